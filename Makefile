@@ -3,22 +3,26 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
+TIMM ?= timm==1.0.31
 SHELL := /bin/bash
 
-.PHONY: help setup slurm browser demo test soak check bench gpu clean
+.PHONY: help setup slurm browser demo test soak check docs bench gpu clean
 
 help:
 	@echo "make setup   virtual environment with the CPU build of torch; leaves $(BIN)/tr11"
 	@echo "make demo    corpus, tokenizer, a 2x2x2-parallel training in three array tasks, resume, kill switch, status"
 	@echo "make test    all tests, on a real Slurm of this machine when it can be installed"
 	@echo "make soak    the tests that take long: a hundred kills in mid-save"
+	@echo "make walk    ten minutes of a random walk through saves, copies, damage and prunes: nothing may be lost"
 	@echo "make check   lint, types, import contract"
+	@echo "make docs    the documentation as a site in site/, with every link checked"
 	@echo "make bench   the measurements of benchmarks/"
 	@echo "make gpu     on the first GPU at hand, 8 minutes: right against the processor, how fast; into benchmarks/RESULTS.md"
 	@echo "make clean   remove the virtual environment and the demo's run directory"
 
 setup: $(VENV)/.installed slurm
 
+# timm without its torchvision: the tests compare LAMB with its optimizer alone.
 # torch first: a plain dependency on it could pull gigabytes of GPU packages where no GPU is.
 $(VENV)/.installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "tr11 needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Name another: make PYTHON=python3.12"; exit 1; }
@@ -27,6 +31,7 @@ $(VENV)/.installed: pyproject.toml
 	@$(BIN)/pip install --quiet --disable-pip-version-check setuptools wheel "$(TORCH)"
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation "deepspeed==0.19.8"
 	@$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[test]"
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps "$(TIMM)"
 	@touch $@
 	@echo "ready: $(BIN)/tr11 --help"
 
@@ -45,11 +50,19 @@ test: setup browser
 soak: setup
 	@$(BIN)/python -m pytest tests -m soak -s $(PYTEST_OPTIONS)
 
+walk: setup
+	@$(BIN)/python -m pytest tests/tr11ops/walk -m soak -s $(PYTEST_OPTIONS)
+
 check: $(VENV)/.installed
 	@$(BIN)/ruff check tr11ops trainer tests benchmarks
 	@$(BIN)/ruff format --check tr11ops trainer tests benchmarks
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+
+docs: $(VENV)/.installed
+	@test -x $(BIN)/mkdocs || $(BIN)/pip install --quiet --disable-pip-version-check --editable ".[docs]"
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "ready: site/index.html"
 
 bench: setup
 	@$(BIN)/python benchmarks/run.py
@@ -58,4 +71,4 @@ gpu: setup
 	@$(BIN)/python benchmarks/gpu.py
 
 clean:
-	@rm -rf $(VENV) demo-run
+	@rm -rf $(VENV) demo-run site

@@ -25,10 +25,13 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from tr11ops.backup.copying import copy_checkpoint
+from tr11ops.backup.base import Archive
+from tr11ops.backup.copying import Format, copy_source
 from tr11ops.backup.folder import FolderArchive
+from tr11ops.backup.source import read_source
 from tr11ops.backup.transfer import Transfer
-from trainer.contract import FileEntry, Manifest, file_digest
+from tr11ops.rundir.copies import location_of
+from trainer.contract.manifest import FileEntry, Manifest, file_digest
 
 BUDGET = 0.9  # of rclone's speed
 STEP = 1000
@@ -112,13 +115,11 @@ def run(command: list[str]) -> str:
     return done.stdout
 
 
-def copy_once(format: str, source: Path, target: Path) -> None:
+def copy_once(archive: Archive, source: Path, format: Format = "files") -> None:
     """What the child process does: one copy, as `tr11 backup run` makes it."""
-    archive = FolderArchive(target, "store", "benchmark")
-    transfer = Transfer(parallel=PARALLEL)
-    copy_checkpoint(
-        archive, source, STEP, "full", run="benchmark", variant="main", transfer=transfer,
-        format="tar" if format == "tar" else "files",
+    copy_source(
+        archive, read_source(source, STEP, "full"), "full", location_of("full", "main", STEP), run="benchmark",
+        variant="main", transfer=Transfer(parallel=PARALLEL), format=format,
     )  # fmt: skip
 
 
@@ -187,7 +188,9 @@ def main() -> None:
     parser.add_argument("--one", nargs=3, metavar=("FORMAT", "SOURCE", "TARGET"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
-        copy_once(arguments.one[0], Path(arguments.one[1]), Path(arguments.one[2]))
+        format, source, target = arguments.one
+        archive = FolderArchive(Path(target), "store", "benchmark")
+        copy_once(archive, Path(source), "tar" if format == "tar" else "files")
         return
     tools: dict[str, Tool] = {"tr11": tr11, "tr11, one tar": tr11_tar}
     if shutil.which("rclone"):

@@ -24,11 +24,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from backup import PARALLEL, STEP, make_source, measure, options, run, tell
+from backup import PARALLEL, STEP, copy_once, make_source, measure, options, run, tell
 
-from tr11ops.backup.copying import copy_checkpoint
 from tr11ops.backup.remote import open_remote
-from tr11ops.backup.transfer import Transfer
 
 BUCKET = "benchmark"
 Tool = Callable[[str, Path], None]
@@ -74,19 +72,14 @@ def rclone(url: str, source: Path) -> None:
     run(["rclone", "check", "--download", *speed, str(source), target])
 
 
-def copy_once(url: str, source: Path) -> None:
-    """What the child process does: one copy, as `tr11 backup run` makes it."""
-    archive = open_remote(f"gs://{BUCKET}/run", {"endpoint_url": url, "token": "anon"}, run="benchmark")
-    transfer = Transfer(parallel=PARALLEL)
-    copy_checkpoint(archive, source, STEP, "full", run="benchmark", variant="main", transfer=transfer)
-
-
 def main() -> None:
     parser = options(__doc__, gigabytes=1.0, files=16, small=200)
     parser.add_argument("--one", nargs=2, metavar=("URL", "SOURCE"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
-        copy_once(arguments.one[0], Path(arguments.one[1]))
+        url, source = arguments.one
+        archive = open_remote(f"gs://{BUCKET}/run", {"endpoint_url": url, "token": "anon"}, run="benchmark")
+        copy_once(archive, Path(source))
         return
     tools: dict[str, Tool] = {"tr11": tr11} | ({"rclone": rclone} if shutil.which("rclone") else {})
     with tempfile.TemporaryDirectory(prefix="tr11-backup-", dir=arguments.folder) as name:

@@ -21,15 +21,16 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from tr11ops.backup.records import CopyRecord, identity_of, write_copy
-from tr11ops.backup.schedule import CopyPolicy
 from tr11ops.checkpoints.catalogue import read_catalogue
-from tr11ops.checkpoints.digests import DigestRecord, write_digest
 from tr11ops.checkpoints.retention import RetentionPolicy, decide
-from tr11ops.checkpoints.scan import list_rows
 from tr11ops.checkpoints.use import Clocks
-from tr11ops.rundir import RunDirectory
-from trainer.contract import FileEntry, Manifest, RunPaths, checkpoint_name
+from tr11ops.rundir.checkpoint_digests import DigestRecord, write_digest
+from tr11ops.rundir.checkpoint_scan import list_rows
+from tr11ops.rundir.copies import CopyRecord, identity_of, write_copy
+from tr11ops.rundir.copy_policy import CopyPolicy
+from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.manifest import FileEntry, Manifest
+from trainer.contract.paths import RunPaths, checkpoint_name
 
 FOLDERS = ("weights", "optimizer", "rng")
 TOPOLOGY = {"tensor": 4, "pipeline": 12, "data": 8}

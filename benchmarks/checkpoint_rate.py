@@ -27,9 +27,9 @@ import torch
 import torch.distributed as dist
 
 from trainer.checkpoint import store
-from trainer.checkpoint.state import FRAGMENT_KINDS, Fragment, LocalTensor, ShardedState
 from trainer.checkpoint.store import CheckpointInfo, Extras
 from trainer.checkpoint.writer import AsyncSaver, Finished
+from trainer.parallel.state import FRAGMENT_KINDS, Fragment, LocalTensor, ShardedState
 
 PIECE = 8 << 20
 COLUMNS = 1024

@@ -38,8 +38,8 @@ from trainer.data.corpus import build_corpus
 from trainer.data.dataset import SampleSource, read_rows
 from trainer.data.index import build_index_maps, build_sample_index
 from trainer.data.indexed_write import IndexedWriter
-from trainer.data.sources import Reading, plan_splits
-from trainer.data.stream import Reader, SampleStream
+from trainer.data.sources import ReadOptions, plan_splits
+from trainer.data.stream import SampleReader, SampleStream
 from trainer.data.tokenize import PreprocessRequest, preprocess
 from trainer.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from trainer.data.workers import WorkerPool
@@ -317,7 +317,7 @@ def measure_stream(prefix: Path, folder: Path) -> None:
     import torch
 
     samples = 8000
-    plan = plan_splits([(1.0, prefix)], "1", {"train": samples}, Reading(2048, 1, cache_folder=folder / "maps"))[
+    plan = plan_splits([(1.0, prefix)], "1", {"train": samples}, ReadOptions(2048, 1, cache_folder=folder / "maps"))[
         "train"
     ]
     source = plan.open()
@@ -331,7 +331,7 @@ def measure_stream(prefix: Path, folder: Path) -> None:
     reference = [tokens.clone() for tokens, _ in SampleStream(source, 2)]
     for name, workers in (("in the training's process", 0), ("1 thread", -1), ("1 worker", 1), ("2 workers", 2)):
         with contextlib.ExitStack() as stack:
-            reader: Reader | SampleSource = source
+            reader: SampleReader | SampleSource = source
             if workers < 0:
                 reader = ThreadReader(source)
                 stack.callback(reader._pool.shutdown)

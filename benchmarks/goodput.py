@@ -13,12 +13,15 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from tr11ops.agent.records import AttemptVerdict, LaunchRecord
-from tr11ops.report.goodput import account
-from tr11ops.report.history import read_history
-from tr11ops.rundir import RunDirectory, Submission
-from trainer.contract import EndMarker, RunPaths, StepRecord, write_json
-from trainer.phases import PhaseRecord
+from tr11ops.goodput.account import account
+from tr11ops.goodput.history import read_history
+from tr11ops.rundir.attempts import AttemptVerdict, LaunchRecord
+from tr11ops.rundir.paths import RunDirectory, Submission
+from trainer.contract.end_marker import EndMarker
+from trainer.contract.files import write_json
+from trainer.contract.logline import StepRecord
+from trainer.contract.paths import RunPaths
+from trainer.contract.phases import PhaseRecord
 
 BEGIN = 1_646_900_000.0
 STEP_SECONDS, SAVE_SECONDS, SAVE_EVERY, EVALUATE_EVERY = 88.0, 40.0, 100, 1000

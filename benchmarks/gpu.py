@@ -33,18 +33,18 @@ from tr11ops.agent.allocation import free_port
 from trainer.checkpoint import store
 from trainer.checkpoint.store import CheckpointInfo, Extras
 from trainer.checkpoint.writer import AsyncSaver, Finished
-from trainer.config import TrainerConfig
-from trainer.contract import RunPaths
+from trainer.config.card import TrainerConfig
+from trainer.config.kernel_choice import choose_kernel
+from trainer.contract.attempt import AttemptIdentity
+from trainer.contract.paths import RunPaths
+from trainer.contract.requests import ProfileAsk, RequestAnswer
+from trainer.debug.profile import StepProfiler
 from trainer.engine import Engine, init_distributed
-from trainer.lifecycle import Attempt
-from trainer.mesh import Mesh, worker_device
-from trainer.model.devices import peak_tflops
-from trainer.model.flops import utilization
-from trainer.model.kernel_choice import choose_kernel
 from trainer.model.kernels import BACKENDS, CausalKernel, DenseKernel, FlexKernel, Kernel, device_facts
 from trainer.model.positions import alibi_slopes
-from trainer.profile import StepProfiler
-from trainer.requests import Answer, ProfileAsk
+from trainer.parallel.mesh import Mesh, worker_device
+from trainer.schedule.devices import peak_tflops
+from trainer.schedule.flops import utilization
 
 BUDGET_SECONDS = 480.0
 RESULTS = Path(__file__).with_name("RESULTS.md")
@@ -207,14 +207,14 @@ def profiled(device: torch.device) -> Iterator[Row]:
     """A trace of two steps, as `tr11 profile` asks for it."""
     with tempfile.TemporaryDirectory() as folder:
         paths = RunPaths(Path(folder), "gpu", "main", "")
-        profiler = StepProfiler(paths, Attempt("1", 1, paths.stop_request("1")), (0, 1), device)
+        profiler = StepProfiler(paths, AttemptIdentity("1", 1, paths.stop_request("1")), (0, 1), device)
         engine, _ = trained(card(small()), device, 1)
         profiler.start(ProfileAsk(1, 2, 0), 1)
         for number in (2, 3):
             step(engine, number)
             profiler.after_step(number)
         engine.close()
-        answer = Answer.read(paths.answer(1))
+        answer = RequestAnswer.read(paths.answer(1))
         files = sorted(paths.profiles("1").iterdir()) if answer is not None and answer.step is not None else []
         text = ", ".join(f"{file.suffixes[-2]}{file.suffixes[-1]} {file.stat().st_size / 1e6:.2f} MB" for file in files)
         yield Row("profile of two steps", text or (answer.message if answer else "no answer"), bool(files))

@@ -23,9 +23,9 @@ from models import Shape, card, engine_step, plain_loop, transformers_bloom
 
 from tr11ops.agent.allocation import free_port
 from trainer.engine import init_distributed
-from trainer.mesh import worker_device
-from trainer.model.devices import peak_tflops
-from trainer.model.flops import count_parameters, utilization
+from trainer.parallel.mesh import worker_device
+from trainer.schedule.devices import peak_tflops
+from trainer.schedule.flops import count_parameters, utilization
 
 SYSTEMS = ("tr11", "transformers", "torch.compile")
 WARM_UP = 3

@@ -16,10 +16,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from trainer.contract import RunPaths
-from trainer.lease import Lease
-from trainer.lifecycle import Attempt, HeartbeatWriter, Limits, SignalFlag
-from trainer.switches import Switches
+from trainer.contract.attempt import AttemptIdentity
+from trainer.contract.lease import Lease
+from trainer.contract.paths import RunPaths
+from trainer.control.lifecycle import HeartbeatWriter, SignalFlag, StopConditions
+from trainer.control.switches import Switches
 
 
 def checks_microseconds(iterations: int) -> float:
@@ -27,9 +28,9 @@ def checks_microseconds(iterations: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         paths = RunPaths(root, "run", "main")
-        limits = Limits(root / "kill-switch", 5990.0, 10**9, time.time())
+        limits = StopConditions(root / "kill-switch", 5990.0, 10**9, time.time())
         heartbeat = HeartbeatWriter(paths, 0, "1")
-        attempt = Attempt("1", 1, root / "stop-request.json")
+        attempt = AttemptIdentity("1", 1, root / "stop-request.json")
         lease = Lease.begin(paths, "1", 1)
         assert lease.take() is None
         switches = Switches(paths, limits, attempt, SignalFlag(), heartbeat, lease, lambda own: own, True)

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import BloomConfig, BloomForCausalLM
 
-from trainer.config import TrainerConfig, validate
+from trainer.config.card import TrainerConfig, validate
 from trainer.engine import Engine
-from trainer.mesh import Mesh
 from trainer.model.positions import alibi_slopes
+from trainer.parallel.mesh import Mesh
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 Step = Callable[[list[Tensor]], float]

@@ -26,11 +26,12 @@ from pathlib import Path
 
 from tr11ops.cluster.base import BatchRequest, JobState
 from tr11ops.cluster.slurm import SlurmScheduler
-from tr11ops.runcard import RunCard, load_card, shipped_folder
-from tr11ops.rundir import RunDirectory, Submission, new_tag
+from tr11ops.runcard.card import RunCard, load_card, shipped_folder
+from tr11ops.rundir.paths import RunDirectory, Submission, new_tag
 from tr11ops.twin.plan import TwinPlan
 from tr11ops.twin.twin import Twin
-from trainer.contract import Heartbeat, StepRecord, format_step, write_heartbeat
+from trainer.contract.heartbeat import Heartbeat, write_heartbeat
+from trainer.contract.logline import StepRecord, format_step
 
 BUDGET_SECONDS = 0.5
 BUDGET_CALLS = 2

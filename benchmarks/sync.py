@@ -62,18 +62,18 @@ class Figure:
 def work(tool: str, root: Path, url: str, repository: str) -> None:
     """Do a round for each line on stdin, and print what it took."""
     sys.path.insert(0, str(ROOT))
-    from tr11ops.hub.base import Patience, Repository
+    from tr11ops.hub.base import Repository, hub_retries
     from tr11ops.hub.client import Hub
     from tr11ops.hub.credentials import find_credentials
     from tr11ops.hub.sync import sync_once
     from tr11ops.hub.sync_files import RunningDigests
-    from tr11ops.hub.sync_round import Setting
-    from tr11ops.rundir import RunDirectory
-    from trainer.contract import RunPaths
+    from tr11ops.hub.sync_round import SyncSettings
+    from tr11ops.rundir.paths import RunDirectory
+    from trainer.contract.paths import RunPaths
 
     directory, running = RunDirectory(RunPaths(root, "run", "main"), root / "kill-switch"), RunningDigests()
-    setting = Setting(
-        hub=Hub(url, find_credentials(None, os.environ), Patience(60.0)), repository=Repository(repository),
+    setting = SyncSettings(
+        hub=Hub(url, find_credentials(None, os.environ), hub_retries(60.0)), repository=Repository(repository),
         directory=directory, patterns=("logs/*/*.txt",), private=True, status=lambda: None, clock=time.time,
         say=lambda text: print(text, file=sys.stderr),
     )  # fmt: skip
@@ -113,7 +113,7 @@ def stored(folder: Path) -> int:
 
 def measure(way: Way, megabytes: int, more: int, folder: Path) -> list[Figure]:
     sys.path.insert(0, str(ROOT))
-    from tests.hub_server.server import HubServer
+    from tr11ops.twin.hub.server import HubServer
 
     chance, figures = random.Random(1), []
     root, chunks = folder / "run", folder / "chunks"

@@ -8,7 +8,7 @@ from collections.abc import Generator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tr11ops import fallback
+from tr11ops.rundir import fallback
 
 # The first example imports what the others find loaded, and three parts of the tests run at a time.
 settings.register_profile("tr11", deadline=None, suppress_health_check=[HealthCheck.too_slow])

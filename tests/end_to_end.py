@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.contract import EndMarker, Manifest, RunPaths
+from trainer.contract.end_marker import EndMarker
+from trainer.contract.manifest import Manifest
+from trainer.contract.paths import RunPaths
 
 TR11 = Path(sys.executable).parent / "tr11"
 
@@ -30,7 +32,7 @@ signal_seconds_before_limit = 45
 output = "%x-%A_%a.out"
 
 [parallel]
-tensor = 2
+tensor = {tensor}
 pipeline = 2
 
 [model]
@@ -80,8 +82,8 @@ class Playground:
     folder: Path
     environment: Mapping[str, str]
 
-    def card(self, name: str, nodes: int, workers: int, dtype: str = "fp32") -> str:
-        (self.folder / name).write_text(CARD.format(nodes=nodes, workers=workers, dtype=dtype))
+    def card(self, name: str, nodes: int, workers: int, dtype: str = "fp32", tensor: int = 2) -> str:
+        (self.folder / name).write_text(CARD.format(nodes=nodes, workers=workers, dtype=dtype, tensor=tensor))
         return name
 
     def tr11(self, *arguments: str, expect: int | None = 0, timeout: float = 600) -> subprocess.CompletedProcess[str]:
@@ -127,7 +129,7 @@ class Playground:
     def manifest(self, step: int, directory: str = "run") -> Manifest | None:
         return Manifest.read(self.paths(directory).checkpoint(step))
 
-    def wait(self, condition: Callable[[], bool], what: str, seconds: float = 400) -> None:
+    def wait(self, condition: Callable[[], bool], what: str, seconds: float = 600.0) -> None:
         """Wait for a condition; fails with the end of the log, so that a failure can be understood from the report."""
         until = time.monotonic() + seconds
         while not condition():

@@ -18,7 +18,7 @@ def script(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=500, check=False)
 
 
-def test_without_a_gpu_it_says_so_in_one_line_and_writes_nothing() -> None:
+def test_without_a_gpu_it_says_so_and_writes_nothing() -> None:
     before = (ROOT / "benchmarks" / "RESULTS.md").read_bytes()
     done = script()
     assert done.returncode == 2 and done.stdout.count("\n") == 1 and done.stdout.startswith("no GPU here: ")

@@ -1,5 +1,5 @@
 """The 3D-parallel trainer: tensor x pipeline x data parallel training of language models.
 
 Importing this package imports nothing else: `trainer.contract`, `trainer.config`, `trainer.schedule`,
-`trainer.lifecycle` and `trainer.model.flops` stay free of torch, so the operations side may read them.
+`trainer.control.lifecycle` and `trainer.schedule.flops` stay free of torch, so the operations side may read them.
 """

@@ -12,11 +12,12 @@ import sys
 import time
 from pathlib import Path
 
-from trainer.flight_recorder import OperationsOnRequest
-from trainer.lease import Lease
-from trainer.leaving import end_now
-from trainer.lifecycle import Attempt, HeartbeatWriter, SignalFlag
-from trainer.requests import watch_for_kill_now
+from trainer.contract.attempt import AttemptIdentity
+from trainer.contract.lease import Lease
+from trainer.contract.requests import watch_for_kill_now
+from trainer.control.leaving import end_now
+from trainer.control.lifecycle import HeartbeatWriter, SignalFlag
+from trainer.debug.flight_recorder import OperationsOnRequest
 
 
 def main(arguments: list[str]) -> None:
@@ -28,7 +29,7 @@ def main(arguments: list[str]) -> None:
         print(__doc__, file=sys.stderr)
         sys.exit(0 if arguments[:1] in (["-h"], ["--help"]) else 2)
 
-    from trainer.config import CardError, load_trainer_config
+    from trainer.config.card import CardError, load_trainer_config
 
     card = Path(arguments[0])
     try:
@@ -40,16 +41,16 @@ def main(arguments: list[str]) -> None:
     if "RANK" not in os.environ:
         os.environ.update(_alone())
     rank, paths = int(os.environ["RANK"]), config.paths
-    attempt = Attempt.from_environment(os.environ, paths)
+    attempt = AttemptIdentity.from_environment(os.environ, paths)
     heartbeat = HeartbeatWriter(paths, rank, attempt.job_id, launch=attempt.launch)
     watch_for_kill_now(
         config.kill_switch,
         lambda request: end_now(paths, attempt, heartbeat, rank, request),
         OperationsOnRequest(paths, attempt.job_id, attempt.launch, rank),
     )
-    # A newcomer watches whoever holds the lease for some seconds: these.
+    # A newcomer watches the one who holds the lease for some seconds: these.
     lease = Lease.begin(paths, attempt.job_id, attempt.launch) if rank == 0 else None
-    from trainer.start import run
+    from trainer.loop import run
 
     run(config, card, attempt, heartbeat, flag, start_time, lease)
 

@@ -1,95 +1,51 @@
-"""The training engine: the one file that imports DeepSpeed.
+"""The training engine: a stage of the model, its optimizer and DeepSpeed's pipeline behind one interface.
 
-It turns the model's layers into a pipeline, trains with ZeRO-1, fp32 gradient accumulation and clipping, and shows
-the sharded state to the checkpoint. Each setting that matters says why beside it.
+It trains with ZeRO-1, fp32 gradient accumulation and clipping, and shows the sharded state to the checkpoint. What is
+DeepSpeed's, and what of it is changed, is in `pipeline/`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
 import logging
 import math
-import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import wraps
 from itertools import chain
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed import ProcessGroup
+from torch import nn
 
-if not torch.cuda.is_available():
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")
-
-with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    import deepspeed
-    import deepspeed.ops
-    from deepspeed.accelerator import get_accelerator
-    from deepspeed.comm.torch import TorchBackend
-    from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
-    from deepspeed.runtime import bf16_optimizer
-    from deepspeed.runtime.pipe.schedule import BackwardPass, ForwardPass, ReduceGrads, ReduceTiedGrads
-    from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
-    from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
-
-from trainer.checkpoint.state import Fragment, LocalTensor, ShardedState
-from trainer.config import CardError, Problem, TrainerConfig
-from trainer.corruption_check import Stage
-from trainer.groups import START_TIMEOUT
-from trainer.guard import disagreements, not_finite, square_sum
-from trainer.mesh import Mesh
-from trainer.model.block import TransformerBlock
+from trainer.config.card import CardError, Problem, TrainerConfig
+from trainer.config.deepspeed_settings import deepspeed_settings
+from trainer.config.float8_choice import OTHER_GPUS, float8_obstacle
+from trainer.data.prefetch import Batch, BatchesAhead
+from trainer.metrics.compute_clock import ComputeClock
+from trainer.model.between_stages import MessageShape
+from trainer.model.compiled import Compiler, compiler_for
 from trainer.model.documents import DocumentRules, labels_without_ends
-from trainer.model.gpt import (
-    TIED_KEY,
-    TIED_NAME,
-    Layer,
-    gpt_layers,
-    initialise_stage,
-    logical_parameters,
-    replicated_parameters,
-)
+from trainer.model.gpt import TIED_NAME, gpt_layers, initialise_stage, logical_parameters
+from trainer.model.kernels import device_facts
 from trainer.model.loss import LanguageModelHead
 from trainer.model.random import seed_step
-from trainer.model.recompute import recompute_function
-from trainer.model.recompute_choice import recomputed_part
+from trainer.model.stage import Stage
 from trainer.optim.build import build_optimizer
 from trainer.optim.groups import parameter_groups
-from trainer.optim.interface import MOMENTS, TrainingOptimizer, shares_of
+from trainer.optim.interface import TrainingOptimizer, shares_of
 from trainer.optim.watch import UpdateWatch
-from trainer.profile import ComputeClock
-from trainer.shard import sharding_of
+from trainer.parallel.groups import START_TIMEOUT
+from trainer.parallel.guard import disagreements, not_finite, square_sum
+from trainer.parallel.mesh import Mesh
+from trainer.parallel.shard import sharding_of
+from trainer.parallel.state import FRAGMENT_KINDS, MASTERS, Fragment, LocalTensor, ShardedState
+from trainer.pipeline.interleaved import InterleavedEngine, Links
+from trainer.pipeline.library import PipelineEngine, TorchBackend, deepspeed, get_accelerator, instructions, quiet
+from trainer.pipeline.stages import stage_module, sum_copied_gradients, sum_over_replicas
 
-
-def _of_rank_0(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A computation of the clip norm, whose result on rank 0 counts everywhere. Collective.
-
-    Each replica adds the squares over a group of its own, and NCCL may add in another order for each group. Gradients
-    that were clipped by norms one unit in the last place apart would pull the copies of a weight apart.
-    """
-
-    @wraps(norm)
-    def agreed(*arguments: Any, **options: Any) -> Tensor:
-        found = norm(*arguments, **options)
-        dist.broadcast(found, 0)
-        return found
-
-    return agreed
-
-
-# The two places where the library takes the norm that it clips with: for bf16, and for fp16 and fp32.
-bf16_optimizer.get_global_norm_of_tensors = _of_rank_0(bf16_optimizer.get_global_norm_of_tensors)
-DeepSpeedZeroOptimizer.scaled_global_norm = _of_rank_0(DeepSpeedZeroOptimizer.scaled_global_norm)
-
-Batch = tuple[Tensor, Tensor]
-BUCKET_ELEMENTS = 1 << 26
 SCALER_FIELDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 
@@ -140,6 +96,8 @@ class Engine:
         optimizer: TrainingOptimizer | None,
         watch: UpdateWatch | None,
         compute: ComputeClock,
+        ahead: BatchesAhead,
+        compiler: Compiler | None = None,
     ):
         self.config = config
         self.mesh = mesh
@@ -150,6 +108,8 @@ class Engine:
         self._shares = {share.name: share for share in shares_of(self._parameters)}
         self._watch = watch
         self.compute = compute
+        self._ahead = ahead
+        self.compiler = compiler
         self._shape: tuple[int, int] | None = None  # of one micro batch: samples, tokens
         self._modules = [module for _, module in stage]
         self._last_batch: Batch | None = None
@@ -168,45 +128,55 @@ class Engine:
         if config.precision.dtype == "fp16" and not get_accelerator().is_fp16_supported():
             rule = f"this device ({mesh.device.type}) does not compute in fp16"
             raise CardError("run card", [Problem("precision.dtype", "fp16", rule, "use bf16 or fp32, or a GPU")])
+        obstacle = float8_obstacle(device_facts(mesh.device)) if config.precision.float8 else None
+        if obstacle is not None:
+            raise CardError("run card", [Problem("precision.float8", True, obstacle, OTHER_GPUS)])
         head = LanguageModelHead(mesh)
         vocabulary, documents = config.tokenizer.padded_vocabulary_size, DocumentRules.of(config.data)
-        layers = gpt_layers(config.model, vocabulary, mesh, head, documents, config.precision.dtype)
+        compiler = compiler_for(config, mesh.device)
+        in_float8 = config.precision.float8
+        layers = gpt_layers(
+            config.model, vocabulary, mesh, head, documents, config.precision.dtype, compiler, in_float8
+        )
         optimizer, watch = None, None
-        with _quiet(), mesh.groups.shared_with(TorchBackend):
-            module = _pipeline_module(config, mesh, layers)
-            owned = layers[module._local_start : module._local_stop]
-            stage = [
-                (layer.prefix, _module_of(module, function))
-                for layer, function in zip(owned, module.forward_funcs, strict=True)
-            ]
+        with quiet(), mesh.groups.shared_with(TorchBackend):
+            module = stage_module(config, mesh, layers)
+            stage = module.owned(layers)
             initialise_stage(stage, config.run.seed, mesh)
             if mesh.is_last_stage:
                 module.loss_fn = head.loss
             if for_training:
                 groups = parameter_groups(logical_parameters(stage), config.optimizer.weight_decay)
-                optimizer = build_optimizer(groups, config.optimizer, config.schedule.learning_rate, {TIED_NAME})
+                optimizer = build_optimizer(groups, config.optimizer, config.schedule.learning_rate, {TIED_NAME}, mesh)
                 watch = UpdateWatch(optimizer, mesh, config.logging.zeros_in_gradient)
             local_elements = sum(parameter.numel() for parameter in module.parameters())
-            pipeline, *_ = deepspeed.initialize(
-                model=module,
-                optimizer=optimizer,
-                config=_deepspeed_config(config, mesh, local_elements, for_training),
-                dist_init_required=False,
-            )
+            interleaves = config.parallel.virtual_stages > 1
+            with mock.patch.object(deepspeed, "PipelineEngine", InterleavedEngine if interleaves else PipelineEngine):
+                pipeline, *_ = deepspeed.initialize(
+                    model=module,
+                    optimizer=optimizer,
+                    config=deepspeed_settings(config, local_elements, for_training),
+                    dist_init_required=False,
+                )
+            if interleaves:
+                pipeline.links = Links.of(mesh)
             compute = ComputeClock(mesh.device)
+            ahead = BatchesAhead(mesh.device, mesh.is_first_stage, mesh.is_last_stage)
             own = pipeline._INSTRUCTION_MAP
             pipeline._INSTRUCTION_MAP = own | {
-                ReduceTiedGrads: _sum_copies,
-                ReduceGrads: _sum_replicas if pipeline.using_bf16_optimizer else own[ReduceGrads],
+                instructions.ReduceTiedGrads: sum_copied_gradients,
+                instructions.ReduceGrads: (
+                    sum_over_replicas if pipeline.using_bf16_optimizer else own[instructions.ReduceGrads]
+                ),
             }
             if optimizer is not None:  # nothing takes the times of an engine that only evaluates
                 pipeline._INSTRUCTION_MAP |= {
-                    ForwardPass: compute.timed("forward", own[ForwardPass]),
-                    BackwardPass: compute.timed("backward", own[BackwardPass]),
+                    instructions.ForwardPass: ahead.following(compute.timed("forward", own[instructions.ForwardPass])),
+                    instructions.BackwardPass: compute.timed("backward", own[instructions.BackwardPass]),
                 }
                 optimizer.register_step_pre_hook(lambda *_: compute.begin("optimizer"))
                 optimizer.register_step_post_hook(lambda *_: compute.end("optimizer"))
-        return cls(config, mesh, pipeline, stage, optimizer, watch, compute)
+        return cls(config, mesh, pipeline, stage, optimizer, watch, compute, ahead, compiler)
 
     @property
     def needs_data(self) -> bool:
@@ -243,8 +213,9 @@ class Engine:
         skipped_before, scale = engine.skipped_steps, self.loss_scale
         watch = self._trained[1]
         watch.begin()
-        self.compute.take()  # an evaluation's is not of this step
-        loss = engine.train_batch(data_iter=batches)
+        self.compute.begin_step()
+        loss = engine.train_batch(data_iter=self._ahead.of(batches, engine.micro_batches))
+        self.compute.end_step()
         self.steps += 1
         norm = engine.get_global_grad_norm()
         loss, norm, skipped = self._of_first_rank(float(loss), norm, engine.skipped_steps > skipped_before)
@@ -253,7 +224,7 @@ class Engine:
     def _of_first_rank(self, loss: float, norm: float | None, skipped: bool) -> tuple[float, float | None, bool]:
         """Rank 0's numbers of a step, on every rank. Collective.
 
-        Each group of ranks may add the same terms in another order, and whoever decides by a number of its own could
+        Each group of ranks may add the same terms in another order, and anyone who decides by a number of its own could
         wait in a collective that the others never enter.
         """
         told = torch.tensor(
@@ -269,14 +240,14 @@ class Engine:
         Always at the full sequence length, and in micro batches of the full batch's size.
         """
         self._expect_evaluation()
-        return float(self._pipeline.eval_batch(self._counted(batches), num_micro_batches=micro_batches))
+        ahead = self._ahead.of(self._counted(batches), micro_batches)
+        return float(self._pipeline.eval_batch(ahead, num_micro_batches=micro_batches))
 
     def evaluate_each(self, batches: Iterator[Batch], micro_batches: int) -> list[float]:
         """The loss of each of this replica's `micro_batches` micro batches, without training; on every rank of it."""
         self._expect_evaluation()
-        found = self._pipeline.eval_batch(
-            self._counted(batches), num_micro_batches=micro_batches, reduce_output=None, bcast_loss=False
-        )
+        ahead = self._ahead.of(self._counted(batches), micro_batches)
+        found = self._pipeline.eval_batch(ahead, num_micro_batches=micro_batches, reduce_output=None, bcast_loss=False)
         losses = torch.zeros(micro_batches, dtype=torch.float64, device=self.mesh.device)
         if self.mesh.is_last_stage:
             losses += torch.stack([loss.detach().double().reshape(()) for loss in found])
@@ -311,7 +282,7 @@ class Engine:
         pipeline, rules = self._pipeline.module, DocumentRules.of(self.config.data)
         return Stage(
             pipeline,
-            pipeline.forward_funcs,
+            pipeline.functions,
             [list(module.parameters()) for module in self._modules],
             pipeline.loss_fn if self.mesh.is_last_stage else None,
             self._last_batch,
@@ -325,6 +296,8 @@ class Engine:
         if (micro_batch, length) != self._shape:
             self._pipeline.reset_activation_shape()
             self._shape = (micro_batch, length)
+            if isinstance(self._pipeline, InterleavedEngine):
+                self._pipeline.message = MessageShape.of(self._pipeline.module.borders, self._shape, self.config)
 
     def _expect_evaluation(self) -> None:
         batch = self.config.batch
@@ -384,9 +357,10 @@ class Engine:
             if share is None or self._optimizer is None:  # no element of it lies in this rank's partition
                 continue
             masters = self._optimizer.partition(share.group).data.narrow(0, share.start, share.numel)
-            held = {"fp32": masters, **self._optimizer.moments(share)}
+            held = {MASTERS: masters, **self._optimizer.moments(share)}
             fragments.append(Fragment(name, whole, local, offsets, share.first, share.numel, held, is_owner))
-        return ShardedState(weights, fragments, self.optimizer_step())
+        kinds = FRAGMENT_KINDS if self._optimizer is None else (MASTERS, *self._optimizer.state_names)
+        return ShardedState(weights, fragments, self.optimizer_step(), kinds)
 
     def finish_load(self, state: ShardedState) -> None:
         """Make a state that was filled current: moments, counters, then model weights from the fp32 masters."""
@@ -412,9 +386,10 @@ class Engine:
         with torch.no_grad():
             for fragment in state.fragments:
                 run = local[fragment.name].flatten().narrow(0, fragment.start, fragment.numel)
-                fragment.tensors["fp32"].copy_(run)
-                for moment in MOMENTS:
-                    fragment.tensors[moment].zero_()
+                fragment.tensors[MASTERS].copy_(run)
+                for kind, tensor in fragment.tensors.items():
+                    if kind != MASTERS:
+                        tensor.zero_()
 
     def disagreeing_parameters(self) -> list[str]:
         """Names of parameters whose copies differ: over data ranks, over tensor ranks where replicated, or tied."""
@@ -439,128 +414,7 @@ class Engine:
         return name == TIED_NAME and not self.mesh.is_first_stage
 
 
-class _Pipeline(PipelineModule):
-    """A pipeline that also sums, once per step, the tensor ranks' shares of replicated parameters' gradients."""
-
-    def __init__(self, mesh: Mesh, **settings: Any):
-        super().__init__(**settings)
-        self._mesh = mesh
-
-    def _is_checkpointable(self, funcs: list[Any]) -> bool:
-        """Whether the library, which asks layer by layer, recomputes these."""
-        return all(isinstance(item, TransformerBlock) and item.recomputed == "block" for item in funcs)
-
-    def get_tied_weights_and_groups(self) -> list[tuple[nn.Parameter, ProcessGroup]]:
-        """Whose gradients are summed over whom: tied weights over stages, replicated ones over tensor ranks."""
-        tied: list[tuple[nn.Parameter, ProcessGroup]] = super().get_tied_weights_and_groups()
-        group = self._mesh.tensor_group
-        return tied if group is None else tied + [(item, group) for item in replicated_parameters([self])]
-
-    def sum_copies(self, accumulated: bool) -> None:
-        """Sum the gradients of copies, so that no bit of them differs. `accumulated`: they are in fp32 of their own.
-
-        Replicas first, into the first of them; then the copies; the other replicas hold zeros, so that DeepSpeed's
-        reduction over replicas changes nothing. In its own order, copies first, the terms of an element are added in
-        an order that hangs on its place in a buffer: with three replicas or more the copies drift apart.
-        """
-        mesh = self._mesh
-        first = mesh.rank_at(mesh.pipeline_rank, 0, mesh.tensor_rank)
-        for weight, group in self.get_tied_weights_and_groups():
-            gradient = weight._hp_grad if accumulated else weight.grad  # type: ignore[attr-defined]
-            if gradient is None:
-                continue
-            if mesh.data_group is not None:
-                dist.reduce(gradient, first, group=mesh.data_group)
-            if mesh.data_rank == 0:
-                dist.all_reduce(gradient, group=group)
-            else:
-                gradient.zero_()
-
-
-def _sum_copies(engine: Any) -> None:
-    """Takes the place of DeepSpeed's instruction to reduce tied gradients."""
-    engine.module.sum_copies(engine.using_bf16_optimizer)
-
-
-def _sum_replicas(engine: Any) -> None:
-    """Takes the place of DeepSpeed's instruction to reduce gradients, for bf16: each flat buffer is summed in place.
-
-    The library joins buffers of less than 500 million elements first: a copy of all gradients, 4 bytes a parameter.
-    """
-    engine.buffered_allreduce_fallback(grads=None, elements_per_buffer=0)
-
-
-def _pipeline_module(config: TrainerConfig, mesh: Mesh, layers: list[Layer]) -> PipelineModule:
-    """Deal the layers to stages and build this worker's."""
-    model = config.model
-    is_any_recomputed = any(recomputed_part(model, block) == "block" for block in range(model.layers))
-    return _Pipeline(
-        mesh=mesh,
-        layers=[_spec(layer) for layer in layers],
-        topology=PipeModelDataParallelTopology(num_pp=mesh.pipeline, num_mp=mesh.tensor, num_dp=mesh.data),
-        partition_method=config.parallel.partition,
-        activation_checkpoint_interval=int(is_any_recomputed),
-        activation_checkpoint_func=recompute_function(model, mesh),
-    )
-
-
-def _spec(layer: Layer) -> LayerSpec:
-    if layer.tied_key is None:
-        return LayerSpec(layer.kind, *layer.arguments)
-    return TiedLayerSpec(layer.tied_key, layer.kind, *layer.arguments, forward_fn=layer.forward)
-
-
-def _module_of(module: PipelineModule, function: Any) -> nn.Module:
-    """The module behind one of the stage's forward functions (a tied layer's may be a partial application)."""
-    return function if isinstance(function, nn.Module) else module.tied_modules[TIED_KEY]
-
-
-def _deepspeed_config(config: TrainerConfig, mesh: Mesh, local_elements: int, for_training: bool) -> dict[str, Any]:
-    """ZeRO-1 always: without it fp32 pipelines count the tied weight twice when clipping."""
-    batch = config.batch
-    first = batch.ramp.start if batch.ramp else batch.global_batch_size
-    settings: dict[str, Any] = {
-        "train_batch_size": first,
-        "train_micro_batch_size_per_gpu": batch.micro_batch_at(first),
-        "gradient_clipping": config.optimizer.clip_grad,
-        "steps_per_print": 2**31,
-        "zero_allow_untested_optimizer": True,
-        "zero_optimization": {
-            "stage": 1,
-            "reduce_bucket_size": min(local_elements, BUCKET_ELEMENTS),
-            "allgather_bucket_size": BUCKET_ELEMENTS,
-        },
-        "pipeline": {"pipe_partitioned": False, "grad_partitioned": False},
-        "communication_data_type": "fp32",  # by default the sums over replicas are rounded to the weights' dtype
-    }
-    precision = config.precision
-    if precision.dtype == "bf16":
-        settings["bf16"] = {"enabled": True, "immediate_grad_update": True}  # else a second copy in bf16 stays alive
-        settings["data_types"] = {"grad_accum_dtype": "fp32"}
-    if not for_training:
-        settings["zero_optimization"] = {"stage": 0}  # there is nothing to shard
-        settings.pop("data_types", None)
-    if precision.dtype == "fp16":
-        settings["fp16"] = {
-            "enabled": True,
-            "loss_scale": precision.loss_scale or 0,  # 0 is the library's word for dynamic
-            "initial_scale_power": precision.initial_scale_power,
-            "loss_scale_window": precision.loss_scale_window,
-            "hysteresis": precision.hysteresis,
-            "min_loss_scale": precision.min_loss_scale,
-        }
-    return settings
-
-
 def _cut(batches: Iterator[Batch], length: int) -> Iterator[Batch]:
     """The beginnings of all samples: tokens and labels [micro_batch_size, length]."""
     for tokens, labels in batches:
         yield tokens[:, :length].contiguous(), labels[:, :length].contiguous()
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Build without the library's start-up prints, and without autograd: it broadcasts tied weights as it builds."""
-    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
-        yield

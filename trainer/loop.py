@@ -3,54 +3,62 @@
 from __future__ import annotations
 
 import math
+import os
+import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
-from trainer.account import Account
-from trainer.checkpoint.agreement import Crew
-from trainer.checkpoint.catalogue import CheckpointError, fence_off
-from trainer.compute_record import ComputeRecord
-from trainer.config import CardError, TrainerConfig
-from trainer.config_rules import cross_problems
-from trainer.contract import StepRecord
-from trainer.corruption_watch import CorruptionWatch, choose_kernels
-from trainer.curriculum import sequence_length_at
-from trainer.data.stream import EmptyStream, MicroBatchStream
-from trainer.debug.dump import DebugDumps
-from trainer.debug.record import StepFacts
-from trainer.engine import Engine, StepResult, init_distributed
-from trainer.lease import Lease, refusal
-from trainer.leaving import newest_step
-from trainer.lifecycle import (
-    Attempt,
-    Decision,
+from trainer.config.card import CardError, TrainerConfig
+from trainer.contract.attempt import AttemptIdentity, read_card_hash, tell
+from trainer.contract.checkpoints import CheckpointError, take_run
+from trainer.contract.compute_record import ComputeRecord, RankPosition
+from trainer.contract.end_marker import exit_code
+from trainer.contract.lease import Lease
+from trainer.contract.logline import StepRecord
+from trainer.contract.paths import newest_step
+from trainer.contract.recovery import RollBack
+from trainer.control.failure import failure_text, is_refusal
+from trainer.control.leaving import end_if_asked, record_failure
+from trainer.control.lifecycle import (
     HeartbeatWriter,
-    Limits,
     SignalFlag,
+    StopConditions,
+    StopDecision,
+    exit_process,
     steady_clock,
-    tell,
     write_end_marker,
 )
-from trainer.mesh import Mesh, worker_device
-from trainer.metrics import Interval, MetricsWriter
+from trainer.control.resume import ResumePosition, load_newest, load_step
+from trainer.control.saving import Saver
+from trainer.control.switches import Agreed, Switches
+from trainer.data.samples import match_data, missing_test_share, open_samples, record_of
+from trainer.data.stream import EmptyStream, MicroBatchStream
+from trainer.debug.dump import DebugDumps
+from trainer.debug.flight_recorder import record_path, write_record
+from trainer.debug.profile import StepProfiler
+from trainer.debug.record import StepFacts
+from trainer.engine import Engine, StepResult, init_distributed
+from trainer.metrics.account import Account
+from trainer.metrics.writer import Interval, MetricsWriter
 from trainer.model.documents import DocumentRules
 from trainer.model.kernels import kernel_for
-from trainer.profile import StepProfiler
-from trainer.progress import Progress
-from trainer.recovery import SpikeWatch
-from trainer.resume import Resumed, load_newest, load_step, read_card_hash
-from trainer.samples import match_data, missing_test_share, open_samples, record_of
-from trainer.saving import Saver
-from trainer.schedule import batch_size_at, path_of
-from trainer.spikes import DroppedSteps, Flag, RollBack
-from trainer.switches import Agreed, Switches
+from trainer.parallel.agreement import RankGroup, lost_a_rank
+from trainer.parallel.mesh import Mesh, worker_device
+from trainer.schedule.card_rules import cross_problems
+from trainer.schedule.curriculum import sequence_length_at
+from trainer.schedule.path import batch_size_at, path_of
+from trainer.schedule.progress import Progress
+from trainer.spikes.corruption_watch import CorruptionWatch, choose_kernels
+from trainer.spikes.detect import DroppedSteps, Flag
+from trainer.spikes.recovery import SpikeWatch
 
 DATA_LOOK_SECONDS = 1.0  # how long a rank waits for its data before all ranks look for a reason to stop
 
@@ -61,7 +69,7 @@ class Trainer:
 
     config: TrainerConfig
     card: Path
-    attempt: Attempt
+    attempt: AttemptIdentity
     heartbeat: HeartbeatWriter
     flag: SignalFlag
     start_time: float
@@ -93,7 +101,7 @@ class Trainer:
         if problems:
             raise CardError(str(self.card), problems)
         self.mesh = Mesh.create(config.parallel, self.device)
-        self.limits = Limits(
+        self.limits = StopConditions(
             config.kill_switch, config.run.exit_duration_minutes, config.run.exit_interval, self._earliest_start()
         )
         self.total = path_of(config).total_iterations
@@ -102,7 +110,10 @@ class Trainer:
             decision = self._agree().decision or prepare()  # a stop is honoured between any two of them
             if decision is not None:
                 return self._end(decision)
-        return self._end(self._loop())
+        decision = self._loop()
+        self.corruption.give_up()
+        self.profiler.give_up()
+        return self._end(decision)
 
     def _open_switches(self) -> None:
         config, attempt = self.config, self.attempt
@@ -117,21 +128,15 @@ class Trainer:
         )  # fmt: skip
         self.switches.enter("starting", 0)
 
-    def _take_lease(self) -> Decision | None:
+    def _take_lease(self) -> StopDecision | None:
         """Make sure that no other trainer works on this run, and that one that is frozen publishes no more. Collective.
 
         A decision when a living trainer keeps this one out.
         """
-
-        def take() -> str:
-            assert self.lease is not None
-            holder = self.lease.take()
-            if holder is None:
-                fence_off(self.config.paths.checkpoints)
-            return refusal(holder, self.config.paths) if holder is not None else ""
-
-        fault = Crew(self.mesh.cpu_group).on_first("the run's lease", take)
-        return Decision("refused", False, f"tr11: refused: {fault}") if fault else None
+        fault = RankGroup(self.mesh.cpu_group).on_first(
+            "the run's lease", lambda: take_run(self.lease, self.config.paths)
+        )
+        return StopDecision("refused", False, f"tr11: refused: {fault}") if fault else None
 
     def _build(self) -> None:
         config = self.config
@@ -180,7 +185,7 @@ class Trainer:
         self._open_metrics()
         self._say("training ...")
 
-    def _match_data(self, resumed: Resumed) -> dict[str, Any]:
+    def _match_data(self, resumed: ResumePosition) -> dict[str, Any]:
         """Make sure that a resume goes on with the checkpoint's data; returns what the next ones keep. Collective."""
 
         def match() -> tuple[dict[str, Any], list[str]]:
@@ -190,7 +195,7 @@ class Trainer:
                 lines = match_data(self.config, self.samples, resumed.cursor, str(resumed.place), is_own)
             return record_of(self.config, self.samples).document(), lines
 
-        found, lines = Crew(self.mesh.cpu_group).on_first("the data", match)
+        found, lines = RankGroup(self.mesh.cpu_group).on_first("the data", match)
         for line in lines:
             self._say(line)
         return found
@@ -203,7 +208,8 @@ class Trainer:
         )
         self.metrics.open()
         self.profiler = StepProfiler(config.paths, self.attempt, (self.rank, self.world_size), self.device)
-        self.compute = ComputeRecord(config.paths, self.attempt, self.rank)
+        place = RankPosition(self.mesh.pipeline_rank, self.mesh.tensor_rank)
+        self.compute = ComputeRecord(config.paths, self.attempt, self.rank, place)
         self.corruption = CorruptionWatch(config, self.mesh, self.attempt, self._say)
         self._closers.append(self.metrics.close)
         self.metrics.settings(config.model_dump(mode="json"), self.progress.iteration)
@@ -212,7 +218,7 @@ class Trainer:
         """Whether there is test data to evaluate once the training has ended. Collective."""
         if not self.config.tests_at_end:
             return False
-        fault = Crew(self.mesh.cpu_group).on_first("test data", lambda: missing_test_share(self.config))
+        fault = RankGroup(self.mesh.cpu_group).on_first("test data", lambda: missing_test_share(self.config))
         if fault:
             self._say(f"the test share of data.split will not be evaluated: {fault}")
         return not fault
@@ -227,7 +233,7 @@ class Trainer:
         return self.clock() - float(age.item())
 
     # ------------------------------------------------------------------ the loop
-    def _loop(self) -> Decision:
+    def _loop(self) -> StopDecision:
         config = self.config
         self.skips = self.spikes.skips
         self.stream = self._train_stream() if self.progress.iteration < self.total else None
@@ -265,7 +271,7 @@ class Trainer:
             self._await_save()
             self._evaluate(self.samples.valid_groups(), self.samples.valid, "the end of training for val data")
             self._evaluate(self.samples.test_groups(), self.samples.test, "the end of training for test data")
-        return Decision("finished", False, f"after training is done: {self.total} iterations")
+        return StopDecision("finished", False, f"after training is done: {self.total} iterations")
 
     def _step(self, interval: Interval) -> StepResult:
         """One step of the training, and the counters after it."""
@@ -276,18 +282,32 @@ class Trainer:
         length = sequence_length_at(step, config.curriculum, config.model.sequence_length)
         self.engine.set_learning_rate(self._learning_rate())
         self.dumps.before_step(step, self.engine.named_parameters(), self._facts())
-        result = self.engine.train_step(self.dumps.watch(self.stream), global_batch, self.progress.iteration, length)
+        batches, iteration = self.dumps.watch(self.stream), self.progress.iteration
+        with self._first_time("step", config.batch.micro_batch_at(global_batch), length):
+            result = self.engine.train_step(batches, global_batch, iteration, length)
         self.progress = self.progress.after_step(global_batch, length, result.loss, result.skipped)
         self.steps_done += 1
+        is_traced = self.profiler.is_tracing
+        compiled = self.engine.compiler.news() if self.engine.compiler is not None else None
+        if compiled is not None:
+            self._say(compiled)
         self.profiler.after_step(self.progress.iteration)
-        if self.steps_done == 1:  # all is compiled and connected: whoever is late from now on is lost
-            self.mesh.groups.set_timeout(timedelta(minutes=config.parallel.step_timeout_minutes))
         self.dumps.after_step(step, self.engine.named_parameters(), self._facts())
         tokens = global_batch * length
         interval.add(result.loss, time.perf_counter() - began, global_batch, tokens, result.skipped, result.zeros)
         interval.time("optimizer", result.update_seconds)
-        self.compute.add(self.progress.iteration, self.engine.compute.take())
+        clock = self.engine.compute
+        if is_traced:
+            clock.take()
+            clock.take_processor()
+            self.compute.forget()
+        elif self.compute.is_due(self.progress.iteration):  # a GPU is waited for where these are read
+            self.compute.add(self.progress.iteration, *clock.take(), processor=clock.take_processor())
         return result
+
+    def _first_time(self, *what: object) -> AbstractContextManager[None]:
+        """Patience with ranks that compute something for the first time, and so compile; else the step's timeout."""
+        return self.mesh.groups.first_time(timedelta(minutes=self.config.parallel.step_timeout_minutes), *what)
 
     def _largest(self, values: list[int]) -> list[int]:
         """For each place the largest value of all ranks. Collective."""
@@ -312,6 +332,8 @@ class Trainer:
             agreed = self._agree(waits=stream is not None and not stream.wait(count, DATA_LOOK_SECONDS))
             if agreed.profile is not None:
                 self.profiler.start(agreed.profile, self.progress.iteration)
+            if agreed.check:
+                self.corruption.ask(agreed.check)
             if agreed.save and self.steps_done and agreed.decision is None:
                 self._save()
             if agreed.decision is not None or not agreed.waits:
@@ -320,7 +342,8 @@ class Trainer:
             phase = "data-wait"
 
     def _hear_of_saves(self) -> None:
-        """Tell how a save in the background has ended, also to whoever asked for it. Collective while there is one."""
+        """Tell how a save in the background has ended, also to anyone who asked for it. Collective while there is
+        one."""
         self._saver.poll()
         self.switches.settle(self._saver.saved_step, self._saver.in_flight)
 
@@ -380,7 +403,7 @@ class Trainer:
 
     def _evaluate(
         self, groups: Sequence[str], open_stream: Callable[[str], MicroBatchStream], prefix: str = ""
-    ) -> Decision | None:
+    ) -> StopDecision | None:
         """Mean loss of each group over the same samples every time, so that the values can be compared.
 
         Between its batches a stop is honoured: an evaluation of many sets took longer than the margin before the
@@ -396,7 +419,8 @@ class Trainer:
                     decision = self._ready("evaluating", stream, batch.global_batch_size).decision
                     if decision is not None and decision.reason != "exit-interval":
                         return decision
-                    losses.append(self.engine.evaluate(stream, micro_batches))
+                    with self._first_time("evaluation"):
+                        losses.append(self.engine.evaluate(stream, micro_batches))
             finally:
                 stream.close()
             name = f"{prefix} {group}" if prefix and len(groups) > 1 else prefix
@@ -458,7 +482,7 @@ class Trainer:
             self.heartbeat.beat("saving", self.progress.iteration)
         return self._saver.wait()
 
-    def _end(self, decision: Decision) -> str:
+    def _end(self, decision: StopDecision) -> str:
         """Save what is not saved, then leave the end marker: nothing that follows it may matter."""
         if self.saver is not None and self.steps_done and decision.save:
             fault = self._await_save()
@@ -479,13 +503,13 @@ class Trainer:
             self.lease.release()
         return decision.reason
 
-    def _after_failed_save(self, fault: CheckpointError, decision: Decision) -> Decision:
+    def _after_failed_save(self, fault: CheckpointError, decision: StopDecision) -> StopDecision:
         """The end of a training whose last save failed: because another trainer took over, or for any other reason."""
         found = self._agree().decision
         if found is not None and found.reason == "superseded":
             return found
         lost = f"the last save failed, all steps after {self._saver.saved_step or 0} are lost: {fault}"
-        return Decision("error", True, f"{lost} (leaving: {decision.reason})")
+        return StopDecision("error", True, f"{lost} (leaving: {decision.reason})")
 
     def _standing(self) -> tuple[int, int | None]:
         """Iteration and newest saved step; before anything was loaded, as `latest` says."""
@@ -502,3 +526,39 @@ class Trainer:
 def _leave_group() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def run(
+    config: TrainerConfig,
+    card: Path,
+    attempt: AttemptIdentity,
+    heartbeat: HeartbeatWriter,
+    flag: SignalFlag,
+    start_time: float,
+    lease: Lease | None,
+) -> NoReturn:
+    """Train until something says stop, leave an end marker, and end this process with its exit status.
+
+    `start_time`: of the monotonic clock, when this process began. `lease`: of rank 0, where it was begun.
+    """
+    rank = int(os.environ.get("RANK", "0"))
+    trainer = Trainer(config, card, attempt, heartbeat, flag, start_time, lease)
+    try:
+        reason = trainer.train()
+    except Exception as error:  # whatever it is, it is recorded before the process goes
+        end_if_asked(config.kill_switch, config.paths, attempt, heartbeat, rank)
+        reason = "refused" if is_refusal(error, trainer.steps_done) else "error"
+        tell(f"tr11: refused: {error}" if reason == "refused" else failure_text(error), sys.stderr)
+        record_failure(config.paths, attempt, rank, error, reason, trainer.progress.iteration)
+        if isinstance(error, RuntimeError) or lost_a_rank(error):
+            _keep_operations(record_path(config.paths, attempt.job_id, attempt.launch, rank))
+    heartbeat.beat("ended", trainer.progress.iteration)
+    exit_process(exit_code(reason), trainer.close)
+
+
+def _keep_operations(path: Path) -> None:
+    """What this rank waited for, beside its failure: that is in place first."""
+    try:
+        write_record(path)
+    except OSError as problem:
+        tell(f"tr11: the operations between the ranks could not be kept: {problem}", sys.stderr)

@@ -3,7 +3,7 @@
     def test_it(hub_server: HubServer, hub: Hub): ...
 
 Fixtures
-- `hub_server`: a fresh running `tests.hub_server.server.HubServer`. Accounts: `hub_server.token` (bot, writes to bot/...
+- `hub_server`: a fresh running `tr11ops.twin.hub.server.HubServer`. Accounts: `hub_server.token` (bot, writes to bot/...
   and science/...) and `hub_server.read_token` (reads science/...). `hub_server.url` is the endpoint.
 - `hub_waits`: the list of seconds that `hub` slept: nothing really sleeps.
 - `hub`: `tr11ops.hub.client.Hub` for that server with the writing token, a time-out of 5 s, an hour's patience, and a
@@ -11,7 +11,7 @@ Fixtures
 - `make_hub(token=..., **patience)`: the same with other credentials or patience.
 
 The server
-- `create(name, kind="model", private=True)`; `put(name, path, content)`: a commit by somebody else.
+- `create(name, kind="model", private=True)`; `put(name, path, content)`: a commit by someone else.
 - `history(name)`: commits oldest first (`.files` is a snapshot: path -> Blob(oid, size, sha256)), `files(name, revision)`:
   path -> bytes, `repo(name)`.
 - `requests`: list of Seen(kind, method, host, url, authorization, agent, bytes_in, status, range), `count(kind)`, `counts()`,
@@ -27,7 +27,7 @@ The server
 - `hub.chunks = FOLDER`: it has a chunked (Xet) storage in that folder (and believes what is said to be in it); the default is none.
 - `configure(tree_page=, commits_page=, multipart_from=, part_bytes=)`.
 
-By hand: `python -m tests.hub_server --port 8123 --repository bot/logs` prints HF_ENDPOINT and HF_TOKEN.
+By hand: `python -m tr11ops.twin.hub --port 8123 --repository bot/logs` prints HF_ENDPOINT and HF_TOKEN.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.hub_server.server import HubServer
-from tr11ops.hub.base import Patience
+from tr11ops.hub.base import hub_retries
 from tr11ops.hub.client import Hub
 from tr11ops.hub.credentials import Credentials, Secret
+from tr11ops.twin.hub.server import HubServer
 
 TIMEOUT_SECONDS = 5.0
 
@@ -69,8 +69,8 @@ def make_hub(hub_server: HubServer, hub_waits: list[float]) -> Callable[..., Hub
     ) -> Hub:
         text = hub_server.token if token == "" else token
         credentials = Credentials() if text is None else Credentials(Secret(text), "the test")
-        patience = Patience(seconds, hub_waits.append, lambda: sum(hub_waits), lambda: 0.5, say)
-        return Hub(hub_server.url, credentials, patience, timeout)
+        retries = hub_retries(seconds, hub_waits.append, lambda: sum(hub_waits), lambda: 0.5, say)
+        return Hub(hub_server.url, credentials, retries, timeout)
 
     return make
 

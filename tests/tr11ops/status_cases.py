@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from tr11ops.cluster.base import Job, JobState, Node
-from tr11ops.crontab import state as periodic
-from tr11ops.operation import OperationFacts
-from tr11ops.snapshot import Attempt, Checkpoint, Checkpoints, RunFacts, Snapshot, Step
-from trainer.contract import EndMarker, FileEntry, Heartbeat, Manifest, RunPaths, StepRecord, file_digest, write_json
+from tr11ops.observe.operation import OperationFacts
+from tr11ops.observe.snapshot import Attempt, Checkpoint, Checkpoints, RunFacts, Snapshot, Step
+from tr11ops.rundir import cron_records as periodic
+from trainer.contract.end_marker import EndMarker
+from trainer.contract.files import write_json
+from trainer.contract.heartbeat import Heartbeat
+from trainer.contract.logline import StepRecord
+from trainer.contract.manifest import FileEntry, Manifest, file_digest
+from trainer.contract.paths import RunPaths
 
 NOW = 1_651_406_400.0  # 2022-05-01 12:00:00 UTC
 HOUR = 3600.0
@@ -35,6 +41,7 @@ def record(iteration: int = 31219, **changes: Any) -> StepRecord:
     return StepRecord(**{**values, **changes})
 
 
+@functools.cache  # they cannot be changed, and most snapshots have the same
 def steps(
     count: int = 60, last: int = 31219, job_id: str = "1007", age: float = 30.0, pace: float = 105.0
 ) -> tuple[Step, ...]:
@@ -119,12 +126,12 @@ def checkpoints(step: int = 31200, age: float = 2000.0, **changes: Any) -> Check
     return Checkpoints(**{**values, **changes})
 
 
-def cron_job(name: str = "pulse", **changes: Any) -> periodic.JobState:
+def cron_job(name: str = "pulse", **changes: Any) -> periodic.PeriodicJobState:
     values: dict[str, Any] = {
         "name": name, "way": "daemon", "host": "login1", "started": NOW - 600, "ended": NOW - 590, "exit_code": 0,
         "message": "", "interval_seconds": HOUR, "runs": 9, "failures_in_a_row": 0, "next_due": NOW + 3000,
     }  # fmt: skip
-    return periodic.JobState(**{**values, **changes})
+    return periodic.PeriodicJobState(**{**values, **changes})
 
 
 def snapshot(**changes: Any) -> Snapshot:

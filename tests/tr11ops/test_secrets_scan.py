@@ -23,18 +23,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.hub_server.server import HubServer
 from tests.plugins.object_store_fixture import ObjectStore
 from tests.tr11ops.backup.copy_cases import make_checkpoint
 from tests.tr11ops.backup.fault_proxy import Fault
 from tests.tr11ops.launch.run_inputs import write_card
 from tests.tr11ops.logs.log_cases import log_of
-from tr11ops.backup.retrying import Retrying
+from tr11ops.base.retry import RetryPolicy
+from tr11ops.cli import sync, upload
 from tr11ops.cli.main import execute
-from tr11ops.crontab.scripts import Typed, round_script
+from tr11ops.cron.scripts import Invocation, round_script
 from tr11ops.hub import base as hub_base
-from tr11ops.runcard import CardError, RunCard, load_card
-from tr11ops.rundir import RunDirectory
+from tr11ops.hub import client as hub_client
+from tr11ops.runcard.card import CardError, RunCard, load_card
+from tr11ops.rundir.paths import RunDirectory
+from tr11ops.twin.hub.server import HubServer
 
 LEGACY_TOKEN = "hf_LegacyDistinctive0123456789abcdef"
 WRONG_TOKEN = "hf_WrongDistinctive0123456789abcdefg"
@@ -61,7 +63,7 @@ def service_account(token_uri: str) -> tuple[dict[str, str], str]:
 
 
 class Parrot(BaseHTTPRequestHandler):
-    """Refuses everything, and repeats in its answer all that it was sent: the worst that a far side can do."""
+    """Refuses everything, and repeats in its answer all that it was sent: the worst that a destination can do."""
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -184,10 +186,11 @@ def bench(
     monkeypatch.setenv("TR11_LOCAL_NODES", "2")
     monkeypatch.delenv("TR11_RUN", raising=False)
     monkeypatch.setenv("TR11_DEBUG", "1")  # tracebacks are shown too
-    # nobody waits for a far side that is away
-    monkeypatch.setattr(Retrying, "delay", lambda *_: 0.0)
-    patience = partial(hub_base.Patience, 0.0, sleep=lambda _: None)
-    monkeypatch.setattr(hub_base, "Patience", lambda *seconds_and_sleep, say=None: patience(say=say))
+    # no one waits for a destination that is unreachable
+    monkeypatch.setattr(RetryPolicy, "delay", lambda *_: 0.0)
+    retries = partial(hub_base.hub_retries, 0.0, sleep=lambda _: None)
+    for module in (hub_base, hub_client, sync, upload):
+        monkeypatch.setattr(module, "hub_retries", lambda *seconds_and_sleep, say=None: retries(say=say))
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     card = write_card(tmp_path)
     options = ", ".join(f"{name} = {json.dumps(value)}" for name, value in object_store.options.items())
@@ -275,8 +278,8 @@ def test_where_all_is_well(bench: Bench) -> None:
     assert any(sys.executable in line for line in bench.children)
 
 
-def test_where_nobody_lets_us_in(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Far sides that refuse, and repeat in their refusal what they were sent."""
+def test_where_no_one_lets_us_in(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Destinations that refuse, and repeat in their refusal what they were sent."""
     private_file(bench.secret_files / "hub.json", json.dumps({"auth_token": WRONG_TOKEN}))
     monkeypatch.setenv("HF_TOKEN", WRONG_TOKEN)
     for kind in ("create", "commit", "info", "resolve"):
@@ -290,7 +293,7 @@ def test_where_nobody_lets_us_in(bench: Bench, monkeypatch: pytest.MonkeyPatch) 
     assert len(bench.codes) == len(COMMANDS) + len(FROM_OUTSIDE)
 
 
-def test_where_nobody_answers(bench: Bench) -> None:
+def test_where_no_one_answers(bench: Bench) -> None:
     bench.hub.is_down = True
     bench.store.faults.plant(Fault("answer", status=503, times=10_000, message=f"Bearer {bench.hub.token}"))
     type_all(bench)
@@ -396,7 +399,7 @@ def test_what_has_the_form_of_a_secret_is_refused_in_every_key(shape: str) -> No
     value=st.sampled_from([PASSWORD, *ADDRESSES[:2], TOKEN, f'{{secret = "{PASSWORD}"}}', f'["{TOKEN}"]']),
     broken=st.sampled_from(["", "\x07", "$UNDEFINED"]),
 )  # fmt: skip
-def test_a_key_that_sounds_like_a_secret_is_refused_and_not_repeated(key: str, value: str, broken: str) -> None:
+def test_a_key_that_sounds_like_a_secret_is_refused(key: str, value: str, broken: str) -> None:
     with pytest.raises(CardError) as caught:
         load_card(SMALL, [f"{key}={value}{broken}"], {})
     assert PASSWORD not in str(caught.value) and TOKEN not in str(caught.value)
@@ -425,7 +428,7 @@ def test_harmless_texts_are_taken_and_shown() -> None:
         load_card(SMALL, ["slurm.partition=a b"], {})
 
 
-def test_scripts_of_periodic_jobs_hold_no_secret_that_the_card_names(tmp_path: Path) -> None:
+def test_scripts_of_periodic_jobs_hold_no_secret_of_the_card(tmp_path: Path) -> None:
     """They hand on what the card names; a token is to be found by the job itself."""
     card = write_card(tmp_path)
     names = ("HF_TOKEN", "SCRATCH", "BUCKET_URL", "API_KEY", "GOOGLE_APPLICATION_CREDENTIALS")
@@ -434,7 +437,7 @@ def test_scripts_of_periodic_jobs_hold_no_secret_that_the_card_names(tmp_path: P
     )
     held = {"HF_TOKEN": TOKEN, "SCRATCH": "/scratch/ana", "BUCKET_URL": ADDRESSES[0], "API_KEY": PASSWORD}
     environment = {**held, "GOOGLE_APPLICATION_CREDENTIALS": "/home/ana/key.json"}
-    typed = Typed(load_card(card), card, (), tmp_path, environment)
+    typed = Invocation(load_card(card), card, (), tmp_path, environment)
     assert {"SCRATCH", "GOOGLE_APPLICATION_CREDENTIALS"} <= set(typed.needed_environment())
     script = round_script(typed)
     assert "/scratch/ana" in script and TOKEN not in script and PASSWORD not in script

@@ -15,9 +15,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm")
 HOST_SYNCS = ("_local_scalar_dense", "nonzero", "equal", "masked_select")
-NO_TRAFFIC = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "detach")
+NO_TRAFFIC = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "detach", "_unsafe_view")
+ATTENTION = "_scaled_dot_product_efficient_attention"
 ONLY_WRITES = ("copy", "fill", "zero", "zeros_like", "ones_like", "full_like")  # the first tensor they are given
 TAKES = ("gather", "index_select", "embedding")
 SCATTERS = ("scatter", "scatter_add")
@@ -28,17 +29,20 @@ class Counts(TorchDispatchMode):
 
     `operations`: calls by name, views left out. `bytes`: read and written by each operation that is no matrix product,
     as if nothing stayed in a cache: every tensor that goes in is read once, every one that comes out is written once.
-    Of what is indexed only the places that are taken or set count, at 8 bytes each. `product_flops`: two for each multiplication and addition.
-    `peak`: most bytes held at once of what was made meanwhile.
+    Of what is indexed only the places that are taken or set count, at 8 bytes each. `collectives`: bytes handed to each
+    kind of message. `product_flops`: two for each multiplication and addition, in attention over the full window; what
+    its kernel computes again for itself in the backward pass is left out. `peak`: most bytes held at once of what was
+    made meanwhile.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.operations: Counter[str] = Counter()
         self.bytes: Counter[str] = Counter()
+        self.collectives: Counter[str] = Counter()
         self.product_flops = 0
         self.peak = 0
-        self._given: set[int] = set()
+        self._given: dict[int, StorageWeakRef] = {}  # a weak reference keeps the address from being used again
         self._made: dict[int, tuple[StorageWeakRef, int]] = {}
 
     @property
@@ -62,16 +66,23 @@ class Counts(TorchDispatchMode):
 
     def _note(self, func: Any, args: Any, options: Any, given: list[Tensor], made: list[Tensor]) -> None:
         self._hold(given, made)
-        name = func._schema.name.split("::")[1].rstrip("_") if "::" in func._schema.name else func._schema.name
-        if func.is_view or name in NO_TRAFFIC:
+        name = func._schema.name.rpartition("::")[2].strip("_" if func.namespace == "c10d" else "")
+        name = name.rstrip("_")
+        if func.is_view or name in NO_TRAFFIC or func.namespace not in ("aten", "c10d"):
             return
         self.operations[name] += 1
         if name in PRODUCTS:
-            left, right = [item for item in args if isinstance(item, Tensor)][-2:]
+            factors = [item for item in args if isinstance(item, Tensor)]
+            left, right = factors[:2] if name == "_scaled_mm" else factors[-2:]
             self.product_flops += 2 * left.numel() * right.shape[-1]
             return
+        if func.namespace == "c10d":
+            self.collectives[name] += given[0].nbytes if name != "allgather_base" else 0
+            return
+        if name.startswith(ATTENTION):
+            self.product_flops += _attention_flops(name, given)
         read = _read(name, args, options)
-        written = made
+        written = made or _changed(func, args)
         if name in SCATTERS:
             written = [tensor for tensor in read if tensor.dtype == torch.int64]
         self.bytes[name] += sum(tensor.nbytes for tensor in (*read, *written))
@@ -79,13 +90,15 @@ class Counts(TorchDispatchMode):
     def _hold(self, given: list[Tensor], made: list[Tensor]) -> None:
         for tensor in given:
             storage = tensor.untyped_storage()
-            if storage._cdata not in self._made:
-                self._given.add(storage._cdata)
-        for tensor in made:
-            storage = tensor.untyped_storage()
-            self._made.setdefault(storage._cdata, (StorageWeakRef(storage), storage.nbytes()))
+            if storage._cdata not in self._made and storage._cdata not in self._given:
+                self._given[storage._cdata] = StorageWeakRef(storage)
+        new = {tensor.untyped_storage()._cdata: tensor.untyped_storage() for tensor in made}
+        new = {key: storage for key, storage in new.items() if key not in self._given and key not in self._made}
+        if not new:
+            return
+        self._made.update({key: (StorageWeakRef(storage), storage.nbytes()) for key, storage in new.items()})
         self._made = {key: found for key, found in self._made.items() if not found[0].expired()}
-        self.peak = max(self.peak, sum(size for key, (_, size) in self._made.items() if key not in self._given))
+        self.peak = max(self.peak, sum(size for _, size in self._made.values()))
 
 
 def _read(name: str, args: Any, options: Any) -> list[Tensor]:
@@ -96,6 +109,19 @@ def _read(name: str, args: Any, options: Any) -> list[Tensor]:
     if name in TAKES:
         return [tensor for tensor in tensors if tensor.dtype == torch.int64]
     return tensors
+
+
+def _changed(func: Any, args: Any) -> list[Tensor]:
+    """What an operation without a result writes into."""
+    schema = zip(func._schema.arguments, args, strict=False)
+    return list(_tensors([value for argument, value in schema if argument.alias_info and argument.alias_info.is_write]))
+
+
+def _attention_flops(name: str, given: list[Tensor]) -> int:
+    """Two products forward; four backward, of which the gradient is the first that is given."""
+    query, key = given[1:3] if name.endswith("backward") else given[:2]
+    each = 2 * query.numel() * key.shape[2]
+    return 4 * each if name.endswith("backward") else 2 * each
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

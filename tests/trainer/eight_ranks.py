@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from cases import CPU, batches, tiny
 from deepspeed.accelerator import get_accelerator
-from gradients import Seen, steps
-from recorder import Entry, recorded
-from sums import in_any_order, one_ulp
 
-from trainer.config import TrainerConfig
+from tests.trainer.cases import CPU, batches, tiny
+from tests.trainer.gradients import Seen, steps
+from tests.trainer.recorder import Entry, recorded
+from tests.trainer.sums import in_any_order, one_ulp
+from trainer.config.card import TrainerConfig
+from trainer.control.resume import load_newest
+from trainer.control.saving import Saver
 from trainer.engine import Engine
-from trainer.mesh import Mesh
-from trainer.recovery import SpikeWatch
-from trainer.resume import load_newest
-from trainer.saving import Saver
-from trainer.spikes import SpikeDetector
+from trainer.parallel.mesh import Mesh
+from trainer.spikes.detect import SpikeDetector
+from trainer.spikes.recovery import SpikeWatch
 
 SIZE, STEPS, SAVED = 16, 5, 3
 SHAPE = (2, 2)  # pipeline, tensor

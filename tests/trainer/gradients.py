@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from cases import CPU, batches
 from torch import Tensor
 
-from trainer.config import TrainerConfig
+from tests.trainer.cases import CPU, batches
+from trainer.config.card import TrainerConfig
 from trainer.engine import Engine
-from trainer.mesh import Mesh
-from trainer.shard import sharding_of
+from trainer.parallel.mesh import Mesh
+from trainer.parallel.shard import sharding_of
 
 
 @dataclass

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainer.mesh import Mesh
+from trainer.parallel.mesh import Mesh
 
 REDUCING = ("allreduce", "reduce", "reduce_scatter", "reduce_scatter_base")
 NCCL_DTYPES = (
@@ -77,7 +77,7 @@ def is_host_tensor(tensor: Tensor) -> bool:
 
 
 class _Collectives(TorchDispatchMode):
-    """Notes each operation of torch.distributed, whoever calls it."""
+    """Notes each operation of torch.distributed, no matter who calls it."""
 
     def __init__(self, note: Callable[[str, list[Tensor], Any, tuple[Any, ...]], None]) -> None:
         super().__init__()

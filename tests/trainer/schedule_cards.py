@@ -5,7 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.config import TrainerConfig
+from hypothesis import strategies as st
+
+from trainer.config.card import TrainerConfig
+
+CURRICULA = st.one_of(
+    st.none(),
+    st.builds(
+        lambda start, total, kind: {"kind": kind, "start_length": start * 4, "step": 4, "total_steps": total},
+        st.integers(1, 8),
+        st.integers(1, 120),
+        st.sampled_from(["linear", "root"]),
+    ),
+    st.builds(
+        lambda first, second: {"kind": "discrete", "lengths": [8, 20, 32], "until_steps": [first, first + second]},
+        st.integers(1, 60),
+        st.integers(1, 60),
+    ),
+)
+
 
 TR11: Mapping[str, Mapping[str, Any]] = {
     "run": {"name": "tr11", "directory": "/nowhere"},
@@ -50,3 +68,17 @@ def constant(size: int, train: int, **sections: Any) -> TrainerConfig:
         schedule={"warmup_samples": None, "decay_samples": None},
         **sections,
     )
+
+
+@st.composite
+def small_cards(draw: st.DrawFn) -> TrainerConfig:
+    increment = draw(st.integers(1, 9))
+    start = draw(st.integers(1, 20))
+    full = start + increment * draw(st.integers(1, 15))
+    sections: dict[str, Any] = {"model": {"sequence_length": 32}}
+    curriculum = draw(CURRICULA)
+    if curriculum is not None:
+        sections["curriculum"] = curriculum
+    config = ramped(start, increment, draw(st.integers(0, 3000)), full, draw(st.integers(start, 6000)), **sections)
+    tokens = draw(st.one_of(st.none(), st.integers(1, 6000 * 32)))
+    return config.model_copy(update={"batch": config.batch.model_copy(update={"train_tokens": tokens})})

@@ -26,7 +26,6 @@ import multiprocessing
 import os
 import pickle
 import signal
-import socket
 import tempfile
 import time
 import traceback
@@ -38,11 +37,23 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tr11ops.twin.ports import claimed_ports
+
+# What nearly every rank loads at some time, also what DeepSpeed and torch load at their first use: paid once, not by each.
 PRELOADED = [
     "torch._dynamo",
-    "deepspeed.runtime.zero.muon.original_muon",
     "torch.distributed.checkpoint",
-    "trainer.engine",
+    "torch.profiler._cupti_monitor",
+    "torch.utils.serialization.config",
+    "encodings.ascii",
+    "deepspeed.comm.mori",
+    "deepspeed.module_inject.auto_ep_layer",
+    "deepspeed.runtime.zero.muon.muon_optimizer",
+    "deepspeed.utils.pin_memory",
+    "trainer.__main__",
+    "tests.trainer.checkpoint.lives",
+    "tests.trainer.courses",
+    "tests.trainer.frozen",
 ]
 GRACE_SECONDS = 3.0
 
@@ -63,12 +74,12 @@ class RanksFailed(AssertionError):
 
 
 def run_ranks(
-    function: Callable[..., Any], world_size: int, *arguments: Any, timeout: float = 300.0, launch: bool = True
+    function: Callable[..., Any], world_size: int, *arguments: Any, timeout: float = 900.0, launch: bool = True
 ) -> list[Any]:
     """Call `function(*arguments)` on `world_size` ranks; see the module's text. Raises RanksFailed."""
     context = fork_server()
-    port = _free_port()
-    with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
+    # Not a port that the system deals out: another test would have it before rank 0 listens.
+    with claimed_ports(1) as port, tempfile.TemporaryDirectory(prefix="ranks-") as folder:
         ends: list[Connection] = []
         workers = []
         for rank in range(world_size):
@@ -178,12 +189,6 @@ def fork_server() -> Any:
 
         forkserver.ensure_running()
     return context
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _sweep(pids: list[int]) -> None:

@@ -14,22 +14,28 @@ SYNCHRONISES = {"item", "tolist", "cpu", "cuda"}
 GROUPS = {"new_group", "init_process_group", "init_distributed", "split_group"}
 
 ALLOWED: dict[tuple[str, str, str], str] = {
-    ("checkpoint/agreement.py", "Crew.all_true", ".item()"): "of the processors' group, in host memory",
+    ("parallel/agreement.py", "RankGroup.all_true", ".item()"): "of the processors' group, in host memory",
     (
-        "checkpoint/deepspeed_collective.py",
+        "checkpoint/deepspeed/collective.py",
         "_own_copy",
         ".cpu()",
     ): "a save in the original's layout, which stands still",
     ("checkpoint/randomness.py", "restore", ".tolist()"): "numpy's and Python's own state, at a load",
-    ("corruption_check.py", "_compute", ".tolist()"): "once a check of the arithmetic, which the card asks for",
+    ("spikes/corruption_check.py", "_compute", ".tolist()"): "once a check of the arithmetic, which the card asks for",
     ("debug/dump.py", "_save_tensors", ".cpu()"): "a dump that was asked for",
-    ("debug/fingerprint.py", "state_digest", ".cpu()"): "a dump that was asked for",
+    ("checkpoint/fingerprint.py", "state_digest", ".cpu()"): "a dump that was asked for",
+    (
+        "pipeline/library.py",
+        "_of_rank_0.agreed",
+        ".cpu()",
+    ): "the norm, once a step: whether the step counts, and is clipped",
     ("engine.py", "Engine._of_first_rank", ".tolist()"): "loss and norm of the step, once a step, in host memory",
-    ("guard.py", "disagreements", ".tolist()"): "once a check, before a save",
+    ("parallel/guard.py", "disagreements", ".tolist()"): "once a check, before a save",
     ("loop.py", "Trainer._earliest_start", ".item()"): "in host memory, at the start",
     ("loop.py", "Trainer._largest", ".tolist()"): "the stop switches, in host memory",
     ("model/random.py", "tensor_region", ".item()"): "a seed drawn on the processor",
     ("optim/adam8bit.py", "Adam8bit.step", ".item()"): "the count of steps, in host memory",
+    ("optim/lamb.py", "Lamb.step", ".item()"): "the count of steps, in host memory",
     ("optim/interface.py", "TrainingOptimizer.steps_done", ".item()"): "the count of steps, in host memory",
 }
 NUMPY_ALONE = "data/"  # its lists are of arrays: no tensor is made there but of memory that is mapped

@@ -10,48 +10,16 @@ from typing import Any
 import deepspeed
 import pytest
 import torch
-from cases import CPU, Logical, Piece, assemble, batches, copy_state, fill, tiny
-from spawn import RanksFailed, run_ranks
 
-from trainer.config import TrainerConfig
+from tests.trainer.cases import CPU, Logical, batches, copy_state, equal, tiny
+from tests.trainer.resumes import END, HALF, resumed, straight, stretches
+from tests.trainer.spawn import RanksFailed, run_ranks
+from trainer.config.card import TrainerConfig
 from trainer.engine import Engine, init_distributed
-from trainer.mesh import Mesh, worker_device
 from trainer.model.random import seed_step, tensor_region
+from trainer.parallel.mesh import Mesh, worker_device
 
-SIZE = 16
-
-
-def train_from(
-    config: TrainerConfig, first: int, last: int, tensors: Logical | None
-) -> tuple[list[float], list[Piece]]:
-    """Steps [first, last) from whole tensors (None: from the start); losses, and the state afterwards."""
-    mesh = Mesh.create(config.parallel, CPU)
-    engine = Engine.build(config, mesh)
-    if tensors is not None:
-        fill(engine, tensors, first)
-    losses = []
-    for step in range(first, last):
-        engine.set_learning_rate(1e-3 * (step + 1))
-        losses.append(engine.train_step(batches(config, mesh, step, SIZE), SIZE, step).loss)
-    assert engine.sharded_state().optimizer_step == last
-    assert engine.disagreeing_parameters() == []
-    pieces = copy_state(engine)
-    engine.close()
-    return losses, pieces
-
-
-def run(
-    topology: tuple[int, int, int], first: int, last: int, tensors: Logical | None, **model: Any
-) -> tuple[list[float], Logical]:
-    pipeline, tensor, data = topology
-    ranks = run_ranks(train_from, pipeline * tensor * data, tiny(pipeline, tensor, **model), first, last, tensors)
-    assert all(losses == ranks[0][0] for losses, _ in ranks)
-    return ranks[0][0], assemble([pieces for _, pieces in ranks])
-
-
-def equal(one: Logical, other: Logical) -> bool:
-    assert one.keys() == other.keys()
-    return all(torch.equal(one[name][kind], other[name][kind]) for name in one for kind in one[name])
+SIZE = 8
 
 
 @pytest.mark.parametrize(
@@ -59,25 +27,34 @@ def equal(one: Logical, other: Logical) -> bool:
 )
 def test_resume_on_the_same_topology_is_bitwise(topology: tuple[int, int, int], dtype: str) -> None:
     """With dropout on: its masks are a function of the step, so nothing else needs saving."""
-    options = {"dtype": dtype, "hidden_dropout": 0.1, "attention_dropout": 0.1}
-    straight, final = run(topology, 0, 8, None, **options)
-    first, half = run(topology, 0, 4, None, **options)
-    second, resumed = run(topology, 4, 8, half, **options)
-    assert first + second == straight
-    assert equal(resumed, final)
+    pipeline, tensor, data = topology
+    card = tiny(pipeline, tensor, dtype, hidden_dropout=0.1, attention_dropout=0.1)
+    whole = straight(card, data)
+    rest = resumed(card, whole.half, data)
+    assert rest.losses == whole.losses[HALF:]
+    assert equal(rest.final, whole.final)
 
 
 @pytest.mark.parametrize(("saved", "loaded"), [((2, 1, 2), (1, 2, 2)), ((1, 2, 2), (2, 1, 1))], ids=str)
 def test_resume_on_another_topology(saved: tuple[int, int, int], loaded: tuple[int, int, int]) -> None:
-    straight, _ = run((1, 1, 1), 0, 8, None)
-    first, half = run(saved, 0, 4, None)
-    second, _ = run(loaded, 4, 8, half)
-    assert max(abs(left - right) for left, right in zip(first + second, straight, strict=True)) <= 2e-6
+    (alone,) = stretches([tiny()], 1, 0, END, None)
+    (first,) = stretches([tiny(*saved[:2])], saved[2], 0, HALF, None)
+    second = resumed(tiny(*loaded[:2]), first.final, loaded[2])
+    assert (
+        max(abs(left - right) for left, right in zip(first.losses + second.losses, alone.losses, strict=True)) <= 2e-6
+    )
+
+
+def start(topology: tuple[int, int, int]) -> Logical:
+    """The whole state before the first step."""
+    pipeline, tensor, data = topology
+    (found,) = stretches([tiny(pipeline, tensor)], data, 0, 0, None)
+    return found.final
 
 
 def test_start_does_not_depend_on_topology() -> None:
-    _, alone = run((1, 1, 1), 0, 0, None)
-    _, cut = run((2, 2, 2), 0, 0, None)
+    alone = start((1, 1, 1))
+    cut = start((2, 2, 2))
     assert equal(alone, cut)
     assert set(alone) >= {
         "embedding.word.weight",
@@ -211,7 +188,7 @@ def params_norm(config: TrainerConfig) -> float:
 
 
 def test_params_norm_counts_each_weight_once() -> None:
-    _, tensors = run((1, 1, 1), 0, 0, None)
+    tensors = start((1, 1, 1))
     expected = math.sqrt(sum(kinds["weight"].double().square().sum().item() for kinds in tensors.values()))
     for rank in run_ranks(params_norm, 4, tiny(2, 2)):
         assert abs(rank - expected) < 1e-9 * expected

@@ -8,14 +8,14 @@ in that unit, for each element. Rounding the sum to bf16 anywhere on the way is 
 
 from __future__ import annotations
 
-from cases import tiny
-from gradients import each, worst
-from spawn import run_ranks
+from tests.trainer.cases import tiny
+from tests.trainer.gradients import each, worst
+from tests.trainer.spawn import run_ranks
 
 FOUR = [(4, 1), (1, 4), (2, 2), (2, 1), (1, 2), (1, 1)]  # pipeline x tensor; the rest of four ranks are replicas
 
 
-def test_the_optimizer_is_given_the_fp32_sum_of_the_micro_batches() -> None:
+def test_the_optimizer_gets_the_fp32_sum_of_the_micro_batches() -> None:
     """One micro batch a replica, and three. Eight ranks, with all three axes: `test_collectives.py`."""
     cards = [tiny(pipeline, tensor, "bf16", clip=0.0, layers=6) for pipeline, tensor in FOUR]
     ranks = run_ranks(each, 4, cards, (1, 3))

@@ -13,17 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import VOCABULARY, tiny
-from spawn import run_ranks
 
-from trainer.checkpoint.catalogue import CheckpointError
-from trainer.config import TrainerConfig
-from trainer.contract import EndMarker
+from tests.trainer.cases import VOCABULARY, tiny
+from tests.trainer.spawn import run_ranks
+from trainer.config.card import TrainerConfig
+from trainer.contract.attempt import AttemptIdentity
+from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.end_marker import EndMarker
+from trainer.control.failure import is_refusal
+from trainer.control.lifecycle import HeartbeatWriter, SignalFlag
 from trainer.data.errors import DataError
 from trainer.data.indexed_write import IndexedWriter
-from trainer.lifecycle import Attempt, HeartbeatWriter, SignalFlag
 from trainer.loop import Trainer
-from trainer.start import is_refusal
 
 
 def card(folder: Path, **run: Any) -> TrainerConfig:
@@ -55,7 +56,7 @@ class Watched(Trainer):
 
 
 def attend(config: TrainerConfig, heal: bool) -> tuple[str, int, list[str]]:
-    attempt = Attempt("7", 1, config.paths.stop_request("7"))
+    attempt = AttemptIdentity("7", 1, config.paths.stop_request("7"))
     beats = HeartbeatWriter(config.paths, int(os.environ["RANK"]), "7")
     trainer = Watched(config, Path("none.json"), attempt, beats, SignalFlag(), time.monotonic())
     trainer.heal = heal
@@ -112,7 +113,7 @@ def test_only_bad_input_is_a_refusal(error: Exception, steps: int, refused: bool
 
 def test_a_wrong_clock_on_one_node_does_not_end_the_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = Trainer(
-        card(tmp_path), tmp_path / "c", Attempt("7", 1, tmp_path / "s"), HeartbeatWriter(card(tmp_path).paths, 0, "7"),
+        card(tmp_path), tmp_path / "c", AttemptIdentity("7", 1, tmp_path / "s"), HeartbeatWriter(card(tmp_path).paths, 0, "7"),
         SignalFlag(), time.monotonic() - 60,
     )  # fmt: skip
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor, op, group: None)

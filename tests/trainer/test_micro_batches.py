@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from spawn import run_ranks
-from test_loop_course import attempt, card, curve, records
 
+from tests.trainer.courses import attempt, card, curve, records
 from tests.trainer.schedule_cards import card as full_card
-from trainer.config import TrainerConfig
-from trainer.config_rules import cross_problems
+from tests.trainer.spawn import run_ranks
+from trainer.config.card import TrainerConfig
 from trainer.data.stream import SampleStream
+from trainer.schedule.card_rules import cross_problems
 
 GROWING = {"micro_batch_ramp": [{"from_batch": 16, "size": 2}, {"from_batch": 32, "size": 4}]}
 RAMP: dict[str, Any] = {
@@ -23,7 +23,10 @@ RAMP: dict[str, Any] = {
     "evaluation": {"interval": 3, "iterations": 1},
     "checkpoint": {"interval": 100},
 }
-LAST = 12
+STEPS = (4, 2, 2, 1)  # of 8, 16, 24 and 32 samples
+LAST = sum(STEPS)
+STEEP = {"ramp": {"start": 8, "increment": 8, "samples": 48}}
+STEEP_STEPS = (2, 1, 1, 1)
 
 
 def ramped(folder: Path, name: str, shape: dict[str, int], until: int = LAST, **batch: Any) -> TrainerConfig:
@@ -40,20 +43,20 @@ def evaluations(config: TrainerConfig) -> list[float]:
     return [record["lm_loss"] for record in records(config, "validation")]
 
 
-def same_course(small: TrainerConfig, grown: TrainerConfig) -> None:
+def same_course(small: TrainerConfig, grown: TrainerConfig, steps: tuple[int, ...] = STEPS) -> None:
     """Equal within rounding, and what is counted exactly."""
     expected, found = curve(small), curve(grown)
-    assert set(found) == set(expected) == set(range(1, LAST + 1))
+    assert set(found) == set(expected) == set(range(1, sum(steps) + 1))
     batches = [record["global_batch_size"] for record in records(grown)]
-    assert [batches.count(size) for size in (8, 16, 24, 32)] == [4, 2, 2, 4]
+    assert tuple(batches.count(size) for size in (8, 16, 24, 32)) == steps
     for iteration, values in expected.items():
         assert found[iteration][2:] == values[2:]  # samples, tokens, rate, length
         np.testing.assert_allclose(found[iteration][:2], values[:2], rtol=3e-5)
     np.testing.assert_allclose(evaluations(grown), evaluations(small), rtol=3e-5)
-    assert len(evaluations(grown)) == LAST // 3
+    assert len(evaluations(grown)) == sum(steps) // 3
 
 
-def test_the_course_is_that_of_small_micro_batches_and_a_restart_changes_no_bit(tmp_path: Path) -> None:
+def test_the_course_of_small_micro_batches_and_a_restart_agree(tmp_path: Path) -> None:
     alone = {"tensor": 1, "pipeline": 1}
     small, grown = ramped(tmp_path, "small", alone), ramped(tmp_path, "grown", alone, **GROWING)
     cut = ramped(tmp_path, "grown", alone, 5, **GROWING)  # at the second level: the next one begins in twos
@@ -65,11 +68,13 @@ def test_the_course_is_that_of_small_micro_batches_and_a_restart_changes_no_bit(
 
 
 def test_the_course_is_the_same_on_eight_processes(tmp_path: Path) -> None:
-    shape = {"tensor": 2, "pipeline": 2}
-    small, grown = ramped(tmp_path, "small", shape), ramped(tmp_path, "grown", shape, **GROWING)
+    """On a ramp with as many sizes in fewer steps: messages among eight cost most of it."""
+    shape, last = {"tensor": 2, "pipeline": 2}, sum(STEEP_STEPS)
+    small = ramped(tmp_path, "small", shape, last, **STEEP)
+    grown = ramped(tmp_path, "grown", shape, last, **STEEP, **GROWING)
     for config in (small, grown):
-        assert run_ranks(train_all, 8, config, launch=False) == [[("exit-interval", LAST)]] * 8
-    same_course(small, grown)
+        assert run_ranks(train_all, 8, config, launch=False) == [[("exit-interval", last)]] * 8
+    same_course(small, grown, STEEP_STEPS)
 
 
 @pytest.mark.parametrize(

@@ -12,15 +12,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from cases import CPU, samples, tiny
-from spawn import run_ranks
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from trainer.config import TrainerConfig
+from tests.trainer.cases import CPU, samples, tiny
+from tests.trainer.spawn import run_ranks
+from trainer.config.card import TrainerConfig
 from trainer.engine import Engine
-from trainer.guard import disagreements
-from trainer.mesh import Mesh
 from trainer.model.documents import DocumentRules
 from trainer.model.gpt import (
     TIED_NAME,
@@ -32,7 +30,9 @@ from trainer.model.gpt import (
 )
 from trainer.model.loss import LanguageModelHead
 from trainer.optim.groups import parameter_groups
-from trainer.shard import sharding_of
+from trainer.parallel.guard import disagreements
+from trainer.parallel.mesh import Mesh
+from trainer.parallel.shard import sharding_of
 
 SIZE, STEPS, RATE = 16, 6, 3e-3
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}

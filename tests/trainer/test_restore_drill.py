@@ -8,19 +8,19 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from spawn import run_ranks
-from test_loop_course import card, curve, refusal, run
-
 from tests.plugins.object_store_fixture import ObjectStore
+from tests.trainer.courses import card, curve, refusal, run
+from tests.trainer.spawn import run_ranks
 from tr11ops.backup.base import Archive
 from tr11ops.backup.copying import copy_source
 from tr11ops.backup.folder import FolderArchive
-from tr11ops.backup.records import Kind, Receipt, location_of
 from tr11ops.backup.restore import restore_checkpoint
 from tr11ops.backup.source import read_source
 from tr11ops.backup.transfer import Transfer
-from trainer.config import TrainerConfig
-from trainer.contract import Manifest, checkpoint_steps, manifest_faults
+from tr11ops.rundir.copies import Kind, Receipt, location_of
+from trainer.config.card import TrainerConfig
+from trainer.contract.manifest import Manifest, manifest_faults
+from trainer.contract.paths import checkpoint_steps
 
 
 def training(folder: Path, name: str) -> TrainerConfig:

@@ -6,23 +6,25 @@ import itertools
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.plugins.command_server import tr11_command
 from tests.twin.rehearsal_inputs import ends_of, steps_of
 from tr11ops.cluster.base import Job
 from tr11ops.cluster.slurm import SlurmScheduler
-from tr11ops.runcard import RunCard, load_card, shipped_folder
+from tr11ops.runcard.card import RunCard, load_card, shipped_folder
 from tr11ops.twin.fault_store import FaultStore
 from tr11ops.twin.twin import Twin
-from trainer.contract import EndMarker, RunPaths, manifest_faults, read_latest
-from trainer.contract import Manifest as CheckpointManifest
+from trainer.contract.end_marker import EndMarker
+from trainer.contract.manifest import Manifest as CheckpointManifest
+from trainer.contract.manifest import manifest_faults
+from trainer.contract.paths import RunPaths, read_latest
 
-DEADLINE_SECONDS = 240.0
+DEADLINE_SECONDS = 600.0
 SHAPE = (
     "slurm.workers_per_node=1", "slurm.gpus_per_node=8", "parallel.tensor=1", "parallel.pipeline=1", "model.layers=2",
     "batch.ramp=none", "batch.global_batch_size=60", "batch.micro_batch_size=1", "checkpoint.interval=5",
@@ -58,14 +60,7 @@ class Operation:
         self, *words: str, expect: int | None = 0, seconds: float = DEADLINE_SECONDS
     ) -> subprocess.CompletedProcess[str]:
         """Type a command for this run; no traceback may ever be shown."""
-        command = [
-            sys.executable,
-            "-c",
-            "from tr11ops.cli.main import run; run()",
-            *words,
-            "--run",
-            str(self.card_path),
-        ]
+        command = [*tr11_command(), *words, "--run", str(self.card_path)]
         for change in self.overrides:
             command += ["--set", change]
         done = subprocess.run(

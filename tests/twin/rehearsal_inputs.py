@@ -7,8 +7,68 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tr11ops.runcard import RunCard, load_card, resolved, shipped_folder
-from trainer.contract import EndMarker, RunPaths
+from tr11ops.runcard.card import RunCard, load_card, resolved, shipped_folder
+from trainer.contract.end_marker import EndMarker
+from trainer.contract.paths import RunPaths
+
+CARD = """
+[run]
+name = "heal"
+directory = "run"
+
+[rehearsal]
+time_scale = 100
+start_seconds = 5
+step_seconds = {step_seconds}
+save_seconds = 1
+bytes_per_rank = 256
+collective_seconds = 6000
+
+[slurm]
+nodes = 3
+spare_nodes = {spares}
+workers_per_node = 2
+time_limit = "00:30:00"
+signal_seconds_before_limit = 60
+setup = [{setup}]
+
+[parallel]
+tensor = 2
+
+[model]
+layers = 2
+hidden_size = 32
+attention_heads = 4
+sequence_length = 32
+
+[batch]
+micro_batch_size = 2
+global_batch_size = 12
+train_samples = {samples}
+
+[schedule]
+learning_rate = 1e-3
+
+[checkpoint]
+interval = 5
+
+[evaluation]
+iterations = 0
+
+[data]
+prefixes = ["data/none"]
+
+[tokenizer]
+padded_vocabulary_size = 512
+
+[logging]
+tensorboard = false
+
+[resilience]
+end_within_seconds = 8
+exclusion_cap_percent = 50
+"""
+
 
 SMALL = (
     "slurm.nodes=2", "slurm.spare_nodes=0", "slurm.workers_per_node=2", "slurm.gpus_per_node=0", "parallel.tensor=2",

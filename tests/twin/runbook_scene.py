@@ -7,8 +7,8 @@ import io
 import json
 import os
 import re
+import shlex
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,22 +16,25 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from tests.plugins.command_server import tr11_command
 from tests.twin.rehearsal_inputs import rehearsal_card, steps_of
+from tr11ops.base.shipped import read_shipped
 from tr11ops.cli.main import execute
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.cluster.slurm import SlurmScheduler
 from tr11ops.detect.runbooks import page_of
 from tr11ops.launch.rehearse import card_text
-from tr11ops.rundir import RunDirectory
-from tr11ops.shipped import read_shipped
+from tr11ops.rundir.paths import RunDirectory
 from tr11ops.twin.faults import heal
 from tr11ops.twin.twin import Twin
-from trainer.contract import RunPaths, read_json, write_json
+from trainer.contract.files import write_json
+from trainer.contract.paths import RunPaths
+from trainer.contract.state_file import read_json
 
-DEADLINE_SECONDS = 120.0
+DEADLINE_SECONDS = 600.0
 POLL_SECONDS = 0.1
+STILL_SECONDS = 3.0  # the length of sixty steps: no load delays one so long
 STAYS_SECONDS = 0.3  # between two looks at a fault before it is treated
-RUN_TR11 = "from tr11ops.cli.main import run; run()"
 SHAPE = (
     "slurm.workers_per_node=1", "parallel.tensor=1", "batch.train_samples=4000000", "schedule.decay_samples=4000000",
     "rehearsal.step_seconds=5", "rehearsal.start_seconds=10", "rehearsal.save_seconds=5", "checkpoint.interval=30000",
@@ -63,7 +66,7 @@ class Scene:
         self.slurm = SlurmScheduler(self.twin.environment)
         self.write_card()
         (self.folder / "bin").mkdir()
-        self.program("tr11", f'exec {sys.executable} -c "{RUN_TR11}" "$@"')
+        self.program("tr11", f'exec {shlex.join(tr11_command())} "$@"')
 
     def write_card(self, *more: str, tables: str = "") -> None:
         """The card of the commands that are typed from now on; what runs goes on with its own."""
@@ -114,6 +117,11 @@ class Scene:
         """The detectors with a finding in `tr11 status --json`."""
         return self._look()[0]
 
+    def subjects(self, detector: str) -> list[str]:
+        """What a detector's findings in `tr11 status --json` are about."""
+        found = json.loads(self.status("--json"))["findings"]
+        return [finding["subject"] for finding in found if finding["detector"] == detector]
+
     def _look(self) -> tuple[set[str], list[str]]:
         """The detectors with a finding, and what could not be seen."""
         document = json.loads(self.status("--json"))
@@ -124,21 +132,29 @@ class Scene:
         found, unknown = self._look()
         return not unknown and not detectors & found
 
-    def treat(self, *detectors: str, expect: Sequence[int] = (0,), **words: str) -> None:
+    def treat(
+        self,
+        *detectors: str,
+        expect: Sequence[int] = (0,),
+        after: Callable[[], object] = lambda: None,
+        **words: str,
+    ) -> None:
         """The fault shows, and stays; its page's commands are typed with `words` in place of its capitals; it is gone.
 
-        Of several detectors, all must show at once, and all pages must have the same cure.
+        Of several detectors, all must show at once, and all pages must have the same cure. `after`: what others do
+        once the commands were typed.
         """
         wanted = set(detectors)
         self.until(lambda: wanted <= self.findings(), f"{wanted}")
         time.sleep(STAYS_SECONDS)
-        self.until(lambda: wanted <= self.findings(), f"{wanted} again", seconds=3.0)
+        self.until(lambda: wanted <= self.findings(), f"{wanted} again", seconds=60.0)
         [commands] = {cure(page_of(detector)) for detector in detectors}
         for word, value in {"REASON": "as the page says", **words}.items():
             commands = re.sub(rf"(?<![A-Z]){word}(?![A-Z])", value, commands)
         left = CAPITALS.search(commands)
         assert left is None, f"nothing was given for {left and left[0]} in\n{commands}"
         self.shell(commands, expect)
+        after()
         self.until(lambda: self._is_without(wanted), f"the end of {wanted}")
 
     # ------------------------------------------------------------------ the run
@@ -199,7 +215,7 @@ class Scene:
         seen = -1
         while seen != len(self.steps()):
             seen = len(self.steps())
-            time.sleep(0.6)
+            time.sleep(STILL_SECONDS)
 
     def heal(self) -> None:
         """The training is well again."""

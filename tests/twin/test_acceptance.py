@@ -31,8 +31,6 @@ PLAN = TwinPlan(
 NODES = PLAN.node_names
 FROZEN = [12.0, pytest.param(60.0, marks=pytest.mark.soak)]  # longer than any client of this twin waits
 
-pytestmark = pytest.mark.timeout(900)
-
 
 @pytest.fixture(scope="module")
 def whole_stage(twin_home: Path) -> Iterator[Twin]:
@@ -51,7 +49,7 @@ def stage(whole_stage: Twin) -> Iterator[Twin]:
 def end_all(twin: Twin) -> None:
     heal(twin)
     slurm = SlurmScheduler(twin.environment)
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + 300
     while True:
         jobs = [job for job in slurm.jobs() if not job.state.is_final]
         for job in jobs:
@@ -86,7 +84,7 @@ def rounded(figures: list[dict[str, float]]) -> list[dict[str, float]]:
 def test_a_fault_at_the_first_the_middle_and_the_last_node(
     stage: Twin, tmp_path: Path, report: Callable[[str, Any], None]
 ) -> None:
-    """Two spares heal two faults; the third ends the task, and the next one starts without all three bad nodes.
+    """Spares take the places of nodes that lost a worker, and when there is none, one that did so earlier.
 
     A node that another hand has drained meanwhile stays as it is, and is neither used nor listed.
     """
@@ -101,10 +99,10 @@ def test_a_fault_at_the_first_the_middle_and_the_last_node(
         bad.append(node)
     run.until_trains_again(4, more=6)
     first, second, third, fourth = run.launches()[:4]
-    assert [launch["blamed"] for launch in (first, second, third)] == [[node] for node in bad]
-    assert first["job_id"] == second["job_id"] == third["job_id"] != fourth["job_id"]
-    assert not set(bad) & set(fourth["nodes"]) and len(fourth["nodes"]) == 4
-    assert run.excluded() == set(bad) and run.tasks_left() == 8
+    assert [launch["suspects"] for launch in (first, second, third)] == [[node] for node in bad]
+    assert {launch["job_id"] for launch in (first, second, third, fourth)} == {first["job_id"]}
+    assert set(bad) & set(fourth["nodes"]) == {bad[0]} and len(fourth["nodes"]) == 4
+    assert run.excluded() == set() and run.tasks_left() == 9
     assert not any(NODES[9] in launch["nodes"] for launch in run.launches())
     facts = subprocess.run(
         ["scontrol", "show", "node", NODES[9]], env=stage.client_environment, capture_output=True, text=True, check=True
@@ -113,7 +111,7 @@ def test_a_fault_at_the_first_the_middle_and_the_last_node(
     run.check_nothing_is_lost()
     figures = run.relaunch_figures()
     report("worker crash at first, middle and last node", rounded(figures))
-    assert [figure["same_allocation"] for figure in figures[:3]] == [True, True, False]
+    assert [figure["same_allocation"] for figure in figures[:3]] == [True, True, True]
 
 
 def test_a_black_hole_burns_one_task_of_an_array_of_ten(
@@ -127,27 +125,37 @@ def test_a_black_hole_burns_one_task_of_an_array_of_ten(
     launches = run.launches()
     report("black hole, array of 10", {"burned": len(run.attempts()) - 1, "left": run.tasks_left()})
     assert run.tasks_left() >= 8
-    assert launches[0]["blamed"] == [NODES[0]] and NODES[0] not in launches[-1]["nodes"]
+    assert launches[0]["suspects"] == launches[1]["blamed"] == [NODES[0]] and NODES[0] not in launches[-1]["nodes"]
     assert run.excluded() == {NODES[0]}
     assert run.log().count(f"tr11: {NODES[0]} is excluded") <= 1
     run.check_nothing_is_lost()
 
 
+def froze(twin: Twin) -> Callable[[float], None]:
+    """Freeze the controller. What comes back thaws it, but not before so many seconds have passed."""
+    inject(twin, "controller-frozen")
+    began = time.monotonic()
+
+    def thaw(seconds: float) -> None:
+        time.sleep(max(0.0, began + seconds - time.monotonic()))
+        assert [healing.error for healing in heal(twin, kind="controller-frozen")] == [""]
+
+    return thaw
+
+
 @pytest.mark.parametrize("seconds", FROZEN)
-def test_nothing_stops_while_the_controller_is_away_and_ten_tasks_start_zero_times_after_a_kill(
-    stage: Twin, tmp_path: Path, seconds: float
-) -> None:
+def test_an_absent_controller_stops_none_and_a_kill_starts_none(stage: Twin, tmp_path: Path, seconds: float) -> None:
     run = Operation(stage, tmp_path, nodes=3, spares=1)
     run.launch("--array", "1-11")
     run.until_step(3)
     inject(stage, "controller-restarted")
     run.until_step(run.iteration() + 3)
-    inject(stage, "controller-frozen", seconds=seconds)
+    thaw = froze(stage)
     before = run.iteration()
     shown = run.tr11("status", expect=None)
     words = " ".join(shown.stdout.split())
     assert shown.returncode in {0, 3} and "scheduler unreachable" in words, "what was not seen is unknown, not gone"
-    run.until(lambda: active(stage) == (), "the controller is back")
+    thaw(seconds)
     assert run.iteration() > before and len(run.launches()) == 1
     assert len(run.attempts()) == 1 and run.tasks_left() == 10
 
@@ -160,14 +168,14 @@ def test_nothing_stops_while_the_controller_is_away_and_ten_tasks_start_zero_tim
 
 
 @pytest.mark.parametrize("seconds", FROZEN)
-def test_a_controller_frozen_during_the_submission_yields_one_job(stage: Twin, tmp_path: Path, seconds: float) -> None:
+def test_a_controller_frozen_in_the_submission_yields_one_job(stage: Twin, tmp_path: Path, seconds: float) -> None:
     run = Operation(stage, tmp_path, nodes=2, spares=0)
     plan = run.tr11("launch", "--array", "1-2", "--dry-run")
     assert "nothing was submitted" in plan.stdout
-    inject(stage, "controller-frozen", seconds=seconds)
+    thaw = froze(stage)
     refused = run.tr11("launch", "--array", "1-2", expect=None)
     assert refused.returncode == 3
-    run.until(lambda: active(stage) == (), "the controller is back")
+    thaw(seconds)
     run.until(lambda: stage.node_states() is not None, "it answers")
     again = run.tr11("launch", "--array", "1-2", expect=None)
     assert again.returncode in {0, 1}
@@ -206,7 +214,7 @@ def test_a_half_dead_node_is_found_out(stage: Twin, tmp_path: Path, report: Call
     first = run.launches()[0]
     assert first["blamed"] == [node] and node not in run.launches()[1]["nodes"]
     run.until(
-        lambda: all(node in job.excluded for job in run.jobs() if not job.state.is_active), "waiting work knows it"
+        lambda: all(node in job.excluded for job in run.jobs() if not job.state.is_active), "queued jobs knows it"
     )
     report("half-dead node", {"fault_to_end": round(first["end"] - began, 3), "left": run.tasks_left()})
     run.check_nothing_is_lost()
@@ -214,7 +222,7 @@ def test_a_half_dead_node_is_found_out(stage: Twin, tmp_path: Path, report: Call
 
 @pytest.mark.soak
 def test_the_batch_host_dies(stage: Twin, tmp_path: Path, report: Callable[[str, Any], None]) -> None:
-    """The allocation stays, with nobody in it (P19); `tr11 launch --repair` ends it, and the next task trains."""
+    """The allocation stays, with no one in it (P19); `tr11 launch --repair` ends it, and the next task trains."""
     run = Operation(stage, tmp_path, nodes=4, spares=1)
     run.launch("--array", "1-3")
     run.until_trains_again(1, more=6)
@@ -241,14 +249,16 @@ def test_two_bad_nodes_with_enough_spares_and_with_too_few(stage: Twin, tmp_path
     run = Operation(stage, tmp_path, nodes=4, spares=spares)
     run.launch("--array", "1-10")
     run.until_step(6)
-    assert run.tasks_left() >= 8 and len(run.attempts()) == 3 - spares
-    assert run.excluded() == set(NODES[:2]) and not set(NODES[:2]) & set(run.launches()[-1]["nodes"])
+    tasks = len(run.attempts())  # which of the two fails first decides when each has failed twice
+    most, excluded = (1, set()) if spares == 2 else (3, set(NODES[:2]))
+    assert tasks <= most and run.tasks_left() == 10 - tasks
+    assert run.excluded() == excluded and not set(NODES[:2]) & set(run.launches()[-1]["nodes"])
     run.check_nothing_is_lost()
 
 
 @pytest.mark.soak
 def test_a_fault_that_comes_back_on_every_node_holds_the_array(stage: Twin, tmp_path: Path) -> None:
-    """Then it is not the nodes: what waits is held for a person, and no more than two tasks are burned."""
+    """Then it is not the nodes: queued jobs are held for a person, and no more than two tasks are burned."""
     for node in NODES:
         inject(stage, "black-hole", node=node)
     run = Operation(stage, tmp_path, nodes=4, spares=2)
@@ -261,15 +271,17 @@ def test_a_fault_that_comes_back_on_every_node_holds_the_array(stage: Twin, tmp_
 
 
 @pytest.mark.soak
-def test_the_controller_is_frozen_for_a_minute_during_an_exclusion(stage: Twin, tmp_path: Path) -> None:
+def test_the_controller_is_frozen_during_an_exclusion(stage: Twin, tmp_path: Path) -> None:
     run = Operation(stage, tmp_path, nodes=4, spares=0)
     run.launch("--array", "1-10")
     run.until_trains_again(1, more=6)
     node = run.launches()[0]["nodes"][1]
+    inject(stage, "worker-crash", node=node)
+    run.until_trains_again(2, more=6)  # on the same nodes: there is no spare
     inject(stage, "controller-frozen", seconds=60)
     inject(stage, "worker-crash", node=node)
     run.until(lambda: active(stage) == (), "the controller is back")
-    run.until_trains_again(2, more=6)
+    run.until_trains_again(3, more=6)
     assert node in run.excluded() and node not in run.launches()[-1]["nodes"]
     assert run.tasks_left() >= 8
     run.check_nothing_is_lost()

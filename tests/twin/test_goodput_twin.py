@@ -20,15 +20,15 @@ from tests.tr11ops.launch.run_inputs import write_dataset
 from tr11ops.cli.main import execute
 from tr11ops.cluster.base import Job
 from tr11ops.cluster.slurm import SlurmScheduler
-from tr11ops.report.goodput import Goodput, account
-from tr11ops.report.history import read_history
-from tr11ops.report.timeline import Bucket
-from tr11ops.rundir import RunDirectory
+from tr11ops.goodput.account import Goodput, account
+from tr11ops.goodput.history import read_history
+from tr11ops.goodput.timeline import Bucket
+from tr11ops.rundir.paths import RunDirectory
 from tr11ops.twin.faults import heal, inject
 from tr11ops.twin.twin import Twin
-from trainer.contract import RunPaths
+from trainer.contract.paths import RunPaths
 
-PATIENCE_SECONDS = 150.0
+PATIENCE_SECONDS = 600.0
 CARD = """
 [run]
 name = "goodput"
@@ -129,10 +129,10 @@ def wall(goodput: Goodput, bucket: Bucket) -> float:
     return goodput.buckets[bucket].wall_micros / 1e6
 
 
-@pytest.mark.timeout(400)
-def test_a_fault_a_restart_and_a_kill_switch_cost_what_they_cost(stage: Stage) -> None:
+def test_a_fault_a_restart_and_a_switch_cost_what_they_cost(stage: Stage) -> None:
     submitted = time.time()
     assert execute(["launch", "--array", "1-3", "--scheduler", "slurm"]) == 0
+    launching = time.time() - submitted  # the submission is noted at some moment of the command's time
     stage.wait(lambda: stage.iteration() >= 9, "nine steps")
     (first,) = stage.attempts()
     victim = stage.launches(first)[0]["nodes"][1]
@@ -171,7 +171,7 @@ def test_a_fault_a_restart_and_a_kill_switch_cost_what_they_cost(stage: Stage) -
     kept = sum(seconds.values()) - sum(step["seconds_per_iteration"] for step in lost)
     last = before[-1]
     truth = {
-        Bucket.QUEUE: starts[first] - submitted + starts[second] - resumed,
+        Bucket.QUEUE: starts[first] - submitted - launching + starts[second] - resumed,
         Bucket.OPERATOR_PAUSE: resumed - ended,
         Bucket.USEFUL: kept,
         Bucket.SAVE: sum(saves),
@@ -180,8 +180,9 @@ def test_a_fault_a_restart_and_a_kill_switch_cost_what_they_cost(stage: Stage) -
         Bucket.REDONE: sum(step["seconds_per_iteration"] for step in lost) + struck - last["time"],
     }
     for bucket, expected in truth.items():
-        # Slurm tells whole seconds, of which two ends make up the wait.
-        extra = {Bucket.QUEUE: 1.0 + slack, Bucket.OPERATOR_PAUSE: slack, Bucket.REDONE: strike}
+        # Slurm cuts its times to whole seconds: a job begins up to one before the moment that let it go, and ends up
+        # to one before its controller's last word. A wait has one such end, a pause lies between two.
+        extra = {Bucket.QUEUE: 1.0 + slack + launching, Bucket.OPERATOR_PAUSE: 1.0 + slack, Bucket.REDONE: strike}
         within = 1.0 + extra.get(bucket, 0.0)
         assert wall(goodput, bucket) == pytest.approx(expected, abs=within), bucket
     total = sum(

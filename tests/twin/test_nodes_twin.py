@@ -15,16 +15,18 @@ from typing import Any
 import pytest
 
 from tests.tr11ops.launch.run_inputs import write_card
-from tr11ops.agent.health.base import EXIT_BAD_NODE
-from tr11ops.agent.waiting import WaitingWork
 from tr11ops.cli.main import execute
 from tr11ops.cluster.base import BatchRequest, Job
 from tr11ops.cluster.slurm import SlurmScheduler
-from tr11ops.exclusions import read_version
-from tr11ops.rundir import RunDirectory
+from tr11ops.health.base import EXIT_BAD_NODE
+from tr11ops.nodes.queue_exclusions import RunQueue, sync_queue_exclusions
+from tr11ops.queue.given_nodes import known_names
+from tr11ops.queue.pending import PendingJobs
+from tr11ops.rundir.exclusions import read_version
+from tr11ops.rundir.paths import RunDirectory
 from tr11ops.twin.faults import heal, inject
 from tr11ops.twin.twin import Twin
-from trainer.contract import RunPaths
+from trainer.contract.paths import RunPaths
 
 ROOT = Path(__file__).parents[2]
 TR11 = Path(sys.executable).parent / "tr11"
@@ -79,12 +81,12 @@ class Place:
             capture_output=True,
             text=True,
             env={**os.environ, **self.twin.environment},
-            timeout=60,
+            timeout=300,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def wait(self, condition: Callable[[], Any], seconds: float = 120.0) -> None:
+    def wait(self, condition: Callable[[], Any], seconds: float = 600.0) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline
@@ -117,7 +119,7 @@ def script(folder: Path, body: str) -> tuple[str, str]:
     return "--set", f'resilience.check_scripts=["{path}"]'
 
 
-def test_an_exclusion_reaches_queued_work_in_its_place_and_no_drain_is_touched(place: Place) -> None:
+def test_an_exclusion_reaches_queued_jobs_and_touches_no_drain(place: Place) -> None:
     first, second, third = place.nodes[:3]
     place.block(6)
     array = place.submit("true", "small", 2, ours=True, array="1-5%1")
@@ -153,7 +155,7 @@ def test_an_exclusion_reaches_queued_work_in_its_place_and_no_drain_is_touched(p
     assert place.type_in("exclude", third, "--yes", *ten)[0] == 1  # one is the cap of six nodes, and one is excluded
 
 
-def test_a_node_that_the_site_removes_stops_no_launch_and_no_later_exclusion(place: Place) -> None:
+def test_a_node_that_the_site_removes_stops_no_launch(place: Place) -> None:
     """Slurm refuses a whole list for one unknown name, and keeps it in the list of what was queued before."""
     first, second, gone = place.nodes[0], place.nodes[1], place.nodes[5]
     usable = {node.name for node in place.slurm.nodes() if node.is_usable}
@@ -170,9 +172,11 @@ def test_a_node_that_the_site_removes_stops_no_launch_and_no_later_exclusion(pla
         assert place.type_in("exclude", second, "--reason", "fan", "--yes", *CAP)[0] == 0
         [queued] = [job for job in place.slurm.jobs() if job.array_id == array]
         assert queued.excluded == (first, second)
-        lines: list[str] = []
-        assert WaitingWork(place.slurm, place.directory, array, lines.append).exclude([first, second, gone])
-        assert gone in lines[0] and "left out" in lines[0]
+        waiting = PendingJobs(place.slurm, place.directory, array, print)
+        done = sync_queue_exclusions(
+            place.directory, RunQueue(place.slurm, waiting.look, lambda: known_names(place.slurm), retry=waiting.retry)
+        )
+        assert (done.left_out, done.failures, done.changes) == ((gone,), (), ())
         assert {entry.node for entry in read_version(place.directory.exclusions).exclusions} == {first, second, gone}
         place.slurm.cancel(array)
         place.capture.readouterr()
@@ -189,7 +193,7 @@ def test_a_node_that_the_site_removes_stops_no_launch_and_no_later_exclusion(pla
         place.wait(lambda: {node.name for node in place.slurm.nodes() if node.is_usable} >= usable)
 
 
-def test_the_health_job_runs_on_the_named_node_and_tells_the_bad_one(place: Place) -> None:
+def test_the_health_job_runs_on_the_named_node_and_tells(place: Place) -> None:
     good, bad = place.nodes[1], place.nodes[3]
     own = script(
         place.folder,
@@ -203,12 +207,12 @@ def test_the_health_job_runs_on_the_named_node_and_tells_the_bad_one(place: Plac
     assert place.type_in("exclude", bad, "--yes")[0] == 0
     refused = place.type_in("include", bad, "--yes", *own)
     assert refused[0] == 1 and "fan 3" in refused[2]
-    assert place.type_in("include", bad, "--yes")[0] == 0  # mended: the card has no such script any more
+    assert place.type_in("include", bad, "--yes")[0] == 0  # repaired: the card has no such script any more
     assert read_version(place.directory.exclusions).exclusions == ()
     place.wait(lambda: all(job.state.is_final for job in place.slurm.jobs() if job.name == "tr11-health"))
 
 
-def test_busy_nodes_are_checked_beside_our_job_and_drained_ones_are_unknown(place: Place) -> None:
+def test_busy_nodes_are_checked_and_drained_ones_are_unknown(place: Place) -> None:
     job = place.block(2)
     idle = next(name for name in place.nodes if name not in job.nodes)
     drained = next(name for name in reversed(place.nodes) if name not in (*job.nodes, idle))
@@ -229,6 +233,55 @@ def test_busy_nodes_are_checked_beside_our_job_and_drained_ones_are_unknown(plac
     assert current is not None and current.state.is_active  # it was not disturbed
 
 
+def test_the_search_names_the_bad_one_of_four(place: Place) -> None:
+    """Through real jobs: what fails on one node is told apart from its partners, and the command is printed."""
+    four, bad = place.nodes[:4], place.nodes[2]
+    failing = f'test "$SLURMD_NODENAME" != {bad}'
+    code, out, err = place.type_in("search", *four, "--command", failing, "--json")
+    assert code == 1, out + err
+    document = json.loads(out)
+    assert (document["bad"], document["kind"], document["nodes"]) == ([bad], "node", list(four))
+    assert all(test["outcome"] != "unknown" for one in document["rounds"] for test in one)
+
+
+def test_nodes_are_measured_in_one_job_and_talk(place: Place) -> None:
+    """All nodes of a twin are one machine: that every node answers is shown here, and not how fast it is."""
+    three = place.nodes[:3]
+    code, out, _ = place.type_in("bench", *three, "--dry-run")
+    assert code == 0 and "#SBATCH --exclusive" in out and f"#SBATCH --nodelist={','.join(three)}" in out
+    assert not list(place.folder.rglob("*health-*"))
+    code, out, err = place.type_in(
+        "bench", *three, "--json", "--repeats", "1", "--sample", "0.001", "--timeout", "20m"
+    )  # fmt: skip
+    document = json.loads(out)
+    assert [(entry["node"], entry["why"]) for entry in document["nodes"]] == [(name, "") for name in three], err
+    for entry in document["nodes"]:
+        assert set(entry["measurements"]) == {"cpu-fp32", "cpu-bf16", "cpu-copy", "all-reduce"}
+        assert len(entry["measurements"]["all-reduce"]["samples"]) == 2, "with both others"
+        assert entry["measurements"]["all-reduce"]["usual"] > 0
+    assert code == (1 if document["slow"] else 0)
+
+
+def test_a_slow_node_and_a_silent_one_are_told_apart(place: Place) -> None:
+    *four, slow, silent = place.nodes[:6]
+    command = f"""case $SLURMD_NODENAME in
+        {slow}) echo tokens 80 /s;;
+        {silent}) echo the fan is off; exit 3;;
+        *) echo tokens 100 /s;;
+    esac"""
+    code, out, _ = place.type_in(
+        "bench", *four, slow, silent, "--command", command, "--repeats", "2", "--timeout", "20m"
+    )
+    assert code == 1, out
+    rows = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line.split()[1:]}
+    assert [rows[name] for name in (*four, slow, silent)] == [
+        *[["100%", "fine"]] * 4, ["80%!", "SLOW"], ["-", "no", "answer"],
+    ]  # fmt: skip
+    assert f"{silent}: exit status 3: the fan is off" in out
+    assert f'to exclude: tr11 nodes exclude {slow} --reason "nodes bench, tokens 80%"' in out
+    assert not place.directory.exists or not read_version(place.directory.exclusions).exclusions
+
+
 def test_two_people_at_once_lose_nothing(place: Place) -> None:
     place.block(6)
     array = place.submit("true", "small", 2, ours=True, array="1-3%1")
@@ -242,7 +295,7 @@ def test_two_people_at_once_lose_nothing(place: Place) -> None:
         for name in mine
     ]  # fmt: skip
     for person in people:
-        shown, _ = person.communicate(timeout=180)
+        shown, _ = person.communicate(timeout=300)
         assert person.returncode == 0, shown
     assert [entry.node for entry in read_version(place.directory.exclusions).exclusions] == list(mine)
     [queued] = [job for job in place.slurm.jobs() if job.array_id == array]
@@ -272,7 +325,7 @@ def test_a_bad_node_ends_the_step_before_the_others_wait_for_it(place: Place) ->
         "echo status $?", "agents", 3,
     )  # fmt: skip
     out = place.folder / f"agents-{number}.out"
-    place.wait(lambda: out.exists() and "status " in out.read_text(), 180)
+    place.wait(lambda: out.exists() and "status " in out.read_text())
     text = out.read_text()
     assert "health check script:own.sh: bad: GPU 3 is gone" in text
     assert f"task 1: Exited with exit code {EXIT_BAD_NODE}" in text and "status 0" not in text

@@ -1,4 +1,4 @@
-"""The watchdog on real Slurm with stand-in workers: every state told apart, and what it mends in one pass."""
+"""The watchdog on real Slurm with stand-in workers: every state told apart, and what it repairs in one pass."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from pathlib import Path
 import pytest
 
 from tests.plugins.twin_fixture import require_slurm
-from tests.twin.test_relaunch_twin import CARD
-from tr11ops import deadline
+from tests.twin.rehearsal_inputs import CARD
+from tr11ops.base import deadline
 from tr11ops.cli import pulse as command
 from tr11ops.cli.common import directory_of, read_card
+from tr11ops.cli.context import RunContext
 from tr11ops.cli.main import execute
 from tr11ops.cluster.base import BatchRequest, Job, JobState
 from tr11ops.cluster.slurm import SlurmScheduler
-from tr11ops.deeds import Result
-from tr11ops.pulse import Pulse, Run, take_pulse
-from tr11ops.pulse_lines import State
-from tr11ops.rundir import new_tag
-from tr11ops.stacks import folder_of, keep_stacks
+from tr11ops.rundir.action_log import Result
+from tr11ops.rundir.paths import new_tag
 from tr11ops.twin.faults import heal, inject
 from tr11ops.twin.plan import TwinPlan
 from tr11ops.twin.twin import Twin
+from tr11ops.watchdog.log_lines import State
+from tr11ops.watchdog.pulse import Pulse, WatchedRun, take_pulse
+from tr11ops.watchdog.stacks import folder_of, keep_stacks
 
-PATIENCE_SECONDS = 150.0
+PATIENCE_SECONDS = 600.0
 GIVEN_UP_SECONDS = 4 * 3600.0  # three times the patience with a first step, of which nothing was learned, and more
 COMMANDS = ("squeue", "scontrol", "sinfo", "sbatch", "scancel", "sacct")
 
@@ -57,8 +58,8 @@ class Stage:
         assert hand is not None
         if timeout is not None:
             eye = SlurmScheduler(self.twin.environment, timeout_seconds=timeout)
-        hands = command._hands(None, None, hand) if act else None
-        run = Run(self.card, self.directory, eye, "root")
+        hands = command._hands(RunContext(), hand) if act else None
+        run = WatchedRun(self.card, self.directory, eye, "root")
         return take_pulse(run, hands, email=False, now=lambda: time.time() + later)
 
     def until(self, state: State, later: float = 0.0) -> Pulse:
@@ -79,6 +80,13 @@ class Stage:
         while self.pulse().state is not State.RUNNING:
             assert time.monotonic() < deadline, self.pulse().lines
             time.sleep(0.3)
+
+    def wait_for(self, number: str) -> None:
+        """Until the job runs."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not any(job.raw_id == number and job.state is JobState.RUNNING for job in self.slurm.jobs()):
+            assert time.monotonic() < deadline, self.slurm.jobs()
+            time.sleep(0.2)
 
     def clear(self) -> None:
         for job in self.slurm.jobs():
@@ -119,11 +127,11 @@ def said(seen: Pulse, words: str) -> bool:
     return any(words in line for line in seen.lines)
 
 
-@pytest.mark.timeout(600)
 def test_each_state_of_a_run_is_told_apart(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
     filler = stage.slurm.submit(
         BatchRequest("#!/bin/bash\nsleep 600\n", "filler", 5, 1200, "/dev/null", stage.folder, partition="gpu_p5")
     )
+    stage.wait_for(filler)
     assert execute(["launch", "--array", "1-3", "--scheduler", "slurm"]) == 0
     queued = stage.until(State.QUEUED)
     assert queued.verdict.exit_code == 0 and said(queued, " is waiting to be scheduled (")
@@ -140,9 +148,10 @@ def test_each_state_of_a_run_is_told_apart(stage: Stage, capsys: pytest.CaptureF
     assert (hung.state, hung.verdict.exit_code) == (State.HUNG, 1) and said(hung, " is HUNG: job ")
     assert [action.name for action in hung.plan.actions] == ["stacks", "cancel"]
     task = stage.running()
-    assert "the stacks of 3 nodes are in" in keep_stacks(stage.card.paths, task.raw_id, 4, os.environ)  # one is spare
+    told = keep_stacks(stage.card.paths, task.raw_id, task.nodes, len(task.nodes), os.environ)
+    assert "the stacks of 3 nodes are in" in told  # one is spare
     kept = {path.stem: path.read_text() for path in folder_of(stage.card.paths, task.raw_id).iterdir()}
-    assert set(kept) == set(task.nodes[:3]) and "rank 0, process " in kept[task.nodes[0]]
+    assert set(kept) == {*task.nodes[:3], "verdict"} and "rank 0, process " in kept[task.nodes[0]]
     assert [action.name for action in stage.pulse(later=GIVEN_UP_SECONDS).plan.actions] == ["cancel"]
 
     inject(stage.twin, "controller-frozen")
@@ -193,13 +202,12 @@ def test_each_state_of_a_run_is_told_apart(stage: Stage, capsys: pytest.CaptureF
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(deadline, "SCHEDULER_SECONDS", 1.0)
         assert execute(["kill", "--yes"]) == 0 and stage.directory.kill_switch_is_set()
-        assert "the scheduler did not answer (squeue did not answer within 1 s)" in capsys.readouterr().err
+        assert "the scheduler did not answer (scontrol did not answer within 1 s)" in capsys.readouterr().err
         assert execute(["status"]) == 3
     heal(stage.twin)
 
 
-@pytest.mark.timeout(600)
-def test_a_lost_batch_host_is_half_dead_while_it_trains_and_ended_in_one_pass_when_it_does_not(stage: Stage) -> None:
+def test_a_lost_batch_host_is_half_dead_or_ended_in_one_pass(stage: Stage) -> None:
     assert execute(["launch", "--scheduler", "slurm"]) == 0
     stage.until_it_trains()
     job = stage.running()

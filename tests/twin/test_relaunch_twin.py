@@ -13,77 +13,20 @@ import pytest
 
 from tests.plugins.twin_fixture import require_slurm
 from tests.tr11ops.launch.run_inputs import write_checkpoint, write_dataset
+from tests.twin.rehearsal_inputs import CARD
 from tr11ops.cli.main import execute
 from tr11ops.cluster.base import BatchRequest, Job, JobState
 from tr11ops.cluster.slurm import SlurmScheduler
-from tr11ops.exclusions import EXCLUDED, INCLUDED, exclude, read_version
-from tr11ops.journal import read_journal
-from tr11ops.rundir import RunDirectory
+from tr11ops.rundir.exclusions import EXCLUDED, INCLUDED, exclude, read_version
+from tr11ops.rundir.journal import read_journal
+from tr11ops.rundir.paths import RunDirectory
 from tr11ops.twin.faults import heal, inject
 from tr11ops.twin.plan import TwinPlan
 from tr11ops.twin.twin import Twin
-from trainer.contract import RunPaths
+from trainer.contract.paths import RunPaths
 
 NODES = tuple(f"jean-zay-iam0{number}" for number in range(1, 7))
-PATIENCE_SECONDS = 150.0
-
-CARD = """
-[run]
-name = "heal"
-directory = "run"
-
-[rehearsal]
-time_scale = 100
-start_seconds = 5
-step_seconds = {step_seconds}
-save_seconds = 1
-bytes_per_rank = 256
-collective_seconds = 6000
-
-[slurm]
-nodes = 3
-spare_nodes = {spares}
-workers_per_node = 2
-time_limit = "00:30:00"
-signal_seconds_before_limit = 60
-setup = [{setup}]
-
-[parallel]
-tensor = 2
-
-[model]
-layers = 2
-hidden_size = 32
-attention_heads = 4
-sequence_length = 32
-
-[batch]
-micro_batch_size = 2
-global_batch_size = 12
-train_samples = {samples}
-
-[schedule]
-learning_rate = 1e-3
-
-[checkpoint]
-interval = 5
-
-[evaluation]
-iterations = 0
-
-[data]
-prefixes = ["data/none"]
-
-[tokenizer]
-padded_vocabulary_size = 512
-
-[logging]
-tensorboard = false
-
-[resilience]
-end_within_seconds = 8
-exclusion_cap_percent = 50
-"""
+PATIENCE_SECONDS = 600.0
 
 
 @pytest.fixture(scope="module")
@@ -183,27 +126,25 @@ def stage(small_twin: Twin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     )
 
 
-@pytest.mark.timeout(400)
-def test_a_crash_is_relaunched_on_the_spare_and_the_run_finishes(stage: Stage) -> None:
+def test_a_crash_is_relaunched_on_the_spare_and_finishes(stage: Stage) -> None:
     stage.launch(3, samples=1200)
     attempt = stage.train()
     inject(stage.twin, "worker-crash", node=NODES[1])
     stage.wait((stage.paths.attempt(attempt) / "verdict.json").exists, "the end")
     first, second = stage.launches(attempt)
-    assert (first["cause"], first["blamed"]) == ("node", [NODES[1]])
+    assert (first["cause"], first["blamed"], first["suspects"]) == ("node", [], [NODES[1]])
     assert (first["nodes"], second["nodes"]) == (list(NODES[:3]), [NODES[0], *NODES[2:4]])
     assert first["start"] < first["first_sign"] <= first["end"] <= second["start"]
     assert second["iteration_after"] == 100 and second["checkpoint_before"] >= 5
     verdict = stage.verdict(attempt)
-    assert (verdict["reason"], verdict["blamed"], verdict["held"]) == ("finished", [NODES[1]], [stage.array])
-    assert stage.waiting().excluded == (NODES[1],)
+    assert (verdict["reason"], verdict["blamed"], verdict["held"]) == ("finished", [], [stage.array])
+    assert stage.waiting().excluded == ()  # one killed worker is no proof
     entry = next(entry for entry in read_journal(stage.directory.journal).entries if entry.kind == "launch-failed")
-    assert entry.data["blamed"] == [NODES[1]]
+    assert (entry.data["blamed"], entry.data["suspects"]) == ([], [NODES[1]])
     assert stage.started() == [attempt]
 
 
-@pytest.mark.timeout(400)
-def test_a_black_hole_burns_one_task_and_the_others_run_elsewhere(stage: Stage) -> None:
+def test_a_black_hole_burns_one_task_and_others_run_elsewhere(stage: Stage) -> None:
     inject(stage.twin, "black-hole", node=NODES[1])
     stage.launch(5, spares=0)
     second = stage.train(attempt=1)
@@ -215,15 +156,13 @@ def test_a_black_hole_burns_one_task_and_the_others_run_elsewhere(stage: Stage) 
         True,
         1,
     )
+    assert [launch["suspects"] for launch in stage.launches(first)] == [[NODES[1]], []]  # the second time counts
     assert NODES[1] not in stage.launches(second)[0]["nodes"]
     assert stage.waiting().excluded == (NODES[1],)
     assert stage.waiting().pending_tasks == (3, 4, 5)
 
 
-@pytest.mark.timeout(400)
-def test_a_fault_that_follows_the_rank_blames_no_node_across_tasks(
-    stage: Stage, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_fault_that_follows_the_rank_blames_no_node(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
     """One rank dies of SIGSEGV at one iteration, on whatever node it is: two tasks see that, and no node is lost."""
     stage.paths.root.mkdir()
     inject(stage.twin, "bad-sample", path=str(stage.paths.root))
@@ -231,7 +170,8 @@ def test_a_fault_that_follows_the_rank_blames_no_node_across_tasks(
     stage.wait(lambda: stage.waiting().reason.startswith("JobHeld"), "the hold")
     first, second = stage.started()
     stage.wait((stage.paths.attempt(second) / "verdict.json").exists, "the second verdict")
-    [one], [two] = stage.launches(first), stage.launches(second)
+    [zero, one], [two] = stage.launches(first), stage.launches(second)
+    assert (zero["cause"], zero["suspects"], zero["fault"]) == ("node", one["blamed"], two["fault"])
     assert (one["cause"], one["reached"], one["fault"]) == ("node", 7, two["fault"])
     assert (two["cause"], two["blamed"], two["suspects"] == one["blamed"]) == ("software", [], False)
     assert stage.verdict(second)["held"] == [stage.array] and stage.waiting().pending_tasks == (3, 4, 5)
@@ -248,8 +188,7 @@ def test_a_fault_that_follows_the_rank_blames_no_node_across_tasks(
     assert "software or data, not the nodes" in capsys.readouterr().out
 
 
-@pytest.mark.timeout(400)
-def test_batch_scripts_that_are_killed_before_their_agents_begin_burn_two_tasks(stage: Stage) -> None:
+def test_batch_scripts_killed_before_their_agents_burn_two(stage: Stage) -> None:
     stage.launch(5, setup='"sleep 3000"')
     [submission] = stage.directory.submissions.iterdir()
     for count in (1, 2):
@@ -263,10 +202,11 @@ def test_batch_scripts_that_are_killed_before_their_agents_begin_burn_two_tasks(
     assert stage.verdict(third)["held"] == [stage.array] and stage.waiting().pending_tasks == (4, 5)
 
 
-@pytest.mark.timeout(400)
 def test_bad_input_holds_the_array(stage: Stage) -> None:
+    inject(stage.twin, "partition-down")  # no task starts before the checkpoint is there
     stage.launch(3)
     write_checkpoint(stage.paths.checkpoints, 5)  # a real training's, which a stand-in refuses
+    heal(stage.twin, kind="partition-down")
     stage.wait(
         lambda: stage.started() and (stage.paths.attempt(stage.started()[0]) / "verdict.json").exists(), "the end"
     )
@@ -280,11 +220,10 @@ def test_bad_input_holds_the_array(stage: Stage) -> None:
     assert held.data["jobs"] == [stage.array]
 
 
-@pytest.mark.timeout(400)
-def test_ten_queued_tasks_start_zero_times_once_the_switch_is_set(stage: Stage) -> None:
+def test_ten_queued_tasks_never_start_once_the_switch_is_set(stage: Stage) -> None:
     stage.launch(11)
     attempt = stage.train()
-    stage.directory.kill_switch.touch()  # by anybody who may write there
+    stage.directory.kill_switch.touch()  # by anyone who may write there
     stage.wait((stage.paths.attempt(attempt) / "verdict.json").exists, "the end")
     verdict = stage.verdict(attempt)
     assert (verdict["reason"], verdict["exit_status"], verdict["held"]) == ("kill-switch", 0, [stage.array])
@@ -300,7 +239,6 @@ def test_ten_queued_tasks_start_zero_times_once_the_switch_is_set(stage: Stage) 
     assert stage.waiting().pending_tasks == tuple(range(3, 12)) and stage.waiting().reason.startswith("JobHeld")
 
 
-@pytest.mark.timeout(400)
 def test_a_dead_node_costs_neither_the_job_nor_the_next_task(stage: Stage) -> None:
     stage.launch(3)
     attempt = stage.train()
@@ -320,7 +258,6 @@ def test_a_dead_node_costs_neither_the_job_nor_the_next_task(stage: Stage) -> No
     assert (stage.waiting().pending_tasks or (stage.waiting().task_id,)) == ((3,) if beside else (2, 3))
 
 
-@pytest.mark.timeout(400)
 def test_a_task_that_was_given_excluded_nodes_leaves_them_alone(stage: Stage) -> None:
     block = stage.slurm.submit(
         BatchRequest("#!/bin/bash\nsleep 600\n", "block", 6, 900, str(stage.folder / "b.out"), stage.folder)
@@ -331,7 +268,10 @@ def test_a_task_that_was_given_excluded_nodes_leaves_them_alone(stage: Stage) ->
     stage.launch(3)
     for node in NODES[:2]:  # as an attempt does whose scheduler did not answer
         assert exclude(stage.directory, node, why="a test", owner="test", days=1)
+    stage.slurm.hold(stage.array)  # else it starts on whichever nodes the blocker leaves first
     stage.slurm.cancel(block)
+    stage.wait(lambda: all(node.states == {"idle"} for node in stage.slurm.nodes()), "the blocker's end on all nodes")
+    stage.slurm.release(stage.array)
     second = stage.train(attempt=1)
     first = stage.started()[0]
     assert (stage.launches(first), stage.verdict(first)["cause"]) == ([], "node")
@@ -339,8 +279,7 @@ def test_a_task_that_was_given_excluded_nodes_leaves_them_alone(stage: Stage) ->
     assert stage.waiting().excluded == NODES[:2]
 
 
-@pytest.mark.timeout(400)
-def test_the_next_task_ends_a_job_without_its_batch_host_and_trains_on(stage: Stage) -> None:
+def test_the_next_task_ends_a_job_without_its_batch_host(stage: Stage) -> None:
     stage.launch(4)
     first = stage.train(beyond=10)
     inject(stage.twin, "batch-host-dead", node=NODES[0])

@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
+from tr11ops.base.observed import Unknown
 from tr11ops.cluster.base import BatchRequest, Job, JobState
 from tr11ops.cluster.slurm import SlurmScheduler
 from tr11ops.detect.registry import detect_all
-from tr11ops.observe import observe
-from tr11ops.rundir import RunDirectory, Submission, new_tag
-from tr11ops.snapshot import RunFacts, Snapshot, Unknown
+from tr11ops.observe.look import observe
+from tr11ops.observe.snapshot import RunFacts, Snapshot
+from tr11ops.rundir.paths import RunDirectory, Submission, new_tag
 from tr11ops.twin.twin import Twin
-from tr11ops.verdict import Verdict, Word, judge
-from trainer.contract import Heartbeat, RunPaths, write_heartbeat
-
-pytestmark = pytest.mark.timeout(600)
+from tr11ops.watchdog.verdict import Verdict, VerdictWord, judge
+from trainer.contract.heartbeat import Heartbeat, write_heartbeat
+from trainer.contract.paths import RunPaths
 
 
 class Run:
@@ -50,7 +50,7 @@ class Run:
         return seen, judge(seen, detect_all(seen))
 
     def wait(self, enough: Callable[[Snapshot, Verdict], bool]) -> tuple[Snapshot, Verdict]:
-        deadline = time.monotonic() + 240
+        deadline = time.monotonic() + 300
         while time.monotonic() < deadline:
             seen, verdict = self.look()
             if enough(seen, verdict):
@@ -72,14 +72,14 @@ def run(tmp_path: Path, slurm: SlurmScheduler) -> Run:
 def test_an_array_runs_hangs_and_its_rest_is_held(run: Run, twin: Twin) -> None:
     job_id = run.submit(array="1-9000:9%1")
     job = run.running()
-    assert run.look()[1].word is Word.STARTING
+    assert run.look()[1].word is VerdictWord.STARTING
     write_heartbeat(run.directory.paths.heartbeat(0), Heartbeat(0, "x", 1, "training", 7, time.time(), job.raw_id))
     seen, verdict = run.look()
-    assert (verdict.word, "training at iteration 7" in verdict.why) == (Word.HEALTHY, True), verdict
+    assert (verdict.word, "training at iteration 7" in verdict.why) == (VerdictWord.HEALTHY, True), verdict
     waiting = [job for job in seen.jobs if job.state is JobState.PENDING]  # type: ignore[union-attr]
     assert [len(job.pending_tasks) for job in waiting] == [999]
     assert seen.unknowns() == ()
-    assert run.look(later=7200)[1].word is Word.STALLED
+    assert run.look(later=7200)[1].word is VerdictWord.STALLED
 
     # A controller that does not answer is no reason to wake anyone while the heartbeats are fresh.
     controller = twin.process("slurmctld").pid
@@ -88,8 +88,8 @@ def test_an_array_runs_hangs_and_its_rest_is_held(run: Run, twin: Twin) -> None:
         write_heartbeat(run.directory.paths.heartbeat(0), Heartbeat(0, "x", 1, "training", 8, time.time(), job.raw_id))
         blind, verdict = run.look()
         assert isinstance(blind.jobs, Unknown)
-        assert (verdict.word, "scheduler unreachable" in verdict.why) == (Word.HEALTHY, True), verdict
-        assert judge(blind, ()).word is Word.HEALTHY
+        assert (verdict.word, "scheduler unreachable" in verdict.why) == (VerdictWord.HEALTHY, True), verdict
+        assert judge(blind, ()).word is VerdictWord.HEALTHY
         assert [finding.detector for finding in detect_all(blind)] == []
     finally:
         os.kill(controller, signal.SIGCONT)
@@ -97,11 +97,11 @@ def test_an_array_runs_hangs_and_its_rest_is_held(run: Run, twin: Twin) -> None:
     run.slurm.hold(job_id)
     run.slurm.cancel(f"{job_id}_1")
     # Held by User or Admin, depending on who runs the tests. Until task 1 has left its nodes, that is said first.
-    run.wait(lambda seen, verdict: verdict.word is Word.DOWN and "JobHeld" in verdict.why)
+    run.wait(lambda seen, verdict: verdict.word is VerdictWord.DOWN and "JobHeld" in verdict.why)
     run.slurm.release(job_id)
-    run.wait(lambda seen, verdict: verdict.word in {Word.QUEUED, Word.STARTING})
+    run.wait(lambda seen, verdict: verdict.word in {VerdictWord.QUEUED, VerdictWord.STARTING})
     run.slurm.cancel(job_id)
-    run.wait(lambda seen, verdict: verdict.word is Word.DOWN and "nothing is queued" in verdict.why)
+    run.wait(lambda seen, verdict: verdict.word is VerdictWord.DOWN and "nothing is queued" in verdict.why)
 
 
 def test_a_dead_chain_is_told_from_a_waiting_one(run: Run, twin: Twin) -> None:
@@ -109,10 +109,10 @@ def test_a_dead_chain_is_told_from_a_waiting_one(run: Run, twin: Twin) -> None:
     run.running()
     second = run.submit(dependency=f"afterany:{first}")
     seen, verdict = run.look()
-    assert verdict.word is Word.STARTING
+    assert verdict.word is VerdictWord.STARTING
     assert [job.reason for job in seen.jobs if job.job_id == second] == ["Dependency"]  # type: ignore[union-attr]
     run.slurm.cancel(second)
-    # As somebody else's script may submit it: a job that waits for a success that will never come.
+    # As someone else's script may submit it: a job that waits for a success that will never come.
     arguments = [
         "--job-name=watched",
         "--partition=gpu_p5",
@@ -122,10 +122,10 @@ def test_a_dead_chain_is_told_from_a_waiting_one(run: Run, twin: Twin) -> None:
     comment = f"--comment={run.directory.comment(new_tag())}"
     subprocess.run(
         ["sbatch", *arguments, comment, "--output=/dev/null", "--wrap=true"], env=twin.environment, check=True,
-        capture_output=True, timeout=120,
+        capture_output=True, timeout=300,
     )  # fmt: skip
     run.slurm.cancel(first)
     seen, verdict = run.wait(lambda seen, verdict: "DependencyNeverSatisfied" in verdict.why)
-    assert verdict.word is Word.DOWN
+    assert verdict.word is VerdictWord.DOWN
     (finding,) = [finding for finding in detect_all(seen) if finding.detector == "dead-chain"]
     assert finding.fix == "tr11 launch --repair"

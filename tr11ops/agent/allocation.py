@@ -11,6 +11,7 @@ from typing import Literal
 
 from tr11ops.cluster.hostlist import expand
 
+ADDRESS_SECONDS = 30.0
 SchedulerKind = Literal["slurm", "local", "foreground"]
 
 
@@ -49,7 +50,7 @@ def read_allocation(environment: Mapping[str, str], foreground_nodes: int | None
     )
 
 
-def master_address(allocation: Allocation, timeout_seconds: float = 30.0) -> str:
+def master_address(allocation: Allocation) -> str:
     """Address of the first node for the workers' rendezvous.
 
     Slurm is asked for the node's address, because a node's name need not resolve (several nodes on one machine).
@@ -62,7 +63,7 @@ def master_address(allocation: Allocation, timeout_seconds: float = 30.0) -> str
             ["scontrol", "--oneliner", "show", "node", first],
             capture_output=True,
             text=True,
-            timeout=timeout_seconds,
+            timeout=ADDRESS_SECONDS,
             check=True,
         ).stdout
     except (OSError, subprocess.SubprocessError):

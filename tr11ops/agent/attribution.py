@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from tr11ops.agent.error_text import read_error
 from tr11ops.agent.srun import SrunLine
-from trainer.contract import EXIT_REFUSED, EndMarker
+from trainer.contract.end_marker import EXIT_REFUSED, EndMarker
 
 
 class Kind(StrEnum):
-    """What sort of thing ended a launch. NODE, and no other, is cured by other nodes."""
+    """What sort of thing ended a launch. NODE, and no other, is cured by other nodes; be it proved or suspected."""
 
     NODE = "node"
     CONFIGURATION = "configuration"
@@ -79,6 +80,8 @@ class Evidence:
 class Attribution:
     """A conclusion. `blamed` are nodes that must not be used again; `suspects` may be at fault, and are only swapped.
 
+    The death or the error of one rank makes a suspect and no more: see `recurrence` for the second time.
+
     `fault` names the fault itself, free of hosts and numbers that change from time to time: two launches with the same
     `fault` on different nodes met the same fault, and the nodes are innocent.
     """
@@ -96,33 +99,7 @@ Attributor = Callable[[Evidence], Attribution | None]
 
 GONE = frozenset({"down", "not_responding", "fail", "failing", "unknown"})  # node states that end whatever ran there
 
-_CONSEQUENCE = re.compile(
-    r"connection (was )?(closed|reset|refused|aborted)|closed by (the )?(remote )?peer|broken pipe|DistNetworkError|"
-    r"DistStoreError|socket timeout|timed? ?out|remote process exited|unhandled system error|gloo.*(pair|transport)|"
-    r"\[?(c10d|gloo)\]?.*(closed|reset)|ended by SIGTERM|RankLost|lost (a|the) rank|lost each other|"
-    r"heartbeat monitor|watchdog",
-    re.IGNORECASE,
-)
 _PEER = re.compile(r"\brank \d+ on ([^\s,:;()]+)")
-_HARDWARE = re.compile(
-    r"\bcudaError|CUDA error|CUDNN_STATUS|CUBLAS_STATUS|\bECC\b|\bXid\b|NVLink|ncclSystemError|uncorrectable|bus error|"
-    r"no CUDA GPUs|GPU has fallen|insufficient shared memory|driver shutting down|SIGBUS",
-    re.IGNORECASE,
-)
-_STORAGE = re.compile(
-    r"no space left on device|disk quota exceeded|quota exceeded|read-only file system|stale file handle|"
-    r"input/output error|ENOSPC|EDQUOT|EROFS|the last save failed",
-    re.IGNORECASE,
-)
-_NODES_OWN = re.compile(r"['\" ](/tmp|/dev/shm|/var/tmp|/run)/")  # places that each node has for itself
-_NUMERICS = re.compile(
-    r"\bNaN\b|not finite|non-?finite|FloatingPointError|OverflowError|loss scale.*minimum|diverged", re.IGNORECASE
-)
-_PROGRAM = re.compile(
-    r"^(\w+\.)*(CardError|DataError|CheckpointError|ImportError|ModuleNotFoundError|SyntaxError|NameError|TypeError|"
-    r"AttributeError|KeyError|ValueError|IndexError|AssertionError|NotImplementedError|FileNotFoundError|"
-    r"PermissionError|UnicodeDecodeError)\b|CUDA out of memory|OutOfMemoryError"
-)
 
 
 # ----------------------------------------------------------------------------- one function a source
@@ -206,14 +183,17 @@ def by_death(evidence: Evidence) -> Attribution | None:
             summary = f"{first.error}, on {len(together)} nodes at once"
             return Attribution(Kind.UNKNOWN, summary, 0.6, evidence=said, fault=fault)
         fault = f"died: {signature(first.error)} at {first.rank}"
-        sure = 0.85 if len({one.host for one in died}) == 1 else 0.7
-        return Attribution(Kind.NODE, str(first), sure, (first.host,), evidence=_lines(first, evidence), fault=fault)
+        sure = 0.78 if len({one.host for one in died}) == 1 else 0.7
+        return Attribution(
+            Kind.NODE, str(first), sure, suspects=(first.host,), evidence=_lines(first, evidence), fault=fault
+        )
     killed = next((line for line in evidence.srun if line.is_own and line.by_signal), None)
     if killed is None or len(killed.nodes) != 1:
         return None
     return Attribution(
-        Kind.NODE, killed.text, 0.8, killed.nodes, evidence=(killed.text,), fault=f"died: {signature(killed.what)}"
-    )
+        Kind.NODE, killed.text, 0.76, suspects=killed.nodes, evidence=(killed.text,),
+        fault=f"died: {signature(killed.what)}",
+    )  # fmt: skip
 
 
 def by_error(evidence: Evidence) -> Attribution | None:
@@ -227,13 +207,15 @@ def by_error(evidence: Evidence) -> Attribution | None:
     said = tuple(str(one) for one in own[:4])
     fault = f"{same} at {first.rank if len(alike) == 1 else 'several'}"
     alone = (first.host,) if len({one.host for one in alike}) == 1 < len(evidence.nodes) else ()
-    full = _STORAGE.search(first.error)
-    if alone and (_HARDWARE.search(first.error) or (full and _NODES_OWN.search(first.error))):
+    error = read_error(first.error)
+    if alone and error.condemns_node:
         return Attribution(Kind.NODE, str(first), 0.88, alone, evidence=_lines(first, evidence), fault=fault)
-    if full or _NUMERICS.search(first.error):
-        kind = Kind.STORAGE if full else Kind.NUMERICS
+    if error.is_storage or error.is_numerics:
+        kind = Kind.STORAGE if error.is_storage else Kind.NUMERICS
         return Attribution(kind, str(first), 0.88, evidence=said, fault=f"{kind}: {same}")
-    if not alone and _PROGRAM.search(first.error):
+    if alone and error.may_be_nodes_own:
+        return Attribution(Kind.NODE, str(first), 0.79, suspects=alone, evidence=_lines(first, evidence), fault=fault)
+    if not alone and error.is_configuration:
         return Attribution(Kind.CONFIGURATION, str(first), 0.85, evidence=said, fault=fault)
     return Attribution(Kind.UNKNOWN, str(first), 0.6, suspects=alone, evidence=said, fault=fault)
 
@@ -243,13 +225,13 @@ def by_last_words(evidence: Evidence) -> Attribution | None:
     marker = evidence.marker
     if marker is None or marker.reason != "error":
         return None
-    kind = Kind.STORAGE if _STORAGE.search(marker.message) else Kind.UNKNOWN
+    kind = Kind.STORAGE if read_error(marker.message).is_storage else Kind.UNKNOWN
     said = (f"end marker: {marker.message}",)
     return Attribution(kind, marker.message, 0.9, evidence=said, fault=f"{kind}: {signature(marker.message)}")
 
 
 def _is_own(failure: Failure) -> bool:
-    return failure.signal is None and not _CONSEQUENCE.search(failure.error)
+    return failure.signal is None and not read_error(failure.error).is_consequence
 
 
 def by_first_exit(evidence: Evidence) -> Attribution | None:
@@ -267,7 +249,7 @@ def by_first_exit(evidence: Evidence) -> Attribution | None:
         return None
     line = next(line for line in own if culprits[0] in line.nodes)
     return Attribution(
-        Kind.NODE, line.text, 0.7, (culprits[0],), evidence=(line.text,), fault=f"exit: {signature(line.what)}"
+        Kind.NODE, line.text, 0.7, suspects=(culprits[0],), evidence=(line.text,), fault=f"exit: {signature(line.what)}"
     )
 
 
@@ -302,9 +284,9 @@ ATTRIBUTORS: tuple[Attributor, ...] = (
 )  # fmt: skip
 
 
-def attribute(evidence: Evidence, attributors: Sequence[Attributor] = ATTRIBUTORS) -> Attribution:
+def attribute(evidence: Evidence) -> Attribution:
     """The most confident conclusion; UNKNOWN, with what there is to quote, where no attributor has one."""
-    found = [conclusion for attributor in attributors if (conclusion := attributor(evidence)) is not None]
+    found = [conclusion for attributor in ATTRIBUTORS if (conclusion := attributor(evidence)) is not None]
     if found:
         return max(found, key=lambda conclusion: conclusion.confidence)
     quoted = tuple(str(one) for one in sorted(evidence.failures, key=lambda one: one.time)[:3])

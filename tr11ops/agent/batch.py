@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import stat
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -21,18 +22,21 @@ from typing import Any
 from tr11ops.agent.allocation import Allocation, read_allocation
 from tr11ops.agent.changes import changes_since_last
 from tr11ops.agent.controller import Controller
-from tr11ops.agent.place import STATES_SECONDS, Place
+from tr11ops.agent.place import STATES_SECONDS, AttemptContext
 from tr11ops.agent.step import LineTee, StopFlag
-from tr11ops.evidence import observed
-from tr11ops.exit_duration import derived_again
-from tr11ops.launch.history import RunHistory, read_history
+from tr11ops.base.observed import Unknown, known, observed
+from tr11ops.launch.history import read_history
 from tr11ops.launch.successor import BatchJob, begin_attempt
-from tr11ops.runcard import RunCard, card_from_resolved
-from tr11ops.rundir import RunDirectory
-from tr11ops.snapshot import Unknown, known
-from tr11ops.switch_place import look_at_switch, mark_switch, place_fault
-from trainer.config import CardError, Problem
-from trainer.contract import EXIT_ERROR, EXIT_FINE, EXIT_REFUSED, host_name, read_json, write_json
+from tr11ops.runcard.card import RunCard, card_from_resolved
+from tr11ops.runcard.exit_duration import derived_again
+from tr11ops.runcard.speed import RunHistory
+from tr11ops.rundir.kill_switch import look_at_switch, mark_switch, place_fault
+from tr11ops.rundir.paths import RunDirectory
+from trainer.config.card import CardError, Problem
+from trainer.contract.end_marker import EXIT_ERROR, EXIT_FINE, EXIT_REFUSED
+from trainer.contract.files import host_name, write_json
+from trainer.contract.sharing import share_file
+from trainer.contract.state_file import read_json
 
 STOP_SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 SCHEDULER_SECONDS = 20.0  # for what may take its time; it is asked again
@@ -49,7 +53,7 @@ def run_attempt(card: Path, submission: str, foreground_nodes: int | None, envir
     allocation = read_allocation(environment, foreground_nodes)
     attempt = config.paths.attempt(allocation.job_id)
     tee = LineTee(config.paths.main_log)
-    place = with_scheduler(Place(config, allocation, environment, submission))
+    place = with_scheduler(AttemptContext(config, allocation, environment, submission))
     why = _begin(place, tee)
     if why:
         tee.line(f"tr11: job {allocation.job_id} leaves without training: {why}")
@@ -81,7 +85,7 @@ def look_after_switch(directory: RunDirectory, name: str, say: Callable[[str], N
     return fault
 
 
-def _begin(place: Place, tee: LineTee) -> str:
+def _begin(place: AttemptContext, tee: LineTee) -> str:
     """Why this job must not train, "" when it may; the next one of its chain is queued."""
     if place.scheduler is None:
         return ""
@@ -89,7 +93,7 @@ def _begin(place: Place, tee: LineTee) -> str:
     return begin_attempt(BatchJob(place.config, place.directory, number, place.submission, place.scheduler, tee.line))
 
 
-def with_scheduler(place: Place) -> Place:
+def with_scheduler(place: AttemptContext) -> AttemptContext:
     """The scheduler that gave the allocation: to change what waits, and for the quick question between launches."""
     if place.allocation.kind == "slurm":
         from tr11ops.cluster.slurm import SlurmScheduler
@@ -147,6 +151,13 @@ def tell_script(environment: Mapping[str, str], word: str) -> None:
             Path(folder, word).touch()
 
 
+def share_output(descriptor: int) -> None:
+    """Let the run's group read a job's own output, which the scheduler made with its user's umask."""
+    with suppress(OSError):
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            share_file(descriptor)
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tr11ops.agent.batch", description=__doc__.split("\n")[0])
     parser.add_argument("--card", type=Path, required=True, help="resolved card (JSON)")
@@ -156,9 +167,11 @@ def main(arguments: list[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     has_begun(os.environ)
+    if options.foreground_nodes is None:
+        share_output(sys.stdout.fileno())
     try:
         status = run_attempt(options.card, options.submission, options.foreground_nodes, os.environ)
-        tell_script(os.environ, "told")  # it has seen to what waits, also where no verdict could be written
+        tell_script(os.environ, "told")  # it has seen to queued jobs, also where no verdict could be written
         return status
     except CardError as error:
         print(error, file=sys.stderr, flush=True)

@@ -11,10 +11,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tr11ops.agent.records import SUPERSEDED, VERDICT_FILE, AttemptVerdict
-from tr11ops.evidence import read_steps
-from tr11ops.rundir import RunDirectory
-from tr11ops.snapshot import known
+from tr11ops.base.observed import known
+from tr11ops.base.units import counted
+from tr11ops.observe.files import read_steps
+from tr11ops.rundir.attempts import SUPERSEDED, VERDICT_FILE, AttemptVerdict
+from tr11ops.rundir.paths import RunDirectory
 
 NO_VERDICT = "it ended without a word"
 ATTEMPTS_LOOKED_AT = 30
@@ -40,7 +41,7 @@ def must_hold(fault: str, before: Sequence[Burned], most: int) -> str:
             break
         same += 1
     if same >= most:
-        return f"{'1 task was' if same == 1 else f'{same} tasks were'} ended by the same fault without progress"
+        return f"{counted(same, 'task was', 'tasks were')} ended by the same fault without progress"
     if len(before) + 1 >= 2 * most:
         return f"{len(before) + 1} tasks in a row ended without progress"
     return ""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tr11ops.card_differences import differences
-from tr11ops.evidence import observed
+from tr11ops.base.observed import observed
 from tr11ops.launch.place import short
-from trainer.contract import RunPaths, read_json
+from tr11ops.runcard.differences import differences
+from trainer.contract.paths import RunPaths
+from trainer.contract.state_file import read_json
 
 MOST_LINES = 20
 
@@ -53,7 +54,7 @@ def _records(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _compared(card: Mapping[str, Any]) -> dict[str, Any]:
-    """What people set: an exit time is derived anew from what is left of each allocation."""
+    """What people set: an exit time is derived again from what is left of each allocation."""
     kept = {key: value for key, value in card.items() if key != "derived"}
     run = kept.get("run")
     if isinstance(run, Mapping):

@@ -15,25 +15,34 @@ from pathlib import Path
 from tr11ops.agent.allocation import free_port, master_address
 from tr11ops.agent.attribution import Attribution, Evidence, Kind, attribute
 from tr11ops.agent.breaker import attempts_before, must_hold, read_burned
-from tr11ops.agent.place import Place, Surroundings
-from tr11ops.agent.records import SUPERSEDED, AttemptVerdict, LaunchRecord, of_failure, of_marker, without_restart
-from tr11ops.agent.recurrence import NodeFault, of_software, same_elsewhere
-from tr11ops.agent.relaunch import Budget, Decision, Outcome, Relaunch, Stop, decide, first_nodes
-from tr11ops.agent.remedy import Attempt, Remedy, forbidding_verdict, running_beside, switch_of
+from tr11ops.agent.exit_records import read_marker
+from tr11ops.agent.mitigation import ActingAttempt, Mitigation, concurrent_attempt, forbidding_verdict, switch_of
+from tr11ops.agent.place import AttemptContext, AttemptObservations
+from tr11ops.agent.recurrence import NodeFault, of_node, of_software, same_elsewhere, suspected_before
+from tr11ops.agent.relaunch import Decision, FailedLaunch, Relaunch, RelaunchBudget, Stop, decide, first_nodes
 from tr11ops.agent.srun import parse_lines
-from tr11ops.agent.step import Launch, LaunchEnd, LineTee, StopFlag, Watch, run_launch
+from tr11ops.agent.step import LaunchResult, LaunchWatch, LineTee, StopFlag, WorkerLaunch, run_launch
 from tr11ops.agent.traces import (
     last_iteration_since,
     read_failures,
     read_node_faults,
+    read_progress,
     read_reports,
-    read_standing,
 )
-from tr11ops.agent.verdict import read_marker
-from tr11ops.agent.waiting import WaitingWork
 from tr11ops.cluster.hostlist import compress
-from trainer.contract import STOP_REQUEST_FILE, EndMarker, host_name, write_json
-from trainer.requests import pause_of, read_request
+from tr11ops.queue.pending import PendingJobs
+from tr11ops.rundir.attempts import (
+    SUPERSEDED,
+    AttemptVerdict,
+    LaunchRecord,
+    of_failure,
+    of_marker,
+    without_restart,
+)
+from trainer.contract.end_marker import EndMarker
+from trainer.contract.files import host_name, write_json
+from trainer.contract.paths import STOP_REQUEST_FILE
+from trainer.contract.requests import pause_of, read_request
 
 LOOK_SECONDS = 1.0
 SURE = 0.8  # from this confidence on, a blamed node is taken for the fault itself
@@ -42,7 +51,7 @@ SURE = 0.8  # from this confidence on, a blamed node is taken for the fault itse
 class Controller:
     """One attempt. `run` is called once, and returns the batch script's exit status."""
 
-    def __init__(self, place: Place, stop: StopFlag, tee: LineTee) -> None:
+    def __init__(self, place: AttemptContext, stop: StopFlag, tee: LineTee) -> None:
         self._place = place
         self._config = place.config
         self._paths = place.config.paths
@@ -50,11 +59,11 @@ class Controller:
         self._folder = self._paths.attempt(self._job_id)
         self._stop = stop
         self._tee = tee
-        self._surroundings = Surroundings(place, tee)
-        self._outcomes: list[Outcome] = []
+        self._surroundings = AttemptObservations(place, tee)
+        self._outcomes: list[FailedLaunch] = []
         self._next_look = 0.0
         self._is_holding = False
-        attempt = Attempt(
+        attempt = ActingAttempt(
             place.config,
             place.directory,
             self._job_id,
@@ -65,10 +74,10 @@ class Controller:
         self._attempt = attempt
         waiting = None
         if place.scheduler is not None:
-            waiting = WaitingWork(
+            waiting = PendingJobs(
                 place.scheduler, place.directory, place.allocation.array_id, tee.line, lambda: len(stop.received) > 1
             )
-        self._remedy = Remedy(attempt, place.scheduler, waiting, tee)
+        self._mitigation = Mitigation(attempt, place.scheduler, waiting, tee)
 
     # ------------------------------------------------------------------ the attempt
     def run(self) -> int:
@@ -77,7 +86,7 @@ class Controller:
         if left is not None:
             return left
         if self._place.swaps_nodes:
-            self._remedy.prepare()
+            self._mitigation.prepare()
         nodes = first_nodes(self._surroundings.situation())
         if nodes is None:
             return self._leave_for_want_of_nodes()
@@ -90,20 +99,20 @@ class Controller:
                 if marker.reason == "refused":
                     verdict = replace(verdict, cause=found.kind.value, fault=found.fault)
                 switch = switch_of(self._place.directory) if marker.reason != "refused" else ""
-                return self._remedy.finish(verdict, hold=self._why_hold(marker), switch=switch)
+                return self._mitigation.finish(verdict, hold=self._why_hold(marker), switch=switch)
             if marker is None and found.kind is Kind.OPERATOR and self._ended_by():
                 return self._leave_for_switch()
             decision = decide(self._outcomes, self._surroundings.situation(), self._budget())
             self._tell(record, found, decision)
             if self._place.swaps_nodes:
-                self._remedy.bar(found)
+                self._mitigation.exclude_nodes(found)
             if not isinstance(decision, Relaunch) or self._stop.received:
                 return self._give_up(found, decision)
             if self._stopping():
                 return self._leave_for_switch()
             if self._place.ordering is not None and self._place.allocation.array_id is not None:
                 # the scheduler may take a job that lost a node for ended, and start the next task beside it
-                self._remedy.queue_behind(self._place.ordering, self._job_id)
+                self._mitigation.queue_behind(self._place.ordering, self._job_id)
             nodes = decision.nodes
 
     def _leave_at_once(self) -> int | None:
@@ -113,40 +122,40 @@ class Controller:
         before = forbidding_verdict(self._attempt)
         if before is not None:
             why = f"attempt {before.job_id} ended so that nothing may start: {before.message}"
-            return self._remedy.finish(without_restart(self._failed(why)), hold=why)
+            return self._mitigation.finish(without_restart(self._failed(why)), hold=why)
         ordering, scheduler = self._place.ordering, self._place.scheduler
         if ordering is None or scheduler is None or self._place.allocation.array_id is None:
             return None
-        other = running_beside(self._attempt, scheduler)
+        other = concurrent_attempt(self._attempt, scheduler)
         if other is None:
             return None
         if other.is_zombie:
-            self._remedy.cancel(other.job_id)
-            self._remedy.queue_behind(ordering, self._job_id)
+            self._mitigation.cancel(other.job_id)
+            self._mitigation.queue_behind(ordering, self._job_id)
             return None
-        self._remedy.queue_behind(ordering, other.job_id)
+        self._mitigation.queue_behind(ordering, other.job_id)
         verdict = self._failed(f"job {other.job_id} of this array still trains: the rest waits for its end")
-        return self._remedy.finish(replace(verdict, reason=SUPERSEDED))
+        return self._mitigation.finish(replace(verdict, reason=SUPERSEDED))
 
     def _launch(self, number: int, nodes: tuple[str, ...]) -> tuple[LaunchRecord, EndMarker | None, Attribution]:
         """One launch, from its nodes to the reason of its end."""
         for stale in (self._paths.end_marker(self._job_id), self._folder / STOP_REQUEST_FILE):
             stale.unlink(missing_ok=True)  # of the launch before, or of a job requeued under the same number
-        before = read_standing(self._paths)
+        before = read_progress(self._paths)
         record = LaunchRecord(
             number, nodes, time.time(), iteration_before=before.iteration, checkpoint_before=before.checkpoint
         )
         self._write(record)
         self._tee.line(f"tr11: attempt {self._job_id} launch {number} on {len(nodes)} nodes: {compress(nodes)}")
-        watch = Watch()
+        watch = LaunchWatch()
         end = self._run(number, nodes, watch)
         marker = self._marker(number)
         found = self._attribute(record, watch, end, marker)
-        after = read_standing(self._paths)
+        after = read_progress(self._paths)
         reached = last_iteration_since(self._paths, self._job_id, record.start)
         found = self._across_attempts(replace(record, reached=reached), found)
         self._outcomes.append(
-            Outcome(nodes, found.kind, found.blamed, found.suspects, found.fault, after.is_beyond(before))
+            FailedLaunch(nodes, found.kind, found.blamed, found.suspects, found.fault, after.is_beyond(before))
         )
         record = replace(
             record,
@@ -159,10 +168,10 @@ class Controller:
         self._write(record)
         return record, marker, found
 
-    def _run(self, number: int, nodes: tuple[str, ...], watch: Watch) -> LaunchEnd:
+    def _run(self, number: int, nodes: tuple[str, ...], watch: LaunchWatch) -> LaunchResult:
         slurm = self._config.slurm
         allocation = replace(self._place.allocation, nodes=nodes)
-        launch = Launch(
+        launch = WorkerLaunch(
             number=number,
             attempt=self._folder,
             card=self._card(number),
@@ -196,7 +205,9 @@ class Controller:
             self._tee.line(f"tr11: the end marker cannot be read: {error}")
             return None
 
-    def _attribute(self, record: LaunchRecord, watch: Watch, end: LaunchEnd, marker: EndMarker | None) -> Attribution:
+    def _attribute(
+        self, record: LaunchRecord, watch: LaunchWatch, end: LaunchResult, marker: EndMarker | None
+    ) -> Attribution:
         asked = self._stop.received
         in_order = marker is not None and marker.reason not in {"error", "refused"}
         if not in_order or end.status != 0:
@@ -215,30 +226,33 @@ class Controller:
             overdue=watch.overdue and self._place.swaps_nodes,
             worker_statuses=watch.worker_statuses,
         )
-        return attribute(evidence, self._place.attributors)
+        return attribute(evidence)
 
     def _across_attempts(self, record: LaunchRecord, found: Attribution) -> Attribution:
-        """What `found` is once earlier launches are looked at: a fault that follows the training is no node's.
+        """What `found` is once earlier launches are looked at.
 
-        The exclusions that rest on its earlier appearances are taken back.
+        A fault that follows the training is no node's: the exclusions that rest on its earlier appearances are taken
+        back. A node that is suspected the second time is blamed.
         """
         if found.kind is not Kind.NODE or not self._place.swaps_nodes:
             return found
         last = NodeFault(
-            self._job_id, record.launch, found.fault, record.reached, found.blamed, found.summary,
-            record.checkpoint_before,
+            self._job_id, record.launch, found.fault, record.reached, found.blamed or found.suspects,
+            found.summary, record.checkpoint_before, is_suspicion=not found.blamed,
         )  # fmt: skip
         earlier = [folder for folder, _ in attempts_before(self._place.directory, self._job_id)]
-        others = same_elsewhere(last, read_node_faults((self._folder, *earlier)))
+        before = read_node_faults((self._folder, *earlier))
+        others = same_elsewhere(last, before)
         if not others:
-            return found
+            first = suspected_before(last, before) if last.is_suspicion else None
+            return found if first is None else of_node(found, last, first)
         better = of_software(found, last, others)
-        self._remedy.take_back(others, better.summary)
+        self._mitigation.take_back(others, better.summary)
         return better
 
-    def _budget(self) -> Budget:
+    def _budget(self) -> RelaunchBudget:
         resilience = self._config.resilience
-        return Budget(resilience.launches_per_attempt, resilience.launches_without_progress)
+        return RelaunchBudget(resilience.launches_per_attempt, resilience.launches_without_progress)
 
     # ------------------------------------------------------------------ stop switches
     def _stopping(self) -> str:
@@ -248,22 +262,22 @@ class Controller:
         return "pause" if pause_of(self._paths, self._job_id) is not None else ""
 
     def _ended_by(self) -> str:
-        """Who asked for an end at once, without saving; "" where nobody does."""
+        """Who asked for an end at once, without saving; "" where no one does."""
         request = read_request(self._place.directory.kill_switch, "kill")
         return str(request) if request is not None and request.kind == "kill-now" else ""
 
     def _look(self) -> None:
-        """While a launch runs: hold what waits as soon as a stop switch is there, and let it go if it vanishes."""
+        """While a launch runs: hold queued jobs as soon as a stop switch is there, and let it go if it vanishes."""
         if time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + LOOK_SECONDS
         switch = switch_of(self._place.directory)
         if switch and not self._is_holding:
             self._is_holding = True
-            self._remedy.hold(switch)
+            self._mitigation.hold(switch)
         elif not switch and self._is_holding:
             self._is_holding = False
-            self._remedy.release()
+            self._mitigation.release()
 
     def _leave_for_switch(self) -> int:
         """A stop switch is set: leave without starting a worker, and let no other task start only to do the same."""
@@ -275,11 +289,11 @@ class Controller:
         self._tee.line(line)
         marker = self._leave_marker(reason, line.strip())
         verdict = self._with_history(of_marker(marker))
-        return self._remedy.finish(verdict, hold=self._why_hold(marker), switch=switch_of(self._place.directory))
+        return self._mitigation.finish(verdict, hold=self._why_hold(marker), switch=switch_of(self._place.directory))
 
     def _leave_marker(self, reason: str, message: str) -> EndMarker:
         """The end marker of an attempt of which no trainer can leave one."""
-        step = read_standing(self._paths).checkpoint
+        step = read_progress(self._paths).checkpoint
         marker = EndMarker(
             reason=reason, iteration=step or 0, checkpoint_step=step, restart=False, message=message,
             time=time.time(), host=host_name(), job_id=self._job_id, launch=len(self._outcomes),
@@ -291,7 +305,7 @@ class Controller:
         return marker
 
     def _why_hold(self, marker: EndMarker) -> str:
-        """Why the waiting work must not start after this end; "" when it should."""
+        """Why the queued jobs must not start after this end; "" when it should."""
         switch = switch_of(self._place.directory)
         if switch:
             return f"the {'kill switch is set' if switch == 'kill-switch' else 'run is paused'}"
@@ -299,19 +313,19 @@ class Controller:
 
     # ------------------------------------------------------------------ ends
     def end_without_launch(self, found: Attribution) -> int:
-        """The end of an attempt whose agent never began: a bad node is excluded, a bad card holds what waits."""
+        """The end of an attempt whose agent never began: a bad node is excluded, a bad card holds queued jobs."""
         self._tee.line(f"tr11: job {self._job_id} could not start ({found.kind}): {found.summary}")
         data = {"cause": found.kind.value, "blamed": list(found.blamed), "evidence": list(found.evidence)}
-        self._remedy.note("start-failed", found.summary, data)
+        self._mitigation.note("start-failed", found.summary, data)
         if self._place.swaps_nodes and found.blamed:
-            self._remedy.prepare()
-            self._remedy.bar(found)
-            self._remedy.wait()
+            self._mitigation.prepare()
+            self._mitigation.exclude_nodes(found)
+            self._mitigation.wait()
         refused = found.kind is Kind.CONFIGURATION
         ended = of_marker(self._leave_marker("refused", found.summary)) if refused else self._failed(found.summary)
         verdict = replace(ended, cause=found.kind.value, fault=found.fault, blamed=found.blamed)
         if refused:
-            return self._remedy.finish(verdict, hold=f"{found.kind}: {found.summary}")
+            return self._mitigation.finish(verdict, hold=f"{found.kind}: {found.summary}")
         return self._end_task(verdict)
 
     def _leave_for_want_of_nodes(self) -> int:
@@ -319,45 +333,45 @@ class Controller:
         usable = self._surroundings.situation().usable
         barred = [node for node in self._place.allocation.nodes if node not in usable]
         why = f"{compress(barred)} of this allocation may not be used, and {len(usable)} nodes are too few"
-        self._remedy.refresh()
+        self._mitigation.refresh()
         return self._end_task(
             replace(self._failed(why), cause=Kind.NODE.value, fault="excluded nodes in the allocation")
         )
 
     def _give_up(self, found: Attribution, decision: Decision) -> int:
         """The last launch failed and none follows."""
-        self._remedy.wait()  # whether the nodes could be barred decides whether the next task may start
+        self._mitigation.wait()  # whether the nodes could be excluded decides whether the next task may start
         message = found.summary
         if self._stop.received and isinstance(decision, Relaunch):
             message = f"{found.summary}; no further launch: {signal.Signals(self._stop.received[0]).name} received"
-        is_sure = found.kind is Kind.NODE and found.confidence >= SURE and self._place.swaps_nodes
+        is_sure = bool(found.blamed) and found.confidence >= SURE and self._place.swaps_nodes
         fault = f"node {', '.join(found.blamed)}" if is_sure else found.fault  # who is excluded cannot do it again
         verdict = replace(self._failed(message), cause=found.kind.value, fault=fault)
         if isinstance(decision, Stop):
-            return self._remedy.finish(without_restart(verdict), hold=f"{decision.why}: {found.summary}")
+            return self._mitigation.finish(without_restart(verdict), hold=f"{decision.why}: {found.summary}")
         if self._stop.received or found.kind is Kind.OPERATOR:
-            return self._remedy.finish(verdict, hold=self._switch_hold(), switch=switch_of(self._place.directory))
+            return self._mitigation.finish(verdict, hold=self._switch_hold(), switch=switch_of(self._place.directory))
         return self._end_task(verdict)
 
     def _end_task(self, verdict: AttemptVerdict) -> int:
         """Let the next task go on, unless this fault has burned as many as it may."""
         why = self._switch_hold()
         switch = switch_of(self._place.directory) if why else ""
-        refused = self._remedy.refused
+        refused = self._mitigation.refused
         if not why and refused:
-            why = f"{compress([one.node for one in refused])} cannot be excluded: {refused[0].why}"
+            why = f"{compress([node for node, _ in refused])} cannot be excluded: {refused[0][1]}"
         if not why and not verdict.progress:
             burned = read_burned(self._place.directory, self._job_id)
             why = must_hold(verdict.fault, burned, self._config.resilience.most_tasks_per_fault)
         is_over = why and not switch
-        return self._remedy.finish(without_restart(verdict) if is_over else verdict, hold=why, switch=switch)
+        return self._mitigation.finish(without_restart(verdict) if is_over else verdict, hold=why, switch=switch)
 
     def _switch_hold(self) -> str:
         switch = switch_of(self._place.directory)
         return f"{switch} is set" if switch else ""
 
     def _failed(self, message: str) -> AttemptVerdict:
-        standing = read_standing(self._paths)
+        standing = read_progress(self._paths)
         return self._with_history(of_failure(message, standing.iteration, standing.checkpoint))
 
     def _with_history(self, verdict: AttemptVerdict) -> AttemptVerdict:
@@ -365,11 +379,8 @@ class Controller:
             verdict,
             launches=len(self._outcomes),
             progress=any(outcome.progress for outcome in self._outcomes),
-            blamed=self._all_blamed(),
+            blamed=tuple(dict.fromkeys(node for outcome in self._outcomes for node in outcome.blamed)),
         )
-
-    def _all_blamed(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(node for outcome in self._outcomes for node in outcome.blamed))
 
     # ------------------------------------------------------------------ words
     def _tell(self, record: LaunchRecord, found: Attribution, decision: Decision) -> None:
@@ -380,9 +391,10 @@ class Controller:
         self._write(replace(record, decision=line))
         data = {
             "launch": record.launch, "nodes": list(record.nodes), "cause": found.kind.value,
-            "blamed": list(found.blamed), "evidence": list(found.evidence), "decision": line,
+            "blamed": list(found.blamed), "suspects": list(found.suspects), "evidence": list(found.evidence),
+            "decision": line,
         }  # fmt: skip
-        self._remedy.note("launch-failed", found.summary, data)
+        self._mitigation.note("launch-failed", found.summary, data)
 
     def _write(self, record: LaunchRecord) -> str:
         """Keep the record of a launch, which matters more; why it cannot be kept, "" when it is."""

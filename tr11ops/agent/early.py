@@ -20,13 +20,14 @@ from tr11ops.agent.allocation import read_allocation
 from tr11ops.agent.attribution import Attribution, Kind, signature
 from tr11ops.agent.batch import attempt_record, read_resolved, tell_script, with_scheduler
 from tr11ops.agent.controller import Controller
-from tr11ops.agent.place import Place
+from tr11ops.agent.place import AttemptContext
 from tr11ops.agent.step import LineTee, StopFlag
-from tr11ops.evidence import observed, tail_lines
-from tr11ops.redact import one_line
-from tr11ops.snapshot import known
-from trainer.config import CardError
-from trainer.contract import EXIT_ERROR, EXIT_REFUSED, write_json
+from tr11ops.base.observed import known, observed
+from tr11ops.base.redact import one_line
+from tr11ops.base.tail import tail_lines
+from trainer.config.card import CardError
+from trainer.contract.end_marker import EXIT_ERROR, EXIT_REFUSED
+from trainer.contract.files import write_json
 
 What = Literal["setup", "late", "agent", "node"]
 LINES_KEPT = 10
@@ -110,7 +111,7 @@ def record(end: EarlyEnd, card: Path, submission: str, environment: Mapping[str,
     """Put the end on record and see to what waits; returns the script's exit status. Raises CardError, OSError."""
     value, config = read_resolved(card)
     allocation = read_allocation(environment, None)
-    place = with_scheduler(Place(config, allocation, environment, submission))
+    place = with_scheduler(AttemptContext(config, allocation, environment, submission))
     folder = config.paths.attempt(allocation.job_id)
     tee = LineTee(config.paths.main_log)
     try:

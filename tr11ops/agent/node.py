@@ -22,11 +22,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO
 
-from tr11ops.agent.health.base import EXIT_BAD_NODE, CheckResult, Outcome, Wanted, worst
-from tr11ops.agent.health.registry import chosen, run_checks
-from tr11ops.agent.health.system import ThisNode
+from tr11ops.agent.exit_records import Death, trainer_is_done
+from tr11ops.agent.memory_watch import MemoryWatch, WorkerWatch
 from tr11ops.agent.node_record import NodeRecord, NodeSettings, launch_has_failed
-from tr11ops.agent.processes import (
+from tr11ops.agent.worker_environment import FLIGHT_RECORDS, torch_version, worker_defaults
+from tr11ops.base.processes import (
     CONTROLLER_VARIABLE,
     adopt_orphans,
     die_with_parent,
@@ -34,12 +34,15 @@ from tr11ops.agent.processes import (
     exit_status,
     signal_children,
 )
-from tr11ops.agent.verdict import Death, trainer_is_done
-from tr11ops.agent.watch import MemoryWatch, WorkerWatch
-from tr11ops.agent.worker_environment import FLIGHT_RECORDS, worker_defaults
-from tr11ops.twin.rehearsal import is_rehearsal
-from trainer.contract import EXIT_ERROR, STOP_REQUEST_FILE, host_name
-from trainer.lifecycle import STOP_SIGNALS, request_stop
+from tr11ops.cluster.rehearsal import is_rehearsal
+from tr11ops.health.base import EXIT_BAD_NODE, CheckOutcome, CheckResult, NodeRequirements, worst
+from tr11ops.health.registry import chosen, run_checks
+from tr11ops.health.system import ThisNode
+from trainer.contract.attempt import STOP_SIGNALS, request_stop
+from trainer.contract.end_marker import EXIT_ERROR
+from trainer.contract.files import host_name
+from trainer.contract.paths import STOP_REQUEST_FILE
+from trainer.contract.sharing import make_shared, open_shared
 
 QUIT_SECONDS = 60.0  # at the latest: a trainer that wrote its end marker must be gone within this time
 CONTROLLER_GONE = 1
@@ -81,7 +84,7 @@ class NodeTask:
         if is_rehearsal(self.card):
             return [sys.executable, "-u", "-m", "tr11ops.twin.stand_in", *places, str(self.card)]
         return [
-            sys.executable, "-u", "-m", "trainer.launcher", *places,
+            sys.executable, "-u", "-m", "trainer.control.launcher", *places,
             "--max-restarts=0", "--tee=3", f"--log-dir={self.attempt / 'torchrun' / str(self.node_rank)}",
             "-m", "trainer", str(self.card),
         ]  # fmt: skip
@@ -89,12 +92,18 @@ class NodeTask:
     def environment(self, settings: NodeSettings) -> dict[str, str]:
         """Of the workers."""
         with suppress(OSError):  # NCCL's watchdog makes no folder; without one there is no record, and no harm
-            (self.attempt / FLIGHT_RECORDS).mkdir(parents=True, exist_ok=True)
+            make_shared(self.attempt / FLIGHT_RECORDS)
         temporary = Path(tempfile.gettempdir())
         return {
             **os.environ,
             **worker_defaults(
-                os.environ, self.attempt, self.launch, temporary, gpus=settings.gpus, tensor=settings.tensor
+                os.environ,
+                self.attempt,
+                self.launch,
+                temporary,
+                gpus=settings.gpus,
+                tensor=settings.tensor,
+                torch=torch_version(),
             ),
             "TR11_JOB_ID": self.job_id,
             "TR11_LAUNCH": str(self.launch),
@@ -127,7 +136,7 @@ def run(task: NodeTask) -> int:
     record = NodeRecord(task.attempt, task.node_rank, task.launch)
     results = check_node(task, settings)
     record.write(checks=[asdict(entry) for entry in results])
-    if _report(results) is Outcome.BAD:
+    if _report(results) is CheckOutcome.BAD:
         record.write(end=time.time(), exit_status=EXIT_BAD_NODE)
         return EXIT_BAD_NODE
     if signal.SIGTERM in course.received:  # the step is being ended
@@ -140,15 +149,15 @@ def check_node(task: NodeTask, settings: NodeSettings) -> tuple[CheckResult, ...
     """All health checks of this node, at once; about 0.1 s when all is well."""
     folder = task.attempt / "nodes"
     with suppress(OSError):  # the check itself says what is wrong with the run directory
-        folder.mkdir(parents=True, exist_ok=True)
-    wanted = Wanted(
+        make_shared(folder)
+    wanted = NodeRequirements(
         node=host_name(), job_id=task.job_id, launch=task.launch, gpus=settings.gpus, workers=task.workers,
         folder=folder, temporary=Path(tempfile.gettempdir()), controller_time=task.controller_time,
         ends_leftovers=_owns_node(os.environ), seconds=settings.check_seconds,
         interfaces=tuple(filter(None, os.environ.get("GLOO_SOCKET_IFNAME", "").split(","))),
     )  # fmt: skip
     results = run_checks(chosen(wanted, settings.check_scripts, settings.skip_checks), ThisNode(), wanted)
-    return (CheckResult("card", Outcome.UNKNOWN, settings.fault), *results) if settings.fault else results
+    return (CheckResult("card", CheckOutcome.UNKNOWN, settings.fault), *results) if settings.fault else results
 
 
 def _owns_node(environment: Mapping[str, str]) -> bool:
@@ -156,16 +165,16 @@ def _owns_node(environment: Mapping[str, str]) -> bool:
     return "SLURM_STEP_ID" in environment and environment.get("TR11_SCHEDULER") != "local"
 
 
-def _report(results: tuple[CheckResult, ...]) -> Outcome:
+def _report(results: tuple[CheckResult, ...]) -> CheckOutcome:
     """Say what is not well, one line a check; a node that is well says nothing."""
     for entry in results:
-        if entry.result in {Outcome.BAD, Outcome.WARNING}:
+        if entry.result in {CheckOutcome.BAD, CheckOutcome.WARNING}:
             print(f"tr11: {host_name()}: health check {entry.name}: {entry.result}: {entry.why}", flush=True)
     return worst(results)
 
 
 def _run_workers(task: NodeTask, settings: NodeSettings, record: NodeRecord, course: Course, parent: int) -> int:
-    (task.attempt / "torchrun" / str(task.node_rank)).mkdir(parents=True, exist_ok=True)
+    make_shared(task.attempt / "torchrun" / str(task.node_rank))
     process = subprocess.Popen(
         task.command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         env=task.environment(settings), start_new_session=True,
@@ -219,7 +228,7 @@ def _wait(
             number = course.received[asked]
             asked += 1
             if number == signal.SIGTERM and launch_has_failed(task.attempt, task.launch):
-                return 128 + number  # the step is ended because of it: nobody is left to save with
+                return 128 + number  # the step is ended because of it: no one is left to save with
             _ask(process, task)
         if failed_since is None and course.failed.is_set():
             failed_since = time.monotonic()
@@ -271,8 +280,9 @@ def _pass_on(stream: IO[bytes], task: NodeTask, course: Course) -> None:
             rank = task.node_rank * task.workers + int(match.group(1))
             with suppress(OSError):  # a full disk must not silence the main log, which says the same
                 if rank not in files:
-                    folder.mkdir(parents=True, exist_ok=True)
-                    files[rank] = (folder / f"rank-{rank}.log").open("ab", buffering=0)
+                    make_shared(folder)
+                    log = open_shared(folder / f"rank-{rank}.log", os.O_WRONLY | os.O_APPEND)
+                    files[rank] = os.fdopen(log, "ab", buffering=0)
                 files[rank].write(line[match.end() :])
         if not match and _FAILING.search(line):
             course.failed.set()

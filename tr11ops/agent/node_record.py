@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.contract import EXIT_ERROR, host_name, read_json, write_json
+from trainer.contract.end_marker import EXIT_ERROR
+from trainer.contract.files import host_name, write_json
+from trainer.contract.state_file import read_json
 
 
 @dataclass(frozen=True)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tr11ops.agent.allocation import Allocation
-from tr11ops.agent.attribution import ATTRIBUTORS, GONE, Attributor
-from tr11ops.agent.relaunch import Situation
+from tr11ops.agent.attribution import GONE
+from tr11ops.agent.relaunch import AllocationState
 from tr11ops.agent.step import LineTee
-from tr11ops.agent.waiting import Ordering
+from tr11ops.base.observed import Unknown
 from tr11ops.cluster.base import Scheduler, SchedulerError
-from tr11ops.evidence import read_exclusions
-from tr11ops.runcard import RunCard
-from tr11ops.runcard_checks import SIGNAL_SLACK_SECONDS
-from tr11ops.rundir import RunDirectory
-from tr11ops.snapshot import Unknown
+from tr11ops.observe.files import read_exclusions
+from tr11ops.queue.pending import Ordering
+from tr11ops.runcard.card import RunCard
+from tr11ops.runcard.rules import SIGNAL_SLACK_SECONDS
+from tr11ops.rundir.paths import RunDirectory
 
 LAUNCH_SECONDS = 60.0  # a launch that has less than this cannot do much
 STATES_SECONDS = 5.0  # how long a relaunch waits for the scheduler's word on its nodes
@@ -24,7 +24,7 @@ DRAINING = frozenset({"drain", "draining", "drained", "maintenance"})
 
 
 @dataclass(frozen=True)
-class Place:
+class AttemptContext:
     """Where an attempt runs. Both schedulers are None in the foreground, where nothing waits anywhere.
 
     `states` is asked for the nodes' flags between two launches, so it has to give up within seconds. `ordering` is
@@ -38,7 +38,6 @@ class Place:
     scheduler: Scheduler | None = None
     states: Scheduler | None = None
     ordering: Ordering | None = None
-    attributors: Sequence[Attributor] = ATTRIBUTORS
 
     @property
     def directory(self) -> RunDirectory:
@@ -50,10 +49,10 @@ class Place:
         return self.allocation.kind == "slurm"
 
 
-class Surroundings:
+class AttemptObservations:
     """What an attempt sees of its nodes and its time. `started`: of the attempt, seconds since the epoch."""
 
-    def __init__(self, place: Place, tee: LineTee) -> None:
+    def __init__(self, place: AttemptContext, tee: LineTee) -> None:
         self._place = place
         self._tee = tee
         self.started = time.time()
@@ -69,16 +68,16 @@ class Surroundings:
         except SchedulerError as error:
             self._tee.line(f"tr11: the scheduler does not tell the nodes' states: {error}")
 
-    def situation(self) -> Situation:
+    def situation(self) -> AllocationState:
         """The allocation as it is now."""
         place = self._place
         nodes = place.allocation.nodes
         states = self.states or {}
         barred = self._excluded() if place.swaps_nodes else frozenset()
         usable = tuple(node for node in nodes if node not in barred and not states.get(node, frozenset()) & GONE)
-        return Situation(
+        return AllocationState(
             usable=usable,
-            needed=place.config.slurm.nodes if place.swaps_nodes else len(nodes),
+            needed=place.config.slurm.nodes if place.swaps_nodes else min(place.config.slurm.nodes, len(nodes)),
             seconds_left=self._seconds_left(),
             seconds_needed=LAUNCH_SECONDS,
             reluctant=frozenset(node for node in usable if states.get(node, frozenset()) & DRAINING),
@@ -86,7 +85,7 @@ class Surroundings:
         )
 
     def _excluded(self) -> frozenset[str]:
-        """The nodes on the run's list. One that cannot be read keeps nobody from training: it is said."""
+        """The nodes on the run's list. One that cannot be read keeps no one from training: it is said."""
         listed = read_exclusions(self._place.directory.exclusions)
         if isinstance(listed, Unknown):
             self._tee.line(f"tr11: the list of excluded nodes cannot be read: {listed.why}")

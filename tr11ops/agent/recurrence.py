@@ -2,6 +2,7 @@
 
 A launch names the node that its fault showed itself on. When the same fault shows itself at the same place of the
 training on other nodes, the software or the data have it: the nodes are innocent, also those that were excluded before.
+A node that was only suspected is at fault when it is suspected again, and no other node was in between.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from tr11ops.agent.attribution import Attribution, Kind
-from tr11ops.snapshot import Exclusion
+from tr11ops.rundir.exclusion import Exclusion
 
 NEAR = 1  # iterations: the step in which a rank dies is logged, or just not
 ENOUGH, ENOUGH_BEFORE_A_STEP = 2, 3  # nodes; two may die alike side by side before a step is done, three hardly do
@@ -22,7 +23,7 @@ class NodeFault:
     """A launch whose fault showed itself on nodes. `fault` names what happened, and to which rank, free of hosts.
 
     `reached`: the last iteration that the launch logged, None where it logged none. `began_at`: the checkpoint that was
-    the newest when it began, None where there was none.
+    the newest when it began, None where there was none. `is_suspicion`: the nodes were not blamed, only suspected.
     """
 
     job_id: str
@@ -32,6 +33,7 @@ class NodeFault:
     nodes: tuple[str, ...]
     summary: str = ""
     began_at: int | None = None
+    is_suspicion: bool = False
 
 
 def same_elsewhere(last: NodeFault, before: Iterable[NodeFault]) -> tuple[NodeFault, ...]:
@@ -64,6 +66,25 @@ def of_software(found: Attribution, last: NodeFault, others: Sequence[NodeFault]
     return replace(
         found, kind=Kind.SOFTWARE, summary=summary, confidence=SURE, blamed=(), suspects=last.nodes, evidence=said
     )
+
+
+def suspected_before(last: NodeFault, before: Sequence[NodeFault]) -> NodeFault | None:
+    """The suspicion just before `last`, where it was of the same nodes; None where it was of others, or there is none.
+
+    `before`: newest first. A suspicion that proved to be the software's does not count.
+    """
+    standing = (one for one in without_recurring(before) if one.is_suspicion)
+    newest = next(standing, None)
+    return newest if newest is not None and set(last.nodes) <= set(newest.nodes) else None
+
+
+def of_node(found: Attribution, last: NodeFault, before: NodeFault) -> Attribution:
+    """The conclusion about `last` in place of `found`, where `before` makes it the second time: nodes are blamed."""
+    where = f"attempt {before.job_id}, launch {before.launch}"
+    return replace(
+        found, summary=f"the second time on {', '.join(last.nodes)}: {found.summary}", confidence=SURE,
+        blamed=last.nodes, suspects=(), evidence=(*found.evidence, f"{where}: {before.summary}"),
+    )  # fmt: skip
 
 
 def innocent(entries: Iterable[Exclusion], owner: str, others: Sequence[NodeFault]) -> tuple[Exclusion, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from tr11ops.agent.attribution import Kind
@@ -13,7 +13,7 @@ NO_RETRY = frozenset({Kind.CONFIGURATION, Kind.STORAGE, Kind.NUMERICS, Kind.SOFT
 
 
 @dataclass(frozen=True)
-class Outcome:
+class FailedLaunch:
     """One launch that failed, as far as the next decision needs it. `progress`: it added an iteration or checkpoint."""
 
     nodes: tuple[str, ...]
@@ -25,7 +25,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Budget:
+class RelaunchBudget:
     """Most launches in one allocation, and most in a row that come to nothing new."""
 
     launches: int
@@ -33,7 +33,7 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Situation:
+class AllocationState:
     """The allocation now.
 
     `usable` are its nodes that may be started on, in the allocation's order; `reluctant` those of them to be used only
@@ -74,20 +74,21 @@ class Stop:
 Decision: TypeAlias = Relaunch | EndTask | Stop
 
 
-def first_nodes(situation: Situation) -> tuple[str, ...] | None:
+def first_nodes(situation: AllocationState) -> tuple[str, ...] | None:
     """The nodes of an attempt's first launch; None when too few may be used."""
     return _choose(situation, (), avoid=())
 
 
-def decide(history: Sequence[Outcome], situation: Situation, budget: Budget) -> Decision:
+def decide(history: Sequence[FailedLaunch], situation: AllocationState, budget: RelaunchBudget) -> Decision:
     """What follows the last launch of `history` (oldest first, all of this attempt, at least one).
 
-    A node that was ever blamed is never used again, unless the nodes are one machine's.
+    A node that was ever blamed is never used again, unless the nodes are one machine's. One that was suspected is used
+    again only when there are no others.
     """
     return _end(history, situation, budget) or _next(history, situation)
 
 
-def _end(history: Sequence[Outcome], situation: Situation, budget: Budget) -> Decision | None:
+def _end(history: Sequence[FailedLaunch], situation: AllocationState, budget: RelaunchBudget) -> Decision | None:
     """Why no other launch may follow, whatever nodes there are; None when one may."""
     last, fruitless, left = history[-1], _fruitless(history), situation.seconds_left
     if last.kind in NO_RETRY:
@@ -106,16 +107,18 @@ def _end(history: Sequence[Outcome], situation: Situation, budget: Budget) -> De
     return EndTask(why) if why else None
 
 
-def _next(history: Sequence[Outcome], situation: Situation) -> Decision:
+def _next(history: Sequence[FailedLaunch], situation: AllocationState) -> Decision:
     """The nodes of the next launch, if there are enough."""
     last = history[-1]
     blamed = set() if situation.may_reuse else {node for outcome in history for node in outcome.blamed}
-    again = _choose(situation, last.nodes, avoid=blamed)
+    suspected = {node for outcome in history if outcome.kind is Kind.NODE for node in outcome.suspects}
+    wary = replace(situation, reluctant=situation.reluctant | suspected)
+    again = _choose(wary, (node for node in last.nodes if node not in suspected), avoid=blamed)
     if again is None:
         named = f"{', '.join(last.blamed)} may not be used again, and " if last.blamed else ""
         return EndTask(f"{named}no spare node is left")
     if last.kind is Kind.NODE:
-        return Relaunch(again, "on the same machine" if situation.may_reuse else f"without {', '.join(last.blamed)}")
+        return Relaunch(again, _why_again(last, again, situation))
     if _tries(history) < 2:
         return Relaunch(again, "the cause is unknown: once more on the same nodes")
     swapped = _choose(situation, _without(last.nodes, last.suspects, situation, blamed), avoid=blamed)
@@ -124,8 +127,19 @@ def _next(history: Sequence[Outcome], situation: Situation) -> Decision:
     return Relaunch(swapped, "it failed again: on other nodes")
 
 
-def _tries(history: Sequence[Outcome]) -> int:
-    """Launches in a row on the last one's nodes that failed for an unknown cause; progress begins the count anew."""
+def _why_again(last: FailedLaunch, again: tuple[str, ...], situation: AllocationState) -> str:
+    if situation.may_reuse:
+        return "on the same machine"
+    if last.blamed:
+        return f"without {', '.join(last.blamed)}"
+    named = ", ".join(last.suspects)
+    if set(last.suspects) & set(again):
+        return f"no spare node is left for {named}, which is only suspected"
+    return f"a spare takes the place of {named}, which is only suspected"
+
+
+def _tries(history: Sequence[FailedLaunch]) -> int:
+    """Launches in a row on the last one's nodes that failed for an unknown cause; progress begins the count again."""
     last, count = history[-1], 0
     for outcome in reversed(history):
         if outcome.kind is Kind.NODE or set(outcome.nodes) != set(last.nodes):
@@ -137,7 +151,7 @@ def _tries(history: Sequence[Outcome]) -> int:
 
 
 def _without(
-    nodes: tuple[str, ...], suspects: tuple[str, ...], situation: Situation, blamed: set[str]
+    nodes: tuple[str, ...], suspects: tuple[str, ...], situation: AllocationState, blamed: set[str]
 ) -> tuple[str, ...]:
     """The nodes to keep when as many as there are spares make room: the suspects first, else the last ones."""
     spares = [node for node in situation.usable if node not in nodes and node not in blamed]
@@ -147,7 +161,7 @@ def _without(
     return (*kept, *spares)
 
 
-def _choose(situation: Situation, preferred: Iterable[str], avoid: Iterable[str]) -> tuple[str, ...] | None:
+def _choose(situation: AllocationState, preferred: Iterable[str], avoid: Iterable[str]) -> tuple[str, ...] | None:
     """`needed` nodes in the allocation's order: the preferred ones first, the reluctant ones last."""
     preferred, barred = tuple(preferred), set(avoid)
     able = [node for node in situation.usable if node not in barred]
@@ -159,7 +173,7 @@ def _choose(situation: Situation, preferred: Iterable[str], avoid: Iterable[str]
     return tuple(sorted(able[: situation.needed], key=order.__getitem__))
 
 
-def _fruitless(history: Sequence[Outcome]) -> int:
+def _fruitless(history: Sequence[FailedLaunch]) -> int:
     count = 0
     for outcome in reversed(history):
         if outcome.progress:
@@ -168,7 +182,7 @@ def _fruitless(history: Sequence[Outcome]) -> int:
     return count
 
 
-def _is_not_the_nodes(history: Sequence[Outcome]) -> bool:
+def _is_not_the_nodes(history: Sequence[FailedLaunch]) -> bool:
     """Did the last fault come again and again without progress, each time with another node held guilty?
 
     Two nodes are enough for a worker's own error. Two nodes may die alike side by side; three hardly do.

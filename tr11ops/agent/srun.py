@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tr11ops.cluster.hostlist import HostlistError, expand
+from tr11ops.cluster.slurm_text import node_names
 
 PREFIXES = (b"srun: ", b"slurmstepd: ")
 
@@ -57,16 +57,9 @@ def parse_lines(lines: Iterable[str]) -> tuple[SrunLine, ...]:
         task = _TASK.match(text)
         if lost:
             names = next(group for group in lost.groups() if group)
-            found.append(SrunLine(text, _nodes(names), lost_node=True))
+            found.append(SrunLine(text, node_names(names), lost_node=True))
         elif task:
-            found.append(SrunLine(text, _nodes(task["nodes"]), what=task["what"], is_own=not ending))
+            found.append(SrunLine(text, node_names(task["nodes"]), what=task["what"], is_own=not ending))
         if _ENDING.search(text):
             ending = True
     return tuple(found)
-
-
-def _nodes(names: str) -> tuple[str, ...]:
-    try:
-        return expand(names)
-    except HostlistError:
-        return (names,)

@@ -20,11 +20,13 @@ from pathlib import Path
 from typing import IO
 
 from tr11ops.agent.allocation import Allocation
-from tr11ops.agent.processes import CONTROLLER_VARIABLE, adopt_orphans, end_descendants, exit_status
+from tr11ops.agent.exit_records import Death, trainer_is_done
 from tr11ops.agent.srun import PREFIXES, parse_lines
-from tr11ops.agent.verdict import Death, trainer_is_done
-from trainer.contract import STOP_REQUEST_FILE, host_name
-from trainer.lifecycle import request_stop
+from tr11ops.base.processes import CONTROLLER_VARIABLE, adopt_orphans, end_descendants, exit_status
+from trainer.contract.attempt import request_stop
+from trainer.contract.files import host_name
+from trainer.contract.paths import STOP_REQUEST_FILE
+from trainer.contract.sharing import make_shared, open_shared
 
 DONE_GRACE_SECONDS = 5.0  # how long the other nodes may go on when one has failed after the trainer's end marker
 LOOK_SECONDS = 0.05
@@ -33,7 +35,7 @@ _WORKER = re.compile(rb"^tr11: worker (\d+) \(process \d+\) failed: exit status 
 
 
 @dataclass(frozen=True)
-class Launch:
+class WorkerLaunch:
     """One start of the workers on a set of nodes."""
 
     number: int
@@ -58,7 +60,7 @@ class Launch:
         ]  # fmt: skip
 
 
-def srun_command(launch: Launch) -> list[str]:
+def srun_command(launch: WorkerLaunch) -> list[str]:
     """One task a node, and the whole step ends when one node fails.
 
     Never with srun's `--no-kill`: it returns 0 although a node died (measured on Slurm 22.05).
@@ -75,8 +77,8 @@ class LineTee:
     """Copies whole lines to this process's output and to `main_log.txt`; both stay line-whole with many writers."""
 
     def __init__(self, path: Path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o664)
+        make_shared(path.parent)
+        self._file = open_shared(path, os.O_WRONLY | os.O_APPEND)
         self._lock = threading.Lock()
         self._complained = False
 
@@ -96,12 +98,11 @@ class LineTee:
         """Write one line of tr11's own."""
         self.write((text + "\n").encode())
 
-    def copy(self, stream: IO[bytes], keep: Callable[[bytes], None] | None = None) -> None:
+    def copy(self, stream: IO[bytes], keep: Callable[[bytes], None]) -> None:
         """Copy a stream line by line until it ends; `keep` sees every line too."""
         for line in stream:
             self.write(line if line.endswith(b"\n") else line + b"\n")
-            if keep is not None:
-                keep(line)
+            keep(line)
 
 
 class StopFlag:
@@ -116,7 +117,7 @@ class StopFlag:
 
 
 @dataclass
-class Watch:
+class LaunchWatch:
     """What is seen of a launch while it runs. `first_sign`: when its first process failed, seconds since the epoch."""
 
     srun_lines: list[str] = field(default_factory=list)
@@ -147,7 +148,7 @@ class Watch:
 
 
 @dataclass(frozen=True)
-class LaunchEnd:
+class LaunchResult:
     """How a launch ended: the highest exit status of its nodes, and when (seconds since the epoch)."""
 
     status: int
@@ -156,15 +157,15 @@ class LaunchEnd:
 
 
 def run_launch(
-    launch: Launch,
+    launch: WorkerLaunch,
     allocation: Allocation,
     environment: Mapping[str, str],
     tee: LineTee,
     stop: StopFlag,
-    watch: Watch,
+    watch: LaunchWatch,
     end_within_seconds: float,
     look: Callable[[], None] = lambda: None,
-) -> LaunchEnd:
+) -> LaunchResult:
     """Run one launch to its end.
 
     A first signal asks the trainer to save and leave; a second one (Ctrl-C twice) ends everything at once. `look` is
@@ -198,10 +199,10 @@ def run_launch(
             end_descendants(grace_seconds=min(5.0, end_within_seconds / 4))
         for pump in pumps:
             pump.join(timeout=5.0)
-    return LaunchEnd(max(statuses), start, time.time())
+    return LaunchResult(max(statuses), start, time.time())
 
 
-def _record(children: list[subprocess.Popen[bytes]], hosts: Sequence[str], what: str, launch: Launch) -> None:
+def _record(children: list[subprocess.Popen[bytes]], hosts: Sequence[str], what: str, launch: WorkerLaunch) -> None:
     """Keep the death of children (`what` they are, one for each of `hosts`) that could not record it themselves."""
     for host, child in zip(hosts, children, strict=True):
         code = child.poll()
@@ -222,11 +223,11 @@ class _Running:
 
     def __init__(
         self,
-        launch: Launch,
+        launch: WorkerLaunch,
         children: list[subprocess.Popen[bytes]],
         tee: LineTee,
         stop: StopFlag,
-        watch: Watch,
+        watch: LaunchWatch,
         end_within_seconds: float,
         record_killed: Callable[[], None],
     ) -> None:
@@ -284,13 +285,13 @@ class _Running:
     def _patience(self, codes: list[int | None]) -> float:
         """How long to wait for the others when one has failed: only as long as they may still have something to do."""
         if any(code is not None and code < 0 for code in codes):
-            return 0.0  # nobody keeps the workers of a killed agent
+            return 0.0  # no one keeps the workers of a killed agent
         # After a clean end, torchrun waits five minutes for a peer that will never come.
         is_done = trainer_is_done(self._launch.attempt, self._launch.number)
         return min(DONE_GRACE_SECONDS if is_done else self._end_within_seconds, self._end_within_seconds) / 2
 
 
-def _ask(children: list[subprocess.Popen[bytes]], launch: Launch, tee: LineTee, name: str) -> None:
+def _ask(children: list[subprocess.Popen[bytes]], launch: WorkerLaunch, tee: LineTee, name: str) -> None:
     try:
         request_stop(launch.attempt / STOP_REQUEST_FILE, f"{name} to the batch script")
     except OSError as error:

@@ -9,29 +9,29 @@ from typing import Any
 
 from tr11ops.agent.attribution import Failure, Kind, NodeReport
 from tr11ops.agent.recurrence import NodeFault
-from tr11ops.evidence import read_steps
-from tr11ops.snapshot import Unknown, known
-from trainer.contract import RunPaths, read_json
-from trainer.leaving import newest_step
+from tr11ops.base.observed import Unknown, known
+from tr11ops.observe.files import read_steps
+from trainer.contract.paths import RunPaths, newest_step
+from trainer.contract.state_file import read_json
 
 
 @dataclass(frozen=True)
-class Standing:
+class TrainingProgress:
     """How far a training has come: the highest iteration in its log, and the step that `latest` names."""
 
     iteration: int | None
     checkpoint: int | None
 
-    def is_beyond(self, other: Standing) -> bool:
+    def is_beyond(self, other: TrainingProgress) -> bool:
         """Is there an iteration, or a checkpoint, that was not there at the time of `other`?"""
         return (self.iteration or 0) > (other.iteration or 0) or (self.checkpoint or 0) > (other.checkpoint or 0)
 
 
-def read_standing(paths: RunPaths) -> Standing:
+def read_progress(paths: RunPaths) -> TrainingProgress:
     """The standing now; None for what cannot be read."""
     steps = read_steps(paths)
     logged = None if isinstance(steps, Unknown) or not steps else max(step.record.iteration for step in steps)
-    return Standing(logged, newest_step(paths))
+    return TrainingProgress(logged, newest_step(paths))
 
 
 def last_iteration_since(paths: RunPaths, job_id: str, moment: float) -> int | None:
@@ -54,13 +54,11 @@ def read_node_faults(folders: Iterable[Path]) -> tuple[NodeFault, ...]:
     )
 
 
-_ACCUSED = {Kind.NODE.value: "blamed", Kind.SOFTWARE.value: "suspects"}  # where a record names the nodes, by its cause
-
-
 def node_fault(job_id: str, record: Mapping[str, Any]) -> NodeFault | None:
     """A launch's record as the fault of nodes that it is; None where it is none."""
-    named = _ACCUSED.get(str(record.get("cause")))
-    nodes = tuple(map(str, record.get(named) or ())) if named else ()
+    blamed, suspects = (tuple(map(str, record.get(name) or ())) for name in ("blamed", "suspects"))
+    is_node = record.get("cause") == Kind.NODE.value
+    nodes = blamed or suspects if is_node else suspects if record.get("cause") == Kind.SOFTWARE.value else ()
     if not nodes or "reached" not in record:  # older records do not say how far the launch came
         return None
     reached, began_at = record["reached"], record.get("checkpoint_before")
@@ -72,6 +70,7 @@ def node_fault(job_id: str, record: Mapping[str, Any]) -> NodeFault | None:
         nodes,
         str(record.get("summary") or ""),
         began_at if isinstance(began_at, int) else None,
+        is_suspicion=is_node and not blamed,
     )
 
 

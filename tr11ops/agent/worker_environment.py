@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-FLIGHT_RECORDS = "flight-recorder"  # as trainer.contract.RunPaths.flight_records
+FLIGHT_RECORDS = "flight-recorder"  # as trainer.contract.paths.RunPaths.flight_records
+RENAMED = (2, 9)  # torch's version with TORCH_FR_ names of the flight recorder's variables
 KEPT_OPERATIONS = 1000  # of each rank: some hundred kilobytes
 
 
 def worker_defaults(
-    environment: Mapping[str, str], attempt: Path, launch: int, temporary: Path, *, gpus: int, tensor: int
+    environment: Mapping[str, str],
+    attempt: Path,
+    launch: int,
+    temporary: Path,
+    *,
+    gpus: int,
+    tensor: int,
+    torch: str = "",
 ) -> dict[str, str]:
     """What is missing in `environment`. `temporary`: on a disk of this node. `tensor`: tensor-parallel degree.
+    `torch`: its version; the flight recorder's variables were renamed, and each use of an old name costs a warning.
 
     Compilers' caches are small files that each rank reads at its start: on a shared file system hundreds of ranks would
     wait for them. They are kept for the user's next attempt on the node.
@@ -29,11 +40,27 @@ def worker_defaults(
         wanted |= {
             # A hung operation ends the process, without waiting for communicators that may never answer.
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
-            "TORCH_NCCL_TRACE_BUFFER_SIZE": str(KEPT_OPERATIONS),
             "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-            "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": str(records),  # the rank's number is put behind it
-            "TORCH_FR_DUMP_TEMP_FILE": str(records),  # its newer name
+            "TORCH_FR_DUMP_TEMP_FILE": str(records),  # the rank's number is put behind it
+        }
+    if gpus and not _knows_new_names(torch):
+        wanted |= {
+            "TORCH_NCCL_TRACE_BUFFER_SIZE": str(KEPT_OPERATIONS),
+            "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": str(records),
         }
     if gpus and tensor > 1:
         wanted["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"  # kernels start in the order in which they were launched
     return {name: value for name, value in wanted.items() if name not in environment}
+
+
+def torch_version() -> str:
+    """Of the installed torch, read without importing it; "" where none is."""
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return ""
+
+
+def _knows_new_names(torch: str) -> bool:
+    numbers = re.match(r"(\d+)\.(\d+)", torch)
+    return numbers is not None and (int(numbers[1]), int(numbers[2])) >= RENAMED

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 
-from tr11ops.alerts.book import Alert, Book, event_of
 from tr11ops.alerts.incidents import ACKNOWLEDGED, ASSIGNED, RESOLVED, SNOOZED
+from tr11ops.alerts.state import Alert, AlertState, event_of
 from tr11ops.alerts.wording import clean
+from tr11ops.base.moments import span_seconds
 
 Change = Callable[[Alert, float], Alert]
 
 LONGEST_WHO = 100
 LONGEST_WHY = 300
 SHORTEST_PREFIX = 3
-_SPAN = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)\s*([smhdw]|min)")
-_UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 LONGEST_SNOOZE = 90 * 86_400.0
 
 
@@ -24,7 +22,7 @@ class NoSuchAlert(ValueError):
     """A fingerprint that names no alert, or several. The text is for the person who typed it."""
 
 
-def resolve_prefix(book: Book, typed: str) -> Alert:
+def resolve_prefix(book: AlertState, typed: str) -> Alert:
     """The open alert that a fingerprint, or the beginning of one, names. Raises NoSuchAlert."""
     shown = clean(typed, 40)
     found = [alert for alert in book.open_alerts if alert.fingerprint.startswith(typed.lower())]
@@ -39,7 +37,7 @@ def resolve_prefix(book: Book, typed: str) -> Alert:
     return found[0]
 
 
-def apply(book: Book, fingerprint: str, change: Change, kind: str, who: str, why: str, now: float) -> Book:
+def apply(book: AlertState, fingerprint: str, change: Change, kind: str, who: str, why: str, now: float) -> AlertState:
     """The book after one person's change of one alert, with its entry for the journal."""
     alert = resolve_prefix(book, fingerprint)
     after = change(alert, now)
@@ -49,7 +47,7 @@ def apply(book: Book, fingerprint: str, change: Change, kind: str, who: str, why
 
 
 def acknowledge(who: str, why: str = "") -> tuple[Change, str]:
-    """Somebody works on it: no escalation and no repeats for 24 hours. The last one to say so has it."""
+    """Someone works on it: no escalation and no repeats for 24 hours. The last one to say so has it."""
     name, reason = clean(who, LONGEST_WHO), clean(why, LONGEST_WHY)
 
     def change(alert: Alert, now: float) -> Alert:
@@ -76,7 +74,7 @@ def snooze(who: str, seconds: float) -> tuple[Change, str]:
 
 
 def assign(owner: str) -> tuple[Change, str]:
-    """Somebody looks after it. A mail address gets it, and all that follows about it."""
+    """Someone looks after it. A mail address gets it, and all that follows about it."""
     name = clean(owner, LONGEST_WHO)
 
     def change(alert: Alert, now: float) -> Alert:
@@ -97,10 +95,10 @@ def resolve(who: str, why: str) -> tuple[Change, str]:
 
 def seconds_of(text: str) -> float:
     """Seconds of a length of time as people type it: 30m, 2h, 1.5d. Raises ValueError when it is none."""
-    match = _SPAN.fullmatch(text.strip().lower())
-    if match is None:
-        raise ValueError(f"{clean(text, 40)!r} is not a length of time; use 30m, 2h or 1d")
-    seconds = float(match[1]) * _UNITS[match[2]]
+    try:
+        seconds = span_seconds(text, None)
+    except ValueError:
+        raise ValueError(f"{clean(text, 40)!r} is not a length of time; use 30m, 2h or 1d") from None
     if not 0 < seconds <= LONGEST_SNOOZE:
         raise ValueError(f"{clean(text, 40)!r} must be above 0 and at most 90d")
     return seconds

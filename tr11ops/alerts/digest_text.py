@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from tr11ops.alerts.book import Alert, Book, Message, stamp
 from tr11ops.alerts.policy import Policy
-from tr11ops.alerts.situation import Situation, Spell
+from tr11ops.alerts.situation import RunSituation, Spell
+from tr11ops.alerts.state import Alert, AlertState, Message, UndeliveredMessages, stamp
 from tr11ops.alerts.wording import (
     LONGEST_SUBJECT,
-    Backlog,
     clean,
     command,
     enter,
@@ -19,48 +18,41 @@ from tr11ops.alerts.wording import (
     place,
     wrapped,
 )
+from tr11ops.base.units import counted, duration, node_time
 from tr11ops.detect.finding import Severity
-from tr11ops.units import duration
 
 
 def digest_message(
-    book: Book,
+    book: AlertState,
     to: tuple[str, ...],
     policy: Policy,
     now: float,
     due: float,
-    backlog: Backlog | None,
-    situation: Situation | None = None,
+    backlog: UndeliveredMessages | None,
+    situation: RunSituation | None = None,
 ) -> Message:
     """The daily summary that was due at `due`."""
     name = f"digest-{stamp(due)}"
     subject, lines = digest(book, policy, now, backlog, situation)
-    return Message(
-        id=name,
-        kind="digest",
-        alert="",
-        detector="",
-        severity=Severity.INFO,
-        subject=subject,
-        body="\n".join(lines) + "\n",
-        to=to,
-        time=now,
-        message_id=message_identity(name, policy),
-    )
+    return _of_no_alert("digest", name, subject, lines, to, policy, now)
 
 
 def digest(
-    book: Book, policy: Policy, now: float, backlog: Backlog | None, situation: Situation | None = None
+    book: AlertState,
+    policy: Policy,
+    now: float,
+    backlog: UndeliveredMessages | None,
+    situation: RunSituation | None = None,
 ) -> tuple[str, tuple[str, ...]]:
     """Subject and lines of the summary: how far the training came, what is open, what ended since the last one."""
     count = len(book.open_alerts)
-    words = f"{count} open alert{'s' if count != 1 else ''}" if count else "nothing to report"
+    words = counted(count, "open alert") if count else "nothing to report"
     lines = tuple(_digest_lines(book, policy, now, backlog, situation))
     return clean(f"[DIGEST] {policy.run}: {words}", LONGEST_SUBJECT), lines
 
 
 def _digest_lines(
-    book: Book, policy: Policy, now: float, backlog: Backlog | None, situation: Situation | None
+    book: AlertState, policy: Policy, now: float, backlog: UndeliveredMessages | None, situation: RunSituation | None
 ) -> Iterator[str]:
     since = book.digested if book.digested is not None else now - 86_400.0
     ended = [alert for alert in book.alerts if alert.resolved_at is not None and alert.resolved_at >= since]
@@ -88,7 +80,7 @@ def _digest_lines(
         yield from wrapped(f"Could not be judged at the last look: {', '.join(book.blind)}.")
     if backlog is not None and backlog.count and backlog.since is not None:
         yield ""
-        what = "1 message waits" if backlog.count == 1 else f"{backlog.count} messages wait"
+        what = counted(backlog.count, "message waits", "messages wait")
         yield from wrapped(f"{what} to be sent, the oldest since {moment(backlog.since, policy)}.")
     yield ""
     yield "A day without this summary means that the watchdog itself stands still."
@@ -96,7 +88,7 @@ def _digest_lines(
     yield f"  {command('list', policy)}"
 
 
-def _training(situation: Situation, since: float, policy: Policy) -> Iterator[str]:
+def _training(situation: RunSituation, since: float, policy: Policy) -> Iterator[str]:
     """Progress, loss, end and goodput: what people open the digest for."""
     spell = situation.since(since)
     if spell is not None:
@@ -114,7 +106,7 @@ def _spell(spell: Spell) -> str:
         before = f"{spell.loss_before:.4f} -> " if spell.loss_before is not None else ""
         parts.append(f"loss {before}{spell.loss_now:.4f}")
     if spell.useful is not None:
-        parts.append(f"goodput {100 * spell.useful:.0f} % of {spell.held_hours:,.1f} node-hours")
+        parts.append(f"goodput {100 * spell.useful:.0f} % of {node_time(spell.held_hours)}")
     return ", ".join(parts)
 
 
@@ -127,7 +119,7 @@ def care(alert: Alert) -> str:
         parts.append(f"acknowledged by {alert.acknowledged_by}")
     if alert.snoozed_until is not None:
         parts.append(f"snoozed by {alert.snoozed_by}")
-    return ", ".join(parts) or "no one has it"
+    return ", ".join(parts) or "unassigned"
 
 
 def trial_message(to: tuple[str, ...], policy: Policy, now: float) -> Message:
@@ -139,14 +131,21 @@ def trial_message(to: tuple[str, ...], policy: Policy, now: float) -> Message:
         *place(policy),
         f"Sent:     {moment(now, policy)}",
     ]
+    subject = clean(f"[TEST] {policy.run}: alerts arrive here", LONGEST_SUBJECT)
+    return _of_no_alert("test", name, subject, body, to, policy, now)
+
+
+def _of_no_alert(
+    kind: str, name: str, subject: str, lines: Sequence[str], to: tuple[str, ...], policy: Policy, now: float
+) -> Message:
     return Message(
         id=name,
-        kind="test",
+        kind=kind,
         alert="",
         detector="",
         severity=Severity.INFO,
-        subject=clean(f"[TEST] {policy.run}: alerts arrive here", LONGEST_SUBJECT),
-        body="\n".join(body) + "\n",
+        subject=subject,
+        body="\n".join(lines) + "\n",
         to=to,
         time=now,
         message_id=message_identity(name, policy),

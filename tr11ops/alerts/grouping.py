@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tr11ops.alerts.book import Alert
+from tr11ops.alerts.state import Alert
 from tr11ops.detect.finding import Severity
 
 _ORDER = ("opened", "raised", "reopened", "again", "escalated", "assigned", "repeated", "cleared")
 
 
 @dataclass(frozen=True)
-class Part:
+class MessagePart:
     """That something is said of an alert, and to whom: kind of message and addresses."""
 
     alert: Alert
@@ -26,25 +26,25 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Group:
-    """One message: its parts, the gravest first, and who gets it; `urls`: the delivery URLs do too."""
+class MessageGroup:
+    """One message: its parts, the most severe first, and who gets it; `urls`: the delivery URLs do too."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[MessagePart, ...]
     to: tuple[str, ...]
     urls: bool
 
 
-def grouped(parts: Iterable[Part]) -> tuple[Group, ...]:
+def grouped(parts: Iterable[MessagePart]) -> tuple[MessageGroup, ...]:
     """The messages of one look, the critical ones first. The delivery URLs are told all, each part once."""
     ordered = sorted(parts, key=lambda part: (-part.alert.severity, _ORDER.index(part.kind), part.alert.began))
-    bundles: dict[tuple[str, ...], list[Part]] = {}
+    bundles: dict[tuple[str, ...], list[MessagePart]] = {}
     for part in ordered:
         is_critical = part.alert.severity is Severity.CRITICAL
         bundles.setdefault((part.alert.detector, part.kind) if is_critical else (), []).append(part)
     return tuple(group for bundle in bundles.values() for group in _by_person(bundle))
 
 
-def _by_person(bundle: list[Part]) -> list[Group]:
+def _by_person(bundle: list[MessagePart]) -> list[MessageGroup]:
     people = dict.fromkeys(address for part in bundle for address in part.to)
     everything = tuple(range(len(bundle)))
     readers: dict[tuple[int, ...], list[str]] = {everything: []}
@@ -52,6 +52,6 @@ def _by_person(bundle: list[Part]) -> list[Group]:
         mine = tuple(index for index, part in enumerate(bundle) if address in part.to)
         readers.setdefault(mine, []).append(address)
     return [
-        Group(tuple(bundle[index] for index in mine), tuple(to), urls=mine == everything)
+        MessageGroup(tuple(bundle[index] for index in mine), tuple(to), urls=mine == everything)
         for mine, to in readers.items()
     ]

@@ -1,4 +1,4 @@
-"""What a look at the run does to the book: incidents begin, go on, come back and end. Pure; tells nobody anything."""
+"""What a look at the run does to the book: incidents begin, go on, come back and end. Pure; tells no one anything."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
-from tr11ops.alerts.book import CLOSED_KEPT, Alert, Book, Event, elapsed, event_of, incident_of
 from tr11ops.alerts.fingerprint import fingerprint
 from tr11ops.alerts.policy import ACKNOWLEDGED_SECONDS, FLAP_SECONDS, Policy
+from tr11ops.alerts.state import CLOSED_KEPT, Alert, AlertEvent, AlertState, elapsed, event_of, incident_of
 from tr11ops.alerts.wording import clean
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.runbooks import page_of
@@ -18,7 +18,7 @@ ACKNOWLEDGED = "alert-acknowledged"
 ASSIGNED = "alert-assigned"
 SNOOZED = "alert-snoozed"
 RESOLVED = "alert-resolved"
-WATCHDOG = "tr11"  # who does what nobody typed
+WATCHDOG = "tr11"  # who does what no one typed
 
 MOST_EVIDENCE = 12
 LONGEST_EVIDENCE = 240
@@ -26,7 +26,9 @@ LONGEST_TITLE = 160
 RESOLVED_KEPT_SECONDS = 2 * 86_400.0  # as a whole alert: so long it may be asked for by its fingerprint
 
 
-def look(book: Book, findings: Iterable[Finding], blind: frozenset[str], policy: Policy, now: float) -> Book:
+def look(
+    book: AlertState, findings: Iterable[Finding], blind: frozenset[str], policy: Policy, now: float
+) -> AlertState:
     """The book after a look that saw `findings`; detectors in `blind` could not judge, and theirs stays as it is.
 
     A fault that nothing sees for `resolve_after` looks in a row ends its incident; a look that could not judge is no
@@ -37,7 +39,7 @@ def look(book: Book, findings: Iterable[Finding], blind: frozenset[str], policy:
     book = _renamed(book, seen, now)
     changed: list[Alert] = []
     over: list[Alert] = []
-    events: list[Event] = []
+    events: list[AlertEvent] = []
     for alert in book.alerts:
         finding = seen.get(alert.fingerprint)
         if finding is not None and is_over(alert, now):
@@ -69,7 +71,7 @@ def is_over(alert: Alert, now: float) -> bool:
     return min(elapsed(alert.resolved_at, now), elapsed(alert.last_sent, now)) > FLAP_SECONDS
 
 
-def _renamed(book: Book, seen: dict[str, Finding], now: float) -> Book:
+def _renamed(book: AlertState, seen: dict[str, Finding], now: float) -> AlertState:
     """The book with the alerts of an older tr11 under the fingerprints of today.
 
     An older one put faults of several names (nodes, say) into one alert. Each finding whose name the old alert
@@ -141,11 +143,11 @@ def _bounded(evidence: Iterable[str]) -> tuple[str, ...]:
     return (*lines[: MOST_EVIDENCE - 1], f"... and {len(lines) - MOST_EVIDENCE + 1} lines more")
 
 
-def _opening(alert: Alert, now: float) -> Event:
+def _opening(alert: Alert, now: float) -> AlertEvent:
     return event_of(alert, OPENED, WATCHDOG, alert.title, now)
 
 
-def _seen_again(alert: Alert, finding: Finding, policy: Policy, now: float) -> tuple[Alert, tuple[Event, ...]]:
+def _seen_again(alert: Alert, finding: Finding, policy: Policy, now: float) -> tuple[Alert, tuple[AlertEvent, ...]]:
     fresh = _opened(alert.fingerprint, finding, now)
     milder = alert.milder_looks + 1 if finding.severity < alert.severity else 0
     is_lower = milder >= policy.resolve_after or (milder > 0 and not alert.is_open)  # what is back is what it is now
@@ -163,7 +165,7 @@ def _seen_again(alert: Alert, finding: Finding, policy: Policy, now: float) -> t
         milder_looks=0 if is_lower else milder,
         said=severity if is_lower and alert.said is not None else alert.said,
     )
-    if severity > alert.severity:  # what somebody took on, or put off, was a lesser thing
+    if severity > alert.severity:  # what someone took on, or put off, was a lesser thing
         after = _unacknowledged(replace(after, snoozed_until=None, snoozed_by=""))
     if alert.is_open:
         return after, ()
@@ -171,7 +173,7 @@ def _seen_again(alert: Alert, finding: Finding, policy: Policy, now: float) -> t
     return after, (event_of(after, OPENED, WATCHDOG, f"it is back: {after.title}", now, again=True),)
 
 
-def _not_seen(alert: Alert, policy: Policy, now: float) -> tuple[Alert, tuple[Event, ...]]:
+def _not_seen(alert: Alert, policy: Policy, now: float) -> tuple[Alert, tuple[AlertEvent, ...]]:
     looks = alert.clear_looks + 1
     after = replace(alert, clear_looks=looks)
     if looks < policy.resolve_after:
@@ -180,11 +182,11 @@ def _not_seen(alert: Alert, policy: Policy, now: float) -> tuple[Alert, tuple[Ev
     return after, (event_of(after, RESOLVED, WATCHDOG, after.resolved_why, now),)
 
 
-def _expired(alert: Alert, now: float) -> tuple[Alert, tuple[Event, ...]]:
+def _expired(alert: Alert, now: float) -> tuple[Alert, tuple[AlertEvent, ...]]:
     """End what has run out: a snooze, and an acknowledgement of something that still stands. Both call for a word."""
     if not alert.is_open:
         return alert, ()
-    events: tuple[Event, ...] = ()
+    events: tuple[AlertEvent, ...] = ()
     if alert.snoozed_until is not None and (now >= alert.snoozed_until or _is_absurd(alert.snoozed_until, now)):
         alert = replace(alert, snoozed_until=None, snoozed_by="", remind=True)
     if alert.is_acknowledged and elapsed(alert.acknowledged_at, now) >= ACKNOWLEDGED_SECONDS:
@@ -202,8 +204,8 @@ def _unacknowledged(alert: Alert) -> Alert:
     return replace(alert, acknowledged_by="", acknowledged_at=None, acknowledged_why="")
 
 
-def _tidied(book: Book, now: float) -> Book:
-    """Keep of old incidents, of which nobody waits for word, no more than a report needs."""
+def _tidied(book: AlertState, now: float) -> AlertState:
+    """Keep of old incidents, of which no one waits for word, no more than a report needs."""
     old = [
         alert
         for alert in book.alerts

@@ -10,9 +10,9 @@ from email.message import EmailMessage
 from email.policy import default
 from email.utils import parseaddr
 
-from tr11ops.alerts.book import Alert, Book
 from tr11ops.alerts.changes import Change, acknowledge, apply, seconds_of, snooze
 from tr11ops.alerts.policy import Policy
+from tr11ops.alerts.state import Alert, AlertState
 from tr11ops.alerts.wording import clean
 
 DEFAULT_SNOOZE = "2h"
@@ -67,15 +67,15 @@ def _first_line(mail: EmailMessage) -> str:
     return next((line for line in lines if line and not line.startswith(">")), "")
 
 
-def apply_mails(book: Book, mails: Iterable[bytes], policy: Policy, now: float) -> tuple[Book, tuple[str, ...]]:
+def apply_mails(
+    book: AlertState, mails: Iterable[bytes], policy: Policy, now: float
+) -> tuple[AlertState, tuple[str, ...]]:
     """The book after all replies, and one line for each that was not heeded. Each reply counts once."""
     notes: list[str] = []
     for content in mails:
         try:
             reply = parse_reply(content)
-        except (
-            Exception
-        ) as error:  # the library's parser raises anything on garbage, and anybody may write to a mailbox
+        except Exception as error:  # the library's parser raises anything on garbage, and anyone may write to a mailbox
             notes.append(f"a reply cannot be read: {type(error).__name__}")
             continue
         if reply.is_automatic or reply.identity in book.answered:
@@ -97,7 +97,7 @@ def apply_mails(book: Book, mails: Iterable[bytes], policy: Policy, now: float) 
     return book, tuple(notes)
 
 
-def _meant(book: Book, reply: MailReply, policy: Policy) -> tuple[Alert, ...]:
+def _meant(book: AlertState, reply: MailReply, policy: Policy) -> tuple[Alert, ...]:
     """The open alerts of the message that a reply answers; where that names none, of the thread that it is in."""
     for identity in reply.answers:
         if not identity.endswith(f"@{policy.domain}>"):

@@ -20,13 +20,13 @@ from email.message import EmailMessage
 from email.policy import SMTP
 from email.utils import format_datetime
 
-from tr11ops.alerts.book import Message
 from tr11ops.alerts.messages import is_alarm
-from tr11ops.alerts.outbox import Entry, Report
+from tr11ops.alerts.outbox import DeliveryReport, OutboxEntry
+from tr11ops.alerts.state import Message
 from tr11ops.alerts.wording import clean
-from tr11ops.deadline import within
-from tr11ops.evidence import cause
-from tr11ops.units import duration
+from tr11ops.base.deadline import within
+from tr11ops.base.observed import cause
+from tr11ops.base.units import duration
 
 TIMEOUT_SECONDS = 10.0
 DEADLINE_SECONDS = 30.0
@@ -51,11 +51,11 @@ class MailRoute:
     deadline: float = DEADLINE_SECONDS
     name: str = "mail"
 
-    def send(self, entry: Entry) -> Report:
+    def send(self, entry: OutboxEntry) -> DeliveryReport:
         """Send to all who are left. Never raises for what server, network or address do."""
         to = tuple(address for address in entry.left if address not in entry.done)
         if not to:
-            return Report(is_over=True)
+            return DeliveryReport(is_over=True)
         wrong = [address for address in to if not is_address(address)]
         right = tuple(address for address in to if address not in wrong)
         refused: dict[str, tuple[int, str]] = dict.fromkeys(wrong, (553, "is not a mail address"))
@@ -65,14 +65,14 @@ class MailRoute:
                 mail = compose(entry.message, self.sender, self.clock())
                 refused |= within(self.deadline, lambda: self._send(line, mail, right), line.cut)
             except smtplib.SMTPConnectError as error:
-                return Report(left=to, trouble=self._failure(error), is_unreachable=True)
+                return DeliveryReport(left=to, trouble=self._failure(error), is_unreachable=True)
             except smtplib.SMTPResponseException as error:
                 refused |= dict.fromkeys(right, (error.smtp_code, _text(error.smtp_error)))
             except (smtplib.SMTPNotSupportedError, ValueError, MessageError) as error:
                 refused |= dict.fromkeys(right, (554, cause(error)))
             except (OSError, smtplib.SMTPException) as error:
                 lost = not line.is_open  # late on an open line may be the fault of this mail's recipients alone
-                return Report(left=to, trouble=self._failure(error), is_unreachable=lost, is_broken=not lost)
+                return DeliveryReport(left=to, trouble=self._failure(error), is_unreachable=lost, is_broken=not lost)
         return self._report(to, refused)
 
     def _send(self, line: _Line, mail: EmailMessage, to: tuple[str, ...]) -> dict[str, tuple[int, str]]:
@@ -89,11 +89,11 @@ class MailRoute:
             line.server.close()  # without goodbye: nothing that goes wrong once the mail was taken may count
         return {address: (code, _text(words)) for address, (code, words) in refused.items()}
 
-    def _report(self, to: tuple[str, ...], refused: dict[str, tuple[int, str]]) -> Report:
+    def _report(self, to: tuple[str, ...], refused: dict[str, tuple[int, str]]) -> DeliveryReport:
         gone = tuple(address for address in to if refused.get(address, (0,))[0] >= 500 and address not in self.known)
         left = tuple(address for address in to if address in refused and address not in gone)
         words = "; ".join(f"{address}: {self._answer(*refused[address])}" for address in (*left, *gone))
-        return Report(
+        return DeliveryReport(
             done=tuple(address for address in to if address not in refused),
             left=left,
             withdrawn=gone,
@@ -117,7 +117,7 @@ class _Line:
     is_open: bool = False
 
     def cut(self) -> None:
-        """End it from outside: whoever reads from it is told that it is over."""
+        """End it from outside: the one who reads from it is told that it is over."""
         if self.server.sock is not None:
             with suppress(OSError):
                 self.server.sock.shutdown(socket.SHUT_RDWR)

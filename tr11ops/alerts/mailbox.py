@@ -1,7 +1,7 @@
 """Reads the replies to a run's mails from an IMAP mailbox. Read-only: many runs and people may share the mailbox.
 
 The server is asked only for mails that name this run's Message-IDs. What was read is remembered by its number in the
-mailbox (UID) in the book of alerts, so nothing in the mailbox is marked or moved.
+mailbox (UID) in the alert state, so nothing in the mailbox is marked or moved.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tr11ops.alerts.secret_file import secret_lines
-from tr11ops.deadline import within
-from tr11ops.private_file import PrivateFileError
-from tr11ops.redact import one_line
+from tr11ops.base.deadline import within
+from tr11ops.base.private_file import PrivateFileError
+from tr11ops.base.redact import one_line
 
 if TYPE_CHECKING:
-    from tr11ops.runcard import RunCard
+    from tr11ops.runcard.card import RunCard
 
 LARGEST_BYTES = 64 << 10  # of a mail: the word that counts is at its beginning
 MOST_AT_ONCE = 100
@@ -125,7 +125,7 @@ def mailbox_of(card: RunCard) -> Mailbox | None:
 
 
 def _fetched(line: imaplib.IMAP4, number: int) -> bytes | None:
-    """The beginning of one mail; None where somebody has just removed it."""
+    """The beginning of one mail; None where someone has just removed it."""
     for part in _answer(line.uid("FETCH", str(number), f"(UID BODY.PEEK[]<0.{LARGEST_BYTES}>)")):
         if isinstance(part, tuple) and (match := _UID.search(part[0])) is not None and int(match[1]) == number:
             return bytes(part[1])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tr11ops.alerts.book import CLOSED_KEPT, Alert, Book, incident_of
+from tr11ops.alerts.state import CLOSED_KEPT, Alert, AlertState, incident_of
 
 
-def merged(home: Book, local: Book) -> Book:
+def merged(home: AlertState, local: AlertState) -> AlertState:
     """What both books know: of each alert the later word, every incident, and all that is still to be done."""
     alerts = _open_in(home, local)
     closed = {(one.fingerprint, one.began): one for one in (*home.closed, *local.closed)}
@@ -33,7 +33,7 @@ def merged(home: Book, local: Book) -> Book:
     )
 
 
-def _open_in(book: Book, other: Book) -> dict[str, Alert]:
+def _open_in(book: AlertState, other: AlertState) -> dict[str, Alert]:
     """The alerts of a book, by fingerprint, without the incidents that the other has put away as over."""
     over = {(one.fingerprint, one.began) for one in other.closed}
     return {alert.fingerprint: alert for alert in book.alerts if (alert.fingerprint, alert.began) not in over}

@@ -10,11 +10,10 @@ import shlex
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from tr11ops.alerts.book import Alert, Message, stamp
-from tr11ops.alerts.grouping import Part
-from tr11ops.alerts.pages import page_lines
+from tr11ops.alerts.grouping import MessagePart
 from tr11ops.alerts.policy import Policy
-from tr11ops.alerts.situation import Situation, is_cured, what_tr11_does
+from tr11ops.alerts.situation import RunSituation, is_cured, what_tr11_does
+from tr11ops.alerts.state import Alert, Message, stamp
 from tr11ops.alerts.wording import (
     LONGEST_SUBJECT,
     WIDTH,
@@ -26,9 +25,10 @@ from tr11ops.alerts.wording import (
     place,
     wrapped,
 )
+from tr11ops.base.invocation import for_card
+from tr11ops.base.runbook_pages import page_lines
+from tr11ops.base.units import duration, node_time
 from tr11ops.detect.finding import Severity
-from tr11ops.invocation import for_card
-from tr11ops.units import duration
 
 MOST_PARTS = 20  # of one message that are told in full; the others by their title
 MOST_TITLES = 80
@@ -46,14 +46,14 @@ _SHORT = {"opened": "new", "raised": "worse", "reopened": "back", "again": "stil
 
 
 def alert_message(
-    parts: Sequence[Part],
+    parts: Sequence[MessagePart],
     to: tuple[str, ...],
     policy: Policy,
     now: float,
-    situation: Situation | None = None,
+    situation: RunSituation | None = None,
     urls: bool = True,
 ) -> Message:
-    """The message that says these parts to `to`. The same parts and people give the same id, whoever makes it."""
+    """The message that says these parts to `to`. The same parts and people give the same id, no matter who makes it."""
     first = parts[0]
     alerts = tuple(part.alert for part in parts)
     names = [f"{alert.fingerprint}-{stamp(alert.began)}-{alert.sends + 1}" for alert in alerts]
@@ -81,7 +81,7 @@ def alert_message(
     )
 
 
-def _subject(parts: Sequence[Part], policy: Policy) -> str:
+def _subject(parts: Sequence[MessagePart], policy: Policy) -> str:
     first = parts[0]
     more = f" (and {len(parts) - 1} more)" if len(parts) > 1 else ""
     head, over = ("OK", "over: ") if first.kind == "cleared" else (first.alert.severity.name, "")
@@ -90,7 +90,9 @@ def _subject(parts: Sequence[Part], policy: Policy) -> str:
 
 
 # ----------------------------------------------------------------------------- one alert
-def _one(part: Part, to: tuple[str, ...], policy: Policy, now: float, situation: Situation | None) -> Iterator[str]:
+def _one(
+    part: MessagePart, to: tuple[str, ...], policy: Policy, now: float, situation: RunSituation | None
+) -> Iterator[str]:
     alert = part.alert
     yield from _first_lines(part, policy, now, situation)
     news = _news(part, now)
@@ -111,7 +113,7 @@ def _one(part: Part, to: tuple[str, ...], policy: Policy, now: float, situation:
     yield from _people(part, to)
 
 
-def _first_lines(part: Part, policy: Policy, now: float, situation: Situation | None) -> Iterator[str]:
+def _first_lines(part: MessagePart, policy: Policy, now: float, situation: RunSituation | None) -> Iterator[str]:
     """What, since when, what tr11 does, what to type."""
     alert = part.alert
     if part.kind == "cleared":
@@ -130,7 +132,7 @@ def _type(alert: Alert, policy: Policy, is_cured: bool) -> Iterator[str]:
         yield from (*enter(policy), f"  {alert.fix}")
 
 
-def _news(part: Part, now: float) -> str:
+def _news(part: MessagePart, now: float) -> str:
     alert = part.alert
     if part.kind == "escalated":
         return f"No one has acknowledged this for {duration(now - (alert.alarmed or alert.began))}."
@@ -157,18 +159,18 @@ def _to_take_it_on(alerts: Sequence[Alert], policy: Policy) -> Iterator[str]:
         yield "Replies to this mail are not read (alerts.imap_host is not set)."
 
 
-def _state(began: float, policy: Policy, situation: Situation | None) -> Iterator[str]:
+def _state(began: float, policy: Policy, situation: RunSituation | None) -> Iterator[str]:
     if situation is not None and situation.progress:
         yield from wrapped(f"Progress: {situation.progress}", "", " " * 10)
     cost = None if situation is None else situation.cost_of(began)
     if cost is not None:
         since, spell = cost
-        share = f"{spell.lost_hours:,.1f} of {spell.wanted_hours:,.1f} node-hours lost"
+        share = f"{node_time(spell.lost_hours, spell.wanted_hours)} lost"
         yield from wrapped(f"Cost:     {share} since {moment(since, policy)}", "", " " * 10)
     yield from place(policy)
 
 
-def _people(part: Part, to: tuple[str, ...]) -> Iterator[str]:
+def _people(part: MessagePart, to: tuple[str, ...]) -> Iterator[str]:
     yield from wrapped(f"This goes to: {', '.join(to) or 'the delivery URLs'}.")
     others = [address for address in part.alert.told if address not in to]
     if others:
@@ -179,7 +181,7 @@ def _people(part: Part, to: tuple[str, ...]) -> Iterator[str]:
 
 # ----------------------------------------------------------------------------- several alerts
 def _several(
-    parts: Sequence[Part], to: tuple[str, ...], policy: Policy, now: float, situation: Situation | None
+    parts: Sequence[MessagePart], to: tuple[str, ...], policy: Policy, now: float, situation: RunSituation | None
 ) -> Iterator[str]:
     standing = [part.alert for part in parts if part.kind != "cleared"]
     over = len(parts) - len(standing)
@@ -202,7 +204,7 @@ def _several(
     yield from wrapped(f"This goes to: {', '.join(to) or 'the delivery URLs'}.")
 
 
-def _numbered(number: int, part: Part, now: float, situation: Situation | None) -> Iterator[str]:
+def _numbered(number: int, part: MessagePart, now: float, situation: RunSituation | None) -> Iterator[str]:
     alert = part.alert
     label = "over" if part.kind == "cleared" else f"{alert.severity.name}, {_SHORT.get(part.kind, part.kind)}"
     yield from wrapped(f"{number}. {label}: {alert.title} ({duration(now - alert.began)})", "", "   ")
@@ -219,7 +221,7 @@ def _numbered(number: int, part: Part, now: float, situation: Situation | None) 
 
 
 # ----------------------------------------------------------------------------- the runbook
-def _pages(parts: Sequence[Part], policy: Policy) -> Iterator[str]:
+def _pages(parts: Sequence[MessagePart], policy: Policy) -> Iterator[str]:
     """The pages of the runbook that treat what stands, for the mail alone."""
     pages = tuple(dict.fromkeys(part.alert.runbook for part in parts if part.kind != "cleared" and part.alert.runbook))
     shown = [(page, lines) for page in pages[:MOST_PAGES] if (lines := page_lines(page, WIDTH))]
@@ -231,11 +233,12 @@ def _pages(parts: Sequence[Part], policy: Policy) -> Iterator[str]:
         yield f"  {run_variable(policy)}"
     for page, lines in shown:
         yield ""
-        yield f"---- {page} " + "-" * max(4, WIDTH - len(page) - 6)
+        head = f"---- tr11 runbook {page.removesuffix('.md')} "
+        yield head + "-" * max(4, WIDTH - len(head))
         yield from lines
     left = pages[MOST_PAGES:]
     if left:
-        yield from wrapped(f"See also: {', '.join(left)} in the runbook.")
+        yield from wrapped(f"See also: {', '.join(f'`tr11 runbook {page[:-3]}`' for page in left)}.")
 
 
 def run_variable(policy: Policy) -> str:
@@ -244,5 +247,5 @@ def run_variable(policy: Policy) -> str:
 
 
 def is_alarm(message: Message) -> bool:
-    """Whether a message wants somebody at once."""
+    """Whether a message wants someone at once."""
     return message.severity is Severity.CRITICAL and message.kind not in {"cleared", "digest", "test"}

@@ -2,10 +2,10 @@
 
     state/alerts/outbox/ID-ROUTE.json    waits, with what was tried already
     state/alerts/sent/ID-ROUTE.json      was taken
-    state/alerts/claims/ID-ROUTE.N       somebody sends it just now
+    state/alerts/claims/ID-ROUTE.N       someone sends it just now
 
-A message is sent by whoever links the next claim. A claim holds for a quarter of an hour by the file server's clock, so
-that one of a process that was killed does not hold for ever. Only a kill between the server's yes and the move to
+A message is sent by anyone who links the next claim. A claim holds for a quarter of an hour by the file server's clock,
+so that one of a process that was killed does not hold for ever. Only a kill between the server's yes and the move to
 `sent` makes a message go out twice, under the same Message-ID.
 """
 
@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -22,19 +23,22 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from tr11ops.alerts.book import Message
 from tr11ops.alerts.messages import is_alarm
+from tr11ops.alerts.state import Message
 from tr11ops.alerts.store import alerts_folder, record
-from tr11ops.evidence import cause
-from tr11ops.rundir import RunDirectory, make_shared
-from trainer.contract import read_json, write_atomically, write_beside, write_json
-from trainer.state_file import read_text
+from tr11ops.base.observed import cause
+from tr11ops.base.retry import RetryPolicy
+from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.files import write_atomically, write_beside, write_json
+from trainer.contract.numbered_files import NumberedFiles
+from trainer.contract.sharing import make_shared
+from trainer.contract.state_file import read_json, read_text
 
 SCHEMA = 1
 CLAIM_SECONDS = 900.0
 FIRST_DELAY = 60.0
 LONGEST_DELAY = 3600.0
-LONGEST_DELAY_REFUSED = 86_400.0  # where a server has refused for good: somebody may mend the address
+LONGEST_DELAY_REFUSED = 86_400.0  # where a server has refused for good: someone may repair the address
 MOST_FAILURES = 3  # in one round of a route
 SENT_KEPT_SECONDS = 30 * 86_400.0
 _LEFTOVER_SECONDS = 3600.0
@@ -42,10 +46,10 @@ _NAME = re.compile(r"[a-z0-9-]{1,120}\.json")
 
 
 @dataclass(frozen=True)
-class Entry:
+class OutboxEntry:
     """A message on one route ("mail" or "urls"): who has it already, how often it was tried, and when it is next.
 
-    `left` are addresses that wait for it; for "urls" nobody is named, because the file says who. `done` are those that
+    `left` are addresses that wait for it; for "urls" no one is named, because the file says who. `done` are those that
     have it (addresses, or hashes of URLs). `is_refused`: the last answer was no, for good.
     """
 
@@ -64,7 +68,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Report:
+class DeliveryReport:
     """What came of one try: who has it now, who is left, and why. `withdrawn` are left out for good, on purpose."""
 
     done: tuple[str, ...] = ()
@@ -74,7 +78,7 @@ class Report:
     is_refused: bool = False
     is_unreachable: bool = False  # no use in trying the next message now
     is_broken: bool = False  # the connection failed in the middle
-    is_over: bool = False  # nobody is left
+    is_over: bool = False  # no one is left
 
 
 class Route(Protocol):
@@ -83,14 +87,14 @@ class Route(Protocol):
     @property
     def name(self) -> str: ...
 
-    def send(self, entry: Entry) -> Report: ...
+    def send(self, entry: OutboxEntry) -> DeliveryReport: ...
 
 
 @dataclass(frozen=True)
 class Delivery:
     """What one round of sending did."""
 
-    sent: tuple[Entry, ...] = ()
+    sent: tuple[OutboxEntry, ...] = ()
     troubles: tuple[str, ...] = ()
 
 
@@ -99,7 +103,7 @@ def queue(directory: RunDirectory, message: Message, routes: tuple[str, ...]) ->
     """Put a message on its routes, unless it is there, or was sent, already. Raises OSError as the file system does."""
     make_shared(_outbox(directory))
     for route in routes:
-        entry = Entry(message, route, left=message.to if route == "mail" else ())
+        entry = OutboxEntry(message, route, left=message.to if route == "mail" else ())
         target = _outbox(directory) / f"{entry.name}.json"
         sent = _sent(directory) / target.name
         if sent.exists() or target.exists():
@@ -110,7 +114,7 @@ def queue(directory: RunDirectory, message: Message, routes: tuple[str, ...]) ->
                 target.hardlink_to(draft)
         finally:
             draft.unlink(missing_ok=True)
-        if sent.exists():  # somebody queued and sent it between our two looks
+        if sent.exists():  # someone queued and sent it between our two looks
             target.unlink(missing_ok=True)
 
 
@@ -126,7 +130,7 @@ def take_in(directory: RunDirectory, other: RunDirectory) -> None:
         (_outbox(directory) / name).unlink(missing_ok=True)
 
 
-def waiting_entries(directory: RunDirectory) -> tuple[Entry, ...]:
+def waiting_entries(directory: RunDirectory) -> tuple[OutboxEntry, ...]:
     """What waits to be sent, the oldest first. Raises OSError or ValueError when it cannot be read."""
     entries, troubles = _waiting(directory)
     if troubles and not entries:
@@ -134,9 +138,9 @@ def waiting_entries(directory: RunDirectory) -> tuple[Entry, ...]:
     return entries
 
 
-def _waiting(directory: RunDirectory) -> tuple[tuple[Entry, ...], list[str]]:
+def _waiting(directory: RunDirectory) -> tuple[tuple[OutboxEntry, ...], list[str]]:
     """What waits, the oldest first, and what is wrong with the files that are no messages."""
-    found: list[Entry] = []
+    found: list[OutboxEntry] = []
     troubles: list[str] = []
     for name in _names(_outbox(directory)):
         try:
@@ -165,7 +169,7 @@ def deliver(
     """
     began = time.monotonic()
     waiting, troubles = _waiting(directory)
-    sent: list[Entry] = []
+    sent: list[OutboxEntry] = []
     for route in routes:
         mine = [entry for entry in waiting if entry.route == route.name and (only is None or entry.message.id in only)]
         if not any(_is_due(entry, now()) for entry in mine):
@@ -190,12 +194,13 @@ def deliver(
     return Delivery(tuple(sent), tuple(dict.fromkeys(troubles)))
 
 
-def _try(directory: RunDirectory, entry: Entry, route: Route, now: float) -> Report | None:
-    """Send one message, unless somebody else does or has. Raises OSError or ValueError as the disk gives."""
+def _try(directory: RunDirectory, entry: OutboxEntry, route: Route, now: float) -> DeliveryReport | None:
+    """Send one message, unless someone else does or has. Raises OSError or ValueError as the disk gives."""
     path = _outbox(directory) / f"{entry.name}.json"
     if entry.is_refused and not _is_due(entry, now):
         return None
-    claim = _claim(directory, entry.name)
+    claims = _claims(directory, entry.name)
+    claim = _claim(claims)
     if claim is None:
         return None
     try:
@@ -206,7 +211,7 @@ def _try(directory: RunDirectory, entry: Entry, route: Route, now: float) -> Rep
             path.unlink(missing_ok=True)
             return None
         make_shared(_sent(directory))  # before it is sent: what cannot be recorded must not go out
-        if _claims(directory, entry.name)[-1:] != [claim]:
+        if not claims.is_newest(claim):
             return None
         report = route.send(current)
         if report.is_over:
@@ -215,10 +220,10 @@ def _try(directory: RunDirectory, entry: Entry, route: Route, now: float) -> Rep
             write_json(path, _values(_after(current, report, now)))
         return report
     finally:
-        _release(directory, entry.name, claim)
+        _release(claims, claim)
 
 
-def in_turn(entries: Sequence[Entry], now: float) -> list[Entry]:
+def in_turn(entries: Sequence[OutboxEntry], now: float) -> list[OutboxEntry]:
     """Entries (the oldest first) as they are to be tried: those due, of them alarms, of them those never tried before.
 
     So what fails slowly in every round keeps up nothing but itself. An incident's messages stay in their order: what
@@ -237,11 +242,11 @@ def in_turn(entries: Sequence[Entry], now: float) -> list[Entry]:
     return [entries[number] for _, number in order]
 
 
-def _is_due(entry: Entry, now: float) -> bool:
+def _is_due(entry: OutboxEntry, now: float) -> bool:
     return entry.due <= now or entry.due - now > 2 * LONGEST_DELAY_REFUSED
 
 
-def _after(entry: Entry, report: Report, now: float) -> Entry:
+def _after(entry: OutboxEntry, report: DeliveryReport, now: float) -> OutboxEntry:
     attempts = entry.attempts + 1
     return replace(
         entry,
@@ -260,51 +265,33 @@ def delay(name: str, attempts: int, is_refused: bool) -> float:
     So that a server which comes back is not met by all messages at once.
     """
     longest = LONGEST_DELAY_REFUSED if is_refused else LONGEST_DELAY
-    full = min(longest, FIRST_DELAY * 2.0 ** min(attempts - 1, 20))
     share = int.from_bytes(hashlib.sha256(f"{name}:{attempts}".encode()).digest()[:4], "big") / 2**32
-    return full * (1.0 - 0.5 * share)
+    policy = RetryPolicy(first_seconds=FIRST_DELAY, longest_seconds=longest, chance=lambda: 1.0 - share)
+    return policy.delay(attempts)
 
 
 # ----------------------------------------------------------------------------- claims
-def _claim(directory: RunDirectory, name: str) -> int | None:
-    """Take the right to send a message now; None when somebody else has it."""
-    folder = _claim_folder(directory)
-    make_shared(folder)
-    numbers = _claims(directory, name)
-    draft = write_beside(folder / f"{name}.0", "")
+def _claims(directory: RunDirectory, name: str) -> NumberedFiles:
+    return NumberedFiles(_claim_folder(directory), f"{name}.", suffix="")
+
+
+def _claim(claims: NumberedFiles) -> int | None:
+    """Take the right to send a message now; None when another has it."""
+    make_shared(claims.path)
+    last = max(claims.numbers(), default=0)
     try:
-        if numbers:
-            try:
-                age = draft.stat().st_mtime - (folder / f"{name}.{numbers[-1]}").stat().st_mtime
-            except FileNotFoundError:
-                return None  # given back a moment ago: its holder has just tried
-            if age < CLAIM_SECONDS:
-                return None
-        number = (numbers[-1] if numbers else 0) + 1
-        try:
-            (folder / f"{name}.{number}").hardlink_to(draft)
-        except FileExistsError:
+        if last and claims.age(last) < CLAIM_SECONDS:
             return None
-        return number
-    finally:
-        draft.unlink(missing_ok=True)
-
-
-def _claims(directory: RunDirectory, name: str) -> list[int]:
-    try:
-        names = os.listdir(_claim_folder(directory))  # noqa: PTH208  a name is enough
     except FileNotFoundError:
-        return []
-    ours = (entry.removeprefix(f"{name}.") for entry in names if entry.startswith(f"{name}."))
-    return sorted(int(number) for number in ours if number.isdigit())
+        return None  # given back a moment ago: its holder has just tried
+    return last + 1 if claims.make(last + 1, secrets.token_hex(8).encode()) else None
 
 
-def _release(directory: RunDirectory, name: str, claim: int) -> None:
+def _release(claims: NumberedFiles, claim: int) -> None:
     """Give a claim back, and those that ran out before it. The highest goes last, or an old one would count again."""
-    for number in _claims(directory, name):
-        if number < claim:
-            (_claim_folder(directory) / f"{name}.{number}").unlink(missing_ok=True)
-    (_claim_folder(directory) / f"{name}.{claim}").unlink(missing_ok=True)
+    for number in claims.numbers():
+        if number <= claim:
+            claims.file(number).unlink(missing_ok=True)
 
 
 # ----------------------------------------------------------------------------- files
@@ -328,22 +315,22 @@ def _names(folder: Path) -> list[str]:
     return sorted(name for name in names if _NAME.fullmatch(name))
 
 
-def _values(entry: Entry) -> dict[str, Any]:
+def _values(entry: OutboxEntry) -> dict[str, Any]:
     message = {**asdict(entry.message), "severity": entry.message.severity.name}
     return {"schema": SCHEMA, **asdict(entry), "message": message}
 
 
-def _text(entry: Entry) -> str:
+def _text(entry: OutboxEntry) -> str:
     return json.dumps(_values(entry), indent=1, sort_keys=True) + "\n"
 
 
-def _read(path: Path) -> Entry | None:
+def _read(path: Path) -> OutboxEntry | None:
     """The entry in a file; None when it was sent meanwhile. Raises OSError, or ValueError when it is no message."""
     value = read_json(path)
     if value is None:
         return None
     try:
-        return record(Entry, {**value, "message": record(Message, value["message"])})
+        return record(OutboxEntry, {**value, "message": record(Message, value["message"])})
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not a message ({type(error).__name__})") from None
 

@@ -6,27 +6,28 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tr11ops.alerts.book import Alert, Book, Message
 from tr11ops.alerts.changes import Change, apply, resolve_prefix
 from tr11ops.alerts.digest_text import digest, digest_message, trial_message
-from tr11ops.alerts.grouping import Part
+from tr11ops.alerts.grouping import MessagePart
 from tr11ops.alerts.mail_route import is_address
 from tr11ops.alerts.mailbox import Mailbox, MailboxError, mailbox_of
 from tr11ops.alerts.messages import alert_message
-from tr11ops.alerts.outbox import Entry
+from tr11ops.alerts.notify import Notification, digest_readers, tell, told
+from tr11ops.alerts.outbox import OutboxEntry
 from tr11ops.alerts.policy import Policy
-from tr11ops.alerts.reading import backlog
+from tr11ops.alerts.reading import waiting
 from tr11ops.alerts.sending import flush, policy_for, routes, send_waiting
-from tr11ops.alerts.situation import Situation
+from tr11ops.alerts.situation import RunSituation
+from tr11ops.alerts.state import Alert, AlertState, Message
 from tr11ops.alerts.store import commit, read_book
-from tr11ops.alerts.telling import Word, digest_readers, tell, told
 from tr11ops.alerts.url_route import UrlRoute
-from tr11ops.rundir import RunDirectory
+from tr11ops.base.observed import known
+from tr11ops.rundir.paths import RunDirectory
 
 if TYPE_CHECKING:
-    from tr11ops.runcard import RunCard
+    from tr11ops.runcard.card import RunCard
 
-PERSON_SECONDS = 15.0  # while somebody waits at the prompt
+PERSON_SECONDS = 15.0  # while someone waits at the prompt
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def change_alerts(
     policy = policy_for(directory, card, typed)
     asked = tuple(wanted)
 
-    def change(book: Book) -> tuple[Book, tuple[tuple[str, ...], tuple[Message, ...]]]:
+    def change(book: AlertState) -> tuple[AlertState, tuple[tuple[str, ...], tuple[Message, ...]]]:
         names = tuple(dict.fromkeys(resolve_prefix(book, one.fingerprint).fingerprint for one in asked))
         before = {name: book.find(name) for name in names}
         for one in asked:
@@ -71,16 +72,16 @@ def change_alerts(
 
 
 def _assignments(
-    book: Book, before: dict[str, Alert | None], policy: Policy, now: float
-) -> tuple[Book, tuple[Message, ...]]:
+    book: AlertState, before: dict[str, Alert | None], policy: Policy, now: float
+) -> tuple[AlertState, tuple[Message, ...]]:
     """Tell those who have just been given an alert, where their name is a mail address."""
     messages: list[Message] = []
     for name, old in before.items():
         alert = book.find(name)
         if alert is None or old is None or alert.owner == old.owner or not is_address(alert.owner):
             continue
-        word = Word("assigned", (alert.owner,))
-        message = alert_message((Part(alert, word.kind, word.to),), word.to, policy, now)
+        word = Notification("assigned", (alert.owner,))
+        message = alert_message((MessagePart(alert, word.kind, word.to),), word.to, policy, now)
         messages.append(message)
         book = book.with_alert(told(alert, word, (message,), now))
     return replace(book, messages=(*book.messages, *messages)), tuple(messages)
@@ -95,7 +96,7 @@ def send_test(
     results: list[tuple[str, str, str]] = []
     message = trial_message(to or policy.everyone, policy, now)
     for address in message.to:
-        report = mail.send(Entry(replace(message, to=(address,)), "mail", left=(address,)))
+        report = mail.send(OutboxEntry(replace(message, to=(address,)), "mail", left=(address,)))
         results.append(("mail", address, "" if report.done else report.trouble or "was not taken"))
     if isinstance(urls, UrlRoute) and not to:
         results += [("urls", name, trouble) for name, trouble in urls.send_each(message)]
@@ -120,16 +121,16 @@ def send_digest(
     now: float,
     again: bool = False,
     typed: str = "",
-    situation: Situation | None = None,
+    situation: RunSituation | None = None,
 ) -> tuple[Message | None, tuple[str, ...]]:
     """Send the daily summary that is due; with `again` also one that went out already.
 
     Returns it, or None when it went out before, and notes. Raises OSError and ValueError as `change_alerts`.
     """
     policy = policy_for(directory, card, typed)
-    left = backlog(directory)
+    left = known(waiting(directory), None)
 
-    def change(book: Book) -> tuple[Book, Message | None]:
+    def change(book: AlertState) -> tuple[AlertState, Message | None]:
         due = policy.digest_moment(now) if not again else now
         if due is None or (not again and book.digested is not None and due <= book.digested):
             return book, None
@@ -146,7 +147,8 @@ def send_digest(
 
 
 def read_digest(
-    directory: RunDirectory, card: RunCard, now: float, typed: str = "", situation: Situation | None = None
+    directory: RunDirectory, card: RunCard, now: float, typed: str = "", situation: RunSituation | None = None
 ) -> tuple[str, tuple[str, ...]]:
     """Subject and lines of the summary as it is now. Raises OSError and ValueError as `read_book` does."""
-    return digest(read_book(directory).book, policy_for(directory, card, typed), now, backlog(directory), situation)
+    left = known(waiting(directory), None)
+    return digest(read_book(directory).book, policy_for(directory, card, typed), now, left, situation)

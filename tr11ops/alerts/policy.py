@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
 if TYPE_CHECKING:
-    from tr11ops.runcard import RunCard
+    from tr11ops.runcard.card import RunCard
 
 FLAP_SECONDS = 3600.0  # a fault that comes back sooner than this after the all-clear is the same incident
 ACKNOWLEDGED_SECONDS = 86_400.0  # an acknowledgement holds so long
@@ -24,7 +24,7 @@ class Policy:
     `run` is its name, `directory` its run directory, `typed` the card as the person named it, `host` and `folder` where
     we run, and where commands are typed.
     `mark` stands for the run directory in Message-IDs. `has_urls`: messages also go to delivery URLs. `reads_replies`:
-    a mailbox is read for what people reply. `support`: the site's own, who hear of what only the site can mend.
+    a mailbox is read for what people reply. `support`: the site's own, who hear of what only the site can repair.
     """
 
     run: str
@@ -59,12 +59,12 @@ class Policy:
 
     @property
     def everyone(self) -> tuple[str, ...]:
-        """Everybody who is ever told: the rota and the recipients."""
+        """Everyone who is ever told: the rota and the recipients."""
         return unique((*self.rota, *self.recipients))
 
     @property
     def is_reachable(self) -> bool:
-        """False where a message would go to nobody."""
+        """False where a message would go to no one."""
         return bool(self.everyone) or self.has_urls
 
     def local(self, now: float) -> datetime:
@@ -76,17 +76,19 @@ class Policy:
 
         Before `rota_start` the first of the rota is on duty.
         """
-        wall = self.local(now).replace(tzinfo=None)
-        days = (wall - datetime.combine(self.rota_start, time())) / timedelta(days=1)
-        return max(0, math.floor(days / self.rota_days)) % max(1, len(self.rota))
+        return self._turns(now) % max(1, len(self.rota))
 
     def turn_ends(self, now: float) -> float:
         """When the turn of the person on duty ends."""
+        days = (self._turns(now) + 1) * self.rota_days
+        end = datetime.combine(self.rota_start, time(), self.zone) + timedelta(days=days)
+        return end.timestamp()
+
+    def _turns(self, now: float) -> int:
+        """How many turns are over."""
         wall = self.local(now).replace(tzinfo=None)
-        start = datetime.combine(self.rota_start, time())
-        number = max(0, math.floor((wall - start) / timedelta(days=1) / self.rota_days))
-        end = start + timedelta(days=(number + 1) * self.rota_days)
-        return end.replace(tzinfo=self.zone).timestamp()
+        days = (wall - datetime.combine(self.rota_start, time())) / timedelta(days=1)
+        return max(0, math.floor(days / self.rota_days))
 
     def on_duty(self, now: float, after: int = 0) -> tuple[str, ...]:
         """Who is told first: the person on duty, or the one `after` turns later; all recipients without a rota."""

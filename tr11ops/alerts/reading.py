@@ -2,26 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from tr11ops.alerts.book import Alert, Incident
 from tr11ops.alerts.outbox import waiting_entries
+from tr11ops.alerts.state import Alert, Incident, UndeliveredMessages
 from tr11ops.alerts.store import read_book
-from tr11ops.alerts.wording import Backlog
-from tr11ops.evidence import observed
-from tr11ops.rundir import RunDirectory
-from tr11ops.snapshot import Observed, Unknown
-
-__all__ = ["Alert", "Incident", "Waiting", "backlog", "incidents", "open_alerts", "waiting"]
-
-
-@dataclass(frozen=True)
-class Waiting:
-    """Messages that no server has taken yet: how many, when the oldest was written, and the last thing that failed."""
-
-    count: int = 0
-    since: float | None = None
-    trouble: str = ""
+from tr11ops.base.observed import Observed, observed
+from tr11ops.rundir.paths import RunDirectory
 
 
 def open_alerts(directory: RunDirectory) -> Observed[tuple[Alert, ...]]:
@@ -34,18 +19,12 @@ def incidents(directory: RunDirectory) -> Observed[tuple[Incident, ...]]:
     return observed(lambda: read_book(directory).book.incidents())  # noqa: PLW0108  the book is read inside
 
 
-def waiting(directory: RunDirectory) -> Observed[Waiting]:
+def waiting(directory: RunDirectory) -> Observed[UndeliveredMessages]:
     """What waits to be sent."""
 
-    def read() -> Waiting:
+    def read() -> UndeliveredMessages:
         entries = waiting_entries(directory)
         trouble = next((entry.trouble for entry in entries if entry.trouble), "")
-        return Waiting(len(entries), min((entry.message.time for entry in entries), default=None), trouble)
+        return UndeliveredMessages(len(entries), min((entry.message.time for entry in entries), default=None), trouble)
 
     return observed(read)
-
-
-def backlog(directory: RunDirectory) -> Backlog | None:
-    """What waits, as the digest says it; None where it is unknown."""
-    left = waiting(directory)
-    return None if isinstance(left, Unknown) else Backlog(left.count, left.since)

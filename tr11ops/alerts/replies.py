@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tr11ops.alerts.book import Book
 from tr11ops.alerts.changes import (
     Change,
     acknowledge,
@@ -29,9 +28,11 @@ from tr11ops.alerts.changes import (
     seconds_of,
     snooze,
 )
+from tr11ops.alerts.state import AlertState
 from tr11ops.alerts.store import alerts_folder
 from tr11ops.alerts.wording import clean
-from tr11ops.rundir import RunDirectory, make_shared
+from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.sharing import make_shared
 
 LARGEST_BYTES = 64 << 10
 MOST_AT_ONCE = 200
@@ -140,7 +141,7 @@ def _change(reply: Reply) -> tuple[Change, str]:
     return acknowledge(reply.who, reply.why)
 
 
-def apply_replies(book: Book, replies: Iterable[Reply], now: float) -> tuple[Book, dict[str, str]]:
+def apply_replies(book: AlertState, replies: Iterable[Reply], now: float) -> tuple[AlertState, dict[str, str]]:
     """The book after all answers, and why those that were refused were, by file name."""
     refused: dict[str, str] = {}
     for reply in replies:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from tr11ops.private_file import private_text
+from tr11ops.base.private_file import private_text
 
 
 def secret_lines(path: Path) -> tuple[str, ...]:

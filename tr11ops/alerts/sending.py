@@ -7,20 +7,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tr11ops.alerts.book import Book, Message, event_of
 from tr11ops.alerts.incidents import WATCHDOG
 from tr11ops.alerts.mail_route import MailRoute
-from tr11ops.alerts.outbox import Entry, Report, Route, deliver, queue
+from tr11ops.alerts.outbox import DeliveryReport, OutboxEntry, Route, deliver, queue
 from tr11ops.alerts.policy import Policy, policy_of
-from tr11ops.alerts.store import Stored, commit
+from tr11ops.alerts.state import AlertState, Message, event_of
+from tr11ops.alerts.store import StoredAlerts, commit
 from tr11ops.alerts.url_route import UrlRoute
-from tr11ops.evidence import cause
-from tr11ops.journal import Journal
-from tr11ops.rundir import RunDirectory
-from trainer.contract import host_name
+from tr11ops.base.observed import cause
+from tr11ops.rundir.journal import Journal
+from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.files import host_name
 
 if TYPE_CHECKING:
-    from tr11ops.runcard import RunCard
+    from tr11ops.runcard.card import RunCard
 
 SENT = "alert-sent"
 LEFT_BEHIND_SECONDS = 120.0  # what a process decided and did not carry out by then, it never will
@@ -31,7 +31,7 @@ def policy_for(directory: RunDirectory, card: RunCard, typed: str = "") -> Polic
     return policy_of(card, mark=directory.mark, host=host_name(), folder=str(Path.cwd()), typed=typed)
 
 
-def about(book: Book, message: Message) -> dict[str, Any]:
+def about(book: AlertState, message: Message) -> dict[str, Any]:
     """What the journal keeps of a message: never its text."""
     alert = book.find(message.alert) if message.alert else None
     data: dict[str, Any] = {"message": message.id, "kind": message.kind, "to": list(message.to)}
@@ -41,7 +41,9 @@ def about(book: Book, message: Message) -> dict[str, Any]:
 
 
 # ----------------------------------------------------------------------------- outbox and journal
-def flush(directory: RunDirectory, stored: Stored, mine: tuple[Message, ...], policy: Policy, now: float) -> list[str]:
+def flush(
+    directory: RunDirectory, stored: StoredAlerts, mine: tuple[Message, ...], policy: Policy, now: float
+) -> list[str]:
     """Carry out what the book has decided: queue its messages, write its journal entries, and strike both off.
 
     Only what this process decided (`mine`, and events of `now`), and what a killed one left behind. Returns troubles.
@@ -69,7 +71,7 @@ def flush(directory: RunDirectory, stored: Stored, mine: tuple[Message, ...], po
         try:
             commit(directory, lambda book: (_struck(book, queued, written), None))
         except (OSError, ValueError) as error:
-            notes.append(f"the book of alerts cannot be kept: {cause(error)}")
+            notes.append(f"the alert state cannot be kept: {cause(error)}")
     return notes
 
 
@@ -77,7 +79,7 @@ def _is_left_behind(time: float, now: float) -> bool:
     return abs(now - time) > LEFT_BEHIND_SECONDS
 
 
-def _struck(book: Book, queued: set[str], written: set[str]) -> Book:
+def _struck(book: AlertState, queued: set[str], written: set[str]) -> AlertState:
     return replace(
         book,
         messages=tuple(message for message in book.messages if message.id not in queued),
@@ -96,8 +98,8 @@ class ClosedRoute:
 
     name: str = "urls"
 
-    def send(self, entry: Entry) -> Report:
-        return Report(is_over=True, trouble="")
+    def send(self, entry: OutboxEntry) -> DeliveryReport:
+        return DeliveryReport(is_over=True, trouble="")
 
 
 def routes(card: RunCard, policy: Policy, now: Callable[[], float]) -> tuple[Route, ...]:
@@ -115,7 +117,7 @@ def send_waiting(
     directory: RunDirectory,
     card: RunCard,
     policy: Policy,
-    book: Book,
+    book: AlertState,
     now: float,
     seconds: float,
     only: frozenset[str] | None = None,

@@ -16,35 +16,34 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tr11ops.alerts import dead_man
-from tr11ops.alerts.book import Alert, Book, Event, Message, stamp
 from tr11ops.alerts.incidents import WATCHDOG, look
 from tr11ops.alerts.mail_replies import apply_mails
 from tr11ops.alerts.mailbox import Inbox, MailboxError, mailbox_of
 from tr11ops.alerts.merging import merged
-from tr11ops.alerts.outbox import Entry, queue, waiting_entries
+from tr11ops.alerts.notify import tell
+from tr11ops.alerts.outbox import OutboxEntry, queue, waiting_entries
 from tr11ops.alerts.policy import Policy
-from tr11ops.alerts.reading import Waiting, backlog, waiting
+from tr11ops.alerts.reading import waiting
 from tr11ops.alerts.replies import Reply, apply_replies, put_away, read_replies
 from tr11ops.alerts.sending import SENT, about, flush, policy_for, routes, routes_of, send_waiting
-from tr11ops.alerts.situation import Situation
+from tr11ops.alerts.situation import RunSituation
+from tr11ops.alerts.state import Alert, AlertEvent, AlertState, Message, UndeliveredMessages, stamp
 from tr11ops.alerts.store import NewerSchema, alerts_folder, commit, read_book
-from tr11ops.alerts.telling import tell
+from tr11ops.base.observed import Unknown, cause, known
+from tr11ops.base.observed import observed as read_observed
 from tr11ops.detect.finding import Finding
 from tr11ops.detect.registry import DETECTORS
-from tr11ops.evidence import cause
-from tr11ops.evidence import observed as read_observed
-from tr11ops.fallback import fallback_of, require_room
-from tr11ops.rundir import RunDirectory
-from tr11ops.snapshot import Unknown, known
+from tr11ops.rundir.fallback import fallback_of, require_room
+from tr11ops.rundir.paths import RunDirectory
 
 if TYPE_CHECKING:
-    from tr11ops.runcard import RunCard
+    from tr11ops.runcard.card import RunCard
 
 DELIVERY_SECONDS = 60.0  # of one look; what is left then waits for the next
 
 
 @dataclass(frozen=True)
-class Outcome:
+class AlertOutcome:
     """What one look did. `messages` were called for by this look; `suppressed`: they were not sent, as asked.
 
     `sent` counts deliveries, also of older messages. `notes` are one line each: what went wrong, and what is unusual.
@@ -54,7 +53,7 @@ class Outcome:
     messages: tuple[Message, ...] = ()
     suppressed: bool = False
     sent: int = 0
-    waiting: Waiting = field(default_factory=Waiting)
+    waiting: UndeliveredMessages = field(default_factory=UndeliveredMessages)
     notes: tuple[str, ...] = ()
 
 
@@ -67,8 +66,8 @@ def process(
     now: float,
     deliver: bool = True,
     typed: str = "",
-    situation: Situation | None = None,
-) -> Outcome:
+    situation: RunSituation | None = None,
+) -> AlertOutcome:
     """Take in a look at the run at `now`: keep the book, queue and send messages, call the dead-man URL.
 
     `blind` are the detectors that could not judge; with `observed` False no detector could, and no absence counts.
@@ -77,7 +76,7 @@ def process(
     or mail server do is raised: it is a note.
     """
     policy = policy_for(directory, card, typed)
-    sight = Look(tuple(findings), blind, observed, now, situation)
+    sight = AlertInput(tuple(findings), blind, observed, now, situation)
     try:
         if not directory.exists:  # nothing was launched from here, or its file system is not mounted: make nothing
             raise FileNotFoundError(errno.ENOENT, "there is no run directory", str(directory.root))
@@ -96,7 +95,7 @@ def process(
 
 def process_some(
     directory: RunDirectory, card: RunCard, findings: Iterable[Finding], now: float, typed: str
-) -> Outcome:
+) -> AlertOutcome:
     """Take in findings of one kind, seen by themselves: no other alert is judged, none is closed (the pulse does that),
     and the dead-man URL is not called."""
     everybody = frozenset(detector.NAME for detector in DETECTORS)
@@ -104,16 +103,16 @@ def process_some(
 
 
 @dataclass(frozen=True)
-class Look:
+class AlertInput:
     """What one look found at `time`, who could not judge, whether anything was seen, and how the run is doing."""
 
     found: tuple[Finding, ...]
     blind: frozenset[str]
     observed: bool
     time: float
-    situation: Situation | None = None
+    situation: RunSituation | None = None
 
-    def of(self, book: Book, policy: Policy) -> Book:
+    def of(self, book: AlertState, policy: Policy) -> AlertState:
         """The book with this look taken in."""
         return look(book, self.found, _blind(book, self.blind, self.observed), policy, self.time)
 
@@ -122,23 +121,23 @@ def _recorded(
     store: RunDirectory,
     card: RunCard,
     policy: Policy,
-    sight: Look,
+    sight: AlertInput,
     deliver: bool,
     home: RunDirectory | None = None,
-) -> Outcome:
+) -> AlertOutcome:
     """As `process`, with book, outbox and journal in `store`. Raises OSError or NewerSchema when it takes no book.
 
     `home` is the run directory that cannot be written, where `store` is its fallback: what its book knows counts, and
     what it has not sent yet is sent from here.
     """
     now = sight.time
-    known_there = Book() if home is None else known(read_observed(lambda: read_book(home).book), Book())
+    known_there = AlertState() if home is None else known(read_observed(lambda: read_book(home).book), AlertState())
     notes: list[str] = []
     replies = _replies(store, notes)
     inbox = _inbox(store, known_there, card, policy, now, notes)
-    before = backlog(store)
+    before = known(waiting(store), None)
 
-    def change(book: Book) -> tuple[Book, tuple[tuple[Message, ...], dict[str, str], tuple[str, ...]]]:
+    def change(book: AlertState) -> tuple[AlertState, tuple[tuple[Message, ...], dict[str, str], tuple[str, ...]]]:
         if home is not None:
             book = merged(known_there if book.looked is None else replace(known_there, events=()), book)
         answered, refused = apply_replies(book, replies, now)
@@ -155,7 +154,7 @@ def _recorded(
         notes.append(f"{stored.damage}; what could be read was used, and some messages may come again")
     notes += [*put_away(store, replies, refused), *unheeded]
     if not policy.is_reachable:
-        notes.append("nobody is told of anything: set alerts.recipients in the card")
+        notes.append("no one is told of anything: set alerts.recipients in the card")
     mine = messages if home is None else stored.book.messages
     notes += flush(store, stored, mine if deliver else (), policy, now)
     sent = 0
@@ -167,12 +166,12 @@ def _recorded(
     left = waiting(store)
     if isinstance(left, Unknown) and not any(left.why in note for note in notes):
         notes.append(f"outbox: {left.why}")
-    return Outcome(
+    return AlertOutcome(
         open=stored.book.open_alerts,
         messages=messages,
         suppressed=not deliver,
         sent=sent,
-        waiting=Waiting() if isinstance(left, Unknown) else left,
+        waiting=known(left, UndeliveredMessages()),
         notes=tuple(notes),
     )
 
@@ -192,13 +191,13 @@ def _replies(directory: RunDirectory, notes: list[str]) -> tuple[Reply, ...]:
 
 
 def _inbox(
-    store: RunDirectory, known_there: Book, card: RunCard, policy: Policy, now: float, notes: list[str]
+    store: RunDirectory, known_there: AlertState, card: RunCard, policy: Policy, now: float, notes: list[str]
 ) -> Inbox:
     """The replies by mail that are new; none where the mailbox cannot be read, which is noted."""
     mailbox = mailbox_of(card)
     if mailbox is None:
         return Inbox()
-    book = merged(known_there, known(read_observed(lambda: read_book(store).book), Book()))
+    book = merged(known_there, known(read_observed(lambda: read_book(store).book), AlertState()))
     try:
         return mailbox.read(policy.domain, book.mailbox, now)
     except MailboxError as error:
@@ -206,24 +205,25 @@ def _inbox(
         return Inbox()
 
 
-def _suppressed(book: Book, message: Message, now: float) -> Event:
+def _suppressed(book: AlertState, message: Message, now: float) -> AlertEvent:
     data = {**about(book, message), "suppressed": True}
-    return Event(f"{message.id}-suppressed-{stamp(now)}", SENT, WATCHDOG, "suppressed: no mail was wanted", now, data)
+    return AlertEvent(
+        f"{message.id}-suppressed-{stamp(now)}", SENT, WATCHDOG, "suppressed: no mail was wanted", now, data
+    )
 
 
-def _blind(book: Book, blind: frozenset[str], observed: bool) -> frozenset[str]:
-    """Who could not judge: everybody, where nothing was observed."""
+def _blind(book: AlertState, blind: frozenset[str], observed: bool) -> frozenset[str]:
+    """Who could not judge: everyone, where nothing was observed."""
     return blind if observed else blind | {alert.detector for alert in book.alerts}
 
 
 def _without_record(
-    directory: RunDirectory, card: RunCard, policy: Policy, sight: Look, deliver: bool, trouble: Exception
-) -> Outcome:
+    directory: RunDirectory, card: RunCard, policy: Policy, sight: AlertInput, deliver: bool, trouble: Exception
+) -> AlertOutcome:
     """Where nothing can be written, those on duty hear of it all the same, though at each look again."""
-    notes = [f"alerts cannot be recorded, so messages go out anew at each look: {cause(trouble)}"]
+    notes = [f"alerts cannot be recorded, so messages go out again at each look: {cause(trouble)}"]
     notes += _ping(card) if sight.observed else []
-    last = read_observed(lambda: read_book(directory).book)
-    looked = sight.of(Book() if isinstance(last, Unknown) else last, policy)
+    looked = sight.of(known(read_observed(lambda: read_book(directory).book), AlertState()), policy)
     now = sight.time
     names = frozenset(alert.fingerprint for alert in looked.alerts)
     after, messages = tell(looked, policy, now, only=names, situation=sight.situation)
@@ -231,11 +231,13 @@ def _without_record(
     for message in messages if deliver else ():
         for route in routes(card, policy, lambda: now):
             if route.name in routes_of(message, policy) and route.name not in away:
-                report = route.send(Entry(message, route.name, left=message.to))
+                report = route.send(OutboxEntry(message, route.name, left=message.to))
                 sent += report.is_over
                 away |= {route.name} if report.is_unreachable else set()
                 notes += [f"{route.name}: {report.trouble}"] if report.trouble else []
-    return Outcome(open=after.open_alerts, messages=messages, suppressed=not deliver, sent=sent, notes=tuple(notes))
+    return AlertOutcome(
+        open=after.open_alerts, messages=messages, suppressed=not deliver, sent=sent, notes=tuple(notes)
+    )
 
 
 def _ping(card: RunCard) -> list[str]:

@@ -1,11 +1,11 @@
-"""What the site's support hears of a fault that only the site can mend: no commands of ours, and who can be asked."""
+"""What the site's support hears of a fault that only the site can repair: no commands of ours, and who can be asked."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tr11ops.alerts.book import Alert, Message, stamp
 from tr11ops.alerts.policy import Policy
+from tr11ops.alerts.state import Alert, Message, stamp
 from tr11ops.alerts.wording import LONGEST_SUBJECT, clean, message_identity, moment, wrapped
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tr11ops.alerts.book import Alert
+from tr11ops.alerts.state import Alert
 from tr11ops.detect.finding import Severity
 
 # By which of its acts the watchdog ends the faults that a detector finds.
@@ -58,7 +58,7 @@ class Spell:
 
 
 @dataclass(frozen=True)
-class Situation:
+class RunSituation:
     """The run at one look. `progress` and `eta` are "" where they are not known.
 
     `trained` is when the last iteration ended, None where that is not known. `may_act`: the watchdog may act on its
@@ -82,7 +82,7 @@ class Situation:
         return None if spell is None else (moment, spell)
 
 
-def what_tr11_does(alert: Alert, situation: Situation | None) -> str:
+def what_tr11_does(alert: Alert, situation: RunSituation | None) -> str:
     """A sentence: what the watchdog did about an alert, or will do, or why not; "" where it is not known."""
     if situation is None:
         return ""
@@ -90,7 +90,7 @@ def what_tr11_does(alert: Alert, situation: Situation | None) -> str:
     return _of_acts(alert, situation) or lesser or _NOTHING
 
 
-def is_cured(alert: Alert, situation: Situation | None) -> bool:
+def is_cured(alert: Alert, situation: RunSituation | None) -> bool:
     """Whether the watchdog did what the alert says to type, or is about to: a person who does it too does it twice."""
     if situation is None:
         return False
@@ -99,7 +99,7 @@ def is_cured(alert: Alert, situation: Situation | None) -> bool:
     return did or (situation.may_act and any(act.name in names for act in situation.planned))
 
 
-def _of_acts(alert: Alert, situation: Situation) -> str:
+def _of_acts(alert: Alert, situation: RunSituation) -> str:
     """What the watchdog did, will do, or does not do; "" where its plan says nothing of such a fault."""
     names = _ACTS.get(alert.detector, ())
     done = [act for act in situation.done if act.name in names and act.time >= alert.began]

@@ -1,32 +1,28 @@
 """The book on disk: whole versions, of which the one with the highest number counts.
 
-    state/alerts/book.json    state/alerts/book.d/NNNNNNNN.json    (see `tr11ops.versioned`)
+    state/alerts/book.json    state/alerts/book.d/NNNNNNNN.json    (see `tr11ops.rundir.versioned`)
 
-Whoever is late reads the newer version and decides again, so no writer's change is lost.
+Anyone who is late reads the newer version and decides again, so no writer's change is lost.
 """
 
 from __future__ import annotations
 
 import json
-import math
-import secrets
-import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tr11ops.alerts.book import Alert, Book, Event, Incident, Message
+from tr11ops.alerts.state import Alert, AlertEvent, AlertState, Incident, Message
+from tr11ops.base.units import number_in
 from tr11ops.detect.finding import Severity
-from tr11ops.rundir import RunDirectory, make_shared
-from tr11ops.versioned import VersionedFile
-from trainer.state_file import DamagedFile, read_text
+from tr11ops.rundir.paths import RunDirectory
+from tr11ops.rundir.versioned import VersionedFile
+from trainer.contract.state_file import DamagedFile, read_text
 
 T = TypeVar("T")
 SCHEMA = 1
 VERSIONS_KEPT = 5
-PATIENCE_SECONDS = 20.0
 
 
 class NewerSchema(ValueError):
@@ -34,11 +30,11 @@ class NewerSchema(ValueError):
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredAlerts:
     """A version of the book. `damage` says what was wrong with the newest, where an older one, or none, was read."""
 
     number: int
-    book: Book
+    book: AlertState
     damage: str = ""
 
 
@@ -46,39 +42,34 @@ def alerts_folder(directory: RunDirectory) -> Path:
     return directory.paths.state / "alerts"
 
 
-def read_book(directory: RunDirectory) -> Stored:
+def read_book(directory: RunDirectory) -> StoredAlerts:
     """The newest readable version; an empty book of number 0 where no look was ever made.
 
     Raises OSError when it cannot be read, ValueError when none of the versions is a book.
     """
     stored = _read(directory)
-    if stored.damage and stored.book == Book():
+    if stored.damage and stored.book == AlertState():
         raise ValueError(stored.damage)
     return stored
 
 
-def commit(directory: RunDirectory, change: Callable[[Book], tuple[Book, T]]) -> tuple[Stored, T]:
+def commit(directory: RunDirectory, change: Callable[[AlertState], tuple[AlertState, T]]) -> tuple[StoredAlerts, T]:
     """Put `change(newest book)` in place, and return it with what else `change` returned; it may run several times.
 
     Damaged versions are passed over: where no readable one is left, a new book is begun, and people are told again.
     Raises OSError as the file system does, TimeoutError when others were always faster, and ValueError when the book
     was written by a newer tr11.
     """
-    versions = _versions(directory)
-    make_shared(versions.folder)
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while True:
+
+    def following() -> tuple[int, str, tuple[StoredAlerts, T]]:
         stored = _read(directory)
         book, more = change(stored.book)
-        following = replace(stored, number=stored.number + 1, book=book)
-        if versions.put(following.number, _text(following)):
-            with suppress(OSError):  # the copy is for people; the versions are what counts
-                versions.publish(lambda: _newest(directory))
-            versions.tidy()
-            return following, more
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{versions.folder} was changed by others for {PATIENCE_SECONDS:.0f} s on end")
-        time.sleep(0.005 + secrets.randbelow(20) / 1000)
+        made = replace(stored, number=stored.number + 1, book=book)
+        return made.number, _text(made), (made, more)
+
+    done = _versions(directory).commit(following, lambda: _newest(directory))
+    assert done is not None
+    return done
 
 
 # ----------------------------------------------------------------------------- how
@@ -86,7 +77,7 @@ def _versions(directory: RunDirectory) -> VersionedFile:
     return VersionedFile(alerts_folder(directory) / "book.json", VERSIONS_KEPT)
 
 
-def _read(directory: RunDirectory) -> Stored:
+def _read(directory: RunDirectory) -> StoredAlerts:
     """The newest readable version, numbered as the newest of all: a damaged number is never used again."""
     versions = _versions(directory)
     numbers = versions.numbers()
@@ -101,15 +92,15 @@ def _read(directory: RunDirectory) -> Stored:
                 continue
             break
         except DamagedFile as error:
-            damage = damage or f"{place} is not a book of alerts: it {error.what}"
+            damage = damage or f"{place} is not a file of alert state: it {error.what}"
             continue
         try:
-            return Stored(highest, _book(json.loads(text), place), damage)
+            return StoredAlerts(highest, _book(json.loads(text), place), damage)
         except NewerSchema:
             raise
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            damage = damage or f"{place} is not a book of alerts: {type(error).__name__}"
-    return Stored(highest, Book(), damage)
+            damage = damage or f"{place} is not a file of alert state: {type(error).__name__}"
+    return StoredAlerts(highest, AlertState(), damage)
 
 
 def _newest(directory: RunDirectory) -> tuple[int, str]:
@@ -118,7 +109,7 @@ def _newest(directory: RunDirectory) -> tuple[int, str]:
 
 
 # ----------------------------------------------------------------------------- text
-def _text(version: Stored) -> str:
+def _text(version: StoredAlerts) -> str:
     value = {"schema": SCHEMA, "version": version.number, **asdict(version.book)}
     return json.dumps(_plain(value), separators=(",", ":"), ensure_ascii=True) + "\n"
 
@@ -133,14 +124,14 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _book(value: Any, place: Path) -> Book:
+def _book(value: Any, place: Path) -> AlertState:
     if int(value["schema"]) > SCHEMA:
         raise NewerSchema(f"{place} was written by a newer tr11 (schema {value['schema']})")
-    return Book(
+    return AlertState(
         alerts=tuple(record(Alert, entry) for entry in value["alerts"]),
         closed=tuple(record(Incident, entry) for entry in value["closed"]),
         messages=tuple(record(Message, entry) for entry in value["messages"]),
-        events=tuple(record(Event, entry) for entry in value["events"]),
+        events=tuple(record(AlertEvent, entry) for entry in value["events"]),
         looked=_moment(value["looked"]),
         blind=tuple(map(str, value["blind"])),
         digested=_moment(value["digested"]),
@@ -160,7 +151,7 @@ def record(kind: type[T], value: dict[str, Any]) -> T:
             item = Severity[item]
         elif isinstance(item, list):
             item = tuple(item)
-        elif isinstance(item, float) and not math.isfinite(item):
+        elif isinstance(item, int | float) and not isinstance(item, bool) and number_in(item) is None:
             raise ValueError(f"{entry.name} is not a number")
         known[entry.name] = item
     return kind(**known)
@@ -175,8 +166,7 @@ def _pair(value: object) -> tuple[int, int] | None:
 
 
 def _moment(value: object) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{value!r} is not a moment")
-    return float(value)
+    found = number_in(value)
+    if found is None and value is not None:
+        raise ValueError(f"{str(value)[:40]!r} is not a moment")
+    return found

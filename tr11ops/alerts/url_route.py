@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tr11ops.alerts.book import Message
-from tr11ops.alerts.outbox import Entry, Report
+from tr11ops.alerts.outbox import DeliveryReport, OutboxEntry
 from tr11ops.alerts.secret_file import secret_lines, shown
-from tr11ops.deadline import Late, within
+from tr11ops.alerts.state import Message
+from tr11ops.base.deadline import Late, within
+from tr11ops.base.private_file import PrivateFileError
 from tr11ops.detect.finding import Severity
-from tr11ops.private_file import PrivateFileError
 
 if TYPE_CHECKING:
     import apprise
@@ -32,12 +32,12 @@ class UrlRoute:
     deadline: float = DEADLINE_SECONDS
     name: str = "urls"
 
-    def send(self, entry: Entry) -> Report:
+    def send(self, entry: OutboxEntry) -> DeliveryReport:
         """Send to each URL that does not have it yet. Never raises for what a file, URL or server does."""
         results = self.send_each(entry.message, frozenset(entry.done))
         done = tuple(name for name, trouble in results if not trouble)
         troubles = [f"{name}: {trouble}" for name, trouble in results if trouble]
-        return Report(done=done, trouble="; ".join(troubles)[:400], is_over=not troubles)
+        return DeliveryReport(done=done, trouble="; ".join(troubles)[:400], is_over=not troubles)
 
     def send_each(self, message: Message, done: frozenset[str] = frozenset()) -> tuple[tuple[str, str], ...]:
         """(URL as it may be shown, trouble or "") of every URL that is not in `done`."""
@@ -87,7 +87,7 @@ def _type(library: Any, message: Message) -> apprise.NotifyType:
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Keep what the library logs away from everybody: it may name hosts and tokens."""
+    """Keep what the library logs away from everyone: it may name hosts and tokens."""
     logger = logging.getLogger("apprise")
     before = logger.disabled
     logger.disabled = True

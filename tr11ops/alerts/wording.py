@@ -5,22 +5,13 @@ from __future__ import annotations
 import shlex
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
-from datetime import datetime
 
 from tr11ops.alerts.policy import Policy
-from tr11ops.redact import redact
+from tr11ops.base.redact import redact
+from tr11ops.base.units import timestamp
 
 WIDTH = 78
 LONGEST_SUBJECT = 160
-
-
-@dataclass(frozen=True)
-class Backlog:
-    """Messages that wait to be sent: how many, and when the oldest of them was written."""
-
-    count: int
-    since: float | None
 
 
 def clean(text: str, most: int) -> str:
@@ -32,11 +23,11 @@ def clean(text: str, most: int) -> str:
 
 def moment(seconds: float, policy: Policy) -> str:
     """A point of time as people read it, with the zone."""
-    return datetime.fromtimestamp(seconds, policy.zone).strftime("%Y-%m-%d %H:%M %Z")
+    return timestamp(seconds, policy.zone)
 
 
 def message_identity(name: str, policy: Policy) -> str:
-    """The Message-ID of a message: the same whoever makes it, and known as this run's when it is replied to."""
+    """The Message-ID of a message: the same no matter who makes it, and known as this run's when it is replied to."""
     return f"<{name}@{policy.domain}>"
 
 

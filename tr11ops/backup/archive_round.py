@@ -7,33 +7,33 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tr11ops.backup.base import Archive, ArchiveError, ArchiveRefused
+from tr11ops.backup.base import Archive, ArchiveError, ArchivePermanentError
+from tr11ops.backup.claim import ArchiveLock
 from tr11ops.backup.copying import Format, copy_source, work_bytes
 from tr11ops.backup.data_sets import DataState, DataUnit, data_states, read_unit
-from tr11ops.backup.due import Due, Plan, is_whole, plan_round
+from tr11ops.backup.due import CopyPlan, Due, is_whole, plan_round
 from tr11ops.backup.ledger import after_round, keep_summary, last_state, standing, write_archive_state
 from tr11ops.backup.log_copies import copy_logs
 from tr11ops.backup.ownership import give_id, is_proven, owner_of, stranger_fault, unproven_fault
 from tr11ops.backup.receipts import receipt_path
-from tr11ops.backup.records import CopyRecord, Receipt, location_of, write_copy
 from tr11ops.backup.round_reading import RoundReading
-from tr11ops.backup.round_values import CARDS_ARCHIVES, Place, Progress, Request, Tally
-from tr11ops.backup.schedule import CopyPolicy
+from tr11ops.backup.round_values import CARDS_ARCHIVES, ArchiveTally, BackupContext, ProgressCallback, RoundRequest
 from tr11ops.backup.source import read_source
 from tr11ops.backup.survey import Survey, bring_in_line, is_well, records_of, survey
 from tr11ops.backup.transfer import CopyError, CopyStopped, SourceDamaged, Transfer
-from tr11ops.backup.turn import Turn
-from tr11ops.checkpoints.damage import note_damage
-from tr11ops.checkpoints.scan import CheckpointRow, list_rows
-from tr11ops.evidence import cause
-from tr11ops.run_identity import run_id
-from tr11ops.rundir import RunDirectory
-from trainer.contract import read_latest
+from tr11ops.base.observed import cause
+from tr11ops.rundir.checkpoint_damage import note_damage
+from tr11ops.rundir.checkpoint_scan import CheckpointRow, list_rows
+from tr11ops.rundir.copies import CopyRecord, Receipt, location_of, write_copy
+from tr11ops.rundir.copy_policy import CopyPolicy
+from tr11ops.rundir.identity import run_id
+from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.paths import read_latest
 
 if TYPE_CHECKING:
-    from tr11ops.runcard import RunCard
+    from tr11ops.runcard.card import RunCard
 
-UNFINISHED_SECONDS = 30 * 86_400.0  # an upload that nobody went on with for so long is removed
+UNFINISHED_SECONDS = 30 * 86_400.0  # an upload that no one went on with for so long is removed
 
 
 def rows_of(directory: RunDirectory) -> list[CheckpointRow]:
@@ -45,12 +45,15 @@ def rows_of(directory: RunDirectory) -> list[CheckpointRow]:
     return list_rows(directory.paths.checkpoints, latest)
 
 
-def identities(rows: Iterable[CheckpointRow]) -> dict[int, str]:
-    """Which checkpoint of each step is here."""
-    return {row.step: row.identity for row in rows if is_whole(row)}
+def summarise(directory: RunDirectory) -> None:
+    """Write the summary of all copies, for who reads no more than that. Raises OSError, ValueError."""
+    here = {row.step: row.identity for row in rows_of(directory) if is_whole(row)}
+    keep_summary(directory, CARDS_ARCHIVES, here)
 
 
-def plan_of(card: RunCard, rows: Sequence[CheckpointRow], copies: Iterable[CopyRecord], request: Request) -> Plan:
+def plan_of(
+    card: RunCard, rows: Sequence[CheckpointRow], copies: Iterable[CopyRecord], request: RoundRequest
+) -> CopyPlan:
     """What a round would copy, by what is on record. `request.archives` are names on record here."""
     policy = CopyPolicy.of(card.backup)
     return plan_round(policy, rows, copies, card.total_iterations, request.archives, request.asked)
@@ -59,7 +62,9 @@ def plan_of(card: RunCard, rows: Sequence[CheckpointRow], copies: Iterable[CopyR
 class ArchiveRound:
     """One archive's part of one round, while it is this process's turn."""
 
-    def __init__(self, place: Place, request: Request, archive: Archive, turn: Turn, tally: Tally) -> None:
+    def __init__(
+        self, place: BackupContext, request: RoundRequest, archive: Archive, turn: ArchiveLock, tally: ArchiveTally
+    ) -> None:
         self._place, self._request, self._archive = place, request, archive
         self._turn, self._tally = turn, tally
         self._directory, self._card = place.directory, place.card
@@ -68,14 +73,14 @@ class ArchiveRound:
         self._listed: tuple[float, tuple[str, ...]] | None = None
 
     def run(self) -> None:
-        """All that is asked for. Raises ArchiveError, CopyError, TurnTaken, OSError, ValueError."""
+        """All that is asked for. Raises ArchiveError, CopyError, ArchiveLocked, OSError, ValueError."""
         moment = self._place.clock()
         run = self._card.run
         self._run_id = run_id(self._directory)
         owner = owner_of(self._archive)
         fault = stranger_fault(self._archive.address, owner, run.name, self._run_id)
         if fault:
-            raise ArchiveRefused(fault)
+            raise ArchivePermanentError(fault)
         seen = survey(self._archive, run.name, run.variant, self._run_id)
         if owner is not None and not owner.id:
             self._adopt(seen)
@@ -105,7 +110,7 @@ class ArchiveRound:
         here = {row.identity for row in rows_of(self._directory)}
         known = here | {copy.identity for copy in records_of(self._directory, self._archive).values()}
         if not is_proven(seen.receipts.values(), known):
-            raise ArchiveRefused(unproven_fault(self._archive.address, tuple(seen.receipts.values())))
+            raise ArchivePermanentError(unproven_fault(self._archive.address, tuple(seen.receipts.values())))
         give_id(self._archive, self._card.run.name, self._run_id)
         self._journal("archive-adopted", "it had no run id", {"archive": self._archive.name, "id": self._run_id})
 
@@ -126,7 +131,7 @@ class ArchiveRound:
         if self._listed is not None:
             after = replace(after, listed=self._listed[0], unseen=self._listed[1])
         write_archive_state(self._directory, after)
-        keep_summary(self._directory, CARDS_ARCHIVES, identities(rows_of(self._directory)))
+        summarise(self._directory)
 
     # ------------------------------------------------------------------ copies
     @property
@@ -138,7 +143,7 @@ class ArchiveRound:
         """Housekeeping: what cannot be removed keeps no copy from being made."""
         try:
             self._archive.sweep(self._place.clock() - UNFINISHED_SECONDS)
-        except ArchiveRefused as error:
+        except ArchivePermanentError as error:
             self._tally.faults.append(f"what old uploads left cannot be removed: {error}")
 
     def _copy_all(self, seen: Survey) -> None:
@@ -159,7 +164,7 @@ class ArchiveRound:
         folder = self._directory.paths.checkpoint(due.step)
         about = {"archive": self._archive.name, "address": self._archive.address, "step": due.step, "kind": due.kind}
 
-        def make(transfer: Callable[[Progress], Transfer]) -> Receipt:
+        def make(transfer: Callable[[ProgressCallback], Transfer]) -> Receipt:
             self._set_aside(due, seen)
             total = work_bytes(folder, due.step, due.kind, self._format)
             self._journal("backup-began", due.why, {**about, "identity": due.identity, "mends": due.mends})
@@ -194,7 +199,7 @@ class ArchiveRound:
     def _copy_unit(self, unit: DataUnit, base: str, found: DataState) -> None:
         about = {"archive": self._archive.name, "address": self._archive.address, "data": unit.name, "kind": "data"}
 
-        def make(transfer: Callable[[Progress], Transfer]) -> Receipt:
+        def make(transfer: Callable[[ProgressCallback], Transfer]) -> Receipt:
             self._journal("backup-began", "data", about)
             with self._place.watch(f"{self._archive.name} {unit.name}", 2 * found.bytes) as progress:
                 return copy_source(
@@ -212,7 +217,7 @@ class ArchiveRound:
 
     def _make(
         self,
-        make: Callable[[Callable[[Progress], Transfer]], Receipt],
+        make: Callable[[Callable[[ProgressCallback], Transfer]], Receipt],
         note: Callable[[SourceDamaged], None],
         what: str,
         why: str,
@@ -234,7 +239,7 @@ class ArchiveRound:
             return
         except (ArchiveError, OSError, ValueError) as error:
             self._journal("backup-failed", cause(error), about)
-            is_its_own = isinstance(error, ArchiveRefused | OSError | ValueError)
+            is_its_own = isinstance(error, ArchivePermanentError | OSError | ValueError)
             if not (is_its_own and is_well(self._archive)):
                 raise
             self._tally.faults.append(f"{what}: {cause(error)}")

@@ -8,15 +8,15 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tr11ops.backup.base import Archive, ArchiveError, ArchiveRefused
+from tr11ops.backup.base import Archive, ArchiveError, ArchivePermanentError
 from tr11ops.backup.folder import FolderArchive
 from tr11ops.backup.overlap import overlap_fault
-from tr11ops.backup.records import read_copies
-from tr11ops.run_identity import run_id
-from tr11ops.rundir import RunDirectory
+from tr11ops.rundir.copies import read_copies
+from tr11ops.rundir.identity import run_id
+from tr11ops.rundir.paths import RunDirectory
 
 if TYPE_CHECKING:
-    from tr11ops.runcard import RunCard
+    from tr11ops.runcard.card import RunCard
 
 FILE_SCHEMES = ("file://", "local://")
 ANSWER_SECONDS = 10.0  # for a file system that is only looked at
@@ -26,18 +26,19 @@ def open_archive(name: str, card: RunCard) -> Archive:
     """The archive "store" or "url" of the card, or the one at an address: a folder, or an address that fsspec knows.
 
     An archive that is not the card's has a name of its own, made from its address, so that its copies have records of
-    their own. Raises ArchiveError when it cannot be reached or is another run's; ArchiveRefused when the card lacks it.
+    their own. Raises ArchiveError when it cannot be reached or is another run's; ArchivePermanentError when the card
+    lacks it.
     """
     section = card.backup
     address = {"store": section.store, "url": section.url}.get(name, name)
     if address is None:
-        raise ArchiveRefused(f"backup.{name} is not set in the run card; set it, or name an address")
+        raise ArchivePermanentError(f"backup.{name} is not set in the run card; set it, or name an address")
     key = archive_key(address, card)
     if is_folder(address):
         folder = folder_of(address)
         fault = overlap_fault(f"backup.{key}" if key in ("store", "url") else "--to", folder, card.paths)
         if fault:
-            raise ArchiveRefused(fault)
+            raise ArchivePermanentError(fault)
         has_copies = _has_copies(card, key, str(folder))
         return FolderArchive(folder, key, card.run.name, has_copies=has_copies, run_id=_run_id(card))
     from tr11ops.backup.remote import open_remote
@@ -107,17 +108,17 @@ def _scheme(address: str) -> str:
 
 
 def _run_id(card: RunCard) -> str:
-    """The run's id; "" before its first launch. Raises ArchiveRefused when it cannot be read."""
+    """The run's id; "" before its first launch. Raises ArchivePermanentError when it cannot be read."""
     try:
         return run_id(RunDirectory(card.paths, card.kill_switch))
     except (OSError, ValueError) as error:
-        raise ArchiveRefused(f"which run this is cannot be read: {error}") from error
+        raise ArchivePermanentError(f"which run this is cannot be read: {error}") from error
 
 
 def _has_copies(card: RunCard, key: str, address: str) -> bool:
-    """Whether the run has a record of a copy there. Raises ArchiveRefused when its records cannot be read."""
+    """Whether the run has a record of a copy there. Raises ArchivePermanentError when its records cannot be read."""
     try:
         copies = read_copies(RunDirectory(card.paths, card.kill_switch), every_variant=True)
     except (OSError, ValueError) as error:
-        raise ArchiveRefused(f"the records of copies cannot be read: {error}") from error
+        raise ArchivePermanentError(f"the records of copies cannot be read: {error}") from error
     return any(copy.archive == key and copy.address == address for copy in copies)

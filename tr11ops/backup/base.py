@@ -11,22 +11,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+from tr11ops.base.retry import RetryPolicy, Unavailable
+
 Unread: TypeAlias = Callable[[str, str], object]  # a path inside the archive, and why it could not be looked at
 
 
 class ArchiveError(Exception):
-    """Something is wrong with the far side. The text is one line: what, where, and if known how to mend it."""
+    """Something is wrong with the destination. The text is one line: what, where, and if known how to repair it."""
 
 
-class ArchiveAway(ArchiveError):
-    """No answer, or one that may be another at the next try; `wait` is what the far side asked for, in seconds."""
-
-    def __init__(self, text: str, wait: float = 0.0) -> None:
-        super().__init__(text)
-        self.wait = wait
+class ArchiveUnavailable(ArchiveError, Unavailable):
+    """No answer, or one that may be another at the next try; `wait` is what the destination asked for, in seconds."""
 
 
-class ArchiveRefused(ArchiveError):
+class ArchivePermanentError(ArchiveError):
     """Trying again will not help: wrong credentials, no such bucket, a read-only file system."""
 
 
@@ -34,6 +32,7 @@ class ArchiveFull(ArchiveError):
     """No room or no quota is left."""
 
 
+ARCHIVE_RETRIES = RetryPolicy(tries=8, says_all=True)
 _UNFINISHED = re.compile(r"\..+\.(part|partial-[0-9a-f]*)")
 
 
@@ -49,7 +48,7 @@ def hidden_name(location: str, identity: str) -> str:
 
 
 @dataclass(frozen=True)
-class FarFile:
+class RemoteFile:
     """One whole file of an archive."""
 
     path: str
@@ -57,7 +56,7 @@ class FarFile:
 
 
 class Upload(Protocol):
-    """One file on its way. `offset` bytes are already at the far side, of an earlier try that was cut off."""
+    """One file on its way. `offset` bytes are already at the destination, of an earlier try that was cut off."""
 
     offset: int
 
@@ -78,10 +77,10 @@ class Archive(Protocol):
     address: str  # as it is shown; holds no credentials
     renames: bool  # `move` is one step and sends no byte: what is not whole yet can lie under a hidden name
 
-    def look(self, path: str) -> FarFile | None:
+    def look(self, path: str) -> RemoteFile | None:
         """The file's facts; None when there is no such file."""
 
-    def list(self, folder: str, unread: Unread | None = None) -> Iterator[FarFile]:
+    def list(self, folder: str, unread: Unread | None = None) -> Iterator[RemoteFile]:
         """All whole files below a folder, at any depth, in no order; none when there is no such folder.
 
         What lies under a hidden name (see `hidden_name`) is left out, unless `folder` itself is such a name. `unread`
@@ -92,7 +91,7 @@ class Archive(Protocol):
         """Begin a file of `size` bytes, or go on with it where one of the same identity was left unfinished."""
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> Iterator[bytes]:
-        """The bytes as they are at the far side now, in pieces of at most 16 MiB, past any cache if possible."""
+        """The bytes as they are at the destination now, in pieces of at most 16 MiB, past any cache if possible."""
 
     def put(self, path: str, content: bytes) -> None:
         """Write a small file, whole or not at all; an older one is replaced."""
@@ -100,11 +99,12 @@ class Archive(Protocol):
     def move(self, path: str, to: str) -> None:
         """Give a file, or a folder with all files below it, another name; nothing may be there yet.
 
-        Where that takes copying, the old ones go last. Raises ArchiveRefused when `path` is not there or `to` is.
+        Where that takes copying, the old ones go last. Raises ArchivePermanentError when `path` is not there, or `to`
+        is.
         """
 
     def free_bytes(self) -> int | None:
-        """What may still be written; None when the far side does not say."""
+        """What may still be written; None when the destination does not say."""
 
     def sweep(self, older_than: float) -> int:
         """Remove what uploads that were never finished left before this time (epoch seconds); returns how many."""

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from tr11ops.backup.base import Archive
 from tr11ops.backup.ownership import Owner
 from tr11ops.backup.receipts import list_receipts
-from tr11ops.backup.records import CHECKPOINT_KINDS, Kind, Receipt
 from tr11ops.backup.restore import RestoreError
-from tr11ops.run_identity import short
-from tr11ops.units import iso_time
+from tr11ops.base.units import iso_time
+from tr11ops.rundir.copies import CHECKPOINT_KINDS, Kind, Receipt
+from tr11ops.rundir.identity import short
 
 LEAST_PREFIX = 4
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One copy of a step. `run_id`: of the run that made it, "" where nobody says; `is_ours`: of this run."""
+    """One copy of a step. `run_id`: of the run that made it, "" where no one says; `is_ours`: of this run."""
 
     receipt: Receipt
     run_id: str

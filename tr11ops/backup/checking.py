@@ -11,7 +11,7 @@ from tr11ops.backup.tar_layout import Filler
 
 
 @dataclass(frozen=True)
-class Stretch:
+class PartRange:
     """Parts of an item that follow one another, from a byte of it on."""
 
     offset: int
@@ -22,25 +22,25 @@ class Stretch:
         return sum(part.bytes for part in self.parts)
 
 
-def stretches_of(parts: tuple[Filler | SourceFile, ...], most: int) -> list[Stretch]:
+def stretches_of(parts: tuple[Filler | SourceFile, ...], most: int) -> list[PartRange]:
     """The parts cut into at most so many stretches of about the same length, in order."""
     share = sum(part.bytes for part in parts) / most
-    found: list[Stretch] = []
+    found: list[PartRange] = []
     group: list[Filler | SourceFile] = []
     begin = position = 0
     for part in parts:
         group.append(part)
         position += part.bytes
         if position - begin >= share and len(found) < most - 1:
-            found.append(Stretch(begin, tuple(group)))
+            found.append(PartRange(begin, tuple(group)))
             begin, group = position, []
-    return [*found, Stretch(begin, tuple(group))] if group or not found else found
+    return [*found, PartRange(begin, tuple(group))] if group or not found else found
 
 
 class Checker:
     """Compares what comes back, in pieces of any length, with what a stretch shall be."""
 
-    def __init__(self, stretch: Stretch, digests: Mapping[str, str]) -> None:
+    def __init__(self, stretch: PartRange, digests: Mapping[str, str]) -> None:
         self._parts = [part for part in stretch.parts if part.bytes]
         self._digests = digests
         self._stretch = stretch

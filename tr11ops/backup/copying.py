@@ -8,19 +8,19 @@ leaves what the next copy of the same checkpoint goes on with.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from tr11ops.backup.base import Archive, ArchiveRefused, hidden_name
+from tr11ops.backup.base import Archive, ArchivePermanentError, hidden_name
 from tr11ops.backup.items import Carrier, Item, check_room
 from tr11ops.backup.receipts import TAR_SUFFIX, read_receipt, write_receipt
-from tr11ops.backup.records import CopiedFile, Kind, Receipt
-from tr11ops.backup.source import Source, read_source
+from tr11ops.backup.source import CopySource, read_source
 from tr11ops.backup.tar_layout import offsets, tar_layout
-from tr11ops.backup.transfer import CopyError, CopyStopped, SourceChanged, Transfer
-from trainer.contract import checkpoint_name, host_name, now
+from tr11ops.backup.transfer import CheckpointChanged, CopyError, Transfer, in_threads
+from tr11ops.rundir.copies import CopiedFile, Kind, Receipt
+from trainer.contract.files import host_name, now
+from trainer.contract.paths import checkpoint_name
 
 Format: TypeAlias = Literal["files", "tar"]
 
@@ -39,7 +39,7 @@ class _Place:
 
 def copy_source(
     archive: Archive,
-    source: Source,
+    source: CopySource,
     kind: Kind,
     base: str,
     *,
@@ -57,9 +57,9 @@ def copy_source(
     A copy of the same source that is there already is not made again; with `repair` it is read back, and what differs
     is sent again. A copy of another checkpoint of the same step stays, and this one gets a place beside it.
 
-    Raises SourceDamaged, SourceChanged, CopyDiffers, CopyStopped (all CopyError), CopyError itself when a receipt at
-    the far side is damaged, ArchiveError when the archive is away longer than the retries last, refuses, or is full. In
-    each case nothing new is visible as a copy, and what was sent is gone on with by the next call.
+    Raises SourceDamaged, CheckpointChanged, CopyDiffers, CopyStopped (all CopyError), CopyError itself when a receipt
+    at the destination is damaged, ArchiveError when the archive is unreachable longer than the retries last, refuses,
+    or is full. In each case nothing new is visible as a copy, and what was sent is gone on with by the next call.
     """
     carrier = Carrier(archive, source, transfer)
     place = _find_place(carrier.archive, source, kind, base, format)
@@ -76,7 +76,7 @@ def copy_source(
     )  # fmt: skip
     try:
         return _copy(source, carrier, place, blank, transfer.parallel, clock)
-    except ArchiveRefused:
+    except ArchivePermanentError:
         # another copier of the same checkpoint may have been faster, and its copy have its name already
         found = _find_place(carrier.archive, source, kind, base, format).receipt
         if found is None or found == place.receipt:
@@ -84,7 +84,7 @@ def copy_source(
         return found
 
 
-def _as_promised(source: Source, receipt: Receipt) -> Source:
+def _as_promised(source: CopySource, receipt: Receipt) -> CopySource:
     """Files of which no manifest says the digest have the receipt's: rot here does not replace a good copy."""
     promised = {file.path: (file.bytes, file.digest) for file in receipt.files}
     files = tuple(
@@ -101,7 +101,7 @@ def work_bytes(folder: Path, step: int, kind: Kind, format: Format = "files") ->
     return 2 * sum(item.bytes for item in items_of(read_source(folder, step, kind), format))
 
 
-def items_of(source: Source, format: Format) -> tuple[Item, ...]:
+def items_of(source: CopySource, format: Format) -> tuple[Item, ...]:
     """The files of the archive that make up a copy."""
     if format == "tar":
         parts = tar_layout(checkpoint_name(source.step), source.all_files, source.created)
@@ -109,7 +109,7 @@ def items_of(source: Source, format: Format) -> tuple[Item, ...]:
     return tuple(Item(file.path, (file,), file.digest or f"{source.identity} {file.path}") for file in source.all_files)
 
 
-def _find_place(archive: Archive, source: Source, kind: Kind, base: str, format: Format) -> _Place:
+def _find_place(archive: Archive, source: CopySource, kind: Kind, base: str, format: Format) -> _Place:
     suffix = TAR_SUFFIX if format == "tar" else ""
     for identity in ("", source.identity):
         location = (f"{base}.{identity[:8]}" if identity else base) + suffix
@@ -132,7 +132,7 @@ def _find_place(archive: Archive, source: Source, kind: Kind, base: str, format:
 
 
 def _is_left_over(
-    archive: Archive, source: Source, location: str, format: Format
+    archive: Archive, source: CopySource, location: str, format: Format
 ) -> Literal["nothing", "ours", "another"]:
     """What lies, without a receipt, where a copy shall go: its maker was killed before the receipt was written.
 
@@ -159,7 +159,7 @@ def _is_left_over(
 
 
 def _copy(
-    source: Source,
+    source: CopySource,
     carrier: Carrier,
     place: _Place,
     blank: Receipt,
@@ -174,7 +174,7 @@ def _copy(
     _carry_all(carrier, first, place.work, parallel)
     _carry_all(carrier, [item for item in items if item.path == manifest], place.work, parallel)
     if manifest is None and not source.is_unchanged():
-        raise SourceChanged(f"{source.folder} was changed while it was copied; nothing was published")
+        raise CheckpointChanged(f"{source.folder} was changed while it was copied; nothing was published")
     if place.work != place.location:
         _publish(carrier.archive, place)
     moment = clock()
@@ -201,25 +201,16 @@ def _check_room(archive: Archive, items: tuple[Item, ...], work: str, parallel: 
 
 def _carry_all(carrier: Carrier, items: Iterable[Item], work: str, parallel: int) -> None:
     """Carry items beside one another; the first error ends the others and is raised."""
-    with ThreadPoolExecutor(parallel, thread_name_prefix="backup") as threads:
-        begun: list[Future[None]] = [threads.submit(carrier.carry, item, item.far_path(work)) for item in items]
-        try:
-            wait(begun, return_when=FIRST_EXCEPTION)
-        finally:
-            if any(not future.done() or future.exception() is not None for future in begun):
-                carrier.abort()
-                for future in begun:
-                    future.cancel()
-    errors = [error for future in begun if not future.cancelled() and (error := future.exception()) is not None]
-    if errors:
-        raise next((error for error in errors if not isinstance(error, CopyStopped)), errors[0])
+    with in_threads(parallel, "backup", carrier.abort) as begin:
+        for item in items:
+            begin(carrier.carry, item, item.far_path(work))
 
 
 def _publish(archive: Archive, place: _Place) -> None:
     """Give a finished copy its name. Another copier of the same checkpoint may have been faster."""
     try:
         archive.move(place.work, place.location)
-    except ArchiveRefused:
+    except ArchivePermanentError:
         if not _is_published(archive, place):
             raise
 
@@ -230,7 +221,7 @@ def _is_published(archive: Archive, place: _Place) -> bool:
     return is_away and (archive.look(place.location) is not None or any(True for _ in archive.list(place.location)))
 
 
-def _files(source: Source, carrier: Carrier, items: tuple[Item, ...], format: Format) -> tuple[CopiedFile, ...]:
+def _files(source: CopySource, carrier: Carrier, items: tuple[Item, ...], format: Format) -> tuple[CopiedFile, ...]:
     places = offsets(items[0].parts) if format == "tar" else {}
     return tuple(
         CopiedFile(file.path, file.bytes, carrier.digest(file.path), places.get(file.path)) for file in source.all_files

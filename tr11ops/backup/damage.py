@@ -1,17 +1,15 @@
-"""Damage of a copy goes on record whoever found it, a restore and a drill too: so the next round repairs it."""
+"""Damage of a copy goes on record no matter who found it, a restore and a drill too: so the next round repairs it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tr11ops.backup.archive_round import identities, rows_of
+from tr11ops.backup.archive_round import summarise
 from tr11ops.backup.base import Archive
-from tr11ops.backup.ledger import keep_summary
-from tr11ops.backup.records import CopyRecord, Receipt, latest_record, write_copy
-from tr11ops.backup.round_values import CARDS_ARCHIVES
-from tr11ops.journal import Journal
-from tr11ops.rundir import RunDirectory
+from tr11ops.rundir.copies import CopyRecord, Receipt, latest_record, write_copy
+from tr11ops.rundir.journal import Journal
+from tr11ops.rundir.paths import RunDirectory
 
 
 def note_damage(
@@ -34,5 +32,5 @@ def note_record(
     write_copy(directory, replace(copy, damaged=tuple(sorted({*copy.damaged, *faults}))))
     said = {"archive": copy.archive, "step": copy.step, "kind": copy.kind, "location": copy.location}
     journal.write("backup-damaged", f"{why}: {next(iter(faults.values()))}", {**said, "files": dict(faults)})
-    keep_summary(directory, CARDS_ARCHIVES, identities(rows_of(directory)))
+    summarise(directory)
     return True

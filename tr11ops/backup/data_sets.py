@@ -8,7 +8,6 @@ No manifest says what they shall be: names, sizes and times tell one state of th
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,14 +16,14 @@ from typing import TYPE_CHECKING, Literal
 
 from tr11ops.backup.base import Archive, is_unfinished
 from tr11ops.backup.receipts import list_receipts
-from tr11ops.backup.records import FOLDERS, CopyRecord, Receipt
-from tr11ops.backup.source import Source, SourceFile
+from tr11ops.backup.source import CopySource, SourceFile
 from tr11ops.backup.transfer import CopyError
-from tr11ops.launch.datasets import prefixes_of
-from trainer.contract import now
+from tr11ops.rundir.copies import FOLDERS, CopyRecord, Receipt, digest_of_lines, identity_of_files
+from tr11ops.rundir.datasets import prefixes_of
+from trainer.contract.files import now
 
 if TYPE_CHECKING:
-    from tr11ops.runcard import RunCard
+    from tr11ops.runcard.card import RunCard
 
 SUFFIXES = (".bin", ".idx")
 
@@ -60,7 +59,7 @@ def units_of(card: RunCard) -> tuple[DataUnit, ...]:
     names = Counter(prefix.name for prefix in prefixes)
     units = [
         DataUnit(
-            prefix.name if names[prefix.name] == 1 else f"{prefix.name}-{_digest([str(prefix)])[:8]}",
+            prefix.name if names[prefix.name] == 1 else f"{prefix.name}-{digest_of_lines([str(prefix)])[:8]}",
             prefix.parent, tuple(f"{prefix.name}{suffix}" for suffix in SUFFIXES),
         )
         for prefix in prefixes
@@ -70,7 +69,7 @@ def units_of(card: RunCard) -> tuple[DataUnit, ...]:
     paths = [Path(single).expanduser().absolute() for single in dict.fromkeys(singles) if single is not None]
     same = Counter(path.name for path in paths)
     for path in paths:
-        name = path.name if same[path.name] == 1 else f"{path.name}-{_digest([str(path)])[:8]}"
+        name = path.name if same[path.name] == 1 else f"{path.name}-{digest_of_lines([str(path)])[:8]}"
         units.append(DataUnit(f"file-{name}", path.parent, (path.name,)))
     folder = Path(card.tokenizer.path).expanduser().absolute() if card.tokenizer.path else None
     if folder is not None and folder.is_dir():
@@ -81,7 +80,7 @@ def units_of(card: RunCard) -> tuple[DataUnit, ...]:
     return tuple(units)
 
 
-def read_unit(unit: DataUnit) -> Source:
+def read_unit(unit: DataUnit) -> CopySource:
     """What a copy of it holds. Raises CopyError when a file is not there or has an odd name."""
     files = []
     for name in unit.files:
@@ -96,13 +95,7 @@ def read_unit(unit: DataUnit) -> Source:
             raise CopyError(f"{path}: {error.strerror or error}") from None
     if not files:
         raise CopyError(f"{unit.folder} holds no file of {unit.name}")
-    return Source(unit.folder, 0, identity_of_files(unit.folder, unit.files), tuple(files), None, now(), unit.files)
-
-
-def identity_of_files(folder: Path, files: Iterable[str]) -> str:
-    """What tells these files from what they were before. Raises OSError."""
-    facts = [(name, (folder / name).stat()) for name in files]
-    return _digest(f"{name}\0{fact.st_size}\0{fact.st_mtime_ns}" for name, fact in facts)
+    return CopySource(unit.folder, 0, identity_of_files(unit.folder, unit.files), tuple(files), None, now(), unit.files)
 
 
 def state_of(unit: DataUnit, copies: Iterable[CopyRecord], archive: str, variant: str) -> DataState:
@@ -136,7 +129,3 @@ def newest_copies(archive: Archive, variant: str) -> dict[str, Receipt]:
     for receipt in sorted(list_receipts(archive, variant, ("data",)), key=lambda receipt: receipt.copied):
         found[receipt.location.rpartition("/")[2].removesuffix(f".{receipt.identity[:8]}")] = receipt
     return found
-
-
-def _digest(lines: Iterable[str]) -> str:
-    return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()

@@ -2,7 +2,7 @@
 
     ROOT/backup-drill/global_stepN      while it lasts; a drill that was killed is gone on with by the next
 
-What came of it goes on record with its date: a copy that nobody ever restored is a hope.
+What came of it goes on record with its date: a copy that no one ever restored is a hope.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tr11ops.backup.base import Archive, ArchiveError
+from tr11ops.backup.claim import ArchiveLock
 from tr11ops.backup.damage import note_record
 from tr11ops.backup.ledger import DrillRecord, write_drill
 from tr11ops.backup.receipts import read_receipt, receipt_path
-from tr11ops.backup.records import CopyRecord
 from tr11ops.backup.restore import CopyDamaged, restore_checkpoint
-from tr11ops.backup.round_values import Place
+from tr11ops.backup.round_values import BackupContext
 from tr11ops.backup.transfer import CopyError, CopyStopped
-from tr11ops.backup.turn import Turn
-from tr11ops.crontab.runner import child_environment
-from tr11ops.evidence import cause
-from trainer.contract import Manifest
+from tr11ops.base.observed import cause
+from tr11ops.base.units import duration
+from tr11ops.cron.runner import child_environment
+from tr11ops.rundir.copies import CopyRecord
+from trainer.contract.manifest import Manifest
 
 FOLDER = "backup-drill"
 CLAIM = "drill"
@@ -36,7 +37,7 @@ LOAD_SECONDS = 6 * 3600.0
 
 
 @dataclass(frozen=True)
-class Look:
+class LoadResult:
     """Whether what was restored can be loaded, and what was said of it."""
 
     passed: bool
@@ -49,7 +50,7 @@ def choose_copy(copies: Iterable[CopyRecord], archive: str | None = None) -> Cop
     return max(sound, key=lambda copy: (copy.step, copy.reread or copy.verified, copy.archive), default=None)
 
 
-def inspect(folder: Path) -> Look:
+def inspect(folder: Path) -> LoadResult:
     """Read the manifest, every digest and every tensor's header with the trainer's own reader.
 
     A rehearsal's checkpoint holds no tensors, and the restore has compared its digests.
@@ -57,9 +58,9 @@ def inspect(folder: Path) -> Look:
     try:
         manifest = Manifest.read(folder)
     except ValueError as error:
-        return Look(False, cause(error))
+        return LoadResult(False, cause(error))
     if manifest is not None and manifest.is_rehearsed:
-        return Look(True, "every digest agrees; it is a rehearsal's checkpoint, without tensors to read")
+        return LoadResult(True, "every digest agrees; it is a rehearsal's checkpoint, without tensors to read")
     command = [sys.executable, "-P", "-m", "trainer.checkpoint", "inspect", str(folder), "--verify"]
     try:
         done = subprocess.run(
@@ -67,23 +68,27 @@ def inspect(folder: Path) -> Look:
             env=child_environment(os.environ),
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return Look(False, f"it could not be read within {LOAD_SECONDS / 3600:.0f} h")
+        return LoadResult(False, f"it could not be read within {duration(LOAD_SECONDS)}")
     said = (done.stdout + done.stderr).strip().splitlines()
     if done.returncode == 0:
-        return Look(True, "and read by the trainer")
-    return Look(False, said[-1] if said else "")
+        return LoadResult(True, "and read by the trainer")
+    return LoadResult(False, said[-1] if said else "")
 
 
 def run_drill(
-    place: Place, archive: Archive, copy: CopyRecord, into: Path | None = None, look: Callable[[Path], Look] = inspect
+    place: BackupContext,
+    archive: Archive,
+    copy: CopyRecord,
+    into: Path | None = None,
+    look: Callable[[Path], LoadResult] = inspect,
 ) -> DrillRecord:
     """Restore `copy` into a fresh folder, look into it, put it on record, and remove the folder.
 
-    Raises TurnTaken when another drill is at it, CopyStopped, OSError.
+    Raises ArchiveLocked when another drill is at it, CopyStopped, OSError.
     """
     folder = (into or place.directory.root) / FOLDER
     began = time.monotonic()
-    with Turn(place.directory, CLAIM, place.stop, place.clock):
+    with ArchiveLock(place.directory, CLAIM, place.stop, place.clock):
         try:
             passed, message = _try(place, archive, copy, folder, look)
         except CopyStopped:
@@ -102,7 +107,7 @@ def run_drill(
 
 
 def _try(
-    place: Place, archive: Archive, copy: CopyRecord, folder: Path, look: Callable[[Path], Look]
+    place: BackupContext, archive: Archive, copy: CopyRecord, folder: Path, look: Callable[[Path], LoadResult]
 ) -> tuple[bool, str]:
     try:
         receipt = read_receipt(archive, copy.location)

@@ -1,6 +1,7 @@
 """What a round copies where, what is copied already, and what is not copied and why. Pure.
 
-A copy counts when it is sound, and of the very checkpoint that is here: one that was trained anew has another identity.
+A copy counts when it is sound, and of the very checkpoint that is here: one that was trained again has another
+identity.
 """
 
 from __future__ import annotations
@@ -8,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tr11ops.backup.records import CopyRecord, Kind
-from tr11ops.backup.schedule import CopyPolicy, Wanted, in_order, wanted_copies
-from tr11ops.checkpoints.scan import CheckpointRow
+from tr11ops.rundir.checkpoint_scan import CheckpointRow
+from tr11ops.rundir.copies import CopyRecord, Kind
+from tr11ops.rundir.copy_policy import CopyPolicy, WantedCopy, in_order, wanted_copies
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Due:
 
 
 @dataclass(frozen=True)
-class Plan:
+class CopyPlan:
     """`left` are checkpoints that are not copied anywhere by this plan, each with its reason."""
 
     due: tuple[Due, ...]
@@ -49,13 +50,13 @@ def plan_round(
     last_step: int,
     archives: Sequence[str],
     asked: Asked = Asked(),
-) -> Plan:
+) -> CopyPlan:
     """The copies that a round makes, in order. `archives`: where it goes; `rows`: what is here."""
     here = {row.step: row for row in rows if is_whole(row)}
     known = [copy for copy in copies if copy.archive in archives and copy.kind != "data"]
     of_here = [copy for copy in known if copy.step not in here or copy.identity == here[copy.step].identity]
     if asked.steps:
-        wanted: tuple[Wanted, ...] = tuple(_by_hand(asked, archives))
+        wanted: tuple[WantedCopy, ...] = tuple(_by_hand(asked, archives))
     else:
         steps = sorted(here.keys() | {copy.step for copy in of_here if copy.is_sound})
         wanted = wanted_copies(policy, steps, last_step)
@@ -74,7 +75,7 @@ def plan_round(
         due += _damaged_beside(of_here, here, due, asked.kind)
     touched = {copy.step for copy in due} | {copy.step for copy in copied}
     left = tuple(_left(rows, touched, known)) if not asked.steps else ()
-    return Plan(in_order(due), tuple(copied), left)
+    return CopyPlan(in_order(due), tuple(copied), left)
 
 
 def is_whole(row: CheckpointRow) -> bool:
@@ -82,13 +83,13 @@ def is_whole(row: CheckpointRow) -> bool:
     return not row.faults and bool(row.identity) and row.manifest in {"read", "foreign"}
 
 
-def _by_hand(asked: Asked, archives: Sequence[str]) -> Iterator[Wanted]:
+def _by_hand(asked: Asked, archives: Sequence[str]) -> Iterator[WantedCopy]:
     for step in sorted(set(asked.steps)):
         for name in archives:
-            yield Wanted(step, asked.kind or "full", name, "by hand")  # type: ignore[arg-type]
+            yield WantedCopy(step, asked.kind or "full", name, "by hand")  # type: ignore[arg-type]
 
 
-def _is_that(record: CopyRecord, wanted: Wanted) -> bool:
+def _is_that(record: CopyRecord, wanted: WantedCopy) -> bool:
     """Whether a record is of the wanted copy; a whole one holds all that the others do."""
     kinds = {wanted.kind, "full"}
     return (record.archive, record.step) == (wanted.archive, wanted.step) and record.kind in kinds
@@ -97,7 +98,7 @@ def _is_that(record: CopyRecord, wanted: Wanted) -> bool:
 def _damaged_beside(
     copies: Iterable[CopyRecord], here: dict[int, CheckpointRow], due: Sequence[Due], kind: Kind | None
 ) -> list[Due]:
-    """Damaged copies that no rule asks for any more, but that can be mended from what is here."""
+    """Damaged copies that no rule asks for any more, but that can be repaired from what is here."""
     known = {(copy.step, copy.kind, copy.archive) for copy in due}
     return [
         Due(copy.step, copy.kind, copy.archive, "the copy is damaged", copy.identity, mends=True)

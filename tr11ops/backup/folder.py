@@ -18,19 +18,18 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from tr11ops.backup.base import ArchiveAway, ArchiveRefused, FarFile, Unread, is_unfinished
+from tr11ops.backup.base import ArchivePermanentError, ArchiveUnavailable, RemoteFile, Unread, is_unfinished
 from tr11ops.backup.folder_files import (
     FolderUpload,
     let_go,
-    link_unless_taken,
     make_folders,
     newest_time,
     part_path,
     raise_unless_missing,
-    sync_folder,
     translated,
 )
-from trainer.contract import read_json
+from tr11ops.rundir.links import link_unless_taken, sync_folder
+from trainer.contract.state_file import read_json
 
 MARKER_FILE = "tr11-archive.json"
 MARKER_SCHEMA = 1
@@ -45,7 +44,7 @@ def marker_text(run: str, run_id: str) -> str:
 class FolderArchive:
     """One folder as an `Archive`. `run` is whose archive it is; `has_copies`: the run knows of copies in it.
 
-    Raises ArchiveRefused when the folder is not there, is another run's, or is empty although it holds copies.
+    Raises ArchivePermanentError when the folder is not there, is another run's, or is empty although it holds copies.
     """
 
     renames = True
@@ -59,22 +58,22 @@ class FolderArchive:
         self._inner: set[Path] = set()  # folders that no link leads out of, once looked at
         with translated(folder):
             if not folder.is_dir():
-                raise ArchiveRefused(
+                raise ArchivePermanentError(
                     f"{folder} is not there: is its file system mounted? To begin an archive here: mkdir {folder}"
                 )
             self._device = folder.stat().st_dev
             self._check_marker(has_copies)
 
-    def look(self, path: str) -> FarFile | None:
+    def look(self, path: str) -> RemoteFile | None:
         place = self._place(path)
         with translated(place):
             try:
                 facts = place.stat()
             except (FileNotFoundError, NotADirectoryError):
                 return None
-            return FarFile(path, facts.st_size) if place.is_file() else None
+            return RemoteFile(path, facts.st_size) if place.is_file() else None
 
-    def list(self, folder: str, unread: Unread | None = None) -> Iterator[FarFile]:
+    def list(self, folder: str, unread: Unread | None = None) -> Iterator[RemoteFile]:
         top = self._place(folder) if folder else self._folder
 
         def note(error: OSError) -> None:
@@ -94,7 +93,7 @@ class FolderArchive:
                         note(error)
                         continue
                     if stat.S_ISREG(facts.st_mode):
-                        yield FarFile(path.relative_to(self._folder).as_posix(), facts.st_size)
+                        yield RemoteFile(path.relative_to(self._folder).as_posix(), facts.st_size)
 
     def upload(self, path: str, size: int, identity: str) -> FolderUpload:
         place = self._place(path)
@@ -126,9 +125,9 @@ class FolderArchive:
         place, goal = self._place(path), self._place(to)
         with translated(place):
             if not os.path.lexists(place):
-                raise ArchiveRefused(f"{place} is not there, and cannot get the name {goal.name}")
+                raise ArchivePermanentError(f"{place} is not there, and cannot get the name {goal.name}")
             if os.path.lexists(goal):
-                raise ArchiveRefused(f"{goal} is there already, and is not replaced")
+                raise ArchivePermanentError(f"{goal} is there already, and is not replaced")
             self._mark()
             make_folders(self._folder, goal.parent)
             for root, _, _ in os.walk(place):
@@ -162,15 +161,15 @@ class FolderArchive:
         """Nothing is held open."""
 
     def _place(self, path: str) -> Path:
-        """Where a file of the archive lies. Raises ArchiveRefused when the path leads out of the archive."""
+        """Where a file of the archive lies. Raises ArchivePermanentError when the path leads out of the archive."""
         parts = PurePosixPath(path).parts
         if not parts or path.startswith("/") or ".." in parts or "\0" in path:
-            raise ArchiveRefused(f"{path!r} is no place in an archive")
+            raise ArchivePermanentError(f"{path!r} is no place in an archive")
         place = self._folder.joinpath(*parts)
         if place.parent not in self._inner:
             home = os.path.realpath(self._folder)
             if os.path.commonpath([home, os.path.realpath(place.parent)]) != home:
-                raise ArchiveRefused(f"{place} leads out of the archive {self._folder} through a link")
+                raise ArchivePermanentError(f"{place} leads out of the archive {self._folder} through a link")
             self._inner.add(place.parent)
         return place
 
@@ -179,13 +178,15 @@ class FolderArchive:
         try:
             marker = read_json(path)
         except ValueError:
-            raise ArchiveRefused(f"{path} cannot be read; it names the run that the archive belongs to") from None
+            raise ArchivePermanentError(
+                f"{path} cannot be read; it names the run that the archive belongs to"
+            ) from None
         if marker is None and has_copies:
-            raise ArchiveRefused(
+            raise ArchivePermanentError(
                 f"{self._folder} holds no {MARKER_FILE}, although copies were made there: is its file system mounted?"
             )
         if marker is not None and marker.get("run") != self._run:
-            raise ArchiveRefused(
+            raise ArchivePermanentError(
                 f"{self._folder} is the archive of {marker.get('run')!r}, not of {self._run!r}; name another folder in "
                 "backup.store"
             )
@@ -194,7 +195,7 @@ class FolderArchive:
     def _mark(self) -> None:
         """Name the run before the first byte comes. Of two runs that begin at once, one is refused."""
         if self._folder.stat().st_dev != self._device:
-            raise ArchiveAway(f"{self._folder} is on another file system than before: is it mounted?")
+            raise ArchiveUnavailable(f"{self._folder} is on another file system than before: is it mounted?")
         if self._is_marked:
             return
         text = marker_text(self._run, self._run_id)

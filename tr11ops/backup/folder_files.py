@@ -9,7 +9,9 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tr11ops.backup.base import ArchiveAway, ArchiveError, ArchiveFull, ArchiveRefused, is_unfinished
+from tr11ops.backup.base import ArchiveError, ArchiveFull, ArchivePermanentError, ArchiveUnavailable, is_unfinished
+from tr11ops.rundir.links import sync_folder
+from trainer.contract.sharing import share_folder
 
 WRITEBACK_BYTES = 16 << 20  # the disk starts on these while the rest is still being read
 _MOST_NAME_BYTES = 255
@@ -52,7 +54,7 @@ class FolderUpload:
     def finish(self) -> None:
         with translated(self._place):
             if self._position != self._size:
-                raise ArchiveRefused(f"{self._place} has {self._position} bytes instead of {self._size}")
+                raise ArchivePermanentError(f"{self._place} has {self._position} bytes instead of {self._size}")
             os.fsync(self._descriptor)
             self.leave()
             try:
@@ -88,20 +90,8 @@ def make_folders(home: Path, folder: Path) -> None:
         folder.mkdir()
     except FileExistsError:
         return
-    folder.chmod(folder.stat().st_mode | 0o2070)
+    share_folder(folder)
     sync_folder(folder.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder last through a power cut. Raises OSError."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # some file systems flush names by themselves and say so like this
-            raise
-    finally:
-        os.close(descriptor)
 
 
 def _open_part(part: Path) -> int:
@@ -110,7 +100,7 @@ def _open_part(part: Path) -> int:
     try:
         descriptor = os.open(part, flags, 0o664)
     except PermissionError:
-        part.unlink()  # another user's who keeps it for himself: begin anew
+        part.unlink()  # another user's who keeps it for himself: begin again
         descriptor = os.open(part, flags, 0o664)
     with suppress(PermissionError):  # another user's
         os.fchmod(descriptor, 0o664)
@@ -121,18 +111,6 @@ def let_go(descriptor: int, offset: int = 0, length: int = 0) -> None:
     """Ask the system to drop its cache of a file, so that a reading after this one comes from the disk."""
     with suppress(OSError):
         os.posix_fadvise(descriptor, offset, length, os.POSIX_FADV_DONTNEED)
-
-
-def link_unless_taken(draft: Path, goal: Path) -> None:
-    """Give a finished file its name unless the name is taken; by a rename where there are no hard links."""
-    try:
-        goal.hardlink_to(draft)
-    except FileExistsError:
-        return
-    except OSError as error:
-        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
-            raise
-        draft.replace(goal)
 
 
 def newest_time(folder: Path) -> float:
@@ -163,5 +141,5 @@ def translated(place: Path) -> Generator[None]:
         if error.errno in _FULL:
             raise ArchiveFull(f"{what}; make room or have the quota raised, the copy then goes on") from error
         if error.errno in _REFUSED:
-            raise ArchiveRefused(what) from error
-        raise ArchiveAway(what) from error
+            raise ArchivePermanentError(what) from error
+        raise ArchiveUnavailable(what) from error

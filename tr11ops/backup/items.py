@@ -9,18 +9,26 @@ import errno
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
 from tr11ops.backup.base import Archive, ArchiveFull
-from tr11ops.backup.checking import Checker, Stretch, stretches_of
-from tr11ops.backup.patient import patient
-from tr11ops.backup.source import Source, SourceFile
+from tr11ops.backup.checking import Checker, PartRange, stretches_of
+from tr11ops.backup.retried import retried
+from tr11ops.backup.source import CopySource, SourceFile
 from tr11ops.backup.tar_layout import Filler
-from tr11ops.backup.transfer import CopyDiffers, CopyError, CopyStopped, SourceChanged, SourceDamaged, Transfer
-from tr11ops.units import size
+from tr11ops.backup.transfer import (
+    ByteCounter,
+    CheckpointChanged,
+    CopyDiffers,
+    CopyError,
+    CopyStopped,
+    SourceDamaged,
+    Transfer,
+)
+from tr11ops.base.units import size
 
 
 @dataclass(frozen=True)
@@ -46,8 +54,8 @@ class Item:
 class Carrier:
     """Carries items of one checkpoint to one archive. Its methods may be called by many threads at once."""
 
-    def __init__(self, archive: Archive, source: Source, transfer: Transfer) -> None:
-        self.archive = patient(archive, transfer.retrying, partial(transfer.wait, check=self._check), transfer.say)
+    def __init__(self, archive: Archive, source: CopySource, transfer: Transfer) -> None:
+        self.archive = retried(archive, transfer.retries, partial(transfer.wait, check=self._check), transfer.say)
         self._source = source
         self._transfer = transfer
         self._abort = threading.Event()
@@ -71,7 +79,7 @@ class Carrier:
         is_there = found is not None and found.bytes == item.bytes
         fault = None
         for attempt in range(self._transfer.resends + 1):
-            sent = _Progress(None if attempt else self._count)
+            sent = ByteCounter(None if attempt else self._count)
             if is_there:
                 self._learn(item, sent)
             else:
@@ -84,7 +92,7 @@ class Carrier:
         raise CopyDiffers(f"{fault}, although it was sent {self._transfer.resends + 1} times; nothing was published")
 
     # ------------------------------------------------------------------ there
-    def _send(self, item: Item, far: str, sent: _Progress) -> None:
+    def _send(self, item: Item, far: str, sent: ByteCounter) -> None:
         def send() -> None:
             upload = self.archive.upload(far, item.bytes, item.identity)
             position = upload.offset
@@ -101,9 +109,9 @@ class Carrier:
                 upload.leave()
                 raise
 
-        self.archive.persist(send, lambda: sent.reached)
+        self.archive.retry(send, lambda: sent.reached)
 
-    def _learn(self, item: Item, sent: _Progress) -> None:
+    def _learn(self, item: Item, sent: ByteCounter) -> None:
         """Make sure that the digests of an item that was sent before are known."""
         for _ in self._pieces(item, item.bytes):
             pass
@@ -125,7 +133,7 @@ class Carrier:
                 yield from self._read(part, skipped)
 
     def _read(self, file: SourceFile, skipped: int) -> Iterator[bytes]:
-        """One file of the checkpoint, from a byte on. Raises SourceChanged or SourceDamaged after its last byte."""
+        """One file of the checkpoint, from a byte on. Raises CheckpointChanged or SourceDamaged after its last byte."""
         path = self._source.folder / file.path
         is_whole = not skipped or file.path not in self._digests
         digest, position = hashlib.sha256(), 0 if is_whole else skipped
@@ -162,7 +170,7 @@ class Carrier:
     def _fault(self, file: SourceFile, what: str, changed: bool) -> CopyError:
         path = self._source.folder / file.path
         if changed or not self._source.is_unchanged():
-            return SourceChanged(f"{path} was changed while it was copied: {what}; nothing was published")
+            return CheckpointChanged(f"{path} was changed while it was copied: {what}; nothing was published")
         text = f"{path}: {what}; nothing was published. Restore it from another copy, or: tr11 checkpoints remove"
         return SourceDamaged(f"{text} {self._source.step}", file.path, what)
 
@@ -185,8 +193,8 @@ class Carrier:
         faults = [fault for fault in faults if fault is not None]
         return f"{self.archive.address}/{far} did not come back as it was sent: {faults[0]}" if faults else None
 
-    def _stretch_differs(self, far: str, stretch: Stretch, is_last: bool, is_counted: bool) -> str | None:
-        checker, read = Checker(stretch, self._digests), _Progress(self._count if is_counted else None)
+    def _stretch_differs(self, far: str, stretch: PartRange, is_last: bool, is_counted: bool) -> str | None:
+        checker, read = Checker(stretch, self._digests), ByteCounter(self._count if is_counted else None)
         for piece in self.archive.read(far, stretch.offset, None if is_last else stretch.bytes):
             self._check()
             self._transfer.reading.take(len(piece))
@@ -211,17 +219,3 @@ def check_room(address: str, free: int | None, needed: int) -> None:
     """Raise ArchiveFull when so many bytes will not fit."""
     if free is not None and needed > free:
         raise ArchiveFull(f"{address} has no room: {size(free)} are free, {size(needed)} are still to come")
-
-
-class _Progress:
-    """How far one pass over an item came; what a second try goes over again is not counted twice."""
-
-    def __init__(self, count: Callable[[int], None] | None) -> None:
-        self._on_bytes = count
-        self.reached = 0
-
-    def reach(self, position: int) -> None:
-        if position > self.reached:
-            if self._on_bytes is not None:
-                self._on_bytes(position - self.reached)
-            self.reached = position

@@ -2,7 +2,7 @@
 
     state/backup/archives/NAME.json    the last round of one archive: success, fault, rate, re-reading
     state/backup/drill.json            the last restore that was tried
-    state/backup/status.json           for tr11 status and the alerts; made of the records, so it can be made anew
+    state/backup/status.json           for tr11 status and the alerts; made of the records, so it can be made again
 
 The summary's `time` is that of the last success at any archive: absent before the first.
 """
@@ -14,10 +14,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tr11ops.backup.records import CopyRecord, read_copies
-from tr11ops.rundir import RunDirectory, make_shared
-from tr11ops.typed_fields import typed_fields
-from trainer.contract import read_json, write_json
+from tr11ops.base.typed_fields import typed_fields
+from tr11ops.rundir.copies import CopyRecord, read_copies
+from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.files import write_json
+from trainer.contract.sharing import make_shared
+from trainer.contract.state_file import read_json
 
 SCHEMA = 1
 R = TypeVar("R", "ArchiveState", "DrillRecord")
@@ -72,7 +74,7 @@ def read_archive_state(directory: RunDirectory, archive: str) -> ArchiveState | 
 
 
 def last_state(directory: RunDirectory, archive: str) -> ArchiveState | None:
-    """As `read_archive_state` for a round that writes the file anew: garbage counts as none. Raises OSError."""
+    """As `read_archive_state` for a round that writes the file again: garbage counts as none. Raises OSError."""
     try:
         return read_archive_state(directory, archive)
     except ValueError:
@@ -139,7 +141,7 @@ def summary(
 ) -> dict[str, Any] | None:
     """The content of status.json; None before there is anything to say. `here`: steps that are here, by identity.
 
-    A copy of a step that was trained anew is no copy of the step that is here now.
+    A copy of a step that was trained again is no copy of the step that is here now.
     """
     addresses = {state.archive: state.address for state in states if state.address}
     known = [copy for copy in copies if addresses.get(copy.archive, copy.address) == copy.address]
@@ -171,7 +173,7 @@ def summary(
 
 
 def standing(copies: Iterable[CopyRecord]) -> list[CopyRecord]:
-    """The copies without those damaged ones that were made anew since, beside them in the same archive."""
+    """The copies without those damaged ones that were made again since, beside them in the same archive."""
     known = list(copies)
     return [
         copy
@@ -205,7 +207,7 @@ def keep_summary(directory: RunDirectory, names: Iterable[str], here: Mapping[in
 def after_round(
     before: ArchiveState | None, archive: str, address: str, now: float, copies: Iterable[CopyRecord], fault: str
 ) -> ArchiveState:
-    """An archive's state after a round: what is not known anew is kept, unless another archive took its place."""
+    """An archive's state after a round: what is not known again is kept, unless another archive took its place."""
     kept = before if before is not None and before.address == address else ArchiveState(archive, address, now)
     sound = [copy for copy in copies if copy.is_sound]
     return replace(

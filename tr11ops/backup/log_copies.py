@@ -15,21 +15,23 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tr11ops.backup.base import Archive, ArchiveRefused
-from tr11ops.backup.patient import patient
+from tr11ops.backup.base import Archive, ArchivePermanentError
 from tr11ops.backup.reread import differs
+from tr11ops.backup.retried import retried
 from tr11ops.backup.survey import is_well
 from tr11ops.backup.transfer import Transfer
-from tr11ops.evidence import cause
-from tr11ops.rundir import RunDirectory, make_shared
-from trainer.contract import read_json, write_json
+from tr11ops.base.observed import cause
+from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.files import write_json
+from trainer.contract.sharing import make_shared
+from trainer.contract.state_file import read_json
 
 SCHEMA = 1
 ATTEMPTS = 3  # to get back what was sent
 
 
 @dataclass(frozen=True)
-class LogFile:
+class CopiedLog:
     """One file as it was when it was looked at: what is appended later goes with the next round."""
 
     path: str  # relative to the folder of logs
@@ -46,12 +48,12 @@ class LogCopies:
     faults: tuple[str, ...] = ()
 
 
-def log_files(folder: Path) -> tuple[LogFile, ...]:
+def log_files(folder: Path) -> tuple[CopiedLog, ...]:
     """All logs and events of a run. What goes away meanwhile is left out. Raises OSError."""
     return tuple(sorted(_walk(folder, ""), key=lambda file: file.path))
 
 
-def _walk(folder: Path, prefix: str) -> Iterator[LogFile]:
+def _walk(folder: Path, prefix: str) -> Iterator[CopiedLog]:
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except FileNotFoundError:
@@ -66,7 +68,7 @@ def _walk(folder: Path, prefix: str) -> Iterator[LogFile]:
                 facts = entry.stat(follow_symlinks=False)
             except FileNotFoundError:
                 continue
-            yield LogFile(prefix + entry.name, facts.st_size, facts.st_mtime_ns)
+            yield CopiedLog(prefix + entry.name, facts.st_size, facts.st_mtime_ns)
 
 
 def copy_logs(directory: RunDirectory, archive: Archive, transfer: Transfer) -> LogCopies:
@@ -87,7 +89,7 @@ def copy_logs(directory: RunDirectory, archive: Archive, transfer: Transfer) -> 
         except (OSError, ValueError) as error:
             faults.append(f"{folder}/{shown(file.path)}: {cause(error)}")
             continue
-        except ArchiveRefused as error:
+        except ArchivePermanentError as error:
             if not is_well(archive):
                 raise
             faults.append(f"{folder}/{shown(file.path)}: {error}")
@@ -114,11 +116,11 @@ def _known(book: Path, address: str) -> dict[str, list[int]]:
     return dict(files) if value.get("address") == address and isinstance(files, Mapping) else {}
 
 
-def _copy(archive: Archive, folder: Path, far: str, file: LogFile, transfer: Transfer) -> bool:
+def _copy(archive: Archive, folder: Path, far: str, file: CopiedLog, transfer: Transfer) -> bool:
     """Have the file there; returns whether it had to be sent."""
     content = folder / file.path
     digest = _digest(content, file.bytes)
-    archive = patient(archive, transfer.retrying, transfer.wait, transfer.say)
+    archive = retried(archive, transfer.retries, transfer.wait, transfer.say)
     there = archive.look(far)
     if there is not None:
         begins_alike = there.bytes <= file.bytes and not differs(
@@ -129,7 +131,7 @@ def _copy(archive: Archive, folder: Path, far: str, file: LogFile, transfer: Tra
         if not begins_alike:
             far = f"{far}.{digest[:8]}"
     for attempt in range(ATTEMPTS):
-        archive.persist(lambda: _send(archive, content, far, file, transfer))
+        archive.retry(lambda: _send(archive, content, far, file, transfer))
         fault = differs(archive, far, 0, file.bytes, digest, transfer)
         if not fault:
             return True
@@ -137,7 +139,7 @@ def _copy(archive: Archive, folder: Path, far: str, file: LogFile, transfer: Tra
     raise OSError(f"the archive gives back other bytes than were sent, {ATTEMPTS} times")
 
 
-def _send(archive: Archive, content: Path, far: str, file: LogFile, transfer: Transfer) -> None:
+def _send(archive: Archive, content: Path, far: str, file: CopiedLog, transfer: Transfer) -> None:
     upload = archive.upload(far, file.bytes, f"{far} {file.bytes} {file.changed}")
     try:
         with content.open("rb") as stream:

@@ -11,10 +11,10 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from tr11ops.backup.base import Archive, ArchiveRefused
+from tr11ops.backup.base import Archive, ArchivePermanentError
 from tr11ops.backup.folder import MARKER_FILE, MARKER_SCHEMA
-from tr11ops.backup.records import Receipt
-from tr11ops.run_identity import short
+from tr11ops.rundir.copies import Receipt
+from tr11ops.rundir.identity import short
 
 ID_FILE = "tr11-archive-id.json"
 LARGEST_BYTES = 64 << 10
@@ -30,10 +30,10 @@ class Owner:
 
 def owner_of(archive: Archive) -> Owner | None:
     """Who an archive says it belongs to; None where nothing was ever written. Raises ArchiveError."""
-    marker = _read(archive, MARKER_FILE)
+    marker = read_marker(archive, MARKER_FILE)
     if marker is None:
         return None
-    later = _read(archive, ID_FILE) or {} if not marker.get("id") else {}
+    later = read_marker(archive, ID_FILE) or {} if not marker.get("id") else {}
     return Owner(str(marker.get("run", "")), str(marker.get("id") or later.get("id") or ""))
 
 
@@ -72,7 +72,8 @@ def give_id(archive: Archive, run: str, run_id: str) -> None:
     archive.put(ID_FILE, (json.dumps({"run": run, "id": run_id, "schema": MARKER_SCHEMA}) + "\n").encode("utf-8"))
 
 
-def _read(archive: Archive, path: str) -> dict[str, Any] | None:
+def read_marker(archive: Archive, path: str) -> dict[str, Any] | None:
+    """The JSON object in one of the two files; None where there is none. Raises ArchiveError."""
     found = archive.look(path)
     if found is None:
         return None
@@ -83,7 +84,7 @@ def _read(archive: Archive, path: str) -> dict[str, Any] | None:
         if not isinstance(value, dict):
             raise TypeError
     except (ValueError, TypeError, RecursionError):
-        raise ArchiveRefused(
+        raise ArchivePermanentError(
             f"{archive.address}/{path} cannot be read; it names the run that the archive belongs to"
         ) from None
     return value

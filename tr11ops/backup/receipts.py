@@ -1,4 +1,4 @@
-"""The receipt that lies beside each copy at the far side: written last, so what has none is no copy."""
+"""The receipt that lies beside each copy at the destination: written last, so what has none is no copy."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, get_args
 
-from tr11ops.backup.base import Archive, ArchiveRefused
-from tr11ops.backup.records import FOLDERS, RECEIPT_SUFFIX, SCHEMA, CopiedFile, Kind, Receipt
-from tr11ops.typed_fields import typed_fields
+from tr11ops.backup.base import Archive, ArchivePermanentError
+from tr11ops.base.typed_fields import typed_fields
+from tr11ops.rundir.copies import FOLDERS, RECEIPT_SUFFIX, SCHEMA, CopiedFile, Kind, Receipt
 
 MOST_BYTES = 64 << 20  # 100,000 files with long names have 20 MB
 TAR_SUFFIX = ".tar"
@@ -21,6 +21,11 @@ def receipt_path(location: str) -> str:
     return location.removesuffix(TAR_SUFFIX) + RECEIPT_SUFFIX
 
 
+def file_path(receipt: Receipt, file: CopiedFile) -> str:
+    """The file of the archive that holds a file of the copy: itself, or the tar."""
+    return receipt.location if receipt.format == "tar" else f"{receipt.location}/{file.path}"
+
+
 def read_receipt(archive: Archive, location: str) -> Receipt | None:
     """The receipt of one copy, or None when there is none. Raises ArchiveError; ValueError when it is damaged."""
     path = receipt_path(location)
@@ -28,14 +33,14 @@ def read_receipt(archive: Archive, location: str) -> Receipt | None:
 
 
 def list_receipts(archive: Archive, variant: str, kinds: Sequence[Kind] = get_args(Kind)) -> tuple[Receipt, ...]:
-    """Receipts of all copies of these kinds, by step; those that cannot be read are passed over. Raises ArchiveAway."""
+    """Receipts of all copies of these kinds, by step, but those that cannot be read. Raises ArchiveUnavailable."""
     found = []
     for kind in kinds:
         folder = f"{FOLDERS[kind]}/{variant}"
         for file in archive.list(folder):
             name = file.path.removeprefix(f"{folder}/")
             if "/" not in name and name.endswith(RECEIPT_SUFFIX):
-                with suppress(ValueError, RecursionError, ArchiveRefused):
+                with suppress(ValueError, RecursionError, ArchivePermanentError):
                     found.append(_read(archive, file.path))
     return tuple(sorted(found, key=lambda receipt: (receipt.step, receipt.kind, receipt.location)))
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
-from tr11ops.backup.base import Archive, ArchiveError, ArchiveRefused
+from tr11ops.backup.base import Archive, ArchiveError, ArchivePermanentError
 from tr11ops.backup.remote_errors import error_of_exception
 from tr11ops.backup.remote_fsspec import FsspecArchive
-from tr11ops.backup.remote_gcs import REQUEST_BYTES, TIMEOUT_SECONDS, Bucket, GcsArchive
+from tr11ops.backup.remote_gcs import REQUEST_BYTES, TIMEOUT_SECONDS, BucketAddress, GcsArchive
 from tr11ops.backup.remote_sessions import UploadSessions, sessions_folder
-from tr11ops.private_file import PrivateFileError, private_text
-from tr11ops.redact import one_line
+from tr11ops.base.private_file import PrivateFileError, private_text
+from tr11ops.base.redact import one_line
 
 Options: TypeAlias = Mapping[str, str | int | float | bool]
 
@@ -41,17 +41,17 @@ def open_remote(
     environment: Mapping[str, str] = os.environ,
     run_id: str = "",
 ) -> Archive:
-    """The archive at a URL; nothing is asked of the far side yet. `options` are those of fsspec's file system.
+    """The archive at a URL; nothing is asked of the destination yet. `options` are those of fsspec's file system.
 
     `run`, `run_id`: whose archive it is; the first upload marks it so, and is refused where another run has marked it.
 
-    Raises ArchiveRefused when the URL, an option, a library or the credentials will not do.
+    Raises ArchivePermanentError when the URL, an option, a library or the credentials will not do.
     """
     match = _URL.fullmatch(url)
     if match is None:
-        raise ArchiveRefused(f"{one_line(url)}: is not a URL such as gs://BUCKET/PATH")
+        raise ArchivePermanentError(f"{one_line(url)}: is not a URL such as gs://BUCKET/PATH")
     if "@" in match[2] or "?" in match[2] or "#" in match[2]:
-        raise ArchiveRefused(
+        raise ArchivePermanentError(
             f"{match[1]}://...: a URL of an archive holds no @, ? or #; credentials belong into backup.credentials_file"
         )
     if match[1] in {"gs", "gcs"}:
@@ -69,7 +69,7 @@ def _open_bucket(
 ) -> GcsArchive:
     place = urlsplit(url)
     if not place.netloc:
-        raise ArchiveRefused(f"{url}: names no bucket; write gs://BUCKET/PATH")
+        raise ArchivePermanentError(f"{url}: names no bucket; write gs://BUCKET/PATH")
     from gcsfs.core import GCSFileSystem  # not gcsfs.GCSFileSystem: it waits for gRPC before anything else
 
     address = f"gs://{place.netloc}{place.path.rstrip('/')}"
@@ -82,9 +82,9 @@ def _open_bucket(
         raise _no_credentials(error, address, who) from None
     endpoint = urlsplit(files.base)
     if token != "anon" and endpoint.scheme != "https" and endpoint.hostname not in {"127.0.0.1", "localhost", "::1"}:
-        raise ArchiveRefused(f"{address}: credentials are not sent to {endpoint.netloc} without https")
+        raise ArchivePermanentError(f"{address}: credentials are not sent to {endpoint.netloc} without https")
     payer = files.requester_pays if isinstance(files.requester_pays, str) else files.project or ""
-    bucket = Bucket(
+    bucket = BucketAddress(
         endpoint=files.base.removesuffix("/storage/v1/"),
         name=place.netloc,
         prefix=place.path.strip("/"),
@@ -101,16 +101,16 @@ def _google_token(token: Any, credentials_file: Path | None, address: str) -> tu
     """What gcsfs takes as `token`, and the credentials in words."""
     if credentials_file is None:
         if token not in {None, "anon", "google_default", "cloud"}:
-            raise ArchiveRefused(f"{address}: backup.options token must be anon, google_default or cloud")
+            raise ArchivePermanentError(f"{address}: backup.options token must be anon, google_default or cloud")
         return token or "google_default", "no credentials" if token == "anon" else "the default credentials"
     try:
         value = json.loads(private_text(credentials_file, group=True))
     except PrivateFileError as error:
-        raise ArchiveRefused(f"backup.credentials_file = {error}") from None
+        raise ArchivePermanentError(f"backup.credentials_file = {error}") from None
     except ValueError:
         value = None
     if not isinstance(value, dict):
-        raise ArchiveRefused(f"backup.credentials_file = {credentials_file}: is not the JSON of an account")
+        raise ArchivePermanentError(f"backup.credentials_file = {credentials_file}: is not the JSON of an account")
     from google import auth
 
     scope = "https://www.googleapis.com/auth/devstorage.full_control"
@@ -118,18 +118,20 @@ def _google_token(token: Any, credentials_file: Path | None, address: str) -> tu
         load: Any = auth.load_credentials_from_dict
         credentials, _ = load(value, scopes=[scope])
     except Exception:  # its text may hold parts of the key
-        raise ArchiveRefused(f"backup.credentials_file = {credentials_file}: holds no key of an account") from None
+        raise ArchivePermanentError(
+            f"backup.credentials_file = {credentials_file}: holds no key of an account"
+        ) from None
     return credentials, f"the credentials in {credentials_file}"
 
 
 def _no_credentials(error: Exception, address: str, who: str) -> ArchiveError:
     if type(error).__name__ == "DefaultCredentialsError":
-        return ArchiveRefused(
+        return ArchivePermanentError(
             f"{address}: no credentials were found; set backup.credentials_file, or type: "
             "gcloud auth application-default login"
         )
     if isinstance(error, TypeError | ValueError):
-        return ArchiveRefused(f"{address}: backup.options: {one_line(str(error))}")
+        return ArchivePermanentError(f"{address}: backup.options: {one_line(str(error))}")
     return error_of_exception(error, address, who)
 
 
@@ -140,7 +142,7 @@ def _open_any(
 
     scheme = url.partition("://")[0]
     if credentials_file is not None:
-        raise ArchiveRefused(
+        raise ArchivePermanentError(
             f"{url}: backup.credentials_file is read for gs:// alone; {scheme}:// finds its credentials itself"
         )
     try:
@@ -148,9 +150,9 @@ def _open_any(
     except ImportError as error:
         package = _PACKAGES.get(scheme)
         cure = f"type: pip install {package}" if package else one_line(str(error))
-        raise ArchiveRefused(f"{url}: a library for {scheme}:// is missing; {cure}") from None
+        raise ArchivePermanentError(f"{url}: a library for {scheme}:// is missing; {cure}") from None
     except ValueError:
-        raise ArchiveRefused(f"{url}: nothing is known of {scheme}://") from None
+        raise ArchivePermanentError(f"{url}: nothing is known of {scheme}://") from None
     try:
         files = kind(**{**options, "use_listings_cache": False, "skip_instance_cache": True})
         root = str(kind._strip_protocol(url)).rstrip("/")  # how every file system of fsspec names its paths

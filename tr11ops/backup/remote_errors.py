@@ -1,4 +1,4 @@
-"""What a far side's answer means, in one line that holds no secret: try again, never try again, or no room."""
+"""What a destination's answer means, in one line that holds no secret: try again, never try again, or no room."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import json
 import re
 from collections.abc import Mapping
 
-from tr11ops.backup.base import ArchiveAway, ArchiveError, ArchiveFull, ArchiveRefused
-from tr11ops.redact import one_line
+from tr11ops.backup.base import ArchiveError, ArchiveFull, ArchivePermanentError, ArchiveUnavailable
+from tr11ops.base.http import may_pass
+from tr11ops.base.redact import one_line
 
 _FULL = re.compile(r"(?i)quota|no space|storage limit|insufficient storage|billing")
 _RATE = re.compile(r"(?i)rate|too many|slow ?down|retry|requests per")
@@ -17,20 +18,20 @@ _RATE = re.compile(r"(?i)rate|too many|slow ?down|retry|requests per")
 def error_of_status(status: int, where: str, who: str, message: str = "", wait: float = 0.0) -> ArchiveError:
     """The error that an HTTP status stands for. `who`: which credentials were used, in words."""
     said = f": {one_line(message)}" if message.strip() else ""
-    is_rate = status in {408, 425, 429} or (status == 403 and bool(_RATE.search(message)))
+    is_rate = (status < 500 and may_pass(status)) or (status == 403 and bool(_RATE.search(message)))
     if is_rate:
-        return ArchiveAway(f"{where}: asks to be left alone for a while (HTTP {status})", wait)
+        return ArchiveUnavailable(f"{where}: asks to be left alone for a while (HTTP {status})", wait)
     if status == 507 or (status == 403 and _FULL.search(message)):
         return ArchiveFull(f"{where}: no room or no quota is left there (HTTP {status}){said}")
-    if status >= 500:
-        return ArchiveAway(f"{where}: has a fault of its own (HTTP {status})", wait)
+    if may_pass(status):
+        return ArchiveUnavailable(f"{where}: has a fault of its own (HTTP {status})", wait)
     texts = {
         401: f"{who} are not accepted{said}; set backup.credentials_file to a valid key",
         403: f"{who} may not do this{said}; give their account the role Storage Object User on the bucket",
         404: "is not there (HTTP 404); check its name",
         410: "is no longer there (HTTP 410); check its name",
     }
-    return ArchiveRefused(f"{where}: {texts.get(status, f'does not take the request (HTTP {status}){said}')}")
+    return ArchivePermanentError(f"{where}: {texts.get(status, f'does not take the request (HTTP {status}){said}')}")
 
 
 def error_of_exception(error: BaseException, where: str, who: str) -> ArchiveError:
@@ -41,21 +42,21 @@ def error_of_exception(error: BaseException, where: str, who: str) -> ArchiveErr
     if status is not None:
         return error_of_status(status, where, who, str(error))
     if type(error).__name__ in {"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"}:
-        return ArchiveRefused(f"{where}: no credentials were found; set backup.credentials_file")
+        return ArchivePermanentError(f"{where}: no credentials were found; set backup.credentials_file")
     if isinstance(error, OSError):
         return _error_of_system(error, where, who)
-    return ArchiveAway(f"{where}: {type(error).__name__}: {one_line(str(error))}")
+    return ArchiveUnavailable(f"{where}: {type(error).__name__}: {one_line(str(error))}")
 
 
 def _error_of_system(error: OSError, where: str, who: str) -> ArchiveError:
     if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
         return ArchiveFull(f"{where}: {error.strerror}")
     if isinstance(error, PermissionError) or error.errno == errno.EROFS:
-        return ArchiveRefused(f"{where}: {error.strerror or 'not allowed'} ({who})")
+        return ArchivePermanentError(f"{where}: {error.strerror or 'not allowed'} ({who})")
     if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError | FileExistsError):
-        return ArchiveRefused(f"{where}: {error.strerror or 'is not there'}")
+        return ArchivePermanentError(f"{where}: {error.strerror or 'is not there'}")
     what = "no answer in time" if isinstance(error, TimeoutError) else one_line(error.strerror or type(error).__name__)
-    return ArchiveAway(f"{where}: {what}")
+    return ArchiveUnavailable(f"{where}: {what}")
 
 
 def status_of(error: BaseException) -> int | None:
@@ -87,7 +88,7 @@ def error_of_token(error: Exception, where: str, who: str) -> ArchiveError:
     chain = (error, *([error.__cause__] if error.__cause__ is not None else []))
     kinds = {type(one).__name__ for one in chain}
     if "TransportError" in kinds or any(getattr(one, "retryable", False) for one in chain):
-        return ArchiveAway(f"{where}: the server that gives out tokens does not answer")
+        return ArchiveUnavailable(f"{where}: the server that gives out tokens does not answer")
     if kinds & {"RefreshError", "HttpError", "NonRetryableError", "DefaultCredentialsError"}:
-        return ArchiveRefused(f"{where}: {who} are not accepted; set backup.credentials_file to a valid key")
+        return ArchivePermanentError(f"{where}: {who} are not accepted; set backup.credentials_file to a valid key")
     return error_of_exception(error, where, who)

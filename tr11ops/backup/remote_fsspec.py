@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any
 
-from tr11ops.backup.base import ArchiveAway, ArchiveError, ArchiveRefused, FarFile, Unread, Upload
+from tr11ops.backup.base import ArchiveError, ArchivePermanentError, ArchiveUnavailable, RemoteFile, Unread, Upload
 from tr11ops.backup.remote_errors import error_of_exception
 from tr11ops.backup.remote_marker import RunMarker
 
@@ -32,17 +32,17 @@ class FsspecArchive:
         self._root = root
         self._marker = RunMarker(self, run, run_id)
 
-    def look(self, path: str) -> FarFile | None:
+    def look(self, path: str) -> RemoteFile | None:
         with self._asking(path):
             facts = self._facts(self._full(path))
-        return None if facts is None else FarFile(path, int(facts["size"] or 0))
+        return None if facts is None else RemoteFile(path, int(facts["size"] or 0))
 
-    def list(self, folder: str, unread: Unread | None = None) -> Iterator[FarFile]:
+    def list(self, folder: str, unread: Unread | None = None) -> Iterator[RemoteFile]:
         with self._asking(folder):
             found = self._find(folder.strip("/"))
         for path, facts in found:
             if not path.startswith(f"{PARTS}/"):
-                yield FarFile(path, int(facts["size"] or 0))
+                yield RemoteFile(path, int(facts["size"] or 0))
 
     def upload(self, path: str, size: int, identity: str) -> Upload:
         self._marker.require()
@@ -54,7 +54,7 @@ class FsspecArchive:
             try:
                 stream = self._files.open(self._full(path), "rb", cache_type="none")
             except FileNotFoundError:
-                raise ArchiveRefused(f"{self.address}/{path}: is not there") from None
+                raise ArchivePermanentError(f"{self.address}/{path}: is not there") from None
             with stream:
                 stream.seek(offset)
                 left = length
@@ -73,10 +73,10 @@ class FsspecArchive:
     def move(self, path: str, to: str) -> None:
         with self._asking(path):
             if self._find(to):
-                raise ArchiveRefused(f"{self.address}/{to} is there already, and is not replaced")
+                raise ArchivePermanentError(f"{self.address}/{to} is there already, and is not replaced")
             found = self._find(path)
             if not found:
-                raise ArchiveRefused(f"{self.address}/{path} is not there, and cannot get the name {to}")
+                raise ArchivePermanentError(f"{self.address}/{path} is not there, and cannot get the name {to}")
             for old, _ in found:
                 self.publish(self._full(old), f"{to}{old[len(path) :]}")
 
@@ -151,7 +151,9 @@ class _PartUpload:
             self._open().close()
             arrived = int(self._files.info(self._part)["size"] or 0)
             if arrived != self._size:
-                raise ArchiveAway(f"{self._archive.address}/{self._path}: arrived with {arrived} of {self._size} bytes")
+                raise ArchiveUnavailable(
+                    f"{self._archive.address}/{self._path}: arrived with {arrived} of {self._size} bytes"
+                )
         self._archive.publish(self._part, self._path)
 
     def leave(self) -> None:
@@ -180,7 +182,7 @@ class _PartUpload:
 
 
 def _time_of(facts: Mapping[str, Any]) -> float:
-    """When a file was written, in epoch seconds; now, when nobody says."""
+    """When a file was written, in epoch seconds; now, when no one says."""
     for key in ("mtime", "LastModified", "last_modified", "updated", "created", "modified"):
         value = facts.get(key)
         if isinstance(value, datetime):

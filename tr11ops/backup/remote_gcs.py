@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
-from tr11ops.backup.base import ArchiveAway, ArchiveError, ArchiveRefused, FarFile, Unread, Upload
+from tr11ops.backup.base import ArchiveError, ArchivePermanentError, ArchiveUnavailable, RemoteFile, Unread, Upload
 from tr11ops.backup.remote_errors import error_of_status, error_of_token, message_of
 from tr11ops.backup.remote_gcs_upload import PERSISTED, SessionUpload, SmallUpload
-from tr11ops.backup.remote_http import Answer, Client, Exchange
+from tr11ops.backup.remote_http import BucketAnswer, BucketClient, Exchange
 from tr11ops.backup.remote_marker import RunMarker
 from tr11ops.backup.remote_sessions import UploadSession, UploadSessions, session_key
-from tr11ops.retry_after import wait_of
+from tr11ops.base.retry_after import wait_of
 
 REQUEST_BYTES = 64 << 20
 QUANTUM_BYTES = 256 << 10  # a session takes multiples of this, but for its end
@@ -32,7 +32,7 @@ _ENDED = {404, 410}  # a session that is over
 
 
 @dataclass(frozen=True)
-class Bucket:
+class BucketAddress:
     """Where an archive lies: `endpoint` as http(s)://host:port, `prefix` without slashes at its ends.
 
     `who`: which credentials are used, in words; `authorise` adds them to a request; `project` pays, where one must.
@@ -49,29 +49,29 @@ class Bucket:
 
 
 class GcsArchive:
-    """An `Archive` in a bucket. `run`: whose archive it is, when something is written; "" when nobody asks."""
+    """An `Archive` in a bucket. `run`: whose archive it is, when something is written; "" when no one asks."""
 
     renames = False
 
     def __init__(
-        self, name: str, address: str, bucket: Bucket, sessions: UploadSessions, run: str = "", run_id: str = ""
+        self, name: str, address: str, bucket: BucketAddress, sessions: UploadSessions, run: str = "", run_id: str = ""
     ) -> None:
         self.name = name
         self.address = address
         self._bucket = bucket
         self._sessions = sessions
-        self._client = Client(bucket.endpoint, bucket.timeout, address, self._authorise)
+        self._client = BucketClient(bucket.endpoint, bucket.timeout, address, self._authorise)
         self._is_there = threading.Event()
         self._marker = RunMarker(self, run, run_id)
 
-    def look(self, path: str) -> FarFile | None:
+    def look(self, path: str) -> RemoteFile | None:
         answer = self._client.call("GET", self._object(path, fields="size"))
         if answer.status == 404:
             self._require_bucket()
             return None
-        return FarFile(path, int(self._json(answer, path).get("size", 0)))
+        return RemoteFile(path, int(self._json(answer, path).get("size", 0)))
 
-    def list(self, folder: str, unread: Unread | None = None) -> Iterator[FarFile]:
+    def list(self, folder: str, unread: Unread | None = None) -> Iterator[RemoteFile]:
         base = f"{self._bucket.prefix}/" if self._bucket.prefix else ""
         prefix = f"{base}{folder.strip('/')}/" if folder.strip("/") else base
         token = ""
@@ -80,7 +80,7 @@ class GcsArchive:
             page = self._json(self._client.call("GET", self._objects(**query, pageToken=token)), "")
             for item in page.get("items", ()):
                 if not item["name"].endswith("/"):  # else what a browser shows as an empty folder
-                    yield FarFile(item["name"][len(base) :], int(item.get("size", 0)))
+                    yield RemoteFile(item["name"][len(base) :], int(item.get("size", 0)))
             token = page.get("nextPageToken", "")
             if not token:
                 return
@@ -111,12 +111,12 @@ class GcsArchive:
         if response.status == 404:
             exchange.abandon()
             self._require_bucket()
-            raise ArchiveRefused(f"{self.address}/{path}: is not there")
+            raise ArchivePermanentError(f"{self.address}/{path}: is not there")
         if response.status not in {200, 206}:
             raise self._error(exchange.finish(), path)
         if offset and response.status != 206:
             exchange.abandon()
-            raise ArchiveRefused(f"{self.address}/{path}: the server cannot read from a place inside a file")
+            raise ArchivePermanentError(f"{self.address}/{path}: the server cannot read from a place inside a file")
         yield from exchange.pieces(response, PIECE_BYTES)
 
     def put(self, path: str, content: bytes) -> None:
@@ -130,9 +130,9 @@ class GcsArchive:
         files, there = self._sizes(path), self._sizes(to)
         shared = files.keys() & there.keys()
         if not files:
-            raise ArchiveRefused(f"{self.address}/{path} is not there, and cannot get the name {to}")
+            raise ArchivePermanentError(f"{self.address}/{path} is not there, and cannot get the name {to}")
         if any(files[name] != there[name] for name in shared) or (shared != files.keys() and shared != there.keys()):
-            raise ArchiveRefused(f"{self.address}/{to} is there already, and is not replaced")
+            raise ArchivePermanentError(f"{self.address}/{to} is there already, and is not replaced")
         for name in files:
             if name not in there:
                 self._rewrite(f"{path}{name}", f"{to}{name}")
@@ -178,28 +178,28 @@ class GcsArchive:
         """The session has ended."""
         self._sessions.forget(session.key)
 
-    def refused(self, session: UploadSession, path: str, answer: Answer) -> ArchiveError:
+    def refused(self, session: UploadSession, path: str, answer: BucketAnswer) -> ArchiveError:
         """What an answer other than the expected one means for an upload."""
         if answer.status in _ENDED:
             self.forget(session)
-            return ArchiveAway(f"{self.address}/{path}: the upload session has ended; the file is sent anew")
+            return ArchiveUnavailable(f"{self.address}/{path}: the upload session has ended; the file is sent again")
         error = self._error(answer, path)
-        if not isinstance(error, ArchiveAway):
+        if not isinstance(error, ArchiveUnavailable):
             self.forget(session)
         return error
 
-    def finished(self, session: UploadSession, path: str, answer: Answer) -> None:
-        """Check the object that a session has made. Raises ArchiveAway when it is not whole: it is then removed."""
+    def finished(self, session: UploadSession, path: str, answer: BucketAnswer) -> None:
+        """Check the object that a session has made. Raises ArchiveUnavailable when it is not whole: it is removed."""
         if answer.status not in {200, 201}:
             raise self.refused(session, path, answer)
         self.forget(session)
         self.check_size(path, self._json(answer, path), session.size)
 
     def check_size(self, path: str, made: Mapping[str, Any], size: int) -> None:
-        """Remove an object that has not all of its bytes, and raise ArchiveAway."""
+        """Remove an object that has not all of its bytes, and raise ArchiveUnavailable."""
         if int(made.get("size", -1)) != size:
             self._delete(path)
-            raise ArchiveAway(f"{self.address}/{path}: arrived with {made.get('size')} of {size} bytes")
+            raise ArchiveUnavailable(f"{self.address}/{path}: arrived with {made.get('size')} of {size} bytes")
 
     # ------------------------------------------------------------------ one request each
 
@@ -215,7 +215,7 @@ class GcsArchive:
             raise self._error(answer, path)
         location = urlsplit(answer.headers.get("Location", ""))
         if not location.query:
-            raise ArchiveAway(f"{self.address}/{path}: the server began no upload session")
+            raise ArchiveUnavailable(f"{self.address}/{path}: the server began no upload session")
         target = f"{location.path}?{location.query}"
         session = UploadSession(self._bucket.endpoint, self._bucket.name, name, size, identity, target, time.time())
         self._sessions.keep(session)
@@ -235,7 +235,7 @@ class GcsArchive:
         if answer.status in {200, 201}:  # the last byte had arrived, its answer had not
             try:
                 self.finished(session, path, answer)
-            except ArchiveAway:
+            except ArchiveUnavailable:
                 return None
             return session.size
         raise self.refused(session, path, answer)
@@ -265,15 +265,15 @@ class GcsArchive:
             raise self._error(answer, path)
 
     def _require_bucket(self) -> None:
-        """Something is not there: raise ArchiveRefused when the bucket is not. Asked once."""
+        """Something is not there: raise ArchivePermanentError when the bucket is not. Asked once."""
         if not self._is_there.is_set():
             answer = self._client.call("GET", self._objects(maxResults="1", fields="items(name)"))
             if answer.status == 404:
-                raise ArchiveRefused(f"{self.address}: there is no bucket {self._bucket.name}; check backup.url")
+                raise ArchivePermanentError(f"{self.address}: there is no bucket {self._bucket.name}; check backup.url")
             self._json(answer, "")
             self._is_there.set()
 
-    def _json(self, answer: Answer, path: str) -> Mapping[str, Any]:
+    def _json(self, answer: BucketAnswer, path: str) -> Mapping[str, Any]:
         if answer.status not in {200, 201}:
             raise self._error(answer, path)
         try:
@@ -281,10 +281,10 @@ class GcsArchive:
         except ValueError:
             value = None
         if not isinstance(value, dict):
-            raise ArchiveAway(f"{self.address}: the answer is not of an object store")
+            raise ArchiveUnavailable(f"{self.address}: the answer is not of an object store")
         return value
 
-    def _error(self, answer: Answer, path: str) -> ArchiveError:
+    def _error(self, answer: BucketAnswer, path: str) -> ArchiveError:
         where = f"{self.address}/{path}" if path and answer.status not in {401, 403, 404} else self.address
         wait = wait_of(answer.headers, time.time())
         return error_of_status(answer.status, where, self._bucket.who, message_of(answer.body), wait)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Protocol
 
-from tr11ops.backup.base import ArchiveAway, ArchiveError
-from tr11ops.backup.remote_http import Answer, Exchange
+from tr11ops.backup.base import ArchiveError, ArchiveUnavailable
+from tr11ops.backup.remote_http import BucketAnswer, Exchange
 from tr11ops.backup.remote_sessions import UploadSession
 
 PERSISTED = re.compile(r"bytes=0-(\d{1,18})")  # what the server has of a file
@@ -26,11 +26,11 @@ class UploadTarget(Protocol):
     def begin_request(self, session: UploadSession, start: int, end: int) -> Exchange:
         """Begin to send the bytes from `start` to `end` of a session's file."""
 
-    def refused(self, session: UploadSession, path: str, answer: Answer) -> ArchiveError:
+    def refused(self, session: UploadSession, path: str, answer: BucketAnswer) -> ArchiveError:
         """What an answer other than the expected one means for an upload."""
 
-    def finished(self, session: UploadSession, path: str, answer: Answer) -> None:
-        """Check the object that a session has made. Raises ArchiveAway when it is not whole: it is then removed."""
+    def finished(self, session: UploadSession, path: str, answer: BucketAnswer) -> None:
+        """Check the object that a session has made. Raises ArchiveUnavailable when it is not whole: it is removed."""
 
 
 class SmallUpload:
@@ -103,7 +103,7 @@ class SessionUpload:
             if self._sent == self._end or self._request.was_answered:
                 self._heard(self._request.finish())
 
-    def _heard(self, answer: Answer) -> None:
+    def _heard(self, answer: BucketAnswer) -> None:
         self._request = None
         if self._sent == self._session.size:
             self._archive.finished(self._session, self._path, answer)
@@ -112,4 +112,6 @@ class SessionUpload:
             raise self._archive.refused(self._session, self._path, answer)
         match = PERSISTED.fullmatch(answer.headers.get("Range", ""))
         if match is None or int(match[1]) + 1 < self._end:
-            raise ArchiveAway(f"{self._archive.address}/{self._path}: the server took only a part of what was sent")
+            raise ArchiveUnavailable(
+                f"{self._archive.address}/{self._path}: the server took only a part of what was sent"
+            )

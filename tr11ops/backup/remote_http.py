@@ -1,7 +1,7 @@
 """HTTP for large bodies: sent piece by piece as they come, read piece by piece, in the caller's own thread.
 
-There is no event loop and no thread here, so that it survives a fork. Nothing is tried again here: that is for whoever
-holds the bytes. `timeout` bounds each step (connecting, sending 1 MiB, the next bytes of an answer), not the whole.
+There is no event loop and no thread here, so that it survives a fork. Nothing is tried again here: that is for anyone
+who holds the bytes. `timeout` bounds each step (connecting, sending 1 MiB, the next bytes of an answer), not the whole.
 
 Not gcsfs' own `requests`: it pulls a body from an iterator, so what is pushed piece by piece would need a thread, or a
 request's 64 MiB in memory, for each file on its way; its retries and redirects would have to be switched off as well.
@@ -16,21 +16,21 @@ import ssl
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from email.message import Message
 from urllib.parse import unquote, urlsplit
 
-from tr11ops.backup.base import ArchiveAway, ArchiveError, ArchiveRefused
-from tr11ops.redact import one_line
+from tr11ops.backup.base import ArchiveError, ArchivePermanentError, ArchiveUnavailable
+from tr11ops.base.http import LARGEST_ANSWER_BYTES
+from tr11ops.base.redact import one_line
 
 SLICE_BYTES = 1 << 20
-LARGEST_ANSWER_BYTES = 64 << 20
 IDLE_CONNECTIONS = 64  # that are kept
 
 
 @dataclass(frozen=True)
-class Answer:
+class BucketAnswer:
     """A whole answer."""
 
     status: int
@@ -38,12 +38,12 @@ class Answer:
     body: bytes
 
 
-class StaleConnection(ArchiveAway):
+class StaleConnection(ArchiveUnavailable):
     """A connection that had served before was closed by the server, without an answer."""
 
 
-class Client:
-    """Requests to one server, from many threads at once. Every method raises ArchiveAway or ArchiveRefused.
+class BucketClient:
+    """Requests to one server, from many threads at once. Methods raise ArchiveUnavailable or ArchivePermanentError.
 
     `shown` is how the server is named in messages; `authorise` adds the credentials to a request's headers.
     """
@@ -59,7 +59,9 @@ class Client:
         self._lock = threading.Lock()
         self._tls = ssl.create_default_context() if self._base.scheme == "https" else None
 
-    def call(self, method: str, target: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> Answer:
+    def call(
+        self, method: str, target: str, body: bytes = b"", headers: Mapping[str, str] | None = None
+    ) -> BucketAnswer:
         """One request whose body and answer are small enough to be held."""
         return self.ask(method, target, body, headers).finish()
 
@@ -106,15 +108,17 @@ class Client:
         if is_reused and isinstance(error, BrokenPipeError | ConnectionResetError):
             return StaleConnection(f"{self._shown}: the connection was closed")
         if isinstance(error, ssl.SSLCertVerificationError):
-            return ArchiveRefused(f"{self._shown}: its certificate is not valid: {one_line(error.verify_message)}")
+            return ArchivePermanentError(
+                f"{self._shown}: its certificate is not valid: {one_line(error.verify_message)}"
+            )
         if isinstance(error, TimeoutError):
-            return ArchiveAway(f"{self._shown}: nothing was heard for {self._timeout:g} s")
+            return ArchiveUnavailable(f"{self._shown}: nothing was heard for {self._timeout:g} s")
         if isinstance(error, OSError):
-            return ArchiveAway(f"{self._shown}: {one_line(error.strerror or type(error).__name__)}")
-        return ArchiveAway(f"{self._shown}: the answer was cut off or is not HTTP ({type(error).__name__})")
+            return ArchiveUnavailable(f"{self._shown}: {one_line(error.strerror or type(error).__name__)}")
+        return ArchiveUnavailable(f"{self._shown}: the answer was cut off or is not HTTP ({type(error).__name__})")
 
     def close(self) -> None:
-        """Close the connections that nobody uses."""
+        """Close the connections that no one uses."""
         with self._lock:
             idle, self._idle = self._idle, []
         for connection in idle:
@@ -152,16 +156,24 @@ class Client:
 class Exchange:
     """One request on its way, on a connection of its own until its answer was read."""
 
-    def __init__(self, client: Client, connection: http.client.HTTPConnection, is_reused: bool) -> None:
+    def __init__(self, client: BucketClient, connection: http.client.HTTPConnection, is_reused: bool) -> None:
         self._client = client
         self._connection = connection
         self._is_reused = is_reused
         self._response: http.client.HTTPResponse | None = None
         self._is_early = False  # the answer came before the body was sent
 
-    def guarded(self) -> _Guard:
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
         """Turns failures of the network into ArchiveError, and closes the connection after any."""
-        return _Guard(self)
+        try:
+            yield
+        except (OSError, http.client.HTTPException) as error:
+            self.abandon()
+            raise self._client.away(error, self._is_reused and self._response is None) from None
+        except BaseException:
+            self.abandon()
+            raise
 
     def send(self, piece: bytes | memoryview) -> None:
         """Send a piece of the body. A server that answers early is heard in `finish`."""
@@ -193,7 +205,7 @@ class Exchange:
                 self._response = self._connection.getresponse()
         return self._response
 
-    def finish(self) -> Answer:
+    def finish(self) -> BucketAnswer:
         """The whole answer, when the body was sent."""
         response = self.response()
         with self.guarded():
@@ -201,7 +213,7 @@ class Exchange:
             if response.length:  # read(n) does not say that the connection ended too early
                 raise http.client.IncompleteRead(body, response.length)
         self.release(response)
-        return Answer(response.status, response.headers, body)
+        return BucketAnswer(response.status, response.headers, body)
 
     def release(self, response: http.client.HTTPResponse) -> None:
         """The answer was read to its end: the connection can serve another request."""
@@ -210,16 +222,12 @@ class Exchange:
         else:
             self._client.keep(self._connection)
 
-    def failure(self, error: Exception) -> ArchiveError:
-        """What a failure of the network means here."""
-        return self._client.away(error, self._is_reused and self._response is None)
-
     def abandon(self) -> None:
         """Cut the connection; what the server has not heard by now, it never will."""
         self._connection.close()
 
     def pieces(self, response: http.client.HTTPResponse, piece_bytes: int) -> Iterator[bytes]:
-        """The answer's body. Raises ArchiveAway when it is cut off."""
+        """The answer's body. Raises ArchiveUnavailable when it is cut off."""
         done, wanted = 0, response.length
         whole = False
         try:
@@ -235,21 +243,6 @@ class Exchange:
                 self.release(response)
             else:  # the reader has enough, or the network has failed
                 self.abandon()
-
-
-class _Guard:
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if error is None:
-            return
-        self._exchange.abandon()
-        if isinstance(error, OSError | http.client.HTTPException):
-            raise self._exchange.failure(error) from None
 
 
 def _is_readable(connection: http.client.HTTPConnection) -> bool:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import threading
 
-from tr11ops.backup.base import Archive, ArchiveRefused
+from tr11ops.backup.base import Archive, ArchivePermanentError
 from tr11ops.backup.folder import MARKER_FILE, marker_text
-
-LARGEST_BYTES = 64 << 10
+from tr11ops.backup.ownership import read_marker
 
 
 class RunMarker:
@@ -21,11 +19,11 @@ class RunMarker:
         self._is_ours = not run
 
     def require(self) -> None:
-        """Mark the archive as the run's, once. Raises ArchiveRefused when it is another run's."""
+        """Mark the archive as the run's, once. Raises ArchivePermanentError when it is another run's."""
         with self._lock:
             if self._is_ours:
                 return
-            found = self._archive.look(MARKER_FILE)
+            found = read_marker(self._archive, MARKER_FILE)
             if found is None:
                 self._is_ours = True
                 try:
@@ -34,20 +32,9 @@ class RunMarker:
                     self._is_ours = False
                     raise
                 return
-            owner = self._owner(found.bytes)
-            if owner != self._run:
-                raise ArchiveRefused(
-                    f"{self._archive.address} is the archive of {owner!r}, not of {self._run!r}; "
+            if found.get("run") != self._run:
+                raise ArchivePermanentError(
+                    f"{self._archive.address} is the archive of {found.get('run')!r}, not of {self._run!r}; "
                     "name another path in backup.url"
                 )
             self._is_ours = True
-
-    def _owner(self, size: int) -> str:
-        try:
-            if size > LARGEST_BYTES:
-                raise ValueError
-            return str(json.loads(b"".join(self._archive.read(MARKER_FILE)))["run"])
-        except (ValueError, KeyError, TypeError, RecursionError):
-            raise ArchiveRefused(
-                f"{self._archive.address}/{MARKER_FILE} cannot be read; it names the run that the archive belongs to"
-            ) from None

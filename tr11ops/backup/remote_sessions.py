@@ -2,8 +2,8 @@
 
     ~/.local/state/tr11/uploads/KEY.json       ($XDG_STATE_HOME/tr11/uploads where that is set)
 
-Whoever knows the address of an upload session can write to it: it is a secret, readable by its user alone, and never in
-a run directory. Losing one costs sending that file again, no more.
+Anyone who knows the address of an upload session can write to it: it is a secret, readable by its user alone, and never
+in a run directory. Losing one costs sending that file again, no more.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def sessions_folder(environment: Mapping[str, str]) -> Path:
 
 
 class UploadSessions:
-    """The sessions in a folder. Nothing here fails: where the folder cannot be used, uploads begin anew."""
+    """The sessions in a folder. Nothing here fails: where the folder cannot be used, uploads begin again."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

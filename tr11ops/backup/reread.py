@@ -1,8 +1,8 @@
-"""Reads copies back from the far side against their receipts, and keeps when each file was last found right.
+"""Reads copies back from the destination against their receipts, and keeps when each file was last found right.
 
     state/backup/reread/ARCHIVE/FOLDER-global_stepN.json     {path: when it was read again}, since the record's `reread`
 
-A file that is missing or has other bytes is damage, and put on record at once. A far side that does not answer, or
+A file that is missing or has other bytes is damage, and put on record at once. A destination that does not answer, or
 does not let us read, says nothing about the bytes: that is an error of the round, and nothing is concluded.
 """
 
@@ -19,14 +19,18 @@ from pathlib import Path
 from typing import TypeAlias
 
 from tr11ops.backup.base import Archive
-from tr11ops.backup.patient import patient
-from tr11ops.backup.records import CopiedFile, CopyRecord, Receipt, latest_record, write_copy
-from tr11ops.backup.rotation import Stored
+from tr11ops.backup.receipts import file_path
+from tr11ops.backup.retried import retried
+from tr11ops.backup.rotation import StoredFile
 from tr11ops.backup.source import SourceFile
 from tr11ops.backup.tar_layout import BLOCK, tar_layout
 from tr11ops.backup.transfer import Transfer
-from tr11ops.rundir import RunDirectory, make_shared
-from trainer.contract import checkpoint_name, read_json, write_json
+from tr11ops.rundir.copies import CopiedFile, CopyRecord, Receipt, latest_record, write_copy
+from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.files import write_json
+from trainer.contract.paths import checkpoint_name
+from trainer.contract.sharing import make_shared
+from trainer.contract.state_file import read_json
 
 Gaps: TypeAlias = Mapping[str, Sequence[tuple[int, bytes]]]  # by file: where, and what must be there
 SCHEMA = 1
@@ -34,37 +38,31 @@ KEEP_SECONDS = 20.0  # between two writes of what was read
 
 
 @dataclass(frozen=True)
-class Piece:
+class RereadFile:
     """One file of one copy, to be read back."""
 
     receipt: Receipt
     file: CopiedFile
 
-    @property
-    def far_path(self) -> str:
-        """The file at the far side that holds it: itself, or the tar."""
-        if self.receipt.format == "tar":
-            return self.receipt.location
-        return f"{self.receipt.location}/{self.file.path}"
 
-
-def pieces_of(receipt: Receipt) -> tuple[Piece, ...]:
+def pieces_of(receipt: Receipt) -> tuple[RereadFile, ...]:
     """All files of a copy."""
-    return tuple(Piece(receipt, file) for file in receipt.files)
+    return tuple(RereadFile(receipt, file) for file in receipt.files)
 
 
 # ----------------------------------------------------------------------------- reading
-def fault_of(archive: Archive, piece: Piece, transfer: Transfer, gaps: Gaps | None = None) -> str:
+def fault_of(archive: Archive, piece: RereadFile, transfer: Transfer, gaps: Gaps | None = None) -> str:
     """Read one file back; what is wrong with it, "" when it is what was copied. Of a tar, with what lies around it.
 
     Raises ArchiveError when that could not be found out, CopyStopped.
     """
     file, is_tar = piece.file, piece.receipt.format == "tar"
-    fault = differs(archive, piece.far_path, file.offset or 0, file.bytes, file.digest, transfer, is_part=is_tar)
+    path = file_path(piece.receipt, file)
+    fault = differs(archive, path, file.offset or 0, file.bytes, file.digest, transfer, is_part=is_tar)
     for position, content in (gaps or {}).get(file.path, ()):
         if not fault:
             digest = hashlib.sha256(content).hexdigest()
-            fault = differs(archive, piece.far_path, position, len(content), digest, transfer, is_part=True)
+            fault = differs(archive, path, position, len(content), digest, transfer, is_part=True)
             fault = fault and f"its header in the tar: {fault}"
     return fault
 
@@ -78,7 +76,7 @@ def gaps_of(archive: Archive, receipt: Receipt, transfer: Transfer) -> Gaps:
     if receipt.format != "tar" or not receipt.files:
         return {}
     begin = max(0, (receipt.files[0].offset or 0) - BLOCK)
-    archive = patient(archive, transfer.retrying, transfer.wait, transfer.say)
+    archive = retried(archive, transfer.retries, transfer.wait, transfer.say)
     block = b"".join(archive.read(receipt.location, begin, BLOCK)) if archive.look(receipt.location) else b""
     try:
         created = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape").mtime
@@ -106,7 +104,7 @@ def differs(
     Raises ArchiveError, CopyStopped.
     """
     transfer.check_stop()
-    archive = patient(archive, transfer.retrying, transfer.wait, transfer.say)
+    archive = retried(archive, transfer.retries, transfer.wait, transfer.say)
     found = archive.look(path)
     if found is None:
         return "missing"
@@ -129,7 +127,7 @@ def differs(
 
 
 def read_pieces(
-    archive: Archive, pieces: Sequence[Piece], transfer: Transfer, tell: Callable[[Piece, str], None]
+    archive: Archive, pieces: Sequence[RereadFile], transfer: Transfer, tell: Callable[[RereadFile, str], None]
 ) -> None:
     """Read all of them, some at a time; `tell` hears of each that was read, one at a time.
 
@@ -140,7 +138,7 @@ def read_pieces(
     tars = {piece.receipt.location: piece.receipt for piece in pieces}
     gaps = {place: gaps_of(archive, receipt, transfer) for place, receipt in tars.items()}
 
-    def one(piece: Piece) -> None:
+    def one(piece: RereadFile) -> None:
         if gone.is_set():
             return
         around = gaps[piece.receipt.location]
@@ -181,12 +179,12 @@ class ReadBook:
         """When a file was last read back, at the latest when it was copied."""
         return self._of(record.location).get(path) or record.reread or record.verified
 
-    def stored(self, record: CopyRecord, receipt: Receipt) -> Iterator[Stored]:
+    def stored(self, record: CopyRecord, receipt: Receipt) -> Iterator[StoredFile]:
         """A copy's files as the rotation sees them."""
         for file in receipt.files:
-            yield Stored(receipt.location, file.path, file.bytes, self.last_read(record, file.path))
+            yield StoredFile(receipt.location, file.path, file.bytes, self.last_read(record, file.path))
 
-    def note(self, piece: Piece, fault: str) -> None:
+    def note(self, piece: RereadFile, fault: str) -> None:
         """A file was read just now."""
         location = piece.receipt.location
         if fault:
@@ -265,6 +263,6 @@ def _times(path: Path) -> dict[str, float]:
     return {str(name): float(moment) for name, moment in value.items() if isinstance(moment, int | float)}
 
 
-def total_bytes(pieces: Iterable[Piece]) -> int:
+def total_bytes(pieces: Iterable[RereadFile]) -> int:
     """Bytes of files."""
     return sum(piece.file.bytes for piece in pieces)

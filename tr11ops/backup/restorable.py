@@ -1,6 +1,6 @@
 """Copies that `tr11 backup` did not make: a folder or a tar of a checkpoint, as `gsutil rsync` or `tar` left it.
 
-Without a receipt nobody vouches for the bytes. The manifest in it does, where there is one; else sizes are all we have.
+Without a receipt no one vouches for the bytes. The manifest in it does, where there is one; else sizes are all we have.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from tr11ops.backup.base import Archive
 from tr11ops.backup.candidates import Candidate, candidates, chosen
 from tr11ops.backup.ownership import owner_of
 from tr11ops.backup.receipts import TAR_SUFFIX
-from tr11ops.backup.records import CHECKPOINT_KINDS, FOLDERS, CopiedFile, Kind, Receipt
 from tr11ops.backup.restore import RestoreError
 from tr11ops.backup.source import OPTIMIZER_PREFIXES
-from trainer.contract import MANIFEST_FILE, checkpoint_name, checkpoint_step
+from tr11ops.rundir.copies import CHECKPOINT_KINDS, FOLDERS, CopiedFile, Kind, Receipt
+from trainer.contract.paths import MANIFEST_FILE, checkpoint_name, checkpoint_step
 
 LARGEST_MANIFEST_BYTES = 64 << 20
 READ_AHEAD_BYTES = 64 << 10
@@ -98,7 +98,7 @@ def doubts(receipt: Receipt) -> tuple[str, ...]:
     if receipt.verified:
         return ()
     unknown = sum(1 for file in receipt.files if not file.digest and file.path != MANIFEST_FILE)
-    found = [f"{receipt.location} has no receipt: nobody read it back when it was copied"]
+    found = [f"{receipt.location} has no receipt: no one read it back when it was copied"]
     if unknown:
         found.append(f"{unknown} of {len(receipt.files)} files have no digest: their sizes alone are compared")
     elif all(file.path != MANIFEST_FILE for file in receipt.files):

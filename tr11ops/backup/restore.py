@@ -14,23 +14,21 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from tr11ops.backup.base import Archive, ArchiveRefused
-from tr11ops.backup.folder_files import make_folders, sync_folder
-from tr11ops.backup.patient import patient
-from tr11ops.backup.records import CopiedFile, Receipt
-from tr11ops.backup.transfer import CopyError, CopyStopped, Transfer
-from trainer.contract import (
-    MANIFEST_FILE,
-    Manifest,
-    checkpoint_name,
-    file_digest,
-    manifest_faults,
-)
+from tr11ops.backup.base import Archive, ArchivePermanentError
+from tr11ops.backup.folder_files import make_folders
+from tr11ops.backup.receipts import file_path
+from tr11ops.backup.retried import retried
+from tr11ops.backup.transfer import ByteCounter, CopyError, CopyStopped, Transfer, in_threads
+from tr11ops.rundir.copies import CopiedFile, Receipt
+from tr11ops.rundir.links import sync_folder
+from trainer.contract.manifest import Manifest, file_digest, manifest_faults
+from trainer.contract.paths import MANIFEST_FILE, checkpoint_name
+from trainer.contract.sharing import make_shared, open_shared
 
 HASH_BYTES = 4 << 20
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -57,8 +55,17 @@ class AlreadyThere(RestoreError):
         self.path = path
 
 
-def restore_checkpoint(archive: Archive, receipt: Receipt, into: Path, transfer: Transfer) -> Path:
+def restore_checkpoint(
+    archive: Archive,
+    receipt: Receipt,
+    into: Path,
+    transfer: Transfer,
+    on_whole: Callable[[], None] = lambda: None,
+) -> Path:
     """Restore a copy to `into`/global_stepN and return that folder. A copy that is there already is left as it is.
+
+    `on_whole`: called when every byte is known to be right, before the folder has its name: what it does is done
+    wherever a restored checkpoint is seen.
 
     Files whose digest the receipt does not know ("", see `unreceipted`) are compared with their size alone.
 
@@ -70,8 +77,9 @@ def restore_checkpoint(archive: Archive, receipt: Receipt, into: Path, transfer:
     try:
         if os.path.lexists(home):
             _require_same(home, receipt, transfer)
+            on_whole()
         else:
-            _restore(archive, receipt, into, home, transfer)
+            _restore(archive, receipt, into, home, transfer, on_whole)
     except OSError as error:
         raise _of_system(error, into) from None
     return home
@@ -90,7 +98,7 @@ def restore_file(archive: Archive, receipt: Receipt, path: str, into: Path, tran
         raise RestoreError(f"{archive.address}/{receipt.location} holds no file {path!r}{hint}")
     target = into / PurePosixPath(path).name
     try:
-        into.mkdir(parents=True, exist_ok=True)
+        make_shared(into)
         if os.path.lexists(target):
             if target.is_file() and target.stat().st_size == file.bytes and file.digest in ("", file_digest(target)):
                 return target
@@ -136,37 +144,29 @@ def _is_inside(path: str) -> bool:
     return bool(parts) and not path.startswith("/") and ".." not in parts and path.isprintable() and "\\" not in path
 
 
-def _restore(archive: Archive, receipt: Receipt, into: Path, home: Path, transfer: Transfer) -> None:
-    into.mkdir(parents=True, exist_ok=True)
+def _restore(
+    archive: Archive, receipt: Receipt, into: Path, home: Path, transfer: Transfer, on_whole: Callable[[], None]
+) -> None:
+    make_shared(into)
     partial = into / f".{home.name}.partial-{_mark(receipt)}"
     make_folders(into, partial)
     reader = _Reader(archive, receipt, transfer)
     _require_room(into, receipt, partial)
-    with ThreadPoolExecutor(transfer.parallel, thread_name_prefix="restore") as threads:
-        begun: list[Future[None]] = []
-        try:
-            for file in sorted(receipt.files, key=lambda file: -file.bytes):
-                target = partial / file.path
-                make_folders(partial, target.parent)
-                begun.append(threads.submit(reader.fetch, file, target.with_name(f".{target.name}.part"), target))
-            wait(begun, return_when=FIRST_EXCEPTION)
-        finally:
-            if any(not future.done() or future.exception() is not None for future in begun):
-                reader.abort.set()
-                for future in begun:
-                    future.cancel()
-    errors = [error for future in begun if not future.cancelled() and (error := future.exception()) is not None]
-    if errors:
-        raise next((error for error in errors if not isinstance(error, CopyStopped)), errors[0])
+    with in_threads(transfer.parallel, "restore", reader.abort.set) as begin:
+        for file in sorted(receipt.files, key=lambda file: -file.bytes):
+            target = partial / file.path
+            make_folders(partial, target.parent)
+            begin(reader.fetch, file, target.with_name(f".{target.name}.part"), target)
     _check_manifest(partial, receipt)
     for root, _, _ in os.walk(partial):
         sync_folder(Path(root))
+    on_whole()
     try:
         partial.rename(home)
     except OSError:
         if not os.path.lexists(home):
             raise
-        _require_same(home, receipt, transfer)  # somebody else restored it meanwhile
+        _require_same(home, receipt, transfer)  # someone else restored it meanwhile
     sync_folder(into)
 
 
@@ -236,7 +236,7 @@ class _Reader:
     """Fetches files of one copy. Its methods may be called by many threads at once."""
 
     def __init__(self, archive: Archive, receipt: Receipt, transfer: Transfer) -> None:
-        self._archive = patient(archive, transfer.retrying, partial(transfer.wait, check=self._check), transfer.say)
+        self._archive = retried(archive, transfer.retries, partial(transfer.wait, check=self._check), transfer.say)
         self._receipt = receipt
         self._transfer = transfer
         self._counting = threading.Lock()
@@ -246,7 +246,7 @@ class _Reader:
         """Have the file at `target`, through `part`. Raises RestoreError when what comes is never what was copied."""
         if target.is_file() and not target.is_symlink():
             target.replace(part)  # of an earlier call: it is read again, for the disk may have lost it since
-        counted = _Counter(self._count)
+        counted = ByteCounter(self._count)
         for _ in range(self._transfer.resends + 1):
             digest = self._fill(file, part, counted)
             if file.digest in ("", digest):
@@ -259,9 +259,9 @@ class _Reader:
     def _damaged(self, file: CopiedFile, fault: str) -> CopyDamaged:
         return CopyDamaged(f"{self._place(file)} is damaged: {fault}. Restore from another copy", file.path, fault)
 
-    def _fill(self, file: CopiedFile, part: Path, counted: _Counter) -> str:
+    def _fill(self, file: CopiedFile, part: Path, counted: ByteCounter) -> str:
         """Write what is missing; returns the SHA-256 of the whole."""
-        descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o664)
+        descriptor = open_shared(part, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         with os.fdopen(descriptor, "r+b", buffering=0) as stream:
             if os.fstat(descriptor).st_size > file.bytes:
                 stream.truncate(0)
@@ -281,8 +281,8 @@ class _Reader:
                     _write(stream.fileno(), view, done)
                     done += len(view)
                     counted.reach(done)
-            except ArchiveRefused:
-                if self._archive.look(self._far_path(file)) is not None:
+            except ArchivePermanentError:
+                if self._archive.look(file_path(self._receipt, file)) is not None:
                     raise
                 raise self._damaged(file, "missing") from None
             if done < file.bytes:
@@ -296,11 +296,7 @@ class _Reader:
         if done == file.bytes:
             return iter(())
         begin = (file.offset or 0) if self._receipt.format == "tar" else 0
-        return self._archive.read(self._far_path(file), begin + done, file.bytes - done)
-
-    def _far_path(self, file: CopiedFile) -> str:
-        is_tar = self._receipt.format == "tar"
-        return self._receipt.location if is_tar else f"{self._receipt.location}/{file.path}"
+        return self._archive.read(file_path(self._receipt, file), begin + done, file.bytes - done)
 
     def _place(self, file: CopiedFile) -> str:
         return f"{self._archive.address}/{self._receipt.location}/{file.path}"
@@ -313,19 +309,6 @@ class _Reader:
     def _count(self, count: int) -> None:
         with self._counting:
             self._transfer.on_bytes(count)
-
-
-class _Counter:
-    """Tells of each byte once, also where it came twice."""
-
-    def __init__(self, on_bytes: Callable[[int], None]) -> None:
-        self._on_bytes = on_bytes
-        self._reached = 0
-
-    def reach(self, position: int) -> None:
-        if position > self._reached:
-            self._on_bytes(position - self._reached)
-            self._reached = position
 
 
 def _write(descriptor: int, view: memoryview, position: int) -> None:

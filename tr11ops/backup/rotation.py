@@ -16,7 +16,7 @@ CLOCK_SECONDS = 600.0  # two machines' clocks may differ by so much
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredFile:
     """One file of a copy. `read`: when it was last read back whole and found right; None: not known."""
 
     location: str
@@ -26,8 +26,8 @@ class Stored:
 
 
 def choose(
-    files: Iterable[Stored], now: float, last_round: float | None, days: float, interval_seconds: float
-) -> tuple[Stored, ...]:
+    files: Iterable[StoredFile], now: float, last_round: float | None, days: float, interval_seconds: float
+) -> tuple[StoredFile, ...]:
     """The files to read now, the most urgent first: those never read, then the oldest.
 
     `last_round` is when files were last read in turn (None: never), `interval_seconds` what lies between two rounds.
@@ -54,7 +54,7 @@ def choose(
     return tuple(chosen)
 
 
-def oldest(files: Iterable[Stored], now: float) -> float | None:
+def oldest(files: Iterable[StoredFile], now: float) -> float | None:
     """How long ago the byte that waits longest was read, in seconds; 0.0 for an archive of nothing, None: not known."""
     ages = [None if file.read is None else now - file.read for file in (_believed(file, now) for file in files)]
     if any(age is None for age in ages):
@@ -62,7 +62,7 @@ def oldest(files: Iterable[Stored], now: float) -> float | None:
     return max((age for age in ages if age is not None), default=0.0)
 
 
-def _believed(file: Stored, now: float) -> Stored:
+def _believed(file: StoredFile, now: float) -> StoredFile:
     if file.read is None or file.read <= now + CLOCK_SECONDS:
         return file
-    return Stored(file.location, file.path, file.bytes, None)
+    return StoredFile(file.location, file.path, file.bytes, None)

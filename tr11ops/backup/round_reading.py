@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from tr11ops.backup.base import Archive
 from tr11ops.backup.ledger import ArchiveState, last_state
-from tr11ops.backup.records import CopyRecord, Kind, Receipt
-from tr11ops.backup.reread import Piece, ReadBook, pieces_of, read_pieces, total_bytes
+from tr11ops.backup.reread import ReadBook, RereadFile, pieces_of, read_pieces, total_bytes
 from tr11ops.backup.rotation import choose, oldest
-from tr11ops.backup.round_values import Place, Request, Tally
+from tr11ops.backup.round_values import ArchiveTally, BackupContext, RoundRequest
+from tr11ops.rundir.copies import CopyRecord, Kind, Receipt
 
 
 class RoundReading:
@@ -18,10 +18,10 @@ class RoundReading:
 
     def __init__(
         self,
-        place: Place,
-        request: Request,
+        place: BackupContext,
+        request: RoundRequest,
         archive: Archive,
-        tally: Tally,
+        tally: ArchiveTally,
         journal: Callable[[str, str, Mapping[str, object]], None],
         journal_damage: Callable[[CopyRecord, Mapping[str, str]], None],
     ) -> None:
@@ -71,11 +71,11 @@ class RoundReading:
         book: ReadBook,
         records: MutableMapping[str, CopyRecord],
         receipts: Mapping[str, Receipt],
-        pieces: Sequence[Piece],
+        pieces: Sequence[RereadFile],
     ) -> None:
         with self._place.watch(f"{self._archive.name} re-read", total_bytes(pieces)) as progress:
 
-            def tell(piece: Piece, fault: str) -> None:
+            def tell(piece: RereadFile, fault: str) -> None:
                 book.note(piece, fault)
                 if book.is_old():  # a kill in the middle of terabytes loses little
                     self._keep_read(book, records, receipts)
@@ -89,7 +89,7 @@ class RoundReading:
 
     def _chosen(
         self, book: ReadBook, records: Mapping[str, CopyRecord], receipts: Mapping[str, Receipt], now: float
-    ) -> list[Piece]:
+    ) -> list[RereadFile]:
         steps = set(self._request.asked.steps)
         kind: Kind | None = self._request.asked.kind
         chosen = {
@@ -99,7 +99,7 @@ class RoundReading:
         if self._request.reading == "all":
             return [piece for receipt in chosen.values() for piece in pieces_of(receipt)]
         by_name = {(place, file.path): file for place, receipt in chosen.items() for file in receipt.files}
-        # what was found damaged is looked at in each round: it may have been mended by hand
+        # what was found damaged is looked at in each round: it may have been repaired by hand
         doubted = {(place, path) for place in chosen for path in records[place].damaged if (place, path) in by_name}
         state = last_state(self._place.directory, self._archive.name)
         stored = [file for place, receipt in chosen.items() for file in book.stored(records[place], receipt)]
@@ -109,4 +109,4 @@ class RoundReading:
             None if state is None else state.reread_round, backup.reread_days, backup.interval_hours * 3600,
         )  # fmt: skip
         names = [*sorted(doubted), *((file.location, file.path) for file in turn)]
-        return [Piece(chosen[place], by_name[place, path]) for place, path in names]
+        return [RereadFile(chosen[place], by_name[place, path]) for place, path in names]

@@ -10,24 +10,24 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 from tr11ops.backup.archives import open_archive
-from tr11ops.backup.base import Archive, ArchiveAway
+from tr11ops.backup.base import ARCHIVE_RETRIES, Archive, ArchiveUnavailable
 from tr11ops.backup.due import Asked
-from tr11ops.backup.patient import PatientArchive, patient
-from tr11ops.backup.records import CopyRecord
-from tr11ops.backup.retrying import Retrying, persist
+from tr11ops.backup.retried import RetriedArchive
 from tr11ops.backup.transfer import CopyStopped, Transfer
-from tr11ops.evidence import cause
-from tr11ops.journal import Journal
-from tr11ops.rundir import RunDirectory
+from tr11ops.base.observed import cause
+from tr11ops.base.retry import RetryPolicy, retry
+from tr11ops.rundir.copies import CopyRecord
+from tr11ops.rundir.journal import Journal
+from tr11ops.rundir.paths import RunDirectory
 
 if TYPE_CHECKING:
-    from tr11ops.runcard import RunCard
+    from tr11ops.runcard.card import RunCard
 
 Reading: TypeAlias = Literal["none", "share", "all"]
 CARDS_ARCHIVES = ("store", "url")
 
 
-class Progress(Protocol):
+class ProgressCallback(Protocol):
     """Who is told how far it is."""
 
     def advance(self, count: int) -> None: ...
@@ -36,23 +36,23 @@ class Progress(Protocol):
 
 
 @dataclass(frozen=True)
-class Place:
+class BackupContext:
     """Where rounds happen. `watch(what, bytes)` shows progress; `stop`: set it, and the round ends soon."""
 
     card: RunCard
     directory: RunDirectory
     journal: Journal
     say: Callable[[str], None]
-    watch: Callable[[str, int], AbstractContextManager[Progress]]
+    watch: Callable[[str, int], AbstractContextManager[ProgressCallback]]
     stop: threading.Event = field(default_factory=threading.Event)
     clock: Callable[[], float] = time.time
     open: Callable[[str, RunCard], Archive] = open_archive
-    retrying: Retrying = field(default_factory=Retrying)
+    retries: RetryPolicy = ARCHIVE_RETRIES
 
-    def opened(self, name: str) -> PatientArchive:
+    def opened(self, name: str) -> RetriedArchive:
         """An archive, by its name or address. Raises ArchiveError, CopyStopped."""
-        archive = persist(lambda: self.open(name, self.card), self.retrying, self._wait, self.say)
-        return patient(archive, self.retrying, self._wait, self.say)
+        policy = replace(self.retries, sleep=self._wait, say=self.say)
+        return RetriedArchive(retry(lambda: self.open(name, self.card), policy, ArchiveUnavailable), policy)
 
     def check_stop(self) -> None:
         """Raise CopyStopped when a stop was asked for."""
@@ -63,14 +63,14 @@ class Place:
         self.stop.wait(seconds)
         self.check_stop()
 
-    def transfer(self, progress: Progress) -> Transfer:
+    def transfer(self, progress: ProgressCallback) -> Transfer:
         """The card's settings, watched by `progress`."""
         made = Transfer.of(self.card.backup, on_bytes=progress.advance, say=progress.say, stop=self.stop)
-        return replace(made, retrying=self.retrying)
+        return replace(made, retries=self.retries)
 
 
 @dataclass(frozen=True)
-class Request:
+class RoundRequest:
     """What a round shall do. `archives`: "store", "url" or addresses; `steps`: of which a re-read alone is asked."""
 
     archives: tuple[str, ...]
@@ -82,7 +82,7 @@ class Request:
 
 
 @dataclass
-class Tally:
+class ArchiveTally:
     """What one archive's part of a round did. `busy`: who else is at it; `faults`: what went wrong, a line each."""
 
     archive: str
@@ -108,16 +108,17 @@ class Tally:
         if isinstance(error, CopyStopped):
             self.is_stopped = True
             return
-        self.is_away = self.is_away or isinstance(error, ArchiveAway)
+        self.is_away = self.is_away or isinstance(error, ArchiveUnavailable)
         is_nameless = isinstance(error, OSError) and not error.filename  # an archive's errors are no OSErrors
         self.faults.append(f"the run directory: {cause(error)}" if is_nameless else cause(error))
 
 
 @dataclass(frozen=True)
 class RoundResult:
-    """All archives' parts. Exit code 0: fine; 1: a person is needed, or it was stopped; 3: an archive is away."""
+    """All archives' parts. Exit code 0: fine; 1: a person is needed, or it was stopped; 3: an archive is
+    unreachable."""
 
-    tallies: tuple[Tally, ...]
+    tallies: tuple[ArchiveTally, ...]
 
     @property
     def exit_code(self) -> int:
@@ -127,6 +128,15 @@ class RoundResult:
         if faulty:
             return 3 if all(tally.is_away and len(tally.faults) == 1 for tally in faulty) else 1
         return 0
+
+
+@dataclass(frozen=True)
+class RoundPruning:
+    """The prune after a round: the steps that it removed, their bytes, and why not all was done ("" where it was)."""
+
+    steps: tuple[int, ...]
+    bytes: int
+    ended_early: str = ""
 
 
 def card_archives(card: RunCard) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """One round of backup: each archive by itself gets its due copies, the logs, and its share of being read again.
 
-An archive that is away, full or in another process's hands does not keep the others from theirs. Everything that a
-round did is at the far side and on record before the next thing begins, so a kill at any point repeats and loses
+An archive that is unreachable, full or in another process's hands does not keep the others from theirs. Everything that
+a round did is at the destination and on record before the next thing begins, so a kill at any point repeats and loses
 nothing: the next round goes on from there.
 """
 
@@ -9,19 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tr11ops.backup.archive_round import ArchiveRound, identities, rows_of
+from tr11ops.backup.archive_round import ArchiveRound, summarise
 from tr11ops.backup.base import ArchiveError
-from tr11ops.backup.ledger import after_round, keep_summary, last_state, write_archive_state
-from tr11ops.backup.records import read_copies
-from tr11ops.backup.round_values import CARDS_ARCHIVES, Place, Request, RoundResult, Tally
+from tr11ops.backup.claim import ArchiveLock, ArchiveLocked
+from tr11ops.backup.ledger import after_round, last_state, write_archive_state
+from tr11ops.backup.round_values import CARDS_ARCHIVES, ArchiveTally, BackupContext, RoundRequest, RoundResult
 from tr11ops.backup.survey import forget_unreadable
 from tr11ops.backup.transfer import CopyError, CopyStopped
-from tr11ops.backup.turn import Turn, TurnTaken
-from tr11ops.evidence import cause
-from tr11ops.run_identity import require_run_id
+from tr11ops.base.observed import cause
+from tr11ops.rundir.copies import read_copies
+from tr11ops.rundir.identity import require_run_id
 
 
-def run_round(place: Place, request: Request) -> RoundResult:
+def run_round(place: BackupContext, request: RoundRequest) -> RoundResult:
     """One round at all its archives, one after another. Raises nothing for what an archive does."""
     tallies = []
     for name in request.archives:
@@ -31,15 +31,15 @@ def run_round(place: Place, request: Request) -> RoundResult:
     return RoundResult(tuple(tallies))
 
 
-def rebuild(place: Place, names: Sequence[str]) -> RoundResult:
-    """Make the records anew from the receipts at the far side; no file is read, none is copied. Raises OSError."""
+def rebuild(place: BackupContext, names: Sequence[str]) -> RoundResult:
+    """Make the records again from the receipts at the destination; no file is read, none is copied. Raises OSError."""
     forget_unreadable(place.directory)
-    return run_round(place, Request(tuple(names), copies=False, logs=False, reading="none", why="rebuild"))
+    return run_round(place, RoundRequest(tuple(names), copies=False, logs=False, reading="none", why="rebuild"))
 
 
 # ----------------------------------------------------------------------------- one archive
-def _one_archive(place: Place, request: Request, name: str) -> Tally:
-    tally = Tally(name)
+def _one_archive(place: BackupContext, request: RoundRequest, name: str) -> ArchiveTally:
+    tally = ArchiveTally(name)
     try:
         require_run_id(place.directory, place.card.run.name)
         archive = place.opened(name)
@@ -50,15 +50,15 @@ def _one_archive(place: Place, request: Request, name: str) -> Tally:
         return tally
     tally.archive, tally.address = archive.name, archive.address
     try:
-        with Turn(place.directory, archive.name, place.stop, place.clock) as turn:
+        with ArchiveLock(place.directory, archive.name, place.stop, place.clock) as turn:
             work = ArchiveRound(place, request, archive, turn, tally)
             try:
                 work.run()
-            except (ArchiveError, CopyError, TurnTaken, OSError, ValueError) as error:
+            except (ArchiveError, CopyError, ArchiveLocked, OSError, ValueError) as error:
                 tally.note_fault(error)
             if not turn.lost:
                 work.keep()
-    except TurnTaken as taken:
+    except ArchiveLocked as taken:
         tally.busy = str(taken)
     except (OSError, ValueError) as error:
         tally.note_fault(error)
@@ -67,7 +67,7 @@ def _one_archive(place: Place, request: Request, name: str) -> Tally:
     return tally
 
 
-def _keep_unopened(place: Place, tally: Tally) -> None:
+def _keep_unopened(place: BackupContext, tally: ArchiveTally) -> None:
     """Put on record that an archive of the card could not even be opened."""
     if tally.archive not in CARDS_ARCHIVES:
         return
@@ -78,6 +78,6 @@ def _keep_unopened(place: Place, tally: Tally) -> None:
         write_archive_state(
             place.directory, after_round(before, tally.archive, address, place.clock(), copies, tally.faults[0])
         )
-        keep_summary(place.directory, CARDS_ARCHIVES, identities(rows_of(place.directory)))
+        summarise(place.directory)
     except (OSError, ValueError) as error:
         tally.faults.append(cause(error))

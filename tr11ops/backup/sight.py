@@ -14,17 +14,17 @@ from tr11ops.backup.archives import is_folder, open_archive
 from tr11ops.backup.base import Archive, ArchiveError
 from tr11ops.backup.ledger import ArchiveState, last_state
 from tr11ops.backup.receipts import read_receipt
-from tr11ops.backup.records import CopyRecord, Receipt
 from tr11ops.backup.survey import Survey
-from tr11ops.units import duration
+from tr11ops.base.units import duration
+from tr11ops.rundir.clocks import Clocks
+from tr11ops.rundir.copies import CopyRecord, Receipt
 
 if TYPE_CHECKING:
-    from tr11ops.checkpoints.use import Clocks
-    from tr11ops.runcard import RunCard
-    from tr11ops.rundir import RunDirectory
+    from tr11ops.runcard.card import RunCard
+    from tr11ops.rundir.paths import RunDirectory
 
 CopyKey: TypeAlias = tuple[str, str]  # a copy's archive and its location there
-Sight: TypeAlias = "Callable[[Iterable[CopyRecord], Clocks], Mapping[CopyKey, str]]"
+Sight: TypeAlias = Callable[[Iterable[CopyRecord], Clocks], Mapping[CopyKey, str]]
 THREADS = 8  # each look is some round trips on a shared file system
 CLOCK_SECONDS = 600.0  # two machines' clocks may differ by so much
 

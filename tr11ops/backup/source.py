@@ -12,12 +12,15 @@ from pathlib import Path, PurePosixPath
 from typing import TypeAlias
 
 from tr11ops.backup.base import is_unfinished
-from tr11ops.backup.records import Kind, identity_of
-from tr11ops.backup.transfer import CopyError, SourceChanged, SourceDamaged
-from tr11ops.checkpoints.scan import unnamed_files, walk
-from trainer.contract import MANIFEST_FILE, Manifest, read_bytes
+from tr11ops.backup.transfer import CheckpointChanged, CopyError, SourceDamaged
+from tr11ops.rundir.checkpoint_scan import walk
+from tr11ops.rundir.copies import Kind, identity_of
+from trainer.contract.manifest import Manifest
+from trainer.contract.paths import MANIFEST_FILE
+from trainer.contract.resumable import CURSOR_FILE, WEIGHTS, unnamed_files
+from trainer.contract.state_file import read_bytes
 
-WEIGHTS_FOLDER, CURSOR_FILE = "weights/", "cursor.json"
+WEIGHTS_FOLDER = f"{WEIGHTS}/"
 # Of the original's layout: where the optimizer's files begin, with bf16 and without.
 OPTIMIZER_PREFIXES = ("bf16", "zero_pp_rank_")
 Content: TypeAlias = bytes  # a field is named `bytes`
@@ -34,7 +37,7 @@ class SourceFile:
 
 
 @dataclass(frozen=True)
-class Source:
+class CopySource:
     """A checkpoint as it is copied. `files`: all but the manifest, which is None in the original's own layout.
 
     `members`: of data sets, which have no folder of their own, the names that make it up.
@@ -61,7 +64,7 @@ class Source:
         """Whether the checkpoint is still there and the same, as far as its manifest says."""
         try:
             if self.members:
-                from tr11ops.backup.data_sets import identity_of_files
+                from tr11ops.rundir.copies import identity_of_files
 
                 return identity_of_files(self.folder, self.members) == self.identity
             return identity_of(self.folder) == self.identity
@@ -69,18 +72,18 @@ class Source:
             return False
 
 
-def read_source(folder: Path, step: int, kind: Kind) -> Source:
+def read_source(folder: Path, step: int, kind: Kind) -> CopySource:
     """What a copy of this kind holds. Reads the manifest alone; sizes of the files are compared with it.
 
-    Raises SourceChanged when the folder is not there, SourceDamaged when it is not complete or names files that are no
-    part of it, CopyError when it cannot be read or holds no weights.
+    Raises CheckpointChanged when the folder is not there, SourceDamaged when it is not complete or names files that are
+    no part of it, CopyError when it cannot be read or holds no weights.
     """
     try:
         identity = identity_of(folder)
         manifest = Manifest.read(folder)
         content = read_bytes(folder / MANIFEST_FILE) if manifest is not None else b""
     except FileNotFoundError:
-        raise SourceChanged(f"{folder} is not there") from None
+        raise CheckpointChanged(f"{folder} is not there") from None
     except OSError as error:
         raise CopyError(f"{folder} cannot be read: {error.strerror or error}") from error
     except ValueError as error:
@@ -88,9 +91,9 @@ def read_source(folder: Path, step: int, kind: Kind) -> Source:
     if manifest is None:
         files = tuple(_chosen(_walk(folder), kind))
         _check(folder, files)
-        return Source(folder, step, identity, files, None, 0.0)
+        return CopySource(folder, step, identity, files, None, 0.0)
     if hashlib.sha256(content).hexdigest() != identity:
-        raise SourceChanged(f"{folder} was replaced while it was looked at")
+        raise CheckpointChanged(f"{folder} was replaced while it was looked at")
     if manifest.step != step:
         raise SourceDamaged(f"{folder} holds the manifest of step {manifest.step}: it was renamed; give its name back")
     files = tuple(_chosen([SourceFile(entry.path, entry.bytes, entry.digest) for entry in manifest.files], kind))
@@ -99,11 +102,11 @@ def read_source(folder: Path, step: int, kind: Kind) -> Source:
         files += tuple(_unnamed(folder, manifest))
     if kind != "full":
         content = _manifest_of(manifest, files)
-    return Source(folder, step, identity, files, _made(MANIFEST_FILE, content), manifest.created)
+    return CopySource(folder, step, identity, files, _made(MANIFEST_FILE, content), manifest.created)
 
 
 def _unnamed(folder: Path, manifest: Manifest) -> Iterator[SourceFile]:
-    """Plain files that somebody put beside those of the manifest, and that can be read: a whole copy holds them too.
+    """Plain files that someone put beside those of the manifest, and that can be read: a whole copy holds them too.
 
     One that cannot be read keeps no checkpoint from its copy; prune leaves a checkpoint that holds one alone.
     """
@@ -175,7 +178,7 @@ def _check(folder: Path, files: tuple[SourceFile, ...]) -> None:
                 inner.add(path.parent)
         except OSError as error:
             gone = file.digest is not None and not (folder / MANIFEST_FILE).exists()
-            fault = SourceChanged if gone else SourceDamaged
+            fault = CheckpointChanged if gone else SourceDamaged
             raise fault(f"{path}: {error.strerror or error}") from None
         if not stat.S_ISREG(facts.st_mode):
             raise SourceDamaged(f"{path} is no plain file")

@@ -1,4 +1,4 @@
-"""A round of copies as a job: queued at most once, whoever asks for it at the same time.
+"""A round of copies as a job: queued at most once, no matter who asks for it at the same time.
 
 The job carries tr11-backup@MARK as its comment, MARK being the run directory's. While one with it waits or runs, no
 other is queued.
@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tr11ops.cluster.base import BatchRequest, Job, Scheduler, SchedulerError, SchedulerUnreachable
-from tr11ops.crontab.claims import Claim, ClaimFolder
-from tr11ops.crontab.scripts import Typed, script_of
-from tr11ops.rundir import RunDirectory, make_shared
-from tr11ops.slurm_syntax import parse_time_limit
+from tr11ops.cron.scripts import Invocation, script_of
+from tr11ops.runcard.slurm_syntax import parse_time_limit
+from tr11ops.rundir.claims import Claim, ClaimFolder
+from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.sharing import make_shared
 
 TEMPLATE = ("cron", "scheduler", "backup.slurm.j2")
 JOB_NAME = "tr11-backup"
@@ -31,10 +32,10 @@ _COMMENT = re.compile(r"tr11-backup@([0-9a-f]{12})(?![0-9a-f])")
 
 
 @dataclass(frozen=True)
-class Desk:
+class SubmitContext:
     """What submitting needs. `words` follow `tr11`, e.g. ("backup", "run")."""
 
-    typed: Typed
+    typed: Invocation
     directory: RunDirectory
     scheduler: Scheduler
     words: tuple[str, ...]
@@ -65,7 +66,7 @@ def jobs_of(jobs: Iterable[Job], mark: str) -> tuple[Job, ...]:
     return tuple(sorted(found, key=lambda job: int(job.raw_id) if job.raw_id.isdigit() else 0))
 
 
-def request_of(desk: Desk) -> BatchRequest:
+def request_of(desk: SubmitContext) -> BatchRequest:
     """The job: one node of [backup] partition, else of [cron]'s. Raises ValueError for what no script can hold."""
     backup, cron = desk.typed.card.backup, desk.typed.card.cron
     folder = desk.directory.paths.state / "backup" / "slurm"
@@ -82,11 +83,12 @@ def request_of(desk: Desk) -> BatchRequest:
         quality_of_service=backup.quality_of_service or cron.quality_of_service,
         comment=desk.comment,
         signal_seconds_before_limit=_early(parse_time_limit(backup.time_limit)),
+        requeue=True,
     )
     return replace(request, script=script_of(TEMPLATE, desk.typed, request, desk.typed.command(desk.words)))
 
 
-def submit(desk: Desk) -> Queued:
+def submit(desk: SubmitContext) -> Queued:
     """Queue the round unless it is queued. Raises SchedulerUnreachable (type it again: it is safe), SchedulerError.
 
     Raises OSError, ValueError too.
@@ -104,14 +106,14 @@ def submit(desk: Desk) -> Queued:
         if mine is None:
             continue
         try:
-            found = _find(desk)  # whoever had the claim before may have queued it since the first look
+            found = _find(desk)  # anyone who had the claim before may have queued it since the first look
             return found if found is not None else _queue(desk)
         finally:
             claims.release(mine)
-    raise SchedulerError("somebody else queues a round at this moment: look again in a minute")
+    raise SchedulerError("someone else queues a round at this moment: look again in a minute")
 
 
-def _queue(desk: Desk) -> Queued:
+def _queue(desk: SubmitContext) -> Queued:
     request = request_of(desk)
     folder = desk.directory.paths.state / "backup" / "slurm"
     make_shared(folder)
@@ -138,7 +140,7 @@ def _forget_outputs(folder: Path, now: float) -> None:
                 path.unlink()
 
 
-def _find(desk: Desk) -> Queued | None:
+def _find(desk: SubmitContext) -> Queued | None:
     found: Sequence[Job] = jobs_of(desk.scheduler.jobs(), desk.directory.mark)
     return Queued(found[0].raw_id, is_new=False, state=str(found[0].state)) if found else None
 

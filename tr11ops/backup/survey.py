@@ -1,7 +1,7 @@
-"""What lies at the far side now, by its receipts and its list of files; and the run's own records brought in line.
+"""What lies at the destination now, by its receipts and its list of files; and the run's own records brought in line.
 
-The receipts are the truth: a copy that has one is put on record here whoever made it, and a record whose receipt is
-gone is of no copy. Files that are missing or cut off show in the list, without a byte being read.
+The receipts are the truth: a copy that has one is put on record here no matter who made it, and a record whose receipt
+is gone is of no copy. Files that are missing or cut off show in the list, without a byte being read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tr11ops.backup.base import Archive, ArchiveError
 from tr11ops.backup.folder import MARKER_FILE
 from tr11ops.backup.ledger import drill_file, read_drill
 from tr11ops.backup.receipts import read_receipt, receipt_path
-from tr11ops.backup.records import (
+from tr11ops.rundir.copies import (
     FOLDERS,
     RECEIPT_SUFFIX,
     CopyRecord,
@@ -25,7 +25,7 @@ from tr11ops.backup.records import (
     read_copy,
     write_copy,
 )
-from tr11ops.rundir import RunDirectory
+from tr11ops.rundir.paths import RunDirectory
 
 
 @dataclass(frozen=True)
@@ -63,12 +63,11 @@ class Survey:
 
 
 @dataclass(frozen=True)
-class Change:
-    """A record that is not what it was: newly damaged, or found by its receipt."""
+class RecordChange:
+    """A record that is not what it was, or is new; `faults` are newly found, by file."""
 
     record: CopyRecord
     faults: Mapping[str, str]
-    is_new: bool = False
 
 
 def survey(archive: Archive, run: str, variant: str, run_id: str = "") -> Survey:
@@ -134,27 +133,23 @@ def records_of(directory: RunDirectory, archive: Archive, every_variant: bool = 
     }
 
 
-def forget_unreadable(directory: RunDirectory) -> int:
-    """Remove records that hold no record; returns how many. Raises OSError.
+def forget_unreadable(directory: RunDirectory) -> None:
+    """Remove records that hold no record. Raises OSError.
 
-    Those of copies are made anew from the receipts, that of a drill by the next drill.
+    Those of copies are made again from the receipts, that of a drill by the next drill.
     """
-    count = 0
     try:
         read_drill(directory)
     except ValueError:
         drill_file(directory).unlink()
-        count += 1
     for path in sorted((directory.paths.state / "backup" / "copies").glob("*/*.json")):
         try:
             read_copy(path)
         except ValueError:
             path.unlink()
-            count += 1
-    return count
 
 
-def bring_in_line(directory: RunDirectory, archive: Archive, seen: Survey) -> tuple[Change, ...]:
+def bring_in_line(directory: RunDirectory, archive: Archive, seen: Survey) -> tuple[RecordChange, ...]:
     """Write the records that differ from what was seen; returns them. Raises OSError, ValueError."""
     changes = tuple(_changes(records_of(directory, archive), archive, seen))
     for change in changes:
@@ -162,7 +157,7 @@ def bring_in_line(directory: RunDirectory, archive: Archive, seen: Survey) -> tu
     return changes
 
 
-def _changes(records: Mapping[str, CopyRecord], archive: Archive, seen: Survey) -> Iterator[Change]:
+def _changes(records: Mapping[str, CopyRecord], archive: Archive, seen: Survey) -> Iterator[RecordChange]:
     for location, receipt in seen.receipts.items():
         faults = {} if seen.why_unread(location) else seen.faults(receipt)
         before = records.get(location)
@@ -174,7 +169,7 @@ def _changes(records: Mapping[str, CopyRecord], archive: Archive, seen: Survey) 
         after = replace(base, damaged=tuple(sorted(rest | faults.keys())))
         if after != before:
             new = faults.keys() - (set() if before is None else set(before.damaged))
-            yield Change(after, {path: faults[path] for path in sorted(new)}, is_new=before is None)
+            yield RecordChange(after, {path: faults[path] for path in sorted(new)})
     for location, before in records.items():
         if location in seen.receipts or seen.why_unread(location):
             continue
@@ -182,7 +177,7 @@ def _changes(records: Mapping[str, CopyRecord], archive: Archive, seen: Survey) 
         why = seen.unreadable.get(path, "the receipt is missing")
         if name not in before.damaged:
             after = replace(before, damaged=tuple(sorted({*before.damaged, name})))
-            yield Change(after, {name: why})
+            yield RecordChange(after, {name: why})
 
 
 def _receipt_name(location: str) -> str:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from tr11ops.backup.base import ARCHIVE_RETRIES
 from tr11ops.backup.rate import RateLimiter
-from tr11ops.backup.retrying import Retrying
-from tr11ops.runcard_copies import BackupSection
+from tr11ops.base.retry import RetryPolicy
+from tr11ops.runcard.copies import BackupSection
 
 PIECE_BYTES = 1 << 20
 SMALLEST_PIECE_BYTES = 64 << 10
@@ -31,24 +34,60 @@ class SourceDamaged(CopyError):
         self.path, self.fault = path, fault
 
 
-class SourceChanged(CopyError):
+class CheckpointChanged(CopyError):
     """The checkpoint was changed, moved or removed while it was copied. Nothing was published; this is no damage."""
 
 
 class CopyDiffers(CopyError):
-    """What the far side gives back is not what was sent, and sending it again did not help. Nothing was published."""
+    """What the destination gives back is not what was sent, and sending it again did not help. Nothing was
+    published."""
 
 
 class CopyStopped(CopyError):
-    """Stopped on request. What was sent is kept at the far side, and the next copy goes on from there."""
+    """Stopped on request. What was sent is kept at the destination, and the next copy goes on from there."""
+
+
+class ByteCounter:
+    """How far one pass over a file came; tells of each byte once, also where a second try goes over it again."""
+
+    def __init__(self, on_bytes: Callable[[int], None] | None) -> None:
+        self._on_bytes = on_bytes
+        self.reached = 0
+
+    def reach(self, position: int) -> None:
+        if position > self.reached:
+            if self._on_bytes is not None:
+                self._on_bytes(position - self.reached)
+            self.reached = position
+
+
+@contextmanager
+def in_threads(count: int, name: str, abort: Callable[[], None]) -> Iterator[Callable[..., None]]:
+    """Gives what begins a piece of work in one of `count` threads, and waits at its end for all of them.
+
+    The first error calls `abort`, which is to end the others soon, and is raised when they have ended.
+    """
+    begun: list[Future[None]] = []
+    with ThreadPoolExecutor(count, thread_name_prefix=name) as threads:
+        try:
+            yield lambda work, *given: begun.append(threads.submit(work, *given))
+            wait(begun, return_when=FIRST_EXCEPTION)
+        finally:
+            if any(not future.done() or future.exception() is not None for future in begun):
+                abort()
+                for future in begun:
+                    future.cancel()
+    errors = [error for future in begun if not future.cancelled() and (error := future.exception()) is not None]
+    if errors:
+        raise next((error for error in errors if not isinstance(error, CopyStopped)), errors[0])
 
 
 def _nothing(count: int) -> None:
-    """Nobody watches the progress."""
+    """No one watches the progress."""
 
 
 def _silence(text: str) -> None:
-    """Nobody listens."""
+    """No one listens."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +102,7 @@ class Transfer:
     parallel: int = 8
     sending: RateLimiter = field(default_factory=lambda: RateLimiter(0))
     reading: RateLimiter = field(default_factory=lambda: RateLimiter(0))
-    retrying: Retrying = field(default_factory=Retrying)
+    retries: RetryPolicy = ARCHIVE_RETRIES
     on_bytes: Callable[[int], None] = _nothing
     say: Callable[[str], None] = _silence
     stop: threading.Event = field(default_factory=threading.Event)

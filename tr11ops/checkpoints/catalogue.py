@@ -4,26 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial as bind
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tr11ops.backup.records import CopyRecord, read_copies
-from tr11ops.checkpoints.asides import SetAside, list_asides
-from tr11ops.checkpoints.digests import DigestRecord, read_digest
+from tr11ops.base.observed import Unknown, known, observed
 from tr11ops.checkpoints.pins import Pin, read_pins
-from tr11ops.checkpoints.scan import NO_CARD, CheckpointRow, list_rows
-from tr11ops.checkpoints.use import Clocks, Uses, read_uses, restart_uses
-from tr11ops.evidence import observed
-from tr11ops.rundir import RunDirectory
-from tr11ops.snapshot import Unknown, known
-from trainer.checkpoint.resumable import ResumeNeed
-from trainer.contract import LATEST_FILE, checkpoint_name, read_latest
+from tr11ops.checkpoints.quarantine import SetAside, list_quarantined, superseded_names
+from tr11ops.checkpoints.use import Uses, read_uses, restart_uses
+from tr11ops.rundir.checkpoint_digests import DigestRecord, read_digest
+from tr11ops.rundir.checkpoint_scan import NO_CARD, CheckpointRow, list_rows, read_row
+from tr11ops.rundir.clocks import Clocks
+from tr11ops.rundir.copies import CopyRecord, read_copies
+from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.paths import LATEST_FILE, checkpoint_name, read_latest
+from trainer.contract.resumable import ResumeNeed
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Checkpoint(CheckpointRow):
+class CatalogueEntry(CheckpointRow):
     """A checkpoint with what is known of it. `copies` are those of this very checkpoint, damaged ones too.
 
     `digests`: what was found when it was last read; None: never read. `is_discarded`: a roll-back passes over it.
@@ -49,7 +50,7 @@ class Checkpoint(CheckpointRow):
 
     @property
     def is_sound(self) -> bool:
-        """Whether a training can resume from it, as far as is known (see `trainer.checkpoint.resumable`)."""
+        """Whether a training can resume from it, as far as is known (see `trainer.contract.resumable`)."""
         return not self.no_resume
 
     def document(self) -> dict[str, Any]:
@@ -62,20 +63,22 @@ class Catalogue:
     """All checkpoints of one variant, oldest first. `fault`: what is wrong with what a restart would take.
 
     `doubts`: what could not be read; while there is one, nothing may be removed. `copies` are all on record, also of
-    checkpoints that are here no more. `loading` names an attempt that may be reading any checkpoint.
+    checkpoints that are here no more. `loading` names an attempt that may be reading any checkpoint. `superseded`: of a
+    step that was saved again since with another content; no training takes them, and `aside` names them too.
     """
 
     folder: Path
     latest: int | None
     fault: str | None
-    checkpoints: tuple[Checkpoint, ...]
+    checkpoints: tuple[CatalogueEntry, ...]
     aside: tuple[SetAside, ...] = ()
     copies: tuple[CopyRecord, ...] = ()
     pins: tuple[Pin, ...] = ()
     uses: Uses = field(default_factory=Uses)
     doubts: tuple[str, ...] = ()
+    superseded: tuple[CatalogueEntry, ...] = ()
 
-    def at(self, step: int) -> Checkpoint | None:
+    def at(self, step: int) -> CatalogueEntry | None:
         """The checkpoint of a step."""
         return next((entry for entry in self.checkpoints if entry.step == step), None)
 
@@ -87,7 +90,7 @@ def read_catalogue(
     rows: Iterable[CheckpointRow] | None = None,
     need: ResumeNeed = NO_CARD,
 ) -> Catalogue:
-    """Look at everything. `load`: the card's checkpoint.load; `rows`: checkpoints that were scanned already.
+    """Look at everything. `load`: the card's checkpoint.load; `rows`: what was scanned already, superseded ones too.
 
     `need`: what the card's run needs of a checkpoint that it resumes from.
 
@@ -96,7 +99,9 @@ def read_catalogue(
     folder = directory.paths.checkpoints
     doubts: list[str] = []
     latest = _read(doubts, "latest", lambda: read_latest(folder), None)
-    scanned = list_rows(folder, latest, need) if rows is None else [_marked(row, latest) for row in rows]
+    scanned = [*list_rows(folder, latest, need), *_superseded_rows(folder, need)] if rows is None else list(rows)
+    living = [_marked(row, latest) for row in scanned if not row.is_superseded]
+    older = [row for row in scanned if row.is_superseded]
     no_copies: tuple[CopyRecord, ...] = ()
     copies = _read(doubts, "copies on record", lambda: read_copies(directory), no_copies)
     no_pins: tuple[Pin, ...] = ()
@@ -105,21 +110,23 @@ def read_catalogue(
     if uses.recovery.pending is not None:
         doubts.append("a roll-back was cut off: the next start of the training finishes it, or `tr11 rollback`")
     fault = next((doubt for doubt in doubts if doubt.startswith("latest: ")), None)
-    checkpoints = _joined(directory, scanned, latest, copies, pins, uses)
+    known_of = bind(_known_of, directory, _by_identity(copies), {pin.step: pin for pin in pins}, uses)
+    checkpoints = _joined(known_of, living, latest, uses)
     return Catalogue(
         folder=folder,
         latest=latest,
         fault=fault.removeprefix("latest: ") if fault else _standing_fault(folder, checkpoints, latest),
         checkpoints=checkpoints,
-        aside=tuple(list_asides(folder)) if rows is None else (),
+        aside=tuple(list_quarantined(folder)) if rows is None else (),
         copies=copies,
         pins=pins,
         uses=uses,
         doubts=tuple(doubts),
+        superseded=tuple(known_of(row) for row in older),
     )
 
 
-def _standing_fault(folder: Path, checkpoints: Sequence[Checkpoint], latest: int | None) -> str | None:
+def _standing_fault(folder: Path, checkpoints: Sequence[CatalogueEntry], latest: int | None) -> str | None:
     """What is wrong with what a restart would take, `latest` being what the file of that name says; None if nothing."""
     if latest is None:
         return f"{folder / LATEST_FILE} is missing: a restart takes the newest resumable one" if checkpoints else None
@@ -142,30 +149,41 @@ def _marked(row: CheckpointRow, latest: int | None) -> CheckpointRow:
     return row if row.is_latest == (row.step == latest) else replace(row, is_latest=row.step == latest)
 
 
-def _joined(
-    directory: RunDirectory,
-    rows: Iterable[CheckpointRow],
-    latest: int | None,
-    copies: Iterable[CopyRecord],
-    pins: Iterable[Pin],
-    uses: Uses,
-) -> tuple[Checkpoint, ...]:
-    copied: dict[str, list[CopyRecord]] = {}
+def _superseded_rows(folder: Path, need: ResumeNeed) -> list[CheckpointRow]:
+    rows = (read_row(folder / name, step, False, need) for name, step in superseded_names(folder))
+    return [row for row in rows if row is not None]
+
+
+def _by_identity(copies: Iterable[CopyRecord]) -> dict[str, list[CopyRecord]]:
+    found: dict[str, list[CopyRecord]] = {}
     for copy in copies:
-        copied.setdefault(copy.identity, []).append(copy)
-    pinned = {pin.step: pin for pin in pins}
-    listed = list(rows)
-    kept = frozenset(uses.recovery.usable(row.step for row in listed))
-    found = [
-        Checkpoint(
-            **_values(row),
-            digests=observed(lambda row=row: read_digest(directory, row.step, row.identity)),  # type: ignore[misc]
-            copies=tuple(copy for copy in copied.get(row.identity, ()) if row.identity and copy.step == row.step),
-            pin=pinned.get(row.step),
-            is_discarded=row.step not in kept,
-        )
-        for row in listed
-    ]
+        found.setdefault(copy.identity, []).append(copy)
+    return found
+
+
+def _known_of(
+    directory: RunDirectory,
+    copied: Mapping[str, Sequence[CopyRecord]],
+    pinned: Mapping[int, Pin],
+    uses: Uses,
+    row: CheckpointRow,
+) -> CatalogueEntry:
+    """A row with what is on record of it; a pin, a use and a reading are known by the step."""
+    return CatalogueEntry(
+        **_values(row),
+        digests=observed(lambda: read_digest(directory, row.step, row.identity)),
+        copies=tuple(copy for copy in copied.get(row.identity, ()) if row.identity and copy.step == row.step),
+        pin=pinned.get(row.step),
+        used_by=uses.by_step.get(row.step, ()),
+    )
+
+
+def _joined(
+    known_of: Callable[[CheckpointRow], CatalogueEntry], rows: Sequence[CheckpointRow], latest: int | None, uses: Uses
+) -> tuple[CatalogueEntry, ...]:
+    """The checkpoints that a training may resume from, with what a restart would take of them."""
+    kept = frozenset(uses.recovery.usable(row.step for row in rows))
+    found = [replace(known_of(row), is_discarded=row.step not in kept) for row in rows]
     restart = restart_uses((entry.step for entry in found if entry.is_sound), latest)
     return tuple(replace(entry, used_by=_users(entry.step, restart, uses)) for entry in found)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainer.checkpoint.resumable import ResumeNeed, judge, newer_resumable, size_faults
-from trainer.contract import LATEST_FILE, checkpoint_name, write_atomically
-from trainer.lease import trained_into
+from trainer.contract.files import write_atomically
+from trainer.contract.lease import trained_into
+from trainer.contract.paths import LATEST_FILE, checkpoint_name
+from trainer.contract.resumable import ResumeNeed, judge, moves_back, size_faults
 
 
 class LatestRefused(Exception):
@@ -24,16 +25,10 @@ def require_no_trainer(folder: Path, now: float) -> None:
 
 
 def require_newest(folder: Path, step: int, need: ResumeNeed) -> None:
-    """Raises LatestRefused where a training could go on from a newer one: from an older, it would replace that in time.
-
-    Going back is `tr11 rollback`'s, which sets the newer ones aside.
-    """
-    newer = newer_resumable(folder, step, need)
-    if newer is not None:
-        raise LatestRefused(
-            f"{folder / LATEST_FILE} is not moved back to step {step}: a training resumes from step {newer}, and would "
-            f"replace it in time; restore without --latest, then: tr11 rollback {step}"
-        )
+    """Raises LatestRefused where a training could go on from a newer one, which it would replace in time."""
+    why = moves_back(folder, step, need)
+    if why:
+        raise LatestRefused(why)
 
 
 def move_latest(folder: Path, step: int, need: ResumeNeed, now: float) -> None:

@@ -1,6 +1,7 @@
 """Checkpoints that a person wants kept, whatever the policy says: who, when and why.
 
-    state/checkpoints/VARIANT/pins.json    state/checkpoints/VARIANT/pins.d/NNNNNNNN.json    (see `tr11ops.versioned`)
+    state/checkpoints/VARIANT/pins.json    state/checkpoints/VARIANT/pins.d/NNNNNNNN.json    (see
+    `tr11ops.rundir.versioned`)
 
 A damaged list is unknown, not empty: an older version is never read in its stead, because it may lack a pin.
 """
@@ -9,21 +10,17 @@ from __future__ import annotations
 
 import json
 import math
-import secrets
-import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tr11ops.rundir import RunDirectory, make_shared
-from tr11ops.versioned import VersionedFile
-from trainer.state_file import content_of
+from tr11ops.rundir.paths import RunDirectory
+from tr11ops.rundir.versioned import VersionedFile
+from trainer.contract.state_file import content_of
 
 SCHEMA = 1
 VERSIONS_KEPT = 20
-PATIENCE_SECONDS = 20.0
 LONGEST_REASON = 300
 
 
@@ -78,21 +75,13 @@ def _versions(directory: RunDirectory) -> VersionedFile:
 def _commit(directory: RunDirectory, change: Callable[[tuple[Pin, ...]], tuple[Pin, ...] | None]) -> bool:
     """Put what `change` makes of the newest list in place; it may run several times, and None leaves all as it is."""
     versions = _versions(directory)
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while True:
+
+    def following() -> tuple[int, str, bool] | None:
         number, pins = _read(versions)
         changed = change(pins)
-        if changed is None:
-            return False
-        make_shared(versions.folder)
-        if versions.put(number + 1, _text(number + 1, changed)):
-            with suppress(OSError, ValueError):  # the copy is for people; the versions are what counts
-                versions.publish(lambda: _newest(versions))
-            versions.tidy()
-            return True
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{versions.folder} was changed by others for {PATIENCE_SECONDS:.0f} s on end")
-        time.sleep(0.005 + secrets.randbelow(20) / 1000)
+        return None if changed is None else (number + 1, _text(number + 1, changed), True)
+
+    return versions.commit(following, lambda: _newest(versions)) is not None
 
 
 def _newest(versions: VersionedFile) -> tuple[int, str]:

@@ -5,7 +5,7 @@
                                         +--rename back
 
 A kill at any point leaves the folder whole under its name, whole and hidden (the next prune puts it back and decides
-anew), or doomed (the next prune removes the rest). Two prunes: one has the claim; where a clock broke that, every
+again), or doomed (the next prune removes the rest). Two prunes: one has the claim; where a clock broke that, every
 rename succeeds for one of them alone.
 """
 
@@ -20,24 +20,24 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tr11ops.backup.records import CopyRecord, identity_of
-from tr11ops.checkpoints.asides import look_at, names_of
 from tr11ops.checkpoints.catalogue import Catalogue, read_catalogue
 from tr11ops.checkpoints.pins import state_folder
-from tr11ops.checkpoints.removal import Stopped, doom, hide, put_back, remove, settle
-from tr11ops.checkpoints.retention import Decision, RetentionPolicy, decide, decide_asides
-from tr11ops.checkpoints.scan import NO_CARD, CheckpointRow
-from tr11ops.checkpoints.use import Clocks, read_clocks
-from tr11ops.crontab.claims import Claim, ClaimFolder, ClaimTaken
-from tr11ops.journal import Journal
-from tr11ops.reserve import keep_reserve, with_reserve
-from tr11ops.rundir import RunDirectory
-from trainer.checkpoint.resumable import ResumeNeed
-from trainer.contract import MANIFEST_FILE, checkpoint_name
+from tr11ops.checkpoints.quarantine import look_at, names_of
+from tr11ops.checkpoints.removal import RemovalStopped, doom, hide, put_back, remove
+from tr11ops.checkpoints.retention import RetentionDecision, RetentionPolicy, decide, decide_quarantined
+from tr11ops.rundir.checkpoint_scan import NO_CARD, CheckpointRow
+from tr11ops.rundir.claims import Claim, ClaimFolder, ClaimTaken
+from tr11ops.rundir.clocks import Clocks, read_clocks
+from tr11ops.rundir.copies import CopyRecord, identity_of
+from tr11ops.rundir.journal import Journal
+from tr11ops.rundir.paths import RunDirectory
+from tr11ops.rundir.reserve import keep_reserve, with_reserve
+from trainer.contract.paths import MANIFEST_FILE
+from trainer.contract.resumable import ResumeNeed
 
 if TYPE_CHECKING:
     from tr11ops.backup.sight import Sight
-    from tr11ops.runcard import RunCard
+    from tr11ops.runcard.card import RunCard
 
 CLAIM = "prune"
 CLAIM_SECONDS = 3600.0  # renewed with each checkpoint
@@ -53,12 +53,12 @@ class PrunePlan:
     """What would be removed and what is kept, each with why. `leftovers` are folders that an earlier prune began."""
 
     catalogue: Catalogue
-    decisions: tuple[Decision, ...]
+    decisions: tuple[RetentionDecision, ...]
     policy: RetentionPolicy
     leftovers: tuple[str, ...] = ()
 
     @property
-    def victims(self) -> tuple[Decision, ...]:
+    def victims(self) -> tuple[RetentionDecision, ...]:
         return tuple(decision for decision in self.decisions if decision.goes)
 
     @property
@@ -67,7 +67,7 @@ class PrunePlan:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RemovalOutcome:
     """What became of one folder. `text`: why it was kept, or what would not go."""
 
     name: str
@@ -81,7 +81,7 @@ class Outcome:
 class PruneResult:
     """All that was done. `finished`: what earlier prunes had begun; `ended_early`: why not all was done, else ""."""
 
-    outcomes: tuple[Outcome, ...] = ()
+    outcomes: tuple[RemovalOutcome, ...] = ()
     finished: tuple[str, ...] = ()
     ended_early: str = ""
 
@@ -99,8 +99,8 @@ class PruneResult:
 class Pruner:
     """One prune of one run. `load`, `need`: see `read_catalogue`; `who` and `why` go into the journal.
 
-    `only`: these steps alone, where a person named them. `sight` looks whether copies are still there. `look_at_clocks`
-    is replaced by tests alone.
+    `only`: these folders alone, which a person named. `sight` looks whether copies are still there. `look_at_clocks` is
+    replaced by tests alone.
     """
 
     directory: RunDirectory
@@ -111,9 +111,9 @@ class Pruner:
     load: str | None = None
     need: ResumeNeed = NO_CARD
     set_aside: bool = False
-    only: frozenset[int] | None = None
+    only: frozenset[str] | None = None
     progress: Callable[[int], None] = lambda count: None
-    tell: Callable[[Outcome], None] = lambda outcome: None
+    tell: Callable[[RemovalOutcome], None] = lambda outcome: None
     stop: threading.Event = field(default_factory=threading.Event)
     look_at_clocks: Callable[[Path], Clocks] = read_clocks
 
@@ -155,10 +155,15 @@ class Pruner:
         catalogue = read_catalogue(self.directory, clocks, self.load, need=self.need)
         counting = [copy for copy in catalogue.copies if self.policy.has(copy)]
         policy = replace(self.policy, unseen=self.sight(counting, clocks))
-        decisions = (*decide(catalogue, policy, clocks), *decide_asides(catalogue, policy, self.set_aside))
+        decisions = self._decide(catalogue, policy, clocks)
         if self.only is not None:
-            decisions = tuple(decision for decision in decisions if decision.step in self.only)
+            decisions = tuple(decision for decision in decisions if decision.name in self.only)
         return PrunePlan(catalogue, decisions, policy, tuple(self._leftovers()))
+
+    def _decide(self, catalogue: Catalogue, policy: RetentionPolicy, clocks: Clocks) -> tuple[RetentionDecision, ...]:
+        named = self.only or ()
+        ordinary = decide(catalogue, policy, clocks, named)
+        return (*ordinary, *decide_quarantined(catalogue, policy, self.set_aside, named))
 
     def _looked_again(self, plan: PrunePlan, catalogue: Catalogue, step: int, clocks: Clocks) -> RetentionPolicy:
         """The plan's policy after another look at the copies that this step may go for: its own, and its share's."""
@@ -181,7 +186,7 @@ class Pruner:
         """Remove what may go; of the (name, identity) pairs in `agreed` alone, where a person has seen them.
 
         Raises PruneBusy, and OSError when the claim or the journal cannot be written: nothing was removed then. On a
-        full disk the run's reserve is given up for them, and set aside anew when there is room again.
+        full disk the run's reserve is given up for them, and set aside again when there is room again.
         """
         claims, mine = with_reserve(self.directory, self._claim)
         try:
@@ -200,29 +205,29 @@ class Pruner:
             raise PruneBusy(f"a prune is running already: {taken}") from None
 
     def _run(self, claims: ClaimFolder, mine: Claim, agreed: Collection[tuple[str, str]] | None) -> PruneResult:
-        for name in names_of(self.folder, "hidden by a prune"):  # decided on anew, below
-            settle(self.folder, name)
+        for name in names_of(self.folder, "hidden by a prune"):  # decided on again, below
+            put_back(self.folder, name)
         plan = self._plan(self._clocks())
         victims = [victim for victim in plan.victims if agreed is None or (victim.name, victim.identity) in agreed]
         doomed = names_of(self.folder, "being removed")
         if not victims and not doomed:
             return PruneResult()
         self._begin(victims, doomed)
-        outcomes: list[Outcome] = []
+        outcomes: list[RemovalOutcome] = []
         finished: list[str] = []
         try:
             for name in doomed:
                 faults = remove(self.folder / name, self.progress, self.stop)
                 if faults:
-                    self._add(outcomes, Outcome(name, 0, 0, "failed", "; ".join(faults)))
+                    self._add(outcomes, RemovalOutcome(name, 0, 0, "failed", "; ".join(faults)))
                 else:
                     finished.append(name)
             for victim in victims:
                 if self.stop.is_set():
-                    raise Stopped
+                    raise RemovalStopped
                 claims.write(replace(mine, expires=time.time() + CLAIM_SECONDS, data={"name": victim.name}))
                 self._add(outcomes, self._take_away(victim, plan))
-        except Stopped:
+        except RemovalStopped:
             return PruneResult(tuple(outcomes), tuple(finished), "it was stopped; the next prune goes on")
         except OSError as error:  # of the claim or the journal: what cannot be recorded is not done
             why = f"{error.filename or self.directory.journal}: {error.strerror or error}"
@@ -231,14 +236,14 @@ class Pruner:
             )
         return PruneResult(tuple(outcomes), tuple(finished))
 
-    def _add(self, outcomes: list[Outcome], outcome: Outcome) -> None:
+    def _add(self, outcomes: list[RemovalOutcome], outcome: RemovalOutcome) -> None:
         """Tell and record what became of one. Raises OSError when it cannot be recorded."""
         outcomes.append(outcome)
         self.tell(outcome)
         kind = {"removed": REMOVED, "kept": LEFT, "failed": FAILED}[outcome.result]
         self._record(kind, f"{outcome.name}: {outcome.text}", vars(outcome))
 
-    def _begin(self, victims: Iterable[Decision], doomed: list[str]) -> None:
+    def _begin(self, victims: Iterable[RetentionDecision], doomed: list[str]) -> None:
         listed = [
             {"name": victim.name, "identity": victim.identity, "bytes": victim.bytes, "why": victim.why}
             for victim in victims
@@ -251,8 +256,8 @@ class Pruner:
         Journal(self.directory.journal).write(kind, why, data, self.who)
 
     # ------------------------------------------------------------------ one checkpoint
-    def _take_away(self, victim: Decision, plan: PrunePlan) -> Outcome:
-        made = partial(Outcome, victim.name, victim.step, victim.bytes)
+    def _take_away(self, victim: RetentionDecision, plan: PrunePlan) -> RemovalOutcome:
+        made = partial(RemovalOutcome, victim.name, victim.step, victim.bytes)
         try:
             why = self._why_not(victim, plan, victim.name)
             if why:
@@ -264,19 +269,20 @@ class Pruner:
                 put_back(self.folder, hidden)
                 raise
             if why:
-                is_back = put_back(self.folder, hidden)
-                return made("kept", why if is_back else f"{why}; its name was taken meanwhile, so it is now {hidden}")
+                name = put_back(self.folder, hidden)
+                taken = f"{why}; its name was taken meanwhile, so it is now {name}"
+                return made("kept", taken if name and name != victim.name else why)
             doomed = doom(self.folder, hidden)
             faults = remove(self.folder / doomed, self.progress, self.stop)
         except FileNotFoundError:
-            return made("kept", "it has got another name meanwhile, or somebody else removes it")
+            return made("kept", "it has got another name meanwhile, or someone else removes it")
         except OSError as error:
             return made("failed", f"{error.filename or self.folder / victim.name}: {error.strerror or error}")
         if faults:
             return made("failed", f"what is left of it is in {doomed}: {'; '.join(faults)}")
         return made("removed", victim.why)
 
-    def _why_not(self, victim: Decision, plan: PrunePlan, name: str) -> str:
+    def _why_not(self, victim: RetentionDecision, plan: PrunePlan, name: str) -> str:
         """Why a victim must stay after all, by what is known now and by what lies under `name`; "" when it may go.
 
         Pins, copies, use and `latest` are read again; the others that count for it must still be there. Its copies are
@@ -284,17 +290,17 @@ class Pruner:
         """
         place = self.folder / name
         clocks = self._clocks()
-        there = [row for row in plan.catalogue.checkpoints if row.step == victim.step or _is_there(row)]
+        known = (*plan.catalogue.checkpoints, *plan.catalogue.superseded)
+        there = [row for row in known if row.name == victim.name or _is_there(row)]
         catalogue = read_catalogue(self.directory, clocks, self.load, there)
         policy = self._looked_again(plan, catalogue, victim.step, clocks)
-        if victim.name == checkpoint_name(victim.step):
-            decisions = decide(catalogue, policy, clocks)
+        if any(row.name == victim.name for row in there):
             identity = identity_of(place)
         else:
             aside = look_at(place, victim.name, "discarded", victim.step)
             catalogue = replace(catalogue, aside=() if aside is None else (aside,))
-            decisions = decide_asides(catalogue, policy, self.set_aside)
             identity = "" if aside is None else aside.identity
+        decisions = self._decide(catalogue, policy, clocks)
         if identity != victim.identity or place.is_symlink():
             return "it has changed since it was looked at"
         found = next((entry for entry in decisions if entry.name == victim.name), None)

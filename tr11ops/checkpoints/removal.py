@@ -8,49 +8,50 @@ import stat
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
-from tr11ops.backup.folder_files import sync_folder
-from tr11ops.checkpoints.asides import doomed_name, hidden_name, home_of
-from trainer.contract import MANIFEST_FILE
+from tr11ops.checkpoints.quarantine import doomed_name, hidden_name, home_of, next_name
+from tr11ops.rundir.links import sync_folder
+from trainer.contract.paths import MANIFEST_FILE
 
 THREADS = 8  # unlinking is a round trip each on a shared file system
 FAULTS_KEPT = 3
 
 
-class Stopped(Exception):
-    """Somebody asked to stop: what is hidden is finished by the next prune."""
+class RemovalStopped(Exception):
+    """Someone asked to stop: what is hidden is finished by the next prune."""
 
 
 def hide(folder: Path, name: str) -> str:
-    """Rename a checkpoint out of everybody's sight; returns its new name. Raises OSError: then nothing has happened."""
+    """Rename a checkpoint out of everyone's sight; returns its new name. Raises OSError: then nothing has happened."""
     hidden = hidden_name(name)
     (folder / name).rename(folder / hidden)
     return hidden
 
 
-def put_back(folder: Path, hidden: str) -> bool:
-    """Give a hidden folder its name back; False when another one has it by now, or the hidden one has gone.
+def put_back(folder: Path, hidden: str) -> str:
+    """Give a hidden folder its name back, or that of a superseded one when another bears it by now; returns the name.
 
-    Raises OSError as the file system does.
+    Its hidden name where that was taken in this moment, "" where it has gone. Raises OSError as the file system does.
     """
-    home = folder / home_of(hidden)
-    if os.path.lexists(home):  # an empty folder there would be replaced by the rename
-        return False
+    home = home_of(hidden)
+    if os.path.lexists(folder / home):  # an empty folder there would be replaced by the rename
+        home = next_name(folder, home)
     try:
-        (folder / hidden).rename(home)
+        (folder / hidden).rename(folder / home)
     except OSError as error:
-        if error.errno in {errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST}:
-            return False
+        if error.errno == errno.ENOENT:
+            return ""
+        if error.errno in {errno.ENOTEMPTY, errno.EEXIST}:
+            return hidden
         raise
-    return True
+    return home
 
 
 def doom(folder: Path, hidden: str) -> str:
     """Decide that a hidden folder goes, for good: the decision is on disk before anything is unlinked.
 
-    Raises OSError; FileNotFoundError when somebody else has put it back.
+    Raises OSError; FileNotFoundError when someone else has put it back.
     """
     doomed = doomed_name(hidden)
     (folder / hidden).rename(folder / doomed)
@@ -67,7 +68,7 @@ def remove(place: Path, progress: Callable[[int], None], stop: threading.Event) 
     if place.is_symlink():
         return [f"{place}: it is a link; remove it by hand"]
     faults: list[str] = []
-    unlinked = _unlinked(place / MANIFEST_FILE, progress)  # first: whatever happens, nobody takes the rest for whole
+    unlinked = _unlinked(place / MANIFEST_FILE, progress)  # first: whatever happens, no one takes the rest for whole
     faults += [unlinked] if unlinked else []
     folders = [place]
     with ThreadPoolExecutor(THREADS, thread_name_prefix="prune") as workers:
@@ -78,7 +79,7 @@ def remove(place: Path, progress: Callable[[int], None], stop: threading.Event) 
             for line in workers.map(lambda path: None if stop.is_set() else _unlinked(path, progress), files):
                 faults += [line] if line else []
             if stop.is_set():
-                raise Stopped
+                raise RemovalStopped
     for folder in reversed(folders):
         try:
             folder.rmdir()
@@ -117,15 +118,3 @@ def _unlinked(path: Path, progress: Callable[[int], None]) -> str:
 def _few(faults: list[str]) -> list[str]:
     more = len(faults) - FAULTS_KEPT
     return faults if more <= 1 else [*faults[:FAULTS_KEPT], f"and {more} more"]
-
-
-def settle(folder: Path, hidden: str) -> bool:
-    """Settle what a killed prune hid without deciding: put back (True), or doomed where its name is another's by now.
-
-    Raises OSError.
-    """
-    if put_back(folder, hidden):
-        return True
-    with suppress(FileNotFoundError):
-        doom(folder, hidden)
-    return False

@@ -9,18 +9,18 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tr11ops.backup.records import CopyRecord
-from tr11ops.backup.schedule import CopyPolicy, Wanted, wanted_copies
-from tr11ops.checkpoints.asides import SetAside
-from tr11ops.checkpoints.catalogue import Catalogue, Checkpoint
-from tr11ops.checkpoints.use import Clocks
+from tr11ops.checkpoints.catalogue import Catalogue, CatalogueEntry
+from tr11ops.checkpoints.quarantine import SetAside
+from tr11ops.rundir.clocks import Clocks
+from tr11ops.rundir.copies import CopyRecord
+from tr11ops.rundir.copy_policy import CopyPolicy, WantedCopy, wanted_copies
 
 if TYPE_CHECKING:
-    from tr11ops.runcard import RunCard
+    from tr11ops.runcard.card import RunCard
 
 LEAST_KEPT = 2  # the last resumable ones, whatever the policy says
 INCOMPLETE_SECONDS = 86400.0  # a save without a manifest that was not written to for so long is given up
@@ -73,7 +73,7 @@ class RetentionPolicy:
 
 
 @dataclass(frozen=True)
-class Decision:
+class RetentionDecision:
     """What becomes of one folder. `rule`: one word or two, for counting; `why`: the whole reason."""
 
     name: str
@@ -85,29 +85,32 @@ class Decision:
     why: str
 
 
-def decide(catalogue: Catalogue, policy: RetentionPolicy, clocks: Clocks) -> tuple[Decision, ...]:
-    """One decision for each checkpoint, by step."""
-    state = _State.of(catalogue, policy)
+def decide(
+    catalogue: Catalogue, policy: RetentionPolicy, clocks: Clocks, named: Collection[str] = ()
+) -> tuple[RetentionDecision, ...]:
+    """One decision for each checkpoint, superseded ones too, by step. `named`: folders that a person wants removed."""
+    state = _State.of(catalogue, policy, named)
     found = []
-    for entry in catalogue.checkpoints:
+    for entry in (*catalogue.checkpoints, *catalogue.superseded):
         rule, why = _reason(entry, state, clocks)
-        name = entry.path.rpartition("/")[2]
-        found.append(Decision(name, entry.step, entry.bytes, entry.identity, rule == "goes", rule, why))
+        found.append(RetentionDecision(entry.name, entry.step, entry.bytes, entry.identity, rule == "goes", rule, why))
     return tuple(sorted(found, key=lambda decision: decision.step))
 
 
-def decide_asides(catalogue: Catalogue, policy: RetentionPolicy, is_asked: bool) -> tuple[Decision, ...]:
-    """One decision for each checkpoint that a roll-back set aside; `is_asked`: a person wants them removed."""
+def decide_quarantined(
+    catalogue: Catalogue, policy: RetentionPolicy, every: bool, named: Collection[str] = ()
+) -> tuple[RetentionDecision, ...]:
+    """One decision for each checkpoint that a roll-back set aside; a person wants `every` one removed, or these."""
     found = []
     for aside in catalogue.aside:
         if aside.kind == "discarded":
-            rule, why = _aside_reason(aside, catalogue, policy, is_asked)
+            rule, why = _aside_reason(aside, catalogue, policy, every or aside.name in named)
             goes = rule == "goes"
-            found.append(Decision(aside.name, aside.step, aside.bytes, aside.identity, goes, rule, why))
+            found.append(RetentionDecision(aside.name, aside.step, aside.bytes, aside.identity, goes, rule, why))
     return tuple(found)
 
 
-def counts(decisions: Iterable[Decision]) -> tuple[tuple[str, int], ...]:
+def counts(decisions: Iterable[RetentionDecision]) -> tuple[tuple[str, int], ...]:
     """How many stay by which rule, the commonest first."""
     counted = Counter(decision.rule for decision in decisions if not decision.goes)
     return tuple(sorted(counted.items(), key=lambda entry: (-entry[1], entry[0])))
@@ -116,20 +119,24 @@ def counts(decisions: Iterable[Decision]) -> tuple[tuple[str, int], ...]:
 # ----------------------------------------------------------------------------- how
 @dataclass(frozen=True)
 class _State:
-    """What the reasons are taken from. `sound`: steps a training can resume from; `milestones`: step to share."""
+    """What the reasons are taken from. `sound`: steps a training can resume from; `milestones`: step to share.
+
+    `named`: folders that a person wants removed.
+    """
 
     catalogue: Catalogue
     policy: RetentionPolicy
     sound: Sequence[int]
-    wanted: Mapping[int, Sequence[Wanted]]
+    wanted: Mapping[int, Sequence[WantedCopy]]
     milestones: Mapping[int, int]
+    named: Collection[str] = ()
 
     @classmethod
-    def of(cls, catalogue: Catalogue, policy: RetentionPolicy) -> _State:
+    def of(cls, catalogue: Catalogue, policy: RetentionPolicy, named: Collection[str]) -> _State:
         sound = sorted(entry.step for entry in catalogue.checkpoints if entry.is_sound)
         counting = [copy for copy in catalogue.copies if policy.has(copy) and copy.kind != "data"]
         return cls(catalogue, policy, sound, _wanted(catalogue, policy, sound, counting),
-                   _milestones(catalogue, policy, sound, counting))  # fmt: skip
+                   _milestones(catalogue, policy, sound, counting), named)  # fmt: skip
 
     def newer(self, step: int) -> int:
         """How many resumable checkpoints are newer."""
@@ -138,11 +145,11 @@ class _State:
 
 def _wanted(
     catalogue: Catalogue, policy: RetentionPolicy, sound: Sequence[int], counting: Sequence[CopyRecord]
-) -> dict[int, list[Wanted]]:
+) -> dict[int, list[WantedCopy]]:
     """The copies that the schedule wants, by step; of what is damaged too, in case it is the only one there is."""
     copied = [copy.step for copy in counting]
-    found: dict[int, list[Wanted]] = {}
-    everything = [entry.step for entry in catalogue.checkpoints]
+    found: dict[int, list[WantedCopy]] = {}
+    everything = sorted({entry.step for entry in (*catalogue.checkpoints, *catalogue.superseded)})
     for steps in ([*sound, *copied], [*everything, *copied]):
         for entry in wanted_copies(policy.copies, steps, policy.last_step):
             if entry not in found.setdefault(entry.step, []):
@@ -173,7 +180,7 @@ def _milestones(
     return {step: share for share, step in first.items() if share and share not in safe}
 
 
-def _reason(entry: Checkpoint, state: _State, clocks: Clocks) -> tuple[str, str]:
+def _reason(entry: CatalogueEntry, state: _State, clocks: Clocks) -> tuple[str, str]:
     """The rule that decides, and why in words."""
     certain = _needed(entry, state) or _unclear(entry)
     if certain is not None:
@@ -181,23 +188,25 @@ def _reason(entry: Checkpoint, state: _State, clocks: Clocks) -> tuple[str, str]
     return _incomplete(entry, state, clocks) if entry.manifest == "none" else _by_policy(entry, state)
 
 
-def _by_policy(entry: Checkpoint, state: _State) -> tuple[str, str]:
+def _by_policy(entry: CatalogueEntry, state: _State) -> tuple[str, str]:
     newer, keep = state.newer(entry.step), state.policy.keep_latest
     if newer < LEAST_KEPT:
         return "last two", "no two newer ones are there that a restart can take"
     if newer < keep:
         return "newest", f"one of the newest {keep}"
+    if entry.is_superseded and entry.name in state.named:  # no round copies it, so a person decides
+        return "goes", _farewell(entry, state)
     lacking = [lack for want in state.wanted.get(entry.step, ()) if (lack := _lack(entry, want, state)) is not None]
     if lacking:
-        return "not backed up", lacking[0]
+        return "not backed up", f"superseded; {lacking[0]}" if entry.is_superseded else lacking[0]
     if entry.step in state.milestones:
         reached = state.milestones[entry.step] * state.policy.milestone_percent
         return "milestone", f"first at {reached:g} % of the training, and no verified whole copy"
     return "goes", _farewell(entry, state)
 
 
-def _needed(entry: Checkpoint, state: _State) -> tuple[str, str] | None:
-    """Whether somebody needs it, or may."""
+def _needed(entry: CatalogueEntry, state: _State) -> tuple[str, str] | None:
+    """Whether someone needs it, or may."""
     if state.catalogue.doubts:
         return "unknown", f"nothing may go while this is not known: {state.catalogue.doubts[0]}"
     if entry.used_by:
@@ -209,7 +218,7 @@ def _needed(entry: Checkpoint, state: _State) -> tuple[str, str] | None:
     return None
 
 
-def _unclear(entry: Checkpoint) -> tuple[str, str] | None:
+def _unclear(entry: CatalogueEntry) -> tuple[str, str] | None:
     """Whether what it is cannot be told well enough to remove it."""
     if entry.is_link or entry.is_discarded:
         discarded = "a roll-back discarded it: the next start sets it aside"
@@ -226,7 +235,7 @@ def _unclear(entry: Checkpoint) -> tuple[str, str] | None:
     return None
 
 
-def _incomplete(entry: Checkpoint, state: _State, clocks: Clocks) -> tuple[str, str]:
+def _incomplete(entry: CatalogueEntry, state: _State, clocks: Clocks) -> tuple[str, str]:
     if not state.newer(entry.step):
         return "incomplete", "not complete, and no resumable one is newer: it may be in the making"
     if clocks.server is None or entry.changed is None:
@@ -234,10 +243,10 @@ def _incomplete(entry: Checkpoint, state: _State, clocks: Clocks) -> tuple[str, 
     # A clock that jumps makes nothing old: both must say so, and what lies in the future has no age.
     if min(clocks.ages(entry.changed)) < INCOMPLETE_SECONDS:
         return "incomplete", "not complete, but written to within the last day"
-    return "goes", "its save did not end, and nobody has written to it for a day"
+    return "goes", "its save did not end, and no one has written to it for a day"
 
 
-def _lack(entry: Checkpoint, want: Wanted, state: _State) -> str | None:
+def _lack(entry: CatalogueEntry, want: WantedCopy, state: _State) -> str | None:
     """Why a wanted copy does not count yet; None when it does."""
     kinds = {want.kind, "full"} if (want.kind, want.archive) == ("weights", "url") else {want.kind}
     made = [copy for copy in entry.copies if copy.archive == want.archive and copy.kind in kinds]
@@ -258,10 +267,11 @@ def _lack(entry: Checkpoint, want: Wanted, state: _State) -> str | None:
     return f"no {what}: what there is was made of another checkpoint of this step" if elsewhere else f"no {what}"
 
 
-def _farewell(entry: Checkpoint, state: _State) -> str:
+def _farewell(entry: CatalogueEntry, state: _State) -> str:
     copies = sorted({f"{copy.archive} ({KIND_WORDS[copy.kind]})" for copy in entry.copies if state.policy.has(copy)})
     where = f"copied to {', '.join(copies)}" if copies else "no copy of it is wanted"
     damage = "no training resumes from it; " if not entry.is_sound else ""
+    damage = "superseded; " if entry.is_superseded else damage
     return f"{damage}older than the newest {state.policy.keep_latest}; {where}"
 
 

@@ -1,8 +1,8 @@
 """Going back to an older checkpoint, and undoing that: what would be renamed, planned as a value, and then done.
 
-The renames themselves, and how one that was cut off is finished, are `trainer.rollback`'s, which a starting training
-uses too. Order of the effects: the run's lease is taken, journal, record with all that is to be renamed, `latest`,
-renames, record struck off, the lease let go.
+The renames themselves, and how one that was cut off is finished, are `trainer.contract.rollback`'s, which a starting
+training uses too. Order of the effects: the run's lease is taken, journal, record with all that is to be renamed,
+`latest`, renames, record struck off, the lease let go.
 """
 
 from __future__ import annotations
@@ -14,22 +14,30 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from tr11ops.checkpoints.asides import names_of
-from tr11ops.checkpoints.catalogue import Catalogue, Checkpoint
-from tr11ops.checkpoints.digests import DigestRecord
+from tr11ops.checkpoints.catalogue import Catalogue, CatalogueEntry
 from tr11ops.checkpoints.prune import CLAIM
-from tr11ops.crontab.claims import ClaimFolder
-from tr11ops.journal import Journal
-from tr11ops.launch.surroundings import Holder, read_holder
-from tr11ops.rundir import RunDirectory
-from trainer.checkpoint.resumable import ResumeNeed, judge, size_faults
-from trainer.config import TrainerConfig
-from trainer.contract import checkpoint_name, checkpoint_step, now
-from trainer.lease import Claim, LeaseFolder, clocks_of
-from trainer.recovery_file import BY_HAND, Moves, PendingMoves, RecoveryEvent, RecoveryRecord, write_recovery
-from trainer.rollback import finish, moves_of
-from trainer.schedule import Position, path_of
-from trainer.skip import IterationRange
+from tr11ops.checkpoints.quarantine import names_of
+from tr11ops.observe.lease import LeaseHolder, read_holder
+from tr11ops.rundir.checkpoint_digests import DigestRecord
+from tr11ops.rundir.claims import ClaimFolder
+from tr11ops.rundir.journal import Journal
+from tr11ops.rundir.paths import RunDirectory
+from trainer.config.card import TrainerConfig
+from trainer.contract.files import now
+from trainer.contract.lease import LeaseClaim, LeaseFolder, clocks_of
+from trainer.contract.paths import checkpoint_name, checkpoint_step
+from trainer.contract.recovery import (
+    BY_HAND,
+    IterationRange,
+    Moves,
+    PendingMoves,
+    RecoveryEvent,
+    RecoveryRecord,
+    write_recovery,
+)
+from trainer.contract.resumable import ResumeNeed, judge, size_faults
+from trainer.contract.rollback import finish, moves_of
+from trainer.schedule.path import Position, path_of
 
 CLAIM_SECONDS = 600.0
 BEGUN, DONE = "rollback", "rollback-done"
@@ -129,12 +137,12 @@ def plan_undo(catalogue: Catalogue, record: RecoveryRecord, who: str) -> Rollbac
     return RollbackPlan("undo", to_step, catalogue.latest, changed, gone=gone)
 
 
-def needs_reading(entry: Checkpoint) -> bool:
+def needs_reading(entry: CatalogueEntry) -> bool:
     """Whether no reading of all its bytes is on record."""
     return not isinstance(entry.digests, DigestRecord)
 
 
-def _target(catalogue: Catalogue, record: RecoveryRecord, config: TrainerConfig, step: int) -> Checkpoint:
+def _target(catalogue: Catalogue, record: RecoveryRecord, config: TrainerConfig, step: int) -> CatalogueEntry:
     """The checkpoint to go back to. Raises NotPossible."""
     _refuse_unfinished_prune(catalogue)
     entry = catalogue.at(step)
@@ -163,7 +171,7 @@ def _range(step: int, skip: IterationRange | int) -> tuple[int, int]:
     return skip.first, skip.last
 
 
-def _skipped_data(config: TrainerConfig, target: Checkpoint, first: int, last: int) -> SkippedData:
+def _skipped_data(config: TrainerConfig, target: CatalogueEntry, first: int, last: int) -> SkippedData:
     manifest = Position(target.step, target.consumed_samples or 0, target.consumed_tokens or 0)
     path = path_of(config, manifest)
     if last > path.total_iterations:
@@ -229,7 +237,7 @@ def _leased(directory: RunDirectory, ended: str) -> Iterator[Callable[[], None]]
         raise TrainerAlive(f"nothing was changed: a training has just started: {holder.text}")
     folder = LeaseFolder(directory.paths)
     epoch = folder.newest()[0] + 1
-    if not folder.claim(epoch, replace(Claim.of_this_process(LEASE_JOB, 0), epoch=epoch)):
+    if not folder.claim(epoch, replace(LeaseClaim.of_this_process(LEASE_JOB, 0), epoch=epoch)):
         raise TrainerAlive("nothing was changed: a training starts at this moment")
 
     def fence() -> None:
@@ -243,7 +251,7 @@ def _leased(directory: RunDirectory, ended: str) -> Iterator[Callable[[], None]]
             folder.renew(epoch, 0, held=False)
 
 
-def _living_holder(directory: RunDirectory, ended: str) -> Holder | None:
+def _living_holder(directory: RunDirectory, ended: str) -> LeaseHolder | None:
     """Who holds the lease and lives. Of roll-backs one is at it at a time (`claimed`), so another's claim is over."""
     holder = read_holder(directory.paths, *clocks_of(directory.paths, now()))
     return None if holder is not None and holder.job_id in (ended, LEASE_JOB) else holder

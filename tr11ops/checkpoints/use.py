@@ -1,7 +1,8 @@
 """Who needs a checkpoint now: a restart, a living attempt, a roll-back, a copy that is being made. Reads only.
 
 The trainer takes the lease first, then says `loading`, then looks for a checkpoint; a copier makes its claim first,
-then looks for its source. So whoever hides a checkpoint and only then looks here sees everybody who may have found it.
+then looks for its source. So anyone who hides a checkpoint and only then looks here sees everyone who may have found
+it.
 
 Life is judged so that one wrong clock cannot end it: a process of this host is asked for, the claim of another host is
 over when this host's clock and the file server's say so both.
@@ -16,29 +17,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tr11ops.cluster.local_processes import is_alive
-from tr11ops.crontab.claims import TOLERANCE_SECONDS, Claim, ClaimFolder
-from tr11ops.rundir import RunDirectory, make_shared
-from trainer.checkpoint.resumable import resume_order
-from trainer.contract import RunPaths, checkpoint_step
-from trainer.lease import LeaseFolder, file_system_time, read_lease
-from trainer.phases import PhaseRecord, parse_phase
-from trainer.recovery_file import RecoveryRecord, read_recovery
+from tr11ops.rundir.claims import TOLERANCE_SECONDS, Claim, ClaimFolder
+from tr11ops.rundir.clocks import Clocks
+from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.lease import LeaseFolder, read_lease
+from trainer.contract.paths import RunPaths, checkpoint_step
+from trainer.contract.phases import PhaseRecord, parse_phase
+from trainer.contract.recovery import RecoveryRecord, read_recovery
+from trainer.contract.resumable import resume_order
 
 COPY_CLAIMS = "copy-"  # claims of such a name hold {"step": N} while step N is being copied
 LEASE_SECONDS = 600.0  # a holder shows life every second; one that was silent for so long loads nothing any more
 LOADING = frozenset({"starting", "loading"})
-
-
-@dataclass(frozen=True)
-class Clocks:
-    """What time it is, here and by the file server (None where it was not asked). Seconds since the epoch."""
-
-    here: float
-    server: float | None = None
-
-    def ages(self, moment: float) -> tuple[float, ...]:
-        """How long ago that was, by each clock."""
-        return tuple(clock - moment for clock in (self.here, self.server) if clock is not None)
 
 
 @dataclass(frozen=True)
@@ -50,14 +40,8 @@ class Uses:
     recovery: RecoveryRecord = field(default_factory=RecoveryRecord)
 
 
-def read_clocks(folder: Path) -> Clocks:
-    """Ask both clocks: the server stamps a file that is made for it in `folder`. Raises OSError."""
-    make_shared(folder)
-    return Clocks(*file_system_time(folder))
-
-
 def read_uses(directory: RunDirectory, clocks: Clocks, load: str | None = None) -> Uses:
-    """Everybody but a restart (see `restart_uses`). `load`: the card's checkpoint.load.
+    """Everyone but a restart (see `restart_uses`). `load`: the card's checkpoint.load.
 
     Raises OSError or ValueError where one of the records cannot be read: then nothing may be concluded.
     """
@@ -103,7 +87,7 @@ def _named_by_load(paths: RunPaths, load: str | None) -> int | None:
 
 # ----------------------------------------------------------------------------- the living attempt
 def _living_attempt(paths: RunPaths, clocks: Clocks, found: dict[int, list[str]]) -> str:
-    """Note what the holder of the lease resumed from; returns who may be loading now, "" for nobody."""
+    """Note what the holder of the lease resumed from; returns who may be loading now, "" for no one."""
     folder = LeaseFolder(paths)
     epoch, _ = folder.newest()
     if not epoch:

@@ -5,35 +5,27 @@ leaves the interpreter to the others.
 from __future__ import annotations
 
 import errno
-import hashlib
-import os
-import stat
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tr11ops.backup.records import identity_of
-from tr11ops.checkpoints.digests import DigestRecord
-from tr11ops.checkpoints.scan import CheckpointRow
-from trainer.contract import FileEntry, Manifest, host_name
+from tr11ops.rundir.checkpoint_digests import DigestRecord, DigestStopped, digest_of
+from tr11ops.rundir.checkpoint_scan import CheckpointRow
+from tr11ops.rundir.copies import identity_of
+from trainer.contract.files import host_name
+from trainer.contract.manifest import FileEntry, Manifest
 
-PIECE_BYTES = 4 << 20
 Result = Literal["fine", "bad", "gone", "changed", "nothing to compare", "unread", "stopped"]
 # What says nothing of the file: rights, and servers that do not answer. The other errors are what damage looks like.
 _NOT_ITS_FAULT = {errno.EACCES, errno.EPERM, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 
 
-class Stopped(Exception):
-    """Somebody asked to stop in the middle of a file."""
-
-
 @dataclass(frozen=True)
-class Reading:
+class VerifyResult:
     """What reading one checkpoint came to. `bad`: one line for each file; `why`: where it says neither fine nor bad."""
 
     step: int
@@ -60,7 +52,7 @@ def verify(
     progress: Callable[[int], None],
     stop: threading.Event,
     who: str = "",
-) -> Reading:
+) -> VerifyResult:
     """Read a checkpoint that was listed as `row`, `parallel` files at once; `progress` hears of bytes as they are read.
 
     Only what did not change under the reading is called fine or bad.
@@ -68,19 +60,19 @@ def verify(
     place = Path(row.path)
     if row.manifest != "read":
         why = {"none": "it has no manifest", "foreign": "it has no manifest of this step: another trainer wrote it"}
-        return Reading(row.step, "nothing to compare", why=why.get(row.manifest, "".join(row.faults[:1])))
+        return VerifyResult(row.step, "nothing to compare", why=why.get(row.manifest, "".join(row.faults[:1])))
     try:
         manifest = Manifest.read(place)
         if manifest is not None and identity_of(place) == row.identity:
             found = _read_all(place, manifest, parallel, progress, stop)
             if identity_of(place) == row.identity:
                 return _judged(row, manifest, found, who)
-    except Stopped:
-        return Reading(row.step, "stopped")
+    except DigestStopped:
+        return VerifyResult(row.step, "stopped")
     except FileNotFoundError:
         return _other(row, place)
     except (OSError, ValueError) as error:
-        return Reading(row.step, "unread", why=" ".join(str(error).split()))
+        return VerifyResult(row.step, "unread", why=" ".join(str(error).split()))
     return _other(row, place)
 
 
@@ -96,27 +88,27 @@ def _read_all(
             raise
 
 
-def _judged(row: CheckpointRow, manifest: Manifest, found: list[_Read], who: str) -> Reading:
+def _judged(row: CheckpointRow, manifest: Manifest, found: list[_Read], who: str) -> VerifyResult:
     unread = [entry.unread for entry in found if entry.unread]
     bad = tuple(sorted(entry.fault for entry in found if entry.fault))
     if unread and not bad:
-        return Reading(row.step, "unread", why=unread[0])
+        return VerifyResult(row.step, "unread", why=unread[0])
     record = DigestRecord(
         row.step, row.identity, time.time(), len(manifest.files), manifest.total_bytes, bad, who, host_name()
     )
-    return Reading(row.step, "bad" if bad else "fine", record, unread[0] if unread else "")
+    return VerifyResult(row.step, "bad" if bad else "fine", record, unread[0] if unread else "")
 
 
-def _other(row: CheckpointRow, place: Path) -> Reading:
+def _other(row: CheckpointRow, place: Path) -> VerifyResult:
     if place.is_dir():
-        return Reading(row.step, "changed", why="it was replaced by another while it was read")
-    return Reading(row.step, "gone", why="it got another name or was removed while it was read")
+        return VerifyResult(row.step, "changed", why="it was replaced by another while it was read")
+    return VerifyResult(row.step, "gone", why="it got another name or was removed while it was read")
 
 
 def _read(place: Path, entry: FileEntry, progress: Callable[[int], None], stop: threading.Event) -> _Read:
-    """Compare one file. Raises Stopped, and FileNotFoundError when the whole checkpoint has gone."""
+    """Compare one file. Raises DigestStopped, and FileNotFoundError when the whole checkpoint has gone."""
     if stop.is_set():
-        raise Stopped
+        raise DigestStopped
     try:
         size, digest, is_still = digest_of(place / entry.path, entry.bytes, progress, stop)
     except FileNotFoundError:
@@ -131,32 +123,3 @@ def _read(place: Path, entry: FileEntry, progress: Callable[[int], None], stop: 
     if size != entry.bytes:
         return _Read(f"{entry.path}: {size} bytes, the manifest says {entry.bytes}")
     return _Read("" if digest == entry.digest else f"{entry.path}: its digest differs from the manifest's")
-
-
-def digest_of(
-    path: Path, expected: int, progress: Callable[[int], None], stop: threading.Event
-) -> tuple[int, str, bool]:
-    """Size, SHA-256, and whether the file stayed as it was meanwhile; past what this node remembers of it.
-
-    One whose size differs from `expected` is not read: its digest differs too.
-    """
-    digest, count = hashlib.sha256(), 0
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    with os.fdopen(descriptor, "rb", buffering=0) as stream:
-        before = os.fstat(descriptor)
-        if stat.S_ISREG(before.st_mode) and before.st_size != expected:
-            return before.st_size, "", True
-        with suppress(OSError):  # a file system without a cache of pages has nothing to forget
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        buffer = memoryview(bytearray(PIECE_BYTES))
-        while length := stream.readinto(buffer):
-            if stop.is_set():
-                raise Stopped
-            digest.update(buffer[:length])
-            count += length
-            progress(length)
-        after = os.fstat(descriptor)
-        with suppress(OSError):  # gigabytes that nobody needs again would push out what others do
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    is_still = (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)
-    return count, digest.hexdigest(), is_still

@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
+from dataclasses import asdict
+from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tr11ops.cli.common import JsonOption, Refusal, RunOption, SchedulerOption, SetOption, typed_for_run
+from tr11ops.base.observed import Unknown, known
+from tr11ops.base.units import counted
+from tr11ops.cli.common import Refusal, typed_for_run
+from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
 from tr11ops.cli.goodput import LookBack, look_back, shows_drawings, terminal_width
+from tr11ops.goodput.advise import CardSettings, is_worth_it
+from tr11ops.goodput.advise import advise as conclude
+from tr11ops.goodput.screen import Paper
+from tr11ops.launch.margins import room_before_limit
+from tr11ops.runcard.exit_duration import exit_plan
 
 if TYPE_CHECKING:
-    from tr11ops.report.advise import Advice, Situation
-    from tr11ops.report.goodput import Goodput
+    from tr11ops.goodput.account import Goodput
+    from tr11ops.goodput.advise import Advice
 
 SCHEMA = 1
 LABEL = 15
 
 
 def advise(
-    run: RunOption = None,
+    context: Annotated[RunContext, SCHEDULER, JSON],
     mtbf: Annotated[
         float | None, typer.Option("--mtbf", metavar="HOURS", help="Mean time between faults of the run to plan with.")
     ] = None,
-    scheduler: SchedulerOption = "auto",
-    overrides: SetOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """What the run's own past calls for, and the node-hours that it would have saved.
 
@@ -35,42 +41,32 @@ def advise(
     64,500 GPU-hours per failure are taken, unless the run's own few rule them out, or what --mtbf says. Nothing is
     changed: what stands behind "type" goes with `tr11 launch`, or into the card.
 
-    [bold]Examples[/bold]
-
+    Examples:
       tr11 advise
-
       tr11 advise --mtbf 168
-
       tr11 advise --json | jq '.advice[] | {topic, change, saved_node_hours}'
     """
     if mtbf is not None and not 0 < mtbf <= 1e7:
         raise Refusal(f"--mtbf {mtbf:g}: must be above 0 hours", exit_code=2)
-    from tr11ops.report.advise import advise as conclude
-    from tr11ops.snapshot import Unknown
 
-    look = look_back(run, overrides, scheduler)
+    look = look_back(context)
     if isinstance(look.history.attempts, Unknown):
         raise Refusal(f"the run's past could not be read: {look.history.attempts.why}", exit_code=3)
     found = conclude(look.history, look.goodput, situation_of(look, mtbf))
-    if as_json:
-        print(json.dumps(_document(look, found), indent=1, allow_nan=False))
+    if context.as_json:
+        emit(_document(look, found))
         return
     for line in _lines(look, found):
         print(line)
 
 
-def situation_of(look: LookBack, mtbf_hours: float | None) -> Situation:
+def situation_of(look: LookBack, mtbf_hours: float | None) -> CardSettings:
     """What the card says today, and how much of the training remains."""
-    from tr11ops.exit_duration import exit_plan
-    from tr11ops.launch.margins import room_before_limit
-    from tr11ops.report.advise import Situation
-    from tr11ops.snapshot import known
-
     card = exit_plan(look.card).applied(look.card)
     room = room_before_limit(card)
     minutes = card.run.exit_duration_minutes
     done = max((step.iteration for step in known(look.history.steps, ())[-1000:]), default=0)
-    return Situation(
+    return CardSettings(
         nodes=card.slurm.nodes,
         spares=card.slurm.spare_nodes,
         gpus_per_node=card.slurm.gpus_per_node or card.slurm.workers,
@@ -85,11 +81,6 @@ def situation_of(look: LookBack, mtbf_hours: float | None) -> Situation:
 
 
 def _lines(look: LookBack, found: tuple[Advice, ...]) -> Iterator[str]:
-    from textwrap import wrap
-
-    from tr11ops.report.advise import is_worth_it
-    from tr11ops.report.goodput_screen import Paper
-
     paper = Paper(terminal_width(), shows_drawings())
     yield paper.fit(f"{look.history.name} / {look.history.variant}   {_past(look.goodput)}")
     for advice in found:
@@ -109,8 +100,8 @@ def _lines(look: LookBack, found: tuple[Advice, ...]) -> Iterator[str]:
 
 def _past(goodput: Goodput) -> str:
     count = len(goodput.faults)
-    hours = goodput.total.held_micros / 3.6e9
-    return f"{hours:,.1f} node-hours, {count} fault{'' if count == 1 else 's'}"
+    hours = goodput.total.held_hours
+    return f"{hours:,.1f} node-hours, {counted(count, 'fault')}"
 
 
 def _saved(advice: Advice, goodput: Goodput) -> str:
@@ -122,10 +113,6 @@ def _saved(advice: Advice, goodput: Goodput) -> str:
 
 
 def _document(look: LookBack, found: tuple[Advice, ...]) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    from tr11ops.report.advise import is_worth_it
-
     return {
         "schema": SCHEMA,
         "run": look.history.name,

@@ -2,59 +2,73 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tr11ops.alerts.people import read_digest, send_digest, send_test
+from tr11ops.alerts.reading import incidents, open_alerts, waiting
+from tr11ops.alerts.sending import policy_for
+from tr11ops.alerts.wording import moment as said
+from tr11ops.base.observed import Unknown
+from tr11ops.base.units import counted
 from tr11ops.cli.alerts_change import ack, assign, resolve, snooze
-from tr11ops.cli.alerts_view import SCHEMA, alert_values, open_room, rows
-from tr11ops.cli.common import JsonOption, Refusal, RunOption, SetOption, named_card, say
+from tr11ops.cli.alerts_view import SCHEMA, alert_values, rows
+from tr11ops.cli.common import Refusal, in_time, named_card, say
+from tr11ops.cli.context import JSON, RunContext, emit
 from tr11ops.cli.nodes_view import moment, plain_text, show, table
+from tr11ops.observe.look import facts_of, observe
+from tr11ops.watchdog.situation import situation_of
+
+if TYPE_CHECKING:
+    from tr11ops.alerts.situation import RunSituation
 
 app = typer.Typer(
     name="alerts",
-    help="What is open, and who has it: list, ack, snooze, assign, resolve; test, digest, rota.",
+    help="""What is open, and who has it: list, ack, snooze, assign, resolve; test, digest, rota.
+
+    Examples:
+      tr11 alerts list
+      tr11 alerts ack 5f3a
+      tr11 alerts test
+    """,
     no_args_is_help=True,
 )
 
 
 @app.command("list")
 def list_alerts(
-    run: RunOption = None,
+    context: Annotated[RunContext, JSON],
     everything: Annotated[bool, typer.Option("--all", help="Also incidents that are over.")] = False,
-    as_json: JsonOption = False,
-    overrides: SetOption = None,
 ) -> None:
     """Open alerts, the most severe first, with who looks after them. Asks no scheduler.
 
-    [bold]Examples[/bold]
-
+    Examples:
       tr11 alerts list
-
       tr11 alerts list --all --json
     """
-    from tr11ops.alerts.reading import incidents, open_alerts, waiting
-    from tr11ops.snapshot import Unknown
-
-    room = open_room(run, overrides)
+    context.seen()
     now = time.time()
-    found = open_alerts(room.directory)
-    past = incidents(room.directory) if everything else ()
-    left = waiting(room.directory)
+    found, past, left = in_time(
+        lambda: (
+            open_alerts(context.directory),
+            incidents(context.directory) if everything else (),
+            waiting(context.directory),
+        )
+    )
     if isinstance(found, Unknown):
         raise Refusal(f"the alerts cannot be read: {found.why}", exit_code=3)
     if isinstance(past, Unknown):
         raise Refusal(f"the alerts cannot be read: {past.why}", exit_code=3)
     over = tuple(incident for incident in past if incident.resolved is not None)
-    if as_json:
+    if context.as_json:
         queue = None if isinstance(left, Unknown) else {"count": left.count, "since": left.since}
         ended = [{**asdict(incident), "severity": incident.severity.name} for incident in over]
         values = {"schema": SCHEMA, "alerts": [alert_values(alert) for alert in found], "over": ended}
-        print(json.dumps({**values, "waiting": queue}, indent=1))
+        emit({**values, "waiting": queue})
         return
     made = table("SEVERITY", "ALERT", "SINCE", "WHO", "WHAT")
     for row in rows(found, over, now):
@@ -64,7 +78,7 @@ def list_alerts(
     if isinstance(left, Unknown):
         say(f"tr11: what waits to be sent is unknown: {left.why}")
     elif left.count and left.since is not None:
-        what = "1 message waits" if left.count == 1 else f"{left.count} messages wait"
+        what = counted(left.count, "message waits", "messages wait")
         trouble = f" ({plain_text(left.trouble)})" if left.trouble else ""
         say(f"{what} to be sent since {moment(left.since)}{trouble}")
     if not found:
@@ -79,86 +93,82 @@ app.command()(resolve)
 
 @app.command()
 def test(
-    run: RunOption = None,
+    context: Annotated[RunContext, JSON],
     to: Annotated[
-        list[str] | None, typer.Option("--to", metavar="ADDRESS", help="Mail to this address alone; may be repeated.")
+        list[str] | None,
+        typer.Option("--address", "--to", metavar="ADDRESS", help="Mail to this address alone; may be repeated."),
     ] = None,
-    as_json: JsonOption = False,
-    overrides: SetOption = None,
 ) -> None:
-    """Send a real test message to everybody whom the card names, and say of each whether a server took it.
+    """Send a real test message to everyone whom the card names, and say of each whether a server took it.
 
     Exit code 1 when one was not taken.
 
-    [bold]Examples[/bold]
-
+    Examples:
       tr11 alerts test
-
-      tr11 alerts test --to ana@example.org
+      tr11 alerts test --address ana@example.org
     """
-    from tr11ops.alerts.people import send_test
-
-    room = open_room(run, overrides, must_exist=False)
-    results = send_test(room.directory, room.card, tuple(to or ()), time.time(), named_card(run))
+    context.seen(missing=None)
+    results = send_test(context.directory, context.card, tuple(to or ()), time.time(), named_card(context.run))
     if not results:
-        raise Refusal("nobody would be told: set alerts.recipients, alerts.rota or alerts.urls_file in the card")
-    if as_json:
+        raise Refusal("no one would be told: set alerts.recipients, alerts.rota or alerts.urls_file in the card")
+    if context.as_json:
         values = [
             {"route": route, "to": who, "taken": not trouble, "trouble": trouble} for route, who, trouble in results
         ]
-        print(json.dumps({"schema": SCHEMA, "results": values}, indent=1))
+        emit({"schema": SCHEMA, "results": values})
     else:
         made = table("ROUTE", "TO", "RESULT")
         for route, who, trouble in results:
             made.add_row(*map(plain_text, (route, who, trouble or "taken")))
         show(made)
-    raise typer.Exit(1 if any(trouble for _, _, trouble in results) else 0)
+    routes = {route for route, _, trouble in results if trouble}
+    if "mail" in routes:
+        say("mail goes to alerts.smtp_host and alerts.smtp_port of the card: name a server that takes mail from here")
+    if routes - {"mail"}:
+        say("delivery URLs are the lines of alerts.urls_file")
+    raise typer.Exit(1 if routes else 0)
 
 
 @app.command()
 def digest(
-    run: RunOption = None,
+    context: Annotated[RunContext, JSON],
     send: Annotated[bool, typer.Option("--send", help="Send it, unless today's was sent already.")] = False,
     again: Annotated[bool, typer.Option("--again", help="With --send: whatever was sent already.")] = False,
-    as_json: JsonOption = False,
-    overrides: SetOption = None,
 ) -> None:
     """Show the daily summary, or send it. The watchdog sends it by itself, once a day, at alerts.digest_time.
 
-    [bold]Examples[/bold]
-
+    Examples:
       tr11 alerts digest
-
       tr11 alerts digest --send
     """
-    from tr11ops.alerts.people import read_digest, send_digest
-    from tr11ops.alerts.sending import policy_for
-    from tr11ops.observe import facts_of, observe
-    from tr11ops.report.situation import situation_of
-    from tr11ops.snapshot import Unknown
-
-    room = open_room(run, overrides)
+    context.seen()
     if again and not send:
         raise Refusal("--again goes with --send", exit_code=2)
     now = time.time()
     unasked = Unknown("the scheduler was not asked")
-    snapshot = observe(room.directory, facts_of(room.card, named_card(run)), unasked, now)
-    situation = situation_of(room.directory, room.card, snapshot)
+
+    def look() -> RunSituation:
+        snapshot = observe(context.directory, facts_of(context.card, named_card(context.run)), unasked, now)
+        return situation_of(context.directory, context.card, snapshot)
+
+    situation = in_time(look)
     try:
         if not send:
-            _show_digest(*read_digest(room.directory, room.card, now, named_card(run), situation), as_json)
+            _show_digest(
+                *read_digest(context.directory, context.card, now, named_card(context.run), situation), context.as_json
+            )
             return
-        message, notes = send_digest(room.directory, room.card, now, again, named_card(run), situation)
+        message, notes = send_digest(context.directory, context.card, now, again, named_card(context.run), situation)
     except ValueError as error:
         raise Refusal(f"the alerts cannot be read: {error}", exit_code=3) from None
     for line in notes:
         say(f"tr11: {plain_text(line)}")
-    reachable = policy_for(room.directory, room.card).is_reachable
-    if as_json:
+    reachable = policy_for(context.directory, context.card).is_reachable
+    if context.as_json:
         sent = None if message is None or not reachable else {"subject": message.subject, "to": list(message.to)}
-        print(json.dumps({"schema": SCHEMA, "sent": sent, "notes": list(notes)}, indent=1))
+        emit({"schema": SCHEMA, "sent": sent, "notes": list(notes)})
     elif not reachable:
-        say("nobody is told: set alerts.recipients, alerts.rota or alerts.urls_file in the card")
+        say("no one is told: set alerts.recipients, alerts.rota or alerts.urls_file in the card")
     elif message is None:
         say("no digest is due: today's was sent, or the card wants none (--again sends one)")
     else:
@@ -168,43 +178,37 @@ def digest(
 
 def _show_digest(subject: str, lines: Sequence[str], as_json: bool) -> None:
     if as_json:
-        print(json.dumps({"schema": SCHEMA, "subject": subject, "lines": list(lines)}, indent=1))
+        emit({"schema": SCHEMA, "subject": subject, "lines": list(lines)})
     else:
         print("\n".join(map(plain_text, (subject, "", *lines))))
 
 
 @app.command()
 def rota(
-    run: RunOption = None,
+    context: Annotated[RunContext, JSON],
     turns: Annotated[int, typer.Option("--turns", min=1, max=100, help="How many to show.")] = 4,
-    as_json: JsonOption = False,
-    overrides: SetOption = None,
 ) -> None:
     """Who is on duty now, and who follows.
 
-    [bold]Examples[/bold]
-
+    Examples:
       tr11 alerts rota --turns 8
     """
-    from tr11ops.alerts.sending import policy_for
-    from tr11ops.alerts.wording import moment as said
-
-    room = open_room(run, overrides, must_exist=False)
-    policy = policy_for(room.directory, room.card, named_card(run))
+    context.seen(missing=None)
+    policy = policy_for(context.directory, context.card, named_card(context.run))
     found, begin = [], time.time()
     for _ in range(turns if policy.rota else 0):
         end = policy.turn_ends(begin)
         found.append((policy.on_duty(begin)[0], begin, end))
         begin = end
-    if as_json:
+    if context.as_json:
         values = [{"who": who, "from": since, "until": until} for who, since, until in found]
         recipients = list(policy.recipients)
-        print(json.dumps({"schema": SCHEMA, "turns": values, "recipients": recipients}, indent=1))
+        emit({"schema": SCHEMA, "turns": values, "recipients": recipients})
         return
     if not found:
         say(
             "the card has no rota: "
-            + (f"all goes to {', '.join(policy.recipients)}" if policy.recipients else "nobody is told")
+            + (f"all goes to {', '.join(policy.recipients)}" if policy.recipients else "no one is told")
         )
         return
     made = table("ON DUTY", "UNTIL")

@@ -3,44 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from tr11ops.cli.common import Refusal, age, directory_of, read_card
+from tr11ops.base.units import duration
 
 if TYPE_CHECKING:
-    from tr11ops.alerts.book import Alert, Incident
-    from tr11ops.runcard import RunCard
-    from tr11ops.rundir import RunDirectory
+    from tr11ops.alerts.state import Alert, Incident
 
 SCHEMA = 1
-
-
-@dataclass(frozen=True)
-class Room:
-    """A run whose alerts are meant."""
-
-    card: RunCard
-    directory: RunDirectory
-
-
-def open_room(run: str | None, overrides: list[str] | None, must_exist: bool = True) -> Room:
-    """Raises CardError, and Refusal where nothing was launched from the card."""
-    card = read_card(run, overrides)
-    directory = directory_of(card)
-    if must_exist and not directory.exists:
-        root = directory.root
-        raise Refusal(f"{root} does not exist: nothing was launched from this card here; check --run and the folder")
-    return Room(card, directory)
 
 
 def rows(alerts: Sequence[Alert], over: Sequence[Incident], now: float) -> Iterator[tuple[str, ...]]:
     """Cells of the list: open alerts, then incidents that are over, the newest first."""
     for alert in alerts:
-        yield alert.severity.name, alert.fingerprint, age(now - alert.began), _who(alert, now), alert.title
+        yield alert.severity.name, alert.fingerprint, duration(now - alert.began), _who(alert, now), alert.title
     for incident in reversed(over):
-        ended = f"over, {age((incident.resolved or incident.began) - incident.began)}"
-        since = f"{age(now - incident.began)} ago"
+        ended = f"over, {duration((incident.resolved or incident.began) - incident.began)}"
+        since = f"{duration(now - incident.began)} ago"
         yield ended, incident.fingerprint, since, incident.acknowledged_by or "-", incident.title
 
 
@@ -51,7 +31,7 @@ def _who(alert: Alert, now: float) -> str:
     if alert.is_acknowledged and alert.acknowledged_by != alert.owner:
         parts.append(f"ack {alert.acknowledged_by}")
     if alert.snoozed_until is not None:
-        parts.append(f"snoozed {age(alert.snoozed_until - now)}")
+        parts.append(f"snoozed {duration(alert.snoozed_until - now)}")
     return ", ".join(parts) or "nobody"
 
 

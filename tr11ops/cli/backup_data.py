@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -10,15 +9,19 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from tr11ops.cli.backup_restore import archive_errors, recorded
+from tr11ops.backup.data_sets import newest_copies
+from tr11ops.backup.restore import CopyDamaged, restore_file
+from tr11ops.base.units import iso_time, size
+from tr11ops.cli.backup_errors import archive_errors, recorded
 from tr11ops.cli.backup_run import place_of, require_archives
 from tr11ops.cli.common import Refusal
+from tr11ops.cli.context import emit
 
 if TYPE_CHECKING:
     from tr11ops.backup.base import Archive
-    from tr11ops.backup.records import Receipt
-    from tr11ops.backup.round_values import Place
-    from tr11ops.runcard import RunCard
+    from tr11ops.backup.round_values import BackupContext
+    from tr11ops.runcard.card import RunCard
+    from tr11ops.rundir.copies import Receipt
 
 SCHEMA = 1
 ALL = "all"
@@ -26,9 +29,6 @@ ALL = "all"
 
 def list_data(card: RunCard, source: str | None, as_json: bool) -> None:
     """Print the newest copy of each data set in the archives that are meant."""
-    from tr11ops.backup.data_sets import newest_copies
-    from tr11ops.units import iso_time, size
-
     found: dict[str, Mapping[str, Receipt]] = {}
     with archive_errors(), place_of(card, as_json) as place:
         for name in _archives(card, source):
@@ -41,7 +41,7 @@ def list_data(card: RunCard, source: str | None, as_json: bool) -> None:
             ]
             for archive, units in found.items()
         }
-        typer.echo(json.dumps({"schema": SCHEMA, "data": value}, indent=1))
+        emit({"schema": SCHEMA, "data": value})
         return
     for archive_name, units in found.items():
         if not units:
@@ -57,9 +57,6 @@ def restore_data(
 
     The tokenizer becomes a folder of that name in `into`. Raises Refusal.
     """
-    from tr11ops.backup.data_sets import newest_copies
-    from tr11ops.units import size
-
     archives = _archives(card, source)
     with archive_errors(), place_of(card, as_json) as place:
         there: set[str] = set()
@@ -84,12 +81,10 @@ def restore_data(
                 f"no copy of data {name!r} in {' or '.join(archives)}; there is {', '.join(sorted(there)) or 'none'}"
             )
     if as_json:
-        typer.echo(json.dumps({"schema": SCHEMA, "dry_run": dry_run, "into": str(into), "data": done}, indent=1))
+        emit({"schema": SCHEMA, "dry_run": dry_run, "into": str(into), "data": done})
 
 
-def _restore(place: Place, archive: Archive, unit: str, receipt: Receipt, target: Path, why: str) -> None:
-    from tr11ops.backup.restore import CopyDamaged, restore_file
-
+def _restore(place: BackupContext, archive: Archive, unit: str, receipt: Receipt, target: Path, why: str) -> None:
     with place.watch(f"restore {unit}", receipt.bytes) as progress:
         for file in receipt.files:
             try:

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import closing
+from datetime import UTC
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tr11ops.backup.base import ArchiveError, ArchiveUnavailable
+from tr11ops.backup.candidates import candidates
+from tr11ops.backup.ownership import give_id, owner_of
+from tr11ops.backup.receipts import list_receipts
+from tr11ops.base.units import MINUTE, size, timestamp
 from tr11ops.cli.backup_run import place_of, require_archives
-from tr11ops.cli.common import Refusal, RunOption, SetOption, YesOption, agree, directory_of, read_card, say
+from tr11ops.cli.common import (
+    Refusal,
+    YesOption,
+    agree,
+    require_directory,
+    say,
+)
+from tr11ops.cli.context import RunContext, emit
+from tr11ops.rundir.copies import read_copies
+from tr11ops.rundir.identity import adopt_run_id, require_run_id, run_id, short
 
 if TYPE_CHECKING:
     from tr11ops.backup.base import Archive
     from tr11ops.backup.candidates import Candidate
     from tr11ops.backup.ownership import Owner
-    from tr11ops.backup.round_values import Place
-    from tr11ops.runcard import RunCard
+    from tr11ops.backup.round_values import BackupContext
+    from tr11ops.runcard.card import RunCard
 
 SCHEMA = 1
 
@@ -24,11 +38,6 @@ SCHEMA = 1
 # ----------------------------------------------------------------------------- restore --list
 def list_candidates(card: RunCard, step: int, source: str | None, as_json: bool) -> None:
     """Print every copy of a step, of any run, in the archives that are meant. Raises Refusal where none answers."""
-    from tr11ops.backup.base import ArchiveError
-    from tr11ops.backup.candidates import candidates
-    from tr11ops.backup.ownership import owner_of
-    from tr11ops.run_identity import run_id
-
     names = require_archives(card, [source] if source else None, [step], "--from")
     found: list[tuple[str, Candidate]] = []
     faults = []
@@ -44,9 +53,7 @@ def list_candidates(card: RunCard, step: int, source: str | None, as_json: bool)
     for fault in faults:
         say(fault)
     if as_json:
-        typer.echo(
-            json.dumps({"schema": SCHEMA, "step": step, "copies": [_value(*entry) for entry in found]}, indent=1)
-        )
+        emit({"schema": SCHEMA, "step": step, "copies": [_value(*entry) for entry in found]})
     elif found:
         _table(found)
     else:
@@ -55,8 +62,6 @@ def list_candidates(card: RunCard, step: int, source: str | None, as_json: bool)
 
 
 def _table(found: list[tuple[str, Candidate]]) -> None:
-    from tr11ops.units import size
-
     typer.echo(f"{'IDENTITY':<10}{'COPY':<9}{'IN':<9}{'SIZE':>10}  {'COPIED (UTC)':<18}RUN")
     for archive, one in sorted(found, key=lambda entry: (entry[1].receipt.identity, entry[0])):
         receipt = one.receipt
@@ -68,9 +73,8 @@ def _table(found: list[tuple[str, Candidate]]) -> None:
 
 
 def _day(moment: float) -> str:
-    from tr11ops.units import iso_time
 
-    return (iso_time(moment) or "-")[:16].replace("T", " ")
+    return timestamp(moment, UTC, MINUTE)
 
 
 def _value(archive: str, one: Candidate) -> dict[str, object]:
@@ -84,38 +88,32 @@ def _value(archive: str, one: Candidate) -> dict[str, object]:
 
 # ----------------------------------------------------------------------------- adopt
 def adopt(
+    context: RunContext,
     archive: Annotated[str, typer.Argument(metavar="store|url", help="Which archive of the card.")],
     yes: YesOption = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be written, and do nothing.")] = False,
-    run: RunOption = None,
-    overrides: SetOption = None,
 ) -> None:
     """Say that an archive is this run's: one that is older than run ids, or that of a run directory that was lost.
 
     An archive knows its run by the id in state/run.json, not by name. One without an id gets this run's; a run
     directory that was begun again takes the archive's id, unless it has copies of its own elsewhere.
 
-    Example: tr11 backup adopt store
+    Examples:
+      tr11 backup adopt store
     """
-    from tr11ops.backup.base import ArchiveAway, ArchiveError
-
-    card = read_card(run, overrides)
+    card, directory = context.seen(missing=None)
     require_archives(card, [archive], None, "ARCHIVE")
-    if not directory_of(card).exists:
-        raise Refusal(f"{directory_of(card).root} does not exist; check --run")
+    require_directory(directory)
     try:
         with place_of(card, False) as place, closing(place.opened(archive)) as opened:
             _adopt(place, opened, yes, dry_run)
     except ArchiveError as error:
-        raise Refusal(str(error), exit_code=3 if isinstance(error, ArchiveAway) else 1) from None
+        raise Refusal(str(error), exit_code=3 if isinstance(error, ArchiveUnavailable) else 1) from None
     except (OSError, ValueError) as error:
         raise Refusal(f"nothing was changed: {error}") from None
 
 
-def _adopt(place: Place, archive: Archive, yes: bool, dry_run: bool) -> None:
-    from tr11ops.backup.ownership import give_id, owner_of
-    from tr11ops.run_identity import adopt_run_id, require_run_id, run_id, short
-
+def _adopt(place: BackupContext, archive: Archive, yes: bool, dry_run: bool) -> None:
     name, owner, ours = place.card.run.name, owner_of(archive), run_id(place.directory)
     if owner is None or (owner.id and owner.id == ours):
         why = "nothing was copied there yet" if owner is None else "it is this run's"
@@ -143,9 +141,7 @@ def _adopt(place: Place, archive: Archive, yes: bool, dry_run: bool) -> None:
     typer.echo("done; next: tr11 backup run")
 
 
-def _require_adoptable(place: Place, archive: Archive, owner: Owner, ours: str) -> None:
-    from tr11ops.backup.records import read_copies
-
+def _require_adoptable(place: BackupContext, archive: Archive, owner: Owner, ours: str) -> None:
     if owner.run != place.card.run.name:
         raise Refusal(f"{archive.address} is the archive of {owner.run!r}; name another place in [backup]")
     copies = read_copies(place.directory, every_variant=True)
@@ -157,8 +153,6 @@ def _require_adoptable(place: Place, archive: Archive, owner: Owner, ours: str) 
         )
 
 
-def _show(place: Place, archive: Archive) -> None:
-    from tr11ops.backup.receipts import list_receipts
-
+def _show(place: BackupContext, archive: Archive) -> None:
     for receipt in list_receipts(archive, place.card.run.variant):
         typer.echo(f"  step {receipt.step:>7}  {receipt.kind:<8} {receipt.identity[:8]}  copied {_day(receipt.copied)}")

@@ -2,25 +2,43 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+import time
+from contextlib import closing, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tr11ops.backup.claim import ArchiveLocked
+from tr11ops.backup.drill import choose_copy, run_drill
+from tr11ops.backup.restorable import doubts, restorable
+from tr11ops.backup.restore import AlreadyThere, CopyDamaged, restore_checkpoint, restore_file
+from tr11ops.base.units import duration, size
+from tr11ops.checkpoints.latest import LatestRefused, move_latest, require_newest, require_no_trainer
+from tr11ops.cli import completion
+from tr11ops.cli.backup_data import list_data, restore_data
+from tr11ops.cli.backup_errors import archive_errors, recorded
+from tr11ops.cli.backup_owner import list_candidates
 from tr11ops.cli.backup_run import KindOption, ReasonOption, asked_of, place_of, require_archives
-from tr11ops.cli.common import JsonOption, Refusal, RunOption, SetOption, directory_of, read_card, say
+from tr11ops.cli.common import Refusal, directory_of, say
+from tr11ops.cli.context import JSON, RunContext, emit
+from tr11ops.logs.lines import plain
+from tr11ops.rundir.checkpoint_damage import note_damage, put_on_record
+from tr11ops.rundir.checkpoint_digests import DigestRecord
+from tr11ops.rundir.copies import identity_of, read_copies
+from tr11ops.rundir.identity import adopt_run_id, run_id
+from tr11ops.rundir.journal import user_name
+from trainer.contract.files import host_name
+from trainer.contract.paths import MANIFEST_FILE
+from trainer.contract.resumable import ResumeNeed
 
 if TYPE_CHECKING:
     from tr11ops.backup.base import Archive
     from tr11ops.backup.candidates import Candidate
-    from tr11ops.backup.records import CopyRecord, Kind, Receipt
-    from tr11ops.backup.restore import CopyDamaged
-    from tr11ops.backup.round_values import Place
-    from tr11ops.runcard import RunCard
-    from trainer.checkpoint.resumable import ResumeNeed
+    from tr11ops.backup.round_values import BackupContext
+    from tr11ops.runcard.card import RunCard
+    from tr11ops.rundir.copies import CopyRecord, Kind, Receipt
 
 SCHEMA = 1
 
@@ -31,9 +49,11 @@ FromOption = Annotated[
 
 
 def restore(
-    step: Annotated[int | None, typer.Argument(metavar="[STEP]", min=0)] = None,
-    into: Annotated[Path | None, typer.Option("--into", metavar="DIR", help="It becomes DIR/global_stepN.")] = None,
-    run: RunOption = None,
+    context: Annotated[RunContext, JSON],
+    step: Annotated[int | None, typer.Argument(metavar="[STEP]", min=0, autocompletion=completion.steps)] = None,
+    into: Annotated[
+        Path | None, typer.Option("--output", "-o", "--into", metavar="DIR", help="It becomes DIR/global_stepN.")
+    ] = None,
     source: FromOption = None,
     kind: KindOption = None,
     file: Annotated[
@@ -53,49 +73,38 @@ def restore(
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be restored.")] = False,
     why: ReasonOption = "",
-    as_json: JsonOption = False,
-    overrides: SetOption = None,
 ) -> None:
     """Bring a checkpoint back: every digest is compared, only what is whole gets its name. Repeat it when cut off.
 
     Nothing that is there is replaced: a checkpoint of that step in DIR stays as it is.
 
-    [bold]Examples[/bold]
-
-      tr11 backup restore 12000 --into /scratch/again
-
-      tr11 backup restore 12000 --from url --kind weights --into /scratch/eval
-
+    Examples:
+      tr11 backup restore 12000 --output /scratch/again
+      tr11 backup restore 12000 --from url --kind weights --output /scratch/eval
       tr11 backup restore 12000 --list
-
-      tr11 backup restore --data all --into /scratch/data
-
-      tr11 backup restore 12000 --from store --file manifest.json --into .
+      tr11 backup restore --data all --output /scratch/data
+      tr11 backup restore 12000 --from store --file manifest.json --output .
     """
     if (step is None) == (data is None):
         raise Refusal("restore what? Give a STEP, or --data NAME", exit_code=2)
     if data is not None:
-        from tr11ops.cli.backup_data import list_data, restore_data
-
         if only_list:
-            list_data(read_card(run, overrides), source, as_json)
+            list_data(context.card, source, context.as_json)
             return
-        restore_data(read_card(run, overrides), data, _given(into), source, dry_run, why, as_json)
+        restore_data(context.card, data, _given(into), source, dry_run, why, context.as_json)
         return
     assert step is not None
     if only_list:
-        from tr11ops.cli.backup_owner import list_candidates
-
-        list_candidates(read_card(run, overrides), step, source, as_json)
+        list_candidates(context.card, step, source, context.as_json)
         return
     into = _given(into)
-    card = read_card(run, overrides)
+    card = context.card
     asked = asked_of([step], kind)
     if file is not None and latest:
         raise Refusal("--file and --latest: a single file is no checkpoint; leave one out", exit_code=2)
     name = source or _best(card, step, kind, identity)
     require_archives(card, [name], [step], "--from")
-    with archive_errors(), place_of(card, as_json) as place, closing(place.opened(name)) as archive:
+    with archive_errors(), place_of(card, context.as_json) as place, closing(place.opened(name)) as archive:
         found = _candidate(place, archive, step, asked.kind, identity)
         receipt = found.receipt
         if not found.is_ours and (latest or _is_ours(place, into)):
@@ -104,7 +113,7 @@ def restore(
             raise Refusal("--latest: this copy holds the weights alone, and no training goes on from those")
         if file is None and receipt.kind != "full" and into.resolve() == card.paths.checkpoints.resolve():
             raise Refusal(
-                f"--into {into}: this copy holds the weights alone, from which this run does not resume; restore "
+                f"--output {into}: this copy holds the weights alone, from which this run does not resume; restore "
                 "it into another folder"
             )
         if latest:
@@ -112,13 +121,11 @@ def restore(
         _warn(card, archive, receipt)
         made = into / (f"global_step{step}" if file is None else Path(file).name)
         if not dry_run:
-            made = _restored(place, archive, receipt, into, file, latest, why)
-            _keep_id(place, found, into)
-    if as_json:
+            made = _restored(place, archive, found, into, file, latest, why)
+    if context.as_json:
         values = {"schema": SCHEMA, "dry_run": dry_run, "path": str(made), "step": step, "kind": receipt.kind}
-        typer.echo(json.dumps({**values, "from": receipt.location, "bytes": receipt.bytes}, indent=1))
+        emit({**values, "from": receipt.location, "bytes": receipt.bytes})
         return
-    from tr11ops.units import size
 
     would = "would become" if dry_run else "is now"
     what = f"({receipt.kind}, {size(receipt.bytes)})" if file is None else f"({receipt.kind}): {file}"
@@ -127,18 +134,16 @@ def restore(
 
 def _given(into: Path | None) -> Path:
     if into is None:
-        raise Refusal("restore where to? Give --into DIR (or --list to see what there is)", exit_code=2)
+        raise Refusal("restore where to? Give --output DIR (or --list to see what there is)", exit_code=2)
     return into
 
 
-def _is_ours(place: Place, into: Path) -> bool:
+def _is_ours(place: BackupContext, into: Path) -> bool:
     return into.resolve() == place.directory.paths.checkpoints.resolve()
 
 
-def _keep_id(place: Place, found: Candidate, into: Path) -> None:
-    """A run directory without an id into which a checkpoint was restored goes on as the run that made it."""
-    from tr11ops.run_identity import adopt_run_id, run_id
-
+def _keep_id(place: BackupContext, found: Candidate, into: Path) -> None:
+    """A run directory without an id into which a checkpoint is restored goes on as the run that made it."""
     if not (found.run_id and _is_ours(place, into)):
         return
     try:
@@ -150,11 +155,10 @@ def _keep_id(place: Place, found: Candidate, into: Path) -> None:
 
 
 def _restored(
-    place: Place, archive: Archive, receipt: Receipt, into: Path, file: str | None, latest: bool, why: str
+    place: BackupContext, archive: Archive, found: Candidate, into: Path, file: str | None, latest: bool, why: str
 ) -> Path:
     """Do it, and put it in the journal of a run that is here."""
-    from tr11ops.backup.restore import AlreadyThere, CopyDamaged, restore_checkpoint, restore_file
-
+    receipt = found.receipt
     total = receipt.bytes if file is None else sum(entry.bytes for entry in receipt.files if entry.path == file)
     try:
         with place.watch(f"restore {receipt.step}", total) as progress:
@@ -162,7 +166,7 @@ def _restored(
             if file is not None:
                 made = restore_file(archive, receipt, file, into, transfer)
             else:
-                made = restore_checkpoint(archive, receipt, into, transfer)
+                made = restore_checkpoint(archive, receipt, into, transfer, lambda: _keep_id(place, found, into))
     except CopyDamaged as error:
         raise Refusal(f"{error}{recorded(place, archive, receipt, error)}") from None
     except AlreadyThere as error:
@@ -178,18 +182,12 @@ def _restored(
     return made
 
 
-def _need(place: Place, into: Path) -> ResumeNeed:
+def _need(place: BackupContext, into: Path) -> ResumeNeed:
     """What a training that starts from a folder needs: of the run's own, its model."""
-    from trainer.checkpoint.resumable import ResumeNeed
-
     return ResumeNeed.of(place.card) if _is_ours(place, into) else ResumeNeed()
 
 
-def _require_movable(place: Place, into: Path, step: int) -> None:
-    import time
-
-    from tr11ops.checkpoints.latest import LatestRefused, require_newest, require_no_trainer
-
+def _require_movable(place: BackupContext, into: Path, step: int) -> None:
     try:
         require_no_trainer(into, time.time())
         require_newest(into, step, _need(place, into))
@@ -197,53 +195,24 @@ def _require_movable(place: Place, into: Path, step: int) -> None:
         raise Refusal(f"--latest: {error}; nothing was restored") from None
 
 
-def _move_latest(place: Place, into: Path, step: int, made: Path) -> None:
+def _move_latest(place: BackupContext, into: Path, step: int, made: Path) -> None:
     """Have `latest` name what was restored, by what it is: also a whole copy may be one of weights alone."""
-    import time
-
-    from tr11ops.checkpoints.latest import LatestRefused, move_latest
-
     try:
         move_latest(into, step, _need(place, into), time.time())
     except LatestRefused as error:
         raise Refusal(f"{made} was restored, but {error}") from None
 
 
-def recorded(place: Place, archive: Archive, receipt: Receipt, error: CopyDamaged) -> str:
-    """Put damage of a copy on record, so that the next round repairs it; returns what to say of that."""
-    from tr11ops.backup.damage import note_damage
-
-    if not place.directory.exists:
-        return ""
-    try:
-        faults = {error.path: error.fault}
-        is_noted = note_damage(place.directory, place.journal, archive, receipt, faults, "found by a restore")
-    except (OSError, ValueError) as failure:
-        return f"; it could not be put on record: {failure}"
-    return "; the damage is on record, and tr11 backup run repairs it while the checkpoint is here" if is_noted else ""
-
-
-def _note_what_is_here(place: Place, step: int, into: Path, path: str) -> None:
+def _note_what_is_here(place: BackupContext, step: int, into: Path, path: str) -> None:
     """A checkpoint here that is not as the copy: on record as damaged, if it is not as its own manifest says."""
-    from tr11ops.backup.records import identity_of
-    from tr11ops.checkpoints.damage import note_damage
-
     home = place.directory.paths.checkpoint(step)
     if _is_ours(place, into):
         with suppress(OSError):  # the refusal says what matters
             note_damage(place.directory, step, identity_of(home), path, "found by a restore")
 
 
-def _note_restored(place: Place, receipt: Receipt, made: Path) -> None:
+def _note_restored(place: BackupContext, receipt: Receipt, made: Path) -> None:
     """What was restored into the run had every digest compared: that is a reading, and clears one that found damage."""
-    import time
-
-    from tr11ops.backup.records import identity_of
-    from tr11ops.checkpoints.damage import put_on_record
-    from tr11ops.checkpoints.digests import DigestRecord
-    from tr11ops.journal import user_name
-    from trainer.contract import MANIFEST_FILE, host_name
-
     if not (_is_ours(place, made.parent) and all(file.digest or file.path == MANIFEST_FILE for file in receipt.files)):
         return
     with suppress(OSError):  # then it counts as never read
@@ -256,63 +225,40 @@ def _note_restored(place: Place, receipt: Receipt, made: Path) -> None:
         )  # fmt: skip
 
 
-@contextmanager
-def archive_errors() -> Iterator[None]:
-    """Errors of archives and copies as one line, each with its exit code."""
-    from tr11ops.backup.base import ArchiveAway, ArchiveError
-    from tr11ops.backup.transfer import CopyError
-
-    try:
-        yield
-    except ArchiveError as error:
-        raise Refusal(str(error), exit_code=3 if isinstance(error, ArchiveAway) else 1) from None
-    except CopyError as error:
-        raise Refusal(str(error)) from None
-    except ValueError as error:
-        raise Refusal(f"{error}; restore from another copy") from None
-
-
 def drill(
-    run: RunOption = None,
+    context: Annotated[RunContext, JSON],
     source: Annotated[
         str | None, typer.Option("--from", metavar="store|url", help="Default: wherever the newest whole copy is.")
     ] = None,
     into: Annotated[
-        Path | None, typer.Option("--into", metavar="DIR", help="Where there is room; default: the run directory.")
+        Path | None,
+        typer.Option(
+            "--output", "-o", "--into", metavar="DIR", help="Where there is room; default: the run directory."
+        ),
     ] = None,
-    as_json: JsonOption = False,
-    overrides: SetOption = None,
 ) -> None:
     """Try a restore: the newest verified whole copy, into a fresh folder, read by the trainer, then removed.
 
     The outcome and its date go on record; `tr11 backup status` shows them.
 
-    [bold]Examples[/bold]
-
+    Examples:
       tr11 backup drill
-
-      tr11 backup drill --from url --into /scratch/room
+      tr11 backup drill --from url --output /scratch/room
     """
-    from dataclasses import asdict
-
-    from tr11ops.backup.drill import choose_copy, run_drill
-    from tr11ops.backup.turn import TurnTaken
-    from tr11ops.units import duration, size
-
-    card = read_card(run, overrides)
+    card = context.card
     archives = require_archives(card, [source] if source else None, [1], "--from" if source else None)
     copy = choose_copy((c for c in _records(card) if c.archive in archives), source)
     if copy is None:
         raise Refusal(f"there is no whole, sound copy in {' or '.join(archives)} yet; see tr11 backup status")
     if into is not None and not into.is_dir():
-        raise Refusal(f"--into {into}: there is no such folder", exit_code=2)
+        raise Refusal(f"--output {into}: there is no such folder", exit_code=2)
     try:
-        with archive_errors(), place_of(card, as_json) as place, closing(place.opened(copy.archive)) as archive:
+        with archive_errors(), place_of(card, context.as_json) as place, closing(place.opened(copy.archive)) as archive:
             done = run_drill(place, archive, copy, into)
-    except TurnTaken as taken:
+    except ArchiveLocked as taken:
         raise Refusal(f"a drill goes on already: {taken}") from None
-    if as_json:
-        typer.echo(json.dumps(asdict(done), indent=1))
+    if context.as_json:
+        emit(asdict(done))
     else:
         result = "passed" if done.passed else "FAILED"
         took = f"{size(done.bytes)} in {duration(done.seconds)}"
@@ -322,8 +268,6 @@ def drill(
 
 # ----------------------------------------------------------------------------- finding a copy
 def _records(card: RunCard) -> tuple[CopyRecord, ...]:
-    from tr11ops.backup.records import read_copies
-
     try:
         return read_copies(directory_of(card))
     except (OSError, ValueError) as error:
@@ -344,10 +288,7 @@ def _best(card: RunCard, step: int, kind: str | None, identity: str | None) -> s
     return best.archive
 
 
-def _candidate(place: Place, archive: Archive, step: int, kind: Kind | None, identity: str | None) -> Candidate:
-    from tr11ops.backup.restorable import restorable
-    from tr11ops.run_identity import run_id
-
+def _candidate(place: BackupContext, archive: Archive, step: int, kind: Kind | None, identity: str | None) -> Candidate:
     try:
         ours = run_id(place.directory)
     except OSError as error:
@@ -358,9 +299,6 @@ def _candidate(place: Place, archive: Archive, step: int, kind: Kind | None, ide
 
 def _warn(card: RunCard, archive: Archive, receipt: Receipt) -> None:
     """Say what speaks against a copy; what is read is compared all the same."""
-    from tr11ops.backup.restorable import doubts
-    from tr11ops.logs.lines import plain
-
     for doubt in doubts(receipt):
         say(doubt)
     if not directory_of(card).exists:

@@ -2,43 +2,45 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tr11ops.backup.due import Asked
+from tr11ops.backup.round_values import CARDS_ARCHIVES, BackupContext, RoundPruning, RoundRequest, card_archives
+from tr11ops.backup.screen_round import lines, value
+from tr11ops.backup.service import run_round
+from tr11ops.backup.submit import SubmitContext, submit
+from tr11ops.base.stop_signals import STOP_SIGNALS, obeying
+from tr11ops.checkpoints.prune import PruneBusy, Pruner, PruneResult
+from tr11ops.cli.backup_plan import show_plan
 from tr11ops.cli.common import (
-    JsonOption,
     Refusal,
-    RunOption,
-    SchedulerOption,
-    SetOption,
-    card_path,
     directory_of,
     kind_to_watch,
     open_scheduler,
-    read_card,
+    require_directory,
     say,
 )
+from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
+from tr11ops.cli.progress import ByteProgress
+from tr11ops.cron.scripts import Invocation
+from tr11ops.rundir.journal import Journal, user_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tr11ops.backup.due import Asked
-    from tr11ops.backup.round_values import Place, RoundResult
-    from tr11ops.checkpoints.prune import PruneResult
-    from tr11ops.runcard import RunCard
+    from tr11ops.backup.round_values import RoundResult
+    from tr11ops.runcard.card import RunCard
 
 SCHEMA = 1
 KINDS = ("full", "weights", "spike", "data")
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 StepsArgument = Annotated[
     list[int] | None, typer.Argument(metavar="[STEP...]", help="These checkpoints, whatever the card wants.", min=0)
@@ -55,8 +57,8 @@ ReasonOption = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why
 
 
 def run_copies(
+    context: Annotated[RunContext, SCHEDULER, JSON],
     steps: StepsArgument = None,
-    run: RunOption = None,
     to: ArchiveOption = None,
     kind: KindOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan, and do nothing.")] = False,
@@ -64,14 +66,12 @@ def run_copies(
         float | None, typer.Option("--limit", metavar="MB/S", help="Default: backup.megabytes_per_second.", min=0.001)
     ] = None,
     parallel: Annotated[
-        int | None, typer.Option("--parallel", metavar="N", help="Files at once. Default: backup.parallel.", min=1)
+        int | None,
+        typer.Option("--workers", "--parallel", metavar="N", help="Files at once. Default: backup.parallel.", min=1),
     ] = None,
     no_logs: Annotated[bool, typer.Option("--no-logs", help="Leave logs and TensorBoard events out.")] = False,
     submit: Annotated[bool, typer.Option("--submit", help="As a job, unless one is queued.")] = False,
     why: ReasonOption = "",
-    as_json: JsonOption = False,
-    scheduler: SchedulerOption = "auto",
-    overrides: SetOption = None,
 ) -> None:
     """One round: due copies, each read back; logs; the share of re-reading; then prune, where the card wants that.
 
@@ -80,54 +80,43 @@ def run_copies(
 
     Exit code 0: all is copied; 1: a person is needed, or it was stopped; 3: an archive does not answer.
 
-    [bold]Examples[/bold]
-
+    Examples:
       tr11 backup run --dry-run
-
       tr11 backup run
-
       tr11 backup run --submit
-
       tr11 backup run 31200 31259 --to url --kind spike
     """
-    card = _changed(read_card(run, overrides), limit, parallel)
+    card, directory = context.seen(missing=None)
+    card = _changed(card, limit, parallel)
     asked = asked_of(steps, kind)
     archives = require_archives(card, to, steps)
-    directory = directory_of(card)
-    if not directory.exists:
-        raise Refusal(f"{directory.root} does not exist: nothing was launched from this card here; check --run")
+    require_directory(directory)
     if dry_run:
-        from tr11ops.cli.backup import show_plan
-
-        show_plan(card, asked, archives, as_json)
+        show_plan(card, asked, archives, context.as_json)
         return
     if submit:
         words = ["backup", "run", *map(str, steps or ()), *_options(to, kind, limit, parallel, no_logs, why)]
-        _submit(card, card_path(run), overrides, words, scheduler, as_json)
+        _submit(card, context.card_path, context.overrides, words, context.scheduler, context.as_json)
         return
-    from tr11ops.backup.round_values import Request
-    from tr11ops.backup.service import run_round
 
     reading: Any = "none" if asked.steps else "share"
-    request = Request(archives, asked, logs=not no_logs and not asked.steps, reading=reading, why=why)
-    with place_of(card, as_json) as place:
+    request = RoundRequest(archives, asked, logs=not no_logs and not asked.steps, reading=reading, why=why)
+    with place_of(card, context.as_json) as place:
         done = run_round(place, request)
         pruned = None
         if card.backup.prune and not asked.steps and not place.stop.is_set():
             pruned = _prune(card, place)
-    _finish(done, pruned, as_json, if_busy=1 if asked.steps else 0)
+    _finish(done, pruned, context.as_json, if_busy=1 if asked.steps else 0)
 
 
 def read_back(
+    context: Annotated[RunContext, JSON],
     steps: StepsArgument = None,
-    run: RunOption = None,
     source: Annotated[
         list[str] | None, typer.Option("--from", metavar="store|url|ADDRESS", help="Only this archive.")
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every byte of every copy; the default.")] = False,
     due: Annotated[bool, typer.Option("--due", help="This round's share of the rotation alone; for cron.")] = False,
-    as_json: JsonOption = False,
-    overrides: SetOption = None,
 ) -> None:
     """Read copies back from their archives, every byte, and compare them with their receipts.
 
@@ -136,37 +125,29 @@ def read_back(
 
     Exit code 0: all is as it was copied; 1: something is not, or it was stopped; 3: an archive does not answer.
 
-    [bold]Examples[/bold]
-
+    Examples:
       tr11 backup verify
-
       tr11 backup verify 3000 --from store
     """
-    from tr11ops.backup.round_values import Request
-    from tr11ops.backup.service import run_round
-
     if sum([bool(steps), everything, due]) > 1:
         raise Refusal("STEP, --all and --due: give one of them", exit_code=2)
-    card = read_card(run, overrides)
+    card, directory = context.seen(missing=None)
     archives = require_archives(card, source, (1,), "--from")
-    if not directory_of(card).exists:
-        raise Refusal(f"{directory_of(card).root} does not exist; check --run")
+    require_directory(directory)
     reading: Any = "share" if due else "all"
-    request = Request(archives, asked_of(steps, None), copies=False, logs=False, reading=reading)
-    with place_of(card, as_json) as place:
+    request = RoundRequest(archives, asked_of(steps, None), copies=False, logs=False, reading=reading)
+    with place_of(card, context.as_json) as place:
         done = run_round(place, request)
     damaged = {copy.step for tally in done.tallies for copy in tally.damaged}
     unread = sorted(set(steps or ()) - damaged - {step for tally in done.tallies for step in tally.read_steps})
     if unread and not any(tally.faults or tally.busy or tally.is_stopped for tally in done.tallies):
         raise Refusal(f"step {unread[0]}: there is no copy of it in {' or '.join(archives)}; see tr11 backup status")
-    _finish(done, None, as_json, if_busy=3)
+    _finish(done, None, context.as_json, if_busy=3)
 
 
 # ----------------------------------------------------------------------------- what was asked
 def asked_of(steps: Sequence[int] | None, kind: str | None) -> Asked:
     """What a person asked for. Raises Refusal for an unknown kind."""
-    from tr11ops.backup.due import Asked
-
     if kind is not None and kind not in KINDS:
         raise Refusal(f"--kind {kind!r}: must be one of {', '.join(KINDS)}", exit_code=2)
     if kind == "data" and steps:
@@ -181,15 +162,13 @@ def require_archives(
 
     `option` names others than the card's, for the STEPs given; None where the command has no such option.
     """
-    from tr11ops.backup.round_values import CARDS_ARCHIVES, card_archives
-
     ours = card_archives(card)
     if not named and not ours:
         other = f", or give {option} with a STEP" if option else ""
         raise Refusal(f"the run card names no archive: set backup.store or backup.url{other}", 2)
     for name in named or ():
         if "@" in name or "?" in name:  # before any message repeats it
-            raise Refusal(f"{option}: an address with credentials would be seen by everybody here; use a file", 2)
+            raise Refusal(f"{option}: an address with credentials would be seen by everyone here; use a file", 2)
         if name in CARDS_ARCHIVES and name not in ours:
             raise Refusal(f"{option} {name}: backup.{name} is not set in the run card", exit_code=2)
         if name not in CARDS_ARCHIVES and not steps:
@@ -211,28 +190,24 @@ def _options(
 ) -> Iterator[str]:
     for name in to or ():
         yield from ("--to", name)
-    for option, value in (("--kind", kind), ("--limit", limit), ("--parallel", parallel), ("--reason", why)):
-        if value:
-            yield from (option, f"{value}")
+    for option, given in (("--kind", kind), ("--limit", limit), ("--workers", parallel), ("--reason", why)):
+        if given:
+            yield from (option, f"{given}")
     if no_logs:
         yield "--no-logs"
 
 
 # ----------------------------------------------------------------------------- where it happens
 @contextmanager
-def place_of(card: RunCard, is_quiet: bool) -> Iterator[Place]:
+def place_of(card: RunCard, is_quiet: bool) -> Iterator[BackupContext]:
     """Where rounds happen, with progress on stderr; TERM, Ctrl-C and USR1 end the round soon and in order."""
-    from tr11ops.backup.round_values import Place
-    from tr11ops.cli.progress import ByteProgress
-    from tr11ops.journal import Journal
-
     directory = directory_of(card)
 
     def watch(what: str, total: int) -> ByteProgress:
         return ByteProgress(what, total, is_quiet=is_quiet)
 
     with stopping() as stop:
-        yield Place(card, directory, Journal(directory.journal), say, watch, stop)
+        yield BackupContext(card, directory, Journal(directory.journal), say, watch, stop)
 
 
 @contextmanager
@@ -240,25 +215,18 @@ def stopping() -> Iterator[threading.Event]:
     """An event that a signal to end sets; a second one of Ctrl-C ends at once."""
     stop = threading.Event()
 
-    def obey(number: int, frame: FrameType | None) -> None:
+    def obey(number: int) -> None:
         if stop.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt
         stop.set()
         say("stopping: what was sent is kept, the next round goes on from there")
 
-    before = {number: signal.signal(number, obey) for number in STOP_SIGNALS}
-    try:
+    with obeying(obey, (*STOP_SIGNALS, signal.SIGUSR1)):
         yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
-def _prune(card: RunCard, place: Place) -> PruneResult | None:
+def _prune(card: RunCard, place: BackupContext) -> PruneResult | None:
     """Remove what the policy does not keep. Says why it did not come about."""
-    from tr11ops.checkpoints.prune import PruneBusy, Pruner, PruneResult
-    from tr11ops.journal import user_name
-
     try:
         return Pruner.of(card, user_name(), "backup.prune, after a round", stop=place.stop).run()
     except PruneBusy as error:
@@ -269,15 +237,11 @@ def _prune(card: RunCard, place: Place) -> PruneResult | None:
     return None
 
 
-def _submit(card: RunCard, path: Path, overrides: list[str] | None, words: list[str], kind: str, as_json: bool) -> None:
-    from tr11ops.backup.submit import Desk, submit
-    from tr11ops.crontab.scripts import Typed
-    from tr11ops.journal import Journal
-
+def _submit(card: RunCard, path: Path, overrides: Sequence[str], words: list[str], kind: str, as_json: bool) -> None:
     directory = directory_of(card)
     folder = Path.cwd()
-    typed = Typed(card, (folder / path).absolute(), tuple(overrides or ()), folder, dict(os.environ))
-    desk = Desk(typed, directory, open_scheduler(kind_to_watch(directory, kind)), tuple(words))
+    typed = Invocation(card, (folder / path).absolute(), tuple(overrides or ()), folder, dict(os.environ))
+    desk = SubmitContext(typed, directory, open_scheduler(kind_to_watch(directory, kind)), tuple(words))
     try:
         queued = submit(desk)
     except ValueError as error:
@@ -286,7 +250,7 @@ def _submit(card: RunCard, path: Path, overrides: list[str] | None, words: list[
         Journal(directory.journal).write("backup-submitted", "", {"job": queued.job_id, "words": words})
     if as_json:
         values = {"schema": SCHEMA, "job_id": queued.job_id, "new": queued.is_new, "state": queued.state or None}
-        typer.echo(json.dumps(values, indent=1))
+        emit(values)
         return
     new = f"job {queued.job_id} makes the round; its output: {directory.paths.state / 'backup' / 'slurm'}"
     say(new if queued.is_new else f"job {queued.job_id} is there already ({queued.state}): nothing was submitted")
@@ -295,13 +259,15 @@ def _submit(card: RunCard, path: Path, overrides: list[str] | None, words: list[
 # ----------------------------------------------------------------------------- what came of it
 def _finish(done: RoundResult, pruned: PruneResult | None, as_json: bool, if_busy: int) -> None:
     """Print it and leave. `if_busy`: the exit code where another process is at it, and all else is fine."""
-    from tr11ops.report.backup_round import lines, value
-
     busy = if_busy if any(tally.busy for tally in done.tallies) else 0
     code = max(done.exit_code, 1 if pruned is not None and pruned.failed else 0) or busy
+    shown = None
+    if pruned is not None:
+        steps = tuple(outcome.step for outcome in pruned.outcomes if outcome.result == "removed")
+        shown = RoundPruning(steps, pruned.freed, pruned.ended_early)
     if as_json:
-        typer.echo(json.dumps(value(done, pruned, code), indent=1))
+        emit(value(done, shown, code))
     else:
-        for line in lines(done, pruned):
+        for line in lines(done, shown):
             typer.echo(line)
     raise typer.Exit(code)

@@ -2,55 +2,62 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tr11ops.backup.archive_round import plan_of, rows_of
+from tr11ops.backup.archives import folder_fault
+from tr11ops.backup.claim import owner_of
+from tr11ops.backup.data_sets import data_states
+from tr11ops.backup.ledger import read_archive_state, read_drill
+from tr11ops.backup.round_values import RoundRequest
+from tr11ops.backup.screen_status import ArchiveView, BackupStatus, lines, value
+from tr11ops.backup.service import rebuild
 from tr11ops.cli.backup_run import place_of, require_archives
-from tr11ops.cli.common import JsonOption, Refusal, RunOption, SetOption, directory_of, read_card
+from tr11ops.cli.common import (
+    Refusal,
+    directory_of,
+    in_time,
+    require_directory,
+    say,
+)
+from tr11ops.cli.context import JSON, RunContext, emit
+from tr11ops.logs.lines import plain
+from tr11ops.rundir.copies import read_copies
 
 if TYPE_CHECKING:
-    from tr11ops.report.backup_status import Screen
-    from tr11ops.runcard import RunCard
+    from tr11ops.runcard.card import RunCard
 
 
 def status(
-    run: RunOption = None,
+    context: Annotated[RunContext, JSON],
     rebuild: Annotated[
-        bool, typer.Option("--rebuild", help="First make the records anew from the receipts at the far side.")
+        bool, typer.Option("--rebuild", help="First make the records again from the receipts at the destination.")
     ] = False,
-    as_json: JsonOption = False,
-    overrides: SetOption = None,
 ) -> None:
     """For each archive: its copies, the last success, how far re-reading is, what is damaged, what is due, who copies.
 
-    Goes by what is on record, and looks whether the store is there; `--rebuild` asks the far side.
+    Goes by what is on record, and looks whether the store is there; `--rebuild` asks the destination.
 
     Exit code 0: fine; 1: a copy is damaged, the last round failed, or the store is not there; 3: the records
     cannot be read.
 
-    [bold]Examples[/bold]
-
+    Examples:
       tr11 backup status
-
       tr11 backup status --rebuild
     """
-    from tr11ops.logs.lines import plain
-    from tr11ops.report.backup_status import lines, value
-
-    card = read_card(run, overrides)
+    card, directory = context.seen(missing=None)
     archives = require_archives(card, None, None, option=None)
-    if not directory_of(card).exists:
-        raise Refusal(f"{directory_of(card).root} does not exist; check --run")
-    code = _rebuild(card, archives, as_json) if rebuild else 0
+    require_directory(directory)
+    code = _rebuild(card, archives, context.as_json) if rebuild else 0
     try:
-        screen = _screen(card, archives)
+        screen = in_time(lambda: _screen(card, archives))
     except (OSError, ValueError) as error:
         raise Refusal(f"what is copied is not known: {error}; try --rebuild", exit_code=3) from None
-    if as_json:
-        typer.echo(json.dumps(value(screen), indent=1))
+    if context.as_json:
+        emit(value(screen))
     else:
         for line in lines(screen):
             typer.echo(plain(line))
@@ -58,9 +65,6 @@ def status(
 
 
 def _rebuild(card: RunCard, archives: tuple[str, ...], is_quiet: bool) -> int:
-    from tr11ops.backup.service import rebuild
-    from tr11ops.cli.common import say
-
     with place_of(card, is_quiet) as place:
         done = rebuild(place, archives)
     for tally in done.tallies:
@@ -71,24 +75,17 @@ def _rebuild(card: RunCard, archives: tuple[str, ...], is_quiet: bool) -> int:
     return done.exit_code
 
 
-def _screen(card: RunCard, archives: tuple[str, ...]) -> Screen:
-    from tr11ops.backup.archive_round import plan_of, rows_of
-    from tr11ops.backup.archives import folder_fault
-    from tr11ops.backup.data_sets import data_states
-    from tr11ops.backup.ledger import read_archive_state, read_drill
-    from tr11ops.backup.records import read_copies
-    from tr11ops.backup.round_values import Request
-    from tr11ops.backup.turn import owner_of
-    from tr11ops.report.backup_status import ArchiveView, Screen
-
+def _screen(card: RunCard, archives: tuple[str, ...]) -> BackupStatus:
     directory, now = directory_of(card), time.time()
     rows, copies = rows_of(directory), read_copies(directory)
     views = []
     for name in archives:
         state = read_archive_state(directory, name)
         ours = tuple(c for c in copies if c.archive == name and (state is None or c.address == state.address))
-        plan = plan_of(card, rows, ours, Request((name,)))
+        plan = plan_of(card, rows, ours, RoundRequest((name,)))
         address = state.address if state is not None else str(getattr(card.backup, name))
         owner, fault = owner_of(directory, name, now), folder_fault(name, card)
         views.append(ArchiveView(name, address, state, ours, plan.due, owner, fault, data_states(card, ours, name)))
-    return Screen(card.run.name, card.run.variant, now, tuple(views), read_drill(directory), card.backup.reread_days)
+    return BackupStatus(
+        card.run.name, card.run.variant, now, tuple(views), read_drill(directory), card.backup.reread_days
+    )

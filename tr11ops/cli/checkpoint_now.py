@@ -2,54 +2,46 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
-from tr11ops.cli.common import JsonOption, Refusal, RunOption, SchedulerOption, SetOption, YesOption, agree, say
+from tr11ops.cli.common import DryRunOption, Refusal, YesOption, agree, say, timeout_option
+from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
 from tr11ops.cli.stopping import (
-    DryRunOption,
     ReasonOption,
+    ask_training,
     await_answer,
-    put_request,
-    record,
+    require_training,
     scene,
+    seconds_to_wait,
     standing_lines,
 )
+from trainer.contract.requests import new_request, read_request
 
 CHECKPOINT_NOW_SCHEMA = 1
 
 
 def checkpoint_now(
+    context: Annotated[RunContext, SCHEDULER, JSON],
     *,
-    run: RunOption = None,
     yes: YesOption = False,
     dry_run: DryRunOption = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the checkpoint, and name its step.")] = False,
     timeout: Annotated[
         float | None,
-        typer.Option("--timeout", min=0, metavar="SECONDS", help="With --wait: give up after this long."),
+        timeout_option("With --wait: give up after this long."),
     ] = None,
     why: ReasonOption = "",
-    scheduler: SchedulerOption = "auto",
-    as_json: JsonOption = False,
-    overrides: SetOption = None,
 ) -> None:
     """Save a checkpoint at the next step, and train on. The receipt is the checkpoint's step.
 
-    [bold]Examples[/bold]
-
+    Examples:
       tr11 checkpoint-now --wait --reason "before the maintenance"
     """
-    from trainer.requests import new_request, read_request
-
-    place = scene(run, overrides, scheduler)
+    place = scene(context)
     paths, view = place.directory.paths, place.look()
-    if not (view.attempts or view.foreground or view.doubt):
-        raise Refusal(
-            f"nothing of this run is training, so nothing can be saved; look with `{place.command('status')}`"
-        )
+    require_training(view, place, "saved")
     before = read_request(paths.checkpoint_request, "checkpoint")
     for line in [*(f"running:    attempt {name}: will save and train on" for name in view.attempts),
                  *standing_lines(view)]:  # fmt: skip
@@ -63,18 +55,16 @@ def checkpoint_now(
     if request is None:
         agree("Ask for a checkpoint?", yes)
         request = new_request("checkpoint", place.user, why, place.directory.root)
-        if not put_request(place, paths.checkpoint_request, request):
-            raise Refusal("a checkpoint could not be asked for: make room first, runbooks/filesystem-full.md")
-        record(place.directory, "checkpoint-now", why, {"request": request.id}, place.user)
+        ask_training(place, paths.checkpoint_request, request, "a checkpoint", "checkpoint-now", {})
         say(f"asked for a checkpoint at the next step; `{place.command('status')}` shows it when it is there")
     answer = None
     if wait:
-        seconds = place.card.resilience.stop_within_minutes * 60 if timeout is None else timeout
+        seconds = seconds_to_wait(place, timeout)
         answer = await_answer(place, view, request, seconds)
-    if as_json:
+    if context.as_json:
         value = {"schema": CHECKPOINT_NOW_SCHEMA, "request": request.id, "answered": answer is not None}
-        typer.echo(json.dumps({**value, "checkpoint": answer.step if answer else None}, indent=1))
-    if answer is not None and answer.step is not None and not as_json:
+        emit({**value, "checkpoint": answer.step if answer else None})
+    if answer is not None and answer.step is not None and not context.as_json:
         typer.echo(f"saved: global_step{answer.step}; the training goes on")
     if wait and (answer is None or answer.step is None):
         raise Refusal(answer.message if answer else f"no checkpoint came in time; look with `{place.command('logs')}`")

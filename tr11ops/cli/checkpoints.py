@@ -11,32 +11,41 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from tr11ops.cli import completion
 from tr11ops.cli.checkpoints_keep import list_checkpoints, pin, unpin
 from tr11ops.cli.checkpoints_prune import prune, remove
 from tr11ops.cli.checkpoints_verify import verify
-from tr11ops.cli.common import JsonOption, Refusal, RunOption, SetOption, directory_of, read_card
-from tr11ops.cli.trainer_child import run_trainer_module
-from trainer.contract import LATEST_FILE, checkpoint_name, checkpoint_step, checkpoint_steps, read_latest
+from tr11ops.cli.common import Refusal, directory_of
+from tr11ops.cli.context import JSON, RunContext
+from tr11ops.cli.trainer_child import child_words, run_trainer_module
+from tr11ops.runcard.card import resolved
+from trainer.contract.paths import LATEST_FILE, checkpoint_name, checkpoint_step, checkpoint_steps, read_latest
 
 if TYPE_CHECKING:
-    from tr11ops.runcard import RunCard
+    from tr11ops.runcard.card import RunCard
 
 app = typer.Typer(
     name="checkpoints",
-    help="What is saved: list, verify, pin, prune, inspect, convert. STEP is a number, `latest`, or a folder's path.",
+    help="""What is saved: list, verify, pin, prune, inspect, convert. STEP is a number, `latest`, or a folder's path.
+
+    Examples:
+      tr11 checkpoints list
+      tr11 checkpoints verify latest
+      tr11 checkpoints prune --dry-run
+    """,
     no_args_is_help=True,
 )
 
-Step = Annotated[str, typer.Argument(metavar="STEP", help="A step's number, `latest`, or the path of its folder.")]
-
-
-def run_trainer_checkpoint(arguments: list[str]) -> int:
-    """Run `python -m trainer.checkpoint` with this process's terminal; returns its exit code."""
-    return run_trainer_module("trainer.checkpoint", arguments)
+Step = Annotated[
+    str,
+    typer.Argument(
+        metavar="STEP", help="A step's number, `latest`, or the path of its folder.", autocompletion=completion.steps
+    ),
+]
 
 
 def resolve_step(card: RunCard, text: str) -> Path:
@@ -93,18 +102,14 @@ def _abridged(steps: list[int]) -> str:
     return shown if len(steps) <= 4 else f"{len(steps)} of them, the newest {shown}"
 
 
-def _place(text: str, run: str | None, overrides: list[str] | None) -> str:
+def _place(text: str, context: RunContext) -> str:
     """The absolute path for the child. A path needs no card."""
     named = existing_path(text)
-    return str(named if named is not None else resolve_step(read_card(run, overrides), text))
+    return str(named if named is not None else resolve_step(context.card, text))
 
 
-def _finish(arguments: list[str]) -> None:
-    raise typer.Exit(run_trainer_checkpoint(arguments))
-
-
-def _flag(name: str, value: bool) -> list[str]:
-    return [name] if value else []
+def _run(ctx: typer.Context, **instead: object) -> NoReturn:
+    raise typer.Exit(run_trainer_module("trainer.checkpoint", child_words(ctx, **instead)))
 
 
 # ----------------------------------------------------------------------------- what is kept
@@ -119,6 +124,8 @@ app.command()(remove)
 # ----------------------------------------------------------------------------- look
 @app.command()
 def inspect(
+    ctx: typer.Context,
+    context: Annotated[RunContext, JSON],
     step: Step,
     *,
     tensors: Annotated[
@@ -126,28 +133,21 @@ def inspect(
         typer.Option("--tensors", metavar="PATTERN", help="Show numbers of tensors whose name fits, e.g. '*norm*'."),
     ] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Compare every file's digest: reads all bytes.")] = False,
-    run: RunOption = None,
-    json: JsonOption = False,
-    overrides: SetOption = None,
 ) -> None:
     """What a checkpoint holds: facts, files, tensors with their least, greatest and mean value and norm.
 
     Exit code 1 when a file is missing, short or changed.
 
-    Example: tr11 checkpoints inspect latest --tensors '*norm*' --verify
+    Examples:
+      tr11 checkpoints inspect latest --tensors '*norm*' --verify
     """
-    _finish(
-        [
-            *("inspect", *(["--tensors", tensors] if tensors is not None else [])),
-            *_flag("--verify", verify),
-            *_flag("--json", json),
-            *("--", _place(step, run, overrides)),
-        ]
-    )
+    _run(ctx, step=_place(step, context))
 
 
 @app.command()
 def diff(
+    ctx: typer.Context,
+    context: Annotated[RunContext, JSON],
     a: Annotated[str, typer.Argument(metavar="A", help="A step, `latest`, a checkpoint's folder, or dumps.")],
     b: Annotated[str, typer.Argument(metavar="B", help="What to compare it with.")],
     *,
@@ -155,38 +155,38 @@ def diff(
         float,
         typer.Option("--tolerance", min=0.0, metavar="X", help="Allowed |a - b|, relative to the tensor's greatest."),
     ] = 0.0,
-    run: RunOption = None,
-    json: JsonOption = False,
-    overrides: SetOption = None,
 ) -> None:
     """Compare two states number by number, name where they first differ, and say which kind of fault that is.
 
     A and B may be checkpoints of any layout and shape, or folders of debug dumps, whole or fingerprints. Dumps of one
     folder: FOLDER:ITERATION:MOMENT, such as a:805:after-iteration. Exit code 0: equal, 1: different.
 
-    Example: tr11 checkpoints diff 800 latest
-
-    Example: tr11 checkpoints diff dumps-a dumps-b
+    Examples:
+      tr11 checkpoints diff 800 latest
+      tr11 checkpoints diff dumps-a dumps-b
     """
-    places = [_state(text, run, overrides) for text in (a, b)]
-    _finish(["diff", "--tolerance", str(tolerance), *_flag("--json", json), "--", *places])
+    _run(ctx, a=_state(a, context), b=_state(b, context))
 
 
-def _state(text: str, run: str | None, overrides: list[str] | None) -> str:
+def _state(text: str, context: RunContext) -> str:
     """A checkpoint's folder, or dumps: a folder, perhaps with :ITERATION:MOMENT behind it."""
     folder, colon, rest = text.partition(":")
     if colon:
         return f"{Path(folder).expanduser().resolve()}:{rest}"
-    return _place(text, run, overrides)
+    return _place(text, context)
 
 
 # ----------------------------------------------------------------------------- turn one into another
 @app.command()
 def export(
+    ctx: typer.Context,
+    context: Annotated[RunContext, JSON],
     step: Step,
     *,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Folder to write.")],
-    to: Annotated[str, typer.Option("--to", metavar="hf", help="Format: hf is Hugging Face's BLOOM.")] = "hf",
+    to: Annotated[
+        str, typer.Option("--format", "--to", metavar="hf", help="Format: hf is Hugging Face's BLOOM.")
+    ] = "hf",
     dtype: Annotated[
         str | None, typer.Option("--dtype", metavar="bf16|fp32|fp16", help="Else as the checkpoint's weights.")
     ] = None,
@@ -198,42 +198,28 @@ def export(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier export in DIR.")] = False,
     verify: Annotated[bool, typer.Option(help="Compare the digests of the weights first; reads them twice.")] = True,
-    run: RunOption = None,
-    json: JsonOption = False,
-    overrides: SetOption = None,
 ) -> None:
     """Write a checkpoint's weights as a Hugging Face BLOOM: config.json, safetensors, tokenizer.
 
     The folder appears whole or not at all. Memory does not grow with the model. STEP as a path needs no card; the
     card then says what the checkpoint does not: tokenizer, epsilon of the LayerNorms.
 
-    Example: tr11 checkpoints export latest --to hf -o bloom-tiny
-
-    Example: tr11 checkpoints export 95000 -o bloom --dtype bf16 --max-shard-size 10GB --run tr11-176B-ml
+    Examples:
+      tr11 checkpoints export latest -o bloom-tiny
+      tr11 checkpoints export 95000 -o bloom --dtype bf16 --max-shard-size 10GB --run tr11-176B-ml
     """
     named = existing_path(step)
-    card = read_card(run, overrides) if named is None or run is not None else None
+    card = context.card if named is None or context.run is not None else None
     place = named if named is not None or card is None else resolve_step(card, step)
-    with _card_file(card) as card_options:
-        _finish(
-            [
-                *("export", "--to", to, "--output", str(output), "--max-shard-size", max_shard_size),
-                *(["--dtype", dtype] if dtype is not None else []),
-                *(["--tokenizer", str(tokenizer)] if tokenizer is not None else []),
-                "--verify" if verify else "--no-verify",
-                *(*card_options, *_flag("--force", force), *_flag("--json", json)),
-                *("--", str(place)),
-            ]
-        )
+    with _card_file(card) as card_option:
+        _run(ctx, step=place, **card_option)
 
 
 @app.command("import")
 def import_(
+    ctx: typer.Context,
+    context: Annotated[RunContext, JSON],
     folder: Annotated[Path, typer.Argument(metavar="HF_DIR", help="Folder with config.json and the weights.")],
-    *,
-    run: RunOption = None,
-    json: JsonOption = False,
-    overrides: SetOption = None,
 ) -> None:
     """Make the first checkpoint of a run from a Hugging Face BLOOM, so that a training starts from it.
 
@@ -242,28 +228,30 @@ def import_(
     Where the card pads the vocabulary otherwise (tokenizer.vocabulary_size is then needed), padding rows are of
     zeros; an export leaves such rows out again.
 
-    Example: tr11 checkpoints import bloom-560m --run my-card.toml
+    Examples:
+      tr11 checkpoints import bloom-560m --run my-card.toml
     """
-    with _card_file(read_card(run, overrides)) as card_options:
-        _finish(["import", *card_options, *_flag("--json", json), "--", str(folder.expanduser().absolute())])
+    with _card_file(context.card) as card_option:
+        _run(ctx, folder=folder.expanduser().absolute(), **card_option)
 
 
 @contextmanager
-def _card_file(card: RunCard | None) -> Generator[list[str]]:
+def _card_file(card: RunCard | None) -> Generator[dict[str, str]]:
     """The child's option for the resolved card, which lies in a file of its own meanwhile; no option without a card."""
     if card is None:
-        yield []
+        yield {}
         return
-    from tr11ops.runcard import resolved
 
     with tempfile.NamedTemporaryFile("w", suffix=".json", prefix="tr11-card-", encoding="utf-8") as stream:
         stream.write(dumps(resolved(card)))
         stream.flush()
-        yield ["--card", stream.name]
+        yield {"card": stream.name}
 
 
 @app.command()
 def reshape(
+    ctx: typer.Context,
+    context: Annotated[RunContext, JSON],
     step: Step,
     *,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Folder for global_stepN and latest.")],
@@ -276,9 +264,6 @@ def reshape(
     ] = False,
     weights_only: Annotated[bool, typer.Option("--weights-only", help="Leave the optimizer's state out.")] = False,
     verify: Annotated[bool, typer.Option(help="Compare all digests first; reads everything twice.")] = True,
-    run: RunOption = None,
-    json: JsonOption = False,
-    overrides: SetOption = None,
 ) -> None:
     """Write a checkpoint in the other layout; in DeepSpeed's, for the topology that its engine will have.
 
@@ -286,15 +271,7 @@ def reshape(
     checkpoint is in memory at a time. DIR/global_stepN must not exist, DIR/latest is left as it is without
     --latest, and DIR must not hold another model's checkpoints.
 
-    Example: tr11 checkpoints reshape 95000 -o reshaped --format deepspeed --tensor 4 --pipeline 12 --data 4
+    Examples:
+      tr11 checkpoints reshape 95000 -o reshaped --format deepspeed --tensor 4 --pipeline 12 --data 4
     """
-    degrees = {"--tensor": tensor, "--pipeline": pipeline, "--data": data}
-    _finish(
-        [
-            *("reshape", "--output", str(output), "--format", layout),
-            *(word for name, value in degrees.items() if value is not None for word in (name, str(value))),
-            "--verify" if verify else "--no-verify",
-            *(*_flag("--latest", latest), *_flag("--weights-only", weights_only), *_flag("--json", json)),
-            *("--", _place(step, run, overrides)),
-        ]
-    )
+    _run(ctx, step=_place(step, context))

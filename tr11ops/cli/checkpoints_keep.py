@@ -4,50 +4,54 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
-from json import dumps
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tr11ops.checkpoints.catalogue import read_catalogue
+from tr11ops.checkpoints.pins import pin as put_pin
+from tr11ops.checkpoints.pins import unpin as take_pin
+from tr11ops.checkpoints.screen import table
+from tr11ops.cli import completion
 from tr11ops.cli.common import (
-    JsonOption,
     Refusal,
-    RunOption,
-    SetOption,
     directory_of,
-    read_card,
+    in_time_for_all,
     say,
 )
-from trainer.contract import LATEST_FILE, checkpoint_name, checkpoint_step
+from tr11ops.cli.context import JSON, RunContext, emit
+from tr11ops.rundir.clocks import Clocks
+from tr11ops.rundir.journal import Journal, user_name
+from trainer.contract.paths import LATEST_FILE, checkpoint_name, checkpoint_step
+from trainer.contract.resumable import ResumeNeed
 
 if TYPE_CHECKING:
-    from tr11ops.checkpoints.catalogue import Catalogue, Checkpoint
-    from tr11ops.runcard import RunCard
-    from tr11ops.rundir import RunDirectory
+    from tr11ops.checkpoints.catalogue import Catalogue, CatalogueEntry
+    from tr11ops.runcard.card import RunCard
+    from tr11ops.rundir.paths import RunDirectory
 
 SCHEMA = 1
-Step = Annotated[str, typer.Argument(metavar="STEP", help="A step's number, or `latest`.")]
+Step = Annotated[
+    str, typer.Argument(metavar="STEP", help="A step's number, or `latest`.", autocompletion=completion.steps)
+]
 
 
 # ----------------------------------------------------------------------------- list
 def list_checkpoints(
-    *,
-    run: RunOption = None,
-    as_json: JsonOption = False,
-    overrides: SetOption = None,
+    context: Annotated[RunContext, JSON],
 ) -> None:
     """What the run has saved: whether it is whole, was read, is copied, is pinned, and what uses it.
 
     Sizes of files are compared with the manifest; tr11 checkpoints verify reads every byte. Exit code 1 when `latest`
     names nothing, or a checkpoint from which no training resumes; 3 when something could not be read.
 
-    Example: tr11 checkpoints list --run demo
+    Examples:
+      tr11 checkpoints list --run demo
     """
-    from tr11ops.report.checkpoints import table
-
-    catalogue = open_catalogue(read_card(run, overrides))
-    if as_json:
-        print(dumps(_document(catalogue)))
+    card, _ = context.seen(missing=None)
+    catalogue = in_time_for_all(lambda: open_catalogue(card))
+    if context.as_json:
+        emit(_document(catalogue), indent=None)
     elif catalogue.checkpoints or catalogue.aside:
         print(table(catalogue, time.time()))
     else:
@@ -62,10 +66,6 @@ def list_checkpoints(
 
 def open_catalogue(card: RunCard) -> Catalogue:
     """Everything that is known of a run's checkpoints. Raises Refusal when they cannot be listed."""
-    from tr11ops.checkpoints.catalogue import read_catalogue
-    from tr11ops.checkpoints.use import Clocks
-    from trainer.checkpoint.resumable import ResumeNeed
-
     directory = directory_of(card)
     try:
         return read_catalogue(directory, Clocks(time.time()), card.checkpoint.load, need=ResumeNeed.of(card))
@@ -88,7 +88,7 @@ def _document(catalogue: Catalogue) -> dict[str, Any]:
 
 
 # ----------------------------------------------------------------------------- finding one
-def find_checkpoint(catalogue: Catalogue, text: str) -> Checkpoint:
+def find_checkpoint(catalogue: Catalogue, text: str) -> CatalogueEntry:
     """The checkpoint that a person means. Raises Refusal when it is not there."""
     step = step_number(text, catalogue)
     entry = catalogue.at(step)
@@ -98,6 +98,16 @@ def find_checkpoint(catalogue: Catalogue, text: str) -> Checkpoint:
         which = f"there are {len(known)}, the newest {newest}" if known else "there is none yet"
         raise Refusal(f"{catalogue.folder / checkpoint_name(step)} does not exist; {which} (tr11 checkpoints list)")
     return entry
+
+
+def find_folder(catalogue: Catalogue, text: str) -> str:
+    """The name of the folder that a person means: a step's, or one beside them by its whole name. Raises Refusal."""
+    aside = next((aside for aside in catalogue.aside if aside.name == text), None)
+    if aside is None:
+        return find_checkpoint(catalogue, text).name
+    if aside.kind not in {"discarded", "superseded"}:
+        raise Refusal(f"{catalogue.folder / text} is {aside.kind}, and not of this training to remove: do that by hand")
+    return text
 
 
 def step_number(text: str, catalogue: Catalogue) -> int:
@@ -114,22 +124,18 @@ def step_number(text: str, catalogue: Catalogue) -> int:
 
 # ----------------------------------------------------------------------------- pin
 def pin(
+    context: Annotated[RunContext, JSON],
     step: Step,
     *,
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; others read it.")] = "",
-    run: RunOption = None,
-    as_json: JsonOption = False,
-    overrides: SetOption = None,
 ) -> None:
-    """Keep a checkpoint here, whatever the policy says, until somebody unpins it.
+    """Keep a checkpoint here, whatever the policy says, until someone unpins it.
 
-    Example: tr11 checkpoints pin 31200 --reason "before the April spike"
+    Examples:
+      tr11 checkpoints pin 31200 --reason "before the April spike"
     """
-    from tr11ops.checkpoints.pins import pin as put_pin
-    from tr11ops.journal import user_name
-
-    card = read_card(run, overrides)
-    catalogue, directory = open_catalogue(card), directory_of(card)
+    card, directory = context.seen(missing=None)
+    catalogue = in_time_for_all(lambda: open_catalogue(card))
     entry = find_checkpoint(catalogue, step)
     who = user_name()
     try:
@@ -142,24 +148,20 @@ def pin(
         )
     if entry.no_resume:
         say(f"tr11: no training resumes from step {entry.step}: {entry.no_resume}")
-    _tell(as_json, entry.step, "pinned" if is_new else "pinned already")
+    _tell(context.as_json, entry.step, "pinned" if is_new else "pinned already")
 
 
 def unpin(
+    context: Annotated[RunContext, JSON],
     step: Step,
-    *,
-    run: RunOption = None,
-    as_json: JsonOption = False,
-    overrides: SetOption = None,
 ) -> None:
     """Leave a checkpoint to the policy again; also one that is here no more.
 
-    Example: tr11 checkpoints unpin 31200
+    Examples:
+      tr11 checkpoints unpin 31200
     """
-    from tr11ops.checkpoints.pins import unpin as take_pin
-
-    card = read_card(run, overrides)
-    catalogue, directory = open_catalogue(card), directory_of(card)
+    card, directory = context.seen(missing=None)
+    catalogue = in_time_for_all(lambda: open_catalogue(card))
     number = step_number(step, catalogue)
     try:
         was_pinned = take_pin(directory, number)
@@ -169,7 +171,7 @@ def unpin(
         pinned = ", ".join(str(entry.step) for entry in catalogue.pins) or "nothing"
         raise Refusal(f"step {number} is not pinned; pinned is {pinned}")
     _note(directory, "checkpoint-unpinned", checkpoint_name(number), number)
-    _tell(as_json, number, "unpinned")
+    _tell(context.as_json, number, "unpinned")
 
 
 def _unwritten(error: OSError | ValueError) -> Refusal:
@@ -179,8 +181,6 @@ def _unwritten(error: OSError | ValueError) -> Refusal:
 
 def _note(directory: RunDirectory, kind: str, why: str, step: int) -> None:
     """The list of pins is what counts: a journal that cannot be written is said, and stops nothing."""
-    from tr11ops.journal import Journal
-
     try:
         Journal(directory.journal).write(kind, why, {"step": step})
     except OSError as error:
@@ -189,6 +189,6 @@ def _note(directory: RunDirectory, kind: str, why: str, step: int) -> None:
 
 def _tell(as_json: bool, step: int, what: str) -> None:
     if as_json:
-        print(dumps({"schema": SCHEMA, "step": step, "result": what}))
+        emit({"schema": SCHEMA, "step": step, "result": what}, indent=None)
     else:
         print(f"step {step}: {what}")

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from json import dumps
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tr11ops.cli.common import JsonOption, Refusal, RunOption, SetOption, YesOption, agree, read_card, say
+from tr11ops.base.units import counted, size
+from tr11ops.checkpoints.prune import PruneBusy, Pruner
+from tr11ops.checkpoints.retention import LEAST_KEPT, counts
+from tr11ops.checkpoints.screen import decisions_summary, decisions_table
+from tr11ops.cli import completion
+from tr11ops.cli.checkpoints_keep import find_folder
+from tr11ops.cli.common import Refusal, YesOption, agree, say
+from tr11ops.cli.context import JSON, RunContext, emit
+from tr11ops.cli.progress import ByteProgress
+from tr11ops.rundir.journal import user_name
 
 if TYPE_CHECKING:
-    from tr11ops.checkpoints.prune import Outcome, PrunePlan, Pruner, PruneResult
+    from tr11ops.checkpoints.prune import PrunePlan, PruneResult, RemovalOutcome
 
 SCHEMA = 1
 
 
 def prune(
+    context: Annotated[RunContext, JSON],
     *,
     keep: Annotated[
         int | None,
@@ -29,61 +38,56 @@ def prune(
     everything: Annotated[bool, typer.Option("--all", help="Show each one that is kept, too.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed, and change nothing.")] = False,
     yes: YesOption = False,
-    run: RunOption = None,
-    as_json: JsonOption = False,
-    overrides: SetOption = None,
 ) -> None:
     """Remove checkpoints that the card's backup section does not keep, after showing each and why.
 
     Never the last two complete, nor one that is pinned, in use, or lacks a copy that the card wants and that was read
     back. A removal that was cut off is finished by the next prune. Exit code 1: something would not go.
 
-    Example: tr11 checkpoints prune --dry-run --all
-
-    Example: tr11 checkpoints prune --keep 5 --yes --reason "SCRATCH is full"
+    Examples:
+      tr11 checkpoints prune --dry-run --all
+      tr11 checkpoints prune --keep 5 --yes --reason "SCRATCH is full"
     """
-    from tr11ops.checkpoints.prune import Pruner
-    from tr11ops.journal import user_name
-
-    card = read_card(run, overrides)
+    card = context.card
     pruner = Pruner.of(card, user_name(), reason, keep, set_aside=set_aside)
-    _carry_out(pruner, _planned(pruner), everything, dry_run, yes, as_json)
+    _carry_out(pruner, _planned(pruner), everything, dry_run, yes, context.as_json)
 
 
 def remove(
-    steps: Annotated[list[str], typer.Argument(metavar="STEP...", help="Numbers of steps.")],
+    context: Annotated[RunContext, JSON],
+    steps: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="STEP...", help="Steps, or names of folders beside them.", autocompletion=completion.steps
+        ),
+    ],
     *,
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; it goes into the journal.")] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed, and change nothing.")] = False,
     yes: YesOption = False,
-    run: RunOption = None,
-    as_json: JsonOption = False,
-    overrides: SetOption = None,
 ) -> None:
     """Remove these checkpoints by the rules of prune: never one that is in use, pinned, or lacks a wanted copy.
 
-    Of those rules only backup.keep_latest is set aside: the last two complete ones stay. Exit code 1: one stays, and
-    why is said.
+    Of those rules only backup.keep_latest is set aside: the last two complete ones stay. A superseded or discarded
+    folder (see `tr11 checkpoints list`) goes by its whole name, and lacks no copy then. Exit code 1: one stays, and why
+    is said.
 
-    Example: tr11 checkpoints remove 31200 --reason "its weights rotted, restored elsewhere"
+    Examples:
+      tr11 checkpoints remove 31200 --reason "its weights rotted, restored elsewhere"
+      tr11 checkpoints remove global_step31300.superseded --dry-run
     """
-    from tr11ops.checkpoints.prune import Pruner
-    from tr11ops.checkpoints.retention import LEAST_KEPT
-    from tr11ops.cli.checkpoints_keep import find_checkpoint
-    from tr11ops.journal import user_name
-
-    pruner = Pruner.of(read_card(run, overrides), user_name(), reason or "checkpoints remove", LEAST_KEPT)
+    pruner = Pruner.of(context.card, user_name(), reason or "checkpoints remove", LEAST_KEPT)
     catalogue = _planned(pruner).catalogue
-    pruner = replace(pruner, only=frozenset(find_checkpoint(catalogue, text).step for text in steps))
+    pruner = replace(pruner, only=frozenset(find_folder(catalogue, text) for text in steps))
     plan = _planned(pruner)
     if not plan.victims:
-        if as_json:
-            print(dumps(_plan_document(plan, True)))
+        if context.as_json:
+            emit(_plan_document(plan, True), indent=None)
         else:
             _show(plan, True)
         raise typer.Exit(3 if plan.catalogue.doubts else 1)
     stays = len(plan.victims) < len(plan.decisions)
-    _carry_out(pruner, plan, True, dry_run, yes, as_json, code=1 if stays else 0)
+    _carry_out(pruner, plan, True, dry_run, yes, context.as_json, code=1 if stays else 0)
 
 
 def _planned(pruner: Pruner) -> PrunePlan:
@@ -103,22 +107,20 @@ def _carry_out(
     doubted = bool(plan.catalogue.doubts)
     if dry_run or not (plan.victims or plan.leftovers):
         if as_json:
-            print(dumps(_plan_document(plan, everything)))
+            emit(_plan_document(plan, everything), indent=None)
         for doubt in plan.catalogue.doubts:
             say(f"tr11: nothing may be removed while this is not known: {doubt}")
         raise typer.Exit(3 if doubted else code)
     agree(_question(plan), yes)
     result = _remove(pruner, plan, as_json)
     if as_json:
-        print(dumps(_result_document(plan, result, everything)))
+        emit(_result_document(plan, result, everything), indent=None)
     else:
         _conclude(result)
     raise typer.Exit(1 if result.failed else 3 if doubted else code)
 
 
 def _show(plan: PrunePlan, everything: bool) -> None:
-    from tr11ops.report.checkpoints import decisions_summary, decisions_table
-
     shown = plan.decisions if everything else plan.victims
     if shown:
         print(decisions_table(shown))
@@ -128,22 +130,17 @@ def _show(plan: PrunePlan, everything: bool) -> None:
 
 
 def _question(plan: PrunePlan) -> str:
-    from tr11ops.units import size
-
     if not plan.victims:
         return "Finish what the earlier prune began?"
     count = len(plan.victims)
-    return f"Remove {count} checkpoint{'s' if count > 1 else ''} ({size(plan.bytes)}) for good?"
+    return f"Remove {counted(count, 'checkpoint')} ({size(plan.bytes)}) for good?"
 
 
 def _remove(pruner: Pruner, plan: PrunePlan, quiet: bool) -> PruneResult:
-    from tr11ops.checkpoints.prune import PruneBusy
-    from tr11ops.cli.progress import ByteProgress
-
     agreed = {(victim.name, victim.identity) for victim in plan.victims}
     with ByteProgress("removing", plan.bytes, is_quiet=quiet) as progress:
 
-        def tell(outcome: Outcome) -> None:
+        def tell(outcome: RemovalOutcome) -> None:
             if not quiet or outcome.result == "failed":
                 progress.say(_line(outcome))
 
@@ -160,14 +157,12 @@ def _remove(pruner: Pruner, plan: PrunePlan, quiet: bool) -> PruneResult:
             ) from None
 
 
-def _line(outcome: Outcome) -> str:
+def _line(outcome: RemovalOutcome) -> str:
     words = {"removed": "removed", "kept": "kept after all", "failed": "NOT REMOVED"}
     return f"{outcome.name}: {words[outcome.result]}" + (f": {outcome.text}" if outcome.result != "removed" else "")
 
 
 def _conclude(result: PruneResult) -> None:
-    from tr11ops.units import size
-
     removed = sum(outcome.result == "removed" for outcome in result.outcomes)
     print(f"{removed} removed, {size(result.freed)} freed")
     if result.finished:
@@ -177,8 +172,6 @@ def _conclude(result: PruneResult) -> None:
 
 
 def _plan_document(plan: PrunePlan, everything: bool) -> dict[str, Any]:
-    from tr11ops.checkpoints.retention import counts
-
     shown = plan.decisions if everything else plan.victims
     return {
         "schema": SCHEMA,

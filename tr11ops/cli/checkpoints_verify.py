@@ -5,63 +5,69 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import asdict
-from json import dumps
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tr11ops.base.units import counted, size
+from tr11ops.checkpoints.verify import verify as read_checkpoint
+from tr11ops.cli import completion
 from tr11ops.cli.checkpoints_keep import find_checkpoint, open_catalogue
-from tr11ops.cli.common import JsonOption, Refusal, RunOption, SetOption, directory_of, read_card
+from tr11ops.cli.common import Refusal, directory_of
+from tr11ops.cli.context import JSON, RunContext, emit
+from tr11ops.cli.progress import ByteProgress
+from tr11ops.rundir.checkpoint_damage import put_on_record
+from tr11ops.rundir.checkpoint_digests import DigestRecord
+from tr11ops.rundir.journal import user_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tr11ops.checkpoints.catalogue import Catalogue, Checkpoint
-    from tr11ops.checkpoints.digests import DigestRecord
-    from tr11ops.checkpoints.verify import Reading
-    from tr11ops.cli.progress import ByteProgress
-    from tr11ops.rundir import RunDirectory
+    from tr11ops.checkpoints.catalogue import Catalogue, CatalogueEntry
+    from tr11ops.checkpoints.verify import VerifyResult
+    from tr11ops.rundir.paths import RunDirectory
 
 SCHEMA = 1
 DAY = 86400.0
 
 
 def verify(
+    context: Annotated[RunContext, JSON],
     steps: Annotated[
-        list[str] | None, typer.Argument(metavar="[STEP...]", help="Numbers of steps, or `latest`.")
+        list[str] | None,
+        typer.Argument(metavar="[STEP...]", help="Numbers of steps, or `latest`.", autocompletion=completion.steps),
     ] = None,
     *,
     everything: Annotated[bool, typer.Option("--all", help="Every checkpoint.")] = False,
     stale: Annotated[
         float | None,
-        typer.Option("--stale", min=0.0, metavar="DAYS", help="Those that nobody has read for so long, or ever."),
+        typer.Option("--stale", min=0.0, metavar="DAYS", help="Those that no one has read for so long, or ever."),
     ] = None,
-    parallel: Annotated[int, typer.Option("--parallel", min=1, max=256, metavar="N", help="Files at once.")] = 8,
-    run: RunOption = None,
-    as_json: JsonOption = False,
-    overrides: SetOption = None,
+    parallel: Annotated[
+        int, typer.Option("--workers", "--parallel", min=1, max=256, metavar="N", help="Files at once.")
+    ] = 8,
 ) -> None:
-    """Read every byte, compare with the manifest's digests, and put the result on record for everybody.
+    """Read every byte, compare with the manifest's digests, and put the result on record for everyone.
 
     Ctrl-C loses nothing that is finished: `--stale 1` then goes on with the rest. Exit code 1: a file differs; 3: one
     could not be read, or it changed meanwhile.
 
-    Example: tr11 checkpoints verify latest
-
-    Example: tr11 checkpoints verify --stale 7 --parallel 16
+    Examples:
+      tr11 checkpoints verify latest
+      tr11 checkpoints verify --stale 7 --workers 16
     """
     if bool(steps) + everything + (stale is not None) != 1:
         raise Refusal("verify what? Give steps, or --all, or --stale DAYS", exit_code=2)
-    card = read_card(run, overrides)
+    card = context.card
     catalogue = open_catalogue(card)
     chosen = _chosen(catalogue, steps, stale)
     try:
-        readings = read_them(directory_of(card), chosen, parallel, as_json)
+        readings = read_them(directory_of(card), chosen, parallel, context.as_json)
     except KeyboardInterrupt:
         raise Refusal("interrupted; what was read whole is on record, and `verify --stale 1` goes on") from None
-    if as_json:
+    if context.as_json:
         shown = [{**asdict(reading), "bad": list(reading.bad)} for reading in readings]
-        print(dumps({"schema": SCHEMA, "checkpoints": shown}))
+        emit({"schema": SCHEMA, "checkpoints": shown}, indent=None)
     elif chosen:
         print(_summary(readings))
     else:
@@ -69,7 +75,7 @@ def verify(
     raise typer.Exit(_verdict(readings, named=bool(steps)))
 
 
-def _chosen(catalogue: Catalogue, steps: Sequence[str] | None, stale: float | None) -> list[Checkpoint]:
+def _chosen(catalogue: Catalogue, steps: Sequence[str] | None, stale: float | None) -> list[CatalogueEntry]:
     if steps:
         return [find_checkpoint(catalogue, text) for text in dict.fromkeys(steps)]
     if stale is None:
@@ -78,22 +84,18 @@ def _chosen(catalogue: Catalogue, steps: Sequence[str] | None, stale: float | No
     return [entry for entry in catalogue.checkpoints if entry.manifest == "read" and _is_stale(entry, now, stale * DAY)]
 
 
-def _is_stale(entry: Checkpoint, now: float, seconds: float) -> bool:
-    from tr11ops.checkpoints.digests import DigestRecord
-
+def _is_stale(entry: CatalogueEntry, now: float, seconds: float) -> bool:
     if not isinstance(entry.digests, DigestRecord):
         return True
     return not 0.0 <= now - entry.digests.time < seconds  # a record of the future was made by a wrong clock
 
 
-def read_them(directory: RunDirectory, chosen: Sequence[Checkpoint], parallel: int, quiet: bool) -> list[Reading]:
+def read_them(
+    directory: RunDirectory, chosen: Sequence[CatalogueEntry], parallel: int, quiet: bool
+) -> list[VerifyResult]:
     """Read every byte of these, show how far it is, say and record what was found. Raises KeyboardInterrupt."""
-    from tr11ops.checkpoints.verify import verify as read_checkpoint
-    from tr11ops.cli.progress import ByteProgress
-    from tr11ops.journal import user_name
-
     stop = threading.Event()
-    readings: list[Reading] = []
+    readings: list[VerifyResult] = []
     total = sum(entry.bytes for entry in chosen)
     with ByteProgress("reading", total, is_quiet=quiet) as progress:
         for entry in chosen:
@@ -112,29 +114,25 @@ def read_them(directory: RunDirectory, chosen: Sequence[Checkpoint], parallel: i
 
 def _put_on_record(directory: RunDirectory, record: DigestRecord, progress: ByteProgress) -> None:
     """Keep a result; a journal or a state folder that cannot be written is said, and the reading goes on."""
-    from tr11ops.checkpoints.damage import put_on_record
-
     try:
         put_on_record(directory, record)
     except OSError as error:
         progress.say(f"tr11: step {record.step}: the result cannot be recorded: {error.strerror or error}")
 
 
-def _lines(reading: Reading, entry: Checkpoint) -> list[str]:
+def _lines(reading: VerifyResult, entry: CatalogueEntry) -> list[str]:
     """What to say of one reading: one line for each bad file, else one."""
     head = f"step {reading.step}:"
     more = [f"{head} {reading.why}"] if reading.bad and reading.why else []
     if reading.bad:
         return [*(f"{head} BAD {line}" for line in reading.bad), *more]
     if reading.result == "fine":
-        from tr11ops.units import size
-
-        return [f"{head} fine, {entry.files} file{'s' * (entry.files != 1)}, {size(entry.bytes)}"]
+        return [f"{head} fine, {counted(entry.files, 'file')}, {size(entry.bytes)}"]
     words = {"gone": "not judged", "changed": "not judged", "unread": "could not be read"}
     return [f"{head} {words.get(reading.result, reading.result)}: {reading.why}"]
 
 
-def _summary(readings: Sequence[Reading]) -> str:
+def _summary(readings: Sequence[VerifyResult]) -> str:
     bad = [str(reading.step) for reading in readings if reading.result == "bad"]
     fine = sum(reading.result == "fine" for reading in readings)
     rest = len(readings) - fine - len(bad)
@@ -146,7 +144,7 @@ def _summary(readings: Sequence[Reading]) -> str:
     return f"{len(readings)} read: " + ", ".join(filter(None, parts))
 
 
-def _verdict(readings: Sequence[Reading], named: bool) -> int:
+def _verdict(readings: Sequence[VerifyResult], named: bool) -> int:
     """The exit code. Of all checkpoints, those that cannot be judged at all are no fault; of named ones they are."""
     results = {reading.result for reading in readings}
     if "bad" in results:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from tr11ops.rundir import RunDirectory
+from tr11ops.base.moments import span_seconds
+from tr11ops.cli import completion
+from tr11ops.rundir.paths import RunDirectory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from tr11ops.base.observed import Unknown
     from tr11ops.cluster.base import Scheduler
-    from tr11ops.runcard import RunCard
-    from tr11ops.snapshot import Unknown
+    from tr11ops.runcard.card import RunCard
 
 T = TypeVar("T")
 _typed = [""]  # the card of `--run`, for the commands that are shown
@@ -25,7 +28,10 @@ CLUSTERS = ("slurm", "local", "auto")  # what --scheduler takes
 RunOption = Annotated[
     str | None,
     typer.Option(
-        "--run", metavar="CARD", help="Run card: a path, or a shipped card's name. Else $TR11_RUN, else tr11.toml here."
+        "--run",
+        metavar="CARD",
+        help="Run card: a path, or a shipped card's name. Else $TR11_RUN, else tr11.toml here.",
+        autocompletion=completion.cards,
     ),
 ]
 SetOption = Annotated[
@@ -35,7 +41,10 @@ SetOption = Annotated[
 SchedulerOption = Annotated[
     str,
     typer.Option(
-        "--scheduler", metavar="slurm|local|auto", help="Which scheduler to talk to; auto: Slurm where there is one."
+        "--scheduler",
+        metavar="slurm|local|auto",
+        help="Which scheduler to talk to; auto: Slurm where there is one.",
+        autocompletion=completion.words(*CLUSTERS),
     ),
 ]
 EndpointOption = Annotated[
@@ -44,6 +53,29 @@ EndpointOption = Annotated[
 VariantOption = Annotated[
     str | None, typer.Option("--variant", metavar="NAME", help="With --remote: one of several trainings in it.")
 ]
+SinceOption = Annotated[
+    str | None,
+    typer.Option("--since", metavar="TIME", help="Only what came after: 12h, 3d, 14:30, 2022-05-01, 2022-05-01T14:30."),
+]
+
+
+def timeout_option(text: str, unit: str = "s") -> Any:
+    """`--timeout`, everywhere a length of time: 90s, 45m, 2h. A bare number is in `unit`."""
+    words = {"s": "seconds", "m": "minutes"}[unit]
+    return typer.Option(
+        "--timeout", parser=partial(span_option, unit=unit), metavar="TIME", help=f"{text} 90s, 45m; bare: {words}."
+    )
+
+
+def span_option(text: object, unit: str = "s") -> float:
+    """Seconds of an option that takes a length of time; a bare number is in `unit`. Raises BadParameter."""
+    try:
+        return span_seconds(str(text), unit)
+    except ValueError as error:
+        raise typer.BadParameter(f"{text} {error}") from None
+
+
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object with a schema number.")]
 
@@ -58,7 +90,7 @@ class Refusal(Exception):
 
 def card_path(run: str | None) -> Path:
     """Where the run card lies. Raises CardError when there is none."""
-    from tr11ops.runcard import find_card
+    from tr11ops.runcard.card import find_card
 
     _typed[0] = run or ""
     return find_card(run, os.environ, Path.cwd())
@@ -74,9 +106,9 @@ def named_card(run: str | None) -> str:
     return run or os.environ.get("TR11_RUN", "")
 
 
-def read_card(run: str | None, overrides: list[str] | None = None, keep_undefined: bool = False) -> RunCard:
+def read_card(run: str | None, overrides: Sequence[str] | None = None, keep_undefined: bool = False) -> RunCard:
     """The card that the command line means, completed and checked. Raises CardError with every problem."""
-    from tr11ops.runcard import load_card
+    from tr11ops.runcard.card import load_card
 
     return load_card(card_path(run), overrides or (), os.environ, keep_undefined=keep_undefined)
 
@@ -90,8 +122,7 @@ def open_scheduler(kind: str) -> Scheduler:
     """The scheduler that `--scheduler` names. Raises Refusal for an unknown word."""
     from tr11ops.cluster.select import choose_scheduler
 
-    if kind not in {"slurm", "local", "auto"}:
-        raise Refusal(f"--scheduler = {kind!r}: is not a scheduler; use slurm, local or auto", exit_code=2)
+    check_scheduler_word(kind)
     return choose_scheduler(kind)  # type: ignore[arg-type]
 
 
@@ -99,8 +130,8 @@ def looking(scheduler: Scheduler) -> Scheduler:
     """The same scheduler for a look, or for a stop: it gives up soon."""
     if scheduler.name != "slurm":
         return scheduler
+    from tr11ops.base.deadline import SCHEDULER_SECONDS
     from tr11ops.cluster.slurm import SlurmScheduler
-    from tr11ops.deadline import SCHEDULER_SECONDS
 
     return SlurmScheduler(timeout_seconds=SCHEDULER_SECONDS)
 
@@ -110,7 +141,7 @@ def in_time(work: Callable[[], T], seconds: float | None = None, hint: str = "")
 
     `hint` says what may be done all the same.
     """
-    from tr11ops.deadline import LOOK_SECONDS, Late, within
+    from tr11ops.base.deadline import LOOK_SECONDS, Late, within
 
     limit = LOOK_SECONDS if seconds is None else seconds
     try:
@@ -119,9 +150,46 @@ def in_time(work: Callable[[], T], seconds: float | None = None, hint: str = "")
         raise Refusal(f"nothing was seen {_NOT_WITHIN.format(limit)}{hint}", exit_code=3) from None
 
 
-def late_words(directory: RunDirectory, seconds: float) -> str:
+def seen_run(run: str | None, overrides: list[str] | None, missing: int | None = 1) -> tuple[RunCard, RunDirectory]:
+    """The card that the command line means, and its run directory, both looked at within the deadline of a look.
+
+    `missing`: the exit code where the run directory is not there; None where it need not be.
+    Raises CardError; Refusal where it is not there, and with exit code 3 where the look is late.
+    """
+
+    def look() -> tuple[RunCard, RunDirectory, bool]:
+        card = read_card(run, overrides)
+        directory = directory_of(card)
+        return card, directory, directory.exists
+
+    card, directory, is_there = in_time(look)
+    if missing is not None and not is_there:
+        raise nothing_there(directory, missing)
+    return card, directory
+
+
+def require_directory(directory: RunDirectory) -> None:
+    """Refuse where nothing was launched: for commands that refuse wrong options first."""
+    if not in_time(lambda: directory.exists):
+        raise nothing_there(directory, 1)
+
+
+def nothing_there(directory: RunDirectory, code: int = 1) -> Refusal:
+    """Where a run directory is expected and there is none."""
+    text = f"{directory.root} does not exist: nothing was launched from this card here; check --run and the folder"
+    return Refusal(text, exit_code=code)
+
+
+def in_time_for_all(work: Callable[[], T]) -> T:
+    """As `in_time`, for work that reads a run's whole past. The run directory has answered before (see `seen_run`)."""
+    from tr11ops.base.deadline import PASS_SECONDS
+
+    return in_time(work, PASS_SECONDS)
+
+
+def late_words(root: Path, seconds: float) -> str:
     """Why a look saw nothing: something that it reads does not answer."""
-    return f"{directory.root} was not read {_NOT_WITHIN.format(seconds)}"
+    return f"{root} was not read {_NOT_WITHIN.format(seconds)}"
 
 
 _NOT_WITHIN = "within {:g} s: a file system that it lies on, or the scheduler, does not answer"
@@ -139,13 +207,13 @@ def kind_to_watch(directory: RunDirectory, kind: str) -> str:
     return recorded if recorded in CLUSTERS else kind
 
 
-def open_eye(directory: RunDirectory, kind: str) -> Scheduler | Unknown:
+def open_reader(directory: RunDirectory, kind: str) -> Scheduler | Unknown:
     """The scheduler that a run is looked for on; why there is none, where looking goes on without it.
 
     Raises Refusal for an unknown word.
     """
+    from tr11ops.base.observed import Unknown
     from tr11ops.cluster.base import SchedulerError
-    from tr11ops.snapshot import Unknown
 
     wanted = kind_to_watch(directory, kind)
     try:
@@ -164,7 +232,7 @@ def require_file(path: Path, option: str) -> None:
 
 def typed_for_run(text: str) -> str:
     """The text with `--run CARD` in the commands it names, where this command line named a card."""
-    from tr11ops.invocation import for_card
+    from tr11ops.base.invocation import for_card
 
     return for_card(_typed[0], text)
 
@@ -180,23 +248,10 @@ def is_terminal() -> bool:
 
 
 def agree(question: str, yes: bool) -> None:
-    """Ask before something is done. Raises Refusal when the answer is no, or when nobody can be asked."""
+    """Ask before something is done. Raises Refusal when the answer is no, or when no one can be asked."""
     if yes:
         return
     if not is_terminal():
-        raise Refusal("nobody can be asked here (not a terminal): add --yes", exit_code=2)
+        raise Refusal("no one can be asked here (not a terminal): add --yes", exit_code=2)
     if not typer.confirm(question, default=False, err=True):
         raise Refusal("nothing was changed")
-
-
-def age(seconds: float) -> str:
-    """A span of time in words, to two units: 42 s, 3 min, 2 h 5 min, 4 d 1 h."""
-    whole = max(0, round(seconds))
-    if whole < 60:
-        return f"{whole} s"
-    minutes = whole // 60
-    if minutes < 60:
-        return f"{minutes} min"
-    if minutes < 48 * 60:
-        return f"{minutes // 60} h {minutes % 60} min"
-    return f"{minutes // 1440} d {minutes % 1440 // 60} h"

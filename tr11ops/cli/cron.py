@@ -2,67 +2,72 @@
 
 from __future__ import annotations
 
-import json
-import os
 import time
-from pathlib import Path
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tr11ops.base.stop_signals import obeying
+from tr11ops.base.units import duration
 from tr11ops.cli.common import (
-    JsonOption,
     Refusal,
-    RunOption,
-    SetOption,
-    age,
-    card_path,
     directory_of,
+    open_scheduler,
     read_card,
     say,
     typed_for_run,
 )
+from tr11ops.cli.context import JSON, RunContext, emit
 from tr11ops.cli.cron_install import in_crontab, install, jobs_of, remove
 from tr11ops.cli.cron_link import link
+from tr11ops.cli.cron_rounds import exit_code, round_place, run_rounds
+from tr11ops.cli.nodes_view import plain_text, show
+from tr11ops.cli.nodes_view import table as screen
+from tr11ops.cron.jobs import find_job, of_chain, unknown_skips, wanted
+from tr11ops.cron.look import look
+from tr11ops.cron.output import stamp
+from tr11ops.rundir.cron_records import cron_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from tr11ops.crontab.jobs import PeriodicJob
-    from tr11ops.crontab.runner import Place, Round
-    from tr11ops.crontab.status import ChainRow, CronView, JobRow
-    from tr11ops.runcard import RunCard
+    from tr11ops.cron.jobs import PeriodicJob
+    from tr11ops.cron.runner import CronContext, CronRound
+    from tr11ops.cron.status import ChainRow, CronView, JobRow
+    from tr11ops.runcard.card import RunCard
 
 SCHEMA = 1
 
 app = typer.Typer(
     name="cron",
-    help="The periodic jobs: list, run, install, status, remove. Four ways to have them run, all the same.",
+    help="""The periodic jobs: list, run, install, status, remove. Four ways to have them run, all the same.
+
+    Examples:
+      tr11 cron install --dry-run
+      tr11 cron status
+    """,
     no_args_is_help=True,
 )
 
 
 # ----------------------------------------------------------------------------- list
 @app.command("list")
-def list_jobs(run: RunOption = None, as_json: JsonOption = False, overrides: SetOption = None) -> None:
+def list_jobs(
+    context: Annotated[RunContext, JSON],
+) -> None:
     """Which periodic jobs the card wants, and when.
 
-    [bold]Examples[/bold]
-
+    Examples:
       tr11 cron list
-
       tr11 cron list --set 'cron.skip=["digest"]'
     """
-    from tr11ops.cli.nodes_view import show
-    from tr11ops.cli.nodes_view import table as screen
-    from tr11ops.crontab.jobs import unknown_skips
-
-    card = read_card(run, overrides, keep_undefined=True)
-    jobs = jobs_of(card, run)
+    card = context.card_with_undefined()
+    jobs = jobs_of(card, context.run)
     for name in unknown_skips(card, jobs):
         say(f"cron.skip: {name!r} is no periodic job, there are {', '.join(job.name for job in jobs)}")
-    if as_json:
-        print(json.dumps({"schema": SCHEMA, "jobs": [_job_values(job) for job in jobs]}, indent=1))
+    if context.as_json:
+        emit({"schema": SCHEMA, "jobs": [_job_values(job) for job in jobs]})
         return
     made = screen("JOB", "WHEN", "COMMAND", "WHAT")
     for job in jobs:
@@ -87,14 +92,12 @@ def _job_values(job: PeriodicJob) -> dict[str, Any]:
 # ----------------------------------------------------------------------------- run
 @app.command("run")
 def run_jobs(
+    context: Annotated[RunContext, JSON],
     name: Annotated[
         str | None, typer.Argument(metavar="[NAME]", help="This job, now, whether it is due or not.")
     ] = None,
-    run: RunOption = None,
     once: Annotated[bool, typer.Option("--once", help="Run what is due now, and leave; cron calls this.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say only what went wrong.")] = False,
-    as_json: JsonOption = False,
-    overrides: SetOption = None,
     way: Annotated[str, typer.Option("--way", hidden=True)] = "",
     chain: Annotated[str, typer.Option("--chain", hidden=True)] = "",
 ) -> None:
@@ -106,23 +109,20 @@ def run_jobs(
 
     Exit code of --once and NAME: 1 when a job failed. What a job found is its own.
 
-    [bold]Examples[/bold]
-
+    Examples:
       tr11 cron run
-
       tr11 cron run pulse
-
       tr11 cron run --once
     """
-    from tr11ops.crontab.jobs import find_job, of_chain, wanted
-
-    card = read_card(run, overrides)
-    jobs = jobs_of(card, run)
+    card = context.card
+    jobs = jobs_of(card, context.run)
     if name is not None and once:
         raise Refusal(f"NAME and --once: leave one out; `tr11 cron run {name}` runs it now", exit_code=2)
-    place = round_place(card, card_path(run), overrides, way or ("once" if once else "hand" if name else "daemon"))
+    place = round_place(
+        card, context.card_path, context.overrides, way or ("once" if once else "hand" if name else "daemon")
+    )
     if name is None and not once:
-        _run_daemon(place, card, wanted(jobs), run, overrides)
+        _run_daemon(place, card, wanted(jobs), context)
         return
     if name is not None:
         try:
@@ -132,91 +132,49 @@ def run_jobs(
     else:
         chosen = of_chain(jobs, "daily" if chain == "daily" else "hourly") if chain else wanted(jobs)
     rounds = run_rounds(place, chosen, forced=name is not None)
-    _show_rounds(rounds, place, quiet, as_json)
+    _show_rounds(rounds, place, quiet, context.as_json)
     raise typer.Exit(max((exit_code(done) for done in rounds), default=0))
 
 
-def round_place(card: RunCard, path: Path, overrides: Sequence[str] | None, way: str) -> Place:
-    """Where rounds run. Raises Refusal where the run has no directory."""
-    from tr11ops.crontab.drop_ins import script_command
-    from tr11ops.crontab.runner import Place, child_environment, tr11_command
+def _run_daemon(place: CronContext, card: RunCard, jobs: tuple[PeriodicJob, ...], context: RunContext) -> None:
+    from tr11ops.cron.daemon import Daemon  # its library costs more than a round, and nothing but the daemon needs it
 
-    directory = directory_of(card)
-    if not directory.exists:
-        raise Refusal(f"{directory.root} does not exist: nothing was launched from this card here; check --run")
-    return Place(
-        directory=directory,
-        way=way,
-        folder=Path.cwd(),
-        environment={**child_environment(os.environ), "TR11_RUN": str(path)},
-        command=lambda job: (
-            tr11_command(job.words, path, overrides or ()) if job.script is None else script_command(job.script)
-        ),
-    )
-
-
-def run_rounds(place: Place, jobs: tuple[PeriodicJob, ...], forced: bool = False) -> tuple[Round, ...]:
-    """Run what is due, or all of it. A signal ends what runs, which is recorded, and starts nothing more."""
-    from tr11ops.crontab.daemon import stopping_on_signals
-    from tr11ops.crontab.runner import run_due, run_job
-
-    with stopping_on_signals(place.must_end.set):
-        return tuple(run_job(place, job, forced=True) for job in jobs) if forced else run_due(place, jobs)
-
-
-def exit_code(done: Round) -> int:
-    """What a command that ran one round returns: 1 for a failure. What a job found is in the job's own record."""
-    return 1 if done.result in {"failed", "not recorded"} else 0
-
-
-def _run_daemon(
-    place: Place, card: RunCard, jobs: tuple[PeriodicJob, ...], run: str | None, overrides: list[str] | None
-) -> None:
-    from tr11ops.crontab.daemon import Daemon, stopping_on_signals
-    from tr11ops.crontab.output import stamp
-
-    daemon = Daemon(place, jobs, lambda text: say(f"{stamp(time.time())} {text}"), _reloader(run, overrides))
+    daemon = Daemon(place, jobs, lambda text: say(f"{stamp(time.time())} {text}"), _reloader(context))
     say(f"running {', '.join(job.name for job in jobs) or 'nothing'} of {card.run.name}; Ctrl-C ends it")
-    with stopping_on_signals(daemon.stop):
+    with obeying(lambda _: daemon.stop()):
         daemon.run()
     say("ended")
 
 
-def _reloader(run: str | None, overrides: list[str] | None) -> Callable[[], tuple[PeriodicJob, ...] | None]:
+def _reloader(context: RunContext) -> Callable[[], tuple[PeriodicJob, ...] | None]:
     """Gives the jobs again after the card's file, or a script, has changed."""
-    from tr11ops.crontab.jobs import wanted
-
-    path = card_path(run)
-    card = read_card(run, overrides)
-    seen = [(path.stat().st_mtime_ns, card, wanted(jobs_of(card, run)))]
+    path, card = context.card_path, context.card
+    seen = [(path.stat().st_mtime_ns, card, wanted(jobs_of(card, context.run)))]
 
     def reload() -> tuple[PeriodicJob, ...] | None:
         [(before, card, jobs)] = seen
         now = path.stat().st_mtime_ns
-        card = card if now == before else read_card(run, overrides)
-        found = wanted(jobs_of(card, run))
+        card = card if now == before else read_card(context.run, context.overrides)
+        found = wanted(jobs_of(card, context.run))
         seen[:] = [(now, card, found)]
         return None if found == jobs else found
 
     return reload
 
 
-def _show_rounds(rounds: Sequence[Round], place: Place, quiet: bool, as_json: bool) -> None:
-    from tr11ops.crontab.daemon import round_line
-    from tr11ops.crontab.state import cron_folder
-
+def _show_rounds(rounds: Sequence[CronRound], place: CronContext, quiet: bool, as_json: bool) -> None:
     if as_json:
         values = [
             {"job": done.name, "result": done.result, "why": done.why, "exit_code": done.state and done.state.exit_code}
             for done in rounds
         ]
-        print(json.dumps({"schema": SCHEMA, "rounds": values}, indent=1))
+        emit({"schema": SCHEMA, "rounds": values})
         return
     shown = [done for done in rounds if not quiet or exit_code(done)]
     for done in shown:
         for line in done.lines if place.way == "hand" else ():
             print(line)
-        say(round_line(done))
+        say(done.line)
         if done.state is not None:
             say(f"  its output: {cron_folder(place.directory) / f'{done.name}.log'}")
     if not rounds and not quiet:
@@ -225,37 +183,31 @@ def _show_rounds(rounds: Sequence[Round], place: Place, quiet: bool, as_json: bo
 
 # ----------------------------------------------------------------------------- status
 @app.command()
-def status(run: RunOption = None, as_json: JsonOption = False, overrides: SetOption = None) -> None:
+def status(
+    context: Annotated[RunContext, JSON],
+) -> None:
     """Do the periodic jobs run? The verdict first, then one row for each.
 
     Exit code 0: they do; 1: a job failed, is overdue, or a chain is dead; 3: it could not be seen.
 
-    [bold]Examples[/bold]
-
+    Examples:
       tr11 cron status
-
       tr11 cron status --json
     """
-    from tr11ops.cli.common import open_scheduler
-    from tr11ops.crontab.looking import look
-
-    card = read_card(run, overrides)
+    card = context.card
     now = time.time()
     seen = look(
-        card, jobs_of(card, run), directory_of(card), lambda: open_scheduler("slurm"), now,
-        lambda: in_crontab(run, overrides),
+        card, jobs_of(card, context.run), directory_of(card), lambda: open_scheduler("slurm"), now,
+        lambda: in_crontab(context),
     )  # fmt: skip
-    if as_json:
-        print(json.dumps(_status_values(seen), indent=1))
+    if context.as_json:
+        emit(_status_values(seen))
     else:
         _show_status(seen, now)
     raise typer.Exit(seen.exit_code)
 
 
 def _show_status(seen: CronView, now: float) -> None:
-    from tr11ops.cli.nodes_view import plain_text, show
-    from tr11ops.cli.nodes_view import table as screen
-
     print(plain_text(seen.verdict))
     for problem in seen.problems:
         print(plain_text(f"  {problem.text}" if len(seen.problems) > 1 else f"  type: {typed_for_run(problem.fix)}"))
@@ -275,13 +227,13 @@ def _row_words(row: JobRow, now: float) -> tuple[str, ...]:
     state = row.state
     if row.job.unwanted:
         return row.job.name, "", "", "not wanted", "", row.job.unwanted
-    due = "overdue" if row.is_overdue else "now" if row.next_due <= now else f"in {age(row.next_due - now)}"
+    due = "overdue" if row.is_overdue else "now" if row.next_due <= now else f"in {duration(row.next_due - now)}"
     if state is None:
         return row.job.name, "never", "", "", due, ""
-    took = "" if state.ended is None else age(state.ended - state.started)
+    took = "" if state.ended is None else duration(state.ended - state.started)
     return (
         row.job.name,
-        f"{age(now - state.started)} ago",
+        f"{duration(now - state.started)} ago",
         took,
         row.result,
         due,
@@ -292,13 +244,11 @@ def _row_words(row: JobRow, now: float) -> tuple[str, ...]:
 def _chain_words(row: ChainRow, now: float) -> tuple[str, ...]:
     name, due = f"{row.chain.name} chain", row.chain.next_due
     result = "dead" if row.fault and row.link is None else "stuck" if row.fault else "fine" if row.link else "unknown"
-    when = f"in {age(due - now)}" if due > now else f"since {age(now - due)}"
-    return name, f"{age(now - row.chain.time)} ago", "", result, when, f"job {row.chain.job_id}"
+    when = f"in {duration(due - now)}" if due > now else f"since {duration(now - due)}"
+    return name, f"{duration(now - row.chain.time)} ago", "", result, when, f"job {row.chain.job_id}"
 
 
 def _status_values(seen: CronView) -> dict[str, Any]:
-    from dataclasses import asdict
-
     return {
         "schema": SCHEMA,
         "verdict": seen.verdict,

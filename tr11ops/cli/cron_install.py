@@ -2,37 +2,51 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tr11ops.base.observed import known
+from tr11ops.base.units import duration
 from tr11ops.cli.common import (
-    JsonOption,
+    DryRunOption,
     Refusal,
-    RunOption,
-    SetOption,
     YesOption,
     agree,
     card_path,
     directory_of,
     open_scheduler,
-    read_card,
     say,
 )
+from tr11ops.cli.context import JSON, RunContext, emit
+from tr11ops.cluster.select import has_slurm
+from tr11ops.cron.chain import ChainContext
+from tr11ops.cron.chain import install as have_chain
+from tr11ops.cron.chain import remove as end_chain
+from tr11ops.cron.drop_ins import every_job
+from tr11ops.cron.jobs import chain_schedule, of_chain
+from tr11ops.cron.placement import NoPartition, Placement, choose_placement
+from tr11ops.cron.schedule import Every
+from tr11ops.cron.scripts import Invocation
+from tr11ops.cron.table_file import TableError
+from tr11ops.cron.table_programs import TablePlace, apply, is_installed, plan_install, plan_removal
+from tr11ops.runcard.card import resolved
+from tr11ops.runcard.slurm_syntax import parse_time_limit
+from tr11ops.rundir.cron_records import CHAINS, cron_folder, read_chains, read_job, read_jobs
+from tr11ops.rundir.journal import Journal
+from trainer.contract.files import host_name, write_json
+from trainer.contract.sharing import make_shared
 
 if TYPE_CHECKING:
-    from tr11ops.crontab.chain import ChainPlace
-    from tr11ops.crontab.jobs import ChainName, PeriodicJob
-    from tr11ops.crontab.placement import Placement
-    from tr11ops.crontab.scripts import Typed
-    from tr11ops.crontab.table_programs import Program, TablePlace
-    from tr11ops.runcard import RunCard
-    from tr11ops.rundir import RunDirectory
+    from tr11ops.cron.jobs import ChainName, PeriodicJob
+    from tr11ops.cron.table_programs import Program
+    from tr11ops.runcard.card import RunCard
+    from tr11ops.rundir.paths import RunDirectory
 
 SCHEMA = 1
 WAYS = ("slurm", "crontab", "scrontab")
@@ -41,17 +55,14 @@ WayOption = Annotated[
     str | None,
     typer.Option("--way", metavar="crontab|slurm|scrontab", help="Default: the way in use, else crontab, else Slurm."),
 ]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")]
 RoundSecondsOption = Annotated[int | None, typer.Option("--round-seconds", hidden=True, min=1)]
 
 
 def install(
-    run: RunOption = None,
+    context: Annotated[RunContext, JSON],
     way: WayOption = None,
     yes: YesOption = False,
     dry_run: DryRunOption = False,
-    as_json: JsonOption = False,
-    overrides: SetOption = None,
     round_seconds: RoundSecondsOption = None,
 ) -> None:
     """Have the periodic jobs run by themselves. Type it again to repair what is broken.
@@ -64,48 +75,38 @@ def install(
 
     A fourth way needs no install: `tr11 cron run` in a terminal that stays open.
 
-    [bold]Examples[/bold]
-
+    Examples:
       tr11 cron install --dry-run
-
       tr11 cron install --way slurm
-
       tr11 cron install --way crontab --yes
     """
-    typed, directory, jobs = opened(run, overrides)
+    typed, directory, jobs = opened(context)
     if not directory.exists:
         raise Refusal(f"{directory.root} does not exist: launch the run first, or check --run")
     chosen = _way(way, directory, installing=True)
     if chosen == "slurm":
-        _install_chains(typed, directory, jobs, round_seconds, yes, dry_run, as_json)
+        _install_chains(typed, directory, jobs, round_seconds, yes, dry_run, context.as_json)
     else:
-        _install_lines(_table_place(chosen, typed, directory, jobs), yes, dry_run, as_json)
+        _install_lines(_table_place(chosen, typed, directory, jobs), yes, dry_run, context.as_json)
 
 
 def remove(
-    run: RunOption = None,
+    context: Annotated[RunContext, JSON],
     way: WayOption = None,
     yes: YesOption = False,
     dry_run: DryRunOption = False,
-    as_json: JsonOption = False,
-    overrides: SetOption = None,
 ) -> None:
     """Take back what `tr11 cron install` did. A job that runs at this moment runs to its end.
 
-    [bold]Examples[/bold]
-
+    Examples:
       tr11 cron remove --way crontab
     """
-    from tr11ops.crontab.chain import remove as end_chain
-    from tr11ops.crontab.state import CHAINS
-    from tr11ops.crontab.table_programs import plan_removal
-
-    typed, directory, jobs = opened(run, overrides)
+    typed, directory, jobs = opened(context)
     chosen = _way(way, directory, installing=False)
     if chosen == "slurm":
-        say("the hourly and the daily chain end: what waits is cancelled")
+        say("the hourly and the daily chain end: queued jobs are cancelled")
         if dry_run:
-            _finish("would-remove", chosen, as_json)
+            _finish("would-remove", chosen, context.as_json)
         agree("End both chains?", yes)
         cancelled: list[str] = []
         for name in CHAINS:
@@ -113,36 +114,27 @@ def remove(
         for number in cancelled:
             say(f"cancelled: job {number}")
         _note(directory, "cron-removed", chosen, {"cancelled": cancelled})
-        _finish("removed", chosen, as_json, jobs=cancelled)
+        _finish("removed", chosen, context.as_json, jobs=cancelled)
     place = _table_place(chosen, typed, directory, jobs)
     change = _table_errors(lambda: plan_removal(place))
-    _apply(place, change, "remove", yes, dry_run, as_json)
+    _apply(place, change, "remove", yes, dry_run, context.as_json)
 
 
 # ----------------------------------------------------------------------------- how
-def opened(run: str | None, overrides: list[str] | None) -> tuple[Typed, RunDirectory, tuple[PeriodicJob, ...]]:
+def opened(context: RunContext) -> tuple[Invocation, RunDirectory, tuple[PeriodicJob, ...]]:
     """What a command line means. Raises CardError."""
-    from tr11ops.crontab.scripts import Typed
-
-    card = read_card(run, overrides)
-    folder = Path.cwd()
-    typed = Typed(card, folder / card_path(run), tuple(overrides or ()), folder, dict(os.environ))
-    return typed, directory_of(card), jobs_of(card, run)
+    card, folder = context.card, Path.cwd()
+    typed = Invocation(card, folder / context.card_path, context.overrides, folder, dict(os.environ))
+    return typed, context.directory, jobs_of(card, context.run)
 
 
 def jobs_of(card: RunCard, run: str | None) -> tuple[PeriodicJob, ...]:
     """Every periodic job of a card, and the scripts beside it and in the run directory. Raises CardError."""
-    from tr11ops.crontab.drop_ins import every_job
-
     return every_job(card, directory_of(card), (Path.cwd() / card_path(run)).parent)
 
 
 def _way(way: str | None, directory: RunDirectory, installing: bool) -> str:
     """The way that is meant. Raises Refusal for one that there is not."""
-    from tr11ops.cluster.select import has_slurm
-    from tr11ops.crontab.state import read_chains, read_jobs
-    from tr11ops.snapshot import known
-
     if way is not None:
         if way not in WAYS:
             hint = "; `tr11 cron run` is the daemon, in the foreground" if way == "daemon" else ""
@@ -164,39 +156,29 @@ def _way(way: str | None, directory: RunDirectory, installing: bool) -> str:
 
 def chain_place(
     name: str,
-    typed: Typed,
+    typed: Invocation,
     directory: RunDirectory,
     jobs: tuple[PeriodicJob, ...],
     round_seconds: int | None,
     placement: Placement | None = None,
-) -> ChainPlace:
+) -> ChainContext:
     """One chain. `placement` is where its links run; a link's own, where it is a link that asks."""
-    from tr11ops.crontab.chain import ChainPlace
-    from tr11ops.crontab.jobs import chain_schedule
-    from tr11ops.crontab.placement import Placement
-    from tr11ops.crontab.schedule import Every
-
     chain: ChainName = "hourly" if name == "hourly" else "daily"
     rehearsal = ("--round-seconds", str(round_seconds)) if round_seconds else ()
     words = ("--kept-card", str(kept_card_path(directory)), *rehearsal)
     schedule = Every(round_seconds) if round_seconds else chain_schedule(typed.card, jobs, chain)
     scheduler, where = open_scheduler("slurm"), placement or Placement()
-    return ChainPlace(chain, schedule, typed, directory, scheduler, say, words=words, placement=where)
+    return ChainContext(chain, schedule, typed, directory, scheduler, say, words=words, placement=where)
 
 
-def _table_place(way: str, typed: Typed, directory: RunDirectory, jobs: tuple[PeriodicJob, ...]) -> TablePlace:
-    from tr11ops.crontab.table_programs import TablePlace
-
+def _table_place(way: str, typed: Invocation, directory: RunDirectory, jobs: tuple[PeriodicJob, ...]) -> TablePlace:
     program: Program = "scrontab" if way == "scrontab" else "crontab"
     return TablePlace(program, typed, directory, jobs)
 
 
-def in_crontab(run: str | None, overrides: list[str] | None) -> bool:
+def in_crontab(context: RunContext) -> bool:
     """Whether the user's crontab on this machine has the run's lines; False where it cannot be read."""
-    from tr11ops.crontab.table_file import TableError
-    from tr11ops.crontab.table_programs import is_installed
-
-    typed, directory, jobs = opened(run, overrides)
+    typed, directory, jobs = opened(context)
     try:
         return is_installed(_table_place("crontab", typed, directory, jobs))
     except TableError:
@@ -205,24 +187,18 @@ def in_crontab(run: str | None, overrides: list[str] | None) -> bool:
 
 def kept_card_path(directory: RunDirectory) -> Path:
     """Where the card is kept for the day on which it cannot be read."""
-    from tr11ops.crontab.state import cron_folder
-
     return cron_folder(directory) / "slurm" / "card.json"
 
 
-def keep_card(typed: Typed, directory: RunDirectory) -> None:
+def keep_card(typed: Invocation, directory: RunDirectory) -> None:
     """Keep the card as it is now. Raises OSError as the file system does."""
-    from tr11ops.runcard import resolved
-    from tr11ops.rundir import make_shared
-    from trainer.contract import write_json
-
     path = kept_card_path(directory)
     make_shared(path.parent)
     write_json(path, resolved(typed.card))
 
 
 def _install_chains(
-    typed: Typed,
+    typed: Invocation,
     directory: RunDirectory,
     jobs: tuple[PeriodicJob, ...],
     round_seconds: int | None,
@@ -230,10 +206,6 @@ def _install_chains(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    from tr11ops.crontab.chain import install as have_chain
-    from tr11ops.crontab.jobs import of_chain
-    from tr11ops.crontab.state import CHAINS
-
     placement = _placement(typed)
     every = [chain_place(name, typed, directory, jobs, round_seconds, placement) for name in CHAINS]
     places = [place for place in every if of_chain(jobs, place.name)]
@@ -260,11 +232,8 @@ def _install_chains(
     _finish("installed" if new else "unchanged", "slurm", as_json, jobs=[found.job_id for found in done])
 
 
-def _placement(typed: Typed) -> Placement:
+def _placement(typed: Invocation) -> Placement:
     """Where the chains' jobs shall run. Raises Refusal where nothing tells, SchedulerUnreachable."""
-    from tr11ops.crontab.placement import NoPartition, choose_placement
-    from tr11ops.slurm_syntax import parse_time_limit
-
     scheduler, section = open_scheduler("slurm"), typed.card.cron
     seconds = max(parse_time_limit(section.hourly_time_limit), parse_time_limit(section.daily_time_limit))
     try:
@@ -275,10 +244,6 @@ def _placement(typed: Typed) -> Placement:
 
 def _say_changes(directory: RunDirectory, jobs: tuple[PeriodicJob, ...]) -> None:
     """Which jobs have another interval now than in their last round."""
-    from tr11ops.crontab.state import read_job
-    from tr11ops.snapshot import known
-    from tr11ops.units import duration
-
     for job in jobs:
         last = known(read_job(directory, job.name), None)
         if last is not None and not job.unwanted and last.interval_seconds != job.schedule.period_seconds:
@@ -286,16 +251,12 @@ def _say_changes(directory: RunDirectory, jobs: tuple[PeriodicJob, ...]) -> None
 
 
 def _install_lines(place: TablePlace, yes: bool, dry_run: bool, as_json: bool) -> None:
-    from tr11ops.crontab.table_programs import plan_install
-
     change = _table_errors(lambda: plan_install(place, time.time()))
     _say_changes(place.directory, place.jobs)
     _apply(place, change, "install", yes, dry_run, as_json)
 
 
 def _apply(place: TablePlace, change: Any, action: str, yes: bool, dry_run: bool, as_json: bool) -> None:
-    from tr11ops.crontab.table_programs import apply
-
     past = {"install": "installed", "remove": "removed"}[action]
     print(change.difference, file=None if not as_json else _stderr(), end="\n" if change.difference else "")
     if not change.difference:
@@ -311,14 +272,10 @@ def _apply(place: TablePlace, change: Any, action: str, yes: bool, dry_run: bool
 
 
 def _stderr() -> Any:
-    import sys
-
     return sys.stderr
 
 
 def _table_errors(act: Any) -> Any:
-    from tr11ops.crontab.table_file import TableError
-
     try:
         return act()
     except (TableError, ValueError) as error:
@@ -326,9 +283,6 @@ def _table_errors(act: Any) -> Any:
 
 
 def _note(directory: RunDirectory, kind: str, way: str, data: dict[str, Any]) -> None:
-    from tr11ops.journal import Journal
-    from trainer.contract import host_name
-
     if directory.exists:
         Journal(directory.journal).write(kind, "", {"way": way, "host": host_name(), **data})
 
@@ -336,7 +290,7 @@ def _note(directory: RunDirectory, kind: str, way: str, data: dict[str, Any]) ->
 def _finish(action: str, way: str, as_json: bool, jobs: list[str] | None = None) -> None:
     """Print the result, and end the command."""
     if as_json:
-        print(json.dumps({"schema": SCHEMA, "action": action, "way": way, "jobs": jobs or []}, indent=1))
+        emit({"schema": SCHEMA, "action": action, "way": way, "jobs": jobs or []})
     elif not action.startswith("would"):
         say(f"{way}: {action}")
     else:

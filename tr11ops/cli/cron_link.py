@@ -4,43 +4,45 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tr11ops.cli.common import Refusal, RunOption, SetOption, directory_of, say
+from tr11ops.cli.common import Refusal, directory_of, say
+from tr11ops.cli.context import RunContext
 from tr11ops.cli.cron_install import RoundSecondsOption, chain_place, keep_card, opened
+from tr11ops.cli.cron_rounds import exit_code, round_place, run_rounds
+from tr11ops.cron.chain import begin_link
+from tr11ops.cron.drop_ins import every_job
+from tr11ops.cron.jobs import of_chain
+from tr11ops.cron.placement import Placement
+from tr11ops.cron.scripts import Invocation
+from tr11ops.runcard.card import CardError, card_from_resolved
+from tr11ops.rundir.cron_records import cron_folder
+from trainer.contract.state_file import read_json
 
 if TYPE_CHECKING:
-    from tr11ops.crontab.jobs import PeriodicJob
-    from tr11ops.crontab.scripts import Typed
-    from tr11ops.rundir import RunDirectory
+    from tr11ops.cron.jobs import PeriodicJob
+    from tr11ops.rundir.paths import RunDirectory
 
 LINK_MARGIN_SECONDS = 60.0  # of a link's time limit, for its own end
 RETRY_SECONDS = 20.0
 
 
 def link(
+    context: RunContext,
     chain: str,
     token: Annotated[str, typer.Option("--token")],
     due: Annotated[int, typer.Option("--due")],
-    run: RunOption = None,
-    overrides: SetOption = None,
     round_seconds: RoundSecondsOption = None,
     kept_card: Annotated[Path | None, typer.Option("--kept-card")] = None,
 ) -> None:
     """What one link of a chain runs; the batch script of `tr11 cron install --way slurm` calls it."""
-    from dataclasses import replace
-
-    from tr11ops.cli.cron import exit_code, round_place, run_rounds
-    from tr11ops.crontab.chain import begin_link
-    from tr11ops.crontab.daemon import round_line
-    from tr11ops.crontab.jobs import of_chain
-    from tr11ops.crontab.placement import Placement
-
     began = time.monotonic()
-    typed, directory, jobs = _opened_or_kept(run, overrides, kept_card)
+    typed, directory, jobs = _opened_or_kept(context, kept_card)
     if not directory.exists:
         raise Refusal(f"{directory.root} does not exist: this chain ends here")
     number = os.environ.get("SLURM_JOB_ID", "")
@@ -61,10 +63,10 @@ def link(
         keep_card(typed, directory)
     except OSError as error:
         say(f"the card could not be kept: {error}")
-    rounds = replace(round_place(typed.card, typed.card_path, overrides, "slurm"), seconds_left=seconds_left)
+    rounds = replace(round_place(typed.card, typed.card_path, context.overrides, "slurm"), seconds_left=seconds_left)
     done = run_rounds(rounds, of_chain(jobs, place.name))
     for one in done:
-        say(round_line(one))
+        say(one.line)
     while begun.owed and not rounds.must_end.is_set() and seconds_left() > RETRY_SECONDS:
         time.sleep(RETRY_SECONDS)
         begun = begin_link(place, token, due, number)
@@ -74,30 +76,19 @@ def link(
 
 def prune_outputs(directory: RunDirectory, now: float, days: float = 14) -> None:
     """Remove the output files of links that are older than so many days. What cannot be removed stays."""
-    from contextlib import suppress
-
-    from tr11ops.crontab.state import cron_folder
-
     for path in (cron_folder(directory) / "slurm").glob("cron-*.out"):
         with suppress(OSError):
             if path.stat().st_mtime < now - days * 86_400:
                 path.unlink()
 
 
-def _opened_or_kept(
-    run: str | None, overrides: list[str] | None, kept: Path | None
-) -> tuple[Typed, RunDirectory, tuple[PeriodicJob, ...]]:
+def _opened_or_kept(context: RunContext, kept: Path | None) -> tuple[Invocation, RunDirectory, tuple[PeriodicJob, ...]]:
     """As `opened`; a card that was broken by an edit must not end the chain, so its last good form stands in.
 
     The jobs read the card as it is, and fail: that is then a finding.
     """
-    from tr11ops.crontab.drop_ins import every_job
-    from tr11ops.crontab.scripts import Typed
-    from tr11ops.runcard import CardError, card_from_resolved
-    from trainer.contract import read_json
-
     try:
-        return opened(run, overrides)
+        return opened(context)
     except CardError as error:
         value = read_json(kept) if kept is not None else None
         if kept is None or value is None:
@@ -105,5 +96,5 @@ def _opened_or_kept(
         say(f"{error}\nthe chain goes on with the card as it last was: {kept}")
         card = card_from_resolved(value, str(kept))
         folder = Path.cwd()
-        typed = Typed(card, folder / (run or ""), tuple(overrides or ()), folder, dict(os.environ))
+        typed = Invocation(card, folder / (context.run or ""), context.overrides, folder, dict(os.environ))
         return typed, directory_of(card), every_job(card, directory_of(card), typed.card_path.parent)

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import tempfile
+from json import dumps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
-from tr11ops.cli.common import RunOption, SetOption, read_card
-from tr11ops.cli.trainer_child import run_trainer_module
+from tr11ops.cli.context import RunContext
+from tr11ops.cli.trainer_child import child_words, run_trainer_module
+from tr11ops.runcard.card import resolved
 
 app = typer.Typer(
     name="data",
-    help="Make training data: corpus, tokenizer, indexed pairs, index maps, shares; check it, and look at it.",
+    help="""Make training data: corpus, tokenizer, indexed pairs, index maps, shares; check it, and look at it.
+
+    Examples:
+      tr11 data corpus --output corpus.jsonl
+      tr11 data tokenizer --corpus corpus.jsonl --output tokenizer
+      tr11 data preprocess --input corpus.jsonl --tokenizer tokenizer --output-prefix demo
+    """,
     no_args_is_help=True,
 )
 
@@ -31,26 +39,16 @@ MaxLine = Annotated[
 Workers = Annotated[int | None, typer.Option(min=1, help="Processes; all cores if not given.")]
 
 
-def run_trainer_data(arguments: list[str]) -> int:
-    """Run `python -m trainer.data` with this process's terminal; returns its exit code."""
-    return run_trainer_module("trainer.data", arguments)
-
-
-def _finish(arguments: list[str]) -> None:
-    raise typer.Exit(run_trainer_data(arguments))
-
-
-def _flag(name: str, value: bool) -> list[str]:
-    return [name] if value else []
-
-
-def _value(name: str, value: object) -> list[str]:
-    return [] if value is None else [name, str(value)]
+def _run(ctx: typer.Context, **instead: object) -> NoReturn:
+    raise typer.Exit(run_trainer_module("trainer.data", child_words(ctx, **instead)))
 
 
 @app.command()
 def corpus(
-    out: Annotated[Path, typer.Option(help="File to write: one JSON object {text, source} a line.")],
+    ctx: typer.Context,
+    out: Annotated[
+        Path, typer.Option("--output", "-o", "--out", help="File to write: one JSON object {text, source} a line.")
+    ],
     min_bytes: Annotated[int, typer.Option(min=1, help="Least UTF-8 bytes of text.")] = 20_000_000,
     force: Force = False,
     json: Json = False,
@@ -60,18 +58,18 @@ def corpus(
     Documentation topics, docstrings and sources of the standard library, then of installed packages, without
     duplicates. The same installation gives the same file.
 
-    Example: tr11 data corpus --out data/corpus.jsonl
+    Examples:
+      tr11 data corpus --output data/corpus.jsonl
     """
-    _finish(
-        ["corpus", "--out", str(out), "--min-bytes", str(min_bytes), *_flag("--force", force), *_flag("--json", json)]
-    )
+    _run(ctx)
 
 
 @app.command()
 def tokenizer(
+    ctx: typer.Context,
     *,
     corpus: Annotated[Path, typer.Option(help="JSON lines to learn from, plain or .gz, .xz, .zst.")],
-    out: Annotated[Path, typer.Option(help="Folder for tokenizer.json.")],
+    out: Annotated[Path, typer.Option("--output", "-o", "--out", help="Folder for tokenizer.json.")],
     vocab_size: Annotated[int, typer.Option(min=1, help="Tokens in all, special ones and bytes too.")] = 4096,
     json_key: JsonKey = "text",
     special_token: Annotated[list[str] | None, typer.Option(help="One more special token; may be repeated.")] = None,
@@ -81,20 +79,15 @@ def tokenizer(
 ) -> None:
     """Train a byte-level BPE tokenizer (any text can be encoded; <|endoftext|> is id 0).
 
-    Example: tr11 data tokenizer --corpus data/corpus.jsonl --vocab-size 4096 --out data/tokenizer
+    Examples:
+      tr11 data tokenizer --corpus data/corpus.jsonl --vocab-size 4096 --output data/tokenizer
     """
-    extra = [word for token in special_token or [] for word in ("--special-token", token)]
-    _finish(
-        [
-            *("tokenizer", "--corpus", str(corpus), "--out", str(out), "--vocab-size", str(vocab_size)),
-            *("--json-key", json_key, *extra, "--max-line-mib", str(max_line_mib)),
-            *(*_flag("--force", force), *_flag("--json", json)),
-        ]
-    )
+    _run(ctx)
 
 
 @app.command()
 def preprocess(
+    ctx: typer.Context,
     *,
     input: Annotated[Path, typer.Option("--input", help="JSON lines, plain or .gz, .xz, .zst.")],
     output_prefix: Annotated[str, typer.Option(metavar="PREFIX", help="Writes PREFIX_KEY_document.bin and .idx.")],
@@ -121,37 +114,16 @@ def preprocess(
     The pair appears whole or not at all, and is kept when it is up to date. A line above --max-line-mib is faulty.
     After an interruption the same command goes on from what was finished.
 
-    Example: tr11 data preprocess --input data/corpus.jsonl --tokenizer data/tokenizer --output-prefix data/demo
-
-    Example: tr11 data preprocess --input dump.jsonl.zst --tokenizer data/tokenizer --output-prefix data/dump
+    Examples:
+      tr11 data preprocess --input data/corpus.jsonl --tokenizer data/tokenizer --output-prefix data/demo
+      tr11 data preprocess --input dump.jsonl.zst --tokenizer data/tokenizer --output-prefix data/dump
     """
-    _finish(
-        [
-            *("preprocess", "--input", str(input), "--output-prefix", output_prefix),
-            *_tokenizer(tokenizer, tokenizer_type, vocab_file, merge_file),
-            *("--json-key", json_key, "--append-eod" if append_eod else "--no-append-eod"),
-            *_value("--workers", workers),
-            *_flag("--split-sentences", split_sentences),
-            *_flag("--keep-newlines", keep_newlines),
-            *_flag("--skip-bad-lines", skip_bad_lines),
-            *("--max-line-mib", str(max_line_mib)),
-            *_flag("--force", force),
-            *_flag("--json", json),
-        ]
-    )
-
-
-def _tokenizer(path: Path | None, kind: str, vocabulary: Path | None, merges: Path | None) -> list[str]:
-    return [
-        *_value("--tokenizer", path),
-        *("--tokenizer-type", kind),
-        *_value("--vocab-file", vocabulary),
-        *_value("--merge-file", merges),
-    ]
+    _run(ctx)
 
 
 @app.command()
 def merge(
+    ctx: typer.Context,
     prefixes: Annotated[list[str], typer.Argument(metavar="PREFIX...", help="Pairs to join, in this order.")],
     output_prefix: Annotated[str, typer.Option(metavar="PREFIX", help="Prefix of the joined pair.")],
     force: Force = False,
@@ -159,15 +131,15 @@ def merge(
 ) -> None:
     """Join indexed pairs of one token type into one.
 
-    Example: tr11 data merge data/part0_text_document data/part1_text_document --output-prefix data/all_text_document
+    Examples:
+      tr11 data merge data/part0_text_document data/part1_text_document --output-prefix data/all_text_document
     """
-    _finish(
-        ["merge", "--output-prefix", output_prefix, *_flag("--force", force), *_flag("--json", json), "--", *prefixes]
-    )
+    _run(ctx)
 
 
 @app.command()
 def index(
+    ctx: typer.Context,
     *,
     data: Annotated[list[str], typer.Argument(metavar="PREFIX | WEIGHT PREFIX...", help="One pair, or a mixture.")],
     seq_length: Annotated[int, typer.Option(min=1, help="Tokens in a sample.")],
@@ -182,23 +154,15 @@ def index(
 ) -> None:
     """Build the index maps beforehand, so that no node of a large training waits for them.
 
-    Example: tr11 data index data/demo_text_document --seq-length 128 --train-samples 50000
+    Examples:
+      tr11 data index data/demo_text_document --seq-length 128 --train-samples 50000
     """
-    _finish(
-        [
-            *("index", "--seq-length", str(seq_length), "--train-samples", str(train_samples)),
-            *("--valid-samples", str(valid_samples), "--test-samples", str(test_samples)),
-            *("--split", split, "--seed", str(seed)),
-            *_value("--vocab-size", vocab_size),
-            *_value("--cache-dir", cache_dir),
-            *_flag("--json", json),
-            *("--", *data),
-        ]
-    )
+    _run(ctx)
 
 
 @app.command()
 def inspect(
+    ctx: typer.Context,
     prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="A pair, without .bin or .idx.")],
     tokenizer: Annotated[Path | None, typer.Option(help="Decode the beginnings with it, check the vocabulary.")] = None,
     sequences: Annotated[int, typer.Option(min=0, help="Beginnings to show.")] = 3,
@@ -206,20 +170,15 @@ def inspect(
 ) -> None:
     """Show what an indexed pair holds: type, sequences, documents, tokens, lengths, beginnings.
 
-    Example: tr11 data inspect data/demo_text_document --tokenizer data/tokenizer
+    Examples:
+      tr11 data inspect data/demo_text_document --tokenizer data/tokenizer
     """
-    _finish(
-        [
-            *("inspect", "--sequences", str(sequences)),
-            *_value("--tokenizer", tokenizer),
-            *_flag("--json", json),
-            *("--", prefix),
-        ]
-    )
+    _run(ctx)
 
 
 @app.command()
 def check(
+    ctx: typer.Context,
     *,
     prefixes: Annotated[list[str], typer.Argument(metavar="PREFIX...", help="Pairs; with --raw one file of lines.")],
     raw: Annotated[bool, typer.Option("--raw", help="Check JSON lines, before they are tokenized.")] = False,
@@ -244,27 +203,17 @@ def check(
 
     Lengths are in tokens, with --raw in characters. Exit code 1 when something is found.
 
-    Example: tr11 data check data/demo_text_document --tokenizer data/tokenizer
-
-    Example: tr11 data check --raw data/corpus.jsonl.zst
+    Examples:
+      tr11 data check data/demo_text_document --tokenizer data/tokenizer
+      tr11 data check --raw data/corpus.jsonl.zst
     """
-    _finish(
-        [
-            *("check", *_flag("--raw", raw), "--json-key", json_key),
-            *_tokenizer(tokenizer, tokenizer_type, vocab_file, merge_file),
-            *_value("--vocab-size", vocab_size),
-            *("--storm-length", str(storm_length), "--storm-run", str(storm_run), "--longest", str(longest)),
-            *("--max-line-mib", str(max_line_mib)),
-            *_value("--workers", workers),
-            *_value("--temporary", temporary),
-            *_flag("--json", json),
-            *("--", *prefixes),
-        ]
-    )
+    _run(ctx)
 
 
 @app.command()
 def text(
+    ctx: typer.Context,
+    context: RunContext,
     *,
     samples: Annotated[
         str | None, typer.Option(metavar="FIRST-LAST", help="Consumed samples, counted from 0, both included.")
@@ -272,38 +221,31 @@ def text(
     iterations: Annotated[
         str | None, typer.Option(metavar="FIRST-LAST", help="Instead: iterations, as the log counts them.")
     ] = None,
-    tokens: Annotated[bool, typer.Option("--tokens", help="Token ids, without the text.")] = False,
-    run: RunOption = None,
+    tokens: Annotated[bool, typer.Option("--ids", "--tokens", help="Token ids, without the text.")] = False,
     json: Json = False,
-    overrides: SetOption = None,
 ) -> None:
     """Show what the training of a card read: text, data set and documents of each sample, by the training's own code.
 
-    Example: tr11 data text --iterations 31214-31219 --run my-card.toml
-
-    Example: tr11 data text --samples 0-3 --tokens
+    Examples:
+      tr11 data text --iterations 31214-31219 --run my-card.toml
+      tr11 data text --samples 0-3 --ids
     """
-    from json import dumps
-
-    from tr11ops.runcard import resolved
-
-    card = read_card(run, overrides)
+    card = context.card
     with tempfile.NamedTemporaryFile("w", suffix=".json", prefix="tr11-card-", encoding="utf-8") as stream:
         stream.write(dumps(resolved(card)))
         stream.flush()
-        _finish(
-            [
-                *("text", "--card", stream.name, "--replicas", str(card.data_parallel_degree)),
-                *_value("--samples", samples),
-                *_value("--iterations", iterations),
-                *_flag("--tokens", tokens),
-                *_flag("--json", json),
-            ]
+        _run(
+            ctx,
+            card=stream.name,
+            replicas=card.data_parallel_degree,
+            samples=samples and samples.replace(":", "-"),
+            iterations=iterations and iterations.replace(":", "-"),
         )
 
 
 @app.command()
 def ratios(
+    ctx: typer.Context,
     *,
     dataset_ratios_path: Annotated[
         Path, typer.Option(metavar="JSON", help="List of objects with dataset_path and ratio.")
@@ -325,19 +267,15 @@ def ratios(
     The file appears whole, and several processes may write it at once. Where there is a test, give all three files
     the same --shares.
 
-    Example: tr11 data ratios --dataset-ratios-path ratios.json --split valid --output valid-splits.txt
+    Examples:
+      tr11 data ratios --dataset-ratios-path ratios.json --split valid --output valid-splits.txt
     """
-    _finish(
-        [
-            *("ratios", "--dataset-ratios-path", str(dataset_ratios_path), "--split", split),
-            *_value("--shares", shares),
-            *("--output", str(output), *_flag("--json", json)),
-        ]
-    )
+    _run(ctx)
 
 
 @app.command()
 def probabilities(
+    ctx: typer.Context,
     *,
     prefixes: Annotated[list[str], typer.Argument(metavar="PREFIX...", help="Pairs.")],
     alpha: Annotated[float, typer.Option(help="Exponent of a set's part of all tokens; below 1 lifts small sets.")],
@@ -346,11 +284,7 @@ def probabilities(
 ) -> None:
     """Shares of data sets in a mixture: each one's part of all tokens to the power of alpha, normalised.
 
-    Example: tr11 data probabilities --alpha 0.3 data/en_text_document data/fr_text_document --output ratios.json
+    Examples:
+      tr11 data probabilities --alpha 0.3 data/en_text_document data/fr_text_document --output ratios.json
     """
-    _finish(
-        [
-            *("probabilities", "--alpha", str(alpha), *_value("--output", output)),
-            *(*_flag("--json", json), "--", *prefixes),
-        ]
-    )
+    _run(ctx)

@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
-import json
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tr11ops.cli.common import JsonOption, RunOption, SchedulerOption, SetOption, has_card, open_scheduler
-from tr11ops.cli.launch import checks_value, prepare, show_checks
+from tr11ops.base.observed import known
+from tr11ops.cli.common import open_scheduler
+from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
+from tr11ops.cli.launch import prepare
+from tr11ops.cli.launch_view import checks_value, show_checks, show_first_data
+from tr11ops.cluster.base import SchedulerError
+from tr11ops.launch.environment import environment_checks
+from tr11ops.launch.session import check_launch
+from tr11ops.launch.setup import setup_checks
+from tr11ops.runcard.check import Level, ok, unknown, verdict
 
 if TYPE_CHECKING:
-    from tr11ops.launch.check import Check
     from tr11ops.launch.session import LaunchJob
+    from tr11ops.runcard.check import PreflightCheck
 
 DOCTOR_SCHEMA = 1
 
 
 def doctor(
+    context: Annotated[RunContext, SCHEDULER, JSON],
     *,
-    run: RunOption = None,
     array: Annotated[
         str | None, typer.Option("--array", metavar="1-10", help="As if so many attempts were launched.")
     ] = None,
     verify: Annotated[
         bool, typer.Option("--verify", help="Compare every byte of the checkpoint with its manifest, not only sizes.")
     ] = False,
-    scheduler: SchedulerOption = "auto",
-    as_json: JsonOption = False,
-    overrides: SetOption = None,
 ) -> None:
     """Is everything in place to launch a card from here? Nothing is launched, and nothing left behind.
 
@@ -38,44 +43,32 @@ def doctor(
     Exit code 0: all is well, or there are warnings; 1: something is in the way; 2: wrong card or option; 3: no answer
     from the scheduler.
 
-    [bold]Examples[/bold]
-
+    Examples:
       tr11 doctor
-
       tr11 doctor --run tr11-176B-ml --array 1-10 --verify --json
     """
-    from tr11ops.launch.check import Level, verdict
-
-    job, checks = _look(run, overrides or [], scheduler, array, verify)
+    job, checks = _look(context, array, verify)
     code = verdict(checks)
-    if as_json:
+    if context.as_json:
         value = {"schema": DOCTOR_SCHEMA, "exit_code": code, "card": job.card.run.name if job else None}
-        typer.echo(json.dumps({**value, "checks": checks_value(checks)}, indent=1))
+        emit({**value, "checks": checks_value(checks)})
     else:
         show_checks(checks)
+        if job is not None and code:
+            show_first_data(job.card)
         counts = {level: sum(check.level is level for check in checks) for level in Level}
         said = [f"{count} {level}" for level, count in counts.items() if count]
         typer.echo("\n" + ", ".join(said))
     raise typer.Exit(code)
 
 
-def _look(
-    run: str | None, overrides: list[str], scheduler: str, array: str | None, verify: bool
-) -> tuple[LaunchJob | None, list[Check]]:
+def _look(context: RunContext, array: str | None, verify: bool) -> tuple[LaunchJob | None, list[PreflightCheck]]:
     """The launch that a card means, None where no card is known, and all checks."""
-    import os
-
-    from tr11ops.launch.check import Level
-    from tr11ops.launch.environment import environment_checks
-    from tr11ops.launch.session import check_launch
-    from tr11ops.launch.setup import setup_checks
-    from tr11ops.snapshot import known
-
-    if not has_card(run):
-        edge = open_scheduler(scheduler)
-        checks = [*environment_checks(edge.name == "slurm", None), _answers(scheduler)]
+    if not context.has_card:
+        edge = open_scheduler(context.scheduler)
+        checks = [*environment_checks(edge.name == "slurm", None), _answers(context.scheduler)]
         return None, checks
-    job = prepare(run, overrides, scheduler, array=array, verify=verify)
+    job = prepare(context.run, context.overrides, context.scheduler, array=array, verify=verify)
     view = check_launch(job)
     site = known(view.facts.site, None)
     uses_slurm = job.scheduler.name == "slurm"
@@ -89,11 +82,8 @@ def _look(
     return job, [*machine, *setup, *healthy]
 
 
-def _answers(kind: str) -> Check:
+def _answers(kind: str) -> PreflightCheck:
     """Whether the scheduler answers, and what it has."""
-    from tr11ops.cluster.base import SchedulerError
-    from tr11ops.launch.check import ok, unknown
-
     edge = open_scheduler(kind)
     try:
         nodes, partitions = edge.nodes(), edge.partitions()

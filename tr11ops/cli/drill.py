@@ -9,47 +9,45 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from tr11ops.cli.common import (
-    JsonOption,
+    DryRunOption,
     Refusal,
-    RunOption,
-    SetOption,
     YesOption,
     agree,
-    card_path,
     directory_of,
     open_scheduler,
     say,
+    timeout_option,
 )
-from tr11ops.cli.stopping import DryRunOption
-
-if TYPE_CHECKING:
-    from tr11ops.drill import PhaseResult
+from tr11ops.cli.context import JSON, RunContext, emit
+from tr11ops.cli.terminal import drawing_console
+from tr11ops.cluster.base import SchedulerError
+from tr11ops.launch.drill import NAMES, Drill, PhaseResult, overrides_for, phases_of, proof
+from tr11ops.runcard.card import load_card
+from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.files import write_json
+from trainer.contract.sharing import make_shared
 
 LAUNCH_SECONDS = 600.0
 
 
 def drill(
+    context: Annotated[RunContext, JSON],
     *,
-    run: RunOption = None,
     yes: YesOption = False,
     dry_run: DryRunOption = False,
     time_limit: Annotated[
         str, typer.Option("--time-limit", metavar="HH:MM:SS", help="Of each of the rehearsal's tasks.")
     ] = "00:30:00",
-    timeout: Annotated[
-        float, typer.Option("--timeout", min=1, metavar="SECONDS", help="Give up after this long, queueing included.")
-    ] = 7200,
+    timeout: Annotated[float, timeout_option("Give up after this long, queueing included.")] = 7200,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the rehearsal's checkpoints.")] = False,
     scheduler: Annotated[
         str, typer.Option("--scheduler", metavar="slurm|local|auto", help="Which scheduler to drill on.")
     ] = "auto",
-    as_json: JsonOption = False,
-    overrides: SetOption = None,
 ) -> None:
     """Prove that a stop signal saves in every phase, before the scheduler would kill.
 
@@ -57,19 +55,12 @@ def drill(
     (start-up, training, evaluation, saving, data wait). Each is held in its phase until the signal has come, and must
     then leave a whole checkpoint within slurm.signal_seconds_before_limit. The proof is kept in state/drills.
 
-    [bold]Examples[/bold]
-
+    Examples:
       tr11 drill --run setup-test-n2
-
       tr11 drill --set slurm.nodes=2 --dry-run
     """
-    from tr11ops.drill import NAMES, Drill, PhaseResult, overrides_for, phases_of, proof
-    from tr11ops.runcard import load_card
-    from tr11ops.rundir import RunDirectory, make_shared
-    from trainer.contract import write_json
-
-    path = card_path(run)
-    card = load_card(path, overrides or (), os.environ)
+    path = context.card_path
+    card = load_card(path, context.overrides, os.environ)
     main = directory_of(card)
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     place = main.root.with_name(f"{main.root.name}-drill") / stamp
@@ -77,7 +68,7 @@ def drill(
     margin = card.slurm.signal_seconds_before_limit
     if not margin:
         raise Refusal("slurm.signal_seconds_before_limit is not set, so no signal comes before the kill", exit_code=2)
-    changes = [*(overrides or []), *overrides_for(place, phases, time_limit)]
+    changes = [*(context.overrides), *overrides_for(place, phases, time_limit)]
     say(f"rehearsal: {card.slurm.nodes} nodes, {len(phases)} tasks, in {place}")
     for phase in phases:
         say(f"  {NAMES[phase]}: USR1 to the batch script; a whole checkpoint within {margin} s")
@@ -106,8 +97,8 @@ def drill(
     fine = all(result.is_fine for result in results)
     if not keep and fine:
         shutil.rmtree(directory.paths.checkpoints, ignore_errors=True)
-    if as_json:
-        typer.echo(json.dumps({**value, "proof": str(kept)}, indent=1))
+    if context.as_json:
+        emit({**value, "proof": str(kept)})
     else:
         _table(results, kept, place)
     raise typer.Exit(0 if fine else 1)
@@ -143,8 +134,6 @@ def _environment() -> dict[str, str]:
 
 def _cancel(edge: Any, job_id: str) -> None:
     """Leave nothing of the rehearsal behind, however the drill ended. A task that is over is not touched."""
-    from tr11ops.cluster.base import SchedulerError
-
     try:
         edge.cancel(job_id)
     except SchedulerError as error:
@@ -153,9 +142,6 @@ def _cancel(edge: Any, job_id: str) -> None:
 
 def _table(results: tuple[PhaseResult, ...], kept: Path, place: Path) -> None:
     from rich.table import Table
-
-    from tr11ops.cli.terminal import drawing_console
-    from tr11ops.drill import NAMES
 
     table = Table(title="A stop signal in each phase", title_justify="left")
     for name in ("phase", "left at", "checkpoint", "saved", "left", "allowed", "verdict"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import textwrap
 from collections.abc import Iterable
@@ -10,21 +9,25 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tr11ops.cli.common import JsonOption, Refusal, RunOption, SetOption, read_card, say
+from tr11ops.base.units import duration, size
+from tr11ops.cli.common import Refusal, say
+from tr11ops.cli.context import JSON, RunContext, emit
+from tr11ops.goodput.history import read_metrics
+from tr11ops.runcard.estimate import estimate as derive
+from tr11ops.runcard.slurm_syntax import parse_attempts
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from tr11ops.estimate import Duration, Estimate
-    from tr11ops.runcard import RunCard
+    from tr11ops.runcard.card import RunCard
+    from tr11ops.runcard.estimate import Duration, Estimate
 
 WIDTH = 80
 Row = tuple[str, str, str]  # what, value, remark
 
 
-def estimate(  # options of a command line: typer calls it by name
-    run: RunOption = None,
-    overrides: SetOption = None,
+def estimate(
+    context: Annotated[RunContext, JSON],  # options of a command line: typer calls it by name
     seconds_per_iteration: Annotated[
         float | None,
         typer.Option("--seconds-per-iteration", metavar="S", help="A step of the full batch takes S seconds."),
@@ -32,36 +35,30 @@ def estimate(  # options of a command line: typer calls it by name
     tflops: Annotated[
         float | None, typer.Option("--tflops", metavar="T", help="Each GPU does T TFLOPs (recomputation counted).")
     ] = None,
-    array: Annotated[str, typer.Option("--array", metavar="LIST", help="How far these array tasks go.")] = "1-10",
+    array: Annotated[str, typer.Option("--array", metavar="1-10", help="How far these array tasks go.")] = "1-10",
     all_levels: Annotated[bool, typer.Option("--levels", help="Show every level of the batch ramp.")] = False,
-    as_json: JsonOption = False,
 ) -> None:
     """Every number that follows from a run card, and from the steps that the run has measured so far; nothing is run.
 
     Variables that are not defined here are left as they are. Before its first steps, a run's GPUs are taken to reach
-    what the 176B training reached on A100, and other kinds (slurm.gpu_kind) the same share of their peak.
+    what the 176B training reached on A100, and other kinds (slurm.gpu_kind) the same share of their peak. Times on
+    GPUs that the card does not name are unknown.
 
-    [bold]Examples[/bold]
-
+    Examples:
       tr11 estimate --run tr11-176B-ml
-
       tr11 estimate --run tr11-176B-ml --seconds-per-iteration 105 --array 1-20
-
       tr11 estimate --set parallel.pipeline=24 --set slurm.nodes=96 --json
     """
-    from tr11ops.estimate import estimate as derive
-    from tr11ops.slurm_syntax import parse_array
-
     for option, value in (("--seconds-per-iteration", seconds_per_iteration), ("--tflops", tflops)):
         if value is not None and not (math.isfinite(value) and 1e-9 <= value <= 1e9):
             raise Refusal(f"{option} {value:g}: must be a number above zero, such as 105", exit_code=2)
     if seconds_per_iteration is not None and tflops is not None:
         raise Refusal("--seconds-per-iteration and --tflops say the same thing: give one of them", exit_code=2)
-    tasks = len(parse_array(array))
-    card = read_card(run, overrides, keep_undefined=True)
+    tasks = len(parse_attempts(array))
+    card = context.card_with_undefined()
     found = derive(card, seconds_per_iteration, tflops, tasks, _steps(card))
-    if as_json:
-        print(json.dumps(found.to_json(), indent=1))
+    if context.as_json:
+        emit(found.to_json())
         return
     from rich.console import Console
 
@@ -74,8 +71,6 @@ def estimate(  # options of a command line: typer calls it by name
 
 def _steps(card: RunCard) -> list[tuple[int, float]]:
     """Steps of the run as (iteration, seconds); none where it has not begun, or its log cannot be read."""
-    from tr11ops.report.history import read_metrics
-
     try:
         steps = read_metrics(card.paths.metrics).steps
     except OSError as error:
@@ -93,7 +88,7 @@ def tables(found: Estimate, all_levels: bool = False) -> list[Table]:
         _ramp(found, all_levels),
         _table("Checkpoints and state", _byte_rows(found)),
         _memory(found),
-        _table("Time", _time_rows(found.duration)),
+        _table("Time", _time_rows(found.duration, found.gpu_is_unknown)),
     ]
     return [table for table in result if table is not None]
 
@@ -123,10 +118,14 @@ def _size_rows(found: Estimate) -> list[Row]:
         blocks = sorted({stage.blocks for stage in found.stages})
         shown = f"{blocks[0]} to {blocks[-1]}" if len(blocks) > 1 else str(blocks[0])
         rows.append(("blocks a stage", shown, f"up to {heaviest.parameters_per_worker:,} on a worker"))
+    if found.busiest_stage_excess is not None and found.pipeline_parallel > 1:
+        rows.append(("busiest stage", f"+{found.busiest_stage_excess:.1%}", "operations over the mean stage's"))
     kernel = found.attention
-    rows.append(
-        ("attention kernel", "refused" if kernel.refusal else kernel.name, kernel.refusal or kernel.why or kernel.what)
-    )
+    name: str = "refused" if kernel.refusal else kernel.name
+    remark = kernel.refusal or kernel.why or kernel.what
+    if found.gpu_is_unknown:
+        name, remark = "unknown", f"set slurm.gpu_kind; on an A100: {name}"
+    rows.append(("attention kernel", name, remark))
     return rows
 
 
@@ -158,18 +157,20 @@ def _rates(found: Estimate) -> Table:
 
 
 def _ramp(found: Estimate, all_levels: bool) -> Table | None:
-    """Levels of the batch ramp with their times: the first, the middle and the last, or all."""
+    """Levels of the batch ramp with bubble and times: the first, the middle and the last, or all."""
     from rich.table import Table
 
     levels = found.levels
     if len(levels) == 1:
         return None
     times = {level.batch_size: level for level in found.duration.levels} if found.duration else {}
+    bubbles = {step.global_batch_size: step.bubble_share for step in found.level_steps}
     middle = len(levels) // 2
     few = all_levels or len(levels) <= 9
     shown = levels if few else (*levels[:3], *levels[middle - 1 : middle + 2], *levels[-3:])
     table = Table(title="Batch ramp", title_justify="left", title_style="bold", box=None, width=WIDTH)
-    names = ("batch", "first iteration", "iterations", "samples before", *(("s each", "hours", "") if times else ()))
+    timed = ("s each", "hours", "") if times else ()
+    names = ("batch", "from step", "iterations", "samples before", "bubble", *timed)
     for name in names:
         table.add_column(name, justify="right" if name else "left", no_wrap=True)
     previous = shown[0]
@@ -177,7 +178,7 @@ def _ramp(found: Estimate, all_levels: bool) -> Table | None:
         if level.first_iteration > previous.first_iteration + previous.iterations:
             table.add_row(*("..." if name else "" for name in names))
         row = [f"{level.batch_size:,}", f"{level.first_iteration:,}", f"{level.iterations:,}"]
-        row.append(f"{level.consumed_samples:,}")
+        row += [f"{level.consumed_samples:,}", f"{bubbles[level.batch_size]:.1%}"]
         if level.batch_size in times:
             time = times[level.batch_size]
             row += [f"{time.seconds_per_iteration:,.1f}", f"{time.hours:,.2f}", "measured" if time.measured else ""]
@@ -213,55 +214,41 @@ def _memory(found: Estimate) -> Table | None:
         return None
     held = sorted(memory.parts, key=lambda part: -part.bytes)
     rows = [(part.name, size(part.bytes), f"{part.bytes / memory.total:.1%}") for part in held]
-    limit = "" if found.gpu_memory_gb is None else f"of {found.gpu_memory_gb:g} GiB"
+    limit = "of unknown" if found.gpus_per_node else ""
+    if found.gpu_memory_gb is not None:
+        limit = f"of {found.gpu_memory_gb:g} GiB"
+    layers = sum(stage.blocks for stage in found.stages or ())
     total = ("at the peak", size(memory.total), limit)
     least = found.least_recomputed_blocks
-    fits = "" if least is None else f"{least} would fit"
-    recomputed = ("blocks recomputed", str(found.recomputed_blocks), fits)
+    fits = f"{'none' if least is None else least} would fit" if found.gpu_memory_gb is not None else ""
+    recomputed = ("blocks recomputed", f"{found.recomputed_blocks} of {layers}", fits)
     title = f"Memory of a worker of stage {memory.stage}, micro batch {memory.micro_batch}"
     return _table(title, [total, *rows, recomputed], 42)
 
 
-def _time_rows(duration: Duration | None) -> list[Row]:
-    if duration is None:
-        return [("unknown", "", "give --seconds-per-iteration or --tflops")]
+def _time_rows(found: Duration | None, gpu_is_unknown: bool) -> list[Row]:
+    if found is None:
+        which = "the kind of GPU is unknown: set slurm.gpu_kind, or " if gpu_is_unknown else ""
+        return [("unknown", "", f"{which}give --seconds-per-iteration or --tflops")]
     return [
-        ("rests on", "", duration.basis),
+        ("rests on", "", found.basis),
         (
             "seconds per iteration",
-            f"{duration.seconds_per_iteration:,.4g}",
-            f"{duration.tflops_per_gpu:.4g} TFLOPs per worker",
+            f"{found.seconds_per_iteration:,.4g}",
+            f"{found.tflops_per_gpu:.4g} TFLOPs per worker",
         ),
-        ("training", _span(duration.days), "without waits, faults, saves"),
-        ("  in the batch ramp", _span(duration.ramp_hours / 24), ""),
-        ("  by the rule of thumb", _span(duration.rule_of_thumb_days), "see docs/estimate.md"),
-        ("node-hours", f"{duration.node_hours:,.1f}", ""),
+        ("training", duration(found.days * 86400), "without waits, faults, saves"),
+        ("  in the batch ramp", duration(found.ramp_hours * 3600), ""),
+        ("  by the rule of thumb", duration(found.rule_of_thumb_days * 86400), "see docs/estimate.md"),
+        ("node-hours", f"{found.node_hours:,.1f}", ""),
         (
             "array tasks needed",
-            f"{duration.attempts:,}",
-            f"{_span(duration.attempt_hours / 24)} each: {duration.array}",
+            f"{found.attempts:,}",
+            f"{duration(found.attempt_hours * 3600)} each: {found.array}",
         ),
         (
-            f"{duration.asked_attempts:,} tasks train for",
-            _span(duration.asked_days),
-            f"{duration.asked_share:.1%} of the training",
+            f"{found.asked_attempts:,} tasks train for",
+            duration(found.asked_days * 86400),
+            f"{found.asked_share:.1%} of the training",
         ),
     ]
-
-
-def _span(days: float) -> str:
-    """Days in the largest unit of which there is at least one."""
-    for unit, factor in (("days", 1), ("hours", 24), ("minutes", 1440)):
-        if days * factor >= 1:
-            return f"{days * factor:,.2f} {unit}"
-    return f"{days * 86400:.3g} seconds"
-
-
-def size(count: int) -> str:
-    """Bytes with a binary prefix: 2298.0 GiB."""
-    value, unit = float(count), "B"
-    for larger in ("KiB", "MiB", "GiB"):
-        if value < 1024:
-            break
-        value, unit = value / 1024, larger
-    return f"{value:,.1f} {unit}" if unit != "B" else f"{count} B"

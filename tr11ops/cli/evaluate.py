@@ -12,17 +12,28 @@ from typing import Annotated, Any
 
 import typer
 
+from tr11ops.cli import completion
 from tr11ops.cli.checkpoints import resolve_step
-from tr11ops.cli.common import JsonOption, Refusal, RunOption, SetOption, card_path, read_card
-from trainer.contract import read_json
+from tr11ops.cli.common import Refusal, read_card
+from tr11ops.cli.context import JSON, RunContext
+from tr11ops.runcard.card import RunCard, resolved
+from tr11ops.runcard.load import apply_overrides, read_tables
+from trainer.contract.state_file import read_json
 
 SCHEMA = 1
 
 
 def evaluate(
+    context: Annotated[RunContext, JSON],
     *,
     checkpoint: Annotated[
-        str, typer.Option("--checkpoint", metavar="STEP", help="A step's number, `latest`, or the path of its folder.")
+        str,
+        typer.Option(
+            "--checkpoint",
+            metavar="STEP",
+            help="A step's number, `latest`, or the path of its folder.",
+            autocompletion=completion.steps,
+        ),
     ] = "latest",
     split: Annotated[
         str | None, typer.Option("--split", metavar="NAME", help="valid, test, train, or a group of the card.")
@@ -32,41 +43,44 @@ def evaluate(
         typer.Option("--samples", min=1, metavar="N", help="Windows to evaluate; default: the card's, or the file's."),
     ] = None,
     tokens: Annotated[
-        Path | None, typer.Option("--tokens", metavar="FILE", help=".npy with integers [windows, sequence + 1].")
+        Path | None,
+        typer.Option("--windows", "--tokens", metavar="FILE", help=".npy with integers [windows, sequence + 1]."),
     ] = None,
     workers: Annotated[
         int | None, typer.Option("--workers", min=1, metavar="N", help="Processes; default: tensor x pipeline.")
     ] = None,
-    run: RunOption = None,
-    overrides: SetOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Mean loss (nats per token) of a checkpoint, and with --json the loss of every window.
 
     Weights alone are loaded: no optimizer, any tensor x pipeline x data shape, whatever shape wrote the checkpoint.
 
-    [bold]Examples[/bold]
-
+    Examples:
       tr11 eval --split valid --samples 256
-
-      tr11 eval --checkpoint 94000 --tokens windows.npy --set parallel.tensor=2 --set parallel.pipeline=1 --json
+      tr11 eval --checkpoint 94000 --windows windows.npy --set parallel.tensor=2 --set parallel.pipeline=1 --json
     """
     if (split is None) == (tokens is None):
-        raise Refusal("give one of --split NAME and --tokens FILE", exit_code=2)
+        raise Refusal("give one of --split NAME and --windows FILE", exit_code=2)
     if tokens is not None and not tokens.is_file():
         raise Refusal(f"{tokens} is not a file", exit_code=2)
-    from tr11ops.runcard import resolved
 
-    count = workers or _workers_of(run, overrides)
+    count = workers or _workers_of(context)
     here = [f"slurm.workers_per_node={count}", "slurm.nodes=1", "slurm.gpus_per_node=0"]
-    card = read_card(run, [*(overrides or []), *here])
+    card = read_card(context.run, [*(context.overrides), *here])
     place = resolve_step(card, checkpoint)
     with tempfile.TemporaryDirectory(prefix="tr11-eval-") as folder:
         resolved_card, output = Path(folder) / "card.json", Path(folder) / "result.json"
         resolved_card.write_text(json.dumps(resolved(card)), encoding="utf-8")
         command = [
-            *(sys.executable, "-m", "trainer.launcher", "--standalone", f"--nproc-per-node={count}"),
-            *("-m", "trainer.evaluate", str(resolved_card), "--checkpoint", str(place), "--output", str(output)),
+            *(sys.executable, "-m", "trainer.control.launcher", "--standalone", f"--nproc-per-node={count}"),
+            *(
+                "-m",
+                "trainer.control.evaluate",
+                str(resolved_card),
+                "--checkpoint",
+                str(place),
+                "--output",
+                str(output),
+            ),
             *(["--split", split] if split is not None else []),
             *(["--tokens", str(tokens.absolute())] if tokens is not None else []),
             *(["--samples", str(samples)] if samples is not None else []),
@@ -77,15 +91,12 @@ def evaluate(
         raise Refusal("the evaluation ended without a result; what the workers said is above")
     if "refused" in found:
         raise Refusal(f"refused: {found['refused']}", exit_code=2)
-    print(json.dumps({"schema": SCHEMA, **found}) if as_json else _sentence(found))
+    print(json.dumps({"schema": SCHEMA, **found}) if context.as_json else _sentence(found))
 
 
-def _workers_of(run: str | None, overrides: list[str] | None) -> int:
+def _workers_of(context: RunContext) -> int:
     """Tensor x pipeline of the card, before it is known whether the card fits this machine."""
-    from tr11ops.runcard import RunCard
-    from tr11ops.runcard_load import apply_overrides, read_tables
-
-    tables, _ = apply_overrides(read_tables(card_path(run)), overrides or (), RunCard)
+    tables, _ = apply_overrides(read_tables(context.card_path), context.overrides, RunCard)
     parallel = tables.get("parallel", {})
     degrees = [parallel.get(key, 1) for key in ("tensor", "pipeline")] if isinstance(parallel, dict) else [1, 1]
     if not all(type(degree) is int and degree > 0 for degree in degrees):

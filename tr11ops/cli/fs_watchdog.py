@@ -1,45 +1,54 @@
-"""`tr11 fs-watchdog`: how full the card's file systems are, when they will be full, and whose files nobody can use."""
+"""`tr11 fs-watchdog`: how full the card's file systems are, when they will be full, and whose files no one can use."""
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from shlex import join
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tr11ops.base.observed import Unknown, known
 from tr11ops.cli.common import (
-    JsonOption,
     Refusal,
-    RunOption,
-    SetOption,
-    directory_of,
     is_terminal,
     named_card,
-    read_card,
     say,
+    timeout_option,
 )
+from tr11ops.cli.context import JSON, RunContext, emit
+from tr11ops.filesystems.look import SOURCES, look_at
+from tr11ops.filesystems.reading import SourceError
+from tr11ops.filesystems.report import judge, lines, value
+from tr11ops.filesystems.rights import read_drift
+from tr11ops.filesystems.runner import NicedRunner
+from tr11ops.logs.lines import plain
+from tr11ops.observe.look import facts_of
+from tr11ops.runcard.slurm_syntax import parse_time_limit
+from tr11ops.rundir.disk_usage import append_usage, read_usage
+from tr11ops.watchdog.filesystem_alerts import alert
 
 if TYPE_CHECKING:
-    from tr11ops.filesystems.history import Usage
-    from tr11ops.filesystems.look import Look
-    from tr11ops.filesystems.report import Report
-    from tr11ops.runcard import RunCard
-    from tr11ops.rundir import RunDirectory
+    from tr11ops.filesystems.look import FilesystemResult
+    from tr11ops.filesystems.report import FilesystemReport
+    from tr11ops.runcard.card import RunCard
+    from tr11ops.rundir.disk_usage import Usage
+    from tr11ops.rundir.paths import RunDirectory
 
 RIGHTS_SECONDS = 300.0  # for the walk over the run's files
 DAILY_HOURS = 24
 TIME_SHARE = 0.75  # of the periodic job's time limit that the slow sources may take
 
+MOST_SECONDS = 7 * 86400.0  # of one `du`
+
 
 def fs_watchdog(
+    context: Annotated[RunContext, JSON],
     *,
-    run: RunOption = None,
-    as_json: JsonOption = False,
     no_email: Annotated[
         bool, typer.Option("--no-email", help="Tell it here alone: the alerts are left as they are.")
     ] = False,
@@ -48,67 +57,52 @@ def fs_watchdog(
         bool, typer.Option("--dry-run", help="Show what would be asked; ask nothing and keep nothing.")
     ] = False,
     timeout: Annotated[
-        float | None,
-        typer.Option("--timeout", metavar="MINUTES", help="For `du`. Default: 3/4 of the periodic job's limit."),
+        float | None, timeout_option("For `du`; default: 3/4 of the periodic job's limit.", unit="m")
     ] = None,
-    overrides: SetOption = None,
 ) -> None:
     """Are the file systems getting full? Asks each `filesystems` table's source and keeps a sample of it.
 
     Exit code 0: none is full; 1: one is; 2: wrong usage; 3: nothing could be observed.
 
-    [bold]Examples[/bold]
-
+    Examples:
       tr11 fs-watchdog --debug
-
       tr11 fs-watchdog --no-email --json
     """
-    from tr11ops.filesystems.report import lines, value
-    from tr11ops.logs.lines import plain
-
-    if timeout is not None and not 0 < timeout <= 10_080:
-        raise Refusal(f"--timeout {timeout:g}: must be above 0 and at most 10080 minutes", exit_code=2)
-    card = read_card(run, overrides)
+    if timeout is not None and not 0 < timeout <= MOST_SECONDS:
+        raise Refusal(f"--timeout {timeout:g} s: must be above 0 and at most 10080 minutes", exit_code=2)
+    card = context.card
     if dry_run:
-        _show_plan(card, as_json)
+        _show_plan(card, context.as_json)
         return
-    directory = directory_of(card)
+    directory = context.directory
     report, looks = _report(card, directory, seconds_of(card, timeout))
     kept = _keep(directory, looks, report.time)
-    if as_json:
-        typer.echo(json.dumps({**value(report), "kept": not kept}, indent=1))
+    if context.as_json:
+        emit({**value(report), "kept": not kept})
     else:
         for line in lines(report, debug):
             typer.echo(plain(line))
     if kept:
         say(kept)
     if not no_email and directory.exists:
-        for note in _alert(directory, card, looks, report.time, named_card(run)):
+        for note in _alert(directory, card, looks, report.time, named_card(context.run)):
             say(note)
     raise typer.Exit(report.exit_code)
 
 
-def seconds_of(card: RunCard, minutes: float | None) -> float:
+def seconds_of(card: RunCard, seconds: float | None) -> float:
     """What `du` may take: within the time limit of the periodic job that this is part of."""
-    from tr11ops.slurm_syntax import parse_time_limit
-
-    if minutes is not None:
-        return 60.0 * minutes
+    if seconds is not None:
+        return seconds
     cron = card.cron
     return TIME_SHARE * parse_time_limit(
         cron.daily_time_limit if cron.filesystem_hours >= DAILY_HOURS else cron.hourly_time_limit
     )
 
 
-def _report(card: RunCard, directory: RunDirectory, seconds: float) -> tuple[Report, tuple[Look, ...]]:
-    from tr11ops.filesystems.history import read_usage
-    from tr11ops.filesystems.look import look_at
-    from tr11ops.filesystems.report import judge
-    from tr11ops.filesystems.rights import read_drift
-    from tr11ops.filesystems.runner import NicedRunner
-    from tr11ops.observe import facts_of
-    from tr11ops.snapshot import known
-
+def _report(
+    card: RunCard, directory: RunDirectory, seconds: float
+) -> tuple[FilesystemReport, tuple[FilesystemResult, ...]]:
     now = time.time()
     with _waiting(f"asking {len(card.filesystems)} file systems"):
         looks = look_at(card.filesystems, NicedRunner(os.environ), now, seconds)
@@ -120,10 +114,8 @@ def _report(card: RunCard, directory: RunDirectory, seconds: float) -> tuple[Rep
     return report, looks
 
 
-def _keep(directory: RunDirectory, looks: tuple[Look, ...], now: float) -> str:
+def _keep(directory: RunDirectory, looks: tuple[FilesystemResult, ...], now: float) -> str:
     """Append the samples; returns why they could not be kept, "" when they were. A full disk must still be told."""
-    from tr11ops.filesystems.history import append_usage
-
     samples = _samples(looks)
     if not samples:
         return ""
@@ -136,28 +128,22 @@ def _keep(directory: RunDirectory, looks: tuple[Look, ...], now: float) -> str:
     return ""
 
 
-def _alert(directory: RunDirectory, card: RunCard, looks: tuple[Look, ...], now: float, typed: str) -> tuple[str, ...]:
+def _alert(
+    directory: RunDirectory, card: RunCard, looks: tuple[FilesystemResult, ...], now: float, typed: str
+) -> tuple[str, ...]:
     """Hand the samples to the alerts; returns what went wrong there."""
     samples = _samples(looks)
     if not samples:
         return ()
-    from tr11ops.filesystems.alerting import alert
 
     return alert(directory, card, samples, now, typed).notes
 
 
-def _samples(looks: tuple[Look, ...]) -> list[Usage]:
-    from tr11ops.snapshot import Unknown
-
+def _samples(looks: tuple[FilesystemResult, ...]) -> list[Usage]:
     return [look.usage for look in looks if not isinstance(look.usage, Unknown)]
 
 
 def _show_plan(card: RunCard, as_json: bool) -> None:
-    from shlex import join
-
-    from tr11ops.filesystems.look import SOURCES
-    from tr11ops.filesystems.reading import SourceError
-
     plan: dict[str, list[str]] = {}
     for section in card.filesystems:
         try:
@@ -165,7 +151,7 @@ def _show_plan(card: RunCard, as_json: bool) -> None:
         except SourceError as error:
             raise Refusal(f"[[filesystems]] {section.name}: {error}", exit_code=2) from None
     if as_json:
-        typer.echo(json.dumps({"schema": 1, "dry_run": True, "commands": plan}, indent=1))
+        emit({"schema": 1, "dry_run": True, "commands": plan})
         return
     for name, commands in plan.items():
         typer.echo("\n".join(f"{name}: would run {command}" for command in commands))

@@ -4,125 +4,131 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 import time
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tr11ops.alerts.reading import incidents
+from tr11ops.base.glyphs import shows_unicode
+from tr11ops.base.moments import since as since_when
+from tr11ops.base.moments import span_seconds
+from tr11ops.base.observed import Unknown, cause, known, observed
+from tr11ops.base.units import duration
 from tr11ops.cli.common import (
-    JsonOption,
     Refusal,
-    RunOption,
-    SchedulerOption,
-    SetOption,
-    directory_of,
     in_time,
-    open_eye,
-    read_card,
+    open_reader,
     require_file,
     say,
 )
+from tr11ops.cli.context import JSON, SCHEDULER, RunContext
+from tr11ops.goodput.account import account
+from tr11ops.goodput.history import read_history
+from tr11ops.handover.chronicle import chronicle
+from tr11ops.handover.coming import coming_events
+from tr11ops.handover.shift import KIND, HandoverMaterial, hand_over, last_handover
+from tr11ops.handover.text import document, markdown
+from tr11ops.observe.look import facts_of
+from tr11ops.observe.past_steps import progress_at
+from tr11ops.rundir.journal import Journal, read_journal
+from tr11ops.status.assessment import assess
+from tr11ops.status.extra_observations import see_surroundings
+from tr11ops.watchdog.verdict import VerdictWord
+from trainer.contract.files import write_atomically
+from trainer.contract.state_file import read_json
 
 if TYPE_CHECKING:
+    from tr11ops.base.observed import Observed
     from tr11ops.cluster.base import Scheduler
-    from tr11ops.journal import Entry, Ledger
-    from tr11ops.report.handover import Handover, Material, Standing
-    from tr11ops.runcard import RunCard
-    from tr11ops.rundir import RunDirectory, Submission
-    from tr11ops.snapshot import Observed, RunFacts, Unknown
+    from tr11ops.handover.shift import Handover
+    from tr11ops.observe.past_steps import PastProgress
+    from tr11ops.observe.snapshot import RunFacts
+    from tr11ops.runcard.card import RunCard
+    from tr11ops.rundir.journal import JournalEntry, Ledger
+    from tr11ops.rundir.paths import RunDirectory, Submission
 
 DEFAULT_SINCE = "12h"
 LEAST_AHEAD_SECONDS = 12 * 3600.0  # the coming shift is as long as the one before, but not shorter than this
 MOST_AHEAD_SECONDS = 7 * 86400.0
 JUST_NOW_SECONDS = 900.0
-_SPAN = re.compile(r"(\d{1,6}(?:\.\d{1,3})?) ?(min|h|d|w)")
-_UNITS = {"min": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 
 
 def handover(
+    context: Annotated[RunContext, SCHEDULER, JSON],
     *,
-    run: RunOption = None,
     since: Annotated[
         str,
-        typer.Option("--since", metavar="12h|DATE|last", help="Where the shift began; last: the hand-over before."),
+        typer.Option(
+            "--since",
+            metavar="TIME|last",
+            help="Where the shift began: 12h, 3d, 08:00, 2022-05-01; last: the hand-over before.",
+        ),
     ] = DEFAULT_SINCE,
-    as_json: JsonOption = False,
     output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE.md", help="Write it there.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Do not record that the shift was handed over.")] = False,
-    overrides: SetOption = None,
-    scheduler: SchedulerOption = "auto",
+    as_chronicle: Annotated[
+        bool, typer.Option("--chronicle", help="The days as an entry of a chronicle, to edit: faults, evidence, cost.")
+    ] = False,
 ) -> None:
     """What happened since the last shift, what is open, and what comes next.
 
     Records in the journal that it was made, for `--since last` of the next one. DATE is 2022-05-01, 2022-05-01T08:00,
-    or 08:00 for the last time that the clock showed it.
+    or 08:00 for the last time that the clock showed it. With --chronicle nothing is recorded.
 
-    [bold]Examples[/bold]
-
+    Examples:
       tr11 handover
-
       tr11 handover --since last -o handover.md
-
       tr11 handover --since 3d --dry-run
+      tr11 handover --chronicle --since 1d >> CHRONICLES.md
     """
-    from tr11ops.journal import read_journal
-    from tr11ops.observe import facts_of
-    from tr11ops.report.handover import hand_over
-    from tr11ops.report.handover_coming import coming_events
-    from tr11ops.report.handover_text import document
-    from tr11ops.verdict import Word
-
-    card = read_card(run, overrides)
-    directory = directory_of(card)
-    if not directory.exists:
-        raise Refusal(f"{directory.root} does not exist: nothing was launched from this card here; check --run", 3)
+    if as_chronicle and context.as_json:
+        raise Refusal("--chronicle is Markdown to edit; --json has the same without it", exit_code=2)
+    card, directory = context.seen(missing=3)
     if output is not None:
         require_file(output, "--output")
     now = time.time()
-    ledger = read_journal(directory.journal)
+    ledger = in_time(lambda: read_journal(directory.journal))
     begun, basis = begin_of(since, now, ledger.entries)
-    eye = open_eye(directory, scheduler)
-    facts = facts_of(card, run or "")
+    eye = in_time(lambda: open_reader(directory, context.scheduler))
+    facts = facts_of(card, context.run or "")
     material = in_time(lambda: _gather(card, directory, facts, eye, ledger, begun, now))
     ahead = min(MOST_AHEAD_SECONDS, max(LEAST_AHEAD_SECONDS, now - begun))
     coming = coming_events(material.snapshot, material.surroundings, card, ahead)
     made = hand_over(material, begun, now, basis, coming)
-    text = json.dumps(document(made), indent=1, allow_nan=False) + "\n" if as_json else _markdown(made)
+    text = (
+        json.dumps(document(made), indent=1, allow_nan=False) + "\n"
+        if context.as_json
+        else _markdown(made, as_chronicle)
+    )
     if output is None:
         sys.stdout.write(text)
         sys.stdout.flush()
     else:
-        from trainer.contract import write_atomically
-
         try:
             write_atomically(output, text)
         except OSError as error:
             raise Refusal(f"-o {output}: could not be written: {error.strerror or error}") from None
         say(f"written: {output}")
-    if not dry_run:
+    if not dry_run and not as_chronicle:
         _record(directory, begun, now)
-    if material.verdict.word is Word.UNKNOWN:
+    if material.verdict.word is VerdictWord.UNKNOWN:
         raise typer.Exit(3)
 
 
-def _markdown(made: Handover) -> str:
-    from tr11ops.report.glyphs import shows_unicode
-    from tr11ops.report.handover_text import markdown
-
+def _markdown(made: Handover, as_chronicle: bool) -> str:
+    if as_chronicle:
+        return chronicle(made, None)
     return markdown(made, None, shows_unicode(os.environ, getattr(sys.__stdout__, "encoding", None) or "ascii"))
 
 
 def _record(directory: RunDirectory, since: float, until: float) -> None:
-    """At last, so that a hand-over that nobody saw is not on record. A journal that cannot be written is said."""
-    from tr11ops.evidence import cause
-    from tr11ops.journal import Journal
-    from tr11ops.report.handover import KIND
-
+    """At last, so that a hand-over that no one saw is not on record. A journal that cannot be written is said."""
     try:
         Journal(directory.journal).write(KIND, "", {"since": since, "until": until}, when=until)
     except OSError as error:
@@ -130,10 +136,8 @@ def _record(directory: RunDirectory, since: float, until: float) -> None:
 
 
 # ----------------------------------------------------------------------------- where the shift began
-def begin_of(text: str, now: float, entries: tuple[Entry, ...]) -> tuple[float, str]:
+def begin_of(text: str, now: float, entries: tuple[JournalEntry, ...]) -> tuple[float, str]:
     """When the shift began, and why then. Raises Refusal for what is no time, or lies ahead."""
-    from tr11ops.report.handover import last_handover
-
     if text == "last":
         before = last_handover(entries)
         if before is None:
@@ -141,29 +145,17 @@ def begin_of(text: str, now: float, entries: tuple[Entry, ...]) -> tuple[float, 
         if before.time > now:
             raise Refusal("--since last: the last hand-over's time lies ahead; the clock was set back, give a DATE")
         if now - before.time < JUST_NOW_SECONDS:
-            say(f"the last hand-over was made {now - before.time:.0f} s ago; --since 12h shows more")
+            say(f"the last hand-over was made {duration(now - before.time)} ago; --since 12h shows more")
         return before.time, f"since the hand-over by {before.who or 'somebody'}"
-    span = _SPAN.fullmatch(text.strip())
-    if span is not None:
-        return now - float(span[1]) * _UNITS[span[2]], f"the last {text.strip()}"
-    moment = _moment(text.strip(), now)
-    if moment is None:
-        raise Refusal(f"--since {text!r}: write 12h, 90min, 3d, 2022-05-01, 2022-05-01T08:00, 08:00 or last", 2)
+    with suppress(ValueError):
+        return now - span_seconds(text, None), f"the last {text.strip()}"
+    try:
+        moment = since_when(text, now)
+    except ValueError as error:
+        raise Refusal(f"--since {text!r}: {error}, or last", exit_code=2) from None
     if moment >= now:
         raise Refusal(f"--since {text}: that is in the future", exit_code=2)
     return moment, f"since {text.strip()}"
-
-
-def _moment(text: str, now: float) -> float | None:
-    """A date, with or without a time, or a time of day that is over; in this machine's zone where none is given."""
-    try:
-        if re.fullmatch(r"\d{1,2}:\d{2}", text):
-            hour, minute = map(int, text.split(":"))
-            today = datetime.fromtimestamp(now).replace(hour=hour, minute=minute, second=0, microsecond=0)
-            return (today if today.timestamp() < now else today - timedelta(days=1)).timestamp()
-        return datetime.fromisoformat(text).timestamp()
-    except (ValueError, OverflowError, OSError):
-        return None
 
 
 # ----------------------------------------------------------------------------- reading
@@ -175,24 +167,13 @@ def _gather(
     ledger: Ledger,
     begun: float,
     now: float,
-) -> Material:
-    from tr11ops.alerts.reading import incidents
-    from tr11ops.detect.registry import detect_all
-    from tr11ops.evidence import observed
-    from tr11ops.observe import look_now, observe
-    from tr11ops.report.goodput import account
-    from tr11ops.report.handover import Material
-    from tr11ops.report.history import read_history
-    from tr11ops.report.status_surroundings import see_surroundings
-    from tr11ops.snapshot import Unknown, known
-    from tr11ops.verdict import judge
+) -> HandoverMaterial:
 
-    snapshot = observe(directory, facts, scheduler, look_now(directory, facts, scheduler))
-    findings = detect_all(snapshot)
-    history = read_history(directory, snapshot.jobs, ledger)
+    assessed = assess(directory, facts, scheduler, partial(see_surroundings, directory, card))
+    snapshot, surroundings = assessed.snapshot, assessed.surroundings
+    history = read_history(directory, snapshot.jobs, ledger, snapshot.scheduler)
     seen = incidents(directory)
     standings = observed(lambda: (_standing(directory, begun), _standing(directory, now)))
-    surroundings = see_surroundings(directory, card, snapshot)
     hidden = [
         f"{name}: {value.why}"
         for name, value in (("incidents", seen), ("steps", standings))
@@ -200,11 +181,8 @@ def _gather(
     ]
     faults = [str(fault) for fault in ledger.faults if fault.kind != "torn"]
     first, last = known(standings, (None, None))
-    return Material(
-        snapshot=snapshot,
-        findings=findings,
-        verdict=judge(snapshot, findings),
-        surroundings=surroundings,
+    return HandoverMaterial(
+        **vars(assessed),
         history=history,
         goodput=account(history, now),
         incidents=seen,
@@ -216,17 +194,11 @@ def _gather(
     )
 
 
-def _standing(directory: RunDirectory, moment: float) -> Standing | None:
-    from tr11ops.report.handover_steps import standing_at
-
-    return standing_at(directory.paths.metrics, moment)
+def _standing(directory: RunDirectory, moment: float) -> PastProgress | None:
+    return progress_at(directory.paths.metrics, moment)
 
 
 def _cards(directory: RunDirectory, submissions: Observed[tuple[Submission, ...]]) -> dict[str, Mapping[str, Any]]:
-    from tr11ops.evidence import observed
-    from tr11ops.snapshot import known
-    from trainer.contract import read_json
-
     found: dict[str, Mapping[str, Any]] = {}
     for entry in known(submissions, ()):
         value = observed(lambda tag=entry.tag: read_json(directory.submission(tag).card))  # type: ignore[misc]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import textwrap
 from collections.abc import Iterator
@@ -12,6 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tr11ops.cli.common import JsonOption, Refusal, SetOption, say
+from tr11ops.cli.context import emit
+from tr11ops.importer.importing import import_script as read
+from tr11ops.importer.importing import write_import
+from tr11ops.importer.results import DefectSeverity, LeftReason
+from tr11ops.importer.traced import ScriptError
 
 if TYPE_CHECKING:
     from tr11ops.importer.results import Defect, Imported
@@ -34,16 +38,10 @@ def import_script(
 
     Exit code 0: the card is complete; 1: it is written, and a person must decide; 2: the script cannot be read.
 
-    [bold]Examples[/bold]
-
+    Examples:
       tr11 import old.slurm -o tr11.toml
-
       tr11 import old.slurm --set tokenizer.vocabulary_size=50257 --json
     """
-    from tr11ops.importer.importing import import_script as read
-    from tr11ops.importer.importing import write_import
-    from tr11ops.importer.traced import ScriptError
-
     if output is not None and output.exists() and not force:
         raise Refusal(f"{output}: is already there; --force writes over it", exit_code=2)
     try:
@@ -58,7 +56,7 @@ def import_script(
         except OSError as error:
             raise Refusal(f"{output}: {error.strerror or error}", exit_code=2) from None
     if as_json:
-        print(json.dumps(imported.to_json(str(output) if output else None), indent=1))
+        emit(imported.to_json(str(output) if output else None))
     else:
         lines = list(report(imported, output))
         if output is None:
@@ -72,15 +70,17 @@ def import_script(
 
 def report(imported: Imported, output: Path | None) -> Iterator[str]:
     """What a person should read, most urgent last so that it stands above the prompt."""
-    from tr11ops.importer.results import Reason, Severity
-
-    quiet = [item for item in imported.unplaced if item.reason is not Reason.DECISION]
+    quiet = [item for item in imported.unplaced if item.reason is not LeftReason.DECISION]
     if quiet:
         yield "Not in the card"
         for item in quiet:
             yield from _lines(item.line, f"{item.option} {item.value}".strip(), f"{item.reason}: {item.why}")
         yield ""
-    for severity, title in ((Severity.NOTE, "Notes"), (Severity.WARNING, "Warnings"), (Severity.ERROR, "Errors")):
+    for severity, title in (
+        (DefectSeverity.NOTE, "Notes"),
+        (DefectSeverity.WARNING, "Warnings"),
+        (DefectSeverity.ERROR, "Errors"),
+    ):
         found = [defect for defect in imported.defects if defect.severity is severity]
         if found:
             yield title

@@ -9,20 +9,46 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tr11ops.base.units import quantity
+from tr11ops.cli import completion
 from tr11ops.cli.common import Refusal, SchedulerOption, SetOption, card_path, is_terminal, open_scheduler, say
+from tr11ops.cluster.site import read_site
+from tr11ops.launch.presets import PRESETS, preset_tables, token_count, tokens_of, with_tokens
+from tr11ops.launch.starter import Answers, example_tables, places, proposed_nodes, starter_tables, starter_text
+from tr11ops.runcard.card import RunCard, load_card, shipped_folder
+from tr11ops.runcard.load import apply_overrides, read_tables
+from tr11ops.rundir.journal import user_name
+from trainer.config.card import CardError
+from trainer.contract.files import write_beside
 
 if TYPE_CHECKING:
     from tr11ops.cluster.base import Scheduler
     from tr11ops.cluster.site import SiteRules
-    from tr11ops.launch.starter import Place
+    from tr11ops.launch.starter import PartitionChoice
 
-EXAMPLE = "demo"
+EXAMPLE = "toy"
 
 
 def init(
     *,
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            "--preset",
+            metavar="|".join(PRESETS),
+            help="Size of the model [toy].",
+            autocompletion=completion.words(*PRESETS),
+        ),
+    ] = None,
+    tokens: Annotated[
+        str | None, typer.Option("--tokens", metavar="COUNT", help="How much to train on: 300B, 5e9; else the size's.")
+    ] = None,
+    account: Annotated[str | None, typer.Option("--account", metavar="NAME", help="Who pays (slurm.account).")] = None,
     example: Annotated[
-        str | None, typer.Option("--from", metavar="CARD", help="Card to start from: a path, or a shipped one's name.")
+        str | None,
+        typer.Option(
+            "--example", "--from", metavar="CARD", help="Start from this card instead: a path, or a shipped one."
+        ),
     ] = None,
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The card to write.")] = Path(
         "tr11.toml"
@@ -34,32 +60,34 @@ def init(
 ) -> None:
     """Write a starter card for this cluster.
 
-    Partition, limits, GPUs, cores and accounts come from the scheduler; the model from the example card. Only what
-    cannot be known is asked: the name, the directory, the data. --set answers beforehand.
+    Partition, limits, GPUs, cores and accounts come from the scheduler. Only what cannot be known is asked: the size
+    of the model, the tokens, the name, the directory, the data. Options and --set answer beforehand.
 
     Exit code 0: written; 1: the file is there, or no nodes are; 2: wrong usage; 3: no answer from the scheduler.
 
-    [bold]Examples[/bold]
-
+    Examples:
       tr11 init
-
-      tr11 init --from tr11-176B-ml -o big.toml --yes --set run.name=big --set data.prefixes='["corpus/text_document"]'
+      tr11 init --preset 7b --tokens 140B --account six@a100 --yes
+      tr11 init --example tr11-176B-ml -o big.toml --yes --set run.name=big
     """
-    from tr11ops.launch.starter import Answers, example_tables, places, proposed_nodes, starter_tables, starter_text
-    from tr11ops.runcard_load import read_tables
-
     if output.exists() and not force:
         raise Refusal(f"{output} is there: nothing was written; use -o FILE, or --force to replace it")
-    source = card_path(example or EXAMPLE)
-    base = example_tables(source)
+    if example is not None and preset is not None:
+        raise Refusal("--preset and --example both say what to start from: give one", exit_code=2)
+    if preset is not None and preset not in PRESETS:
+        raise Refusal(f"--preset {preset!r}: must be one of {', '.join(PRESETS)}", exit_code=2)
+    goal = _tokens(tokens)
     edge = open_scheduler(scheduler)
     found = places(edge.partitions(), edge.nodes())
     if not found:
         raise Refusal(f"{edge.name} has no partition with nodes that is up: nothing to write a card for")
     if not yes and not is_terminal():
-        raise Refusal("nobody can be asked here (not a terminal): add --yes, and --set for what you know", exit_code=2)
+        raise Refusal("no one can be asked here (not a terminal): add --yes, and --set for what you know", exit_code=2)
     site = _site(edge)
-    asker = _Asker(_given(overrides or []), ask=not yes)
+    overrides = [*(overrides or []), *([f"slurm.account={account}"] if account else [])]
+    asker = _Asker(_given(overrides), ask=not yes)
+    source, base = _start(asker, preset, example)
+    base = _with_tokens(asker, base, goal)
     place = _choose_place(asker, found)
     name = asker.text("run.name", "Name of the run", _word(Path.cwd().name))
     proposed = str(proposed_nodes(place, base))
@@ -70,11 +98,42 @@ def init(
         nodes=_count(asker.text("slurm.nodes", f"Nodes of one attempt, of {place.nodes}", proposed)),
         account=_account(asker, site),
     )
-    tables = _completed(starter_tables(base, answers), asker, overrides or [])
+    tables = _completed(starter_tables(base, answers), asker, overrides)
     _write(output, starter_text(tables, answers, site, source.name))
     if "rehearsal" in read_tables(source):
         say(f"[rehearsal] of {source.name} is left out: this card trains; to rehearse, add the section (docs/twin.md)")
     say(f"written: {output}; look it over, then `tr11 doctor --run {output}`")
+
+
+# ----------------------------------------------------------------------------- what to start from
+def _start(asker: _Asker, preset: str | None, example: str | None) -> tuple[Path, dict[str, Any]]:
+    """The card to start from, and its tables. Raises CardError."""
+    if example is not None:
+        source = card_path(example)
+        return source, example_tables(source)
+    if preset is None:
+        for name, size in PRESETS.items():
+            asker.show(f"  {name:<5} {size.parameters}")
+        preset = asker.text("preset", "Size of the model", EXAMPLE)
+        if preset not in PRESETS:
+            raise Refusal(f"size {preset!r}: must be one of {', '.join(PRESETS)}", exit_code=2)
+    folder = shipped_folder()
+    return folder / f"{PRESETS[preset].example}.toml", preset_tables(preset, folder)
+
+
+def _with_tokens(asker: _Asker, tables: dict[str, Any], goal: int | None) -> dict[str, Any]:
+    if goal is None and "batch.train_samples" not in asker.known:
+        proposed = quantity(tokens_of(tables)).replace(" ", "")
+        answer = asker.text("tokens", "Tokens to train on", proposed)
+        goal = None if answer == proposed else _tokens(answer)
+    return tables if goal is None else with_tokens(tables, goal)
+
+
+def _tokens(text: str | None) -> int | None:
+    try:
+        return None if text is None else token_count(text)
+    except ValueError as error:
+        raise Refusal(f"--tokens {text!r}: {error}", exit_code=2) from None
 
 
 # ----------------------------------------------------------------------------- questions
@@ -90,6 +149,11 @@ class _Asker:
         """The keys that `--set` gives."""
         return frozenset(self._given)
 
+    def show(self, line: str) -> None:
+        """What helps to answer the next question, where it is asked."""
+        if self._ask:
+            say(line)
+
     def text(self, key: str, question: str, proposed: str) -> str:
         if key in self._given:
             return self._given[key]
@@ -104,7 +168,7 @@ def _given(overrides: list[str]) -> dict[str, str]:
     return {name.strip(): text.strip().strip("\"'") for name, equals, text in pairs if equals}
 
 
-def _choose_place(asker: _Asker, found: tuple[Place, ...]) -> Place:
+def _choose_place(asker: _Asker, found: tuple[PartitionChoice, ...]) -> PartitionChoice:
     if len(found) > 1:
         for place in found:
             say(f"  {place}")
@@ -137,18 +201,11 @@ def _word(text: str) -> str:
 
 # ----------------------------------------------------------------------------- the card
 def _site(edge: Scheduler) -> SiteRules | None:
-    from tr11ops.cluster.site import read_site
-    from tr11ops.journal import user_name
-
     return read_site(user_name()) if edge.name == "slurm" else None
 
 
 def _completed(tables: dict[str, dict[str, Any]], asker: _Asker, overrides: list[str]) -> dict[str, Any]:
     """Data and tokenizer asked for, and all of `--set` applied. Raises CardError for a `--set` that is wrong."""
-    from tr11ops.runcard import RunCard
-    from tr11ops.runcard_load import apply_overrides
-    from trainer.config import CardError
-
     directory = tables["run"]["directory"]
     data, tokenizer = tables.setdefault("data", {}), tables.setdefault("tokenizer", {})
     if not {"data.prefixes", "data.train_group", "data.train_groups_file"} & asker.known:
@@ -168,9 +225,6 @@ def _completed(tables: dict[str, dict[str, Any]], asker: _Asker, overrides: list
 
 def _write(output: Path, text: str) -> None:
     """Put the card in place once it has been read as one. Raises CardError when it is none, OSError."""
-    from tr11ops.runcard import load_card
-    from trainer.contract import write_beside
-
     draft = write_beside(output, text)
     try:
         load_card(draft, (), os.environ, keep_undefined=True)

@@ -1,28 +1,28 @@
-"""`tr11 kill`: stop a run through its kill switch, whoever started it; `--release` takes the switch away again."""
+"""`tr11 kill`: stop a run through its kill switch, no matter who started it; `--release` takes the switch away
+again."""
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tr11ops.base import deadline
 from tr11ops.cli.common import (
-    JsonOption,
+    DryRunOption,
     Refusal,
-    RunOption,
-    SchedulerOption,
-    SetOption,
     YesOption,
     agree,
     say,
+    timeout_option,
 )
+from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
+from tr11ops.cli.resume import let_go_on
 from tr11ops.cli.stopping import (
-    DryRunOption,
-    Patience,
     ReasonOption,
-    Scene,
+    StopContext,
+    StopWait,
     fall_back,
     hold_queued,
     put_request,
@@ -34,19 +34,22 @@ from tr11ops.cli.stopping import (
     standing_lines,
     stop_without_files,
 )
+from tr11ops.queue.holds import to_hold
+from tr11ops.queue.stop import acknowledgements, wait_for_end
+from trainer.contract.requests import new_request, read_request
 
 if TYPE_CHECKING:
-    from tr11ops.rundir import RunDirectory
-    from tr11ops.stop import Ending, Receipts, StopView
-    from trainer.requests import Request
+    from tr11ops.queue.stop import Acknowledgements, JobEnding, StopView
+    from tr11ops.rundir.paths import RunDirectory
+    from trainer.contract.requests import Request
 
 KILL_SCHEMA = 1
 NOW_MINUTES = 1.0  # what does not end within this time after `--now` is cancelled
 
 
 def kill(
+    context: Annotated[RunContext, SCHEDULER, JSON],
     *,
-    run: RunOption = None,
     now: Annotated[
         bool, typer.Option("--now", help="End within seconds, without saving: what is not saved yet is lost.")
     ] = False,
@@ -59,76 +62,72 @@ def kill(
         bool,
         typer.Option("--wait", help="Wait until the running job has ended; cancel one that does not end in time."),
     ] = False,
-    timeout: Annotated[
-        float, typer.Option("--timeout", min=0, metavar="SECONDS", help="With --wait: give up after this long.")
-    ] = 3600,
+    timeout: Annotated[float, timeout_option("With --wait: give up after this long.")] = 3600,
     why: ReasonOption = "",
-    scheduler: SchedulerOption = "auto",
-    as_json: JsonOption = False,
-    overrides: SetOption = None,
 ) -> None:
     """Save and stop a run, with all that is queued of it; nothing is lost.
 
-    The running job saves a checkpoint at its next iteration and leaves. What waits is held at once, and starts again
+    The running job saves a checkpoint at its next iteration and leaves. Queued jobs are held at once, and go on
     with `tr11 resume`. It works for another person's run too: rights to write in the run directory are enough.
 
     With --wait, a job that has not stopped within resilience.stop_within_minutes is cancelled, where you may do that.
 
-    [bold]Examples[/bold]
-
+    Examples:
       tr11 kill --reason "loss spike, rolling back" --wait
-
       tr11 kill --now --dry-run        what would be lost
-
       tr11 kill --release
     """
     if release:
-        _release(scene(run, overrides, scheduler, is_releasing=True), why, yes, dry_run, as_json)
+        _release(
+            scene(context, is_releasing=True),
+            why,
+            yes,
+            dry_run,
+            context.as_json,
+        )
         return
-    from tr11ops.holds import to_hold
-    from tr11ops.stop import receipts, wait_for_end
-    from trainer.requests import new_request, read_request
 
-    place = scene(run, overrides, scheduler)
+    place = scene(context)
     directory, view = place.directory, place.look()
     require_switch(place, view)
-    before = read_request(directory.kill_switch, "kill")
+    before = place.read(lambda: read_request(directory.kill_switch, "kill"))
     is_new = before is None or (now and before.kind != "kill-now")
     for line in _lines(place, view, before, now):
         say(line)
     if dry_run:
         say("nothing was changed (--dry-run)")
-        if as_json:
-            typer.echo(json.dumps(_value("dry-run", directory, view), indent=1))
+        if context.as_json:
+            emit(_value("dry-run", directory, view))
         return
     request = before
-    is_stopped = True
+    is_set, is_stopped = False, True
     held: tuple[str, ...] = ()
     if is_new or to_hold(view.queued, place.user)[0]:
         agree("End the run now, without saving?" if now else "Set the kill switch?", yes)
         if is_new:
             request = new_request("kill-now" if now else "kill", place.user, why, directory.root)
-            is_stopped = _set(place, view, request)
+            is_set, is_stopped = _set(place, view, request)
         held = hold_queued(place, view, why or "kill switch")
     assert request is not None
-    endings: tuple[Ending, ...] = ()
+    endings: tuple[JobEnding, ...] = ()
     if wait and view.running:
         minutes = NOW_MINUTES if request.kind == "kill-now" else place.card.resilience.stop_within_minutes
-        patience = Patience(timeout, minutes * 60, lambda: fall_back(place, view.running, request.id, minutes))
+        patience = StopWait(timeout, minutes * 60, lambda: fall_back(place, view.running, request.id, minutes))
         endings = wait_for_end(directory, view.running, place.edge, patience, lambda text: say(f"  {text}"), request.id)
-    code = max(_report(place, endings, as_json), 0 if is_stopped else 1)
-    if not wait or all(ending.is_over for ending in endings):
+    code = max(_report(place, endings, context.as_json), 0 if is_stopped else 1)
+    unknown = view.unread if not is_stopped else (view.doubt or view.unclear) if wait else ""
+    if (not wait or all(ending.is_over for ending in endings)) and (held or not unknown):
         say(f"to let it go on: {place.command('resume')}")
-    if as_json:
-        answered = receipts(directory, request.id, view.attempts)
-        action = "already-set" if not is_new else "set" if directory.kill_switch_is_set() else "asked-scheduler"
-        typer.echo(json.dumps(_value(action, directory, view, endings, request, held, answered), indent=1))
-    if wait and view.doubt:
-        raise Refusal(f"it is not known whether anything still runs: {view.doubt}", exit_code=3)
+    if context.as_json:
+        answered = _answered(place, view, request)
+        action = "already-set" if not is_new else "set" if is_set else "asked-scheduler"
+        emit(_value(action, directory, view, endings, request, held, answered))
+    if unknown:
+        raise Refusal(f"it is not known whether anything still runs: {unknown}", exit_code=3)
     raise typer.Exit(code)
 
 
-def _lines(place: Scene, view: StopView, before: Request | None, now: bool) -> list[str]:
+def _lines(place: StopContext, view: StopView, before: Request | None, now: bool) -> list[str]:
     """What is there and what will happen, for a person."""
     what = "will end within seconds, unsaved" if now else "will save and leave"
     lines = [*running_lines(view, what), *queued_lines(view, place.user)]
@@ -159,39 +158,55 @@ def _loss(view: StopView) -> str:
     return f"{lost} iterations since {since}{pace}"
 
 
-def _set(place: Scene, view: StopView, request: Request) -> bool:
-    """Set the kill switch; where the disk does not take it, stop what runs through the scheduler. False: not all is."""
-    from trainer.requests import read_request
+def _answered(place: StopContext, view: StopView, request: Request) -> Acknowledgements | None:
+    """Who has honoured the request; None where the files do not answer, which undoes nothing of the stop."""
+    try:
+        return deadline.within(
+            deadline.STOP_SECONDS, lambda: acknowledgements(place.directory, request.id, view.attempts)
+        )
+    except deadline.Late:
+        return None
 
+
+def _set(place: StopContext, view: StopView, request: Request) -> tuple[bool, bool]:
+    """Set the kill switch; where the disk does not take it, stop what runs through the scheduler.
+
+    Returns whether it is set, and whether all that runs was asked to stop.
+    """
     directory, now = place.directory, request.kind == "kill-now"
     is_set = put_request(place, directory.kill_switch, request)
-    found = read_request(directory.kill_switch, "kill")
-    is_whole = is_set and found is not None and found.id == request.id
+    try:
+        found = (
+            deadline.within(deadline.STOP_SECONDS, lambda: read_request(directory.kill_switch, "kill"))
+            if is_set
+            else None
+        )
+    except deadline.Late:
+        found = None
+    is_whole = found is not None and found.id == request.id
     if is_set:
         say(f"kill switch set: {directory.kill_switch}")
     # an empty switch makes it save and leave, which is all that is wanted but for an end without saving
     is_stopped = is_whole or (is_set and not now) or stop_without_files(place, view, now)
     data = {"kill_switch": str(directory.kill_switch), "request": request.id, "kind": request.kind, "set": is_set}
     record(directory, "kill-switch-set" if is_set else "stop-asked", request.why, data, request.who)
-    return is_stopped
+    return is_set, is_stopped
 
 
-def _release(place: Scene, why: str, yes: bool, dry_run: bool, as_json: bool) -> None:
-    """What `tr11 resume` does; a switch alone is not enough where what waits was held with it."""
-    from tr11ops.cli.resume import let_go_on
-
-    was_set = place.directory.kill_switch_is_set()
+def _release(place: StopContext, why: str, yes: bool, dry_run: bool, as_json: bool) -> None:
+    """What `tr11 resume` does; a switch alone is not enough where queued jobs were held with it."""
+    was_set = place.read(place.directory.kill_switch_is_set)
     done = let_go_on(place, why, yes, dry_run)
     if not was_set:
         say(f"kill switch was not set: {place.directory.kill_switch}")
     if as_json:
         action = "not-set" if not was_set else "dry-run" if dry_run else "released"
         value = {**done.value(), "schema": KILL_SCHEMA, "action": action}
-        typer.echo(json.dumps({**value, "kill_switch": str(place.directory.kill_switch)}, indent=1))
+        emit({**value, "kill_switch": str(place.directory.kill_switch)})
     done.leave()
 
 
-def _report(place: Scene, endings: tuple[Ending, ...], as_json: bool) -> int:
+def _report(place: StopContext, endings: tuple[JobEnding, ...], as_json: bool) -> int:
     """Say how the jobs ended; returns the exit code."""
     code = 0
     for ending in endings:
@@ -217,10 +232,10 @@ def _value(
     action: str,
     directory: RunDirectory,
     view: StopView,
-    endings: tuple[Ending, ...] = (),
+    endings: tuple[JobEnding, ...] = (),
     request: Request | None = None,
     held: tuple[str, ...] = (),
-    answered: Receipts | None = None,
+    answered: Acknowledgements | None = None,
 ) -> dict[str, Any]:
     return {
         "schema": KILL_SCHEMA,
@@ -235,7 +250,7 @@ def _value(
         "iteration": view.iteration,
         "checkpoint": view.checkpoint,
         "iterations_at_risk": view.lost_iterations,
-        "unknown": view.doubt or None,
+        "unknown": view.doubt or view.unclear or None,
         "receipts": receipts_value(answered) if answered else None,
         "ended": [
             {
@@ -250,8 +265,8 @@ def _value(
     }
 
 
-def receipts_value(answered: Receipts) -> dict[str, Any]:
-    """Receipts for a machine."""
+def receipts_value(answered: Acknowledgements) -> dict[str, Any]:
+    """Acknowledgements for a machine."""
     return {
         "given": [{"rank": rank, "host": host} for rank, host in answered.given],
         "missing": [{"rank": rank, "host": host} for rank, host in answered.missing],

@@ -2,44 +2,44 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
+import os
+import time
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tr11ops.base.invocation import command_for
+from tr11ops.base.observed import observed
 from tr11ops.cli.common import (
-    JsonOption,
     Refusal,
-    RunOption,
-    SchedulerOption,
-    SetOption,
     card_path,
     directory_of,
+    in_time,
+    in_time_for_all,
     named_card,
     open_scheduler,
     say,
-    typed_for_run,
 )
+from tr11ops.cli.context import JSON, SCHEDULER, RunContext
+from tr11ops.cli.launch_view import print_json, show_first_data, show_view
+from tr11ops.cli.rehearse import differences_value, keep_card, rehearsal_options, show_differences
+from tr11ops.cli.repair import change_queue
+from tr11ops.cluster.hostlist import expand
+from tr11ops.launch.facts import LaunchRequest
+from tr11ops.launch.session import LaunchJob, carry_out, check_launch
+from tr11ops.launch.shortage import is_short, report_shortage
+from tr11ops.runcard.card import load_with_base, parse_attempts
+from tr11ops.rundir.journal import user_name
 
 if TYPE_CHECKING:
-    from tr11ops.launch.check import Check
-    from tr11ops.launch.session import LaunchJob, LaunchView
-    from tr11ops.rundir import Submission
-
-LAUNCH_SCHEMA = 1
-_MARKS = {
-    "ok": ("ok", "green"),
-    "warning": ("warning", "yellow"),
-    "refused": ("refused", "red"),
-    "unknown": ("unknown", "magenta"),
-}
+    from tr11ops.launch.session import LaunchView
 
 
 def launch(
+    context: Annotated[RunContext, SCHEDULER, JSON],
     *,
-    run: RunOption = None,
     array: Annotated[
         str | None, typer.Option("--array", metavar="1-10", help="Array of attempts, one after another.")
     ] = None,
@@ -51,7 +51,6 @@ def launch(
         int | None, typer.Option("--nodes", min=1, metavar="N", help="Nodes of one attempt (slurm.nodes).")
     ] = None,
     after: Annotated[str | None, typer.Option("--after", metavar="JOB", help="Start when this job is over.")] = None,
-    scheduler: SchedulerOption = "auto",
     why: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Kept in the journal.")] = "",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check and show the plan; submit and create nothing.")
@@ -63,7 +62,7 @@ def launch(
         bool, typer.Option("--rehearse", help="Run the card's rehearsal: two nodes, 30 minutes, its own directories.")
     ] = False,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Mend the queue: what can never start, what tr11 held, what is a zombie.")
+        bool, typer.Option("--repair", help="Repair the queue: what can never start, what tr11 held, what is a zombie.")
     ] = False,
     replace_queue: Annotated[
         bool,
@@ -73,8 +72,6 @@ def launch(
         bool, typer.Option("--allow-namesake", help="Launch although another run of yours has the same name.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="With --repair and --replace: do not ask.")] = False,
-    as_json: JsonOption = False,
-    overrides: SetOption = None,
 ) -> None:
     """Check a run card, show the plan, and submit it.
 
@@ -83,78 +80,74 @@ def launch(
 
     Exit code 0: submitted; 1: something is in the way; 2: wrong card or option; 3: no answer from the scheduler.
 
-    [bold]Examples[/bold]
-
+    Examples:
       tr11 launch --array 1-10
-
       tr11 launch --array 1-3 --run demo --scheduler local --dry-run
-
       tr11 launch --array 1-10 --after 1728318 --exclude jean-zay-iam[37,52]
-
       tr11 launch --rehearse --run tr11-176B-ml
-
       tr11 launch --repair
-
       tr11 launch --replace --dry-run
     """
-    from tr11ops.cli.rehearse import differences_value, keep_card, rehearsal_options, show_differences
-    from tr11ops.cli.repair import change_queue
-    from tr11ops.invocation import command_for
-    from tr11ops.launch.session import carry_out, check_launch
-
     given = {"--repair": repair, "--rehearse": rehearse, "--replace": replace_queue}
     named = [option for option, is_given in given.items() if is_given]
     if len(named) > 1:
         raise Refusal(f"{' and '.join(named)} are different things: give one of them", exit_code=2)
     if replace_queue and after is not None:
         raise Refusal("--replace queues behind the attempt that lives: leave --after out", exit_code=2)
-    options, main = overrides or [], None
+    options: Sequence[str] = context.overrides
+    main = None
     if rehearse:
-        main, options = rehearsal_options(run, options)
-    job = prepare(
-        run,
-        options,
-        scheduler,
-        array=array,
-        exclude=exclude or [],
-        nodes=nodes,
-        after=after,
-        verify=verify,
-        allow_namesake=allow_namesake,
-    )
+        main, options = rehearsal_options(context.run, options)
+
+    def read() -> LaunchJob:
+        job = prepare(
+            context.run,
+            options,
+            context.scheduler,
+            array=array,
+            exclude=exclude or [],
+            nodes=nodes,
+            after=after,
+            verify=verify,
+            allow_namesake=allow_namesake,
+        )
+        observed(lambda: list(job.directory.root.iterdir()))  # where that does not end, nothing could be done
+        return job
+
+    job = in_time(read)
     if repair or replace_queue:
-        code = change_queue(job, replaces=replace_queue, dry_run=dry_run, yes=yes, as_json=as_json, why=why)
+        code = change_queue(job, replaces=replace_queue, dry_run=dry_run, yes=yes, as_json=context.as_json, why=why)
         raise typer.Exit(code)
-    if main is not None and not as_json:
+    if main is not None and not context.as_json:
         show_differences(main, job.card)
     more = {} if main is None else {"differences": differences_value(main, job.card)}
-    view = check_launch(job)
-    show_view(view, dry_run, as_json)
-    if view.exit_code and not as_json:
-        _show_first_data(job)
+    view = check_launch(job) if verify else in_time_for_all(lambda: check_launch(job))
+    show_view(view, dry_run, context.as_json)
+    if view.exit_code and not context.as_json:
+        show_first_data(job.card)
     if view.exit_code:
         raise typer.Exit(view.exit_code)
     if dry_run:
-        _print_json(view, (), dry_run, as_json, more)
+        print_json(view, (), dry_run, context.as_json, more)
         return
     again, records = carry_out(job, view, why)
     if not records:
-        show_view(replace(again, checks=again.faults), dry_run, as_json)
+        show_view(replace(again, checks=again.faults), dry_run, context.as_json)
         raise typer.Exit(again.exit_code)
     if main is not None:
         keep_card(job, main)
-    _print_json(again, records, dry_run, as_json, more)
-    if not as_json:
+    print_json(again, records, dry_run, context.as_json, more)
+    if not context.as_json:
         numbers = ", ".join(str(record.job_id) for record in records)
         name = f"job {numbers}" if len(records) == 1 else f"jobs {numbers}"
-        look = command_for(run or "", "status")
+        look = command_for(context.run or "", "status")
         typer.echo(f"submitted: {name} ({records[0].scheduler}); watch it with `{look} --watch`")
-    _tell_of_shortage(job, again, run)
+    _tell_of_shortage(job, again, context.run)
 
 
 def prepare(
     run: str | None,
-    overrides: list[str],
+    overrides: Sequence[str],
     scheduler: str,
     *,
     array: str | None = None,
@@ -165,19 +158,13 @@ def prepare(
     allow_namesake: bool = False,
 ) -> LaunchJob:
     """Read the command line and the card. Raises CardError or Refusal with exit code 2."""
-    import os
-
-    from tr11ops.journal import user_name
-    from tr11ops.launch.facts import LaunchRequest
-    from tr11ops.launch.session import LaunchJob
-    from tr11ops.runcard import load_with_base, parse_array
 
     path = card_path(run)
     if nodes is not None:
         overrides = [*overrides, f"slurm.nodes={nodes}"]
     loaded = load_with_base(path, overrides, os.environ)
     card = loaded.card
-    spec = parse_array(array) if array is not None else None
+    spec = parse_attempts(array) if array is not None else None
     if after is not None and not _is_job_id(after):
         raise Refusal(f"--after = {after!r}: is not a job id; use a number such as 1728318, or 1728318_2", exit_code=2)
     names = tuple(dict.fromkeys((*_expand(exclude or [], "--exclude"), *_expand(card.slurm.exclude, "slurm.exclude"))))
@@ -203,8 +190,6 @@ def _is_job_id(text: str) -> bool:
 
 
 def _expand(lists: list[str], option: str) -> list[str]:
-    from tr11ops.cluster.hostlist import expand
-
     names: list[str] = []
     for text in lists:
         try:
@@ -217,46 +202,10 @@ def _expand(lists: list[str], option: str) -> list[str]:
 
 
 # ----------------------------------------------------------------------------- words
-def show_checks(checks: Iterable[Check]) -> None:
-    """One line each, in order, on one stream: what is refused is read among the rest."""
-    for check in checks:
-        word, colour = _MARKS[check.level]
-        typer.echo(f"{typer.style(f'{word:>8}', fg=colour)}  {typed_for_run(str(check))}")
-
-
-def checks_value(checks: Iterable[Check]) -> list[dict[str, str]]:
-    """The checks for a machine."""
-    return [
-        {"level": check.level.value, "name": check.name, "text": check.text, "fix": typed_for_run(check.fix)}
-        for check in checks
-    ]
-
-
-def show_view(view: LaunchView, dry_run: bool, as_json: bool) -> None:
-    """The checks and the plan, or as JSON where it was refused."""
-    if as_json:
-        if view.exit_code:
-            _print_json(view, (), dry_run, as_json)
-            for check in view.faults:
-                say(f"tr11: {check}")
-        return
-    show_checks(view.checks)
-    if view.rows:
-        typer.echo("")
-        for name, value in view.rows:
-            typer.echo(f"{name:>14}  {value}")
-    if dry_run and not view.exit_code:
-        typer.echo("\nnothing was submitted (--dry-run)")
-    elif view.exit_code:
-        typer.echo("nothing was submitted")
 
 
 def _tell_of_shortage(job: LaunchJob, view: LaunchView, run: str | None) -> None:
     """Raise the alert where the job waits for nodes that cannot be used, and say who hears of it."""
-    import time
-
-    from tr11ops.launch.shortage import is_short, report_shortage
-
     outcome = report_shortage(job, time.time(), named_card(run)) if is_short(view) else None
     if outcome is not None:
         told = sorted({address for message in outcome.messages for address in message.to})
@@ -264,43 +213,3 @@ def _tell_of_shortage(job: LaunchJob, view: LaunchView, run: str | None) -> None
             say(f"too few nodes can be used: told {', '.join(told)}")
         for note in outcome.notes:
             say(f"tr11: {note}")
-
-
-def _show_first_data(job: LaunchJob) -> None:
-    """How the data is made that is not there at all."""
-    from pathlib import Path
-
-    from tr11ops.launch.first_data import data_commands
-
-    commands = data_commands(job.card, Path.cwd())
-    if commands:
-        typer.echo('\nIts data can be made here; texts of your own go where --input is, one {"text": ...}\na line:')
-        for command in commands:
-            typer.echo(f"  {command}")
-
-
-def _print_json(
-    view: LaunchView,
-    records: tuple[Submission, ...],
-    dry_run: bool,
-    as_json: bool,
-    more: Mapping[str, Any] | None = None,
-) -> None:
-    if not as_json:
-        return
-    from tr11ops.launch.plan import plan_value
-
-    value: dict[str, Any] = {
-        "schema": LAUNCH_SCHEMA,
-        "exit_code": view.exit_code,
-        "dry_run": dry_run,
-        "submitted": bool(records),
-        "job_id": records[0].job_id if records else None,
-        "jobs": [record.job_id for record in records],
-        "scheduler": records[0].scheduler if records else None,
-        "chain": view.chain.kind,
-        "checks": checks_value(view.checks),
-        "plan": plan_value(view.plan) if view.plan else None,
-        **(more or {}),
-    }
-    typer.echo(json.dumps(value, indent=1))

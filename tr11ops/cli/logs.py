@@ -6,29 +6,34 @@ import re
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from tr11ops.base.moments import since as moment_of
+from tr11ops.cli import completion
 from tr11ops.cli.common import (
     EndpointOption,
-    JsonOption,
     Refusal,
-    RunOption,
-    SetOption,
+    SinceOption,
     VariantOption,
-    directory_of,
-    read_card,
     say,
 )
+from tr11ops.cli.context import JSON, RunContext
 from tr11ops.cli.logs_print import no_attempt, print_line, show_remote, show_summary
 from tr11ops.cli.logs_sources import attempt_named, existing, one_log, only, ranks_of, require_workers, workers
+from tr11ops.logs import moments
+from tr11ops.logs.line_filter import LineQuery
+from tr11ops.logs.lines import LEVELS
+from tr11ops.logs.moments import steps_since
+from tr11ops.logs.show import NoSuchAttempt, Query
+from tr11ops.logs.tail import follow as follow_sources
 
 if TYPE_CHECKING:
-    from tr11ops.logs.show import Query
-    from tr11ops.logtail import Source
-    from tr11ops.rundir import RunDirectory
+    from tr11ops.logs.tail import LogSource
+    from tr11ops.rundir.paths import RunDirectory
 
 T = TypeVar("T")
 
@@ -36,9 +41,9 @@ FOLLOW_SECONDS = 0.5
 LINES = 40
 
 
-def logs(  # options of a command line: typer calls it by name
+def logs(
+    context: Annotated[RunContext, JSON],
     *,
-    run: RunOption = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on as the log grows, into later attempts too.")
     ] = False,
@@ -56,16 +61,20 @@ def logs(  # options of a command line: typer calls it by name
         str | None, typer.Option("--attempt", "--job", metavar="ID", help="This attempt alone, e.g. 1234_7.")
     ] = None,
     level: Annotated[
-        str | None, typer.Option("--level", metavar="LEVEL", help="warning: such lines and worse, and tracebacks.")
+        str | None,
+        typer.Option(
+            "--level",
+            metavar="LEVEL",
+            help="warning: such lines and worse, and tracebacks.",
+            autocompletion=completion.words(*LEVELS),
+        ),
     ] = None,
     iterations: Annotated[
-        str | None, typer.Option("--iterations", metavar="FIRST:LAST", help="What was logged during these steps.")
+        str | None, typer.Option("--iterations", metavar="FIRST-LAST", help="What was logged during these steps.")
     ] = None,
-    since: Annotated[
-        str | None, typer.Option("--since", metavar="TIME", help="2h, 3d, 14:30, 2022-05-01, 2022-05-01T14:30.")
-    ] = None,
+    since: SinceOption = None,
     grep: Annotated[str | None, typer.Option("--grep", "-g", metavar="REGEX", help="Lines that match.")] = None,
-    context: Annotated[
+    around: Annotated[
         int, typer.Option("--context", "-C", min=0, max=1000, metavar="N", help="Lines around each of them.")
     ] = 0,
     no_pulse: Annotated[bool, typer.Option("--no-pulse", help="Without the watchdog's own lines.")] = False,
@@ -82,36 +91,30 @@ def logs(  # options of a command line: typer calls it by name
     endpoint: EndpointOption = None,
     variant: VariantOption = None,
     summary: Annotated[bool, typer.Option("--summary", help="The whole log in one table.")] = False,
-    as_json: JsonOption = False,
-    overrides: SetOption = None,
 ) -> None:
     """Show the end of the run's log, or the part that you ask for, and follow it with -f.
 
-    [bold]Examples[/bold]
-
+    Examples:
       tr11 logs -f --level warning
-
-      tr11 logs --iterations 31200:31260 --no-pulse
-
+      tr11 logs --iterations 31200-31260 --no-pulse
       tr11 logs --rank 0,8 --since 2h
-
       tr11 logs --remote bigscience/tr11-176B-ml-logs -f
     """
     places = (file is not None, remote is not None, rank is not None or bool(node))
-    _check(places, as_json and not summary, every, attempt)
+    _check(places, context.as_json and not summary, every, attempt)
     if remote is None and (endpoint is not None or variant is not None):
         raise Refusal("--endpoint and --variant go with --remote OWNER/NAME", exit_code=2)
-    query = _query(follow, lines, level, iterations, since, grep, context, no_pulse)
+    query = _query(follow, lines, level, iterations, since, grep, around, no_pulse)
     try:
         if remote is not None:
             pause = every if follow else None
-            show_remote(remote, _of_attempt(query, attempt), pause, summary, as_json, endpoint, variant)
+            show_remote(remote, _of_attempt(query, attempt), pause, summary, context.as_json, endpoint, variant)
             return
-        directory = None if file is not None else directory_of(read_card(run, overrides))
+        directory = None if file is not None else context.directory
         if directory is not None and attempt is not None:
             attempt = attempt_named(directory, attempt)
         if summary:
-            show_summary(one_log(file, directory, has_workers=places[2]), as_json)
+            show_summary(one_log(file, directory, has_workers=places[2]), context.as_json)
         elif places[2] and directory is not None:
             find = workers(directory, ranks_of(rank), frozenset(node or ()), attempt)
             if not follow:
@@ -141,11 +144,6 @@ def _query(
     grep: str | None, context: int, no_pulse: bool,
 ) -> Query:  # fmt: skip
     """What the options ask for. Raises Refusal for a word that is none."""
-    from tr11ops.logs import moments
-    from tr11ops.logs.lines import LEVELS
-    from tr11ops.logs.show import Query
-    from tr11ops.logs.sieve import Wanted
-
     if level is not None and level.lower() not in LEVELS:
         raise Refusal(f"--level {level!r}: must be one of {', '.join(LEVELS)}", exit_code=2)
     try:
@@ -156,12 +154,12 @@ def _query(
     try:
         steps = moments.iterations(iterations) if iterations is not None else None
         option = "--since"
-        moment = moments.since(since, time.time()) if since is not None else None
+        moment = moment_of(since, time.time()) if since is not None else None
     except ValueError as error:
         raise Refusal(
             f"{option} {(iterations if option == '--iterations' else since)!r}: {error}", exit_code=2
         ) from None
-    wanted = Wanted(LEVELS[level.lower()] if level else None, pattern, context, not no_pulse, steps)
+    wanted = LineQuery(LEVELS[level.lower()] if level else None, pattern, context, not no_pulse, steps)
     query = Query(wanted, lines, moment)
     if lines is None and not query.has_place and (follow or not wanted.searches):
         return Query(wanted, LINES, moment)
@@ -177,8 +175,6 @@ def _parsed(option: str, text: str | None, parse: Callable[[str], T]) -> T | Non
 
 def _of_attempt(query: Query, attempt: str | None) -> Query:
     """The query for one attempt's part of a main log."""
-    from dataclasses import replace
-
     if attempt is None:
         return query
     return replace(query, wanted=replace(query.wanted, attempt=attempt))
@@ -186,10 +182,6 @@ def _of_attempt(query: Query, attempt: str | None) -> Query:
 
 def _since_by_steps(query: Query, directory: RunDirectory) -> Query:
     """A step's line has no time: `metrics.jsonl` says how many of them came since then."""
-    from dataclasses import replace
-
-    from tr11ops.logs.moments import steps_since
-
     if query.since is None:
         return query
     return replace(query, steps_since=steps_since(directory.paths.metrics, query.since))
@@ -206,10 +198,7 @@ def _show_main_log(file: Path | None, directory: RunDirectory | None, query: Que
     _show(only(main_log), _since_by_steps(query, directory), follow)
 
 
-def _show(find: Callable[[], Sequence[Source]], query: Query, follow: bool) -> None:
-    from tr11ops.logs.show import NoSuchAttempt
-    from tr11ops.logtail import follow as follow_sources
-
+def _show(find: Callable[[], Sequence[LogSource]], query: Query, follow: bool) -> None:
     if follow and not any(source.path.exists() for source in find()):
         say("nothing is written yet: waiting for it; Ctrl-C ends")
     try:

@@ -15,10 +15,22 @@ from typing import TYPE_CHECKING
 import typer
 
 from tr11ops.cli.common import Refusal, is_terminal, say
+from tr11ops.hub.address import place_of
+from tr11ops.hub.asking import TRIES, remote_retries
+from tr11ops.hub.base import HubPermanentError, HubUnavailable
+from tr11ops.hub.credentials import find_credentials
+from tr11ops.hub.remote_log import RemoteFollower, RemoteLog
+from tr11ops.logs.lines import coloured, folded, plain
+from tr11ops.logs.reader import FileReader
+from tr11ops.logs.show import NoSuchAttempt
+from tr11ops.logs.summary import summarise
+from tr11ops.logs.summary_text import lines, value
+from tr11ops.status.remote import Outside
+from trainer.contract.state_file import descriptor_of
 
 if TYPE_CHECKING:
-    from tr11ops.hub.address import Place
-    from tr11ops.logs.reader import Reader
+    from tr11ops.hub.address import HubRepo
+    from tr11ops.logs.reader import LogReader
     from tr11ops.logs.show import Query
 
 REMOTE_PATH = "logs/{variant}/main_log.txt"
@@ -30,8 +42,6 @@ LARGE_BYTES = 64 << 20
 
 def print_line(line: str, flush: bool) -> None:
     """One line of a log; on a terminal folded between words, elsewhere as it is."""
-    from tr11ops.logs.lines import coloured, folded, plain
-
     is_terminal = sys.stdout.isatty()
     encoding = sys.stdout.encoding or "utf-8"
     shown = coloured(line) if is_terminal and "NO_COLOR" not in os.environ else plain(line)
@@ -49,9 +59,6 @@ def no_attempt(attempt: str | None, launches: int) -> Refusal:
 
 
 def show_summary(path: Path, as_json: bool) -> None:
-    from tr11ops.logs.reader import FileReader
-    from trainer.state_file import descriptor_of
-
     descriptor = descriptor_of(path)
     try:
         print_summary(FileReader(descriptor), os.fstat(descriptor).st_size, str(path), as_json)
@@ -59,11 +66,8 @@ def show_summary(path: Path, as_json: bool) -> None:
         os.close(descriptor)
 
 
-def print_summary(reader: Reader, size: int, name: str, as_json: bool) -> None:
-    from tr11ops.logs.summary import summarise
-    from tr11ops.logs.summary_text import lines, value
-
-    with _progress(size) as advance:
+def print_summary(reader: LogReader, size: int, name: str, as_json: bool) -> None:
+    with byte_progress(size) as advance:
         found = summarise(reader, size, advance)
     if as_json:
         typer.echo(json.dumps(value(found, name), indent=1, default=str))
@@ -73,7 +77,7 @@ def print_summary(reader: Reader, size: int, name: str, as_json: bool) -> None:
 
 
 @contextmanager
-def _progress(size: int) -> Iterator[Callable[[int], None]]:
+def byte_progress(size: int) -> Iterator[Callable[[int], None]]:
     """A bar of the bytes read, where a person looks and it takes a while."""
     if not is_terminal() or size < LARGE_BYTES:
         yield lambda position: None
@@ -97,19 +101,12 @@ def show_remote(
     variant: str | None = None,
 ) -> None:
     """The log of a hub repository; with `every` (seconds) on and on. Raises Refusal."""
-    from dataclasses import replace
-
-    from tr11ops.logs.remote import Patience, RemoteAway, RemoteFollower, RemoteLog, RemoteRefused
-    from tr11ops.logs.show import NoSuchAttempt
-
     place, token = _place(repository, endpoint)
     if place.path and variant is not None:
         raise Refusal("--variant names a main log: give it, or a PATH in the repository", exit_code=2)
     path = place.path or REMOTE_PATH.format(variant=variant or "main")
-    patience = Patience(time.sleep, say, spread=0.2, most=300.0)
-    if every is not None:
-        patience = replace(patience, tries=None, longest=every)
-    log = RemoteLog(place.file(path), token, patience)
+    tries, longest = (TRIES, 300.0) if every is None else (None, every)
+    log = RemoteLog(place.file(path), token, remote_retries(time.sleep, say, tries, longest, spread=0.2, most=300.0))
     try:
         if summary:
             print_summary(log, log.size(), repository, as_json)
@@ -124,21 +121,18 @@ def show_remote(
                 print_line(line, flush=False)
         for line in follower.unfinished():
             print_line(line, flush=False)
-    except RemoteRefused as error:
+    except HubPermanentError as error:
         there = _what_is_there(place, token, path) if error.status == MISSING else ""
         raise Refusal(f"--remote {repository}: {there or error}") from None
-    except RemoteAway as error:
+    except HubUnavailable as error:
         raise Refusal(f"--remote {repository}: {error}: nothing may be concluded", exit_code=UNOBSERVED) from None
     except NoSuchAttempt as error:
         raise no_attempt(query.wanted.attempt, error.launches) from None
 
 
-def _place(repository: str, endpoint: str | None) -> tuple[Place, str | None]:
+def _place(repository: str, endpoint: str | None) -> tuple[HubRepo, str | None]:
     """Where the log lies, and the token to show there. Raises Refusal."""
     from huggingface_hub import constants
-
-    from tr11ops.hub.address import place_of
-    from tr11ops.hub.credentials import find_credentials
 
     try:
         place = place_of(repository, endpoint)
@@ -150,16 +144,13 @@ def _place(repository: str, endpoint: str | None) -> tuple[Place, str | None]:
     return place, None if token is None else token.reveal()
 
 
-def _what_is_there(place: Place, token: str | None, path: str) -> str:
+def _what_is_there(place: HubRepo, token: str | None, path: str) -> str:
     """The logs that the repository has instead of `path`, or that there is none; "" where that cannot be told."""
-    from tr11ops.hub.outside import Outside
-    from tr11ops.logs.asking import Patience, RemoteAway, RemoteRefused
-
     try:
-        facts = Outside(place, token, Patience(time.sleep, say, tries=1)).facts()
-    except RemoteRefused as error:
+        facts = Outside(place, token, remote_retries(time.sleep, say, tries=1)).facts()
+    except HubPermanentError as error:
         return str(error)
-    except RemoteAway:
+    except HubUnavailable:
         return ""
     if facts is None:
         return ""

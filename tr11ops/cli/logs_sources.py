@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tr11ops.cli.common import Refusal
+from tr11ops.logs.moments import numbers
+from tr11ops.logs.tail import LogSource
+from trainer.contract.state_file import read_json
 
 if TYPE_CHECKING:
-    from tr11ops.logtail import Source
-    from tr11ops.rundir import RunDirectory
+    from tr11ops.rundir.paths import RunDirectory
 
 
-def only(path: Path) -> Callable[[], Sequence[Source]]:
-    from tr11ops.logtail import Source
-
-    sources = [Source("", path)]
+def only(path: Path) -> Callable[[], Sequence[LogSource]]:
+    sources = [LogSource("", path)]
     return lambda: sources
 
 
@@ -40,8 +40,6 @@ def one_log(file: Path | None, directory: RunDirectory | None, has_workers: bool
 
 
 def ranks_of(text: str | None) -> frozenset[int] | None:
-    from tr11ops.logs.moments import numbers
-
     try:
         return None if text is None else numbers(text)
     except ValueError as error:
@@ -50,17 +48,15 @@ def ranks_of(text: str | None) -> frozenset[int] | None:
 
 def workers(
     directory: RunDirectory, ranks: frozenset[int] | None, nodes: frozenset[str], attempt: str | None
-) -> Callable[[], Sequence[Source]]:
-    """What to read, found anew each time it is asked: later attempts bring new files."""
-    from tr11ops.logtail import Source
-
+) -> Callable[[], Sequence[LogSource]]:
+    """What to read, found again each time it is asked: later attempts bring new files."""
     is_one = ranks is not None and len(ranks) == 1
 
-    def find() -> list[Source]:
+    def find() -> list[LogSource]:
         attempts = [attempt] if attempt is not None else directory.attempt_ids()
         for number in reversed(attempts):  # the newest attempt that has such a worker
             found = [
-                Source("" if is_one else f"[rank {worker}]", path)
+                LogSource("" if is_one else f"[rank {worker}]", path)
                 for name, worker, path in directory.worker_logs(number)
                 if (ranks is None or worker in ranks) and (not nodes or name in nodes)
             ]
@@ -80,8 +76,6 @@ def attempt_named(directory: RunDirectory, attempt: str) -> str:
 
 
 def _label(directory: RunDirectory, attempt: str) -> str:
-    from trainer.contract import read_json
-
     try:
         record = read_json(directory.paths.attempt(attempt) / "attempt.json")
     except (OSError, ValueError):
@@ -91,7 +85,11 @@ def _label(directory: RunDirectory, attempt: str) -> str:
 
 
 def require_workers(
-    directory: RunDirectory, found: Sequence[Source], rank: str | None, node: Sequence[str] | None, attempt: str | None
+    directory: RunDirectory,
+    found: Sequence[LogSource],
+    rank: str | None,
+    node: Sequence[str] | None,
+    attempt: str | None,
 ) -> None:
     """Say clearly when there is nothing to read. Raises Refusal."""
     if found:

@@ -6,10 +6,8 @@ Exit codes, everywhere: 0 fine, 1 needs a person, 2 wrong usage, 3 could not obs
 from __future__ import annotations
 
 import importlib
-import inspect
 import json
 import os
-import re
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -29,7 +27,7 @@ ERROR_SCHEMA = 1
 
 @dataclass(frozen=True)
 class LazyCommand:
-    """Where a command lives, and the line that `tr11 --help` shows without importing it."""
+    """Where a command lives in `tr11ops.cli`, and the line that `tr11 --help` shows without importing it."""
 
     module: str
     attribute: str
@@ -37,63 +35,69 @@ class LazyCommand:
     is_group: bool = False
 
 
-COMMANDS: Mapping[str, LazyCommand] = {
-    "launch": LazyCommand(
-        "tr11ops.cli.launch", "launch", "Check a run card and submit it: --array 1-10 for ten tasks."
-    ),
-    "status": LazyCommand("tr11ops.cli.status", "status", "One screen: is the run healthy, and since when."),
-    "logs": LazyCommand("tr11ops.cli.logs", "logs", "Show or follow the run's log, or one worker's."),
-    "pulse": LazyCommand("tr11ops.cli.pulse", "pulse", "One look by the watchdog: log, alert, and act if allowed."),
-    "alerts": LazyCommand(
-        "tr11ops.cli.alerts", "app", "What is open, and who has it: list, ack, snooze.", is_group=True
-    ),
-    "handover": LazyCommand("tr11ops.cli.handover", "handover", "What happened since the last shift, what is open."),
-    "goodput": LazyCommand("tr11ops.cli.goodput", "goodput", "Where every second of every node went."),
-    "advise": LazyCommand("tr11ops.cli.advise", "advise", "The save interval, spares and array length to use."),
-    "report": LazyCommand("tr11ops.cli.report", "report", "The whole run as one page: -o report.html."),
-    "kill": LazyCommand("tr11ops.cli.kill", "kill", "Save and stop a run, with all that waits of it."),
-    "pause": LazyCommand("tr11ops.cli.pause", "pause", "Stop after this task: what waits is held."),
-    "resume": LazyCommand("tr11ops.cli.resume", "resume", "Let a stopped or paused run go on."),
-    "rollback": LazyCommand(
-        "tr11ops.cli.rollback", "rollback", "Go back to an older checkpoint, and pass over data; --undo."
-    ),
-    "checkpoint-now": LazyCommand(
-        "tr11ops.cli.checkpoint_now", "checkpoint_now", "Save at the next step, and train on."
-    ),
-    "profile": LazyCommand("tr11ops.cli.profile", "profile", "A trace of some steps, or what each rank waits for."),
-    "drill": LazyCommand("tr11ops.cli.drill", "drill", "Prove on this cluster that a stop signal saves, in any phase."),
-    "train": LazyCommand("tr11ops.cli.train", "train", "Train here and now, without a scheduler."),
-    "doctor": LazyCommand("tr11ops.cli.doctor", "doctor", "Is everything in place to launch a card from here?"),
-    "init": LazyCommand("tr11ops.cli.init", "init", "Write a starter card for this cluster."),
-    "perms": LazyCommand(
-        "tr11ops.cli.perms", "app", "Are the run's files usable for its whole group? check, fix.", is_group=True
-    ),
-    "estimate": LazyCommand("tr11ops.cli.estimate", "estimate", "Every number that follows from a run card."),
-    "eval": LazyCommand("tr11ops.cli.evaluate", "evaluate", "Loss of a checkpoint on given data, on any topology."),
-    "import": LazyCommand("tr11ops.cli.import_script", "import_script", "Make a run card of an old batch script."),
-    "checkpoints": LazyCommand(
-        "tr11ops.cli.checkpoints", "app", "What is saved: list, verify, pin, prune, inspect, convert.", is_group=True
-    ),
-    "backup": LazyCommand(
-        "tr11ops.cli.backup", "app", "Copies of checkpoints: plan, run, verify, restore, status.", is_group=True
-    ),
-    "sync": LazyCommand("tr11ops.cli.sync", "sync", "Mirror logs and TensorBoard events to the hub."),
-    "upload": LazyCommand("tr11ops.cli.upload", "upload", "Publish a checkpoint as a model on the hub, with its card."),
-    "nodes": LazyCommand(
-        "tr11ops.cli.nodes", "app", "Which nodes the run may use: list, check, exclude, include.", is_group=True
-    ),
-    "cron": LazyCommand("tr11ops.cli.cron", "app", "The periodic jobs: list, run, install, status.", is_group=True),
-    "fs-watchdog": LazyCommand("tr11ops.cli.fs_watchdog", "fs_watchdog", "Are the file systems getting full?"),
-    "data": LazyCommand("tr11ops.cli.data", "app", "Build a corpus, a tokenizer and indexed datasets.", is_group=True),
-    "twin": LazyCommand("tr11ops.cli.twin", "app", "A real Slurm of many nodes on this machine.", is_group=True),
+GROUPS: Mapping[str, Mapping[str, LazyCommand]] = {
+    "Set up": {
+        "init": LazyCommand("init", "init", "Write a run card for this cluster: --preset toy, 1b, 7b, 176b."),
+        "doctor": LazyCommand("doctor", "doctor", "Is everything in place to launch a card from here?"),
+        "estimate": LazyCommand("estimate", "estimate", "Every number that follows from a run card."),
+        "config": LazyCommand("config", "app", "What a run card says, and what follows from it: show.", is_group=True),
+        "import": LazyCommand("import_script", "import_script", "Make a run card of an old batch script."),
+        "data": LazyCommand("data", "app", "Build a corpus, a tokenizer and indexed datasets.", is_group=True),
+    },
+    "Run": {
+        "launch": LazyCommand("launch", "launch", "Check a run card and submit it: --array 1-10 for ten tasks."),
+        "train": LazyCommand("train", "train", "Train here and now, without a scheduler."),
+        "pause": LazyCommand("pause", "pause", "Stop after this task: queued jobs are held."),
+        "resume": LazyCommand("resume", "resume", "Let a stopped or paused run go on."),
+        "kill": LazyCommand("kill", "kill", "Save and stop a run; its queued jobs are held."),
+        "rollback": LazyCommand("rollback", "rollback", "Go back to an older checkpoint, and skip data; --undo."),
+        "checkpoint-now": LazyCommand("checkpoint_now", "checkpoint_now", "Save at the next step, and train on."),
+    },
+    "Watch": {
+        "status": LazyCommand("status", "status", "One screen: is the run healthy, and since when."),
+        "list": LazyCommand("list_runs", "list_runs", "The runs below some folders: verdict, iteration, loss, ETA."),
+        "logs": LazyCommand("logs", "logs", "Show or follow the run's log, or one worker's."),
+        "diagnose": LazyCommand("diagnose", "diagnose", "What ended a training, by its logs: the first cause."),
+        "stacks": LazyCommand("stacks", "stacks", "What every worker does now, and which one hangs."),
+        "alerts": LazyCommand("alerts", "app", "What is open, and who has it: list, ack, snooze.", is_group=True),
+        "runbook": LazyCommand("runbook", "runbook", "What to do about an alert: print its page."),
+        "handover": LazyCommand("handover", "handover", "What happened since the last shift, what is open."),
+        "goodput": LazyCommand("goodput", "goodput", "Where every second of every node went."),
+        "advise": LazyCommand("advise", "advise", "The save interval, spares and array length to use."),
+        "report": LazyCommand("report", "report", "The whole run as one page: -o report.html."),
+        "numbers": LazyCommand("numbers", "numbers", "What looks wrong in a log's numbers: spikes, restarts, slow."),
+        "compare": LazyCommand("compare", "compare_runs", "The curves of two runs, laid over each other."),
+        "profile": LazyCommand("profile", "profile", "A trace of some steps, or what each rank waits for."),
+        "compute-check": LazyCommand("compute_check", "compute_check", "Does every rank compute the same twice?"),
+    },
+    "Keep alive": {
+        "pulse": LazyCommand("pulse", "pulse", "One look by the watchdog: log, alert, and act if allowed."),
+        "cron": LazyCommand("cron", "app", "The periodic jobs: list, run, install, status.", is_group=True),
+        "nodes": LazyCommand("nodes", "app", "Which nodes the run may use: list, check, exclude.", is_group=True),
+        "fs-watchdog": LazyCommand("fs_watchdog", "fs_watchdog", "Are the file systems getting full?"),
+        "perms": LazyCommand("perms", "app", "Are the run's files usable for its whole group?", is_group=True),
+        "drill": LazyCommand("drill", "drill", "Prove on this cluster that a stop signal saves."),
+    },
+    "Checkpoints": {
+        "checkpoints": LazyCommand(
+            "checkpoints", "app", "What is saved: list, verify, pin, prune, convert.", is_group=True
+        ),
+        "backup": LazyCommand("backup", "app", "Copies of checkpoints: plan, run, verify, restore.", is_group=True),
+        "sync": LazyCommand("sync", "sync", "Mirror logs and TensorBoard events to the hub."),
+        "upload": LazyCommand("upload", "upload", "Publish a checkpoint as a model on the hub."),
+        "eval": LazyCommand("evaluate", "evaluate", "Loss of a checkpoint on given data, on any topology."),
+    },
+    "Rehearse": {
+        "twin": LazyCommand("twin", "app", "A real Slurm of many nodes on this machine.", is_group=True),
+    },
 }
+COMMANDS: Mapping[str, LazyCommand] = {name: entry for group in GROUPS.values() for name, entry in group.items()}
 
 HELP = """\
 {bold}tr11{plain}: keep a large training alive on a Slurm cluster, and lose nothing.
 
 {bold}Usage{plain}: tr11 COMMAND [OPTIONS]...
 
-{bold}Commands{plain}
 {commands}
 
 {bold}Options{plain}
@@ -122,34 +126,38 @@ class LazyGroup(TyperGroup):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Plain text: the parser's own rendering imports a Markdown parser, which costs more than all the rest."""
-        rows = (
-            f"  {typer.style(name, bold=True)}{' ' * (16 - len(name))}{entry.help}" for name, entry in COMMANDS.items()
+        blocks = (
+            "\n".join((typer.style(title, bold=True), *(_row(name, entry) for name, entry in group.items())))
+            for title, group in GROUPS.items()
         )
         bold, plain = typer.style("\0", bold=True).split("\0")
-        formatter.write(HELP.format(bold=bold, plain=plain, commands="\n".join(rows)))
+        formatter.write(HELP.format(bold=bold, plain=plain, commands="\n\n".join(blocks)))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
         return name, load(name) if name is not None and name in COMMANDS else command, rest
 
 
+def _row(name: str, entry: LazyCommand) -> str:
+    return f"  {typer.style(name, bold=True)}{' ' * (16 - len(name))}{entry.help}"
+
+
 def load(name: str) -> Any:
     """Import one command's module and build its parser."""
+    from tr11ops.cli.context import with_run_options
+    from tr11ops.cli.pages import PageCommand, PageGroup, flowing
+
     entry = COMMANDS[name]
-    target = getattr(importlib.import_module(entry.module), entry.attribute)
-    if entry.is_group:
-        for command in target.registered_commands:
-            command.help = flowing(command.help or command.callback.__doc__ or "")
-        return typer.main.get_group(target)
+    target = getattr(importlib.import_module(f"tr11ops.cli.{entry.module}"), entry.attribute)
     single = typer.Typer(add_completion=False, rich_markup_mode="rich")
-    single.command(name, help=flowing(target.__doc__ or ""))(target)
-    return typer.main.get_command(single)
-
-
-def flowing(text: str) -> str:
-    """A docstring with each paragraph on one line, for a terminal of any width; the parser would keep its line ends."""
-    paragraphs = inspect.cleandoc(text).split("\n\n")
-    return "\n\n".join(re.sub(r"(?<=\S)\n(?=\S)", " ", paragraph) for paragraph in paragraphs)
+    if not entry.is_group:
+        single.command(name, cls=PageCommand, help=flowing(target.__doc__ or ""))(with_run_options(target))
+        return typer.main.get_command(single)
+    target.info.cls, target.info.help = PageGroup, flowing(target.info.help)
+    for command in target.registered_commands:
+        command.callback, command.cls = with_run_options(command.callback), PageCommand
+        command.help = flowing(command.help or command.callback.__doc__ or "")
+    return typer.main.get_group(target)
 
 
 app = typer.Typer(
@@ -265,4 +273,4 @@ def _explain_own(error: BaseException) -> tuple[int, str] | None:
     return None
 
 
-_ERROR_MODULES = ("tr11ops.cluster.base", "trainer.config", "tr11ops.cli.common")
+_ERROR_MODULES = ("tr11ops.cluster.base", "trainer.config.card", "tr11ops.cli.common")

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tr11ops.cli import completion
 from tr11ops.cli.common import (
-    JsonOption,
     Refusal,
-    RunOption,
-    SchedulerOption,
-    SetOption,
-    directory_of,
-    read_card,
     say,
+    timeout_option,
 )
+from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
+from tr11ops.cli.nodes_bench import bench_nodes
 from tr11ops.cli.nodes_change import exclude, include, readmit
+from tr11ops.cli.nodes_check import check_them, result_values
+from tr11ops.cli.nodes_search import search_nodes
 from tr11ops.cli.nodes_view import (
     SCHEMA,
     ReportOption,
@@ -31,6 +30,13 @@ from tr11ops.cli.nodes_view import (
     table,
     write_note,
 )
+from tr11ops.cluster.hostlist import expand
+from tr11ops.health.base import CheckOutcome
+from tr11ops.nodes.note import short_reason
+from tr11ops.nodes.view import rows
+from tr11ops.rundir.exclusions import history as events_of
+from tr11ops.rundir.exclusions import read_version
+from tr11ops.rundir.journal import read_journal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,39 +46,42 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="nodes",
-    help="Which nodes the run may use: list, check, exclude, include, history. Nodes are never drained or resumed.",
+    help="""Which nodes the run may use: list, check, bench, search, exclude, include, history.
+
+    Nodes are never drained or resumed.
+
+    Examples:
+      tr11 nodes list
+      tr11 nodes exclude jean-zay-iam37 --reason "Xid 79"
+    """,
     no_args_is_help=True,
 )
 
 SKIP = "resilience.skip_checks"
 SomeNodes = Annotated[
-    list[str] | None, typer.Argument(metavar="[NODE...]", help="Names or host lists; default: all of the partition.")
+    list[str] | None,
+    typer.Argument(
+        metavar="[NODE...]", help="Names or host lists; default: all of the partition.", autocompletion=completion.nodes
+    ),
 ]
 
 
 # ----------------------------------------------------------------------------- list
 @app.command("list")
 def list_nodes(
+    context: Annotated[RunContext, SCHEDULER, JSON],
     nodes: SomeNodes = None,
-    run: RunOption = None,
     excluded: Annotated[bool, typer.Option("--excluded", help="Only the excluded ones.")] = False,
     everything: Annotated[bool, typer.Option("--all", help="Also nodes of other partitions.")] = False,
     report: ReportOption = None,
-    as_json: JsonOption = False,
-    scheduler: SchedulerOption = "auto",
-    overrides: SetOption = None,
 ) -> None:
     """Nodes with their state, this run's exclusions, and the jobs that hold them.
 
-    [bold]Examples[/bold]
-
+    Examples:
       tr11 nodes list --excluded
-
       tr11 nodes list jean-zay-iam07 --report -
     """
-    from tr11ops.nodes.view import rows
-
-    desk = open_desk(run, overrides, scheduler)
+    desk = open_desk(context)
     wanted = set(desk.resolve(nodes or ()))
     if report is not None:
         write_note(desk, sorted(wanted), report)
@@ -84,8 +93,8 @@ def list_nodes(
         for row in rows(chosen, desk.exclusions, desk.jobs, now)
         if (not wanted or row.name in wanted) and (row.exclusion is not None or not excluded)
     ]
-    if as_json:
-        print(json.dumps({"schema": SCHEMA, "nodes": [_row_values(row, now) for row in found]}, indent=1))
+    if context.as_json:
+        emit({"schema": SCHEMA, "nodes": [_row_values(row, now) for row in found]})
         return
     made = table("NODE", "STATE", "JOBS", "EXCLUDED BY", "EXPIRY", "WHY")
     for row in found:
@@ -96,8 +105,6 @@ def list_nodes(
 
 
 def _row_words(row: NodeRow, now: float) -> tuple[str, ...]:
-    from tr11ops.nodes.note import short_reason
-
     state = row.state or "not known to the scheduler"
     jobs = ",".join(row.jobs)
     if row.exclusion is None:
@@ -119,34 +126,25 @@ def _row_values(row: NodeRow, now: float) -> dict[str, Any]:
 # ----------------------------------------------------------------------------- check
 @app.command()
 def check(
+    context: Annotated[RunContext, SCHEDULER, JSON],
     nodes: SomeNodes = None,
-    run: RunOption = None,
     due: Annotated[
         bool,
         typer.Option("--due", help="The excluded nodes whose time is over: those that pass may be used again."),
     ] = False,
-    timeout: Annotated[
-        float, typer.Option("--timeout", min=1, metavar="SECONDS", help="A node that has not answered is unknown.")
-    ] = 120,
-    as_json: JsonOption = False,
-    scheduler: SchedulerOption = "auto",
-    overrides: SetOption = None,
+    timeout: Annotated[float, timeout_option("A node that has not answered is unknown.")] = 120,
 ) -> None:
     """Run the health checks on nodes, each in a small job of its own, or beside our running job.
 
     Exit code 0: all well; 1: a node is bad; 3: a node, or a part of its checks, could not be checked.
 
-    [bold]Examples[/bold]
-
+    Examples:
       tr11 nodes check jean-zay-iam[07,12]
-
       tr11 nodes check --due
     """
-    from tr11ops.agent.health.base import Outcome
-    from tr11ops.cli.nodes_check import check_them, result_values
-    from tr11ops.exclusions import due_for_recheck, exclude
+    from tr11ops.rundir.exclusions import due_for_recheck, exclude
 
-    desk = open_desk(run, overrides, scheduler)
+    desk = open_desk(context)
     names = desk.resolve(nodes or ())
     if due:
         waiting = {entry.node for entry in due_for_recheck(desk.exclusions, time.time())}
@@ -158,17 +156,17 @@ def check(
     results = check_them(desk, names, timeout) if names else ()
     readmitted, prolonged = [], []
     for entry in results if due else ():
-        if entry.is_judged and entry.result is not Outcome.BAD:
+        if entry.is_judged and entry.result is not CheckOutcome.BAD:
             readmitted.append(entry.node)
-        elif entry.result is Outcome.BAD:
+        elif entry.result is CheckOutcome.BAD:
             days = desk.card.resilience.exclusion_days
             exclude(desk.directory, entry.node, why=f"health check: {entry.why}", owner=desk.user, days=days)
             prolonged.append(entry.node)
     failed = readmit(desk, readmitted, "its time was over, and it passed the health checks") if readmitted else []
-    if as_json:
+    if context.as_json:
         values = [result_values(entry) for entry in results]
         found = {"schema": SCHEMA, "nodes": values, "readmitted": readmitted, "prolonged": prolonged, "failed": failed}
-        print(json.dumps(found, indent=1))
+        emit(found)
     else:
         _show_checks(results)
         for name in readmitted:
@@ -180,7 +178,7 @@ def check(
     unjudged = sum(not entry.is_judged for entry in results)
     if unjudged:
         say(f"{unjudged} of {len(results)} nodes are not known to be fine; what a site cannot check: {SKIP}")
-    bad = bool(failed) or any(entry.result is Outcome.BAD for entry in results)
+    bad = bool(failed) or any(entry.result is CheckOutcome.BAD for entry in results)
     raise typer.Exit(1 if bad else 3 if unjudged else 0)
 
 
@@ -193,31 +191,24 @@ def _show_checks(results: Sequence[NodeCheck]) -> None:
 
 
 # ----------------------------------------------------------------------------- exclude
+app.command("bench")(bench_nodes)
+app.command("search")(search_nodes)
 app.command()(exclude)
 app.command()(include)
 
 
 @app.command()
 def history(
+    context: Annotated[RunContext, JSON],
     nodes: SomeNodes = None,
-    run: RunOption = None,
-    as_json: JsonOption = False,
-    overrides: SetOption = None,
 ) -> None:
     """What happened to nodes in this run: excluded, checked, included; by whom and why. Asks no scheduler.
 
-    [bold]Examples[/bold]
-
+    Examples:
       tr11 nodes history
-
       tr11 nodes history jean-zay-iam07 --json
     """
-    from tr11ops.cluster.hostlist import expand
-    from tr11ops.exclusions import history as events_of
-    from tr11ops.exclusions import read_version
-    from tr11ops.journal import read_journal
-
-    directory = directory_of(read_card(run, overrides))
+    _, directory = context.seen(missing=None)
     try:
         wanted = {name for text in nodes or () for name in expand(text)}
     except ValueError as error:
@@ -230,8 +221,8 @@ def history(
     events = [event for event in events_of(ledger, entries) if not wanted or event["node"] in wanted]
     for fault in ledger.faults:
         say(f"tr11: {fault}")
-    if as_json:
-        print(json.dumps({"schema": SCHEMA, "events": events}, indent=1))
+    if context.as_json:
+        emit({"schema": SCHEMA, "events": events})
         return
     made = table("WHEN", "NODE", "WHAT", "WHO", "WHY")
     for event in events:

@@ -2,46 +2,50 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tr11ops.cli import completion
 from tr11ops.cli.common import (
-    JsonOption,
+    DryRunOption,
     Refusal,
-    RunOption,
-    SchedulerOption,
-    SetOption,
     YesOption,
     agree,
     say,
+    timeout_option,
 )
+from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
+from tr11ops.cli.nodes_check import check_them
 from tr11ops.cli.nodes_view import (
     SCHEMA,
-    Desk,
-    DryOption,
+    NodesContext,
     ReasonOption,
     ReportOption,
-    apply_to_queue,
     open_desk,
     plain_text,
     require_run,
     write_note,
 )
+from tr11ops.health.base import CheckOutcome
+from tr11ops.nodes.queue_exclusions import exclude_nodes, include_nodes
+from tr11ops.rundir.exclusion_limit import ExclusionLimit, way_past
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tr11ops.exclusion_limit import ExclusionLimit
     from tr11ops.nodes.view import QueueChange
 
-Nodes = Annotated[list[str], typer.Argument(metavar="NODE...", help="Names or host lists: jean-zay-iam[01-03].")]
+NODES_HELP = "Names or host lists: jean-zay-iam[01-03]."
+Nodes = Annotated[list[str], typer.Argument(metavar="NODE...", help=NODES_HELP, autocompletion=completion.nodes)]
+ExcludedNodes = Annotated[
+    list[str], typer.Argument(metavar="NODE...", help=NODES_HELP, autocompletion=completion.excluded_nodes)
+]
 
 
 def exclude(
+    context: Annotated[RunContext, SCHEDULER, JSON],
     nodes: Nodes,
-    run: RunOption = None,
     why: ReasonOption = "",
     days: Annotated[
         float | None,
@@ -56,26 +60,19 @@ def exclude(
         bool, typer.Option("--force", help="Also beyond resilience.exclusion_cap_percent; --reason is kept.")
     ] = False,
     report: ReportOption = None,
-    dry_run: DryOption = False,
+    dry_run: DryRunOption = False,
     yes: YesOption = False,
-    as_json: JsonOption = False,
-    scheduler: SchedulerOption = "auto",
-    overrides: SetOption = None,
 ) -> None:
     """Keep the run off these nodes: from now on, and in the work that is queued already, which keeps its place.
 
     A running job is not touched. Never so many that the run has too few nodes left (resilience.exclusion_cap_percent),
     unless a person forces it with a reason.
 
-    [bold]Examples[/bold]
-
+    Examples:
       tr11 nodes exclude jean-zay-iam07 --reason "Xid 79" --days 7
-
       tr11 nodes exclude jean-zay-iam07 --report note.txt --yes
     """
-    from tr11ops.exclusions import exclude as put_on
-
-    desk = open_desk(run, overrides, scheduler)
+    desk = open_desk(context)
     require_run(desk)
     names = desk.resolve(nodes)
     lasting = desk.card.resilience.exclusion_days if days is None else days
@@ -94,40 +91,33 @@ def exclude(
     failed: list[str] = []
     if not dry_run:
         agree(f"Exclude {len(names)} nodes?" if len(names) > 1 else f"Exclude {names[0]}?", yes)
-        for name in names:
-            done = put_on(
-                desk.directory, name, why=why, owner=desk.user, evidence=tuple(evidence or ()), days=lasting,
-                limit=limit, forced=force,
-            )  # fmt: skip
-            if not done:
-                failed.append(f"{name}: somebody else has excluded nodes meanwhile: {limit}")
-        failed += apply_to_queue(desk)
+        done = exclude_nodes(
+            desk.directory, names, desk.queue, why=why, owner=desk.user, evidence=tuple(evidence or ()), days=lasting,
+            limit=limit, forced=force,
+        )  # fmt: skip
+        failed += done.failures
         if report is not None:
             write_note(desk, names, report)
-    _finish("would-exclude" if dry_run else "excluded", names, changes, failed, as_json)
+    _finish("would-exclude" if dry_run else "excluded", names, changes, failed, context.as_json)
 
 
-def _limit(desk: Desk) -> ExclusionLimit:
-    from tr11ops.exclusion_limit import ExclusionLimit
-
+def _limit(desk: NodesContext) -> ExclusionLimit:
     names = [node.name for node in desk.partition_nodes]
     return ExclusionLimit.of(names, desk.card.slurm.allocated_nodes, desk.card.resilience.exclusion_cap_percent)
 
 
-def _refuse_too_many(desk: Desk, names: Sequence[str], limit: ExclusionLimit) -> None:
+def _refuse_too_many(desk: NodesContext, names: Sequence[str], limit: ExclusionLimit) -> None:
     """Raises Refusal where the new ones are too many; those that are excluded already may stay."""
-    from tr11ops.exclusion_limit import way_past
 
     ours = {entry.node for entry in desk.exclusions}
-    total = limit.counted(ours | set(names))
-    if total > max(limit.most, limit.counted(ours)):
-        fresh = [name for name in names if name not in ours]
+    if limit.forbids(names, ours):
+        total, fresh = limit.counted(ours.union(names)), [name for name in names if name not in ours]
         raise Refusal(
             f"{total} nodes would be excluded: {limit}; include others first, or `{way_past(','.join(fresh))}`"
         )
 
 
-def _left_lines(desk: Desk, names: Sequence[str], limit: ExclusionLimit) -> list[str]:
+def _left_lines(desk: NodesContext, names: Sequence[str], limit: ExclusionLimit) -> list[str]:
     """What is left for the run where a person excludes more than the limit."""
     usable = [node.name for node in desk.partition_nodes if node.is_usable]
     left = len(set(usable) - {entry.node for entry in desk.exclusions} - set(names))
@@ -135,7 +125,7 @@ def _left_lines(desk: Desk, names: Sequence[str], limit: ExclusionLimit) -> list
     return [f"--force: {limit}; {left} usable nodes are left{short}"]
 
 
-def _already(desk: Desk, name: str) -> str:
+def _already(desk: NodesContext, name: str) -> str:
     entry = desk.find(name)
     return "" if entry is None else f" (excluded already, by {entry.owner or '?'}: {entry.why or 'no reason'})"
 
@@ -148,7 +138,7 @@ def _queue_lines(changes: Sequence[QueueChange]) -> list[str]:
     ]
 
 
-def _running_lines(desk: Desk, names: Sequence[str]) -> list[str]:
+def _running_lines(desk: NodesContext, names: Sequence[str]) -> list[str]:
     return [
         f"job {job.job_id} runs on {name} now: it is not touched"
         for job in desk.own_jobs
@@ -169,7 +159,7 @@ def _finish(
             {"job_id": change.job_id, "before": list(change.before), "after": list(change.after)} for change in changes
         ]
         found = {"schema": SCHEMA, "action": action, "nodes": list(names), "queue": queue, "failed": list(failed)}
-        print(json.dumps(found, indent=1))
+        emit(found)
     else:
         say(f"{action}: {','.join(names) or 'nothing'}")
     raise typer.Exit(1 if failed else 0)
@@ -177,33 +167,23 @@ def _finish(
 
 # ----------------------------------------------------------------------------- include
 def include(
-    nodes: Nodes,
-    run: RunOption = None,
+    context: Annotated[RunContext, SCHEDULER, JSON],
+    nodes: ExcludedNodes,
     why: ReasonOption = "",
     force: Annotated[bool, typer.Option("--force", help="Without a passed health check.")] = False,
-    timeout: Annotated[
-        float, typer.Option("--timeout", min=1, metavar="SECONDS", help="A node that has not answered has not passed.")
-    ] = 120,
-    dry_run: DryOption = False,
+    timeout: Annotated[float, timeout_option("A node that has not answered has not passed.")] = 120,
+    dry_run: DryRunOption = False,
     yes: YesOption = False,
-    as_json: JsonOption = False,
-    scheduler: SchedulerOption = "auto",
-    overrides: SetOption = None,
 ) -> None:
     """Let the run use excluded nodes again, once they have passed the health checks.
 
     What the site has drained stays drained: tr11 resumes no node.
 
-    [bold]Examples[/bold]
-
+    Examples:
       tr11 nodes include jean-zay-iam07 --reason "GPU replaced"
-
       tr11 nodes include jean-zay-iam07 --force --yes
     """
-    from tr11ops.agent.health.base import Outcome
-    from tr11ops.cli.nodes_check import check_them
-
-    desk = open_desk(run, overrides, scheduler)
+    desk = open_desk(context)
     names = desk.resolve(nodes)
     absent = [name for name in names if desk.find(name) is None]
     for name in absent:
@@ -214,32 +194,28 @@ def include(
             reason = f" ({plain_text(node.reason)})" if node.reason else ""
             say(f"{node.name} is {'+'.join(sorted(node.states))}{reason} by the site's hand, and stays so")
     if not names:
-        _finish("included", (), (), (), as_json)
+        _finish("included", (), (), (), context.as_json)
     changes = desk.queue_preview(remove=names)
     for line in (*(f"include {name}{_already(desk, name)}" for name in names), *_queue_lines(changes)):
         say(line)
     if dry_run:
-        _finish("would-include", names, changes, (), as_json)
+        _finish("would-include", names, changes, (), context.as_json)
     agree(f"Include {len(names)} nodes?" if len(names) > 1 else f"Include {names[0]}?", yes)
     if not force:
         refused = [
             f"{entry.node}: {entry.result}: {entry.why}"
             for entry in check_them(desk, names, timeout)
-            if entry.result in {Outcome.BAD, Outcome.UNKNOWN}
+            if entry.result in {CheckOutcome.BAD, CheckOutcome.UNKNOWN}
         ]
         if refused:
             raise Refusal("a node has not passed the health checks, nothing was changed:\n" + "\n".join(refused))
     failed = readmit(desk, names, why)
-    _finish("included", names, changes, failed, as_json)
+    _finish("included", names, changes, failed, context.as_json)
 
 
-def readmit(desk: Desk, names: Sequence[str], why: str) -> list[str]:
+def readmit(desk: NodesContext, names: Sequence[str], why: str) -> list[str]:
     """Take nodes off the ledger and off the queued work's lists; returns what could not be done."""
-    from tr11ops.exclusions import include as take_off
-
-    for name in names:
-        take_off(desk.directory, name, why=why, owner=desk.user)
-    return apply_to_queue(desk, remove=names)
+    return list(include_nodes(desk.directory, names, desk.queue, why=why, owner=desk.user).failures)
 
 
 # ----------------------------------------------------------------------------- history

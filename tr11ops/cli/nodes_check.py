@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import secrets
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Semaphore
 from typing import TYPE_CHECKING, Any
 
 from tr11ops.cli.common import is_terminal, say
-from tr11ops.cli.nodes_view import Desk
+from tr11ops.cli.nodes_view import NodesContext
+from tr11ops.cluster.sbatch_script import code_root
+from tr11ops.health.base import CheckOutcome
+from tr11ops.nodes import check as checking
+from tr11ops.nodes.health_job import HealthRequest
+from tr11ops.rundir.exclusions import record_check
+from trainer.contract.sharing import make_shared
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,13 +26,9 @@ if TYPE_CHECKING:
     from tr11ops.nodes.check import Answering, NodeCheck, Way
 
 
-def check_them(desk: Desk, names: Sequence[str], timeout: float) -> tuple[NodeCheck, ...]:
+def check_them(desk: NodesContext, names: Sequence[str], timeout: float) -> tuple[NodeCheck, ...]:
     """Check nodes at once, say how it goes, and keep the results in the journal. Nothing is left running."""
-    from tr11ops.agent.health.base import Outcome
-    from tr11ops.exclusions import record_check
-    from tr11ops.nodes import check as checking
-
-    folder = _folder(desk)
+    folder = shared_folder(desk)
     on_slurm = desk.scheduler.name == "slurm"
     if on_slurm:
         planned = checking.ways(names, desk.nodes, desk.jobs, desk.user)
@@ -34,13 +38,13 @@ def check_them(desk: Desk, names: Sequence[str], timeout: float) -> tuple[NodeCh
         with _progress(len(names)) as advance:
             results = checking.check_nodes(planned, _starter(desk, folder, on_slurm), timeout, advance)
     finally:
-        checking.remove_folder(folder)
+        shutil.rmtree(folder, ignore_errors=True)  # what a job still writes is left behind
     if desk.directory.exists:
         for entry in results:
             worse = [
                 {"name": one.name, "result": str(one.result), "why": one.why}
                 for one in entry.checks
-                if one.result is not Outcome.FINE
+                if one.result is not CheckOutcome.FINE
             ]
             record_check(
                 desk.directory, entry.node, result=str(entry.result), why=entry.why, owner=desk.user, checks=worse
@@ -58,22 +62,45 @@ def result_values(entry: NodeCheck) -> dict[str, Any]:
     }
 
 
-def _folder(desk: Desk) -> Path:
-    """A folder that the nodes see: in the run directory, or here where the run has none yet."""
-    name = f"health-{secrets.token_hex(4)}"
-    root = desk.directory.paths.state if desk.directory.exists else Path.cwd()
-    folder = root / (name if desk.directory.exists else f".tr11-{name}")
-    folder.mkdir(parents=True)
+def shared_folder(desk: NodesContext) -> Path:
+    """A folder that the nodes see, made for one command."""
+    folder = planned_folder(desk)
+    make_shared(folder)
     return folder
 
 
-def _starter(desk: Desk, folder: Path, on_slurm: bool) -> Callable[[Way], Answering]:
-    from tr11ops.launch.render import code_root
-    from tr11ops.nodes import check as checking
-    from tr11ops.nodes.health_job import HealthRequest
+def planned_folder(desk: NodesContext) -> Path:
+    """Where it would be: in the run directory, or here where the run has none yet."""
+    name = f"health-{secrets.token_hex(4)}"
+    if desk.directory.exists:
+        return desk.directory.paths.state / name
+    return Path.cwd() / f".tr11-{name}"
 
+
+def free_nodes(desk: NodesContext, typed: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
+    """The nodes that a job can be given to, and the others with the reason."""
+    names = desk.resolve(typed) or tuple(node.name for node in desk.partition_nodes)
+    if desk.scheduler.name != "slurm":  # the nodes are this machine, whatever runs on them
+        return list(names), []
+    planned = checking.ways(names, desk.nodes, desk.jobs, desk.user)
+    left = [(way.node, way.never or f"busy with our job {way.inside}") for way in planned if way.never or way.inside]
+    return [way.node for way in planned if not way.never and not way.inside], left
+
+
+def job_place(desk: NodesContext, folder: Path) -> checking.HealthPlace:
+    """How a job on several of the run's nodes is submitted, with the GPUs that each of them has."""
+    card = desk.card
+    gpus = min([card.slurm.gpus_per_node, *(node.gpus for node in desk.partition_nodes)])
+    return checking.HealthPlace(
+        folder=folder, gpus=gpus, partition=card.slurm.partition or (desk.partition.name if desk.partition else None),
+        account=card.slurm.account, quality_of_service=card.slurm.quality_of_service,
+        reservation=card.slurm.reservation, constraint=card.slurm.constraint, code_root=code_root(),
+    )  # fmt: skip
+
+
+def _starter(desk: NodesContext, folder: Path, on_slurm: bool) -> Callable[[Way], Answering]:
     card, nodes = desk.card, {node.name: node for node in desk.nodes}
-    ends, slots = checking.EndedJobs(desk.scheduler), checking.Slots()
+    ends, slots = checking.EndedJobs(desk.scheduler), Semaphore(checking.PROCESSES_AT_ONCE)
 
     def start(way: Way) -> Answering:
         node = nodes.get(way.node)

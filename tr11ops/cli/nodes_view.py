@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,21 +11,34 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tr11ops.cli.common import Refusal, age, directory_of, open_scheduler, read_card
+from tr11ops.base.glyphs import plain, shows_unicode
+from tr11ops.base.observed import known
+from tr11ops.base.units import MINUTE, duration, timestamp
+from tr11ops.cli.common import Refusal, open_scheduler, require_directory
 from tr11ops.cli.terminal import drawing_console
+from tr11ops.launch.preflight import chosen_partition
+from tr11ops.nodes.names import NodeNameError, card_exclusions, resolve
+from tr11ops.nodes.note import support_note
+from tr11ops.nodes.queue_exclusions import RunQueue
+from tr11ops.nodes.view import queue_changes
+from tr11ops.observe.files import read_submissions
+from tr11ops.observe.ownership import own_jobs
+from tr11ops.rundir.exclusion_limit import partition_nodes
+from tr11ops.rundir.exclusions import read_version
+from tr11ops.rundir.journal import user_name
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from tr11ops.cli.context import RunContext
     from tr11ops.cluster.base import Job, Node, Partition, Scheduler
     from tr11ops.nodes.view import QueueChange
-    from tr11ops.runcard import RunCard
-    from tr11ops.rundir import RunDirectory
-    from tr11ops.snapshot import Exclusion
+    from tr11ops.runcard.card import RunCard
+    from tr11ops.rundir.exclusion import Exclusion
+    from tr11ops.rundir.paths import RunDirectory
 
 SCHEMA = 1
 
-DryOption = Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")]
 ReasonOption = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Kept in the list and in the journal.")]
 ReportOption = Annotated[
     str | None,
@@ -35,7 +47,7 @@ ReportOption = Annotated[
 
 
 @dataclass(frozen=True)
-class Desk:
+class NodesContext:
     """A run and the cluster it runs on, as they were a moment ago. `partition` is the one that the card's jobs use."""
 
     card: RunCard
@@ -54,39 +66,34 @@ class Desk:
 
     @property
     def partition_nodes(self) -> tuple[Node, ...]:
-        from tr11ops.nodes.view import nodes_of
-
-        return nodes_of(self.partition, self.nodes)
+        """The nodes that count for this run."""
+        default = self.partition.name if self.partition else None
+        of_jobs = (job.partition for job in self.own_jobs)
+        return partition_nodes(self.nodes, self.card.slurm.partition, *of_jobs, default)
 
     @property
     def own_jobs(self) -> tuple[Job, ...]:
         """Jobs of this run that are not over."""
-        from tr11ops.evidence import read_submissions
-        from tr11ops.ownership import own_jobs
-        from tr11ops.snapshot import known
-
         submissions, _ = read_submissions(self.directory)
         return own_jobs(self.directory, self.jobs, known(submissions, ()), self.scheduler.name)[0]
 
     @property
-    def card_exclusions(self) -> tuple[str, ...]:
-        """Nodes that the card itself excludes, whatever the ledger says."""
-        from tr11ops.cluster.hostlist import expand
-
-        return tuple(name for text in self.card.slurm.exclude for name in expand(text))
+    def queue(self) -> RunQueue:
+        """The run's jobs, to change which nodes they exclude."""
+        known = frozenset(node.name for node in self.nodes)
+        return RunQueue(
+            self.scheduler, lambda: replace(self, jobs=self.scheduler.jobs()).own_jobs, lambda: known,
+            kept=card_exclusions(self.card), user=self.user,
+        )  # fmt: skip
 
     def queue_preview(self, add: Sequence[str] = (), remove: Sequence[str] = ()) -> tuple[QueueChange, ...]:
         """What becomes of queued work when these nodes come onto the ledger, or leave it."""
-        from tr11ops.nodes.view import queue_changes
-
         listed = ({entry.node for entry in self.exclusions} | set(add)) - set(remove)
-        known = {node.name for node in self.nodes}
-        return queue_changes(self.own_jobs, known, listed, remove, keep=self.card_exclusions)
+        queue = self.queue
+        return queue_changes(self.own_jobs, queue.known(), listed, remove, keep=queue.kept)
 
     def resolve(self, typed: Sequence[str]) -> tuple[str, ...]:
         """The nodes that were typed. Raises Refusal for what cannot be one."""
-        from tr11ops.nodes.names import NodeNameError, resolve
-
         try:
             return resolve(typed, self.names)
         except NodeNameError as error:
@@ -96,20 +103,15 @@ class Desk:
         return next((entry for entry in self.exclusions if entry.node == name), None)
 
 
-def open_desk(run: str | None, overrides: list[str] | None, kind: str) -> Desk:
+def open_desk(context: RunContext) -> NodesContext:
     """Look once. Raises CardError, Refusal, SchedulerUnreachable, and Refusal when the ledger cannot be read."""
-    from tr11ops.exclusions import read_version
-    from tr11ops.journal import user_name
-    from tr11ops.launch.preflight import chosen_partition
-
-    card = read_card(run, overrides)
-    directory = directory_of(card)
+    (card, directory), kind = context.seen(missing=None), context.scheduler
     scheduler = open_scheduler((directory.recorded_scheduler() if kind == "auto" else None) or kind)
     try:
         exclusions = read_version(directory.exclusions).exclusions
     except (OSError, ValueError) as error:
         raise Refusal(f"the list of excluded nodes cannot be read: {error}", exit_code=3) from None
-    return Desk(
+    return NodesContext(
         card=card,
         directory=directory,
         scheduler=scheduler,
@@ -121,16 +123,14 @@ def open_desk(run: str | None, overrides: list[str] | None, kind: str) -> Desk:
     )
 
 
-def require_run(desk: Desk) -> None:
-    """Raises Refusal where the run has no directory yet: a list would be made for a run that nobody launched."""
-    if not desk.directory.exists:
-        root = desk.directory.root
-        raise Refusal(f"{root} does not exist: nothing was launched from this card here; check --run and the folder")
+def require_run(desk: NodesContext) -> None:
+    """Raises Refusal where the run has no directory yet: a list would be made for a run that no one launched."""
+    require_directory(desk.directory)
 
 
 def moment(seconds: float | None) -> str:
     """A point of time, in local time."""
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds)) if seconds is not None else ""
+    return timestamp(seconds, None, MINUTE) if seconds is not None else ""
 
 
 def expiry(entry: Exclusion, now: float) -> str:
@@ -138,8 +138,8 @@ def expiry(entry: Exclusion, now: float) -> str:
     if entry.until is None:
         return "no expiry"
     if entry.until <= now:
-        return f"due for a check since {age(now - entry.until)}"
-    return f"for {age(entry.until - now)}"
+        return f"due for a check since {duration(now - entry.until)}"
+    return f"for {duration(entry.until - now)}"
 
 
 def exclusion_values(entry: Exclusion, now: float) -> dict[str, Any]:
@@ -169,8 +169,6 @@ def table(*columns: str) -> Table:
 
 def plain_text(text: str) -> str:
     """Text of others, safe to be shown."""
-    from tr11ops.report.glyphs import plain, shows_unicode
-
     return plain(text, shows_unicode(os.environ, getattr(sys.__stdout__, "encoding", None)))
 
 
@@ -182,24 +180,8 @@ def show(made: Table) -> None:
     console.print(made)
 
 
-def apply_to_queue(desk: Desk, remove: Sequence[str] = ()) -> list[str]:
-    """Put the ledger onto queued work of the run in place; returns what could not be done, one line each."""
-    from tr11ops.nodes.project import project
-
-    def look() -> tuple[Job, ...]:
-        return replace(desk, jobs=desk.scheduler.jobs()).own_jobs
-
-    known = frozenset(node.name for node in desk.nodes)
-    return list(
-        project(desk.directory, desk.scheduler, look, known, desk.user, remove=remove, keep=desk.card_exclusions)
-    )
-
-
-def write_note(desk: Desk, names: Sequence[str], place: str) -> None:
+def write_note(desk: NodesContext, names: Sequence[str], place: str) -> None:
     """Write the note to the site's support about these excluded nodes to `place`; `-` is the standard output."""
-    from tr11ops.exclusions import read_version
-    from tr11ops.nodes.note import support_note
-
     entries = [
         entry for entry in read_version(desk.directory.exclusions).exclusions if not names or entry.node in names
     ]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
+from typing import Annotated
 
-import typer
-
-from tr11ops.cli.common import JsonOption, Refusal, RunOption, SchedulerOption, SetOption, YesOption, agree, say
+from tr11ops.cli.common import DryRunOption, Refusal, YesOption, agree, say
+from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
 from tr11ops.cli.stopping import (
-    DryRunOption,
     ReasonOption,
-    Scene,
+    StopContext,
     hold_queued,
     put_request,
     queued_lines,
@@ -19,36 +17,30 @@ from tr11ops.cli.stopping import (
     scene,
     standing_lines,
 )
+from tr11ops.queue.holds import to_hold
+from trainer.contract.requests import new_request, read_request
 
 PAUSE_SCHEMA = 1
 
 
 def pause(
+    context: Annotated[RunContext, SCHEDULER, JSON],
     *,
-    run: RunOption = None,
     yes: YesOption = False,
     dry_run: DryRunOption = False,
     why: ReasonOption = "",
-    scheduler: SchedulerOption = "auto",
-    as_json: JsonOption = False,
-    overrides: SetOption = None,
 ) -> None:
-    """Stop after this task: the running attempt trains to its limit, what waits is held.
+    """Stop after this task: the running attempt trains to its limit, queued jobs are held.
 
     `tr11 resume` lets it go on. It works for another person's run too: rights to write in its directory are enough.
 
-    [bold]Examples[/bold]
-
+    Examples:
       tr11 pause --reason "new data on Monday"
-
       tr11 pause --dry-run
     """
-    from tr11ops.holds import to_hold
-    from trainer.requests import new_request, read_request
-
-    place = scene(run, overrides, scheduler)
+    place = scene(context)
     paths, view = place.directory.paths, place.look()
-    before = read_request(paths.pause, "pause")
+    before = place.read(lambda: read_request(paths.pause, "pause"))
     exempt = view.attempts[0] if view.attempts else ""
     lines = [*running_lines(view, "will train to its limit"), *queued_lines(view, place.user)]
     if view.doubt:
@@ -61,7 +53,7 @@ def pause(
         say(f"this run is already paused, by {before}")
     if dry_run:
         say("nothing was changed (--dry-run)")
-        _print(place, "dry-run", exempt, (), as_json)
+        _print(place, "dry-run", exempt, (), context.as_json)
         return
     agree("Pause the run after this task?", yes or before is not None)
     is_paused = True
@@ -75,11 +67,14 @@ def pause(
     mine, others = to_hold(view.queued, place.user)
     if not is_paused and (others or set(mine) - set(held)):
         raise Refusal("what is queued is not all held, and no file keeps it from training: hold it where it is queued")
+    unknown = view.unread or view.unclear
+    if not is_paused and unknown:
+        raise Refusal(f"the run is not paused, and what else of it may start is not known: {unknown}", exit_code=3)
     say(f"to let it go on: {place.command('resume')}")
-    _print(place, "already-paused" if before else "paused", before.exempt if before else exempt, held, as_json)
+    _print(place, "already-paused" if before else "paused", before.exempt if before else exempt, held, context.as_json)
 
 
-def _print(place: Scene, action: str, exempt: str, held: tuple[str, ...], as_json: bool) -> None:
+def _print(place: StopContext, action: str, exempt: str, held: tuple[str, ...], as_json: bool) -> None:
     if as_json:
         value = {"schema": PAUSE_SCHEMA, "action": action, "pause": str(place.directory.paths.pause)}
-        typer.echo(json.dumps({**value, "trains_on": exempt or None, "held": list(held)}, indent=1))
+        emit({**value, "trains_on": exempt or None, "held": list(held)})

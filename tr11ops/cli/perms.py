@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import grp
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,17 +11,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tr11ops.cli.common import JsonOption, Refusal, RunOption, SetOption, directory_of, has_card, is_terminal, read_card
+from tr11ops.cli.common import Refusal, is_terminal
+from tr11ops.cli.context import JSON, RunContext, emit
+from tr11ops.launch.extra_observations import user_of
+from tr11ops.rundir.permissions import PermissionWalk
 
 if TYPE_CHECKING:
-    from tr11ops.perms import Tally
+    from tr11ops.rundir.permissions import PermissionTally
 
 PERMS_SCHEMA = 1
 SHOWN = 10
 
 app = typer.Typer(
     name="perms",
-    help="Rights of the run's files: its group reads and writes every file; folders hand the group on (setgid).",
+    help="""Rights of the run's files: its group reads and writes every file; folders hand the group on (setgid).
+
+    Examples:
+      tr11 perms check
+      tr11 perms fix --dry-run
+    """,
     no_args_is_help=True,
 )
 
@@ -40,65 +49,51 @@ GroupOption = Annotated[
 
 @app.command()
 def check(
+    context: Annotated[RunContext, JSON],
     paths: PathsArgument = None,
     *,
     group: GroupOption = None,
-    run: RunOption = None,
-    as_json: JsonOption = False,
-    overrides: SetOption = None,
 ) -> None:
     """Look at every file and folder; change nothing. Links are not followed.
 
     Exit code 0: all is well; 1: something is wrong; 2: wrong usage.
 
-    [bold]Examples[/bold]
-
+    Examples:
       tr11 perms check
-
       tr11 perms check $SCRATCH/checkpoints $WORK/code --group six
     """
-    raise typer.Exit(_walk(paths, group, run, overrides, mend=False, dry_run=False, as_json=as_json))
+    raise typer.Exit(_walk(paths, group, context, repair=False, dry_run=False))
 
 
 @app.command()
 def fix(
+    context: Annotated[RunContext, JSON],
     paths: PathsArgument = None,
     *,
     group: GroupOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be changed; change nothing.")] = False,
-    run: RunOption = None,
-    as_json: JsonOption = False,
-    overrides: SetOption = None,
 ) -> None:
     """Give what you own to the group: files g+rw, folders g+rwxs. Of what others own, it says whom to ask.
 
     Exit code 0: all is well now; 1: something is left; 2: wrong usage.
 
-    [bold]Examples[/bold]
-
+    Examples:
       tr11 perms fix --dry-run
-
       tr11 perms fix
     """
-    raise typer.Exit(_walk(paths, group, run, overrides, mend=not dry_run, dry_run=dry_run, as_json=as_json))
+    raise typer.Exit(_walk(paths, group, context, repair=not dry_run, dry_run=dry_run))
 
 
 def _walk(
     paths: list[Path] | None,
     group: str | None,
-    run: str | None,
-    overrides: list[str] | None,
+    context: RunContext,
     *,
-    mend: bool,
+    repair: bool,
     dry_run: bool,
-    as_json: bool,
 ) -> int:
-    import os
-
-    from tr11ops.perms import PermissionWalk
-
-    card = None if paths and not has_card(run) else read_card(run, overrides)
-    roots = paths or ([directory_of(card).root, *map(Path, card.perms.folders)] if card else [])
+    card = None if paths and not context.has_card else context.card
+    roots = paths or ([context.directory.root, *map(Path, card.perms.folders)] if card else [])
     option, wanted_group = "--group", group
     if group is None and card is not None and card.perms.group is not None:
         option, wanted_group = "perms.group", card.perms.group
@@ -108,22 +103,20 @@ def _walk(
     values, left = [], 0
     for root in roots:
         wanted = _group_number(option, wanted_group) if wanted_group is not None else root.stat().st_gid
-        walk = PermissionWalk(root, wanted, mend)
+        walk = PermissionWalk(root, wanted, repair)
         with _progress(root) as show:
             tally = walk.run(show)
         left += tally.left
         values.append(_value(root, wanted, tally))
-        if not as_json:
-            for line in _lines(root, wanted, tally, mend, dry_run, os.geteuid()):
+        if not context.as_json:
+            for line in _lines(root, wanted, tally, repair, dry_run, os.geteuid()):
                 typer.echo(line)
-    if as_json:
-        typer.echo(json.dumps({"schema": PERMS_SCHEMA, "mended": mend, "left": left, "trees": values}, indent=1))
+    if context.as_json:
+        emit({"schema": PERMS_SCHEMA, "mended": repair, "left": left, "trees": values})
     return 1 if left else 0
 
 
 def _group_number(option: str, name: str) -> int:
-    import grp
-
     try:
         return int(name) if name.isascii() and name.isdecimal() else grp.getgrnam(name).gr_gid
     except KeyError:
@@ -131,8 +124,6 @@ def _group_number(option: str, name: str) -> int:
 
 
 def _group_name(number: int) -> str:
-    import grp
-
     try:
         return grp.getgrgid(number).gr_name
     except KeyError:
@@ -140,8 +131,8 @@ def _group_name(number: int) -> str:
 
 
 @contextmanager
-def _progress(root: Path) -> Iterator[Callable[[Tally], None]]:
-    """A bar of the folders that are done, of those found so far; nothing where nobody looks."""
+def _progress(root: Path) -> Iterator[Callable[[PermissionTally], None]]:
+    """A bar of the folders that are done, of those found so far; nothing where no one looks."""
     if not is_terminal():
         yield lambda tally: None
         return
@@ -152,16 +143,14 @@ def _progress(root: Path) -> Iterator[Callable[[Tally], None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(_shown(str(root)), total=1, text="")
 
-        def show(tally: Tally) -> None:
+        def show(tally: PermissionTally) -> None:
             text = f"{tally.entries:,} entries, {tally.wrong:,} wrong"
             bar.update(task, total=tally.folders_found, completed=tally.folders, text=text)
 
         yield show
 
 
-def _lines(root: Path, group: int, tally: Tally, mend: bool, dry_run: bool, user: int) -> Iterator[str]:
-    from tr11ops.launch.surroundings import user_of
-
+def _lines(root: Path, group: int, tally: PermissionTally, repair: bool, dry_run: bool, user: int) -> Iterator[str]:
     name = _group_name(group)
     yield f"{_shown(str(root))}: {tally.entries:,} files and folders, group {name}: {tally.wrong:,} wrong"
     for fault in tally.examples[:SHOWN]:
@@ -171,25 +160,23 @@ def _lines(root: Path, group: int, tally: Tally, mend: bool, dry_run: bool, user
     if len(tally.examples) > SHOWN:
         yield f"  ... and {tally.left - SHOWN:,} more (--json names {len(tally.examples):,})"
     mine = tally.wrong - sum(tally.others.values())
-    if mend and tally.mended:
-        yield f"  {tally.mended:,} mended"
+    if repair and tally.repaired:
+        yield f"  {tally.repaired:,} repaired"
     elif mine:
-        verb = "would mend" if dry_run else "`tr11 perms fix` mends"
-        yield f"  {verb} {mine - (tally.failed if mend else 0):,} of yours"
+        verb = "would repair" if dry_run else "`tr11 perms fix` repairs"
+        yield f"  {verb} {mine - (tally.failed if repair else 0):,} of yours"
     for owner, count in tally.others.most_common():
         yield f"  {count:,} of {user_of(owner)}: ask {user_of(owner)} to type `tr11 perms fix`, or move them aside"
 
 
-def _value(root: Path, group: int, tally: Tally) -> dict[str, Any]:
-    from tr11ops.launch.surroundings import user_of
-
+def _value(root: Path, group: int, tally: PermissionTally) -> dict[str, Any]:
     return {
         "root": str(root),
         "group": _group_name(group),
         "entries": tally.entries,
         "folders": tally.folders,
         "wrong": tally.wrong,
-        "mended": tally.mended,
+        "mended": tally.repaired,
         "failed": tally.failed,
         "unreadable": tally.unreadable,
         "others": {user_of(owner): count for owner, count in tally.others.most_common()},

@@ -9,57 +9,51 @@ from typing import Annotated
 
 import typer
 
-from tr11ops.cli.common import Refusal, RunOption, SchedulerOption, SetOption, YesOption, agree, say
+from tr11ops.base.units import counted, duration
+from tr11ops.cli.common import DryRunOption, Refusal, YesOption, agree, say, timeout_option
+from tr11ops.cli.context import SCHEDULER, RunContext
 from tr11ops.cli.stopping import (
-    DryRunOption,
     ReasonOption,
-    Scene,
+    StopContext,
+    ask_training,
     await_answer,
-    put_request,
-    record,
+    require_training,
     scene,
+    seconds_to_wait,
     standing_lines,
 )
+from trainer.contract.requests import new_request
 
 OPERATIONS_SECONDS = 15.0
-MOST_STEPS = 10  # as trainer.requests.MOST_PROFILED_STEPS, without loading it for --help
+MOST_STEPS = 10  # as trainer.contract.requests.MOST_PROFILED_STEPS, without loading it for --help
 
 
 def profile(
+    context: Annotated[RunContext, SCHEDULER],
     *,
-    run: RunOption = None,
     steps: Annotated[int, typer.Option("--steps", min=1, max=MOST_STEPS, help="How many steps.")] = 3,
     rank: Annotated[int, typer.Option("--rank", min=0, help="The rank that is traced.")] = 0,
     operations: Annotated[
         bool, typer.Option("--operations", help="In place of a trace: every rank's last operations with the others.")
     ] = False,
-    timeout: Annotated[
-        float | None, typer.Option("--timeout", min=0, metavar="SECONDS", help="Give up waiting after this long.")
-    ] = None,
+    timeout: Annotated[float | None, timeout_option("Give up waiting after this long.")] = None,
     yes: YesOption = False,
     dry_run: DryRunOption = False,
     why: ReasonOption = "",
-    scheduler: SchedulerOption = "auto",
-    overrides: SetOption = None,
 ) -> None:
     """Trace the next steps of one rank: kernels, calls, and on GPUs a snapshot of the memory.
 
     The file lands in the attempt's folder; open it with ui.perfetto.dev. The traced steps are slower. With --operations
     nothing is slowed: it also answers while the training hangs, and shows which rank is missing where.
 
-    [bold]Examples[/bold]
-
+    Examples:
       tr11 profile --steps 3
-
       tr11 profile --operations
     """
-    place = scene(run, overrides, scheduler)
+    place = scene(context)
     view = place.look()
-    if not (view.attempts or view.foreground or view.doubt):
-        raise Refusal(
-            f"nothing of this run is training, so nothing can be profiled; look with `{place.command('status')}`"
-        )
-    what = "every rank's last operations" if operations else f"{steps} steps of rank {rank}"
+    require_training(view, place, "profiled")
+    what = "every rank's last operations" if operations else f"{counted(steps, 'step')} of rank {rank}"
     for line in [*(f"running:    attempt {name}: {what}" for name in view.attempts), *standing_lines(view)]:
         say(line)
     if dry_run:
@@ -69,29 +63,24 @@ def profile(
     if operations:
         _operations(place, why, OPERATIONS_SECONDS if timeout is None else timeout)
         return
-    from trainer.requests import new_request
 
     request = replace(new_request("profile", place.user, why, place.directory.root), steps=steps, rank=rank)
-    if not put_request(place, place.directory.paths.profile_request, request):
-        raise Refusal("a profile could not be asked for: make room first, runbooks/filesystem-full.md")
-    record(place.directory, "profile", why, {"request": request.id, "steps": steps, "rank": rank}, place.user)
-    seconds = place.card.resilience.stop_within_minutes * 60 if timeout is None else timeout
-    say(f"asked for; waiting until {steps} steps are done, {seconds:.0f} s at most")
+    facts = {"steps": steps, "rank": rank}
+    ask_training(place, place.directory.paths.profile_request, request, "a profile", "profile", facts)
+    seconds = seconds_to_wait(place, timeout)
+    done = f"{counted(steps, 'step')} {'is' if steps == 1 else 'are'} done"
+    say(f"asked for; waiting until {done}, {duration(seconds)} at most")
     answer = await_answer(place, view, request, seconds)
     if answer is None or answer.step is None:
         raise Refusal(answer.message if answer else f"no profile came in time; look with `{place.command('logs')}`")
     typer.echo(f"profile: {answer.message}")
 
 
-def _operations(place: Scene, why: str, seconds: float) -> None:
+def _operations(place: StopContext, why: str, seconds: float) -> None:
     """Ask every rank, wait until all that beat have written, then take the request back."""
-    from trainer.requests import new_request
-
     paths = place.directory.paths
     request = new_request("operations", place.user, why, place.directory.root)
-    if not put_request(place, paths.operations_request, request):
-        raise Refusal("the operations could not be asked for: make room first, runbooks/filesystem-full.md")
-    record(place.directory, "profile", why, {"request": request.id, "operations": True}, place.user)
+    ask_training(place, paths.operations_request, request, "the operations", "profile", {"operations": True})
     wanted = len(list(paths.heartbeat(0).parent.glob("*.json")))
     until = time.monotonic() + seconds
     try:
@@ -103,9 +92,11 @@ def _operations(place: Scene, why: str, seconds: float) -> None:
     finally:
         paths.operations_request.unlink(missing_ok=True)
     if not found:
-        raise Refusal(f"no rank wrote its operations within {seconds:.0f} s: their machines or the disk do not answer")
+        raise Refusal(
+            f"no rank wrote its operations within {duration(seconds)}: their machines or the disk do not answer"
+        )
     _say_found(found, wanted)
 
 
 def _say_found(found: list[Path], wanted: int) -> None:
-    typer.echo(f"operations: {len(found)} of {wanted} ranks, in {found[0].parent}")
+    typer.echo(f"operations: {len(found)} of {counted(wanted, 'rank')}, in {found[0].parent}")

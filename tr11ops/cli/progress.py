@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
-from tr11ops.units import duration, size
+from tr11ops.base.units import duration, size
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

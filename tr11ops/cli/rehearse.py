@@ -3,33 +3,32 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from tr11ops.cli.common import card_path, say
+from tr11ops.launch.rehearse import as_options, card_text, differences, rehearsal_overrides
+from tr11ops.runcard.card import load_card
+from tr11ops.rundir.paths import write_text
 
 if TYPE_CHECKING:
     from tr11ops.launch.session import LaunchJob
-    from tr11ops.runcard import RunCard
+    from tr11ops.runcard.card import RunCard
 
 CARD_FILE = "rehearsal.toml"
 _WIDEST = 48
 
 
-def rehearsal_options(run: str | None, overrides: list[str]) -> tuple[RunCard, list[str]]:
+def rehearsal_options(run: str | None, overrides: Sequence[str]) -> tuple[RunCard, list[str]]:
     """The main card, and the `--set` options that make its rehearsal: those of the person come first and count too."""
-    from tr11ops.launch.rehearse import as_options, rehearsal_overrides
-    from tr11ops.runcard import load_card
-
     main = load_card(card_path(run), overrides, os.environ)
     return main, [*overrides, *as_options(rehearsal_overrides(main))]
 
 
 def differences_value(main: RunCard, other: RunCard) -> list[dict[str, Any]]:
     """What the rehearsal differs in, for a machine."""
-    from tr11ops.launch.rehearse import differences
-
     return [{"key": key, "main": first, "rehearsal": second} for key, first, second in differences(main, other)]
 
 
@@ -43,9 +42,6 @@ def show_differences(main: RunCard, other: RunCard) -> None:
 
 def keep_card(job: LaunchJob, main: RunCard) -> None:
     """Write the rehearsal's own card beside its run, for `tr11 status` and all other commands."""
-    from tr11ops.launch.rehearse import card_text
-    from tr11ops.rundir import write_text
-
     path = job.directory.root / CARD_FILE
     write_text(path, card_text(job.card, main.run.name))
     say(f"its card, for status, logs and kill: --run {path}")

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from tr11ops.agent.mitigation import switch_of
+from tr11ops.base.units import counted
 from tr11ops.cli.common import Refusal, agree, say
+from tr11ops.cli.context import emit
+from tr11ops.cli.launch_view import show_view
+from tr11ops.launch.repair import RepairOutcome, carry_out, relaunch_of
+from tr11ops.launch.session import check_launch
+from tr11ops.observe.look import facts_of, look_now, observe
+from tr11ops.queue.repair import plan_repair, plan_replacement
+from tr11ops.rundir.holds import held_by_tr11
 
 if TYPE_CHECKING:
-    from tr11ops.launch.repair import Repair
     from tr11ops.launch.session import LaunchJob
+    from tr11ops.queue.repair import Repair
 
 REPAIR_SCHEMA = 1
 
 
 def change_queue(job: LaunchJob, *, replaces: bool, dry_run: bool, yes: bool, as_json: bool, why: str) -> int:
-    """Mend the queue of a run, or give what is queued the card as it is now; returns the exit code.
+    """Repair the queue of a run, or give what is queued the card as it is now; returns the exit code.
 
     What would be launched is checked before anything is changed. Raises Refusal where the queue cannot be seen, where
     the change is not agreed to, or not possible.
     """
-    from tr11ops.cli.launch import show_view
-    from tr11ops.launch.repair import Outcome, carry_out, relaunch_of
-    from tr11ops.launch.session import check_launch
 
     def plan() -> Repair:
         return _plan(job, replaces)
@@ -40,7 +44,7 @@ def change_queue(job: LaunchJob, *, replaces: bool, dry_run: bool, yes: bool, as
         tell(line)
     again = relaunch_of(job, change)
     view = check_launch(again) if again is not None else None
-    outcome = Outcome(failed=tuple(str(check) for check in view.faults) if view is not None else ())
+    outcome = RepairOutcome(failed=tuple(str(check) for check in view.faults) if view is not None else ())
     if view is not None and not as_json:
         typer.echo("")
         show_view(view, False, as_json)
@@ -59,31 +63,39 @@ def change_queue(job: LaunchJob, *, replaces: bool, dry_run: bool, yes: bool, as
             tell(f"submitted: job {', '.join(outcome.submitted)}")
     if as_json:
         done = can_do and not dry_run and not (view is not None and view.exit_code)
-        value: dict[str, Any] = {"schema": REPAIR_SCHEMA, **asdict(change), "done": done}
+        value: dict[str, Any] = {"schema": REPAIR_SCHEMA, **_value(change), "done": done}
         value |= {"submitted": list(outcome.submitted), "failed": list(outcome.failed)}
-        typer.echo(json.dumps(value, indent=1))
+        emit(value)
     return code
 
 
 def _plan(job: LaunchJob, replaces: bool) -> Repair:
     """What the queue, as it is seen now, calls for."""
-    from tr11ops.agent.remedy import switch_of
-    from tr11ops.holds import held_by_tr11
-    from tr11ops.launch.repair import plan_repair, plan_replacement
-    from tr11ops.observe import facts_of, look_now, observe
-
     facts = facts_of(job.card)
     snapshot = observe(job.directory, facts, job.scheduler, look_now(job.directory, facts, job.scheduler))
     if replaces:
         return plan_replacement(snapshot, job.user)
-    return plan_repair(snapshot, held_by_tr11(job.directory), switch_of(job.directory))
+    return plan_repair(snapshot, held_by_tr11(job.directory), switch_of(job.directory), user=job.user)
+
+
+def _value(change: Repair) -> dict[str, Any]:
+    """The plan for a machine."""
+    return {
+        "steps": [{"action": step.action, "job": step.job, "why": step.why} for step in change.steps],
+        "resubmit": change.resubmit,
+        "after": change.after,
+        "left_alone": list(change.left_alone),
+        "doubts": list(change.doubts),
+        "refusals": list(change.refusals),
+        "kind": change.kind,
+    }
 
 
 def _lines(change: Repair) -> list[str]:
     lines = []
     if change.resubmit:
         behind = f" behind job {change.after}" if change.after else ""
-        lines.append(f"launch: {change.resubmit} attempt{'s' if change.resubmit > 1 else ''}{behind}")
+        lines.append(f"launch: {counted(change.resubmit, 'attempt')}{behind}")
     lines += [str(step) for step in change.steps]
     lines += [f"left alone: {text}" for text in change.left_alone]
-    return lines or ["nothing to mend: no dead, held or abandoned job of this run"]
+    return lines or ["nothing to repair: no dead, held or abandoned job of this run"]

@@ -9,27 +9,29 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import typer
 
+from tr11ops.base.units import size
 from tr11ops.cli.common import (
     Refusal,
-    RunOption,
-    SchedulerOption,
-    SetOption,
-    directory_of,
-    open_eye,
-    read_card,
+    in_time_for_all,
+    open_reader,
     require_file,
     say,
 )
+from tr11ops.cli.context import SCHEDULER, RunContext
+from tr11ops.observe.forecast import course_of
+from tr11ops.observe.look import facts_of
+from tr11ops.report.build import page_of
+from tr11ops.report.html import render
+from tr11ops.report.material import gather
+from trainer.contract.files import write_atomically
 
 
 def report(
+    context: Annotated[RunContext, SCHEDULER],
     *,
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="Where the page goes; - is standard output.")
     ] = Path("report.html"),
-    run: RunOption = None,
-    overrides: SetOption = None,
-    scheduler: SchedulerOption = "auto",
     charts: Annotated[bool, typer.Option("--charts/--no-charts", help="Without: text and tables, small.")] = True,
     zone: Annotated[
         str | None, typer.Option("--zone", metavar="NAME", help="Time zone, e.g. Europe/Paris. Else alerts.time_zone.")
@@ -37,41 +39,37 @@ def report(
 ) -> None:
     """Write the whole run as one page of HTML that needs no network: to mail, to keep, to put beside the logs.
 
-    Loss, learning rate, batch and throughput with the incidents marked, where the node-hours went, faults with the
-    time to detect and to recover, alerts, attempts, nodes, checkpoints, and what was done by whom.
+    Loss, validation, learning rate, batch and throughput with the incidents marked, where the node-hours went, faults
+    with the time to detect and to recover, alerts, attempts, nodes, checkpoints, and what was done by whom.
 
-    [bold]Examples[/bold]
-
+    Examples:
       tr11 report
-
       tr11 report -o tr11-176B.html --zone Europe/Paris
-
       tr11 report --no-charts -o - > report.html
     """
     to_stdout = str(output) == "-"
     if not to_stdout:
         require_file(output, "--output")
-    card = read_card(run, overrides)
-    directory = directory_of(card)
-    if not directory.exists:
-        raise Refusal(f"{directory.root} is not there: nothing was launched from here, or it is not mounted")
+    card, directory = context.seen()
     times = _zone(zone or card.alerts.time_zone)
-    from tr11ops.observe import facts_of
-    from tr11ops.report.charts import script
-    from tr11ops.report.material import gather
-    from tr11ops.report.page import render
-    from tr11ops.report.page_sections import page_of
-
-    material = gather(directory, facts_of(card, run or ""), open_eye(directory, scheduler), time.time())
+    material = in_time_for_all(
+        lambda: gather(
+            directory,
+            facts_of(card, context.run or ""),
+            open_reader(directory, context.scheduler),
+            time.time(),
+            course_of(card),
+        )
+    )
     page = page_of(material, times, charts)
-    text = render(page, script() if charts else "")
+    text = render(page)
     if to_stdout:
         typer.echo(text, nl=False)
         return
     _write(output, text)
-    for line in material.doubts:
+    for line in material.read_errors:
         say(f"unknown: {line}")
-    say(f"{output}: {len(text) / 1e6:.1f} MB, {len(page.sections)} parts")
+    say(f"{output}: {size(len(text))}, {len(page.sections)} parts")
 
 
 def _zone(name: str) -> ZoneInfo:
@@ -83,8 +81,6 @@ def _zone(name: str) -> ZoneInfo:
 
 def _write(path: Path, text: str) -> None:
     """Whole or not at all. Raises Refusal when the place refuses it."""
-    from trainer.contract import write_atomically
-
     try:
         write_atomically(path, text)
     except OSError as error:

@@ -2,29 +2,56 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tr11ops.cli.common import JsonOption, Refusal, RunOption, SchedulerOption, SetOption, YesOption, agree, say
-from tr11ops.cli.stopping import DryRunOption, ReasonOption, Scene, scene
+from tr11ops.base.units import counted
+from tr11ops.checkpoints.rollback import (
+    NotPossible,
+    TrainerAlive,
+    carry_out,
+    claimed,
+    finish_pending,
+    needs_reading,
+    plan_rollback,
+    plan_undo,
+)
+from tr11ops.checkpoints.trainer_alive import look_for_trainer
+from tr11ops.cli import completion
+from tr11ops.cli.checkpoints_keep import open_catalogue
+from tr11ops.cli.checkpoints_verify import read_them
+from tr11ops.cli.common import DryRunOption, Refusal, YesOption, agree, say
+from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
+from tr11ops.cli.stopping import ReasonOption, StopContext, scene
+from tr11ops.cluster.pending import is_held
+from tr11ops.rundir.claims import ClaimTaken
+from trainer.contract.paths import read_latest
+from trainer.contract.recovery import read_recovery
+from trainer.schedule.skip import RangeError, parse_range
 
 if TYPE_CHECKING:
     from tr11ops.checkpoints.catalogue import Catalogue
     from tr11ops.checkpoints.rollback import RollbackPlan
     from tr11ops.cluster.base import Job
-    from tr11ops.stop import StopView
-    from trainer.recovery_file import RecoveryRecord
-    from trainer.skip import IterationRange
+    from tr11ops.queue.stop import StopView
+    from trainer.contract.recovery import IterationRange, RecoveryRecord
 
 SCHEMA = 1
 FILES_AT_ONCE = 8
 
 
 def rollback(
+    context: Annotated[RunContext, SCHEDULER, JSON],
     step: Annotated[
-        int | None, typer.Argument(metavar="[STEP]", min=0, help="The checkpoint to go back to.", show_default=False)
+        int | None,
+        typer.Argument(
+            metavar="[STEP]",
+            min=0,
+            help="The checkpoint to go back to.",
+            show_default=False,
+            autocompletion=completion.steps,
+        ),
     ] = None,
     *,
     skip: Annotated[
@@ -35,23 +62,16 @@ def rollback(
     why: ReasonOption = "",
     dry_run: DryRunOption = False,
     yes: YesOption = False,
-    run: RunOption = None,
-    scheduler: SchedulerOption = "auto",
-    as_json: JsonOption = False,
-    overrides: SetOption = None,
 ) -> None:
     """Go back to an older checkpoint: newer ones are set aside, and the next launch resumes from STEP.
 
-    Nothing is removed: newer checkpoints become global_stepN.discarded. Every byte of STEP is read first, if nobody
+    Nothing is removed: newer checkpoints become global_stepN.discarded. Every byte of STEP is read first, if no one
     did before. With --skip, the data of those iterations is passed over, whatever card is launched. One that was cut
     off is finished by the next launch, or by `tr11 rollback` without a STEP.
 
-    [bold]Examples[/bold]
-
+    Examples:
       tr11 rollback 31200 --dry-run
-
       tr11 rollback 31200 --skip 31216-31227 --reason "the April spike"
-
       tr11 rollback --undo
     """
     if step is not None and undo:
@@ -59,7 +79,7 @@ def rollback(
     if skip is not None and step is None:
         raise Refusal("--skip needs a STEP: tr11 rollback STEP --skip N", exit_code=2)
     wanted = None if skip is None else _parse_skip(skip)
-    place = scene(run, overrides, scheduler)
+    place = scene(context)
     view = place.look()
     _refuse_a_living_trainer(place, view)
     record = _read_record(place)
@@ -72,14 +92,14 @@ def rollback(
         agree("Finish it?", yes)
         record = _finish(place, record, why)
         if step is None and not undo:
-            _finished(place, view, as_json)
+            _finished(place, view, context.as_json)
             return
     plan = _plan(place, view, record, step, wanted, _catalogue(place))
     for line in [*_lines(plan), *_queue_lines(view, plan)]:
         say(line)
     if plan.changes_nothing or dry_run:
         say("nothing was changed (--dry-run)" if dry_run else f"step {plan.to_step} is what a launch resumes from")
-        _print(place, view, plan, "planned" if dry_run else "nothing", as_json)
+        _print(place, view, plan, "planned" if dry_run else "nothing", context.as_json)
         return
     agree("Go back?" if plan.action == "roll-back" else "Put it back?", yes)
     if plan.action == "roll-back":
@@ -87,12 +107,10 @@ def rollback(
     _apply(place, view, record, step, wanted, plan, why)
     say(f"done: the next launch resumes from step {plan.to_step}")
     say(f"next:       {_next(place, view)}")
-    _print(place, view, plan, "rolled-back" if plan.action == "roll-back" else "undone", as_json)
+    _print(place, view, plan, "rolled-back" if plan.action == "roll-back" else "undone", context.as_json)
 
 
 def _parse_skip(text: str) -> IterationRange | int:
-    from trainer.skip import RangeError, parse_range
-
     if text.isascii() and text.isdecimal() and 0 < int(text) < 10**12:
         return int(text)
     try:
@@ -102,13 +120,11 @@ def _parse_skip(text: str) -> IterationRange | int:
 
 
 # ----------------------------------------------------------------------------- looking
-def _refuse_a_living_trainer(place: Scene, view: StopView) -> str:
+def _refuse_a_living_trainer(place: StopContext, view: StopView) -> str:
     """The job of a trainer that is known to have ended, if its claim is still young; "" for none.
 
     Raises Refusal while a trainer lives (1), or may live (3).
     """
-    from tr11ops.checkpoints.living import look_for_trainer
-
     found = look_for_trainer(place.directory, view, place.edge)
     if found.words:
         raise Refusal(f"{'; '.join(found.words)}: stop it first (tr11 kill --wait). Nothing was changed")
@@ -117,28 +133,22 @@ def _refuse_a_living_trainer(place: Scene, view: StopView) -> str:
     return found.ended
 
 
-def _read_record(place: Scene) -> RecoveryRecord:
-    from trainer.recovery_file import read_recovery
-
+def _read_record(place: StopContext) -> RecoveryRecord:
     try:
         return read_recovery(place.directory.paths)
     except (OSError, ValueError) as error:
         raise Refusal(f"{error}. Nothing was changed", 3) from None
 
 
-def _catalogue(place: Scene) -> Catalogue:
-    from tr11ops.cli.checkpoints_keep import open_catalogue
-
+def _catalogue(place: StopContext) -> Catalogue:
     return open_catalogue(place.card)
 
 
 def _plan(
-    place: Scene, view: StopView, record: RecoveryRecord, step: int | None, skip: IterationRange | int | None,
+    place: StopContext, view: StopView, record: RecoveryRecord, step: int | None, skip: IterationRange | int | None,
     catalogue: Catalogue,
 ) -> RollbackPlan:  # fmt: skip
     """Raises Refusal where it cannot be."""
-    from tr11ops.checkpoints.rollback import NotPossible, plan_rollback, plan_undo
-
     last = max([view.iteration or 0, *(entry.step for entry in catalogue.checkpoints)])
     try:
         if step is None:
@@ -151,11 +161,8 @@ def _plan(
 
 
 # ----------------------------------------------------------------------------- doing
-def _verify(place: Scene, step: int) -> None:
+def _verify(place: StopContext, step: int) -> None:
     """Read every byte of the step, unless that is on record. Raises Refusal where it is not as it was written."""
-    from tr11ops.checkpoints.rollback import needs_reading
-    from tr11ops.cli.checkpoints_verify import read_them
-
     entry = _catalogue(place).at(step)
     if entry is None or not needs_reading(entry):
         return
@@ -172,13 +179,10 @@ def _verify(place: Scene, step: int) -> None:
 
 
 def _apply(
-    place: Scene, view: StopView, record: RecoveryRecord, step: int | None, skip: IterationRange | int | None,
+    place: StopContext, view: StopView, record: RecoveryRecord, step: int | None, skip: IterationRange | int | None,
     shown: RollbackPlan, why: str,
 ) -> None:  # fmt: skip
     """Look once more, and do what was shown. Raises Refusal: what stands then is in its text."""
-    from tr11ops.checkpoints.rollback import TrainerAlive, carry_out, claimed
-    from tr11ops.crontab.claims import ClaimTaken
-
     directory = place.directory
     try:
         with claimed(directory):
@@ -196,10 +200,7 @@ def _apply(
         raise _cut_off(error) from None
 
 
-def _finish(place: Scene, record: RecoveryRecord, why: str) -> RecoveryRecord:
-    from tr11ops.checkpoints.rollback import TrainerAlive, claimed, finish_pending
-    from tr11ops.crontab.claims import ClaimTaken
-
+def _finish(place: StopContext, record: RecoveryRecord, why: str) -> RecoveryRecord:
     try:
         with claimed(place.directory):
             ended = _refuse_a_living_trainer(place, place.look())
@@ -237,8 +238,6 @@ def _lines(plan: RollbackPlan) -> list[str]:
 
 
 def _queue_lines(view: StopView, plan: RollbackPlan) -> list[str]:
-    from tr11ops.detect.signs import is_held
-
     lines = []
     for job in view.queued:
         held = "held; released, it " if is_held(job) else ""
@@ -248,12 +247,10 @@ def _queue_lines(view: StopView, plan: RollbackPlan) -> list[str]:
 
 def _tasks(job: Job) -> str:
     count = max(1, len(job.pending_tasks))
-    return "1 task" if count == 1 else f"{count} tasks"
+    return counted(count, "task")
 
 
-def _next(place: Scene, view: StopView) -> str:
-    from tr11ops.detect.signs import is_held
-
+def _next(place: StopContext, view: StopView) -> str:
     directory = place.directory
     if directory.kill_switch_is_set() or directory.paths.pause.exists() or any(map(is_held, view.queued)):
         return "let it go on with `tr11 resume`" + ("" if view.queued else ", then `tr11 launch --array 1-10`")
@@ -267,17 +264,15 @@ def _unfinished(record: RecoveryRecord) -> str:
     return f"{len(record.pending.moves)} to rename, {record.pending.latest or 'nothing'} to resume from"
 
 
-def _finished(place: Scene, view: StopView, as_json: bool) -> None:
-    from trainer.contract import read_latest
-
+def _finished(place: StopContext, view: StopView, as_json: bool) -> None:
     step = read_latest(place.directory.paths.checkpoints)
     say(f"done: the next launch resumes from step {step}")
     say(f"next:       {_next(place, view)}")
     if as_json:
-        typer.echo(json.dumps({"schema": SCHEMA, "action": "finished", "to_step": step}, indent=1))
+        emit({"schema": SCHEMA, "action": "finished", "to_step": step})
 
 
-def _print(place: Scene, view: StopView, plan: RollbackPlan, action: str, as_json: bool) -> None:
+def _print(place: StopContext, view: StopView, plan: RollbackPlan, action: str, as_json: bool) -> None:
     if not as_json:
         return
     skip = plan.skip
@@ -294,4 +289,4 @@ def _print(place: Scene, view: StopView, plan: RollbackPlan, action: str, as_jso
         else {"first": skip.range.first, "last": skip.range.last, "samples": skip.samples, "tokens": skip.tokens},
         "queued": [job.job_id for job in view.queued],
     }
-    typer.echo(json.dumps(value, indent=1))
+    emit(value)

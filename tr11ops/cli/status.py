@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,33 +15,27 @@ import typer
 
 from tr11ops.cli.common import (
     EndpointOption,
-    JsonOption,
     Refusal,
-    RunOption,
-    SchedulerOption,
-    SetOption,
     VariantOption,
     check_scheduler_word,
-    directory_of,
     in_time,
     kind_to_watch,
     late_words,
     looking,
-    read_card,
     say,
 )
+from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
 from tr11ops.cli.terminal import NARROWEST, drawing_console, lines_to_fill
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from tr11ops.base.observed import Unknown
     from tr11ops.cluster.base import Overview
-    from tr11ops.detect.finding import Finding
-    from tr11ops.report.status_surroundings import Surroundings
-    from tr11ops.runcard import RunCard
-    from tr11ops.rundir import RunDirectory
-    from tr11ops.snapshot import RunFacts, Snapshot, Unknown
-    from tr11ops.verdict import Verdict
+    from tr11ops.observe.snapshot import RunFacts
+    from tr11ops.runcard.card import RunCard
+    from tr11ops.rundir.paths import RunDirectory
+    from tr11ops.status.assessment import Assessment
 
 WATCH_SECONDS = 10.0
 SHORTEST_WATCH_SECONDS = 1.0
@@ -49,7 +43,8 @@ WIDEST = 132
 SCRAPE_SECONDS = 10.0  # scrapes that come sooner than this after a look get what it saw
 
 
-def status(  # options of a command line: typer calls it by name
+def status(
+    context: Annotated[RunContext, SCHEDULER, JSON],  # options of a command line: typer calls it by name
     seconds: Annotated[
         float | None,
         typer.Argument(
@@ -58,13 +53,9 @@ def status(  # options of a command line: typer calls it by name
             help="With --watch: seconds between two looks [10, with --remote 300].",
         ),
     ] = None,
-    run: RunOption = None,
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Refresh in place until Ctrl-C: --watch, or --watch 30.")
     ] = False,
-    as_json: JsonOption = False,
-    overrides: SetOption = None,
-    scheduler: SchedulerOption = "auto",
     digests: Annotated[
         bool, typer.Option("--digests", help="Compare the newest checkpoint's digests too: reads all its bytes.")
     ] = False,
@@ -88,18 +79,12 @@ def status(  # options of a command line: typer calls it by name
     Exit code 0: healthy, starting, queued, finished, or stopped by someone; 1: stalled, down, or with a critical
     finding; 2: wrong usage; 3: it could not be observed.
 
-    [bold]Examples[/bold]
-
+    Examples:
       tr11 status
-
       tr11 status --run demo --watch 30
-
       tr11 status --json | jq .verdict
-
       tr11 status --prometheus /var/lib/node_exporter/tr11.prom --watch 60
-
       tr11 status --prometheus 9108
-
       tr11 status --remote bigscience/tr11-176B-ml-logs
     """
     if seconds is not None and not watch:
@@ -107,62 +92,63 @@ def status(  # options of a command line: typer calls it by name
     if seconds is not None and not SHORTEST_WATCH_SECONDS <= seconds <= 86400:
         raise Refusal(f"--watch {seconds:g}: must be between 1 and 86400 seconds", exit_code=2)
     if remote is not None:
-        if run is not None or overrides or scheduler != "auto" or digests or prometheus is not None:
+        if (
+            context.run is not None
+            or context.overrides
+            or context.scheduler != "auto"
+            or digests
+            or prometheus is not None
+        ):
             raise Refusal("--remote needs no card and no scheduler: it goes with --watch, --json, --variant alone", 2)
         from tr11ops.cli.status_remote import status_remote
 
-        raise typer.Exit(status_remote(remote, endpoint, variant, seconds, watch, as_json))
+        raise typer.Exit(status_remote(remote, endpoint, variant, seconds, watch, context.as_json))
     if endpoint is not None or variant is not None:
         raise Refusal("--endpoint and --variant go with --remote OWNER/NAME", exit_code=2)
-    check_scheduler_word(scheduler)
-    if prometheus is not None and as_json:
+    check_scheduler_word(context.scheduler)
+    if prometheus is not None and context.as_json:
         raise Refusal("--json and --prometheus are two forms of the same: give one", exit_code=2)
     if prometheus is not None:
         target = target_of(prometheus)
         if watch and isinstance(target, tuple):
             raise Refusal("--watch goes with --prometheus FILE; what is served is looked at when it is asked for", 2)
-        view = _view(run, overrides, scheduler, digests)
+        view = _view(context, digests)
         if isinstance(target, tuple):
             raise typer.Exit(_serve(view, *target))
         raise typer.Exit(_write_metrics(view, target, seconds or WATCH_SECONDS if watch else None))
-    view = in_time(lambda: _view(run, overrides, scheduler, digests))
+    view = in_time(lambda: _view(context, digests))
     if watch:
-        raise typer.Exit(_watch(view, seconds or WATCH_SECONDS, as_json))
+        raise typer.Exit(_watch(view, seconds or WATCH_SECONDS, context.as_json))
     look = view.look()
-    if as_json:
-        print(json.dumps(look.document(), indent=1, allow_nan=False))
+    if context.as_json:
+        emit(look.document())
     else:
         console = drawing_console()
         console.print(look.screen(console.width, lines_to_fill(console)))
-    raise typer.Exit(look.verdict.exit_code)
+    raise typer.Exit(look.exit_code)
 
 
 @dataclass(frozen=True)
-class Look:
-    """One observation with what was concluded from it."""
+class StatusResult:
+    """One assessment, as it is printed."""
 
-    snapshot: Snapshot
-    findings: tuple[Finding, ...]
-    verdict: Verdict
-    surroundings: Surroundings
+    seen: Assessment
 
     @property
     def exit_code(self) -> int:
-        return self.verdict.exit_code
+        return self.seen.exit_code
 
     def document(self) -> dict[str, object]:
-        from tr11ops.report.status_json import status_document
-
-        return status_document(self.snapshot, self.findings, self.verdict, self.surroundings)
+        return self.seen.document()
 
     def screen(self, width: int | None = None, height: int | None = None) -> RenderableType:
         """The screen for a terminal of this size; without a width, for the one that this process has."""
-        from tr11ops.report.glyphs import shows_unicode
-        from tr11ops.report.status import Screen, render
+        from tr11ops.base.glyphs import shows_unicode
+        from tr11ops.status.rows import Screen
+        from tr11ops.status.screen import render
 
         wide = min(WIDEST, max(NARROWEST, drawing_console().width if width is None else width))
-        screen = Screen(wide, shows_unicode(os.environ, _encoding()), height=height)
-        return render(self.snapshot, self.findings, self.verdict, screen, self.surroundings)
+        return render(self.seen.status, Screen(wide, shows_unicode(os.environ, _encoding()), height=height))
 
 
 @dataclass(frozen=True)
@@ -175,56 +161,47 @@ class View:
     scheduler: Overview | Unknown
     digests: bool
 
-    def look(self) -> Look:
+    def look(self) -> StatusResult:
         """One look within its deadline; one that is late saw nothing."""
-        from tr11ops.deadline import LOOK_SECONDS, Late, within
-        from tr11ops.observe import unseen
-        from tr11ops.report.status_surroundings import Surroundings
-        from tr11ops.run_clock import Moment
-        from tr11ops.snapshot import Unknown
-        from tr11ops.verdict import judge
+        from tr11ops.base.deadline import LOOK_SECONDS, Late, within
+        from tr11ops.base.observed import Unknown
+        from tr11ops.status.assessment import nothing_seen
 
         if self.digests:  # every byte of a checkpoint takes as long as it takes
             return self._look()
         try:
             return within(LOOK_SECONDS, self._look)
         except Late:
-            why = Unknown(late_words(self.directory, LOOK_SECONDS))
-            seen = unseen(self.facts, Moment(time.time()), why)
-            return Look(seen, (), judge(seen, ()), Surroundings(alerts=why))
+            return StatusResult(
+                nothing_seen(self.facts, time.time(), Unknown(late_words(self.directory.root, LOOK_SECONDS)))
+            )
 
-    def _look(self) -> Look:
-        from tr11ops.detect.registry import detect_all
-        from tr11ops.observe import look_now, observe
-        from tr11ops.report.status_surroundings import see_surroundings
-        from tr11ops.verdict import judge
+    def _look(self) -> StatusResult:
+        from tr11ops.status.assessment import assess
+        from tr11ops.status.extra_observations import see_surroundings
 
-        moment = look_now(self.directory, self.facts, self.scheduler)
-        snapshot = observe(self.directory, self.facts, self.scheduler, moment, self.digests)
-        findings = detect_all(snapshot)
-        surroundings = see_surroundings(self.directory, self.card, snapshot)
-        return Look(snapshot, findings, judge(snapshot, findings), surroundings)
+        beside = partial(see_surroundings, self.directory, self.card)
+        return StatusResult(assess(self.directory, self.facts, self.scheduler, beside, read_digests=self.digests))
 
 
-def _view(run: str | None, overrides: list[str] | None, kind: str, digests: bool) -> View:
+def _view(context: RunContext, digests: bool) -> View:
     from tr11ops.cluster.ahead import AskedAhead
     from tr11ops.cluster.base import SchedulerError
     from tr11ops.cluster.select import choose_scheduler
 
-    card = read_card(run, overrides)
-    directory = directory_of(card)
-    kind = kind_to_watch(directory, kind)
+    card, directory = context.card, context.directory
+    kind = kind_to_watch(directory, context.scheduler)
     chosen: Overview | str
     try:
         # the commands of a scheduler take their time, and so do our own imports: side by side
         chosen = AskedAhead(looking(choose_scheduler(kind)), card.run.name)  # type: ignore[arg-type]  # one of CLUSTERS
     except (SchedulerError, OSError) as error:
         chosen = f"no {kind} scheduler here: {error}"
-    from tr11ops.observe import facts_of
-    from tr11ops.snapshot import Unknown
+    from tr11ops.base.observed import Unknown
+    from tr11ops.observe.look import facts_of
 
     eye = Unknown(chosen) if isinstance(chosen, str) else chosen
-    return View(card, directory, facts_of(card, run or ""), eye, digests)
+    return View(card, directory, facts_of(card, context.run or ""), eye, digests)
 
 
 def _watch(view: View, seconds: float, as_json: bool) -> int:
@@ -253,8 +230,8 @@ def target_of(text: str) -> Path | tuple[str, int]:
 
 def _write_metrics(view: View, path: Path, seconds: float | None) -> int:
     """Write the metrics once, or every `seconds` until Ctrl-C. A write that fails later is said, and tried again."""
-    from tr11ops.report.prometheus import exposition
-    from trainer.contract import write_atomically
+    from tr11ops.status.prometheus import exposition
+    from trainer.contract.files import write_atomically
 
     if path.suffix != ".prom":
         say(f"tr11: a textfile collector reads only files that end in .prom, which {path.name} does not")
@@ -264,7 +241,7 @@ def _write_metrics(view: View, path: Path, seconds: float | None) -> int:
             began = time.monotonic()
             try:
                 look = view.look()
-                code = look.verdict.exit_code
+                code = look.exit_code
                 write_atomically(path, exposition(look.document()))
             except OSError as error:
                 words = f"{path} could not be written: {error.strerror or error}"
@@ -282,7 +259,7 @@ def _serve(view: View, host: str, port: int) -> int:
     """Serve the metrics until Ctrl-C or SIGTERM."""
     import signal
 
-    from tr11ops.report.prometheus import serve
+    from tr11ops.status.prometheus import serve
 
     over = threading.Event()
     source = _Source(view)

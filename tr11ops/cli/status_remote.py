@@ -15,12 +15,12 @@ from tr11ops.cli.terminal import NARROWEST, drawing_console
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from tr11ops.hub.outside import Outside, RemoteView
+    from tr11ops.status.remote import Outside, RemoteView
 
 WATCH_SECONDS = 300.0
-LONGEST_WAIT_SECONDS = 60.0  # of one look: longer than that nobody sits before a terminal
+LONGEST_WAIT_SECONDS = 60.0  # of one look: longer than that no one sits before a terminal
 LONGEST_WATCH_WAIT_SECONDS = 900.0  # between two looks, whatever the hub asks for
-SHORTEST_WATCH_SECONDS = 30.0  # the hub is everybody's, and the run's news are hourly
+SHORTEST_WATCH_SECONDS = 30.0  # the hub is everyone's, and the run's news are hourly
 WIDEST = 132
 UNOBSERVED = 3
 
@@ -41,20 +41,20 @@ class RemoteLook:
 
     @property
     def exit_code(self) -> int:
-        from tr11ops.report.outside_verdict import judge_outside
+        from tr11ops.status.remote_verdict import judge_outside
 
         return judge_outside(self.view).exit_code
 
     def document(self) -> dict[str, object]:
-        from tr11ops.report.outside_verdict import outside_document
+        from tr11ops.status.remote_verdict import outside_document
 
         return outside_document(self.view)
 
     def screen(self, width: int | None = None, height: int | None = None) -> RenderableType:
         """The screen for a terminal of this width; without one, for the one that this process has."""
-        from tr11ops.report.glyphs import shows_unicode
-        from tr11ops.report.outside import render_outside
-        from tr11ops.report.status_rows import Screen
+        from tr11ops.base.glyphs import shows_unicode
+        from tr11ops.status.remote_screen import render_outside
+        from tr11ops.status.rows import Screen
 
         wide = min(WIDEST, max(NARROWEST, drawing_console().width if width is None else width))
         encoding = getattr(sys.__stdout__, "encoding", None) or "ascii"
@@ -71,15 +71,15 @@ class RemoteEye:
 
     def look(self) -> RemoteLook:
         """Raises Refusal: what is asked for is not there or not for us; HubSilent: nothing may be concluded."""
-        from tr11ops.hub.outside import NoSuchVariant
-        from tr11ops.logs.asking import RemoteAway, RemoteRefused
+        from tr11ops.hub.base import HubPermanentError, HubUnavailable
+        from tr11ops.status.remote import NoSuchVariant
 
         where = f"--remote {self.repository}"
         try:
             return RemoteLook(self.outside.look(time.time()))
-        except RemoteRefused as error:
+        except HubPermanentError as error:
             raise Refusal(f"{where}: {error}") from None
-        except RemoteAway as error:
+        except HubUnavailable as error:
             words = str(error) if self.is_watching else f"{where}: {error}: nothing may be concluded"
             raise HubSilent(words, min(error.wait, LONGEST_WATCH_WAIT_SECONDS)) from None
         except NoSuchVariant as error:
@@ -111,9 +111,9 @@ def remote_eye(repository: str, endpoint: str | None, variant: str | None, watch
     from huggingface_hub import constants
 
     from tr11ops.hub.address import place_of
+    from tr11ops.hub.asking import remote_retries
     from tr11ops.hub.credentials import CredentialsError, find_credentials
-    from tr11ops.hub.outside import Outside
-    from tr11ops.logs.asking import Patience
+    from tr11ops.status.remote import Outside
 
     try:
         place = place_of(repository, endpoint)
@@ -127,8 +127,8 @@ def remote_eye(repository: str, endpoint: str | None, variant: str | None, watch
     if constants.HF_HUB_OFFLINE:
         raise Refusal("--remote: HF_HUB_OFFLINE is set, so nothing is asked", exit_code=UNOBSERVED)
     # while watching the next look is the next try
-    patience = Patience(time.sleep, say, tries=1 if watch else 3, longest=20.0, spread=0.2, most=LONGEST_WAIT_SECONDS)
-    return RemoteEye(place.name, Outside(place, None if token is None else token.reveal(), patience, variant))
+    retries = remote_retries(time.sleep, say, 1 if watch else 3, longest=20.0, spread=0.2, most=LONGEST_WAIT_SECONDS)
+    return RemoteEye(place.name, Outside(place, None if token is None else token.reveal(), retries, variant))
 
 
 def _watch(eye: RemoteEye, first: RemoteLook, seconds: float, as_json: bool) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from tr11ops.base.units import duration
 from tr11ops.cli.common import Refusal, say
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ HINT_LINES = 2
 WAITING_SECONDS = 2.0  # a look that takes longer than this is worth a word
 
 
-class Look(Protocol):
+class WatchFrame(Protocol):
     """What one look gives: an exit code, a document for programs, and a screen."""
 
     @property
@@ -38,9 +39,9 @@ class Watcher:
     `look` may take as long as it likes; it is never called twice at once.
     """
 
-    look: Callable[[], Look]
+    look: Callable[[], WatchFrame]
     seconds: float
-    last: Look | None = None
+    last: WatchFrame | None = None
     seen_at: float = 0.0  # of `last`, monotonic
     trouble: str = ""
     began: float | None = None  # of the look that is under way, monotonic
@@ -73,14 +74,14 @@ class Watcher:
     def hint(self, now: float) -> str:
         """The line at the foot: how old what is shown is, and what is under way."""
         with self._lock:
-            age = "" if self.last is None else f"seen {now - self.seen_at:.0f} s ago; "
+            age = "" if self.last is None else f"seen {duration(now - self.seen_at)} ago; "
             waiting = self.began is not None and now - self.began >= WAITING_SECONDS
-            doing = f"looking since {now - (self.began or now):.0f} s; " if waiting else ""
+            doing = f"looking since {duration(now - (self.began or now))}; " if waiting else ""
             trouble = f"the last look failed ({self.trouble}); " if self.trouble else ""
             return f"{age}{trouble}{doing}every {self.seconds:g} s; Ctrl-C ends"
 
 
-def watch_lines(view: Callable[[], Look], seconds: float, as_json: bool, console: Console) -> int:
+def watch_lines(view: Callable[[], WatchFrame], seconds: float, as_json: bool, console: Console) -> int:
     """Into a pipe or a terminal that cannot be drawn on: one look after another. Returns the last exit code."""
     code = 3
     try:
@@ -96,7 +97,7 @@ def watch_lines(view: Callable[[], Look], seconds: float, as_json: bool, console
     return code
 
 
-def _looks(view: Callable[[], Look], seconds: float) -> Iterator[Look]:
+def _looks(view: Callable[[], WatchFrame], seconds: float) -> Iterator[WatchFrame]:
     while True:
         began = time.monotonic()
         look, wait = None, 0.0
@@ -117,13 +118,13 @@ def _words(error: Exception) -> str:
 
 
 def _wait(error: Exception) -> float:
-    """Seconds for which whoever was asked wants to be left alone."""
+    """Seconds for which the one who was asked wants to be left alone."""
     wait = getattr(error, "wait", 0.0)
     return wait if isinstance(wait, float) else 0.0
 
 
-def watch_live(view: Callable[[], Look], seconds: float, console: Console) -> int:
-    """In a terminal, in place. The screen is drawn anew at each look, each second, and when the window changes."""
+def watch_live(view: Callable[[], WatchFrame], seconds: float, console: Console) -> int:
+    """In a terminal, in place. The screen is drawn again at each look, each second, and when the window changes."""
     from rich.live import Live
     from rich.text import Text
 
@@ -148,7 +149,7 @@ def _frame(watcher: Watcher, console: Console, now: float) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    from tr11ops.report.glyphs import plain
+    from tr11ops.base.glyphs import plain
 
     hint = Text(plain(watcher.hint(now), unicode=False), style="dim", no_wrap=True, overflow="crop")
     if watcher.last is None:

@@ -3,32 +3,45 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from tr11ops.cli.common import Refusal, age, directory_of, in_time, looking, open_scheduler, read_card, say
+from tr11ops.base import deadline
+from tr11ops.base.invocation import command_for
+from tr11ops.base.observed import known, observed
+from tr11ops.base.units import counted, duration
+from tr11ops.cli.common import Refusal, in_time, looking, nothing_there, open_scheduler, say
+from tr11ops.cluster.base import SchedulerError
+from tr11ops.cluster.pending import is_held
+from tr11ops.queue.holds import can_modify, hold, to_hold
+from tr11ops.queue.stop import STOP_SIGNAL, acknowledgements, look, place_request, stop_by_scheduler
+from tr11ops.rundir.fallback import write_or_fall_back
+from tr11ops.rundir.journal import Journal, user_name
+from tr11ops.rundir.kill_switch import NEVER_MARKED, SwitchPlace, look_at_switch, other_ways, place_fault
+from trainer.contract.requests import RequestAnswer
 
 if TYPE_CHECKING:
+    from tr11ops.cli.context import RunContext
     from tr11ops.cluster.base import Job, Scheduler
-    from tr11ops.runcard import RunCard
-    from tr11ops.rundir import RunDirectory
-    from tr11ops.stop import StopView
-    from trainer.requests import Answer, Request
+    from tr11ops.queue.stop import StopView
+    from tr11ops.runcard.card import RunCard
+    from tr11ops.rundir.paths import RunDirectory
+    from trainer.contract.requests import Request
 
+T = TypeVar("T")
 POLL_SECONDS = 1.0
 ANSWER_POLL_SECONDS = 0.5
 ReasonOption = Annotated[
     str, typer.Option("--reason", metavar="TEXT", help="Kept with the request, and in the journal.")
 ]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what would happen; change nothing.")]
 
 
 @dataclass(frozen=True)
-class Scene:
+class StopContext:
     """A run, the scheduler that it was launched on, and who looks; `typed` is the card as the person named it."""
 
     card: RunCard
@@ -39,18 +52,19 @@ class Scene:
 
     def command(self, words: str) -> str:
         """A command of tr11 for this run, as it is typed here."""
-        from tr11ops.invocation import command_for
-
         return command_for(self.typed, words)
 
     def look(self) -> StopView:
         """What of the run is running and waiting now."""
-        from tr11ops.deadline import SCHEDULER_SECONDS, STOP_SECONDS
-        from tr11ops.stop import look
+        return self.read(
+            lambda: look(self.card, self.directory, self.edge), deadline.SCHEDULER_SECONDS + deadline.STOP_SECONDS
+        )
 
-        seconds = SCHEDULER_SECONDS + STOP_SECONDS
-        hint = without_files(self.card, self.edge.name)
-        return in_time(lambda: look(self.card, self.directory, self.edge), seconds, hint)
+    def read(self, work: Callable[[], T], seconds: float | None = None) -> T:
+        """What a step of a stop reads of the run's files. Raises Refusal, with the way through the scheduler."""
+        return in_time(
+            work, deadline.STOP_SECONDS if seconds is None else seconds, without_files(self.card, self.edge.name)
+        )
 
 
 def without_files(card: RunCard, scheduler: str) -> str:
@@ -61,20 +75,18 @@ def without_files(card: RunCard, scheduler: str) -> str:
     return hint
 
 
-def scene(run: str | None, overrides: list[str] | None, scheduler: str, is_releasing: bool = False) -> Scene:
+def scene(context: RunContext, is_releasing: bool = False) -> StopContext:
     """The run that is meant. Raises CardError, or Refusal where nothing was launched or the switch is another run's.
 
     What was launched on one scheduler is stopped there, whatever else this machine has.
     """
-    from tr11ops.journal import user_name
-
-    card = in_time(lambda: read_card(run, overrides))
-    directory = directory_of(card)
+    card = in_time(lambda: context.card)
+    directory, scheduler = context.directory, context.scheduler
     hint = without_files(card, scheduler)
     in_time(lambda: guard(directory, is_releasing), hint=hint)
     kind = in_time(lambda: directory.recorded_scheduler() if scheduler == "auto" else None, hint=hint) or scheduler
     edge = looking(open_scheduler(kind))
-    return Scene(card, directory, edge, user_name(), run or "")
+    return StopContext(card, directory, edge, user_name(), context.run or "")
 
 
 def guard(directory: RunDirectory, is_releasing: bool = False) -> None:
@@ -82,14 +94,8 @@ def guard(directory: RunDirectory, is_releasing: bool = False) -> None:
 
     A switch that was set before the first launch is released (`is_releasing`) without a run directory.
     """
-    from tr11ops.evidence import observed
-    from tr11ops.snapshot import known
-    from tr11ops.switch_place import SwitchPlace, look_at_switch
-
     if not directory.exists and not (is_releasing and directory.kill_switch_is_set()):
-        raise Refusal(
-            f"{directory.root} does not exist: nothing was launched from this card here; check --run and the folder"
-        )
+        raise nothing_there(directory)
     other = known(observed(lambda: look_at_switch(directory)), SwitchPlace()).other_run
     if other:
         raise Refusal(
@@ -98,13 +104,11 @@ def guard(directory: RunDirectory, is_releasing: bool = False) -> None:
         )
 
 
-def require_switch(place: Scene, view: StopView, is_releasing: bool = False) -> None:
+def require_switch(place: StopContext, view: StopView, is_releasing: bool = False) -> None:
     """Refuse to use a switch that is not proven to be the run's, and say how else it is stopped. Raises Refusal."""
-    from tr11ops.switch_place import NEVER_MARKED, look_at_switch, other_ways, place_fault
-
-    fault = place_fault(place.directory)
+    fault = place.read(lambda: place_fault(place.directory))
     if not fault:
-        if look_at_switch(place.directory).note:
+        if place.read(lambda: look_at_switch(place.directory)).note:
             say(f"kill switch: {NEVER_MARKED}")
         return
     if is_releasing:
@@ -119,11 +123,12 @@ def require_switch(place: Scene, view: StopView, is_releasing: bool = False) -> 
 
 def record(directory: RunDirectory, kind: str, why: str, data: dict[str, Any], who: str) -> None:
     """Write to the journal. The request is what counts: a journal that cannot be written is said, and stops nothing."""
-    from tr11ops.fallback import write_or_fall_back
-    from tr11ops.journal import Journal
+
+    def write() -> str:
+        return write_or_fall_back(directory, lambda place: Journal(place.journal).write(kind, why, data, who))[1]
 
     try:
-        _, elsewhere = write_or_fall_back(directory, lambda place: Journal(place.journal).write(kind, why, data, who))
+        elsewhere = deadline.within(deadline.STOP_SECONDS, write)
     except OSError as error:
         say(f"tr11: the journal could not be written: {error}")
         return
@@ -135,11 +140,12 @@ def running_lines(view: StopView, what: str) -> list[str]:
     """One line for each job and foreground training that runs, and `what` will happen to it."""
     lines = []
     for job in view.running:
-        since = f", {age(time.time() - job.start_time)}" if job.start_time else ""
+        since = f", {duration(time.time() - job.start_time)}" if job.start_time else ""
         count = job.node_count or len(job.nodes)
-        place = f"{count} node" if count == 1 else f"{count} nodes"
+        place = counted(count, "node")
         lines.append(f"running:    job {job.job_id} of {job.user} on {place}{since}: {what}")
     lines += [f"running:    {text}: {what}" for text in view.foreground]
+    lines += [f"not known:  {view.unclear}"] if view.unclear else []
     return [*lines, *map(_namesake_line, view.namesakes)]
 
 
@@ -150,16 +156,13 @@ def _namesake_line(job: Job) -> str:
 
 def queued_lines(view: StopView, user: str) -> list[str]:
     """What waits, and who will hold it."""
-    from tr11ops.detect.signs import is_held
-    from tr11ops.holds import may_steer
-
     lines = []
     for job in view.queued:
         count = max(1, len(job.pending_tasks))
-        tasks = "1 task" if count == 1 else f"{count} tasks"
+        tasks = counted(count, "task")
         if is_held(job):
             fate = f"held already ({job.reason})"
-        elif may_steer(job, user):
+        elif can_modify(job, user):
             fate = "held at once"
         else:
             fate = f"{job.user} owns it: the run's own controller holds it, else each task leaves untrained"
@@ -168,17 +171,17 @@ def queued_lines(view: StopView, user: str) -> list[str]:
 
 
 def standing_lines(view: StopView) -> list[str]:
-    """Where the training stands."""
+    """Where the training stands; not where its records may not be read."""
+    if view.unread:
+        return [f"records:    not known, you may not read them ({view.unread})"]
     return [
         f"iteration:  {'none yet' if view.iteration is None else view.iteration}",
         f"checkpoint: {'none yet' if view.checkpoint is None else f'global_step{view.checkpoint}'}",
     ]
 
 
-def hold_queued(place: Scene, view: StopView, why: str) -> tuple[str, ...]:
+def hold_queued(place: StopContext, view: StopView, why: str) -> tuple[str, ...]:
     """Hold what waits, as far as this user may; says what was done. Returns the numbers that are held now."""
-    from tr11ops.holds import hold, to_hold
-
     mine, others = to_hold(view.queued, place.user)
     result = hold(place.directory, mine, place.edge, place.user, why, must_record=False)
     for number in result.done:
@@ -196,13 +199,34 @@ def hold_queued(place: Scene, view: StopView, why: str) -> tuple[str, ...]:
     return result.done
 
 
-def put_request(place: Scene, path: Path, request: Request) -> bool:
-    """Put a stop request in place, as far as the disk lets it; says what it lacks. False when nothing could be put."""
-    from tr11ops.deadline import STOP_SECONDS, within
-    from tr11ops.stop import place_request
+def require_training(view: StopView, place: StopContext, what: str) -> None:
+    """Refuse where nothing of the run trains, so that nothing can be `what` ("saved"), or where that cannot be seen."""
+    if view.unread:
+        raise Refusal(f"whether anything of this run is training cannot be seen: {view.unread}", exit_code=3)
+    if not (view.attempts or view.foreground or view.doubt or view.unclear):
+        raise Refusal(
+            f"nothing of this run is training, so nothing can be {what}; look with `{place.command('status')}`"
+        )
 
+
+def ask_training(
+    place: StopContext, path: Path, request: Request, what: str, kind: str, facts: Mapping[str, Any]
+) -> None:
+    """Put a request to the running training in place and on record; refused where "`what` could not be asked for"."""
+    if not put_request(place, path, request):
+        raise Refusal(f"{what} could not be asked for: make room first, runbooks/filesystem-full.md")
+    record(place.directory, kind, request.why, {"request": request.id, **facts}, place.user)
+
+
+def seconds_to_wait(place: StopContext, timeout: float | None) -> float:
+    """How long an answer is waited for: as the user says, else as long as a stop may take."""
+    return place.card.resilience.stop_within_minutes * 60 if timeout is None else timeout
+
+
+def put_request(place: StopContext, path: Path, request: Request) -> bool:
+    """Put a stop request in place, as far as the disk lets it; says what it lacks. False when nothing could be put."""
     try:
-        short = within(STOP_SECONDS, lambda: place_request(place.directory, path, request))
+        short = deadline.within(deadline.STOP_SECONDS, lambda: place_request(place.directory, path, request))
     except OSError as error:
         say(f"tr11: {path} cannot be made: {error.strerror or error}")
         return False
@@ -211,22 +235,19 @@ def put_request(place: Scene, path: Path, request: Request) -> bool:
     return True
 
 
-def await_answer(place: Scene, view: StopView, request: Request, seconds: float) -> Answer | None:
+def await_answer(place: StopContext, view: StopView, request: Request, seconds: float) -> RequestAnswer | None:
     """The trainer's answer; None when it does not come in time, and then it is said which ranks were silent."""
-    from tr11ops.stop import receipts
-    from trainer.requests import Answer
-
     if not request.id:
         raise Refusal(f"that request was made by hand, so it has no receipt; look with `{place.command('status')}`")
     until, said = time.monotonic() + seconds, ""
     while True:
         try:
-            answer = Answer.read(place.directory.paths.answer(request.id))
+            answer = RequestAnswer.read(place.directory.paths.answer(request.id))
         except (OSError, ValueError):
             answer = None  # being written by another node
         if answer is not None:
             return answer
-        text = str(receipts(place.directory, request.id, view.attempts))
+        text = str(acknowledgements(place.directory, request.id, view.attempts))
         if text and text != said:
             say(f"  {text}")
             said = text
@@ -235,13 +256,11 @@ def await_answer(place: Scene, view: StopView, request: Request, seconds: float)
         time.sleep(ANSWER_POLL_SECONDS)
 
 
-def stop_without_files(place: Scene, view: StopView, now: bool) -> bool:
+def stop_without_files(place: StopContext, view: StopView, now: bool) -> bool:
     """Stop what runs through the scheduler; says what was done, and what to type for the rest. True when all of it is.
 
     Its next tasks are held by `hold_queued`: no file keeps them from training.
     """
-    from tr11ops.stop import STOP_SIGNAL, stop_by_scheduler
-
     done = stop_by_scheduler(view, place.edge, place.user, now)
     for number in done.asked:
         say(f"cancelled: job {number}" if now else f"job {number} was sent {STOP_SIGNAL}: it saves and leaves")
@@ -250,11 +269,11 @@ def stop_without_files(place: Scene, view: StopView, now: bool) -> bool:
         say(f"tr11: job {number} was not stopped ({why}): its owner types `{words}`")
     for text in view.foreground:
         say(f"tr11: {text}: stop it where it runs, with `kill -{'TERM' if now else STOP_SIGNAL} PROCESS`")
-    return not (done.refused or view.foreground or view.doubt)
+    return not (done.refused or view.foreground or view.doubt or view.unread or view.unclear)
 
 
 @dataclass
-class Patience:
+class StopWait:
     """Waits between two looks; calls `late` once when `late_after` seconds have passed, ends at `timeout`."""
 
     timeout: float
@@ -277,12 +296,8 @@ class Patience:
         return self.clock() - self._began < self.timeout
 
 
-def fall_back(place: Scene, jobs: tuple[Job, ...], request: int, minutes: float) -> None:
+def fall_back(place: StopContext, jobs: tuple[Job, ...], request: int, minutes: float) -> None:
     """Cancel what did not stop, where this user may; else say whom to call. Names the ranks that never answered."""
-    from tr11ops.cluster.base import SchedulerError
-    from tr11ops.holds import may_steer
-    from tr11ops.stop import receipts
-
     late = f"has not stopped within {minutes:g} min"
     for job in jobs:
         try:
@@ -292,10 +307,10 @@ def fall_back(place: Scene, jobs: tuple[Job, ...], request: int, minutes: float)
             continue
         if now is None or now.state.is_final:
             continue
-        answered = str(receipts(place.directory, request, [job.raw_id]))
+        answered = str(acknowledgements(place.directory, request, [job.raw_id]))
         if answered:
             say(f"tr11: job {job.job_id}: {answered}")
-        if not may_steer(job, place.user):
+        if not can_modify(job, place.user):
             command = "scancel" if place.edge.name == "slurm" else "a cancellation of job"
             say(f"tr11: job {job.job_id} {late}: call {job.user}, who owns it, for `{command} {job.job_id}`")
             continue

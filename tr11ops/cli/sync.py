@@ -2,38 +2,44 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tr11ops.base.observed import cause
+from tr11ops.base.stop_signals import obeying
+from tr11ops.base.units import counted, duration, size
 from tr11ops.cli.common import (
-    JsonOption,
     Refusal,
-    RunOption,
-    SetOption,
     agree,
     directory_of,
     is_terminal,
-    read_card,
     say,
 )
+from tr11ops.cli.context import JSON, RunContext, emit
+from tr11ops.cli.progress import ByteProgress, by_file
+from tr11ops.hub.base import HubError, HubPermanentError, HubUnavailable, Repository, hub_retries
+from tr11ops.hub.client import Hub
+from tr11ops.hub.credentials import CredentialsError, find_credentials
+from tr11ops.hub.sync import Busy, preview, sync_once
+from tr11ops.hub.sync_files import RunningDigests
+from tr11ops.hub.sync_loop import LoopClock, follow, seconds_of
+from tr11ops.hub.sync_round import PublicRepository, SyncSettings
+from tr11ops.hub.sync_state import is_confirmed, write_confirmed, write_revoked
+from tr11ops.status.publish import document
 
 if TYPE_CHECKING:
-    from pathlib import Path
-    from types import FrameType
-
     from tr11ops.hub.base import Progress
     from tr11ops.hub.sync_plan import Note, Send
-    from tr11ops.hub.sync_round import Outcome, Setting
-    from tr11ops.runcard import RunCard
+    from tr11ops.hub.sync_round import SyncOutcome
+    from tr11ops.runcard.card import RunCard
 
 SCHEMA = 1
 SHOWN_FILES = 20
@@ -43,8 +49,8 @@ PATIENCE_SECONDS = 300.0  # of one question to the hub; every next round asks ag
 
 
 def sync(
+    context: Annotated[RunContext, JSON],
     *,
-    run: RunOption = None,
     once: Annotated[bool, typer.Option("--once", help="One synchronisation; the default. cron calls this.")] = False,
     every: Annotated[
         str | None, typer.Option("--every", metavar="TIME", help="On and on, each 30m, 1h, ...; until Ctrl-C or TERM.")
@@ -54,13 +60,11 @@ def sync(
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be sent; change nothing.")] = False,
     public: Annotated[
-        bool, typer.Option("--public", help="Everybody may read the logs: mirror to a public repository from now on.")
+        bool, typer.Option("--public", help="Everyone may read the logs: mirror to a public repository from now on.")
     ] = False,
     revoked: Annotated[
         bool, typer.Option("--revoked", help="The secrets found in the logs are invalid now: end their alerts.")
     ] = False,
-    as_json: JsonOption = False,
-    overrides: SetOption = None,
 ) -> None:
     """Mirror logs and TensorBoard events to the hub: what fits hub.patterns below NAME-logs, in one commit.
 
@@ -70,55 +74,49 @@ def sync(
     Exit code 0: the hub has everything, or another tr11 sync is at it; 1: it refuses, or a file could not be read; 2:
     wrong usage; 3: it does not answer.
 
-    [bold]Examples[/bold]
-
+    Examples:
       tr11 sync
-
       tr11 sync --dry-run
-
       tr11 sync --every 1h
     """
     if every is not None and (once or dry_run):
         raise Refusal(f"--every and {'--once' if once else '--dry-run'}: leave one out", exit_code=2)
     if public and dry_run:
         raise Refusal("--public and --dry-run: leave one out", exit_code=2)
-    if revoked and (once or dry_run or public or rebuild or as_json or every is not None):
+    if revoked and (once or dry_run or public or rebuild or context.as_json or every is not None):
         raise Refusal("--revoked stands alone: leave the other options out", exit_code=2)
     interval = None if every is None else _seconds(every)
-    card = read_card(run, overrides)
+    card = context.card
     if card.hub.repository is None:
         raise Refusal('hub.repository: is not set, so nothing is mirrored; set it to "OWNER/NAME"', exit_code=2)
     if revoked:
         _revoked(card)
         return
     if interval is not None:
-        _follow(card, interval, rebuild, as_json, public)
+        _follow(card, interval, rebuild, context.as_json, public)
         return
     with _one_line():
         if not directory_of(card).paths.published.is_dir():
-            _nothing_yet(card, as_json)
+            _nothing_yet(card, context.as_json)
             return
-        from tr11ops.hub.sync import Busy, preview
 
         with ExitStack() as shown:
-            setting = _setting(card, shown, as_json)
+            setting = _setting(card, shown, context.as_json)
             try:
                 if public:
                     _confirm_public(setting)
                 outcome = preview(setting, rebuild) if dry_run else _once(setting, rebuild)
             except Busy as owner:
                 say(f"tr11 sync runs already: {owner}")
-                if as_json:
-                    print(json.dumps({"schema": SCHEMA, "repository": card.hub.repository, "busy": str(owner)}))
+                if context.as_json:
+                    emit({"schema": SCHEMA, "repository": card.hub.repository, "busy": str(owner)}, indent=None)
                 return
-        _show(outcome, as_json, dry_run)
+        _show(outcome, context.as_json, dry_run)
     raise typer.Exit(1 if outcome.faults else 0)
 
 
 def _revoked(card: RunCard) -> None:
     """End the alerts of the secrets that were found. Nothing is sent."""
-    from tr11ops.hub.sync_state import write_revoked
-
     with _one_line():
         ended = write_revoked(directory_of(card), time.time())
     for secret in ended:
@@ -127,33 +125,26 @@ def _revoked(card: RunCard) -> None:
         print("no secret is open")
 
 
-def _once(setting: Setting, rebuild: bool) -> Outcome:
+def _once(setting: SyncSettings, rebuild: bool) -> SyncOutcome:
     """One synchronisation; a person is asked before the first one to a repository that is public already."""
-    from tr11ops.hub.sync import sync_once
-    from tr11ops.hub.sync_round import PublicRepository
-
     try:
         return sync_once(setting, rebuild=rebuild)
     except PublicRepository:
         if not is_terminal():
             raise
-    agree(f"{setting.repository.name} is public: everybody will read these logs. Mirror to it from now on?", yes=False)
+    agree(f"{setting.repository.name} is public: everyone will read these logs. Mirror to it from now on?", yes=False)
     _confirm_public(setting)
     return sync_once(setting, rebuild=rebuild)
 
 
-def _confirm_public(setting: Setting) -> None:
+def _confirm_public(setting: SyncSettings) -> None:
     """Put on record, once, that this repository may be public. Raises OSError."""
-    from tr11ops.hub.sync_state import is_confirmed, write_confirmed
-
     where = setting.directory, setting.hub.endpoint, setting.repository.name
     if not is_confirmed(*where):
         write_confirmed(*where, setting.clock())
 
 
 def _seconds(text: str) -> float:
-    from tr11ops.hub.sync_loop import seconds_of
-
     try:
         return seconds_of(text)
     except ValueError as error:
@@ -164,19 +155,15 @@ def _nothing_yet(card: RunCard, as_json: bool) -> None:
     folder = directory_of(card).paths.published
     say(f"{folder} does not exist yet: nothing was logged, so nothing is mirrored")
     if as_json:
-        print(json.dumps({"schema": SCHEMA, "repository": card.hub.repository, "sent": [], "commits": []}, indent=1))
+        emit({"schema": SCHEMA, "repository": card.hub.repository, "sent": [], "commits": []})
 
 
 @contextmanager
 def _one_line() -> Iterator[None]:
     """Turns what goes wrong into one line and an exit code."""
-    from tr11ops.evidence import cause
-    from tr11ops.hub.base import HubAway, HubError
-    from tr11ops.hub.credentials import CredentialsError
-
     try:
         yield
-    except HubAway as error:
+    except HubUnavailable as error:
         raise Refusal(str(error), UNOBSERVED) from None
     except (HubError, CredentialsError) as error:
         raise Refusal(str(error)) from None
@@ -188,18 +175,14 @@ class _Ended(Exception):
     """A signal came while the hub was waited for."""
 
 
-def _setting(card: RunCard, shown: ExitStack, as_json: bool, sleep: Callable[[float], None] = time.sleep) -> Setting:
+def _setting(
+    card: RunCard, shown: ExitStack, as_json: bool, sleep: Callable[[float], None] = time.sleep
+) -> SyncSettings:
     """What the card says, with the credentials as they are now. Raises CredentialsError."""
-    from tr11ops.hub.base import Patience, Repository
-    from tr11ops.hub.client import Hub
-    from tr11ops.hub.credentials import find_credentials
-    from tr11ops.hub.publishing import document
-    from tr11ops.hub.sync_round import Setting
-
     directory = directory_of(card)
     credentials = find_credentials(_path(card.hub.credentials_file), os.environ)
-    return Setting(
-        hub=Hub(card.hub.endpoint, credentials, Patience(PATIENCE_SECONDS, sleep, say=say)),
+    return SyncSettings(
+        hub=Hub(card.hub.endpoint, credentials, hub_retries(PATIENCE_SECONDS, sleep, say=say)),
         repository=Repository(str(card.hub.repository)),
         directory=directory,
         patterns=tuple(card.hub.patterns),
@@ -212,8 +195,6 @@ def _setting(card: RunCard, shown: ExitStack, as_json: bool, sleep: Callable[[fl
 
 
 def _path(text: str | None) -> Path | None:
-    from pathlib import Path
-
     return None if text is None else Path(text)
 
 
@@ -221,19 +202,12 @@ def _bar(sends: tuple[Send, ...], shown: ExitStack, as_json: bool) -> Progress |
     total = sum(send.bytes for send in sends)
     if total < BAR_BYTES:
         return None
-    from tr11ops.cli.progress import ByteProgress, by_file
 
     return by_file(shown.enter_context(ByteProgress("sending", total, is_quiet=as_json)).advance)
 
 
 # ----------------------------------------------------------------------------- on and on
 def _follow(card: RunCard, interval: float, rebuild: bool, as_json: bool, public: bool) -> None:
-    from tr11ops.hub.base import HubRefused
-    from tr11ops.hub.credentials import CredentialsError
-    from tr11ops.hub.sync import sync_once
-    from tr11ops.hub.sync_files import RunningDigests
-    from tr11ops.hub.sync_loop import Clock, follow
-    from tr11ops.units import duration
 
     stop, running = threading.Event(), RunningDigests()
     pending = [rebuild]
@@ -242,12 +216,18 @@ def _follow(card: RunCard, interval: float, rebuild: bool, as_json: bool, public
         if stop.wait(seconds):
             raise _Ended
 
-    def one_round() -> Outcome:
+    def obey(number: int) -> None:
+        """The first lets the round end, the second ends it; both are safe."""
+        if stop.is_set():
+            raise SystemExit(128 + number)
+        stop.set()
+
+    def one_round() -> SyncOutcome:
         with ExitStack() as shown:
             try:
                 setting = _setting(card, shown, as_json, sleep)  # a token that was replaced is found
             except CredentialsError as error:
-                raise HubRefused(str(error)) from None
+                raise HubPermanentError(str(error)) from None
             if public:
                 _confirm_public(setting)
             outcome = sync_once(setting, running, rebuild=pending[0])
@@ -255,33 +235,16 @@ def _follow(card: RunCard, interval: float, rebuild: bool, as_json: bool, public
         return outcome
 
     say(f"mirroring {card.run.name} to {card.hub.repository} every {duration(interval)}; Ctrl-C ends it")
-    with _ending_on_signals(stop), suppress(_Ended):
-        clock = Clock(time.monotonic, stop.wait, random.random)
+    with obeying(obey), suppress(_Ended):
+        clock = LoopClock(time.monotonic, stop.wait, random.random)
         follow(one_round, interval, clock, lambda outcome: _show(outcome, as_json, is_preview=False), say)
     say("ended")
 
 
-@contextmanager
-def _ending_on_signals(stop: threading.Event) -> Iterator[None]:
-    """The first TERM or INT lets the round end, the second ends it; both are safe."""
-
-    def obey(number: int, frame: FrameType | None) -> None:
-        if stop.is_set():
-            raise SystemExit(128 + number)
-        stop.set()
-
-    before = {number: signal.signal(number, obey) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 # ----------------------------------------------------------------------------- what is shown
-def _show(outcome: Outcome, as_json: bool, is_preview: bool) -> None:
+def _show(outcome: SyncOutcome, as_json: bool, is_preview: bool) -> None:
     if as_json:
-        print(json.dumps(_values(outcome, is_preview)), flush=True)
+        emit(_values(outcome, is_preview), indent=None)
         return
     for note in (*outcome.notes, *outcome.faults):
         say(str(note))
@@ -291,36 +254,29 @@ def _show(outcome: Outcome, as_json: bool, is_preview: bool) -> None:
 
 
 def _line(send: Send) -> str:
-    from tr11ops.units import size
-
     kept = f"; the hub's goes to {send.superseded}" if send.superseded else ""
     return f"{send.path}  {size(send.bytes)}  {send.reason}{kept}"
 
 
-def _summary(outcome: Outcome, is_preview: bool) -> str:
-    from tr11ops.units import size
+def _summary(outcome: SyncOutcome, is_preview: bool) -> str:
 
-    has = f"{outcome.repository} has {_count(outcome.files, 'file')} of this run, {size(outcome.bytes)}"
+    has = f"{outcome.repository} has {counted(outcome.files, 'file')} of this run, {size(outcome.bytes)}"
     if is_preview:
         if not outcome.sends:
             return f"nothing to send; {has}"
         left = len(outcome.sends) - SHOWN_FILES
         more = f"... and {left} more\n" if left > 0 else ""
-        return f"{more}would send {_count(len(outcome.sends), 'file')}, {size(outcome.sent_bytes)}"
+        return f"{more}would send {counted(len(outcome.sends), 'file')}, {size(outcome.sent_bytes)}"
     kept = (
         f"{send.path}: is another file now; the hub's is {send.superseded}" for send in outcome.sends if send.superseded
     )
     if outcome.sends:
-        files, commits = _count(len(outcome.sends), "file"), _count(len(outcome.commits), "commit")
+        files, commits = counted(len(outcome.sends), "file"), counted(len(outcome.commits), "commit")
         return "\n".join([*kept, f"sent {files}, {size(outcome.sent_bytes)}, in {commits}; {has}"])
     return f"sent its status; {has}" if outcome.status_sent else f"nothing new; {has}"
 
 
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"
-
-
-def _values(outcome: Outcome, is_preview: bool) -> dict[str, Any]:
+def _values(outcome: SyncOutcome, is_preview: bool) -> dict[str, Any]:
     def told(notes: tuple[Note, ...]) -> list[dict[str, str]]:
         return [{"path": note.path, "why": note.why} for note in notes]
 

@@ -8,13 +8,23 @@ from typing import Annotated
 
 import typer
 
-from tr11ops.cli.common import RunOption, SetOption, card_path, directory_of, open_scheduler, say
-from tr11ops.rundir import new_tag
+from tr11ops.cli.common import directory_of, open_scheduler, say
+from tr11ops.cli.context import RunContext
+from tr11ops.cluster.sbatch_script import code_root
+from tr11ops.launch.facts import LaunchRequest, observe_launch
+from tr11ops.launch.plan import resolved_card
+from tr11ops.launch.preflight import preflight
+from tr11ops.launch.render import agent_command
+from tr11ops.launch.submit import hold_launch_lock, keep_inputs
+from tr11ops.runcard.card import load_card
+from tr11ops.runcard.check import Level, verdict
+from tr11ops.rundir.journal import Journal, user_name
+from tr11ops.rundir.paths import new_tag
 
 
 def train(
+    context: RunContext,
     *,
-    run: RunOption = None,
     nodes: Annotated[
         int | None, typer.Option("--nodes", min=1, metavar="N", help="Nodes to play here (slurm.nodes).")
     ] = None,
@@ -22,32 +32,20 @@ def train(
         int | None,
         typer.Option("--workers-per-node", min=1, metavar="N", help="Workers of each (slurm.workers_per_node)."),
     ] = None,
-    overrides: SetOption = None,
 ) -> None:
     """Train here and now, without a scheduler: all workers of the card run on this machine.
 
     Ctrl-C saves and stops; a second Ctrl-C ends the workers at once.
 
-    [bold]Examples[/bold]
-
+    Examples:
       tr11 train --run demo
-
       tr11 train --nodes 1 --workers-per-node 2 --set parallel.pipeline=1 --set parallel.tensor=2
     """
-    from tr11ops.journal import Journal, user_name
-    from tr11ops.launch.check import Level, verdict
-    from tr11ops.launch.facts import LaunchRequest, observe_launch
-    from tr11ops.launch.plan import resolved_card
-    from tr11ops.launch.preflight import preflight
-    from tr11ops.launch.render import agent_command, code_root
-    from tr11ops.launch.submit import hold_launch_lock, keep_inputs
-    from tr11ops.runcard import load_card
-
-    path = card_path(run)
+    path = context.card_path
     sizes = [f"slurm.nodes={nodes}"] * (nodes is not None) + [f"slurm.workers_per_node={workers}"] * (
         workers is not None
     )
-    card = load_card(path, [*(overrides or []), *sizes], os.environ)
+    card = load_card(path, [*(context.overrides), *sizes], os.environ)
     directory = directory_of(card)
     request = LaunchRequest(on_scheduler=False)
     facts = observe_launch(card, directory, request, scheduler=None, other_scheduler=open_scheduler, user=user_name())
@@ -67,7 +65,7 @@ def train(
     paths = directory.submission(tag)
     keep_inputs(paths, path.read_text(encoding="utf-8", errors="replace"), resolved_card(card))
     job_id = f"foreground-{tag}"
-    command = [*agent_command(paths.card, tag), "--foreground-nodes", str(card.slurm.nodes)]
+    command = [*agent_command("batch", paths.card, tag), "--foreground-nodes", str(card.slurm.nodes)]
     Journal(directory.journal).write(
         "train", "", {"tag": tag, "job_id": job_id, "nodes": card.slurm.nodes}, user_name()
     )

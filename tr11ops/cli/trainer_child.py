@@ -8,7 +8,36 @@ import subprocess
 import sys
 from types import FrameType
 
+import typer
+
+from tr11ops.base.processes import die_with_parent
+from tr11ops.cli.context import RUN_NAMES
+
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def child_words(ctx: typer.Context, **instead: object) -> list[str]:
+    """What was typed, for a child that has a command of the same name with the same options (a test compares them).
+
+    `instead` gives the child's value of a parameter, or of an option that it alone has; the options that name a run
+    are this process's own. None is left out. The arguments come last, behind `--`.
+    """
+    arguments: list[str] = []
+    options, values = [str(ctx.command.name)], {**ctx.params, **instead}
+    for parameter in ctx.command.params:
+        value = values.pop(parameter.name, None)
+        if value is None or parameter.name in RUN_NAMES:
+            continue
+        items = [str(item) for item in value] if isinstance(value, list | tuple) else [str(value)]
+        name = next((word for word in parameter.opts if word.startswith("--")), "")
+        if not name:
+            arguments += items
+        elif isinstance(value, bool):
+            options += [name] if value else parameter.secondary_opts
+        else:
+            options += [word for item in items for word in (name, item)]
+    options += [word for name, value in values.items() if name not in RUN_NAMES for word in (f"--{name}", str(value))]
+    return [*options, "--", *arguments] if arguments else options
 
 
 def run_trainer_module(module: str, arguments: list[str]) -> int:
@@ -18,8 +47,6 @@ def run_trainer_module(module: str, arguments: list[str]) -> int:
     hears a signal that was sent to this process alone (`timeout`, a closed terminal). It cleans up; this one waits.
     When this process is killed, the kernel sends the child SIGTERM: it ends its own workers, and none is left.
     """
-    from tr11ops.agent.processes import die_with_parent
-
     here = os.getpid()
 
     def follow() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shlex
 import sys
@@ -15,17 +14,30 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tr11ops.cli.common import JsonOption, Refusal, say
+from tr11ops.cli.context import emit
+from tr11ops.cli.terminal import drawing_console
 from tr11ops.cli.twin_faults import fault, fault_line, fault_object, heal
+from tr11ops.cluster.hostlist import compress
+from tr11ops.twin.faults import active
+from tr11ops.twin.plan import TwinError, TwinPlan
+from tr11ops.twin.services import advice
+from tr11ops.twin.twin import Twin
 
 if TYPE_CHECKING:
-    from tr11ops.twin.fault_store import Fault
-    from tr11ops.twin.twin import Twin, TwinStatus
+    from tr11ops.twin.fault_store import InjectedFault
+    from tr11ops.twin.twin import TwinStatus
 
 TWIN_SCHEMA = 1
 
 app = typer.Typer(
     name="twin",
-    help="A real Slurm of many nodes on this machine: slurmctld, one slurmd a node, private ports and folders.",
+    help="""A real Slurm of many nodes on this machine: slurmctld, one slurmd a node, private ports and folders.
+
+    Examples:
+      tr11 twin up --nodes 6
+      eval "$(tr11 twin env)"; sinfo
+      tr11 twin down
+    """,
     no_args_is_help=True,
 )
 
@@ -45,8 +57,6 @@ DirectoryOption = Annotated[
 
 @contextlib.contextmanager
 def _refusals(exit_code: int = 1) -> Iterator[None]:
-    from tr11ops.twin.plan import TwinError
-
     try:
         yield
     except TwinError as error:
@@ -54,8 +64,6 @@ def _refusals(exit_code: int = 1) -> Iterator[None]:
 
 
 def _find(name: str, directory: Path | None) -> Twin:
-    from tr11ops.twin.twin import Twin
-
     with _refusals():
         return Twin.find(name, directory)
 
@@ -67,6 +75,8 @@ def up(
     gpus: Annotated[int, typer.Option("--gpus", help="GPUs on each of them; stand-ins, no memory is used.")] = 8,
     cpu_nodes: Annotated[int, typer.Option("--cpu-nodes", help="Nodes without GPUs, in their own partition.")] = 1,
     accounting: Annotated[bool, typer.Option("--accounting", help="With slurmdbd and a private MariaDB.")] = False,
+    hub: Annotated[bool, typer.Option("--hub", help="With a hub for logs and models.")] = False,
+    store: Annotated[bool, typer.Option("--store", help="With an object store for copies.")] = False,
     name: NameOption = "default",
     directory: DirectoryOption = None,
     node_prefix: Annotated[str, typer.Option("--node-prefix", help="Names of the GPU nodes.")] = "jean-zay-iam",
@@ -90,16 +100,11 @@ def up(
     """Start a twin and wait until every node is idle. A running twin of the same shape is taken as it is.
 
     Examples:
-
       tr11 twin up --nodes 6
-
+      tr11 twin up --nodes 6 --hub --store
       eval "$(tr11 twin env)"; sinfo
-
       tr11 twin down
     """
-    from tr11ops.twin.plan import TwinPlan
-    from tr11ops.twin.twin import Twin
-
     with _refusals(exit_code=2):
         plan = TwinPlan(
             name=name,
@@ -111,6 +116,8 @@ def up(
             partition=partition,
             cpu_partition=cpu_partition,
             accounting=accounting,
+            hub=hub,
+            store=store,
             slurmd_timeout_seconds=slurmd_timeout,
             minimum_job_age_seconds=job_age,
             kill_wait_seconds=kill_wait,
@@ -122,6 +129,8 @@ def up(
     say(f"twin {name} is up after {time.monotonic() - began:.1f} s: {len(plan.node_names)} nodes idle")
     use = twin.command("env")
     say(f'use it: eval "$({use})"')
+    for line in advice(plan, twin.ports):
+        say(line)
     typer.echo(twin.folders.root)
 
 
@@ -135,16 +144,17 @@ def down(
     """End a twin: its daemons, its jobs, its folder. No other Slurm on this machine is touched.
 
     Examples:
-
       tr11 twin down
-
       tr11 twin down --name rehearsal --keep
     """
     twin = _find(name, directory)
     began = time.monotonic()
+    pointing = [key for key, value in twin.environment.items() if os.environ.get(key) == value]
     with _refusals():
         kept = twin.down(keep_logs=keep)
     say(f"twin {name} is down after {time.monotonic() - began:.1f} s: nothing of it runs, its folder is removed")
+    if pointing:
+        say(f"this shell still speaks to it: unset {' '.join(pointing)}")
     if kept is not None:
         say("its logs:")
         typer.echo(kept)
@@ -156,16 +166,15 @@ def status(*, name: NameOption = "default", directory: DirectoryOption = None, a
 
     Exit code 0: healthy; 1: a daemon has ended or a node is down; 3: the controller does not answer.
 
-    Example: tr11 twin status --json
+    Examples:
+      tr11 twin status --json
     """
-    from tr11ops.twin.faults import active
-
     twin = _find(name, directory)
     seen = twin.status()
     with _refusals():
         faults = active(twin)
     if as_json:
-        typer.echo(json.dumps(_as_object(twin, seen, faults), indent=2))
+        emit(_as_object(twin, seen, faults), indent=2)
     else:
         _show(seen, faults)
     raise typer.Exit(0 if seen.is_healthy else 1 if seen.answers or seen.dead else 3)
@@ -175,7 +184,8 @@ def status(*, name: NameOption = "default", directory: DirectoryOption = None, a
 def env(*, name: NameOption = "default", directory: DirectoryOption = None) -> None:
     """Print the lines which make Slurm's commands of this shell speak to the twin.
 
-    Example: eval "$(tr11 twin env)"
+    Examples:
+      eval "$(tr11 twin env)"
     """
     for key, value in _find(name, directory).environment.items():
         typer.echo(f"export {key}={shlex.quote(value)}")
@@ -193,9 +203,7 @@ def shell(
     """Open a shell, or run one command, whose Slurm is the twin.
 
     Examples:
-
       tr11 twin shell
-
       tr11 twin shell -- srun -N 4 hostname
     """
     twin = _find(name, directory)
@@ -209,7 +217,7 @@ def shell(
         raise Refusal(f"{arguments[0]} cannot be run: {error.strerror}", exit_code=2) from error
 
 
-def _as_object(twin: Twin, seen: TwinStatus, faults: tuple[Fault, ...]) -> dict[str, Any]:
+def _as_object(twin: Twin, seen: TwinStatus, faults: tuple[InjectedFault, ...]) -> dict[str, Any]:
     return {
         "schema": TWIN_SCHEMA,
         "name": seen.name,
@@ -229,13 +237,10 @@ def _as_object(twin: Twin, seen: TwinStatus, faults: tuple[Fault, ...]) -> dict[
     }
 
 
-def _show(seen: TwinStatus, faults: tuple[Fault, ...]) -> None:
+def _show(seen: TwinStatus, faults: tuple[InjectedFault, ...]) -> None:
     """Nodes of one state in one row, so that a twin of 52 nodes fits a screen."""
     from rich.markup import escape
     from rich.table import Table
-
-    from tr11ops.cli.terminal import drawing_console
-    from tr11ops.cluster.hostlist import compress
 
     console = drawing_console(markup=True)
     state = "[green]healthy[/]" if seen.is_healthy else "[red]not healthy[/]" if seen.answers else "[yellow]silent[/]"

@@ -1,19 +1,27 @@
-"""`tr11 twin fault` and `tr11 twin heal`: break a twin on purpose, and mend it."""
+"""`tr11 twin fault` and `tr11 twin heal`: break a twin on purpose, and repair it."""
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tr11ops.cli.common import JsonOption, Refusal, age, say
+from tr11ops.base.units import duration
+from tr11ops.cli import completion
+from tr11ops.cli.common import JsonOption, Refusal, say, span_option
+from tr11ops.cli.context import emit
+from tr11ops.cli.terminal import drawing_console
+from tr11ops.cluster.hostlist import expand
+from tr11ops.twin.fault_kinds import KINDS, find_kind
+from tr11ops.twin.faults import heal as heal_twin
+from tr11ops.twin.faults import inject
+from tr11ops.twin.plan import TwinError
+from tr11ops.twin.twin import Twin
 
 if TYPE_CHECKING:
-    from tr11ops.twin.fault_store import Fault
-    from tr11ops.twin.twin import Twin
+    from tr11ops.twin.fault_store import InjectedFault
 
 FAULT_SCHEMA = 1
 
@@ -22,14 +30,18 @@ DirectoryOption = Annotated[Path | None, typer.Option("--dir", metavar="DIR", he
 
 
 def fault(
-    kind: Annotated[str | None, typer.Argument(metavar="[KIND]", help="Left out: list the kinds.")] = None,
+    kind: Annotated[
+        str | None,
+        typer.Argument(metavar="[KIND]", help="Left out: list the kinds.", autocompletion=completion.fault_kinds),
+    ] = None,
     *,
     node: Annotated[
         str | None,
         typer.Option("--node", metavar="NODES", help="node3, or node[3-4]. Else the last node with a job."),
     ] = None,
     seconds: Annotated[
-        float | None, typer.Option("--for", metavar="SECONDS", help="Heal by itself after this long.")
+        float | None,
+        typer.Option("--for", parser=span_option, metavar="TIME", help="Heal by itself after this long: 60s, 5m, 1h."),
     ] = None,
     path: Annotated[
         str | None, typer.Option("--path", metavar="PATH", help="The directory or script, of kinds that are of one.")
@@ -41,23 +53,15 @@ def fault(
 ) -> None:
     """Break a twin on purpose: a node, a worker, the controller, a directory. Nothing but the twin is touched.
 
-    A fault stays until `tr11 twin heal`, or for the seconds of --for. `tr11 twin status` shows what is broken.
+    A fault stays until `tr11 twin heal`, or as long as --for says. `tr11 twin status` shows what is broken.
 
     Exit code 0: broken, or it was already; 1: it could not be done; 2: no such kind, node or directory.
 
     Examples:
-
       tr11 twin fault
-
-      tr11 twin fault node-dead --node jean-zay-iam03 --for 60
-
+      tr11 twin fault node-dead --node jean-zay-iam03 --for 60s
       tr11 twin fault disk-full --path $PWD/run
     """
-    from tr11ops.twin.fault_kinds import find_kind
-    from tr11ops.twin.faults import inject
-    from tr11ops.twin.plan import TwinError
-    from tr11ops.twin.twin import Twin
-
     if kind is None:
         _show_kinds(as_json)
         return
@@ -77,7 +81,7 @@ def fault(
     except TwinError as error:
         raise Refusal(str(error), exit_code=2 if str(error).startswith("--") else 1) from error
     if as_json:
-        typer.echo(json.dumps({"schema": FAULT_SCHEMA, "faults": done}, indent=2))
+        emit({"schema": FAULT_SCHEMA, "faults": done}, indent=2)
 
 
 def heal(
@@ -88,16 +92,13 @@ def heal(
     directory: DirectoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Undo every fault of a twin, whoever made it; also one whose maker has crashed.
+    """Undo every fault of a twin, no matter who made it; also one whose maker has crashed.
 
-    Exit code 0: nothing is broken any more; 1: something could not be mended, and may be tried again.
+    Exit code 0: nothing is broken any more; 1: something could not be repaired, and may be tried again.
 
-    Example: tr11 twin heal
+    Examples:
+      tr11 twin heal
     """
-    from tr11ops.twin.faults import heal as heal_twin
-    from tr11ops.twin.plan import TwinError
-    from tr11ops.twin.twin import Twin
-
     try:
         healed = heal_twin(Twin.find(name, directory), kind=kind, target=node)
     except TwinError as error:
@@ -105,7 +106,7 @@ def heal(
     errors = [healing for healing in healed if healing.error]
     if as_json:
         rows = [{**fault_object(healing.fault), "text": healing.text, "error": healing.error} for healing in healed]
-        typer.echo(json.dumps({"schema": FAULT_SCHEMA, "healed": rows}, indent=2))
+        emit({"schema": FAULT_SCHEMA, "healed": rows}, indent=2)
     else:
         for healing in healed:
             say(f"{healing.fault}: {healing.text or 'NOT healed: ' + healing.error}")
@@ -114,7 +115,7 @@ def heal(
     raise typer.Exit(1 if errors else 0)
 
 
-def fault_object(fault: Fault) -> dict[str, Any]:
+def fault_object(fault: InjectedFault) -> dict[str, Any]:
     """A fault as an object of `--json`."""
     return {
         "kind": fault.kind,
@@ -127,19 +128,17 @@ def fault_object(fault: Fault) -> dict[str, Any]:
     }
 
 
-def fault_line(fault: Fault, now: float) -> str:
+def fault_line(fault: InjectedFault, now: float) -> str:
     """A fault in one line: what, where, since when, until when."""
-    words = f"{fault} since {age(now - fault.started)}"
+    words = f"{fault} since {duration(now - fault.started)}"
     if fault.until is not None:
-        words += f", heals in {age(fault.until - now)}"
+        words += f", heals in {duration(fault.until - now)}"
     if not fault.is_complete:
         return f"{words}, half done: its command has ended; heal it"
     return f"{words}, but what kept it up has ended; heal it" if fault.is_lost else words
 
 
-def _sentence(twin: Twin, fault: Fault, was_there: bool) -> str:
-    from tr11ops.twin.fault_kinds import KINDS
-
+def _sentence(twin: Twin, fault: InjectedFault, was_there: bool) -> str:
     kind = KINDS[fault.kind]
     if was_there:
         return f"already broken: {fault_line(fault, time.time())}"
@@ -150,9 +149,6 @@ def _sentence(twin: Twin, fault: Fault, was_there: bool) -> str:
 
 
 def _expand(nodes: str | None) -> list[str | None]:
-    from tr11ops.cluster.hostlist import expand
-    from tr11ops.twin.plan import TwinError
-
     if nodes is None:
         return [None]
     try:
@@ -162,18 +158,14 @@ def _expand(nodes: str | None) -> list[str | None]:
 
 
 def _show_kinds(as_json: bool) -> None:
-    from tr11ops.twin.fault_kinds import KINDS
-
     if as_json:
         rows = [
             {"name": kind.name, "target": kind.target, "does": kind.does, "heals": kind.heals}
             for kind in KINDS.values()
         ]
-        typer.echo(json.dumps({"schema": FAULT_SCHEMA, "kinds": rows}, indent=2))
+        emit({"schema": FAULT_SCHEMA, "kinds": rows}, indent=2)
         return
     from rich.table import Table
-
-    from tr11ops.cli.terminal import drawing_console
 
     table = Table("kind", "of a", "what it does", "heal", box=None, header_style="bold", pad_edge=False)
     for kind in KINDS.values():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from collections.abc import Iterator
@@ -12,35 +11,58 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tr11ops import __version__
+from tr11ops.backup.claim import ArchiveLock, ArchiveLocked
+from tr11ops.base.observed import cause
+from tr11ops.base.units import size
+from tr11ops.cli import completion
 from tr11ops.cli.common import (
-    JsonOption,
     Refusal,
-    RunOption,
-    SchedulerOption,
-    SetOption,
     YesOption,
     agree,
     directory_of,
-    read_card,
     say,
 )
-from tr11ops.cli.upload_job import BYTES_OF, Job, job_of
+from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
+from tr11ops.cli.goodput import look_back
+from tr11ops.cli.progress import ByteProgress, by_file
+from tr11ops.cli.upload_export import export
+from tr11ops.cli.upload_job import BYTES_OF, UploadJob, job_of
+from tr11ops.goodput.until_checkpoint import past_until
+from tr11ops.hub.base import HubError, HubUnavailable, hub_retries
+from tr11ops.hub.client import Hub
+from tr11ops.hub.content import FileChanged
+from tr11ops.hub.credentials import CredentialsError, find_credentials
+from tr11ops.hub.model_card import model_card
+from tr11ops.hub.model_facts import model_facts, read_losses
+from tr11ops.hub.upload import UploadRefused, overwritten, publish
+from tr11ops.rundir.journal import Journal
 
 if TYPE_CHECKING:
-    from tr11ops.hub.client import Hub
-    from tr11ops.hub.model_card import ModelFacts, Past
-    from tr11ops.runcard import RunCard
+    from tr11ops.hub.model_card import ModelFacts, TrainingHistory
+    from tr11ops.runcard.card import RunCard
 
 SCHEMA = 1
 UNOBSERVED = 3
-PATIENCE_SECONDS = 3600.0  # an upload of hours is not given up for a hub that is away for minutes
+PATIENCE_SECONDS = 3600.0  # an upload of hours is not given up for a hub that is unreachable for minutes
 
 
 def upload(
-    step: Annotated[str, typer.Argument(metavar="STEP", help="A step's number, `latest`, or the path of its folder.")],
+    context: Annotated[RunContext, SCHEDULER, JSON],
+    step: Annotated[
+        str,
+        typer.Argument(
+            metavar="STEP",
+            help="A step's number, `latest`, or the path of its folder.",
+            autocompletion=completion.steps,
+        ),
+    ],
     *,
     to: Annotated[
-        str | None, typer.Option("--to", metavar="OWNER/NAME", help="Repository; else the card's hub.model_repository.")
+        str | None,
+        typer.Option(
+            "--repository", "--to", metavar="OWNER/NAME", help="Repository; else the card's hub.model_repository."
+        ),
     ] = None,
     dtype: Annotated[
         str | None, typer.Option("--dtype", metavar="bf16|fp32|fp16", help="Else as the training's precision.")
@@ -61,14 +83,10 @@ def upload(
     work: Annotated[
         Path | None, typer.Option("--work", metavar="DIR", help="Where the export goes meanwhile; else state/upload.")
     ] = None,
-    run: RunOption = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the plan and the model's card; change nothing.")
     ] = False,
     yes: YesOption = False,
-    as_json: JsonOption = False,
-    scheduler: SchedulerOption = "auto",
-    overrides: SetOption = None,
 ) -> None:
     """Publish a checkpoint as a model on the hub, with a card written from the run: all of it in one commit.
 
@@ -77,87 +95,62 @@ def upload(
 
     Exit code 0: it is there; 1: refused; 2: wrong usage; 3: the hub does not answer, and the same command goes on.
 
-    [bold]Examples[/bold]
-
+    Examples:
       tr11 upload 95000 --dry-run
-
-      tr11 upload latest --to lab/tr11-176B-ml --branch-per-step --private
+      tr11 upload latest --repository lab/tr11-176B-ml --branch-per-step --private
     """
     if revision is not None and branch_per_step:
         raise Refusal("--revision and --branch-per-step: leave one out", exit_code=2)
     if dtype is not None and dtype not in BYTES_OF:
         raise Refusal(f"--dtype {dtype!r}: must be one of {', '.join(BYTES_OF)}", exit_code=2)
-    card = read_card(run, overrides)
+    card = context.card
     with _one_line():
         job = job_of(card, step, to, dtype, revision, branch_per_step, public, message, tokenizer, work)
-        facts = _facts(job, _past(job, run, overrides, scheduler))
+        facts = _facts(job, _past(job, context))
         hub = _hub(card)
-        _upload(job, facts, hub, dry_run, yes, as_json)
+        _upload(job, facts, hub, dry_run, yes, context.as_json)
 
 
 @contextmanager
 def _one_line() -> Iterator[None]:
     """Turns what goes wrong into one line and an exit code."""
-    from tr11ops.backup.turn import TurnTaken
-    from tr11ops.evidence import cause
-    from tr11ops.hub.base import HubAway, HubError
-    from tr11ops.hub.content import SourceChanged
-    from tr11ops.hub.credentials import CredentialsError
-    from tr11ops.hub.upload import UploadRefused
-
     try:
         yield
-    except HubAway as error:
+    except HubUnavailable as error:
         raise Refusal(f"{error}; the same command goes on", UNOBSERVED) from None
-    except TurnTaken as error:
+    except ArchiveLocked as error:
         raise Refusal(f"this step is being uploaded already: {error}") from None
-    except (HubError, CredentialsError, UploadRefused, SourceChanged) as error:
+    except (HubError, CredentialsError, UploadRefused, FileChanged) as error:
         raise Refusal(str(error)) from None
     except OSError as error:
         raise Refusal(cause(error)) from None
 
 
 # ----------------------------------------------------------------------------- what is said of it
-def _past(job: Job, run: str | None, overrides: list[str] | None, scheduler: str) -> Past:
+def _past(job: UploadJob, context: RunContext) -> TrainingHistory:
     """How the training went; unknown where it cannot be read, which is no reason not to publish."""
-    from tr11ops.cli.goodput import look_back
-    from tr11ops.hub.model_facts import past_until
-
     try:
-        look = look_back(run, overrides, scheduler)
+        look = look_back(context)
     except (Refusal, OSError, ValueError) as error:
         say(f"the run's past cannot be read, the model's card says unknown: {' '.join(str(error).split())}")
         return past_until(None, None, job.manifest)
     return past_until(look.history, look.goodput, job.manifest)
 
 
-def _facts(job: Job, past: Past) -> ModelFacts:
-    from tr11ops import __version__
-    from tr11ops.hub.model_facts import model_facts, read_losses
-
+def _facts(job: UploadJob, past: TrainingHistory) -> ModelFacts:
     losses = read_losses(job.card.paths.metrics, job.manifest.step)
     repository = job.repository
     return model_facts(job.card, job.manifest, losses, past, repository.name, repository.branch, __version__)
 
 
 def _hub(card: RunCard) -> Hub:
-    from tr11ops.hub.base import Patience
-    from tr11ops.hub.client import Hub
-    from tr11ops.hub.credentials import find_credentials
 
     path = None if card.hub.credentials_file is None else Path(card.hub.credentials_file)
-    return Hub(card.hub.endpoint, find_credentials(path, os.environ), Patience(PATIENCE_SECONDS, say=say))
+    return Hub(card.hub.endpoint, find_credentials(path, os.environ), hub_retries(PATIENCE_SECONDS, say=say))
 
 
 # ----------------------------------------------------------------------------- doing it
-def _upload(job: Job, facts: ModelFacts, hub: Hub, dry_run: bool, yes: bool, as_json: bool) -> None:
-    from tr11ops.backup.turn import Turn
-    from tr11ops.cli.progress import ByteProgress, by_file
-    from tr11ops.cli.upload_export import export
-    from tr11ops.hub.model_card import model_card
-    from tr11ops.hub.upload import overwritten, publish
-    from tr11ops.journal import Journal
-
+def _upload(job: UploadJob, facts: ModelFacts, hub: Hub, dry_run: bool, yes: bool, as_json: bool) -> None:
     text = model_card(facts)
     head, other = overwritten(hub, job.repository, facts.identity)
     if job.is_visibility_asked and head is not None and hub.is_private(job.repository) != job.private:
@@ -171,7 +164,7 @@ def _upload(job: Job, facts: ModelFacts, hub: Hub, dry_run: bool, yes: bool, as_
     if other and not yes:
         agree(f"{job.repository.name} ({job.repository.branch}) holds {other}. Overwrite it?", yes)
     directory = directory_of(job.card)
-    with Turn(directory, f"hub-{job.work.folder.name}", threading.Event()) as turn:
+    with ArchiveLock(directory, f"hub-{job.work.folder.name}", threading.Event()) as turn:
         turn.copying(job.manifest.step)  # from now on the checkpoint is not pruned
         hub.ensure_repository(job.repository, job.private)  # before hours of work: whether it may be written to
         files = export(job, as_json)
@@ -190,12 +183,12 @@ def _upload(job: Job, facts: ModelFacts, hub: Hub, dry_run: bool, yes: bool, as_
         job.work.remove()
     if as_json:
         document = {**_document(job), "commit": commit, "files": len(files), "bytes": sum(one.bytes for one in files)}
-        print(json.dumps({"schema": SCHEMA, **document}, indent=1))
+        emit({"schema": SCHEMA, **document})
     else:
         print(f"{job.address}: step {job.manifest.step}, commit {commit[:12]}")
 
 
-def _document(job: Job) -> dict[str, Any]:
+def _document(job: UploadJob) -> dict[str, Any]:
     return {
         "repository": job.repository.name,
         "branch": job.repository.branch,
@@ -205,12 +198,10 @@ def _document(job: Job) -> dict[str, Any]:
     }
 
 
-def _show_plan(job: Job, text: str, head: str | None, other: str, as_json: bool) -> None:
-    from tr11ops.units import size
-
+def _show_plan(job: UploadJob, text: str, head: str | None, other: str, as_json: bool) -> None:
     if as_json:
         plan = {**_document(job), "bytes": job.bytes, "work": str(job.work.folder), "makes_repository": head is None}
-        print(json.dumps({"schema": SCHEMA, **plan, "overwrites": other, "model_card": text}, indent=1))
+        emit({"schema": SCHEMA, **plan, "overwrites": other, "model_card": text})
         return
     seen = "private" if job.private else "public"
     print(f"step {job.manifest.step} in {job.dtype}, {size(job.bytes)} of tensors")

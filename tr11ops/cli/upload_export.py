@@ -9,15 +9,18 @@ import tempfile
 from typing import TYPE_CHECKING, Any
 
 from tr11ops.cli.common import Refusal, say
+from tr11ops.cli.progress import ByteProgress
+from tr11ops.hub.upload import ROOM
+from tr11ops.runcard.card import resolved
 
 if TYPE_CHECKING:
-    from tr11ops.cli.upload_job import Job
-    from trainer.contract import FileEntry
+    from tr11ops.cli.upload_job import UploadJob
+    from trainer.contract.manifest import FileEntry
 
 # It ends with its parent: an orphan would go on for hours beside its successor. Ctrl-C shows no traceback.
 EXPORT_CHILD = """
 import runpy, signal, sys
-from tr11ops.agent.processes import die_with_parent
+from tr11ops.base.processes import die_with_parent
 die_with_parent(signal.SIGTERM)
 try:
     runpy.run_module("trainer.checkpoint", run_name="__main__", alter_sys=True)
@@ -26,11 +29,8 @@ except KeyboardInterrupt:
 """
 
 
-def export(job: Job, as_json: bool) -> tuple[FileEntry, ...]:
+def export(job: UploadJob, as_json: bool) -> tuple[FileEntry, ...]:
     """The exported files: of an earlier try where they are as they were, else made now."""
-    from tr11ops.cli.progress import ByteProgress
-    from tr11ops.hub.upload import ROOM
-
     work = job.work
     recorded = work.recorded()
     if recorded is not None:
@@ -38,16 +38,14 @@ def export(job: Job, as_json: bool) -> tuple[FileEntry, ...]:
             found = work.finished(bar.advance)
         if found is not None:
             return found
-        say(f"{work.folder}: the export of an earlier try is damaged and is made anew")
+        say(f"{work.folder}: the export of an earlier try is damaged and is made again")
     work.record.unlink(missing_ok=True)
     work.make(int(job.bytes * ROOM))
     return work.record_export(_run_export(job))
 
 
-def _run_export(job: Job) -> dict[str, Any]:
+def _run_export(job: UploadJob) -> dict[str, Any]:
     """Run the export as a child with this terminal's stderr; its result. Raises Refusal where it fails."""
-    from tr11ops.runcard import resolved
-
     with tempfile.NamedTemporaryFile("w", suffix=".json", prefix="tr11-card-", encoding="utf-8") as stream:
         stream.write(json.dumps(resolved(job.card)))
         stream.flush()

@@ -10,19 +10,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tr11ops.cli.checkpoints import resolve_step
 from tr11ops.cli.common import Refusal, directory_of
+from tr11ops.hub.address import endpoint_of
+from tr11ops.hub.base import DEFAULT_BRANCH, Repository
+from tr11ops.hub.upload import Work
+from tr11ops.runcard.copies import REPOSITORY
+from tr11ops.rundir.copies import identity_of
+from tr11ops.rundir.tokenizer import tokenizer_place, workers_environment
+from trainer.contract.manifest import Manifest
+from trainer.contract.paths import checkpoint_name
+from trainer.schedule.flops import count_parameters
 
 if TYPE_CHECKING:
-    from tr11ops.hub.base import Repository
-    from tr11ops.hub.upload import Work
-    from tr11ops.runcard import RunCard
-    from trainer.contract import Manifest
+    from tr11ops.runcard.card import RunCard
 
 BYTES_OF = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
 @dataclass(frozen=True)
-class Job:
+class UploadJob:
     """One upload, before anything is done."""
 
     card: RunCard
@@ -39,8 +46,6 @@ class Job:
 
     @property
     def address(self) -> str:
-        from tr11ops.hub.address import endpoint_of
-
         branch = self.repository.branch
         place = f"{endpoint_of(self.card.hub.endpoint, os.environ)}/{self.repository.name}"
         return place if branch == "main" else f"{place}/tree/{branch}"
@@ -57,15 +62,8 @@ def job_of(
     message: str | None,
     tokenizer: Path | None,
     work: Path | None,
-) -> Job:
+) -> UploadJob:
     """The job that the command line means. Raises Refusal."""
-    from tr11ops.backup.records import identity_of
-    from tr11ops.cli.checkpoints import resolve_step
-    from tr11ops.hub.base import DEFAULT_BRANCH, Repository
-    from tr11ops.hub.upload import Work
-    from trainer.contract import checkpoint_name
-    from trainer.model.flops import count_parameters
-
     name = _repository_name(to or card.hub.model_repository)
     place = resolve_step(card, step)
     manifest = _manifest(place)
@@ -75,7 +73,7 @@ def job_of(
     folder = directory_of(card).paths.state / "upload" if work is None else work.expanduser().absolute()
     name_of_work = f"{checkpoint_name(manifest.step)}-{identity_of(place)[:8]}-{kind}"
     parameters = count_parameters(card.model, card.tokenizer.padded_vocabulary_size).total
-    return Job(
+    return UploadJob(
         card=card,
         place=place,
         manifest=manifest,
@@ -92,8 +90,6 @@ def job_of(
 
 def export_options(card: RunCard, tokenizer: Path | None) -> str:
     """A name for what an export takes from the card and the command line: an earlier one of others is not reused."""
-    from tr11ops.launch.tokenizer import tokenizer_place, workers_environment
-
     named = tokenizer or tokenizer_place(card, workers_environment(card, os.environ))
     source = None if named is None or not named.expanduser().exists() else str(named.expanduser().absolute())
     tokens = card.tokenizer.model_dump(exclude={"path"})
@@ -102,8 +98,6 @@ def export_options(card: RunCard, tokenizer: Path | None) -> str:
 
 
 def _repository_name(name: str | None) -> str:
-    from tr11ops.runcard_copies import REPOSITORY
-
     if name is None:
         raise Refusal("nothing says where to: give --to OWNER/NAME, or set hub.model_repository", exit_code=2)
     if re.fullmatch(REPOSITORY, name) is None:
@@ -118,8 +112,6 @@ def _branch(name: str) -> str:
 
 
 def _manifest(place: Path) -> Manifest:
-    from trainer.contract import Manifest
-
     try:
         manifest = Manifest.read(place)
     except ValueError as error:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from tr11ops.cluster.base import Clock, Job, Node, Overview, SchedulerError
+from tr11ops.cluster.base import Job, Node, Overview, SchedulerClock, SchedulerError
 
 T = TypeVar("T")
 
@@ -15,9 +15,9 @@ FRESH_SECONDS = 15.0
 
 
 class AskedAhead:
-    """An Overview whose jobs of one name and nodes are asked for at once, side by side, before anybody wants them.
+    """An Overview whose jobs of one name and nodes are asked for at once, side by side, before anyone wants them.
 
-    The first answers are those, if they are wanted soon; else the scheduler is asked anew. Errors are raised where the
+    The first answers are those, if they are wanted soon; else the scheduler is asked again. Errors are raised where the
     answer is taken.
     """
 
@@ -42,7 +42,7 @@ class AskedAhead:
 
     def clock(self) -> float:
         """As a Scheduler's, where it has one. Raises SchedulerError."""
-        if not isinstance(self._scheduler, Clock):
+        if not isinstance(self._scheduler, SchedulerClock):
             raise SchedulerError("this scheduler does not tell its time")
         return self._scheduler.clock()
 
@@ -61,7 +61,7 @@ class _Answer(Generic[T]):
     def _ask(self) -> None:
         try:
             self._results.append(self._call())
-        except Exception as error:  # it belongs to whoever takes the answer
+        except Exception as error:  # it belongs to the one who takes the answer
             self._error = error
         self._came = time.monotonic()
 

@@ -7,6 +7,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from tr11ops.base.retry import Unavailable
+
 
 class JobState(StrEnum):
     """States of a job, as Slurm names them; UNKNOWN is tr11's own and never means "gone"."""
@@ -73,7 +75,7 @@ class Job:
     pending_tasks: tuple[int, ...] = ()
     working_directory: str = ""
     output: str = ""
-    eligible_time: float | None = None  # since when it may start; a release begins it anew
+    eligible_time: float | None = None  # since when it may start; a release begins it again
     priority: int | None = None  # 0: the scheduler never starts it
 
 
@@ -135,6 +137,10 @@ class BatchRequest:
     signal_seconds_before_limit: int | None = None  # USR1 to the batch script, as `--signal=B:USR1@N`
     hold: bool = False
     begin: float | None = None  # not to start before this time (seconds since the epoch)
+    hint: str | None = None  # "nomultithread"
+    memory_megabytes: int | None = None  # of each node
+    requeue: bool = False  # whether Slurm itself may queue it again when its node dies
+    survives_nodes: bool = False  # it has spare nodes, and lives on when one dies (its step never does)
     environment: dict[str, str] = field(default_factory=dict)
 
 
@@ -154,7 +160,7 @@ class SchedulerError(Exception):
         return f"the scheduler refused: {self}"
 
 
-class SchedulerUnreachable(SchedulerError):
+class SchedulerUnreachable(SchedulerError, Unavailable):
     """The scheduler did not answer: the state is unknown, and nothing may be concluded from it."""
 
     @property
@@ -173,7 +179,7 @@ class Overview(Protocol):
 
 
 @runtime_checkable
-class Clock(Protocol):
+class SchedulerClock(Protocol):
     """A scheduler that tells its time."""
 
     def clock(self) -> float:

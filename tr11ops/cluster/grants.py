@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from tr11ops.cluster.base import SchedulerError
 from tr11ops.cluster.site import SiteRules
-from tr11ops.cluster.slurm_command import CommandRunner, client_environment, run_command
-from tr11ops.cluster.slurm_text import duration_seconds, records, time_stamp
+from tr11ops.cluster.slurm_command import COMMAND_SECONDS, CommandRunner, client_environment, run_command
+from tr11ops.cluster.slurm_text import limit_seconds, records, time_stamp
 
 _BUDGET = re.compile(r"(?P<resource>[^=,]+)=(?P<limit>\d+)\((?P<used>\d+)\)")  # an unlimited one is `cpu=N(12)`
 
@@ -25,7 +25,7 @@ class Reservation:
 
 
 @dataclass(frozen=True)
-class Budget:
+class ResourceBudget:
     """Minutes of a resource (`cpu`, `node`, `gres/gpu`) that an account or QoS may use in all, and has used."""
 
     owner: str
@@ -46,7 +46,7 @@ class Grants:
     """
 
     reservation: Reservation | None = None
-    budgets: tuple[Budget, ...] = ()
+    budgets: tuple[ResourceBudget, ...] = ()
     longest_job: int | None = None
     is_safe: bool = False
 
@@ -59,7 +59,6 @@ def read_grants(
     reservation: str | None,
     environment: Mapping[str, str] | None = None,
     runner: CommandRunner = run_command,
-    timeout_seconds: float = 60.0,
 ) -> Grants:
     """Ask `scontrol`; only for what the card names and the site enforces. `account` None: the user's default.
 
@@ -70,7 +69,7 @@ def read_grants(
     def ask(*words: str) -> str:
         result = runner(
             ["scontrol", "--oneliner", "show", *words], standard_input="", environment=variables,
-            timeout_seconds=timeout_seconds,
+            timeout_seconds=COMMAND_SECONDS,
         )  # fmt: skip
         if result.returncode != 0:
             said = (result.stderr or result.stdout).strip().splitlines()
@@ -81,9 +80,9 @@ def read_grants(
     if not rules.enforces_limits:
         return Grants(found)
     rows = list(_limits(ask("assoc_mgr", "flags=assoc,qos"), user, account, quality))
-    walls = [wall for _, row in rows if (wall := _minutes(row.get("MaxWallPJ", ""))) is not None]
+    walls = [wall for _, row in rows if (wall := limit_seconds(row.get("MaxWallPJ", ""))) is not None]
     budgets = tuple(
-        Budget(owner, match["resource"], float(match["limit"]), float(match["used"]))
+        ResourceBudget(owner, match["resource"], float(match["limit"]), float(match["used"]))
         for owner, row in rows
         for match in _BUDGET.finditer(row.get("GrpTRESMins", ""))
     )
@@ -115,8 +114,3 @@ def _limits(text: str, user: str, account: str | None, quality: str | None) -> I
     for row in records(text, "QOS"):
         if quality is not None and row["QOS"].partition("(")[0] == quality:
             yield f"QoS {quality}", row
-
-
-def _minutes(text: str) -> int | None:
-    """Seconds of a number of minutes, or of a time as D-HH:MM:SS; None for no limit."""
-    return int(text) * 60 if text.isdigit() else duration_seconds(text)

@@ -11,10 +11,10 @@ from collections.abc import Iterable
 
 from tr11ops.cluster.base import Job
 from tr11ops.cluster.slurm_text import (
-    duration_seconds,
     exit_pair,
     full_job_id,
     job_state,
+    limit_seconds,
     node_names,
     shell_exit_code,
     text_value,
@@ -58,7 +58,7 @@ def ended_job(line: str) -> Job | None:
         submit_time=time_stamp(rest.get("SubmitTime", "")),
         start_time=time_stamp(match["start"]),
         end_time=time_stamp(match["end"]),
-        time_limit_seconds=_limit(match["limit"]),
+        time_limit_seconds=limit_seconds(match["limit"]),
         exit_code=code,
         exit_signal=signal,
         derived_exit_code=shell_exit_code(*exit_pair(rest.get("DerivedExitCode", ""))),
@@ -75,8 +75,3 @@ def ended_jobs(lines: Iterable[str], name: str) -> tuple[Job, ...]:
             found.pop(job.raw_id, None)
             found[job.raw_id] = job
     return tuple(found.values())
-
-
-def _limit(text: str) -> int | None:
-    """Seconds of a limit: whole minutes in older versions, D-HH:MM:SS in newer ones."""
-    return int(text) * 60 if text.isdigit() else duration_seconds(text)

@@ -6,7 +6,6 @@ state lies in a folder (`local_store`), so that any later process sees and steer
 
 from __future__ import annotations
 
-import getpass
 import os
 import time
 from collections.abc import Callable
@@ -30,14 +29,14 @@ from tr11ops.cluster.local_records import (
     PARTITION,
     Dropped,
     LocalSettings,
-    Submission,
+    LocalSubmission,
     TaskRecord,
     WaitingTask,
 )
 from tr11ops.cluster.local_recovery import launch_supervisor, recover
 from tr11ops.cluster.local_rules import (
     JobReference,
-    parse_array,
+    array_of,
     parse_dependency,
     parse_job_id,
     placement_fault,
@@ -45,6 +44,7 @@ from tr11ops.cluster.local_rules import (
 )
 from tr11ops.cluster.local_store import LocalStore, default_folder, nodes_from_environment
 from tr11ops.cluster.local_view import find_job, submission_jobs
+from trainer.contract.files import login_name
 
 START_PATIENCE_SECONDS = 10.0
 
@@ -76,16 +76,16 @@ class LocalScheduler:
         fault = self._fault(request, settings)
         if fault:
             raise SchedulerError(fault)
-        array = parse_array(request.array) if request.array is not None else None
+        array = array_of(request.array) if request.array is not None else None
         indices = array.indices if array else (None,)
         environment = submitted_environment(request, dict(os.environ))
         with self.store.changing():
             self.store.prune(time.time(), settings.keep_seconds)
             job_id = self.store.next_id()
-            submission = Submission(
+            submission = LocalSubmission(
                 job_id=job_id,
                 request=request,
-                user=_user(),
+                user=login_name(),
                 submit_time=time.time(),
                 is_array=array is not None,
                 throttle=array.throttle if array else None,
@@ -114,7 +114,7 @@ class LocalScheduler:
     def _fault(self, request: BatchRequest, settings: LocalSettings) -> str | None:
         try:
             if request.array is not None:
-                parse_array(request.array)
+                array_of(request.array)
             for term in parse_dependency(request.dependency).terms if request.dependency else ():
                 if term.job_id is not None and not self._can_depend_on(term.kind, term.job_id, term.task_id):
                     target = term.job_id if term.task_id is None else f"{term.job_id}_{term.task_id}"
@@ -185,7 +185,7 @@ class LocalScheduler:
     def cancel(self, job_id: str) -> None:
         """Cancel a job, an array, or one task (`ID_k`). What has ended, or was never there, stays as it is."""
 
-        def change(submission: Submission, reference: JobReference) -> Submission:
+        def change(submission: LocalSubmission, reference: JobReference) -> LocalSubmission:
             dropped = tuple(task.task_id for task in submission.waiting if reference.names(task.task_id))
             return replace(
                 submission,
@@ -255,7 +255,7 @@ class LocalScheduler:
         raise SchedulerError(f"task {task.raw_id} has not started its batch script yet; try again")
 
     # ------------------------------------------------------------------------- helpers
-    def _find(self, reference: JobReference) -> tuple[Submission, JobReference] | None:
+    def _find(self, reference: JobReference) -> tuple[LocalSubmission, JobReference] | None:
         """The submission that is meant, and which of its tasks; None if it is not, or no longer, known."""
         submission = self.store.load(reference.number)
         if submission is None and reference.tasks is None:
@@ -268,14 +268,14 @@ class LocalScheduler:
             return None
         return submission, reference
 
-    def _resolve(self, job_id: str) -> tuple[Submission, JobReference]:
+    def _resolve(self, job_id: str) -> tuple[LocalSubmission, JobReference]:
         """As `_find`, by the text of an id. Raises SchedulerError for one that is not known."""
         found = self._find(parse_job_id(job_id))
         if found is None:
             raise SchedulerError(f"invalid job id {job_id}: no such job is known")
         return found
 
-    def _change(self, job_id: str, change: Callable[[Submission, JobReference], Submission]) -> None:
+    def _change(self, job_id: str, change: Callable[[LocalSubmission, JobReference], LocalSubmission]) -> None:
         recover(self.store)
         with self.store.changing():
             submission, reference = self._resolve(job_id)
@@ -286,17 +286,10 @@ class LocalScheduler:
         self.store.wake()
 
     def _change_waiting(self, job_id: str, change: Callable[[WaitingTask], WaitingTask]) -> None:
-        def change_all(submission: Submission, reference: JobReference) -> Submission:
+        def change_all(submission: LocalSubmission, reference: JobReference) -> LocalSubmission:
             if not any(reference.names(task.task_id) for task in submission.waiting):
                 raise SchedulerError(f"job {job_id} is no longer pending")
             waiting = tuple(change(task) if reference.names(task.task_id) else task for task in submission.waiting)
             return replace(submission, waiting=waiting)
 
         self._change(job_id, change_all)
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # no name for this user id, as in some containers
-        return str(os.getuid())

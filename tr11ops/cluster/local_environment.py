@@ -7,10 +7,12 @@ from pathlib import Path
 
 from tr11ops.cluster.base import BatchRequest
 from tr11ops.cluster.hostlist import compress
-from tr11ops.cluster.local_records import PARTITION, Submission, TaskRecord
+from tr11ops.cluster.local_records import PARTITION, LocalSubmission, TaskRecord
 
 
-def task_environment(submission: Submission, task: TaskRecord, base: dict[str, str], folder: Path) -> dict[str, str]:
+def task_environment(
+    submission: LocalSubmission, task: TaskRecord, base: dict[str, str], folder: Path
+) -> dict[str, str]:
     """What the batch script finds in its environment: the submitter's variables, and Slurm's for this task."""
     request = submission.request
     limit_end = int(task.start_time) + request.time_limit_seconds

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
-import sys
 import time
 from collections.abc import Collection
 from functools import cache
@@ -17,9 +15,7 @@ import psutil
 from tr11ops.cluster.local_records import ProcessMark
 
 SUPERVISOR_MODULE = "tr11ops.cluster.local_supervisor"
-
-_SET_NAME = 15  # prctl(2)
-_SET_CHILD_SUBREAPER = 36
+KILL_SECONDS = 10.0  # what is still there after so many has hung in the kernel
 
 
 @cache
@@ -105,9 +101,9 @@ def send(processes: Collection[psutil.Process], number: int) -> None:
             process.send_signal(number)
 
 
-def kill_task_leftovers(wanted: dict[str, str], step: ProcessMark | None, patience_seconds: float = 10.0) -> int:
+def kill_task_leftovers(wanted: dict[str, str], step: ProcessMark | None) -> int:
     """KILL everything that a task left behind, by its keeper's tree and by its environment. Returns what remains."""
-    deadline = time.monotonic() + patience_seconds
+    deadline = time.monotonic() + KILL_SECONDS
     while True:
         left = with_environment(wanted)
         if step is not None and is_alive(step):
@@ -116,14 +112,3 @@ def kill_task_leftovers(wanted: dict[str, str], step: ProcessMark | None, patien
         if not left or time.monotonic() > deadline:
             return len(left)
         time.sleep(0.02)
-
-
-def adopt_orphans(name: str) -> None:
-    """Linux: make this process the parent of every orphan below it, and show it as `name` in process lists.
-
-    Elsewhere orphans go to the first process; they are then found by their environment.
-    """
-    if sys.platform == "linux":
-        library = ctypes.CDLL(None)
-        library.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        library.prctl(_SET_NAME, ctypes.c_char_p(name.encode()), 0, 0, 0)

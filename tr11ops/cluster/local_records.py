@@ -103,7 +103,7 @@ class Dropped:
 
 
 @dataclass(frozen=True)
-class Submission:
+class LocalSubmission:
     """One submission: a job, or an array of them."""
 
     job_id: int
@@ -127,17 +127,12 @@ class Submission:
         return not self.waiting and not self.running
 
     @property
-    def has_started(self) -> bool:
-        """True when no task waits for its first start, as the dependency `after` means it."""
-        return not self.waiting
-
-    @property
     def end_time(self) -> float:
         """When the last task ended or was dropped; the submit time if nothing has ended."""
         ends = [task.end_time for task in self.tasks if task.end_time is not None]
         return max([self.submit_time, *ends, *(dropped.time for dropped in self.dropped)])
 
-    def with_task(self, task: TaskRecord) -> Submission:
+    def with_task(self, task: TaskRecord) -> LocalSubmission:
         """The same submission with this task's record replaced (found by its raw id), or added."""
         others = tuple(task if known.raw_id == task.raw_id else known for known in self.tasks)
         return replace(self, tasks=others if task in others else (*others, task))
@@ -157,14 +152,14 @@ class Submission:
         }
 
     @staticmethod
-    def from_json(value: Mapping[str, Any]) -> Submission:
+    def from_json(value: Mapping[str, Any]) -> LocalSubmission:
         request = value["request"]
         waiting = [
             WaitingTask(task_id, group["held"], tuple(group["excluded"]))
             for group in value["waiting"]
             for task_id in group["task_ids"]
         ]
-        return Submission(
+        return LocalSubmission(
             **{
                 **value,
                 "request": BatchRequest(

@@ -7,60 +7,25 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from tr11ops.cluster.arrays import ArraySpec, ArraySyntaxError, named_tasks, parse_array
 from tr11ops.cluster.base import BatchRequest, JobState, SchedulerError
 from tr11ops.cluster.hostlist import compress
 from tr11ops.cluster.local_records import (
     PARTITION,
     LocalSettings,
-    Submission,
+    LocalSubmission,
     TaskRecord,
     WaitingTask,
 )
 
-LARGEST_ARRAY_INDEX = 99_999
-MOST_ARRAY_TASKS = 10_000
-
-_RANGE = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
-
 
 # ----------------------------------------------------------------------------- arrays
-@dataclass(frozen=True)
-class ArraySpecification:
-    """Sorted indices of an array and how many tasks may run at once (None: no limit)."""
-
-    indices: tuple[int, ...]
-    throttle: int | None
-    step: int
-
-
-def parse_array(text: str) -> ArraySpecification:
-    """Read Slurm's array syntax: `1-10%1`, `0-15:4`, `1,3,5-7`. Raises SchedulerError with the fault."""
-
-    def fault(rule: str) -> SchedulerError:
-        return SchedulerError(f"invalid job array {text!r}: {rule}; write it like 1-10%1 or 0-15:4 or 1,3,5-7")
-
-    listing, percent, limit = text.partition("%")
-    if percent and not (re.fullmatch(r"\d+", limit) and int(limit) > 0):
-        raise fault("the number after % must be 1 or more")
-    indices: set[int] = set()
-    step = 1
-    for part in listing.split(","):
-        match = _RANGE.fullmatch(part)
-        if match is None:
-            raise fault(f"{part!r} is not an index or a range")
-        low = int(match[1])
-        high = int(match[2]) if match[2] else low
-        step = int(match[3]) if match[3] else 1
-        if high < low:
-            raise fault(f"{part!r} runs backwards")
-        if step < 1:
-            raise fault(f"the step in {part!r} must be 1 or more")
-        if high > LARGEST_ARRAY_INDEX:
-            raise fault(f"{high} is above the largest index, {LARGEST_ARRAY_INDEX}")
-        indices.update(range(low, high + 1, step))
-    if len(indices) > MOST_ARRAY_TASKS:
-        raise fault(f"{len(indices)} tasks are more than the most, {MOST_ARRAY_TASKS}")
-    return ArraySpecification(tuple(sorted(indices)), int(limit) if percent else None, step if "," not in text else 1)
+def array_of(text: str) -> ArraySpec:
+    """What `--array` takes. Raises SchedulerError with the fault."""
+    try:
+        return parse_array(text)
+    except ArraySyntaxError as error:
+        raise SchedulerError(f"invalid job array {text!r}: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -76,15 +41,15 @@ class JobReference:
 
 def parse_job_id(text: str) -> JobReference:
     """Read `12`, `12_3` or, as waiting tasks are shown, `12_[4-10%1]`. Raises SchedulerError for anything else."""
-    match = re.fullmatch(r"([0-9]{1,18})(?:_(?:([0-9]{1,6})|\[([0-9,:%-]+)\]))?", text)
-    if match is None:
+    match = re.fullmatch(r"([0-9]{1,18})(?:_([0-9]{1,7}|\[[0-9,:%-]+\]))?", text)
+    tasks = named_tasks(match[2]) if match is not None and match[2] else None
+    if match is None or (match[2] and tasks is None):
         raise SchedulerError(f"invalid job id {text!r}: write 12, 12_3 or 12_[4-10]")
-    tasks = match[2] or match[3]
-    return JobReference(int(match[1]), frozenset(parse_array(tasks).indices) if tasks else None)
+    return JobReference(int(match[1]), None if tasks is None else frozenset(tasks))
 
 
 # ----------------------------------------------------------------------------- dependencies
-class Verdict(Enum):
+class DependencyVerdict(Enum):
     """Whether a dependency lets a job start."""
 
     MET = "met"
@@ -147,11 +112,11 @@ def parse_dependency(text: str) -> Dependency:
 
 def dependency_verdict(
     dependency: Dependency,
-    submission: Submission,
-    find: Callable[[int], Submission | None],
-    others: Iterable[Submission],
+    submission: LocalSubmission,
+    find: Callable[[int], LocalSubmission | None],
+    others: Iterable[LocalSubmission],
     now: float,
-) -> Verdict:
+) -> DependencyVerdict:
     """May `submission` start? `find` gives a submission by id (None: aged out), `others` all that are not over."""
     verdicts = []
     for term in dependency.terms:
@@ -162,19 +127,19 @@ def dependency_verdict(
                 and not other.is_over
                 for other in others
             )
-            verdicts.append(Verdict.WAIT if earlier else Verdict.MET)
+            verdicts.append(DependencyVerdict.WAIT if earlier else DependencyVerdict.MET)
         else:
             verdicts.append(_term_verdict(term, find(term.job_id), now))
     if dependency.any_one:
-        order = (Verdict.MET, Verdict.WAIT, Verdict.NEVER)
+        order = (DependencyVerdict.MET, DependencyVerdict.WAIT, DependencyVerdict.NEVER)
     else:
-        order = (Verdict.NEVER, Verdict.WAIT, Verdict.MET)
+        order = (DependencyVerdict.NEVER, DependencyVerdict.WAIT, DependencyVerdict.MET)
     return next(verdict for verdict in order if verdict in verdicts)
 
 
-def _term_verdict(term: DependencyTerm, target: Submission | None, now: float) -> Verdict:
+def _term_verdict(term: DependencyTerm, target: LocalSubmission | None, now: float) -> DependencyVerdict:
     if target is None:  # only a job that ended long ago is gone; how it ended is not known any more
-        return Verdict.MET if term.kind in {"after", "afterany"} else Verdict.NEVER
+        return DependencyVerdict.MET if term.kind in {"after", "afterany"} else DependencyVerdict.NEVER
     tasks: Sequence[TaskRecord] = target.tasks
     waiting: Collection[WaitingTask] = target.waiting
     dropped = bool(target.dropped)
@@ -184,14 +149,16 @@ def _term_verdict(term: DependencyTerm, target: Submission | None, now: float) -
         dropped = any(term.task_id in drop.task_ids for drop in target.dropped)
     if term.kind == "after":
         starts = [task.start_time for task in tasks] or [target.end_time]
-        return Verdict.MET if not waiting and now >= max(starts) + term.delay_seconds else Verdict.WAIT
+        return (
+            DependencyVerdict.MET if not waiting and now >= max(starts) + term.delay_seconds else DependencyVerdict.WAIT
+        )
     failed = dropped or any(task.state.is_final and task.state is not JobState.COMPLETED for task in tasks)
     ended = not waiting and all(task.state.is_final for task in tasks)
     if term.kind == "afterany":
-        return Verdict.MET if ended else Verdict.WAIT
+        return DependencyVerdict.MET if ended else DependencyVerdict.WAIT
     if not ended:
-        return Verdict.WAIT
-    return Verdict.MET if failed == (term.kind == "afternotok") else Verdict.NEVER
+        return DependencyVerdict.WAIT
+    return DependencyVerdict.MET if failed == (term.kind == "afternotok") else DependencyVerdict.NEVER
 
 
 # ----------------------------------------------------------------------------- admission and placement
@@ -260,7 +227,7 @@ def placement_fault(node_count: int, excluded: Collection[str], settings: LocalS
 
 
 def choose_nodes(
-    submission: Submission, task: WaitingTask, others: Iterable[Submission], settings: LocalSettings
+    submission: LocalSubmission, task: WaitingTask, others: Iterable[LocalSubmission], settings: LocalSettings
 ) -> tuple[tuple[str, ...], str]:
     """The nodes for a task that is otherwise ready, or none and the reason (Resources, Priority).
 

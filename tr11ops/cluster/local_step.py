@@ -17,13 +17,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from tr11ops.base.processes import adopt_orphans, show_as
 from tr11ops.cluster.base import JobState
-from tr11ops.cluster.local_processes import adopt_orphans, descendants, mark, send
+from tr11ops.cluster.local_processes import descendants, mark, send
 from tr11ops.cluster.local_records import ProcessMark
 
 
 @dataclass(frozen=True)
-class Command:
+class BatchCommand:
     """What a keeper runs: the batch script with its interpreter, and its surroundings."""
 
     arguments: list[str]
@@ -33,7 +34,7 @@ class Command:
 
 
 @dataclass(frozen=True)
-class Step:
+class StepHandle:
     """The supervisor's handle on a keeper. `status` gives JSON lines, `control` takes signal names."""
 
     pid: int
@@ -47,7 +48,7 @@ class RunningTask:
     """A task's processes and clocks, in the supervisor alone. Times are of the monotonic clock."""
 
     raw_id: int
-    step: Step
+    step: StepHandle
     limit_at: float
     warn_at: float | None
     ending: JobState | None = None  # why it is being ended, if not by itself
@@ -77,7 +78,7 @@ class RunningTask:
         return {**end, "step": None, "batch": None}
 
 
-def start_step(command: Command) -> Step:
+def start_step(command: BatchCommand) -> StepHandle:
     """Start a task's keeper and, in it, the batch script.
 
     Its first status line is `{"batch": PID}` or `{"error": why}`, its last `{"code": N}` or `{"signal": N}`.
@@ -98,7 +99,7 @@ def start_step(command: Command) -> Step:
     os.close(status_write)
     os.close(control_read)
     os.set_blocking(status_read, False)
-    return Step(pid, mark(pid), status_read, control_write)
+    return StepHandle(pid, mark(pid), status_read, control_write)
 
 
 def _close_all_but(kept: set[int]) -> None:
@@ -109,9 +110,10 @@ def _close_all_but(kept: set[int]) -> None:
                 os.close(descriptor)
 
 
-def _keep(command: Command, status: int, control: int) -> None:
+def _keep(command: BatchCommand, status: int, control: int) -> None:
     os.setsid()
-    adopt_orphans("tr11-task")
+    adopt_orphans()
+    show_as("tr11-task")
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_DFL)
     wake_read, wake_write = os.pipe()

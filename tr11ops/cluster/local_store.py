@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from tr11ops.cluster.base import SchedulerError, SchedulerUnreachable
-from tr11ops.cluster.local_records import LocalSettings, Submission, simulated_nodes
+from tr11ops.cluster.local_records import LocalSettings, LocalSubmission, simulated_nodes
 from tr11ops.cluster.local_rules import parse_dependency
 
 LOCK_PATIENCE_SECONDS = 30.0
@@ -65,7 +65,7 @@ class LocalStore:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._cache: dict[int, tuple[tuple[int, int, int], Submission]] = {}
+        self._cache: dict[int, tuple[tuple[int, int, int], LocalSubmission]] = {}
 
     def prepare(self) -> None:
         """Create the folder. Raises SchedulerError where that is not possible."""
@@ -113,13 +113,8 @@ class LocalStore:
 
     def next_id(self) -> int:
         """A job number that was never given out before. Call it inside `changing()`."""
-        counter = self.folder / "last_id"
-        try:
-            last = int(counter.read_text())
-        except FileNotFoundError:
-            last = 0
-        number = max([last, *(int(name) for name in self._numbers("jobs"))]) + 1
-        write_file(counter, f"{number}\n")
+        number = max(self.last_id(), *self._numbers("jobs"), 0) + 1
+        write_file(self.folder / "last_id", f"{number}\n")
         return number
 
     def last_id(self) -> int:
@@ -128,7 +123,7 @@ class LocalStore:
         except FileNotFoundError:
             return 0
 
-    def create(self, submission: Submission, environment: Mapping[str, str]) -> int:
+    def create(self, submission: LocalSubmission, environment: Mapping[str, str]) -> int:
         """Write a new submission; it is visible when its state file, the last one, is there.
 
         Returns its supervisor's lock, taken, so that at no moment it looks abandoned.
@@ -150,14 +145,14 @@ class LocalStore:
         (self.folder / "active" / str(job_id)).unlink(missing_ok=True)
         shutil.rmtree(self.job_folder(job_id), ignore_errors=True)
 
-    def save(self, submission: Submission) -> None:
+    def save(self, submission: LocalSubmission) -> None:
         folder = self.job_folder(submission.job_id)
         write_file(folder / "state.json", json.dumps(submission.to_json()))
         if submission.is_over:
             (folder / "environment.json").unlink(missing_ok=True)
             (self.folder / "active" / str(submission.job_id)).unlink(missing_ok=True)
 
-    def load(self, job_id: int) -> Submission | None:
+    def load(self, job_id: int) -> LocalSubmission | None:
         """One submission; None if it is not, or no longer, known."""
         path = self.job_folder(job_id) / "state.json"
         try:
@@ -172,10 +167,10 @@ class LocalStore:
             if value is None:
                 return None
             # A newer file than the one that was looked at only makes the next call read again.
-            cached = self._cache[job_id] = (stamp, Submission.from_json(value))
+            cached = self._cache[job_id] = (stamp, LocalSubmission.from_json(value))
         return cached[1]
 
-    def active(self) -> tuple[Submission, ...]:
+    def active(self) -> tuple[LocalSubmission, ...]:
         """Every submission that is not over, oldest first."""
         found = (self.load(job_id) for job_id in self._numbers("active"))
         return tuple(submission for submission in found if submission is not None and not submission.is_over)
@@ -183,12 +178,12 @@ class LocalStore:
     def active_ids(self) -> tuple[int, ...]:
         return self._numbers("active")
 
-    def everything(self) -> tuple[Submission, ...]:
+    def everything(self) -> tuple[LocalSubmission, ...]:
         """Every submission that is still known, oldest first."""
         found = (self.load(job_id) for job_id in self._numbers("jobs"))
         return tuple(submission for submission in found if submission is not None)
 
-    def find_raw(self, raw_id: int) -> tuple[Submission, int | None] | None:
+    def find_raw(self, raw_id: int) -> tuple[LocalSubmission, int | None] | None:
         """The submission and array index of a task by its raw number, which is never below its submission's."""
         for job_id in reversed(self._numbers("jobs")):
             submission = self.load(job_id) if job_id <= raw_id else None

@@ -18,20 +18,20 @@ from pathlib import Path
 
 import psutil
 
+from tr11ops.base.processes import adopt_orphans, show_as
 from tr11ops.cluster.base import JobState, SchedulerError
 from tr11ops.cluster.local_environment import interpreter, task_environment
 from tr11ops.cluster.local_processes import (
-    adopt_orphans,
     descendants,
     is_supervisor,
     kill_task_leftovers,
     mark,
     send,
 )
-from tr11ops.cluster.local_records import LocalSettings, Submission, TaskRecord, WaitingTask
+from tr11ops.cluster.local_records import LocalSettings, LocalSubmission, TaskRecord, WaitingTask
 from tr11ops.cluster.local_recovery import recover, task_variables
-from tr11ops.cluster.local_rules import Verdict, choose_nodes, dependency_verdict, parse_dependency
-from tr11ops.cluster.local_step import Command, RunningTask, start_step
+from tr11ops.cluster.local_rules import DependencyVerdict, choose_nodes, dependency_verdict, parse_dependency
+from tr11ops.cluster.local_step import BatchCommand, RunningTask, start_step
 from tr11ops.cluster.local_store import LocalStore
 from tr11ops.cluster.local_view import output_path
 
@@ -89,7 +89,7 @@ class Supervisor:
             self.trouble = words
             print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {words}", file=sys.stderr, flush=True)
 
-    def _fail_unstarted(self, submission: Submission) -> None:
+    def _fail_unstarted(self, submission: LocalSubmission) -> None:
         """A task that is running on disk, and not here, is one whose start went wrong."""
         for record in submission.running:
             if record.raw_id not in self.running:
@@ -120,7 +120,7 @@ class Supervisor:
                 self._change_task(task.raw_id, step=task.step.mark, batch=task.batch)
                 task.batch = None
 
-    def _enforce(self, submission: Submission) -> None:
+    def _enforce(self, submission: LocalSubmission) -> None:
         """Early signal, time limit, cancellation, and the end of what a finished script left behind."""
         cancelled = {task.raw_id for task in submission.running if task.cancel}
         for task in self.running.values():
@@ -172,7 +172,7 @@ class Supervisor:
             self.store.wake()
 
     def _reap_orphans(self) -> None:
-        """End what a dead keeper left to us, and collect the dead who are nobody's task."""
+        """End what a dead keeper left to us, and collect the dead who are no one's task."""
         keepers = {task.step.pid for task in self.running.values()}
         for child in psutil.Process().children():
             with contextlib.suppress(psutil.NoSuchProcess, ChildProcessError):
@@ -208,7 +208,7 @@ class Supervisor:
             self._start(submission, record)
             self.store.wake(*(set(self.store.active_ids()) - {self.job_id}))
 
-    def _next_task(self, submission: Submission) -> tuple[WaitingTask | None, tuple[str, ...], str]:
+    def _next_task(self, submission: LocalSubmission) -> tuple[WaitingTask | None, tuple[str, ...], str]:
         """The task to start now and its nodes, or None and the reason to wait."""
         ready = next((task for task in submission.waiting if not task.held), None)
         if ready is None:
@@ -218,19 +218,19 @@ class Supervisor:
             verdict = dependency_verdict(
                 parse_dependency(submission.request.dependency), submission, self.store.load, active, time.time()
             )
-            if verdict is not Verdict.MET:
-                return None, (), "Dependency" if verdict is Verdict.WAIT else "DependencyNeverSatisfied"
+            if verdict is not DependencyVerdict.MET:
+                return None, (), "Dependency" if verdict is DependencyVerdict.WAIT else "DependencyNeverSatisfied"
         if submission.throttle is not None and len(submission.running) >= submission.throttle:
             return None, (), "JobArrayTaskLimit"
         nodes, reason = choose_nodes(submission, ready, active, self.settings)
         return (ready if nodes else None), nodes, reason
 
-    def _start(self, submission: Submission, record: TaskRecord) -> None:
+    def _start(self, submission: LocalSubmission, record: TaskRecord) -> None:
         request = submission.request
         folder = self.store.job_folder(self.job_id)
         base = json.loads((folder / "environment.json").read_text(encoding="utf-8", errors="surrogateescape"))
         step = start_step(
-            Command(
+            BatchCommand(
                 arguments=interpreter(folder / "script"),
                 environment=task_environment(submission, record, base, self.store.folder),
                 working_directory=request.working_directory,
@@ -292,7 +292,8 @@ def main(arguments: list[str]) -> int:
     os.setsid()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    adopt_orphans("tr11-supervisor")
+    adopt_orphans()
+    show_as("tr11-supervisor")
     store = LocalStore(folder)
     os.truncate(lock, 0)
     os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)

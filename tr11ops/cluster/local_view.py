@@ -4,28 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
 from typing import Any
 
+from tr11ops.cluster.arrays import format_ranges
 from tr11ops.cluster.base import Job, JobState
-from tr11ops.cluster.local_records import PARTITION, Dropped, Submission, TaskRecord, WaitingTask
+from tr11ops.cluster.local_records import PARTITION, Dropped, LocalSubmission, TaskRecord, WaitingTask
 
 NO_TASK = 4294967294  # what Slurm writes for %a in a job without an array
 HELD = "JobHeldUser"
 
 
-def format_ranges(numbers: Iterable[int]) -> str:
-    """`1,2,3,7` as people write it: "1-3,7". The numbers must be sorted."""
-    runs: list[tuple[int, int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1] = (runs[-1][0], number)
-        else:
-            runs.append((number, number))
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
-
-
-def output_path(submission: Submission, task: TaskRecord | None = None) -> str:
+def output_path(submission: LocalSubmission, task: TaskRecord | None = None) -> str:
     """The output file with Slurm's patterns (%x %j %A %a %N %u %%, with a width as in %5a) replaced.
 
     Without a task, the patterns that only a started task can fill stay as they are.
@@ -49,7 +38,7 @@ def output_path(submission: Submission, task: TaskRecord | None = None) -> str:
     return os.path.join(submission.request.working_directory, file)  # noqa: PTH118  a Path costs ten times as much
 
 
-def _common(submission: Submission) -> dict[str, Any]:
+def _common(submission: LocalSubmission) -> dict[str, Any]:
     request = submission.request
     return {
         "array_id": str(submission.job_id) if submission.is_array else None,
@@ -64,7 +53,7 @@ def _common(submission: Submission) -> dict[str, Any]:
     }
 
 
-def _display_id(submission: Submission, task_ids: tuple[int | None, ...]) -> str:
+def _display_id(submission: LocalSubmission, task_ids: tuple[int | None, ...]) -> str:
     numbers = [number for number in task_ids if number is not None]
     if not submission.is_array:
         return str(submission.job_id)
@@ -74,7 +63,7 @@ def _display_id(submission: Submission, task_ids: tuple[int | None, ...]) -> str
     return f"{submission.job_id}_[{format_ranges(numbers)}{throttle}]"
 
 
-def waiting_job(submission: Submission, group: tuple[WaitingTask, ...]) -> Job:
+def waiting_job(submission: LocalSubmission, group: tuple[WaitingTask, ...]) -> Job:
     """The Job for waiting tasks that share their hold and exclusions. `group` must not be empty."""
     first = group[0]
     numbers = tuple(task.task_id for task in group if task.task_id is not None)
@@ -92,7 +81,7 @@ def waiting_job(submission: Submission, group: tuple[WaitingTask, ...]) -> Job:
     )
 
 
-def task_job(submission: Submission, task: TaskRecord) -> Job:
+def task_job(submission: LocalSubmission, task: TaskRecord) -> Job:
     """The Job for one started task."""
     return Job(
         job_id=_display_id(submission, (task.task_id,)),
@@ -110,7 +99,7 @@ def task_job(submission: Submission, task: TaskRecord) -> Job:
     )
 
 
-def dropped_job(submission: Submission, dropped: Dropped) -> Job:
+def dropped_job(submission: LocalSubmission, dropped: Dropped) -> Job:
     """The Job for tasks that were cancelled before they started."""
     numbers = tuple(number for number in dropped.task_ids if number is not None)
     return Job(
@@ -124,7 +113,7 @@ def dropped_job(submission: Submission, dropped: Dropped) -> Job:
     )
 
 
-def submission_jobs(submission: Submission) -> tuple[Job, ...]:
+def submission_jobs(submission: LocalSubmission) -> tuple[Job, ...]:
     """Every Job of a submission: waiting tasks in groups, started tasks one by one, dropped tasks in groups."""
     groups: dict[tuple[bool, tuple[str, ...]], list[WaitingTask]] = {}
     for waiting in submission.waiting:
@@ -136,7 +125,7 @@ def submission_jobs(submission: Submission) -> tuple[Job, ...]:
     )
 
 
-def find_job(submission: Submission, task_id: int | None) -> Job | None:
+def find_job(submission: LocalSubmission, task_id: int | None) -> Job | None:
     """One task of an array; without `task_id` the job itself, or of an array what matters most now:
     its waiting tasks, else its newest started task, else the tasks dropped last."""
     for waiting in submission.waiting:

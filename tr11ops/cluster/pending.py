@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 
 from tr11ops.cluster.base import Job
 
@@ -23,7 +24,7 @@ class Wait(StrEnum):
 
 
 class Cause(StrEnum):
-    """What stands in the way, for the kinds that do not pass by themselves: each has its own cure."""
+    """What stands in the way: each has its own cure. `LIMIT` with `Wait.PASSES`: other jobs use what is allowed."""
 
     NONE = ""
     HOLD = "hold"
@@ -34,84 +35,101 @@ class Cause(StrEnum):
     UNKNOWN = "unknown"
 
 
+class HeldBy(StrEnum):
+    """Who put a pending job on hold, by what the scheduler says; UNKNOWN: only its priority of 0 shows the hold."""
+
+    USER = "its user"
+    ADMINISTRATOR = "an administrator"
+    SCHEDULER = "the scheduler"
+    UNKNOWN = "someone"
+
+
 @dataclass(frozen=True)
-class Reason:
+class JobReason:
     """One row: `pattern` is matched with the whole name (or sentence) in which blanks stand for underscores."""
 
     pattern: str
     wait: Wait
     cause: Cause
     meaning: str
+    held_by: HeldBy | None = None  # None: nothing holds it, it waits for something else
 
 
 _RESOURCE = r"(BB|Billing|CPU|Cpu|Energy|GRES|License|Mem|Memory|Node|Unknown)"
 _GROUP = r"(AssocGrp|QOSGrp)"
 
 # The first row that matches counts.
-TABLE: tuple[Reason, ...] = (
+TABLE: tuple[JobReason, ...] = (
     # ---- passes by itself
-    Reason(r"|None|Priority|Resources|SchedDefer|Prolog|Cleaning", Wait.PASSES, Cause.NONE, "it waits for its turn"),
-    Reason(r"Dependency|JobArrayTaskLimit|FedJobLock", Wait.PASSES, Cause.NONE, "it waits for another job"),
-    Reason(r"BeginTime", Wait.PASSES, Cause.NONE, "it waits for its time"),
-    Reason(r"Reservation", Wait.PASSES, Cause.NONE, "it waits for its reservation to begin, or to have room"),
-    Reason(r"Licenses|MpiPortsBusy|MaxPoweredUpNodes|BurstBuffer(Resources|StageIn)|BlockFreeAction", Wait.PASSES,
+    JobReason(r"|None|Priority|Resources|SchedDefer|Prolog|Cleaning", Wait.PASSES, Cause.NONE, "it waits for its turn"),
+    JobReason(r"Dependency|JobArrayTaskLimit|FedJobLock", Wait.PASSES, Cause.NONE, "it waits for another job"),
+    JobReason(r"BeginTime", Wait.PASSES, Cause.NONE, "it waits for its time"),
+    JobReason(r"Reservation", Wait.PASSES, Cause.NONE, "it waits for its reservation to begin, or to have room"),
+    JobReason(r"Licenses|MpiPortsBusy|MaxPoweredUpNodes|BurstBuffer(Resources|StageIn)|BlockFreeAction", Wait.PASSES,
            Cause.NONE, "it waits for what other jobs use"),
-    Reason(r"(QOS)?JobLimit|AssociationJobLimit|AssocMaxJobsLimit|AssocMaxSubmitJobLimit|QOSJobLimit|"
+    JobReason(r"(QOS)?JobLimit|AssociationJobLimit|AssocMaxJobsLimit|AssocMaxSubmitJobLimit|QOSJobLimit|"
            r"QOSMax(Jobs|SubmitJob)PerUserLimit|Max(Jobs|SubmitJobs)PerAccount", Wait.PASSES, Cause.NONE,
            "it waits for other jobs of its user or account to end"),
-    Reason(r"ReqNodeNotAvail(, May be reserved for other job)?", Wait.PASSES, Cause.NONE,
+    # Slurm says the same where the job alone asks for more than the limit; then it never starts, and its age tells.
+    JobReason(rf"{_GROUP}({_RESOURCE}|Jobs|SubmitJobs)(Limit)?|{_GROUP}({_RESOURCE}RunMinutes|CPURunMinutesLimit)|"
+           rf"QOSMax{_RESOURCE}PerUser(Limit)?|Max{_RESOURCE}PerAccount|Max{_RESOURCE}RunMinsPer(Account|User)",
+           Wait.PASSES, Cause.LIMIT, "other jobs use all that its account, QoS or user may have at one time"),
+    JobReason(r"ReqNodeNotAvail(, May be reserved for other job)?", Wait.PASSES, Cause.NONE,
            "its nodes are kept for other jobs"),
-    Reason(r"Nodes required for job are DOWN.*|ReqNodeNotAvail, UnavailableNodes.*", Wait.PASSES,
+    JobReason(r"Nodes required for job are DOWN.*|ReqNodeNotAvail, UnavailableNodes.*", Wait.PASSES,
            Cause.NONE, "its nodes are in use, or cannot be used"),
-    Reason(r"OutOfMemory|TimeLimit|InactiveLimit|NonZeroExitCode|RaisedSignal.*", Wait.PASSES,
+    JobReason(r"OutOfMemory|TimeLimit|InactiveLimit|NonZeroExitCode|RaisedSignal.*", Wait.PASSES,
            Cause.NONE, "it ran before, and waits for its turn"),
     # ---- needs the site
-    Reason(r"PartitionDown|PartitionInactive", Wait.SITE, Cause.SITE, "the site has closed its partition"),
-    Reason(r"ReqNodeNotAvail, Reserved for maintenance", Wait.SITE, Cause.SITE,
+    JobReason(r"PartitionDown|PartitionInactive", Wait.SITE, Cause.SITE, "the site has closed its partition"),
+    JobReason(r"ReqNodeNotAvail, Reserved for maintenance", Wait.SITE, Cause.SITE,
            "the site keeps its nodes for maintenance"),
-    Reason(r"NodeDown|FrontEndDown|PowerNotAvail|PowerReserved", Wait.SITE,
+    JobReason(r"NodeDown|FrontEndDown|PowerNotAvail|PowerReserved", Wait.SITE,
            Cause.SITE, "its nodes cannot be used"),
-    Reason(r"SystemFailure|BlockMaxError", Wait.SITE, Cause.SITE, "the site's system has failed"),
+    JobReason(r"SystemFailure|BlockMaxError", Wait.SITE, Cause.SITE, "the site's system has failed"),
     # ---- needs a person
-    Reason(r"JobHeldUser|JobHeldAdmin", Wait.PERSON, Cause.HOLD, "it is held"),
-    Reason(r"JobHoldMaxRequeue|launch failed requeued held|job requeued in held state|JobLaunchFailure", Wait.PERSON,
-           Cause.HOLD, "it failed to start and is held"),
-    Reason(r"ReservationDeleted|ReservationInvalid|Reservation \S.* (was deleted|is invalid)", Wait.PERSON,
+    JobReason(r"JobHeldUser", Wait.PERSON, Cause.HOLD, "it is held", HeldBy.USER),
+    JobReason(r"JobHeldAdmin", Wait.PERSON, Cause.HOLD, "it is held", HeldBy.ADMINISTRATOR),
+    JobReason(r"JobHoldMaxRequeue|launch failed requeued held|job requeued in held state|JobLaunchFailure", Wait.PERSON,
+           Cause.HOLD, "it failed to start and is held", HeldBy.SCHEDULER),
+    JobReason(r"ReservationDeleted|ReservationInvalid|Reservation \S.* (was deleted|is invalid)", Wait.PERSON,
            Cause.RESERVATION, "its reservation has ended or was taken away"),
-    Reason(rf"{_GROUP}({_RESOURCE}(Run)?Minutes|CPURunMinutesLimit|CPUMinutesLimit|WallLimit)(Limit)?", Wait.PERSON,
-           Cause.LIMIT, "the granted time is used up, or less is left than it asks for"),
-    Reason(rf"{_GROUP}.*", Wait.PERSON, Cause.LIMIT, "its account or QoS may not have as much at one time"),
-    Reason(r"QOSUsageThreshold|QOSResourceLimit|AssociationResourceLimit|AccountingPolicy", Wait.PERSON, Cause.LIMIT,
+    JobReason(rf"{_GROUP}({_RESOURCE}Minutes|CPUMinutesLimit|WallLimit)(Limit)?", Wait.PERSON, Cause.LIMIT,
+           "the granted time is used up, or less is left than it asks for"),
+    JobReason(rf"{_GROUP}.*", Wait.PERSON, Cause.LIMIT, "a limit of its account or QoS is reached"),
+    JobReason(r"QOSUsageThreshold|QOSResourceLimit|AssociationResourceLimit|AccountingPolicy", Wait.PERSON, Cause.LIMIT,
            "a limit of its account or QoS is reached"),
-    Reason(rf"QOSMax{_RESOURCE}PerUser(Limit)?|Max{_RESOURCE}PerAccount|"
-           rf"Max{_RESOURCE}RunMinsPer(Account|User)", Wait.PERSON, Cause.LIMIT,
-           "its user or account may not have as much at one time"),
-    Reason(r"PartitionTimeLimit", Wait.PERSON, Cause.LIMIT, "it asks for more time than its partition allows"),
-    Reason(r"PartitionNodeLimit", Wait.PERSON, Cause.LIMIT,
+    JobReason(r"PartitionTimeLimit", Wait.PERSON, Cause.LIMIT, "it asks for more time than its partition allows"),
+    JobReason(r"PartitionNodeLimit", Wait.PERSON, Cause.LIMIT,
            "it asks for more or fewer nodes than its partition allows, or has"),
-    Reason(r"BurstBufferOperation", Wait.PERSON, Cause.HOLD, "its burst buffer has failed"),
+    JobReason(r"BurstBufferOperation", Wait.PERSON, Cause.HOLD, "its burst buffer has failed", HeldBy.SCHEDULER),
     # ---- never runs as asked
-    Reason(r"DependencyNeverSatisfied", Wait.NEVER, Cause.REQUEST, "it waits for the success of a job that failed"),
-    Reason(r"BadConstraints|Constraints|PartitionConfig|ReqNodeNotAvail\(Never\)|JobArrayTaskLimit\(0\)|DeadLine",
+    JobReason(r"DependencyNeverSatisfied", Wait.NEVER, Cause.REQUEST, "it waits for the success of a job that failed"),
+    JobReason(r"BadConstraints|Constraints|PartitionConfig|ReqNodeNotAvail\(Never\)|JobArrayTaskLimit\(0\)|DeadLine",
            Wait.NEVER, Cause.REQUEST, "it asks for what there is not"),
-    Reason(r"InvalidAccount|InvalidQOS|AccountNotAllowed|QOSNotAllowed", Wait.NEVER, Cause.REQUEST,
+    JobReason(r"InvalidAccount|InvalidQOS|AccountNotAllowed|QOSNotAllowed", Wait.NEVER, Cause.REQUEST,
            "its account or QoS may not be used so"),
-    Reason(rf"(Assoc|QOS)Max({_RESOURCE}(Minutes)?PerJob|WallDurationPerJob)(Limit)?|AssociationTimeLimit|QOSTimeLimit|"
+    JobReason(rf"(Assoc|QOS)Max({_RESOURCE}(Minutes)?PerJob|WallDurationPerJob)(Limit)?|AssociationTimeLimit|QOSTimeLimit|"
            rf"(Assoc|QOS)Max{_RESOURCE}PerNode|MaxMemPerLimit|QOSMin{_RESOURCE}(NotSatisfied)?", Wait.NEVER,
            Cause.LIMIT, "one job may not ask for as much, or as little"),
 )  # fmt: skip
-UNKNOWN = Reason("", Wait.PERSON, Cause.UNKNOWN, "tr11 does not know this reason")
-ZERO_PRIORITY = Reason("", Wait.PERSON, Cause.HOLD, "its priority is 0: it never starts")
-_COMPILED = tuple((re.compile(row.pattern), row) for row in TABLE)
+UNKNOWN = JobReason("", Wait.PERSON, Cause.UNKNOWN, "tr11 does not know this reason")
+ZERO_PRIORITY = JobReason("", Wait.PERSON, Cause.HOLD, "its priority is 0: it never starts", HeldBy.UNKNOWN)
 
 
-def reason_of(text: str) -> Reason:
+@lru_cache(maxsize=1024)
+def reason_of(text: str) -> JobReason:
     """The row of a reason as the scheduler words it."""
     plain = " ".join(text.replace("_", " ").split())
-    return next((row for pattern, row in _COMPILED if pattern.fullmatch(plain)), UNKNOWN)
+    return next((row for row in TABLE if re.fullmatch(row.pattern, plain)), UNKNOWN)
 
 
-def reason_of_job(job: Job) -> Reason:
+def reason_of_job(job: Job) -> JobReason:
     """The row of a pending job: a priority of 0 holds it, whatever else the scheduler says."""
     row = reason_of(job.reason)
     return ZERO_PRIORITY if job.priority == 0 and row.wait in {Wait.PASSES, Wait.SITE} else row
+
+
+def is_held(job: Job) -> bool:
+    """True when someone, or the scheduler, holds a pending job: it starts when it is released."""
+    return reason_of_job(job).held_by is not None

@@ -22,6 +22,11 @@ def has_slurm() -> bool:
     return Path(named).is_file() if named else any(Path(path).is_file() for path in USUAL_CONFIGURATIONS)
 
 
+def start_of_watchdog() -> str:
+    """The words of tr11 that have a watchdog look from here: where nothing starts it by itself, in a terminal."""
+    return "cron install" if shutil.which("crontab") is not None or has_slurm() else "cron run"
+
+
 def choose_scheduler(kind: SchedulerKind) -> Scheduler:
     """The scheduler of that kind; `auto` is Slurm where it is configured, else the embedded one.
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tr11ops.cluster.base import SchedulerUnreachable
-from tr11ops.cluster.slurm_command import CommandRunner, client_environment, run_command
+from tr11ops.cluster.slurm_command import COMMAND_SECONDS, CommandRunner, client_environment, run_command
 from tr11ops.cluster.slurm_text import time_stamp
-from trainer.contract import write_json
+from trainer.contract.files import write_json
 
 _AS_OF = re.compile(r"^Configuration data as of (?P<time>\S+)", re.MULTILINE)
 _ENFORCES_LIMITS = re.compile(r"\b(limits|safe|all)\b")
@@ -49,7 +49,6 @@ def read_site(
     user: str,
     environment: Mapping[str, str] | None = None,
     runner: CommandRunner = run_command,
-    timeout_seconds: float = 60.0,
 ) -> SiteRules:
     """Ask `scontrol show config`, and `sacctmgr` where the site keeps accounts.
 
@@ -59,7 +58,7 @@ def read_site(
     variables = client_environment({**os.environ, **(environment or {})}) | {"SLURM_TIME_FORMAT": "%s"}
 
     def ask(*arguments: str) -> str | None:
-        result = runner(arguments, standard_input="", environment=variables, timeout_seconds=timeout_seconds)
+        result = runner(arguments, standard_input="", environment=variables, timeout_seconds=COMMAND_SECONDS)
         return result.stdout if result.returncode == 0 else None
 
     shown = ask("scontrol", "show", "config")

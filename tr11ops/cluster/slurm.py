@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tr11ops.cluster import slurm_json, slurm_table, slurm_text
+from tr11ops.cluster import slurm_table, slurm_text
+from tr11ops.cluster.arrays import task_numbers
 from tr11ops.cluster.base import (
     BatchRequest,
     Job,
@@ -20,8 +19,15 @@ from tr11ops.cluster.base import (
     SchedulerUnreachable,
     TestResult,
 )
+from tr11ops.cluster.sbatch_options import sbatch_options
 from tr11ops.cluster.site import config_time
-from tr11ops.cluster.slurm_command import CommandResult, CommandRunner, client_environment, run_command
+from tr11ops.cluster.slurm_command import (
+    COMMAND_SECONDS,
+    CommandResult,
+    CommandRunner,
+    client_environment,
+    run_command,
+)
 
 _UNREACHABLE = re.compile(
     r"unable to (contact|connect)|timed out|connection (refused|reset|failure)|communication|zero bytes|"
@@ -43,60 +49,15 @@ _MEANINGS = (  # what Slurm's words mean, and what to do
         "slurmctld is there, but too busy to answer in time; a job may have come of it",
     ),
 )
-_NO_JSON = re.compile(r"json|serializer|(unrecognized|invalid|unknown) option", re.IGNORECASE)
+_NO_JOBS = "No jobs in the system"
 _UNKNOWN_JOB = re.compile(r"invalid job id|job \S+ not found", re.IGNORECASE)
 # answers for single tasks of an array which do not spoil what was done for the others
 _HARMLESS = re.compile(r"no longer pending|already finished|already completing or completed", re.IGNORECASE)
 _PER_TASK = re.compile(r"^\d+(?:_\S+)?: (?P<answer>.+)$")
+_MERGED = re.compile(r"\w+(,\w+)+")  # squeue's own words for one reason have spaces or colons behind a comma
 _RETRYING = "in transitional state, retrying"
-_NEVER_SATISFIED = re.compile(r"\b(afterok|afternotok|aftercorr):")
 # for questions only, so that no job inherits it: times as seconds since the epoch, array expressions never cut short
 _READABLE = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
-
-
-def slurm_time(seconds: int) -> str:
-    """A time limit as D-HH:MM:SS."""
-    minutes, second = divmod(seconds, 60)
-    hours, minute = divmod(minutes, 60)
-    day, hour = divmod(hours, 24)
-    return f"{day}-{hour:02d}:{minute:02d}:{second:02d}"
-
-
-def sbatch_arguments(request: BatchRequest) -> list[str]:
-    """The flags of `sbatch` for a request; the script goes to standard input."""
-    flags = [
-        f"--job-name={request.name}",
-        f"--nodes={request.nodes}",
-        f"--time={slurm_time(request.time_limit_seconds)}",
-        f"--output={request.output}",
-        f"--chdir={request.working_directory}",
-        f"--cpus-per-task={request.cpus_per_task}",
-    ]
-    if request.gpus_per_node:
-        flags.append(f"--gres=gpu:{request.gpus_per_node}")
-    if request.exclude:
-        flags.append(f"--exclude={','.join(request.exclude)}")
-    if request.signal_seconds_before_limit is not None:
-        flags.append(f"--signal=B:USR1@{request.signal_seconds_before_limit}")
-    for name, value in (
-        ("array", request.array),
-        ("partition", request.partition),
-        ("account", request.account),
-        ("constraint", request.constraint),
-        ("reservation", request.reservation),
-        ("qos", request.quality_of_service),
-        ("dependency", request.dependency),
-        ("comment", request.comment),
-    ):
-        if value:
-            flags.append(f"--{name}={value}")
-    if request.dependency and _NEVER_SATISFIED.search(request.dependency):
-        flags.append("--kill-on-invalid-dep=yes")  # it would otherwise wait for ever
-    if request.hold:
-        flags.append("--hold")
-    if request.begin is not None:
-        flags.append(f"--begin=uts{math.ceil(request.begin)}")  # a time of day would be ambiguous twice a year
-    return flags
 
 
 class SlurmScheduler:
@@ -111,33 +72,28 @@ class SlurmScheduler:
         self,
         environment: Mapping[str, str] | None = None,
         runner: CommandRunner = run_command,
-        timeout_seconds: float = 60.0,
+        timeout_seconds: float = COMMAND_SECONDS,
     ) -> None:
         self._environment = client_environment({**os.environ, **(environment or {})})
         self._runner = runner
         self._timeout_seconds = timeout_seconds
-        self._has_json = True
         self._has_table = True
 
     # -- what is --------------------------------------------------------------------------------------------------
 
     def jobs(self, name: str | None = None, user: str | None = None) -> tuple[Job, ...]:
-        """All jobs the scheduler still knows, in one call; more only once, where a form of the answer is not there.
+        """All jobs the scheduler still knows, in one call; two only where the quick form of the answer will not do.
 
-        With a name it is a table, without the excluded nodes: squeue takes seconds to write ten thousand jobs as JSON.
+        With a name it is squeue's table, without the excluded nodes. The table shows an array's waiting tasks as one,
+        whatever each waits for: where that differs, and without a name, it is scontrol's records, as Slurm keeps them.
         """
-        filters = ([f"--name={name}"] if name else []) + ([f"--user={user}"] if user else [])
-        found = self._jobs_as_table(filters) if self._has_table and name else None
-        if found is None and self._has_json:
-            found = self._jobs_as_json(filters)
-        if found is None:
-            self._has_json = False
-            text = self._ask(["squeue", "--noheader", "--states=all", f"--format={slurm_text.SQUEUE_FORMAT}", *filters])
-            found = slurm_text.jobs_from_squeue(text)
-        # squeue 22.05 ignores its own filters when it writes JSON
+        found = self._jobs_as_table(name, user) if self._has_table and name else None
+        if found is None or any(map(_is_merged, found)):
+            found = tuple(self._records())
         return tuple(job for job in found if name in (None, job.name) and user in (None, job.user))
 
-    def _jobs_as_table(self, filters: list[str]) -> tuple[Job, ...] | None:
+    def _jobs_as_table(self, name: str, user: str | None) -> tuple[Job, ...] | None:
+        filters = [f"--name={name}", *([f"--user={user}"] if user else [])]
         result = self._run(["squeue", "--noheader", "--states=all", f"--Format={slurm_table.FORMAT}", *filters])
         # a field that this version does not know is left out with a complaint, and exit status 0
         found = slurm_table.jobs_from_table(result.stdout) if result.returncode == 0 and not result.stderr else None
@@ -145,23 +101,6 @@ class SlurmScheduler:
             raise SchedulerUnreachable(_message(result, "squeue"))
         self._has_table = found is not None
         return found
-
-    def _jobs_as_json(self, filters: list[str]) -> tuple[Job, ...] | None:
-        result = self._run(["squeue", "--json", "--states=all", *filters])
-        try:
-            reply = json.loads(result.stdout)
-        except json.JSONDecodeError:
-            reply = None
-        problem = slurm_json.errors(reply) if isinstance(reply, dict) else ""
-        if isinstance(reply, dict) and isinstance(reply.get("jobs"), list) and not problem and result.returncode == 0:
-            return slurm_json.jobs(reply)
-        words = _message(result, "squeue")
-        if isinstance(reply, dict) or _UNREACHABLE.search(words):
-            # squeue writes such replies when the controller is silent, with "unspecified error" at most
-            raise SchedulerUnreachable(f"{words} ({problem})" if problem else words)
-        if reply is None and (result.returncode == 0 or _NO_JSON.search(words)):
-            return None
-        raise SchedulerError(words)
 
     def job(self, job_id: str) -> Job | None:
         """One job or array task, through `scontrol show job`; None if Slurm no longer knows it.
@@ -177,17 +116,23 @@ class SlurmScheduler:
         for job in found:
             if job.task_id == task_number:
                 return job
-            if task_number in slurm_text.task_numbers(job.job_id.partition("_")[2]):
+            if task_number in task_numbers(job.job_id.partition("_")[2]):
                 output = job.output.replace("%a", str(task_number))
                 return replace(job, job_id=wanted, task_id=task_number, pending_tasks=(), output=output)
         return None
 
-    def _records(self, job_id: str) -> list[Job]:
-        """What `scontrol show job` tells of a job, a task, or all tasks of an array; nothing if it knows none."""
-        result = self._run(["scontrol", "--details", "show", "job", job_id])
-        if result.returncode == 0:
-            return [slurm_text.job_from_record(record) for record in slurm_text.records(result.stdout, "JobId")]
+    def _records(self, *job_ids: str) -> list[Job]:
+        """What `scontrol show job` tells of a job, a task, or all tasks of an array (nothing if it knows none); of all.
+
+        An answer without a record is an empty queue only where it says so.
+        """
+        result = self._run(["scontrol", "--details", "show", "job", *job_ids])
         words = _message(result, "scontrol")
+        if result.returncode == 0:
+            found = [slurm_text.job_from_record(record) for record in slurm_text.records(result.stdout, "JobId")]
+            if not (found or job_ids or _NO_JOBS in result.stdout):
+                raise SchedulerUnreachable(words)
+            return found
         if _UNKNOWN_JOB.search(words):
             return []
         raise _failure(words)
@@ -256,7 +201,7 @@ class SlurmScheduler:
         """
         wanted = _plain_id(job_id)
         task = wanted.partition("_")[2]
-        numbers = slurm_text.task_numbers(task)
+        numbers = task_numbers(task)
         running = [
             job.job_id
             for job in self._records(wanted.partition("_")[0])
@@ -294,7 +239,7 @@ class SlurmScheduler:
         if not request.working_directory.is_dir():
             # Slurm would take the job, and start it in /tmp
             raise SchedulerError(f"the working directory {request.working_directory} does not exist: create it first")
-        arguments = ["sbatch", mode, *sbatch_arguments(request)]
+        arguments = ["sbatch", mode, *sbatch_options(request)]
         return self._runner(
             arguments,
             standard_input=request.script,
@@ -316,6 +261,11 @@ class SlurmScheduler:
         done = [answer for answer in answers if answer == "No error"]
         if not done or any(answer not in done and not _HARMLESS.search(answer) for answer in answers):
             raise _failure(_message(result, arguments[0]))
+
+
+def _is_merged(job: Job) -> bool:
+    """Whether a row stands for waiting tasks that wait for different reasons: "None,JobHeldUser"."""
+    return bool(job.pending_tasks) and _MERGED.fullmatch(job.reason) is not None
 
 
 def _plain_id(job_id: str) -> str:

@@ -7,14 +7,16 @@ import re
 import signal
 import subprocess
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
 from tr11ops.cluster.base import SchedulerUnreachable
 
+POLITE_SECONDS = 2.0  # from TERM to KILL, and for the last lines of one that has ended
+COMMAND_SECONDS = 60.0  # for one command, where its caller does not say
 # a person's defaults for the site, which a submission may take from the environment
 _SITE_DEFAULTS = {"SBATCH_ACCOUNT", "SBATCH_QOS", "SBATCH_PARTITION", "SBATCH_RESERVATION", "SBATCH_CONSTRAINT"}
 _KEPT = {"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"} | _SITE_DEFAULTS
@@ -69,9 +71,7 @@ def run_command(
             process_group=0,  # a wrapper script's own children end with it
         )
     except OSError as error:
-        raise SchedulerUnreachable(
-            f"{arguments[0]} cannot be started ({error.strerror}): is this a machine with Slurm's commands?"
-        ) from error
+        raise _not_started(arguments[0], error) from error
     with process:
         if until is not None:
             return _run_until(process, standard_input, until, timeout_seconds)
@@ -114,10 +114,77 @@ def _run_until(
     return CommandResult(process.returncode, stdout, said)
 
 
+def follow_command(
+    arguments: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    timeout_seconds: float,
+    on_line: Callable[[str], object],
+    directory: Path | None = None,
+) -> CommandResult:
+    """Run a command whose output counts as it comes: each line of its stdout goes to `on_line`.
+
+    It is ended when its time is over, politely at first: srun then ends what it started on the nodes. `returncode` is
+    then None; `stdout` is always empty. Raises SchedulerUnreachable when it cannot start.
+    """
+    try:
+        process = subprocess.Popen(
+            list(arguments),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=dict(environment),
+            cwd=directory,
+            text=True,
+            errors="replace",
+            process_group=0,
+        )
+    except OSError as error:
+        raise _not_started(arguments[0], error) from error
+    assert process.stdout is not None and process.stderr is not None
+    said: list[str] = []
+    streams = {process.stdout: on_line, process.stderr: said.append}
+    readers = {
+        stream: threading.Thread(target=_each_line, args=(stream, use), daemon=True) for stream, use in streams.items()
+    }
+    for reader in readers.values():
+        reader.start()
+    returncode = _wait(process, timeout_seconds)
+    if returncode is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        _wait(process, POLITE_SECONDS)
+        _end(process)
+        _wait(process, POLITE_SECONDS)
+    for stream, reader in readers.items():
+        reader.join(timeout=POLITE_SECONDS)
+        if not reader.is_alive():  # what holds the pipe open beyond its group would keep us waiting
+            stream.close()
+    return CommandResult(returncode, "", "".join(said))
+
+
+def _wait(process: subprocess.Popen[str], seconds: float) -> int | None:
+    """The exit status; None when it has not ended by then."""
+    with suppress(subprocess.TimeoutExpired):
+        return process.wait(timeout=seconds)
+    return None
+
+
+def _each_line(stream: IO[str], use: Callable[[str], object]) -> None:
+    for line in stream:
+        use(line)
+
+
 def _end(process: subprocess.Popen[str]) -> None:
     """Kill it with all that it started: what holds its pipes open would keep us waiting."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+
+
+def _not_started(command: str, error: OSError) -> SchedulerUnreachable:
+    return SchedulerUnreachable(
+        f"{command} cannot be started ({error.strerror}): is this a machine with Slurm's commands?"
+    )
 
 
 def _too_slow(command: str, seconds: float) -> SchedulerUnreachable:

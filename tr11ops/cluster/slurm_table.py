@@ -1,22 +1,23 @@
 """Reading `squeue --Format`: the one answer that is quick for ten thousand jobs and tells exit codes. Pure.
 
-It tells all that JSON does but the excluded nodes.
+It tells all that scontrol's records do but the excluded nodes.
 """
 
 from __future__ import annotations
 
 import posixpath
+import re
 from functools import cache
 
+from tr11ops.cluster.arrays import task_numbers
 from tr11ops.cluster.base import Job
-from tr11ops.cluster.slurm_json import exit_status, output_path
 from tr11ops.cluster.slurm_text import (
     SEPARATOR,
     duration_seconds,
     exit_pair,
     job_state,
     node_names,
-    task_numbers,
+    shell_exit_code,
     text_value,
     time_stamp,
 )
@@ -26,7 +27,7 @@ _FIELDS = (
     "NumNodes", "SubmitTime", "StartTime", "EndTime", "EligibleTime", "TimeLimit", "Dependency", "exit_code",
     "DerivedEC", "STDOUT", "WorkDir", "PriorityLong", "Comment",
 )  # fmt: skip
-_NO_TASK = 0xFFFFFFFE  # what Slurm puts into a file's name for the task of a job that has none
+_NO_VALUE = 0xFFFFFFFE  # Slurm's "none", also in a file's name for the task of a job that has none; one more: infinite
 # a colon without a size is "as wide as the value"; what follows it is printed behind the value
 FORMAT = ",".join(f"{name}:{SEPARATOR}" for name in _FIELDS)
 
@@ -55,7 +56,6 @@ def jobs_from_table(text: str) -> tuple[Job, ...] | None:
         is_over = known_state.is_final
         pattern = value_of(output)
         exit_code, exit_signal = exit_of(code) if is_over else (None, None)
-        derived_code, derived_signal = exit_of(derived) if is_over else (None, None)
         jobs.append(
             Job(
                 job_id=shown,
@@ -75,7 +75,7 @@ def jobs_from_table(text: str) -> tuple[Job, ...] | None:
                 time_limit_seconds=limit_of(limit),
                 exit_code=exit_code,
                 exit_signal=exit_signal,
-                derived_exit_code=derived_code or (128 + derived_signal if derived_signal else derived_code),
+                derived_exit_code=shell_exit_code(*exit_of(derived)) if is_over else None,
                 comment=value_of(comment),
                 dependency=value_of(dependency),
                 pending_tasks=task_numbers(tasks) if in_array and task_id is None and not is_over else (),
@@ -92,16 +92,18 @@ def jobs_from_table(text: str) -> tuple[Job, ...] | None:
 
 def _exit(text: str) -> tuple[int | None, int | None]:
     """Exit code and signal of a wait status, or of "3:0"."""
-    return exit_pair(text) if ":" in text else exit_status(text)
+    if not text.isdecimal() or int(text) >= _NO_VALUE:
+        return exit_pair(text)
+    return int(text) >> 8, (int(text) & 0x7F) or None
 
 
 def _output(
     pattern: str, directory: str, name: str, user: str, raw_id: str, array_id: str | None, task_id: int | None
 ) -> str:
-    """The file that a pattern with codes such as %A names."""
+    """The file that a pattern such as "logs/%x-%A_%a.out" names; codes that say nothing here stay as they are."""
     known = {"%": "%", "x": name, "u": user, "A": array_id or raw_id}
     if array_id is None:
-        known |= {"j": raw_id, "a": str(_NO_TASK)}
+        known |= {"j": raw_id, "a": str(_NO_VALUE)}
     elif task_id is not None:
         known |= {"j": raw_id, "a": str(task_id)}
-    return output_path(pattern, directory, known)
+    return posixpath.join(directory, re.sub("%(.?)", lambda code: known.get(code[1], code[0]), pattern))

@@ -1,4 +1,4 @@
-"""Reading what Slurm's commands print as text: `scontrol show ...`, `squeue --format`, times, states. Pure."""
+"""Reading what `scontrol show ...` prints, and the values that all of Slurm's commands print: times, states. Pure."""
 
 from __future__ import annotations
 
@@ -6,36 +6,11 @@ import re
 from collections.abc import Mapping
 from datetime import datetime
 
+from tr11ops.cluster.arrays import task_numbers
 from tr11ops.cluster.base import Job, JobState, Node, Partition
 from tr11ops.cluster.hostlist import HostlistError, expand
 
-MAXIMUM_TASKS = 4_000_001  # the largest MaxArraySize that Slurm takes
 SEPARATOR = "\x1f"
-SQUEUE_FORMAT = SEPARATOR.join(
-    (
-        "%i",
-        "%A",
-        "%F",
-        "%K",
-        "%j",
-        "%u",
-        "%T",
-        "%r",
-        "%P",
-        "%N",
-        "%D",
-        "%V",
-        "%S",
-        "%e",
-        "%l",
-        "%E",
-        "%x",
-        "%Z",
-        "%Q",
-        "%k",
-    )
-)
-
 _NO_VALUE = {"", "(null)", "N/A", "n/a", "None", "Unknown", "UNLIMITED", "NOT_SET", "INVALID", "Partition_Limit"}
 
 # Slurm has more job states than tr11 needs to tell apart
@@ -74,25 +49,9 @@ _NODE_STATES = {
 }
 
 
-def job_state(names: object) -> JobState:
-    """The state of a job from Slurm's name, or from the list of base state and flags of newer versions."""
-    every = names if isinstance(names, list) else [names]
-    known = [_STATES.get(name) or JobState.__members__.get(name) for name in every if isinstance(name, str)]
-    for state in (JobState.COMPLETING, JobState.CONFIGURING):
-        if state in known:
-            return state
-    return known[0] or JobState.UNKNOWN if known else JobState.UNKNOWN
-
-
-def task_numbers(text: str) -> tuple[int, ...]:
-    """Tasks of an array expression such as "4-10%1", "1,3,7-9" or "0-8:4"."""
-    numbers: list[int] = []
-    for entry in text.partition("%")[0].strip("[]").split(","):
-        match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9})(?::([1-9]\d{0,8}))?)?", entry, re.ASCII)
-        if match:
-            tasks = range(int(match[1]), int(match[2] or match[1]) + 1, int(match[3] or 1))
-            numbers.extend(tasks[: MAXIMUM_TASKS - len(numbers)])
-    return tuple(numbers)
+def job_state(name: str) -> JobState:
+    """The state of a job from Slurm's name."""
+    return _STATES.get(name) or JobState.__members__.get(name, JobState.UNKNOWN)
 
 
 def duration_seconds(text: str) -> int | None:
@@ -102,6 +61,11 @@ def duration_seconds(text: str) -> int | None:
         return None
     days, hours, minutes, seconds = (int(group or 0) for group in match.groups())
     return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def limit_seconds(text: str) -> int | None:
+    """Seconds of a limit that is printed in whole minutes, or as D-HH:MM:SS; None for no limit."""
+    return int(text) * 60 if text.isdigit() else duration_seconds(text)
 
 
 def time_stamp(text: str) -> float | None:
@@ -171,8 +135,10 @@ def records(text: str, first_key: str) -> list[dict[str, str]]:
         if key in _WHOLE_LINES:
             found[-1].setdefault(key, value)
         else:
-            for match in re.finditer(r"(?:^|\s)([A-Za-z][\w/:]*)=(\S*)", rest):
-                found[-1].setdefault(match[1], match[2])
+            for word in rest.split():
+                name, equals, value = word.partition("=")
+                if equals:
+                    found[-1].setdefault(name, value)
     return found
 
 
@@ -233,46 +199,6 @@ def exit_pair(text: str) -> tuple[int | None, int | None]:
     """Exit code and signal of "3:0"; no signal where it is 0."""
     match = re.fullmatch(r"(\d+):(\d+)", text)
     return (int(match[1]), int(match[2]) or None) if match else (None, None)
-
-
-def jobs_from_squeue(text: str) -> tuple[Job, ...]:
-    """Jobs of `squeue --format=SQUEUE_FORMAT`, which does not tell exit codes and output files."""
-    jobs = []
-    for line in text.split("\n"):
-        fields = line.split(SEPARATOR)
-        if len(fields) != SQUEUE_FORMAT.count(SEPARATOR) + 1:
-            continue
-        job_id, raw_id, array_id, tasks, name, user, state, reason, partition, nodes = fields[:10]
-        count, submitted, started, ended, limit, dependency, excluded, directory, priority, comment = fields[10:]
-        in_array = text_value(tasks) != ""
-        known_state = job_state(state)
-        waiting = in_array and not tasks.isdigit() and not known_state.is_final
-        jobs.append(
-            Job(
-                job_id=job_id,
-                raw_id=raw_id,
-                array_id=array_id if in_array else None,
-                task_id=int(tasks) if tasks.isdigit() else None,
-                name=name,
-                user=user,
-                state=known_state,
-                reason=text_value(reason),
-                partition=partition,
-                nodes=node_names(nodes),
-                node_count=int(count) if count.isdigit() else 0,
-                submit_time=time_stamp(submitted),
-                start_time=time_stamp(started),
-                end_time=time_stamp(ended),
-                time_limit_seconds=duration_seconds(limit),
-                comment=text_value(comment),
-                dependency=text_value(dependency),
-                excluded=node_names(excluded),
-                pending_tasks=task_numbers(tasks) if waiting else (),
-                working_directory=directory,
-                priority=int(priority) if priority.isdigit() else None,
-            )
-        )
-    return tuple(jobs)
 
 
 def nodes_from_scontrol(text: str) -> tuple[Node, ...]:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tr11ops.backup.schedule import ArchiveName, Wanted, wanted_copies
-from tr11ops.detect import signs
+from tr11ops.base.observed import Unknown, known
+from tr11ops.base.units import duration, first_few
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.operation import CopyStatus
-from tr11ops.snapshot import Snapshot, Unknown, known
-from tr11ops.units import duration
+from tr11ops.observe import derived
+from tr11ops.observe.operation import CopyStatus
+from tr11ops.observe.snapshot import Snapshot
+from tr11ops.rundir.copy_policy import ArchiveName, WantedCopy, wanted_copies
 
+BOUND = "one and a half rounds, 36 hours at least, after it was trained; a week"
+SEVERITIES = "WARNING, CRITICAL"
 NAME = "backup-overdue"
 NEEDS = ("backup", "checkpoints", "submissions", "steps")
 
 GRACE_ROUNDS = 1.5  # terabytes take hours, and one round may come late
-CRITICAL_SECONDS = 7 * signs.DAY
+CRITICAL_SECONDS = 7 * derived.DAY
 NAMED = 5  # missing copies that the evidence lists
 _ARCHIVES: tuple[ArchiveName, ...] = ("store", "url")
 
@@ -41,11 +44,11 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
                 subject=archive,
                 identity=(archive,),
                 evidence=tuple(_evidence(snapshot, backup, lacking)),
-                fix=signs.command(snapshot, "backup run"),
+                fix=derived.command(snapshot, "backup run"),
             )
 
 
-def _evidence(snapshot: Snapshot, backup: CopyStatus | None, lacking: list[Wanted]) -> Iterator[str]:
+def _evidence(snapshot: Snapshot, backup: CopyStatus | None, lacking: list[WantedCopy]) -> Iterator[str]:
     if backup is None:
         yield "none was ever copied"
     else:
@@ -53,16 +56,15 @@ def _evidence(snapshot: Snapshot, backup: CopyStatus | None, lacking: list[Wante
         yield f"the last copy is {duration(snapshot.time - backup.time)} old{step}"
         if backup.message:
             yield backup.message
-    more = f" and {len(lacking) - NAMED} more" if len(lacking) > NAMED else ""
-    yield "missing: " + ", ".join(f"{wanted.step} ({wanted.kind})" for wanted in lacking[:NAMED]) + more
+    yield "missing: " + first_few((f"{wanted.step} ({wanted.kind})" for wanted in lacking), NAMED)
 
 
 def grace(snapshot: Snapshot) -> float:
-    """How long a copy may be due before anybody hears of it, in seconds."""
-    return max(signs.DAY, snapshot.run.operation.copy_seconds) * GRACE_ROUNDS
+    """How long a copy may be due before anyone hears of it, in seconds."""
+    return max(derived.DAY, snapshot.run.operation.copy_seconds) * GRACE_ROUNDS
 
 
-def missing_copies(snapshot: Snapshot, backup: CopyStatus | None) -> tuple[Wanted, ...]:
+def missing_copies(snapshot: Snapshot, backup: CopyStatus | None) -> tuple[WantedCopy, ...]:
     """Copies that the card wants of checkpoints that are here, and that are not on record, by step."""
     policy = snapshot.run.operation.copies
     if policy is None or isinstance(snapshot.checkpoints, Unknown):
@@ -70,12 +72,14 @@ def missing_copies(snapshot: Snapshot, backup: CopyStatus | None) -> tuple[Wante
     copied = () if backup is None or backup.copied is None else backup.copied
     there = {(copy.archive, copy.kind, copy.step) for copy in copied}
     here = set(snapshot.checkpoints.steps)
-    last = signs.total_iterations(snapshot) or max(here, default=0)
+    last = derived.total_iterations(snapshot) or max(here, default=0)
     wanted = wanted_copies(policy, sorted(here | {copy.step for copy in copied}), last)
     return tuple(copy for copy in wanted if copy.step in here and not _is_copied(snapshot, copy, backup, there))
 
 
-def _is_copied(snapshot: Snapshot, wanted: Wanted, backup: CopyStatus | None, there: set[tuple[str, str, int]]) -> bool:
+def _is_copied(
+    snapshot: Snapshot, wanted: WantedCopy, backup: CopyStatus | None, there: set[tuple[str, str, int]]
+) -> bool:
     if backup is None:
         return False
     if backup.copied is not None:  # a whole copy holds all that another would
@@ -88,7 +92,9 @@ def _is_copied(snapshot: Snapshot, wanted: Wanted, backup: CopyStatus | None, th
 
 def late_by(snapshot: Snapshot, step: int) -> float:
     """For how long a step's copy is due, in seconds; 0.0 where it is not known when the step was reached."""
-    since = [moment for moment in (signs.first_submission(snapshot), reached_at(snapshot, step)) if moment is not None]
+    since = [
+        moment for moment in (derived.first_submission(snapshot), reached_at(snapshot, step)) if moment is not None
+    ]
     return max(0.0, snapshot.time - max(since)) if since else 0.0
 
 
@@ -102,7 +108,7 @@ def reached_at(snapshot: Snapshot, step: int) -> float | None:
     for checkpoint in snapshot.checkpoints.examined:
         if checkpoint.step == step and checkpoint.created is not None:
             return checkpoint.created
-    steps, pace = known(snapshot.steps, ()), signs.seconds_per_iteration(snapshot)
+    steps, pace = known(snapshot.steps, ()), derived.seconds_per_iteration(snapshot)
     if not steps or steps[-1].time is None or pace is None:
         return None
     return steps[-1].time - max(0, steps[-1].record.iteration - step) * pace

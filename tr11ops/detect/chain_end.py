@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tr11ops.detect import signs
+from tr11ops.base.observed import Unknown
+from tr11ops.base.units import duration
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.snapshot import Snapshot, Unknown
-from tr11ops.units import duration
+from tr11ops.observe import derived
+from tr11ops.observe.snapshot import Snapshot
 
+BOUND = "`watch.tasks_left` (2)"
+SEVERITIES = "WARNING"
 NAME = "chain-end"
 NEEDS = ("jobs", "kill_switch", "pause", "steps", "submissions")
 
@@ -18,13 +21,13 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
 
     Silent when those that are left cover the rest of the training.
     """
-    active, waiting = signs.active_jobs(snapshot), signs.startable_jobs(snapshot)
-    if (not active and not waiting) or signs.stop_of(snapshot) is not None:
+    active, waiting = snapshot.active_jobs, derived.startable_jobs(snapshot)
+    if (not active and not waiting) or derived.stop_of(snapshot) is not None:
         return
     if isinstance(snapshot.steps, Unknown) or isinstance(snapshot.submissions, Unknown):
         return  # what is left to train, or to queue, cannot be told
-    tasks = signs.queued_tasks(waiting) + len(active) + signs.tasks_to_come(snapshot)
-    remaining, covered = signs.remaining_seconds(snapshot), signs.queue_coverage_seconds(snapshot)
+    tasks = derived.queued_tasks(waiting) + len(active) + derived.tasks_to_come(snapshot)
+    remaining, covered = derived.remaining_seconds(snapshot), derived.queue_coverage_seconds(snapshot)
     behind = tasks - 1
     if behind >= snapshot.run.operation.tasks_left:
         return
@@ -41,7 +44,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         NAME,
         Severity.WARNING,
         title,
-        subject=signs.last_of_queue(snapshot),
+        subject=derived.last_of_queue(snapshot),
         evidence=tuple(evidence),
-        fix=signs.launch_more(snapshot),
+        fix=derived.launch_more(snapshot),
     )

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tr11ops.detect import bounds, signs
+from tr11ops.base.observed import Unknown
+from tr11ops.base.units import duration
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.snapshot import Checkpoint, Snapshot, Unknown
-from tr11ops.units import duration
+from tr11ops.observe import bounds, derived
+from tr11ops.observe.snapshot import Checkpoint, Snapshot
 
+BOUND = "1.5 intervals; 2.5"
+SEVERITIES = "WARNING, CRITICAL"
 NAME = "checkpoint-overdue"
 NEEDS = ("jobs", "steps", "checkpoints", "heartbeats", "phases")
 
@@ -24,8 +27,8 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
 
     A save that is under way may take as long as one has taken, and more.
     """
-    checkpoints, done = snapshot.checkpoints, signs.iteration(snapshot)
-    if isinstance(checkpoints, Unknown) or done is None or not signs.active_jobs(snapshot):
+    checkpoints, done = snapshot.checkpoints, derived.iteration(snapshot)
+    if isinstance(checkpoints, Unknown) or done is None or not snapshot.active_jobs:
         return
     sound = checkpoints.newest_sound
     if sound is None and checkpoints.steps:
@@ -33,7 +36,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     intervals, title = max(_of_iterations(snapshot, sound, done), _of_minutes(snapshot, sound))
     if intervals <= WARN_INTERVALS or _is_saving(snapshot):
         return
-    unsaved, pace = max(0, done - (sound.step if sound else 0)), signs.seconds_per_iteration(snapshot)
+    unsaved, pace = max(0, done - (sound.step if sound else 0)), derived.seconds_per_iteration(snapshot)
     at_stake = "" if pace is None else f", {duration(unsaved * pace)} of work"
     since = f"since {sound.step}" if sound else "and none was ever saved"
     yield Finding(
@@ -41,7 +44,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         Severity.CRITICAL if intervals > CRITICAL_INTERVALS else Severity.WARNING,
         title,
         evidence=(f"iteration {done}, {since}{at_stake}",),
-        fix=signs.command(snapshot, "logs"),
+        fix=derived.command(snapshot, "logs"),
     )
 
 
@@ -57,8 +60,8 @@ def _of_iterations(snapshot: Snapshot, sound: Checkpoint | None, done: int) -> t
 def _of_minutes(snapshot: Snapshot, sound: Checkpoint | None) -> tuple[float, str]:
     """The same by the clock: from the newest checkpoint, or from the launch's first step where that is later."""
     minutes = snapshot.run.training.checkpoint_minutes
-    names = frozenset().union(*(signs.identifiers(job) for job in signs.active_jobs(snapshot)))
-    stepped = signs.step_times(snapshot, names)
+    names = frozenset().union(*(derived.identifiers(job) for job in snapshot.active_jobs))
+    stepped = derived.step_times(snapshot, names)
     if minutes is None or not stepped:
         return 0.0, ""
     began = bounds.launch_trained_since(snapshot, names)
@@ -73,8 +76,8 @@ def _of_minutes(snapshot: Snapshot, sound: Checkpoint | None) -> tuple[float, st
 
 def _is_saving(snapshot: Snapshot) -> bool:
     """Whether a save stops the training right now, for no longer than its patience."""
-    for job in signs.active_jobs(snapshot):
-        life = signs.life_of(snapshot, job)
+    for job in snapshot.active_jobs:
+        life = derived.liveness_of(snapshot, job)
         if life is not None and life.phase == "saving" and life.is_fresh(snapshot.time):
             return True
     return False

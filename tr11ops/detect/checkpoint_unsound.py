@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tr11ops.detect import signs
+from tr11ops.base.observed import Unknown
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.snapshot import Snapshot, Unknown
-from trainer.contract import checkpoint_name
+from tr11ops.observe import derived
+from tr11ops.observe.snapshot import Snapshot
+from trainer.contract.paths import checkpoint_name
 
+BOUND = "manifest, sizes, the last reading of all bytes"
+SEVERITIES = "WARNING, CRITICAL when none is whole"
 NAME = "checkpoint-unsound"
 NEEDS = ("checkpoints", "checkpoints.latest", "jobs", "heartbeats")
 
@@ -47,8 +50,8 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def _may_be_saving(snapshot: Snapshot) -> bool:
-    """Whether a rank is saving, or nobody can see that none is."""
+    """Whether a rank is saving, or no one can see that none is."""
     if isinstance(snapshot.jobs, Unknown) or isinstance(snapshot.heartbeats, Unknown):
         return True
-    active = signs.active_jobs(snapshot)
-    return any(beat.phase == "saving" for job in active for beat in signs.beats_of(snapshot, job))
+    active = snapshot.active_jobs
+    return any(beat.phase == "saving" for job in active for beat in derived.beats_of(snapshot, job))

@@ -1,22 +1,25 @@
 """Clocks differ between machines: deadlines and the order of events cannot be trusted, least of all leases.
 
-Ages are judged by the run's clock, whatever is wrong here: see run_clock.py.
+Ages are judged by the run's clock, whatever is wrong here: see observe/clock.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from tr11ops.detect import signs
+from tr11ops.base.observed import known
+from tr11ops.base.units import duration
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.operation import ClockReading
-from tr11ops.snapshot import Snapshot, known
-from tr11ops.units import duration
+from tr11ops.observe import derived
+from tr11ops.observe.operation import ClockReading
+from tr11ops.observe.snapshot import Snapshot
 
+BOUND = "`watch.clock_skew_seconds` (30)"
+SEVERITIES = "WARNING"
 NAME = "clock-skew"
 NEEDS = ("clocks", "clock_ahead")
 
-RECENT_SECONDS = signs.HOUR  # an older file may be a copy, with the time of the copying
+RECENT_SECONDS = derived.HOUR  # an older file may be a copy, with the time of the copying
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:

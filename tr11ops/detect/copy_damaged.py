@@ -1,14 +1,17 @@
-"""A copy of a checkpoint is not what was copied: bytes at the far side rotted, or somebody changed them."""
+"""A copy of a checkpoint is not what was copied: bytes at the destination rotted, or someone changed them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tr11ops.detect import signs
+from tr11ops.base.observed import Unknown
+from tr11ops.base.units import duration
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.snapshot import Snapshot, Unknown
-from tr11ops.units import duration
+from tr11ops.observe import derived
+from tr11ops.observe.snapshot import Snapshot
 
+BOUND = "at once"
+SEVERITIES = "CRITICAL"
 NAME = "copy-damaged"
 NEEDS = ("backup",)
 
@@ -16,7 +19,7 @@ NAMED = 10
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
-    """CRITICAL as soon as a re-read found it, until the copy is mended: the other copies may go the same way."""
+    """CRITICAL as soon as a re-read found it, until the copy is repaired: the other copies may go the same way."""
     backup = snapshot.backup
     if backup is None or isinstance(backup, Unknown) or not backup.damaged:
         return
@@ -31,5 +34,5 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
             *more,
             f"the last round ended {duration(max(0.0, snapshot.time - backup.time))} ago",
         ),
-        fix=signs.command(snapshot, "backup run"),
+        fix=derived.command(snapshot, "backup run"),
     )

@@ -10,11 +10,16 @@ import math
 from collections.abc import Iterator
 from itertools import pairwise
 
-from tr11ops.detect import series, signs
+from tr11ops.base.observed import Unknown, known
+from tr11ops.detect import series
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.snapshot import Checkpoint, Snapshot, Step, Unknown, known
-from trainer.contract import StepRecord, checkpoint_name
+from tr11ops.observe import derived
+from tr11ops.observe.snapshot import Checkpoint, Snapshot, Step
+from trainer.contract.logline import StepRecord
+from trainer.contract.paths import checkpoint_name
 
+BOUND = "the same iteration before the restart; else 3 times the schedule's slope"
+SEVERITIES = "WARNING, CRITICAL when the training began again"
 NAME = "counters-jump"
 NEEDS = ("jobs", "steps", "events", "checkpoints")
 
@@ -29,7 +34,7 @@ SLOPE_FACTOR = 3.0
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """Compares the first line after each recent restart with the line of the same iteration, or the one before."""
     steps = known(snapshot.steps, ())
-    if not signs.active_jobs(snapshot):
+    if not snapshot.active_jobs:
         return
     for index in series.restarts(steps):
         if len(steps) - index > series.RECENT_LINES:
@@ -45,7 +50,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
                 subject=str(record.iteration),
                 identity=(str(record.iteration),),
                 evidence=(*jumps[1:], _line(steps[index - 1]), _line(steps[index])),
-                fix=signs.command(snapshot, "logs"),
+                fix=derived.command(snapshot, "logs"),
             )
 
 

@@ -1,25 +1,28 @@
-"""The periodic jobs are not run any more: their daemon, crontab or chain of jobs is gone, and nobody was told."""
+"""The periodic jobs are not run any more: their daemon, crontab or chain of jobs is gone, and no one was told."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from tr11ops.detect import signs
+from tr11ops.base.observed import known
+from tr11ops.base.units import duration
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.periodic_job_failed import WATCHDOG, is_wanted
-from tr11ops.snapshot import Snapshot, known
-from tr11ops.units import duration
+from tr11ops.observe import derived
+from tr11ops.observe.snapshot import Snapshot
 
 if TYPE_CHECKING:
-    from tr11ops.crontab.state import JobState
+    from tr11ops.rundir.cron_records import PeriodicJobState
 
+BOUND = "an interval, from 15 minutes to 6 hours"
+SEVERITIES = "WARNING, CRITICAL for the watchdog"
 NAME = "cron-dead"
 NEEDS = ("periodic_jobs", "chains")
 
-INTERVALS = {"hourly": signs.HOUR, "daily": signs.DAY}  # of the chains
-SHORTEST_GRACE_SECONDS = 15 * signs.MINUTE
-LONGEST_GRACE_SECONDS = 6 * signs.HOUR
+INTERVALS = {"hourly": derived.HOUR, "daily": derived.DAY}  # of the chains
+SHORTEST_GRACE_SECONDS = 15 * derived.MINUTE
+LONGEST_GRACE_SECONDS = 6 * derived.HOUR
 CHAIN_WAY = "slurm"
 ALONE = "no watchdog looks at the run"
 BY_HAND = frozenset({"hand", "once"})  # nothing was installed that could die
@@ -38,7 +41,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     dead_chains = False
     for chain in known(snapshot.chains, ()):
         late = snapshot.time - chain.next_due
-        if late > grace(INTERVALS.get(chain.name, signs.DAY)):
+        if late > grace(INTERVALS.get(chain.name, derived.DAY)):
             dead_chains = True
             yield Finding(
                 NAME,
@@ -47,9 +50,9 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
                 subject=f"chain-{chain.name}",
                 identity=(f"chain-{chain.name}",),
                 evidence=(f"job {chain.job_id} was to begin it",),
-                fix=signs.command(snapshot, "cron status"),
+                fix=derived.command(snapshot, "cron status"),
             )
-    overdue: dict[str, list[JobState]] = {}
+    overdue: dict[str, list[PeriodicJobState]] = {}
     for job in known(snapshot.periodic_jobs, ()):
         if is_overdue(job, snapshot.time) and is_wanted(snapshot, job):
             overdue.setdefault(job.way, []).append(job)
@@ -67,18 +70,18 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
                 f"{job.name}: due {duration(snapshot.time - job.next_due)} ago, last run on {job.host}"
                 for job in jobs[:4]
             ),
-            fix=signs.command(snapshot, "cron status"),
+            fix=derived.command(snapshot, "cron status"),
         )
 
 
-def is_overdue(job: JobState, now: float) -> bool:
+def is_overdue(job: PeriodicJobState, now: float) -> bool:
     """Whether a job's next round should have begun long ago."""
     if job.way in BY_HAND or now - job.next_due <= grace(job.interval_seconds):
         return False
     return not job.is_running or now - job.started > 2 * job.interval_seconds + grace(job.interval_seconds)
 
 
-def watchdog_fault(jobs: Iterable[JobState], now: float) -> str:
+def watchdog_fault(jobs: Iterable[PeriodicJobState], now: float) -> str:
     """Why nothing looks at the run regularly; "" where a watchdog lives: its last round is on record, it did not fail,
     and by its own interval the next one is not overdue. A look that a person made is no watchdog."""
     watchdog = next((job for job in jobs if job.name == WATCHDOG), None)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tr11ops.detect import signs
+from tr11ops.base.observed import Unknown
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.snapshot import Snapshot, Unknown
+from tr11ops.observe import derived
+from tr11ops.observe.snapshot import Snapshot
 
+BOUND = "at once"
+SEVERITIES = "WARNING"
 NAME = "damaged-state"
 NEEDS = ("damaged_files",)
 MOST_NAMED = 3
@@ -26,5 +29,5 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         Severity.WARNING,
         f"a state file is damaged: {damaged[0].path} {damaged[0].what}{more}",
         evidence=tuple(lines),
-        fix=signs.command(snapshot, "pulse --act --no-email") if is_moved else "",
+        fix=derived.command(snapshot, "pulse --act --no-email") if is_moved else "",
     )

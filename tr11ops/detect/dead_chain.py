@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tr11ops.cluster.parts import array_number
 from tr11ops.cluster.pending import Cause, reason_of_job
-from tr11ops.detect import signs
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.snapshot import Snapshot
+from tr11ops.observe import derived
+from tr11ops.observe.snapshot import Snapshot
 
+BOUND = "the scheduler's reason"
+SEVERITIES = "CRITICAL"
 NAME = "dead-chain"
 NEEDS = ("jobs",)
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """One finding per queued job, by the scheduler's own reason: PENDING is not waiting."""
-    for job in signs.pending_jobs(snapshot):
+    for job in snapshot.pending_jobs:
         row = reason_of_job(job)
         if row.cause is Cause.REQUEST:
             evidence = (row.meaning, *((f"dependency: {job.dependency}",) if job.dependency else ()))
@@ -23,7 +26,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
                 NAME,
                 Severity.CRITICAL,
                 f"job {job.job_id} can never start: {job.reason}",
-                subject=job.array_id or job.raw_id,
+                subject=array_number(job),
                 evidence=evidence,
-                fix=signs.command(snapshot, "launch --repair"),
+                fix=derived.command(snapshot, "launch --repair"),
             )

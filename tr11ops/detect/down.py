@@ -4,24 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tr11ops.detect import signs
+from tr11ops.base.observed import Unknown, known
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.unfinished_end import BAD_REASONS
-from tr11ops.snapshot import Snapshot, Unknown, known
+from tr11ops.observe import derived
+from tr11ops.observe.snapshot import Snapshot
 
+BOUND = "at once"
+SEVERITIES = "CRITICAL"
 NAME = "down"
 NEEDS = ("jobs", "kill_switch", "pause", "attempts", "last_end", "heartbeats")
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """Silent unless jobs and the kill switch were really seen: absence is never concluded from silence."""
-    if isinstance(snapshot.jobs, Unknown) or signs.stop_of(snapshot) is not None:
+    if isinstance(snapshot.jobs, Unknown) or derived.stop_of(snapshot) is not None:
         return
-    if signs.active_jobs(snapshot) or signs.pending_jobs(snapshot):
+    if snapshot.active_jobs or snapshot.pending_jobs:
         return
-    if signs.is_finished(snapshot) or signs.life_outside(snapshot) is not None:
+    if derived.is_finished(snapshot) or derived.liveness_outside(snapshot) is not None:
         return
-    if isinstance(snapshot.attempts, Unknown) or signs.last_end_is_unknown(snapshot):
+    if isinstance(snapshot.attempts, Unknown) or derived.last_end_is_unknown(snapshot):
         return
     if isinstance(snapshot.heartbeats, Unknown):
         return  # it may train outside the scheduler
@@ -30,13 +33,13 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         Severity.CRITICAL,
         f"{snapshot.run.name} is neither running nor queued",
         evidence=tuple(_evidence(snapshot)),
-        fix=signs.command(snapshot, _what_to_type(snapshot)),
+        fix=derived.command(snapshot, _what_to_type(snapshot)),
     )
 
 
 def _what_to_type(snapshot: Snapshot) -> str:
     """The launch that was last typed, once more; but first the log, where the same launch would fail the same way."""
-    marker = signs.last_marker(snapshot)
+    marker = derived.last_marker(snapshot)
     if marker is not None and marker.reason in BAD_REASONS:
         return "logs"
     newest = next(iter(known(snapshot.submissions, ())), None)
@@ -49,7 +52,7 @@ def _what_to_type(snapshot: Snapshot) -> str:
 
 
 def _evidence(snapshot: Snapshot) -> Iterator[str]:
-    marker = signs.last_marker(snapshot)
+    marker = derived.last_marker(snapshot)
     if marker is not None:
         if marker.reason == "refused":
             yield f"the last attempt refused to start: {marker.message}"

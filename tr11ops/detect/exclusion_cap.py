@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tr11ops.detect import signs
+from tr11ops.base.observed import Unknown
+from tr11ops.base.units import counted, first_few
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.nodes_left import (
     bad_nodes,
     excluded_nodes,
     exclusion_limit,
+    needed_nodes,
     nodes_of_partition,
     partition_of,
     usable_nodes,
 )
-from tr11ops.exclusion_limit import way_past
-from tr11ops.snapshot import Snapshot, Unknown
+from tr11ops.observe import derived
+from tr11ops.observe.snapshot import Snapshot
+from tr11ops.rundir.exclusion_limit import way_past
 
+BOUND = "one left; none left"
+SEVERITIES = "INFO, WARNING"
 NAME = "exclusion-cap"
 NEEDS = ("exclusions", "nodes", "jobs")
+NAMED = 6
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
@@ -45,7 +51,7 @@ def _left_in_use(snapshot: Snapshot) -> Iterator[Finding]:
                 str(limit),
                 f"to exclude it all the same: `{_past(snapshot, node)}`",
             ),
-            fix=signs.command(snapshot, f"nodes check {node}"),
+            fix=derived.command(snapshot, f"nodes check {node}"),
             identity=(node,),
         )
 
@@ -58,23 +64,22 @@ def _near(snapshot: Snapshot) -> Iterator[Finding]:
     if not names or limit is None:
         return
     left = limit.most - len(names)
-    usable, needed = usable_nodes(snapshot), snapshot.run.operation.allocated_nodes or snapshot.run.nodes or 0
+    usable, needed = usable_nodes(snapshot), needed_nodes(snapshot) or 0
     if left > 1:
         return
-    counted = "1 node is" if len(names) == 1 else f"{len(names)} nodes are"
-    shown = ", ".join(names[:6]) + (" ..." if len(names) > 6 else "")
+    named = counted(len(names), "node is", "nodes are")
     evidence: tuple[str, ...] = (
-        f"excluded: {shown}",
+        f"excluded: {first_few(names, NAMED)}",
         f"{len(in_partition)} nodes, {usable} usable, {needed} needed; at most {limit.most} may be excluded",
     )
     if left < 1:
-        title = f"{counted} excluded, no more may be: the next bad node stops the run"
+        title = f"{named} excluded, no more may be: the next bad node stops the run"
         severity = Severity.WARNING
         evidence = (*evidence, f"to exclude one all the same: `{_past(snapshot, 'NODE')}`")
     else:
-        title, severity = f"{counted} excluded, one more may be", Severity.INFO
-    yield Finding(NAME, severity, title, evidence=evidence, fix=signs.command(snapshot, "nodes check --due"))
+        title, severity = f"{named} excluded, one more may be", Severity.INFO
+    yield Finding(NAME, severity, title, evidence=evidence, fix=derived.command(snapshot, "nodes check --due"))
 
 
 def _past(snapshot: Snapshot, node: str) -> str:
-    return signs.command(snapshot, way_past(node).removeprefix("tr11 "))
+    return derived.command(snapshot, way_past(node).removeprefix("tr11 "))

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tr11ops.detect import signs
+from tr11ops.base.observed import known
+from tr11ops.base.units import duration, first_few
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.exclusions import due_for_recheck
-from tr11ops.snapshot import Snapshot, known
-from tr11ops.units import duration
+from tr11ops.observe import derived
+from tr11ops.observe.snapshot import Snapshot
+from tr11ops.rundir.exclusions import due_for_recheck
 
+BOUND = "a day"
+SEVERITIES = "INFO"
 NAME = "exclusion-due"
 NEEDS = ("exclusions",)
 
-GRACE_SECONDS = signs.DAY  # the periodic check comes round several times in it
+NAMED = 4
+GRACE_SECONDS = derived.DAY  # the periodic check comes round several times in it
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
@@ -25,12 +29,12 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     evidence = tuple(
         f"{entry.node}: due for {duration(snapshot.time - (entry.until or snapshot.time))}"
         + (f", excluded because {entry.why}" if entry.why else "")
-        for entry in late[:4]
+        for entry in late[:NAMED]
     )
     yield Finding(
         NAME,
         Severity.INFO,
-        f"{word} for a check: {', '.join(entry.node for entry in late[:4])}{' ...' if len(late) > 4 else ''}",
+        f"{word} for a check: {first_few((entry.node for entry in late), NAMED)}",
         evidence=evidence,
-        fix=signs.command(snapshot, "nodes check --due"),
+        fix=derived.command(snapshot, "nodes check --due"),
     )

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tr11ops.detect import signs
+from tr11ops.base.observed import known
+from tr11ops.detect.filesystem_rules import filling, full, with_limits
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.filesystems.history import forecast, newest
-from tr11ops.filesystems.judge import filling, full, with_limits
-from tr11ops.snapshot import Snapshot, known
+from tr11ops.observe import derived
+from tr11ops.observe.snapshot import Snapshot
+from tr11ops.rundir.disk_usage import forecast, newest
 
+BOUND = "`forecast_days` (14); 2 days"
+SEVERITIES = "INFO, WARNING"
 NAME = "filesystem-filling"
 NEEDS = ("usage",)
 
-SOON_SECONDS = 2 * signs.DAY
+SOON_SECONDS = 2 * derived.DAY
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
@@ -35,5 +38,5 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
                 subject=rule.name,
                 identity=(rule.name,),
                 evidence=(growth,) if growth else (),
-                fix=signs.command(snapshot, "fs-watchdog"),
+                fix=derived.command(snapshot, "fs-watchdog"),
             )

@@ -5,14 +5,17 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from tr11ops.detect import signs
+from tr11ops.base.observed import known
+from tr11ops.base.units import duration
+from tr11ops.detect.filesystem_rules import full, with_limits
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.filesystems.history import Usage, newest
-from tr11ops.filesystems.judge import full, with_limits
-from tr11ops.operation import FilesystemRule
-from tr11ops.snapshot import Snapshot, known
-from tr11ops.units import duration
+from tr11ops.observe import derived
+from tr11ops.observe.operation import FilesystemRule
+from tr11ops.observe.snapshot import Snapshot
+from tr11ops.rundir.disk_usage import Usage, newest
 
+BOUND = "the card's shares and `least_free`; 97 %; nothing left (read-only: WARNING)"
+SEVERITIES = "WARNING, CRITICAL"
 NAME = "filesystem-full"
 NEEDS = ("usage", "shut_folders")
 
@@ -50,7 +53,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
                 subject=rule.name,
                 identity=(rule.name,),
                 evidence=(*lines[1:], f"measured {duration(snapshot.time - usage.time)} ago by {usage.source}"),
-                fix=signs.command(snapshot, "fs-watchdog"),
+                fix=derived.command(snapshot, "fs-watchdog"),
             )
 
 

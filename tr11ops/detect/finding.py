@@ -1,4 +1,4 @@
-"""What a detector concludes: one fault or remark, with its evidence and the command that mends it."""
+"""What a detector concludes: one fault or remark, with its evidence and the command that repairs it."""
 
 from __future__ import annotations
 

@@ -8,10 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from tr11ops.detect import series, signs
+from tr11ops.base.observed import known
+from tr11ops.detect import series
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.snapshot import Snapshot, known
+from tr11ops.observe import derived
+from tr11ops.observe.snapshot import Snapshot
 
+BOUND = "`recovery.gradient_factor` (10) times, on 2 lines in a row"
+SEVERITIES = "WARNING, INFO once over"
 NAME = "gradient-norm"
 NEEDS = ("jobs", "steps")
 
@@ -21,7 +25,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     steps, facts = known(snapshot.steps, ()), snapshot.run.training
     highs = series.recent_highs(steps, lambda record: record.grad_norm, facts.gradient_factor, facts.window)
     pairs = [(one, two) for one, two in pairwise(highs) if two.index == one.index + 1]
-    if not pairs or not signs.active_jobs(snapshot):
+    if not pairs or not snapshot.active_jobs:
         return
     first, second = pairs[0]
     lasts = highs[-1].index == len(steps) - 1
@@ -34,7 +38,9 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     if peak is not second and peak is not first:
         evidence.append(f"most at iteration {steps[peak.index].record.iteration}: {peak.value:.4g}")
     if not lasts:
-        evidence.append(f"{_norm(steps[-1].record.grad_norm)} at iteration {steps[-1].record.iteration}")
+        now = steps[-1].record
+        norm = "not logged" if now.grad_norm is None else f"{now.grad_norm:.4g}"
+        evidence.append(f"{norm} at iteration {now.iteration}")
     yield Finding(
         NAME,
         Severity.WARNING if lasts else Severity.INFO,
@@ -42,9 +48,5 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         if lasts
         else f"the gradient norm was {peak.factor:.0f} times its median at iteration {began}",
         evidence=tuple(evidence),
-        fix=signs.command(snapshot, "logs"),
+        fix=derived.command(snapshot, "logs"),
     )
-
-
-def _norm(value: float | None) -> str:
-    return "not logged" if value is None else f"{value:.4g}"

@@ -1,14 +1,23 @@
-"""Queued work that waits for a person: somebody, or the scheduler, holds it, or why it waits is not known."""
+"""Queued work that waits for a person: someone, or the scheduler, holds it, or why it waits is not known."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
+from tr11ops.base.observed import known
+from tr11ops.cluster.parts import array_number, covers, names_of
 from tr11ops.cluster.pending import Cause, reason_of_job
-from tr11ops.detect import signs
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.snapshot import Snapshot, known
+from tr11ops.observe import derived
+from tr11ops.observe.snapshot import Snapshot
+from tr11ops.queue.holds import held_jobs, record_of
 
+BOUND = "the scheduler's reason"
+SEVERITIES = (
+    "INFO where tr11 holds it for a kill switch or a pause, or all is trained, else WARNING (also for the "
+    "tasks of an array that a person holds beside that); CRITICAL when nothing else can run"
+)
 NAME = "held"
 NEEDS = ("jobs", "kill_switch", "pause")
 
@@ -16,31 +25,41 @@ NEEDS = ("jobs", "kill_switch", "pause")
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """CRITICAL when nothing else of the run can run, else a warning that the chain stops after the present task.
 
-    One finding for each array. What tr11 holds, by its own record, is released by `tr11 resume`; while a kill switch or
-    a pause is in force, that is as somebody wants it: INFO.
+    One finding for each array, and another for the part of it that tr11 did not hold. What tr11 holds, by its own
+    record, is released by `tr11 resume`; while a kill switch or a pause is in force, someone wants it so: INFO.
+    Where the training is finished nothing is left for it to do: INFO too.
     """
-    stop = signs.stop_of(snapshot)
-    idle = signs.is_idle(snapshot)
-    record = {entry.job: entry for entry in known(snapshot.holds, ())}
-    waiting = ((job, reason_of_job(job).cause) for job in signs.pending_jobs(snapshot))
-    held = {job.array_id or job.raw_id: (job, cause) for job, cause in waiting if cause in {Cause.HOLD, Cause.UNKNOWN}}
-    for number, (job, cause) in held.items():
-        if cause is Cause.UNKNOWN:
-            yield Finding(
-                NAME,
-                Severity.CRITICAL if idle else Severity.WARNING,
-                f"job {job.job_id} waits for a reason that tr11 does not know: {job.reason}",
-                subject=number,
-                fix=signs.scheduler_command(snapshot, "scontrol show job", job),
-            )
-            continue
-        by = record.get(number)
-        release = signs.scheduler_command(snapshot, "scontrol release", job)
+    stop = derived.stop_of(snapshot)
+    idle, finished = derived.is_idle(snapshot), derived.is_finished(snapshot)
+    waiting = [(job, reason_of_job(job).cause) for job in snapshot.pending_jobs]
+    for number, job in {array_number(job): job for job, cause in waiting if cause is Cause.UNKNOWN}.items():
         yield Finding(
             NAME,
-            Severity.CRITICAL if idle else Severity.INFO if by is not None and stop is not None else Severity.WARNING,
-            f"job {job.job_id} is held ({job.reason}): it starts when it is released",
+            Severity.CRITICAL if idle else Severity.WARNING,
+            f"job {job.job_id} waits for a reason that tr11 does not know: {job.reason}",
             subject=number,
-            evidence=() if by is None else (f"by {by.who or 'tr11'}" + (f", because: {by.why}" if by.why else ""),),
-            fix=release if by is None else signs.command(snapshot, "resume"),
+            fix=derived.scheduler_command(snapshot, "scontrol show job", job),
         )
+    records = known(snapshot.holds, ())
+    held = held_jobs((job for job, _ in waiting), (record.job for record in records))
+    for chosen, left in ((held.ours, ()), (held.others, held.ours)):
+        for name in names_of(chosen, left):
+            jobs = [job for job in chosen if covers(name, job)]
+            by = record_of(jobs[0], records) if chosen is held.ours else None
+            shown = jobs[0].job_id if len(jobs) == 1 else name
+            usual = Severity.INFO if by is not None and stop is not None else Severity.WARNING
+            release = f"scontrol release {shlex.quote(name)}" if snapshot.scheduler == "slurm" else ""
+            if by is not None:
+                release = derived.command(snapshot, "resume")
+            cancel = derived.scheduler_command(snapshot, "scancel", jobs[0]) or (
+                derived.command(snapshot, "launch --repair") if by is not None else ""
+            )
+            effect = "the training is finished, nothing is left for it" if finished else "it starts when it is released"
+            yield Finding(
+                NAME,
+                Severity.INFO if finished else Severity.CRITICAL if idle else usual,
+                f"job {shown} is held ({jobs[0].reason}): {effect}",
+                subject=name,
+                evidence=() if by is None else (f"by {by.who or 'tr11'}" + (f", because: {by.why}" if by.why else ""),),
+                fix=cancel if finished else release,
+            )

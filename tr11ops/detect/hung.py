@@ -8,21 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tr11ops.base.observed import Unknown
+from tr11ops.base.units import duration
 from tr11ops.cluster.base import Job, JobState
-from tr11ops.detect import ranks, signs
+from tr11ops.detect import ranks
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.snapshot import Snapshot, Unknown
-from tr11ops.training import TRAINING_PHASES
-from tr11ops.units import duration
-from trainer.contract import Heartbeat
+from tr11ops.observe import derived
+from tr11ops.observe.snapshot import Snapshot
+from tr11ops.observe.training import TRAINING_PHASES
+from trainer.contract.heartbeat import Heartbeat
 
+BOUND = "k iterations and 2 minutes; other phases as learned"
+SEVERITIES = "CRITICAL"
 NAME = "hung"
 NEEDS = ("jobs", "heartbeats", "steps", "phases", "attempts")
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """Phase-aware: saving, evaluating and start-up are silent for as long as the last attempts' were, and more."""
-    for job in signs.active_jobs(snapshot):
+    for job in snapshot.active_jobs:
         if job.state is JobState.RUNNING:
             yield from _of_job(snapshot, job)
 
@@ -30,18 +34,19 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
 def _of_job(snapshot: Snapshot, job: Job) -> Iterator[Finding]:
     if isinstance(snapshot.heartbeats, Unknown) or isinstance(snapshot.steps, Unknown):
         return  # either shows life
-    life = signs.life_of(snapshot, job)
-    marker = signs.marker_of(snapshot, signs.identifiers(job))
+    life = derived.liveness_of(snapshot, job)
+    marker = derived.marker_of(snapshot, derived.identifiers(job))
     if life is None or (marker is not None and marker.time >= life.time):
         return
-    beats = signs.beats_of(snapshot, job)
+    beats = derived.beats_of(snapshot, job)
     if not life.is_fresh(snapshot.time):
         title = (
             f"job {job.job_id} hangs: no sign of life for {duration(life.silent_for(snapshot.time))}"
             f" while {life.phase} (normal: up to {duration(life.patience)})"
         )
-        found = ranks.standing(beats, signs.seconds_per_iteration(snapshot))
-        yield _finding(snapshot, job, title, ranks.describe(found, snapshot.time), _ranks_first(found))
+        found = ranks.standing(beats, derived.seconds_per_iteration(snapshot))
+        first = min((beat.rank for beat in found.odd), default=0)
+        yield _finding(snapshot, job, title, ranks.describe(found, snapshot.time), first)
         return
     still = left_behind(snapshot, beats, life.patience)
     if still:
@@ -50,7 +55,7 @@ def _of_job(snapshot: Snapshot, job: Job) -> Iterator[Finding]:
             f"job {job.job_id} hangs: {len(still)} of {len(beats)} ranks, on {ranks.nodes_of(still)},"
             f" stand still for {duration(since)} (normal: up to {duration(life.patience)})"
         )
-        found = ranks.Standing(beats, still)
+        found = ranks.RankProgress(beats, still)
         yield _finding(snapshot, job, title, ranks.describe(found, snapshot.time), still[0].rank)
 
 
@@ -62,10 +67,6 @@ def left_behind(snapshot: Snapshot, beats: tuple[Heartbeat, ...], patience: floa
     return tuple(beat for beat in beats if beat.iteration < top and snapshot.time - beat.time > patience)
 
 
-def _ranks_first(found: ranks.Standing) -> int:
-    return min((beat.rank for beat in found.odd), default=0)
-
-
 def _finding(snapshot: Snapshot, job: Job, title: str, evidence: tuple[str, ...], rank: int) -> Finding:
-    fix = signs.command(snapshot, f"logs --rank {rank}")
+    fix = derived.command(snapshot, f"logs --rank {rank}")
     return Finding(NAME, Severity.CRITICAL, title, subject=job.job_id, evidence=evidence, fix=fix)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tr11ops.base.units import counted, duration
 from tr11ops.cluster.base import JobState
-from tr11ops.detect import bounds, signs
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.snapshot import KillSwitch, Snapshot
-from tr11ops.units import duration
+from tr11ops.observe import bounds, derived
+from tr11ops.observe.snapshot import KillSwitch, Snapshot
 
+BOUND = "at once; held work: a day; a running job: an hour"
+SEVERITIES = "WARNING, CRITICAL"
 NAME = "kill-switch-left-on"
 NEEDS = ("kill_switch", "jobs")
 
-FORGOTTEN_SECONDS = signs.DAY  # what waits keeps its place in the queue for as long; sites do not like it for ever
+FORGOTTEN_SECONDS = derived.DAY  # a queued job keeps its place in the queue for as long; sites do not like it for ever
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
@@ -24,11 +26,11 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     switch = snapshot.kill_switch
     if not isinstance(switch, KillSwitch):
         return
-    release = signs.command(snapshot, "resume")
+    release = derived.command(snapshot, "resume")
     evidence = (
         f"{switch.path}: set by {switch.who or 'someone'}" + (f", because: {switch.why}" if switch.why else ""),
     )
-    queued = signs.queued_tasks(signs.startable_jobs(snapshot))
+    queued = derived.queued_tasks(derived.startable_jobs(snapshot))
     if queued:
         word = "the queued task" if queued == 1 else f"all {queued} queued tasks"
         yield Finding(
@@ -39,8 +41,8 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
             fix=release,
         )
     age = None if switch.time is None else snapshot.time - switch.time
-    held = signs.pending_jobs(snapshot)
-    tasks = "1 task" if signs.queued_tasks(held) == 1 else f"{signs.queued_tasks(held)} tasks"
+    held = snapshot.pending_jobs
+    tasks = counted(derived.queued_tasks(held), "task")
     if not queued and held and age is not None and age > FORGOTTEN_SECONDS:
         yield Finding(
             NAME,
@@ -49,7 +51,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
             evidence=evidence,
             fix=release,
         )
-    for job in signs.active_jobs(snapshot):
+    for job in snapshot.active_jobs:
         if job.state is JobState.RUNNING and age is not None and age > bounds.UNLEARNED_SECONDS:
             yield Finding(
                 NAME,
@@ -58,5 +60,5 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
                 subject=job.job_id,
                 identity=("still runs",),
                 evidence=evidence,
-                fix=signs.command(snapshot, "logs"),
+                fix=derived.command(snapshot, "logs"),
             )

@@ -8,41 +8,42 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tr11ops.base.observed import Unknown, known
+from tr11ops.base.units import duration, size
 from tr11ops.cluster.base import Job, JobState
-from tr11ops.detect import bounds, signs
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.snapshot import Snapshot, Unknown, known
-from tr11ops.training import TRAINING_PHASES
-from tr11ops.units import duration, size
+from tr11ops.observe import bounds, derived
+from tr11ops.observe.snapshot import Snapshot
+from tr11ops.observe.training import TRAINING_PHASES
 
+BOUND = "k iterations and 2 minutes"
+SEVERITIES = "WARNING"
 NAME = "log-not-growing"
 NEEDS = ("jobs", "heartbeats", "steps", "logs")
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """Compares iterations before times: a clock that is wrong must not look like a log that stands still."""
-    pace = signs.seconds_per_iteration(snapshot)
-    for job in signs.active_jobs(snapshot):
+    pace = derived.seconds_per_iteration(snapshot)
+    for job in snapshot.active_jobs:
         if job.state is JobState.RUNNING and pace is not None:
-            yield from _of_job(snapshot, job, bounds.training_patience(snapshot, pace, _lines(snapshot)))
-
-
-def _lines(snapshot: Snapshot) -> int:
-    return snapshot.run.training.log_interval
+            patience = bounds.training_patience(snapshot, pace, snapshot.run.training.log_interval)
+            yield from _of_job(snapshot, job, patience)
 
 
 def _of_job(snapshot: Snapshot, job: Job, patience: float) -> Iterator[Finding]:
-    names = signs.identifiers(job)
-    beats = [beat for beat in signs.beats_of(snapshot, job) if beat.phase in TRAINING_PHASES]
-    stepped, now = signs.step_times(snapshot, names), snapshot.time
+    names = derived.identifiers(job)
+    beats = [beat for beat in derived.beats_of(snapshot, job) if beat.phase in TRAINING_PHASES]
+    stepped, now = derived.step_times(snapshot, names), snapshot.time
+    interval = snapshot.run.training.log_interval
     if not beats or not stepped or isinstance(snapshot.heartbeats, Unknown):
         return
     done, last = max(beat.iteration for beat in beats), known(snapshot.steps, ())[-1].record.iteration
     beat, line = max(beat.time for beat in beats), max(stepped)
-    if done > last + _lines(snapshot) and now - line > patience and now - beat <= patience:
+    if done > last + interval and now - line > patience and now - beat <= patience:
         title = f"job {job.job_id} trains iteration {done}, but its log stands at {last}"
         yield _finding(snapshot, job, title, f"the last line is {duration(now - line)} old")
-    elif now - line <= patience < now - beat and last > done + _lines(snapshot):
+    elif now - line <= patience < now - beat and last > done + interval:
         title = f"job {job.job_id} logs iteration {last}, but its heartbeats stand at {done}"
         yield _finding(snapshot, job, title, f"the last heartbeat is {duration(now - beat)} old")
     else:
@@ -67,5 +68,5 @@ def _finding(snapshot: Snapshot, job: Job, title: str, reason: str) -> Finding:
         for log in known(snapshot.logs, ())
     )
     evidence = (reason, sizes) if sizes else (reason,)
-    fix = signs.command(snapshot, "logs")
+    fix = derived.command(snapshot, "logs")
     return Finding(NAME, Severity.WARNING, title, subject=job.job_id, evidence=evidence, fix=fix)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from tr11ops.detect import signs
+from tr11ops.base.observed import known
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.snapshot import Snapshot, known
+from tr11ops.observe import derived
+from tr11ops.observe.snapshot import Snapshot
 
+BOUND = "one line"
+SEVERITIES = "CRITICAL"
 NAME = "loss-not-finite"
 NEEDS = ("steps",)
 
@@ -30,5 +33,5 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         Severity.CRITICAL,
         f"the loss is not a number since{at_least} iteration {first.iteration}",
         evidence=(f"iteration {last.iteration}: lm loss {last.lm_loss}, grad norm {last.grad_norm}",),
-        fix=signs.command(snapshot, "kill"),
+        fix=derived.command(snapshot, "kill"),
     )

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tr11ops.detect import series, signs
+from tr11ops.base.observed import known
+from tr11ops.detect import series
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.snapshot import Snapshot, known
+from tr11ops.observe import derived
+from tr11ops.observe.snapshot import Snapshot
 
+BOUND = "`recovery.loss_factor` (2) times, among the last 50 lines"
+SEVERITIES = "CRITICAL, WARNING once over"
 NAME = "loss-spike"
 NEEDS = ("jobs", "steps", "events")
 
@@ -20,7 +24,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """Looks at the last 50 lines: CRITICAL while it lasts, a warning once the loss is back or was rolled back."""
     steps, facts = known(snapshot.steps, ()), snapshot.run.training
     highs = series.recent_highs(steps, lambda record: record.lm_loss, facts.loss_factor, facts.window)
-    if not highs or not signs.active_jobs(snapshot):
+    if not highs or not snapshot.active_jobs:
         return
     first, last = highs[0], highs[-1]
     peak = max(highs, key=lambda high: high.value)
@@ -42,7 +46,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         if lasts
         else f"the loss had a spike {span}",
         evidence=tuple(evidence),
-        fix=signs.command(snapshot, "logs"),
+        fix=derived.command(snapshot, "logs"),
     )
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tr11ops.base.observed import known
 from tr11ops.cluster.base import JobState
-from tr11ops.detect import signs
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.detect.zombie import batch_host
-from tr11ops.snapshot import Snapshot, known
+from tr11ops.observe import derived
+from tr11ops.observe.lost_host import batch_host
+from tr11ops.observe.snapshot import Snapshot
 
+BOUND = "at once"
+SEVERITIES = "WARNING, CRITICAL with the batch script's node"
 NAME = "node-lost"
 NEEDS = ("jobs", "nodes")
 
@@ -19,7 +22,7 @@ DEAD_STATES = frozenset({"down", "not_responding", "fail"})
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """One finding for each lost node; CRITICAL for the node that runs the batch script."""
     nodes = {node.name: node for node in known(snapshot.nodes, ())}
-    for job in signs.active_jobs(snapshot):
+    for job in snapshot.active_jobs:
         if job.state is JobState.COMPLETING:  # it gives back its nodes: the list holds those that are still to come
             continue
         lost = [name for name in job.nodes if name in nodes and nodes[name].states & DEAD_STATES]
@@ -33,7 +36,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
                 subject=job.job_id,
                 identity=(name,),
                 evidence=(f"{name}: {'+'.join(sorted(nodes[name].states))}{reason}",),
-                fix=signs.scheduler_command(snapshot, "scancel", job)
+                fix=derived.scheduler_command(snapshot, "scancel", job)
                 if name == host
-                else signs.command(snapshot, "logs"),
+                else derived.command(snapshot, "logs"),
             )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tr11ops.base.observed import Unknown, known
 from tr11ops.cluster.base import Node
-from tr11ops.exclusion_limit import ExclusionLimit
-from tr11ops.snapshot import Snapshot, Unknown, known
+from tr11ops.observe.snapshot import Snapshot
+from tr11ops.rundir.exclusion_limit import ExclusionLimit, partition_nodes
 
 
 def partition_of(snapshot: Snapshot, otherwise: str = "") -> str:
@@ -17,9 +18,12 @@ def partition_of(snapshot: Snapshot, otherwise: str = "") -> str:
 
 def nodes_of_partition(snapshot: Snapshot, partition: str) -> tuple[Node, ...]:
     """The nodes of a partition; all nodes where it is not known, or where no node tells its partitions."""
-    nodes = known(snapshot.nodes, ())
-    chosen = tuple(node for node in nodes if partition in node.partitions)
-    return chosen if partition and chosen else nodes
+    return partition_nodes(known(snapshot.nodes, ()), partition)
+
+
+def needed_nodes(snapshot: Snapshot) -> int | None:
+    """How many nodes one attempt asks for, spares included; None where the card does not say."""
+    return snapshot.run.operation.allocated_nodes or snapshot.run.nodes
 
 
 def excluded_nodes(snapshot: Snapshot) -> frozenset[str]:
@@ -57,7 +61,7 @@ def usable_nodes(snapshot: Snapshot, partition: str = "") -> int | None:
 
 def exclusion_limit(snapshot: Snapshot) -> ExclusionLimit | None:
     """How many nodes may be excluded by the card; None where that cannot be told."""
-    needed = snapshot.run.operation.allocated_nodes or snapshot.run.nodes
+    needed = needed_nodes(snapshot)
     if isinstance(snapshot.nodes, Unknown) or not snapshot.nodes or needed is None:
         return None
     names = [node.name for node in nodes_of_partition(snapshot, partition_of(snapshot))]

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tr11ops.detect import signs
+from tr11ops.base.observed import Unknown, known
+from tr11ops.base.units import first_few
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.detect.nodes_left import nodes_of_partition, partition_of, usable_nodes
-from tr11ops.snapshot import Exclusion, Snapshot, Unknown, known
+from tr11ops.detect.nodes_left import needed_nodes, nodes_of_partition, partition_of, usable_nodes
+from tr11ops.observe import derived
+from tr11ops.observe.snapshot import Snapshot
+from tr11ops.rundir.exclusion import Exclusion
 
+BOUND = "at once"
+SEVERITIES = "WARNING, CRITICAL when nothing runs, but for a maintenance"
 NAME = "nodes-short"
 NEEDS = ("nodes", "exclusions", "jobs")
 NAMES_SHOWN = 8
@@ -19,7 +24,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
 
     A maintenance gives the nodes back by itself: WARNING too.
     """
-    usable, needed = usable_nodes(snapshot), snapshot.run.operation.allocated_nodes or snapshot.run.nodes
+    usable, needed = usable_nodes(snapshot), needed_nodes(snapshot)
     if isinstance(snapshot.jobs, Unknown) or usable is None or needed is None or usable >= needed:
         return
     partition = partition_of(snapshot)
@@ -31,18 +36,14 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     gone = [f"{node.name} ({' '.join(sorted(node.states))})" for node in nodes if not node.is_usable]
     kept_off = sorted(node.name for node in nodes if node.is_usable and node.name in listed)
     evidence = [f"{len(nodes)} nodes{f' in {partition}' if partition else ''}, {usable} usable, {needed} needed"]
-    evidence += [f"not usable: {_some(gone)}"] if gone else []
-    evidence += [f"excluded by the run: {_some(kept_off)}"] if kept_off else []
-    trains = bool(signs.active_jobs(snapshot))
+    evidence += [f"not usable: {first_few(gone, NAMES_SHOWN)}"] if gone else []
+    evidence += [f"excluded by the run: {first_few(kept_off, NAMES_SHOWN)}"] if kept_off else []
+    trains = bool(snapshot.active_jobs)
     yield Finding(
         NAME,
-        Severity.WARNING if trains or signs.closed_by_site(snapshot) is not None else Severity.CRITICAL,
+        Severity.WARNING if trains or derived.closed_by_site(snapshot) is not None else Severity.CRITICAL,
         f"{usable} of {len(nodes)} nodes can be used, {needed} are needed: no {'further ' * trains}attempt can start",
         subject=partition,
         evidence=tuple(evidence),
-        fix=signs.command(snapshot, "nodes check --due" if kept_off else "nodes list"),
+        fix=derived.command(snapshot, "nodes check --due" if kept_off else "nodes list"),
     )
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:NAMES_SHOWN]) + (f" and {len(names) - NAMES_SHOWN} more" if names[NAMES_SHOWN:] else "")

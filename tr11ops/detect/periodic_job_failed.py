@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tr11ops.detect import signs
+from tr11ops.base.observed import known
+from tr11ops.base.units import duration
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.snapshot import Snapshot, known
-from tr11ops.units import duration
+from tr11ops.observe import derived
+from tr11ops.observe.snapshot import Snapshot
 
 if TYPE_CHECKING:
-    from tr11ops.crontab.state import JobState
+    from tr11ops.rundir.cron_records import PeriodicJobState
 
+BOUND = "once; three times in a row"
+SEVERITIES = "INFO, WARNING; the watchdog's own: WARNING, CRITICAL"
 NAME = "periodic-job-failed"
 NEEDS = ("periodic_jobs",)
 
@@ -37,17 +40,17 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
             subject=job.name,
             identity=(job.name,),
             evidence=tuple(_evidence(snapshot, job)),
-            fix=signs.command(snapshot, "cron status"),
+            fix=derived.command(snapshot, "cron status"),
         )
 
 
-def is_wanted(snapshot: Snapshot, job: JobState) -> bool:
+def is_wanted(snapshot: Snapshot, job: PeriodicJobState) -> bool:
     """Whether the card wants this job at all: records of others stay behind."""
     wanted = snapshot.run.operation.periodic_jobs
     return wanted is None or job.name in wanted
 
 
-def severity(job: JobState) -> Severity:
+def severity(job: PeriodicJobState) -> Severity:
     """How loud a failed job is."""
     again = job.failures_in_a_row >= IN_A_ROW
     if job.name == WATCHDOG:
@@ -55,7 +58,7 @@ def severity(job: JobState) -> Severity:
     return Severity.WARNING if again else Severity.INFO
 
 
-def _evidence(snapshot: Snapshot, job: JobState) -> Iterator[str]:
+def _evidence(snapshot: Snapshot, job: PeriodicJobState) -> Iterator[str]:
     code = "" if job.exit_code is None else f", exit code {job.exit_code}"
     yield f"last round {duration(snapshot.time - job.started)} ago on {job.host}{code}"
     if job.message:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from tr11ops.detect import signs
+from tr11ops.base.observed import known
+from tr11ops.base.units import duration
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.snapshot import Snapshot, known
-from tr11ops.units import duration
+from tr11ops.observe import derived
+from tr11ops.observe.snapshot import Snapshot
 
+BOUND = "75 % of `watch.scratch_purge_days`; 90 %"
+SEVERITIES = "WARNING, CRITICAL"
 NAME = "purge-near"
 NEEDS = ("least_used",)
 
@@ -27,13 +30,13 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         return
     for entry in known(snapshot.least_used, ()):
         age = snapshot.time - entry.time
-        left = days * signs.DAY - age
-        if age <= WARN_SHARE * days * signs.DAY:
+        left = days * derived.DAY - age
+        if age <= WARN_SHARE * days * derived.DAY:
             continue
         when = f"may be purged in {duration(left)}" if left > 0 else "may be purged at any moment"
         yield Finding(
             NAME,
-            Severity.CRITICAL if age >= CRITICAL_SHARE * days * signs.DAY else Severity.WARNING,
+            Severity.CRITICAL if age >= CRITICAL_SHARE * days * derived.DAY else Severity.WARNING,
             f"{entry.what} {when}",
             subject=entry.what,
             identity=(entry.what,),

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tr11ops.base.observed import Unknown, known
+from tr11ops.base.units import duration
 from tr11ops.cluster.base import Job
-from tr11ops.cluster.pending import Wait, reason_of_job
-from tr11ops.detect import signs
+from tr11ops.cluster.parts import array_number
+from tr11ops.cluster.pending import Cause, Wait, reason_of_job
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.nodes_left import usable_nodes
-from tr11ops.snapshot import Snapshot, Unknown, known
-from tr11ops.units import duration
+from tr11ops.observe import derived
+from tr11ops.observe.snapshot import Snapshot
+from tr11ops.queue.repair import way_out
 
+BOUND = "`watch.longest_queue_minutes`; 3 times that"
+SEVERITIES = "WARNING, CRITICAL"
 NAME = "queued-too-long"
 NEEDS = ("jobs", "kill_switch", "pause", "attempts", "heartbeats")
 
@@ -23,16 +28,18 @@ OTHER_REASONS = ("BeginTime", "Dependency", "JobArrayTaskLimit")
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """WARNING after watch.longest_queue_minutes, CRITICAL after three times that; only while nothing of the run runs.
 
+    So too for what waits for other jobs below a limit: it passes by itself, or shows by its age that it does not.
+
     Counted from when the task could start: its submission or release, or the end of the task before it.
     """
     if isinstance(snapshot.attempts, Unknown) or isinstance(snapshot.heartbeats, Unknown):
         return
-    if signs.active_jobs(snapshot) or signs.stop_of(snapshot) is not None or signs.life_outside(snapshot) is not None:
+    if snapshot.active_jobs or derived.stop_of(snapshot) is not None or derived.liveness_outside(snapshot) is not None:
         return
     limit = snapshot.run.operation.longest_queue_seconds
     waiting = [
         (since, job)
-        for job in signs.startable_jobs(snapshot)
+        for job in derived.startable_jobs(snapshot)
         if not job.reason.startswith(OTHER_REASONS)
         and reason_of_job(job).wait is Wait.PASSES
         and (since := waits_since(snapshot, job)) is not None
@@ -44,16 +51,20 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     if waited <= limit:
         return
     evidence = [f"reason: {job.reason or 'none given'}"]
+    row = reason_of_job(job)
+    if row.cause is Cause.LIMIT:
+        evidence += [row.meaning, way_out(job)]
+    what = "others below a limit" if row.cause is Cause.LIMIT else "nodes"
     left = usable_nodes(snapshot, job.partition)
     if left is not None and job.node_count:
         evidence.append(f"{job.node_count} nodes are asked for, {left} of the partition are usable and not excluded")
     yield Finding(
         NAME,
         Severity.CRITICAL if waited > CRITICAL_FACTOR * limit else Severity.WARNING,
-        f"nothing trains: job {job.job_id} has waited for nodes for {duration(waited)}",
-        subject=job.array_id or job.raw_id,
+        f"nothing trains: job {job.job_id} has waited for {what} for {duration(waited)}",
+        subject=array_number(job),
         evidence=tuple(evidence),
-        fix=signs.command(snapshot, "nodes list"),
+        fix=derived.command(snapshot, "nodes list"),
     )
 
 

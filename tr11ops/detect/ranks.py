@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from tr11ops.units import duration
-from trainer.contract import Heartbeat
+from tr11ops.base.units import duration, first_few
+from trainer.contract.heartbeat import Heartbeat
 
 QUICK_SECONDS = 2.0  # per iteration; heartbeats are a second apart at least, so ranks may then show different ones
 APART_SECONDS = 1.0  # ranks that began the same last step have heartbeats no further apart than that
 
 
 @dataclass(frozen=True)
-class Standing:
+class RankProgress:
     """All ranks' last heartbeats, and those of the odd ones out: fewer than half, behind or in another phase."""
 
     beats: tuple[Heartbeat, ...]
@@ -25,32 +25,28 @@ class Standing:
         return tuple(beat for beat in self.beats if beat not in odd)
 
 
-def standing(beats: tuple[Heartbeat, ...], pace: float | None) -> Standing:
+def standing(beats: tuple[Heartbeat, ...], pace: float | None) -> RankProgress:
     """Who is odd among ranks that should be together. `pace`: seconds per iteration, None where it is not known."""
     if not beats:
-        return Standing((), ())
+        return RankProgress((), ())
     top, newest = max(beat.iteration for beat in beats), max(beat.time for beat in beats)
     quick = pace is not None and pace < QUICK_SECONDS
     behind = tuple(beat for beat in beats if beat.iteration < top and (not quick or newest - beat.time > APART_SECONDS))
     if not behind:
-        behind = _others_than(beats, Counter(beat.phase for beat in beats).most_common(1)[0][0])
+        usual = Counter(beat.phase for beat in beats).most_common(1)[0][0]
+        behind = tuple(beat for beat in beats if beat.phase != usual)
     elif 2 * len(behind) >= len(beats):  # then a few are ahead
         behind = tuple(beat for beat in beats if beat not in behind)
-    return Standing(beats, behind if 2 * len(behind) < len(beats) else ())
+    return RankProgress(beats, behind if 2 * len(behind) < len(beats) else ())
 
 
-def _others_than(beats: tuple[Heartbeat, ...], phase: str) -> tuple[Heartbeat, ...]:
-    return tuple(beat for beat in beats if beat.phase != phase)
-
-
-def nodes_of(beats: tuple[Heartbeat, ...], most: int = 4) -> str:
+def nodes_of(beats: tuple[Heartbeat, ...]) -> str:
     """The nodes of these ranks, by name, shortened: `n07, n11`."""
-    names = sorted({beat.host for beat in beats})
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+    return first_few(sorted({beat.host for beat in beats}))
 
 
-def describe(found: Standing, now: float, most: int = 3) -> tuple[str, ...]:
-    """Evidence lines: first who is odd, or that nobody is; then the ranks that stood still first."""
+def describe(found: RankProgress, now: float, most: int = 3) -> tuple[str, ...]:
+    """Evidence lines: first who is odd, or that no one is; then the ranks that stood still first."""
     shown = found.odd or found.beats
     if found.odd:
         count, rest = len(found.odd), found.rest

@@ -1,10 +1,11 @@
-"""All detectors. A new one is a file with NAME, NEEDS and `detect(snapshot) -> Iterator[Finding]`, and a line here."""
+"""All detectors. A new one is a file as `Detector` says, and a line here: docs/contributing/detector.md."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Protocol
 
+from tr11ops.base.observed import Unknown
 from tr11ops.detect import (
     backup_overdue,
     chain_end,
@@ -52,7 +53,7 @@ from tr11ops.detect import (
     zombie,
 )
 from tr11ops.detect.finding import Finding
-from tr11ops.snapshot import Snapshot, Unknown
+from tr11ops.observe.snapshot import Snapshot
 
 
 class Detector(Protocol):
@@ -60,8 +61,14 @@ class Detector(Protocol):
 
     `NAME` is the file's name with hyphens. `NEEDS` are the observations without which it cannot judge, as attributes of
     the Snapshot, dotted where a part of one is meant (`checkpoints.latest`): where one of them is Unknown, its silence
-    means nothing.
+    means nothing. `BOUND` and `SEVERITIES` are for people: from when on it is a finding, and how grave.
     """
+
+    @property
+    def BOUND(self) -> str: ...
+
+    @property
+    def SEVERITIES(self) -> str: ...
 
     @property
     def NAME(self) -> str: ...
@@ -128,7 +135,7 @@ def detect_all(snapshot: Snapshot) -> tuple[Finding, ...]:
     return tuple(sorted(findings, key=lambda finding: -finding.severity))
 
 
-def blind(snapshot: Snapshot) -> frozenset[str]:
+def unjudged_detectors(snapshot: Snapshot) -> frozenset[str]:
     """The names of the detectors that could not judge: no fault of theirs is over because they are silent."""
     return frozenset(
         detector.NAME for detector in DETECTORS if any(is_hidden(snapshot, need) for need in detector.NEEDS)

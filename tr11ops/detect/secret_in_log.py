@@ -1,14 +1,17 @@
-"""The training printed a secret: whoever reads the log has it. What was published is masked, the log here is not."""
+"""The training printed a secret: anyone who reads the log has it. What was published is masked, the log here is not."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tr11ops.detect import signs
+from tr11ops.base.observed import Unknown
+from tr11ops.base.units import duration
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.snapshot import Snapshot, Unknown
-from tr11ops.units import duration
+from tr11ops.observe import derived
+from tr11ops.observe.snapshot import Snapshot
 
+BOUND = "at once, until `tr11 sync --revoked`"
+SEVERITIES = "WARNING"
 NAME = "secret-in-log"
 NEEDS = ("sync",)
 
@@ -27,8 +30,8 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
                 subject=secret.path,
                 evidence=(
                     f"{secret}, found {duration(max(0.0, snapshot.time - secret.time))} ago",
-                    "it is masked at the hub; everybody who reads the log here has it",
+                    "it is masked at the hub; everyone who reads the log here has it",
                 ),
-                fix=signs.command(snapshot, "sync --revoked"),
+                fix=derived.command(snapshot, "sync --revoked"),
                 identity=(secret.path, secret.kind),
             )

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import median
 
-from tr11ops.snapshot import Snapshot, Step, known
-from trainer.contract import StepRecord
+from tr11ops.base.observed import known
+from tr11ops.observe.snapshot import Snapshot, Step
+from trainer.contract.logline import StepRecord
 
 LEARNING_LINES = 10  # before a median means anything
 RECENT_LINES = 50  # what a look an hour later must still find, at the pace of the largest run

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tr11ops.detect import signs
+from tr11ops.base.observed import Unknown, known
+from tr11ops.base.units import duration
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.nodes_left import excluded_nodes
-from tr11ops.snapshot import Snapshot, Unknown, known
-from tr11ops.training import Corruption
-from tr11ops.units import duration
+from tr11ops.observe import derived
+from tr11ops.observe.snapshot import Snapshot
+from tr11ops.observe.training import Corruption
 
+BOUND = "one bit"
+SEVERITIES = "CRITICAL"
 NAME = "silent-corruption"
 NEEDS = ("corruptions", "exclusions")
 
@@ -43,5 +46,5 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
                 *(f"iteration {entry.iteration}: {entry.why}" for entry in entries[-QUOTED:]),
                 f"last found {duration(max(0.0, snapshot.time - last.time))} ago",
             ),
-            fix=signs.command(snapshot, f"nodes exclude {node}"),
+            fix=derived.command(snapshot, f"nodes exclude {node}"),
         )

@@ -10,12 +10,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import fmean, median
 
+from tr11ops.base.observed import Unknown, known
+from tr11ops.base.robust import robust_sigma
 from tr11ops.cluster.hostlist import compress
-from tr11ops.detect import bounds, series, signs
+from tr11ops.detect import series
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.snapshot import Snapshot, Step, Unknown, known
-from trainer.contract import StepRecord
+from tr11ops.observe import bounds, derived
+from tr11ops.observe.snapshot import Snapshot, Step
+from trainer.contract.logline import StepRecord
 
+BOUND = "`watch.slow_percent` (3 %), and 4 times the spread of the lines"
+SEVERITIES = "WARNING"
 NAME = "slow"
 NEEDS = ("jobs", "steps", "phases")
 
@@ -25,7 +30,6 @@ MOST_LAST_LINES = 100
 HISTORY_LINES = 100
 LEAST_HISTORY = 20  # lines of the same launch before its speed is known
 NOISE_FACTOR = 4.0  # times the spread of single lines: a machine shared with others is never steady
-MAD_TO_SIGMA = 1.4826  # of a normal distribution
 
 
 @dataclass(frozen=True)
@@ -47,12 +51,12 @@ class Slowdown:
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """Mean and median of the last 3 lines, or half minute, against 100 lines of the same launch, batch and length."""
-    if not signs.active_jobs(snapshot):
+    if not snapshot.active_jobs:
         return
     found = slowdown(snapshot)
     if found is None:
         return
-    nodes = [node for job in signs.active_jobs(snapshot) for node in job.nodes]
+    nodes = [node for job in snapshot.active_jobs for node in job.nodes]
     each = ", ".join(f"{value:.4g}" for value in found.last)
     shown = each if len(found.last) <= LAST_LINES else f"{fmean(found.last):.4g} on average"
     yield Finding(
@@ -64,14 +68,14 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
             f"the median of {found.lines} lines before them was {found.usual:.4g}; below {found.bound:.4g} is slow",
             *_togetherness(snapshot),
         ),
-        fix=signs.command(snapshot, f"nodes check {compress(nodes)}" if nodes else "logs"),
+        fix=derived.command(snapshot, f"nodes check {compress(nodes)}" if nodes else "logs"),
     )
 
 
 def _togetherness(snapshot: Snapshot) -> Iterator[str]:
     """Every iteration ends with all ranks waiting for the slowest, so that their heartbeats rarely tell it apart."""
-    for job in signs.active_jobs(snapshot):
-        beats = signs.beats_of(snapshot, job)
+    for job in snapshot.active_jobs:
+        beats = derived.beats_of(snapshot, job)
         if len(beats) > 1 and len({beat.iteration for beat in beats}) == 1:
             yield f"which node it is cannot be told from the heartbeats: all {len(beats)} ranks keep step"
 
@@ -80,7 +84,7 @@ def slowdown(snapshot: Snapshot) -> Slowdown | None:
     """The slowdown of the last lines, or None. Lines beside a save in the background do not count."""
     steps = _beside_no_save(snapshot, series.comparable(snapshot))
     pairs = [(step, value) for step in steps if (value := _speed(step.record)[0]) is not None]
-    pace = signs.seconds_per_iteration(snapshot)
+    pace = derived.seconds_per_iteration(snapshot)
     if pace is None:
         return None
     count = min(MOST_LAST_LINES, max(LAST_LINES, math.ceil(LAST_SECONDS / (pace * snapshot.run.training.log_interval))))
@@ -102,7 +106,7 @@ def slowdown(snapshot: Snapshot) -> Slowdown | None:
 
 def _bound(snapshot: Snapshot, window: list[float], usual: float) -> float:
     """The least speed that is no slowdown: by the card, and by how much the lines differ anyway."""
-    spread = MAD_TO_SIGMA * median(abs(value - usual) for value in window)
+    spread = robust_sigma(value - usual for value in window)
     return usual - max(snapshot.run.training.slow_percent / 100.0 * usual, NOISE_FACTOR * spread)
 
 
@@ -119,7 +123,7 @@ def _beside_no_save(snapshot: Snapshot, steps: tuple[Step, ...]) -> tuple[Step, 
     saves = [span.began for span in known(snapshot.phases, ()) if span.phase == "saving"]
     if not saves or not steps:
         return steps
-    began, pace = max(saves), signs.seconds_per_iteration(snapshot) or 0.0
+    began, pace = max(saves), derived.seconds_per_iteration(snapshot) or 0.0
     end = began + bounds.phase_patience(snapshot, "saving")
     examined = () if isinstance(snapshot.checkpoints, Unknown) else snapshot.checkpoints.examined
     for entry in examined:

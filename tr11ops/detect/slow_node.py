@@ -1,4 +1,4 @@
-"""Which node is behind while the training is slow, where anything tells the nodes apart.
+"""Which node is slow: by its ranks' own compute times, else by what else tells the nodes apart.
 
 What to do: `tr11 nodes check NODE`; when it is bad, `tr11 nodes exclude NODE`, and the next start is without it.
 """
@@ -8,37 +8,66 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median_high
 
+from tr11ops.base.observed import known
 from tr11ops.cluster.base import JobState
-from tr11ops.detect import signs
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.slow import slowdown
-from tr11ops.snapshot import Snapshot, known
-from tr11ops.training import TRAINING_PHASES
-from trainer.contract import Heartbeat
+from tr11ops.detect.slow_ranks import SlowRank, slow_ranks
+from tr11ops.observe import derived
+from tr11ops.observe.snapshot import Snapshot
+from tr11ops.observe.training import TRAINING_PHASES
+from trainer.contract.heartbeat import Heartbeat
 
+BOUND = "`watch.slow_percent` (3 %) and 6 times the spread of ranks and steps, 100 % at most; 2 iterations, worth 4 s"
+SEVERITIES = "WARNING"
 NAME = "slow-node"
-NEEDS = ("jobs", "heartbeats", "steps", "phases", "node_warnings")
+NEEDS = ("jobs", "heartbeats", "steps", "phases", "node_warnings", "compute_times")
 
 BEHIND_ITERATIONS = 2  # one is nothing: heartbeats of one moment are not read in one moment
 BEHIND_SECONDS = 4.0  # worth of iterations; heartbeats are a second apart at least, however quick the steps
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
-    """A node whose ranks are all iterations behind; or, in a slow training, one that a health check has warned of."""
-    running = [job for job in signs.active_jobs(snapshot) if job.state is JobState.RUNNING]
-    slow, pace = slowdown(snapshot) is not None, signs.seconds_per_iteration(snapshot)
+    """A node with a rank that computes for longer than its peers; one whose ranks are all iterations behind; or, in a
+    slow training, one that a health check has warned of."""
+    running = [job for job in snapshot.active_jobs if job.state is JobState.RUNNING]
+    slow, pace = slowdown(snapshot) is not None, derived.seconds_per_iteration(snapshot)
     for job in running:
-        beats = signs.beats_of(snapshot, job)
-        for node, evidence in (*_behind(beats, pace), *(_warned(snapshot, job.nodes) if slow else ())):
-            yield Finding(
-                NAME,
-                Severity.WARNING,
-                f"{node} holds the others back" if evidence.startswith("its") else f"{node} may be the slow node",
-                subject=node,
-                identity=(node,),
-                evidence=(evidence,),
-                fix=signs.command(snapshot, f"nodes check {node}"),
-            )
+        beats = derived.beats_of(snapshot, job)
+        sure: dict[str, list[str]] = {}
+        for node, line in (*_computing(snapshot, {*job.nodes, *(beat.host for beat in beats)}), *_behind(beats, pace)):
+            sure.setdefault(node, []).append(line)
+        suspected: dict[str, list[str]] = {}
+        for node, line in _warned(snapshot, job.nodes) if slow else ():
+            (sure if node in sure else suspected).setdefault(node, []).append(line)
+        yield from (_finding(snapshot, node, "holds the others back", lines) for node, lines in sure.items())
+        yield from (_finding(snapshot, node, "may be the slow node", lines) for node, lines in suspected.items())
+
+
+def _finding(snapshot: Snapshot, node: str, what: str, evidence: list[str]) -> Finding:
+    return Finding(
+        NAME,
+        Severity.WARNING,
+        f"{node} {what}",
+        subject=node,
+        identity=(node,),
+        evidence=tuple(evidence),
+        fix=derived.command(snapshot, f"nodes check {node}"),
+    )
+
+
+def _computing(snapshot: Snapshot, nodes: set[str]) -> Iterator[tuple[str, str]]:
+    """Nodes with slow ranks, and the slowest of them."""
+    by_node: dict[str, list[SlowRank]] = {}
+    for found in slow_ranks(known(snapshot.compute_times, ()), snapshot.run.training.slow_percent):
+        if found.times.host in nodes:
+            by_node.setdefault(found.times.host, []).append(found)
+    for node, found_here in by_node.items():
+        worst = max(found_here, key=lambda found: found.factor)
+        more = f" (and {len(found_here) - 1} more of its ranks)" if len(found_here) > 1 else ""
+        yield node, f"its rank {worst.times.rank} computes {worst.factor:.2f} times as long as its peers{more}"
+        seconds = f"{worst.seconds:.3g} s a step, {worst.usual:.3g} s is usual in stage {worst.times.stage}"
+        yield node, f"{seconds} ({worst.steps} steps up to iteration {worst.times.iteration})"
 
 
 def _behind(beats: tuple[Heartbeat, ...], pace: float | None) -> Iterator[tuple[str, str]]:

@@ -9,23 +9,26 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from tr11ops.base.observed import Unknown, known
+from tr11ops.base.units import duration
 from tr11ops.cluster.base import Job, JobState
-from tr11ops.detect import bounds, signs
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.snapshot import Snapshot, Unknown, known
-from tr11ops.training import TRAINING_PHASES
-from tr11ops.units import duration
+from tr11ops.observe import bounds, derived
+from tr11ops.observe.snapshot import Snapshot
+from tr11ops.observe.training import TRAINING_PHASES
 
+BOUND = "k iterations and 2 minutes, from the end of the last save or evaluation; no life: an hour"
+SEVERITIES = "CRITICAL"
 NAME = "stalled"
 NEEDS = ("jobs", "heartbeats", "steps", "phases", "attempts")
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """Counts from the last iteration, or from the end of the save or evaluation after it; never during one."""
-    for job in signs.active_jobs(snapshot):
+    for job in snapshot.active_jobs:
         if job.state is not JobState.RUNNING:
             continue
-        life = signs.life_of(snapshot, job)
+        life = derived.liveness_of(snapshot, job)
         if life is None:
             yield from _without_life(snapshot, job)
         elif life.is_fresh(snapshot.time) and life.phase in TRAINING_PHASES:
@@ -36,15 +39,15 @@ def _without_life(snapshot: Snapshot, job: Job) -> Iterator[Finding]:
     if isinstance(snapshot.heartbeats, Unknown) or isinstance(snapshot.steps, Unknown) or snapshot.doubts:
         return
     silent = None if job.start_time is None else snapshot.time - job.start_time
-    over = signs.marker_of(snapshot, signs.identifiers(job)) is not None
+    over = derived.marker_of(snapshot, derived.identifiers(job)) is not None
     if silent is not None and silent > bounds.UNLEARNED_SECONDS and not over:
         title = f"job {job.job_id} has held its nodes for {duration(silent)} without any sign of life"
         yield _finding(snapshot, job, title, ())
 
 
-def _without_progress(snapshot: Snapshot, job: Job, life: signs.Life) -> Iterator[Finding]:
-    names = signs.identifiers(job)
-    pace, finished = signs.seconds_per_iteration(snapshot), signs.step_times(snapshot, names)
+def _without_progress(snapshot: Snapshot, job: Job, life: derived.Liveness) -> Iterator[Finding]:
+    names = derived.identifiers(job)
+    pace, finished = derived.seconds_per_iteration(snapshot), derived.step_times(snapshot, names)
     if isinstance(snapshot.phases, Unknown) or pace is None or not finished:
         return  # a first step that takes too long is silent: it hangs
     last, facts = known(snapshot.steps, ())[-1].record.iteration, snapshot.run.training
@@ -61,7 +64,7 @@ def _without_progress(snapshot: Snapshot, job: Job, life: signs.Life) -> Iterato
         f"job {job.job_id}: no iteration after {last} for {duration(silent)}, though its ranks show life"
         f" (normal: up to {duration(patience)})"
     )
-    beats = signs.beats_of(snapshot, job)
+    beats = derived.beats_of(snapshot, job)
     phases = Counter(beat.phase for beat in beats)
     where = ", ".join(f"{count} in {phase}" for phase, count in phases.most_common(3))
     evidence = [f"{facts.stall_iterations:g} iterations of {pace:.3g} s are normal"]
@@ -74,5 +77,5 @@ def _without_progress(snapshot: Snapshot, job: Job, life: signs.Life) -> Iterato
 
 def _finding(snapshot: Snapshot, job: Job, title: str, evidence: tuple[str, ...]) -> Finding:
     return Finding(
-        NAME, Severity.CRITICAL, title, subject=job.job_id, evidence=evidence, fix=signs.command(snapshot, "logs")
+        NAME, Severity.CRITICAL, title, subject=job.job_id, evidence=evidence, fix=derived.command(snapshot, "logs")
     )

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tr11ops.detect import signs
+from tr11ops.base.observed import Unknown
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.snapshot import Snapshot, Unknown
+from tr11ops.observe import derived
+from tr11ops.observe.snapshot import Snapshot
 
+BOUND = "no attempt since"
+SEVERITIES = "CRITICAL"
 NAME = "start-failed"
 NEEDS = ("jobs", "attempts", "last_end")
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """CRITICAL until the next attempt begins: each one would end in the same way, so what is queued is held."""
-    newest, marker = signs.last_attempt(snapshot), signs.last_marker(snapshot)
-    if isinstance(snapshot.jobs, Unknown) or signs.active_jobs(snapshot):
+    newest, marker = derived.last_attempt(snapshot), derived.last_marker(snapshot)
+    if isinstance(snapshot.jobs, Unknown) or snapshot.active_jobs:
         return
     if newest is None or marker is None or newest.end != marker or marker.reason != "refused" or marker.launch:
         return
@@ -24,5 +27,5 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         Severity.CRITICAL,
         f"attempt {newest.label or newest.job_id} could not start: {marker.message}",
         subject=newest.label or newest.job_id,
-        fix=signs.command(snapshot, "doctor"),
+        fix=derived.command(snapshot, "doctor"),
     )

@@ -5,22 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tr11ops.cluster.base import JobState
-from tr11ops.detect import signs
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.snapshot import Snapshot
+from tr11ops.observe import derived
+from tr11ops.observe.snapshot import Snapshot
 
+BOUND = "at once"
+SEVERITIES = "CRITICAL"
 NAME = "suspended"
 NEEDS = ("jobs",)
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """One finding for each suspended job."""
-    for job in signs.active_jobs(snapshot):
+    for job in snapshot.active_jobs:
         if job.state is JobState.SUSPENDED:
             yield Finding(
                 NAME,
                 Severity.CRITICAL,
                 f"job {job.job_id} is suspended",
                 subject=job.job_id,
-                fix=signs.scheduler_command(snapshot, "scontrol resume", job),
+                fix=derived.scheduler_command(snapshot, "scontrol resume", job),
             )

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tr11ops.detect import signs
+from tr11ops.base.observed import Unknown
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.snapshot import Snapshot, Unknown
+from tr11ops.observe import derived
+from tr11ops.observe.snapshot import Snapshot
 
+BOUND = "at once"
+SEVERITIES = "WARNING"
 NAME = "switch-unseen"
 NEEDS = ("switch_fault",)
 
@@ -22,5 +25,5 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         Severity.WARNING,
         "the kill switch cannot be seen from here: whether the run was stopped is not known",
         evidence=(fault, "`tr11 kill` sets nothing here, and says how else the run is stopped"),
-        fix=signs.command(snapshot, "kill --dry-run"),
+        fix=derived.command(snapshot, "kill --dry-run"),
     )

@@ -1,19 +1,22 @@
-"""The logs are not mirrored any more: whoever watches from outside takes an old picture for the present."""
+"""The logs are not mirrored any more: anyone who watches from outside takes an old picture for the present."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tr11ops.detect import signs
+from tr11ops.base.observed import Unknown, known
+from tr11ops.base.units import duration
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.snapshot import Snapshot, Unknown, known
-from tr11ops.units import duration
+from tr11ops.observe import derived
+from tr11ops.observe.snapshot import Snapshot
 
+BOUND = "3 intervals and an hour"
+SEVERITIES = "WARNING"
 NAME = "sync-overdue"
 NEEDS = ("sync", "steps", "submissions")
 
-MISSED = 3.0  # intervals; the hub may be away for one, and a job may wait for another
-SHORTEST_SECONDS = signs.HOUR
+MISSED = 3.0  # intervals; the hub may be unreachable for one, and a job may wait for another
+SHORTEST_SECONDS = derived.HOUR
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
@@ -24,7 +27,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     interval, sync = snapshot.run.operation.sync_seconds, snapshot.sync
     if interval is None or isinstance(sync, Unknown):
         return
-    since = signs.first_submission(snapshot) if sync is None else sync.time
+    since = derived.first_submission(snapshot) if sync is None else sync.time
     logged = max((step.time for step in known(snapshot.steps, ()) if step.time is not None), default=None)
     if since is None or logged is None or logged <= since:
         return
@@ -39,4 +42,4 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     evidence = [f"last logged step {duration(snapshot.time - logged)} ago"]
     if sync is not None and sync.message:
         evidence.append(sync.message)
-    yield Finding(NAME, Severity.WARNING, title, evidence=tuple(evidence), fix=signs.command(snapshot, "cron status"))
+    yield Finding(NAME, Severity.WARNING, title, evidence=tuple(evidence), fix=derived.command(snapshot, "cron status"))

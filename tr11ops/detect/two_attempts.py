@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tr11ops.cluster.base import JobState
-from tr11ops.detect import signs
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.snapshot import Snapshot
+from tr11ops.observe import derived
+from tr11ops.observe.snapshot import Snapshot
 
+BOUND = "at once"
+SEVERITIES = "CRITICAL"
 NAME = "two-attempts"
 NEEDS = ("jobs",)
 
@@ -16,7 +18,7 @@ NEEDS = ("jobs",)
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """One finding for all of them; the fix cancels the one that started last."""
     running = sorted(
-        (job for job in signs.active_jobs(snapshot) if job.state is JobState.RUNNING),
+        (job for job in snapshot.active_jobs if job.state is JobState.RUNNING),
         key=lambda job: job.start_time or 0.0,
     )
     if len(running) < 2:
@@ -28,5 +30,5 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         f"{len(running)} jobs of this run are running at once: {names}",
         subject=names,
         evidence=tuple(f"{job.job_id} of {job.user}: {job.comment or 'no comment'}" for job in running),
-        fix=signs.scheduler_command(snapshot, "scancel", running[-1]),
+        fix=derived.scheduler_command(snapshot, "scancel", running[-1]),
     )

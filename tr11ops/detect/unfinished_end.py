@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tr11ops.base.observed import Unknown, known
 from tr11ops.cluster.base import Job, JobState
-from tr11ops.detect import signs
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.snapshot import Attempt, Snapshot, Unknown, known
+from tr11ops.observe import derived
+from tr11ops.observe.snapshot import Attempt, Snapshot
 
+BOUND = "one; two in a row"
+SEVERITIES = "WARNING, CRITICAL; less (INFO, WARNING) once a later one trains"
 NAME = "unfinished-end"
 NEEDS = ("jobs", "attempts", "last_end", "heartbeats", "steps")
 
@@ -21,8 +24,8 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         return
     if isinstance(snapshot.heartbeats, Unknown) or isinstance(snapshot.steps, Unknown):
         return  # an attempt that lives outside the scheduler would count as ended
-    jobs = {name: job for job in snapshot.jobs for name in signs.identifiers(job)}
-    outside = signs.life_outside(snapshot)
+    jobs = {name: job for job in snapshot.jobs for name in derived.identifiers(job)}
+    outside = derived.liveness_outside(snapshot)
     row: list[Attempt] = []
     advanced = False
     for attempt in sorted(snapshot.attempts, key=lambda attempt: attempt.changed, reverse=True):
@@ -89,7 +92,7 @@ def _finding(snapshot: Snapshot, row: list[Attempt], jobs: dict[str, Job], sever
     evidence = tuple(
         f"{entry.label or entry.job_id}: {how_it_ended(entry, jobs.get(entry.job_id))}" for entry in row[:3]
     )
-    fix = signs.command(snapshot, "logs")
+    fix = derived.command(snapshot, "logs")
     return Finding(NAME, severity, title, subject=label, evidence=evidence, fix=fix)
 
 
@@ -101,7 +104,7 @@ def _never_began(snapshot: Snapshot, jobs: dict[str, Job]) -> Iterator[Finding]:
         if not job.state.is_final or job.start_time is None or job.state is JobState.CANCELLED:
             continue
         ended = job.end_time if job.end_time is not None else job.start_time
-        if ended > oldest and not signs.identifiers(job) & attempts:
+        if ended > oldest and not derived.identifiers(job) & attempts:
             code = "" if job.exit_code is None else f", exit code {job.exit_code}"
             yield Finding(
                 NAME,
@@ -109,5 +112,5 @@ def _never_began(snapshot: Snapshot, jobs: dict[str, Job]) -> Iterator[Finding]:
                 f"job {job.job_id} ended before it began to work: {job.state.value}{code}",
                 subject=job.job_id,
                 evidence=(job.output,) if job.output else (),
-                fix=signs.command(snapshot, "logs"),
+                fix=derived.command(snapshot, "logs"),
             )

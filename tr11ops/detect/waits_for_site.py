@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tr11ops.cluster.parts import array_number
 from tr11ops.cluster.pending import Wait, reason_of_job
-from tr11ops.detect import signs
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.snapshot import Snapshot
+from tr11ops.observe import derived
+from tr11ops.observe.snapshot import Snapshot
 
+BOUND = "the scheduler's reason"
+SEVERITIES = "INFO, WARNING when nothing runs"
 NAME = "waits-for-site"
 NEEDS = ("jobs", "kill_switch", "pause")
 
@@ -18,10 +21,8 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
 
     It goes on by itself when the site is done, so it is never critical.
     """
-    waits = signs.closed_by_site(snapshot) is not None and signs.stop_of(snapshot) is None
-    jobs = {
-        job.array_id or job.raw_id: job for job in signs.pending_jobs(snapshot) if reason_of_job(job).wait is Wait.SITE
-    }
+    waits = derived.closed_by_site(snapshot) is not None and derived.stop_of(snapshot) is None
+    jobs = {array_number(job): job for job in snapshot.pending_jobs if reason_of_job(job).wait is Wait.SITE}
     for number, job in jobs.items():
         yield Finding(
             NAME,

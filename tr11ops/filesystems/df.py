@@ -1,32 +1,41 @@
-"""`df`: a whole file system, shared with whoever else writes to it."""
+"""`df`: a whole file system, shared with all who write to it."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
-from tr11ops.filesystems.reading import KIBI, Output, Place, Reading, Source, SourceError, answered, required_path
+from tr11ops.filesystems.reading import (
+    KIBI,
+    CommandOutput,
+    SourceError,
+    UsageReading,
+    UsageSource,
+    answered,
+    required_path,
+)
+from tr11ops.runcard.watching import FilesystemSection
 
 # Device and mount point may hold blanks, the figures between them not.
 _ROW = re.compile(r"^(?P<device>.+?)\s+(?P<total>\d+|-)\s+(?P<used>-?\d+|-)\s+(?P<free>-?\d+|-)\s+(\d+%|-)\s+/.*$")
 
 
-def commands(place: Place) -> tuple[tuple[str, ...], ...]:
+def commands(place: FilesystemSection) -> tuple[tuple[str, ...], ...]:
     path = required_path(place, "df")
     return ("df", "-P", "-k", *place.arguments, "--", path), ("df", "-P", "-i", *place.arguments, "--", path)
 
 
-def parse(outputs: Sequence[Output]) -> Reading:
+def parse(outputs: Sequence[CommandOutput]) -> UsageReading:
     """Bytes from the first output, inodes from the second.
 
-    The limit is used + available, as in df's own percentage: what is kept back for the superuser is nobody's to fill.
+    The limit is used + available, as in df's own percentage: what is kept back for the superuser is no one's to fill.
     """
     used, free = _row(outputs[0])
     if used is None or free is None:
         raise SourceError("df does not count this file system's blocks")
     inodes, inodes_free = _row(outputs[1])
     counted = inodes is not None and inodes_free is not None and inodes + inodes_free > 0  # some know no such limit
-    return Reading(
+    return UsageReading(
         bytes_used=used * KIBI,
         bytes_limit=(used + max(0, free)) * KIBI,
         bytes_free=max(0, free) * KIBI,
@@ -35,7 +44,7 @@ def parse(outputs: Sequence[Output]) -> Reading:
     )
 
 
-def _row(output: Output) -> tuple[int | None, int | None]:
+def _row(output: CommandOutput) -> tuple[int | None, int | None]:
     """Used and available of the one row."""
     lines = answered(output).splitlines()
     rows = [match for match in map(_ROW.match, lines[1:]) if match]
@@ -45,4 +54,4 @@ def _row(output: Output) -> tuple[int | None, int | None]:
     return None if used == "-" else int(used), None if free == "-" else int(free)
 
 
-SOURCE = Source("df", commands, parse)
+SOURCE = UsageSource("df", commands, parse)

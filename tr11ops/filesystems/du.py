@@ -5,12 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from tr11ops.filesystems.reading import Output, Place, Reading, Source, SourceError, required_path
+from tr11ops.filesystems.reading import (
+    CommandOutput,
+    SourceError,
+    UsageReading,
+    UsageSource,
+    required_path,
+)
+from tr11ops.runcard.watching import FilesystemSection
 
 _TOTAL = re.compile(r"(\d+)\s+\S.*")
 
 
-def commands(place: Place) -> tuple[tuple[str, ...], ...]:
+def commands(place: FilesystemSection) -> tuple[tuple[str, ...], ...]:
     """One walk for the bytes; a second one for the inodes only where there is a limit to compare them with."""
     path = required_path(place, "du")
     walks = [("du", "-bs", *place.arguments, "--", path)]
@@ -19,18 +26,18 @@ def commands(place: Place) -> tuple[tuple[str, ...], ...]:
     return tuple(walks)
 
 
-def parse(outputs: Sequence[Output]) -> Reading:
+def parse(outputs: Sequence[CommandOutput]) -> UsageReading:
     """The totals. A non-zero exit status is no failure: on a shared tree some folder is always closed to us."""
     totals = [_total(output) for output in outputs]
     unread = any(output.status != 0 for output in outputs)
-    return Reading(
+    return UsageReading(
         bytes_used=totals[0],
         inodes_used=totals[1] if len(totals) > 1 else None,
         notes=("du could not look into every folder: there is more than it says",) if unread else (),
     )
 
 
-def _total(output: Output) -> int:
+def _total(output: CommandOutput) -> int:
     lines = output.text.splitlines()
     match = _TOTAL.fullmatch(lines[-1]) if lines else None
     if match is None:
@@ -39,4 +46,4 @@ def _total(output: Output) -> int:
     return int(match[1])
 
 
-SOURCE = Source("du", commands, parse, is_slow=True)
+SOURCE = UsageSource("du", commands, parse, is_slow=True)

@@ -5,22 +5,29 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from tr11ops.filesystems.reading import Output, Place, Reading, Source, SourceError, answered
+from tr11ops.filesystems.reading import (
+    CommandOutput,
+    SourceError,
+    UsageReading,
+    UsageSource,
+    answered,
+)
+from tr11ops.runcard.watching import FilesystemSection
 
 _SHARE = re.compile(r" \((\d+(?:\.\d+)?)%\)")
 
 
-def commands(place: Place) -> tuple[tuple[str, ...], ...]:
+def commands(place: FilesystemSection) -> tuple[tuple[str, ...], ...]:
     return (("idrquota", *place.arguments),)
 
 
-def parse(outputs: Sequence[Output]) -> Reading:
+def parse(outputs: Sequence[CommandOutput]) -> UsageReading:
     """Exactly two figures like ` (85.3%)`; anything else is not understood, and raises SourceError."""
     text = answered(outputs[0])
     shares = [float(share) / 100 for share in _SHARE.findall(text)]
     if len(shares) != 2:
         raise SourceError(f"{len(shares)} figures like (12.3%) where two are expected, of the bytes and of the inodes")
-    return Reading(bytes_share=shares[0], inodes_share=shares[1], report=text.strip())
+    return UsageReading(bytes_share=shares[0], inodes_share=shares[1], report=text.strip())
 
 
-SOURCE = Source("idrquota", commands, parse)
+SOURCE = UsageSource("idrquota", commands, parse)

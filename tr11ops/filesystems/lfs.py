@@ -5,15 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tr11ops.filesystems.quota_table import reading_of
-from tr11ops.filesystems.reading import Output, Place, Reading, Source, answered, required_path
+from tr11ops.filesystems.reading import (
+    CommandOutput,
+    UsageReading,
+    UsageSource,
+    answered,
+    required_path,
+)
+from tr11ops.runcard.watching import FilesystemSection
 
 
-def commands(place: Place) -> tuple[tuple[str, ...], ...]:
+def commands(place: FilesystemSection) -> tuple[tuple[str, ...], ...]:
     return (("lfs", "quota", *place.arguments, required_path(place, "lfs")),)
 
 
-def parse(outputs: Sequence[Output]) -> Reading:
+def parse(outputs: Sequence[CommandOutput]) -> UsageReading:
     return reading_of(answered(outputs[0]))
 
 
-SOURCE = Source("lfs", commands, parse)
+SOURCE = UsageSource("lfs", commands, parse)

@@ -8,22 +8,22 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 
+from tr11ops.base.observed import Observed, Unknown
+from tr11ops.base.units import bytes_of
 from tr11ops.filesystems import df, du, idrquota, lfs, quota
-from tr11ops.filesystems.history import Usage
-from tr11ops.filesystems.reading import Reading, Source, SourceError
+from tr11ops.filesystems.reading import SourceError, UsageReading, UsageSource
 from tr11ops.filesystems.runner import LAST_SECONDS, Runner
-from tr11ops.runcard_watching import FilesystemSection
-from tr11ops.snapshot import Observed, Unknown
-from tr11ops.units import bytes_of
+from tr11ops.runcard.watching import FilesystemSection
+from tr11ops.rundir.disk_usage import Usage
 
-SOURCES: Mapping[str, Source] = {module.SOURCE.name: module.SOURCE for module in (idrquota, lfs, quota, df, du)}
+SOURCES: Mapping[str, UsageSource] = {module.SOURCE.name: module.SOURCE for module in (idrquota, lfs, quota, df, du)}
 MOST = 1e24  # bytes or inodes
 QUICK_SECONDS = 120.0  # for a command that only asks
 
 
 @dataclass(frozen=True)
-class Look:
-    """What was seen of one file system: a sample, or why there is none. `report` and `notes`: see `Reading`."""
+class FilesystemResult:
+    """What was seen of one file system: a sample, or why there is none. `report` and `notes`: see `UsageReading`."""
 
     name: str
     usage: Observed[Usage]
@@ -31,9 +31,11 @@ class Look:
     notes: tuple[str, ...] = ()
 
 
-def look_at(sections: Sequence[FilesystemSection], runner: Runner, now: float, seconds: float) -> tuple[Look, ...]:
+def look_at(
+    sections: Sequence[FilesystemSection], runner: Runner, now: float, seconds: float
+) -> tuple[FilesystemResult, ...]:
     """Ask every source, at once; the looks are in the card's order. `seconds` is what a slow source may take in all."""
-    answers: queue.SimpleQueue[tuple[int, Look | BaseException]] = queue.SimpleQueue()
+    answers: queue.SimpleQueue[tuple[int, FilesystemResult | BaseException]] = queue.SimpleQueue()
 
     def ask(number: int, section: FilesystemSection) -> None:
         try:
@@ -43,7 +45,7 @@ def look_at(sections: Sequence[FilesystemSection], runner: Runner, now: float, s
 
     for number, section in enumerate(sections):
         threading.Thread(target=ask, args=(number, section), name=f"filesystem-{section.name}", daemon=True).start()
-    found: dict[int, Look] = {}
+    found: dict[int, FilesystemResult] = {}
     try:
         while len(found) < len(sections):
             number, answer = answers.get()
@@ -59,7 +61,7 @@ def look_at(sections: Sequence[FilesystemSection], runner: Runner, now: float, s
     return tuple(found[number] for number in range(len(sections)))
 
 
-def _look(section: FilesystemSection, runner: Runner, now: float, seconds: float) -> Look:
+def _look(section: FilesystemSection, runner: Runner, now: float, seconds: float) -> FilesystemResult:
     source = SOURCES[section.source]
     limit = seconds if source.is_slow else min(seconds, QUICK_SECONDS)
     try:
@@ -68,20 +70,20 @@ def _look(section: FilesystemSection, runner: Runner, now: float, seconds: float
         reading = source.parse(outputs)
         _check(reading)
     except SourceError as error:
-        return Look(section.name, Unknown(str(error)))
+        return FilesystemResult(section.name, Unknown(str(error)))
     except (ValueError, ArithmeticError):  # digits without end
-        return Look(section.name, Unknown(f"{source.name} printed a figure that is none"))
-    return Look(section.name, _usage(section, reading, now), reading.report, reading.notes)
+        return FilesystemResult(section.name, Unknown(f"{source.name} printed a figure that is none"))
+    return FilesystemResult(section.name, _usage(section, reading, now), reading.report, reading.notes)
 
 
-def _check(reading: Reading) -> None:
+def _check(reading: UsageReading) -> None:
     """Raises SourceError for a figure that cannot be."""
     figures = (getattr(reading, entry.name) for entry in fields(reading))
     if any(isinstance(figure, int | float) and not 0 <= figure < MOST for figure in figures):
         raise SourceError("it printed a figure that is none")
 
 
-def _usage(section: FilesystemSection, reading: Reading, now: float) -> Usage:
+def _usage(section: FilesystemSection, reading: UsageReading, now: float) -> Usage:
     """The reading as a sample. The card's limits hold, where it has some, instead of what the source says."""
     return Usage(
         time=now,

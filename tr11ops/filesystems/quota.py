@@ -6,18 +6,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tr11ops.filesystems.quota_table import reading_of
-from tr11ops.filesystems.reading import Output, Place, Reading, Source, answered
+from tr11ops.filesystems.reading import CommandOutput, UsageReading, UsageSource, answered
+from tr11ops.runcard.watching import FilesystemSection
 
 
-def commands(place: Place) -> tuple[tuple[str, ...], ...]:
+def commands(place: FilesystemSection) -> tuple[tuple[str, ...], ...]:
     """With a path, of the file system that is mounted there; else the fullest one counts."""
     where = ("-f", place.path) if place.path else ()
     return (("quota", "-w", *place.arguments, *where),)
 
 
-def parse(outputs: Sequence[Output]) -> Reading:
+def parse(outputs: Sequence[CommandOutput]) -> UsageReading:
     output = outputs[0]
     return reading_of(answered(replace(output, status=0) if output.status == 1 and output.text.strip() else output))
 
 
-SOURCE = Source("quota", commands, parse)
+SOURCE = UsageSource("quota", commands, parse)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tr11ops.filesystems.reading import KIBI, Reading, SourceError
+from tr11ops.filesystems.reading import KIBI, SourceError, UsageReading
 
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)([kKMGTPE]?)\*?")
 _POWER = {"": 0, "k": 1, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
@@ -22,7 +22,7 @@ class Row:
     words: tuple[str, ...]
 
 
-def reading_of(text: str) -> Reading:
+def reading_of(text: str) -> UsageReading:
     """The fullest file system of the table.
 
     Its limit is the quota (after which the time of grace runs), else the hard limit; 0 means that there is none.
@@ -64,14 +64,14 @@ def _eight(words: tuple[str, ...]) -> tuple[str, ...]:
     return (*words, "-") if words[0].endswith("*") else (*words[:3], "-", *words[3:])
 
 
-def _reading(row: Row) -> Reading:
+def _reading(row: Row) -> UsageReading:
     used, quota, limit, grace, files, file_quota, file_limit, file_grace = row.words
     notes = [
         f"{row.filesystem}: over its quota of {what}, {_grace_words(left)}"
         for what, count, left in (("bytes", used, grace), ("files", files, file_grace))
         if count.endswith("*")
     ]
-    return Reading(
+    return UsageReading(
         bytes_used=_space(used),
         bytes_limit=_space(quota) or _space(limit) or None,
         inodes_used=_files(files),
@@ -106,6 +106,6 @@ def _parts(word: str) -> tuple[float, str]:
     return float(match[1]), match[2]
 
 
-def _share(reading: Reading) -> float:
+def _share(reading: UsageReading) -> float:
     pairs = ((reading.bytes_used, reading.bytes_limit), (reading.inodes_used, reading.inodes_limit))
     return max((used / limit if used is not None and limit else 0.0) for used, limit in pairs)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+
+from tr11ops.runcard.watching import FilesystemSection
 
 KIBI = 1024
 
@@ -14,7 +15,7 @@ class SourceError(ValueError):
 
 
 @dataclass(frozen=True)
-class Output:
+class CommandOutput:
     """What one command printed, and its exit status."""
 
     text: str
@@ -23,8 +24,8 @@ class Output:
 
 
 @dataclass(frozen=True)
-class Reading:
-    """How full one file system is; None where the source does not say (see `history.Usage`).
+class UsageReading:
+    """How full one file system is; None where the source does not say (see `disk_usage.Usage`).
 
     `report` is the source's own text, for sources whose figures are shares alone; `notes` are marks that people should
     see, e.g. a quota's time of grace.
@@ -41,19 +42,8 @@ class Reading:
     notes: tuple[str, ...] = ()
 
 
-class Place(Protocol):
-    """What a source is asked about: one [[filesystems]] table of the card."""
-
-    @property
-    def path(self) -> str | None: ...
-    @property
-    def arguments(self) -> Sequence[str]: ...
-    @property
-    def inodes_limit(self) -> int | None: ...
-
-
 @dataclass(frozen=True)
-class Source:
+class UsageSource:
     """One way to ask how full a file system is.
 
     `commands`: the command lines to run for a place, in order. `parse`: their outputs as a reading; raises SourceError.
@@ -61,19 +51,19 @@ class Source:
     """
 
     name: str
-    commands: Callable[[Place], tuple[tuple[str, ...], ...]]
-    parse: Callable[[Sequence[Output]], Reading]
+    commands: Callable[[FilesystemSection], tuple[tuple[str, ...], ...]]
+    parse: Callable[[Sequence[CommandOutput]], UsageReading]
     is_slow: bool = False
 
 
-def required_path(place: Place, source: str) -> str:
+def required_path(place: FilesystemSection, source: str) -> str:
     """The place's path. Raises SourceError when the card gives none."""
     if not place.path:
         raise SourceError(f'source {source} needs a path: add path = "/..." to its [[filesystems]] table')
     return place.path
 
 
-def answered(output: Output) -> str:
+def answered(output: CommandOutput) -> str:
     """The text of a command that must not fail. Raises SourceError when it failed or printed nothing."""
     if output.status != 0 or not output.text.strip():
         said = next((line.strip() for line in reversed(output.error.splitlines()) if line.strip()), "")

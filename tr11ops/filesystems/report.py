@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from tr11ops.filesystems.history import DAY_SECONDS, Forecast, Kind, Usage, forecast
-from tr11ops.filesystems.judge import filling, full, when
-from tr11ops.filesystems.look import Look
+from tr11ops.base.observed import Observed, Unknown
+from tr11ops.base.units import quantity, size
+from tr11ops.detect.filesystem_rules import filling, full, when
+from tr11ops.filesystems.look import FilesystemResult
 from tr11ops.filesystems.rights import Drift
-from tr11ops.operation import FilesystemRule
-from tr11ops.snapshot import Observed, Unknown
-from tr11ops.units import quantity, size
+from tr11ops.observe.operation import FilesystemRule
+from tr11ops.rundir.disk_usage import DAY_SECONDS, Forecast, Kind, Usage, forecast
 
 SCHEMA = 1
 EXIT_FINE, EXIT_NEEDS_PERSON, EXIT_UNOBSERVED = 0, 1, 3
@@ -22,14 +22,14 @@ EXIT_FINE, EXIT_NEEDS_PERSON, EXIT_UNOBSERVED = 0, 1, 3
 class Judged:
     """One file system: what was seen of it, which of its limits are passed, and when it will be full."""
 
-    look: Look
+    look: FilesystemResult
     full: tuple[str, ...] = ()
     filling: str = ""
     forecast: Forecast = field(default_factory=Forecast)
 
 
 @dataclass(frozen=True)
-class Report:
+class FilesystemReport:
     """One look at all watched file systems. `drift` is None when the rights were not looked at."""
 
     run: str
@@ -47,8 +47,8 @@ class Report:
 
 
 def judge(
-    run: str, rules: Sequence[FilesystemRule], looks: Sequence[Look], history: Sequence[Usage], now: float
-) -> Report:
+    run: str, rules: Sequence[FilesystemRule], looks: Sequence[FilesystemResult], history: Sequence[Usage], now: float
+) -> FilesystemReport:
     """Compare each look with its rule; `history` holds the earlier samples of all of them."""
     systems = []
     for rule, look in zip(rules, looks, strict=True):
@@ -58,11 +58,11 @@ def judge(
         samples = [*(sample for sample in history if sample.name == rule.name), look.usage]
         found = forecast(samples, now)
         systems.append(Judged(look, full(look.usage, rule), filling(found, rule, now), found))
-    return Report(run, now, tuple(systems))
+    return FilesystemReport(run, now, tuple(systems))
 
 
 # ----------------------------------------------------------------------------- for people
-def lines(report: Report, debug: bool = False) -> Iterator[str]:
+def lines(report: FilesystemReport, debug: bool = False) -> Iterator[str]:
     """What is told: the alerts first, or that all is well; then what deserves a look. With `debug` every measure."""
     if debug:
         for one in report.systems:
@@ -89,7 +89,7 @@ def _alerts(one: Judged) -> Iterator[str]:
         yield from (f"    {line}" for line in one.look.report.splitlines())
 
 
-def _all_is_well(report: Report) -> str:
+def _all_is_well(report: FilesystemReport) -> str:
     if not report.systems:
         return "No file system is watched: add [[filesystems]] tables to the card"
     seen = sum(not isinstance(one.look.usage, Unknown) for one in report.systems)
@@ -132,7 +132,7 @@ def _rights(drift: Observed[Drift] | None) -> Iterator[str]:
 
 
 # ----------------------------------------------------------------------------- for programs
-def value(report: Report) -> dict[str, Any]:
+def value(report: FilesystemReport) -> dict[str, Any]:
     """The report for --json; times in seconds since the epoch, sizes in bytes."""
     return {
         "schema": SCHEMA,

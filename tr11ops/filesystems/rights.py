@@ -1,4 +1,4 @@
-"""Permission drift: how many files below a folder its group cannot use. Looks, within a time limit; mends nothing."""
+"""Permission drift: how many files below a folder its group cannot use. Looks, within a time limit; repairs nothing."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tr11ops.perms import PermissionWalk, Tally
-from tr11ops.snapshot import Observed, Unknown
+from tr11ops.base.observed import Observed, Unknown
+from tr11ops.rundir.permissions import PermissionTally, PermissionWalk
 
-HANGING_SECONDS = 30.0  # in one folder, beyond the time that there was: the file system is away
+HANGING_SECONDS = 30.0  # in one folder, beyond the time that there was: the file system is unreachable
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ def read_drift(root: Path, seconds: float, clock: Callable[[], float]) -> Observ
     """Walk the tree below `root` for at most about `seconds` of `clock`."""
     deadline = clock() + seconds
     try:
-        walk = PermissionWalk(root, root.stat().st_gid, mend=False)
+        walk = PermissionWalk(root, root.stat().st_gid, repair=False)
 
-        def stop_in_time(tally: Tally) -> None:
+        def stop_in_time(tally: PermissionTally) -> None:
             if clock() >= deadline:
                 walk.stop()
             if clock() >= deadline + HANGING_SECONDS and tally.folders < tally.folders_found:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO, Protocol
 
-from tr11ops.filesystems.reading import Output, SourceError
+from tr11ops.filesystems.reading import CommandOutput, SourceError
 
 MOST_BYTES = 1 << 20  # of one command's output that are kept
 LOOK_SECONDS = 0.05
@@ -23,7 +23,7 @@ LAST_SECONDS = 2.0  # for a killed process to be gone; one that hangs in a dead 
 class Runner(Protocol):
     """Runs one command line to its end, in any thread."""
 
-    def run(self, command: Sequence[str], seconds: float) -> Output:
+    def run(self, command: Sequence[str], seconds: float) -> CommandOutput:
         """Raises SourceError when the command cannot be run or does not end in time."""
         ...
 
@@ -42,7 +42,7 @@ class NicedRunner:
     def cancel(self) -> None:
         self._cancelled.set()
 
-    def run(self, command: Sequence[str], seconds: float) -> Output:
+    def run(self, command: Sequence[str], seconds: float) -> CommandOutput:
         try:
             process = subprocess.Popen(
                 ["nice", "-n", "19", "timeout", "-s", "KILL", str(math.ceil(seconds) + 10), *command],
@@ -67,7 +67,7 @@ class NicedRunner:
         text, error_text = (bytes(one).decode("utf-8", "replace") for one in texts)
         if status in {126, 127} and error_text.startswith(("nice:", "timeout:")):
             raise SourceError(f"{command[0]} is not there" if status == 127 else f"{command[0]} may not be run")
-        return Output(text, status, error_text)
+        return CommandOutput(text, status, error_text)
 
     def _wait(self, process: subprocess.Popen[bytes], name: str, seconds: float) -> int:
         deadline = time.monotonic() + seconds

@@ -13,7 +13,7 @@ _ENDPOINT = re.compile(r"https?://[^\s@/?#]+(?:/[^\s@?#]*)?")
 
 
 @dataclass(frozen=True)
-class Place:
+class HubRepo:
     """A repository of the hub at `endpoint`, and a file in it ("" for none). `kind` is model or dataset."""
 
     endpoint: str
@@ -50,7 +50,7 @@ def endpoint_of(endpoint: str | None, environment: Mapping[str, str], named: str
     return address
 
 
-def place_of(text: str, endpoint: str | None = None) -> Place:
+def place_of(text: str, endpoint: str | None = None) -> HubRepo:
     """What a person typed. Raises ValueError with the rule, and never repeats an address that may hold a password.
 
     `endpoint` is the hub's address; None: $HF_ENDPOINT, or the public hub.
@@ -64,7 +64,7 @@ def place_of(text: str, endpoint: str | None = None) -> Place:
         raise ValueError("give OWNER/NAME, not an address; --endpoint URL names another hub")
     if len(words) < 2 or not all(words):
         raise ValueError("give OWNER/NAME, or OWNER/NAME/PATH of another log")
-    place = Place(
+    place = HubRepo(
         endpoint_of(endpoint, os.environ, "--endpoint"), kind or "model", "/".join(words[:2]), "/".join(words[2:])
     )
     try:

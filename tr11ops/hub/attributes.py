@@ -20,14 +20,14 @@ _FILTER = re.compile(r"([-!]?)filter(?:=(\S*))?")
 
 
 @dataclass(frozen=True)
-class Rule:
+class AttributeRule:
     """One line: the files it is about, and whether it makes them LFS; only lines that speak of the filter count."""
 
     pattern: str
     is_lfs: bool
 
 
-def parse(text: str) -> tuple[Rule, ...]:
+def parse(text: str) -> tuple[AttributeRule, ...]:
     """The lines that say whether files are LFS, in order."""
     found = []
     for line in text.splitlines():
@@ -35,11 +35,11 @@ def parse(text: str) -> tuple[Rule, ...]:
         for word in words:
             match = _FILTER.fullmatch(word)
             if pattern and match is not None:
-                found.append(Rule(pattern, not match[1] and match[2] == "lfs"))
+                found.append(AttributeRule(pattern, not match[1] and match[2] == "lfs"))
     return tuple(found)
 
 
-def is_lfs(path: str, rules: Iterable[Rule]) -> bool:
+def is_lfs(path: str, rules: Iterable[AttributeRule]) -> bool:
     """Whether a path is kept as LFS: the last rule about it says so."""
     answer = False
     for rule in rules:

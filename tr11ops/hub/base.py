@@ -1,17 +1,22 @@
-"""What is said to the hub and what comes back: repositories, files, changes, patience, and the three errors."""
+"""What is said to the hub and what comes back: repositories, files, changes, retries, and the three errors."""
 
 from __future__ import annotations
 
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from tr11ops.base.retry import RetryPolicy, Unavailable
 from tr11ops.hub.masking import Mask
 
+FILE_NAME = "status.json"  # at the root of the repository
+
+
 DEFAULT_BRANCH = "main"
+LONG_TRY_SECONDS = 300.0
 
 Progress = Callable[[str, int], None]  # path, bytes of this file that have been read to be sent
 
@@ -20,15 +25,11 @@ class HubError(Exception):
     """Something is wrong with the hub or between it and us. The text is one line."""
 
 
-class HubAway(HubError):
+class HubUnavailable(HubError, Unavailable):
     """No answer, or one that may be another at the next try; `wait` is what the hub asked for, in seconds."""
 
-    def __init__(self, text: str, wait: float = 0.0) -> None:
-        super().__init__(text)
-        self.wait = wait
 
-
-class HubRefused(HubError):
+class HubPermanentError(HubError):
     """Trying again will not help. `status` is the HTTP status, 0 if there was none."""
 
     def __init__(self, text: str, status: int = 0) -> None:
@@ -36,12 +37,12 @@ class HubRefused(HubError):
         self.status = status
 
 
-class HubMissing(HubRefused):
+class HubMissing(HubPermanentError):
     """There is no such repository, branch or file, or not for us."""
 
 
-class HubConflict(HubRefused):
-    """Somebody else has committed since the parent that was named."""
+class HubConflict(HubPermanentError):
+    """Someone else has committed since the parent that was named."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Repository:
 
 
 @dataclass(frozen=True)
-class Entry:
+class HubFile:
     """One file of a commit: `oid` is git's name of the blob, `sha256` the digest of the content of a large file."""
 
     bytes: int
@@ -78,7 +79,7 @@ class Add:
 
 
 @dataclass(frozen=True)
-class Copy:
+class HubCopy:
     """A file gets the content that another one has in the parent commit."""
 
     path: str
@@ -92,19 +93,22 @@ class Delete:
     path: str
 
 
-Operation: TypeAlias = Add | Copy | Delete
+Operation: TypeAlias = Add | HubCopy | Delete
 
 
-@dataclass(frozen=True)
-class Patience:
-    """How long a call goes on trying without getting on (`seconds`), and with which clock and chance.
+def hub_retries(
+    seconds: float = 600.0,
+    sleep: Callable[[float], object] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+    chance: Callable[[], float] = random.random,
+    say: Callable[[str], object] | None = None,
+) -> RetryPolicy:
+    """How long a call goes on without getting on. A long upload that broke off got on.
 
-    `say` hears of each new kind of failure. A wait that the hub asks for and that is longer than what is left is not
-    begun: the caller gets HubAway with it.
+    A wait that the hub asks for and that is longer than that is not begun: the caller gets HubUnavailable with it.
     """
-
-    seconds: float = 600.0
-    sleep: Callable[[float], None] = time.sleep
-    clock: Callable[[], float] = time.monotonic
-    chance: Callable[[], float] = random.random
-    say: Callable[[str], None] | None = None
+    made = RetryPolicy(
+        seconds=seconds, jitter=(0.5, 1.5), longest_asked_seconds=seconds, refuses_longer=True,
+        long_try_seconds=LONG_TRY_SECONDS, sleep=sleep, clock=clock, chance=chance,
+    )  # fmt: skip
+    return made if say is None else replace(made, say=say)

@@ -20,7 +20,7 @@ from tr11ops.hub.content import FileView
 
 SMALLEST_BYTES = 16 << 20  # below it one plain request is cheaper than the questions of this way
 PIECE_BYTES = 4 << 20
-# of the storage engine: by itself it tries for many minutes, in which nobody can stop it
+# of the storage engine: by itself it tries for many minutes, in which no one can stop it
 SETTINGS = {
     "client.connect_timeout": "15s",
     "client.read_timeout": "60s",
@@ -43,7 +43,7 @@ class Chunked:
 def send_chunked(api: HfApi, repository: Repository, files: Sequence[Chunked]) -> dict[str, str]:
     """Send the files; returns each path's name in that storage, or nothing where it could not be done.
 
-    $HF_HUB_DISABLE_XET switches it off, as for the library. Raises SourceChanged.
+    $HF_HUB_DISABLE_XET switches it off, as for the library. Raises FileChanged.
     """
     if not is_xet_available():
         return {}

@@ -1,47 +1,44 @@
 """The edge to the hub: what sync, upload and the remote status need of it, and how it fails.
 
-Three errors leave it, each one line without a secret: `HubAway` (later may be another matter), `HubRefused` (a person
-is needed; the text says for what), and of the latter `HubMissing` (no such thing) and `HubConflict` (somebody committed
-meanwhile). Everything is tried again with growing waits as long as the caller's patience lasts.
+Its errors are one line without a secret: `HubUnavailable` (later may be another matter), `HubPermanentError` (a person
+is needed; the text says for what), and of the latter `HubMissing` (no such thing) and `HubConflict` (someone committed
+meanwhile). Everything is tried again with growing waits, as the caller's policy says.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tr11ops.base.retry import RetryPolicy, retry
 from tr11ops.hub.address import endpoint_of
 from tr11ops.hub.base import (
     DEFAULT_BRANCH,
-    Entry,
-    HubAway,
+    HubFile,
     HubMissing,
-    HubRefused,
+    HubPermanentError,
+    HubUnavailable,
     Operation,
-    Patience,
     Progress,
     Repository,
+    hub_retries,
 )
 from tr11ops.hub.credentials import Credentials
-from tr11ops.units import duration
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 TIMEOUT_SECONDS = 60.0
-FIRST_WAIT_SECONDS = 1.0
-LONGEST_PAUSE_SECONDS = 300.0
 LOOKED_AT_ONCE = 500  # paths in one request
 
 _T = TypeVar("_T")
 
 
 class Hub:
-    """One hub as one account. Every method raises HubAway, HubRefused, and SourceChanged for a local file.
+    """One hub as one account. Methods raise HubUnavailable, HubPermanentError, and FileChanged for a local file.
 
     `endpoint` None is $HF_ENDPOINT, or the public hub. `timeout` is how long one request may be silent, in seconds.
     Methods may be called by several threads.
@@ -51,15 +48,15 @@ class Hub:
         self,
         endpoint: str | None = None,
         credentials: Credentials | None = None,
-        patience: Patience | None = None,
+        retries: RetryPolicy | None = None,
         timeout: float = TIMEOUT_SECONDS,
     ) -> None:
         try:
             self.endpoint = endpoint_of(endpoint, os.environ)
         except ValueError as error:
-            raise HubRefused(str(error)) from None
+            raise HubPermanentError(str(error)) from None
         self.credentials = credentials or Credentials()
-        self._patience = patience or Patience()
+        self._retries = retries or hub_retries()
         self._timeout = timeout
 
     # ------------------------------------------------------------------------- repositories
@@ -101,10 +98,10 @@ class Hub:
         return self.newest(repository)[1]
 
     # ------------------------------------------------------------------------- reading
-    def list_tree(self, repository: Repository, revision: str | None = None, folder: str = "") -> dict[str, Entry]:
+    def list_tree(self, repository: Repository, revision: str | None = None, folder: str = "") -> dict[str, HubFile]:
         """All files of a commit (default: the branch's newest), at any depth, below `folder`."""
 
-        def ask(api: HfApi) -> dict[str, Entry]:
+        def ask(api: HfApi) -> dict[str, HubFile]:
             tree = api.list_repo_tree(
                 repository.name,
                 folder or None,
@@ -122,12 +119,12 @@ class Hub:
             self.head(repository)  # a folder that is not there has no files; a repository must be there
             return {}
 
-    def look(self, repository: Repository, paths: Iterable[str], revision: str | None = None) -> dict[str, Entry]:
+    def look(self, repository: Repository, paths: Iterable[str], revision: str | None = None) -> dict[str, HubFile]:
         """Those of the paths that are files of the commit."""
         wanted = list(paths)
 
-        def ask(api: HfApi) -> dict[str, Entry]:
-            found: dict[str, Entry] = {}
+        def ask(api: HfApi) -> dict[str, HubFile]:
+            found: dict[str, HubFile] = {}
             for start in range(0, len(wanted), LOOKED_AT_ONCE):
                 part = wanted[start : start + LOOKED_AT_ONCE]
                 found |= _entries(
@@ -197,7 +194,7 @@ class Hub:
 
         Large files are sent first, those that the hub has are not sent again; the commit comes last, so all of it is
         seen or nothing. It is never made twice: a commit carries its own word, and where an answer was lost it is
-        looked for before it is tried again. With `parent` HubConflict is raised when somebody has committed since it;
+        looked for before it is tried again. With `parent` HubConflict is raised when someone has committed since it;
         without, the commit is made on top of theirs.
         """
         from tr11ops.hub.committing import CommitAttempt
@@ -224,35 +221,19 @@ class Hub:
         )
 
     def _ask(self, what: str, work: Callable[[HfApi], _T]) -> _T:
-        """Do `work` until it succeeds, is refused, or patience ends."""
-        patience, api = self._patience, self._api()
-        said, pause = "", FIRST_WAIT_SECONDS
-        end: float | None = None
-        for _ in itertools.count():
-            began = patience.clock()
+        """Do `work` until it succeeds, is refused, or the policy gives up."""
+        api = self._api()
+
+        def attempt() -> _T:
             try:
                 return work(api)
             except Exception as error:
                 failure = self._failure(error, what)
                 if failure is None:
                     raise
-            if not isinstance(failure, HubAway):
                 raise failure from None
-            now = patience.clock()
-            if end is None or now - began > LONGEST_PAUSE_SECONDS:  # a long upload that broke off got on meanwhile
-                end, pause = now + patience.seconds, FIRST_WAIT_SECONDS
-            delay = max(pause * (0.5 + patience.chance()), failure.wait)
-            if now + delay > end:
-                if failure.wait > patience.seconds:
-                    words = f"{failure}, and asks for {duration(failure.wait)} of silence: not waited for"
-                    raise HubAway(words, failure.wait) from None
-                raise failure from None
-            if patience.say is not None and str(failure) != said:
-                said = str(failure)
-                patience.say(f"{said}: trying again in {delay:.0f} s")
-            patience.sleep(delay)
-            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
-        raise AssertionError("unreachable")
+
+        return retry(attempt, self._retries, HubUnavailable)
 
     def _failure(self, error: Exception, what: str) -> Exception | None:
         from tr11ops.hub.failures import failure_of
@@ -262,11 +243,11 @@ class Hub:
         return failure_of(error, what, self.endpoint, self.credentials, hidden)
 
 
-def _entries(tree: Iterable[Any]) -> dict[str, Entry]:
+def _entries(tree: Iterable[Any]) -> dict[str, HubFile]:
     from huggingface_hub.hf_api import RepoFile
 
     return {
-        item.path: Entry(item.size, item.blob_id, item.lfs.sha256 if item.lfs is not None else None)
+        item.path: HubFile(item.size, item.blob_id, item.lfs.sha256 if item.lfs is not None else None)
         for item in tree
         if isinstance(item, RepoFile)
     }

@@ -14,7 +14,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.lfs import UploadInfo
 from huggingface_hub.utils import build_hf_headers, paginate
 
-from tr11ops.hub.base import Copy, Delete, HubAway, HubConflict, Operation, Progress, Repository
+from tr11ops.hub.base import Delete, HubConflict, HubCopy, HubUnavailable, Operation, Progress, Repository
 from tr11ops.hub.chunks import SMALLEST_BYTES, Chunked, send_chunked
 from tr11ops.hub.content import FileView
 
@@ -80,8 +80,8 @@ class CommitAttempt:
         additions = [operation for operation in self._prepared if isinstance(operation, CommitOperationAdd)]
         is_made = not additions or additions[0]._is_committed
         if not is_made and self._parent is not None and made != self._parent:
-            # the branch has all of it already, by somebody else's commit, and perhaps more than that
-            raise HubConflict(f"{repository.name}: somebody else has committed meanwhile", 412)
+            # the branch has all of it already, by someone else's commit, and perhaps more than that
+            raise HubConflict(f"{repository.name}: someone else has committed meanwhile", 412)
         return made
 
     def _send_ahead(self, api: HfApi, prepared: list[_Prepared]) -> None:
@@ -116,19 +116,19 @@ class CommitAttempt:
             )
 
     def _moved(self, api: HfApi, base: str) -> str:
-        """The branch is not where it was: by our own commit whose answer was lost, or by somebody else's."""
+        """The branch is not where it was: by our own commit whose answer was lost, or by someone else's."""
         found = with_mark(api, self._repository, self._mark, base)
         if found is not None:
             return found
         if self._parent is not None:
-            raise HubConflict(f"{self._repository.name}: somebody else has committed meanwhile", 412)
-        self._base = self._prepared = None  # what changes is found anew
-        raise HubAway(f"{self._repository.name}: somebody else has committed meanwhile")
+            raise HubConflict(f"{self._repository.name}: someone else has committed meanwhile", 412)
+        self._base = self._prepared = None  # what changes is found again
+        raise HubUnavailable(f"{self._repository.name}: someone else has committed meanwhile")
 
     def _prepare(self, operation: Operation) -> _Prepared:
         if isinstance(operation, Delete):
             return CommitOperationDelete(operation.path, is_folder=False)
-        if isinstance(operation, Copy):
+        if isinstance(operation, HubCopy):
             return CommitOperationCopy(operation.source, operation.path)
         if isinstance(operation.content, bytes):
             # a view here too: the library sends plain bytes in a way of its own where it can, without our time-outs

@@ -10,7 +10,7 @@ from pathlib import Path
 from tr11ops.hub.masking import Mask, Masks
 
 
-class SourceChanged(Exception):
+class FileChanged(Exception):
     """A file is not what it was when its sending began. The text is one line."""
 
 
@@ -18,7 +18,7 @@ class FileView(io.BufferedIOBase):
     """The first `size` bytes of a file with `masks` over them, readable and seekable.
 
     Nothing is copied; the file is open until `close`. `told` is called with the position after each read. It has no
-    file descriptor for others: they would ask it for the size of a file that has grown since. Raises SourceChanged when
+    file descriptor for others: they would ask it for the size of a file that has grown since. Raises FileChanged when
     the file became shorter, OSError as the file system.
     """
 
@@ -38,7 +38,7 @@ class FileView(io.BufferedIOBase):
         self.size = there if size is None else size
         if there < self.size:
             self._stream.close()
-            raise SourceChanged(f"{path.name}: became shorter")
+            raise FileChanged(f"{path.name}: became shorter")
 
     def readable(self) -> bool:
         return True
@@ -62,7 +62,7 @@ class FileView(io.BufferedIOBase):
         self._stream.seek(self._position)
         piece = self._stream.read(wanted)
         if len(piece) < wanted:
-            raise SourceChanged(f"{self._path.name}: became shorter while it was sent")
+            raise FileChanged(f"{self._path.name}: became shorter while it was sent")
         piece = self._masks.over(piece, self._position)
         self._position += len(piece)
         if self._told is not None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-from tr11ops.private_file import PrivateFileError, private_text
+from tr11ops.base.private_file import PrivateFileError, private_text
 
 LONGEST_TOKEN = 4096
 TOKEN_KEY = "auth_token"
@@ -24,7 +24,7 @@ class CredentialsError(ValueError):
 
 
 class Secret:
-    """A text that shows itself to nobody by accident: not printed, not formatted, not pickled."""
+    """A text that shows itself to no one by accident: not printed, not formatted, not pickled."""
 
     __slots__ = ("_text",)
 

@@ -10,19 +10,19 @@ from urllib.parse import urlsplit
 import httpx2
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
+from tr11ops.base.redact import one_line
 from tr11ops.hub.address import host_of
-from tr11ops.hub.base import HubAway, HubConflict, HubError, HubMissing, HubRefused
-from tr11ops.hub.content import SourceChanged
+from tr11ops.hub.base import HubConflict, HubError, HubMissing, HubPermanentError, HubUnavailable
+from tr11ops.hub.content import FileChanged
 from tr11ops.hub.credentials import Credentials
 from tr11ops.hub.transport import NoAnswer, why
-from tr11ops.redact import one_line
 
 _CURES = {
     402: "the account's room or plan is at its end",
     404: "there is no such thing, or the token may not see it; names are OWNER/NAME",
-    409: "it is there already, or somebody else is changing it",
+    409: "it is there already, or someone else is changing it",
     410: "it was taken away",
-    412: "somebody else has committed meanwhile",
+    412: "someone else has committed meanwhile",
     413: "too large",
 }
 
@@ -37,9 +37,9 @@ def failure_of(
             return known
     if isinstance(error, (json.JSONDecodeError, UnicodeDecodeError)) or _is_of_library(error):
         # such as a portal that asks for a login; an answer without what it should hold is a KeyError of the library
-        return HubAway(f"{what}: what answers at {host_of(endpoint)} does not speak as a hub does")
+        return HubUnavailable(f"{what}: what answers at {host_of(endpoint)} does not speak as a hub does")
     if isinstance(error, ValueError):  # the library's word for answers and paths that it cannot use
-        return HubRefused(one_line(f"{what}: {error}", secrets))
+        return HubPermanentError(one_line(f"{what}: {error}", secrets))
     return None
 
 
@@ -48,18 +48,18 @@ def _known(
 ) -> Exception | None:
     known: Exception | None = None
     match error:
-        case HubError() | SourceChanged():
+        case HubError() | FileChanged():
             known = error
         case NoAnswer():
-            known = HubAway(one_line(f"{what}: {error}", secrets), error.wait)
+            known = HubUnavailable(one_line(f"{what}: {error}", secrets), error.wait)
         case HfHubHTTPError():
             known = _of_answer(error, what, endpoint, credentials, secrets)
         case httpx2.TransportError() | httpx2.DecodingError():  # while an answer was read
-            known = HubAway(f"{what}: {host_of(endpoint)} gives no answer ({why(error)})")
+            known = HubUnavailable(f"{what}: {host_of(endpoint)} gives no answer ({why(error)})")
         case OfflineModeIsEnabled():
-            known = HubRefused(f"{what}: HF_HUB_OFFLINE is set, so the hub is not asked; unset it")
+            known = HubPermanentError(f"{what}: HF_HUB_OFFLINE is set, so the hub is not asked; unset it")
         case httpx2.InvalidURL() | HFValidationError():
-            known = HubRefused(one_line(f"{what}: {error}", secrets))
+            known = HubPermanentError(one_line(f"{what}: {error}", secrets))
     return known
 
 
@@ -70,13 +70,13 @@ def _of_answer(
     address = urlsplit(str(error.response.url))
     if address.netloc != urlsplit(endpoint).netloc:
         # storage that the hub sent us to: its signed address may have become too old; a new one is got by asking again
-        return HubAway(f"{what}: the hub's storage answers {status}")
+        return HubUnavailable(f"{what}: the hub's storage answers {status}")
     said = one_line(error.server_message or "", secrets, limit=160)
     text = one_line(f"{what}: {host_of(endpoint)} answers {status}: {_cure(status, credentials)}", secrets)
     if said and said.lower() not in text.lower():
         text = f"{text} ({said})"
-    kinds: dict[int, type[HubRefused]] = {404: HubMissing, 410: HubMissing, 412: HubConflict}
-    return kinds.get(status, HubRefused)(text, status)
+    kinds: dict[int, type[HubPermanentError]] = {404: HubMissing, 410: HubMissing, 412: HubConflict}
+    return kinds.get(status, HubPermanentError)(text, status)
 
 
 def _cure(status: int, credentials: Credentials) -> str:

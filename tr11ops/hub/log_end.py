@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from tr11ops.logs.lines import STAMP_BYTES
-from trainer.contract import StepRecord, parse_step
+from trainer.contract.logline import StepRecord, parse_step
 
 RECENT_STEPS = 20
 STEPS_SHOWN = 100

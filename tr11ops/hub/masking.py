@@ -7,13 +7,12 @@ whole line are those of the local file, and the hub's digest is found again from
 from __future__ import annotations
 
 import re
-import struct
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from tr11ops.hub.whole_records import Read, masked_crc
-from tr11ops.secret_shapes import SHAPES, Shape
+from tr11ops.base.secret_shapes import SHAPES, SecretShape
+from tr11ops.hub.whole_records import FOOTER, HEADER, Read, masked_crc
 
 BLOCK_BYTES = 4 << 20  # looked at at once; a longer line is looked at in parts
 PRIVATE_KEY = "private key"
@@ -22,11 +21,10 @@ _BEGIN = re.compile(rb"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
 _END = re.compile(rb"-----END [A-Z0-9 ]{0,40}PRIVATE KEY")
 _KEY_WORD = b"private key"
 _KEY_RUN = re.compile(rb"[A-Za-z0-9+/=]{16,}|(?<![^\s\\])[A-Za-z0-9+/=]+(?=[\s\\\"']*$)")  # of its body, and its end
-_WORDS: tuple[tuple[bytes, tuple[Shape, ...]], ...] = tuple(
+_WORDS: tuple[tuple[bytes, tuple[SecretShape, ...]], ...] = tuple(
     (word.encode(), tuple(shape for shape in SHAPES if word in shape.words))
     for word in dict.fromkeys(word for shape in SHAPES for word in shape.words)
 )
-_HEADER, _FOOTER = struct.Struct("<QI"), struct.Struct("<I")  # of a TFRecord, see whole_records
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,7 @@ def before(masks: Iterable[Mask], end: int) -> tuple[Mask, ...]:
 
 
 @dataclass
-class Search:
+class MaskSearch:
     """How far a file was looked at, in whole lines or records: `position` bytes, and the masks in them.
 
     `key_lines` is how many of the next lines may belong to a private key that began before.
@@ -131,8 +129,8 @@ class Search:
             if spans:
                 masks = [Mask(start + first, b"*" * (last - first), kind) for first, last, kind in spans]
                 checksum = masked_crc(Masks(masks).over(data, start))
-                found += [*masks, Mask(start + len(data), _FOOTER.pack(checksum), "")]
-            self.position = start + len(data) + _FOOTER.size
+                found += [*masks, Mask(start + len(data), FOOTER.pack(checksum), "")]
+            self.position = start + len(data) + FOOTER.size
         self.masks += tuple(found)
 
 
@@ -140,18 +138,18 @@ def _events(read: Read, position: int, end: int) -> Iterator[tuple[int, bytes]]:
     """Offset and data of each whole record from `position` on; it ends at what is none."""
     window, begin = b"", position
     while True:
-        if len(window) - (position - begin) < _HEADER.size:
+        if len(window) - (position - begin) < HEADER.size:
             window, begin = read(position, min(BLOCK_BYTES, end - position)), position
-        header = window[position - begin : position - begin + _HEADER.size]
-        if len(header) < _HEADER.size:
+        header = window[position - begin : position - begin + HEADER.size]
+        if len(header) < HEADER.size:
             return
-        length, checksum = _HEADER.unpack(header)
-        start = position + _HEADER.size
-        following = start + length + _FOOTER.size
+        length, checksum = HEADER.unpack(header)
+        start = position + HEADER.size
+        following = start + length + FOOTER.size
         if masked_crc(header[:8]) != checksum or following > end:
             return
         if following - begin > len(window):
-            window, begin = read(start, max(length + _FOOTER.size, min(BLOCK_BYTES, end - start))), start
+            window, begin = read(start, max(length + FOOTER.size, min(BLOCK_BYTES, end - start))), start
         yield start, window[start - begin : start - begin + length]
         position = following
 
@@ -160,7 +158,7 @@ def _events(read: Read, position: int, end: int) -> Iterator[tuple[int, bytes]]:
 def _spans(block: bytes, key_lines: int) -> tuple[list[tuple[int, int, str]], int]:
     """Where the secrets of these lines begin and end, in order and apart; and how long a private key may go on."""
     lowered = block.lower()
-    suspects: dict[int, list[Shape]] = {}  # by the line's beginning
+    suspects: dict[int, list[SecretShape]] = {}  # by the line's beginning
     for word, shapes in _WORDS:
         at = lowered.find(word)
         while at >= 0:

@@ -10,7 +10,9 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC
+
+from tr11ops.base.units import DAY, timestamp
 
 UNKNOWN = "unknown"
 _MARK = re.compile(r"^<!-- tr11-model ([0-9a-f]{16}) -->\r?$", re.MULTILINE)
@@ -54,7 +56,7 @@ class Hardware:
 
 
 @dataclass(frozen=True)
-class Past:
+class TrainingHistory:
     """How the training went until the checkpoint. Times in seconds since the epoch; None is unknown."""
 
     begun: float | None = None
@@ -79,7 +81,7 @@ class ModelFacts:
     datasets: tuple[Dataset, ...] | None
     hyperparameters: tuple[tuple[str, str], ...]
     hardware: Hardware
-    past: Past
+    past: TrainingHistory
     train_loss: float | None
     validation_losses: tuple[tuple[str, int, float], ...]  # group, step, loss
     repository: str
@@ -97,7 +99,7 @@ def model_card(facts: ModelFacts) -> str:
     total = "" if facts.total_steps is None else f" of {facts.total_steps:,}"
     told = (
         f"A language model after {facts.step:,}{total} steps of training: {facts.consumed_tokens:,} tokens in "
-        f"{facts.consumed_samples:,} samples. These are weights from a training run, as they were; nobody has tuned "
+        f"{facts.consumed_samples:,} samples. These are weights from a training run, as they were; no one has tuned "
         "or judged what the model says."
     )
     origin = (
@@ -197,7 +199,7 @@ def _hardware(hardware: Hardware) -> Sequence[tuple[str, str]]:
     return (("nodes", f"{hardware.nodes:,}"), ("GPUs", _count(hardware.gpus or None)), ("parallel", ways))
 
 
-def _past(past: Past) -> Sequence[tuple[str, str]]:
+def _past(past: TrainingHistory) -> Sequence[tuple[str, str]]:
     share = None if past.goodput is None else f"{100 * past.goodput:.1f} % of the node-time trained what was kept"
     return (
         ("begun", _day(past.begun)),
@@ -238,4 +240,4 @@ def _count(count: int | None) -> str:
 
 
 def _day(moment: float | None) -> str:
-    return UNKNOWN if moment is None else f"{datetime.fromtimestamp(moment, UTC):%Y-%m-%d}"
+    return UNKNOWN if moment is None else timestamp(moment, UTC, DAY)

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tr11ops.hub.model_card import Architecture, Dataset, Hardware, ModelFacts, Past
-from tr11ops.snapshot import Unknown
-from trainer.config_data import data_set_name
-from trainer.contract import Manifest
-from trainer.model.flops import count_parameters
+from tr11ops.hub.model_card import Architecture, Dataset, Hardware, ModelFacts, TrainingHistory
+from trainer.config.data import data_set_name
+from trainer.contract.manifest import Manifest
+from trainer.contract.metrics_record import STEP, VALIDATION, records
+from trainer.schedule.flops import count_parameters
 
 if TYPE_CHECKING:
-    from tr11ops.report.goodput import Goodput
-    from tr11ops.report.history import History
-    from tr11ops.runcard import RunCard
+    from tr11ops.runcard.card import RunCard
 
 LONGEST_GROUP_BYTES = 1 << 20
 _POSITIONS = {"alibi": "ALiBi", "absolute": "learned", "rotary": "rotary"}
@@ -34,7 +31,13 @@ class Losses:
 
 
 def model_facts(
-    card: RunCard, manifest: Manifest, losses: Losses, past: Past, repository: str, revision: str, version: str
+    card: RunCard,
+    manifest: Manifest,
+    losses: Losses,
+    past: TrainingHistory,
+    repository: str,
+    revision: str,
+    version: str,
 ) -> ModelFacts:
     """Everything together. Pure but for a file that the card names for its data."""
     model = card.model
@@ -139,41 +142,12 @@ def read_losses(metrics: Path, step: int) -> Losses:
     """The losses of `metrics.jsonl` at a step; where it was trained twice, of the later time. Raises OSError."""
     train: float | None = None
     validation: dict[str, tuple[int, float]] = {}
-    try:
-        stream = metrics.open(encoding="utf-8", errors="replace", newline="\n")
-    except FileNotFoundError:
-        return Losses()
-    with stream:
-        for line in stream:
-            try:
-                value = json.loads(line)
-                kind, iteration, loss = value.get("kind", "step"), int(value["iteration"]), float(value["lm_loss"])
-            except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
-                continue  # a line that was cut, or of another kind
-            if not math.isfinite(loss) or iteration > step:
-                continue
-            if kind == "step" and iteration == step:
-                train = loss
-            elif kind == "validation" and isinstance(value.get("name"), str):
-                validation[value["name"]] = (iteration, loss)
+    for record in records(metrics):
+        iteration, loss, name = record.iteration, record.number("lm_loss"), record.values.get("name")
+        if iteration is None or iteration > step or math.isnan(loss):
+            continue
+        if record.kind == STEP and iteration == step:
+            train = loss
+        elif record.kind == VALIDATION and isinstance(name, str):
+            validation[name] = (iteration, loss)
     return Losses(train, validation)
-
-
-def past_until(history: History | None, goodput: Goodput | None, manifest: Manifest) -> Past:
-    """How the training went until the checkpoint was saved; what cannot be read is unknown."""
-    saved = manifest.created
-    if history is None or goodput is None or isinstance(history.attempts, Unknown):
-        return Past(saved=saved)
-    attempts = [attempt for attempt in history.attempts if attempt.start <= saved]
-    if not attempts:  # a checkpoint that this run did not train, as an imported one
-        return Past(saved=saved)
-    until = goodput.between(goodput.begin, saved)
-    held = until.total.held_micros
-    return Past(
-        begun=min(attempt.start for attempt in attempts),
-        saved=saved,
-        goodput=until.useful_of_held,
-        node_hours=held / 3.6e9 if held else None,
-        attempts=len(attempts),
-        faults=len(until.faults),
-    )

@@ -12,19 +12,18 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tr11ops.crontab.claims import Claim, ClaimFolder, ClaimTaken
-from tr11ops.evidence import cause
+from tr11ops.base.observed import cause
 from tr11ops.hub import attributes
-from tr11ops.hub.base import Add, Copy, HubAway, HubConflict, HubError, HubMissing, HubRefused
-from tr11ops.hub.content import SourceChanged
-from tr11ops.hub.published import FILE_NAME as STATUS_FILE
+from tr11ops.hub.base import FILE_NAME as STATUS_FILE
+from tr11ops.hub.base import Add, HubConflict, HubCopy, HubError, HubMissing, HubPermanentError, HubUnavailable
+from tr11ops.hub.content import FileChanged
 from tr11ops.hub.sync_files import RunningDigests, Scan, measure, scan
 from tr11ops.hub.sync_plan import LocalFile, Note, Send, batches, commit_message, is_worth_a_commit, judge, material
 from tr11ops.hub.sync_round import (
     PUBLIC,
-    Outcome,
-    Round,
-    Setting,
+    SyncOutcome,
+    SyncRound,
+    SyncSettings,
     acquaint,
     head,
     journal,
@@ -34,6 +33,7 @@ from tr11ops.hub.sync_round import (
     remember,
 )
 from tr11ops.hub.sync_state import Known, SyncState, read_found, read_state, write_failure, write_found, write_success
+from tr11ops.rundir.claims import Claim, ClaimFolder, ClaimTaken
 
 if TYPE_CHECKING:
     from tr11ops.hub.base import Operation, Progress
@@ -48,12 +48,12 @@ class Busy(Exception):
     """Another process is at it; the text says which."""
 
 
-def sync_once(setting: Setting, running: RunningDigests | None = None, rebuild: bool = False) -> Outcome:
+def sync_once(setting: SyncSettings, running: RunningDigests | None = None, rebuild: bool = False) -> SyncOutcome:
     """Bring the repository up to date. `running` is kept from round to round by who does many.
 
-    Raises Busy, HubAway, HubRefused, and OSError when the mirrored folder cannot be read.
+    Raises Busy, HubUnavailable, HubPermanentError, and OSError when the mirrored folder cannot be read.
     """
-    this = Round(setting, running or RunningDigests())
+    this = SyncRound(setting, running or RunningDigests())
     claim = _take(this)
     try:
         this.found = {(secret.path, secret.kind): secret for secret in read_found(setting.directory)}
@@ -72,9 +72,9 @@ def sync_once(setting: Setting, running: RunningDigests | None = None, rebuild: 
     return outcome
 
 
-def preview(setting: Setting, rebuild: bool = False) -> Outcome:
+def preview(setting: SyncSettings, rebuild: bool = False) -> SyncOutcome:
     """What `sync_once` would send now. Nothing is changed anywhere. Raises as it does, but for Busy."""
-    this = Round(setting, RunningDigests())
+    this = SyncRound(setting, RunningDigests())
     try:
         this.state = None if rebuild else read_state(setting.directory)
         commit, is_private = setting.hub.newest(setting.repository)
@@ -89,7 +89,7 @@ def preview(setting: Setting, rebuild: bool = False) -> Outcome:
 
 
 # ----------------------------------------------------------------------------- the claim
-def _take(this: Round) -> Claim | None:
+def _take(this: SyncRound) -> Claim | None:
     """The claim on this run's mirror; None where none can be written, which costs safety nothing. Raises Busy."""
     setting, folder = this.setting, ClaimFolder(this.setting.directory, CLAIM)
     try:
@@ -102,8 +102,8 @@ def _take(this: Round) -> Claim | None:
 
 
 # ----------------------------------------------------------------------------- the round
-def _until_steady(this: Round, rebuild: bool) -> Outcome:
-    """Look and send, and again when the hub or a file was changed by somebody else meanwhile."""
+def _until_steady(this: SyncRound, rebuild: bool) -> SyncOutcome:
+    """Look and send, and again when the hub or a file was changed by someone else meanwhile."""
     setting = this.setting
     for look in range(LOOKS):
         this.state = acquaint(this, head(this, rebuild and look == 0), rebuild and look == 0)
@@ -112,12 +112,12 @@ def _until_steady(this: Round, rebuild: bool) -> Outcome:
         this.state = plan.state
         try:
             state = _carry_out(this, plan)
-        except (HubConflict, SourceChanged, OSError) as change:  # a file may have gone since it was measured
+        except (HubConflict, FileChanged, OSError) as change:  # a file may have gone since it was measured
             this.tell(f"{cause(change)}: looking again")
             continue
         on_record(this, state)
         return _outcome(this, state, found, plan, tuple(this.sends))
-    raise HubAway(f"{setting.repository.name}: it, or the logs, changed {LOOKS} times while they were compared")
+    raise HubUnavailable(f"{setting.repository.name}: it, or the logs, changed {LOOKS} times while they were compared")
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class _Plan:
     state: SyncState
 
 
-def _plan(this: Round, state: SyncState, found: Scan) -> _Plan:
+def _plan(this: SyncRound, state: SyncState, found: Scan) -> _Plan:
     sends, notes, faults = [], list(found.skipped), list(found.faults)
     files, now = dict(state.files), this.setting.clock()
     taken = {*files, *(file.path for file in found.files)}
@@ -152,7 +152,7 @@ def _plan(this: Round, state: SyncState, found: Scan) -> _Plan:
         except OSError as error:
             faults.append(Note(file.path, f"cannot be read ({cause(error)})"))
             continue
-        except SourceChanged:
+        except FileChanged:
             continue  # the next round sees what became of it
         verdict = judge(measured, far, taken)
         if isinstance(verdict, Send):
@@ -164,11 +164,11 @@ def _plan(this: Round, state: SyncState, found: Scan) -> _Plan:
     return _Plan(tuple(sends), tuple(notes), tuple(faults), replace(state, files=files))
 
 
-def _far_head(this: Round, state: SyncState, file: LocalFile) -> Callable[[int], bytes]:
+def _far_head(this: SyncRound, state: SyncState, file: LocalFile) -> Callable[[int], bytes]:
     return lambda length: this.setting.hub.read(this.setting.repository, file.path, length=length, revision=state.head)
 
 
-def _carry_out(this: Round, plan: _Plan) -> SyncState:
+def _carry_out(this: SyncRound, plan: _Plan) -> SyncState:
     """Make the commits of a plan; each is on record before the next."""
     state, setting = plan.state, this.setting
     status = _status(this)
@@ -182,7 +182,7 @@ def _carry_out(this: Round, plan: _Plan) -> SyncState:
     progress = setting.progress(plan.sends) if plan.sends else None
     remaining = list(batches(plan.sends))
     for number, batch in enumerate(remaining, start=1):
-        operations: list[Operation] = [Copy(send.superseded, send.path) for send in batch if send.superseded]
+        operations: list[Operation] = [HubCopy(send.superseded, send.path) for send in batch if send.superseded]
         operations += [
             Add(send.path, setting.folder / send.path, send.bytes, send.sha256, send.masks) for send in batch
         ]
@@ -202,12 +202,12 @@ def _carry_out(this: Round, plan: _Plan) -> SyncState:
     return state
 
 
-def _published(this: Round, state: SyncState, status: bytes) -> SyncState:
+def _published(this: SyncRound, state: SyncState, status: bytes) -> SyncState:
     return replace(state, published=material(status), published_time=this.setting.clock())
 
 
 def _commit(
-    this: Round,
+    this: SyncRound,
     state: SyncState,
     operations: tuple[Operation, ...],
     message: str,
@@ -217,7 +217,7 @@ def _commit(
 ) -> SyncState:
     """One commit on top of `state`; then the hub is asked what it has now of these paths.
 
-    Raises HubRefused when that is not what was sent, and as `Hub.commit`.
+    Raises HubPermanentError when that is not what was sent, and as `Hub.commit`.
     """
     setting = this.setting
     made = setting.hub.commit(setting.repository, operations, message, parent=state.head, progress=progress)
@@ -235,7 +235,7 @@ def _commit(
     for path, size in expected.items():
         far = there.get(path)
         if far is None or far.bytes != size or (far.sha256 and path in digests and far.sha256 != digests[path]):
-            raise HubRefused(
+            raise HubPermanentError(
                 f"{setting.repository.name}: {path} is not there as it was sent; is it in a .gitignore there?"
             )
     stamps = {send.path: send.file.stamp for send in batch}
@@ -245,7 +245,7 @@ def _commit(
     return replace(state, head=made, files=files)
 
 
-def _status(this: Round) -> bytes | None:
+def _status(this: SyncRound) -> bytes | None:
     """The status to publish; None where there is none, or where it cannot be made: the logs go all the same."""
     try:
         return this.setting.status()
@@ -254,9 +254,9 @@ def _status(this: Round) -> bytes | None:
         return None
 
 
-def _outcome(this: Round, state: SyncState, found: Scan, plan: _Plan, sends: tuple[Send, ...]) -> Outcome:
+def _outcome(this: SyncRound, state: SyncState, found: Scan, plan: _Plan, sends: tuple[Send, ...]) -> SyncOutcome:
     ours = [state.files[file.path].far for file in found.files if file.path in state.files]
-    return Outcome(
+    return SyncOutcome(
         repository=this.setting.repository.name,
         sends=sends,
         commits=tuple(this.commits),

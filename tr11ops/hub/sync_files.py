@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tr11ops.evidence import cause
-from tr11ops.hub.base import Entry
-from tr11ops.hub.content import SourceChanged
-from tr11ops.hub.masking import Mask, Masks, Search, before
-from tr11ops.hub.sync_plan import LocalFile, Measured, Note, Stamp, is_wanted, objection
+from tr11ops.base.observed import cause
+from tr11ops.hub.base import HubFile
+from tr11ops.hub.content import FileChanged
+from tr11ops.hub.masking import Mask, Masks, MaskSearch, before
+from tr11ops.hub.sync_plan import LocalFile, MeasuredFile, Note, Stamp, is_wanted, objection
 from tr11ops.hub.whole_records import Read, Whole, whole_events, whole_lines
 
 HEAD_BYTES = 64 << 10  # by which a shorter file is told to be the beginning of a longer one
@@ -109,7 +109,7 @@ class _Hashed:
     ending: bytes
     masks: tuple[Mask, ...]
     digest: Any
-    search: Search
+    search: MaskSearch
 
 
 class RunningDigests:
@@ -118,7 +118,7 @@ class RunningDigests:
     def __init__(self) -> None:
         self._known: dict[str, _Hashed] = {}
 
-    def resume(self, file: LocalFile, far: Entry, read: Read) -> _Hashed | None:
+    def resume(self, file: LocalFile, far: HubFile, read: Read) -> _Hashed | None:
         """What is known of exactly what the hub has, to go on with; None where the file is to be read from its start.
 
         The file must be the same one, and still end there as it did.
@@ -131,7 +131,7 @@ class RunningDigests:
         return known if read(far.bytes - len(known.ending), len(known.ending)) == known.ending else None
 
     def keep(
-        self, file: LocalFile, length: int, read: Read, masks: tuple[Mask, ...], digest: Any, search: Search
+        self, file: LocalFile, length: int, read: Read, masks: tuple[Mask, ...], digest: Any, search: MaskSearch
     ) -> None:
         """Remember the digest of the first `length` bytes."""
         tail = min(length, HEAD_BYTES)
@@ -142,21 +142,21 @@ class RunningDigests:
 def measure(
     folder: Path,
     file: LocalFile,
-    far: Entry | None,
+    far: HubFile | None,
     far_head: Callable[[int], bytes],
     running: RunningDigests,
     now: float,
-) -> Measured:
+) -> MeasuredFile:
     """Read a file as far as it was when it was found: how much of it is whole, and whether it continues the hub's.
 
     `far_head` gives the first so many bytes of the hub's file; it is asked only where the local one is shorter.
-    Raises OSError, and SourceChanged when the file is not the one that was found.
+    Raises OSError, and FileChanged when the file is not the one that was found.
     """
     descriptor = os.open(folder / file.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         facts = os.fstat(descriptor)
         if not stat.S_ISREG(facts.st_mode) or facts.st_ino != file.stamp.inode or facts.st_size < file.bytes:
-            raise SourceChanged(f"{file.path}: changed while it was looked at")
+            raise FileChanged(f"{file.path}: changed while it was looked at")
 
         def read(offset: int, length: int) -> bytes:
             return os.pread(descriptor, length, offset)
@@ -169,8 +169,8 @@ def measure(
         os.close(descriptor)
 
 
-def _whole_end(file: LocalFile, far: Entry | None, read: Read, now: float) -> int:
-    """How much may be sent: all of it once nobody writes any more."""
+def _whole_end(file: LocalFile, far: HubFile | None, read: Read, now: float) -> int:
+    """How much may be sent: all of it once no one writes any more."""
     if file.is_quiet(now):
         return file.bytes
     if file.form == "whole":
@@ -183,7 +183,7 @@ def _whole_end(file: LocalFile, far: Entry | None, read: Read, now: float) -> in
     return found.end
 
 
-def _of_shorter(file: LocalFile, far_head: Callable[[int], bytes], end: int, read: Read) -> Measured:
+def _of_shorter(file: LocalFile, far_head: Callable[[int], bytes], end: int, read: Read) -> MeasuredFile:
     head = min(file.bytes, HEAD_BYTES)
     search = _search(file)
     marks = {mark: search.until(read, mark) for mark in sorted({head, end})}
@@ -192,10 +192,10 @@ def _of_shorter(file: LocalFile, far_head: Callable[[int], bytes], end: int, rea
     if head:
         here, there = read(0, head), far_head(head)
         continues = there in {here, Masks(marks[head]).over(here, 0)}
-    return Measured(file, end, digest.hexdigest(), continues, marks[end])
+    return MeasuredFile(file, end, digest.hexdigest(), continues, marks[end])
 
 
-def _of_longer(file: LocalFile, far: Entry | None, end: int, read: Read, running: RunningDigests) -> Measured:
+def _of_longer(file: LocalFile, far: HubFile | None, end: int, read: Read, running: RunningDigests) -> MeasuredFile:
     """A file that is not shorter than the hub's, or that the hub has not."""
     known = None if far is None else running.resume(file, far, read)
     if known is not None and end >= known.length:
@@ -204,7 +204,7 @@ def _of_longer(file: LocalFile, far: Entry | None, end: int, read: Read, running
         if before(masks, known.length) == known.masks:
             digest = _digest(file, read, known.digest.copy(), known.length, end, masks)
             running.keep(file, end, read, masks, digest, search)
-            return Measured(file, end, digest.hexdigest(), True, masks)
+            return MeasuredFile(file, end, digest.hexdigest(), True, masks)
     search, length = _search(file), 0 if far is None else far.bytes
     marks = {mark: search.until(read, mark) for mark in sorted({length, end})}
     masks = marks[end]
@@ -216,17 +216,17 @@ def _of_longer(file: LocalFile, far: Entry | None, end: int, read: Read, running
         continues, is_bare = is_masked or is_same, is_same and not is_masked
     if end >= length:
         running.keep(file, end, read, masks, digest, search)
-    return Measured(file, end, digest.hexdigest(), continues, masks, is_bare)
+    return MeasuredFile(file, end, digest.hexdigest(), continues, masks, is_bare)
 
 
 def _compared(
-    file: LocalFile, far: Entry, end: int, read: Read, marks: Mapping[int, tuple[Mask, ...]]
+    file: LocalFile, far: HubFile, end: int, read: Read, marks: Mapping[int, tuple[Mask, ...]]
 ) -> tuple[bool, bool, Any]:
     """Whether the file begins with what the hub has: masked, or as it is here; and the digest of its first
     `end` bytes."""
     masks = marks[far.bytes]
     if far.sha256 is None:  # a small file in git itself
-        here = b"".join(_pieces(file, read, 0, far.bytes))
+        here = b"".join(piece for _, piece in _pieces(file, read, 0, far.bytes))
         digest = _digest(file, read, hashlib.sha256(), 0, end, marks[end])
         return git_name(Masks(masks).over(here, 0)) == far.oid, bool(masks) and git_name(here) == far.oid, digest
     first = _digest(file, read, hashlib.sha256(), 0, far.bytes, masks)
@@ -243,27 +243,23 @@ def _compared(
     return is_masked, is_same, digest
 
 
-def _search(file: LocalFile) -> Search:
-    return Search(is_events=file.form == "events")
+def _search(file: LocalFile) -> MaskSearch:
+    return MaskSearch(is_events=file.form == "events")
 
 
 def _digest(file: LocalFile, read: Read, digest: Any, start: int, end: int, masks: Sequence[Mask]) -> Any:
     """The digest of the first `end` masked bytes; `digest` is that of the first `start`, and is changed."""
     laid = Masks(masks)
-    for offset, piece in _pieces_at(file, read, start, end):
+    for offset, piece in _pieces(file, read, start, end):
         digest.update(laid.over(piece, offset))
     return digest
 
 
-def _pieces(file: LocalFile, read: Read, start: int, end: int) -> Iterator[bytes]:
-    return (piece for _, piece in _pieces_at(file, read, start, end))
-
-
-def _pieces_at(file: LocalFile, read: Read, start: int, end: int) -> Iterator[tuple[int, bytes]]:
+def _pieces(file: LocalFile, read: Read, start: int, end: int) -> Iterator[tuple[int, bytes]]:
     while start < end:
         piece = read(start, min(_PIECE, end - start))
         if not piece:
-            raise SourceChanged(f"{file.path}: became shorter while it was read")
+            raise FileChanged(f"{file.path}: became shorter while it was read")
         yield start, piece
         start += len(piece)
 

@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from posixpath import splitext
 from typing import Any, Literal, TypeAlias, get_args
 
-from tr11ops.hub.base import Entry
+from tr11ops.hub.base import HubFile
 from tr11ops.hub.masking import Mask
 
 QUIET_SECONDS = 900.0  # without a write: then a file is sent as it is, its unfinished end too
@@ -61,12 +61,12 @@ class LocalFile:
         return "lines" if name.lower().endswith(LINE_SUFFIXES) else "whole"
 
     def is_quiet(self, now: float) -> bool:
-        """Whether nobody has written for a while; `now` in seconds since the epoch."""
+        """Whether no one has written for a while; `now` in seconds since the epoch."""
         return now - self.stamp.changed_ns / 1e9 >= QUIET_SECONDS
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredFile:
     """A file after it was read: the first `end` bytes are whole and have, with `masks` over them, this digest.
 
     `continues` tells whether it begins with all that the hub has of it; None where the hub has nothing. `is_bare`: what
@@ -135,7 +135,7 @@ def objection(path: str, mode: int, published: Collection[str] = ()) -> str:
 
 
 # ----------------------------------------------------------------------------- what happens to one file
-def judge(measured: Measured, far: Entry | None, taken: Collection[str]) -> Send | Note | None:
+def judge(measured: MeasuredFile, far: HubFile | None, taken: Collection[str]) -> Send | Note | None:
     """What to do with one file: send it, leave it alone and say why, or None where there is nothing to do.
 
     `taken` are the paths that the hub has.
@@ -147,7 +147,7 @@ def judge(measured: Measured, far: Entry | None, taken: Collection[str]) -> Send
 
     if far is None:
         return send("new") if end else None
-    if file.form == "whole" and end:  # written anew each time it changes: the repository's history keeps the old ones
+    if file.form == "whole" and end:  # written again each time it changes: the repository's history keeps the old ones
         is_there = end == far.bytes and measured.continues and not measured.is_bare
         return None if is_there else send("changed")
     if measured.continues:

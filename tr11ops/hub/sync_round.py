@@ -8,31 +8,31 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tr11ops.evidence import cause
+from tr11ops.base.observed import cause
 from tr11ops.hub import attributes
-from tr11ops.hub.base import Entry, HubAway, HubMissing, HubRefused, Repository
-from tr11ops.hub.published import FILE_NAME as STATUS_FILE
+from tr11ops.hub.base import FILE_NAME as STATUS_FILE
+from tr11ops.hub.base import HubFile, HubMissing, HubPermanentError, HubUnavailable, Repository
 from tr11ops.hub.sync_files import RunningDigests, git_name
 from tr11ops.hub.sync_plan import Note, Send
 from tr11ops.hub.sync_state import Known, SyncState, is_confirmed, read_state, write_state
-from tr11ops.journal import Journal
-from tr11ops.operation import FoundSecret
-from tr11ops.rundir import RunDirectory
+from tr11ops.observe.operation import FoundSecret
+from tr11ops.rundir.journal import Journal
+from tr11ops.rundir.paths import RunDirectory
 
 if TYPE_CHECKING:
     from tr11ops.hub.base import Progress
     from tr11ops.hub.client import Hub
 
 READINGS = 3  # of a file that comes garbled
-PUBLIC = "is public: everybody will read these logs; type tr11 sync --public once if this is wanted"
+PUBLIC = "is public: everyone will read these logs; type tr11 sync --public once if this is wanted"
 
 
-class PublicRepository(HubRefused):
+class PublicRepository(HubPermanentError):
     """The repository is public, and no person has said that this is wanted."""
 
 
 @dataclass(frozen=True)
-class Setting:
+class SyncSettings:
     """What is mirrored where. `status` gives the file that is published along, `say` hears what a person should know.
 
     `folder` is mirrored at the root of the repository; `clock` gives seconds since the epoch.
@@ -54,7 +54,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SyncOutcome:
     """What one synchronisation did, or would do. `files` and `bytes` are those that the hub now has of this run."""
 
     repository: str
@@ -75,10 +75,10 @@ class Outcome:
 
 
 @dataclass
-class Round:
+class SyncRound:
     """What is gathered in the course of one synchronisation."""
 
-    setting: Setting
+    setting: SyncSettings
     running: RunningDigests
     state: SyncState | None = None
     written: SyncState | None = None
@@ -96,22 +96,22 @@ class Round:
 
 
 # ----------------------------------------------------------------------------- what the hub has
-def head(this: Round, rebuild: bool) -> str:
+def head(this: SyncRound, rebuild: bool) -> str:
     """The repository's newest commit. One that was never seen is made; one that was there and is gone is not."""
     setting = this.setting
     if this.state is None and not rebuild:
         try:
             this.state = this.written = read_state(setting.directory)
         except OSError as error:
-            this.tell(f"the record of the last synchronisation cannot be read ({cause(error)}): comparing anew")
+            this.tell(f"the record of the last synchronisation cannot be read ({cause(error)}): comparing again")
     if rebuild or this.state is None or not this.state.is_of(setting.hub.endpoint, setting.repository.name):
         setting.hub.ensure_repository(setting.repository, setting.private)
     try:
         commit, is_private = setting.hub.newest(setting.repository)
     except HubMissing as error:
-        raise HubRefused(
+        raise HubPermanentError(
             f"{setting.repository.name}: was there, and is gone, or this account may not see it any more; "
-            "tr11 sync --rebuild makes it anew",
+            "tr11 sync --rebuild makes it again",
             error.status,
         ) from None
     if not is_private and not may_be_public(this):
@@ -119,8 +119,8 @@ def head(this: Round, rebuild: bool) -> str:
     return commit
 
 
-def may_be_public(this: Round) -> bool:
-    """Whether a person wants everybody to read the logs: by the card's hub.private, or by a word that is on record."""
+def may_be_public(this: SyncRound) -> bool:
+    """Whether a person wants everyone to read the logs: by the card's hub.private, or by a word that is on record."""
     setting = this.setting
     if not setting.private:
         return True
@@ -131,7 +131,7 @@ def may_be_public(this: Round) -> bool:
         return False
 
 
-def acquaint(this: Round, head: str, rebuild: bool) -> SyncState:
+def acquaint(this: SyncRound, head: str, rebuild: bool) -> SyncState:
     """What the commit `head` holds: as it is on record if the record is of this commit, else as the hub tells it."""
     hub, repository, state = this.setting.hub, this.setting.repository, this.state
     if state is None or rebuild or not state.is_of(hub.endpoint, repository.name):
@@ -149,22 +149,22 @@ def acquaint(this: Round, head: str, rebuild: bool) -> SyncState:
     return replace(state, head=head, attributes=text, published=published, files=files)
 
 
-def _rules(this: Round, far: Entry, head: str) -> str:
-    """The .gitattributes of a commit. Raises HubAway when what comes is something else, as a proxy's page."""
+def _rules(this: SyncRound, far: HubFile, head: str) -> str:
+    """The .gitattributes of a commit. Raises HubUnavailable when what comes is something else, as a proxy's page."""
     for _ in range(READINGS):
         content = this.setting.hub.read(this.setting.repository, attributes.FILE_NAME, revision=head)
         name = git_name(content) if far.sha256 is None else hashlib.sha256(content).hexdigest()
         if name == (far.sha256 or far.oid):
             return content.decode("utf-8", "surrogateescape")
-    raise HubAway(f"{this.setting.repository.name}: {attributes.FILE_NAME} comes garbled")
+    raise HubUnavailable(f"{this.setting.repository.name}: {attributes.FILE_NAME} comes garbled")
 
 
-def _is_same(known: Known | None, far: Entry | None) -> bool:
+def _is_same(known: Known | None, far: HubFile | None) -> bool:
     return known is not None and known.far == far
 
 
 # ----------------------------------------------------------------------------- records
-def on_record(this: Round, state: SyncState) -> SyncState:
+def on_record(this: SyncRound, state: SyncState) -> SyncState:
     """Write down what the hub has now, if that is news; returns it."""
     this.state = state
     if state != this.written:
@@ -173,8 +173,8 @@ def on_record(this: Round, state: SyncState) -> SyncState:
     return state
 
 
-def record(this: Round, write: Callable[[], object]) -> None:
-    """Write a record; where that fails the logs are mirrored all the same, and the next round compares anew."""
+def record(this: SyncRound, write: Callable[[], object]) -> None:
+    """Write a record; where that fails the logs are mirrored all the same, and the next round compares again."""
     try:
         write()
     except OSError as error:
@@ -183,7 +183,7 @@ def record(this: Round, write: Callable[[], object]) -> None:
         )
 
 
-def remember(this: Round, sends: Iterable[Send]) -> None:
+def remember(this: SyncRound, sends: Iterable[Send]) -> None:
     """Say what was masked in what was sent, once for each file and kind of secret."""
     for send in sends:
         if send.reason == "masked":
@@ -196,7 +196,7 @@ def remember(this: Round, sends: Iterable[Send]) -> None:
             this.tell(f"{secret}: masked at the hub, not here; make it invalid where it was issued")
 
 
-def journal(this: Round, head: str, message: str, expected: Mapping[str, int]) -> None:
+def journal(this: SyncRound, head: str, message: str, expected: Mapping[str, int]) -> None:
     """An entry for one commit; `expected` are the bytes of each path in it."""
     data = {
         "repository": this.setting.repository.name,

@@ -12,12 +12,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tr11ops.hub.base import Entry
+from tr11ops.hub.base import HubFile
 from tr11ops.hub.sync_plan import Stamp
-from tr11ops.journal import Journal
-from tr11ops.operation import FoundSecret, found_secrets
-from tr11ops.rundir import RunDirectory, make_shared
-from trainer.contract import read_json, write_json
+from tr11ops.observe.operation import FoundSecret, found_secrets
+from tr11ops.rundir.journal import Journal
+from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.files import write_json
+from trainer.contract.sharing import make_shared
+from trainer.contract.state_file import read_json
 
 SCHEMA = 1
 LONGEST_MESSAGE = 300
@@ -27,7 +29,7 @@ LONGEST_MESSAGE = 300
 class Known:
     """One file of the repository; `stamp` is the local file that was compared with it, if one was."""
 
-    far: Entry
+    far: HubFile
     stamp: Stamp | None = None
 
 
@@ -78,7 +80,7 @@ def _parse(value: Mapping[str, Any]) -> SyncState:
 
 
 def _known(entry: Mapping[str, Any]) -> Known:
-    far, stamp = Entry(**entry["far"]), None if entry["stamp"] is None else Stamp(**entry["stamp"])
+    far, stamp = HubFile(**entry["far"]), None if entry["stamp"] is None else Stamp(**entry["stamp"])
     numbers = [far.bytes, *(() if stamp is None else (stamp.bytes, stamp.changed_ns, stamp.inode))]
     if not all(isinstance(number, int) for number in numbers) or not isinstance(far.oid, str):
         raise TypeError("not a state")

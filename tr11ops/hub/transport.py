@@ -1,6 +1,6 @@
 """How the hub's library speaks to the network here: every request has a time-out, and no failure is retried below us.
 
-The library's own retries sleep up to half a minute with nobody able to stop them, and many of its requests wait for
+The library's own retries sleep up to half a minute with no one able to stop them, and many of its requests wait for
 ever. Its client is replaced, for the whole process, by one that gives each request a time-out and turns every failure
 that may pass into `NoAnswer`, which the library lets through.
 """
@@ -18,24 +18,19 @@ from huggingface_hub import constants, hf_api, lfs
 from huggingface_hub.utils import get_session
 from huggingface_hub.utils._http import hf_request_event_hook  # its own client's, which ours stands in for
 
-from tr11ops.hub.base import HubRefused
-from tr11ops.redact import redact
-from tr11ops.retry_after import wait_of
+from tr11ops.base.http import LARGEST_ANSWER_BYTES, may_pass
+from tr11ops.base.redact import redact
+from tr11ops.base.retry import Unavailable
+from tr11ops.base.retry_after import wait_of
+from tr11ops.hub.base import HubPermanentError
 
 CONNECT_SECONDS = 15.0
-LARGEST_ANSWER_BYTES = 64 << 20
-_PASSING = frozenset({408, 425, 429})  # and all from 500
 _WITH_LOGGERS = (hf_api, lfs)  # imported, so that all loggers are there when they are silenced
 _LIBRARIES = ("huggingface_hub", "httpx2", "httpcore2")
 
 
-class NoAnswer(Exception):
-    """A failure that may pass. `status` is 0 when no answer came; `wait` is what the far side asked for, in seconds."""
-
-    def __init__(self, text: str, status: int = 0, wait: float = 0.0) -> None:
-        super().__init__(text)
-        self.status = status
-        self.wait = wait
+class NoAnswer(Unavailable):
+    """A failure that may pass."""
 
 
 class _Client(httpx2.Client):
@@ -57,23 +52,21 @@ class _Client(httpx2.Client):
                 _read(response, host)
         except (httpx2.TransportError, httpx2.DecodingError) as error:
             raise NoAnswer(f"{host} gives no answer ({why(error)})") from None
-        if response.status_code in _PASSING or response.status_code >= 500:
+        if may_pass(response.status_code):
             response.close()
-            raise NoAnswer(
-                f"{host} answers {response.status_code}", response.status_code, wait_of(response.headers, time.time())
-            )
+            raise NoAnswer(f"{host} answers {response.status_code}", wait_of(response.headers, time.time()))
         return response
 
 
 def _read(response: httpx2.Response, host: str) -> None:
-    """Read an answer whole, as the client does, but no more than the hub ever has to say. Raises HubRefused."""
+    """Read an answer whole, as the client does, but no more than the hub ever has to say. Raises HubPermanentError."""
     pieces, size = [], 0
     try:
         for piece in response.iter_bytes():
             pieces.append(piece)
             size += len(piece)
             if size > LARGEST_ANSWER_BYTES:
-                raise HubRefused(f"{host} answers with more than {LARGEST_ANSWER_BYTES >> 20} MiB")
+                raise HubPermanentError(f"{host} answers with more than {LARGEST_ANSWER_BYTES >> 20} MiB")
     finally:
         response.close()
     response._content = b"".join(pieces)  # where the library's own `read` leaves it
@@ -105,7 +98,7 @@ def install(timeout: float) -> None:
     """Make the library use this client from now on, silent and without telemetry. `timeout`: seconds of silence."""
     present = get_session()
     if isinstance(present, _Client) and present.silence == timeout:
-        return  # another client would have to make all connections anew
+        return  # another client would have to make all connections again
     constants.HF_HUB_DISABLE_TELEMETRY = True
     bars = importlib.import_module("huggingface_hub.utils.tqdm")  # by its name it is a class
     vars(bars)["HF_HUB_DISABLE_PROGRESS_BARS"] = True  # the library's function for it obeys the environment instead

@@ -20,12 +20,13 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from tr11ops.hub.base import Add, Delete, Entry, HubConflict, HubMissing, Operation, Progress, Repository
+from tr11ops.base.units import size
+from tr11ops.hub.base import Add, Delete, HubConflict, HubFile, HubMissing, Operation, Progress, Repository
 from tr11ops.hub.client import Hub
 from tr11ops.hub.model_card import identity_in
-from tr11ops.rundir import make_shared
-from tr11ops.units import size
-from trainer.contract import FileEntry, file_digest, write_json
+from trainer.contract.files import write_json
+from trainer.contract.manifest import FileEntry, file_digest
+from trainer.contract.sharing import make_shared
 
 CARD = "README.md"
 CONFIG = "config.json"
@@ -60,7 +61,7 @@ class Work:
         return self.folder / EXPORT_FILE
 
     def finished(self, advance: Callable[[int], None]) -> tuple[FileEntry, ...] | None:
-        """The files of a finished export, every byte of which was read again; None when it has to be made anew.
+        """The files of a finished export, every byte of which was read again; None when it has to be made again.
 
         `advance` is told bytes as they are read. Raises OSError as the file system does.
         """
@@ -130,7 +131,7 @@ def files_of(value: object) -> tuple[FileEntry, ...]:
 def overwritten(hub: Hub, repository: Repository, identity: str) -> tuple[str | None, str]:
     """The destination's newest commit (None: it will be made), and what is there that is not of this run ("": nothing).
 
-    Raises HubAway and HubRefused.
+    Raises HubUnavailable and HubPermanentError.
     """
     try:
         head = hub.head(repository)
@@ -148,7 +149,7 @@ def overwritten(hub: Hub, repository: Repository, identity: str) -> tuple[str | 
     return head, f"another model ({foreign[0]})" if foreign else ""
 
 
-def stale(tree: Mapping[str, Entry], files: Iterable[str]) -> tuple[str, ...]:
+def stale(tree: Mapping[str, HubFile], files: Iterable[str]) -> tuple[str, ...]:
     """What an earlier export left in the repository and this one does not replace."""
     kept = set(files)
     return tuple(
@@ -167,7 +168,7 @@ def publish(
 ) -> str:
     """Commit the model and its card as one, on a repository that is there; returns the commit's id.
 
-    Raises HubAway, HubRefused, SourceChanged and OSError.
+    Raises HubUnavailable, HubPermanentError, FileChanged and OSError.
     """
     additions = [Add(entry.path, work.model / entry.path, entry.bytes, entry.digest) for entry in files]
     for left in reversed(range(CONFLICTS)):

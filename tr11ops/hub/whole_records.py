@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 PIECE_BYTES = 1 << 20
-_HEADER = struct.Struct("<QI")
-_FOOTER = struct.Struct("<I")
+HEADER = struct.Struct("<QI")  # of a record: its length and checksum
+FOOTER = struct.Struct("<I")
 _MASK_DELTA = 0xA282EAD8  # of TFRecord's masked CRC: rotated by 15 bits, plus this
 
 Read: TypeAlias = Callable[[int, int], bytes]
@@ -56,24 +56,24 @@ def whole_events(read: Read, start: int, size: int) -> Whole:
     """
     source = _Window(read, size)
     position = end = start
-    while position + _HEADER.size <= size:
-        header = source.bytes(position, _HEADER.size)
-        if len(header) < _HEADER.size:
+    while position + HEADER.size <= size:
+        header = source.bytes(position, HEADER.size)
+        if len(header) < HEADER.size:
             break
-        length, checksum = _HEADER.unpack(header)
+        length, checksum = HEADER.unpack(header)
         if masked_crc(header[:8]) != checksum:
             return Whole(end, is_sound=False)
-        data = position + _HEADER.size
-        following = data + length + _FOOTER.size
+        data = position + HEADER.size
+        following = data + length + FOOTER.size
         if following > size:
             break
         crc = 0
         for offset in range(data, data + length, PIECE_BYTES):
             crc = _extend(crc, source.bytes(offset, min(PIECE_BYTES, data + length - offset)))
-        footer = source.bytes(data + length, _FOOTER.size)
-        if len(footer) < _FOOTER.size:
+        footer = source.bytes(data + length, FOOTER.size)
+        if len(footer) < FOOTER.size:
             break
-        if _masked(crc) == _FOOTER.unpack(footer)[0]:
+        if _masked(crc) == FOOTER.unpack(footer)[0]:
             end = following
         position = following
     return Whole(end)

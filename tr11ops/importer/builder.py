@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tr11ops.importer.options import ConversionProblem, Converter
-from tr11ops.importer.results import Changed, Placed, Reason, Unplaced
+from tr11ops.importer.results import Changed, LeftReason, PlacedValue, Unplaced
 from tr11ops.importer.traced import Traced
 
 _LONGEST_SHOWN = 200
@@ -16,7 +16,7 @@ _LONGEST_SHOWN = 200
 class Builder:
     """The card in the making, by dotted key."""
 
-    placed: dict[str, Placed] = field(default_factory=dict)
+    placed: dict[str, PlacedValue] = field(default_factory=dict)
     unplaced: list[Unplaced] = field(default_factory=list)
     changed: list[Changed] = field(default_factory=list)
 
@@ -25,9 +25,9 @@ class Builder:
         before = self.placed.get(key)
         if before is not None and before.value != value and before.line:
             self.leave(
-                before.source, before.value, before.line, Reason.NO_EFFECT, f"overruled on line {line} by {source}"
+                before.source, before.value, before.line, LeftReason.NO_EFFECT, f"overruled on line {line} by {source}"
             )
-        self.placed[key] = Placed(key, value, source, line, value_line, note)
+        self.placed[key] = PlacedValue(key, value, source, line, value_line, note)
 
     def take(
         self, key: str, values: tuple[Traced, ...], convert: Converter, source: str, line: int, note: str = ""
@@ -38,11 +38,11 @@ class Builder:
             value = convert(values)
         except ConversionProblem as problem:
             shown = " ".join(value.for_shell() for value in values)
-            self.leave(source, shown, line, Reason.DECISION, f"{problem}: give --set {key}=...", key)
+            self.leave(source, shown, line, LeftReason.DECISION, f"{problem}: give --set {key}=...", key)
             return
         self.put(key, value, source, line, value_line, note)
 
-    def leave(self, option: str, value: Any, line: int, reason: Reason, why: str, key: str = "") -> None:
+    def leave(self, option: str, value: Any, line: int, reason: LeftReason, why: str, key: str = "") -> None:
         """Tell of something that is not in the card."""
         shown = _shown(value)
         shown = shown if len(shown) <= _LONGEST_SHOWN else shown[: _LONGEST_SHOWN - 3] + "..."
@@ -53,9 +53,9 @@ class Builder:
         before = self.placed[key]
         self.changed.append(Changed(key, before.value, value, before.line, why))
         note = f"the script's {before.value} {why}"
-        self.placed[key] = Placed(key, value, before.source, before.line, before.value_line, note)
+        self.placed[key] = PlacedValue(key, value, before.source, before.line, before.value_line, note)
 
-    def drop(self, key: str, why: str, reason: Reason = Reason.ELSEWHERE) -> None:
+    def drop(self, key: str, why: str, reason: LeftReason = LeftReason.ELSEWHERE) -> None:
         """Take a key out again, with the reason."""
         before = self.placed.pop(key)
         self.leave(before.source, before.value, before.line, reason, why)

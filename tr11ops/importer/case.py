@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tr11ops.importer.builder import Builder
 from tr11ops.importer.deepspeed import DeepSpeedFile
-from tr11ops.importer.launch import Launch
+from tr11ops.importer.launch import ParsedLaunch
 from tr11ops.importer.options import ConversionProblem, OptionUse, number
 from tr11ops.importer.reader import Script
 from tr11ops.importer.sbatch import Directive
@@ -20,7 +20,7 @@ class Case:
     text: str
     directives: Sequence[Directive]
     script: Script
-    launch: Launch
+    launch: ParsedLaunch
     uses: Mapping[str, OptionUse]
     deepspeed: DeepSpeedFile | None
     card: Builder

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from tr11ops.importer.builder import Builder
-from tr11ops.importer.results import Reason
-from tr11ops.runcard_checks import advised_exit_minutes
-from tr11ops.slurm_syntax import parse_time_limit
+from tr11ops.importer.results import LeftReason
+from tr11ops.runcard.rules import advised_exit_minutes
+from tr11ops.runcard.slurm_syntax import parse_time_limit
 
 _GPT2_ENTRIES = 50_257
 
@@ -35,6 +35,8 @@ def complete(builder: Builder) -> None:
     for key, value, option, needed in _DEFAULTS:
         if key not in builder.placed and (not needed or needed in builder.placed):
             _default(builder, key, value, option)
+    if builder.integer("parallel.tensor", 1) > 1 and "parallel.sequence_parallel" not in builder.placed:
+        _default(builder, "parallel.sequence_parallel", False, "--sequence-parallel")
     if builder.value("logging.tensorboard") is True:
         for key, value, option in _WITH_TENSORBOARD:
             if key not in builder.placed:
@@ -64,7 +66,7 @@ def mend(builder: Builder) -> None:
     ramp = builder.value("batch.ramp")
     if isinstance(ramp, dict) and ramp["start"] == builder.integer("batch.global_batch_size"):
         builder.drop(
-            "batch.ramp", "it starts at the full batch, by which the original divides by zero", Reason.NO_EFFECT
+            "batch.ramp", "it starts at the full batch, by which the original divides by zero", LeftReason.NO_EFFECT
         )
     if builder.integer("data.valid_workers") > 0:
         builder.change("data.valid_workers", 0, "could hang at an evaluation")
@@ -102,7 +104,7 @@ def _redundant(builder: Builder) -> None:
     if builder.value("schedule.decay_tokens") is not None:
         for key in ("schedule.decay_samples", "schedule.decay_iterations"):
             if key in builder.placed:
-                builder.drop(key, "schedule.decay_tokens goes before it", Reason.NO_EFFECT)
+                builder.drop(key, "schedule.decay_tokens goes before it", LeftReason.NO_EFFECT)
 
 
 def _run_name(builder: Builder) -> None:
@@ -133,4 +135,4 @@ def _vocabulary(builder: Builder) -> None:
         return
     why = "the size of the vocabulary is the tokenizer's: give --set tokenizer.vocabulary_size=..."
     shown = builder.value("tokenizer.path", "")
-    builder.leave("--pad-vocab-size-to", shown, line, Reason.DECISION, why, "tokenizer.vocabulary_size")
+    builder.leave("--pad-vocab-size-to", shown, line, LeftReason.DECISION, why, "tokenizer.vocabulary_size")

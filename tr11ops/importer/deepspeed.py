@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tr11ops.importer.launch import Launch
+from tr11ops.importer.launch import ParsedLaunch
 from tr11ops.importer.reader import Script, WrittenFile
 from tr11ops.importer.traced import DEEPEST_NESTING, ScriptError, Traced
 
@@ -18,7 +18,7 @@ MOST_KEYS = 1000
 
 
 @dataclass(frozen=True)
-class Setting:
+class DeepSpeedValue:
     """One value of the file. `value` is None where only a running shell could tell it."""
 
     value: Any
@@ -31,7 +31,7 @@ class DeepSpeedFile:
 
     path: str
     line: int
-    settings: Mapping[str, Setting]
+    settings: Mapping[str, DeepSpeedValue]
     underscored: tuple[int, ...]
 
     def value(self, key: str, default: Any = None) -> Any:
@@ -45,7 +45,7 @@ class DeepSpeedFile:
         return setting.line if setting else self.line
 
 
-def find_deepspeed(script: Script, launch: Launch) -> DeepSpeedFile | None:
+def find_deepspeed(script: Script, launch: ParsedLaunch) -> DeepSpeedFile | None:
     """The file that the launched command names, or else the one that looks like it. None: the script writes none.
 
     Raises ScriptError when it is not JSON.
@@ -68,14 +68,14 @@ def _read(file: WrittenFile) -> DeepSpeedFile:
         value = json.loads(text)
     except json.JSONDecodeError as error:
         line = file.content.line_at(min(error.pos, len(file.content) - 1)) or file.line
-        raise ScriptError(line, f"the DeepSpeed settings are not JSON: {error.msg}", "mend the script") from None
+        raise ScriptError(line, f"the DeepSpeed settings are not JSON: {error.msg}", "repair the script") from None
     except (RecursionError, ValueError):
         raise ScriptError(
-            file.line, "the DeepSpeed settings are nested too deeply, or hold a huge number", "mend the script"
+            file.line, "the DeepSpeed settings are nested too deeply, or hold a huge number", "repair the script"
         ) from None
     if not isinstance(value, dict):
-        raise ScriptError(file.line, "the DeepSpeed settings are no JSON object", "mend the script")
-    settings: dict[str, Setting] = {}
+        raise ScriptError(file.line, "the DeepSpeed settings are no JSON object", "repair the script")
+    settings: dict[str, DeepSpeedValue] = {}
     _flatten(value, "", 0, file, settings)
     return DeepSpeedFile(file.path.for_shell(), file.line, settings, tuple(underscored))
 
@@ -109,15 +109,15 @@ def _mended(content: Traced) -> tuple[str, list[int]]:
     return "".join(pieces), underscored
 
 
-def _flatten(value: Any, prefix: str, start: int, file: WrittenFile, settings: dict[str, Setting]) -> None:
+def _flatten(value: Any, prefix: str, start: int, file: WrittenFile, settings: dict[str, DeepSpeedValue]) -> None:
     for name, item in value.items():
         key = f"{prefix}{name}"
         if key.count(".") > DEEPEST_NESTING:
-            raise ScriptError(file.line, "the DeepSpeed settings are nested too deeply", "mend the script")
+            raise ScriptError(file.line, "the DeepSpeed settings are nested too deeply", "repair the script")
         position = max(file.content.text.find(f'"{name}"', start), 0)
         if isinstance(item, dict):
             _flatten(item, key + ".", position, file, settings)
         else:
-            settings[key] = Setting(item, file.content.line_at(position) or file.line)
+            settings[key] = DeepSpeedValue(item, file.content.line_at(position) or file.line)
         if len(settings) > MOST_KEYS:
-            raise ScriptError(file.line, f"the DeepSpeed settings have more than {MOST_KEYS} keys", "mend the script")
+            raise ScriptError(file.line, f"the DeepSpeed settings have more than {MOST_KEYS} keys", "repair the script")

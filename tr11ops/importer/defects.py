@@ -8,9 +8,9 @@ from tr11ops.importer.case import Case
 from tr11ops.importer.defects_job import JOB_DEFECTS
 from tr11ops.importer.defects_model import MODEL_DEFECTS
 from tr11ops.importer.defects_numbers import NUMBER_DEFECTS
-from tr11ops.importer.results import Defect, Severity
+from tr11ops.importer.results import Defect, DefectSeverity
 
-_ORDER = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.NOTE: 2}
+_ORDER = {DefectSeverity.ERROR: 0, DefectSeverity.WARNING: 1, DefectSeverity.NOTE: 2}
 
 
 def find_defects(case: Case) -> list[Defect]:
@@ -19,5 +19,5 @@ def find_defects(case: Case) -> list[Defect]:
 
 
 def in_order(defects: Iterable[Defect]) -> list[Defect]:
-    """The gravest first, then by line."""
+    """The most severe first, then by line."""
     return sorted(defects, key=lambda defect: (_ORDER[defect.severity], defect.line, defect.code))

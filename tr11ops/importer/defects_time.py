@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tr11ops.importer.results import Defect, Severity
-from tr11ops.runcard import RunCard
-from trainer.model import flops
+from tr11ops.base.units import duration
+from tr11ops.importer.defects_table import defect
+from tr11ops.importer.results import Defect
+from tr11ops.runcard.card import RunCard
+from trainer.schedule import flops
 
 # TFLOPs that large trainings reached on each kind of GPU, by the word in the constraint or partition.
 _REACHED = (("h100", 400.0), ("h200", 400.0), ("a100", 149.0), ("v100", 45.0))
@@ -26,15 +28,7 @@ def save_interval(card: RunCard, line: int) -> Iterator[Defect]:
     seconds, limit = a_step * interval, card.time_limit_seconds
     if seconds <= _LARGEST_SHARE * limit:
         return
-    hours = f"{seconds / 3600:.1f} hours"
-    basis = f"at {tflops:g} TFLOPs a GPU, an assumption"
     advised = max(1, int(_LARGEST_SHARE * limit / 2 / a_step))
-    fix = f"--set checkpoint.interval={advised}, or checkpoint.interval_minutes"
-    if seconds >= limit:
-        what = f"a save every {interval} iterations is one in {hours}, more than the whole attempt ({basis})"
-        cost = "only the save at the exit is ever made: a crash loses the attempt"
-        yield Defect("save-interval-beyond-limit", Severity.ERROR, line, what, cost, fix, "checkpoint.interval")
-    else:
-        what = f"a save every {interval} iterations is one in {hours} ({basis})"
-        cost = f"a crash loses up to {hours} of {card.slurm.nodes} nodes"
-        yield Defect("save-interval-wide", Severity.WARNING, line, what, cost, fix, "checkpoint.interval")
+    code = "save-interval-beyond-limit" if seconds >= limit else "save-interval-wide"
+    span, basis = duration(seconds), f"at {tflops:g} TFLOPs a GPU, an assumption"
+    yield defect(code, line, interval=interval, span=span, basis=basis, nodes=card.slurm.nodes, advised=advised)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tr11ops.importer.arithmetic import ArithmeticProblem, evaluate
-from tr11ops.importer.lexer import Arithmetic, Literal, Parameter, Part, Substitution, Word
+from tr11ops.importer.lexer import Arithmetic, Literal, Parameter, Part, ShellWord, Substitution
 from tr11ops.importer.traced import LARGEST_VALUE, ScriptError, Traced
 
 _BLANKS = " \t\n"
@@ -59,7 +59,7 @@ class Variables:
             raise ScriptError(line, "a value grows beyond all measure", "a variable is made of itself again and again")
 
 
-def expand_word(word: Word, variables: Variables, split: bool = True) -> list[Traced]:
+def expand_word(word: ShellWord, variables: Variables, split: bool = True) -> list[Traced]:
     """The fields that a word becomes; with `split=False` (assignments) always exactly one."""
     builder = _Fields(word.line, split)
     _expand_into(word.parts, variables, builder)
@@ -70,7 +70,7 @@ def expand_word(word: Word, variables: Variables, split: bool = True) -> list[Tr
 
 def expand_text(parts: Sequence[Part], variables: Variables, line: int) -> Traced:
     """Parts as one text, as between double quotes or on the right of `=`."""
-    return expand_word(Word(tuple(parts), line), variables, split=False)[0]
+    return expand_word(ShellWord(tuple(parts), line), variables, split=False)[0]
 
 
 class _Fields:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,13 @@ from tr11ops.importer.place_shell import place_conditions, place_shell
 from tr11ops.importer.place_slurm import job_variables, place_slurm
 from tr11ops.importer.place_training import place_training
 from tr11ops.importer.reader import read_shell
-from tr11ops.importer.results import CardProblem, Defect, Imported, Reason
+from tr11ops.importer.results import CardProblem, Defect, Imported, LeftReason
 from tr11ops.importer.sbatch import read_directives
-from tr11ops.importer.toml_writer import write_card
 from tr11ops.importer.traced import LARGEST_SCRIPT_BYTES, ScriptError
-from tr11ops.runcard import RunCard, load_card
-from tr11ops.runcard_load import apply_overrides
-from trainer.config import CardError, Problem
+from tr11ops.runcard.card import RunCard, load_card
+from tr11ops.runcard.load import apply_overrides, dotted, overridden_keys
+from tr11ops.runcard.toml_writer import write_card
+from trainer.config.card import CardError, Problem
 
 
 def read_script(path: Path) -> str:
@@ -96,7 +96,7 @@ def _finished(
     defects: list[Defect],
     overrides: Sequence[str],
 ) -> Imported:
-    given = frozenset(_overridden(overrides))
+    given = frozenset(map(dotted, overridden_keys(overrides)))
     remarks = {key: item.comment for key, item in builder.placed.items()} | dict.fromkeys(given, "--set")
     unplaced = tuple(sorted(builder.unplaced, key=lambda item: item.line))
     imported = Imported(
@@ -110,11 +110,6 @@ def _finished(
     return Imported(name, text, tables, imported.placed, unplaced, imported.changed, tuple(defects), found, given)
 
 
-def _overridden(overrides: Sequence[str]) -> Iterator[str]:
-    for override in overrides:
-        yield ".".join(part.strip() for part in override.partition("=")[0].split("."))
-
-
 def _head(imported: Imported) -> list[str]:
     script = imported.script.rpartition("/")[2]
     lines = [
@@ -122,7 +117,7 @@ def _head(imported: Imported) -> list[str]:
         "Check it: tr11 estimate --run THIS-FILE",
     ]
     for item in imported.decisions:
-        shown = f" {item.value}" if item.value and item.reason is Reason.DECISION else ""
+        shown = f" {item.value}" if item.value and item.reason is LeftReason.DECISION else ""
         lines.append(f"DECIDE, line {item.line}: {item.option}{shown}: {item.why}")
     lines += [f"DECIDE, line {item.line}: {item.what}; {item.fix}" for item in imported.errors]
     return lines

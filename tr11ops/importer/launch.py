@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tr11ops.importer.options import ALL_VALUES, OptionUse
 from tr11ops.importer.options_table import RULES
-from tr11ops.importer.reader import Command, Script
+from tr11ops.importer.reader import Script, ShellCommand
 from tr11ops.importer.traced import ScriptError, Traced
 
 FEWEST_OPTIONS = 3  # of the trainer's, for a command to count as a training
@@ -17,10 +17,10 @@ _LAUNCHER_SWITCHES = frozenset({"-u", "--standalone", "--no_python", "--use_env"
 
 
 @dataclass(frozen=True)
-class Launch:
+class ParsedLaunch:
     """The training's command, taken apart. `strays` are words among the options that belong to none."""
 
-    command: Command
+    command: ShellCommand
     program: str
     launcher: Mapping[str, Traced]
     options: tuple[OptionUse, ...]
@@ -31,9 +31,9 @@ class Launch:
         return self.command.line
 
 
-def find_launch(script: Script) -> Launch:
+def find_launch(script: Script) -> ParsedLaunch:
     """The command with the most options of the old trainer. Raises ScriptError when there is none."""
-    best: tuple[int, Command] | None = None
+    best: tuple[int, ShellCommand] | None = None
     for command in script.commands:
         count = sum(word.text.partition("=")[0] in RULES for word in command.words)
         if count >= FEWEST_OPTIONS and (best is None or count >= best[0]):
@@ -50,7 +50,7 @@ def _nothing_found(script: Script) -> str:
     return "no command in it starts a training with options such as --num-layers"
 
 
-def take_apart(command: Command) -> Launch:
+def take_apart(command: ShellCommand) -> ParsedLaunch:
     """Words before the program are the launcher's; those behind it are the trainer's."""
     words = command.words
     first = next((i for i, word in enumerate(words) if word.text.partition("=")[0] in RULES), 0)
@@ -58,7 +58,7 @@ def take_apart(command: Command) -> Launch:
     launcher = _launcher_options(words[: program_at if program_at >= 0 else first])
     options, strays = _options(words[program_at + 1 if program_at >= 0 else first :])
     program = words[program_at].text if program_at >= 0 else ""
-    return Launch(command, program, launcher, tuple(options), tuple(strays))
+    return ParsedLaunch(command, program, launcher, tuple(options), tuple(strays))
 
 
 def _options(words: Sequence[Traced]) -> tuple[list[OptionUse], list[Traced]]:

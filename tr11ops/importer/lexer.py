@@ -63,12 +63,12 @@ Part = Literal | Parameter | Arithmetic | Substitution
 
 
 @dataclass(frozen=True)
-class Word:
+class ShellWord:
     """One word before expansion. `array`: the words of `NAME=(...)`."""
 
     parts: tuple[Part, ...]
     line: int
-    array: tuple[Word, ...] | None = None
+    array: tuple[ShellWord, ...] | None = None
 
     @property
     def bare(self) -> str:
@@ -86,7 +86,7 @@ class Operator:
     body: tuple[Part, ...] | None = None
 
 
-Token = Word | Operator
+Token = ShellWord | Operator
 
 
 class Lexer:
@@ -111,7 +111,7 @@ class Lexer:
                 if pending:
                     self.read_documents(found, pending)
                 if closing:
-                    raise ScriptError(started, f"the list is not closed with {closing!r}", "mend the script")
+                    raise ScriptError(started, f"the list is not closed with {closing!r}", "repair the script")
                 return found
             line = self.line()
             if self.plain() and self.text[self.position] == "\n":
@@ -176,7 +176,7 @@ class Lexer:
             while True:
                 if self.position >= len(self.text):
                     what = f"the here-document that should end with {delimiter[:40]!r} has no end"
-                    raise ScriptError(operator.line, what, "mend the script")
+                    raise ScriptError(operator.line, what, "repair the script")
                 end = self.text.find("\n", self.position)
                 end = len(self.text) if end < 0 else end
                 line = self.source.cut(self.position, end)
@@ -191,7 +191,7 @@ class Lexer:
             found[index] = Operator(operator.text, operator.line, parts)
 
     # ------------------------------------------------------------------ words
-    def word(self) -> Word:
+    def word(self) -> ShellWord:
         """One word; the position is on its first character."""
         line, parts = self.line(), list[Part]()
         start = self.position
@@ -206,14 +206,14 @@ class Lexer:
             elif character == "(" and _ARRAY_START.fullmatch(self.text, start, self.position):
                 self.position += 1
                 with_depth = self.deeper()
-                items = tuple(token for token in self.tokens(closing=")") if isinstance(token, Word))
+                items = tuple(token for token in self.tokens(closing=")") if isinstance(token, ShellWord))
                 self.depth = with_depth
-                return Word(tuple(parts), line, items)
+                return ShellWord(tuple(parts), line, items)
             elif self.operator() is not None:
                 break
             else:
                 self.word_part(parts, character)
-        return Word(tuple(parts), line)
+        return ShellWord(tuple(parts), line)
 
     def word_part(self, parts: list[Part], character: str) -> None:
         if character == "\\":
@@ -249,7 +249,7 @@ class Lexer:
         while end < len(self.text) and (self.text[end] != "'" or self.source.unknown_at(end)):
             end += 1
         if end >= len(self.text):
-            raise ScriptError(self.line(), "a single quote is not closed", "mend the script")
+            raise ScriptError(self.line(), "a single quote is not closed", "repair the script")
         parts.append(Literal(self.source.cut(self.position + 1, end), True))
         self.position = end + 1
 
@@ -266,7 +266,7 @@ class Lexer:
                 text += self.text[self.position]
                 self.position += 1
         if self.position >= len(self.text):
-            raise ScriptError(line, "a single quote is not closed", "mend the script")
+            raise ScriptError(line, "a single quote is not closed", "repair the script")
         self.position += 1
         parts.append(Literal(Traced.of(text, line), True))
 
@@ -295,7 +295,7 @@ class Lexer:
                     stop += 1
                 self.literal(parts, stop - self.position, quoted=True)
         if end:
-            raise ScriptError(opened, f"a quote or brace ({end}) is not closed", "mend the script")
+            raise ScriptError(opened, f"a quote or brace ({end}) is not closed", "repair the script")
         return tuple(parts)
 
     # ------------------------------------------------------------------ what begins with $ or a backquote
@@ -327,7 +327,7 @@ class Lexer:
         while end < len(self.text) and self.text[end] != "`":
             end += 1 + (self.text[end] == "\\")
         if end >= len(self.text):
-            raise ScriptError(line, "a backquote is not closed", "mend the script")
+            raise ScriptError(line, "a backquote is not closed", "repair the script")
         self.position = end + 1
         return Substitution(self.text[start : end + 1], quoted, line)
 
@@ -359,7 +359,7 @@ class Lexer:
                     self.position = index + 1
                     return Substitution(self.text[start : index + 1], quoted, line)
             index += 1
-        raise ScriptError(line, "a command substitution is not closed", "mend the script")
+        raise ScriptError(line, "a command substitution is not closed", "repair the script")
 
     def arithmetic(self, quoted: bool) -> Part:
         start, line = self.position, self.line()
@@ -416,4 +416,4 @@ class Lexer:
                 self.word_part(parts, character)
             else:
                 self.literal(parts, 1, quoted=False)
-        raise ScriptError(opened, "a quote or brace (}) is not closed", "mend the script")
+        raise ScriptError(opened, "a quote or brace (}) is not closed", "repair the script")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tr11ops.importer.results import Reason
+from tr11ops.importer.results import LeftReason
 from tr11ops.importer.traced import Traced
 
 ALL_VALUES = -1
@@ -24,7 +24,7 @@ Converter = Callable[[Sequence[Traced]], Any]
 
 
 @dataclass(frozen=True)
-class Rule:
+class OptionRule:
     """One option of the old trainer. Without `key`, `reason` and `note` say what becomes of it."""
 
     option: str
@@ -32,7 +32,7 @@ class Rule:
     key: str = ""
     convert: Converter | None = None
     note: str = ""
-    reason: Reason | None = None
+    reason: LeftReason | None = None
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def one_of(**words: Any) -> Converter:
 def ramp(values: Sequence[Traced]) -> dict[str, int]:
     """`--rampup-batch-size START INCREMENT SAMPLES`."""
     if len(values) == 1:  # quoted as one word
-        values = _split(values[0])
+        values = words_of(values[0])
     if len(values) != 3:
         raise ConversionProblem("it needs three numbers: start, increment, samples")
     start, increment, samples = (integer([value]) for value in values)
@@ -161,7 +161,7 @@ def split_shares(values: Sequence[Traced]) -> str:
 
 def ranges(values: Sequence[Traced]) -> list[str]:
     """`--skip-train-iteration-range A-B C-D`; underscores are separators of digits."""
-    found = [known(value).replace("_", "") for given in values for value in _split(unquoted(given))]
+    found = [known(value).replace("_", "") for given in values for value in words_of(unquoted(given))]
     for entry in found:
         if not re.fullmatch(r"[0-9]{1,12}-[0-9]{1,12}", entry):
             raise ConversionProblem(f"{entry[:30]!r} is not a range such as 13251-14000")
@@ -184,5 +184,6 @@ def one_group(values: Sequence[Traced]) -> str:
     return found[0]
 
 
-def _split(value: Traced) -> list[Traced]:
+def words_of(value: Traced) -> list[Traced]:
+    """The value cut where it has blanks."""
     return [value.cut(match.start(), match.end()) for match in re.finditer(r"\S+", value.text)]

@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
-from tr11ops.importer.options import ALL_VALUES, Rule
-from tr11ops.importer.results import Reason
+from tr11ops.importer.options import ALL_VALUES, OptionRule
+from tr11ops.importer.results import LeftReason
 
 
-def _left(reason: Reason, why: str, options: str) -> list[Rule]:
+def _left(reason: LeftReason, why: str, options: str) -> list[OptionRule]:
     """Rules for options in `options`: `--switch`, `--one-value:1`, `--many-values:*`."""
     rules = []
     for entry in options.split():
         option, _, count = entry.partition(":")
-        rules.append(Rule(option, ALL_VALUES if count == "*" else int(count or 0), note=why, reason=reason))
+        rules.append(OptionRule(option, ALL_VALUES if count == "*" else int(count or 0), note=why, reason=reason))
     return rules
 
 
 # Read by `placing` together with others, because several of them say one thing.
 TOGETHER = [
-    *_left(Reason.ELSEWHERE, "run.directory and run.variant say where checkpoints lie", "--save:1"),
-    *_left(Reason.ELSEWHERE, "a run resumes from its own directory", "--load:1"),
-    *_left(Reason.ELSEWHERE, "follows from run.directory, run.name and run.variant", "--tensorboard-dir:1"),
-    *_left(Reason.ELSEWHERE, "data.prefixes and data.weights", "--data-path:*"),
-    *_left(Reason.ELSEWHERE, "precision.initial_scale_power", "--initial-loss-scale:1"),
-    *_left(Reason.ELSEWHERE, "precision.min_loss_scale", "--min-loss-scale:1"),
+    *_left(LeftReason.ELSEWHERE, "run.directory and run.variant say where checkpoints lie", "--save:1"),
+    *_left(LeftReason.ELSEWHERE, "a run resumes from its own directory", "--load:1"),
+    *_left(LeftReason.ELSEWHERE, "follows from run.directory, run.name and run.variant", "--tensorboard-dir:1"),
+    *_left(LeftReason.ELSEWHERE, "data.prefixes and data.weights", "--data-path:*"),
+    *_left(LeftReason.ELSEWHERE, "precision.initial_scale_power", "--initial-loss-scale:1"),
+    *_left(LeftReason.ELSEWHERE, "precision.min_loss_scale", "--min-loss-scale:1"),
     *_left(
-        Reason.ELSEWHERE,
+        LeftReason.ELSEWHERE,
         "model.activation_checkpointing, recompute_granularity and recompute_blocks",
         "--recompute-activations --recompute-granularity:1 --recompute-method:1 --recompute-num-layers:1",
     ),
-    *_left(Reason.ELSEWHERE, "optimizer.type, with a LayerNorm after the embedding", "--use-bnb-optimizer"),
+    *_left(LeftReason.ELSEWHERE, "optimizer.type, with a LayerNorm after the embedding", "--use-bnb-optimizer"),
+    *_left(LeftReason.ELSEWHERE, "optimizer.embedding_alpha", "--alpha:1"),
 ]
 
 _DROPPED = [
@@ -108,12 +109,14 @@ _DECISIONS = [
 
 LEFT = [
     *TOGETHER,
-    *(rule for why, options in _DROPPED for rule in _left(Reason.DROPPED, why, options)),
-    *(rule for why, options in _DECISIONS for rule in _left(Reason.DECISION, why, options)),
+    *(rule for why, options in _DROPPED for rule in _left(LeftReason.DROPPED, why, options)),
+    *(rule for why, options in _DECISIONS for rule in _left(LeftReason.DECISION, why, options)),
     *_left(
-        Reason.NO_EFFECT,
+        LeftReason.NO_EFFECT,
         "belongs to other models than GPT",
         "--vocab-extra-ids:1 --mask-prob:1 --short-seq-prob:1 --decoder-seq-length:1",
     ),
-    *_left(Reason.NO_COUNTERPART, "tr11 queues the next attempt itself: `tr11 launch --array`", "--adlr-autoresume"),
+    *_left(
+        LeftReason.NO_COUNTERPART, "tr11 queues the next attempt itself: `tr11 launch --array`", "--adlr-autoresume"
+    ),
 ]

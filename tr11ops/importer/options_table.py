@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from tr11ops.importer.options import (
     ALL_VALUES,
     Converter,
-    Rule,
+    OptionRule,
     always,
     groups,
     integer,
@@ -32,13 +32,25 @@ _TOKENIZERS = one_of(
 )
 
 
-def _key(option: str, key: str, convert: Converter, note: str = "", count: int = 1) -> Rule:
-    return Rule(option, count, key, convert, note)
+def _key(option: str, key: str, convert: Converter, note: str = "", count: int = 1) -> OptionRule:
+    return OptionRule(option, count, key, convert, note)
 
 
-def _switch(option: str, key: str, convert: Converter = on, note: str = "") -> Rule:
-    return Rule(option, 0, key, convert, note)
+def _switch(option: str, key: str, convert: Converter = on, note: str = "") -> OptionRule:
+    return OptionRule(option, 0, key, convert, note)
 
+
+# Names of the old trainers: the optimizer, and the keys that go with it.
+OPTIMIZERS: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "adam": ("adamw", {}),
+    "adamw": ("adamw", {}),
+    "ptadamw": ("adamw", {}),
+    "lamb": ("lamb", {"lamb_variant": "apex"}),
+    "mylamb": ("lamb", {"lamb_variant": "floored"}),
+    "mylamb2": ("lamb", {"lamb_variant": "layer-noise"}),
+    "mylamb3": ("lamb", {"lamb_variant": "embedding-lr"}),
+    "lambtp": ("lamb", {"lamb_variant": "paper", "lamb_norms": "local"}),
+}
 
 _KEYS = [
     # what is trained
@@ -78,7 +90,7 @@ _KEYS = [
     _key("--train-iters", "batch.train_iterations", integer),
     _key("--train-tokens", "batch.train_tokens", integer),
     # optimizer and schedule
-    _key("--optimizer", "optimizer.type", one_of(adam="adamw", adamw="adamw")),
+    _key("--optimizer", "optimizer.type", one_of(**{word: name for word, (name, _) in OPTIMIZERS.items()})),
     _key("--adam-beta1", "optimizer.beta1", number),
     _key("--adam-beta2", "optimizer.beta2", number),
     _key("--adam-eps", "optimizer.epsilon", number),
@@ -158,4 +170,4 @@ _KEYS = [
     _switch("--no-log-loss-scale-to-tensorboard", "logging.tensorboard_loss_scale", off),
 ]
 
-RULES: Mapping[str, Rule] = {rule.option: rule for rule in (*_KEYS, *LEFT)}
+RULES: Mapping[str, OptionRule] = {rule.option: rule for rule in (*_KEYS, *LEFT)}

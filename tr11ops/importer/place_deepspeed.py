@@ -7,7 +7,7 @@ from typing import Any
 
 from tr11ops.importer.builder import Builder
 from tr11ops.importer.deepspeed import DeepSpeedFile
-from tr11ops.importer.results import Reason
+from tr11ops.importer.results import LeftReason
 
 _SCALE_KEYS = {
     "fp16.initial_scale_power": "precision.initial_scale_power",
@@ -52,12 +52,12 @@ def place_deepspeed(builder: Builder, file: DeepSpeedFile) -> None:
         if key in _READ or key in _SCALE_KEYS or key.startswith(_CURRICULUM):
             continue
         if key in _DROPPED:
-            builder.leave(_shown(key), setting.value, setting.line, Reason.DROPPED, _DROPPED[key])
+            builder.leave(_shown(key), setting.value, setting.line, LeftReason.DROPPED, _DROPPED[key])
         elif key.startswith(("zero_optimization.", "fp16.", "bf16.", "activation_checkpointing.", "flops_profiler.")):
-            builder.leave(_shown(key), setting.value, setting.line, Reason.DROPPED, "the trainer chooses it")
+            builder.leave(_shown(key), setting.value, setting.line, LeftReason.DROPPED, "the trainer chooses it")
         else:
             why = "tr11 writes its own DeepSpeed settings and has no key for it"
-            builder.leave(_shown(key), setting.value, setting.line, Reason.DECISION, why)
+            builder.leave(_shown(key), setting.value, setting.line, LeftReason.DECISION, why)
 
 
 def _shown(key: str) -> str:
@@ -92,7 +92,7 @@ def _curriculum(builder: Builder, file: DeepSpeedFile) -> None:
         why = (
             "tr11's curriculum is by sequence length: fixed_linear, fixed_root or fixed_discrete; fill in [curriculum]"
         )
-        builder.leave(_shown("curriculum_learning"), "", line, Reason.DECISION, why, "curriculum.kind")
+        builder.leave(_shown("curriculum_learning"), "", line, LeftReason.DECISION, why, "curriculum.kind")
         return
     for key, value, source in _curriculum_values(file, kind):
         builder.put(f"curriculum.{key}", value, _shown(source), file.line_of(source))
@@ -104,7 +104,7 @@ def _curriculum(builder: Builder, file: DeepSpeedFile) -> None:
             _shown("curriculum_learning.max_difficulty"),
             longest,
             file.line_of(_CURRICULUM + "max_difficulty"),
-            Reason.DECISION,
+            LeftReason.DECISION,
             why,
         )
 

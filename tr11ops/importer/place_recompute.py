@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from tr11ops.importer.builder import Builder
 from tr11ops.importer.options import ConversionProblem, OptionUse, integer, one_of
-from tr11ops.importer.results import Reason
+from tr11ops.importer.results import LeftReason
 
 _GRANULARITIES = one_of(full="full", selective="selective")
 _METHODS = one_of(uniform="uniform", block="block")
@@ -31,17 +31,17 @@ def place_recompute(builder: Builder, uses: Mapping[str, OptionUse]) -> None:
 def _layers(builder: Builder, method: OptionUse | None, count: OptionUse | None, is_full: bool) -> None:
     """`block`: the first layers of each stage, here as many of the whole model. `uniform`: all, in groups."""
     if not is_full or method is None:
-        _leave(builder, (method, count), Reason.NO_EFFECT, "counts only with granularity full and a method")
+        _leave(builder, (method, count), LeftReason.NO_EFFECT, "counts only with granularity full and a method")
         return
     try:
         chosen = _METHODS(method.values)
         each = integer(count.values) if count is not None else 1
     except ConversionProblem as problem:
-        _leave(builder, (method, count), Reason.DECISION, f"{problem}: give --set model.recompute_blocks=...")
+        _leave(builder, (method, count), LeftReason.DECISION, f"{problem}: give --set model.recompute_blocks=...")
         return
     if chosen == "uniform":
         why = "every block is recomputed, one at a time: other memory, the same numbers"
-        _leave(builder, (method, count), Reason.ELSEWHERE, why)
+        _leave(builder, (method, count), LeftReason.ELSEWHERE, why)
         return
     blocks = each * builder.integer("parallel.pipeline", 1)
     blocks = min(blocks, builder.integer("model.layers", blocks))
@@ -50,7 +50,7 @@ def _layers(builder: Builder, method: OptionUse | None, count: OptionUse | None,
     builder.put("model.recompute_blocks", blocks, use.option, use.line, note=note)
 
 
-def _leave(builder: Builder, uses: Iterable[OptionUse | None], reason: Reason, why: str) -> None:
+def _leave(builder: Builder, uses: Iterable[OptionUse | None], reason: LeftReason, why: str) -> None:
     for use in uses:
         if use is not None:
             builder.leave(use.option, use.text, use.line, reason, why)

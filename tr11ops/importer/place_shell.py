@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 
 from tr11ops.importer.builder import Builder
-from tr11ops.importer.launch import Launch
+from tr11ops.importer.launch import ParsedLaunch
 from tr11ops.importer.options import IN_THE_JOB, ConversionProblem, card_text, integer
-from tr11ops.importer.reader import Assignment, Command, Script
-from tr11ops.importer.results import Reason
+from tr11ops.importer.reader import Assignment, Script, ShellCommand
+from tr11ops.importer.results import LeftReason
+from tr11ops.runcard.rules import SECRET_NAME
 
 _SETUP = frozenset({"source", ".", "module", "ml", "conda", "mamba", "micromamba", "spack", "ulimit", "umask"})
 _SILENT = frozenset(
@@ -33,10 +34,9 @@ _OWN_VARIABLES = {
 }
 # What a batch script asks of the machine, and a card does not need: the first node, times, places.
 _HARMLESS = re.compile(r"scontrol show hostname|\b(date|pwd|hostname|whoami|nproc|mktemp|basename|dirname)\b")
-_SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIALS?)($|_)", re.IGNORECASE)
 
 
-def place_shell(builder: Builder, script: Script, launch: Launch) -> None:
+def place_shell(builder: Builder, script: Script, launch: ParsedLaunch) -> None:
     """Place the environment, the set-up lines and the rendezvous port; tell of commands that tr11 does not run."""
     _launcher(builder, script, launch)
     _unread(builder, script)
@@ -47,7 +47,7 @@ def place_shell(builder: Builder, script: Script, launch: Launch) -> None:
         if command.name in _SETUP and not command.outer and command.line <= launch.line:
             if command.conditional:
                 why = "stands in a condition, which is not evaluated: add it to slurm.setup if the nodes need it"
-                builder.leave(command.name, _text(command), command.line, Reason.DECISION, why, "slurm.setup")
+                builder.leave(command.name, _text(command), command.line, LeftReason.DECISION, why, "slurm.setup")
                 continue
             setup.append(_text(command))
             setup_line = setup_line or command.line
@@ -67,10 +67,10 @@ def _unread(builder: Builder, script: Script) -> None:
     """Tell of what only a running shell could work out; where it reaches a key, that key asks for a decision too."""
     for (source, line), why in script.variables.unread.items():
         if not _HARMLESS.search(source):
-            builder.leave(source, "", line, Reason.NO_COUNTERPART, f"in a value: {why}")
+            builder.leave(source, "", line, LeftReason.NO_COUNTERPART, f"in a value: {why}")
 
 
-def place_conditions(builder: Builder, script: Script, launch: Launch) -> None:
+def place_conditions(builder: Builder, script: Script, launch: ParsedLaunch) -> None:
     """Tell of values that stand in a condition and were passed by. Run when all keys are placed."""
     reached = names_of_launch(script, launch)
     for item in script.assignments:
@@ -80,10 +80,10 @@ def place_conditions(builder: Builder, script: Script, launch: Launch) -> None:
         key = next((key for key, placed in builder.placed.items() if placed.value_line in lines), "")
         why = "stands in a condition, which is not evaluated; the value before it was taken"
         why += f": give --set {key}=..." if key else ""
-        builder.leave(item.name, item.value.for_shell(), item.line, Reason.DECISION, why, key)
+        builder.leave(item.name, item.value.for_shell(), item.line, LeftReason.DECISION, why, key)
 
 
-def names_of_launch(script: Script, launch: Launch) -> set[str]:
+def names_of_launch(script: Script, launch: ParsedLaunch) -> set[str]:
     """Variables that the training's command is made of, through all others."""
     names = set(launch.command.used)
     outer = launch.command.outer
@@ -96,7 +96,7 @@ def names_of_launch(script: Script, launch: Launch) -> set[str]:
     return names
 
 
-def _launcher(builder: Builder, script: Script, launch: Launch) -> None:
+def _launcher(builder: Builder, script: Script, launch: ParsedLaunch) -> None:
     for name in ("nproc_per_node", "num_gpus"):
         if name in launch.launcher:
             value = launch.launcher[name]
@@ -110,7 +110,7 @@ def _launcher(builder: Builder, script: Script, launch: Launch) -> None:
         builder.take("slurm.master_port", (port,), integer, "the launcher's port", port.line)
 
 
-def _text(command: Command) -> str:
+def _text(command: ShellCommand) -> str:
     """The command as shell text again; words that would fall apart between double quotes."""
     return " ".join(
         f'"{word.for_shell()}"' if re.search(r"""[\s;&|<>()'*?#]""", word.text) or not word.text else word.for_shell()
@@ -118,26 +118,26 @@ def _text(command: Command) -> str:
     )
 
 
-def _other(builder: Builder, command: Command) -> None:
+def _other(builder: Builder, command: ShellCommand) -> None:
     words = [word.text for word in command.words]
     shown = " ".join(word.for_shell() for word in command.words[1:])
     if any("load_ratios_meg_ds_format" in word for word in words):
-        why = "written anew at every job start, also by other jobs: write these files once, before the launch"
-        builder.leave(command.name, shown, command.line, Reason.ELSEWHERE, why)
+        why = "written again at every job start, also by other jobs: write these files once, before the launch"
+        builder.leave(command.name, shown, command.line, LeftReason.ELSEWHERE, why)
     elif command.name not in _SILENT and "=" not in command.name:
         why = "tr11 does not run it; what the nodes need before the workers start goes into slurm.setup"
-        builder.leave(command.name, shown, command.line, Reason.NO_COUNTERPART, why)
+        builder.leave(command.name, shown, command.line, LeftReason.NO_COUNTERPART, why)
 
 
 def _exported(builder: Builder, item: Assignment) -> str:
     """Place an exported variable; returns a set-up line for one that only the node's shell can make."""
     source, shown = f"export {item.name}", item.value.for_shell()
     if item.name in _OWN_VARIABLES:
-        builder.leave(source, shown, item.line, Reason.DROPPED, _OWN_VARIABLES[item.name])
+        builder.leave(source, shown, item.line, LeftReason.DROPPED, _OWN_VARIABLES[item.name])
         return ""
-    if _SECRET.search(item.name):
+    if SECRET_NAME.search(item.name):
         why = "looks like a secret, and cards are copied: source a file that only you can read, in slurm.setup"
-        builder.leave(source, "(not shown)", item.line, Reason.DECISION, why, "slurm.setup")
+        builder.leave(source, "(not shown)", item.line, LeftReason.DECISION, why, "slurm.setup")
         return ""
     inside = any(name in item.value.text for name in IN_THE_JOB)
     if item.name in _LISTS_OF_FOLDERS or inside or "${" + item.name + "}" in item.value.unknowns:

@@ -7,28 +7,28 @@ from collections.abc import Mapping, Sequence
 
 from tr11ops.importer.builder import Builder
 from tr11ops.importer.options import ConversionProblem, Converter, integer, text
-from tr11ops.importer.results import Reason
+from tr11ops.importer.results import LeftReason
 from tr11ops.importer.sbatch import Directive, gpus_of
 from tr11ops.importer.traced import Traced
-from tr11ops.slurm_syntax import parse_time_limit
+from tr11ops.runcard.slurm_syntax import parse_time_limit
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
-_LEFT: Mapping[str, tuple[Reason, str]] = {
-    "ntasks-per-node": (Reason.DROPPED, "each node gets one launcher; slurm.workers_per_node is what it starts"),
-    "ntasks": (Reason.DROPPED, "each node gets one launcher"),
-    "error": (Reason.ELSEWHERE, "slurm.output holds both"),
-    "open-mode": (Reason.DROPPED, "each attempt has its own file"),
-    "array": (Reason.ELSEWHERE, "belongs to one submission: tr11 launch --array"),
-    "dependency": (Reason.ELSEWHERE, "belongs to one submission: tr11 launch --after"),
-    "begin": (Reason.DROPPED, "a job that waits for its time is invisible to the scheduler and loses its place"),
-    "hold": (Reason.ELSEWHERE, "belongs to one submission"),
-    "requeue": (Reason.DROPPED, "the next array task goes on in its place"),
-    "no-requeue": (Reason.DROPPED, "tr11's jobs are never requeued"),
-    "mail-type": (Reason.DROPPED, "tr11 tells of trouble itself: [alerts]"),
-    "chdir": (Reason.DROPPED, "tr11 needs no working directory"),
-    "gpus": (Reason.ELSEWHERE, "follows from slurm.nodes x slurm.gpus_per_node"),
-    "export": (Reason.ELSEWHERE, "slurm.environment"),
-    "get-user-env": (Reason.DROPPED, "slurm.environment and slurm.setup say what the workers see"),
+_LEFT: Mapping[str, tuple[LeftReason, str]] = {
+    "ntasks-per-node": (LeftReason.DROPPED, "each node gets one launcher; slurm.workers_per_node is what it starts"),
+    "ntasks": (LeftReason.DROPPED, "each node gets one launcher"),
+    "error": (LeftReason.ELSEWHERE, "slurm.output holds both"),
+    "open-mode": (LeftReason.DROPPED, "each attempt has its own file"),
+    "array": (LeftReason.ELSEWHERE, "belongs to one submission: tr11 launch --array"),
+    "dependency": (LeftReason.ELSEWHERE, "belongs to one submission: tr11 launch --after"),
+    "begin": (LeftReason.DROPPED, "a job that waits for its time is invisible to the scheduler and loses its place"),
+    "hold": (LeftReason.ELSEWHERE, "belongs to one submission"),
+    "requeue": (LeftReason.DROPPED, "the next array task goes on in its place"),
+    "no-requeue": (LeftReason.DROPPED, "tr11's jobs are never requeued"),
+    "mail-type": (LeftReason.DROPPED, "tr11 tells of trouble itself: [alerts]"),
+    "chdir": (LeftReason.DROPPED, "tr11 needs no working directory"),
+    "gpus": (LeftReason.ELSEWHERE, "follows from slurm.nodes x slurm.gpus_per_node"),
+    "export": (LeftReason.ELSEWHERE, "slurm.environment"),
+    "get-user-env": (LeftReason.DROPPED, "slurm.environment and slurm.setup say what the workers see"),
 }
 _MUST_DECIDE = frozenset({"mem", "mem-per-cpu", "mem-per-gpu", "nodelist", "licenses", "clusters", "exclusive"})
 
@@ -54,7 +54,7 @@ def place_slurm(builder: Builder, directives: Sequence[Directive]) -> None:
     for item in directives:
         if not item.read:
             why = "stands after the first command, where Slurm no longer looks"
-            builder.leave(_shown(item), item.value, item.line, Reason.NO_EFFECT, why)
+            builder.leave(_shown(item), item.value, item.line, LeftReason.NO_EFFECT, why)
         else:
             _place(builder, item)
 
@@ -75,9 +75,9 @@ def _place(builder: Builder, item: Directive) -> None:
         builder.leave(source, item.value, item.line, reason, f"{why} {item.value}" if item.name == "array" else why)
     elif item.name in _MUST_DECIDE:
         why = "tr11 does not ask for it; does the cluster need it?"
-        builder.leave(source, item.value, item.line, Reason.DECISION, why)
+        builder.leave(source, item.value, item.line, LeftReason.DECISION, why)
     else:
-        builder.leave(source, item.value, item.line, Reason.NO_COUNTERPART, "tr11 does not ask Slurm for it")
+        builder.leave(source, item.value, item.line, LeftReason.NO_COUNTERPART, "tr11 does not ask Slurm for it")
 
 
 def _shown(item: Directive) -> str:
@@ -90,7 +90,7 @@ def _run_name(builder: Builder, item: Directive) -> None:
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")[:100]
         if not name:
             why = "is no name for a run: give --set run.name=..."
-            builder.leave(_shown(item), item.value, item.line, Reason.DECISION, why, "run.name")
+            builder.leave(_shown(item), item.value, item.line, LeftReason.DECISION, why, "run.name")
             return
     note = "" if name == item.value else f"{item.value!r} is no name for a run"
     builder.put("run.name", name, _shown(item), item.line, note=note)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 
 from tr11ops.importer.builder import Builder
-from tr11ops.importer.launch import Launch
+from tr11ops.importer.launch import ParsedLaunch
 from tr11ops.importer.options import (
     ConversionProblem,
     OptionUse,
@@ -18,22 +18,26 @@ from tr11ops.importer.options import (
     number,
     text,
     unquoted,
+    words_of,
 )
 from tr11ops.importer.options_left import TOGETHER
 from tr11ops.importer.options_table import RULES
+from tr11ops.importer.place_optimizer import place_optimizer
 from tr11ops.importer.place_recompute import place_recompute
-from tr11ops.importer.results import Reason
+from tr11ops.importer.results import LeftReason
 from tr11ops.importer.traced import Traced
 
 _PROGRAM = "pretrain_gpt.py"
 _TOGETHER = frozenset(rule.option for rule in TOGETHER)
 
 
-def place_training(builder: Builder, launch: Launch) -> None:
+def place_training(builder: Builder, launch: ParsedLaunch) -> None:
     """Place every option of the training's command, or tell what becomes of it."""
     program = launch.program.rpartition("/")[2]
     if program and program != _PROGRAM:
-        builder.leave(program, "", launch.line, Reason.DECISION, f"is not {_PROGRAM}: tr11 trains GPT models with it")
+        builder.leave(
+            program, "", launch.line, LeftReason.DECISION, f"is not {_PROGRAM}: tr11 trains GPT models with it"
+        )
     uses: dict[str, OptionUse] = {}
     for use in launch.options:
         uses[use.option] = use
@@ -41,11 +45,11 @@ def place_training(builder: Builder, launch: Launch) -> None:
             _place(builder, use)
     for stray in launch.strays:
         if stray.text.strip("\\ \t\n"):
-            builder.leave(stray.for_shell(), "", stray.line, Reason.DECISION, "is a word that belongs to no option")
+            builder.leave(stray.for_shell(), "", stray.line, LeftReason.DECISION, "is a word that belongs to no option")
     _folders(builder, uses)
     _data_path(builder, uses.get("--data-path"))
     _scale(builder, uses)
-    _eight_bits(builder, uses.get("--use-bnb-optimizer"))
+    place_optimizer(builder, uses)
     place_recompute(builder, uses)
 
 
@@ -54,7 +58,7 @@ def _place(builder: Builder, use: OptionUse) -> None:
     if rule is None:
         near = difflib.get_close_matches(use.option, RULES, n=1, cutoff=0.8)
         why = "is not known" + (f"; did it mean {near[0]}?" if near else "")
-        builder.leave(use.option, use.text, use.line, Reason.DECISION, why)
+        builder.leave(use.option, use.text, use.line, LeftReason.DECISION, why)
     elif rule.convert is None:
         assert rule.reason is not None, f"{rule.option} has neither a key nor a reason"
         builder.leave(use.option, use.text, use.line, rule.reason, rule.note)
@@ -75,7 +79,7 @@ def _folders(builder: Builder, uses: dict[str, OptionUse]) -> None:
             "--save",
             "",
             line,
-            Reason.DECISION,
+            LeftReason.DECISION,
             "is not given, and a run saves: give --set run.directory=...",
             "run.directory",
         )
@@ -86,10 +90,10 @@ def _folders(builder: Builder, uses: dict[str, OptionUse]) -> None:
             builder.put("run.variant", variant, "--save", save.line, save.value_line)
         else:
             why = "checkpoints lay in that folder itself: give --set checkpoint.load=FOLDER to go on from them, or none"
-            builder.leave("--save", saved, save.line, Reason.DECISION, why, "checkpoint.load")
+            builder.leave("--save", saved, save.line, LeftReason.DECISION, why, "checkpoint.load")
     if load is not None and loaded is not None:
         if loaded == saved or saved is None:
-            builder.leave("--load", loaded, load.line, Reason.ELSEWHERE, "a run resumes from its own directory")
+            builder.leave("--load", loaded, load.line, LeftReason.ELSEWHERE, "a run resumes from its own directory")
         else:
             builder.put("checkpoint.load", loaded, "--load", load.line, load.value_line)
     if events is not None:
@@ -102,7 +106,7 @@ def _path(builder: Builder, use: OptionUse | None, key: str) -> str | None:
     try:
         return text(use.values).rstrip("/") or "/"
     except ConversionProblem as problem:
-        builder.leave(use.option, use.text, use.line, Reason.DECISION, f"{problem}: give --set {key}=...", key)
+        builder.leave(use.option, use.text, use.line, LeftReason.DECISION, f"{problem}: give --set {key}=...", key)
         return None
 
 
@@ -119,7 +123,7 @@ def _data_path(builder: Builder, use: OptionUse | None) -> None:
     """`--data-path PREFIX`, or `WEIGHT PREFIX WEIGHT PREFIX ...`."""
     if use is None:
         return
-    words = [piece for value in use.values for piece in _pieces(unquoted(value))]
+    words = [piece for value in use.values for piece in words_of(unquoted(value))]
     try:
         if len(words) == 1:
             builder.put("data.prefixes", [card_text(words[0])], "--data-path", use.line, words[0].line)
@@ -129,14 +133,12 @@ def _data_path(builder: Builder, use: OptionUse | None) -> None:
         weights = [number([word]) for word in words[::2]]
         prefixes = [card_text(word) for word in words[1::2]]
     except ConversionProblem as problem:
-        builder.leave("--data-path", use.text, use.line, Reason.DECISION, f"{problem}: fill in [data]", "data.prefixes")
+        builder.leave(
+            "--data-path", use.text, use.line, LeftReason.DECISION, f"{problem}: fill in [data]", "data.prefixes"
+        )
         return
     builder.put("data.prefixes", prefixes, "--data-path", use.line, words[1].line)
     builder.put("data.weights", weights, "--data-path", use.line, words[0].line)
-
-
-def _pieces(value: Traced) -> list[Traced]:
-    return [value.cut(match.start(), match.end()) for match in re.finditer(r"\S+", value.text)]
 
 
 # ----------------------------------------------------------------------------- loss scale
@@ -148,27 +150,15 @@ def _scale(builder: Builder, uses: dict[str, OptionUse]) -> None:
         if deepspeed and option in uses:
             key = RULES[option].key
             if key in builder.placed:
-                builder.drop(key, "DeepSpeed reads its own file; the argument changed nothing", Reason.NO_EFFECT)
+                builder.drop(key, "DeepSpeed reads its own file; the argument changed nothing", LeftReason.NO_EFFECT)
     for use, key in ((first, "precision.initial_scale_power"), (least, "precision.min_loss_scale")):
         if use is None:
             continue
         if deepspeed:
             why = "DeepSpeed reads its own file; the argument changed nothing"
-            builder.leave(use.option, use.text, use.line, Reason.NO_EFFECT, why)
+            builder.leave(use.option, use.text, use.line, LeftReason.NO_EFFECT, why)
         else:
             builder.take(key, use.values, _power if use is first else _least_scale, use.option, use.line)
-
-
-# ----------------------------------------------------------------------------- 8-bit Adam
-def _eight_bits(builder: Builder, use: OptionUse | None) -> None:
-    """`--use-bnb-optimizer`, which replaced whatever Adam was asked for, and the embedding by a stable one."""
-    if use is None:
-        return
-    note = "the original's word embedding then began xavier-uniform; here model.init_std says how it begins"
-    builder.put("optimizer.type", "adam8bit", use.option, use.line, note=note)
-    if not builder.value("model.embedding_layernorm", False):
-        note = "came with the original's 8-bit optimizer"
-        builder.put("model.embedding_layernorm", True, use.option, use.line, note=note)
 
 
 def _power(values: Sequence[Traced]) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tr11ops.importer.expansion import Variables, expand_text, expand_word
-from tr11ops.importer.lexer import REDIRECTIONS, Lexer, Literal, Operator, Part, Token, Word
+from tr11ops.importer.lexer import REDIRECTIONS, Lexer, Literal, Operator, Part, ShellWord, Token
 from tr11ops.importer.traced import ScriptError, Traced
 
 MOST_COMMANDS = 5000
@@ -34,7 +34,7 @@ class Assignment:
 
 
 @dataclass(frozen=True)
-class Command:
+class ShellCommand:
     """One simple command, expanded. `outer` are the words of the command whose `bash -c` text this one stands in."""
 
     words: tuple[Traced, ...]
@@ -65,7 +65,7 @@ class Script:
 
     variables: Variables = field(default_factory=Variables)
     assignments: list[Assignment] = field(default_factory=list)
-    commands: list[Command] = field(default_factory=list)
+    commands: list[ShellCommand] = field(default_factory=list)
     files: list[WrittenFile] = field(default_factory=list)
     shell_options: set[str] = field(default_factory=set)
     lost_comments: list[Traced] = field(default_factory=list)  # a `#` inside the text of a launched shell
@@ -125,7 +125,7 @@ class _Reader:
     ) -> None:
         """One simple command, behind the keywords before it."""
         rest = list(pieces)
-        while rest and isinstance(rest[0], Word):
+        while rest and isinstance(rest[0], ShellWord):
             keyword = rest[0].bare
             if keyword in _OPENERS:
                 blocks.append(_OPENERS[keyword])
@@ -148,17 +148,17 @@ class _Reader:
         self, rest: list[Token], conditional: bool, targets: tuple[str, ...], outer: tuple[Traced, ...], depth: int
     ) -> None:
         line = rest[0].line
-        words: list[Word] = []
-        redirects: list[tuple[Operator, Word | None]] = []
+        words: list[ShellWord] = []
+        redirects: list[tuple[Operator, ShellWord | None]] = []
         position = 0
         while position < len(rest):
             token = rest[position]
             following = rest[position + 1] if position + 1 < len(rest) else None
-            if isinstance(token, Word):
+            if isinstance(token, ShellWord):
                 redirected = isinstance(following, Operator) and following.text in REDIRECTIONS
                 if not (redirected and token.bare in {"1", "2"}):
                     words.append(token)
-            elif token.body is None and isinstance(following, Word):
+            elif token.body is None and isinstance(following, ShellWord):
                 redirects.append((token, following))
                 position += 1
             else:
@@ -170,7 +170,7 @@ class _Reader:
             self.command(words, redirects, line, conditional, targets, outer, depth)
 
     # ------------------------------------------------------------------ assignments
-    def assignment(self, word: Word, conditional: bool, exported: bool, alone: bool = True) -> bool:
+    def assignment(self, word: ShellWord, conditional: bool, exported: bool, alone: bool = True) -> bool:
         """Keep `NAME=value`; false for any other word. Before a command (`alone=False`) it is passed by."""
         first = word.parts[0] if word.parts else None
         if not isinstance(first, Literal) or first.quoted:
@@ -213,7 +213,7 @@ class _Reader:
             return (*head, *(value if isinstance(value, tuple) else (value,)))
         return Traced.join([current or Traced(), value])
 
-    def declare(self, words: Sequence[Word], conditional: bool) -> None:
+    def declare(self, words: Sequence[ShellWord], conditional: bool) -> None:
         """`export`, `declare` and their like: assignments, or names alone."""
         keyword = words[0].bare
         flags = [word.bare for word in words[1:] if word.bare.startswith("-")]
@@ -232,8 +232,8 @@ class _Reader:
     # ------------------------------------------------------------------ commands
     def command(
         self,
-        words: Sequence[Word],
-        redirects: Sequence[tuple[Operator, Word | None]],
+        words: Sequence[ShellWord],
+        redirects: Sequence[tuple[Operator, ShellWord | None]],
         line: int,
         conditional: bool,
         targets: tuple[str, ...],
@@ -251,11 +251,11 @@ class _Reader:
         if len(self.script.commands) >= MOST_COMMANDS:
             raise ScriptError(line, f"has more than {MOST_COMMANDS} commands", "this is not a batch script")
         self.script.first_command_line = self.script.first_command_line or line
-        command = Command(found, line, conditional, targets, outer, used)
+        command = ShellCommand(found, line, conditional, targets, outer, used)
         self.script.commands.append(command)
         self.effect(command, redirects, depth)
 
-    def effect(self, command: Command, redirects: Sequence[tuple[Operator, Word | None]], depth: int) -> None:
+    def effect(self, command: ShellCommand, redirects: Sequence[tuple[Operator, ShellWord | None]], depth: int) -> None:
         """What a command does to the reader: options of the shell, names removed, files written, shells begun."""
         arguments = [word.text for word in command.words[1:]]
         if command.name == "set":
@@ -270,7 +270,7 @@ class _Reader:
             self.written(command, redirects)
         self.launched_shell(command, depth)
 
-    def written(self, command: Command, redirects: Sequence[tuple[Operator, Word | None]]) -> None:
+    def written(self, command: ShellCommand, redirects: Sequence[tuple[Operator, ShellWord | None]]) -> None:
         body = next((operator for operator, _ in redirects if operator.body is not None), None)
         content = expand_text(body.body or (), self.variables, body.line) if body else None
         if command.name == "read":
@@ -288,7 +288,7 @@ class _Reader:
         if content is not None and paths:
             self.script.files.append(WrittenFile(paths[-1], content, command.line))
 
-    def launched_shell(self, command: Command, depth: int) -> None:
+    def launched_shell(self, command: ShellCommand, depth: int) -> None:
         """`bash -c TEXT` and `eval TEXT` are read in their turn, with the same variables."""
         texts = [word.text for word in command.words]
         inner: Traced | None = None
@@ -330,7 +330,7 @@ def _pipe_targets(tokens: Sequence[Token], index: int) -> tuple[str, ...]:
         if not isinstance(token, Operator) or token.text not in {"|", "|&"}:
             break
         following = tokens[index + 1] if index + 1 < len(tokens) else None
-        if isinstance(following, Word):
+        if isinstance(following, ShellWord):
             names.append(following.bare)
         index += 1
         while index < len(tokens) and not _is_break(tokens[index]):

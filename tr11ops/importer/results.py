@@ -9,7 +9,7 @@ from typing import Any
 SCHEMA = 1
 
 
-class Reason(StrEnum):
+class LeftReason(StrEnum):
     """Why an option of the script is not a key of the card."""
 
     DROPPED = "dropped on purpose"
@@ -19,7 +19,7 @@ class Reason(StrEnum):
     DECISION = "needs a decision"
 
 
-class Severity(StrEnum):
+class DefectSeverity(StrEnum):
     """How bad a defect is: an error needs a person, a warning should be read, a note explains."""
 
     ERROR = "error"
@@ -28,7 +28,7 @@ class Severity(StrEnum):
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedValue:
     """`key` holds `value` because of `source` on `line`; the value itself was written on `value_line`."""
 
     key: str
@@ -55,7 +55,7 @@ class Unplaced:
     option: str
     value: str
     line: int
-    reason: Reason
+    reason: LeftReason
     why: str
     key: str = ""
 
@@ -76,7 +76,7 @@ class Defect:
     """Something wrong with the script itself: where, what, what it costs, what to do. `key`: what it is about."""
 
     code: str
-    severity: Severity
+    severity: DefectSeverity
     line: int
     what: str
     cost: str
@@ -100,7 +100,7 @@ class Imported:
     script: str
     text: str
     tables: dict[str, Any]
-    placed: tuple[Placed, ...]
+    placed: tuple[PlacedValue, ...]
     unplaced: tuple[Unplaced, ...]
     changed: tuple[Changed, ...]
     defects: tuple[Defect, ...]
@@ -110,13 +110,13 @@ class Imported:
     @property
     def decisions(self) -> tuple[Unplaced, ...]:
         """Left-over options that a person must decide about and has not, with `--set`."""
-        found = (item for item in self.unplaced if item.reason is Reason.DECISION)
+        found = (item for item in self.unplaced if item.reason is LeftReason.DECISION)
         return tuple(item for item in found if not item.key or item.key not in self.overridden)
 
     @property
     def errors(self) -> tuple[Defect, ...]:
         """Defects of severity error whose key no `--set` has given."""
-        found = (item for item in self.defects if item.severity is Severity.ERROR)
+        found = (item for item in self.defects if item.severity is DefectSeverity.ERROR)
         return tuple(item for item in found if not item.key or item.key not in self.overridden)
 
     @property

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from tr11ops.backup.archives import folder_of, is_folder
 from tr11ops.backup.overlap import overlap, same_device
-from tr11ops.launch.check import Check, refused, warning
-from tr11ops.runcard import RunCard
+from tr11ops.runcard.card import RunCard
+from tr11ops.runcard.check import PreflightCheck, refused, warning
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def look_at_archives(card: RunCard) -> tuple[ArchiveFacts, ...]:
     return tuple(found)
 
 
-def archive_checks(archives: tuple[ArchiveFacts, ...]) -> Iterator[Check]:
+def archive_checks(archives: tuple[ArchiveFacts, ...]) -> Iterator[PreflightCheck]:
     """Refuses an archive that is the run directory by whatever name, warns of one on the same file system."""
     for archive in archives:
         if archive.overlap:

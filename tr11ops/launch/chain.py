@@ -7,15 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from tr11ops.base.units import duration
+from tr11ops.cluster.arrays import ArraySpec
 from tr11ops.cluster.site import SiteRules
-from tr11ops.estimate import attempt_seconds
-from tr11ops.launch.check import Check, ok, refused, warning
-from tr11ops.launch.history import RunHistory
-from tr11ops.runcard import RunCard
-from tr11ops.slurm_syntax import ArraySpec
-from tr11ops.speed import assumed_rate, seconds_at, step_weights
-from tr11ops.units import duration
-from trainer.schedule import path_of
+from tr11ops.runcard.card import RunCard
+from tr11ops.runcard.check import PreflightCheck, ok, refused, warning
+from tr11ops.runcard.estimate import attempt_seconds
+from tr11ops.runcard.speed import RunHistory, assumed_rate, seconds_at, step_weights
+from trainer.schedule.path import path_of
 
 ChainKind: TypeAlias = Literal["single", "array", "afterany", "self"]
 WORDS: dict[ChainKind, str] = {
@@ -27,7 +26,7 @@ WORDS: dict[ChainKind, str] = {
 
 
 @dataclass(frozen=True)
-class Chain:
+class QueueChain:
     """The chosen way of queueing `tasks` attempts, and why. `fault` says why none will do; it is then not used."""
 
     kind: ChainKind
@@ -40,14 +39,14 @@ class Chain:
         return f"{text} ({self.why})" if self.why else text
 
 
-def choose_chain(wanted: str, array: ArraySpec | None, site: SiteRules | None) -> Chain:
+def choose_chain(wanted: str, array: ArraySpec | None, site: SiteRules | None) -> QueueChain:
     """The way that `slurm.chain` (`wanted`) and the site's rules leave.
 
     `site` is None where the scheduler has no rules (the embedded one). An array is the first choice: its tasks keep
     their places in the queue, and are held or barred from a node with one command.
     """
     if array is None:
-        return Chain("single", 1)
+        return QueueChain("single", 1)
     tasks, rules = len(array), site or SiteRules()
     few = min(2, tasks)
     array_fault, crowd_fault = _array_fault(array, rules), _crowd_fault(tasks, rules)
@@ -58,9 +57,9 @@ def choose_chain(wanted: str, array: ArraySpec | None, site: SiteRules | None) -
     }
     if wanted != "auto":
         kind = next(kind for kind in faults if kind == wanted)
-        return Chain(kind, tasks, "slurm.chain", faults[kind])
+        return QueueChain(kind, tasks, "slurm.chain", faults[kind])
     kind = next((kind for kind, fault in faults.items() if not fault), "self")
-    return Chain(kind, tasks, {"array": "", "afterany": array_fault, "self": crowd_fault}[kind], faults[kind])
+    return QueueChain(kind, tasks, {"array": "", "afterany": array_fault, "self": crowd_fault}[kind], faults[kind])
 
 
 def _array_fault(array: ArraySpec, rules: SiteRules) -> str:
@@ -79,7 +78,7 @@ def _crowd_fault(jobs: int, rules: SiteRules) -> str:
     return ""
 
 
-def chain_checks(chain: Chain) -> Iterator[Check]:
+def chain_checks(chain: QueueChain) -> Iterator[PreflightCheck]:
     """Whether the site takes the chain, in words."""
     if chain.fault:
         yield refused("slurm.chain", chain.fault, 'ask for fewer tasks, or set slurm.chain = "auto"', 2)
@@ -110,8 +109,7 @@ class Coverage:
         return self.remaining is None or self.remaining <= self.tasks * self.task
 
     def __str__(self) -> str:
-        task = f"{self.task / 3600:.4g} h" if self.task >= 3600 else duration(self.task)
-        count = f"{self.tasks} x {task} = {duration(self.tasks * self.task)}"
+        count = f"{self.tasks} x {duration(self.task)} = {duration(self.tasks * self.task)}"
         if self.remaining is None:
             return f"{count}; how long the run needs is not known before its first steps"
         return f"{count}, the run needs {duration(self.remaining)} ({self.basis})"
@@ -141,7 +139,7 @@ def coverage_of(card: RunCard, tasks: int, history: RunHistory, resumed_iteratio
     return Coverage(tasks, task, remaining, basis, is_measured=history.step is not None)
 
 
-def coverage_checks(coverage: Coverage) -> Iterator[Check]:
+def coverage_checks(coverage: Coverage) -> Iterator[PreflightCheck]:
     """Whether the chain covers the run: a warning where the run's own speed says that it does not."""
     if coverage.is_enough or not coverage.is_measured:
         yield ok("coverage", str(coverage))

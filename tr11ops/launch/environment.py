@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
-from tr11ops.launch.check import Check, ok, refused, unknown, warning
-from tr11ops.launch.place import shown_bytes
+from tr11ops.base.units import size
+from tr11ops.runcard.check import PreflightCheck, ok, refused, unknown, warning
+from tr11ops.rundir.paths import nearest_folder
 
 NEEDED = ("torch", "deepspeed", "numpy", "tokenizers")
 COMMANDS = ("sbatch", "squeue", "scontrol", "scancel", "srun")
@@ -25,18 +26,20 @@ SHARED_MEMORY_BYTES = 1 << 30
 TEMPORARY_BYTES = 1 << 30
 
 
-def environment_checks(uses_slurm: bool, run_root: Path | None, controller_version: str = "") -> Iterator[Check]:
+def environment_checks(
+    uses_slurm: bool, run_root: Path | None, controller_version: str = ""
+) -> Iterator[PreflightCheck]:
     """All checks of this machine. `run_root`: where the run will be, None where no card is known."""
     yield from _python_checks()
     if uses_slurm:
         yield from _command_checks(controller_version)
     yield from _umask_checks()
     if run_root is not None:
-        yield from _lock_checks(_nearest(run_root))
+        yield from _lock_checks(nearest_folder(run_root))
     yield from _memory_checks()
 
 
-def _python_checks() -> Iterator[Check]:
+def _python_checks() -> Iterator[PreflightCheck]:
     version = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info[:2] < OLDEST_PYTHON:
         yield refused("python", f"{version} is too old", f"use {'.'.join(map(str, OLDEST_PYTHON))} or newer")
@@ -55,7 +58,7 @@ def _python_checks() -> Iterator[Check]:
         yield ok("packages", ", ".join(found))
 
 
-def _command_checks(controller_version: str) -> Iterator[Check]:
+def _command_checks(controller_version: str) -> Iterator[PreflightCheck]:
     absent = [name for name in COMMANDS if shutil.which(name) is None]
     if absent:
         yield refused("slurm commands", f"{', '.join(absent)} not found", "load the site's Slurm, or use a login node")
@@ -87,7 +90,7 @@ def _text(version: tuple[int, int]) -> str:
     return f"{version[0]}.{version[1]:02d}"
 
 
-def _umask_checks() -> Iterator[Check]:
+def _umask_checks() -> Iterator[PreflightCheck]:
     mask = os.umask(0)
     os.umask(mask)
     if mask & 0o070:
@@ -97,13 +100,7 @@ def _umask_checks() -> Iterator[Check]:
         yield ok("umask", f"{mask:04o}")
 
 
-def _nearest(folder: Path) -> Path:
-    while not folder.is_dir() and folder != folder.parent:
-        folder = folder.parent
-    return folder
-
-
-def _lock_checks(folder: Path) -> Iterator[Check]:
+def _lock_checks(folder: Path) -> Iterator[PreflightCheck]:
     """Two handles of one nameless file must not both get its lock."""
     try:
         descriptor = os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o600)
@@ -129,7 +126,7 @@ def _lock_checks(folder: Path) -> Iterator[Check]:
         os.close(descriptor)
 
 
-def _memory_checks() -> Iterator[Check]:
+def _memory_checks() -> Iterator[PreflightCheck]:
     for name, place, needed, why in (
         ("/dev/shm", Path("/dev/shm"), SHARED_MEMORY_BYTES, "workers on one node exchange data through it"),
         ("temporary files", Path(tempfile.gettempdir()), TEMPORARY_BYTES, "$TMPDIR names another place"),
@@ -140,6 +137,6 @@ def _memory_checks() -> Iterator[Check]:
             yield warning(name, f"{place} could not be looked at ({error.strerror})")
             continue
         if free < needed:
-            yield warning(name, f"{shown_bytes(free)} free in {place}, {shown_bytes(needed)} are advised: {why}")
+            yield warning(name, f"{size(free)} free in {place}, {size(needed)} are advised: {why}")
         else:
-            yield ok(name, f"{shown_bytes(free)} free in {place}")
+            yield ok(name, f"{size(free)} free in {place}")

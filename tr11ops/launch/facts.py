@@ -10,41 +10,48 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
-
+from tr11ops.base.observed import Observed, Unknown, cause, known
 from tr11ops.cluster.base import Job, Node, Partition, Scheduler, SchedulerError
 from tr11ops.cluster.grants import Grants
+from tr11ops.cluster.rehearsal import rehearsal_refusal
+from tr11ops.cluster.select import start_of_watchdog
 from tr11ops.cluster.site import SiteRules
-from tr11ops.crontab.state import JobState, read_jobs
-from tr11ops.evidence import cause, read_exclusions
 from tr11ops.launch.archives import ArchiveFacts, look_at_archives
-from tr11ops.launch.chain import Chain
-from tr11ops.launch.datasets import DatasetFacts, look_at, prefixes_of
-from tr11ops.launch.history import RunHistory, read_history
-from tr11ops.launch.surroundings import (
+from tr11ops.launch.chain import QueueChain
+from tr11ops.launch.extra_observations import (
     AccessFault,
     ClockFacts,
-    Holder,
     clock_of_file_system,
     prefixes_without_maps,
     read_access,
     read_clocks,
-    read_holder,
-    read_pause,
-    read_traces,
 )
-from tr11ops.launch.tokenizer import TokenizerFacts, look_at_tokenizer, workers_environment
-from tr11ops.ownership import Ownership
-from tr11ops.runcard import RunCard
-from tr11ops.rundir import RunDirectory, Submission
-from tr11ops.snapshot import Damage, Exclusion, Observed, Unknown, known
-from tr11ops.state_files import find_damage
-from tr11ops.switch_place import MARKED_FILE, SwitchPlace, look_at_switch
-from tr11ops.twin.rehearsal import rehearsal_refusal
-from trainer.checkpoint.catalogue import refusal
-from trainer.checkpoint.resumable import CURSOR_FILE, ResumeNeed, Search, search, size_faults
-from trainer.contract import checkpoint_steps, host_name, manifest_faults, now, read_json, read_latest
-from trainer.data_match import DataRecord
+from tr11ops.launch.history import read_history
+from tr11ops.observe.files import read_exclusions
+from tr11ops.observe.foreground import foreground_trainings
+from tr11ops.observe.lease import LeaseHolder, read_holder
+from tr11ops.observe.ownership import Ownership
+from tr11ops.runcard.attention import device_type
+from tr11ops.runcard.card import RunCard
+from tr11ops.runcard.speed import RunHistory
+from tr11ops.rundir.cron_records import PeriodicJobState, read_jobs
+from tr11ops.rundir.damage import Damage
+from tr11ops.rundir.datasets import DatasetFacts, look_at, prefixes_of
+from tr11ops.rundir.exclusion import Exclusion
+from tr11ops.rundir.kill_switch import MARKED_FILE, SwitchPlace, look_at_switch
+from tr11ops.rundir.paths import RunDirectory, Submission
+from tr11ops.rundir.pause import read_pause
+from tr11ops.rundir.state_files import find_damage
+from tr11ops.rundir.submissions import read_traces
+from tr11ops.rundir.tokenizer import TokenizerFacts, look_at_tokenizer, workers_environment
+from trainer.config.compiler_choice import compiler_obstacle
+from trainer.config.data_match import DataRecord
+from trainer.contract.checkpoints import refusal
+from trainer.contract.files import host_name, now
+from trainer.contract.manifest import manifest_faults
+from trainer.contract.paths import checkpoint_steps, read_latest
+from trainer.contract.resumable import CURSOR_FILE, ResumeNeed, ResumeSearch, search, size_faults
+from trainer.contract.state_file import read_json
 
 
 @dataclass(frozen=True)
@@ -61,7 +68,7 @@ class LaunchRequest:
     exclude: tuple[str, ...] = ()
     after: str | None = None
     on_scheduler: bool = True  # False for a foreground training
-    chain: Chain | None = None
+    chain: QueueChain | None = None
     read_digests: bool = False
     beside_namesakes: bool = False
     replaces: tuple[str, ...] = ()
@@ -77,12 +84,14 @@ class LaunchRequest:
 class PlaceFacts:
     """Whether the run directory can be written to. `fault` is empty when it can, or could be made.
 
-    `free_inodes` is None where the file system does not count them.
+    `free_inodes` is None where the file system does not count them. `missing_parents`: folders above the run directory
+    that are not there, the highest first; a launch makes them.
     """
 
     fault: str
     free_bytes: Observed[int]
     free_inodes: Observed[int | None] = None
+    missing_parents: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -97,8 +106,8 @@ class KillSwitchFacts:
 
 
 @dataclass(frozen=True)
-class CheckpointFacts:
-    """The run's checkpoints, judged and tried as the trainer does it (see `trainer.checkpoint.resumable`).
+class LaunchCheckpoints:
+    """The run's checkpoints, judged and tried as the trainer does it (see `trainer.contract.resumable`).
 
     `steps`: all that have a folder, ascending. `latest`: what that file names, None when it is missing. `refusal`: why
     the trainer would resume from none of them, "" when it would.
@@ -106,10 +115,11 @@ class CheckpointFacts:
 
     steps: tuple[int, ...]
     latest: Observed[int | None]
-    found: Search
+    found: ResumeSearch
     refusal: str = ""
     verified: str = "sizes"
     data: DataRecord | None = None  # of the one that was found
+    cut_sequences: bool | None = None  # whether the attempt that saved it had sequence parallelism; None: not recorded
 
 
 @dataclass(frozen=True)
@@ -130,7 +140,7 @@ class LaunchFacts:
     kill_switch: KillSwitchFacts
     datasets: tuple[DatasetFacts, ...]
     tokenizer: TokenizerFacts
-    checkpoints: Observed[CheckpointFacts]
+    checkpoints: Observed[LaunchCheckpoints]
     host: str = ""
     site: Observed[SiteRules | None] = None  # None: the scheduler has no such rules
     traces: Observed[Mapping[str, str]] = field(default_factory=dict)  # tag -> job that ran under it
@@ -138,14 +148,16 @@ class LaunchFacts:
     clocks: Observed[tuple[ClockFacts, ...]] = ()
     access: Observed[tuple[AccessFault, ...]] = ()
     pause: str | None = None
-    holder: Observed[Holder | None] = None  # the living trainer that holds the run's lease
+    holder: Observed[LeaseHolder | None] = None  # the living trainer that holds the run's lease
     without_maps: Observed[tuple[str, ...]] = ()
     archives: Observed[tuple[ArchiveFacts, ...]] = ()
-    periodic_jobs: Observed[tuple[JobState, ...]] = ()  # that ever ran for the run
+    periodic_jobs: Observed[tuple[PeriodicJobState, ...]] = ()  # that ever ran for the run
+    start_of_watchdog: str = "cron install"  # the words of tr11 that start one on this machine
     scheduler: str = ""  # the kind that `jobs` are of
     damaged: Observed[tuple[Damage, ...]] = ()  # state files
     grants: Observed[Grants | None] = None  # None: nothing is granted or limited here
     rehearsal_refusal: str = ""  # why a card that trains nothing must not be launched here
+    compiler_obstacle: str | None = None  # what this machine lacks to compile the card's blocks, where it asks for that
 
 
 def observe_launch(
@@ -204,9 +216,11 @@ def observe_launch(
         without_maps=_observed(lambda: prefixes_without_maps(card)) if has_data else (),
         archives=_observed(lambda: look_at_archives(card)),
         periodic_jobs=read_jobs(directory),
+        start_of_watchdog=start_of_watchdog(),
         scheduler=own,
         damaged=_observed(lambda: find_damage(directory)),
         rehearsal_refusal="" if has_data else rehearsal_refusal(os.environ),
+        compiler_obstacle=compiler_obstacle(device_type(card)) if card.model.compile_blocks else None,
     )
 
 
@@ -245,35 +259,6 @@ def _elsewhere(
     return tuple(found)
 
 
-def foreground_trainings(directory: RunDirectory) -> tuple[str, ...]:
-    """Foreground trainings of this run that are alive on this machine, in words."""
-    found = []
-    for job_id in directory.attempt_ids():
-        if not job_id.startswith("foreground"):
-            continue
-        folder = directory.paths.attempt(job_id)
-        record = _observed(lambda folder=folder: read_json(folder / "attempt.json"))  # type: ignore[misc]
-        if (
-            not isinstance(record, dict)
-            or (folder / "verdict.json").exists()
-            or record.get("batch_host") != host_name()
-        ):
-            continue
-        if _is_alive(record.get("pid"), record.get("start")):
-            found.append(f"tr11 train, process {record['pid']} on {record['batch_host']}")
-    return tuple(found)
-
-
-def _is_alive(pid: object, started: object) -> bool:
-    """True when the process that was alive at `started` (seconds since the epoch) still lives; ids are reused."""
-    if not isinstance(pid, int) or not isinstance(started, float):
-        return False
-    try:
-        return psutil.Process(pid).create_time() <= started + 1.0
-    except psutil.Error:
-        return False
-
-
 # ----------------------------------------------------------------------------- the file system
 def look_at_place(directory: RunDirectory) -> PlaceFacts:
     """Look at the folders that the run writes to, or at the nearest existing parent of those that are missing."""
@@ -288,7 +273,9 @@ def look_at_place(directory: RunDirectory) -> PlaceFacts:
         if fault:
             break
     place = _nearest(paths.checkpoints)
-    return PlaceFacts(fault, _observed(lambda: shutil.disk_usage(place).free), _observed(lambda: _free_inodes(place)))
+    free = _observed(lambda: shutil.disk_usage(place).free)
+    missing = tuple(parent for parent in reversed(directory.root.parents) if not os.path.lexists(parent))
+    return PlaceFacts(fault, free, _observed(lambda: _free_inodes(place)), missing)
 
 
 def _free_inodes(place: Path) -> int | None:
@@ -315,7 +302,7 @@ def _kill_switch(directory: RunDirectory) -> KillSwitchFacts:
     )
 
 
-def _checkpoints(card: RunCard, directory: RunDirectory, read_digests: bool) -> CheckpointFacts:
+def _checkpoints(card: RunCard, directory: RunDirectory, read_digests: bool) -> LaunchCheckpoints:
     folder = directory.paths.checkpoints
     steps = tuple(checkpoint_steps(folder))
     latest = _observed(lambda: read_latest(folder))
@@ -323,7 +310,16 @@ def _checkpoints(card: RunCard, directory: RunDirectory, read_digests: bool) -> 
     found = search(folder, steps, latest if isinstance(latest, int) else None, ResumeNeed.of(card), faults_of)
     problem = refusal(folder, steps, found) if steps else ""
     data = None if found.step is None else _data_of(directory.paths.checkpoint(found.step) / CURSOR_FILE)
-    return CheckpointFacts(steps, latest, found, problem, "digests" if read_digests else "sizes", data)
+    was_cut = None if found.manifest is None else _sequences_were_cut(directory.paths.attempt(found.manifest.job_id))
+    return LaunchCheckpoints(steps, latest, found, problem, "digests" if read_digests else "sizes", data, was_cut)
+
+
+def _sequences_were_cut(attempt: Path) -> bool | None:
+    """By the resolved card of the attempt, which says it whether or not the card as written did."""
+    value = _observed(lambda: read_json(attempt / "card.json"))
+    parallel = value.get("parallel") if isinstance(value, dict) else None
+    said = parallel.get("sequence_parallel") if isinstance(parallel, dict) else None
+    return said if isinstance(said, bool) else None
 
 
 def _data_of(cursor: Path) -> DataRecord | None:

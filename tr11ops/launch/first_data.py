@@ -6,12 +6,12 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from tr11ops.launch.datasets import prefixes_of
-from tr11ops.launch.tokenizer import TOKENIZER_FILE
-from tr11ops.runcard import RunCard
+from tr11ops.runcard.card import RunCard
+from tr11ops.rundir.datasets import prefixes_of
+from tr11ops.rundir.tokenizer import TOKENIZER_FILE
 
 SUFFIX = "_text_document"  # what `tr11 data preprocess` adds to its --output-prefix
-MOST_DATASETS = 3  # a mixture of many is nobody's first try
+MOST_DATASETS = 3  # a mixture of many is no one's first try
 
 
 def data_commands(card: RunCard, current: Path) -> tuple[str, ...]:
@@ -37,10 +37,10 @@ def _commands(card: RunCard, missing: list[str], tokenizer: str, current: Path) 
         stem = prefix.removesuffix(SUFFIX)
         corpus = _shown(f"{stem}.jsonl", current)
         if not Path(f"{stem}.jsonl").exists():
-            yield f"tr11 data corpus --out {corpus}"
+            yield f"tr11 data corpus --output {corpus}"
         if Path(tokenizer).is_absolute() and not (Path(tokenizer) / TOKENIZER_FILE).exists():
             size = card.tokenizer.vocabulary_size or card.tokenizer.padded_vocabulary_size
-            made = f"--vocab-size {size} --out {_shown(tokenizer, current)}"
+            made = f"--vocab-size {size} --output {_shown(tokenizer, current)}"
             yield f"tr11 data tokenizer --corpus {_shown(f'{missing[0].removesuffix(SUFFIX)}.jsonl', current)} {made}"
         used = f"--tokenizer {_shown(tokenizer, current)} --output-prefix {_shown(stem, current)}"
         yield f"tr11 data preprocess --input {corpus} {used}"

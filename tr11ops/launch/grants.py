@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tr11ops.base.observed import Observed, Unknown
+from tr11ops.base.units import duration
 from tr11ops.cluster.base import Node
-from tr11ops.cluster.grants import Budget, Grants, Reservation
-from tr11ops.launch.check import Check, ok, refused, warning
-from tr11ops.runcard import RunCard
-from tr11ops.snapshot import Observed, Unknown
-from tr11ops.units import duration
+from tr11ops.cluster.grants import Grants, Reservation, ResourceBudget
+from tr11ops.runcard.card import RunCard
+from tr11ops.runcard.check import PreflightCheck, ok, refused, warning
 
 
 def grant_checks(
     card: RunCard, tasks: int, grants: Observed[Grants | None], nodes: tuple[Node, ...], now: float
-) -> Iterator[Check]:
+) -> Iterator[PreflightCheck]:
     """Checks of `tasks` attempts that run one after another from `now` on. What cannot be asked is a warning."""
     if isinstance(grants, Unknown):
         yield warning("account", f"unknown: what the site grants could not be asked ({grants.why})")
@@ -30,7 +30,7 @@ def grant_checks(
         yield _budget_check(card, tasks, budget, grants.is_safe, nodes)
 
 
-def _reservation_check(card: RunCard, tasks: int, found: Reservation | None, now: float) -> Check:
+def _reservation_check(card: RunCard, tasks: int, found: Reservation | None, now: float) -> PreflightCheck:
     name, limit = card.slurm.reservation, card.time_limit_seconds
     key, fix = "slurm.reservation", "name the new one in the card, or take it out"
     if found is None:
@@ -56,7 +56,9 @@ def minutes_of_task(card: RunCard, resource: str, nodes: tuple[Node, ...]) -> fl
     return None if counted is None else minutes * slurm.allocated_nodes * counted
 
 
-def _budget_check(card: RunCard, tasks: int, budget: Budget, is_safe: bool, nodes: tuple[Node, ...]) -> Check:
+def _budget_check(
+    card: RunCard, tasks: int, budget: ResourceBudget, is_safe: bool, nodes: tuple[Node, ...]
+) -> PreflightCheck:
     left, granted = max(0.0, budget.left) / 60, budget.limit / 60
     what = f"{budget.owner} has {left:,.0f} of {granted:,.0f} {budget.resource} hours left"
     fix = "ask the site for more, or set another slurm.account or slurm.quality_of_service"

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tr11ops.launch.check import Check, ok, refused, warning
-from tr11ops.launch.history import RunHistory
-from tr11ops.runcard import RunCard
-from tr11ops.runcard_checks import SIGNAL_SLACK_SECONDS
-from tr11ops.units import duration
+from tr11ops.base.units import duration
+from tr11ops.runcard.card import RunCard
+from tr11ops.runcard.check import PreflightCheck, ok, refused, warning
+from tr11ops.runcard.rules import SIGNAL_SLACK_SECONDS
+from tr11ops.runcard.speed import RunHistory
 
 
 @dataclass(frozen=True)
-class Room:
+class TimeMargin:
     """Time from the trainer's leave to Slurm's end of the attempt, in seconds.
 
     `sure` is less than `nominal` where the early signal alone makes the trainer leave, for that may come late.
@@ -23,15 +23,15 @@ class Room:
     sure: float
 
 
-def room_before_limit(card: RunCard) -> Room | None:
+def room_before_limit(card: RunCard) -> TimeMargin | None:
     """The room that exit duration and early signal leave, whichever is the earlier; None when neither is set."""
     rooms = []
     if card.run.exit_duration_minutes is not None:
         left = card.time_limit_seconds - 60 * card.run.exit_duration_minutes
-        rooms.append(Room(left, left))
+        rooms.append(TimeMargin(left, left))
     early = card.slurm.signal_seconds_before_limit
     if early is not None:
-        rooms.append(Room(early, max(0.0, early - SIGNAL_SLACK_SECONDS)))
+        rooms.append(TimeMargin(early, max(0.0, early - SIGNAL_SLACK_SECONDS)))
     return max(rooms, key=lambda room: (room.sure, room.nominal), default=None)
 
 
@@ -40,7 +40,7 @@ def is_measured(history: RunHistory) -> bool:
     return history.save is not None
 
 
-def margin_checks(card: RunCard, history: RunHistory) -> Iterator[Check]:
+def margin_checks(card: RunCard, history: RunHistory) -> Iterator[PreflightCheck]:
     """Compare the room with the run's own longest times. Nothing is said of a run that never saved."""
     room = room_before_limit(card)
     if room is None or history.save is None:

@@ -1,29 +1,31 @@
-"""Whether the run directory is fit for the run: room, rights, clocks, and nobody else in it. Pure."""
+"""Whether the run directory is fit for the run: room, rights, clocks, and no one else in it. Pure."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator
 
-from tr11ops.launch.check import Check, ok, refused, unknown, warning
+from tr11ops.base.observed import Unknown, known
+from tr11ops.base.units import size
 from tr11ops.launch.facts import LaunchFacts
-from tr11ops.runcard import PathBase, RunCard
-from tr11ops.rundir import RunDirectory
-from tr11ops.snapshot import Damage, Unknown, known
-from trainer.model.flops import checkpoint_bytes, count_parameters, deepspeed_checkpoint_files
+from tr11ops.runcard.card import PathBase, RunCard
+from tr11ops.runcard.check import PreflightCheck, ok, refused, unknown, warning
+from tr11ops.rundir.damage import Damage
+from tr11ops.rundir.paths import RunDirectory
+from trainer.schedule.flops import checkpoint_bytes, count_parameters, deepspeed_checkpoint_files
 
 CHECKPOINTS_OF_ROOM = 2
 CLOCK_SECONDS = 5.0  # beyond this, times in logs and records of two nodes cannot be put in order
 
 
-def base_checks(base: PathBase, directory: RunDirectory) -> Iterator[Check]:
+def base_checks(base: PathBase, directory: RunDirectory) -> Iterator[PreflightCheck]:
     """A warning where the run goes on from the folder that its paths were once taken from, and not from its card's."""
     if base.reason == "recorded":
         rule = f"this run was launched from {base.folder}: relative paths begin there, not in the card's folder"
         yield warning("paths", rule, f'write directory = "{directory.root}" and the other paths in full into the card')
 
 
-def place_checks(card: RunCard, directory: RunDirectory, facts: LaunchFacts) -> Iterator[Check]:
+def place_checks(card: RunCard, directory: RunDirectory, facts: LaunchFacts) -> Iterator[PreflightCheck]:
     """The folder's name, rights, and room for the next checkpoints. Nothing else is looked at in one that is faulty."""
     odd = next((character for character in "\\%" if character in str(directory.root)), None)
     if odd is not None:
@@ -40,17 +42,17 @@ def place_checks(card: RunCard, directory: RunDirectory, facts: LaunchFacts) -> 
     yield from _clock_checks(facts)
 
 
-def _space_checks(card: RunCard, directory: RunDirectory, facts: LaunchFacts) -> Iterator[Check]:
+def _space_checks(card: RunCard, directory: RunDirectory, facts: LaunchFacts) -> Iterator[PreflightCheck]:
     count = count_parameters(card.model, card.tokenizer.padded_vocabulary_size)
-    each = checkpoint_bytes(count.total, card.precision)
+    each = checkpoint_bytes(count.total, card.precision, card.optimizer)
     needed, free = CHECKPOINTS_OF_ROOM * each, facts.place.free_bytes
     if isinstance(free, Unknown):
         yield warning("space", f"the free space below {directory.root} could not be read ({free.why})")
     elif free < needed:
-        rule = f"{shown_bytes(free)} free below {directory.root}, two checkpoints need {shown_bytes(needed)}"
+        rule = f"{size(free)} free below {directory.root}, two checkpoints need {size(needed)}"
         yield refused("space", rule, "remove old checkpoints, or choose another run.directory")
     else:
-        yield ok("directory", f"{directory.root}: {shown_bytes(free)} free, a checkpoint takes {shown_bytes(each)}")
+        yield ok("directory", f"{directory.root}: {size(free)} free, a checkpoint takes {size(each)}")
 
 
 def files_of_checkpoint(card: RunCard) -> int:
@@ -61,7 +63,7 @@ def files_of_checkpoint(card: RunCard) -> int:
     return layout.total + 2 * card.world_size + 16
 
 
-def _inode_checks(card: RunCard, directory: RunDirectory, facts: LaunchFacts) -> Iterator[Check]:
+def _inode_checks(card: RunCard, directory: RunDirectory, facts: LaunchFacts) -> Iterator[PreflightCheck]:
     free, needed = facts.place.free_inodes, CHECKPOINTS_OF_ROOM * files_of_checkpoint(card)
     if isinstance(free, Unknown):
         yield warning("inodes", f"the free inodes below {directory.root} could not be read ({free.why})")
@@ -70,7 +72,7 @@ def _inode_checks(card: RunCard, directory: RunDirectory, facts: LaunchFacts) ->
         yield refused("inodes", rule, "remove old checkpoints or other files, or choose another run.directory")
 
 
-def _access_checks(directory: RunDirectory, facts: LaunchFacts) -> Iterator[Check]:
+def _access_checks(directory: RunDirectory, facts: LaunchFacts) -> Iterator[PreflightCheck]:
     access = facts.access
     if isinstance(access, Unknown):
         yield warning("permissions", f"they could not be read ({access.why})")
@@ -78,11 +80,11 @@ def _access_checks(directory: RunDirectory, facts: LaunchFacts) -> Iterator[Chec
     for entry in access[:1]:
         more = f" (and {len(access) - 1} more)" if len(access) > 1 else ""
         rule = f"{entry.path} is {entry.fault}{more}: others of the group cannot keep the run going"
-        fix = "mend it with `tr11 perms fix`"
+        fix = "repair it with `tr11 perms fix`"
         yield warning("permissions", rule, fix if entry.owner == facts.user else f"{fix}, typed by {entry.owner}")
 
 
-def _clock_checks(facts: LaunchFacts) -> Iterator[Check]:
+def _clock_checks(facts: LaunchFacts) -> Iterator[PreflightCheck]:
     clocks = known(facts.clocks, ())
     compared = [(clock.what, clock.ahead, clock.against) for clock in clocks]
     site = known(facts.site, None)
@@ -98,7 +100,7 @@ def _clock_checks(facts: LaunchFacts) -> Iterator[Check]:
 
 
 # ----------------------------------------------------------------------------- stop switches and other trainers
-def switch_checks(directory: RunDirectory, facts: LaunchFacts) -> Iterator[Check]:
+def switch_checks(directory: RunDirectory, facts: LaunchFacts) -> Iterator[PreflightCheck]:
     """Nothing stops the run, and no other trainer is in its directory."""
     switch = facts.kill_switch
     place = switch.place
@@ -123,7 +125,7 @@ def switch_checks(directory: RunDirectory, facts: LaunchFacts) -> Iterator[Check
         yield refused("pause", f"the run is paused by {facts.pause}", "let it go on with `tr11 resume`")
 
 
-def damage_checks(damaged: Iterable[Damage]) -> Iterator[Check]:
+def damage_checks(damaged: Iterable[Damage]) -> Iterator[PreflightCheck]:
     """Damaged state files stop no launch: those that it moves out of the way are named, and those that it leaves."""
     for entry in damaged:
         rule = f"{entry.path} {entry.what}: {entry.without}"
@@ -131,7 +133,7 @@ def damage_checks(damaged: Iterable[Damage]) -> Iterator[Check]:
         yield warning("state file", rule, fix)
 
 
-def holder_checks(card: RunCard, directory: RunDirectory, facts: LaunchFacts) -> Iterator[Check]:
+def holder_checks(card: RunCard, directory: RunDirectory, facts: LaunchFacts) -> Iterator[PreflightCheck]:
     """No trainer that the scheduler does not know of is at work in the run directory."""
     holder = known(facts.holder, None)
     told = {
@@ -144,16 +146,6 @@ def holder_checks(card: RunCard, directory: RunDirectory, facts: LaunchFacts) ->
     if last is not None and last.run not in {"", card.run.name}:
         rule = f"{directory.root} was last used by run {last.run}, launched by {last.user}"
         yield warning("run.directory", rule, "give each run a directory of its own")
-
-
-def shown_bytes(count: int) -> str:
-    """Decimal units, as disks and quotas are sold."""
-    value = float(count)
-    for unit in ("B", "kB", "MB", "GB", "TB", "PB"):
-        if value < 1000 or unit == "PB":
-            return f"{value:.0f} {unit}" if value >= 100 or unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    raise AssertionError("unreachable")
 
 
 def short(names: Iterable[str], most: int = 4) -> str:

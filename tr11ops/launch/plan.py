@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tr11ops.base.units import counted
 from tr11ops.cluster.base import BatchRequest
-from tr11ops.exit_duration import ExitPlan, exit_plan, resolved_with_exit
 from tr11ops.launch.facts import LaunchRequest
-from tr11ops.launch.history import RunHistory
-from tr11ops.launch.render import agent_command, early_command, render_script
-from tr11ops.runcard import PathBase, RunCard, resolved
-from tr11ops.rundir import RunDirectory
+from tr11ops.launch.render import agent_command, render_script
+from tr11ops.runcard.card import PathBase, RunCard, resolved
+from tr11ops.runcard.exit_duration import ExitPlan, exit_plan, resolved_with_exit
+from tr11ops.runcard.speed import RunHistory
+from tr11ops.rundir.paths import RunDirectory, nearest_folder
 
 DEFAULT_OUTPUT = "%x-%A_%a.out"
 SINGLE_OUTPUT = "%x-%j.out"
@@ -38,10 +39,7 @@ class LaunchPlan:
     @property
     def test_request(self) -> BatchRequest:
         """The request for a trial: the run directory may not exist yet, and a trial must not make it."""
-        folder = self.request.working_directory
-        while not folder.is_dir() and folder != folder.parent:
-            folder = folder.parent
-        return replace(self.request, working_directory=folder)
+        return replace(self.request, working_directory=nearest_folder(self.request.working_directory))
 
 
 def plan_launch(
@@ -78,18 +76,18 @@ def plan_launch(
         exclude=tuple(excluded),
         comment=" ".join(filter(None, (directory.comment(tag), slurm.comment))),
         signal_seconds_before_limit=slurm.signal_seconds_before_limit,
+        hint=slurm.hint,
+        survives_nodes=slurm.spare_nodes > 0,
     )
     script = render_script(
         batch,
         variant=card.run.variant,
         tag=tag,
-        command=agent_command(paths.card, tag),
+        command=agent_command("batch", paths.card, tag),
         setup=slurm.setup,
         setup_seconds=round(60 * slurm.setup_minutes),
-        early=early_command(paths.card, tag),
+        early=agent_command("early", paths.card, tag),
         environment=slurm.environment,
-        hint=slurm.hint,
-        survives_nodes=slurm.spare_nodes > 0,
         silence=paths.folder / "agent-silent",
         attempts=directory.paths.attempts,
     )
@@ -116,14 +114,16 @@ _BASES = {
 }
 
 
-def plan_lines(plan: LaunchPlan, card: RunCard, scheduler: str, base: PathBase) -> list[tuple[str, str]]:
-    """The plan for a person: (word, value) pairs."""
+def plan_lines(
+    plan: LaunchPlan, card: RunCard, scheduler: str, base: PathBase, missing_parents: Sequence[Path] = ()
+) -> list[tuple[str, str]]:
+    """The plan for a person: (word, value) pairs. `missing_parents`: folders above the run directory that it makes."""
     request = plan.request
     count = "1 task" if plan.tasks == 1 else f"{plan.tasks} tasks, one after another"
     tasks = f"array {request.array}: {count}" if request.array else "one job"
-    nodes = "1 node" if card.slurm.nodes == 1 else f"{card.slurm.nodes} nodes"
+    nodes = counted(card.slurm.nodes, "node")
     spares = f", {card.slurm.spare_nodes} spare" if card.slurm.spare_nodes else ""
-    workers = f"{nodes} x {card.slurm.workers} worker{'' if card.slurm.workers == 1 else 's'}"
+    workers = f"{nodes} x {counted(card.slurm.workers, 'worker')}"
     gpus = f", {request.gpus_per_node} GPUs each" if request.gpus_per_node else ""
     minutes = plan.card["run"]["exit_duration_minutes"]
     derived = "" if card.run.exit_duration_minutes else " (derived)"
@@ -137,6 +137,9 @@ def plan_lines(plan: LaunchPlan, card: RunCard, scheduler: str, base: PathBase) 
         ("workers", workers + gpus + spares),
         ("time limit", card.slurm.time_limit + leaves),
     ]
+    if missing_parents:
+        count = counted(len(missing_parents), "missing folder")
+        rows.insert(2, ("makes", f"{count} above it, from {missing_parents[0]} on"))
     if request.dependency:
         rows.append(("starts after", request.dependency.partition(":")[2].replace(":", ", ")))
     if request.exclude:

@@ -1,4 +1,4 @@
-"""Whether a launch may go ahead: pure checks over observed facts. Each says what, why, and how to mend it.
+"""Whether a launch may go ahead: pure checks over observed facts. Each says what, why, and how to repair it.
 
 Nothing here reads a file, asks a scheduler or looks at a clock.
 """
@@ -7,40 +7,45 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from tr11ops.attention import attention_checks
+from tr11ops.base.observed import Unknown, known
+from tr11ops.base.units import duration
 from tr11ops.cluster.base import Node, Partition
-from tr11ops.cluster.hostlist import HostlistError, expand
-from tr11ops.exclusions import due_for_recheck
-from tr11ops.exit_duration import ExitPlan, exit_plan
-from tr11ops.gpu_memory import memory_checks
+from tr11ops.cluster.sbatch_options import format_time_limit
 from tr11ops.launch.archives import archive_checks
 from tr11ops.launch.chain import chain_checks, coverage_checks, coverage_of
-from tr11ops.launch.check import Check, ok, refused, unknown, warning
-from tr11ops.launch.datasets import DatasetFacts
 from tr11ops.launch.facts import LaunchFacts, LaunchRequest
 from tr11ops.launch.grants import grant_checks
-from tr11ops.launch.history import RunHistory
 from tr11ops.launch.margins import is_measured, margin_checks
+from tr11ops.launch.other_jobs import queue_checks
 from tr11ops.launch.place import damage_checks, holder_checks, place_checks, short, switch_checks
-from tr11ops.launch.queue import queue_checks
 from tr11ops.launch.resume import checkpoint_checks, saving_checks
-from tr11ops.nodes.given import Given, given_to_scheduler
-from tr11ops.nodes.view import nodes_of
-from tr11ops.runcard import RunCard
-from tr11ops.runcard_checks import card_warnings
-from tr11ops.rundir import RunDirectory
-from tr11ops.snapshot import Unknown, known
-from tr11ops.units import duration
+from tr11ops.nodes.names import card_exclusions
+from tr11ops.queue.given_nodes import Given, given_to_scheduler
+from tr11ops.runcard.attention import attention_checks
+from tr11ops.runcard.card import RunCard
+from tr11ops.runcard.check import PreflightCheck, ok, refused, unknown, warning
+from tr11ops.runcard.exit_duration import ExitPlan, exit_plan
+from tr11ops.runcard.gpu_memory import memory_checks
+from tr11ops.runcard.rules import card_warnings
+from tr11ops.runcard.speed import RunHistory
+from tr11ops.rundir.datasets import DatasetFacts
+from tr11ops.rundir.exclusions import due_for_recheck
+from tr11ops.rundir.paths import RunDirectory
+from trainer.config.compiler_choice import INSTALL_IT
 
 INDEX_RATE = 4e6  # documents and samples a second for which one core builds index maps
 
 
-def preflight(card: RunCard, directory: RunDirectory, request: LaunchRequest, facts: LaunchFacts) -> tuple[Check, ...]:
+def preflight(
+    card: RunCard, directory: RunDirectory, request: LaunchRequest, facts: LaunchFacts
+) -> tuple[PreflightCheck, ...]:
     """All checks, in the order in which a person would make them."""
     return tuple(_checks(card, directory, request, facts))
 
 
-def _checks(card: RunCard, directory: RunDirectory, request: LaunchRequest, facts: LaunchFacts) -> Iterator[Check]:
+def _checks(
+    card: RunCard, directory: RunDirectory, request: LaunchRequest, facts: LaunchFacts
+) -> Iterator[PreflightCheck]:
     workers = f"{card.slurm.nodes} x {card.slurm.workers} workers"
     shape = f"tensor {card.parallel.tensor} x pipeline {card.parallel.pipeline} x data {card.data_parallel_degree}"
     yield ok("card", f"{card.run.name}/{card.run.variant}: {workers} = {shape}")
@@ -66,6 +71,7 @@ def _checks(card: RunCard, directory: RunDirectory, request: LaunchRequest, fact
     if card.rehearsal is None:
         yield from attention_checks(card)
         yield from memory_checks(card)
+        yield from _compiler_checks(facts)
         yield from _data_checks(card, facts)
         yield from _map_checks(card, facts)
         yield from _tokenizer_checks(card, facts)
@@ -78,7 +84,7 @@ def _checks(card: RunCard, directory: RunDirectory, request: LaunchRequest, fact
             yield from coverage_checks(coverage_of(card, request.tasks, history, _resumed_step(facts)))
 
 
-def _leave_checks(leaves: ExitPlan) -> Iterator[Check]:
+def _leave_checks(leaves: ExitPlan) -> Iterator[PreflightCheck]:
     """When the trainer leaves, where the card does not say it."""
     if leaves.is_derived:
         yield ok("last save", f"the trainer leaves after {leaves.minutes:g} min, {leaves.why}")
@@ -90,6 +96,17 @@ def _leave_checks(leaves: ExitPlan) -> Iterator[Check]:
 def _resumed_step(facts: LaunchFacts) -> int:
     found = facts.checkpoints
     return 0 if isinstance(found, Unknown) else found.found.step or 0
+
+
+def _compiler_checks(facts: LaunchFacts) -> Iterator[PreflightCheck]:
+    """A compiler for the card's blocks. Where the workers run on this machine, what it lacks they lack."""
+    if facts.compiler_obstacle is None:
+        return
+    if facts.scheduler == "slurm":
+        rule = f"here {facts.compiler_obstacle}; a node that lacks it too ends the run before its first step"
+        yield warning("model.compile_blocks", rule, INSTALL_IT)
+    else:
+        yield refused("model.compile_blocks", facts.compiler_obstacle, INSTALL_IT, 2)
 
 
 # ----------------------------------------------------------------------------- the cluster
@@ -104,7 +121,8 @@ def chosen_partition(card: RunCard, partitions: Iterable[Partition]) -> Partitio
 
 def _partition_nodes(card: RunCard, facts: LaunchFacts) -> tuple[Node, ...]:
     partition = chosen_partition(card, known(facts.partitions, ()))
-    return nodes_of(partition, known(facts.nodes, ())) if partition is not None else ()
+    names = partition.node_names if partition is not None else ()
+    return tuple(node for node in known(facts.nodes, ()) if node.name in names)
 
 
 def excluded_nodes(request: LaunchRequest, facts: LaunchFacts) -> Given:
@@ -116,7 +134,7 @@ def excluded_nodes(request: LaunchRequest, facts: LaunchFacts) -> Given:
     return given_to_scheduler((*request.exclude, *listed), [node.name for node in known(facts.nodes, ())])
 
 
-def _partition_checks(card: RunCard, request: LaunchRequest, facts: LaunchFacts) -> Iterator[Check]:
+def _partition_checks(card: RunCard, request: LaunchRequest, facts: LaunchFacts) -> Iterator[PreflightCheck]:
     if isinstance(facts.partitions, Unknown):
         yield unknown("scheduler", f"its partitions could not be read ({facts.partitions.why})")
         return
@@ -140,15 +158,19 @@ def _partition_checks(card: RunCard, request: LaunchRequest, facts: LaunchFacts)
     elif not partition.is_up:
         yield warning("partition", f"{partition.name} is down: the job will wait for the site")
     if limit is not None and card.time_limit_seconds > limit:
-        rule = f"{card.slurm.time_limit} is above the limit of partition {partition.name} ({_hours(limit)})"
-        yield refused("slurm.time_limit", rule, f"use {_hours(limit)} and lower run.exit_duration_minutes with it", 2)
+        rule = f"{card.slurm.time_limit} is above the limit of partition {partition.name} ({format_time_limit(limit)})"
+        yield refused(
+            "slurm.time_limit", rule, f"use {format_time_limit(limit)} and lower run.exit_duration_minutes with it", 2
+        )
     else:
-        most = f"of at most {_hours(limit)}" if limit is not None else "(no maximum)"
+        most = f"of at most {format_time_limit(limit)}" if limit is not None else "(no maximum)"
         yield ok("partition", f"{partition.name}, {card.slurm.time_limit} {most}")
     yield from _node_checks(card, partition, request, facts)
 
 
-def _node_checks(card: RunCard, partition: Partition, request: LaunchRequest, facts: LaunchFacts) -> Iterator[Check]:
+def _node_checks(
+    card: RunCard, partition: Partition, request: LaunchRequest, facts: LaunchFacts
+) -> Iterator[PreflightCheck]:
     if isinstance(facts.nodes, Unknown):
         yield unknown("nodes", f"they could not be read ({facts.nodes.why})")
         return
@@ -190,18 +212,7 @@ def _node_checks(card: RunCard, partition: Partition, request: LaunchRequest, fa
         yield refused("slurm.gpus_per_node", rule, "lower it, or choose another partition", 2)
 
 
-def card_exclusions(card: RunCard) -> tuple[str, ...]:
-    """The nodes of slurm.exclude, host lists expanded; what is no host list is judged where the card is read."""
-    names: list[str] = []
-    for text in card.slurm.exclude:
-        try:
-            names += expand(text)
-        except HostlistError:
-            continue
-    return tuple(names)
-
-
-def _gone_checks(card: RunCard, given: Given, facts: LaunchFacts) -> Iterator[Check]:
+def _gone_checks(card: RunCard, given: Given, facts: LaunchFacts) -> Iterator[PreflightCheck]:
     """What is excluded and no node of the cluster any more: told, and left out, for one such name spoils a list."""
     listed = [entry.node for entry in known(facts.exclusions, ()) if entry.node in given.left_out]
     if listed:
@@ -219,14 +230,14 @@ def _wanted_nodes(card: RunCard) -> str:
 
 
 # ----------------------------------------------------------------------------- the data
-def _data_checks(card: RunCard, facts: LaunchFacts) -> Iterator[Check]:
+def _data_checks(card: RunCard, facts: LaunchFacts) -> Iterator[PreflightCheck]:
     tokens = documents = 0
     for dataset in facts.datasets:
         if dataset.unreadable:
             yield refused("data.prefixes", dataset.unreadable, "make it readable for the run's user")
         elif dataset.fault:
             yield refused(
-                "data.prefixes", dataset.fault, "correct the path, or make the dataset again (`tr11 data preprocess`)"
+                "data.prefixes", dataset.fault, "correct the path, or make the dataset (`tr11 data preprocess`)"
             )
         else:
             yield from _size_checks(card, dataset)
@@ -236,7 +247,7 @@ def _data_checks(card: RunCard, facts: LaunchFacts) -> Iterator[Check]:
         yield ok("data", f"{len(facts.datasets)} indexed dataset(s), {documents:,} documents, {tokens:,} tokens")
 
 
-def _size_checks(card: RunCard, dataset: DatasetFacts) -> Iterator[Check]:
+def _size_checks(card: RunCard, dataset: DatasetFacts) -> Iterator[PreflightCheck]:
     """One sample must fit. The parts of a split follow documents, so what they hold in tokens is an estimate here."""
     sample = card.model.sequence_length + 1
     need = f"one sample takes {sample:,} (model.sequence_length + 1)"
@@ -257,7 +268,7 @@ def _size_checks(card: RunCard, dataset: DatasetFacts) -> Iterator[Check]:
             yield warning("data.split", rule, "give more data, or a larger share")
 
 
-def _map_checks(card: RunCard, facts: LaunchFacts) -> Iterator[Check]:
+def _map_checks(card: RunCard, facts: LaunchFacts) -> Iterator[PreflightCheck]:
     """Index maps that are missing are built at the start of the training, by one worker while all others wait."""
     missing = facts.without_maps
     if isinstance(missing, Unknown):
@@ -271,7 +282,7 @@ def _map_checks(card: RunCard, facts: LaunchFacts) -> Iterator[Check]:
         yield ok("index maps", "there for every data set")
 
 
-def _tokenizer_checks(card: RunCard, facts: LaunchFacts) -> Iterator[Check]:
+def _tokenizer_checks(card: RunCard, facts: LaunchFacts) -> Iterator[PreflightCheck]:
     tokenizer, rows = facts.tokenizer, card.tokenizer.padded_vocabulary_size
     if tokenizer.fault:
         yield refused("tokenizer.path", tokenizer.fault, tokenizer.fix)
@@ -280,8 +291,3 @@ def _tokenizer_checks(card: RunCard, facts: LaunchFacts) -> Iterator[Check]:
         yield refused("tokenizer.padded_vocabulary_size", rule, f"use {tokenizer.size} or more", 2)
     elif tokenizer.size is not None:
         yield ok("tokenizer", f"{tokenizer.size:,} tokens in {rows:,} rows")
-
-
-# ----------------------------------------------------------------------------- words
-def _hours(seconds: int) -> str:
-    return f"{seconds // 3600:02d}:{seconds % 3600 // 60:02d}:{seconds % 60:02d}"

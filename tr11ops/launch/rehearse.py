@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from math import gcd
 from typing import Any
 
-from tr11ops.importer.toml_writer import write_card
-from tr11ops.runcard import SHELL_KEYS, RunCard
-from trainer.config_rules import batch_problems
+from tr11ops.runcard.card import SHELL_KEYS, RunCard
+from tr11ops.runcard.toml_writer import write_card
+from trainer.config.rules import batch_problems
 
 SUFFIX = "rehearsal"
 NODES, MINUTES, LIMIT = 2, 20, "00:30:00"
@@ -61,6 +61,7 @@ def _shape(card: RunCard, workers: int) -> dict[str, Any]:
     shape: dict[str, Any] = {
         "parallel.tensor": tensor,
         "parallel.pipeline": pipeline,
+        "parallel.virtual_stages": 1,
         "model.layers": min(LAYERS, card.model.layers),
     }
     if hidden > LARGEST_HIDDEN:
@@ -113,7 +114,7 @@ def flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def card_text(card: RunCard, of: str) -> str:
     """The card as a file of its own, for `tr11 status --run FILE` and all other commands."""
     tables = card.model_dump(mode="json", exclude_defaults=True)
-    head = [f"The rehearsal of {of}, written by `tr11 launch --rehearse`; it is written anew each time."]
+    head = [f"The rehearsal of {of}, written by `tr11 launch --rehearse`; it is written again each time."]
     return write_card(_escaped(tables, ()), {}, head)
 
 

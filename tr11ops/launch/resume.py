@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tr11ops.launch.check import Check, ok, refused, unknown, warning
-from tr11ops.launch.facts import CheckpointFacts, LaunchFacts
-from tr11ops.runcard import RunCard
-from tr11ops.rundir import RunDirectory
-from tr11ops.snapshot import Unknown
-from trainer.contract import Manifest, checkpoint_name
-from trainer.data_match import data_facts, decisive_differences, fact_differences
+from tr11ops.base.observed import Unknown
+from tr11ops.launch.facts import LaunchCheckpoints, LaunchFacts
+from tr11ops.runcard.card import RunCard
+from tr11ops.runcard.check import PreflightCheck, ok, refused, unknown, warning
+from tr11ops.rundir.paths import RunDirectory
+from trainer.config.data_match import data_facts, decisive_differences, fact_differences
+from trainer.contract.manifest import Manifest
+from trainer.contract.paths import checkpoint_name
 
 
-def checkpoint_checks(card: RunCard, directory: RunDirectory, facts: LaunchFacts) -> Iterator[Check]:
+def checkpoint_checks(card: RunCard, directory: RunDirectory, facts: LaunchFacts) -> Iterator[PreflightCheck]:
     """Checks of the checkpoint that a resume would load; a first start without any is fine unless the card says not."""
     if isinstance(facts.checkpoints, Unknown):
         yield unknown("checkpoints", f"they could not be read ({facts.checkpoints.why})")
@@ -24,7 +25,7 @@ def checkpoint_checks(card: RunCard, directory: RunDirectory, facts: LaunchFacts
             fix = "restore one, or correct run.directory or run.variant"
             yield refused("run.expect_resume", f"{folder} holds no checkpoint", fix)
         elif found.latest is not None:
-            fix = "restore one, or remove that file to start anew"
+            fix = "restore one, or remove that file to start again"
             yield refused("checkpoints", f"{directory.paths.latest} is there, but no checkpoint", fix)
         else:
             yield ok("checkpoints", "none: the training starts from random weights")
@@ -39,8 +40,8 @@ def checkpoint_checks(card: RunCard, directory: RunDirectory, facts: LaunchFacts
 
 
 def _resume_checks(
-    card: RunCard, directory: RunDirectory, found: CheckpointFacts, manifest: Manifest
-) -> Iterator[Check]:
+    card: RunCard, directory: RunDirectory, found: LaunchCheckpoints, manifest: Manifest
+) -> Iterator[PreflightCheck]:
     steps, latest, passed = found.steps, found.latest, found.found.passed
     name = checkpoint_name(manifest.step)
     if isinstance(latest, Unknown):
@@ -60,11 +61,13 @@ def _resume_checks(
         rule = f"{name} has consumed {manifest.consumed_samples:,} samples of {card.batch.train_samples:,}"
         yield warning("batch.train_samples", f"{rule}: nothing is left to train", "raise it to go on")
     yield from _data_checks(card, found, name)
+    if manifest.topology.get("tensor", 1) > 1:
+        yield from _sequence_checks(card, found, name)
     text = f"resumes at step {manifest.step + 1} from {name}{_topology(card, manifest)}; {found.verified} verified"
     yield ok("checkpoints", text)
 
 
-def _data_checks(card: RunCard, found: CheckpointFacts, name: str) -> Iterator[Check]:
+def _data_checks(card: RunCard, found: LaunchCheckpoints, name: str) -> Iterator[PreflightCheck]:
     """What the card says otherwise of the data; what the files hold, the trainer compares."""
     if found.data is None:
         return
@@ -80,7 +83,19 @@ def _data_checks(card: RunCard, found: CheckpointFacts, name: str) -> Iterator[C
         yield warning("data", f"{'; '.join(others)}: the trainer compares what it holds with {name}")
 
 
-def saving_checks(card: RunCard) -> Iterator[Check]:
+def _sequence_checks(card: RunCard, found: LaunchCheckpoints, name: str) -> Iterator[PreflightCheck]:
+    """A card that cuts sequences otherwise than before, maybe by default alone: it draws other dropout masks."""
+    before, now = found.cut_sequences, bool(card.parallel.sequence_parallel)
+    if before is None or before == now or card.parallel.tensor == 1:
+        return
+    here, there = str(now).lower(), str(before).lower()
+    rule = f"is {here}, and {name} was trained with {there}: sums round otherwise from there"
+    if card.model.hidden_dropout > 0.0 or card.model.attention_dropout > 0.0:
+        rule += ", dropout masks are others"
+    yield warning("parallel.sequence_parallel", rule, f"say {there} in the card to go on as before")
+
+
+def saving_checks(card: RunCard) -> Iterator[PreflightCheck]:
     """What the card says of saving that a person may not have meant."""
     if not card.checkpoint.save_optimizer and card.rehearsal is None:
         rule = "false: what this run saves holds weights alone, and no attempt after the first can resume from it"

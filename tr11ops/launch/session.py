@@ -6,22 +6,22 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from tr11ops.base.observed import known
+from tr11ops.cluster.arrays import ArraySpec
 from tr11ops.cluster.base import Scheduler, SchedulerError, SchedulerUnreachable
 from tr11ops.cluster.grants import Grants, read_grants
 from tr11ops.cluster.site import SiteRules, keep_site, read_site
-from tr11ops.launch.chain import Chain, choose_chain
-from tr11ops.launch.check import Check, Level, ok, refused, unknown, verdict
+from tr11ops.launch.chain import QueueChain, choose_chain
 from tr11ops.launch.facts import LaunchFacts, LaunchRequest, observe_launch
 from tr11ops.launch.place import base_checks
 from tr11ops.launch.plan import LaunchPlan, plan_launch, plan_lines
 from tr11ops.launch.preflight import excluded_nodes, preflight
 from tr11ops.launch.submit import launch_lock, settle, submit
 from tr11ops.launch.watching import watching_checks
-from tr11ops.runcard import PathBase, RunCard
-from tr11ops.rundir import RunDirectory, Submission, new_tag
-from tr11ops.slurm_syntax import ArraySpec
-from tr11ops.snapshot import known
-from tr11ops.state_files import set_damage_aside
+from tr11ops.runcard.card import PathBase, RunCard
+from tr11ops.runcard.check import Level, PreflightCheck, ok, refused, unknown, verdict
+from tr11ops.rundir.paths import RunDirectory, Submission, new_tag
+from tr11ops.rundir.state_files import set_damage_aside
 
 
 @dataclass(frozen=True)
@@ -53,15 +53,15 @@ class LaunchJob:
 class LaunchView:
     """What the checks said, and the plan where they let one be made."""
 
-    checks: tuple[Check, ...]
+    checks: tuple[PreflightCheck, ...]
     plan: LaunchPlan | None
     rows: tuple[tuple[str, str], ...]
     exit_code: int
-    chain: Chain
+    chain: QueueChain
     facts: LaunchFacts
 
     @property
-    def faults(self) -> tuple[Check, ...]:
+    def faults(self) -> tuple[PreflightCheck, ...]:
         return tuple(check for check in self.checks if check.level in {Level.REFUSED, Level.UNKNOWN})
 
 
@@ -83,20 +83,22 @@ def check_launch(job: LaunchJob, tag: str | None = None) -> LaunchView:
     )
     checks = [*base_checks(job.base, job.directory), *preflight(job.card, job.directory, request, facts)]
     if job.card.rehearsal is None:
-        checks += watching_checks(job.card, facts.periodic_jobs, facts.time)
+        checks += watching_checks(job.card, facts.periodic_jobs, facts.time, facts.start_of_watchdog)
     plan: LaunchPlan | None = None
     rows: tuple[tuple[str, str], ...] = ()
     if not verdict(checks):
         plan, tried = _try(job, request, facts, tag or new_tag())
         checks.append(tried)
         if tried.level is Level.OK and plan is not None:
-            rows = tuple(_rows(plan, job, chain))
+            rows = tuple(_rows(plan, job, chain, facts))
         else:
             plan = None
     return LaunchView(tuple(checks), plan, rows, verdict(checks), chain, facts)
 
 
-def _try(job: LaunchJob, request: LaunchRequest, facts: LaunchFacts, tag: str) -> tuple[LaunchPlan | None, Check]:
+def _try(
+    job: LaunchJob, request: LaunchRequest, facts: LaunchFacts, tag: str
+) -> tuple[LaunchPlan | None, PreflightCheck]:
     """Plan it, and let the scheduler say whether it would take it."""
     name = job.scheduler.name
     try:
@@ -123,7 +125,7 @@ _KEYS = (
 )
 
 
-def refused_by_scheduler(card: RunCard, scheduler: str, message: str) -> Check:
+def refused_by_scheduler(card: RunCard, scheduler: str, message: str) -> PreflightCheck:
     """The refusal of a trial: under the card's key that it is about, where the scheduler's words tell."""
     for pattern, key in _KEYS:
         value = getattr(card.slurm, key)
@@ -133,8 +135,8 @@ def refused_by_scheduler(card: RunCard, scheduler: str, message: str) -> Check:
     return refused("scheduler", f"{scheduler} refuses it: {message}", "change the card or the options")
 
 
-def _rows(plan: LaunchPlan, job: LaunchJob, chain: Chain) -> list[tuple[str, str]]:
-    rows = plan_lines(plan, job.card, job.scheduler.name, job.base)
+def _rows(plan: LaunchPlan, job: LaunchJob, chain: QueueChain, facts: LaunchFacts) -> list[tuple[str, str]]:
+    rows = plan_lines(plan, job.card, job.scheduler.name, job.base, facts.place.missing_parents)
     if chain.kind in {"afterany", "self"}:
         rows = [(name, str(chain) if name == "job" else value) for name, value in rows]
     return rows

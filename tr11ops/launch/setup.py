@@ -13,13 +13,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tr11ops.launch.check import Check, ok, refused, warning
+from tr11ops.base.shipped import shipped_root
+from tr11ops.base.units import duration
+from tr11ops.cluster.sbatch_script import code_root
 from tr11ops.launch.environment import NEEDED
-from tr11ops.launch.render import code_root
-from tr11ops.launch.tokenizer import look_at_tokenizer, workers_environment
-from tr11ops.runcard import RunCard
-from tr11ops.shipped import shipped_root
-from tr11ops.units import duration
+from tr11ops.runcard.card import RunCard
+from tr11ops.runcard.check import PreflightCheck, ok, refused, warning
+from tr11ops.rundir.tokenizer import look_at_tokenizer, workers_environment
 
 LONGEST_SECONDS = 120.0
 # What the batch script does before and after the lines; the probe stands where the agent would.
@@ -32,7 +32,7 @@ open(sys.argv[1], "w").write(json.dumps(value))
 """
 
 
-def setup_checks(card: RunCard, uses_slurm: bool, environment: Mapping[str, str]) -> Iterator[Check]:
+def setup_checks(card: RunCard, uses_slurm: bool, environment: Mapping[str, str]) -> Iterator[PreflightCheck]:
     """Run `slurm.setup` in a shell of its own, as the batch script would, and look at what it leaves. Runs programs."""
     lines = card.slurm.setup
     if not lines:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tr11ops.detect import nodes_short
-from tr11ops.launch.check import Level
-from tr11ops.observe import facts_of, observe
+from tr11ops.observe.look import facts_of, observe
+from tr11ops.runcard.check import Level
 
 if TYPE_CHECKING:
-    from tr11ops.alerts.service import Outcome
+    from tr11ops.alerts.service import AlertOutcome
     from tr11ops.launch.session import LaunchJob, LaunchView
 
 
@@ -18,7 +18,7 @@ def is_short(view: LaunchView) -> bool:
     return any(check.name == "nodes" and check.level is Level.WARNING for check in view.checks)
 
 
-def report_shortage(job: LaunchJob, now: float, typed: str) -> Outcome | None:
+def report_shortage(job: LaunchJob, now: float, typed: str) -> AlertOutcome | None:
     """Hand it to the alerts, who tell those on duty and the site's support; None where a second look finds enough."""
     from tr11ops.alerts.service import process_some
 

@@ -1,4 +1,4 @@
-"""A starter card for a cluster: what its scheduler says is filled in, what nobody can know is asked or left to change.
+"""A starter card for a cluster: what its scheduler says is filled in, what no one can know is asked or left to change.
 
 Pure, but for reading an example card and a tokenizer's size.
 """
@@ -13,15 +13,16 @@ from typing import Any
 from pydantic import BaseModel
 
 from tr11ops.cluster.base import Node, Partition
+from tr11ops.cluster.sbatch_options import format_time_limit
 from tr11ops.cluster.site import SiteRules
-from tr11ops.importer.toml_writer import write_card
-from tr11ops.runcard import RunCard
-from tr11ops.runcard_checks import advised_exit_minutes
-from tr11ops.runcard_load import read_tables
-from tr11ops.slurm_syntax import format_time_limit, parse_time_limit
-from trainer.config import BatchSection
-from trainer.config_base import MOST_SAMPLES
-from trainer.config_rules import batch_problems
+from tr11ops.runcard.card import RunCard
+from tr11ops.runcard.load import read_tables
+from tr11ops.runcard.rules import advised_exit_minutes
+from tr11ops.runcard.slurm_syntax import parse_time_limit
+from tr11ops.runcard.toml_writer import schema_of, write_card
+from trainer.config.base import MOST_SAMPLES
+from trainer.config.card import BatchSection
+from trainer.config.rules import batch_problems
 
 USUAL_LIMIT_SECONDS = 20 * 3600
 SHORTEST_LIMIT_SECONDS = 3600
@@ -35,7 +36,7 @@ class StarterError(ValueError):
 
 
 @dataclass(frozen=True)
-class Place:
+class PartitionChoice:
     """Where runs can go: a partition, and what each of its nodes has at least."""
 
     partition: Partition
@@ -51,7 +52,7 @@ class Place:
         return f"{self.partition.name}: {self.usable} of {self.nodes} nodes{gpus}, {self.cpus} cores each{most}"
 
 
-def places(partitions: Iterable[Partition], nodes: Iterable[Node]) -> tuple[Place, ...]:
+def places(partitions: Iterable[Partition], nodes: Iterable[Node]) -> tuple[PartitionChoice, ...]:
     """The partitions that are up and have nodes: those with most GPUs first, then the default, then most nodes."""
     known = {node.name: node for node in nodes}
     found = []
@@ -61,7 +62,7 @@ def places(partitions: Iterable[Partition], nodes: Iterable[Node]) -> tuple[Plac
         if own and partition.is_up:
             of = usable or own
             gpus, cpus = min(node.gpus for node in of), min(node.cpus for node in of)
-            found.append(Place(partition, len(own), len(usable), gpus, cpus))
+            found.append(PartitionChoice(partition, len(own), len(usable), gpus, cpus))
     return tuple(sorted(found, key=lambda one: (-one.gpus * one.nodes, not one.partition.is_default, -one.nodes)))
 
 
@@ -71,12 +72,12 @@ class Answers:
 
     name: str
     directory: str
-    place: Place
+    place: PartitionChoice
     nodes: int
     account: str = ""
 
 
-def proposed_nodes(place: Place, base: Mapping[str, Any]) -> int:
+def proposed_nodes(place: PartitionChoice, base: Mapping[str, Any]) -> int:
     """As many nodes as give the example card's number of workers, or all that there are."""
     slurm = base["slurm"]
     wanted = int(slurm["nodes"]) * _workers(slurm)
@@ -125,7 +126,7 @@ def _workers(slurm: Mapping[str, Any]) -> int:
     return int(slurm.get("workers_per_node") or slurm.get("gpus_per_node") or 1)
 
 
-def _workers_here(place: Place, slurm: Mapping[str, Any]) -> int:
+def _workers_here(place: PartitionChoice, slurm: Mapping[str, Any]) -> int:
     """A worker for each GPU; on nodes without GPUs as many as the example has, while there are cores for them."""
     return place.gpus or max(1, min(_workers(slurm), place.cpus))
 
@@ -188,8 +189,7 @@ def _described(schema: type[BaseModel], key: Sequence[str]) -> str:
         return ""
     if len(key) == 1:
         return field.description or ""
-    options = (field.annotation, *getattr(field.annotation, "__args__", ()))
-    inner = next((item for item in options if isinstance(item, type) and issubclass(item, BaseModel)), None)
+    inner = schema_of(schema, key[0])
     return _described(inner, key[1:]) if inner is not None else ""
 
 

@@ -1,4 +1,4 @@
-"""Carrying out a launch plan: one launch at a time, everything kept, and no job that nobody knows of."""
+"""Carrying out a launch plan: one launch at a time, everything kept, and no job that no one knows of."""
 
 from __future__ import annotations
 
@@ -11,23 +11,27 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from datetime import UTC
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from tr11ops import __version__
+from tr11ops.base.observed import known
+from tr11ops.base.units import timestamp
 from tr11ops.cluster.base import Scheduler, SchedulerError, SchedulerUnreachable
-from tr11ops.journal import Journal, user_name
 from tr11ops.launch.facts import LaunchFacts
+from tr11ops.launch.other_jobs import without_trace
 from tr11ops.launch.plan import LaunchPlan
-from tr11ops.launch.queue import BEING_SUBMITTED, SUPERSEDED, is_in_doubt, job_of_tag, without_trace
-from tr11ops.reserve import keep_reserve
-from tr11ops.run_identity import require_run_id
-from tr11ops.rundir import RunDirectory, Submission, SubmissionPaths, make_shared, write_text
-from tr11ops.snapshot import known
-from tr11ops.switch_place import mark_switch
-from trainer.contract import host_name, write_json
-from trainer.state_file import is_damage, set_aside
+from tr11ops.rundir.identity import require_run_id
+from tr11ops.rundir.journal import Journal, user_name
+from tr11ops.rundir.kill_switch import mark_switch
+from tr11ops.rundir.paths import RunDirectory, Submission, SubmissionPaths, write_text
+from tr11ops.rundir.reserve import keep_reserve
+from tr11ops.rundir.submissions import BEING_SUBMITTED, SUPERSEDED, is_in_doubt, job_of_tag
+from trainer.contract.files import host_name, write_json
+from trainer.contract.sharing import make_shared, open_shared
+from trainer.contract.state_file import is_damage, set_aside
 
 VERSIONED = ("torch", "deepspeed", "numpy", "transformers")
 LOOKUPS = 5
@@ -70,15 +74,13 @@ def hold_launch_lock(path: Path) -> int:
     """
     make_shared(path.parent)
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o664)
+        descriptor = open_shared(path, os.O_RDWR)
     except OSError as error:
         if not is_damage(error):
             raise
-        set_aside(path)  # a folder, or a link in a circle: there is nothing in it that anybody holds
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o664)
+        set_aside(path)  # a folder, or a link in a circle: there is nothing in it that anyone holds
+        descriptor = open_shared(path, os.O_RDWR)
     try:
-        if os.fstat(descriptor).st_uid == os.geteuid():
-            os.fchmod(descriptor, 0o664)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}:
@@ -89,7 +91,7 @@ def hold_launch_lock(path: Path) -> int:
                 f"another launch or training of this run is under way: {_lock_holder(path)}; look with `tr11 status`"
             ) from None
         raise
-    with suppress(OSError):  # a full disk keeps nobody from launching
+    with suppress(OSError):  # a full disk keeps no one from launching
         who = {"who": user_name(), "host": host_name(), "pid": os.getpid(), "time": time.time()}
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(who).encode(), 0)
@@ -100,7 +102,7 @@ def _lock_holder(path: Path) -> str:
     """Who holds the lock, and since when; in words."""
     try:
         held = json.loads(path.read_bytes())
-        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(float(held["time"])))
+        since = timestamp(float(held["time"]), UTC)
         return f"{held['who']} on {held['host']}, process {held['pid']}, since {since} ({path})"
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return f"{path} is locked, and does not say by whom"

@@ -10,20 +10,21 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from tr11ops.base.observed import cause, known
 from tr11ops.cluster.base import Scheduler, SchedulerError, SchedulerUnreachable
-from tr11ops.evidence import cause, read_exclusions
-from tr11ops.exclusions import INCLUDED
-from tr11ops.exit_duration import card_as_written
-from tr11ops.journal import read_journal
 from tr11ops.launch.facts import LaunchRequest
 from tr11ops.launch.history import read_history
 from tr11ops.launch.plan import plan_launch
-from tr11ops.launch.queue import SUPERSEDED, is_superseded, job_of_tag
-from tr11ops.launch.submit import LaunchBusy, launch_lock, submit
-from tr11ops.runcard import RunCard
-from tr11ops.rundir import RunDirectory, Submission, is_tag, new_tag
-from tr11ops.snapshot import known
-from trainer.contract import read_json
+from tr11ops.launch.submit import LOOKUP_PAUSE_SECONDS, LaunchBusy, launch_lock, submit
+from tr11ops.nodes.names import card_exclusions
+from tr11ops.observe.files import read_exclusions
+from tr11ops.runcard.card import RunCard
+from tr11ops.runcard.exit_duration import card_as_written
+from tr11ops.rundir.exclusions import INCLUDED
+from tr11ops.rundir.journal import read_journal
+from tr11ops.rundir.paths import RunDirectory, Submission, is_tag, new_tag
+from tr11ops.rundir.submissions import SUPERSEDED, is_superseded, job_of_tag
+from trainer.contract.state_file import read_json
 
 AGAIN_SECONDS = 30.0  # between two tries to queue the next job, while this one trains
 
@@ -76,7 +77,7 @@ def _why_leave(job: BatchJob, record: Submission) -> str:
         tag = record.note.removeprefix(SUPERSEDED)
         if is_tag(tag) and not job.directory.submission(tag).record.exists():
             return ""  # the other one was refused by the scheduler: this job is all there is
-        return f"submission {record.tag} was given up for {tag} while nobody knew whether this job exists"
+        return f"submission {record.tag} was given up for {tag} while no one knew whether this job exists"
     if record.job_id in {None, job.number}:
         return ""
     try:
@@ -116,7 +117,7 @@ def _queue_until_done(job: BatchJob, record: Submission) -> None:
             return
 
 
-def queue_successor(job: BatchJob, record: Submission, pause: Callable[[float], None] = time.sleep) -> Submission:
+def queue_successor(job: BatchJob, record: Submission) -> Submission:
     """Submit the job that follows this one, unless it is there; returns its record.
 
     Raises SchedulerError as `submit` does, LaunchBusy while another launch is under way, OSError.
@@ -132,7 +133,7 @@ def queue_successor(job: BatchJob, record: Submission, pause: Callable[[float], 
                 done = replace(earlier, job_id=number, note="")
                 directory.write_submission(done)
                 return done
-            pause(2.0)
+            time.sleep(LOOKUP_PAUSE_SECONDS)
             number = job_of_tag(earlier.tag, scheduler.jobs(), {})
             if number is None:
                 directory.write_submission(replace(earlier, note=f"{SUPERSEDED}a later try of job {job.number}"))
@@ -151,7 +152,6 @@ def queue_successor(job: BatchJob, record: Submission, pause: Callable[[float], 
             why=f"chain: {record.left} more after job {job.number}",
             chain="self",
             left=record.left - 1,
-            pause=pause,
         )
     job.say(f"tr11: job {done.job_id} is queued behind this one; {done.left} more are to follow it")
     return done
@@ -165,5 +165,6 @@ def _excluded(job: BatchJob, record: Submission) -> tuple[str, ...]:
         for entry in read_journal(job.directory.journal).entries
         if entry.kind == INCLUDED and entry.time >= record.time
     }
-    kept = (node for node in record.excluded if node not in back or node in job.card.slurm.exclude)
+    of_card = card_exclusions(job.card)
+    kept = (node for node in record.excluded if node not in back or node in of_card)
     return tuple(dict.fromkeys((*kept, *listed)))

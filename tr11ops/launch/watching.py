@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from tr11ops.base.observed import Observed, Unknown
 from tr11ops.detect.cron_dead import watchdog_fault
-from tr11ops.launch.check import Check, ok, warning
-from tr11ops.runcard import RunCard
-from tr11ops.snapshot import Observed, Unknown
+from tr11ops.runcard.card import RunCard
+from tr11ops.runcard.check import PreflightCheck, ok, warning
 
 if TYPE_CHECKING:
-    from tr11ops.crontab.state import JobState
+    from tr11ops.rundir.cron_records import PeriodicJobState
 
 
-def watching_checks(card: RunCard, periodic_jobs: Observed[tuple[JobState, ...]], now: float) -> Iterator[Check]:
-    """Who would be told, and by what. `periodic_jobs` are those on record, `now` is in seconds since the epoch."""
+def watching_checks(
+    card: RunCard, periodic_jobs: Observed[tuple[PeriodicJobState, ...]], now: float, start: str = "cron install"
+) -> Iterator[PreflightCheck]:
+    """Who would be told, and by what. `periodic_jobs` are those on record, `now` is in seconds since the epoch.
+
+    `start`: the words of tr11 that start a watchdog on this machine.
+    """
     alerts = card.alerts
     if alerts.has_recipients:
         people = len({*alerts.recipients, *alerts.rota})
@@ -29,6 +34,7 @@ def watching_checks(card: RunCard, periodic_jobs: Observed[tuple[JobState, ...]]
         return
     fault = watchdog_fault(periodic_jobs, now)
     if fault:
-        yield warning("watchdog", fault, "`tr11 cron install` has one look")
+        where = "" if start == "cron install" else ", in a terminal that stays open,"
+        yield warning("watchdog", fault, f"`tr11 {start}`{where} has one look")
     else:
         yield ok("watchdog", "it looks at the run")

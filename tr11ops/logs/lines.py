@@ -7,15 +7,16 @@ import re
 import textwrap
 from collections.abc import Mapping
 
+from tr11ops.diagnose.lines import CONTROL, ESCAPE
+from tr11ops.diagnose.lines import plain as without_escapes
+
 LEVELS: Mapping[str, int] = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 INFO, WARNING, ERROR, CRITICAL = 20, 30, 40, 50
 INDENT = "    "  # of the lines that a long one is folded into
 NARROWEST = 20  # characters; less is not folded for
 
 PREFIX = re.compile(r"^(?:\[default\d+\]:|\s*\d+: )")  # torchrun's, or srun's --label
-_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_=>()*+#-/][^\x1b]?|.?)")
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m\Z")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 STEP = re.compile(r"\biteration\s+(\d{1,15})/\s*(\d{1,15}) \|")
 LOSS = re.compile(r"\blm loss: *([-+]?\d[.\d]*(?:[Ee][-+]?\d+)?) \|")  # the historical trainings left a NaN out
@@ -48,7 +49,7 @@ _WARNING = re.compile(r"\w*Warning: |OVERFLOW! Rank \d+ Skipping step|Connection
 
 def plain(line: str) -> str:
     """The line without escapes and other characters that a terminal obeys; tabs stay."""
-    return _CONTROL.sub("", _ESCAPE.sub("", _last_overprint(line)))
+    return without_escapes(_last_overprint(line))
 
 
 def folded(line: str, width: int) -> str:
@@ -63,11 +64,11 @@ def folded(line: str, width: int) -> str:
 
 def coloured(line: str) -> str:
     """As `plain`, but colours stay, and are ended."""
-    kept = _ESCAPE.sub(lambda escape: escape[0] if _COLOUR.match(escape[0]) else "", _last_overprint(line))
+    kept = ESCAPE.sub(lambda escape: escape[0] if _COLOUR.match(escape[0]) else "", _last_overprint(line))
     if "\x1b" not in kept:
-        return _CONTROL.sub("", kept)
+        return CONTROL.sub("", kept)
     parts = re.split(r"(\x1b\[[0-9;:]*m)", kept)
-    return "".join(part if index % 2 else _CONTROL.sub("", part) for index, part in enumerate(parts)) + "\x1b[0m"
+    return "".join(part if index % 2 else CONTROL.sub("", part) for index, part in enumerate(parts)) + "\x1b[0m"
 
 
 def _last_overprint(line: str) -> str:

@@ -1,49 +1,28 @@
-"""Times and ranges as people type them, and how many steps `metrics.jsonl` has since a time."""
+"""Ranges as people type them, and how many steps `metrics.jsonl` has since a time."""
 
 from __future__ import annotations
 
-import datetime
-import json
 import os
 import re
 from pathlib import Path
 
 from tr11ops.logs.reader import FileReader, whole_lines
 from tr11ops.logs.search import LEAF_BYTES, Marks
-from trainer.state_file import descriptor_of
+from trainer.contract.metrics_record import parse_record
+from trainer.contract.state_file import descriptor_of
 
-_AGO = re.compile(r"(\d{1,6}(?:\.\d{1,3})?) ?(s|m|min|h|d|w)(?: ago)?")
-_UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604_800}
-_CLOCK = re.compile(r"(\d{1,2}):(\d\d)(?::(\d\d))?")
-_RANGE = re.compile(r"(\d{1,15})?:(\d{1,15})?|(\d{1,15})")
+_RANGE = re.compile(r"(\d{1,15})?[:-](\d{1,15})?|(\d{1,15})")
 _METRICS_TIME = re.compile(rb'"time": ?(\d{1,12}(?:\.\d+)?)')
 LAST_ITERATION = 10**15
+TAIL_BYTES = 64 << 10  # more than any record has
 MOST_RANKS = 100_000
 
 
-def since(text: str, now: float) -> float:
-    """Seconds since the epoch for `2h`, `3d ago`, `14:30`, `2022-05-01`, `2022-05-01 14:30`, ISO with a zone.
-
-    Times without a zone are of this machine; a clock time is the last such moment before `now`. Raises ValueError.
-    """
-    words = text.strip()
-    if ago := _AGO.fullmatch(words):
-        return now - float(ago[1]) * _UNITS[ago[2]]
-    try:
-        if clock := _CLOCK.fullmatch(words):
-            today = datetime.datetime.fromtimestamp(now)
-            then = today.replace(hour=int(clock[1]), minute=int(clock[2]), second=int(clock[3] or 0), microsecond=0)
-            return (then if then <= today else then - datetime.timedelta(days=1)).timestamp()
-        return datetime.datetime.fromisoformat(words).timestamp()
-    except (ValueError, OverflowError, OSError):
-        raise ValueError("is no time: give 2h, 30min, 3d, 14:30, 2022-05-01 or 2022-05-01T14:30") from None
-
-
 def iterations(text: str) -> tuple[int, int]:
-    """First and last of `100:200`, `100:`, `:200`, `100`. Raises ValueError."""
+    """First and last of `100-200`, `100-`, `-200`, `100`; a colon does as well. Raises ValueError."""
     match = _RANGE.fullmatch(text.strip())
-    if match is None or text.strip() == ":":
-        raise ValueError("is no range of iterations: give 100:200, 100:, :200 or 100")
+    if match is None or text.strip() in {":", "-"}:
+        raise ValueError("is no range of iterations: give 100-200, 100-, -200 or 100")
     if match[3]:
         return int(match[3]), int(match[3])
     first, last = int(match[1] or 0), int(match[2] or LAST_ITERATION)
@@ -72,6 +51,8 @@ def steps_since(metrics: Path, moment: float) -> int | None:
         return None
     try:
         size = os.fstat(descriptor).st_size
+        tail = os.pread(descriptor, TAIL_BYTES, max(0, size - TAIL_BYTES))
+        size -= len(tail) - 1 - tail.rfind(b"\n")  # the last line is being written
         reader = FileReader(descriptor)
         marks = Marks(reader, size, _METRICS_TIME, lambda match: float(match[1]))
         low, high = 0, size
@@ -85,11 +66,5 @@ def steps_since(metrics: Path, moment: float) -> int | None:
 
 
 def _is_step_since(line: bytes, moment: float) -> bool:
-    try:
-        value = json.loads(line)
-    except ValueError:
-        return False
-    if not isinstance(value, dict) or value.get("kind", "step") != "step":
-        return False
-    time = value.get("time")
-    return isinstance(time, int | float) and time >= moment
+    record = parse_record(line)
+    return record is not None and record.is_step and record.time is not None and record.time >= moment

@@ -11,7 +11,7 @@ LARGE_BLOCK_BYTES = 512 << 10  # where much is read one after another
 LONGEST_LINE_BYTES = 1 << 20  # a line that is longer is passed on in pieces
 
 
-class Reader(Protocol):
+class LogReader(Protocol):
     """Read access by offset."""
 
     def read(self, offset: int, length: int) -> bytes:
@@ -29,7 +29,7 @@ class FileReader:
         return os.pread(self._descriptor, length, offset)
 
 
-def tail_offset(reader: Reader, size: int, count: int) -> int:
+def tail_offset(reader: LogReader, size: int, count: int) -> int:
     """Where the last `count` lines of the first `size` bytes begin; an unfinished last line counts as one.
 
     Reads blocks from the end, so the time depends on what is shown and not on the size of the log.
@@ -51,7 +51,7 @@ def tail_offset(reader: Reader, size: int, count: int) -> int:
     return 0
 
 
-def line_start(reader: Reader, offset: int) -> int:
+def line_start(reader: LogReader, offset: int) -> int:
     """The beginning of the first line at or after `offset`; `offset` itself where a line begins there."""
     if offset <= 0:
         return 0
@@ -64,7 +64,7 @@ def line_start(reader: Reader, offset: int) -> int:
     return position
 
 
-def whole_blocks(reader: Reader, start: int, end: int) -> Iterator[bytes]:
+def whole_blocks(reader: LogReader, start: int, end: int) -> Iterator[bytes]:
     """[start, end) in blocks that end with a line, but for the last one. A line of more than 1 MiB comes in pieces."""
     position, rest = start, b""
     while position < end and (block := reader.read(position, min(LARGE_BLOCK_BYTES, end - position))):
@@ -82,7 +82,7 @@ def whole_blocks(reader: Reader, start: int, end: int) -> Iterator[bytes]:
         yield rest
 
 
-def whole_lines(reader: Reader, start: int, end: int) -> Iterator[bytes]:
+def whole_lines(reader: LogReader, start: int, end: int) -> Iterator[bytes]:
     """The lines of [start, end), without their line ends; also a last one that has none."""
     for block in whole_blocks(reader, start, end):
         lines = block.split(b"\n")

@@ -16,7 +16,7 @@ from itertools import pairwise
 from statistics import median
 
 from tr11ops.logs.lines import ATTEMPT_BYTES, ATTEMPT_WORDS, STAMP_BYTES, STEP_BYTES, moment
-from tr11ops.logs.reader import BLOCK_BYTES, LONGEST_LINE_BYTES, Reader, whole_blocks
+from tr11ops.logs.reader import BLOCK_BYTES, LONGEST_LINE_BYTES, LogReader, whole_blocks
 
 LEAF_BYTES = 256 << 10  # parts that are not divided any further
 SHORTEST_STEP_LINE = 60  # where no line of a step was seen whole
@@ -25,7 +25,7 @@ NEWLINE = ord("\n")
 
 
 @dataclass(frozen=True)
-class Mark:
+class LineMark:
     """A line that says where it is: the offset of its beginning, and its iteration or its time."""
 
     offset: int
@@ -52,7 +52,7 @@ class Marks:
     """The marked lines of the first `size` bytes, looked up as needed; what was read once is not read again."""
 
     def __init__(
-        self, reader: Reader, size: int, pattern: re.Pattern[bytes], value: Callable[[re.Match[bytes]], float | None]
+        self, reader: LogReader, size: int, pattern: re.Pattern[bytes], value: Callable[[re.Match[bytes]], float | None]
     ) -> None:
         self._reader = reader
         self._size = size
@@ -61,40 +61,34 @@ class Marks:
         self._known: list[tuple[int, int, float]] = []  # looked from, found at, value; found at size: nothing there
         self.shortest: int | None = None  # bytes of the shortest marked line that was read so far
 
-    def next(self, offset: int) -> Mark | None:
+    def next(self, offset: int) -> LineMark | None:
         """The first marked line that begins at or after `offset`."""
         at = bisect_right(self._known, (offset, self._size + 1, 0.0)) - 1
         if at >= 0 and self._known[at][1] >= offset:
             _, found, value = self._known[at]
-            return Mark(found, value) if found < self._size else None
+            return LineMark(found, value) if found < self._size else None
         later = self._known[at + 1] if at + 1 < len(self._known) else None
         end = self._size if later is None else min(self._size, later[0] + BLOCK_BYTES)
         mark = next(self._from(offset, end), None)
         if mark is None and later is not None and later[1] < self._size:
-            mark = Mark(later[1], later[2])  # what lies behind was looked through before
+            mark = LineMark(later[1], later[2])  # what lies behind was looked through before
         insort(self._known, (offset, mark.offset if mark else self._size, mark.value if mark else 0.0))
         return mark
 
-    def last(self) -> Mark | None:
+    def last(self) -> LineMark | None:
         """The last marked line."""
-        window = BLOCK_BYTES
-        while True:
-            start = max(0, self._size - window)
-            found = list(self._from(start))
-            if found or start == 0:
-                return found[-1] if found else None
-            window *= 8
+        return self.back(1)
 
-    def around(self, offset: int) -> list[Mark]:
+    def around(self, offset: int) -> list[LineMark]:
         """The marked lines in the block at `offset`."""
         end = min(self._size, offset + LEAF_BYTES)
         return [mark for mark in self._from(offset, end) if mark.offset < end]
 
-    def first_outside(self, offset: int, low: float, high: float) -> Mark | None:
+    def first_outside(self, offset: int, low: float, high: float) -> LineMark | None:
         """The first marked line at or after `offset` whose value is not between `low` and `high`."""
         return next((mark for mark in self._from(offset) if not low <= mark.value <= high), None)
 
-    def back(self, count: int) -> Mark | None:
+    def back(self, count: int) -> LineMark | None:
         """The `count`-th marked line from the end; the first one where there are fewer."""
         window = BLOCK_BYTES
         while True:
@@ -104,7 +98,7 @@ class Marks:
                 return found[-min(count, len(found))] if found else None
             window *= 4
 
-    def _from(self, offset: int, end: int | None = None) -> Iterator[Mark]:
+    def _from(self, offset: int, end: int | None = None) -> Iterator[LineMark]:
         """Marked lines from `offset` on, in order. Reads ahead in blocks that grow."""
         limit = self._size if end is None else end
         position = max(0, offset - 1)
@@ -126,7 +120,7 @@ class Marks:
             if len(rest) > LONGEST_LINE_BYTES:
                 rest, at_line = b"", False
 
-    def _marks(self, data: bytes, base: int) -> Iterator[Mark]:
+    def _marks(self, data: bytes, base: int) -> Iterator[LineMark]:
         last_line = -1
         for match in self._pattern.finditer(data):
             start = data.rfind(b"\n", 0, match.start()) + 1
@@ -136,11 +130,11 @@ class Marks:
                 end = data.find(b"\n", match.end())
                 if end >= 0:
                     self.shortest = min(self.shortest or end - start, end - start)
-                yield Mark(base + start, value)
+                yield LineMark(base + start, value)
 
 
 # ----------------------------------------------------------------------------- by iteration
-def step_regions(reader: Reader, size: int, first: int, last: int) -> list[Region]:
+def step_regions(reader: LogReader, size: int, first: int, last: int) -> list[Region]:
     """The parts of the log that hold every step from `first` to `last`, and what follows each, to the next other step.
 
     A part may hold other steps too, so the lines have to be looked at one by one.
@@ -171,7 +165,7 @@ def step_regions(reader: Reader, size: int, first: int, last: int) -> list[Regio
     return _joined([Region(part.start, end.offset if end else size) for part, end in zip(joined, ends, strict=True)])
 
 
-def _density(marks: Marks, newest: Mark) -> float:
+def _density(marks: Marks, newest: LineMark) -> float:
     """Iterations that one byte of the log can advance by at most: steps a line, and the shortest line of a step."""
     samples = [marks.around(0), marks.around(max(0, newest.offset - LEAF_BYTES // 2))]
     rises = [
@@ -195,7 +189,7 @@ def _joined(regions: list[Region]) -> list[Region]:
 
 
 # ----------------------------------------------------------------------------- by time
-def offset_since(reader: Reader, size: int, time: float) -> int | None:
+def offset_since(reader: LogReader, size: int, time: float) -> int | None:
     """The first line that carries a time at or after `time`; None where there is none.
 
     Stamps rise along a log; where they do not (two clocks), one of the places where they pass `time` is found.
@@ -216,7 +210,7 @@ def offset_since(reader: Reader, size: int, time: float) -> int | None:
 
 
 # ----------------------------------------------------------------------------- by attempt
-def attempt_regions(reader: Reader, size: int, attempt: str) -> tuple[list[Region], int]:
+def attempt_regions(reader: LogReader, size: int, attempt: str) -> tuple[list[Region], int]:
     """What one attempt wrote into a main log, and how many launches of any attempt the log tells of.
 
     Reads the whole log: nothing else says where an attempt begins.
@@ -235,7 +229,7 @@ def attempt_regions(reader: Reader, size: int, attempt: str) -> tuple[list[Regio
     return regions, launches
 
 
-def _launches(reader: Reader, size: int) -> Iterator[tuple[int, str]]:
+def _launches(reader: LogReader, size: int) -> Iterator[tuple[int, str]]:
     position = 0
     for block in whole_blocks(reader, 0, size):
         at = block.find(ATTEMPT_WORDS)

@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from tr11ops.logs.line_filter import LineQuery, Sieve
 from tr11ops.logs.lines import STEP_BYTES
-from tr11ops.logs.reader import Reader, line_start, tail_offset, whole_blocks
+from tr11ops.logs.reader import LogReader, line_start, tail_offset, whole_blocks
 from tr11ops.logs.search import Marks, Region, attempt_regions, offset_since, step_regions, step_value
-from tr11ops.logs.sieve import Sieve, Wanted
 from tr11ops.logs.skip import may_hold
 
 FIRST_WINDOW_BYTES = 1 << 20
@@ -22,7 +22,7 @@ class Query:
     `steps_since`: how many steps were logged since then, where that is known from elsewhere: a step's line has no time.
     """
 
-    wanted: Wanted = field(default_factory=Wanted)
+    wanted: LineQuery = field(default_factory=LineQuery)
     lines: int | None = None
     since: float | None = None
     steps_since: int | None = None
@@ -44,7 +44,7 @@ class NoSuchAttempt(LookupError):
 class Beginning:
     """The lines to show first; afterwards `rest` is the unfinished last line, and `sieve` what goes on with it."""
 
-    reader: Reader
+    reader: LogReader
     size: int
     query: Query
     sieve: Sieve
@@ -64,7 +64,7 @@ class Beginning:
         yield from chosen if self.query.lines is None else deque(chosen, maxlen=self.query.lines)
 
     def _tail(self, count: int) -> Iterator[str]:
-        """The last lines that the sieve lets through: more and more is read until there are enough."""
+        """The last lines that the filter lets through: more and more is read until there are enough."""
         window = FIRST_WINDOW_BYTES
         while True:
             start = line_start(self.reader, max(0, self.size - window))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from tr11ops.logs.line_filter import LineQuery
 from tr11ops.logs.lines import INFO
-from tr11ops.logs.sieve import Wanted
 
 # Every line that `lines.severity` finds worse than INFO holds one of these words, or is a step without a loss.
 SEVERE_WORDS = (
@@ -21,7 +21,7 @@ _WITHOUT_LOSS = re.compile(rb"consumed samples(?![^\n]*\blm loss: *[-+]?\d)")
 _LOOKS_AROUND = re.compile(r"\\[AZBb]|\(\?(?:[!>=(]|<[!=])|[*+?}]\+")
 
 
-def may_hold(wanted: Wanted) -> Callable[[bytes], bool] | None:
+def may_hold(wanted: LineQuery) -> Callable[[bytes], bool] | None:
     """Whether a block of whole lines may hold a wanted line; None where every block has to be looked at."""
     if wanted.iterations is not None or wanted.attempt is not None:
         return None

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from tr11ops.base.units import size
 from tr11ops.logs.summary import Restart, Summary
-from tr11ops.units import size
 
 SCHEMA = 1
 SHOWN = 8

@@ -1,6 +1,6 @@
 """Health checks fanned out over nodes: one small job a node, so that a node that never answers delays no other.
 
-A node on which a job of ours runs is checked inside that job; one that the scheduler gives to nobody is not checked.
+A node on which a job of ours runs is checked inside that job; one that the scheduler gives to no one is not checked.
 Where this machine plays the nodes, each check is a process here.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -16,18 +15,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Semaphore
 from typing import Any, Protocol
 
-from tr11ops.agent.health.base import CheckResult, Outcome, summary, worst
 from tr11ops.cluster.base import Job, JobState, Node, Scheduler, SchedulerError
 from tr11ops.cluster.slurm_command import client_environment
+from tr11ops.health.base import CheckOutcome, CheckResult, summary, worst
 from tr11ops.nodes.health_job import MARK, HealthRequest, check_here, request_values, results_of
 from tr11ops.nodes.view import holders_of
 
 JOB_NAME = "tr11-health"
 POLL_SECONDS = 0.1
 LOOK_SECONDS = 5.0  # between two questions to the scheduler
-PROCESSES_AT_ONCE = 16
+PROCESSES_AT_ONCE = 16  # so that neither this machine nor the scheduler is flooded
 SETTLE_SECONDS = 3.0  # a shared file system shows a result this much later than the scheduler shows the end
 
 
@@ -36,16 +36,16 @@ class NodeCheck:
     """What came out for one node."""
 
     node: str
-    result: Outcome
+    result: CheckOutcome
     why: str
     checks: tuple[CheckResult, ...] = ()
 
     @property
     def is_judged(self) -> bool:
         """Whether every check that the card asks for could be made, or one of them found the node bad."""
-        if self.result in {Outcome.BAD, Outcome.UNKNOWN}:
-            return self.result is Outcome.BAD
-        return all(entry.result is not Outcome.UNKNOWN for entry in self.checks)
+        if self.result in {CheckOutcome.BAD, CheckOutcome.UNKNOWN}:
+            return self.result is CheckOutcome.BAD
+        return all(entry.result is not CheckOutcome.UNKNOWN for entry in self.checks)
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def ways(names: Iterable[str], nodes: Iterable[Node], jobs: Iterable[Job], user:
             found.append(Way(name, inside=mine[0].raw_id))
         elif not node.is_usable:
             reason = f" ({node.reason})" if node.reason else ""
-            found.append(Way(name, never=f"the scheduler gives it to nobody: {'+'.join(sorted(node.states))}{reason}"))
+            found.append(Way(name, never=f"the scheduler gives it to no one: {'+'.join(sorted(node.states))}{reason}"))
         elif held:
             found.append(Way(name, never=f"busy with job {held[0].job_id} of {held[0].user}"))
         else:
@@ -121,7 +121,7 @@ def check_nodes(
     try:
         for way in ways:
             if way.never:
-                finish(NodeCheck(way.node, Outcome.UNKNOWN, way.never))
+                finish(NodeCheck(way.node, CheckOutcome.UNKNOWN, way.never))
             else:
                 under_way[way.node] = start(way)
         deadline = time.monotonic() + timeout
@@ -133,7 +133,7 @@ def check_nodes(
                     finish(result)
             time.sleep(POLL_SECONDS if under_way else 0)
         for name in list(under_way):
-            finish(NodeCheck(name, Outcome.UNKNOWN, f"no answer within {timeout:g} s"))
+            finish(NodeCheck(name, CheckOutcome.UNKNOWN, f"no answer within {timeout:g} s"))
     finally:
         for check in under_way.values():
             check.stop()
@@ -148,7 +148,9 @@ def judge(results: tuple[NodeCheck, ...]) -> tuple[NodeCheck, ...]:
     if not any(entry.checks for entry in results):
         return results
     return tuple(
-        replace(entry, result=Outcome.BAD) if entry.result is Outcome.UNKNOWN and entry.why.startswith(DIED) else entry
+        replace(entry, result=CheckOutcome.BAD)
+        if entry.result is CheckOutcome.UNKNOWN and entry.why.startswith(DIED)
+        else entry
         for entry in results
     )
 
@@ -156,14 +158,14 @@ def judge(results: tuple[NodeCheck, ...]) -> tuple[NodeCheck, ...]:
 def told(node: str, checks: tuple[CheckResult, ...]) -> NodeCheck:
     """One node's result from its checks. A node is fine when all were made: what one of them would have found is not
     known. (The node agent uses such a node, because it must not empty a cluster.)"""
-    outcome, unmade = worst(checks), [entry for entry in checks if entry.result is Outcome.UNKNOWN]
-    if not unmade or outcome in {Outcome.BAD, Outcome.UNKNOWN}:
+    outcome, unmade = worst(checks), [entry for entry in checks if entry.result is CheckOutcome.UNKNOWN]
+    if not unmade or outcome in {CheckOutcome.BAD, CheckOutcome.UNKNOWN}:
         return NodeCheck(node, outcome, summary(checks), checks)
     names = ", ".join(entry.name for entry in unmade)
     could_not = f"{len(unmade)} of {len(checks)} checks could not be made ({names}): {unmade[0].why}"
-    if outcome is Outcome.WARNING:
+    if outcome is CheckOutcome.WARNING:
         return NodeCheck(node, outcome, f"{summary(checks)}; {could_not}", checks)
-    return NodeCheck(node, Outcome.UNKNOWN, could_not, checks)
+    return NodeCheck(node, CheckOutcome.UNKNOWN, could_not, checks)
 
 
 # ----------------------------------------------------------------------------- a job of its own, through submitit
@@ -184,14 +186,16 @@ class SubmittedCheck:
             self._gone_since = time.monotonic()
         if time.monotonic() - self._gone_since < SETTLE_SECONDS:
             return None
-        return NodeCheck(self._node, Outcome.UNKNOWN, f"{DIED}: {ended}{self._last_line()}")
+        return NodeCheck(self._node, CheckOutcome.UNKNOWN, f"{DIED}: {ended}{self._last_line()}")
 
     def _read(self) -> NodeCheck:
         try:
             return told(self._node, results_of(self._job.result()))
         except Exception as error:  # whatever broke the job comes back as submitit's own kind of error
             lines = [line for line in str(error).splitlines() if line.strip()]
-            return NodeCheck(self._node, Outcome.UNKNOWN, f"the health job failed: {lines[-1] if lines else error!r}")
+            return NodeCheck(
+                self._node, CheckOutcome.UNKNOWN, f"the health job failed: {lines[-1] if lines else error!r}"
+            )
 
     def _last_line(self) -> str:
         with suppress(OSError):
@@ -229,27 +233,49 @@ def submit_check(
     way: Way, request: HealthRequest, place: HealthPlace, scheduler: Scheduler, ends: EndedJobs
 ) -> Answering:
     """Start the check of one node in a job of its own, under Slurm."""
+    try:
+        job = submit_to(place, (way.node,), 5, check_here, request_values(request))
+    except Exception as error:  # a refusal of sbatch comes as submitit's own kind of error
+        words = " ".join(str(error).split()) or type(error).__name__
+        return UnstartedCheck(NodeCheck(way.node, CheckOutcome.UNKNOWN, f"no health job could be started: {words}"))
+    return SubmittedCheck(job, way.node, scheduler, ends)
+
+
+def submit_to(
+    place: HealthPlace, nodes: Sequence[str], minutes: int, function: Callable[..., Any], *values: Any,
+    is_alone: bool = False,
+) -> Any:  # fmt: skip
+    """submitit's job that calls `function` on the first of exactly these nodes, all of which it holds.
+
+    `is_alone`: no other job may use them meanwhile. Raises whatever submitit makes of a refusal.
+    """
+    executor = _executor(place, nodes, minutes, is_alone)
+    with _submitting(place.code_root):
+        return executor.submit(function, *values)
+
+
+def job_script(place: HealthPlace, nodes: Sequence[str], minutes: int, is_alone: bool = False) -> str:
+    """The batch script that `submit_to` would give to sbatch. Nothing is written, nothing submitted."""
+    executor = _executor(place, nodes, minutes, is_alone)
+    return str(executor._make_submission_file_text(executor._submitit_command_str, "dry-run"))
+
+
+def _executor(place: HealthPlace, nodes: Sequence[str], minutes: int, is_alone: bool) -> Any:
     import submitit
 
     executor = submitit.SlurmExecutor(folder=place.folder)
     executor.update_parameters(
-        job_name=JOB_NAME, time=5, nodes=1, ntasks_per_node=1, cpus_per_task=1, nodelist=way.node,
-        partition=place.partition, account=place.account, qos=place.quality_of_service,
+        job_name=JOB_NAME, time=minutes, nodes=len(nodes), ntasks_per_node=1, cpus_per_task=1,
+        nodelist=",".join(nodes), partition=place.partition, account=place.account, qos=place.quality_of_service,
         constraint=place.constraint, gres=f"gpu:{place.gpus}" if place.gpus else None,
-        stderr_to_stdout=True, use_srun=False,
+        exclusive=is_alone or None, stderr_to_stdout=True, use_srun=False,
         additional_parameters={"reservation": place.reservation} if place.reservation else {},
     )  # fmt: skip
-    try:
-        with _submitting(place.code_root):
-            job = executor.submit(check_here, request_values(request))
-    except Exception as error:  # a refusal of sbatch comes as submitit's own kind of error
-        words = " ".join(str(error).split()) or type(error).__name__
-        return Refused(NodeCheck(way.node, Outcome.UNKNOWN, f"no health job could be started: {words}"))
-    return SubmittedCheck(job, way.node, scheduler, ends)
+    return executor
 
 
 @dataclass(frozen=True)
-class Refused:
+class UnstartedCheck:
     """A check that could not be started: its answer is there at once."""
 
     result: NodeCheck
@@ -284,27 +310,10 @@ def _replace_environment(values: Mapping[str, str]) -> None:
 
 
 # ----------------------------------------------------------------------------- a process of ours
-class Slots:
-    """How many processes may run at once, so that neither this machine nor the scheduler is flooded."""
-
-    def __init__(self, free: int = PROCESSES_AT_ONCE):
-        self._free = free
-
-    def take(self) -> bool:
-        """True when there was one, which then has to be given back."""
-        if self._free == 0:
-            return False
-        self._free -= 1
-        return True
-
-    def give(self) -> None:
-        self._free += 1
-
-
 class ProcessCheck:
     """A process that prints the results: a step of a running job, beside the training, or one on this machine."""
 
-    def __init__(self, way: Way, request: HealthRequest, code_root: Path | None, slots: Slots):
+    def __init__(self, way: Way, request: HealthRequest, code_root: Path | None, slots: Semaphore):
         self._node, self._slots = way.node, slots
         self._environment = _with_code(client_environment(dict(os.environ)), code_root)
         self._command = [sys.executable, "-m", "tr11ops.nodes.health_job", json.dumps(request_values(request))]
@@ -315,7 +324,7 @@ class ProcessCheck:
 
     def answer(self) -> NodeCheck | None:
         if self._process is None:
-            if self._slots.take():
+            if self._slots.acquire(blocking=False):
                 self._process = subprocess.Popen(
                     self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                     text=True, errors="replace", env=self._environment,
@@ -324,12 +333,12 @@ class ProcessCheck:
         if self._process.poll() is None:
             return None
         out, err = self._process.communicate()
-        self._slots.give()
+        self._slots.release()
         for line in out.splitlines():
             if line.startswith(MARK):
                 return told(self._node, results_of(json.loads(line.removeprefix(MARK))))
         words = " ".join(err.split())[-200:] or f"exit status {self._process.returncode}"
-        return NodeCheck(self._node, Outcome.UNKNOWN, f"{DIED}: {words}")
+        return NodeCheck(self._node, CheckOutcome.UNKNOWN, f"{DIED}: {words}")
 
     def stop(self) -> None:
         if self._process is None:
@@ -339,8 +348,3 @@ class ProcessCheck:
                 if self._process.poll() is None:
                     ask()
                     self._process.communicate(timeout=5)
-
-
-def remove_folder(folder: Path) -> None:
-    """Remove the files of the health jobs; those that a job still writes are left behind."""
-    shutil.rmtree(folder, ignore_errors=True)

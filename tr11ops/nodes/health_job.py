@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tr11ops.agent.health.base import CheckResult, Outcome, Wanted
-from tr11ops.agent.health.registry import chosen, run_checks
-from tr11ops.agent.health.system import ThisNode
-from tr11ops.agent.processes import adopt_orphans, end_descendants
+from tr11ops.base.processes import adopt_orphans, end_descendants
+from tr11ops.health.base import CheckOutcome, CheckResult, NodeRequirements
+from tr11ops.health.registry import chosen, run_checks
+from tr11ops.health.system import ThisNode
 
 MARK = "tr11-health-results:"  # before the results, where other programs may write lines too
 OF_AN_EMPTY_NODE = ("shared-memory", "memory", "leftovers")  # these judge a node on which nothing runs yet
@@ -44,7 +44,7 @@ class HealthRequest:
 def check_here(request: Mapping[str, Any]) -> list[dict[str, str]]:
     """Run the checks of a HealthRequest (as a mapping) on this node; the results as plain values."""
     asked = HealthRequest(**{**request, "scripts": tuple(request["scripts"]), "skip": tuple(request["skip"])})
-    wanted = Wanted(
+    wanted = NodeRequirements(
         node=asked.node, job_id=asked.inside, gpus=asked.gpus, workers=asked.workers,
         folder=Path(asked.folder) if asked.folder else None, temporary=Path(tempfile.gettempdir()),
         controller_time=asked.controller_time, seconds=asked.seconds,
@@ -59,7 +59,7 @@ def check_here(request: Mapping[str, Any]) -> list[dict[str, str]]:
 def results_of(values: list[Any]) -> tuple[CheckResult, ...]:
     """The results from `check_here`'s values. Raises ValueError when they are something else."""
     try:
-        return tuple(CheckResult(str(one["name"]), Outcome(one["result"]), str(one["why"])) for one in values)
+        return tuple(CheckResult(str(one["name"]), CheckOutcome(one["result"]), str(one["why"])) for one in values)
     except (KeyError, TypeError) as error:
         raise ValueError(f"no results of health checks: {error!r}") from None
 

@@ -1,12 +1,13 @@
-"""Node names as people type them: plain, as host lists, checked against the cluster's nodes."""
+"""Node names as people type them, in a command or a card: plain, as host lists, checked against the cluster's nodes."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
 from tr11ops.cluster.hostlist import HostlistError, expand
-from tr11ops.exclusions import ExclusionError, check_node_name
-from trainer.config import nearest
+from tr11ops.runcard.card import RunCard
+from tr11ops.rundir.exclusions import ExclusionError, check_node_name
+from trainer.config.card import nearest
 
 
 class NodeNameError(ValueError):
@@ -39,3 +40,14 @@ def resolve(typed: Iterable[str], known: Collection[str]) -> tuple[str, ...]:
         fix = f"did you mean {near!r}?" if near else "`tr11 nodes list --all` shows them"
         raise NodeNameError(f"{strangers[0]!r} is not a node of this cluster{more}: {fix}")
     return tuple(dict.fromkeys(names))
+
+
+def card_exclusions(card: RunCard) -> tuple[str, ...]:
+    """The nodes of slurm.exclude, host lists expanded; what is no host list is judged where the card is read."""
+    names: list[str] = []
+    for text in card.slurm.exclude:
+        try:
+            names += expand(text)
+        except HostlistError:
+            continue
+    return tuple(names)

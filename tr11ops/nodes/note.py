@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
+from datetime import UTC
 
+from tr11ops.base.units import timestamp
 from tr11ops.cluster.hostlist import compress
-from tr11ops.snapshot import Exclusion
+from tr11ops.rundir.exclusion import Exclusion
 
 
 def support_note(exclusions: Sequence[Exclusion], run: str, sender: str, address: str | None) -> str:
@@ -27,7 +28,7 @@ def support_note(exclusions: Sequence[Exclusion], run: str, sender: str, address
     ]
     for entry in exclusions:
         job = f", job {entry.job_id}" if entry.job_id else ""
-        seen = f" (seen {_moment(entry.since)}{job})" if entry.since is not None else job
+        seen = f" (seen {timestamp(entry.since, UTC)}{job})" if entry.since is not None else job
         why = short_reason(entry)
         lines.append(f"{entry.node}: {why or 'no reason was noted'}{seen}")
         said = (_one_line(line) for line in entry.evidence)
@@ -39,10 +40,6 @@ def support_note(exclusions: Sequence[Exclusion], run: str, sender: str, address
 def short_reason(entry: Exclusion) -> str:
     """Why a node is excluded, on one line and without its own name before it."""
     return _one_line(entry.why).removeprefix(f"{entry.node}: ")
-
-
-def _moment(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
 
 
 def _one_line(text: str) -> str:

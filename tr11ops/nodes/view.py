@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from tr11ops.cluster.base import Job, JobState, Node, Partition
-from tr11ops.nodes.given import given_to_scheduler
-from tr11ops.snapshot import Exclusion
+from tr11ops.cluster.base import Job, JobState, Node
+from tr11ops.cluster.parts import names_of
+from tr11ops.queue.given_nodes import given_to_scheduler
+from tr11ops.rundir.exclusion import Exclusion
 
 
 @dataclass(frozen=True)
@@ -55,16 +56,15 @@ def holders_of(jobs: Iterable[Job]) -> Mapping[str, tuple[Job, ...]]:
     return found
 
 
-def nodes_of(partition: Partition | None, nodes: Iterable[Node]) -> tuple[Node, ...]:
-    """The nodes of one partition; all where there is none."""
-    return tuple(node for node in nodes if partition is None or node.name in partition.node_names)
-
-
 @dataclass(frozen=True)
 class QueueChange:
-    """Queued work whose exclude list changes in place. `user` owns it: Slurm lets nobody else change it."""
+    """A queued job whose exclude list changes in place. `user` owns it: Slurm lets no one else change it.
+
+    `job_id` is how the scheduler shows it, `name` how it is named to the scheduler: all tasks, without a throttle.
+    """
 
     job_id: str
+    name: str
     user: str
     before: tuple[str, ...]
     after: tuple[str, ...]
@@ -72,7 +72,7 @@ class QueueChange:
 
 def queue_changes(
     jobs: Iterable[Job],
-    known: Collection[str],
+    known: Collection[str] | None,
     add: Iterable[str] = (),
     remove: Iterable[str] = (),
     keep: Iterable[str] = (),
@@ -87,5 +87,6 @@ def queue_changes(
         if job.state is JobState.PENDING:
             after = given_to_scheduler(sorted((set(job.excluded) | added) - removed), known).nodes
             if set(after) != set(given_to_scheduler(job.excluded, known).nodes):
-                found.append(QueueChange(job.job_id, job.user, job.excluded, after))
+                [name] = names_of([job], [job])
+                found.append(QueueChange(job.job_id, name, job.user, job.excluded, after))
     return tuple(found)

@@ -6,54 +6,63 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tr11ops.detect.finding import Finding
-from tr11ops.evidence import observed
-from tr11ops.journal import Entry, read_journal
-from tr11ops.report.goodput import Goodput, account
-from tr11ops.report.history import History, read_history
-from tr11ops.report.series import Series, read_series
-from tr11ops.report.status_answer import Answer, answer
-from tr11ops.report.status_surroundings import Surroundings
-from tr11ops.snapshot import Observed, Snapshot, Unknown
-from tr11ops.verdict import Verdict, judge
+from tr11ops.base.observed import Observed, Unknown, observed
+from tr11ops.goodput.account import Goodput, account
+from tr11ops.goodput.history import read_history
+from tr11ops.goodput.history_values import History
+from tr11ops.observe.forecast import EqualSteps, ForecastEnd, end_of
+from tr11ops.observe.snapshot import Snapshot
+from tr11ops.report.series import TrainingSeries, read_series
+from tr11ops.rundir.journal import JournalEntry, read_journal
+from tr11ops.status.assessment import Assessment, assess
+from tr11ops.status.extra_observations import ExtraObservations
 
 if TYPE_CHECKING:
-    from tr11ops.alerts.book import Incident
-    from tr11ops.checkpoints.scan import CheckpointRow
+    from tr11ops.alerts.state import Incident
     from tr11ops.cluster.base import Scheduler
-    from tr11ops.rundir import RunDirectory
-    from tr11ops.snapshot import RunFacts
+    from tr11ops.observe.snapshot import RunFacts
+    from tr11ops.rundir.checkpoint_scan import CheckpointRow
+    from tr11ops.rundir.paths import RunDirectory
 
 
 @dataclass(frozen=True)
-class Material:
-    """One run, seen as a whole. `doubts` are what could not be read, each cause once."""
+class ReportMaterial(Assessment):
+    """One run, seen as a whole. `end` is when the training will be done, None where that is not known.
 
-    snapshot: Snapshot
-    findings: tuple[Finding, ...]
-    verdict: Verdict
-    answer: Answer
+    `read_errors` are what could not be read, each cause once.
+    """
+
     history: History
     goodput: Goodput
-    series: Observed[Series]
+    series: Observed[TrainingSeries]
     incidents: Observed[tuple[Incident, ...]]
     checkpoints: Observed[tuple[CheckpointRow, ...]]
-    journal: tuple[Entry, ...]
-    doubts: tuple[str, ...]
+    journal: tuple[JournalEntry, ...]
+    end: ForecastEnd | None
+    read_errors: tuple[str, ...]
 
 
-def gather(directory: RunDirectory, facts: RunFacts, scheduler: Scheduler | Unknown, now: float) -> Material:
-    """Read it all. Only the run directory and the scheduler are looked at, and nothing is changed."""
+def gather(
+    directory: RunDirectory,
+    facts: RunFacts,
+    scheduler: Scheduler | Unknown,
+    now: float,
+    course: tuple[EqualSteps, ...] = (),
+) -> ReportMaterial:
+    """Read it all. Only the run directory and the scheduler are looked at, and nothing is changed.
+
+    `course`: what the card's steps cost against each other (`forecast.course_of`); empty: all alike.
+    """
     from tr11ops.alerts.reading import incidents, open_alerts, waiting
-    from tr11ops.checkpoints.scan import list_rows
-    from tr11ops.detect.registry import detect_all
-    from tr11ops.observe import look_now, observe
+    from tr11ops.rundir.checkpoint_scan import list_rows
 
-    snapshot = observe(directory, facts, scheduler, look_now(directory, facts, scheduler))
-    findings = detect_all(snapshot)
-    verdict = judge(snapshot, findings)
+    def beside(snapshot: Snapshot) -> ExtraObservations:
+        return ExtraObservations(open_alerts(directory), course=course, waiting=waiting(directory))
+
+    assessed = assess(directory, facts, scheduler, beside)
+    snapshot = assessed.snapshot
     ledger = read_journal(directory.journal)
-    history = read_history(directory, snapshot.jobs, ledger)
+    history = read_history(directory, snapshot.jobs, ledger, snapshot.scheduler)
     latest = None if isinstance(snapshot.checkpoints, Unknown) else snapshot.checkpoints.latest
     named = latest if isinstance(latest, int) else None
     series = observed(lambda: read_series(directory.paths.metrics))
@@ -61,26 +70,24 @@ def gather(directory: RunDirectory, facts: RunFacts, scheduler: Scheduler | Unkn
     seen = incidents(directory)
     parts = (("metrics", series), ("alerts", seen), ("checkpoints", rows))
     unread = tuple(f"{name}: {value.why}" for name, value in parts if isinstance(value, Unknown))
-    return Material(
-        snapshot=snapshot,
-        findings=findings,
-        verdict=verdict,
-        answer=answer(snapshot, findings, verdict, Surroundings(open_alerts(directory), waiting=waiting(directory))),
+    return ReportMaterial(
+        **vars(assessed),
         history=history,
         goodput=account(history, now),
         series=series,
         incidents=seen,
         checkpoints=rows,
         journal=ledger.entries,
-        doubts=_each_cause_once((*snapshot.unknowns(), *history.doubts, *unread)),
+        end=end_of(snapshot, course),
+        read_errors=_each_cause_once((*snapshot.unknowns(), *history.doubts, *unread)),
     )
 
 
-def _each_cause_once(doubts: Iterable[str]) -> tuple[str, ...]:
+def _each_cause_once(lines: Iterable[str]) -> tuple[str, ...]:
     """The lines (`what: why`) without those whose cause an earlier one has named already."""
     kept: list[str] = []
-    for doubt in doubts:
-        cause = doubt.partition(": ")[2] or doubt
-        if not any(cause in line for line in kept):
-            kept.append(doubt)
+    for line in lines:
+        cause = line.partition(": ")[2] or line
+        if not any(cause in earlier for earlier in kept):
+            kept.append(line)
     return tuple(kept)

@@ -1,10 +1,9 @@
-"""The report page as values, and those values as one file of HTML that needs nothing else. No decisions here."""
+"""The report page as values: what its parts hold, without how they look."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -18,17 +17,26 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell's text. `style`: "critical" or "warning" where it is to stand out, "code" for what is typed, "time"; a
-    colour such as #2f8f4e is shown as a small square before the text."""
+    """One cell's text. `style`: "critical" or "warning" where it is to stand out, "code" for a command, "time".
+
+    `swatch` is the class of a small square of colour before the text. `title` is the column's, for narrow screens.
+    """
 
     text: str
+    title: str = ""
     style: str = ""
+    swatch: str = ""
     is_number: bool = False
     is_wide: bool = False
 
-    @property
-    def colour(self) -> str:
-        return self.style if self.style.startswith("#") else ""
+
+@dataclass(frozen=True)
+class Styled:
+    """A cell's text with a style or a swatch, see Cell."""
+
+    text: str
+    style: str = ""
+    swatch: str = ""
 
 
 @dataclass(frozen=True)
@@ -38,21 +46,26 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
 
+    @property
+    def is_wide(self) -> bool:
+        """Whether its columns have no room beside each other on a phone: each row is shown as a card there."""
+        return len(self.columns) > 4 or any(column.is_wide for column in self.columns)
+
 
 @dataclass(frozen=True)
-class Section:
-    """One part of the page: lines of text, a chart (HTML), a table, and a word for "there is none"."""
+class ReportSection:
+    """One part of the page: lines of text, charts (HTML), a table, and a line for "there is none"."""
 
     key: str
     title: str
     lines: tuple[str, ...] = ()
-    chart: str = ""
+    charts: tuple[str, ...] = ()
     table: Table | None = None
     empty: str = ""
 
 
 @dataclass(frozen=True)
-class Figure:
+class Tile:
     """One number at the top of the page."""
 
     name: str
@@ -61,48 +74,37 @@ class Figure:
 
 @dataclass(frozen=True)
 class Page:
-    """The whole page. `share` is the progress in percent, None where the end is not known."""
+    """The whole page. `sentence` sums it up; `share` is the progress in percent, None where the end is not known."""
 
     name: str
+    sentence: str
     verdict: str
     verdict_class: str
     answer: str
     why: str
     share: float | None
     progress: str
-    figures: tuple[Figure, ...]
-    sections: tuple[Section, ...]
+    tiles: tuple[Tile, ...]
+    sections: tuple[ReportSection, ...]
     footer: tuple[str, ...]
 
     @property
     def title(self) -> str:
         return f"{self.name}: report"
 
+    @property
+    def has_charts(self) -> bool:
+        return any(section.charts for section in self.sections)
 
-def table(columns: Sequence[Column], rows: Sequence[Sequence[str | tuple[str, str]]]) -> Table | None:
-    """A table of texts, or of (text, style); None without rows."""
+
+def table(columns: Sequence[Column], rows: Sequence[Sequence[str | Styled]]) -> Table | None:
+    """A table of texts; None without rows."""
     if not rows:
         return None
-    return Table(
-        tuple(columns),
-        tuple(
-            tuple(_cell(cell, column) for cell, column in zip(row, columns, strict=True))
-            for row in rows
-        ),
-    )  # fmt: skip
+    cells = (tuple(_cell(cell, column) for cell, column in zip(row, columns, strict=True)) for row in rows)
+    return Table(tuple(columns), tuple(cells))
 
 
-def _cell(cell: str | tuple[str, str], column: Column) -> Cell:
-    text, style = cell if isinstance(cell, tuple) else (cell, "")
-    return Cell(text, style, column.is_number, column.is_wide)
-
-
-def render(page: Page, script: str) -> str:
-    """The page as HTML. Every text is escaped; `script` is plotly's, put in once, before the first chart."""
-    import jinja2
-
-    folder = Path(__file__).parent
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(folder), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
-    )
-    return str(environment.get_template("report.html.j2").render(page=page, script=script))
+def _cell(cell: str | Styled, column: Column) -> Cell:
+    text = cell if isinstance(cell, Styled) else Styled(cell)
+    return Cell(text.text, column.title, text.style, text.swatch, column.is_number, column.is_wide)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import math
+from array import array
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from trainer.state_file import open_for_reading
+from trainer.contract.metrics_record import STEP, VALIDATION, MetricsRecord, records
 
 MOST_POINTS = 2000
+MOST_VALIDATIONS = 1000  # of a group
 
 
 @dataclass(frozen=True)
-class Point:
+class StepPoint:
     """One logged step. `time` in seconds since the epoch; a loss or norm that was not finite is NaN."""
 
     time: float
@@ -29,79 +30,115 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Series:
+class ValidationPoint:
+    """One evaluation of a validation group; `tokens` are those of the step before it, `time` is when it was logged."""
+
+    group: str
+    time: float
+    iteration: int
+    tokens: int
+    loss: float
+
+
+@dataclass
+class JobThroughput:
+    """When the steps of one job were logged, the TFLOPs of a GPU in each, and its global batch: 24 bytes a step."""
+
+    times: array[float] = field(default_factory=lambda: array("d"))
+    tflops: array[float] = field(default_factory=lambda: array("d"))
+    batches: array[float] = field(default_factory=lambda: array("d"))
+
+
+@dataclass(frozen=True)
+class TrainingSeries:
     """Steps in the order in which they were trained. `total` counts all, `points` are those that were kept."""
 
-    points: tuple[Point, ...]
+    points: tuple[StepPoint, ...]
     total: int
+    validations: tuple[ValidationPoint, ...] = ()
+    throughput: dict[str, JobThroughput] = field(default_factory=dict)
 
 
-def read_series(path: Path, most: int = MOST_POINTS) -> Series:
-    """The steps in a metrics.jsonl, thinned to at most `most` or so. Memory does not grow with the file.
+def read_series(path: Path, most: int = MOST_POINTS) -> TrainingSeries:
+    """The steps in a metrics.jsonl, thinned to at most `most` or so, and its validations.
 
-    Lines that are no step, or are torn, are passed over. Raises OSError as the file system does, but no file is an
-    empty series.
+    Raises OSError as the file system does, but no file is an empty series.
     """
-    try:
-        with open_for_reading(path) as stream:
-            return thinned(points_of(stream), most)
-    except FileNotFoundError:
-        return Series((), 0)
+    return series_of(points_of(records(path)), most)
 
 
-def points_of(lines: Iterable[bytes]) -> Iterator[Point]:
-    """The steps in lines of JSON."""
-    for line in lines:
-        if b'"step"' not in line:
-            continue
-        try:
-            value = json.loads(line)
-            if value.get("kind") != "step":
+def series_of(found: Iterable[StepPoint | ValidationPoint], most: int = MOST_POINTS) -> TrainingSeries:
+    """The whole series, in one pass."""
+    validations: dict[str, list[ValidationPoint]] = {}
+    throughput: dict[str, JobThroughput] = {}
+
+    def steps() -> Iterator[StepPoint]:
+        for record in found:
+            if isinstance(record, ValidationPoint):
+                validations.setdefault(record.group, []).append(record)
                 continue
-            yield Point(
-                float(value["time"]),
-                int(value["iteration"]),
-                int(value.get("consumed_tokens") or 0),
-                _number(value.get("lm_loss")),
-                _number(value.get("learning_rate")),
-                int(value.get("global_batch_size") or 0),
-                _number(value.get("tflops")),
-                _number(value.get("grad_norm")),
-                str(value.get("job_id", "")),
-            )
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            if math.isfinite(record.tflops):
+                job = throughput.setdefault(record.job_id, JobThroughput())
+                job.times.append(record.time)
+                job.tflops.append(record.tflops)
+                job.batches.append(record.batch)
+            yield record
+
+    points, total = thinned(steps(), most)
+    kept = [point for group in validations.values() for point in group[:: -(-len(group) // MOST_VALIDATIONS)]]
+    return TrainingSeries(points, total, tuple(kept), throughput)
+
+
+def points_of(found: Iterable[MetricsRecord]) -> Iterator[StepPoint | ValidationPoint]:
+    """The steps and validations among records that say when they were written."""
+    tokens = 0
+    for record in found:
+        iteration, number = record.iteration, record.number
+        if iteration is None or record.time is None:
             continue
+        if record.kind == STEP:
+            tokens = record.integer("consumed_tokens") or 0
+            yield StepPoint(
+                record.time,
+                iteration,
+                tokens,
+                number("lm_loss"),
+                number("learning_rate"),
+                record.integer("global_batch_size") or 0,
+                number("tflops"),
+                number("grad_norm"),
+                record.job_id,
+            )
+        elif record.kind == VALIDATION:
+            group = str(record.values.get("name", ""))
+            yield ValidationPoint(group, record.time, iteration, tokens, number("lm_loss"))
 
 
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
-
-
-def thinned(points: Iterable[Point], most: int) -> Series:
-    """In stretches of equally many steps: the first, and those with extreme loss, norm or throughput of each.
+def thinned(points: Iterable[StepPoint], most: int) -> tuple[tuple[StepPoint, ...], int]:
+    """Few of the points, and how many there were: the ends and the extremes of stretches of equally many steps.
 
     The stretches double whenever there are too many, so one pass over a stream of unknown length is enough.
     """
-    per_stretch = 7  # points that tell of a stretch
+    per_stretch = 7  # points that stand for a stretch
     limit = max(1, most // per_stretch)
-    stretches: list[list[Point]] = []
+    stretches: list[list[StepPoint]] = []
     width, total = 1, 0
     for point in points:
         if total % width == 0:
             if len(stretches) == 2 * limit:
                 stretches = [first + second for first, second in zip(stretches[::2], stretches[1::2], strict=True)]
-                stretches = [_telling(stretch) for stretch in stretches]
+                stretches = [_extremes(stretch) for stretch in stretches]
                 width *= 2
             stretches.append([])
         stretches[-1].append(point)
         total += 1
         if len(stretches[-1]) >= 4 * per_stretch:
-            stretches[-1] = _telling(stretches[-1])
-    kept = [point for stretch in stretches for point in (_telling(stretch) if total > most else stretch)]
-    return Series(tuple(kept), total)
+            stretches[-1] = _extremes(stretches[-1])
+    kept = [point for stretch in stretches for point in (_extremes(stretch) if total > most else stretch)]
+    return tuple(kept), total
 
 
-def _telling(stretch: list[Point]) -> list[Point]:
+def _extremes(stretch: list[StepPoint]) -> list[StepPoint]:
     """The first and last step of a stretch, those of extreme loss, norm and throughput, and one that was not finite."""
     chosen = {0, len(stretch) - 1}
     for name, choices in (("loss", (max, min)), ("grad_norm", (max,)), ("tflops", (min,))):

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from tr11ops.twin.fault_effects import black_hole, slow_down, spoil
-from tr11ops.twin.fault_store import Fault, FaultStore
+from tr11ops.twin.fault_store import FaultStore, InjectedFault
 from tr11ops.twin.fault_training import BadSample
 from tr11ops.twin.faults import heal
 from tr11ops.twin.node_processes import StepWatch
@@ -52,7 +52,7 @@ def run(root: Path, key: str, identity: str) -> int:
             time.sleep(RETRY_SECONDS)
 
 
-def _repeated(twin: Twin, fault: Fault) -> Callable[[], float]:
+def _repeated(twin: Twin, fault: InjectedFault) -> Callable[[], float]:
     """What is done again and again while the fault lasts; it returns the seconds until the next time."""
     if fault.kind == "bad-sample":
         sample = BadSample(
@@ -63,7 +63,7 @@ def _repeated(twin: Twin, fault: Fault) -> Callable[[], float]:
     return partial(repeat, StepWatch(twin.folders, fault.target)) if repeat is not None else lambda: LOOK_SECONDS
 
 
-def _mine(store: FaultStore, key: str, identity: str) -> Fault | None:
+def _mine(store: FaultStore, key: str, identity: str) -> InjectedFault | None:
     """The fault as its record says now; None when it is healed, or another one has taken its place."""
     if not store.folders.record.exists():
         return None

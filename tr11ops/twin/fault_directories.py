@@ -13,9 +13,10 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tr11ops.twin.fault_store import Fault
+from tr11ops.twin.fault_store import InjectedFault
 from tr11ops.twin.plan import TwinError, TwinFolders
-from trainer.contract import read_json, write_json
+from trainer.contract.files import write_json
+from trainer.contract.state_file import read_json
 
 _FREE_KIBIBYTES = 64  # that are then filled
 _MOST_BYTES = 1 << 30
@@ -45,7 +46,7 @@ def check_directory(text: str, folders: TwinFolders) -> Path:
     return real
 
 
-def fill(fault: Fault, folders: TwinFolders) -> None:
+def fill(fault: InjectedFault, folders: TwinFolders) -> None:
     """Put the directory on a disk of its own that is full to the last byte: what is removed there is room again.
 
     A copy of it is laid over it; what is changed there comes back when the disk is taken away. Raises TwinError where
@@ -70,18 +71,18 @@ def fill(fault: Fault, folders: TwinFolders) -> None:
             pass  # until the disk says that it is full
 
 
-def make_read_only(fault: Fault) -> None:
+def make_read_only(fault: InjectedFault) -> None:
     """Mount the directory over itself, read-only. Raises TwinError where this user may not mount."""
     _mount(["--bind", fault.target, fault.target], fault)
     _mount(["-o", "remount,ro,bind", fault.target], fault)
 
 
-def hide(fault: Fault) -> None:
+def hide(fault: InjectedFault) -> None:
     """Mount an empty file system over the directory. Raises TwinError where this user may not mount."""
     _mount(["-t", "tmpfs", "-o", "size=1m,mode=0755", "tmpfs", fault.target], fault)
 
 
-def tear_state(fault: Fault) -> None:
+def tear_state(fault: InjectedFault) -> None:
     """Cut the newest record of a submission in half. Raises TwinError where the directory is no run's."""
     found = sorted(Path(fault.target).glob("state/submissions/*/submission.json"))
     if not found:
@@ -89,7 +90,7 @@ def tear_state(fault: Fault) -> None:
     os.truncate(found[-1], found[-1].stat().st_size // 2)
 
 
-def uncover(fault: Fault, folders: TwinFolders) -> None:
+def uncover(fault: InjectedFault, folders: TwinFolders) -> None:
     """Take away what was laid over the directory; does nothing when nothing is. Raises TwinError when it stays."""
     disk, target = _disk(fault, folders), Path(fault.target)
     _unmount(target, _layers(target, disk, fault))
@@ -105,7 +106,7 @@ def _unmount(place: Path, layers: int) -> None:
     for _ in range(layers):
         done = _run(["umount", str(place)])
         if done.returncode != 0:
-            done = _run(["umount", "--lazy", str(place)])  # somebody works in it; it goes when they leave
+            done = _run(["umount", "--lazy", str(place)])  # someone works in it; it goes when they leave
         if done.returncode != 0:
             raise TwinError(f"{place} cannot be uncovered: {done.stderr.strip()}; try again")
 
@@ -154,11 +155,11 @@ def _list_file(disk: Path) -> Path:
     return disk.with_name(f"{disk.name}.list")  # no .json: those are the records of faults
 
 
-def _disk(fault: Fault, folders: TwinFolders) -> Path:
+def _disk(fault: InjectedFault, folders: TwinFolders) -> Path:
     return folders.root / "faults" / f"disk-{fault.identity}"
 
 
-def _layers(place: Path, disk: Path, fault: Fault) -> int:
+def _layers(place: Path, disk: Path, fault: InjectedFault) -> int:
     """How many mounts of this fault lie on `place`: only ours are taken away."""
     if fault.kind in {"read-only", "unmounted"}:  # `check_directory` saw that nothing else was mounted there
         return len(_mounts_at(place))
@@ -172,7 +173,7 @@ def _mounts_at(place: Path) -> list[str]:
     return [line for line in lines if line.split()[4].replace("\\040", " ") == str(place)]
 
 
-def _mount(arguments: list[str], fault: Fault) -> None:
+def _mount(arguments: list[str], fault: InjectedFault) -> None:
     done = _run(["mount", *arguments])
     if done.returncode != 0:
         said = done.stderr.strip().splitlines()

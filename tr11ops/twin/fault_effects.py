@@ -1,28 +1,26 @@
 """What each fault does and how it is undone: by exact process, and each undoing may be tried again.
 
-`BREAK` and `MEND` have one function for each kind. A break writes the processes it is about to touch into the fault's
-record first (`store.write`), so that whoever finds the record can mend it.
+`EFFECTS` has both for each kind. The fault's record is there before its break begins, and what it is about to touch is
+written into it first (`store.write`), so that anyone who finds the record can repair it.
 """
 
 from __future__ import annotations
 
-import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from tr11ops.twin import fault_directories, fault_site
 from tr11ops.twin.fault_client import ask_client, retried
 from tr11ops.twin.fault_scripts import TEXTS, restore_script, spoil_script
-from tr11ops.twin.fault_store import Fault, FaultStore
+from tr11ops.twin.fault_store import FaultStore, InjectedFault
 from tr11ops.twin.fault_training import LOOK_SECONDS as SAMPLE_SECONDS
 from tr11ops.twin.fault_training import SIGNAL, BadSample, fatal_iteration
 from tr11ops.twin.node_processes import StepWatch, scan
 from tr11ops.twin.plan import TwinError
-from tr11ops.twin.processes import ProcessRecord, end
+from tr11ops.twin.processes import ProcessRecord, end, send
 from tr11ops.twin.twin import Twin
 
 FOREIGN_REASON = "memory errors on DIMM B2, ticket 20917 (site staff)"
@@ -31,23 +29,12 @@ SLOW_PERIOD_SECONDS = 0.5
 BLACK_HOLE_SECONDS = 0.02  # between two looks for new tasks
 KEEPS_SLURMD_DEAD = frozenset({"slurmd-killed", "half-dead", "node-dead", "batch-host-dead"})
 
-Break = Callable[[Twin, FaultStore, Fault], Fault]
-Mend = Callable[[Twin, FaultStore, Fault], str]
-
-
-def send(records: Iterable[ProcessRecord], number: signal.Signals) -> int:
-    """Send a signal to exactly these processes; returns how many were there to get it."""
-    reached = 0
-    for record in records:
-        with suppress(ProcessLookupError):
-            if record.is_alive:
-                os.kill(record.pid, number)
-                reached += 1
-    return reached
+Break = Callable[[Twin, FaultStore, InjectedFault], InjectedFault]
+Mend = Callable[[Twin, FaultStore, InjectedFault], str]
 
 
 # ----------------------------------------------------------------------------- workers
-def _one_worker(twin: Twin, fault: Fault) -> ProcessRecord:
+def _one_worker(twin: Twin, fault: InjectedFault) -> ProcessRecord:
     contents = scan(twin.folders, [fault.target])[fault.target]
     if contents.workers:
         return contents.workers[0].record
@@ -57,50 +44,50 @@ def _one_worker(twin: Twin, fault: Fault) -> ProcessRecord:
     raise TwinError(f"{fault.kind}: no worker runs on {fault.target}")
 
 
-def _crash_worker(twin: Twin, store: FaultStore, fault: Fault) -> Fault:
+def _crash_worker(twin: Twin, store: FaultStore, fault: InjectedFault) -> InjectedFault:
     fault = store.write(replace(fault, processes=(_one_worker(twin, fault),)))
     send(fault.processes, signal.SIGKILL)
     return fault
 
 
-def _stop_worker(twin: Twin, store: FaultStore, fault: Fault) -> Fault:
+def _stop_worker(twin: Twin, store: FaultStore, fault: InjectedFault) -> InjectedFault:
     fault = store.write(replace(fault, processes=(_one_worker(twin, fault),)))
     send(fault.processes, signal.SIGSTOP)
     return fault
 
 
-def _continue(_twin: Twin, _store: FaultStore, fault: Fault) -> str:
+def _continue(_twin: Twin, _store: FaultStore, fault: InjectedFault) -> str:
     return f"{send(fault.processes, signal.SIGCONT)} process(es) go on"
 
 
 # ----------------------------------------------------------------------------- nodes
-def _begin(_twin: Twin, _store: FaultStore, fault: Fault) -> Fault:
+def _begin(_twin: Twin, _store: FaultStore, fault: InjectedFault) -> InjectedFault:
     return fault  # its agent does it
 
 
-def _end_black_hole(_twin: Twin, _store: FaultStore, fault: Fault) -> str:
+def _end_black_hole(_twin: Twin, _store: FaultStore, fault: InjectedFault) -> str:
     return f"tasks live on {fault.target} again"
 
 
-def _end_slow_node(twin: Twin, _store: FaultStore, fault: Fault) -> str:
+def _end_slow_node(twin: Twin, _store: FaultStore, fault: InjectedFault) -> str:
     tasks = [task.record for task in scan(twin.folders, [fault.target])[fault.target].tasks]
     send(tasks, signal.SIGCONT)
     return f"the tasks of {fault.target} run at full speed"
 
 
-def _kill_slurmd(twin: Twin, store: FaultStore, fault: Fault) -> Fault:
+def _kill_slurmd(twin: Twin, store: FaultStore, fault: InjectedFault) -> InjectedFault:
     fault = store.write(replace(fault, processes=(twin.process(fault.target),)))
     _kill(fault.processes)
     return fault
 
 
-def _leave_half_dead(twin: Twin, store: FaultStore, fault: Fault) -> Fault:
+def _leave_half_dead(twin: Twin, store: FaultStore, fault: InjectedFault) -> InjectedFault:
     if not scan(twin.folders, [fault.target])[fault.target].daemons:
         raise TwinError(f"half-dead: no job runs on {fault.target}, so slurmd would be all of it: use slurmd-killed")
     return _kill_slurmd(twin, store, fault)
 
 
-def _kill_node(twin: Twin, store: FaultStore, fault: Fault) -> Fault:
+def _kill_node(twin: Twin, store: FaultStore, fault: InjectedFault) -> InjectedFault:
     """Everything is stopped before anything is killed, so that no part can report the end of another."""
     frozen: dict[int, ProcessRecord] = {}
     slurmd = twin.process(fault.target)
@@ -123,7 +110,7 @@ def _kill(records: tuple[ProcessRecord, ...]) -> None:
         raise TwinError(f"process {survivors[0].pid} would not die; try again")
 
 
-def _start_slurmd(twin: Twin, store: FaultStore, fault: Fault) -> str:
+def _start_slurmd(twin: Twin, store: FaultStore, fault: InjectedFault) -> str:
     others = [
         other
         for other in store.active()
@@ -144,31 +131,31 @@ def _start(twin: Twin, name: str, words: str) -> str:
 
 
 # ----------------------------------------------------------------------------- the controller
-def _freeze_controller(twin: Twin, store: FaultStore, fault: Fault) -> Fault:
+def _freeze_controller(twin: Twin, store: FaultStore, fault: InjectedFault) -> InjectedFault:
     fault = store.write(replace(fault, processes=(twin.process("slurmctld"),)))
     send(fault.processes, signal.SIGSTOP)
     return fault
 
 
-def _kill_controller(twin: Twin, store: FaultStore, fault: Fault) -> Fault:
+def _kill_controller(twin: Twin, store: FaultStore, fault: InjectedFault) -> InjectedFault:
     fault = store.write(replace(fault, processes=(twin.process("slurmctld"),)))
     _kill(fault.processes)
     return fault
 
 
-def _restart_controller(twin: Twin, store: FaultStore, fault: Fault) -> Fault:
+def _restart_controller(twin: Twin, store: FaultStore, fault: InjectedFault) -> InjectedFault:
     fault = store.write(replace(fault, processes=(twin.process("slurmctld"),)))
     end(fault.processes, 20.0)
     twin.start_daemon("slurmctld")
     return fault
 
 
-def _start_controller(twin: Twin, _store: FaultStore, _fault: Fault) -> str:
+def _start_controller(twin: Twin, _store: FaultStore, _fault: InjectedFault) -> str:
     return _start(twin, "slurmctld", "slurmctld")
 
 
 # ----------------------------------------------------------------------------- another hand
-def _drain(twin: Twin, store: FaultStore, fault: Fault) -> Fault:
+def _drain(twin: Twin, store: FaultStore, fault: InjectedFault) -> InjectedFault:
     state, reason = _node_facts(twin, fault.target)
     wanted = fault.details.get("reason") or FOREIGN_REASON
     if "DRAIN" in state and reason != wanted:
@@ -180,7 +167,7 @@ def _drain(twin: Twin, store: FaultStore, fault: Fault) -> Fault:
     return fault
 
 
-def _resume(twin: Twin, _store: FaultStore, fault: Fault) -> str:
+def _resume(twin: Twin, _store: FaultStore, fault: InjectedFault) -> str:
     state, reason = _node_facts(twin, fault.target)
     if "DRAIN" not in state:
         return f"{fault.target} is not drained any more"
@@ -202,30 +189,27 @@ def _node_facts(twin: Twin, node: str) -> tuple[str, str]:
     return state, reason
 
 
-# ----------------------------------------------------------------------------- directories
-def _fill_disk(twin: Twin, store: FaultStore, fault: Fault) -> Fault:
-    store.write(fault)
+# ----------------------------------------------------------------------------- directories and scripts
+def _of_target(act: Callable[[InjectedFault], None]) -> Break:
+    """A break that is all in what it does to the target."""
+
+    def change(_twin: Twin, _store: FaultStore, fault: InjectedFault) -> InjectedFault:
+        act(fault)
+        return fault
+
+    return change
+
+
+def _fill_disk(twin: Twin, _store: FaultStore, fault: InjectedFault) -> InjectedFault:
     fault_directories.fill(fault, twin.folders)
     return fault
 
 
-def _make_read_only(_twin: Twin, store: FaultStore, fault: Fault) -> Fault:
-    store.write(fault)
-    fault_directories.make_read_only(fault)
-    return fault
-
-
-def _spoil_script(_twin: Twin, store: FaultStore, fault: Fault) -> Fault:
-    store.write(fault)
-    spoil_script(fault)
-    return fault
-
-
-def _restore_script(_twin: Twin, _store: FaultStore, fault: Fault) -> str:
+def _restore_script(_twin: Twin, _store: FaultStore, fault: InjectedFault) -> str:
     return f"{fault.target} is {'as it was' if restore_script(fault) else 'as it was already'}"
 
 
-def _kill_batch_script(twin: Twin, store: FaultStore, fault: Fault) -> Fault:
+def _kill_batch_script(twin: Twin, store: FaultStore, fault: InjectedFault) -> InjectedFault:
     """The shells of the batch scripts alone: what they have started is the step daemon's to end."""
     contents = scan(twin.folders, [fault.target])[fault.target]
     hosts = {
@@ -236,85 +220,49 @@ def _kill_batch_script(twin: Twin, store: FaultStore, fault: Fault) -> Fault:
     return fault
 
 
-def _spoil_sample(_twin: Twin, store: FaultStore, fault: Fault) -> Fault:
+def _spoil_sample(_twin: Twin, store: FaultStore, fault: InjectedFault) -> InjectedFault:
     return store.write(replace(fault, details={"iteration": str(fatal_iteration(Path(fault.target)))}))
 
 
-def _end_bad_sample(_twin: Twin, _store: FaultStore, fault: Fault) -> str:
+def _end_bad_sample(_twin: Twin, _store: FaultStore, fault: InjectedFault) -> str:
     return f"iteration {fault.details.get('iteration', '?')} can be trained again"
 
 
-def _hide(_twin: Twin, store: FaultStore, fault: Fault) -> Fault:
-    store.write(fault)
-    fault_directories.hide(fault)
-    return fault
-
-
-def _tear_state(_twin: Twin, _store: FaultStore, fault: Fault) -> Fault:
-    fault_directories.tear_state(fault)
-    return fault
-
-
-def _uncover(twin: Twin, _store: FaultStore, fault: Fault) -> str:
+def _uncover(twin: Twin, _store: FaultStore, fault: InjectedFault) -> str:
     fault_directories.uncover(fault, twin.folders)
     return f"{fault.target} is as it was"
 
 
-BREAK: Mapping[str, Break] = {
-    "worker-crash": _crash_worker,
-    "worker-stop": _stop_worker,
-    "black-hole": _begin,
-    "slow-node": _begin,
-    "slurmd-killed": _kill_slurmd,
-    "half-dead": _leave_half_dead,
-    "node-dead": _kill_node,
-    "batch-host-dead": _kill_node,
-    "controller-frozen": _freeze_controller,
-    "controller-killed": _kill_controller,
-    "controller-restarted": _restart_controller,
-    "drain": _drain,
-    "node-removed": fault_site.remove_node,
-    "partition-down": fault_site.change_partition("State=DOWN"),
-    "partition-closed": fault_site.change_partition("State=INACTIVE"),
-    "time-limit-lowered": fault_site.change_partition(f"MaxTime={fault_site.LOWERED_MINUTES}"),
-    "maintenance": fault_site.begin_maintenance,
-    "reservation-ended": fault_site.end_reservations,
-    "limit-exhausted": fault_site.exhaust_limit,
-    "disk-full": _fill_disk,
-    "read-only": _make_read_only,
-    "unmounted": _hide,
-    "torn-state": _tear_state,
-    "bad-sample": _spoil_sample,
-    "batch-killed": _kill_batch_script,
-    **dict.fromkeys(TEXTS, _spoil_script),
-}
-MEND: Mapping[str, Mend] = {
-    "worker-crash": _continue,
-    "worker-stop": _continue,
-    "black-hole": _end_black_hole,
-    "slow-node": _end_slow_node,
-    "slurmd-killed": _start_slurmd,
-    "half-dead": _start_slurmd,
-    "node-dead": _start_slurmd,
-    "batch-host-dead": _start_slurmd,
-    "controller-frozen": _continue,
-    "controller-killed": _start_controller,
-    "controller-restarted": _start_controller,
-    "drain": _resume,
-    "node-removed": fault_site.put_node_back,
-    "partition-down": fault_site.open_partition,
-    "partition-closed": fault_site.open_partition,
-    "time-limit-lowered": fault_site.restore_time_limit,
-    "maintenance": fault_site.end_maintenance,
-    "reservation-ended": fault_site.leave_ended,
-    "limit-exhausted": fault_site.lift_limit,
-    "disk-full": _uncover,
-    "read-only": _uncover,
-    "unmounted": _uncover,
-    "torn-state": _continue,
-    "bad-sample": _end_bad_sample,
-    "batch-killed": _continue,
-    **dict.fromkeys(TEXTS, _restore_script),
+EFFECTS: Mapping[str, tuple[Break, Mend]] = {
+    "worker-crash": (_crash_worker, _continue),
+    "worker-stop": (_stop_worker, _continue),
+    "black-hole": (_begin, _end_black_hole),
+    "slow-node": (_begin, _end_slow_node),
+    "slurmd-killed": (_kill_slurmd, _start_slurmd),
+    "half-dead": (_leave_half_dead, _start_slurmd),
+    "node-dead": (_kill_node, _start_slurmd),
+    "batch-host-dead": (_kill_node, _start_slurmd),
+    "controller-frozen": (_freeze_controller, _continue),
+    "controller-killed": (_kill_controller, _start_controller),
+    "controller-restarted": (_restart_controller, _start_controller),
+    "drain": (_drain, _resume),
+    "node-removed": (fault_site.remove_node, fault_site.put_node_back),
+    "partition-down": (fault_site.change_partition("State=DOWN"), fault_site.open_partition),
+    "partition-closed": (fault_site.change_partition("State=INACTIVE"), fault_site.open_partition),
+    "time-limit-lowered": (
+        fault_site.change_partition(f"MaxTime={fault_site.LOWERED_MINUTES}"),
+        fault_site.restore_time_limit,
+    ),
+    "maintenance": (fault_site.begin_maintenance, fault_site.end_maintenance),
+    "reservation-ended": (fault_site.end_reservations, fault_site.leave_ended),
+    "limit-exhausted": (fault_site.exhaust_limit, fault_site.lift_limit),
+    "disk-full": (_fill_disk, _uncover),
+    "read-only": (_of_target(fault_directories.make_read_only), _uncover),
+    "unmounted": (_of_target(fault_directories.hide), _uncover),
+    "torn-state": (_of_target(fault_directories.tear_state), _continue),
+    "bad-sample": (_spoil_sample, _end_bad_sample),
+    "batch-killed": (_kill_batch_script, _continue),
+    **dict.fromkeys(TEXTS, (_of_target(spoil_script), _restore_script)),
 }
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from tr11ops.twin.fault_store import Fault
+from tr11ops.twin.fault_store import InjectedFault
 from tr11ops.twin.plan import TwinError, TwinFolders
-from trainer.contract import write_atomically
+from trainer.contract.files import write_atomically
 
 KEPT = ".before-fault"
 TEXTS: Mapping[str, str] = {
@@ -29,7 +29,7 @@ def check_script(text: str, folders: TwinFolders) -> Path:
     return path
 
 
-def spoil_script(fault: Fault) -> None:
+def spoil_script(fault: InjectedFault) -> None:
     """Keep the script beside itself, and put another text in its place."""
     path = Path(fault.target)
     kept = path.with_name(path.name + KEPT)
@@ -39,7 +39,7 @@ def spoil_script(fault: Fault) -> None:
     write_atomically(path, TEXTS[fault.kind])
 
 
-def restore_script(fault: Fault) -> bool:
+def restore_script(fault: InjectedFault) -> bool:
     """Put the script back; False when it was there already."""
     path = Path(fault.target)
     kept = path.with_name(path.name + KEPT)

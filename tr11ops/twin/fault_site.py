@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from tr11ops.twin.accounting import ACCOUNT
 from tr11ops.twin.fault_client import ask_client, retried
-from tr11ops.twin.fault_store import Fault, FaultStore
+from tr11ops.twin.fault_store import FaultStore, InjectedFault
 from tr11ops.twin.plan import TwinError
 from tr11ops.twin.processes import end
 from tr11ops.twin.twin import Twin
@@ -21,23 +21,22 @@ END_SECONDS = 90.0  # the controller looks at its reservations now and then
 
 
 # ----------------------------------------------------------------------------- the partition
-def change_partition(*settings: str) -> Callable[[Twin, FaultStore, Fault], Fault]:
+def change_partition(*settings: str) -> Callable[[Twin, FaultStore, InjectedFault], InjectedFault]:
     """A break that changes the GPU partition."""
 
-    def change(twin: Twin, store: FaultStore, fault: Fault) -> Fault:
-        fault = store.write(fault)
+    def change(twin: Twin, _store: FaultStore, fault: InjectedFault) -> InjectedFault:
         _set_partition(twin, *settings)
         return fault
 
     return change
 
 
-def open_partition(twin: Twin, _store: FaultStore, fault: Fault) -> str:
+def open_partition(twin: Twin, _store: FaultStore, fault: InjectedFault) -> str:
     _set_partition(twin, "State=UP")
     return f"partition {fault.target} is up"
 
 
-def restore_time_limit(twin: Twin, _store: FaultStore, fault: Fault) -> str:
+def restore_time_limit(twin: Twin, _store: FaultStore, fault: InjectedFault) -> str:
     _set_partition(twin, f"MaxTime={twin.plan.max_time_minutes}")
     return f"partition {fault.target} allows {twin.plan.max_time_minutes} minutes"
 
@@ -46,8 +45,7 @@ def _set_partition(twin: Twin, *settings: str) -> None:
     ask_client(twin, "scontrol", "update", f"PartitionName={twin.plan.partition}", *settings)
 
 
-def begin_maintenance(twin: Twin, store: FaultStore, fault: Fault) -> Fault:
-    fault = store.write(fault)
+def begin_maintenance(twin: Twin, _store: FaultStore, fault: InjectedFault) -> InjectedFault:
     ask_client(
         twin, "scontrol", "create", "reservation", f"ReservationName={MAINTENANCE}", "StartTime=now",
         f"Duration={MAINTENANCE_MINUTES}", f"Nodes={','.join(twin.plan.gpu_node_names)}",
@@ -56,16 +54,15 @@ def begin_maintenance(twin: Twin, store: FaultStore, fault: Fault) -> Fault:
     return fault
 
 
-def end_maintenance(twin: Twin, _store: FaultStore, fault: Fault) -> str:
+def end_maintenance(twin: Twin, _store: FaultStore, fault: InjectedFault) -> str:
     if MAINTENANCE in _reservations(twin):
         ask_client(twin, "scontrol", "delete", f"ReservationName={MAINTENANCE}")
     return f"the maintenance of {fault.target} is over"
 
 
 # ----------------------------------------------------------------------------- reservations and limits
-def end_reservations(twin: Twin, store: FaultStore, fault: Fault) -> Fault:
+def end_reservations(twin: Twin, _store: FaultStore, fault: InjectedFault) -> InjectedFault:
     """End all of them, and wait until the controller has taken them away. Raises TwinError where there is none."""
-    fault = store.write(fault)
     names = [name for name in _reservations(twin) if name != MAINTENANCE]
     if not names:
         raise TwinError("reservation-ended: the twin has no reservation; `scontrol create reservation` makes one")
@@ -80,7 +77,7 @@ def end_reservations(twin: Twin, store: FaultStore, fault: Fault) -> Fault:
     return fault
 
 
-def leave_ended(_twin: Twin, _store: FaultStore, _fault: Fault) -> str:
+def leave_ended(_twin: Twin, _store: FaultStore, _fault: InjectedFault) -> str:
     return "what has ended stays so"
 
 
@@ -89,15 +86,14 @@ def _reservations(twin: Twin) -> list[str]:
     return [word.partition("=")[2] for word in words if word.startswith("ReservationName=")]
 
 
-def exhaust_limit(twin: Twin, store: FaultStore, fault: Fault) -> Fault:
+def exhaust_limit(twin: Twin, _store: FaultStore, fault: InjectedFault) -> InjectedFault:
     if not twin.plan.accounting:
         raise TwinError("limit-exhausted: the twin has no accounting: make one with `tr11 twin up --accounting`")
-    fault = store.write(fault)
     _grant(twin, 0)
     return fault
 
 
-def lift_limit(twin: Twin, _store: FaultStore, fault: Fault) -> str:
+def lift_limit(twin: Twin, _store: FaultStore, fault: InjectedFault) -> str:
     if twin.plan.accounting:
         _grant(twin, -1)
     return f"account {fault.target} has no limit"
@@ -109,7 +105,7 @@ def _grant(twin: Twin, minutes: int) -> None:
 
 
 # ----------------------------------------------------------------------------- nodes
-def remove_node(twin: Twin, store: FaultStore, fault: Fault) -> Fault:
+def remove_node(twin: Twin, store: FaultStore, fault: InjectedFault) -> InjectedFault:
     """Refused where jobs run on it: Slurm would lose them, which is another fault (node-dead)."""
     if fault.target not in twin.plan.gpu_node_names:
         raise TwinError(f"node-removed: {fault.target} is no node of the GPU partition")
@@ -123,14 +119,14 @@ def remove_node(twin: Twin, store: FaultStore, fault: Fault) -> Fault:
     return fault
 
 
-def put_node_back(twin: Twin, store: FaultStore, fault: Fault) -> str:
+def put_node_back(twin: Twin, store: FaultStore, fault: InjectedFault) -> str:
     _configure(twin, _removed(store, fault))
     if not twin.process(fault.target).is_alive:
         twin.start_daemon(fault.target)
     return f"{fault.target} is in the configuration again"
 
 
-def _removed(store: FaultStore, but: Fault) -> frozenset[str]:
+def _removed(store: FaultStore, but: InjectedFault) -> frozenset[str]:
     """The nodes that other faults have removed."""
     others = (fault for fault in store.active() if fault.kind == but.kind and fault.identity != but.identity)
     return frozenset(fault.target for fault in others)

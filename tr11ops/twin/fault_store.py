@@ -19,12 +19,12 @@ from typing import Any
 
 from tr11ops.twin.plan import TwinError, TwinFolders
 from tr11ops.twin.processes import ProcessRecord
-from trainer.contract import append_line, write_json
+from trainer.contract.files import append_line, write_json
 
 
 @dataclass(frozen=True)
-class Fault:
-    """One fault that was given to a twin. Times in seconds since the epoch; `until` None: until somebody heals it.
+class InjectedFault:
+    """One fault that was given to a twin. Times in seconds since the epoch; `until` None: until someone heals it.
 
     `target` is a node, a directory, or "slurmctld". `processes` were killed or stopped; `agent` keeps the fault up,
     or heals it in time. `is_complete` is False while it is being done, and stays so when its doer crashed.
@@ -55,7 +55,7 @@ class Fault:
         return f"{self.kind} on {self.target}"
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Fault:
+    def from_json(cls, value: dict[str, Any]) -> InjectedFault:
         """The inverse of `asdict`. Raises TypeError or KeyError when it is no fault."""
         agent = value.get("agent")
         return cls(
@@ -67,10 +67,10 @@ class Fault:
         )
 
 
-def new_fault(kind: str, target: str, seconds: float | None) -> Fault:
+def new_fault(kind: str, target: str, seconds: float | None) -> InjectedFault:
     """A fault that begins now and, with `seconds`, ends by itself."""
     now = time.time()
-    return Fault(
+    return InjectedFault(
         kind, target, secrets.token_hex(6), now, None if seconds is None else now + seconds, f"process {os.getpid()}"
     )
 
@@ -108,12 +108,12 @@ class FaultStore:
         finally:
             os.close(descriptor)
 
-    def active(self) -> tuple[Fault, ...]:
+    def active(self) -> tuple[InjectedFault, ...]:
         """What is broken now, oldest first. Raises TwinError for a record that cannot be read."""
         found = []
         for path in self.folder.glob("*.json"):
             try:
-                found.append(Fault.from_json(json.loads(path.read_text(encoding="utf-8"))))
+                found.append(InjectedFault.from_json(json.loads(path.read_text(encoding="utf-8"))))
             except FileNotFoundError:
                 continue  # healed at this moment
             except (OSError, ValueError, TypeError, KeyError) as error:
@@ -122,27 +122,27 @@ class FaultStore:
                 ) from error
         return tuple(sorted(found, key=lambda fault: (fault.started, fault.key)))
 
-    def find(self, key: str) -> Fault | None:
+    def find(self, key: str) -> InjectedFault | None:
         """The active fault of that key."""
         return next((fault for fault in self.active() if fault.key == key), None)
 
-    def write(self, fault: Fault) -> Fault:
+    def write(self, fault: InjectedFault) -> InjectedFault:
         """Keep a fault's record and return it."""
         write_json(self.folder / f"{fault.key}.json", asdict(fault))
         return fault
 
-    def complete(self, fault: Fault) -> Fault:
+    def complete(self, fault: InjectedFault) -> InjectedFault:
         """The fault is done: keep that, and note it in the history."""
         done = self.write(replace(fault, is_complete=True))
         self._note("broken", done)
         return done
 
-    def remove(self, fault: Fault) -> None:
+    def remove(self, fault: InjectedFault) -> None:
         """The fault is healed, or was over at once."""
         (self.folder / f"{fault.key}.json").unlink(missing_ok=True)
         self._note("healed", fault)
 
-    def _note(self, event: str, fault: Fault) -> None:
+    def _note(self, event: str, fault: InjectedFault) -> None:
         value = {"event": event, "kind": fault.kind, "target": fault.target, "time": time.time()}
         pids = [record.pid for record in fault.processes]
         append_line(self.history, json.dumps({**value, "identity": fault.identity, "pids": pids}))

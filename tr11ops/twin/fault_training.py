@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
-from tr11ops.evidence import observed, tail_lines
-from tr11ops.snapshot import known
+from tr11ops.base.observed import known, observed
+from tr11ops.base.tail import tail_lines
 from tr11ops.twin.node_processes import scan
 from tr11ops.twin.plan import TwinFolders
 from tr11ops.twin.processes import ProcessRecord
+from trainer.contract.metrics_record import MetricsRecord, parse_record
 
 SIGNAL = signal.SIGSEGV
 RANK = 1
@@ -34,7 +33,7 @@ class BadSample:
 
     def look(self) -> list[ProcessRecord]:
         step = last_step(self._run)
-        if step == self._seen or int(step.get("iteration", 0)) != self._iteration:
+        if step is None or step == self._seen or step.iteration != self._iteration:
             return []
         self._seen = step
         workers = [worker for node in scan(self._folders, self._nodes).values() for worker in node.workers]
@@ -44,15 +43,15 @@ class BadSample:
 
 def fatal_iteration(run: Path) -> int:
     """The iteration after which the rank will die: one that is still to come."""
-    return max(FIRST_ITERATION, int(last_step(run).get("iteration", 0)) + AHEAD)
+    step = last_step(run)
+    return max(FIRST_ITERATION, ((step and step.iteration) or 0) + AHEAD)
 
 
-def last_step(run: Path) -> dict[str, Any]:
-    """The last step that a run below this folder has logged; empty when there is none."""
+def last_step(run: Path) -> MetricsRecord | None:
+    """The last step that a run below this folder has logged; None when there is none."""
     for path in run.glob("*-logs/logs/*/metrics.jsonl"):
         lines, _ = known(observed(lambda path=path: tail_lines(path, TAIL_BYTES)), ([], True))  # type: ignore[misc]
-        for line in reversed(lines):
-            value = known(observed(lambda line=line: json.loads(line)), None)  # type: ignore[misc]
-            if isinstance(value, dict) and value.get("kind") == "step":
-                return value
-    return {}
+        found = (record for line in reversed(lines) if (record := parse_record(line)) is not None and record.is_step)
+        if step := next(found, None):
+            return step
+    return None

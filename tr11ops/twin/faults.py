@@ -16,13 +16,13 @@ from pathlib import Path
 
 from tr11ops.twin.accounting import ACCOUNT
 from tr11ops.twin.fault_directories import check_directory
-from tr11ops.twin.fault_effects import BREAK, MEND, send
+from tr11ops.twin.fault_effects import EFFECTS
 from tr11ops.twin.fault_kinds import FaultKind, find_kind
 from tr11ops.twin.fault_scripts import check_script
-from tr11ops.twin.fault_store import Fault, FaultStore, new_fault
+from tr11ops.twin.fault_store import FaultStore, InjectedFault, new_fault
 from tr11ops.twin.node_processes import NodeContents, scan
 from tr11ops.twin.plan import TwinError
-from tr11ops.twin.processes import end
+from tr11ops.twin.processes import end, send
 from tr11ops.twin.twin import Twin
 
 LONGEST_SECONDS = 7 * 86400.0
@@ -32,7 +32,7 @@ LONGEST_SECONDS = 7 * 86400.0
 class Injection:
     """What `inject` did. `was_there`: the target had this fault already, and nothing was done."""
 
-    fault: Fault
+    fault: InjectedFault
     was_there: bool = False
 
 
@@ -40,7 +40,7 @@ class Injection:
 class Healing:
     """What `heal` did about one fault. `error` is empty when it is healed; else its record stays."""
 
-    fault: Fault
+    fault: InjectedFault
     text: str = ""
     error: str = ""
 
@@ -77,7 +77,11 @@ def inject(
 
 
 def heal(
-    twin: Twin, *, kind: str | None = None, target: str | None = None, wanted: Callable[[Fault], bool] | None = None
+    twin: Twin,
+    *,
+    kind: str | None = None,
+    target: str | None = None,
+    wanted: Callable[[InjectedFault], bool] | None = None,
 ) -> tuple[Healing, ...]:
     """Undo what is broken: everything, or the faults of one kind, of one target, or those that are `wanted`.
 
@@ -97,7 +101,7 @@ def heal(
         return tuple(_heal_one(twin, store, fault) for fault in chosen)
 
 
-def active(twin: Twin) -> tuple[Fault, ...]:
+def active(twin: Twin) -> tuple[InjectedFault, ...]:
     """What is broken now, oldest first."""
     return FaultStore(twin.folders).active()
 
@@ -162,7 +166,7 @@ def _check_busy(kind: FaultKind, node: str, contents: NodeContents) -> None:
     raise TwinError(f"{kind.name} on {node}: {what}; leave --node out to have one chosen")
 
 
-def _break(twin: Twin, store: FaultStore, kind: FaultKind, fault: Fault) -> Fault:
+def _break(twin: Twin, store: FaultStore, kind: FaultKind, fault: InjectedFault) -> InjectedFault:
     fault = store.write(fault)
     try:
         if kind.needs_agent or fault.until is not None:
@@ -171,7 +175,7 @@ def _break(twin: Twin, store: FaultStore, kind: FaultKind, fault: Fault) -> Faul
                 [sys.executable, "-m", "tr11ops.twin.fault_agent", str(twin.folders.root), fault.key, fault.identity],
             )
             fault = store.write(replace(fault, agent=agent))
-        fault = store.complete(BREAK[kind.name](twin, store, fault))
+        fault = store.complete(EFFECTS[kind.name][0](twin, store, fault))
     except (TwinError, OSError) as error:
         broken = store.find(fault.key) or fault
         _heal_one(twin, store, broken)
@@ -181,12 +185,12 @@ def _break(twin: Twin, store: FaultStore, kind: FaultKind, fault: Fault) -> Faul
     return fault
 
 
-def _heal_one(twin: Twin, store: FaultStore, fault: Fault) -> Healing:
+def _heal_one(twin: Twin, store: FaultStore, fault: InjectedFault) -> Healing:
     if fault.agent is not None and fault.agent.pid != os.getpid():
         send([fault.agent], signal.SIGCONT)
-        end([fault.agent], 0.0)  # first, or it would break again what is mended
+        end([fault.agent], 0.0)  # first, or it would break again what is repaired
     try:
-        text = MEND[fault.kind](twin, store, fault)
+        text = EFFECTS[fault.kind][1](twin, store, fault)
     except (TwinError, OSError, KeyError) as error:
         return Healing(fault, error=" ".join(str(error).split()))
     store.remove(fault)

@@ -9,7 +9,7 @@ import re
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import psutil
@@ -39,12 +39,12 @@ def search_path(environ: Mapping[str, str]) -> str:
     return environ.get("PATH", "") + ":" + SYSTEM_PATH
 
 
-def find_programs(path: str) -> dict[str, str]:
-    """Full paths of Slurm's and munge's programs. Raises TwinError that names the missing ones and the fix."""
-    found = {name: shutil.which(name, path=path) for name in DAEMONS + CLIENTS}
+def find_programs(path: str, names: Iterable[str] = DAEMONS + CLIENTS, fix: str = INSTALL_FIX) -> dict[str, str]:
+    """Full paths of programs, such as Slurm's and munge's. Raises TwinError that names the missing ones and the fix."""
+    found = {name: shutil.which(name, path=path) for name in names}
     missing = [name for name, where in found.items() if where is None]
     if missing:
-        raise TwinError(f"{', '.join(missing)} not found on this machine: {INSTALL_FIX}")
+        raise TwinError(f"{', '.join(missing)} not found on this machine: {fix}")
     return {name: where for name, where in found.items() if where is not None}
 
 

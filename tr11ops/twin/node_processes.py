@@ -14,8 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from tr11ops.cluster.local_processes import boot_mark
 from tr11ops.twin.plan import TwinFolders
-from tr11ops.twin.processes import ProcessRecord, boot_id, start_ticks
+from tr11ops.twin.processes import ProcessRecord, command_name, environment_of, start_ticks
 
 YOUNG_SECONDS = 2.0  # how long a new process may take until it has become what it was started for
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
@@ -75,7 +76,7 @@ def scan(folders: TwinFolders, nodes: Iterable[str]) -> dict[str, NodeContents]:
     tasks: dict[str, list[NodeProcess]] = {name: [] for name in wanted}
     children: dict[int, list[int]] = {}
     owner: dict[int, str] = {}
-    here, me = boot_id(), os.getpid()
+    here, me = boot_mark(), os.getpid()
     for pid in process_ids():
         children.setdefault(parent_of(pid), []).append(pid)
         entries = environment_of(pid)
@@ -121,7 +122,7 @@ class StepWatch:
         self._settled: set[int] = set()
         self._young: dict[int, float] = {}
         self._found: dict[int, ProcessRecord] = {}
-        self._boot = boot_id()
+        self._boot = boot_mark()
 
     def look(self) -> tuple[ProcessRecord, ...]:
         """All tasks of the node's steps that live now."""
@@ -161,13 +162,6 @@ def process_ids() -> list[int]:
         return [int(entry.name) for entry in entries if entry.name.isdecimal()]
 
 
-def environment_of(pid: int) -> list[bytes]:
-    """The entries of a process's first environment; empty when it is gone or another user's."""
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    return []
-
-
 def value_of(entries: Iterable[bytes], name: bytes) -> str | None:
     """The value of one variable among `entries`."""
     head = name + b"="
@@ -175,13 +169,6 @@ def value_of(entries: Iterable[bytes], name: bytes) -> str | None:
         if entry.startswith(head):
             return entry[len(head) :].decode(errors="replace")
     return None
-
-
-def command_name(pid: int) -> str:
-    """The kernel's short name of a process; empty when it is gone."""
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    return ""
 
 
 def parent_of(pid: int) -> int:

@@ -37,6 +37,8 @@ class TwinPlan:
     max_time_minutes: int = 100 * 60
     cpu_max_time_minutes: int = 20 * 60
     accounting: bool = False
+    hub: bool = False
+    store: bool = False
     slurmd_timeout_seconds: int = 60
     minimum_job_age_seconds: int = 300
     kill_wait_seconds: int = 5
@@ -89,9 +91,14 @@ class TwinPlan:
         return self.gpu_node_names + self.cpu_node_names
 
     @property
+    def cluster(self) -> str:
+        """Slurm's name of it."""
+        return f"twin_{self.name.replace('-', '_')}"
+
+    @property
     def ports_needed(self) -> int:
-        """One for the controller, one for each node, one for the accounting daemon."""
-        return 1 + len(self.node_names) + int(self.accounting)
+        """One for the controller, one for each node, one for each of accounting daemon, hub and object store."""
+        return 1 + len(self.node_names) + int(self.accounting) + int(self.hub) + int(self.store)
 
     @property
     def memory_needed_megabytes(self) -> int:
@@ -105,9 +112,9 @@ class TwinPlan:
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> TwinPlan:
         """The inverse of `to_json`. Raises TwinError for a record that another version wrote."""
-        known = {entry.name for entry in fields(cls)}
-        if set(value) != known:
-            raise TwinError(f"the twin's record has other keys than this tr11 knows: {sorted(set(value) ^ known)}")
+        unknown = set(value) - {entry.name for entry in fields(cls)}
+        if unknown:
+            raise TwinError(f"the twin's record has keys that this tr11 does not know: {sorted(unknown)}")
         return cls(**value)
 
 
@@ -220,6 +227,22 @@ class TwinPorts:
         """Port of slurmdbd."""
         return self.first + 1 + len(plan.node_names)
 
+    def hub(self, plan: TwinPlan) -> int:
+        """Port of the hub."""
+        return self.accounting(plan) + int(plan.accounting)
+
+    def store(self, plan: TwinPlan) -> int:
+        """Port of the object store."""
+        return self.hub(plan) + int(plan.hub)
+
+
+def twin_record(plan: TwinPlan, ports: TwinPorts, mark: str) -> dict[str, Any]:
+    """What is written beside slurm.conf: by it the twin is found again, and known as one (`cluster.rehearsal`)."""
+    return {
+        "plan": plan.to_json(), "first_port": ports.first, "mark": mark, "cluster": plan.cluster,
+        "nodes": list(plan.node_names),
+    }  # fmt: skip
+
 
 def slurm_conf(
     plan: TwinPlan,
@@ -231,7 +254,7 @@ def slurm_conf(
 ) -> str:
     """The text of slurm.conf, run as `user`; `slurm_version` is such as (22, 5). `without`: GPU nodes to leave out."""
     lines = [
-        f"ClusterName=twin_{plan.name.replace('-', '_')}",
+        f"ClusterName={plan.cluster}",
         "SlurmctldHost=localhost(127.0.0.1)",
         f"SlurmctldPort={ports.controller}",
         f"SlurmUser={user}",

@@ -15,7 +15,7 @@ LAST_BLOCK = 32_704 // BLOCK  # below the range from which Linux takes ports for
 
 
 def is_free(port: int) -> bool:
-    """True when nobody listens on `port`, on any interface."""
+    """True when no one listens on `port`, on any interface."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections in TIME_WAIT do not count
         try:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import psutil
 
+from tr11ops.cluster.local_processes import boot_mark, start_mark
+
 MARK = "TR11_TWIN_MARK"  # in the environment of every daemon; its value is unique for each twin
-
-
 DEFAULT_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 
 
@@ -23,7 +23,7 @@ DEFAULT_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGHUP, signal.SIGINT,
 class ProcessRecord:
     """One process: what it is, and the two numbers which identify it until the machine restarts."""
 
-    role: str  # "munged", "slurmctld", "slurmd", "slurmdbd", "mariadbd", "job"
+    role: str  # "munged", "slurmctld", "slurmd", "slurmdbd", "mariadbd", "hub", "store", "job"
     name: str  # the node of a slurmd, otherwise the role
     pid: int
     start_ticks: int  # clock ticks since boot, as the kernel counts them
@@ -32,22 +32,13 @@ class ProcessRecord:
     @property
     def is_alive(self) -> bool:
         """True while exactly this process runs; a zombie or another process with the same pid is not it."""
-        return self.boot_id == boot_id() and start_ticks(self.pid) == self.start_ticks
-
-
-def boot_id() -> str:
-    """The kernel's identity of the present boot."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return self.boot_id == boot_mark() and start_ticks(self.pid) == self.start_ticks
 
 
 def start_ticks(pid: int) -> int | None:
     """When process `pid` started, in clock ticks since boot; None if there is none or it is a zombie."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    after_name = text[text.rindex(")") + 2 :].split()  # the name may hold blanks and brackets
-    return None if after_name[0] in "ZX" else int(after_name[19])
+    mark = start_mark(pid)
+    return None if mark is None else int(mark)
 
 
 def spawn(
@@ -68,7 +59,7 @@ def spawn(
         setsigmask=(),
         setsigdef=DEFAULT_SIGNALS,  # Python ignores SIGPIPE, and jobs would inherit that
     )
-    record = ProcessRecord(role, name, pid, start_ticks(pid) or 0, boot_id())
+    record = ProcessRecord(role, name, pid, start_ticks(pid) or 0, boot_mark())
     with ledger.open("a") as stream:
         stream.write(json.dumps(asdict(record)) + "\n")
     return record
@@ -97,20 +88,16 @@ def marked(mark: str, configuration: Path) -> tuple[ProcessRecord, ...]:
     mark_entry = f"{MARK}={mark}".encode()
     conf_entry = f"SLURM_CONF={configuration}".encode()
     found: dict[int, ProcessRecord] = {}
-    here = boot_id()
+    here = boot_mark()
     children: dict[int, list[int]] = {}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             children.setdefault(process.ppid(), []).append(process.pid)
-        try:
-            entries = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
-        except OSError:
-            continue  # gone, or another user's
+        entries = environment_of(process.pid)
         if mark_entry in entries:
             role = "daemon"
         elif conf_entry in entries and (
-            any(entry.startswith(b"SLURMD_NODENAME=") for entry in entries)
-            or _command_name(process.pid) == "slurmstepd"
+            any(entry.startswith(b"SLURMD_NODENAME=") for entry in entries) or command_name(process.pid) == "slurmstepd"
         ):
             role = "job"
         else:
@@ -129,30 +116,40 @@ def marked(mark: str, configuration: Path) -> tuple[ProcessRecord, ...]:
     return tuple(found.values())
 
 
-def _command_name(pid: int) -> str:
-    try:
+def environment_of(pid: int) -> list[bytes]:
+    """The entries of a process's first environment; empty when it is gone or another user's."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return []
+
+
+def command_name(pid: int) -> str:
+    """The kernel's short name of a process; empty when it is gone."""
+    with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/comm").read_text().strip()
-    except OSError:
-        return ""
+    return ""
 
 
 def end(records: Iterable[ProcessRecord], grace_seconds: float) -> tuple[ProcessRecord, ...]:
     """End exactly these processes: SIGTERM, then SIGKILL after `grace_seconds` (0: at once). Returns what survived."""
     alive = [record for record in records if record.is_alive]
     if grace_seconds > 0:
-        for record in alive:
-            _send(record, signal.SIGTERM)
-            _send(record, signal.SIGCONT)  # a stopped daemon must wake to see it
+        send(alive, signal.SIGTERM)
+        send(alive, signal.SIGCONT)  # a stopped daemon must wake to see it
         alive = _wait(alive, grace_seconds)
-    for record in alive:
-        _send(record, signal.SIGKILL)
+    send(alive, signal.SIGKILL)
     return tuple(_wait(alive, 10.0))
 
 
-def _send(record: ProcessRecord, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        if record.is_alive:
-            os.kill(record.pid, number)
+def send(records: Iterable[ProcessRecord], number: signal.Signals) -> int:
+    """Send a signal to exactly these processes; returns how many were there to get it."""
+    reached = 0
+    for record in records:
+        with contextlib.suppress(ProcessLookupError):
+            if record.is_alive:
+                os.kill(record.pid, number)
+                reached += 1
+    return reached
 
 
 def _wait(records: Sequence[ProcessRecord], seconds: float) -> list[ProcessRecord]:
@@ -160,7 +157,7 @@ def _wait(records: Sequence[ProcessRecord], seconds: float) -> list[ProcessRecor
     while True:
         alive = [record for record in records if record.is_alive]
         for record in records:
-            if record not in alive and record.boot_id == boot_id():
+            if record not in alive and record.boot_id == boot_mark():
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(record.pid, os.WNOHANG)  # ours, when this process started it: leave no zombie
         if not alive or time.monotonic() > deadline:

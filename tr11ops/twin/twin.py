@@ -19,7 +19,7 @@ from types import TracebackType
 
 import psutil
 
-from tr11ops.twin import accounting
+from tr11ops.twin import accounting, services
 from tr11ops.twin.fault_directories import uncover
 from tr11ops.twin.fault_store import FaultStore
 from tr11ops.twin.machine import (
@@ -44,6 +44,7 @@ from tr11ops.twin.plan import (
     gres_conf,
     slurm_conf,
     slurmdbd_conf,
+    twin_record,
 )
 from tr11ops.twin.ports import claimed_ports
 from tr11ops.twin.processes import MARK, ProcessRecord, end, marked, read_ledger, spawn
@@ -106,8 +107,12 @@ class Twin:
 
         `directory` holds one folder for each twin. Raises TwinError; what had been started is then ended.
         """
-        programs = find_programs(search_path(os.environ))
-        database_programs = accounting.find_programs(search_path(os.environ)) if plan.accounting else {}
+        path = search_path(os.environ)
+        programs = find_programs(path)
+        if plan.accounting:
+            programs |= find_programs(path, accounting.PROGRAMS, accounting.INSTALL_FIX)
+        if plan.store:
+            services.store_program()
         home = _home(directory)
         folders = TwinFolders(home / plan.name)
         folders.check(plan)
@@ -125,7 +130,7 @@ class Twin:
             with claimed_ports(plan.ports_needed) as first:
                 twin = cls(plan, folders, TwinPorts(first), secrets.token_hex(16))
                 try:
-                    twin._start(programs, database_programs, progress, time.monotonic() + deadline_seconds)
+                    twin._start(programs, progress, time.monotonic() + deadline_seconds)
                 except TwinError as error:
                     kept = twin._end(keep_logs=True)
                     raise TwinError(str(error).replace(str(folders.logs), str(kept))) from error
@@ -172,15 +177,16 @@ class Twin:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables which make Slurm's clients speak to this twin."""
-        return {"SLURM_CONF": str(self.folders.slurm_conf)}
+        """The variables which make Slurm's clients speak to this twin, and others to its hub and object store."""
+        beside = services.client_variables(self.plan, self.ports, self._mark)
+        return {"SLURM_CONF": str(self.folders.slurm_conf), **beside}
 
     def processes(self) -> tuple[ProcessRecord, ...]:
         """The daemons as they were started, alive or not; a slurmd's `name` is its node."""
         return read_ledger(self.folders.processes)
 
     def process(self, name: str) -> ProcessRecord:
-        """The latest daemon of that name: a node, "slurmctld", "munged", "slurmdbd" or "mariadbd"."""
+        """The latest daemon of that name: a node, "slurmctld", "munged", "slurmdbd", "mariadbd", "hub" or "store"."""
         for record in reversed(self.processes()):
             if record.name == name:
                 return record
@@ -193,7 +199,7 @@ class Twin:
         return self._spawn(find_programs(search_path(os.environ)), name)
 
     def configure(self, without: Collection[str] = ()) -> None:
-        """Write slurm.conf anew, without these GPU nodes; the controller heeds it when it is started again."""
+        """Write slurm.conf again, without these GPU nodes; the controller heeds it when it is started again."""
         programs = find_programs(search_path(os.environ))
         text = slurm_conf(self.plan, self.folders, self.ports, _user(), slurm_version(programs["slurmctld"]), without)
         write_file(self.folders.slurm_conf, text, 0o644)
@@ -250,9 +256,7 @@ class Twin:
             raise TwinError(f"{folders.record} cannot be read ({error}): remove {folders.root} by hand") from error
         return cls(TwinPlan.from_json(value["plan"]), folders, TwinPorts(value["first_port"]), value["mark"])
 
-    def _start(
-        self, programs: Mapping[str, str], database_programs: Mapping[str, str], progress: Progress, deadline: float
-    ) -> None:
+    def _start(self, programs: Mapping[str, str], progress: Progress, deadline: float) -> None:
         user = _user()
         self._write_files(user, slurm_version(programs["slurmctld"]))
         progress(f"twin {self.plan.name}: {len(self.plan.node_names)} nodes, ports from {self.ports.first}")
@@ -261,10 +265,18 @@ class Twin:
         if self.plan.accounting:
             progress("starting the accounting database")
             environment = self.client_environment
-            database = accounting.start_database(database_programs, self.folders, user, environment)
+            database = accounting.start_database(programs, self.folders, user, environment)
             _await(lambda: listens(self.folders.database_socket), database, self.folders, deadline)
-            slurmdbd = accounting.start_slurmdbd(database_programs, self.folders, environment)
+            slurmdbd = accounting.start_slurmdbd(programs, self.folders, environment)
             _await(lambda: accepts(self.ports.accounting(self.plan)), slurmdbd, self.folders, deadline)
+        if self.plan.hub:
+            hub = services.start_hub(self.plan, self.folders, self.ports, self.client_environment, self._mark)
+            _await(lambda: accepts(self.ports.hub(self.plan)), hub, self.folders, deadline)
+        if self.plan.store:
+            program, environment = services.store_program(), self.client_environment
+            store = services.start_store(program, self.plan, self.folders, self.ports, environment)
+            _await(lambda: accepts(self.ports.store(self.plan)), store, self.folders, deadline)
+            services.make_bucket(self.plan, self.ports, deadline)
         controller = self._spawn(programs, "slurmctld")
         for name in self.plan.node_names:
             self._spawn(programs, name)
@@ -295,8 +307,7 @@ class Twin:
         make_folder(folders.root)
         for folder in (folders.logs, folders.state, folders.spool, folders.run, folders.munge, folders.gpus):
             make_folder(folder)
-        record = {"plan": self.plan.to_json(), "first_port": self.ports.first, "mark": self._mark}
-        write_file(folders.record, json.dumps(record, indent=1) + "\n", 0o644)
+        write_file(folders.record, json.dumps(twin_record(self.plan, self.ports, self._mark), indent=1) + "\n", 0o644)
         write_file(folders.slurm_conf, slurm_conf(self.plan, folders, self.ports, user, version), 0o644)
         write_file(folders.root / "gres.conf", gres_conf(self.plan, folders), 0o644)
         write_file(folders.root / "cgroup.conf", cgroup_conf(version), 0o644)

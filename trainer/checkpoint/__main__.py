@@ -16,8 +16,8 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, Protocol, cast
 
-from trainer.checkpoint.catalogue import CheckpointError
-from trainer.checkpoint.commands import UsageError
+from trainer.checkpoint.commands import CheckpointUsageError
+from trainer.contract.checkpoints import CheckpointError
 
 EXIT_FINE = 0
 EXIT_NEEDS_PERSON = 1
@@ -26,13 +26,18 @@ EXIT_UNOBSERVED = 3
 
 SCHEMA = 1
 # The command's name and its module: `import` is a word that no module's name can be.
-COMMANDS = {"inspect": "inspect", "diff": "diff", "export": "export", "import": "import_", "reshape": "reshape"}
-_PACKAGE = "trainer.checkpoint.commands"
+COMMANDS = {
+    "inspect": "trainer.checkpoint.commands.inspect",
+    "diff": "trainer.debug.diff_command",
+    "export": "trainer.checkpoint.commands.export",
+    "import": "trainer.checkpoint.commands.import_",
+    "reshape": "trainer.checkpoint.commands.reshape",
+}
 # What a file system says when it cannot answer, as against a file that is not there or a disk that is full.
 _SILENCE = {errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ENODEV}
 
 
-class Command(Protocol):
+class CommandModule(Protocol):
     """What a module of a command holds (see `trainer.checkpoint.commands`)."""
 
     HELP: str
@@ -46,8 +51,7 @@ class Command(Protocol):
 
 def available() -> dict[str, str]:
     """Commands of this installation: name -> module."""
-    modules = {name: f"{_PACKAGE}.{module}" for name, module in COMMANDS.items()}
-    return {name: module for name, module in modules.items() if importlib.util.find_spec(module) is not None}
+    return {name: module for name, module in COMMANDS.items() if importlib.util.find_spec(module) is not None}
 
 
 def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
@@ -60,7 +64,7 @@ def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         if asked in found and name != asked:
             commands.add_parser(name)
             continue
-        command = cast(Command, importlib.import_module(module))
+        command = cast(CommandModule, importlib.import_module(module))
         inner = commands.add_parser(name, help=command.HELP, description=command.HELP)
         inner.set_defaults(module=command)
         inner.add_argument("--json", action="store_true", help="the result as one JSON object")
@@ -75,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     options = build_parser(words).parse_args(words)
-    command: Command = options.module
+    command: CommandModule = options.module
     try:
         result = command.run(options)
         shown = (
@@ -94,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def explain(error: BaseException) -> tuple[int, str]:
     """The exit code and the one line for an error."""
-    if isinstance(error, UsageError):
+    if isinstance(error, CheckpointUsageError):
         return EXIT_USAGE, str(error)
     if isinstance(error, CheckpointError):
         return EXIT_NEEDS_PERSON, " ".join(str(error).split())

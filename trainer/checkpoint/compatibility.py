@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from trainer.checkpoint.catalogue import CheckpointError
-from trainer.checkpoint.resumable import model_fault
-from trainer.checkpoint.sharded_files import Piece, tiling_fault
+from trainer.checkpoint.sharded_files import TensorPiece, tiling_fault
+from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.resumable import model_fault
 
 _PRECISIONS = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.float16: "fp16"}
 _NARROW = {torch.bfloat16, torch.float16}  # every value of theirs is one of fp32
@@ -24,7 +24,7 @@ def check_model(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
 
 
 def check_pieces(
-    part: str, stored: Mapping[str, TensorStorageMetadata], pieces: Iterable[Piece], widening: bool
+    part: str, stored: Mapping[str, TensorStorageMetadata], pieces: Iterable[TensorPiece], widening: bool
 ) -> None:
     """Check that every piece of this rank can be filled: name, shape, dtype, and that the stored chunks are complete.
 
@@ -48,7 +48,7 @@ def check_pieces(
             raise CheckpointError(f"it is damaged: {fault}; resume from another step")
 
 
-def _check_dtype(piece: Piece, saved: torch.dtype, widening: bool) -> None:
+def _check_dtype(piece: TensorPiece, saved: torch.dtype, widening: bool) -> None:
     wanted = piece.tensor.dtype
     if saved == wanted or (widening and saved in _NARROW and wanted == torch.float32):
         return

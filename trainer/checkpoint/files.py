@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer.contract import FileEntry
+from trainer.contract.manifest import FileEntry
+from trainer.contract.sharing import open_shared, share_folder
 
 ALIGNMENT = max(4096, mmap.PAGESIZE)  # of memory, file offsets and lengths that bypass the page cache
 BLOCK_BYTES = 8 << 20
@@ -90,7 +91,7 @@ class BlockFile:
 
     def __init__(self, path: Path):
         self.path = path
-        self._plain = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o664)
+        self._plain = open_shared(path, os.O_WRONLY | os.O_EXCL)
         self._direct = _open_direct(path)
         self._digest = hashlib.sha256()
         self._hasher = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-digest")
@@ -310,7 +311,7 @@ def write_files(contents: Iterable[tuple[Path, Iterable[Bytes]]]) -> list[Digest
 def make_folder(path: Path) -> None:
     """Create one folder, group-writable. Raises OSError, also when it exists."""
     path.mkdir(parents=False)
-    path.chmod(path.stat().st_mode | 0o070)
+    share_folder(path)
 
 
 def sync_folder(path: Path) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from trainer.contract.units import size
+
 USABLE = 0.8  # of what is available: the data loader and the file system go on needing some
 
 
@@ -27,7 +29,7 @@ def shortage(needs: Iterable[MemoryNeed]) -> str | None:
     for host, total in wanted.items():
         usable = int(available[host] * USABLE)
         if total > usable:
-            return f"{host} would need {total / 2**30:.2f} GiB of memory for copies and can spare {usable / 2**30:.2f}"
+            return f"{host} would need {size(total)} of memory for copies and can spare {size(usable)}"
     return None
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import shutil
 import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -15,14 +14,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.checkpoint import catalogue
-from trainer.checkpoint.catalogue import CheckpointError, Report
 from trainer.checkpoint.files import Bytes, as_bytes, make_folder, sync_folder, write_files
-from trainer.checkpoint.resumable import ResumeNeed, has_resumable, lack_of
-from trainer.contract import LATEST_FILE, FileEntry, Manifest, checkpoint_name, manifest_faults, now, write_beside
+from trainer.contract import checkpoints, replacing
+from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.files import now, write_beside
+from trainer.contract.manifest import FileEntry, Manifest, manifest_faults
+from trainer.contract.paths import LATEST_FILE, checkpoint_name
+from trainer.contract.replacing import Report
+from trainer.contract.resumable import CURSOR_FILE, RNG, ResumeNeed, has_resumable, lack_of
+from trainer.contract.sharing import make_shared
 
-RNG, CURSOR = "rng", "cursor.json"
 Fence = Callable[[], None]  # raises when this trainer may not publish any more
+
+
+class LatestStays(Exception):
+    """Raised by a fence: what was written may have its name, and `latest` must not come to name it."""
 
 
 @dataclass(frozen=True)
@@ -52,15 +58,15 @@ class Extras:
     rng: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-def prepare(folder: Path, step: int, names: list[str]) -> Path:
+def prepare(folder: Path, step: int, names: list[str], report: Report = lambda line: None) -> Path:
     """Clean up after killed saves and make this save's hidden folder with the inner folders `names`; rank 0 only.
 
-    No other save may be under way: what it has written would be taken for a killed one's.
+    No other save may be under way: what it has written would be taken for a killed one's. `report`: see `publish`.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    catalogue.settle_replaced(folder)
-    catalogue.remove_leftovers(folder)
-    partial = catalogue.partial_path(folder, step, uuid.uuid4().hex[:12])
+    make_shared(folder)
+    replacing.settle_replaced(folder, report)
+    checkpoints.remove_leftovers(folder)
+    partial = checkpoints.partial_path(folder, step, uuid.uuid4().hex[:12])
     make_folder(partial)
     for name in (*names, RNG):
         make_folder(partial / name)
@@ -76,7 +82,7 @@ def extra_files(rank: int, step: int, extras: Extras) -> dict[str, list[Bytes]]:
         files[f"{RNG}/rank_{rank}.pt"] = [as_bytes(stream.getbuffer())]
     if rank == 0:
         text = json.dumps({**extras.cursor, "step": step}, indent=1, sort_keys=True) + "\n"
-        files[CURSOR] = [as_bytes(text.encode())]
+        files[CURSOR_FILE] = [as_bytes(text.encode())]
     return files
 
 
@@ -116,9 +122,10 @@ def publish(
 
     `latest`: whether the file of that name shall name it; it never names the weights alone while a training could
     resume from another one. `fence` is asked last, when everything lies ready under hidden names: what follows are
-    renames of these, and whoever takes the run over takes them away first (see
-    `trainer.checkpoint.catalogue.fence_off`). So even a trainer that was frozen behind its fence changes nothing.
-    `report`: told when something that is not this training's bore the name (see `catalogue.take_place`).
+    renames of these, and anyone who takes the run over takes them away first (see
+    `trainer.contract.checkpoints.fence_off`). So even a trainer that was frozen behind its fence changes nothing.
+    Where it raises `LatestStays`, the checkpoint gets its name and `latest` is left as it is.
+    `report`: told when another checkpoint bore the name, and is kept (see `trainer.contract.replacing`).
     """
     faults = manifest_faults(partial, manifest, read_digests=False)
     if faults:
@@ -133,8 +140,13 @@ def publish(
     pointer = write_beside(folder / LATEST_FILE, home.name) if moves else None
     try:
         if fence is not None:
-            fence()
-        aside = catalogue.take_place(folder, partial, manifest, report)
+            try:
+                fence()
+            except LatestStays:
+                if pointer is not None:
+                    pointer.unlink(missing_ok=True)
+                pointer = None
+        aside = replacing.take_place(folder, partial, manifest, report)
         sync_folder(folder)
         if pointer is not None:
             pointer.replace(folder / LATEST_FILE)
@@ -144,5 +156,5 @@ def publish(
             pointer.unlink(missing_ok=True)
         raise
     if aside is not None:
-        shutil.rmtree(aside, ignore_errors=True)  # if this fails, the next save or search removes it
+        replacing.retire(folder, aside, report)
     return manifest.total_bytes

@@ -1,8 +1,7 @@
-"""Random-number state: captured per rank, restored bitwise on the same topology, derived anew on another."""
+"""Random-number state: captured per rank, restored bitwise on the same topology, derived again on another."""
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Mapping
 
@@ -35,15 +34,6 @@ def restore(states: Mapping[str, Tensor], generators: Mapping[str, torch.Generat
         torch.cuda.set_rng_state(states["cuda"])
     for name, generator in (generators or {}).items():
         generator.set_state(states[f"generator/{name}"])
-
-
-def derived_seed(seed: int, step: int, *coordinates: int) -> int:
-    """A seed for a resume on another topology: a fixed function of the run's seed, the step and mesh coordinates.
-
-    Ranks that must draw alike pass the same coordinates. 63 bits of a blake2b hash.
-    """
-    text = ",".join(str(number) for number in (seed, step, *coordinates))
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
 def _python_state() -> Tensor:

@@ -15,16 +15,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
 
-from trainer.checkpoint.agreement import one_line
-from trainer.checkpoint.catalogue import CheckpointError
-from trainer.checkpoint.deepspeed_inspect import is_deepspeed_layout
-from trainer.checkpoint.deepspeed_layout import open_deepspeed_layout
-from trainer.checkpoint.publishing import CURSOR
+from trainer.checkpoint.deepspeed.inspect import is_deepspeed_layout
+from trainer.checkpoint.deepspeed.layout import open_deepspeed_layout
 from trainer.checkpoint.save_plan import INDEX_FILE
 from trainer.checkpoint.sharded_files import STEP_KEY, tiling_fault
 from trainer.checkpoint.source import CheckpointFacts, Part, TensorFacts, TensorSource
-from trainer.checkpoint.store import OPTIMIZER, WEIGHTS
-from trainer.contract import MANIFEST_FILE, FileEntry, Manifest, file_digest
+from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.manifest import FileEntry, Manifest, file_digest
+from trainer.contract.paths import MANIFEST_FILE
+from trainer.contract.resumable import CURSOR_FILE, OPTIMIZER, WEIGHTS
+from trainer.parallel.agreement import one_line
 
 T = TypeVar("T")
 
@@ -93,9 +93,9 @@ class StoredCheckpoint:
             if name == WEIGHTS or (entries and (place / name).is_dir()):
                 _check_sizes(place, entries)
                 self._parts[name] = _StoredPart(place / name)
-        cursor = _attempt(place / CURSOR, lambda path: json.loads(path.read_text(encoding="utf-8")))
+        cursor = _attempt(place / CURSOR_FILE, lambda path: json.loads(path.read_text(encoding="utf-8")))
         if not isinstance(cursor, dict):
-            raise CheckpointError(f"{place / CURSOR} does not hold a JSON object; restore it or use another step")
+            raise CheckpointError(f"{place / CURSOR_FILE} does not hold a JSON object; restore it or use another step")
         optimizer = self._parts.get(OPTIMIZER)
         step = optimizer.read(STEP_KEY, (), ()) if optimizer and STEP_KEY in optimizer.index else 0
         self._facts = CheckpointFacts(

@@ -27,16 +27,18 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from trainer.checkpoint import catalogue
-from trainer.checkpoint.agreement import one_line
-from trainer.checkpoint.catalogue import CheckpointError
 from trainer.checkpoint.files import digesting, make_folder
-from trainer.checkpoint.publishing import RNG, CheckpointInfo, Extras, Fence, make_manifest, publish, write_extras
+from trainer.checkpoint.publishing import CheckpointInfo, Extras, Fence, make_manifest, publish, write_extras
 from trainer.checkpoint.save_plan import INDEX_FILE
 from trainer.checkpoint.sharded_files import STEP_KEY
 from trainer.checkpoint.source import Part, TensorFacts, TensorSource
-from trainer.checkpoint.store import OPTIMIZER
-from trainer.contract import FileEntry, checkpoint_name
+from trainer.contract import checkpoints
+from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.manifest import FileEntry
+from trainer.contract.paths import checkpoint_name
+from trainer.contract.resumable import OPTIMIZER, RNG
+from trainer.contract.sharing import make_shared
+from trainer.parallel.agreement import one_line
 
 CHUNK_BYTES = 256 << 20
 FILE_BYTES = 16 << 30
@@ -59,7 +61,7 @@ def write_checkpoint(
 
     Returns the checkpoint's own folder.
     Holds one chunk (CHUNK_BYTES, or one row of a tensor where that is larger) in memory at a time. A source without an
-    optimizer gives a checkpoint of weights alone. `extras.rng` may be empty: a load then derives random streams anew.
+    optimizer gives a checkpoint of weights alone. `extras.rng` may be empty: a load then derives random streams again.
     `latest`, `fence`: see `publish`. `on_bytes` is told of each chunk written (`source_bytes` in all).
     Leaves alone what other savers have in the folder. Raises CheckpointError when the step exists already, when the
     source is damaged, or when the disk refuses; nothing of the new checkpoint is then left.
@@ -67,9 +69,9 @@ def write_checkpoint(
     place = folder / checkpoint_name(step)
     if place.exists():
         raise CheckpointError(f"{place} exists already and is not replaced; move it away, or write to another folder")
-    partial = catalogue.partial_path(folder, step, uuid.uuid4().hex[:12])
+    partial = checkpoints.partial_path(folder, step, uuid.uuid4().hex[:12])
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_shared(folder)
         make_folder(partial)
         make_folder(partial / RNG)
         entries = _write_part(partial, "weights", source, on_bytes)

@@ -25,16 +25,16 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
-from trainer.checkpoint.agreement import Crew
 from trainer.checkpoint.envelopes import Envelope, Envelopes
 from trainer.checkpoint.files import Bytes, as_bytes
-from trainer.checkpoint.sharded_files import Piece, tiling_fault
+from trainer.checkpoint.sharded_files import TensorPiece, tiling_fault
+from trainer.parallel.agreement import RankGroup
 
 INDEX_FILE = ".metadata"  # DCP's name for it
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedPiece:
     """One piece in a rank's file: which, its envelope, and the bytes of both together."""
 
     index: MetadataIndex
@@ -43,7 +43,7 @@ class Placed:
 
 
 @dataclass(frozen=True)
-class Share:
+class FolderShare:
     """What one rank writes into one folder of a checkpoint.
 
     `file`: its name in the folder. `placed`: the pieces in the order of the file. `size`: bytes of the file, 0 when
@@ -51,11 +51,11 @@ class Share:
     """
 
     file: str
-    placed: tuple[Placed, ...]
+    placed: tuple[PlacedPiece, ...]
     size: int
     index: bytes | None
 
-    def contents(self, pieces: Mapping[MetadataIndex, Piece]) -> Iterator[Bytes]:
+    def contents(self, pieces: Mapping[MetadataIndex, TensorPiece]) -> Iterator[Bytes]:
         """The file's bytes, front to back, read from the live tensors as the iteration gets there."""
         for placed in self.placed:
             yield as_bytes(placed.envelope.head)
@@ -63,7 +63,7 @@ class Share:
             yield as_bytes(placed.envelope.tail)
 
 
-def plan_share(pieces: Sequence[Piece], crew: Crew, what: str) -> Share:
+def plan_share(pieces: Sequence[TensorPiece], crew: RankGroup, what: str) -> FolderShare:
     """This rank's share of the folder that all ranks' pieces make up. Collective.
 
     Raises CheckpointError, beginning with `what`, on every rank when the pieces do not tile their tensors exactly.
@@ -87,10 +87,10 @@ def plan_share(pieces: Sequence[Piece], crew: Crew, what: str) -> Share:
 
     mine, index = crew.deal(what, arrange)
     placed = tuple(_place(item, envelopes) for item in mine)
-    return Share(_file_name(crew.rank), placed, sum(one.bytes for one in placed), index)
+    return FolderShare(_file_name(crew.rank), placed, sum(one.bytes for one in placed), index)
 
 
-def signature(pieces: Iterable[Piece]) -> tuple[object, ...]:
+def signature(pieces: Iterable[TensorPiece]) -> tuple[object, ...]:
     """What a share depends on: equal on every rank, the shares of an earlier save still hold."""
     return tuple(
         (piece.key, piece.global_shape, piece.offsets, piece.tensor.shape, piece.tensor.dtype, piece.is_owner)
@@ -102,11 +102,13 @@ def _file_name(rank: int) -> str:
     return f"__{rank}_0.distcp"  # as DCP names the first file of a rank
 
 
-def _place(item: WriteItem, envelopes: Envelopes) -> Placed:
+def _place(item: WriteItem, envelopes: Envelopes) -> PlacedPiece:
     assert item.tensor_data is not None
     dtype, sizes = item.tensor_data.properties.dtype, tuple(item.tensor_data.chunk.sizes)
     envelope = envelopes.of(dtype, sizes)
-    return Placed(item.index, envelope, len(envelope.head) + math.prod(sizes) * dtype.itemsize + len(envelope.tail))
+    return PlacedPiece(
+        item.index, envelope, len(envelope.head) + math.prod(sizes) * dtype.itemsize + len(envelope.tail)
+    )
 
 
 def _raw(tensor: Tensor) -> Tensor:
@@ -132,7 +134,7 @@ class _Planner(DefaultSavePlanner):
         return plans, metadata
 
 
-def _write_item(piece: Piece) -> WriteItem:
+def _write_item(piece: TensorPiece) -> WriteItem:
     properties = TensorProperties(dtype=piece.tensor.dtype)
     data = TensorWriteData(chunk=piece.chunk, properties=properties, size=torch.Size(piece.global_shape))
     return WriteItem(index=piece.index, type=WriteItemType.SHARD, tensor_data=data)

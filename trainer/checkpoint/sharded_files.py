@@ -31,14 +31,14 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
-from trainer.checkpoint.agreement import Crew
-from trainer.checkpoint.state import Fragment, LocalTensor, rectangles
+from trainer.parallel.agreement import RankGroup
+from trainer.parallel.state import Fragment, LocalTensor, rectangles
 
 STEP_KEY = "optimizer_step"
 
 
 @dataclass(frozen=True)
-class Piece:
+class TensorPiece:
     """A rectangle of the logical tensor `key` (of `global_shape`) at `offsets`: a live view of what this rank holds."""
 
     key: str
@@ -56,16 +56,16 @@ class Piece:
         return ChunkStorageMetadata(torch.Size(self.offsets), self.tensor.size())
 
 
-def weight_pieces(weights: Iterable[LocalTensor]) -> list[Piece]:
+def weight_pieces(weights: Iterable[LocalTensor]) -> list[TensorPiece]:
     """One piece for each local weight."""
     return [
-        Piece(item.name, tuple(item.global_shape), tuple(item.offsets), item.tensor.detach(), item.is_owner)
+        TensorPiece(item.name, tuple(item.global_shape), tuple(item.offsets), item.tensor.detach(), item.is_owner)
         for item in weights
         if item.tensor.numel()
     ]
 
 
-def fragment_pieces(fragments: Iterable[Fragment]) -> list[Piece]:
+def fragment_pieces(fragments: Iterable[Fragment]) -> list[TensorPiece]:
     """The rectangles of every fragment, under the key NAME/KIND (for instance `h.0.mlp.weight/exp_avg`).
 
     Raises ValueError when a view is not 1-D, contiguous and of `numel` elements.
@@ -78,13 +78,15 @@ def fragment_pieces(fragments: Iterable[Fragment]) -> list[Piece]:
             for block in rectangles(item.local_shape, item.start, item.numel):
                 offsets = tuple(base + inner for base, inner in zip(item.offsets, block.offsets, strict=True))
                 view = run.detach()[block.start : block.start + math.prod(block.sizes)].view(block.sizes)
-                pieces.append(Piece(f"{item.name}/{kind}", tuple(item.global_shape), offsets, view, item.is_owner))
+                pieces.append(
+                    TensorPiece(f"{item.name}/{kind}", tuple(item.global_shape), offsets, view, item.is_owner)
+                )
     return pieces
 
 
-def by_index(pieces: Iterable[Piece]) -> dict[MetadataIndex, Piece]:
+def by_index(pieces: Iterable[TensorPiece]) -> dict[MetadataIndex, TensorPiece]:
     """Pieces by name and place. Raises ValueError when one rank describes the same place twice."""
-    found: dict[MetadataIndex, Piece] = {}
+    found: dict[MetadataIndex, TensorPiece] = {}
     for piece in pieces:
         if found.setdefault(piece.index, piece) is not piece:
             raise ValueError(f"{piece.key} at {piece.offsets} is described twice on one rank")
@@ -96,7 +98,7 @@ def read_index(folder: Path) -> dict[str, TensorStorageMetadata]:
     return cast(dict[str, TensorStorageMetadata], FileSystemReader(folder).read_metadata().state_dict_metadata)
 
 
-def read(folder: Path, pieces: list[Piece], crew: Crew) -> None:
+def read(folder: Path, pieces: list[TensorPiece], crew: RankGroup) -> None:
     """Fill the pieces from `folder`, collectively, whatever topology wrote it. Check the index first."""
     with _quiet():
         dcp_load(
@@ -119,7 +121,7 @@ def tiling_fault(key: str, stored: TensorStorageMetadata) -> str | None:
 class _LoadPlanner(DefaultLoadPlanner):
     """Plans the reading of pieces from whichever chunks overlap them."""
 
-    def __init__(self, pieces: list[Piece]):
+    def __init__(self, pieces: list[TensorPiece]):
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
         self._pieces = by_index(pieces)
 

@@ -9,6 +9,8 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
+from trainer.parallel.state import MASTERS, MOMENT_KINDS
+
 Part = Literal["weights", "optimizer"]
 
 
@@ -40,7 +42,8 @@ class TensorSource(Protocol):
     """A checkpoint as logical tensors, opened by one process. Nothing large is read before `read`.
 
     Keys of "weights" are the logical names of `trainer.model.gpt` (`blocks.0.mlp.up.weight`); keys of "optimizer" are
-    NAME/fp32, NAME/exp_avg and NAME/exp_avg_sq. Shapes are those of the whole tensor, offsets count in it.
+    NAME/fp32, NAME/exp_avg and NAME/exp_avg_sq, and more where the optimizer kept more. Shapes are those of the whole
+    tensor, offsets count in it.
     """
 
     @property
@@ -51,3 +54,9 @@ class TensorSource(Protocol):
 
     def read(self, part: Part, key: str, offsets: Sequence[int], sizes: Sequence[int]) -> Tensor:
         """The rectangle at `offsets` of `sizes`, in memory of its own. Raises CheckpointError, naming the file."""
+
+
+def state_kinds(optimizer: Mapping[str, TensorFacts]) -> tuple[str, ...]:
+    """What the optimizer part of a checkpoint holds of each weight: masters, moments, and what else it keeps."""
+    held = {key.rpartition("/")[2] for key in optimizer}
+    return tuple(kind for kind in (MASTERS, *MOMENT_KINDS) if kind in held)

@@ -21,14 +21,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainer.checkpoint import catalogue, sharded_files
-from trainer.checkpoint.agreement import Crew, one_line
-from trainer.checkpoint.catalogue import CheckpointError, Report, Verify
+from trainer.checkpoint import sharded_files
 from trainer.checkpoint.compatibility import check_complete, check_pieces
 from trainer.checkpoint.files import Bytes, as_bytes, write_files
 from trainer.checkpoint.publishing import (
-    CURSOR,
-    RNG,
     CheckpointInfo,
     Extras,
     Fence,
@@ -38,17 +34,27 @@ from trainer.checkpoint.publishing import (
     publish,
     write_extras,
 )
-from trainer.checkpoint.resumable import WEIGHTS_ALONE, ResumeNeed, lack_of, size_faults
-from trainer.checkpoint.save_plan import INDEX_FILE, Share, plan_share
-from trainer.checkpoint.sharded_files import STEP_KEY, Piece
-from trainer.checkpoint.state import ShardedState
-from trainer.contract import FileEntry, Manifest, checkpoint_name, manifest_faults
+from trainer.checkpoint.save_plan import INDEX_FILE, FolderShare, plan_share
+from trainer.checkpoint.sharded_files import STEP_KEY, TensorPiece
+from trainer.contract import checkpoints
+from trainer.contract.checkpoints import CheckpointError, Verify
+from trainer.contract.manifest import FileEntry, Manifest, manifest_faults
+from trainer.contract.paths import checkpoint_name
+from trainer.contract.replacing import Report
+from trainer.contract.resumable import (
+    CURSOR_FILE,
+    OPTIMIZER,
+    RNG,
+    WEIGHTS,
+    WEIGHTS_ALONE,
+    ResumeNeed,
+    lack_of,
+    size_faults,
+)
+from trainer.parallel.agreement import RankGroup, one_line
+from trainer.parallel.state import ShardedState
 
 __all__ = [
-    "CURSOR",
-    "OPTIMIZER",
-    "RNG",
-    "WEIGHTS",
     "CheckpointInfo",
     "Extras",
     "Loaded",
@@ -62,7 +68,6 @@ __all__ = [
     "write_extras",
 ]
 
-WEIGHTS, OPTIMIZER = "weights", "optimizer"
 START_ANOTHER = (
     "; use another step, or start another run from it with checkpoint.load and checkpoint.load_optimizer = false"
 )
@@ -81,8 +86,8 @@ class SaveResult:
 class Loaded:
     """What a load returns besides the tensors that it filled.
 
-    `rng` is None where this rank has no state to restore bitwise: another topology wrote the checkpoint, and the
-    caller reseeds (`trainer.checkpoint.randomness.derived_seed`). `remarks`: lines for the log.
+    `rng` is None where this rank has no state to restore bitwise: another topology wrote the checkpoint.
+    `remarks`: lines for the log.
     """
 
     manifest: Manifest
@@ -110,20 +115,20 @@ def save(
 
     `group`: all ranks, with a CPU back-end; None is the default group, or this process alone without one.
     `save_optimizer`: without it the checkpoint is the weights alone, and only a load that does without the optimizer
-    takes it. `save_random_state`: without it a load derives random streams anew. `fence`, `report`: see `publish`;
+    takes it. `save_random_state`: without it a load derives random streams again. `fence`, `report`: see `publish`;
     of rank 0.
-    An existing checkpoint of the same step is replaced. Folders that killed saves left are removed first, so no
-    AsyncSaver may be at work on the folder.
+    What bears the step's name already makes room (see `trainer.contract.replacing`). Folders that killed saves left
+    are removed first, so no AsyncSaver may be at work on the folder.
     Raises CheckpointError on every rank (disk full, no rights, ranks whose parts do not fit together); the partial
     folder is then removed, and `latest` and all older checkpoints are as before.
     """
-    crew = Crew(group)
+    crew = RankGroup(group)
     started = time.perf_counter()
     what = f"checkpoint of step {step} was not saved in {folder}"
     chosen = extras if save_random_state else Extras(extras.cursor)
     parts = crew.each(what, lambda: saved_parts(state, save_optimizer))
     shares = {name: plan_share(pieces, crew, what) for name, pieces in parts.items()}
-    partial = crew.on_first(what, lambda: prepare(folder, step, list(parts)))
+    partial = crew.on_first(what, lambda: prepare(folder, step, list(parts), report))
     try:
         entries = crew.each(what, lambda: _write(partial, crew.rank, step, parts, shares, chosen))
         written = tuple(chain.from_iterable(crew.collect(entries)))
@@ -136,14 +141,14 @@ def save(
     return SaveResult(folder / checkpoint_name(step), time.perf_counter() - started, total)
 
 
-def saved_parts(state: ShardedState, save_optimizer: bool) -> dict[str, list[Piece]]:
+def saved_parts(state: ShardedState, save_optimizer: bool) -> dict[str, list[TensorPiece]]:
     """The pieces of each folder that a save writes. Raises ValueError when one rank describes a place twice."""
     parts = _parts(state, torch.tensor(state.optimizer_step))
     return parts if save_optimizer else {WEIGHTS: parts[WEIGHTS]}
 
 
 def _share_files(
-    rank: int, step: int, parts: Mapping[str, list[Piece]], shares: Mapping[str, Share], extras: Extras
+    rank: int, step: int, parts: Mapping[str, list[TensorPiece]], shares: Mapping[str, FolderShare], extras: Extras
 ) -> dict[str, Iterable[Bytes]]:
     """All files that this rank writes, by their path in the checkpoint; tensors are read when a file's turn comes."""
     large = {
@@ -154,7 +159,7 @@ def _share_files(
     return {**large, **small_files(rank, step, shares, extras)}
 
 
-def small_files(rank: int, step: int, shares: Mapping[str, Share], extras: Extras) -> dict[str, list[Bytes]]:
+def small_files(rank: int, step: int, shares: Mapping[str, FolderShare], extras: Extras) -> dict[str, list[Bytes]]:
     """What this rank writes besides tensors, by path in the checkpoint; most of it is rank 0's: indexes and cursor."""
     indexes = {
         f"{name}/{INDEX_FILE}": [as_bytes(share.index)] for name, share in shares.items() if share.index is not None
@@ -166,8 +171,8 @@ def _write(
     partial: Path,
     rank: int,
     step: int,
-    parts: Mapping[str, list[Piece]],
-    shares: Mapping[str, Share],
+    parts: Mapping[str, list[TensorPiece]],
+    shares: Mapping[str, FolderShare],
     extras: Extras,
 ) -> list[FileEntry]:
     files = _share_files(rank, step, parts, shares, extras)
@@ -193,7 +198,7 @@ def load(
     Raises CheckpointError on every rank; after a failure while reading, the tensors hold a mixture and the process
     must not train on.
     """
-    crew = Crew(group)
+    crew = RankGroup(group)
     started = time.perf_counter()
     place = folder / checkpoint_name(step)
     what = f"{place} was not loaded"
@@ -215,7 +220,7 @@ def load(
     if not weights_only:  # nothing random follows from weights alone
         remarks = () if same else (_reshaped(manifest.topology, info.topology),)
         if same and rng is None:
-            remarks = ("the checkpoint holds no random-number state: streams are derived anew",)
+            remarks = ("the checkpoint holds no random-number state: streams are derived again",)
     return Loaded(manifest, cursor, int(optimizer_step), rng, remarks, time.perf_counter() - started)
 
 
@@ -227,11 +232,11 @@ def find_resumable(
     group: dist.ProcessGroup | None = None,
     need: ResumeNeed | None = None,
 ) -> int | None:
-    """The search of `trainer.checkpoint.catalogue`, decided by rank 0 and told to all; all read digests. Collective.
+    """The search of `trainer.contract.checkpoints`, decided by rank 0 and told to all; all read digests. Collective.
 
     `report` is called on rank 0 only. Raises CheckpointError on every rank.
     """
-    crew = Crew(group)
+    crew = RankGroup(group)
     if crew.rank == 0:
         return _lead_search(crew, folder, verify, expect_resume, report, need)
     while True:
@@ -244,7 +249,7 @@ def find_resumable(
 
 
 def _lead_search(
-    crew: Crew, folder: Path, verify: Verify, expect_resume: bool, report: Report, need: ResumeNeed | None
+    crew: RankGroup, folder: Path, verify: Verify, expect_resume: bool, report: Report, need: ResumeNeed | None
 ) -> int | None:
     def faults_of(place: Path, manifest: Manifest) -> list[str]:
         if verify == "sizes":
@@ -253,7 +258,7 @@ def _lead_search(
         return list(chain.from_iterable(crew.gather(_share_of_faults(crew, place, manifest))))
 
     try:
-        step = catalogue.find_resumable(folder, verify, expect_resume, report, faults_of, need)
+        step = checkpoints.find_resumable(folder, verify, expect_resume, report, faults_of, need)
     except CheckpointError as error:
         crew.broadcast(("refused", str(error)))
         raise
@@ -261,16 +266,16 @@ def _lead_search(
     return step
 
 
-def _share_of_faults(crew: Crew, place: Path, manifest: Manifest) -> list[str]:
+def _share_of_faults(crew: RankGroup, place: Path, manifest: Manifest) -> list[str]:
     try:
-        return catalogue.verify_share(place, manifest, crew.rank, crew.size)
+        return checkpoints.verify_share(place, manifest, crew.rank, crew.size)
     except OSError as error:
         return [one_line(error)]
 
 
-def _parts(state: ShardedState, optimizer_step: Tensor) -> dict[str, list[Piece]]:
+def _parts(state: ShardedState, optimizer_step: Tensor) -> dict[str, list[TensorPiece]]:
     """The pieces of each folder of a checkpoint. Every rank holds the step; DCP writes it once."""
-    counter = Piece(STEP_KEY, (), (), optimizer_step, is_owner=True)
+    counter = TensorPiece(STEP_KEY, (), (), optimizer_step, is_owner=True)
     parts = {
         WEIGHTS: sharded_files.weight_pieces(state.weights),
         OPTIMIZER: [counter, *sharded_files.fragment_pieces(state.fragments)],
@@ -281,7 +286,7 @@ def _parts(state: ShardedState, optimizer_step: Tensor) -> dict[str, list[Piece]
 
 
 def _checked_manifest(folder: Path, step: int, info: CheckpointInfo, weights_only: bool) -> Manifest:
-    manifest = catalogue.read_checkpoint(folder, step)
+    manifest = checkpoints.read_checkpoint(folder, step)
     faults = manifest_faults(folder / checkpoint_name(step), manifest, read_digests=False)
     if faults:
         raise CheckpointError(f"it is damaged: {faults[0]}; restore it or resume from an older step")
@@ -293,7 +298,7 @@ def _checked_manifest(folder: Path, step: int, info: CheckpointInfo, weights_onl
 
 
 def _read_extras(place: Path, rank: int, same_topology: bool) -> tuple[dict[str, Any], dict[str, Tensor] | None]:
-    cursor = json.loads((place / CURSOR).read_text(encoding="utf-8"))
+    cursor = json.loads((place / CURSOR_FILE).read_text(encoding="utf-8"))
     saved = place / RNG / f"rank_{rank}.pt"
     if not same_topology or not saved.exists():  # files that the manifest lists were found before
         return cursor, None
@@ -302,4 +307,4 @@ def _read_extras(place: Path, rank: int, same_topology: bool) -> tuple[dict[str,
 
 def _reshaped(then: Mapping[str, int], now_: Mapping[str, int]) -> str:
     shapes = [" x ".join(f"{name} {degree}" for name, degree in shape.items()) for shape in (then, now_)]
-    return f"saved on {shapes[0]}, loaded on {shapes[1]}: random-number streams are derived anew, not restored"
+    return f"saved on {shapes[0]}, loaded on {shapes[1]}: random-number streams are derived again, not restored"

@@ -11,9 +11,10 @@ from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
 
-from trainer.checkpoint.agreement import one_line
-from trainer.checkpoint.catalogue import CheckpointError
 from trainer.checkpoint.files import make_folder, sync_folder
+from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.sharing import make_shared
+from trainer.parallel.agreement import one_line
 
 
 @contextmanager
@@ -21,7 +22,7 @@ def whole_folder(target: Path, force: bool, is_own: Callable[[Path], bool]) -> G
     """A hidden folder beside `target`, to be filled; it takes the name at the end of the block, or vanishes.
 
     A folder with something in it is replaced only with `force`, and only if `is_own` says that it is an earlier
-    result: `-o` with a wrong path must not cost anybody's files. What a killed predecessor left is removed first.
+    result: `-o` with a wrong path must not cost anyone's files. What a killed predecessor left is removed first.
     Raises CheckpointError for a refusal and for what the file system refuses, inside the block too.
     """
     target = target.resolve()
@@ -29,7 +30,7 @@ def whole_folder(target: Path, force: bool, is_own: Callable[[Path], bool]) -> G
     lock = -1
     try:
         check_target(target, force, is_own)
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_shared(target.parent)
         _settle(target)
         make_folder(partial)
         lock = os.open(partial, os.O_RDONLY | os.O_DIRECTORY)
@@ -88,7 +89,7 @@ def _settle(target: Path) -> None:
 
 
 def _is_abandoned(folder: Path) -> bool:
-    """True when nobody holds the folder's lock; false also where locks do not work."""
+    """True when no one holds the folder's lock; false also where locks do not work."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:

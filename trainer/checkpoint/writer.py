@@ -21,8 +21,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainer.checkpoint import sharded_files, store
-from trainer.checkpoint.agreement import Crew, lost_a_rank
-from trainer.checkpoint.catalogue import CheckpointError, Report
 from trainer.checkpoint.files import (
     ALIGNMENT,
     BLOCK_BYTES,
@@ -34,12 +32,17 @@ from trainer.checkpoint.files import (
 )
 from trainer.checkpoint.memory import MemoryNeed, available_memory, shortage
 from trainer.checkpoint.publishing import Fence
-from trainer.checkpoint.save_plan import Share, plan_share, signature
-from trainer.checkpoint.sharded_files import Piece
+from trainer.checkpoint.save_plan import FolderShare, plan_share, signature
+from trainer.checkpoint.sharded_files import TensorPiece
 from trainer.checkpoint.staging import Staging
-from trainer.checkpoint.state import ShardedState
 from trainer.checkpoint.store import CheckpointInfo, Extras
-from trainer.contract import FileEntry, checkpoint_name, host_name
+from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.files import host_name
+from trainer.contract.manifest import FileEntry
+from trainer.contract.paths import checkpoint_name
+from trainer.contract.replacing import Report
+from trainer.parallel.agreement import RankGroup, lost_a_rank
+from trainer.parallel.state import ShardedState
 
 
 @dataclass(frozen=True)
@@ -111,11 +114,11 @@ class AsyncSaver:
     _flight: _Flight | None = field(default=None, init=False)
     _outcomes: deque[Outcome] = field(default_factory=deque, init=False)
     _signature: object = field(default=None, init=False)
-    _shares: dict[str, Share] = field(default_factory=dict, init=False)
+    _shares: dict[str, FolderShare] = field(default_factory=dict, init=False)
     _staging: Staging | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self._crew = Crew(self.group)
+        self._crew = RankGroup(self.group)
         self._background = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-save")
 
     @property
@@ -147,7 +150,7 @@ class AsyncSaver:
             parts = self._crew.each(what, lambda: store.saved_parts(state, save_optimizer))
             reason = self._make_room(parts, what)
             if reason is None:
-                partial = self._crew.on_first(what, lambda: store.prepare(self.folder, step, list(parts)))
+                partial = self._crew.on_first(what, lambda: store.prepare(self.folder, step, list(parts), self.report))
         except CheckpointError as fault:
             self._fail(step, fault)
             return
@@ -204,7 +207,7 @@ class AsyncSaver:
 
     # ------------------------------------------------------------------ the way of a save
     def _copy_and_write(
-        self, step: int, partial: Path, parts: Mapping[str, list[Piece]], extras: Extras
+        self, step: int, partial: Path, parts: Mapping[str, list[TensorPiece]], extras: Extras
     ) -> Future[list[FileEntry]]:
         """Copy, and hand over to the background. A fault of this rank alone is the future's: all hear it at a poll."""
         try:
@@ -223,7 +226,7 @@ class AsyncSaver:
             self._advance(self._flight)
 
     def _advance(self, flight: _Flight) -> None:
-        """From written to publishing, or from published to the end; waits for whoever is not so far."""
+        """From written to publishing, or from published to the end; waits for anyone who is not so far."""
         what = self._what(flight.step)
         try:
             if not flight.publishing:
@@ -281,7 +284,7 @@ class AsyncSaver:
         return f"checkpoint of step {step} was not saved in {self.folder}"
 
     # ------------------------------------------------------------------ the copy
-    def _make_room(self, parts: Mapping[str, list[Piece]], what: str) -> str | None:
+    def _make_room(self, parts: Mapping[str, list[TensorPiece]], what: str) -> str | None:
         """Plan the save and find memory for the copy, both as in the last save if it can be; why not, or None."""
         now = {name: signature(pieces) for name, pieces in parts.items()}
         if self._crew.all_true(now == self._signature and self._staging is not None):
@@ -321,7 +324,7 @@ class AsyncSaver:
             self._staging.release()
         self._staging = None
 
-    def _copy(self, parts: Mapping[str, list[Piece]]) -> dict[str, Tensor]:
+    def _copy(self, parts: Mapping[str, list[TensorPiece]]) -> dict[str, Tensor]:
         """The content of this rank's large files, by their path in the checkpoint, in the saver's own memory."""
         assert self._staging is not None
         images: dict[str, Tensor] = {}
@@ -330,7 +333,7 @@ class AsyncSaver:
         return images
 
     def _copies(
-        self, parts: Mapping[str, list[Piece]], memory: Tensor, images: dict[str, Tensor]
+        self, parts: Mapping[str, list[TensorPiece]], memory: Tensor, images: dict[str, Tensor]
     ) -> Iterator[tuple[Tensor, Bytes]]:
         """Each place in `memory` and what belongs there; fills `images` on the way."""
         begin = 0
@@ -345,7 +348,7 @@ class AsyncSaver:
             begin += _padded(share.size)
 
 
-def _lies_on_gpu(parts: Mapping[str, list[Piece]]) -> bool:
+def _lies_on_gpu(parts: Mapping[str, list[TensorPiece]]) -> bool:
     return any(piece.tensor.is_cuda for pieces in parts.values() for piece in pieces)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from types import FrameType
 
 from trainer.data import commands_look, commands_make
-from trainer.data.command_line import UsageError
+from trainer.data.command_line import DataUsageError
 from trainer.data.errors import DataError
 from trainer.data.progress import say
 
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         if not getattr(options, "is_fine", lambda result: True)(result):
             return EXIT_NEEDS_PERSON
-    except UsageError as error:
+    except DataUsageError as error:
         say(f"tr11 data: {error}")
         return EXIT_USAGE
     except DataError as error:

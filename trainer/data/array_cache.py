@@ -17,7 +17,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainer.contract import file_digest, read_json, write_json
+from trainer.contract.files import write_json
+from trainer.contract.manifest import file_digest
+from trainer.contract.sharing import make_shared
+from trainer.contract.state_file import read_json
 from trainer.data.errors import DataError, explain_os_errors
 
 # How long a process that did not compute them waits for the files to appear: shared file systems show them late.
@@ -78,7 +81,7 @@ class ArrayCache:
     def write(self, key: CacheKey, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Write all parts, then the record. Raises DataError when the disk does not allow it."""
         with explain_os_errors("writing index maps to", self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_shared(self.folder)
             self.record_path(key).unlink(missing_ok=True)
             files = {part: self._write_part(self.part_path(key, part), array) for part, array in arrays.items()}
             write_json(self.record_path(key), {"key": asdict(key), "files": files})

@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainer.data.check_rules import Limits, find_storms, outside
+from trainer.data.check_rules import DocumentLimits, find_storms, outside
 from trainer.data.duplicates import DIGEST_BYTES, DigestStore
 from trainer.data.end_tokens import EFFECT, FIX
 from trainer.data.errors import DataError
 from trainer.data.indexed import IndexedDataset
-from trainer.data.lines import MAX_LINE_MIB, MIB, PIECE_BYTES, BadLine, Piece, piece_size, read_pieces, texts_of
+from trainer.data.lines import MAX_LINE_MIB, MIB, PIECE_BYTES, BadLine, LineBlock, piece_size, read_pieces, texts_of
 from trainer.data.pool import PIECES_IN_FLIGHT, map_in_order
 from trainer.data.text_file import TextFile
 
@@ -36,7 +36,7 @@ UNREADABLE, EMPTY, OVERLONG, STORM, FOREIGN, DUPLICATE, BAD_LINE, END_TOKEN = (
 
 
 @dataclass(frozen=True)
-class Finding:
+class DataFinding:
     """One example of what was found: in which data set, at which document or line (from 0; lines from 1)."""
 
     kind: str
@@ -53,7 +53,7 @@ class CheckReport:
     documents: int
     symbols: int  # tokens, or characters of raw text
     counts: dict[str, int]
-    examples: tuple[Finding, ...]
+    examples: tuple[DataFinding, ...]
     seconds: float
 
     @property
@@ -93,7 +93,7 @@ class _Notes:
 def _examine(
     source: int,
     documents: Sequence[tuple[int, npt.NDArray[Any]]],
-    limits: Limits,
+    limits: DocumentLimits,
     notes: _Notes,
     input_bytes: int,
     name_of: Callable[[int], str],
@@ -136,14 +136,14 @@ def _examine(
 @dataclass(frozen=True)
 class _PairState:
     pairs: dict[int, IndexedDataset]
-    limits: Limits
+    limits: DocumentLimits
     vocabulary_size: int | None
     end_token: int | None
     widest: np.dtype[Any]
 
 
 def _open_pairs(
-    prefixes: dict[int, str], limits: Limits, vocabulary_size: int | None, end_token: int | None
+    prefixes: dict[int, str], limits: DocumentLimits, vocabulary_size: int | None, end_token: int | None
 ) -> _PairState:
     pairs = {number: IndexedDataset(prefix) for number, prefix in prefixes.items()}
     # Equal documents are equal whatever type holds them.
@@ -185,7 +185,7 @@ def check_pairs(
     *,
     vocabulary_size: int | None = None,
     end_token: int | None = None,
-    limits: Limits | None = None,
+    limits: DocumentLimits | None = None,
     workers: int = 1,
     temporary: Path | None = None,
     on_bytes: Callable[[int], None] = lambda count: None,
@@ -196,7 +196,7 @@ def check_pairs(
     Digests of documents go to files in `temporary` (28 bytes for each document).
     Raises DataError when a worker is killed or the disk is full.
     """
-    notes: list[Finding] = []
+    notes: list[DataFinding] = []
     readable: dict[int, str] = {}
     pieces: list[tuple[int, IndexedDataset]] = []
     for number, prefix in enumerate(prefixes):
@@ -205,7 +205,7 @@ def check_pairs(
             if data.dtype.kind == "f":
                 raise DataError(f"{data.path} holds {data.dtype} numbers, not tokens")
         except DataError as error:
-            notes.append(Finding(UNREADABLE, prefix, None, str(error)))
+            notes.append(DataFinding(UNREADABLE, prefix, None, str(error)))
             continue
         readable[number] = prefix
         pieces.append((number, data))
@@ -213,7 +213,7 @@ def check_pairs(
         _check_sequences,
         (piece for number, data in pieces for piece in _pieces_of(number, data)),
         set_up=_open_pairs,
-        arguments=(readable, limits or Limits(), vocabulary_size, end_token),
+        arguments=(readable, limits or DocumentLimits(), vocabulary_size, end_token),
         workers=workers,
         doing=f"checking {', '.join(prefixes)}"[:200],
     )
@@ -225,11 +225,11 @@ def check_pairs(
 class _RawState:
     source: int
     json_key: str
-    limits: Limits
+    limits: DocumentLimits
     end_tokens: tuple[str, ...]
 
 
-def _check_lines(state: _RawState, piece: Piece) -> Examined:
+def _check_lines(state: _RawState, piece: LineBlock) -> Examined:
     """Examine the texts of whole lines of JSON."""
     notes = _Notes()
     documents: list[tuple[int, npt.NDArray[Any]]] = []
@@ -256,7 +256,7 @@ def check_raw(
     path: Path,
     *,
     json_key: str = "text",
-    limits: Limits | None = None,
+    limits: DocumentLimits | None = None,
     end_tokens: Sequence[str] = (),
     max_line_mib: int = MAX_LINE_MIB,
     workers: int = 1,
@@ -273,7 +273,7 @@ def check_raw(
             _check_lines,
             read_pieces(stream, max_line_bytes=most_bytes),
             set_up=_RawState,
-            arguments=(0, json_key, limits or Limits(), tuple(end_tokens)),
+            arguments=(0, json_key, limits or DocumentLimits(), tuple(end_tokens)),
             workers=workers,
             doing=f"checking {path}",
             size_of=piece_size,
@@ -285,7 +285,7 @@ def check_raw(
 # ------------------------------------------------------------------------------------------------------------- report
 def _report(
     sources: tuple[str, ...],
-    notes: list[Finding],
+    notes: list[DataFinding],
     pieces: Generator[Examined, None, None],
     temporary: Path | None,
     on_bytes: Callable[[int], None],
@@ -302,7 +302,7 @@ def _report(
             for kind, place, detail in piece.examples:
                 shown[kind] += 1
                 if shown[kind] <= EXAMPLES:
-                    notes.append(Finding(kind, sources[piece.source], place, detail))
+                    notes.append(DataFinding(kind, sources[piece.source], place, detail))
             store.add(piece.source, piece.numbers, piece.digests)
             on_bytes(piece.input_bytes)
         for copies in store.copies():
@@ -313,12 +313,12 @@ def _report(
     return CheckReport(sources, documents, symbols, dict(counts), tuple(notes), round(time.monotonic() - started, 3))
 
 
-def _duplicate(sources: tuple[str, ...], first: tuple[int, int], others: tuple[tuple[int, int], ...]) -> Finding:
+def _duplicate(sources: tuple[str, ...], first: tuple[int, int], others: tuple[tuple[int, int], ...]) -> DataFinding:
     places = ", ".join(
         str(place) if source == first[0] else f"{place} of {sources[source]}" for source, place in others[:EXAMPLES]
     )
     more = f" and {len(others) - EXAMPLES:,} more" if len(others) > EXAMPLES else ""
-    return Finding(DUPLICATE, sources[first[0]], first[1], f"the same as {places}{more}")
+    return DataFinding(DUPLICATE, sources[first[0]], first[1], f"the same as {places}{more}")
 
 
 def as_result(report: CheckReport) -> dict[str, Any]:

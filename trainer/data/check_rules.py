@@ -16,7 +16,7 @@ Starts = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Limits:
+class DocumentLimits:
     """Beyond which a document is reported. Lengths in symbols.
 
     A storm is a document of at least `storm_length` of which more than half is one symbol, or one that holds the same
@@ -38,7 +38,7 @@ class Storm:
     is_run: bool
 
 
-def find_storms(symbols: Symbols, starts: Starts, limits: Limits) -> list[Storm]:
+def find_storms(symbols: Symbols, starts: Starts, limits: DocumentLimits) -> list[Storm]:
     """The storms among the documents, in their order, each once."""
     ends = np.append(starts[1:], len(symbols))
     lengths = ends - starts

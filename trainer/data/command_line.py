@@ -9,7 +9,7 @@ from typing import Any
 Commands = Any  # argparse's sub-parsers, whose type is private
 
 
-class UsageError(Exception):
+class DataUsageError(Exception):
     """Options that cannot be meant; the text is one line."""
 
 
@@ -33,5 +33,5 @@ def inclusive_range(text: str) -> tuple[int, int]:
     """FIRST-LAST, both ends included. Raises UsageError."""
     match = re.fullmatch(r"(\d+)-(\d+)", text, re.ASCII)
     if match is None or int(match.group(1)) > int(match.group(2)):
-        raise UsageError(f"{text!r} is not a range: write FIRST-LAST, both ends included, such as 0-15")
+        raise DataUsageError(f"{text!r} is not a range: write FIRST-LAST, both ends included, such as 0-15")
     return int(match.group(1)), int(match.group(2))

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from trainer.data.check import as_result, check_pairs, check_raw, describe_check
-from trainer.data.check_rules import Limits
-from trainer.data.command_line import Commands, UsageError, count, inclusive_range, positive
+from trainer.data.check_rules import DocumentLimits
+from trainer.data.command_line import Commands, DataUsageError, count, inclusive_range, positive
 from trainer.data.commands_make import add_line_limit, add_tokenizer_options, tokenizer_spec
 from trainer.data.end_tokens import spelled_end_tokens
 from trainer.data.errors import DataError
@@ -46,9 +46,9 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("prefixes", nargs="+", metavar="PREFIX")
     command.add_argument("--raw", action="store_true")
     command.add_argument("--json-key", default="text")
-    add_tokenizer_options(command, required=False)
+    add_tokenizer_options(command)
     command.add_argument("--vocab-size", type=positive)
-    limits = Limits()
+    limits = DocumentLimits()
     command.add_argument("--storm-length", type=positive, default=limits.storm_length)
     command.add_argument("--storm-run", type=positive, default=limits.storm_run)
     command.add_argument("--longest", type=positive, default=limits.longest)
@@ -62,7 +62,7 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--replicas", type=positive)
     command.add_argument("--samples", metavar="FIRST-LAST")
     command.add_argument("--iterations", metavar="FIRST-LAST")
-    command.add_argument("--tokens", action="store_true")
+    command.add_argument("--ids", "--tokens", dest="tokens", action="store_true")
 
     command = commands.add_parser("ratios", help="the file of groups of a training from a list of ratios")
     command.set_defaults(run=make_groups, sentence=lambda made: f"{made['output']}: {made['groups']} group(s)")
@@ -94,13 +94,13 @@ def check(options: argparse.Namespace) -> dict[str, Any]:
     tokenizer = None if spec is None else load_tokenizer(spec)
     size = options.vocab_size if tokenizer is None else tokenizer.vocabulary_size
     shared: dict[str, Any] = {
-        "limits": Limits(options.storm_length, options.storm_run, options.longest),
+        "limits": DocumentLimits(options.storm_length, options.storm_run, options.longest),
         "workers": options.workers,
         "temporary": options.temporary,
     }
     if options.raw:
         if len(options.prefixes) != 1 or options.vocab_size is not None:
-            raise UsageError("--raw checks one file of JSON lines, without --vocab-size")
+            raise DataUsageError("--raw checks one file of JSON lines, without --vocab-size")
         path = Path(options.prefixes[0])
         with _bytes_bar(path.stat().st_size if path.is_file() else None) as on_bytes:
             report = check_raw(
@@ -134,13 +134,13 @@ def _bytes_bar(total: int | None) -> Iterator[Any]:
 def show_text(options: argparse.Namespace) -> dict[str, Any]:
     """The samples of a range of consumed samples, or of iterations."""
     if (options.samples is None) == (options.iterations is None):
-        raise UsageError("give one of --samples and --iterations")
+        raise DataUsageError("give one of --samples and --iterations")
     first, last = inclusive_range(options.samples or options.iterations)
 
     # Below, for they load torch, which no other command needs.
-    from trainer.config import CardError, load_trainer_config
+    from trainer.config.card import CardError, load_trainer_config
+    from trainer.data.samples import plan_data, wanted_data
     from trainer.data.text import read_samples, samples_of_iterations
-    from trainer.samples import plan_data, wanted_data
 
     try:
         config = load_trainer_config(options.card)

@@ -9,17 +9,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rich.progress import Progress
+
 from trainer.data.blend import parse_split
-from trainer.data.command_line import Commands, UsageError, count, positive
+from trainer.data.command_line import Commands, DataUsageError, count, positive
 from trainer.data.corpus import DEFAULT_MIN_BYTES, build_corpus, record_path
 from trainer.data.end_tokens import end_token_warning
 from trainer.data.errors import DataError, InputFault, explain_os_errors
 from trainer.data.indexed import IndexedDataset
-from trainer.data.indexed_write import merge
 from trainer.data.lines import MAX_LINE_MIB, MIB, BadLine, read_pieces, texts_of
 from trainer.data.made import was_interrupted
+from trainer.data.merge import merge
 from trainer.data.progress import progress_bar, say
-from trainer.data.sources import Reading, open_splits
+from trainer.data.sources import ReadOptions, open_splits
 from trainer.data.text_file import TextFile
 from trainer.data.tokenize import PreprocessRequest, preprocess
 from trainer.data.tokenizer import (
@@ -41,7 +43,7 @@ def add_commands(commands: Commands) -> None:
         run=make_corpus,
         sentence=lambda made: f"{made['path']}: {made['documents']:,} documents, {made['text_bytes']:,} bytes of text",
     )
-    command.add_argument("--out", type=Path, required=True)
+    command.add_argument("--output", "-o", "--out", dest="out", type=Path, required=True)
     command.add_argument("--min-bytes", type=positive, default=DEFAULT_MIN_BYTES)
     command.add_argument("--force", action="store_true")
 
@@ -54,7 +56,7 @@ def add_commands(commands: Commands) -> None:
     )
     command.add_argument("--corpus", type=Path, required=True)
     command.add_argument("--vocab-size", type=positive, default=4096)
-    command.add_argument("--out", type=Path, required=True)
+    command.add_argument("--output", "-o", "--out", dest="out", type=Path, required=True)
     command.add_argument("--json-key", default="text")
     command.add_argument("--special-token", action="append", default=[])
     add_line_limit(command)
@@ -63,7 +65,7 @@ def add_commands(commands: Commands) -> None:
     command = commands.add_parser("preprocess", help="tokenize JSON lines into PREFIX_KEY_document.bin and .idx")
     command.set_defaults(run=make_pair, sentence=_pair_sentence)
     command.add_argument("--input", type=Path, required=True)
-    add_tokenizer_options(command, required=False)
+    add_tokenizer_options(command)
     command.add_argument("--output-prefix", required=True)
     command.add_argument("--workers", type=positive, default=os.cpu_count() or 1)
     command.add_argument("--append-eod", action=argparse.BooleanOptionalAction, default=True)
@@ -101,9 +103,9 @@ def add_line_limit(command: argparse.ArgumentParser) -> None:
     command.add_argument("--max-line-mib", type=positive, default=MAX_LINE_MIB)
 
 
-def add_tokenizer_options(command: argparse.ArgumentParser, required: bool) -> None:
+def add_tokenizer_options(command: argparse.ArgumentParser) -> None:
     """The options that name a tokenizer of any type."""
-    command.add_argument("--tokenizer", type=Path, required=required)
+    command.add_argument("--tokenizer", type=Path)
     command.add_argument("--tokenizer-type", choices=TOKENIZER_TYPES, default="huggingface")
     command.add_argument("--vocab-file", type=Path)
     command.add_argument("--merge-file", type=Path)
@@ -113,13 +115,13 @@ def tokenizer_spec(options: argparse.Namespace) -> TokenizerSpec | None:
     """The tokenizer that the options name; None when they name none. Raises UsageError when they do not fit."""
     if options.tokenizer_type == "huggingface":
         if options.vocab_file or options.merge_file:
-            raise UsageError("--vocab-file and --merge-file need --tokenizer-type gpt2_bpe or bert_wordpiece")
+            raise DataUsageError("--vocab-file and --merge-file need --tokenizer-type gpt2_bpe or bert_wordpiece")
         return None if options.tokenizer is None else TokenizerSpec(path=str(options.tokenizer))
     if options.tokenizer is not None:
-        raise UsageError(f"--tokenizer is for the type huggingface; {options.tokenizer_type} needs --vocab-file")
+        raise DataUsageError(f"--tokenizer is for the type huggingface; {options.tokenizer_type} needs --vocab-file")
     if options.vocab_file is None or (options.tokenizer_type == "gpt2_bpe" and options.merge_file is None):
         files = "--vocab-file and --merge-file" if options.tokenizer_type == "gpt2_bpe" else "--vocab-file"
-        raise UsageError(f"--tokenizer-type {options.tokenizer_type} needs {files}")
+        raise DataUsageError(f"--tokenizer-type {options.tokenizer_type} needs {files}")
     merges = None if options.merge_file is None else str(options.merge_file)
     return TokenizerSpec(options.tokenizer_type, None, str(options.vocab_file), merges)
 
@@ -157,7 +159,7 @@ def make_tokenizer(options: argparse.Namespace) -> dict[str, Any]:
     try:
         check_vocabulary_size(options.vocab_size)
     except DataError as error:
-        raise UsageError(f"--vocab-size: {error}") from error
+        raise DataUsageError(f"--vocab-size: {error}") from error
     corpus: Path = options.corpus
     with explain_os_errors("reading", corpus):
         status = corpus.stat()
@@ -203,7 +205,7 @@ def _texts(corpus: Path, json_key: str, max_line_mib: int, on_bytes: Callable[[i
             on_bytes(piece.file_bytes)
             for number, text in texts_of(piece, json_key):
                 if isinstance(text, BadLine):
-                    raise InputFault(f"{corpus}, line {number}: {text.reason}; mend the line")
+                    raise InputFault(f"{corpus}, line {number}: {text.reason}; repair the line")
                 yield text
 
 
@@ -211,7 +213,7 @@ def make_pair(options: argparse.Namespace) -> dict[str, Any]:
     """Tokenize JSON lines into an indexed pair."""
     spec = tokenizer_spec(options)
     if spec is None:
-        raise UsageError("give --tokenizer, or --tokenizer-type with its files")
+        raise DataUsageError("give --tokenizer, or --tokenizer-type with its files")
     request = PreprocessRequest(
         input=options.input,
         tokenizer=spec,
@@ -229,16 +231,13 @@ def make_pair(options: argparse.Namespace) -> dict[str, Any]:
         task = bar.add_task("tokenizing", total=total, documents=0, rate=0.0)
         done = {"documents": 0, "tokens": 0}
 
-        def tell(line: str) -> None:
-            bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
-
         def on_progress(input_bytes: int, documents: int, tokens: int) -> None:
             done["documents"] += documents
             done["tokens"] += tokens
             seconds = bar.tasks[task].elapsed or 1e-9
             bar.update(task, advance=input_bytes, documents=done["documents"], rate=done["tokens"] / seconds)
 
-        report = preprocess(request, options.force, on_progress, tell=tell)
+        report = preprocess(request, options.force, on_progress, tell=_teller(bar))
         if report.already_complete:
             bar.update(task, completed=total, documents=report.documents, rate=report.tokens_per_second)
     if report.already_complete:
@@ -251,12 +250,27 @@ def make_pair(options: argparse.Namespace) -> dict[str, Any]:
     return asdict(report)
 
 
+def _teller(bar: Progress) -> Callable[[str], None]:
+    """Lines for people above a bar."""
+
+    def tell(line: str) -> None:
+        bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    return tell
+
+
 def merge_pairs(options: argparse.Namespace) -> dict[str, Any]:
     """Join several pairs into one."""
     total = sum(IndexedDataset(prefix).bytes for prefix in options.prefixes)
     with progress_bar() as bar:
         task = bar.add_task("merging", total=total)
-        tokens = merge(options.prefixes, options.output_prefix, lambda count: bar.advance(task, count), options.force)
+        tokens = merge(
+            options.prefixes,
+            options.output_prefix,
+            lambda count: bar.advance(task, count),
+            options.force,
+            tell=_teller(bar),
+        )
     return {"prefix": options.output_prefix, "tokens": tokens, "inputs": len(options.prefixes)}
 
 
@@ -266,12 +280,12 @@ def make_index(options: argparse.Namespace) -> dict[str, Any]:
         prefixes = _weighted(options.data)
         parse_split(options.split)
     except (DataError, ValueError) as error:
-        raise UsageError(str(error)) from error
+        raise DataUsageError(str(error)) from error
     splits = open_splits(
         prefixes,
         options.split,
         {"train": options.train_samples, "valid": options.valid_samples, "test": options.test_samples},
-        Reading(options.seq_length, options.seed, options.vocab_size, options.cache_dir),
+        ReadOptions(options.seq_length, options.seed, options.vocab_size, options.cache_dir),
     )
     return {"sequence_length": options.seq_length, "samples": {name: len(source) for name, source in splits.items()}}
 

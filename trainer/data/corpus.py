@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer.contract.sharing import make_shared
 from trainer.data.errors import DataError, explain_os_errors
 from trainer.data.made import begin_record, check_replaceable, end_record, recorded
 
@@ -210,7 +211,7 @@ def _origin(source: str) -> str:
 
 def _write_lines(output: Path, documents: list[Document]) -> None:
     with explain_os_errors("writing", output):
-        output.parent.mkdir(parents=True, exist_ok=True)
+        make_shared(output.parent)
         descriptor, name = tempfile.mkstemp(prefix=f".{output.name}.", dir=output.parent)
         temporary = Path(name)
         try:

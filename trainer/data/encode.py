@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer.data.indexed import dtype_for_vocabulary
-from trainer.data.lines import BadLine, Piece, Place, texts_of
+from trainer.data.lines import BadLine, LineBlock, TextPosition, texts_of
 from trainer.data.sentences import split_sentences
 from trainer.data.tokenizer import Tokenizer, TokenizerSpec, load_tokenizer
 
@@ -32,7 +32,7 @@ class Encoded:
     empty_texts: int
     faults: tuple[str, ...]
     ends_in_text: tuple[int, ...]
-    end: Place
+    end: TextPosition
     file_bytes: int
 
 
@@ -55,19 +55,19 @@ class Encoder:
 
 
 @dataclass(frozen=True)
-class Tally:
+class EncodeTally:
     """What was noticed in the pieces of an input so far, and the place behind them. The first few of each are told."""
 
-    end: Place = field(default_factory=Place)
+    end: TextPosition = field(default_factory=TextPosition)
     empty_texts: int = 0
     bad_lines: int = 0
     bad_line_reports: tuple[str, ...] = ()
     documents_with_end_token: int = 0
     end_token_lines: tuple[int, ...] = ()
 
-    def and_of(self, encoded: Encoded) -> Tally:
+    def and_of(self, encoded: Encoded) -> EncodeTally:
         """This tally with that of the next piece."""
-        return Tally(
+        return EncodeTally(
             end=encoded.end,
             empty_texts=self.empty_texts + encoded.empty_texts,
             bad_lines=self.bad_lines + len(encoded.faults),
@@ -77,7 +77,7 @@ class Tally:
         )
 
 
-def encode_piece(encoder: Encoder, piece: Piece) -> Encoded:
+def encode_piece(encoder: Encoder, piece: LineBlock) -> Encoded:
     """Tokenize one piece. Blank lines are passed over, empty texts counted, faulty lines named by number."""
     texts: list[tuple[int, str]] = []
     faults: list[str] = []

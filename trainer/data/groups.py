@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.config_data_rules import NAME
+from trainer.config.data_rules import NAME
 from trainer.data.errors import DataError, explain_os_errors
 
 
@@ -30,7 +30,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Group:
+class DataGroup:
     """A named mixture, e.g. `train`, or one of several validation sets."""
 
     name: str
@@ -44,7 +44,7 @@ class Group:
         return f"{self.name}: {parts}"
 
 
-def parse_group(text: str) -> Group:
+def parse_group(text: str) -> DataGroup:
     """A group from its text. Raises DataError that names the group, the number of the part, and the field at fault."""
     name, colon, rest = text.partition(":")
     name = name.strip()
@@ -55,7 +55,7 @@ def parse_group(text: str) -> Group:
             f"data group {name[:60]!r}: the name (all before the first colon) must be letters, digits, '.', '_' or '-',"
             " and begin with a letter or digit; write NAME: WEIGHT START:END PREFIX, ..."
         )
-    return Group(
+    return DataGroup(
         name, tuple(_member(f"data group {name}, part {n}", part) for n, part in enumerate(rest.split(","), 1))
     )
 
@@ -73,7 +73,7 @@ def _member(where: str, text: str) -> Member:
     return Member(weight, fields[2], *parse_range(fields[1], f"{where}, "))
 
 
-def parse_groups(texts: Sequence[str]) -> tuple[Group, ...]:
+def parse_groups(texts: Sequence[str]) -> tuple[DataGroup, ...]:
     """Several groups of different names. Raises DataError as `parse_group` does, or for a name given twice."""
     groups = tuple(parse_group(text) for text in texts)
     names = [group.name for group in groups]
@@ -83,7 +83,7 @@ def parse_groups(texts: Sequence[str]) -> tuple[Group, ...]:
     return groups
 
 
-def read_groups_file(path: str | Path) -> tuple[Group, ...]:
+def read_groups_file(path: str | Path) -> tuple[DataGroup, ...]:
     """The groups of a file: one line `"GROUP" "GROUP" ...`. Raises DataError when it is not one, naming what is not."""
     with explain_os_errors("reading", path):
         data = Path(path).read_bytes()

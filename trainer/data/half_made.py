@@ -13,27 +13,28 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.contract import read_json
-from trainer.data.encode import Tally
+from trainer.contract.sharing import open_shared
+from trainer.contract.state_file import read_json
+from trainer.data.encode import EncodeTally
 from trainer.data.errors import explain_os_errors
 from trainer.data.indexed import bin_path, idx_path, pair_exists
-from trainer.data.indexed_resume import Mark, ResumableWriter, Written, extra_files
+from trainer.data.indexed_resume import ResumableWriter, ResumeMark, Written, extra_files
 from trainer.data.indexed_write import partial_path
-from trainer.data.lines import Place
+from trainer.data.lines import TextPosition
 from trainer.data.made import pair_is_unchanged
 
 SCHEMA = 1
 
 
 @dataclass(frozen=True)
-class Progress:
+class PreprocessProgress:
     """How far a preprocess has come: what was noticed, how much of the pair is on disk, seconds taken so far.
 
     `report`: of the whole, once nothing is left but to publish.
     """
 
-    tally: Tally
-    mark: Mark
+    tally: EncodeTally
+    mark: ResumeMark
     seconds: float
     report: Mapping[str, Any] | None = None
 
@@ -47,7 +48,7 @@ class HalfMade:
         self.path = partial_path(Path(f"{prefix}.progress"))
         self._fresh = self.path.with_name(f"{self.path.name}.new")
 
-    def read(self) -> tuple[Progress | None, str | None]:
+    def read(self) -> tuple[PreprocessProgress | None, str | None]:
         """What there is to go on from; where something is left that is of no use, why.
 
         Raises DataError when it cannot be seen now: that says nothing of its use.
@@ -58,7 +59,7 @@ class HalfMade:
             except (ValueError, KeyError, TypeError, AttributeError):
                 return None, f"{self.path} cannot be read"
 
-    def _read(self) -> tuple[Progress | None, str | None]:
+    def _read(self) -> tuple[PreprocessProgress | None, str | None]:
         value = read_json(self.path)
         if value is None:
             left = partial_path(bin_path(self.prefix))
@@ -68,9 +69,11 @@ class HalfMade:
         differing = sorted(key for key in self._request if value["request"].get(key) != self._request[key])
         if differing:
             return None, f"since then {', '.join(name.replace('_', ' ') for name in differing)} changed"
-        return Progress(_tally(value["tally"]), Mark(**value["mark"]), value["seconds"], value["report"]), None
+        return PreprocessProgress(
+            _tally(value["tally"]), ResumeMark(**value["mark"]), value["seconds"], value["report"]
+        ), None
 
-    def save(self, writer: ResumableWriter, written: Written, progress: Progress) -> None:
+    def save(self, writer: ResumableWriter, written: Written, progress: PreprocessProgress) -> None:
         """Bring all up to a place to disk, then say so. Raises DataError; the record before it then still holds."""
         writer.save(written)
         with explain_os_errors("writing", self.path):
@@ -78,7 +81,7 @@ class HalfMade:
 
     def _write(self, text: str) -> None:
         # Only the one process that has the prefix comes here, so that one name will do, and a kill leaves no litter.
-        with self._fresh.open("w", encoding="utf-8") as stream:
+        with os.fdopen(open_shared(self._fresh, os.O_WRONLY | os.O_TRUNC), "w", encoding="utf-8") as stream:
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())
@@ -103,6 +106,6 @@ class HalfMade:
             path.unlink(missing_ok=True)
 
 
-def _tally(value: Mapping[str, Any]) -> Tally:
+def _tally(value: Mapping[str, Any]) -> EncodeTally:
     known: dict[str, Any] = {name: tuple(item) if isinstance(item, list) else item for name, item in value.items()}
-    return Tally(**{**known, "end": Place(**value["end"])})
+    return EncodeTally(**{**known, "end": TextPosition(**value["end"])})

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from trainer.contract.sharing import open_shared
 from trainer.data.errors import explain_os_errors
 from trainer.data.indexed_write import IndexedWriter, partial_path
 
@@ -24,7 +25,7 @@ def extra_files(prefix: Path | str) -> tuple[Path, Path]:
 
 
 @dataclass(frozen=True)
-class Mark:
+class ResumeMark:
     """How much of a half-made pair there is: tokens, sequences and documents, each with its CRC-32."""
 
     tokens: int = 0
@@ -39,7 +40,7 @@ class Mark:
 class Written:
     """A mark in the life of one writer, and how many pieces it had been given by then."""
 
-    mark: Mark
+    mark: ResumeMark
     pieces: int
 
 
@@ -54,23 +55,23 @@ class ResumableWriter(IndexedWriter):
     def __init__(self, prefix: Path | str, dtype: npt.DTypeLike) -> None:
         super().__init__(prefix, dtype, keep_partial=True)
         self._lengths_file, self._documents_file = extra_files(prefix)
-        self._mark = Mark()
+        self._mark = ResumeMark()
         self._saved: Written | None = None
         self._begun = False
 
-    def begin(self, mark: Mark | None) -> bool:
+    def begin(self, mark: ResumeMark | None) -> bool:
         """Go on behind `mark`; at the beginning where it is None, or where the files do not hold what it says.
 
         Returns whether it goes on. Raises DataError when the files cannot be read or written.
         """
         with explain_os_errors("reading", self._partial_bin):
             is_sound = mark is not None and mark.sequences > 0 and self._holds(mark)
-        mark = mark if is_sound and mark is not None else Mark()
+        mark = mark if is_sound and mark is not None else ResumeMark()
         self._saved = Written(mark, 0) if is_sound else None
         self._begun = True
         with explain_os_errors("writing", self._partial_bin):
             for path, size in self._sizes_of(mark):
-                path.touch(0o664)
+                os.close(open_shared(path, os.O_WRONLY))
                 os.truncate(path, size)
             self._stream.seek(0, os.SEEK_END)
         if is_sound:
@@ -90,7 +91,7 @@ class ResumableWriter(IndexedWriter):
         data = tokens if isinstance(tokens, bytes) else np.ascontiguousarray(tokens, dtype=self.dtype).tobytes()
         ends = np.asarray(document_ends, dtype="<i8") + self.sequence_count
         super().add_sequences(data, lengths, document_ends)
-        self._mark = Mark(
+        self._mark = ResumeMark(
             self.token_count,
             zlib.crc32(data, self._mark.tokens_crc),
             self.sequence_count,
@@ -105,7 +106,7 @@ class ResumableWriter(IndexedWriter):
 
     def save(self, place: Written) -> None:
         """Bring all up to `place` to disk. Raises DataError; what was saved before is then as it was."""
-        saved = self._saved or Written(Mark(), 0)
+        saved = self._saved or Written(ResumeMark(), 0)
         with explain_os_errors("writing", self._partial_bin):
             self._stream.flush()
             os.fsync(self._stream.fileno())
@@ -148,14 +149,14 @@ class ResumableWriter(IndexedWriter):
         with contextlib.suppress(OSError):
             self._stream.close()
 
-    def _sizes_of(self, mark: Mark) -> tuple[tuple[Path, int], ...]:
+    def _sizes_of(self, mark: ResumeMark) -> tuple[tuple[Path, int], ...]:
         return (
             (self._partial_bin, mark.tokens * self.dtype.itemsize),
             (self._lengths_file, 4 * mark.sequences),
             (self._documents_file, 8 * mark.documents),
         )
 
-    def _holds(self, mark: Mark) -> bool:
+    def _holds(self, mark: ResumeMark) -> bool:
         sums = (mark.tokens_crc, mark.sequences_crc, mark.documents_crc)
         try:
             return all(
@@ -176,7 +177,7 @@ def _crc_of(path: Path, size: int) -> int:
 
 
 def _write_at(path: Path, offset: int, data: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o664)
+    descriptor = open_shared(path, os.O_WRONLY)
     try:
         view = memoryview(data)
         while view:

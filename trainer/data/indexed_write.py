@@ -6,8 +6,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import shutil
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -15,11 +13,10 @@ from typing import IO, Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from trainer.contract.sharing import make_shared, open_shared
 from trainer.data.errors import DataError, explain_os_errors
-from trainer.data.indexed import HEADER, MAGIC, VERSION, IndexedDataset, bin_path, idx_path, type_code
-from trainer.data.made import begin_record, check_pair, end_record, pair_record, recorded_pair
+from trainer.data.indexed import HEADER, MAGIC, VERSION, bin_path, idx_path, type_code
 
-COPY_BYTES = 8 << 20
 # Some shared file systems are mounted without locks; there, two writers of one prefix are not told apart.
 NO_LOCKS_HERE = {errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK}
 
@@ -46,7 +43,7 @@ class IndexedWriter:
         self._partial_bin = partial_path(bin_path(prefix))
         self._partial_idx = partial_path(idx_path(prefix))
         with explain_os_errors("creating", self._partial_bin):
-            self.prefix.parent.mkdir(parents=True, exist_ok=True)
+            make_shared(self.prefix.parent)
             self._stream = _open_exclusively(self._partial_bin, self.prefix, keep_partial)
 
     @property
@@ -81,19 +78,6 @@ class IndexedWriter:
         self._sequences += len(lengths)
         self._document_count += len(document_ends)
         self.token_count += int(np.sum(lengths, dtype=np.int64))
-
-    def add_pair(self, source: IndexedDataset, on_bytes: Callable[[int], None] = lambda count: None) -> None:
-        """Append all of another pair of the same token type, byte for byte; `on_bytes` hears of the progress."""
-        if source.dtype != self.dtype:
-            raise DataError(
-                f"{source.prefix} holds {source.dtype} tokens, the output {self.dtype}: only pairs of one type can be"
-                " merged; prepare it again with the tokenizer of the others"
-            )
-        with explain_os_errors("copying into", self._partial_bin), source.path.open("rb") as stream:
-            while piece := stream.read(COPY_BYTES):
-                self._stream.write(piece)
-                on_bytes(len(piece))
-        self._append_lengths(np.asarray(source.sizes), np.asarray(source.documents[1:]))
 
     def publish(self) -> None:
         """Make the pair visible. Raises DataError when there is nothing in it."""
@@ -150,37 +134,6 @@ class IndexedWriter:
             raise
 
 
-def merge(
-    prefixes: Sequence[Path | str],
-    output: Path | str,
-    on_bytes: Callable[[int], None] = lambda n: None,
-    force: bool = False,
-) -> int:
-    """Join pairs, in the given order, into one; returns its tokens. All inputs are checked before any writing.
-
-    A pair at `output` that neither this function nor `preprocess` made is replaced with `force` alone (DataError).
-    """
-    if not prefixes:
-        raise DataError("nothing to merge: name at least one prefix")
-    if Path(output) in {Path(prefix) for prefix in prefixes}:
-        raise DataError(f"{output} is both an input and the output of the merge; choose another output prefix")
-    sources = [IndexedDataset(prefix) for prefix in prefixes]
-    check_pair(output, force)
-    with explain_os_errors("looking for space in", Path(output).parent):
-        Path(output).parent.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(Path(output).parent).free
-    needed = sum(source.bytes for source in sources)
-    if free < needed:
-        raise DataError(f"{output} needs {needed} bytes and the disk has {free}; free space or choose another folder")
-    request = {"merged": [str(prefix) for prefix in prefixes]}
-    with recorded_pair(output), IndexedWriter(output, sources[0].dtype) as writer:
-        for source in sources:
-            writer.add_pair(source, on_bytes)
-        begin_record(pair_record(output), request)
-    end_record(pair_record(output), request, {"tokens": writer.token_count, "dtype": str(writer.dtype)})
-    return writer.token_count
-
-
 def partial_path(path: Path) -> Path:
     """Where a file is written before it appears."""
     return path.with_name(f".{path.name}.partial")
@@ -191,7 +144,7 @@ def _open_exclusively(path: Path, prefix: Path, keep: bool) -> IO[bytes]:
 
     Raises DataError when another process has it.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o664)
+    descriptor = open_shared(path, os.O_RDWR)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # Between opening and locking, the other writer may have renamed this very file to its final name.

@@ -11,6 +11,8 @@ from trainer.data.errors import DataError
 from trainer.data.indexed import IndexedDataset
 from trainer.data.tokenizer import Tokenizer
 
+TOKENS_SHOWN = 32  # of a sequence
+
 
 @dataclass(frozen=True)
 class Peek:
@@ -42,9 +44,7 @@ class Inspection:
     peeks: tuple[Peek, ...]
 
 
-def inspect_pair(
-    prefix: str | Path, tokenizer: Tokenizer | None = None, sequences: int = 3, tokens_shown: int = 32
-) -> Inspection:
+def inspect_pair(prefix: str | Path, tokenizer: Tokenizer | None = None, sequences: int = 3) -> Inspection:
     """Open a pair, with all its checks, and describe it; reads every token once for the largest.
 
     Raises DataError for a damaged pair, or a token outside the tokenizer's vocabulary.
@@ -59,7 +59,7 @@ def inspect_pair(
     sizes = np.asarray(data.sizes)
     peeks = []
     for number in range(min(sequences, len(data))):
-        ids = tuple(int(token) for token in data.get(number)[:tokens_shown])
+        ids = tuple(int(token) for token in data.get(number)[:TOKENS_SHOWN])
         peeks.append(Peek(number, int(sizes[number]), ids, None if tokenizer is None else tokenizer.decode(ids)))
     return Inspection(
         prefix=str(prefix),

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from trainer.contract.units import size
+
 # Pieces of this size keep several processes busy and the hand-over cheap.
 PIECE_BYTES = 512 << 10
 # A tokenizer takes about 180 bytes of memory for each byte of a text: 3 GB for a line of this size.
@@ -24,7 +26,7 @@ class TextSource(Protocol):
 
 
 @dataclass(frozen=True)
-class Place:
+class TextPosition:
     """A place between two lines of an input: the bytes of text and the lines before it."""
 
     text_bytes: int = 0
@@ -32,7 +34,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Piece:
+class LineBlock:
     """Whole lines of the input: the number of the first, their bytes, and the place behind them.
 
     `file_bytes`: of the file, used since the piece before. `too_long`: instead of lines, one that is above the limit,
@@ -41,7 +43,7 @@ class Piece:
 
     first_line: int
     data: bytes
-    end: Place
+    end: TextPosition
     file_bytes: int
     too_long: int = 0
 
@@ -57,8 +59,8 @@ def read_pieces(
     source: TextSource,
     piece_bytes: int = PIECE_BYTES,
     max_line_bytes: int = MAX_LINE_MIB * MIB,
-    begin: Place | None = None,
-) -> Iterator[Piece]:
+    begin: TextPosition | None = None,
+) -> Iterator[LineBlock]:
     """Cut a file of lines into pieces of whole lines, of about `piece_bytes` where lines are shorter than that.
 
     A line of more than `max_line_bytes`, its end not counted, is passed over without being held, and is a piece of its
@@ -69,12 +71,12 @@ def read_pieces(
     held: list[bytes] = []  # the beginning of a line; empty when it is too long
     length = 0  # of that beginning
 
-    def piece(data: bytes, lines: int, too_long: int = 0) -> Piece:
+    def piece(data: bytes, lines: int, too_long: int = 0) -> LineBlock:
         nonlocal text, line, position
         used, position = source.position - position, source.position
         text += too_long or len(data)
         line += lines
-        return Piece(line - lines, data, Place(text, line - 1), used, too_long)
+        return LineBlock(line - lines, data, TextPosition(text, line - 1), used, too_long)
 
     while data := source.read(min(piece_bytes, max_line_bytes)):
         first_end = data.find(b"\n")
@@ -100,19 +102,19 @@ def read_pieces(
         yield piece(b"".join(held), 1)
 
 
-def piece_size(piece: Piece) -> int:
+def piece_size(piece: LineBlock) -> int:
     """Bytes of a piece in memory."""
     return len(piece.data)
 
 
-def texts_of(piece: Piece, json_key: str) -> Iterator[tuple[int, str | BadLine]]:
+def texts_of(piece: LineBlock, json_key: str) -> Iterator[tuple[int, str | BadLine]]:
     """The number and the text, or the fault, of each line of a piece; blank lines are passed over."""
     if piece.too_long:
         yield (
             piece.first_line,
             BadLine(
                 f"{piece.too_long:,} bytes long, above the limit of --max-line-mib; a line of that length takes about"
-                f" {piece.too_long * 180 / 1e9:,.1f} GB of memory: split the text, or raise --max-line-mib to"
+                f" {size(piece.too_long * 180)} of memory: split the text, or raise --max-line-mib to"
                 f" {-(-piece.too_long // MIB)}"
             ),
         )

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.contract import write_json
+from trainer.contract.files import write_json
 from trainer.data.errors import DataError, explain_os_errors
 from trainer.data.indexed import bin_path, idx_path
 

@@ -18,7 +18,7 @@ OrderName = Literal["single", "cyclic"]
 
 
 @dataclass(frozen=True)
-class Share:
+class ReplicaShare:
     """One replica's part of every chunk, out of a source of `samples`."""
 
     samples: int
@@ -43,7 +43,7 @@ class Order(Protocol):
     """The samples of one replica's micro-batches."""
 
     @property
-    def share(self) -> Share:
+    def share(self) -> ReplicaShare:
         """The replica's part."""
 
     def check(self, consumed: int, more: bool) -> None:
@@ -57,7 +57,7 @@ class Order(Protocol):
 class SingleOrder:
     """Every sample once, in order: replica r takes the r-th part of each chunk."""
 
-    share: Share
+    share: ReplicaShare
 
     def check(self, consumed: int, more: bool) -> None:
         """Raise DataError beyond the last sample; when `more`, already when less than one chunk is left."""
@@ -79,13 +79,13 @@ class SingleOrder:
 
 @dataclass
 class CyclicOrder:
-    """Endless epochs. Each replica has a fixed bucket of consecutive samples, permuted anew for every epoch.
+    """Endless epochs. Each replica has a fixed bucket of consecutive samples, permuted again for every epoch.
 
     The permutation is drawn by a generator seeded with the number of the epoch, as Megatron's does, so the order
     depends on the micro-batch size and on the number of replicas: neither may change in mid-epoch.
     """
 
-    share: Share
+    share: ReplicaShare
     _epoch: int = field(default=-1, init=False)
     _permutation: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64), init=False)
 
@@ -123,6 +123,6 @@ class CyclicOrder:
         return numbers
 
 
-def make_order(name: OrderName, share: Share) -> Order:
+def make_order(name: OrderName, share: ReplicaShare) -> Order:
     """The order that a run card names."""
     return SingleOrder(share) if name == "single" else CyclicOrder(share)

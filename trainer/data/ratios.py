@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.config_data import data_set_name
-from trainer.contract import write_atomically
+from trainer.config.data import data_set_name
+from trainer.contract.files import write_atomically
 from trainer.data.blend import parse_split
 from trainer.data.errors import DataError, explain_os_errors
 from trainer.data.groups import parse_groups
@@ -53,7 +53,7 @@ def read_ratios(path: str | Path) -> tuple[Ratio, ...]:
     try:
         entries = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not JSON ({error}); mend it") from None
+        raise DataError(f"{path} is not JSON ({error}); repair it") from None
     if not isinstance(entries, list) or not entries:
         raise DataError(f'{path} must hold a list of {{"dataset_path": ..., "ratio": ...}}, with at least one entry')
     return tuple(_ratio(entry, f"{path}, entry {number}") for number, entry in enumerate(entries, 1))
@@ -61,14 +61,14 @@ def read_ratios(path: str | Path) -> tuple[Ratio, ...]:
 
 def _ratio(entry: Any, where: str) -> Ratio:
     if not isinstance(entry, dict) or "dataset_path" not in entry or "ratio" not in entry:
-        raise DataError(f'{where} is not of the form {{"dataset_path": ..., "ratio": ...}}; mend it')
+        raise DataError(f'{where} is not of the form {{"dataset_path": ..., "ratio": ...}}; repair it')
     path, ratio = entry["dataset_path"], entry["ratio"]
     if not isinstance(path, str) or not path:
-        raise DataError(f"{where}: dataset_path {path!r} is not a path; mend it")
+        raise DataError(f"{where}: dataset_path {path!r} is not a path; repair it")
     if any(character.isspace() or character in ',"' for character in path):
         raise DataError(f"{where}: dataset_path {path!r} holds a space, a comma or a quote; rename the data set")
     if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not math.isfinite(ratio) or ratio <= 0:
-        raise DataError(f"{where}: ratio {ratio!r} of {path} is not a number above 0; mend it, or take the entry out")
+        raise DataError(f"{where}: ratio {ratio!r} of {path} is not a number above 0; repair it, or take the entry out")
     return Ratio(path, ratio)
 
 

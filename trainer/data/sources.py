@@ -12,7 +12,7 @@ from pathlib import Path
 from trainer.data.blend import member_samples, split_documents
 from trainer.data.dataset import BlendedDataset, GPTDataset, SampleSource
 from trainer.data.errors import DataError
-from trainer.data.groups import Group
+from trainer.data.groups import DataGroup
 from trainer.data.index_cache import BlendCache, BlendKey, IndexMapsCache, IndexMapsKey, digest_sizes
 from trainer.data.indexed import Implementation, IndexedDataset
 
@@ -24,7 +24,7 @@ SPLITS = ("train", "valid", "test")
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadOptions:
     """How a run reads its data, the same for all of it. Without a cache folder, maps are kept beside each prefix."""
 
     sequence_length: int
@@ -91,8 +91,8 @@ class _Mixture:
 
 
 def plan_groups(
-    groups: Mapping[Group, int],
-    reading: Reading,
+    groups: Mapping[DataGroup, int],
+    reading: ReadOptions,
     *,
     is_builder: bool = True,
     barrier: Callable[[], None] = lambda: None,
@@ -114,7 +114,7 @@ def plan_splits(
     prefixes: Sequence[tuple[float, str | Path]],
     split: str,
     samples: Mapping[str, int],
-    reading: Reading,
+    reading: ReadOptions,
     *,
     is_builder: bool = True,
     barrier: Callable[[], None] = lambda: None,
@@ -139,23 +139,11 @@ def plan_splits(
     return _prepare(mixtures, reading, is_builder, barrier)
 
 
-def open_groups(
-    groups: Mapping[Group, int],
-    reading: Reading,
-    *,
-    is_builder: bool = True,
-    barrier: Callable[[], None] = lambda: None,
-) -> dict[str, SampleSource]:
-    """The sources of `plan_groups`, opened."""
-    plans = plan_groups(groups, reading, is_builder=is_builder, barrier=barrier)
-    return {name: plan.open() for name, plan in plans.items()}
-
-
 def open_splits(
     prefixes: Sequence[tuple[float, str | Path]],
     split: str,
     samples: Mapping[str, int],
-    reading: Reading,
+    reading: ReadOptions,
     *,
     is_builder: bool = True,
     barrier: Callable[[], None] = lambda: None,
@@ -173,7 +161,7 @@ def weights_by_size(prefixes: Sequence[str], implementation: Implementation = "i
 
 
 def _prepare(
-    mixtures: Sequence[_Mixture], reading: Reading, is_builder: bool, barrier: Callable[[], None]
+    mixtures: Sequence[_Mixture], reading: ReadOptions, is_builder: bool, barrier: Callable[[], None]
 ) -> dict[str, PlannedSource]:
     try:
         opened = _open_all((part.prefix for mixture in mixtures for part in mixture.parts), reading)
@@ -185,7 +173,7 @@ def _prepare(
     return plans
 
 
-def _open_all(prefixes: Iterable[str], reading: Reading) -> dict[str, IndexedDataset]:
+def _open_all(prefixes: Iterable[str], reading: ReadOptions) -> dict[str, IndexedDataset]:
     opened: dict[str, IndexedDataset] = {}
     for prefix in prefixes:
         if prefix not in opened:
@@ -195,7 +183,7 @@ def _open_all(prefixes: Iterable[str], reading: Reading) -> dict[str, IndexedDat
     return opened
 
 
-def _plan(mixture: _Mixture, opened: Mapping[str, IndexedDataset], reading: Reading) -> PlannedSource:
+def _plan(mixture: _Mixture, opened: Mapping[str, IndexedDataset], reading: ReadOptions) -> PlannedSource:
     """What each member has to provide. A member of which the mixture's part holds nothing is an error."""
     weights = [part.weight for part in mixture.parts]
     members = []

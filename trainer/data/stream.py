@@ -14,13 +14,13 @@ import numpy.typing as npt
 import torch
 
 from trainer.data.dataset import SampleSource, read_rows
-from trainer.data.order import Order, OrderName, Share, make_order
+from trainer.data.order import Order, OrderName, ReplicaShare, make_order
 
 MicroBatch = tuple[torch.Tensor, torch.Tensor]
 
 
 @runtime_checkable
-class Reader(Protocol):
+class SampleReader(Protocol):
     """Reads samples of one source, perhaps ahead of their use."""
 
     sequence_length: int
@@ -108,7 +108,7 @@ class SampleStream:
 
     def __init__(
         self,
-        reader: Reader | SampleSource,
+        reader: SampleReader | SampleSource,
         micro_batch_size: int,
         *,
         dp_rank: int = 0,
@@ -116,8 +116,8 @@ class SampleStream:
         consumed_samples: int = 0,
         order: OrderName = "single",
     ) -> None:
-        self._reader: Reader = reader if isinstance(reader, Reader) else DirectReader(reader)
-        share = Share(len(reader), micro_batch_size, dp_rank, dp_size)
+        self._reader: SampleReader = reader if isinstance(reader, SampleReader) else DirectReader(reader)
+        share = ReplicaShare(len(reader), micro_batch_size, dp_rank, dp_size)
         self._order: Order = make_order(order, share)
         self._order_name: OrderName = order
         self._ahead: deque[int] = deque()  # tickets, the next micro-batch first

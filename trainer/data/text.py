@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainer.config import TrainerConfig
+from trainer.config.card import TrainerConfig
 from trainer.data.dataset import BlendedDataset, GPTDataset, SampleSource, read_rows
 from trainer.data.errors import DataError
-from trainer.data.order import Share, make_order
+from trainer.data.order import ReplicaShare, make_order
 from trainer.data.tokenizer import Tokenizer
-from trainer.schedule import path_of
+from trainer.schedule.path import path_of
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def read_samples(
         raise DataError(f"samples {first}-{last} are not all in the data, which has 0-{len(source) - 1}")
     cyclic = config.data.order == "cyclic"
     micro, count = (config.batch.micro_batch_size, replicas or 1) if cyclic else (1, 1)
-    shares = [Share(len(source), micro, replica, count) for replica in range(count)]
+    shares = [ReplicaShare(len(source), micro, replica, count) for replica in range(count)]
     orders = [make_order(config.data.order, share) for share in shares]
     chunk = shares[0].chunk
     for begin in range(first // chunk * chunk, last + 1, chunk):

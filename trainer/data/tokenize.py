@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trainer.data.encode import Encoder, Tally, encode_piece
+from trainer.data.encode import Encoder, encode_piece
 from trainer.data.errors import DataError, InputFault, explain_os_errors
-from trainer.data.half_made import HalfMade, Progress
+from trainer.data.half_made import HalfMade, PreprocessProgress
 from trainer.data.indexed import dtype_for_vocabulary, pair_exists
 from trainer.data.indexed_resume import ResumableWriter
 from trainer.data.lines import MAX_LINE_MIB, MIB, PIECE_BYTES, piece_size, read_pieces
 from trainer.data.made import begin_record, check_pair, end_record, pair_is_unchanged, pair_record, recorded_pair
+from trainer.data.pair_work import SAVE_SECONDS, PairWork
 from trainer.data.pool import PIECES_IN_FLIGHT, map_in_order
 from trainer.data.text_file import TextFile
 from trainer.data.tokenizer import Tokenizer, TokenizerSpec, load_tokenizer
-
-SAVE_SECONDS = 15.0
 
 
 @dataclass(frozen=True)
@@ -113,24 +111,16 @@ def preprocess(
             recorded_pair(request.prefix),
             ResumableWriter(request.prefix, dtype_for_vocabulary(tokenizer.vocabulary_size)) as writer,
         ):
-            work = _Work(request, described, half, writer, save_seconds, can_go_on=request.input.is_file())
+            pair = PairWork(half, writer, save_seconds, can_go_on=request.input.is_file())
+            work = _Work(request, writer, pair)
             work.begin(stream, force, tell, on_progress)
-            try:
+            with pair.kept_on_failure(tell, _kept):
                 work.tokenize(stream, piece_bytes, on_progress)
-                report = work.report(tokenizer.end_token)
-                work.save(asdict(report))
-            except InputFault:
-                work.forget()
-                raise
-            except BaseException:
-                kept = work.keep()
-                if kept is not None:
-                    tell(kept)
-                raise
+                pair.save(asdict(work.report(tokenizer.end_token)))
             if writer.token_count:  # else nothing appears
                 begin_record(pair_record(request.prefix), described)
             else:
-                work.forget()
+                pair.forget()
         return _finish(request, described, half, work.report(tokenizer.end_token))
 
 
@@ -143,51 +133,26 @@ def _finish(
 
 
 class _Work:
-    """One life of a preprocess: what was done before it, and what it has done so far."""
+    """One life of a preprocess: the pieces that are left, and what the lives before it noticed."""
 
-    def __init__(
-        self,
-        request: PreprocessRequest,
-        described: dict[str, Any],
-        half: HalfMade,
-        writer: ResumableWriter,
-        save_seconds: float,
-        can_go_on: bool,
-    ) -> None:
-        self._request, self._described, self._half, self._writer = request, described, half, writer
-        self._save_seconds, self._can_go_on = save_seconds, can_go_on
-        self._before = 0.0  # seconds of earlier lives
-        self._started = time.monotonic()
-        self._saved_at = self._started
-        # Replaced in one step, so that an interruption between any two steps finds both of one place.
-        self._done = (Tally(), writer.written())
-        self._kept: Progress | None = None  # what is on record, as far as this life knows
+    def __init__(self, request: PreprocessRequest, writer: ResumableWriter, pair: PairWork) -> None:
+        self._request, self._writer, self._pair = request, writer, pair
 
     def begin(
         self, stream: TextFile, force: bool, tell: Callable[[str], None], on_progress: Callable[[int, int, int], None]
     ) -> None:
         """Go on from what an interrupted run left, or start from the beginning, and say which."""
-        progress, reason = (None, None) if force or not self._can_go_on else self._half.read()
-        if self._writer.begin(progress.mark if progress else None):
-            assert progress is not None
+        progress = self._pair.begin(force, tell)
+        if progress is not None:
             stream.pass_over(progress.tally.end.text_bytes)
-            self._before = progress.seconds
-            self._kept = progress
-            self._done = (progress.tally, self._writer.written())
             on_progress(stream.position, progress.mark.documents, 0)
             tell(f"goes on behind line {progress.tally.end.lines:,}, where an earlier run was interrupted")
-            return
-        if progress is not None:
-            reason = "its files are not as it left them"
-        self._half.remove()
-        if reason is not None:
-            tell(f"what an interrupted run left cannot be gone on with ({reason}): starting from the beginning")
 
     def tokenize(self, stream: TextFile, piece_bytes: int, on_progress: Callable[[int, int, int], None]) -> None:
         """All pieces from here on. Raises DataError."""
         request, writer = self._request, self._writer
         most_bytes = request.max_line_mib * MIB
-        tally = self._done[0]
+        tally = self._pair.tally
         pieces = map_in_order(
             encode_piece,
             read_pieces(stream, piece_bytes, most_bytes, tally.end),
@@ -204,21 +169,19 @@ class _Work:
             for encoded in pieces:
                 if encoded.faults and not request.skip_bad_lines:
                     raise InputFault(
-                        f"{request.input}, {encoded.faults[0]}; mend the line, or leave such lines out with"
+                        f"{request.input}, {encoded.faults[0]}; repair the line, or leave such lines out with"
                         " --skip-bad-lines"
                     )
                 writer.add_sequences(encoded.tokens, encoded.lengths, encoded.document_ends)
                 tally = tally.and_of(encoded)
-                self._done = (tally, writer.written())
+                self._pair.did(tally)
                 count = len(encoded.tokens) // writer.dtype.itemsize
                 on_progress(encoded.file_bytes, len(encoded.document_ends), count)
-                if time.monotonic() - self._saved_at >= self._save_seconds:
-                    self.save()
+                self._pair.save_when_due()
 
     def report(self, end_token: str) -> PreprocessReport:
         """What was written, by this life and those before it."""
-        tally, _ = self._done
-        seconds = self._before + time.monotonic() - self._started
+        tally, seconds = self._pair.tally, self._pair.seconds
         return PreprocessReport(
             prefix=self._request.prefix,
             documents=self._writer.document_count,
@@ -237,33 +200,9 @@ class _Work:
             end_token_lines=tally.end_token_lines,
         )
 
-    def save(self, report: dict[str, Any] | None = None) -> None:
-        """Bring what is finished to disk, where a later run can go on from it. Raises DataError."""
-        tally, written = self._done
-        if self._can_go_on and written.mark.sequences:
-            seconds = self._before + time.monotonic() - self._started
-            progress = Progress(tally, written.mark, seconds, report)
-            self._half.save(self._writer, written, progress)
-            self._kept = progress
-        self._saved_at = time.monotonic()
 
-    def keep(self) -> str | None:
-        """Save as much as the disk takes, on the way out; returns what a person should know of it."""
-        with suppress(DataError):
-            self.save()
-        progress = self._kept
-        if progress is None:  # no save came to its end
-            self.forget()
-            return None
-        return (
-            f"kept: {progress.mark.documents:,} documents, up to line {progress.tally.end.lines:,}; the same command"
-            " goes on from there, with --force it starts from the beginning"
-        )
-
-    def forget(self) -> None:
-        """Leave nothing to go on from."""
-        self._writer.forget()
-        self._half.remove()
+def _kept(progress: PreprocessProgress) -> str:
+    return f"{progress.mark.documents:,} documents, up to line {progress.tally.end.lines:,}"
 
 
 def _describe(request: PreprocessRequest, tokenizer: Tokenizer) -> dict[str, Any]:

@@ -13,10 +13,11 @@ from typing import Any, Literal
 from tokenizers import Tokenizer as Engine
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from trainer.contract import file_digest, write_atomically, write_json
+from trainer.config.hub_files import HUB_ID, HubFileError, hub_file
+from trainer.contract.files import write_atomically, write_json
+from trainer.contract.manifest import file_digest
 from trainer.data.errors import DataError, explain_os_errors
 from trainer.data.made import begin_record, check_replaceable
-from trainer.hub_files import HUB_ID, HubFileError, hub_file
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"

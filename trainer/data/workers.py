@@ -126,7 +126,7 @@ class WorkerPool:
 
 
 class PoolReader:
-    """Reads one source through a pool. See `trainer.data.stream.Reader`."""
+    """Reads one source through a pool. See `trainer.data.stream.SampleReader`."""
 
     def __init__(self, pool: WorkerPool, plan: PlannedSource) -> None:
         self._pool = pool
@@ -162,7 +162,7 @@ class _Worker:
         self.number = number
         self.replies: dict[int, tuple[int, bytearray]] = {}
         self.unwanted: set[int] = set()
-        self.silent_since: float | None = None  # while somebody waits for it
+        self.silent_since: float | None = None  # while someone waits for it
         self._outgoing = bytearray(start)
         self._incoming = bytearray()
         paths = [str(PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]

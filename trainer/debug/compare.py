@@ -11,9 +11,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from trainer.debug.fingerprint import EMPTY, Fingerprint, fingerprint
-from trainer.debug.record import Place
-from trainer.debug.snapshot import KINDS, Copy, Kind, Snapshot, owners
+from trainer.checkpoint.fingerprint import EMPTY, Fingerprint, fingerprint
+from trainer.debug.record import RankCoordinates
+from trainer.debug.snapshot import KINDS, Kind, StateSnapshot, TensorCopy, owners
 
 PIECE_ELEMENTS = 1 << 24
 Axis = Literal["stage", "tensor", "data"]
@@ -50,7 +50,7 @@ class Difference:
 
     kind: Kind
     name: str
-    place: Place | None
+    place: RankCoordinates | None
     replicated: bool
     delta: Delta | None
     only: Literal["a", "b"] | None = None
@@ -63,8 +63,8 @@ class Violation:
     axis: Axis
     kind: Kind
     name: str
-    place: Place
-    against: Place
+    place: RankCoordinates
+    against: RankCoordinates
     delta: Delta
 
 
@@ -83,7 +83,7 @@ def model_order(name: str) -> tuple[tuple[int, str], ...]:
     return tuple(key)
 
 
-def differences(a: Snapshot, b: Snapshot, tolerance: float, on_numbers: OnNumbers) -> list[Difference]:
+def differences(a: StateSnapshot, b: StateSnapshot, tolerance: float, on_numbers: OnNumbers) -> list[Difference]:
     """Tensors that differ by more than `tolerance` x the largest absolute value of A's, in the order of the model.
 
     `tolerance` 0 asks for the same numbers. `on_numbers` is told how many were compared. Kinds that one side does not
@@ -108,11 +108,11 @@ class _Rule:
         return math.isnan(largest) or largest > self.tolerance * scale
 
 
-def _is_aligned(a: Snapshot, b: Snapshot) -> bool:
+def _is_aligned(a: StateSnapshot, b: StateSnapshot) -> bool:
     return not a.is_checkpoint and not b.is_checkpoint and dict(a.topology) == dict(b.topology)
 
 
-def _by_place(a: list[Copy], b: list[Copy], rule: _Rule) -> Iterator[Difference]:
+def _by_place(a: list[TensorCopy], b: list[TensorCopy], rule: _Rule) -> Iterator[Difference]:
     """Rank by rank, on one topology."""
     left, right = ({(copy.kind, copy.name, copy.place): copy for copy in side} for side in (a, b))
     for key, one in left.items():
@@ -128,7 +128,7 @@ def _by_place(a: list[Copy], b: list[Copy], rule: _Rule) -> Iterator[Difference]
             yield Difference(other.kind, other.name, other.place, other.replicated, None, only="b")
 
 
-def _by_whole(a: list[Copy], b: list[Copy], rule: _Rule) -> Iterator[Difference]:
+def _by_whole(a: list[TensorCopy], b: list[TensorCopy], rule: _Rule) -> Iterator[Difference]:
     """Logical tensors. Where one side tells who holds what, each of its copies is compared with the other's whole."""
     left, right = owners(a), owners(b)
     for key in left.keys() | right.keys():
@@ -148,7 +148,10 @@ def _by_whole(a: list[Copy], b: list[Copy], rule: _Rule) -> Iterator[Difference]
 
 
 def _located(
-    key: tuple[Kind, str], sides: tuple[list[Copy], list[Copy]], wholes: tuple[list[Copy], list[Copy]], rule: _Rule
+    key: tuple[Kind, str],
+    sides: tuple[list[TensorCopy], list[TensorCopy]],
+    wholes: tuple[list[TensorCopy], list[TensorCopy]],
+    rule: _Rule,
 ) -> Iterator[Difference]:
     swapped = wholes[1][0].place is None and wholes[0][0].place is not None
     side, whole = (sides[0], wholes[1]) if swapped else (sides[1], wholes[0])
@@ -159,7 +162,7 @@ def _located(
                 yield Difference(*key, copy.place, copy.replicated, delta)
 
 
-def copies_delta(one: Copy, other: Copy, rule: _Rule) -> Delta | None:
+def copies_delta(one: TensorCopy, other: TensorCopy, rule: _Rule) -> Delta | None:
     """How two copies of the same rectangle differ; None when they do not."""
     if (one.global_shape, one.offsets, one.shape) != (other.global_shape, other.offsets, other.shape):
         return Delta(math.prod(one.global_shape), None, math.nan)
@@ -175,7 +178,7 @@ def copies_delta(one: Copy, other: Copy, rule: _Rule) -> Delta | None:
 
 
 # ----------------------------------------------------------------------------- from fingerprints
-def _joined(copies: list[Copy], rule: _Rule) -> Fingerprint:
+def _joined(copies: list[TensorCopy], rule: _Rule) -> Fingerprint:
     found = EMPTY
     for copy in copies:
         numbers = copy.numbers
@@ -212,7 +215,7 @@ def _numbers_delta(one: Fingerprint, other: Fingerprint, rule: _Rule, same_type:
 
 
 # ----------------------------------------------------------------------------- from the tensors
-def _read_delta(whole: Sequence[Copy], copy: Copy, rule: _Rule, swapped: bool) -> Delta | None:
+def _read_delta(whole: Sequence[TensorCopy], copy: TensorCopy, rule: _Rule, swapped: bool) -> Delta | None:
     """`copy` against the same rectangle of the whole tensor, which `whole` make up. `swapped`: A is `copy`."""
     seen = _Seen(rule)
     for offsets, sizes in _pieces(copy.shape):
@@ -283,12 +286,12 @@ def _pieces(shape: tuple[int, ...]) -> Iterator[tuple[list[int], list[int]]]:
         yield [row, *(0 for _ in shape[1:])], [min(rows, shape[0] - row), *shape[1:]]
 
 
-def _read(copy: Copy, offsets: Sequence[int], sizes: Sequence[int]) -> Tensor:
+def _read(copy: TensorCopy, offsets: Sequence[int], sizes: Sequence[int]) -> Tensor:
     assert copy.read is not None
     return copy.read(offsets, sizes)
 
 
-def _window(copies: Sequence[Copy], begin: Sequence[int], sizes: Sequence[int]) -> Tensor:
+def _window(copies: Sequence[TensorCopy], begin: Sequence[int], sizes: Sequence[int]) -> Tensor:
     """A rectangle of a whole tensor out of the copies that make it up; NaN where none of them has it."""
     end = [start + size for start, size in zip(begin, sizes, strict=True)]
     result: Tensor | None = None
@@ -310,12 +313,12 @@ def _window(copies: Sequence[Copy], begin: Sequence[int], sizes: Sequence[int]) 
 
 
 # ----------------------------------------------------------------------------- inside one state
-def violations(snapshot: Snapshot, on_numbers: OnNumbers) -> list[Violation]:
+def violations(snapshot: StateSnapshot, on_numbers: OnNumbers) -> list[Violation]:
     """Copies of dumps that must be equal to the last bit and are not, in the order of the model.
 
     Over stages: a parameter that several stages hold. Over tensor ranks: replicated ones. Over data ranks: all.
     """
-    groups: dict[tuple[Axis, Kind, str, tuple[int, int]], list[tuple[Place, Copy]]] = {}
+    groups: dict[tuple[Axis, Kind, str, tuple[int, int]], list[tuple[RankCoordinates, TensorCopy]]] = {}
     for copy in snapshot.copies:
         place = copy.place
         if place is None:

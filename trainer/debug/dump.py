@@ -18,21 +18,22 @@ import torch
 from torch import Tensor, nn
 
 from trainer.checkpoint import randomness
-from trainer.contract import host_name, now, write_atomically
-from trainer.debug.fingerprint import fingerprint, state_digest, table_head, table_row
+from trainer.checkpoint.fingerprint import fingerprint, state_digest, table_head, table_row
+from trainer.contract.files import host_name, now, write_atomically
+from trainer.contract.sharing import make_shared
 from trainer.debug.record import (
     DumpRecord,
     Moment,
     ParameterRecord,
-    Place,
+    RankCoordinates,
     StepFacts,
     fingerprint_stem,
     full_stem,
     moment_completed,
 )
-from trainer.mesh import Mesh
 from trainer.model.gpt import TIED_NAME
-from trainer.shard import sharding_of
+from trainer.parallel.mesh import Mesh
+from trainer.parallel.shard import sharding_of
 
 Named = Iterable[tuple[str, nn.Parameter]]
 Batch = tuple[Tensor, Tensor]
@@ -61,7 +62,7 @@ class DebugDumps:
         self._full = settings.dump == "full"
         self._ranges = [_range(text) for text in settings.iterations]
         self._mesh = mesh
-        self._place = Place(mesh.rank, mesh.pipeline_rank, mesh.data_rank, mesh.tensor_rank)
+        self._place = RankCoordinates(mesh.rank, mesh.pipeline_rank, mesh.data_rank, mesh.tensor_rank)
         self._folder = folder
         self._samples = 0
         self.enabled = settings.dump != "off"
@@ -102,7 +103,7 @@ class DebugDumps:
             yield batch
 
     def _write(self, moment: Moment, iteration: int, named: Named, facts: StepFacts) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_shared(self._folder)
         parameters = list(named)
         records = tuple(self._record(name, parameter) for name, parameter in parameters)
         pid, tensors = os.getpid(), None

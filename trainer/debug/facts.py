@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainer.debug.snapshot import Snapshot
-from trainer.debug.verdict import FaultKind, Finding, show_value
+from trainer.debug.snapshot import StateSnapshot
+from trainer.debug.verdict import DiffFinding, FaultKind, show_value
 
 _SCHEDULE = ("learning_rate", "loss_scale")
 _DATA = ("consumed_samples", "consumed_tokens", "samples_digest", "consumed_valid_samples")
@@ -15,7 +15,7 @@ _ALIKE = (_STEP, "learning_rate", "consumed_samples", "consumed_tokens")  # on a
 _IGNORED = {"step", "iteration"}
 
 
-def fact_findings(a: Snapshot, b: Snapshot) -> list[Finding]:
+def fact_findings(a: StateSnapshot, b: StateSnapshot) -> list[DiffFinding]:
     """Facts that both know: equal after the same number of steps, else moved on by what lies between."""
     one, other = _shared(a), _shared(b)
     steps = b.completed - a.completed
@@ -30,7 +30,8 @@ def fact_findings(a: Snapshot, b: Snapshot) -> list[Finding]:
         if line is not None:
             found.setdefault(_kind_of(name), {})[name] = line
     return [
-        Finding(kind, (a.title, b.title), tuple(lines), detail=tuple(lines.values())) for kind, lines in found.items()
+        DiffFinding(kind, (a.title, b.title), tuple(lines), detail=tuple(lines.values()))
+        for kind, lines in found.items()
     ]
 
 
@@ -38,7 +39,7 @@ def _unequal(name: str, one: Any, other: Any) -> str:
     return f"{name} is {show_value(one)} in A and {show_value(other)} in B"
 
 
-def _samples_fault(a: Snapshot, b: Snapshot, equal: bool) -> str | None:
+def _samples_fault(a: StateSnapshot, b: StateSnapshot, equal: bool) -> str | None:
     if equal or a.moment != b.moment or a.completed != b.completed:
         return None
     return f"step {a.iteration} was trained on other samples in A than in B"
@@ -62,7 +63,7 @@ def _kind_of(name: str) -> FaultKind:
     return "schedule" if name.startswith(_SCHEDULE) else "counters"
 
 
-def _shared(state: Snapshot) -> dict[str, Any]:
+def _shared(state: StateSnapshot) -> dict[str, Any]:
     """The facts of the first rank that has each; of the samples' digests the sum over the first stage's replicas."""
     facts: dict[str, Any] = {}
     for rank in sorted(state.facts):
@@ -75,7 +76,7 @@ def _shared(state: Snapshot) -> dict[str, Any]:
     return facts
 
 
-def random_state_findings(a: Snapshot, b: Snapshot) -> list[Finding]:
+def random_state_findings(a: StateSnapshot, b: StateSnapshot) -> list[DiffFinding]:
     """Generators that should be in the same state: after the same steps, on the same shape."""
     if a.completed != b.completed or dict(a.topology) != dict(b.topology):
         return []
@@ -87,10 +88,10 @@ def random_state_findings(a: Snapshot, b: Snapshot) -> list[Finding]:
     if not wrong:
         return []
     lines = tuple(f"the state of generator {name} differs on {ranks_text(ranks)}" for name, ranks in wrong.items())
-    return [Finding("random-state", (a.title, b.title), tuple(wrong), detail=lines)]
+    return [DiffFinding("random-state", (a.title, b.title), tuple(wrong), detail=lines)]
 
 
-def disagreeing_facts(state: Snapshot) -> list[Finding]:
+def disagreeing_facts(state: StateSnapshot) -> list[DiffFinding]:
     """Facts inside one state that all ranks must agree on, and do not."""
     found = []
     for name in _ALIKE:
@@ -101,7 +102,7 @@ def disagreeing_facts(state: Snapshot) -> list[Finding]:
         if len(values) > 1:
             said = "; ".join(f"{show_value(value)} on {ranks_text(ranks)}" for value, ranks in values.items())
             line = f"the ranks disagree on {name}: {said}"
-            found.append(Finding(_kind_of(name), (state.title,), (name,), detail=(line,)))
+            found.append(DiffFinding(_kind_of(name), (state.title,), (name,), detail=(line,)))
     return found
 
 

@@ -9,20 +9,22 @@ from dataclasses import replace
 from trainer.debug.compare import Difference, OnNumbers, Violation, differences, violations
 from trainer.debug.facts import disagreeing_facts, fact_findings, random_state_findings, ranks_text
 from trainer.debug.record import MOMENTS
-from trainer.debug.snapshot import Snapshot
-from trainer.debug.verdict import KINDS, FaultKind, Finding, Verdict
+from trainer.debug.snapshot import StateSnapshot
+from trainer.debug.verdict import KINDS, DiffFinding, DiffVerdict, FaultKind
 
 _KIND_OF_AXIS: dict[str, FaultKind] = {"stage": "tied-copy", "tensor": "tensor-duplicate", "data": "data-replica"}
 _AMONG = {"tied-copy": "stages", "tensor-duplicate": "tensor ranks", "data-replica": "data ranks"}
 _FIRST_VALUES = {0.0, 1.0}
-Pair = tuple[Snapshot, Snapshot]
+Pair = tuple[StateSnapshot, StateSnapshot]
 
 
-def judge(pairs: Sequence[Pair], states: Sequence[Snapshot], tolerance: float, on_numbers: OnNumbers) -> Verdict:
+def judge(
+    pairs: Sequence[Pair], states: Sequence[StateSnapshot], tolerance: float, on_numbers: OnNumbers
+) -> DiffVerdict:
     """Compare all pairs, look inside every state, and sort out what was found; `on_numbers` is told of the progress."""
     counted = _Counter(on_numbers)
     broken = {id(state): violations(state, counted) for state in states}
-    found: list[tuple[tuple[int, ...], Finding]] = []
+    found: list[tuple[tuple[int, ...], DiffFinding]] = []
     explained: set[tuple[int, str, str]] = set()
     for one, other in pairs:
         when = max(one.order, other.order)
@@ -34,7 +36,7 @@ def judge(pairs: Sequence[Pair], states: Sequence[Snapshot], tolerance: float, o
         for finding in (*_inside(state, own), *disagreeing_facts(state), *_missing(state)):
             found.append(((*state.order, KINDS.index(finding.kind)), finding))
     found.sort(key=lambda item: item[0])
-    return Verdict(
+    return DiffVerdict(
         tuple(_merged(finding for _, finding in found)),
         tuple((one.title, other.title) for one, other in pairs),
         counted.total,
@@ -42,7 +44,9 @@ def judge(pairs: Sequence[Pair], states: Sequence[Snapshot], tolerance: float, o
     )
 
 
-def _unexplained(state: Snapshot, broken: list[Violation], explained: set[tuple[int, str, str]]) -> list[Violation]:
+def _unexplained(
+    state: StateSnapshot, broken: list[Violation], explained: set[tuple[int, str, str]]
+) -> list[Violation]:
     """The violations to be told by themselves: those along an axis of which two states do not show everything.
 
     What two states show of a copy says more than what one shows.
@@ -61,12 +65,12 @@ class _Counter:
         self._on_numbers(count)
 
 
-def _merged(findings: Iterable[Finding]) -> list[Finding]:
+def _merged(findings: Iterable[DiffFinding]) -> list[DiffFinding]:
     """The first finding of each kind, with the number of those that follow.
 
     Where copies inside one state were found unequal first, it also tells what the next comparison of two states shows.
     """
-    by_kind: dict[FaultKind, list[Finding]] = {}
+    by_kind: dict[FaultKind, list[DiffFinding]] = {}
     for finding in findings:
         by_kind.setdefault(finding.kind, []).append(finding)
     merged = []
@@ -80,7 +84,7 @@ def _merged(findings: Iterable[Finding]) -> list[Finding]:
     return merged
 
 
-def _remarks(a: Snapshot, b: Snapshot) -> list[str]:
+def _remarks(a: StateSnapshot, b: StateSnapshot) -> list[str]:
     lines = []
     if dict(a.topology) != dict(b.topology):
         lines.append("A and B are of different shapes: whole tensors were compared, random generators were not")
@@ -95,12 +99,12 @@ def _remarks(a: Snapshot, b: Snapshot) -> list[str]:
 
 # ----------------------------------------------------------------------------- two states
 def _compare(
-    a: Snapshot,
-    b: Snapshot,
+    a: StateSnapshot,
+    b: StateSnapshot,
     broken: tuple[list[Violation], list[Violation]],
     tolerance: float,
     on_numbers: OnNumbers,
-) -> list[Finding]:
+) -> list[DiffFinding]:
     found = [*_model(a, b), *fact_findings(a, b), *random_state_findings(a, b)]
     by_kind: dict[FaultKind, list[Difference]] = {}
     for item in differences(a, b, tolerance, on_numbers):
@@ -110,7 +114,7 @@ def _compare(
         same = [item for item in items if _full_name(item) == names[0]]
         places = tuple(item.place for item in same if item.place is not None)
         detail = tuple(_detail(kind, same[0], (a, b), broken))
-        found.append(Finding(kind, (a.title, b.title), names, detail, same[0].place, places, same[0].delta))
+        found.append(DiffFinding(kind, (a.title, b.title), names, detail, same[0].place, places, same[0].delta))
     return found
 
 
@@ -149,7 +153,7 @@ def _detail(
     return lines
 
 
-def _constant(state: Snapshot, item: Difference) -> float | None:
+def _constant(state: StateSnapshot, item: Difference) -> float | None:
     """The number that a copy consists of, when it is a single one that parameters start with."""
     for copy in state.copies:
         numbers = copy.numbers
@@ -158,16 +162,16 @@ def _constant(state: Snapshot, item: Difference) -> float | None:
     return None
 
 
-def _model(a: Snapshot, b: Snapshot) -> list[Finding]:
+def _model(a: StateSnapshot, b: StateSnapshot) -> list[DiffFinding]:
     keys = [key for key in a.model if key in b.model and a.model[key] != b.model[key]]
     if not keys:
         return []
     lines = tuple(f"{key} is {a.model[key]!r} in A and {b.model[key]!r} in B" for key in keys)
-    return [Finding("model", (a.title, b.title), tuple(keys), detail=lines)]
+    return [DiffFinding("model", (a.title, b.title), tuple(keys), detail=lines)]
 
 
 # ----------------------------------------------------------------------------- one state
-def _inside(state: Snapshot, broken: list[Violation]) -> list[Finding]:
+def _inside(state: StateSnapshot, broken: list[Violation]) -> list[DiffFinding]:
     found = []
     for axis, kind in _KIND_OF_AXIS.items():
         items = [item for item in broken if item.axis == axis]
@@ -177,21 +181,21 @@ def _inside(state: Snapshot, broken: list[Violation]) -> list[Finding]:
         names = tuple(dict.fromkeys(item.name for item in items))
         places = tuple(item.place for item in items if item.name == first.name)
         detail = (f"it holds other numbers there than on {first.against}",)
-        found.append(Finding(kind, (state.title,), names, detail, first.place, places, first.delta))
+        found.append(DiffFinding(kind, (state.title,), names, detail, first.place, places, first.delta))
     for remark in state.remarks:
-        found.append(Finding("tensor-duplicate", (state.title,), (), (remark,)))
+        found.append(DiffFinding("tensor-duplicate", (state.title,), (), (remark,)))
     return found
 
 
-def _missing(state: Snapshot) -> list[Finding]:
+def _missing(state: StateSnapshot) -> list[DiffFinding]:
     if not state.missing:
         return []
     line = f"there is no dump of {ranks_text(list(state.missing))}: nothing is known of what it holds"
-    return [Finding("missing", (state.title,), tuple(f"rank {rank}" for rank in state.missing), (line,))]
+    return [DiffFinding("missing", (state.title,), tuple(f"rank {rank}" for rank in state.missing), (line,))]
 
 
 # ----------------------------------------------------------------------------- which states to compare
-def pair_up(a: Sequence[Snapshot], b: Sequence[Snapshot]) -> list[Pair]:
+def pair_up(a: Sequence[StateSnapshot], b: Sequence[StateSnapshot]) -> list[Pair]:
     """What is compared with what, by time.
 
     One state each: these two. Else, for each count of completed steps: neighbours on one side (between a step, its
@@ -213,6 +217,6 @@ def pair_up(a: Sequence[Snapshot], b: Sequence[Snapshot]) -> list[Pair]:
     return pairs
 
 
-def _partner(ones: Sequence[Snapshot], other: Snapshot) -> Snapshot:
+def _partner(ones: Sequence[StateSnapshot], other: StateSnapshot) -> StateSnapshot:
     earlier = [state for state in ones if MOMENTS.index(state.moment) <= MOMENTS.index(other.moment)]
     return earlier[-1] if earlier else ones[0]

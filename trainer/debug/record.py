@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from trainer.checkpoint.catalogue import CheckpointError
-from trainer.contract import write_json
-from trainer.debug.fingerprint import Fingerprint
+from trainer.checkpoint.fingerprint import Fingerprint
+from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.files import write_json
 
 SCHEMA = 1
 Moment = Literal["after-iteration", "on-save", "on-load", "before-iteration"]
@@ -21,7 +21,7 @@ _COMPANION = re.compile(r"debug-.*-(?:before-iteration|after-iteration|on-save|o
 
 
 @dataclass(frozen=True)
-class Place:
+class RankCoordinates:
     """Who holds something: global rank, and its coordinates in the grid of workers."""
 
     rank: int
@@ -74,7 +74,7 @@ class DumpRecord:
     iteration: int
     moment: Moment
     completed: int
-    place: Place
+    place: RankCoordinates
     topology: Mapping[str, int]
     facts: StepFacts
     random_state: Mapping[str, str]
@@ -110,7 +110,7 @@ class DumpRecord:
                 )
                 for item in value.pop("parameters")
             )
-            place, facts = Place(**value.pop("place")), StepFacts(**value.pop("facts"))
+            place, facts = RankCoordinates(**value.pop("place")), StepFacts(**value.pop("facts"))
             return cls(**value, place=place, facts=facts, parameters=parameters, folder=path.parent)
         except (KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as error:
             raise CheckpointError(f"{path} is not a dump's companion: {type(error).__name__}: {error}") from None
@@ -121,13 +121,13 @@ def moment_completed(moment: Moment, iteration: int) -> int:
     return iteration - 1 if moment == "before-iteration" else iteration
 
 
-def full_stem(iteration: int, place: Place, moment: Moment, pid: int) -> str:
+def full_stem(iteration: int, place: RankCoordinates, moment: Moment, pid: int) -> str:
     """Name, without ending, of a dump of whole tensors."""
     where = f"pp{place.stage}-tp{place.tensor}-dp{place.data}-global{place.rank}"
     return f"debug-{iteration}-{where}-{moment}-{pid}"
 
 
-def fingerprint_stem(iteration: int, place: Place, moment: Moment, dtype: str) -> str:
+def fingerprint_stem(iteration: int, place: RankCoordinates, moment: Moment, dtype: str) -> str:
     """Name, without ending, of a dump of fingerprints."""
     return f"debug-{dtype}-{iteration}-pp{place.stage}-tp{place.tensor}-dp{place.data}-{moment}"
 

@@ -9,8 +9,8 @@ from dataclasses import asdict
 from typing import Any
 
 from trainer.debug.compare import Delta
-from trainer.debug.record import Place
-from trainer.debug.verdict import FaultKind, Finding, Verdict
+from trainer.debug.record import RankCoordinates
+from trainer.debug.verdict import DiffFinding, DiffVerdict, FaultKind
 
 WIDTH = 80
 _SHOWN_NAMES = 4
@@ -46,7 +46,7 @@ MEANING: Mapping[FaultKind, tuple[str, str, str]] = {
     "random-state": (
         "random state",
         "the generators do not go on where they were: dropout masks differ, so losses differ slightly",
-        "whether the load restored the random state; another shape derives it anew, which is right",
+        "whether the load restored the random state; another shape derives it again, which is right",
     ),
     "counters": (
         "counters",
@@ -76,7 +76,7 @@ MEANING: Mapping[FaultKind, tuple[str, str, str]] = {
     "master-weight": (
         "fp32 master weights",
         "the optimizer's own weights differ; rounded to the model's dtype they may still be equal",
-        "the update before, and whether the masters were saved and loaded or made anew from rounded weights",
+        "the update before, and whether the masters were saved and loaded or made again from rounded weights",
     ),
     "moment": (
         "optimizer moments",
@@ -87,7 +87,7 @@ MEANING: Mapping[FaultKind, tuple[str, str, str]] = {
 
 
 # ----------------------------------------------------------------------------- for programs
-def document(verdict: Verdict) -> dict[str, Any]:
+def document(verdict: DiffVerdict) -> dict[str, Any]:
     """The verdict as JSON values. Numbers that JSON does not have are the strings "nan" and "inf"."""
     first = verdict.first_tensor
     return {
@@ -100,7 +100,7 @@ def document(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _located(finding: Finding) -> dict[str, Any]:
+def _located(finding: DiffFinding) -> dict[str, Any]:
     return {
         "tensor": finding.names[0],
         "kind": finding.kind,
@@ -110,7 +110,7 @@ def _located(finding: Finding) -> dict[str, Any]:
     }
 
 
-def _finding(finding: Finding) -> dict[str, Any]:
+def _finding(finding: DiffFinding) -> dict[str, Any]:
     title, means, look_at = MEANING[finding.kind]
     return {
         "kind": finding.kind,
@@ -127,7 +127,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
     }
 
 
-def _place(place: Place | None) -> dict[str, int] | None:
+def _place(place: RankCoordinates | None) -> dict[str, int] | None:
     return None if place is None else asdict(place)
 
 
@@ -166,7 +166,7 @@ def _comparisons(result: Mapping[str, Any]) -> str:
 def _first(first: Mapping[str, Any]) -> list[str]:
     lines = _wrapped("first: ", first["tensor"])
     if first["place"] is not None:
-        lines += _wrapped("       on ", str(Place(**first["place"])))
+        lines += _wrapped("       on ", str(RankCoordinates(**first["place"])))
     lines += _wrapped("       in ", " against ".join(first["between"]))
     return lines + _wrapped("       ", _delta_text(first["delta"]))
 
@@ -191,7 +191,7 @@ def _section(number: int, finding: Mapping[str, Any]) -> list[str]:
 
 def _places(places: list[Mapping[str, int]]) -> str:
     if len(places) == 1:
-        return str(Place(**places[0]))
+        return str(RankCoordinates(**places[0]))
     axes = []
     for axis, word in (("stage", "stage"), ("tensor", "tensor rank"), ("data", "data rank")):
         values = sorted({place[axis] for place in places})

@@ -11,19 +11,19 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from trainer.checkpoint.catalogue import CheckpointError
+from trainer.checkpoint.fingerprint import Fingerprint, state_digest
 from trainer.checkpoint.source import Part, TensorSource
-from trainer.debug.fingerprint import Fingerprint, state_digest
-from trainer.debug.record import MOMENTS, DumpRecord, Moment, Place, companions
+from trainer.contract.checkpoints import CheckpointError
+from trainer.debug.record import MOMENTS, DumpRecord, Moment, RankCoordinates, companions
 
-Kind = Literal["weight", "fp32", "exp_avg", "exp_avg_sq"]
-KINDS: tuple[Kind, ...] = ("weight", "fp32", "exp_avg", "exp_avg_sq")
+Kind = Literal["weight", "fp32", "exp_avg", "exp_avg_sq", "exp_noise_sq"]
+KINDS: tuple[Kind, ...] = ("weight", "fp32", "exp_avg", "exp_avg_sq", "exp_noise_sq")
 Reader = Callable[[Sequence[int], Sequence[int]], Tensor]
 
 
 @dataclass(frozen=True)
-class Copy:
-    """A rectangle of a logical tensor as somebody holds it.
+class TensorCopy:
+    """A rectangle of a logical tensor as someone holds it.
 
     `place`: who; None for a checkpoint, which holds one copy of the whole. `numbers`: known without reading, else None.
     `read(offsets, sizes)`: a rectangle of the copy, offsets counted in the copy; None where only numbers were dumped.
@@ -36,13 +36,13 @@ class Copy:
     shape: tuple[int, ...]
     dtype: str
     replicated: bool = False
-    place: Place | None = None
+    place: RankCoordinates | None = None
     numbers: Fingerprint | None = None
     read: Reader | None = None
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class StateSnapshot:
     """A state after `completed` steps. `moment`: that of the dumps; a checkpoint is what was there "on-save".
 
     `facts`: per rank (one entry, under -1, for a checkpoint): `optimizer_step`, `learning_rate`, `consumed_samples`,
@@ -56,7 +56,7 @@ class Snapshot:
     topology: Mapping[str, int]
     facts: Mapping[int, Mapping[str, Any]]
     random_state: Mapping[int, Mapping[str, str]]
-    copies: tuple[Copy, ...]
+    copies: tuple[TensorCopy, ...]
     model: Mapping[str, Any]
     is_checkpoint: bool
     missing: tuple[int, ...] = ()
@@ -84,15 +84,15 @@ class Snapshot:
         return self.completed, MOMENTS.index(self.moment)
 
 
-def owners(copies: Iterable[Copy]) -> dict[tuple[Kind, str], list[Copy]]:
+def owners(copies: Iterable[TensorCopy]) -> dict[tuple[Kind, str], list[TensorCopy]]:
     """The copies that make up each logical tensor once: first stage that holds it, first replica."""
-    found: dict[tuple[Kind, str], list[Copy]] = {}
+    found: dict[tuple[Kind, str], list[TensorCopy]] = {}
     for copy in copies:
         found.setdefault((copy.kind, copy.name), []).append(copy)
     return {key: _once(group) for key, group in found.items()}
 
 
-def _once(group: list[Copy]) -> list[Copy]:
+def _once(group: list[TensorCopy]) -> list[TensorCopy]:
     placed = [copy.place for copy in group if copy.place is not None]
     if len(placed) < len(group):
         return group
@@ -102,7 +102,7 @@ def _once(group: list[Copy]) -> list[Copy]:
 
 
 # ----------------------------------------------------------------------------- from a checkpoint
-def checkpoint_snapshot(source: TensorSource, place: Path, label: str) -> Snapshot:
+def checkpoint_snapshot(source: TensorSource, place: Path, label: str) -> StateSnapshot:
     """A checkpoint opened by `trainer.checkpoint.reader.open_checkpoint`; tensors are read when they are compared."""
     facts = source.facts
     copies = []
@@ -113,7 +113,7 @@ def checkpoint_snapshot(source: TensorSource, place: Path, label: str) -> Snapsh
                 raise CheckpointError(f"{place}: {key} is of no known kind; use the tr11 that wrote it")
             shape = tuple(tensor.shape)
             copies.append(
-                Copy(
+                TensorCopy(
                     kind=kind,
                     name=name,
                     global_shape=shape,
@@ -123,7 +123,7 @@ def checkpoint_snapshot(source: TensorSource, place: Path, label: str) -> Snapsh
                     read=_source_reader(source, part, key),
                 )
             )
-    return Snapshot(
+    return StateSnapshot(
         label=label,
         completed=facts.step,
         moment="on-save",
@@ -150,7 +150,7 @@ def _saved_random_state(place: Path) -> dict[int, dict[str, str]]:
 
 
 # ----------------------------------------------------------------------------- from dumps
-def dump_snapshots(folder: Path, label: str) -> list[Snapshot]:
+def dump_snapshots(folder: Path, label: str) -> list[StateSnapshot]:
     """All states that the dumps in `folder` (and below) show, by time. Raises CheckpointError, OSError.
 
     Where a rank dumped one moment twice, in two processes, the newer one counts.
@@ -166,7 +166,7 @@ def dump_snapshots(folder: Path, label: str) -> list[Snapshot]:
     return sorted(snapshots, key=lambda snapshot: snapshot.order)
 
 
-def _snapshot(records: list[DumpRecord], label: str) -> Snapshot:
+def _snapshot(records: list[DumpRecord], label: str) -> StateSnapshot:
     first = records[0]
     other = next((record for record in records if record.topology != first.topology), None)
     if other is not None:
@@ -178,7 +178,7 @@ def _snapshot(records: list[DumpRecord], label: str) -> Snapshot:
     for degree in first.topology.values():
         world *= degree
     held = {record.place.rank for record in records}
-    return Snapshot(
+    return StateSnapshot(
         label=label,
         completed=first.completed,
         moment=first.moment,
@@ -195,10 +195,10 @@ def _snapshot(records: list[DumpRecord], label: str) -> Snapshot:
     )
 
 
-def _copies(record: DumpRecord) -> Iterator[Copy]:
+def _copies(record: DumpRecord) -> Iterator[TensorCopy]:
     tensors = None if record.tensors is None else _TensorFile(record.folder / record.tensors)
     for parameter in record.parameters:
-        yield Copy(
+        yield TensorCopy(
             kind="weight",
             name=parameter.name,
             global_shape=parameter.global_shape,

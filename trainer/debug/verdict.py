@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from trainer.debug.compare import Delta
-from trainer.debug.record import Place
+from trainer.debug.record import RankCoordinates
 
 FaultKind = Literal[
     "model", "missing", "optimizer-step", "schedule", "data-order", "random-state", "counters",
@@ -20,7 +20,7 @@ KINDS: tuple[FaultKind, ...] = (
 
 
 @dataclass(frozen=True)
-class Finding:
+class DiffFinding:
     """One kind of fault where it is first seen. `names`: all tensors (or facts) of this kind there, the first first.
 
     `between`: titles of the two states, or of the one state whose own copies disagree. `place`: who holds the first,
@@ -31,26 +31,26 @@ class Finding:
     between: tuple[str, ...]
     names: tuple[str, ...]
     detail: tuple[str, ...] = ()
-    place: Place | None = None
-    places: tuple[Place, ...] = ()
+    place: RankCoordinates | None = None
+    places: tuple[RankCoordinates, ...] = ()
     delta: Delta | None = None
     later: int = 0
 
 
 @dataclass(frozen=True)
-class Verdict:
+class DiffVerdict:
     """What a diff found, in the order of time and then of causes.
 
     `compared`: titles of the pairs of states; `numbers`: how many were compared; `remarks`: lines that are no fault.
     """
 
-    findings: tuple[Finding, ...]
+    findings: tuple[DiffFinding, ...]
     compared: tuple[tuple[str, str], ...]
     numbers: int
     remarks: tuple[str, ...]
 
     @property
-    def first_tensor(self) -> Finding | None:
+    def first_tensor(self) -> DiffFinding | None:
         """The finding that names the first divergence in time, and there in the order of the model; None without."""
         return next((finding for finding in self.findings if finding.delta is not None), None)
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trainer.config import ModelSection
-from trainer.mesh import Mesh
+from trainer.config.card import ModelSection
+from trainer.config.recompute_choice import Recomputed
 from trainer.model.attention import SelfAttention
+from trainer.model.compiled import Compiler, uncompiled
 from trainer.model.documents import Stream, hidden_of, joined
 from trainer.model.initial import output_projection_std
 from trainer.model.kernels import Kernel
 from trainer.model.layers import ColumnParallelLinear, LayerNorm, RowParallelLinear
 from trainer.model.positions import Rotary
-from trainer.model.recompute_choice import Recomputed
+from trainer.parallel.mesh import Mesh
 
 GELU_FORMS = {"gelu_tanh": "tanh", "gelu": "none"}
 
@@ -21,21 +22,27 @@ GELU_FORMS = {"gelu_tanh": "tanh", "gelu": "none"}
 class MultilayerPerceptron(nn.Module):
     """hidden -> ffn -> hidden with GELU: its tanh approximation (as BLOOM was trained), or the exact one."""
 
-    def __init__(self, model: ModelSection, mesh: Mesh):
+    def __init__(self, model: ModelSection, mesh: Mesh, in_float8: bool = False):
         super().__init__()
         std = model.init_std
         self.approximate = GELU_FORMS[model.activation]
-        self.up = ColumnParallelLinear(model.hidden_size, model.ffn, std, mesh)
-        self.down = RowParallelLinear(model.ffn, model.hidden_size, output_projection_std(std, model.layers), mesh)
+        self.up = ColumnParallelLinear(model.hidden_size, model.ffn, std, mesh, in_float8)
+        down_std = output_projection_std(std, model.layers)
+        self.down = RowParallelLinear(model.ffn, model.hidden_size, down_std, mesh, in_float8)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.down(functional.gelu(self.up(hidden), approximate=self.approximate))
+        return self.down(self.activate(self.up(hidden)))
+
+    def activate(self, hidden: Tensor) -> Tensor:
+        return functional.gelu(hidden, approximate=self.approximate)
 
 
 class TransformerBlock(nn.Module):
     """Pre-layer-norm block on [batch, sequence, hidden]. Its name is what `type:transformer` partitions by.
 
-    `recomputed`: what the backward pass computes again; of a whole block the engine takes care.
+    `recomputed`: what the backward pass computes again; of a whole block the engine takes care. `compiler`: what
+    compiles the parts of a block, shared by all of a worker; None leaves them as they are. `in_float8`: the four linear
+    layers multiply in 8-bit floats.
     """
 
     def __init__(
@@ -45,20 +52,71 @@ class TransformerBlock(nn.Module):
         kernel: Kernel,
         rotary: Rotary | None,
         recomputed: Recomputed = "nothing",
+        compiler: Compiler | None = None,
+        in_float8: bool = False,
     ):
         super().__init__()
+        self.run = compiler or uncompiled
+        self.is_cut = mesh.tensor_group is not None
         self.recomputed = recomputed
         self.dropout = model.hidden_dropout
         self.input_norm = LayerNorm(model.hidden_size, model.layernorm_epsilon, mesh)
-        self.attention = SelfAttention(model, mesh, kernel, rotary, recomputed == "attention")
+        self.attention = SelfAttention(model, mesh, kernel, rotary, recomputed == "attention", in_float8)
         self.post_attention_norm = LayerNorm(model.hidden_size, model.layernorm_epsilon, mesh)
-        self.mlp = MultilayerPerceptron(model, mesh)
+        self.mlp = MultilayerPerceptron(model, mesh, in_float8)
 
     def forward(self, stream: Stream) -> Stream:
         hidden, documents = hidden_of(stream)
-        hidden = hidden + self._drop(self.attention(self.input_norm(hidden), documents))
-        hidden = hidden + self._drop(self.mlp(self.post_attention_norm(hidden)))
-        return joined(hidden, documents)
+        compute = self._compute_cut if self.is_cut else self._compute_whole
+        return joined(compute(hidden, documents), documents)
 
-    def _drop(self, branch: Tensor) -> Tensor:
-        return functional.dropout(branch, self.dropout, self.training) if self.dropout > 0.0 else branch
+    def _compute_whole(self, hidden: Tensor, documents: Tensor | None) -> Tensor:
+        mixed = self.attention.mix(self.run(_projected)(self, hidden), documents)
+        return self.run(_finished)(self, hidden, mixed)
+
+    def _compute_cut(self, hidden: Tensor, documents: Tensor | None) -> Tensor:
+        """The same with collectives in between, which are not compiled."""
+        run, dense, down = self.run, self.attention.dense, self.mlp.down
+        fused = self.attention.query_key_value(run(_normed)(self, hidden))
+        summed = dense.exchange(dense.product(self.attention.mix(fused, documents)))
+        hidden, normed = run(_added_and_normed)(self, hidden, summed)
+        summed = down.exchange(down.product(run(_activated)(self, self.mlp.up(normed))))
+        return run(_added)(self, hidden, summed)
+
+
+# The parts of a block, from one collective to the next, each with the block as its first argument.
+
+
+def _normed(block: TransformerBlock, hidden: Tensor) -> Tensor:
+    normed: Tensor = block.input_norm(hidden)
+    return normed
+
+
+def _added_and_normed(block: TransformerBlock, hidden: Tensor, summed: Tensor) -> tuple[Tensor, Tensor]:
+    hidden = hidden + _dropped(block, block.attention.dense.finish(summed))
+    return hidden, block.post_attention_norm(hidden)
+
+
+def _activated(block: TransformerBlock, hidden: Tensor) -> Tensor:
+    return block.mlp.activate(hidden)
+
+
+def _added(block: TransformerBlock, hidden: Tensor, summed: Tensor) -> Tensor:
+    return hidden + _dropped(block, block.mlp.down.finish(summed))
+
+
+def _dropped(block: TransformerBlock, branch: Tensor) -> Tensor:
+    return functional.dropout(branch, block.dropout, block.training) if block.dropout > 0.0 else branch
+
+
+# The same where nothing is cut: what lies on either side of attention's inner part.
+
+
+def _projected(block: TransformerBlock, hidden: Tensor) -> Tensor:
+    fused: Tensor = block.attention.query_key_value(_normed(block, hidden))
+    return fused
+
+
+def _finished(block: TransformerBlock, hidden: Tensor, mixed: Tensor) -> Tensor:
+    hidden, normed = _added_and_normed(block, hidden, block.attention.dense.product(mixed))
+    return _added(block, hidden, block.mlp.down.product(_activated(block, block.mlp.up(normed))))

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.config import DataSection
+from trainer.config.card import DataSection
 
 Stream = Tensor | tuple[Tensor, Tensor]
 """What flows between layers: hidden states, or (hidden states, document numbers)."""

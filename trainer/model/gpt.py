@@ -13,17 +13,18 @@ from typing import Any
 
 from torch import nn
 
-from trainer.config import ModelSection
-from trainer.mesh import Mesh
+from trainer.config.card import ModelSection
+from trainer.config.recompute_choice import recomputed_part
 from trainer.model.block import TransformerBlock
+from trainer.model.compiled import Compiler
 from trainer.model.documents import DocumentRules
 from trainer.model.initial import initialise
 from trainer.model.kernels import build_kernel
 from trainer.model.layers import Dropout, LayerNorm, LearnedPositions, VocabularyParallelEmbedding
 from trainer.model.loss import LanguageModelHead
 from trainer.model.positions import Rotary
-from trainer.model.recompute_choice import recomputed_part
-from trainer.shard import sharding_of
+from trainer.parallel.mesh import Mesh
+from trainer.parallel.shard import sharding_of
 
 TIED_KEY = "embedding"
 TIED_NAME = "embedding.word.weight"
@@ -51,11 +52,14 @@ def gpt_layers(
     head: LanguageModelHead,
     documents: DocumentRules | None = None,
     dtype: str = "fp32",
+    compiler: Compiler | None = None,
+    in_float8: bool = False,
 ) -> list[Layer]:
     """The whole model, first layer first: token ids [batch, sequence] in, hidden states for `head.loss` out.
 
     With `documents` the layers between hand on (hidden states, document numbers) instead of hidden states alone.
-    `dtype`: the card's `precision.dtype`, by which the attention kernel is chosen.
+    `dtype`: the card's `precision.dtype`, by which the attention kernel is chosen. `compiler`: compiles the blocks.
+    `in_float8`: their linear layers multiply in 8-bit floats.
     Raises CardError when the attention that the card requires is not possible here.
     """
     embedding = (
@@ -78,7 +82,7 @@ def gpt_layers(
         layers.append(Layer(Dropout, (model.hidden_dropout,), "embedding.dropout."))
     block = (model, mesh, build_kernel(model, mesh, documents, dtype), rotary)
     layers += [
-        Layer(TransformerBlock, (*block, recomputed_part(model, index)), f"blocks.{index}.")
+        Layer(TransformerBlock, (*block, recomputed_part(model, index), compiler, in_float8), f"blocks.{index}.")
         for index in range(model.layers)
     ]
     layers.append(Layer(LayerNorm, norm, "final_norm."))

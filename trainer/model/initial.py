@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from trainer.shard import Sharding, sharding_of
+from trainer.parallel.shard import Sharding, sharding_of
 
 BLOCK_ELEMENTS = 1 << 18
 

@@ -14,21 +14,22 @@ import importlib.util
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from trainer.config import CardError, ModelSection, Problem
-from trainer.mesh import Mesh
+from trainer.config.card import CardError, ModelSection, Problem
+from trainer.config.kernel_choice import DROP_IT, Device, KernelChoice, KernelName, choose_kernel
 from trainer.model.documents import DocumentRules
-from trainer.model.kernel_choice import DROP_IT, Device, KernelChoice, KernelName, choose_kernel
 from trainer.model.matmul import compute_dtype
 from trainer.model.positions import local_alibi_slopes
+from trainer.parallel.mesh import Mesh
 
 STRIP, MOST_STRIPS = 64, 8
+HALF_STRIP = 256  # in bf16 and fp16: lower ones cost torch's kernel, which packs the keys for each, more than they save
 
 
 class Kernel(Protocol):
@@ -52,7 +53,9 @@ def device_facts(device: torch.device) -> Device:
     """What the choice of a kernel depends on, of this machine."""
     if device.type != "cuda":
         return Device("cpu")
-    return Device("cuda", torch.cuda.get_device_capability(device), importlib.util.find_spec("triton") is not None)
+    has_triton = importlib.util.find_spec("triton") is not None
+    maker: Literal["nvidia", "amd"] = "nvidia" if torch.version.hip is None else "amd"
+    return Device("cuda", torch.cuda.get_device_capability(device), has_triton, maker)
 
 
 def kernel_for(model: ModelSection, mesh: Mesh, documents: DocumentRules | None, dtype: str) -> KernelChoice:
@@ -202,10 +205,10 @@ def _attend_in_strips(
 
     Torch's kernels skip the future only where they make the causal mask themselves. On a GPU one kernel is faster.
     """
-    length = query.shape[2]
-    if query.device.type != "cpu" or length < 2 * STRIP:
+    length, least = query.shape[2], STRIP if compute_dtype(query) == torch.float32 else HALF_STRIP
+    if query.device.type != "cpu" or length < 2 * least:
         return _attend(query, key, value, mask, dropout, backends)
-    height = max(STRIP, -(-length // MOST_STRIPS))
+    height = max(least, -(-length // MOST_STRIPS))
     ends = range(height, length + height, height)
     strips = [
         _attend(

@@ -15,8 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trainer.mesh import Mesh
-from trainer.model.comm import reduce_from_tensor_region, reduce_scatter_sequence, stretch
 from trainer.model.documents import (
     DocumentRules,
     Stream,
@@ -28,7 +26,9 @@ from trainer.model.documents import (
 )
 from trainer.model.initial import ONES, ZEROS, Initial
 from trainer.model.matmul import column_linear, linear
-from trainer.shard import Sharding, declare
+from trainer.parallel.comm import reduce_from_tensor_region, reduce_scatter_sequence, stretch
+from trainer.parallel.mesh import Mesh
+from trainer.parallel.shard import Sharding, declare
 
 
 def new_parameter(shape: tuple[int, ...], mesh: Mesh, dim: int | None, initial: Initial) -> nn.Parameter:
@@ -63,17 +63,18 @@ class ColumnParallelLinear(nn.Module):
     With sequence parallelism the input is this rank's stretch, the output of the whole sequence.
     """
 
-    def __init__(self, inputs: int, outputs: int, std: float, mesh: Mesh):
+    def __init__(self, inputs: int, outputs: int, std: float, mesh: Mesh, in_float8: bool = False):
         super().__init__()
         self.mesh = mesh
+        self.in_float8 = in_float8
         self.weight = new_parameter((outputs, inputs), mesh, 0, Initial(0.0, std))
         self.bias = new_parameter((outputs,), mesh, 0, ZEROS)
 
     def forward(self, hidden: Tensor) -> Tensor:
         group = self.mesh.tensor_group
         if group is None:
-            return linear(hidden, self.weight, self.bias)
-        return column_linear(hidden, self.weight, self.bias, group, self.mesh.sequence_parallel)
+            return linear(hidden, self.weight, self.bias, self.in_float8)
+        return column_linear(hidden, self.weight, self.bias, group, self.mesh.sequence_parallel, self.in_float8)
 
 
 class RowParallelLinear(nn.Module):
@@ -83,16 +84,28 @@ class RowParallelLinear(nn.Module):
     The bias is replicated and added once, after the sum.
     """
 
-    def __init__(self, inputs: int, outputs: int, std: float, mesh: Mesh):
+    def __init__(self, inputs: int, outputs: int, std: float, mesh: Mesh, in_float8: bool = False):
         super().__init__()
         self.mesh = mesh
+        self.is_cut = mesh.tensor_group is not None
+        self.in_float8 = in_float8
         self.weight = new_parameter((outputs, inputs), mesh, 1, Initial(0.0, std))
         self.bias = new_parameter((outputs,), mesh, None, ZEROS)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        if self.mesh.tensor_group is None:
-            return linear(hidden, self.weight, self.bias)
-        return _leave_region(linear(hidden, self.weight), self.mesh) + self.bias
+        return self.finish(self.exchange(self.product(hidden)))
+
+    def product(self, hidden: Tensor) -> Tensor:
+        """This worker's part of the result, which the others' are added to; the whole result where it is not cut."""
+        return linear(hidden, self.weight, None if self.is_cut else self.bias, self.in_float8)
+
+    def exchange(self, part: Tensor) -> Tensor:
+        """The sum of all parts. Collective over the tensor ranks."""
+        return _leave_region(part, self.mesh) if self.is_cut else part
+
+    def finish(self, summed: Tensor) -> Tensor:
+        """The result of the layer."""
+        return summed + self.bias if self.is_cut else summed
 
 
 class VocabularyParallelEmbedding(nn.Module):

@@ -5,6 +5,10 @@ soft-max (one small exchange between tensor ranks), loss, and at once the gradie
 weight, so that nothing is recomputed in the backward pass. A piece's logits are made once and become their own
 gradient. The weight's gradient is summed over pieces, so on a GPU pieces are as large as memory allows, mostly one.
 
+Each tensor rank has the soft-max of its own words. What these weigh of all words, a token's share, needs no pass over
+the logits: it scales the rows of the other factor, or of the result, of each product. (fp16 has no room for what is
+left at the label, so there the logits are scaled.)
+
 The gradients of the loss wait until the backward pass asks for them. They are those of the sum of all tokens' losses:
 the mean's divisor and the loss scale of fp16 are one factor in fp32 there. Divided before, a probability below 1.2e-4
 (of 2048 tokens) would be zero in fp16.
@@ -20,14 +24,17 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from trainer.mesh import Mesh
-from trainer.model.comm import copy_to_tensor_region, gather_sequence
 from trainer.model.documents import Stream, hidden_of
 from trainer.model.layers import VocabularyParallelEmbedding
 from trainer.model.matmul import compute_dtype
-from trainer.model.pieces import PIECE_ELEMENTS, SOFTMAX_ELEMENTS
+from trainer.parallel.comm import copy_to_tensor_region, gather_sequence
+from trainer.parallel.mesh import Mesh
+from trainer.schedule.pieces import PIECE_ELEMENTS, SOFTMAX_ELEMENTS
 
 BOUND_BY_ARITHMETIC = ("cpu",)  # kinds of device on which an exponential costs more than a pass over a strip in cache
+
+# Of the label's tensor rank, so that one over it is a number. What it adds is lost beside the label's own gradient.
+SMALLEST_SHARE = 2.0**-60
 
 
 @dataclass
@@ -116,21 +123,36 @@ class _ProjectionLoss(torch.autograd.Function):
         gradients, ctx.gradients = ctx.gradients, None
         factor = gradient / ctx.counted
         ctx.slot.gradient = gradients.weight.mul_(factor).to(ctx.dtype)
+        if gradients.shares is not None:
+            factor = gradients.shares.mul_(factor)
         return gradients.hidden.float().mul_(factor).to(ctx.dtype), None, None, None, None
 
 
 @dataclass
 class _Gradients:
-    """Of the sum of the tokens' losses. `weight`: of one piece as the product gave it, of several summed in fp32."""
+    """Of the sum of the tokens' losses. `weight`: of one piece as the product gave it, of several summed in fp32.
+
+    `hidden` is right once each row is multiplied by its token's share, where there are `shares` [tokens, 1].
+    """
 
     hidden: Tensor
     weight: Tensor | None = None
+    shares: Tensor | None = None
 
-    def add(self, part: slice, logits: Tensor, hidden: Tensor, weight: Tensor, counts: Tensor) -> None:
-        """Take in one piece: its logits' gradients [tokens, words], right where a token `counts` [tokens, 1]."""
+    def add(
+        self, part: slice, logits: Tensor, hidden: Tensor, weight: Tensor, counts: Tensor, shares: Tensor | None
+    ) -> None:
+        """Take in one piece: its logits' gradients [tokens, words], right where a token `counts` [tokens, 1] and, where
+        there are `shares` [tokens, 1], once they are multiplied by these."""
         ignored = ~counts
         torch.mm(logits, weight, out=self.hidden[part]).masked_fill_(ignored, 0.0)
-        factors = logits.t(), hidden.masked_fill(ignored, 0.0)
+        if shares is None:
+            factors = logits.t(), hidden.masked_fill(ignored, 0.0)
+        else:
+            if self.shares is None:
+                self.shares = shares.new_empty(self.hidden.shape[0], 1)
+            self.shares[part] = shares
+            factors = logits.t(), torch.mul(hidden, shares.masked_fill(ignored, 0.0), out=torch.empty_like(hidden))
         if self.weight is None:
             self.weight = _product(*factors)
         elif self.weight.dtype == torch.float32 == logits.dtype:
@@ -150,10 +172,10 @@ def _cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, rows: _Rows, 
     for begin in range(0, tokens, height):
         part = slice(begin, begin + height)
         logits = torch.mm(hidden[part], weight.t(), out=room[: min(height, tokens - begin)])
-        losses = _softmax_losses(logits, labels[part], rows, gradients is not None)
+        losses, shares = _softmax_losses(logits, labels[part], rows, gradients is not None)
         total += losses.masked_fill_(~counts[part], 0.0).sum()
         if gradients is not None:
-            gradients.add(part, logits, hidden[part], weight, counts[part].unsqueeze(1))
+            gradients.add(part, logits, hidden[part], weight, counts[part].unsqueeze(1), shares)
     return total
 
 
@@ -166,8 +188,10 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
     return left.float() @ right.float()
 
 
-def _softmax_losses(logits: Tensor, labels: Tensor, rows: _Rows, becomes_gradient: bool) -> Tensor:
-    """Per-token losses (fp32) of a piece's logits, which may become their gradient.
+def _softmax_losses(
+    logits: Tensor, labels: Tensor, rows: _Rows, becomes_gradient: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Per-token losses (fp32) of a piece's logits, which may become their gradient, then over the shares [tokens, 1].
 
     Rows of labels below zero hold anything finite afterwards, as do their losses.
     """
@@ -187,12 +211,20 @@ def _softmax_losses(logits: Tensor, labels: Tensor, rows: _Rows, becomes_gradien
     normaliser, wanted = mine, target.masked_fill(~here, 0.0)
     if rows.group is not None:
         normaliser, wanted = _exchange(mine, wanted, rows.group)
-        if becomes_gradient:
-            logits.mul_((mine - normaliser).exp_())
-    if becomes_gradient:
-        of_target = (wanted - normaliser).expm1_().to(logits.dtype)
-        logits.scatter_(1, local, torch.where(here, of_target, logits.gather(1, local)))
-    return (normaliser - wanted).squeeze(1)
+    losses = (normaliser - wanted).squeeze(1)
+    if not becomes_gradient:
+        return losses, None
+    of_target, shares = (wanted - normaliser).expm1_(), None
+    if rows.group is not None:
+        shares = (mine - normaliser).exp_()
+        if logits.dtype == torch.float16:
+            logits.mul_(shares)
+            shares = None
+        else:
+            shares = torch.where(here, shares.clamp(min=SMALLEST_SHARE), shares)
+            of_target /= shares
+    logits.scatter_(1, local, torch.where(here, of_target.to(logits.dtype), logits.gather(1, local)))
+    return losses, shares
 
 
 def _soften_in_cache(values: Tensor, local: Tensor, target: Tensor, room: Tensor, replaces: bool) -> Tensor:

@@ -2,20 +2,22 @@
 
 A CPU without 16-bit matrix instructions multiplies bf16 and fp16 tens of times slower than fp32. There the factors of
 a product are widened to fp32 and the result is rounded once, which is at least as exact. Elsewhere the products are
-torch's own.
+torch's own, or in 8-bit floats where the layer says so.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.nn import functional
 
-from trainer.model.comm import start_all_reduce, start_gather, start_reduce_scatter
+from trainer.model import float8
+from trainer.parallel.comm import start_all_reduce, start_gather, start_reduce_scatter
 
 
 def compute_dtype(tensor: Tensor) -> torch.dtype:
@@ -25,28 +27,35 @@ def compute_dtype(tensor: Tensor) -> torch.dtype:
     return tensor.dtype
 
 
-@cache
+@torch.compiler.assume_constant_result  # not traced into a compiled block
 def _is_native(dtype: torch.dtype) -> bool:
+    return _found_native(dtype)
+
+
+@cache
+def _found_native(dtype: torch.dtype) -> bool:
     operations = torch.ops.mkldnn
     if dtype == torch.bfloat16:
         return bool(operations._is_mkldnn_bf16_supported())
     return bool(operations._is_mkldnn_fp16_supported())
 
 
-def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None, in_float8: bool = False) -> Tensor:
     """inputs [.., features] x weight [outputs, features] transposed, plus bias [outputs], in the inputs' dtype."""
-    if compute_dtype(inputs) == inputs.dtype:
+    if not in_float8 and compute_dtype(inputs) == inputs.dtype:
         return functional.linear(inputs, weight, bias)
-    return _WideLinear.apply(inputs, weight, bias)
+    return _Linear.apply(inputs, weight, bias, in_float8)
 
 
-def column_linear(inputs: Tensor, weight: Tensor, bias: Tensor, group: ProcessGroup, is_cut: bool) -> Tensor:
+def column_linear(
+    inputs: Tensor, weight: Tensor, bias: Tensor, group: ProcessGroup, is_cut: bool, in_float8: bool = False
+) -> Tensor:
     """Enter a tensor region through a linear layer: inputs [batch, sequence, features], whole or cut (`is_cut`).
 
     The same as `copy_to_tensor_region` or `gather_sequence` followed by `linear`, but it keeps only the inputs it was
     given, and exchanges the inputs' gradients while it computes the weight's.
     """
-    return _ColumnLinear.apply(inputs, weight, bias, (group, is_cut))
+    return _ColumnLinear.apply(inputs, weight, bias, (group, is_cut), in_float8)
 
 
 def _wide_linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -71,35 +80,52 @@ def _bias_gradient(gradient: Tensor) -> Tensor:
     return rows.to(compute_dtype(gradient)).sum(dim=0).to(gradient.dtype)
 
 
-class _WideLinear(torch.autograd.Function):
-    """A linear layer computed in fp32 that keeps only its narrow inputs for the backward pass."""
+class _Products(NamedTuple):
+    """The three products of a linear layer, each given and giving tensors in the model's dtype."""
+
+    forward: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+    input_gradient: Callable[[Tensor, Tensor], Tensor]
+    weight_gradient: Callable[[Tensor, Tensor], Tensor]
+
+
+_WIDE = _Products(_wide_linear, _input_gradient, _weight_gradient)
+_FLOAT8 = _Products(float8.product, float8.input_gradient, float8.weight_gradient)
+
+
+class _Linear(torch.autograd.Function):
+    """A linear layer computed in fp32, or in 8-bit floats, that keeps only its inputs for the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, in_float8: bool) -> Tensor:
+        ctx.in_float8 = in_float8
         ctx.save_for_backward(inputs, weight)
-        return _wide_linear(inputs, weight, bias)
+        return (_FLOAT8 if in_float8 else _WIDE).forward(inputs, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         inputs, weight = ctx.saved_tensors
+        products = _FLOAT8 if ctx.in_float8 else _WIDE
         to_bias = _bias_gradient(gradient) if ctx.needs_input_grad[2] else None
-        return _input_gradient(gradient, weight), _weight_gradient(gradient, inputs), to_bias
+        return products.input_gradient(gradient, weight), products.weight_gradient(gradient, inputs), to_bias, None
 
 
 class _ColumnLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor, place: tuple[ProcessGroup, bool]) -> Tensor:
+    def forward(
+        ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor, place: tuple[ProcessGroup, bool], in_float8: bool
+    ) -> Tensor:
         ctx.group, ctx.is_cut = place
+        ctx.products = _FLOAT8 if in_float8 else _WIDE
         ctx.save_for_backward(inputs, weight)
-        return _wide_linear(start_gather(inputs, ctx.group)() if ctx.is_cut else inputs, weight, bias)
+        return ctx.products.forward(start_gather(inputs, ctx.group)() if ctx.is_cut else inputs, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         inputs, weight = ctx.saved_tensors
         whole = start_gather(inputs, ctx.group) if ctx.is_cut else lambda: inputs
-        to_inputs = _input_gradient(gradient, weight)
+        to_inputs = ctx.products.input_gradient(gradient, weight)
         inputs = whole()
         exchange = start_reduce_scatter if ctx.is_cut else start_all_reduce
         exchanged = exchange(to_inputs, ctx.group)
-        to_weight = _weight_gradient(gradient, inputs)
-        return exchanged(), to_weight, _bias_gradient(gradient), None
+        to_weight = ctx.products.weight_gradient(gradient, inputs)
+        return exchanged(), to_weight, _bias_gradient(gradient), None, None

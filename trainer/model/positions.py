@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trainer.mesh import Mesh
 from trainer.model.documents import positions_in_documents
+from trainer.parallel.mesh import Mesh
 
 
 def alibi_slopes(heads: int) -> list[float]:

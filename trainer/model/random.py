@@ -17,7 +17,7 @@ from contextlib import contextmanager
 
 import torch
 
-from trainer.mesh import Mesh
+from trainer.parallel.mesh import Mesh
 
 
 def seed_step(seed: int, step: int, mesh: Mesh) -> None:

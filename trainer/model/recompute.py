@@ -11,14 +11,14 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.utils.checkpoint import checkpoint
 
-from trainer.config import ModelSection
-from trainer.mesh import Mesh
+from trainer.config.card import ModelSection
 from trainer.model.documents import Stream, hidden_of, joined
+from trainer.parallel.comm import share_of, whole_of
+from trainer.parallel.mesh import Mesh
 
 
 def recompute_function(model: ModelSection, mesh: Mesh) -> Callable[..., Stream]:
@@ -48,13 +48,13 @@ class _Partitioned(torch.autograd.Function):
     ) -> Tensor:
         ctx.run, (ctx.group, has_dropout), ctx.shape = run, place, hidden.shape
         ctx.random = _random_state(hidden.device) if has_dropout else None
-        ctx.save_for_backward(_part(hidden, ctx.group), documents)
+        ctx.save_for_backward(share_of(hidden, ctx.group), documents)
         return hidden_of(run(*_arguments(hidden, documents)))[0]
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         part, documents = ctx.saved_tensors
-        hidden = _whole(part, ctx.shape, ctx.group).requires_grad_()
+        hidden = whole_of(part, ctx.shape, ctx.group).requires_grad_()
         devices = [part.device] if part.device.type == "cuda" else []
         with torch.random.fork_rng(devices, enabled=ctx.random is not None), torch.enable_grad():
             if ctx.random is not None:
@@ -66,22 +66,6 @@ class _Partitioned(torch.autograd.Function):
 
 def _arguments(hidden: Tensor, documents: Tensor | None) -> tuple[Tensor, ...]:
     return (hidden,) if documents is None else (hidden, documents)
-
-
-def _part(tensor: Tensor, group: ProcessGroup) -> Tensor:
-    """This rank's part of the flattened tensor, a copy; the last parts are filled up with zeros."""
-    flat = tensor.detach().reshape(-1)
-    size = -(-flat.numel() // dist.get_world_size(group))
-    mine = flat[dist.get_rank(group) * size :][:size]
-    part = flat.new_zeros(size)
-    part[: mine.numel()] = mine
-    return part
-
-
-def _whole(part: Tensor, shape: torch.Size, group: ProcessGroup) -> Tensor:
-    joined_parts = part.new_empty(part.numel() * dist.get_world_size(group))
-    dist.all_gather_into_tensor(joined_parts, part, group=group)
-    return joined_parts[: shape.numel()].view(shape)
 
 
 def _random_state(device: torch.device) -> tuple[Tensor, Tensor | None]:

@@ -16,14 +16,13 @@ import torch
 from torch import Tensor
 
 from trainer.optim.dynamic_code import DynamicCode
-from trainer.optim.interface import MOMENTS, Share, TrainingOptimizer
+from trainer.optim.interface import MOMENTS, PartitionShare, TrainingOptimizer, chunk_elements
 
 BLOCK = 256
 SMALLEST_IN_8_BITS = 4096  # elements of the whole parameter
-CPU_CHUNK, CHUNK = 1 << 18, 1 << 22  # elements worked on at a time: what a cache holds, or many for few launches
 
 
-class Span(NamedTuple):
+class BlockSpan(NamedTuple):
     """Elements [start, start + blocks x width) of a run, which are `blocks` blocks from number `block` on."""
 
     start: int
@@ -36,7 +35,7 @@ class Span(NamedTuple):
         return self.start + self.blocks * self.width
 
 
-def spans_of(first: int, numel: int, chunk: int) -> Iterator[Span]:
+def spans_of(first: int, numel: int, chunk: int) -> Iterator[BlockSpan]:
     """The blocks of a run whose first element is number `first` of its parameter, in spans of at most `chunk`."""
     start, block = 0, 0
     while start < numel:
@@ -45,7 +44,7 @@ def spans_of(first: int, numel: int, chunk: int) -> Iterator[Span]:
             blocks, width = 1, min(to_grid or BLOCK, left)
         else:
             blocks, width = min(left, chunk) // BLOCK, BLOCK
-        yield Span(start, block, blocks, width)
+        yield BlockSpan(start, block, blocks, width)
         start, block = start + blocks * width, block + blocks
 
 
@@ -55,11 +54,11 @@ class FullMoment:
     def __init__(self, numel: int, device: torch.device):
         self.values = torch.zeros(numel, dtype=torch.float32, device=device)
 
-    def read(self, span: Span) -> Tensor:
+    def read(self, span: BlockSpan) -> Tensor:
         """The numbers of a span, live."""
         return self.values[span.start : span.stop]
 
-    def write(self, span: Span, numbers: Tensor) -> None:
+    def write(self, span: BlockSpan, numbers: Tensor) -> None:
         """Take the numbers of a span; what `read` gave is in place."""
         held = self.read(span)
         if held.data_ptr() != numbers.data_ptr():
@@ -75,12 +74,12 @@ class CodedMoment:
         self.codes = torch.full((numel,), code.zero, dtype=torch.uint8, device=device)
         self.scales = torch.zeros(blocks, dtype=torch.float32, device=device)
 
-    def read(self, span: Span) -> Tensor:
+    def read(self, span: BlockSpan) -> Tensor:
         """The numbers of a span, fp32: a copy."""
         scales = self.scales[span.block : span.block + span.blocks]
         return self.code.decode(self.codes[span.start : span.stop], scales).flatten()
 
-    def write(self, span: Span, numbers: Tensor) -> None:
+    def write(self, span: BlockSpan, numbers: Tensor) -> None:
         """Round the numbers of a span to codes."""
         codes, scales = self.code.encode(numbers.view(span.blocks, span.width))
         self.codes[span.start : span.stop] = codes
@@ -88,11 +87,11 @@ class CodedMoment:
 
 
 @dataclass(frozen=True)
-class Run:
+class MomentRun:
     """The state of one share, whose elements of the partition begin at `start`; its moments in the order of MOMENTS."""
 
     start: int
-    spans: tuple[Span, ...]
+    spans: tuple[BlockSpan, ...]
     moments: tuple[FullMoment | CodedMoment, FullMoment | CodedMoment]
 
 
@@ -114,7 +113,7 @@ class Adam8bit(TrainingOptimizer):
         super().__init__(groups, {"lr": learning_rate, "betas": betas, "eps": epsilon, "weight_decay": 0.0})
         self._in_full = frozenset(in_full)
 
-    def materialise(self, shares: Iterable[Share]) -> None:
+    def materialise(self, shares: Iterable[PartitionShare]) -> None:
         """Create the state of every share. What lies outside of them (padding) is never stepped."""
         codes: dict[torch.device, tuple[DynamicCode, DynamicCode]] = {}
         for group in self.param_groups:
@@ -126,7 +125,7 @@ class Adam8bit(TrainingOptimizer):
         for share in shares:
             partition = self.partition(share.group)
             device = partition.device
-            spans = tuple(spans_of(share.first, share.numel, CPU_CHUNK if device.type == "cpu" else CHUNK))
+            spans = tuple(spans_of(share.first, share.numel, chunk_elements(device)))
             moments: tuple[FullMoment | CodedMoment, FullMoment | CodedMoment]
             if share.name in self._in_full or math.prod(share.global_shape) < SMALLEST_IN_8_BITS:
                 moments = (FullMoment(share.numel, device), FullMoment(share.numel, device))
@@ -134,7 +133,7 @@ class Adam8bit(TrainingOptimizer):
                 blocks = sum(span.blocks for span in spans)
                 signed, unsigned = codes[device]
                 moments = (CodedMoment(share.numel, blocks, signed), CodedMoment(share.numel, blocks, unsigned))
-            self.state[partition]["runs"][share.name] = Run(share.start, spans, moments)
+            self.state[partition]["runs"][share.name] = MomentRun(share.start, spans, moments)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -152,7 +151,7 @@ class Adam8bit(TrainingOptimizer):
         return loss
 
     @torch.no_grad()
-    def moments(self, share: Share) -> dict[str, Tensor]:
+    def moments(self, share: PartitionShare) -> dict[str, Tensor]:
         """Copies, in host memory: on the device they would be as large as what eight bits save."""
         run, found = self._run(share), {}
         for name, moment in zip(MOMENTS, run.moments, strict=True):
@@ -162,15 +161,15 @@ class Adam8bit(TrainingOptimizer):
         return found
 
     @torch.no_grad()
-    def set_moments(self, share: Share, moments: Mapping[str, Tensor]) -> None:
+    def set_moments(self, share: PartitionShare, moments: Mapping[str, Tensor]) -> None:
         """Round them to codes. What `moments` gave becomes the same codes again."""
         run, device = self._run(share), self.partition(share.group).device
         for name, moment in zip(MOMENTS, run.moments, strict=True):
             for span in run.spans:
                 moment.write(span, moments[name][span.start : span.stop].to(device))
 
-    def _run(self, share: Share) -> Run:
-        run: Run = self.state[self.partition(share.group)]["runs"][share.name]
+    def _run(self, share: PartitionShare) -> MomentRun:
+        run: MomentRun = self.state[self.partition(share.group)]["runs"][share.name]
         return run
 
 
@@ -198,7 +197,7 @@ class _Update:
         )
 
 
-def _step_run(run: Run, masters: Tensor, gradients: Tensor, update: _Update) -> None:
+def _step_run(run: MomentRun, masters: Tensor, gradients: Tensor, update: _Update) -> None:
     """Decode, step and encode a run, span by span.
 
     Only single multiplications, additions, divisions and roots: each is rounded alike on every device and at every

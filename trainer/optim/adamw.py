@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -10,7 +9,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.optim.adamw import adamw
 
-from trainer.optim.interface import MOMENTS, Share, TrainingOptimizer
+from trainer.optim.flat_state import FlatStateOptimizer
+from trainer.optim.interface import MOMENTS
 
 LANES = 16  # fp32 numbers in the widest vector register of a CPU
 
@@ -25,7 +25,7 @@ class _Tail(NamedTuple):
     step: Tensor
 
 
-class AdamW(torch.optim.AdamW, TrainingOptimizer):
+class AdamW(torch.optim.AdamW, FlatStateOptimizer):
     """torch's AdamW with decoupled decay; moments are fp32 partitions like the masters.
 
     It steps with the fused kernel: one pass over memory. On CPUs that kernel takes the last elements of a tensor,
@@ -39,28 +39,6 @@ class AdamW(torch.optim.AdamW, TrainingOptimizer):
         self._tails: list[_Tail] = []
         self.register_step_pre_hook(self._keep_tails)
         self.register_step_post_hook(self._step_tails)
-
-    def materialise(self, shares: Iterable[Share]) -> None:
-        """Create what the first step would create; changes no number."""
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                state = self.state[parameter]
-                if not state:
-                    state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-                    for name in MOMENTS:
-                        state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format).detach()
-
-    def moments(self, share: Share) -> dict[str, Tensor]:
-        """Live views."""
-        state = self.state[self.partition(share.group)]
-        return {name: state[name].narrow(0, share.start, share.numel) for name in MOMENTS}
-
-    @torch.no_grad()
-    def set_moments(self, share: Share, moments: Mapping[str, Tensor]) -> None:
-        """Copy them into place; views that `moments` gave are there already."""
-        for name, view in self.moments(share).items():
-            if moments[name].data_ptr() != view.data_ptr():
-                view.copy_(moments[name])
 
     @torch.no_grad()
     def _keep_tails(self, *_: Any) -> None:

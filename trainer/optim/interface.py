@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from trainer.shard import sharding_of
+from trainer.parallel.shard import sharding_of
+from trainer.parallel.state import EXTRA_KINDS
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+(NOISE,) = EXTRA_KINDS
+CPU_CHUNK, CHUNK = 1 << 18, 1 << 22  # elements worked on at a time: what a cache holds, or many for few launches
 
 
 @dataclass(frozen=True)
-class Share:
+class PartitionShare:
     """One parameter's elements in this rank's flat partition of a parameter group.
 
     `name`: logical. `group`: number of the group. `start`, `numel`: the run of the partition. `first`: the run's first
-    element, counted in the flattened local slice. `global_shape`: of the logical weight.
+    element, counted in the flattened local slice. `global_shape`: of the logical weight. `is_sharded`: each tensor rank
+    holds a slice of its own; else all hold the whole weight.
     """
 
     name: str
@@ -29,39 +34,58 @@ class Share:
     numel: int
     first: int
     global_shape: tuple[int, ...]
+    is_sharded: bool = False
+
+    @property
+    def whole_numel(self) -> int:
+        """Elements of the logical weight."""
+        return math.prod(self.global_shape)
 
 
-def shares_of(named: Iterable[tuple[str, nn.Parameter]]) -> list[Share]:
+def shares_of(named: Iterable[tuple[str, nn.Parameter]]) -> list[PartitionShare]:
     """This rank's share of each parameter, after ZeRO has cut the groups; none of what it holds no element of."""
     shares = []
     for name, parameter in named:
         mapping: Any = getattr(parameter, "_hp_mapping", None)
         if mapping is not None:
             flat, local = mapping.hp_fragment_address, mapping.lp_fragment_address
-            whole = sharding_of(parameter).global_shape(tuple(parameter.shape))
-            shares.append(Share(name, mapping.param_group_index, flat.start, flat.numel, local.start, whole))
+            sharding = sharding_of(parameter)
+            whole, sharded = sharding.global_shape(tuple(parameter.shape)), sharding.dim is not None
+            group = mapping.param_group_index
+            shares.append(PartitionShare(name, group, flat.start, flat.numel, local.start, whole, sharded))
     return shares
 
 
-class TrainingOptimizer(torch.optim.Optimizer, ABC):
-    """An optimizer with two moments per element, whose parameters are ZeRO-1's flat partitions, one per group.
+def chunk_elements(device: torch.device) -> int:
+    """How many elements of a partition are worked on at a time where that takes temporary tensors."""
+    return CPU_CHUNK if device.type == "cpu" else CHUNK
 
+
+class TrainingOptimizer(torch.optim.Optimizer, ABC):
+    """An optimizer with some numbers per element, whose parameters are ZeRO-1's flat partitions, one per group.
+
+    `state_names`: of these numbers, of those in `trainer.parallel.state`. A checkpoint holds a tensor of each.
     `state[partition]["step"]` counts the updates; all partitions agree.
     """
 
-    @abstractmethod
-    def materialise(self, shares: Iterable[Share]) -> None:
-        """Create the state before the first step: zero moments, zero step count. Once, after ZeRO has cut."""
+    state_names: ClassVar[tuple[str, ...]] = MOMENTS
 
     @abstractmethod
-    def moments(self, share: Share) -> dict[str, Tensor]:
-        """The moments of a share, under the names of MOMENTS: fp32 [share.numel], to be read, or filled by a load.
+    def materialise(self, shares: Iterable[PartitionShare]) -> None:
+        """Create the state before the first step: all zero, and no update counted. Once, after ZeRO has cut.
+
+        Collective: an optimizer may have to know what the other ranks hold.
+        """
+
+    @abstractmethod
+    def moments(self, share: PartitionShare) -> dict[str, Tensor]:
+        """The state of a share, under `state_names`: fp32 [share.numel] each, to be read, or filled by a load.
 
         They may be copies: what is filled in counts after `set_moments`.
         """
 
     @abstractmethod
-    def set_moments(self, share: Share, moments: Mapping[str, Tensor]) -> None:
+    def set_moments(self, share: PartitionShare, moments: Mapping[str, Tensor]) -> None:
         """Take the moments of a share, shaped as `moments` gives them, on any device."""
 
     def partition(self, group: int) -> Tensor:

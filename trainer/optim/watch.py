@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from trainer.mesh import Mesh
-from trainer.shard import sharding_of
+from trainer.parallel.mesh import Mesh
+from trainer.parallel.shard import sharding_of
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tr11ops.agent.attribution import (
-    ATTRIBUTORS,
-    Attribution,
     Evidence,
     Failure,
     Kind,
@@ -16,8 +14,9 @@ from tr11ops.agent.attribution import (
     attribute,
     signature,
 )
+from tr11ops.agent.error_text import read_error
 from tr11ops.agent.srun import parse_lines
-from trainer.contract import EndMarker
+from trainer.contract.end_marker import EndMarker
 
 NODES = ("jean-zay-iam01", "jean-zay-iam02", "jean-zay-iam03")
 ONE, TWO, THREE = NODES
@@ -79,17 +78,17 @@ def test_a_lost_node_is_named_whatever_else_is_said(line):
 
 
 # ----------------------------------------------------------------------------- nodes
-def test_a_killed_worker_is_named_although_another_node_ended_first():
+def test_a_killed_worker_is_named_before_nodes_that_ended_first():
     failures = (
         failure(ONE, 0, LOST, 1.0), failure(THREE, 4, LOST, 1.0),
         failure(TWO, 2, "the worker was ended by SIGKILL", 1.2, 9),
     )  # fmt: skip
     found = attribute(evidence(WORKER_KILLED, failures=failures))
-    assert (found.kind, found.blamed) == (Kind.NODE, (TWO,))
+    assert (found.kind, found.blamed, found.suspects) == (Kind.NODE, (), (TWO,))
     assert found.summary == "rank 2 on jean-zay-iam02: the worker was ended by SIGKILL"
 
 
-def test_a_dead_node_is_named_by_the_schedulers_states_and_by_its_silence():
+def test_a_dead_node_is_named_by_its_state_and_by_silence():
     states = {ONE: frozenset({"mixed"}), TWO: frozenset({"mixed", "not_responding"}), THREE: frozenset({"mixed"})}
     victims = (failure(ONE, 0, LOST), failure(THREE, 4, LOST))
     found = attribute(evidence(NODE_DEAD, failures=victims, states=states))
@@ -102,9 +101,9 @@ def test_a_dead_node_is_named_by_the_schedulers_states_and_by_its_silence():
 def test_a_black_hole_leaves_only_sruns_line():
     lines = "srun: error: jean-zay-iam02: task 1: Aborted\nsrun: launch/slurm: _step_signal: Terminating StepId=9.0\n"
     found = attribute(evidence(lines + "srun: error: jean-zay-iam[01,03]: tasks 0,2: Killed"))
-    assert (found.kind, found.blamed) == (Kind.NODE, (TWO,))
+    assert (found.kind, found.blamed, found.suspects) == (Kind.NODE, (), (TWO,))
     exited = lines.replace("Aborted", "Exited with exit code 127")
-    assert attribute(evidence(exited)).blamed == (TWO,)
+    assert attribute(evidence(exited)).suspects == (TWO,)
 
 
 def test_a_condemned_node_is_named_by_its_own_check():
@@ -113,7 +112,7 @@ def test_a_condemned_node_is_named_by_its_own_check():
     assert (found.blamed, found.evidence) == ((TWO,), ("jean-zay-iam02: health check gpu-count: 7 of 8",))
 
 
-def test_a_cuda_error_on_one_node_blames_it_and_the_peers_words_do_not_count():
+def test_a_cuda_error_blames_its_node_and_not_the_peers():
     failures = (
         failure(ONE, 1, "RuntimeError: Connection closed by peer [10.0.0.2]:3412", 0.9),
         failure(TWO, 3, "RuntimeError: CUDA error: uncorrectable ECC error encountered", 1.0),
@@ -129,9 +128,83 @@ def test_death_on_most_nodes_at_once_is_no_nodes_fault():
     assert (found.kind, found.blamed) == (Kind.UNKNOWN, ())
 
 
-def test_nodes_that_end_alike_without_a_word_name_nobody():
+def test_nodes_that_end_alike_without_a_word_name_no_one():
     lines = "srun: error: jean-zay-iam01: task 0: Exited with exit code 1\nsrun: error: jean-zay-iam02: task 1: Exited with exit code 1"
     assert attribute(evidence(lines)).kind is Kind.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "srun: error: jean-zay-iam02: task 1: Killed",
+        "srun: error: jean-zay-iam02: task 1: Segmentation fault (core dumped)",
+        "srun: error: jean-zay-iam02: task 1: Bus error",
+        "srun: error: jean-zay-iam02: task 1: Out Of Memory",
+        "srun: error: jean-zay-iam02: task 1: Exited with exit code 1",
+    ],
+)
+def test_a_task_that_died_alone_makes_a_suspect_only(line):
+    ending = "srun: launch/slurm: _step_signal: Terminating StepId=4.0"
+    found = attribute(evidence(f"{line}\n{ending}\nsrun: error: jean-zay-iam01: task 0: Terminated"))
+    assert (found.kind, found.blamed, found.suspects) == (Kind.NODE, (), (TWO,))
+
+
+@pytest.mark.parametrize("number", [9, 11, 7, 6])
+def test_a_rank_that_a_signal_ended_makes_a_suspect_only(number):
+    died = failure(TWO, 2, f"the worker was ended by {number}", 1.0, number)
+    found = attribute(evidence(WORKER_KILLED, failures=(died, failure(ONE, 0, LOST, 1.1))))
+    assert (found.kind, found.blamed, found.suspects) == (Kind.NODE, (), (TWO,))
+
+
+INNOCENT = (
+    "RuntimeError: CUDA error: device-side assert triggered",
+    "torch.AcceleratorError: CUDA error: an illegal memory access was encountered",
+    "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB (GPU 3; 79.15 GiB total capacity)",
+    "RuntimeError: CUDA error: out of memory",
+    "RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx`",
+    "RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's workers "
+    "are out of shared memory.",
+    "RuntimeError: DataLoader worker (pid(s) 1234) exited unexpectedly",
+    "OSError: [Errno 12] Cannot allocate memory",
+)
+GUILTY = (
+    "RuntimeError: CUDA error: uncorrectable ECC error encountered",
+    "RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution",
+    "RuntimeError: No CUDA GPUs are available",
+    "RuntimeError: NVRM: Xid (PCI:0000:3b:00): 79, pid=7, GPU has fallen off the bus.",
+)
+
+
+@pytest.mark.parametrize("error", INNOCENT)
+def test_what_a_program_may_cause_condemns_no_node(error):
+    found = attribute(evidence(failures=(failure(TWO, 2, error), failure(ONE, 0, LOST, 1.2))))
+    assert (found.kind, found.blamed, found.suspects) == (Kind.NODE, (), (TWO,))
+    everywhere = attribute(evidence(failures=(failure(TWO, 2, error), failure(ONE, 0, error))))
+    assert (everywhere.blamed, everywhere.suspects) == ((), ())
+
+
+@pytest.mark.parametrize("error", GUILTY)
+def test_texts_of_broken_hardware_condemn_a_node_at_once(error):
+    found = attribute(evidence(failures=(failure(TWO, 2, error), failure(ONE, 0, LOST, 1.2))))
+    assert (found.kind, found.blamed, found.suspects) == (Kind.NODE, (TWO,), ())
+    seen = f"{error}; watchdog: RankLost"  # told together with a lost peer it is no proof
+    assert attribute(evidence(failures=(failure(TWO, 2, seen),))).blamed == ()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:1",
+        "DistBackendError: NCCL error: unhandled system error", "ncclRemoteError: remote process exiting prematurely",
+        "TimeoutError: the collective timed out", "BrokenPipeError: [Errno 32] Broken pipe", LOST,
+        "CheckpointError: the ranks lost each other during a checkpoint operation: timed out",
+        "RuntimeError: [Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5)",
+    ],
+)  # fmt: skip
+def test_an_error_about_a_peer_says_nothing_of_its_own_node(error):
+    assert read_error(error).is_consequence
+    found = attribute(evidence(failures=(failure(ONE, 0, error),)))
+    assert ONE not in (*found.blamed, *found.suspects)
 
 
 # ----------------------------------------------------------------------------- other causes
@@ -158,7 +231,7 @@ def test_errors_that_another_node_would_meet_too(error, kind):
 
 def test_a_full_disk_of_a_nodes_own_is_the_nodes():
     found = attribute(evidence(failures=(failure(TWO, 2, "OSError: [Errno 28] No space left on device: '/tmp/x'"),)))
-    assert (found.kind, found.blamed) == (Kind.NODE, (TWO,))
+    assert (found.kind, found.blamed, found.suspects) == (Kind.NODE, (), (TWO,))  # its health check can condemn it
 
 
 def test_one_workers_own_error_makes_its_node_a_suspect_only():
@@ -182,12 +255,12 @@ def test_a_save_that_failed_at_the_end_is_storage():
 
 
 @pytest.mark.parametrize("reason", ["finished", "exit-duration", "kill-switch", "pause", "superseded"])
-def test_an_orderly_end_stands_whatever_the_launchers_did_after_it(reason):
+def test_an_orderly_end_stands_whatever_launchers_did_later(reason):
     lines = WORKER_KILLED + "\nsrun: error: jean-zay-iam02: task 1: Killed"
     assert attribute(evidence(lines, marker=marker(reason), status=137)).kind is Kind.OPERATOR
 
 
-def test_a_signal_that_nobody_sent_is_the_nodes_death_if_one_died():
+def test_a_signal_that_no_one_sent_means_a_node_died_if_one_did():
     lines = "srun: error: Node failure on jean-zay-iam02"
     assert attribute(evidence(lines, marker=marker("signal"))).blamed == (TWO,)
     assert attribute(evidence(lines, marker=marker("signal"), stopped_by="SIGUSR1")).kind is Kind.OPERATOR
@@ -203,7 +276,7 @@ def test_what_follows_an_end_at_once_is_nobodys_fault():
     assert attribute(evidence(killed, ended_by="ana", marker=marker("error"))).summary != found.summary
 
 
-def test_a_run_directory_that_takes_nothing_is_the_storages_and_a_dead_node_the_nodes():
+def test_a_full_run_directory_blames_storage_a_dead_node_itself():
     first = "srun: error: jean-zay-iam02: task 1: Exited with exit code 1"
     full = "/run/state: Read-only file system"
     assert attribute(evidence(first)).kind is Kind.NODE
@@ -218,13 +291,6 @@ def test_a_run_directory_that_takes_nothing_is_the_storages_and_a_dead_node_the_
 def test_nothing_at_all_is_unknown_and_says_so():
     found = attribute(evidence(status=0))
     assert (found.kind, found.summary) == (Kind.UNKNOWN, "the workers ended with status 0 and no word")
-
-
-def test_a_further_attributor_plugs_in():
-    def by_log(seen: Evidence) -> Attribution:
-        return Attribution(Kind.STORAGE, f"the log of {len(seen.nodes)} nodes says so", 0.99)
-
-    assert attribute(evidence(WORKER_KILLED), (*ATTRIBUTORS, by_log)).kind is Kind.STORAGE
 
 
 def test_a_fault_has_one_name_wherever_and_whenever_it_strikes():
@@ -249,4 +315,7 @@ def test_whatever_was_left_behind_there_is_one_conclusion(failures, lines, end, 
     found = attribute(evidence("\n".join(lines), failures=tuple(failures), marker=end, overdue=overdue))
     assert 0 <= found.confidence <= 1
     assert found.fault
-    assert bool(found.blamed) == (found.kind is Kind.NODE)
+    assert not found.blamed or (found.kind is Kind.NODE and not found.suspects)
+    assert found.kind is not Kind.NODE or found.blamed or found.suspects
+    if any(one.signal is not None for one in failures) and not overdue:
+        assert not found.blamed  # a rank that a signal ended condemns no node

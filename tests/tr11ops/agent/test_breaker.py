@@ -1,4 +1,4 @@
-"""The circuit breaker: how often a fault may burn a task, and what is done to the run's waiting work."""
+"""The circuit breaker: how often a fault may burn a task, and what is done to the run's queued jobs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.tr11ops.agent.queues import Queue, job
 from tr11ops.agent.breaker import NO_VERDICT, Burned, must_hold, read_burned
-from tr11ops.agent.records import AttemptVerdict, LaunchRecord, of_failure, without_restart
-from tr11ops.agent.waiting import Changes, WaitingWork
-from tr11ops.cluster.base import Job, JobState, Node, SchedulerError, SchedulerUnreachable
-from tr11ops.rundir import RunDirectory
-from trainer.contract import EXIT_HELD, RunPaths, append_line, write_json
+from tr11ops.cluster.base import JobState
+from tr11ops.queue.pending import PendingChanges, PendingJobs
+from tr11ops.rundir.attempts import AttemptVerdict, LaunchRecord, of_failure, without_restart
+from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.end_marker import EXIT_HELD
+from trainer.contract.files import append_line, write_json
+from trainer.contract.paths import RunPaths
 
 
 @pytest.fixture
@@ -58,7 +61,7 @@ def verdict(directory: RunDirectory, job_id: str, order: float, **changes: objec
     os.utime(folder / "verdict.json", (order, order))
 
 
-def test_the_count_ends_at_progress_at_a_good_end_and_at_a_release(directory: RunDirectory):
+def test_the_count_ends_at_progress_a_good_end_and_a_release(directory: RunDirectory):
     assert read_burned(directory, "9") == ()
     verdict(directory, "1", 1.0)
     verdict(directory, "2", 2.0)
@@ -95,103 +98,82 @@ def test_records_survive_the_disk(directory: RunDirectory):
         AttemptVerdict.read(folder)
 
 
-# ----------------------------------------------------------------------------- the waiting work
-class Queue:
-    """A scheduler as far as waiting work needs one: jobs that wait, and answers that fail a given number of times."""
-
-    name = "queue"
-
-    def __init__(self, *jobs: Job) -> None:
-        self.waiting = {job.raw_id: job for job in jobs}
-        self.silent = 0
-        self.known: tuple[Node, ...] = ()
-        self.refuses: dict[str, bool] = {}  # job -> is it done all the same?
-
-    def jobs(self, name: str | None = None, user: str | None = None) -> tuple[Job, ...]:
-        self._answer()
-        return tuple(self.waiting.values())
-
-    def exclude(self, job_id: str, nodes: tuple[str, ...]) -> None:
-        self._change(job_id, excluded=nodes)
-
-    def hold(self, job_id: str) -> None:
-        self._change(job_id, reason="JobHeldUser")
-
-    def release(self, job_id: str) -> None:
-        self._change(job_id, reason="Resources")
-
-    def run_after(self, job_id: str, after: str) -> None:
-        self._change(job_id, dependency=f"afterany:{after}(unfulfilled)")
-
-    def _answer(self) -> None:
-        if self.silent:
-            self.silent -= 1
-            raise SchedulerUnreachable("no answer")
-
-    def nodes(self) -> tuple[Node, ...]:
-        return self.known
-
-    def _change(self, job_id: str, **changes: object) -> None:
-        self._answer()
-        for raw, job in list(self.waiting.items()):
-            waits = job.state is JobState.PENDING and job_id in (job.array_id, job.raw_id)
-            if waits and self.refuses.get(job_id, True):
-                self.waiting[raw] = replace(job, **changes)  # type: ignore[arg-type]
-        if job_id in self.refuses:
-            raise SchedulerError("refused")
+# ----------------------------------------------------------------------------- the queued jobs
 
 
-def job(raw: str, array: str | None, **changes: object) -> Job:
-    plain = Job(raw, raw, array, None, "small", "me", JobState.PENDING)
-    return replace(plain, **changes)  # type: ignore[arg-type]
+def work(queue: Queue, directory: RunDirectory, said: list[str], pauses: list[float], **changes: object) -> PendingJobs:
+    return PendingJobs(queue, directory, "7", said.append, pause=pauses.append, **changes)  # type: ignore[arg-type]
 
 
-def work(queue: Queue, directory: RunDirectory, said: list[str], pauses: list[float], **changes: object) -> WaitingWork:
-    return WaitingWork(queue, directory, "7", said.append, pause=pauses.append, **changes)  # type: ignore[arg-type]
-
-
-def test_only_this_runs_waiting_work_is_touched(directory: RunDirectory):
+def test_only_this_runs_queued_jobs_is_touched(directory: RunDirectory):
     mine = directory.comment("20260101-000000-0123abcd")
     queue = Queue(
-        job("7", "7", excluded=("x9",)), job("8", "7", state=JobState.RUNNING), job("11", None, comment=mine),
+        job("7", "7"), job("8", "7", state=JobState.RUNNING), job("11", None, comment=mine),
         job("12", None), job("13", None, comment=mine.replace("@", "@f")),
     )  # fmt: skip
     said: list[str] = []
     waiting = work(queue, directory, said, [])
-    assert waiting.exclude(["x1"])
-    assert queue.waiting["7"].excluded == ("x1", "x9")  # what was excluded before stays so
-    assert queue.waiting["11"].excluded == ("x1",)
-    assert waiting.hold() == Changes(("7", "11"), ("7", "11"), True)
+    assert waiting.hold() == PendingChanges(("7", "11"), ("7", "11"), True)
     assert waiting.run_after(queue, "8")
     assert [one.raw_id for one in queue.waiting.values() if one.dependency] == ["7"]
     waiting.release(["7"])
     assert [one.raw_id for one in queue.waiting.values() if one.reason == "JobHeldUser"] == ["11"]
-    assert {one.raw_id for one in queue.waiting.values() if one.excluded or one.reason} == {"7", "11"}
-    assert "tr11: the waiting tasks of job 7 will not use x1" in said
+    assert {one.raw_id for one in queue.waiting.values() if one.reason} == {"7", "11"}
 
 
 def test_a_silent_scheduler_is_asked_again_with_growing_pauses(directory: RunDirectory):
     queue, said, pauses = Queue(job("7", "7")), [], []
     queue.silent = 4
-    assert work(queue, directory, said, pauses).hold() == Changes(("7",), ("7",), True)
+    assert work(queue, directory, said, pauses).hold() == PendingChanges(("7",), ("7",), True)
     assert pauses == [0.5, 1.0, 2.0, 4.0]
     queue.silent = 10**9
-    assert work(queue, directory, said, pauses, give_up=lambda: True).hold() == Changes((), (), False)
-    assert "does not say what waits" in said[-1]
+    assert work(queue, directory, said, pauses, give_up=lambda: True).hold() == PendingChanges((), (), False)
+    assert "does not list the queued jobs" in said[-1]
 
 
-def test_an_answer_is_not_believed_where_the_job_shows_otherwise(directory: RunDirectory):
+def test_an_answer_is_not_believed_against_the_job(directory: RunDirectory):
     # Slurm 22.05 refuses "job update not available right now" for a running task, and has held the waiting ones.
     queue, said = Queue(job("7", "7")), []
     queue.refuses = {"7": True}
-    assert work(queue, directory, said, []).hold() == Changes(("7",), ("7",), True)
+    assert work(queue, directory, said, []).hold() == PendingChanges(("7",), ("7",), True)
     queue = Queue(job("7", "7"))
     queue.refuses = {"7": False}
-    assert work(queue, directory, said, []).hold() == Changes((), (), False)
+    assert work(queue, directory, said, []).hold() == PendingChanges((), (), False)
     assert said[-1] == "tr11: cannot hold the waiting tasks of job 7: refused"
+
+
+@pytest.mark.parametrize("verb", ["hold", "release"])
+def test_silence_is_never_taken_for_a_yes(directory: RunDirectory, verb: str):
+    queue, said = Queue(job("7", "7", reason="" if verb == "hold" else "JobHeldUser")), []
+
+    def fall_silent(job_id: str) -> None:
+        queue.silent = 10**9
+        queue.jobs()
+
+    setattr(queue, verb, fall_silent)
+    waiting = work(queue, directory, said, [], give_up=lambda: True)
+    done = waiting.hold() if verb == "hold" else waiting.release(["7"])
+    assert done == PendingChanges((), (), False)
+    assert said[-1] == f"tr11: cannot {verb} the waiting tasks of job 7: no answer"
 
 
 def test_what_a_person_holds_is_not_taken_for_a_hold_of_ours(directory: RunDirectory):
     queue, said = Queue(job("7", "7", reason="JobHeldUser")), []
-    assert work(queue, directory, said, []).hold() == Changes(("7",), (), True)
+    assert work(queue, directory, said, []).hold() == PendingChanges(("7",), (), True)
     assert said == []
+
+
+def test_a_persons_part_of_an_array_is_not_held_nor_released(directory: RunDirectory):
+    queue, said = Queue(job("7", "7", pending_tasks=(3, 4)), job("9", "7", task_id=5, reason="JobHeldUser")), []
+    queue.waiting["7"] = replace(queue.waiting["7"], job_id="7_[3-4]")
+    waiting = work(queue, directory, said, [])
+    assert waiting.hold() == PendingChanges(("7_[3-4]",), ("7_[3-4]",), True)
+    assert [one.reason for one in queue.waiting.values()] == ["JobHeldUser", "JobHeldUser"]
+    waiting.release(["7_[3-4]"])
+    assert [one.reason for one in queue.waiting.values()] == ["Resources", "JobHeldUser"]
+    assert said == [
+        "tr11: the waiting tasks of job 7_[3-4] are held",
+        "tr11: the waiting tasks of job 7_[3-4] are released",
+    ]
+    queue.refuses = {"7_[3-4]": True}  # refused in words, done in deed
+    assert waiting.hold() == PendingChanges(("7_[3-4]",), ("7_[3-4]",), True)

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from tr11ops.agent.changes import MOST_LINES, changes_since_last
-from trainer.contract import RunPaths, write_json
+from trainer.contract.files import write_json
+from trainer.contract.paths import RunPaths
 
 CARD: dict[str, Any] = {"run": {"seed": 1}, "data": {"split": "949,50,1"}, "derived": {"card_hash": "a"}}
 
@@ -17,7 +18,7 @@ def begun(paths: RunPaths, job: str, start: float, card: dict[str, Any], **recor
     write_json(paths.attempt(job) / "card.json", card)
 
 
-def test_card_versions_and_nodes_against_the_attempt_that_began_last(tmp_path: Path) -> None:
+def test_card_and_nodes_are_compared_with_the_newest_attempt(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path, "small", "main")
     now = {"start": 30.0, "nodes": ["n1", "n3"], "python": "3.11.2", "versions": {"torch": "2.2"}}
     card = {**CARD, "data": {"split": "80,20,0"}, "derived": {"card_hash": "b"}}

@@ -16,10 +16,12 @@ from typing import Any
 import pytest
 
 from tests.tr11ops.launch.run_inputs import write_card
-from tr11ops.exit_duration import exit_plan
 from tr11ops.launch.plan import resolved_card
-from tr11ops.runcard import load_card
-from trainer.contract import EXIT_HELD, RunPaths, write_json
+from tr11ops.runcard.card import load_card
+from tr11ops.runcard.exit_duration import exit_plan
+from trainer.contract.end_marker import EXIT_HELD
+from trainer.contract.files import write_json
+from trainer.contract.paths import RunPaths
 
 ROOT = Path(__file__).parents[3]
 
@@ -28,8 +30,8 @@ AGENT = """
 import json, os, sys, time
 from pathlib import Path
 from dataclasses import asdict
-from trainer.contract import EndMarker, RunPaths, append_line, write_json
-from trainer.requests import new_request
+from trainer.contract.end_marker import EndMarker; from trainer.contract.paths import RunPaths; from trainer.contract.files import append_line, write_json
+from trainer.contract.requests import new_request
 attempt, launch, rank = Path(sys.argv[1]), int(sys.argv[2]), int(os.environ["TR11_NODE_RANK"])
 parts = (attempt.parents[2] / "parts").read_text().splitlines()
 part = parts[min(launch, len(parts)) - 1]
@@ -79,7 +81,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from tr11ops.agent import batch, step
-step.Launch.node_command = property(
+step.WorkerLaunch.node_command = property(
     lambda self: [sys.executable, "-c", {agent!r}, str(self.attempt), str(self.number)]
 )
 sys.exit(batch.main(["--card", {card!r}, "--submission", "t", "--foreground-nodes", "2"]))
@@ -110,7 +112,7 @@ class Stage:
 
     def play(self, *parts: str, job_id: str = "1") -> tuple[int, str]:
         process = self.start(*parts, job_id=job_id)
-        shown, _ = process.communicate(timeout=120)
+        shown, _ = process.communicate(timeout=300)
         assert "Traceback" not in shown, shown
         return process.returncode, shown
 
@@ -133,7 +135,7 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
             process.wait()
 
 
-def test_a_killed_node_agent_is_started_again_on_the_same_machine(stage: Stage):
+def test_a_killed_node_agent_starts_again_on_the_same_machine(stage: Stage):
     status, shown = stage.play("step die", "step")
     first, second = stage.launches()
     assert (status, stage.verdict()["reason"], stage.verdict()["launches"]) == (0, "finished", 2), shown
@@ -147,7 +149,7 @@ def test_a_killed_node_agent_is_started_again_on_the_same_machine(stage: Stage):
     assert 0 < minutes < 5
 
 
-def test_a_derived_end_follows_what_was_measured_since_the_launch(stage: Stage):
+def test_a_derived_end_follows_what_was_measured_since_launch(stage: Stage):
     overrides = ["run.exit_duration_minutes=none", "slurm.signal_seconds_before_limit=none"]
     card = load_card(stage.card.with_name("small.toml"), overrides, {})
     write_json(stage.card, resolved_card(card, exit_plan(card)))
@@ -209,7 +211,7 @@ def test_a_signal_saves_and_leaves_and_no_launch_follows(stage: Stage):
     while "waiting" not in process.stdout.readline():
         pass
     process.send_signal(signal.SIGUSR1)
-    process.communicate(timeout=120)
+    process.communicate(timeout=300)
     assert (process.returncode, stage.verdict()["reason"], stage.verdict()["restart"]) == (0, "signal", True)
     assert len(stage.launches()) == 1
 
@@ -217,11 +219,11 @@ def test_a_signal_saves_and_leaves_and_no_launch_follows(stage: Stage):
 def test_a_signal_during_the_teardown_is_not_lost(stage: Stage):
     process = stage.start("step die", "step")
     failures = stage.paths.attempt("1") / "failures"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not failures.exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     process.send_signal(signal.SIGUSR1)
-    shown, _ = process.communicate(timeout=120)
+    shown, _ = process.communicate(timeout=300)
     launches = stage.launches()
     # It came before the second launch, which must not start, or during it, which is asked to leave.
     assert len(launches) == 1 or "asking the trainer to save" in shown, textwrap.indent(shown, "> ")

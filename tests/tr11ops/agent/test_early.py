@@ -12,14 +12,15 @@ from tr11ops.agent import early
 from tr11ops.agent.attribution import Kind
 from tr11ops.agent.early import EarlyEnd, judge, last_lines
 from tr11ops.launch.plan import resolved_card
-from tr11ops.runcard import load_card
-from trainer.contract import EXIT_REFUSED, EndMarker, write_json
+from tr11ops.runcard.card import load_card
+from trainer.contract.end_marker import EXIT_REFUSED, EndMarker
+from trainer.contract.files import write_json
 
 SETUP = ["export A=1\nexport B=2", "module load cuda"]
 END = EarlyEnd("setup", "n1", 7, 3, ("loading", "cuda: not found"))
 
 
-def test_a_set_up_is_the_cards_and_names_line_status_and_last_words():
+def test_a_set_up_fault_names_line_status_and_last_words():
     found = judge(END, SETUP, 10)
     assert (found.kind, found.blamed) == (Kind.CONFIGURATION, ())
     assert found.summary == "slurm.setup[2] (module load cuda) ended with exit status 7 on n1: cuda: not found"
@@ -37,7 +38,7 @@ def test_the_same_fault_has_one_name_on_every_node():
     assert judge(END, SETUP, 10).fault == judge(replace(END, host="n2", said=("other",)), SETUP, 10).fault
 
 
-def test_an_agent_that_does_not_begin_is_the_set_ups_the_nodes_or_unknown():
+def test_an_agent_that_does_not_begin_blames_set_up_or_node():
     agent = replace(END, what="agent", status=1, line=None, said=("ModuleNotFoundError: No module named 'x'", "<end>"))
     assert judge(agent, SETUP, 10).kind is Kind.CONFIGURATION
     assert judge(agent, SETUP, 10).summary.endswith("on n1: ModuleNotFoundError: No module named 'x'")
@@ -46,7 +47,7 @@ def test_an_agent_that_does_not_begin_is_the_set_ups_the_nodes_or_unknown():
     assert (node.kind, node.blamed) == (Kind.NODE, ("n1",))
 
 
-def test_the_last_lines_are_the_jobs_own_since_its_start_and_hold_no_secret(tmp_path: Path):
+def test_the_last_lines_are_the_jobs_own_and_hold_no_secret(tmp_path: Path):
     output = tmp_path / "out.txt"
     output.write_text("of a task before\n")
     printed = output.stat().st_size

@@ -22,7 +22,7 @@ WORKER = """
 import ctypes, os, signal, subprocess, sys
 from contextlib import suppress
 from pathlib import Path
-from trainer.lifecycle import SignalFlag
+from trainer.control.lifecycle import SignalFlag
 
 folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
 SignalFlag().install()
@@ -43,7 +43,7 @@ def test_workers_that_hear_no_signal_are_ended_and_named(tmp_path: Path) -> None
         import sys
         from pathlib import Path
         from tr11ops.agent import node
-        launcher = [sys.executable, "-u", "-m", "trainer.launcher", "--nnodes=1", "--nproc-per-node=2",
+        launcher = [sys.executable, "-u", "-m", "trainer.control.launcher", "--nnodes=1", "--nproc-per-node=2",
                     "--master-port=0", "--max-restarts=0", {str(tmp_path / "worker.py")!r}, {str(tmp_path)!r}]
         node.NodeTask.command = property(lambda self: launcher)
         folder = Path({str(tmp_path)!r})
@@ -51,7 +51,7 @@ def test_workers_that_hear_no_signal_are_ended_and_named(tmp_path: Path) -> None
     """)
     environment = {**os.environ, "TR11_NODE_NAME": "x01", "PYTHONPATH": str(ROOT)}
     child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environment)
-    shown, _ = child.communicate(timeout=120)
+    shown, _ = child.communicate(timeout=300)
     assert child.returncode != 0, shown
     assert (tmp_path / "failures" / "killed-0-x01.json").exists(), shown
     death = json.loads((tmp_path / "failures" / "killed-0-x01.json").read_text())
@@ -62,7 +62,7 @@ def test_workers_that_hear_no_signal_are_ended_and_named(tmp_path: Path) -> None
     for rank in (0, 1):  # an orphan that was killed is there until its new parent has noticed
         with suppress(psutil.NoSuchProcess):
             worker = psutil.Process(int((tmp_path / f"pid-{rank}").read_text()))
-            psutil.wait_procs([worker], timeout=30)
+            psutil.wait_procs([worker], timeout=300)
             assert worker.status() == psutil.STATUS_ZOMBIE
 
 
@@ -76,5 +76,8 @@ def test_what_workers_get_unless_it_is_set(gpus: int, tensor: int) -> None:
     if gpus:
         assert found["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "3" and found["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
         assert found["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] == f"{attempt}/flight-recorder/launch-2-rank-"
+        renamed = worker_defaults({}, attempt, 2, temporary, gpus=gpus, tensor=tensor, torch="2.13.0+cpu")
+        assert {"TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE"} < set(renamed)
+        assert set(found) - set(renamed) == {"TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"}
     assert "CUDA_LAUNCH_BLOCKING" not in found
     assert worker_defaults(found, attempt, 2, temporary, gpus=gpus, tensor=tensor) == {}

@@ -8,21 +8,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tr11ops.agent.attribution import Attribution, Kind
-from tr11ops.agent.recurrence import NodeFault, innocent, of_software, same_elsewhere, without_recurring
+from tr11ops.agent.recurrence import (
+    NodeFault,
+    innocent,
+    of_node,
+    of_software,
+    same_elsewhere,
+    suspected_before,
+    without_recurring,
+)
 from tr11ops.agent.traces import node_fault
-from tr11ops.snapshot import Exclusion
+from tr11ops.rundir.exclusion import Exclusion
 
 FIRST = NodeFault("11", 1, "died: the worker was ended by sigsegv at 3", 7, ("x2",), "rank 3 on x2: ended by SIGSEGV")
 LAST = replace(FIRST, job_id="12", nodes=("x5",), summary="rank 3 on x5: ended by SIGSEGV")
 
 
-def test_the_same_rank_iteration_and_signature_on_another_node_clears_both():
+def test_the_same_fault_on_another_node_clears_both():
     assert same_elsewhere(LAST, [FIRST]) == (FIRST,)
     assert same_elsewhere(replace(LAST, job_id="11", launch=2), [FIRST]) == (FIRST,)  # in the same task
     assert same_elsewhere(replace(LAST, reached=8), [FIRST])  # its step was just logged
 
 
-def test_another_rank_iteration_signature_or_the_same_node_clears_nobody():
+def test_another_fault_or_the_same_node_clears_no_one():
     for other in (
         replace(LAST, fault="died: the worker was ended by sigsegv at 2"), replace(LAST, reached=90),
         replace(LAST, fault="died: the worker was ended by sigbus at 3"), replace(LAST, nodes=("x2",)),
@@ -31,7 +39,7 @@ def test_another_rank_iteration_signature_or_the_same_node_clears_nobody():
         assert same_elsewhere(other, [FIRST]) == ()
 
 
-def test_before_a_first_step_three_nodes_are_needed_as_two_may_be_bad_side_by_side():
+def test_before_a_first_step_three_nodes_are_needed():
     early, last = replace(FIRST, reached=None), replace(LAST, reached=None)
     assert same_elsewhere(last, [early]) == ()
     assert same_elsewhere(last, [early, replace(early, nodes=("x2", "x4"))]) == ()  # the same node twice
@@ -39,14 +47,14 @@ def test_before_a_first_step_three_nodes_are_needed_as_two_may_be_bad_side_by_si
     assert same_elsewhere(last, [early, third]) == (early, third)
 
 
-def test_before_a_first_step_what_began_at_another_checkpoint_is_another_fault():
+def test_before_a_first_step_a_new_checkpoint_is_a_new_fault():
     # three bad nodes weeks apart: the run trained in between
     faults = [replace(FIRST, reached=None, nodes=(f"x{step}",), began_at=step) for step in (1000, 9000, 30_000)]
     assert same_elsewhere(faults[-1], faults[:-1]) == () and without_recurring(faults) == tuple(faults)
     assert node_fault("11", {"cause": "node", "blamed": ["x2"], "fault": "f"}) is None  # of an older tr11
 
 
-def test_the_conclusion_says_where_and_blames_nobody():
+def test_the_conclusion_says_where_and_blames_no_one():
     found = Attribution(Kind.NODE, LAST.summary, 0.85, ("x5",), evidence=("srun: x5",), fault=LAST.fault)
     told = of_software(found, LAST, (FIRST,))
     assert (told.kind, told.blamed, told.suspects, told.fault) == (Kind.SOFTWARE, (), ("x5",), LAST.fault)
@@ -57,7 +65,30 @@ def test_the_conclusion_says_where_and_blames_nobody():
     assert told.evidence == ("attempt 11, launch 1: rank 3 on x2: ended by SIGSEGV", "srun: x5")
 
 
-def test_only_automatic_exclusions_that_rest_on_it_are_taken_back():
+def test_a_second_suspicion_of_one_node_counts():
+    first = replace(FIRST, is_suspicion=True)
+    again = replace(first, job_id="12", reached=40, fault="a device-side assert at 3")
+    assert suspected_before(again, [first]) == first
+    assert suspected_before(again, [replace(first, is_suspicion=False)]) is None
+    assert suspected_before(again, []) is None
+    other = replace(first, nodes=("x9",), reached=20, fault="died: sigkill at 1")
+    assert suspected_before(again, [other, first]) is None  # another node is not fine
+    assert suspected_before(again, [first, other]) == first
+    found = Attribution(Kind.NODE, "rank 3 on x2: died", 0.78, suspects=("x2",), evidence=("srun",), fault="f")
+    told = of_node(found, again, first)
+    assert (told.kind, told.blamed, told.suspects, told.fault) == (Kind.NODE, ("x2",), (), "f")
+    assert told.summary == "the second time on x2: rank 3 on x2: died"
+    assert told.evidence == ("srun", "attempt 11, launch 1: rank 3 on x2: ended by SIGSEGV")
+
+
+def test_a_suspicion_that_the_software_had_does_not_count():
+    first = replace(FIRST, is_suspicion=True)
+    cleared = replace(LAST, is_suspicion=False)  # the same fault on another node: cause software
+    later = replace(first, job_id="13", reached=90, fault="died: sigkill at 1")
+    assert suspected_before(later, [cleared, first]) is None
+
+
+def test_only_automatic_exclusions_are_taken_back():
     mine = Exclusion("x2", FIRST.summary, "tr11", job_id="11")
     others = (
         replace(mine, owner="ana"), replace(mine, why="Xid 79"), replace(mine, job_id="9"), replace(mine, node="x3"),
@@ -65,10 +96,12 @@ def test_only_automatic_exclusions_that_rest_on_it_are_taken_back():
     assert innocent((mine, *others), "tr11", (FIRST,)) == (mine,)
 
 
-def test_a_launchs_record_tells_on_which_nodes_its_fault_was_also_when_none_is_blamed():
+def test_a_launchs_record_tells_the_nodes_of_its_fault():
     record = {"launch": 2, "cause": "node", "fault": "f", "blamed": ["x1"], "suspects": ["x7"], "reached": 4}
     assert node_fault("11", record) == NodeFault("11", 2, "f", 4, ("x1",), "")
     assert node_fault("11", {**record, "cause": "software"}) == NodeFault("11", 2, "f", 4, ("x7",), "")
+    suspicion = node_fault("11", {**record, "blamed": []})
+    assert suspicion == NodeFault("11", 2, "f", 4, ("x7",), "", is_suspicion=True)
     bare = {"launch": 1, "cause": "node", "blamed": ["x1"], "reached": None}
     assert node_fault("11", bare) == NodeFault("11", 1, "", None, ("x1",))
     for cause in ("unknown", "operator", None, 7):
@@ -83,7 +116,7 @@ faults = st.builds(
 
 
 @given(st.lists(faults, max_size=6), faults)
-def test_what_clears_a_node_is_always_the_same_fault_on_other_nodes(before: list[NodeFault], last: NodeFault):
+def test_what_clears_a_node_is_the_same_fault_on_other_nodes(before: list[NodeFault], last: NodeFault):
     found = same_elsewhere(last, before)
     nodes = [node for one in (last, *found) for node in set(one.nodes)]
     assert len(set(nodes)) == len(nodes)

@@ -9,20 +9,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tr11ops.agent.attribution import Kind
-from tr11ops.agent.relaunch import Budget, Decision, EndTask, Outcome, Relaunch, Situation, Stop, decide, first_nodes
+from tr11ops.agent.relaunch import (
+    AllocationState,
+    Decision,
+    EndTask,
+    FailedLaunch,
+    Relaunch,
+    RelaunchBudget,
+    Stop,
+    decide,
+    first_nodes,
+)
 
 ALL = tuple(f"x{number}" for number in range(1, 7))
-BUDGET = Budget(launches=20, without_progress=3)
-SITUATION = Situation(usable=ALL, needed=4, seconds_left=3600.0, seconds_needed=60.0)
+BUDGET = RelaunchBudget(launches=20, without_progress=3)
+SITUATION = AllocationState(usable=ALL, needed=4, seconds_left=3600.0, seconds_needed=60.0)
 FIRST = ALL[:4]
 
 
-def bad(node: str, nodes: tuple[str, ...] = FIRST, **changes: object) -> Outcome:
-    return replace(Outcome(nodes, Kind.NODE, blamed=(node,), fault=f"died at {node}"), **changes)  # type: ignore[arg-type]
+def bad(node: str, nodes: tuple[str, ...] = FIRST, **changes: object) -> FailedLaunch:
+    return replace(FailedLaunch(nodes, Kind.NODE, blamed=(node,), fault=f"died at {node}"), **changes)  # type: ignore[arg-type]
 
 
-def unknown(nodes: tuple[str, ...] = FIRST, **changes: object) -> Outcome:
-    return replace(Outcome(nodes, Kind.UNKNOWN, fault="error at 3"), **changes)  # type: ignore[arg-type]
+def unknown(nodes: tuple[str, ...] = FIRST, **changes: object) -> FailedLaunch:
+    return replace(FailedLaunch(nodes, Kind.UNKNOWN, fault="error at 3"), **changes)  # type: ignore[arg-type]
 
 
 def relaunched(decision: Decision) -> tuple[str, ...]:
@@ -37,6 +47,22 @@ def test_a_spare_takes_the_bad_nodes_place_and_the_others_stay():
         assert nodes == tuple(sorted({*FIRST, "x5"} - {node}))
 
 
+def suspect(node: str, nodes: tuple[str, ...] = FIRST, **changes: object) -> FailedLaunch:
+    return bad(node, nodes, blamed=(), suspects=(node,), **changes)
+
+
+def test_a_suspect_is_swapped_and_comes_back_when_no_other_is_left():
+    first = decide([suspect("x2")], SITUATION, BUDGET)
+    assert relaunched(first) == ("x1", "x3", "x4", "x5")
+    assert first.why == "a spare takes the place of x2, which is only suspected"
+    course = [suspect("x2"), suspect("x3", ("x1", "x3", "x4", "x5")), suspect("x6", ("x1", "x4", "x5", "x6"))]
+    third = decide(course, SITUATION, RelaunchBudget(20, 9))
+    assert relaunched(third) == ("x1", "x2", "x4", "x5")  # one that was suspected earlier, not the last one
+    alone = decide([suspect("x2")], replace(SITUATION, usable=FIRST), BUDGET)
+    assert relaunched(alone) == FIRST
+    assert alone.why == "no spare node is left for x2, which is only suspected"
+
+
 def test_more_bad_nodes_than_spares_end_the_task():
     history = [bad("x1"), bad("x2", ("x2", "x3", "x4", "x5"))]
     assert relaunched(decide(history, SITUATION, BUDGET)) == ("x3", "x4", "x5", "x6")
@@ -46,10 +72,10 @@ def test_more_bad_nodes_than_spares_end_the_task():
 
 @pytest.mark.parametrize("kind", [Kind.CONFIGURATION, Kind.STORAGE, Kind.NUMERICS])
 def test_what_other_nodes_would_meet_too_burns_no_launch(kind):
-    assert isinstance(decide([Outcome(FIRST, kind, progress=True)], SITUATION, BUDGET), Stop)
+    assert isinstance(decide([FailedLaunch(FIRST, kind, progress=True)], SITUATION, BUDGET), Stop)
 
 
-def test_an_unknown_cause_is_tried_once_more_on_the_same_nodes_then_on_others():
+def test_an_unknown_cause_is_tried_on_the_nodes_then_on_others():
     history = [unknown()]
     assert relaunched(decide(history, SITUATION, BUDGET)) == FIRST
     history.append(unknown())
@@ -71,7 +97,7 @@ def test_a_fault_that_follows_the_rank_is_not_the_nodes():
     same = [bad("x1", fault="abort"), bad("x2", other, fault="abort")]
     assert isinstance(decide(same, SITUATION, BUDGET), Relaunch)
     same.append(bad("x3", ("x3", "x4", "x5", "x6"), fault="abort"))
-    assert isinstance(decide(same, SITUATION, Budget(20, 9)), Stop)
+    assert isinstance(decide(same, SITUATION, RelaunchBudget(20, 9)), Stop)
 
 
 def test_budgets_of_launches_progress_and_time():
@@ -85,14 +111,14 @@ def test_budgets_of_launches_progress_and_time():
 
 
 def test_one_machine_playing_all_nodes_starts_again_on_them():
-    here = Situation(usable=FIRST, needed=4, seconds_left=None, seconds_needed=60.0, may_reuse=True)
+    here = AllocationState(usable=FIRST, needed=4, seconds_left=None, seconds_needed=60.0, may_reuse=True)
     assert relaunched(decide([bad("x2")], here, BUDGET)) == FIRST
     assert relaunched(decide([bad("x2"), bad("x2")], here, BUDGET)) == FIRST
     assert isinstance(decide([bad("x2")] * 3, here, BUDGET), EndTask)
     assert isinstance(decide([unknown(), unknown()], here, BUDGET), EndTask)
 
 
-def test_a_node_that_somebody_drains_is_used_only_when_needed():
+def test_a_node_that_someone_drains_is_used_only_when_needed():
     draining = replace(SITUATION, reluctant=frozenset({"x2", "x5"}))
     assert relaunched(decide([bad("x1")], draining, BUDGET)) == ("x2", "x3", "x4", "x6")
     assert first_nodes(draining) == ("x1", "x3", "x4", "x6")
@@ -110,14 +136,12 @@ events = st.tuples(kinds, st.integers(0, 3), st.booleans(), st.sampled_from(["a"
     st.integers(1, 6), st.integers(0, 4), st.integers(1, 8), st.integers(1, 5), st.booleans(),
     st.lists(events, min_size=60, max_size=60),
 )  # fmt: skip
-def test_it_ends_within_its_budget_and_no_blamed_node_comes_back(
-    needed, spares, launches, fruitless, one_machine, course
-):
-    budget = Budget(launches, fruitless)
+def test_it_ends_within_its_budget_and_no_blamed_node_returns(needed, spares, launches, fruitless, one_machine, course):
+    budget = RelaunchBudget(launches, fruitless)
     usable = tuple(f"n{number}" for number in range(needed + spares))
-    situation = Situation(usable, needed, None, 60.0, may_reuse=one_machine)
+    situation = AllocationState(usable, needed, None, 60.0, may_reuse=one_machine)
     nodes = first_nodes(situation)
-    history: list[Outcome] = []
+    history: list[FailedLaunch] = []
     blamed: set[str] = set()
     for kind, place, progress, fault in course:
         assert nodes is not None
@@ -127,7 +151,7 @@ def test_it_ends_within_its_budget_and_no_blamed_node_comes_back(
         guilty = (nodes[place % needed],) if kind in (Kind.NODE, Kind.UNKNOWN) else ()
         is_node = kind is Kind.NODE
         history.append(
-            Outcome(
+            FailedLaunch(
                 nodes,
                 kind,
                 guilty if is_node else (),

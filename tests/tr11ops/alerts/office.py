@@ -16,13 +16,13 @@ from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import SMTP
 
 from tests.tr11ops.launch.run_inputs import write_card
-from tr11ops.alerts.service import Outcome, process
+from tr11ops.alerts.service import AlertOutcome, process
 from tr11ops.alerts.store import read_book
 from tr11ops.cli.common import directory_of
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.journal import Entry, read_journal
-from tr11ops.runcard import RunCard, load_card
-from tr11ops.rundir import RunDirectory
+from tr11ops.runcard.card import RunCard, load_card
+from tr11ops.rundir.journal import JournalEntry, read_journal
+from tr11ops.rundir.paths import RunDirectory
 
 ANA, BEN, CLEO = "ana@example.org", "ben@example.org", "cleo@example.org"
 LIST = "group@example.org"
@@ -129,7 +129,7 @@ class Office:
         blind: Iterable[str] = (),
         observed: bool = True,
         deliver: bool = True,
-    ) -> Outcome:
+    ) -> AlertOutcome:
         return process(
             self.directory, self.card, findings, frozenset(blind), observed, now, deliver=deliver, typed="tr11.toml"
         )
@@ -138,7 +138,7 @@ class Office:
     def book(self) -> Any:
         return read_book(self.directory).book
 
-    def journal(self, kind: str = "") -> list[Entry]:
+    def journal(self, kind: str = "") -> list[JournalEntry]:
         ledger = read_journal(self.directory.journal)
         assert ledger.is_sound
         return [entry for entry in ledger.entries if entry.kind.startswith(kind)]

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.tr11ops.alerts.office import ANA, BEN, CLEO, DAY, HOUR, LIST, MINUTE, NOON, at
 from tests.tr11ops.launch.run_inputs import write_card
 from tr11ops.alerts.policy import Policy
-from tr11ops.runcard import load_card
-from trainer.config import CardError
+from tr11ops.runcard.card import load_card
+from trainer.config.card import CardError
 
 PARIS = ZoneInfo("Europe/Paris")
 THREE = Policy("r", "/r", rota=(ANA, BEN, CLEO), recipients=(LIST,), rota_start=date(2022, 5, 2))

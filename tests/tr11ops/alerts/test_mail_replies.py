@@ -1,4 +1,4 @@
-"""Replies by mail: through a real SMTP and a real IMAP conversation, also those that nobody sends in good faith."""
+"""Replies by mail: through a real SMTP and a real IMAP conversation, also those that no one sends in good faith."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.tr11ops.alerts.imap_server import PASSWORD, USER, ImapServer, Letterb
 from tests.tr11ops.alerts.office import ANA, BEN, CLEO, CRITICAL, HOUR, MINUTE, NOON, WARNING, Mailbox, Office, finding
 from tr11ops.alerts.mail_replies import parse_reply
 from tr11ops.alerts.people import send_test
-from tr11ops.runcard import CardError
+from tr11ops.runcard.card import CardError
 
 Make = Callable[..., Office]
 
@@ -49,7 +49,7 @@ def reply(mailbox: Mailbox, text: str, number: int = -1, sender: str = ANA, html
     """What a mail program makes of an answer to a mail of ours."""
     _, asked = mailbox.mails[number]
     mail = EmailMessage()
-    mail["From"] = f"Somebody <{sender}>"
+    mail["From"] = f"Someone <{sender}>"
     mail["To"] = str(asked["From"])
     mail["Subject"] = f"Re: {asked['Subject']}"
     mail["Message-ID"] = more.pop("identity", f"<{len(text)}-{number}-{sender}>")
@@ -89,9 +89,7 @@ def test_snooze_and_a_reply_to_a_later_mail_of_the_thread(desk: Office, mailbox:
     assert desk.journal("alert-snoozed")[0].why == "the site repairs it"
 
 
-def test_a_reply_to_a_mail_of_several_alerts_takes_them_all_and_no_other(
-    desk: Office, mailbox: Mailbox, box: Letterbox
-) -> None:
+def test_a_reply_to_a_mail_takes_all_its_alerts_and_no_other(desk: Office, mailbox: Mailbox, box: Letterbox) -> None:
     nodes = [finding("slow-node", WARNING, f"n{number}") for number in range(3)]
     desk.look(NOON, *nodes, finding())
     (number,) = (n for n, (_, mail) in enumerate(mailbox.mails) if "WARNING" in mail["Subject"])
@@ -102,9 +100,7 @@ def test_a_reply_to_a_mail_of_several_alerts_takes_them_all_and_no_other(
     }  # fmt: skip
 
 
-def test_a_mail_program_that_names_only_the_thread_is_understood(
-    desk: Office, mailbox: Mailbox, box: Letterbox
-) -> None:
+def test_a_mail_program_that_names_the_thread_is_understood(desk: Office, mailbox: Mailbox, box: Letterbox) -> None:
     desk.look(NOON, finding())
     box.put(reply(mailbox, "ack", answers="<draft@phone>"))
     desk.look(NOON + MINUTE, finding())
@@ -130,9 +126,7 @@ def test_what_is_not_heeded_is_said_once(
     assert not desk.book.alerts[0].is_acknowledged and desk.book.alerts[0].snoozed_until is None
 
 
-def test_holiday_notes_other_runs_and_closed_alerts_are_passed_over(
-    desk: Office, mailbox: Mailbox, box: Letterbox
-) -> None:
+def test_holiday_notes_and_closed_alerts_are_passed_over(desk: Office, mailbox: Mailbox, box: Letterbox) -> None:
     desk.look(NOON, finding())
     box.put(reply(mailbox, "ack", Auto_Submitted="auto-replied"))
     box.put(reply(mailbox, "ack", answers="<x@0123456789ab.tr11.invalid>").replace(b"References:", b"X-Old:"))
@@ -145,9 +139,7 @@ def test_holiday_notes_other_runs_and_closed_alerts_are_passed_over(
     assert desk.look(NOON + 4 * MINUTE).notes == ()
 
 
-def test_a_mailbox_that_was_numbered_again_is_read_again_and_nothing_counts_twice(
-    desk: Office, mailbox: Mailbox, box: Letterbox
-) -> None:
+def test_a_renumbered_mailbox_is_read_and_nothing_counts_twice(desk: Office, mailbox: Mailbox, box: Letterbox) -> None:
     desk.look(NOON, finding())
     box.put(reply(mailbox, "snooze 1h"))
     desk.look(NOON + MINUTE, finding())
@@ -158,7 +150,7 @@ def test_a_mailbox_that_was_numbered_again_is_read_again_and_nothing_counts_twic
     assert desk.book.mailbox == (8, 40)
 
 
-def test_a_server_that_is_away_wrong_or_drips_is_one_line_and_alerts_go_out(
+def test_a_bad_server_is_one_line_and_alerts_go_out(
     office: Make, mailbox: Mailbox, imap: ImapServer, tmp_path: Path
 ) -> None:
     secret = tmp_path / "imap"
@@ -199,7 +191,7 @@ def test_a_card_that_could_not_be_read_by_mail_is_refused(office: Make, lines: t
     desk = office(f'recipients=["{CLEO}"]')
     kept = [line for line in lines if line != "sender=none"]
     fixed = [] if len(kept) < len(lines) else ['sender="bot@example.org"']
-    from tr11ops.runcard import load_card
+    from tr11ops.runcard.card import load_card
 
     with pytest.raises(CardError, match=words):
         load_card(desk.path, [f"alerts.{line}" for line in (*kept, *fixed)], {}, directory=desk.folder)
@@ -216,7 +208,7 @@ def test_garbage_is_a_reply_that_says_nothing_of_ours(content: bytes) -> None:
 
 
 @pytest.mark.parametrize("kind", [b"text/plain; charset*", b"text/plain; charset*=\x00''a"])
-def test_a_reply_that_the_parser_fails_on_is_one_note_and_the_next_one_counts(
+def test_a_reply_that_fails_is_one_note_and_the_next_one_counts(
     desk: Office, mailbox: Mailbox, box: Letterbox, kind: bytes
 ) -> None:
     desk.look(NOON, finding())
@@ -228,9 +220,7 @@ def test_a_reply_that_the_parser_fails_on_is_one_note_and_the_next_one_counts(
     assert desk.book.alerts[0].acknowledged_by == BEN and box.fetched == [1, 2]
 
 
-def test_a_server_that_says_nothing_of_what_it_found_has_no_replies(
-    desk: Office, mailbox: Mailbox, box: Letterbox
-) -> None:
+def test_a_server_that_lists_no_mails_has_no_replies(desk: Office, mailbox: Mailbox, box: Letterbox) -> None:
     box.is_terse = True
     assert desk.look(NOON, finding()).notes == ()
     assert len(mailbox.mails) == 1 and box.fetched == []

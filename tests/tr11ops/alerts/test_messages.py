@@ -21,15 +21,15 @@ from tests.tr11ops.alerts.office import (
     at,
     finding,
 )  # fmt: skip
-from tests.tr11ops.test_runbook_pages import PAGES
-from tr11ops.alerts.book import Book
+from tests.tr11ops.detect.pages import PAGES
 from tr11ops.alerts.incidents import look
 from tr11ops.alerts.mail_route import compose
 from tr11ops.alerts.messages import MOST_TITLES
-from tr11ops.alerts.pages import page_lines
+from tr11ops.alerts.notify import tell
 from tr11ops.alerts.policy import Policy
-from tr11ops.alerts.situation import Act, Situation, Spell, what_tr11_does
-from tr11ops.alerts.telling import tell
+from tr11ops.alerts.situation import Act, RunSituation, Spell, what_tr11_does
+from tr11ops.alerts.state import AlertState
+from tr11ops.base.runbook_pages import page_lines
 from tr11ops.detect.finding import Finding, Severity
 
 Make = Callable[..., Office]
@@ -64,7 +64,7 @@ def test_fifty_one_findings_of_one_look_are_one_mail(office: Make, mailbox: Mail
     assert len(desk.journal("alert-sent")[0].data["alerts"]) == 51
 
 
-def test_what_is_critical_has_a_mail_of_its_own_for_each_kind_of_fault(office: Make, mailbox: Mailbox) -> None:
+def test_critical_has_a_mail_for_each_kind_of_fault(office: Make, mailbox: Mailbox) -> None:
     desk = office(f'recipients=["{ANA}"]')
     desk.look(NOON, *(lost(n) for n in range(5)), lost(7, CRITICAL), lost(8, CRITICAL), finding("down", title="down"))
     assert sorted(mailbox.subjects) == [
@@ -74,7 +74,7 @@ def test_what_is_critical_has_a_mail_of_its_own_for_each_kind_of_fault(office: M
     ]
 
 
-def test_nobody_is_told_twice_where_people_hear_of_different_things(office: Make, mailbox: Mailbox) -> None:
+def test_no_one_hears_twice_where_people_hear_different_things(office: Make, mailbox: Mailbox) -> None:
     """Ana knew of the first; Ben is on duty when it ends, and another begins."""
     desk = office(f'rota=["{ANA}","{BEN}"]', 'rota_start="2022-05-02"', "resolve_after=1")
     turn = at("2022-05-09 00:00")
@@ -87,7 +87,7 @@ def test_nobody_is_told_twice_where_people_hear_of_different_things(office: Make
 
 def test_delivery_urls_get_each_part_once() -> None:
     policy = Policy(run="small", directory="/r", rota=(ANA, BEN), has_urls=True)
-    book, first = tell(look(Book(), [lost(1)], frozenset(), policy, NOON), policy, NOON)
+    book, first = tell(look(AlertState(), [lost(1)], frozenset(), policy, NOON), policy, NOON)
     assert [message.urls for message in first] == [True]
     later = NOON + 7 * 86400
     book, second = tell(look(book, [lost(1), lost(2)], frozenset(), policy, later), policy, later)
@@ -97,21 +97,21 @@ def test_delivery_urls_get_each_part_once() -> None:
 
 def test_thousands_of_findings_make_a_mail_that_can_be_read() -> None:
     found = [finding("slow-node", WARNING, f"node{number}", title="x" * 150) for number in range(3000)]
-    _, (message,) = tell(look(Book(), found, frozenset(), POLICY, NOON), POLICY, NOON)
+    _, (message,) = tell(look(AlertState(), found, frozenset(), POLICY, NOON), POLICY, NOON)
     assert f"and {3000 - MOST_TITLES} more: tr11 alerts list" in message.body
     assert len(message.body) < 40_000
 
 
 # ----------------------------------------------------------------------------- what
-def message_of(found: Finding, situation: Situation | None = None, policy: Policy = POLICY) -> str:
+def message_of(found: Finding, situation: RunSituation | None = None, policy: Policy = POLICY) -> str:
     _, (message,) = tell(
-        look(Book(), [found], frozenset(), policy, NOON), policy, NOON + 5 * MINUTE, situation=situation
+        look(AlertState(), [found], frozenset(), policy, NOON), policy, NOON + 5 * MINUTE, situation=situation
     )
     return message.body + message.appendix
 
 
 def test_the_first_lines_say_all_that_a_telephone_shows() -> None:
-    situation = Situation(
+    situation = RunSituation(
         "iteration 12,000 of 95,367 (12.5 %), loss 2.3120", planned=(CANCEL,), may_act=True, since=lambda _: SPELL
     )
     text = message_of(HANG, situation)
@@ -124,7 +124,7 @@ def test_the_first_lines_say_all_that_a_telephone_shows() -> None:
     )
     assert "Progress: iteration 12,000 of 95,367 (12.5 %), loss 2.3120\n" in text
     assert "Cost:     16.0 of 64.0 node-hours lost since 2022-05-02 12:00 UTC\n" in text
-    assert "---- hung.md ---" in text and "    tr11 kill --now --wait --yes" in text
+    assert "---- tr11 runbook hung ---" in text and "    tr11 kill --now --wait --yes" in text
     assert "export TR11_RUN=tr11.toml" in text
     assert max(map(len, text.splitlines())) <= 78
 
@@ -133,48 +133,48 @@ def test_a_person_is_not_told_to_do_what_tr11_does_now() -> None:
     """A second launch beside the watchdog's would be refused at best."""
     gone = finding("down", title="r is neither running nor queued", fix="tr11 launch --array 1-3")
     again = Act("resubmit", "resubmit 1-3: nothing runs", 0.0)
-    acting = message_of(gone, Situation(planned=(again,), may_act=True))
+    acting = message_of(gone, RunSituation(planned=(again,), may_act=True))
     assert "Type nothing now. Only if that fails:" in acting and "\nType:" not in acting
-    assert "\nType:" in message_of(gone, Situation(planned=(again,), may_act=False))
+    assert "\nType:" in message_of(gone, RunSituation(planned=(again,), may_act=False))
 
 
 @pytest.mark.parametrize(
     ("situation", "words"),
     [
         (None, ""),
-        (Situation(), "tr11 does nothing about it by itself."),
-        (Situation(done=(CANCEL,)), "tr11 did: cancel 1007: job 1007 hangs."),
-        (Situation(planned=(CANCEL,)), "tr11 would cancel 1007: job 1007 hangs; it may not act"),
-        (Situation(withheld=("cancel 1007: x; not done: y",)), "tr11 did not act: cancel 1007: x; not done: y."),
-        (Situation(withheld=("nothing is done, because jobs are unknown",)), "tr11 did not act: nothing is done"),
-        (Situation(withheld=("resubmit 1-3: x; not done: y",)), "tr11 does nothing about it by itself."),
+        (RunSituation(), "tr11 does nothing about it by itself."),
+        (RunSituation(done=(CANCEL,)), "tr11 did: cancel 1007: job 1007 hangs."),
+        (RunSituation(planned=(CANCEL,)), "tr11 would cancel 1007: job 1007 hangs; it may not act"),
+        (RunSituation(withheld=("cancel 1007: x; not done: y",)), "tr11 did not act: cancel 1007: x; not done: y."),
+        (RunSituation(withheld=("nothing is done, because jobs are unknown",)), "tr11 did not act: nothing is done"),
+        (RunSituation(withheld=("resubmit 1-3: x; not done: y",)), "tr11 does nothing about it by itself."),
     ],
 )
-def test_what_tr11_does_is_said(situation: Situation | None, words: str) -> None:
-    (alert,) = look(Book(), [HANG], frozenset(), POLICY, NOON).alerts
+def test_what_tr11_does_is_said(situation: RunSituation | None, words: str) -> None:
+    (alert,) = look(AlertState(), [HANG], frozenset(), POLICY, NOON).alerts
     said = what_tr11_does(alert, situation)
     assert said.startswith(words) and bool(said) == bool(words)
 
 
-def test_what_the_run_does_by_itself_is_no_comfort_where_it_is_critical() -> None:
+def test_what_the_run_does_by_itself_does_not_calm_critical() -> None:
     for severity, words in (
         (WARNING, "A resume takes the newest"),
         (CRITICAL, "tr11 does nothing about it by itself."),
     ):
         found = finding("checkpoint-unsound", severity, "1200")
-        (alert,) = look(Book(), [found], frozenset(), POLICY, NOON).alerts
-        assert what_tr11_does(alert, Situation()).startswith(words)
+        (alert,) = look(AlertState(), [found], frozenset(), POLICY, NOON).alerts
+        assert what_tr11_does(alert, RunSituation()).startswith(words)
 
 
-def test_a_fault_costs_from_the_last_iteration_on_not_from_its_first_sight() -> None:
+def test_a_fault_costs_from_the_last_iteration_on() -> None:
     asked: list[float] = []
 
     def since(moment: float) -> Spell:
         asked.append(moment)
         return SPELL
 
-    assert "lost since 2022-05-02 11:30 UTC" in message_of(HANG, Situation(trained=NOON - HOUR / 2, since=since))
-    assert "lost since 2022-05-02 12:00 UTC" in message_of(HANG, Situation(trained=NOON + MINUTE, since=since))
+    assert "lost since 2022-05-02 11:30 UTC" in message_of(HANG, RunSituation(trained=NOON - HOUR / 2, since=since))
+    assert "lost since 2022-05-02 12:00 UTC" in message_of(HANG, RunSituation(trained=NOON + MINUTE, since=since))
     assert asked == [NOON - HOUR / 2, NOON]
 
 
@@ -207,7 +207,7 @@ def test_hostile_names_forge_no_header_and_no_line() -> None:
     found = finding(
         "slow-node", WARNING, evil, title=f"{evil} is slow", evidence=(evil,), fix=f"tr11 nodes check {evil}"
     )
-    _, (message,) = tell(look(Book(), [found], frozenset(), POLICY, NOON), POLICY, NOON)
+    _, (message,) = tell(look(AlertState(), [found], frozenset(), POLICY, NOON), POLICY, NOON)
     mail = compose(message, "bot@example.org", NOON)
     assert mail["Bcc"] is None and "\n" not in str(mail["Subject"]) and "Größe" in str(mail["Subject"])
     assert b"\r\nBcc:" not in mail.as_bytes() and "hf_abcdefghijkl" not in mail.get_content()
@@ -215,8 +215,8 @@ def test_hostile_names_forge_no_header_and_no_line() -> None:
 
 
 def test_urls_do_not_get_the_runbook() -> None:
-    _, (message,) = tell(look(Book(), [HANG], frozenset(), POLICY, NOON), POLICY, NOON)
-    assert "----" not in message.body and "---- hung.md" in message.appendix
+    _, (message,) = tell(look(AlertState(), [HANG], frozenset(), POLICY, NOON), POLICY, NOON)
+    assert "----" not in message.body and "---- tr11 runbook hung" in message.appendix
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -1,4 +1,4 @@
-"""Answers by file, also by files that nobody would send in good faith."""
+"""Answers by file, also by files that no one would send in good faith."""
 
 from __future__ import annotations
 

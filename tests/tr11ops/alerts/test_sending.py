@@ -1,4 +1,4 @@
-"""Mail servers that are away, that hang, refuse or drop the line; processes that are killed, and two at once."""
+"""Mail servers that are unreachable, that hang, refuse or drop the line; processes that are killed, and two at once."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from tests.tr11ops.alerts.office import (
     finding,
 )
 from tr11ops.alerts import dead_man
-from tr11ops.alerts.book import Message
 from tr11ops.alerts.mail_route import MailRoute, compose, is_address
-from tr11ops.alerts.outbox import CLAIM_SECONDS, Entry, delay, deliver, in_turn, queue, waiting_entries
+from tr11ops.alerts.outbox import CLAIM_SECONDS, OutboxEntry, delay, deliver, in_turn, queue, waiting_entries
 from tr11ops.alerts.reading import incidents, open_alerts, waiting
+from tr11ops.alerts.state import Message
+from tr11ops.base.observed import Unknown
 from tr11ops.detect.finding import Severity
-from tr11ops.snapshot import Unknown
 
 Make = Callable[..., Office]
 TWO = f'recipients=["{ANA}","{BEN}"]'
@@ -128,14 +128,14 @@ def test_a_server_that_is_busy_gets_it_later(office: Make, mailbox: Mailbox) -> 
     assert len(set(identities(mailbox))) == 2
 
 
-def test_one_address_that_is_refused_does_not_hold_up_the_others(office: Make, mailbox: Mailbox) -> None:
+def test_a_refused_address_does_not_hold_up_the_others(office: Make, mailbox: Mailbox) -> None:
     desk = office(TWO, "escalate_minutes=[]")
     mailbox.recipient_answers = {BEN: "550 no such user"}
     outcome = desk.look(NOON, finding())
     assert mailbox.told() == [(ANA,)]
     assert outcome.notes == ("mail: ben@example.org: the server said 550 no such user",)
     mailbox.recipient_answers = {BEN: "450 grey"}
-    desk.look(NOON + DAY - HOUR, finding())  # refused for good: tried again a day later, in case it was mended
+    desk.look(NOON + DAY - HOUR, finding())  # refused for good: tried again a day later, in case it was repaired
     assert waiting_entries(desk.directory)[0].left == (BEN,)
     mailbox.recipient_answers = {}
     desk.look(NOON + DAY - 2 * MINUTE, finding())
@@ -144,7 +144,7 @@ def test_one_address_that_is_refused_does_not_hold_up_the_others(office: Make, m
     assert desk.files("outbox") == []
 
 
-def test_a_refused_address_that_the_card_no_longer_names_is_given_up(office: Make, mailbox: Mailbox) -> None:
+def test_a_refused_address_gone_from_the_card_is_given_up(office: Make, mailbox: Mailbox) -> None:
     desk = office(TWO)
     mailbox.recipient_answers = {BEN: "550 gone"}
     desk.look(NOON, finding())
@@ -164,7 +164,7 @@ def test_a_server_that_hangs_costs_its_time_out_and_the_round(mailbox: Mailbox, 
     with socket.socket() as mute:  # takes the connection and never says a word
         mute.bind(("127.0.0.1", 0))
         mute.listen()
-        report = route(mute.getsockname()[1], timeout=0.2).send(Entry(message(), "mail", left=(ANA,)))
+        report = route(mute.getsockname()[1], timeout=0.2).send(OutboxEntry(message(), "mail", left=(ANA,)))
     assert report.is_unreachable
     assert "timed out" in report.trouble
     assert {entry.attempts for entry in waiting_entries(desk.directory)} == {1}
@@ -182,16 +182,16 @@ def test_a_mail_that_is_late_in_every_round_keeps_up_no_alarm(mailbox: Mailbox, 
     assert {entry.attempts for entry in waiting_entries(desk.directory)} == {1}  # the line was open: each was tried
 
 
-def test_urgent_messages_are_tried_first_and_each_incident_keeps_its_order() -> None:
+def test_urgent_messages_go_first_and_incidents_keep_order() -> None:
     cleared = {"kind": "cleared", "alert": "a"}
     entries = [
-        Entry(message(1, alert="", kind="digest"), "mail", due=NOON + HOUR, attempts=3),
-        Entry(message(2, alert="b", severity=WARNING), "mail", attempts=1),
-        Entry(message(3, alert="c", severity=WARNING), "mail"),
-        Entry(message(4, alert="a", severity=WARNING), "mail", due=NOON + HOUR, attempts=2),
-        Entry(message(5, alert="d", alerts=("d", "a")), "mail"),
-        Entry(message(6, **cleared), "mail"),
-        Entry(message(7, alert="e"), "mail", attempts=1),
+        OutboxEntry(message(1, alert="", kind="digest"), "mail", due=NOON + HOUR, attempts=3),
+        OutboxEntry(message(2, alert="b", severity=WARNING), "mail", attempts=1),
+        OutboxEntry(message(3, alert="c", severity=WARNING), "mail"),
+        OutboxEntry(message(4, alert="a", severity=WARNING), "mail", due=NOON + HOUR, attempts=2),
+        OutboxEntry(message(5, alert="d", alerts=("d", "a")), "mail"),
+        OutboxEntry(message(6, **cleared), "mail"),
+        OutboxEntry(message(7, alert="e"), "mail", attempts=1),
     ]
     turns = [entry.message.id.partition("-")[2] for entry in in_turn(entries, NOON)]
     assert turns == ["4", "5", "7", "3", "6", "2", "1"]
@@ -200,7 +200,7 @@ def test_urgent_messages_are_tried_first_and_each_incident_keeps_its_order() -> 
 @pytest.mark.parametrize("wrong", ["a@b\r\nBcc: x@y", "nobody", "a b@c", "ünï@example.org", "a@b,c@d", "<a@b>", ""])
 def test_what_is_no_address_is_never_sent(wrong: str, mailbox: Mailbox, server: Server) -> None:
     assert not is_address(wrong)
-    report = route(server.port).send(Entry(message(to=(wrong, ANA)), "mail", left=(wrong, ANA)))
+    report = route(server.port).send(OutboxEntry(message(to=(wrong, ANA)), "mail", left=(wrong, ANA)))
     assert mailbox.told() == [(ANA,)]
     assert report.withdrawn == (wrong,)
 
@@ -208,7 +208,7 @@ def test_what_is_no_address_is_never_sent(wrong: str, mailbox: Mailbox, server: 
 def test_headers_cannot_be_forged_and_utf_8_arrives(mailbox: Mailbox, server: Server) -> None:
     text = "Größe 7 µs — 時\n" + "x" * 3000 + "\n.\nQUIT\n"
     hostile = message(subject="[CRITICAL] r: a\r\nBcc: eve@example.org\r\n\r\nbody — 時", body=text)
-    report = route(server.port).send(Entry(hostile, "mail", left=(ANA,)))
+    report = route(server.port).send(OutboxEntry(hostile, "mail", left=(ANA,)))
     assert report.done == (ANA,)
     to, mail = mailbox.mails[0]
     assert to == (ANA,)
@@ -310,9 +310,7 @@ def test_two_watchdogs_at_once_send_each_message_once(tmp_path: Path, mailbox: M
 
 
 # ----------------------------------------------------------------------------- disks
-def test_where_nothing_can_be_written_people_hear_of_it_all_the_same(
-    tmp_path: Path, mailbox: Mailbox, server: Server
-) -> None:
+def test_people_hear_of_it_where_nothing_can_be_written(tmp_path: Path, mailbox: Mailbox, server: Server) -> None:
     desk = Office(tmp_path, server.port, TWO)
 
     def look() -> None:
@@ -355,14 +353,12 @@ def test_a_damaged_book_falls_back_to_the_version_before_it(office: Make, mailbo
     versions = sorted(desk.folder_of("book.d").iterdir())
     (versions[-1].parent / f"{int(versions[-1].stem) + 1:08d}.json").write_bytes(garbage)
     outcome = desk.look(NOON + MINUTE, finding())
-    assert "is not a book of alerts" in outcome.notes[0]
+    assert "is not a file of alert state" in outcome.notes[0]
     assert len(mailbox.mails) == 1
     assert desk.look(NOON + 2 * MINUTE, finding()).notes == ()
 
 
-def test_where_no_version_is_readable_it_is_unknown_and_the_next_look_begins_anew(
-    office: Make, mailbox: Mailbox
-) -> None:
+def test_without_a_readable_version_the_next_look_begins_again(office: Make, mailbox: Mailbox) -> None:
     desk = office(TWO)
     desk.look(NOON, finding())
     for path in [*desk.folder_of("book.d").iterdir(), desk.folder_of("book.json")]:
@@ -419,7 +415,7 @@ def test_mail_to_lists_goes_once_with_no_delivery_when_asked(office: Make, mailb
     assert desk.files("outbox") == []
     entry = desk.journal("alert-sent")[0]
     assert entry.data["suppressed"] is True
-    assert desk.look(NOON + MINUTE, finding()).sent == 1  # nobody has heard of it yet
+    assert desk.look(NOON + MINUTE, finding()).sent == 1  # no one has heard of it yet
     assert mailbox.told() == [(LIST,)]
     assert desk.journal("alert-sent")[-1].data["to"] == [LIST]
 
@@ -453,7 +449,7 @@ class Drip:
 
 
 @pytest.mark.parametrize("beginning", [b"", b"220 here\r\n"], ids=["greeting", "answer"])
-def test_a_server_that_drips_lines_costs_one_deadline_and_is_tried_again(
+def test_a_slow_server_costs_one_deadline_and_is_tried_again(
     tmp_path: Path, mailbox: Mailbox, server: Server, beginning: bytes
 ) -> None:
     drip = Drip(beginning)

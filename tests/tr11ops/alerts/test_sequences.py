@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tr11ops.alerts.office import ANA, BEN, CLEO, CRITICAL, HOUR, INFO, LIST, MINUTE, NOON, WARNING, finding
-from tr11ops.alerts.book import Alert, Book, Message, event_of
+from tr11ops.alerts import incidents
 from tr11ops.alerts.changes import acknowledge, assign, resolve, snooze
 from tr11ops.alerts.fingerprint import fingerprint
 from tr11ops.alerts.incidents import OPENED
+from tr11ops.alerts.notify import tell
 from tr11ops.alerts.policy import FLAP_SECONDS, Policy
-from tr11ops.alerts.telling import advance
+from tr11ops.alerts.state import Alert, AlertState, Message, event_of
 from tr11ops.detect.finding import Finding, Severity
 
 DETECTORS = ("down", "stalled", "slow-node")
@@ -35,7 +36,14 @@ POLICY = Policy(
 )  # fmt: skip
 
 
-def person(book: Book, action: str, now: float) -> Book:
+def advance(
+    book: AlertState, found: Iterable[Finding], blind: frozenset[str], policy: Policy, now: float
+) -> tuple[AlertState, tuple[Message, ...]]:
+    """One look and all that follows: the book after it, and the messages that must go out because of it."""
+    return tell(incidents.look(book, found, blind, policy, now), policy, now)
+
+
+def person(book: AlertState, action: str, now: float) -> AlertState:
     """The first open alert gets what a person does to it."""
     if not action or not book.open_alerts:
         return book
@@ -51,7 +59,7 @@ def person(book: Book, action: str, now: float) -> Book:
 def test_the_promises_of_the_table(looks: list[dict[str, object]], quiet: bool, resolve_after: int) -> None:
     policy = dataclasses.replace(POLICY, resolve_after=resolve_after)
     policy = policy if quiet else dataclasses.replace(policy, quiet_hours=None)
-    book, now = Book(), NOON
+    book, now = AlertState(), NOON
     said: dict[str, list[Message]] = defaultdict(list)
     digests: list[float] = []
     identities: set[str] = set()
@@ -118,7 +126,7 @@ def test_the_promises_of_the_table(looks: list[dict[str, object]], quiet: bool, 
     assert len(set(days)) == len(days), "two digests for one day"
 
 
-def each_alert(messages: Iterable[Message], book: Book) -> list[Message]:
+def each_alert(messages: Iterable[Message], book: AlertState) -> list[Message]:
     """What a look says, alert by alert, as if each were a message of its own to all who hear of it."""
     found: dict[str, Message] = {}
     for message in messages:
@@ -150,7 +158,7 @@ def test_fingerprints_tell_every_name_apart() -> None:
 
 def test_findings_of_one_fingerprint_are_one_alert() -> None:
     two = [finding("held", WARNING, "7", title="job 7 is held"), finding("held", CRITICAL, "8", title="job 8 is held")]
-    book, messages = advance(Book(), two, frozenset(), POLICY, NOON)
+    book, messages = advance(AlertState(), two, frozenset(), POLICY, NOON)
     alert = book.open_alerts[0]
     assert (alert.severity, alert.title) == (CRITICAL, "job 8 is held (and 1 more)")
     assert "job 7 is held" in alert.evidence
@@ -161,7 +169,7 @@ def test_a_clock_that_ran_ahead_silences_nothing() -> None:
     """A look with a clock two years ahead, then looks with the right one."""
     ahead = NOON + 730 * 86400
     policy = dataclasses.replace(POLICY, resolve_after=1)
-    book, _ = advance(Book(), [finding()], frozenset(), policy, ahead)
+    book, _ = advance(AlertState(), [finding()], frozenset(), policy, ahead)
     book, _ = advance(book, [], frozenset(), policy, ahead + 1)
     book, messages = advance(book, [finding()], frozenset(), policy, NOON)
     assert [message.kind for message in messages] == ["opened"]
@@ -174,7 +182,7 @@ def test_a_clock_that_ran_ahead_silences_nothing() -> None:
 
 def test_evidence_is_bounded_and_carries_no_secret() -> None:
     lines = ("https://bot:hunter2@host/x", "token=abc123 and password: tr0ub4", "a\x1b[2J\nb", *("x" * 9999,) * 50)
-    book, messages = advance(Book(), [finding(evidence=lines, title="t\n" * 900)], frozenset(), POLICY, NOON)
+    book, messages = advance(AlertState(), [finding(evidence=lines, title="t\n" * 900)], frozenset(), POLICY, NOON)
     text = messages[0].subject + messages[0].body
     for secret in ("hunter2", "abc123", "tr0ub4", "\x1b"):
         assert secret not in text
@@ -187,12 +195,12 @@ def test_evidence_is_bounded_and_carries_no_secret() -> None:
 
 def test_consumed_tokens_are_no_secret() -> None:
     line = "iteration 5 | consumed tokens: 12345 | learning rate: 6.0E-05"
-    book, _ = advance(Book(), [finding(evidence=(line,))], frozenset(), POLICY, NOON)
+    book, _ = advance(AlertState(), [finding(evidence=(line,))], frozenset(), POLICY, NOON)
     assert book.open_alerts[0].evidence == (line,)
 
 
 def test_the_events_of_an_alert_say_what_it_is() -> None:
-    book, _ = advance(Book(), [finding(subject="1007")], frozenset(), POLICY, NOON)
+    book, _ = advance(AlertState(), [finding(subject="1007")], frozenset(), POLICY, NOON)
     event = event_of(book.open_alerts[0], OPENED, "ana", "why", NOON)
     assert dict(event.data) == {
         "fingerprint": fingerprint("stalled", ()), "detector": "stalled", "subject": "1007", "severity": "CRITICAL",
@@ -206,7 +214,7 @@ def lost(node: str, severity: Severity = WARNING, job: str = "1000_7") -> Findin
 
 
 def test_a_second_lost_node_is_said_a_minute_after_the_first() -> None:
-    book, _ = advance(Book(), [lost("n07")], frozenset(), POLICY, NOON)
+    book, _ = advance(AlertState(), [lost("n07")], frozenset(), POLICY, NOON)
     book, messages = advance(book, [lost("n07"), lost("n01", CRITICAL)], frozenset(), POLICY, NOON + MINUTE)
     assert [(m.kind, m.severity, m.subject) for m in messages] == [
         ("opened", CRITICAL, "[CRITICAL] small: job 1000_7 has lost n01")
@@ -214,9 +222,9 @@ def test_a_second_lost_node_is_said_a_minute_after_the_first() -> None:
     assert len(book.open_alerts) == 2
 
 
-def test_what_is_worse_than_all_that_was_heard_is_said_within_the_hour_after_the_all_clear() -> None:
+def test_worse_than_before_is_said_within_the_hour_of_all_clear() -> None:
     policy = dataclasses.replace(POLICY, resolve_after=1)
-    book, _ = advance(Book(), [finding(severity=WARNING)], frozenset(), policy, NOON)
+    book, _ = advance(AlertState(), [finding(severity=WARNING)], frozenset(), policy, NOON)
     book, over = advance(book, [], frozenset(), policy, NOON + MINUTE)
     assert [m.kind for m in over] == ["cleared"]
     book, again = advance(book, [finding(severity=WARNING)], frozenset(), policy, NOON + 2 * MINUTE)
@@ -243,7 +251,7 @@ def test_an_alert_of_an_older_tr11_goes_on_under_todays_names() -> None:
     )  # fmt: skip
     slow = old_alert("slow-node", "c1a4a860b212", "n07", "n07 holds the others back", severity=WARNING, said=WARNING)
     number = old_alert("slow-node", "5a1d", "1007", "1007 holds the others back", severity=WARNING, said=WARNING)
-    started = Book(alerts=(old, slow, number))
+    started = AlertState(alerts=(old, slow, number))
     seen = [lost("n01", CRITICAL), lost("n07"), finding("slow-node", WARNING, "1007", identity=("1007",))]
     book, messages = advance(started, seen, frozenset(), POLICY, NOON)
     assert messages == ()
@@ -262,9 +270,9 @@ def test_an_alert_of_an_older_tr11_goes_on_under_todays_names() -> None:
     assert {m.thread for m in messages if "n01" in m.body} == {"<first@tr11.invalid>"}
 
 
-def test_an_alert_of_an_older_tr11_whose_fault_is_gone_gets_its_all_clear() -> None:
+def test_an_alert_of_an_older_tr11_gets_its_all_clear() -> None:
     old = old_alert("node-lost", "dfa58d4edf6b", "1000_7", "job 1000_7 has lost n01", evidence=("n01: down",))
-    book, messages = advance(Book(alerts=(old,)), [lost("n09", job="1000_8")], frozenset(), POLICY, NOON)
+    book, messages = advance(AlertState(alerts=(old,)), [lost("n09", job="1000_8")], frozenset(), POLICY, NOON)
     assert [m.kind for m in messages] == ["opened"]
     book, messages = advance(book, [lost("n09", job="1000_8")], frozenset(), POLICY, NOON + MINUTE)
     assert [(m.kind, m.alert) for m in messages] == [("cleared", "dfa58d4edf6b")]

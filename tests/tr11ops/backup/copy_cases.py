@@ -5,17 +5,18 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tr11ops.backup.base import Archive, FarFile, Unread, Upload
+from tr11ops.backup.base import ARCHIVE_RETRIES, Archive, RemoteFile, Unread, Upload
 from tr11ops.backup.copying import copy_source
 from tr11ops.backup.folder import FolderArchive
-from tr11ops.backup.records import Receipt, location_of
-from tr11ops.backup.retrying import Retrying
 from tr11ops.backup.source import read_source
 from tr11ops.backup.transfer import Transfer
-from trainer.contract import FileEntry, Manifest, checkpoint_name, file_digest
+from tr11ops.rundir.copies import Receipt, location_of
+from trainer.contract.manifest import FileEntry, Manifest, file_digest
+from trainer.contract.paths import checkpoint_name
 
 RUN, VARIANT = "tr11-test", "main"
 SIZES = {
@@ -53,7 +54,9 @@ def make_archive(folder: Path, **options: Any) -> FolderArchive:
 
 def quick(**changes: Any) -> Transfer:
     """Settings that wait for nothing and cut every file into several pieces."""
-    return Transfer(**{"parallel": 4, "piece_bytes": 16_384, "retrying": Retrying(first_seconds=0.0), **changes})
+    return Transfer(
+        **{"parallel": 4, "piece_bytes": 16_384, "retries": replace(ARCHIVE_RETRIES, first_seconds=0.0), **changes}
+    )
 
 
 def copy(archive: Archive, folder: Path, transfer: Transfer | None = None, **options: Any) -> Receipt:
@@ -92,11 +95,11 @@ class OddArchive:
             self.calls.append((what, path))
             self._on(what, path, position)
 
-    def look(self, path: str) -> FarFile | None:
+    def look(self, path: str) -> RemoteFile | None:
         self._call("look", path)
         return self._archive.look(path)
 
-    def list(self, folder: str, unread: Unread | None = None) -> Iterator[FarFile]:
+    def list(self, folder: str, unread: Unread | None = None) -> Iterator[RemoteFile]:
         self._call("list", folder)
         return self._archive.list(folder, unread)
 

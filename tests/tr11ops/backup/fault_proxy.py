@@ -1,4 +1,4 @@
-"""A proxy in front of the object-store server: it does harm where it is told to, and mends one fault of the server.
+"""A proxy in front of the object-store server: it does harm where it is told to, and repairs one fault of the server.
 
 The server publishes an unfinished upload when it is asked how much of it has arrived (its issue 1149). Google's answers
 308 and changes nothing; so does the proxy.
@@ -31,7 +31,7 @@ class Fault:
 
     answer: `status` instead of the server's; deaf: the same, and the body is not read; truncate: the answer ends after
     `at` bytes; stall: nothing comes after them; corrupt: its byte `at` is changed; corrupt-sent: that of the request; hang: no answer; reset: the
-    connection is cut; lose-answer: the server hears the request, nobody its answer; cut-sent: cut after `at` bytes.
+    connection is cut; lose-answer: the server hears the request, no one its answer; cut-sent: cut after `at` bytes.
     """
 
     kind: Kind

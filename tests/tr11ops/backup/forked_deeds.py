@@ -1,6 +1,6 @@
-"""One process that has imported everything forks another for each deed, which dies (-9) at a given call.
+"""One process that has imported everything forks another for each action, which dies (-9) at a given call.
 
-A JSON object on a line of its input is a deed, one on a line of its output how that ended.
+A JSON object on a line of its input is an action, one on a line of its output how that ended.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ForkingProcess:
         self._process.communicate()
 
     def order(self, **deed: Any) -> tuple[int, int]:
-        """Have a deed done; its exit code (-9: it was killed), and the number that it returned (0 if killed)."""
+        """Have an action done; its exit code (-9: it was killed), and the number that it returned (0 if killed)."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps(deed) + "\n")
         self._process.stdin.flush()
@@ -43,7 +43,7 @@ class ForkingProcess:
 
 
 def serve(do: Callable[[dict[str, Any]], int]) -> None:
-    """Do each deed of the input in a process of its own."""
+    """Do each action of the input in a process of its own."""
     for line in sys.stdin:
         ours, theirs = os.pipe()
         child = os.fork()

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import time
 from dataclasses import dataclass, replace
@@ -12,32 +14,20 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from tests.plugins.object_store_fixture import ObjectStore
 from tests.tr11ops.backup.round_cases import Rounds, flip
-from tr11ops.backup.base import ArchiveRefused
-from tr11ops.backup.records import CopyRecord
+from tr11ops.backup.base import ARCHIVE_RETRIES, ArchivePermanentError
 from tr11ops.backup.restorable import restorable
 from tr11ops.backup.restore import restore_checkpoint
-from tr11ops.backup.retrying import Retrying
-from tr11ops.backup.round_values import Place, RoundResult
+from tr11ops.backup.round_values import BackupContext, RoundResult
 from tr11ops.checkpoints.catalogue import Catalogue, read_catalogue
 from tr11ops.checkpoints.prune import Pruner, PruneResult
 from tr11ops.checkpoints.use import Clocks
-from tr11ops.cli import (
-    backup,
-    backup_owner,
-    backup_restore,
-    backup_run,
-    backup_status,
-    checkpoints,
-    checkpoints_keep,
-    checkpoints_prune,
-)
-from tr11ops.cli.common import Refusal
-from trainer.contract import Manifest, checkpoint_steps, manifest_faults
+from tr11ops.cli.main import execute
+from tr11ops.rundir.copies import CopyRecord
+from trainer.contract.manifest import Manifest, manifest_faults
+from trainer.contract.paths import checkpoint_steps
 
 Kind: TypeAlias = Literal["folder", "tar", "bucket"]
 KINDS: tuple[Kind, ...] = ("folder", "tar", "bucket")
@@ -153,9 +143,9 @@ class Case(Rounds):
         else:
             (self.store / name).write_bytes(content)
 
-    def place(self) -> Place:
+    def place(self) -> BackupContext:
         """With tries enough for what passes."""
-        return replace(super().place(), retrying=Retrying(tries=4, first_seconds=0.0))
+        return replace(super().place(), retries=replace(ARCHIVE_RETRIES, tries=4, first_seconds=0.0))
 
     def restore(self, step: int, into: Path) -> Path:
         """The step's copy, in another folder."""
@@ -185,7 +175,7 @@ def refuse(case: Case, text: str) -> None:
 
     def on(what: str, path: str, position: int) -> None:
         if what == "read" and text in path:
-            raise ArchiveRefused(f"{path}: Permission denied")
+            raise ArchivePermanentError(f"{path}: Permission denied")
 
     case.odd[case.archive] = {"on": on}
 
@@ -210,20 +200,14 @@ class Answer:
 def invoke(case: Case, line: str) -> Answer:
     """`tr11 backup LINE` as a person types it, or `tr11 checkpoints ...`, on the case's card."""
     is_here = line.startswith("checkpoints ")
-    group: typer.Typer = checkpoints.app if is_here else backup.app
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (
-            backup,
-            backup_owner,
-            backup_run,
-            backup_restore,
-            backup_status,
-            checkpoints_keep,
-            checkpoints_prune,
-        ):
-            patch.setattr(module, "read_card", lambda *_: case.card)
-        result = CliRunner().invoke(group, line.removeprefix("checkpoints ").split())
-    if isinstance(result.exception, Refusal):
-        return Answer(result.exception.exit_code, f"{result.output}{result.exception}")
-    assert isinstance(result.exception, SystemExit | None), result.exception
-    return Answer(result.exit_code, result.output)
+    group = "checkpoints" if is_here else "backup"
+    said = io.StringIO()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(said),
+        contextlib.redirect_stderr(said),
+    ):
+        patch.setattr("tr11ops.cli.context.read_card", lambda *_, **__: case.card)
+        code = execute([group, *line.removeprefix("checkpoints ").split()])
+    assert "an error of tr11 itself" not in said.getvalue(), said.getvalue()
+    return Answer(code, said.getvalue())

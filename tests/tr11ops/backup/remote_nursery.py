@@ -22,7 +22,7 @@ MOMENTS = (
 
 
 class RemoteNursery(ForkingProcess):
-    """The process that forks one for each deed."""
+    """The process that forks one for each action."""
 
     module = "tests.tr11ops.backup.remote_nursery"
 

@@ -8,21 +8,21 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tests.tr11ops.backup.copy_cases import OddArchive, make_checkpoint
 from tr11ops.backup.archives import open_archive
-from tr11ops.backup.base import Archive
+from tr11ops.backup.base import ARCHIVE_RETRIES, Archive
 from tr11ops.backup.due import Asked
-from tr11ops.backup.records import CopyRecord, read_copies
-from tr11ops.backup.retrying import Retrying
-from tr11ops.backup.round_values import Place, Reading, Request, RoundResult, card_archives
+from tr11ops.backup.round_values import BackupContext, Reading, RoundRequest, RoundResult, card_archives
 from tr11ops.backup.service import run_round
-from tr11ops.journal import Journal, read_journal
-from tr11ops.runcard import RunCard, load_card
-from tr11ops.rundir import RunDirectory
-from trainer.contract import read_json
+from tr11ops.runcard.card import RunCard, load_card
+from tr11ops.rundir.copies import CopyRecord, read_copies
+from tr11ops.rundir.journal import Journal, read_journal
+from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.state_file import read_json
 
 CARD = Path(__file__).parents[2] / "data" / "small-card.toml"
 NOW = 1.7e9
@@ -38,7 +38,7 @@ def in_memory() -> Iterator[Path]:
 
 
 class Silent:
-    """Progress that nobody sees; what is said is kept."""
+    """Progress that no one sees; what is said is kept."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -78,14 +78,14 @@ class Rounds:
             make_checkpoint(self.checkpoints, step, SMALL if sizes is None else sizes, seed)
             (self.checkpoints / "latest").write_text(f"global_step{step}")
 
-    def place(self) -> Place:
+    def place(self) -> BackupContext:
         @contextmanager
         def watch(what: str, total: int) -> Iterator[Silent]:
             yield self.progress
 
-        return Place(
+        return BackupContext(
             self.card, self.directory, Journal(self.directory.journal), self.progress.say, watch, self.stop,
-            lambda: self.now, self.open, Retrying(tries=2, first_seconds=0.0),
+            lambda: self.now, self.open, replace(ARCHIVE_RETRIES, tries=2, first_seconds=0.0),
         )  # fmt: skip
 
     def open(self, name: str, card: RunCard) -> Archive:
@@ -99,7 +99,7 @@ class Rounds:
         self, *archives: str, steps: tuple[int, ...] = (), reading: Reading = "share", **changes: Any
     ) -> RoundResult:
         names = archives or card_archives(self.card)
-        return run_round(self.place(), Request(names, Asked(steps), reading=reading, **changes))
+        return run_round(self.place(), RoundRequest(names, Asked(steps), reading=reading, **changes))
 
     def copies(self) -> tuple[CopyRecord, ...]:
         return read_copies(self.directory)
@@ -120,7 +120,7 @@ class Rounds:
         return [dict(entry.data) for entry in entries if entry.kind == kind]
 
     def far(self, step: int, path: str, archive: str = "store") -> Path:
-        """A file of a whole copy at the far side."""
+        """A file of a whole copy at the destination."""
         root = self.store if archive == "store" else self.url
         return root / "checkpoints" / "main" / f"global_step{step}" / path
 

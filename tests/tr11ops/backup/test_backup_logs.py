@@ -60,7 +60,7 @@ def test_git_and_hidden_files_stay_here(rounds: Rounds) -> None:
     assert set(logs(rounds)) == {"tensorboard/main/events.out.tfevents.1"}
 
 
-def test_a_log_that_grows_while_it_is_copied_is_a_whole_beginning(rounds: Rounds) -> None:
+def test_a_log_that_grows_while_copied_is_a_whole_beginning(rounds: Rounds) -> None:
     log = rounds.directory.paths.main_log
     log.write_bytes(b"a" * 5000)
 

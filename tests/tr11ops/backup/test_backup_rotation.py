@@ -5,17 +5,17 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tr11ops.backup.rotation import DAY_SECONDS, Stored, choose, oldest
+from tr11ops.backup.rotation import DAY_SECONDS, StoredFile, choose, oldest
 
 NOW = 1.7e9
 HOUR = 3600.0
 
 
-def archive(*files: tuple[str, int, float | None]) -> list[Stored]:
-    return [Stored("checkpoints/main/global_step1000", path, size, read) for path, size, read in files]
+def archive(*files: tuple[str, int, float | None]) -> list[StoredFile]:
+    return [StoredFile("checkpoints/main/global_step1000", path, size, read) for path, size, read in files]
 
 
-def names(files: tuple[Stored, ...]) -> list[str]:
+def names(files: tuple[StoredFile, ...]) -> list[str]:
     return [file.path for file in files]
 
 
@@ -26,7 +26,7 @@ def test_never_read_first_then_the_oldest_by_share() -> None:
     assert names(choose(files[:-1], NOW, NOW - DAY_SECONDS, 30, DAY_SECONDS)) == ["f9"]
 
 
-def test_what_would_be_too_old_before_the_next_round_is_read_whatever_the_share() -> None:
+def test_what_would_be_too_old_is_read_whatever_the_share() -> None:
     files = archive(*((f"f{n:02d}", 1000, NOW - 28.5 * DAY_SECONDS) for n in range(20)), ("young", 10, NOW - 1e5))
     assert len(choose(files, NOW, NOW - HOUR, 30, DAY_SECONDS)) == 20
 
@@ -58,7 +58,7 @@ def test_a_clock_that_was_set_back_or_forth_stops_nothing() -> None:
     st.sampled_from([6 * HOUR, DAY_SECONDS]),
     st.lists(st.tuples(st.floats(0.05, 1.99), st.lists(st.integers(0, 10**12), max_size=6)), min_size=30, max_size=90),
 )
-def test_every_byte_is_read_within_the_days_while_the_archive_grows(
+def test_every_byte_is_read_in_time_while_the_archive_grows(
     days: float, interval: float, rounds: list[tuple[float, list[int]]]
 ) -> None:
     """Rounds come at any spacing up to two intervals (one was missed); each may bring new copies."""
@@ -67,7 +67,7 @@ def test_every_byte_is_read_within_the_days_while_the_archive_grows(
     for spacing, arrived in rounds:
         now += spacing * interval
         assert all(now - moment <= days * DAY_SECONDS for _, moment in read.values())
-        files = [Stored("copy", name, size, moment) for name, (size, moment) in read.items()]
+        files = [StoredFile("copy", name, size, moment) for name, (size, moment) in read.items()]
         for file in choose(files, now, last, days, interval):
             read[file.path] = (file.bytes, now)
         for size in arrived:
@@ -83,7 +83,7 @@ def test_no_round_has_all_the_work(spacings: list[float], count: int) -> None:
     now, last, most = NOW, NOW, 0.0
     for spacing in spacings:
         now += spacing * DAY_SECONDS
-        chosen = choose([Stored("c", name, 10, read) for name, read in files.items()], now, last, 30, DAY_SECONDS)
+        chosen = choose([StoredFile("c", name, 10, read) for name, read in files.items()], now, last, 30, DAY_SECONDS)
         files.update({file.path: now for file in chosen})
         most, last = max(most, len(chosen)), now
     assert most <= count / 21 + 2

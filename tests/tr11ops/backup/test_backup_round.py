@@ -1,4 +1,4 @@
-"""One round of backup: what is due is copied, each archive by itself, and what is wrong is found, told and mended."""
+"""One round of backup: what is due is copied, each archive by itself, and what is wrong is found, told and repaired."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from tests.plugins.object_store_fixture import ObjectStore
 from tests.tr11ops.backup.copy_cases import contents
 from tests.tr11ops.backup.round_cases import DAY, NOW, Rounds, flip, receipts_below
 from tr11ops.backup import archive_round, reread
-from tr11ops.backup.base import ArchiveAway, ArchiveFull, ArchiveRefused
-from tr11ops.backup.drill import Look, choose_copy, run_drill
+from tr11ops.backup.base import ArchiveFull, ArchivePermanentError, ArchiveUnavailable
+from tr11ops.backup.claim import ArchiveLock, ArchiveLocked
+from tr11ops.backup.drill import LoadResult, choose_copy, run_drill
 from tr11ops.backup.ledger import drill_file, last_state, read_archive_state, read_drill
-from tr11ops.backup.records import read_copies
 from tr11ops.backup.restorable import restorable
 from tr11ops.backup.restore import restore_checkpoint
-from tr11ops.backup.round_values import Tally, card_archives
+from tr11ops.backup.round_values import ArchiveTally, card_archives
 from tr11ops.backup.service import rebuild
-from tr11ops.backup.turn import Turn, TurnTaken
-from tr11ops.evidence_operation import read_copy
-from tr11ops.operation import Copied, CopyStatus
+from tr11ops.observe.operation import Copied, CopyStatus
+from tr11ops.observe.operation_files import read_copy
+from tr11ops.rundir.copies import read_copies
 
 
 @pytest.fixture
@@ -71,11 +71,9 @@ def test_the_status_file_is_what_the_watchdog_reads(rounds: Rounds) -> None:
 
 @pytest.mark.parametrize(
     ("error", "code"),
-    [(ArchiveAway("no answer", 0.0), 3), (ArchiveRefused("no such bucket"), 1), (ArchiveFull("full"), 1)],
+    [(ArchiveUnavailable("no answer", 0.0), 3), (ArchivePermanentError("no such bucket"), 1), (ArchiveFull("full"), 1)],
 )
-def test_an_archive_with_a_fault_does_not_keep_the_other_from_its_copies(
-    rounds: Rounds, error: Exception, code: int
-) -> None:
+def test_a_faulty_archive_keeps_no_copies_from_the_other(rounds: Rounds, error: Exception, code: int) -> None:
     rounds.save(100)
     rounds.odd["store"] = fault("write", error)
     done = rounds.run()
@@ -98,12 +96,12 @@ def test_a_store_that_is_not_there_is_told(rounds: Rounds) -> None:
     assert done.exit_code != 0 and not rounds.store.exists()
     state = last_state(rounds.directory, "store")
     assert state is not None and state.fault and (state.success, state.time) == (NOW, NOW + 60)
-    assert rounds.status()["copied"]["store"] == {"full": [100]}, "what is away is not gone"
+    assert rounds.status()["copied"]["store"] == {"full": [100]}, "what is unreachable is not gone"
     shutil.move(rounds.folder / "unmounted", rounds.store)
     assert rounds.run().exit_code == 0
 
 
-def test_a_checkpoint_that_is_not_whole_is_no_reason_not_to_copy_the_others(rounds: Rounds) -> None:
+def test_an_incomplete_checkpoint_does_not_stop_other_copies(rounds: Rounds) -> None:
     rounds.save(100, 200, 300)
     flip(rounds.checkpoints / "global_step200" / "optimizer/b", 7)
     (rounds.checkpoints / "global_step100" / "weights/a").write_bytes(b"cut")
@@ -114,7 +112,7 @@ def test_a_checkpoint_that_is_not_whole_is_no_reason_not_to_copy_the_others(roun
     assert set(receipts_below(rounds.store)) == {"checkpoints/main/global_step300.copy.json"}
 
 
-def test_steps_by_hand_go_where_nobody_else_sends_them(rounds: Rounds) -> None:
+def test_steps_by_hand_go_where_no_one_else_sends_them(rounds: Rounds) -> None:
     rounds.save(150, 200)
     done = rounds.run("store", steps=(150, 9), logs=False, reading="none")
     assert done.exit_code == 1 and "step 9 is not copied" in done.tallies[0].faults[0]
@@ -126,7 +124,7 @@ def test_steps_by_hand_go_where_nobody_else_sends_them(rounds: Rounds) -> None:
     assert rounds.copied("store") == [(150, "full")], "a copy elsewhere is not the store's"
 
 
-def test_a_step_that_was_trained_anew_is_copied_beside_the_old_one(rounds: Rounds) -> None:
+def test_a_step_trained_again_is_copied_beside_the_old_one(rounds: Rounds) -> None:
     rounds.save(100)
     rounds.run("store")
     old = contents(rounds.far(100, "."))
@@ -155,7 +153,7 @@ def test_a_tar_for_the_store_alone(tmp_path: Path) -> None:
 
 
 # ----------------------------------------------------------------------------- damage
-def test_damage_is_found_told_and_mended(rounds: Rounds) -> None:
+def test_damage_is_found_told_and_repaired(rounds: Rounds) -> None:
     rounds.save(100, 200)
     rounds.run("store")
     flip(rounds.far(200, "optimizer/b"), 1234)
@@ -184,13 +182,13 @@ def test_damage_without_a_source_names_the_other_copy(rounds: Rounds) -> None:
     rounds.run(reading="all", copies=False)
     assert all(line.endswith("NO OTHER COPY IS KNOWN") for line in rounds.status()["damaged"])
     again = rounds.run()
-    assert again.exit_code == 1, "nothing can mend it, and it is told in each round"
+    assert again.exit_code == 1, "nothing can repair it, and it is told in each round"
     flip(rounds.far(300, "weights/a"), 1)
-    assert rounds.run("store").exit_code == 0, "mended by hand: what is damaged is read in each round"
+    assert rounds.run("store").exit_code == 0, "repaired by hand: what is damaged is read in each round"
     assert rounds.status()["damaged"] == ["url: step 300 (full): weights/a; whole in the store"]
 
 
-def test_a_damaged_copy_is_mended_from_what_was_restored_from_the_other(rounds: Rounds) -> None:
+def test_a_damaged_copy_is_repaired_from_the_other_archive(rounds: Rounds) -> None:
     """As the page for the alert says: back into the run directory, and from there to the damaged place."""
     rounds.save(300)
     rounds.run()
@@ -209,7 +207,7 @@ def test_a_damaged_copy_is_mended_from_what_was_restored_from_the_other(rounds: 
 @pytest.mark.parametrize(
     "harm", ["missing", "cut", "receipt gone", "receipt garbled", "receipt of another", "all gone"]
 )
-def test_what_a_list_can_show_is_found_by_the_next_round_and_mended(rounds: Rounds, harm: str) -> None:
+def test_the_next_round_finds_and_repairs_what_a_list_shows(rounds: Rounds, harm: str) -> None:
     rounds.save(100)
     rounds.run("store")
     receipt = rounds.store / "checkpoints/main/global_step100.copy.json"
@@ -234,10 +232,10 @@ def test_what_a_list_can_show_is_found_by_the_next_round_and_mended(rounds: Roun
     assert json.loads(receipt.read_text())["step"] == 100
 
 
-def test_a_far_side_that_does_not_answer_is_no_damage(rounds: Rounds) -> None:
+def test_a_destination_that_does_not_answer_is_no_damage(rounds: Rounds) -> None:
     rounds.save(100)
     rounds.run("store")
-    rounds.odd["store"] = fault("read", ArchiveAway("a time-out"))
+    rounds.odd["store"] = fault("read", ArchiveUnavailable("a time-out"))
     done = rounds.run("store", reading="all", copies=False)
     assert done.exit_code == 3 and rounds.copied("store") == [(100, "full")]
 
@@ -257,7 +255,7 @@ def test_what_only_came_back_wrong_once_is_no_damage(rounds: Rounds) -> None:
     assert rounds.run("store", reading="all", copies=False).exit_code == 0 and spoiled
 
 
-def test_one_flipped_bit_among_a_hundred_files_is_found_within_the_rotation(memory: Path) -> None:
+def test_one_flipped_bit_is_found_within_the_rotation(memory: Path) -> None:
     """Rounds at odd hours over a fake month, some missed; the bit flips at a random file after a random day."""
     for seed in range(3):
         chance = random.Random(seed)
@@ -279,7 +277,7 @@ def test_one_flipped_bit_among_a_hundred_files_is_found_within_the_rotation(memo
         assert flipped is not None and rounds.status()["damaged"]
 
 
-def test_each_byte_is_read_again_in_time_and_no_round_reads_it_all(memory: Path) -> None:
+def test_each_byte_is_read_in_time_and_no_round_reads_it_all(memory: Path) -> None:
     rounds = Rounds(memory, "backup.reread_days=10")
     rounds.save(*range(100, 700, 100))
     rounds.run("store")
@@ -340,7 +338,7 @@ def test_a_clock_that_jumps_stops_neither_copies_nor_re_reading(memory: Path) ->
 
 
 # ----------------------------------------------------------------------------- drills
-def test_a_drill_restores_the_newest_whole_copy_and_leaves_nothing(rounds: Rounds) -> None:
+def test_a_drill_restores_the_newest_copy_and_leaves_nothing(rounds: Rounds) -> None:
     rounds.save(100, 300, 400)
     rounds.run()
     copy = choose_copy(rounds.copies())
@@ -348,9 +346,9 @@ def test_a_drill_restores_the_newest_whole_copy_and_leaves_nothing(rounds: Round
     assert choose_copy(rounds.copies(), "url").step == 300  # type: ignore[union-attr]
     seen: list[dict[str, bytes]] = []
 
-    def look(folder: Path) -> Look:
+    def look(folder: Path) -> LoadResult:
         seen.append(contents(folder))
-        return Look(True, "looked at")
+        return LoadResult(True, "looked at")
 
     archive = rounds.open("store", rounds.card)
     done = run_drill(rounds.place(), archive, copy, look=look)
@@ -361,17 +359,17 @@ def test_a_drill_restores_the_newest_whole_copy_and_leaves_nothing(rounds: Round
     )
     assert not (rounds.directory.root / "backup-drill").exists() and read_drill(rounds.directory) == done
     assert rounds.journal("backup-drill") == [{"archive": "store", "step": 400, "bytes": copy.bytes, "passed": True}]
-    odd = run_drill(rounds.place(), archive, copy, look=lambda folder: Look(False, "no tensor in it"))
+    odd = run_drill(rounds.place(), archive, copy, look=lambda folder: LoadResult(False, "no tensor in it"))
     assert not odd.passed and odd.message == "restored, but: no tensor in it" and read_drill(rounds.directory) == odd
     flip(rounds.far(400, "weights/a"), 2)
     failed = run_drill(rounds.place(), archive, copy, look=look)
     assert not failed.passed and "weights/a is damaged" in failed.message and len(seen) == 1
-    with Turn(rounds.directory, "drill", rounds.stop), pytest.raises(TurnTaken):
+    with ArchiveLock(rounds.directory, "drill", rounds.stop), pytest.raises(ArchiveLocked):
         run_drill(rounds.place(), archive, copy, look=look)
 
 
 # ----------------------------------------------------------------------------- state that was lost
-def test_the_records_are_made_anew_from_the_receipts(rounds: Rounds) -> None:
+def test_the_records_are_made_again_from_the_receipts(rounds: Rounds) -> None:
     rounds.save(100, 200, 300)
     rounds.run()
     before, status = rounds.copies(), rounds.status()
@@ -435,7 +433,7 @@ def test_a_record_whose_values_are_of_the_wrong_kind_is_none(rounds: Rounds, nam
 
 
 def test_a_full_run_directory_is_not_taken_for_a_full_archive() -> None:
-    tally = Tally("store")
+    tally = ArchiveTally("store")
     tally.note_fault(OSError(errno.ENOSPC, "No space left on device"))
     assert tally.faults == ["the run directory: No space left on device"]
 
@@ -488,7 +486,7 @@ def test_a_round_that_is_told_to_stop_goes_on_in_the_next(rounds: Rounds) -> Non
 
 # ----------------------------------------------------------------------------- a real bucket
 def test_a_round_to_a_real_object_store(tmp_path: Path, object_store: ObjectStore) -> None:
-    """Copies, their receipts, damage, a missing object, the mending, and records that are made anew."""
+    """Copies, their receipts, damage, a missing object, the repairing, and records that are made again."""
     options = ", ".join(f"{name} = {json.dumps(value)}" for name, value in object_store.options.items())
     rounds = Rounds(tmp_path, f"backup.url={object_store.url}", f"backup.options={{{options}}}")
     rounds.save(100, 300)

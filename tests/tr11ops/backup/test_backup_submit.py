@@ -1,4 +1,4 @@
-"""A round as a job: one at a time, whoever asks, and also where the scheduler's answer was lost."""
+"""A round as a job: one at a time, no matter who asks, and also where the scheduler's answer was lost."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.tr11ops.backup.round_cases import Rounds
-from tr11ops.backup.submit import EARLY_SECONDS, Desk, Queued, jobs_of, request_of, submit
+from tr11ops.backup.submit import EARLY_SECONDS, Queued, SubmitContext, jobs_of, request_of, submit
 from tr11ops.cluster.base import BatchRequest, Job, JobState, SchedulerError, SchedulerUnreachable
-from tr11ops.crontab.scripts import Typed
+from tr11ops.cron.scripts import Invocation
 
 
 class Queue:
@@ -43,19 +43,19 @@ class Queue:
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Desk:
+def desk(tmp_path: Path) -> SubmitContext:
     rounds = Rounds(tmp_path, "backup.partition=archive", "cron.account=six@cpu", "backup.time_limit=20:00:00")
-    typed = Typed(rounds.card, tmp_path / "a card.toml", ("run.variant=main",), tmp_path, {"PATH": "/bin"})
+    typed = Invocation(rounds.card, tmp_path / "a card.toml", ("run.variant=main",), tmp_path, {"PATH": "/bin"})
     queue: object = Queue()
-    return Desk(typed, rounds.directory, queue, ("backup", "run"), pause=lambda seconds: None)  # type: ignore[arg-type]
+    return SubmitContext(typed, rounds.directory, queue, ("backup", "run"), pause=lambda seconds: None)  # type: ignore[arg-type]
 
 
-def queue_of(desk: Desk) -> Queue:
+def queue_of(desk: SubmitContext) -> Queue:
     assert isinstance(desk.scheduler, Queue)
     return desk.scheduler
 
 
-def test_the_job_is_asked_for_on_the_partition_for_copies(desk: Desk) -> None:
+def test_the_job_is_asked_for_on_the_partition_for_copies(desk: SubmitContext) -> None:
     request = request_of(desk)
     assert (request.partition, request.account, request.time_limit_seconds) == ("archive", "six@cpu", 72_000)
     assert request.signal_seconds_before_limit == EARLY_SECONDS and request.nodes == 1
@@ -64,7 +64,7 @@ def test_the_job_is_asked_for_on_the_partition_for_copies(desk: Desk) -> None:
     assert "--no-requeue" not in request.script
 
 
-def test_a_second_one_finds_the_first(desk: Desk) -> None:
+def test_a_second_one_finds_the_first(desk: SubmitContext) -> None:
     assert submit(desk) == Queued("101", is_new=True)
     assert submit(desk) == Queued("101", is_new=False, state="PENDING")
     queue = queue_of(desk)
@@ -74,7 +74,7 @@ def test_a_second_one_finds_the_first(desk: Desk) -> None:
     assert jobs_of([stranger], desk.directory.mark) == ()
 
 
-def test_many_at_once_queue_one(desk: Desk) -> None:
+def test_many_at_once_queue_one(desk: SubmitContext) -> None:
     found: list[Queued] = []
     threads = [
         threading.Thread(target=lambda: found.append(submit(replace(desk, pause=lambda seconds: time.sleep(0.01)))))
@@ -87,13 +87,13 @@ def test_many_at_once_queue_one(desk: Desk) -> None:
     assert len(queue_of(desk).requests) == 1 and {queued.job_id for queued in found} == {"101"}
 
 
-def test_an_answer_that_was_lost_is_looked_up(desk: Desk) -> None:
+def test_an_answer_that_was_lost_is_looked_up(desk: SubmitContext) -> None:
     queue_of(desk).loses_answer = True
     assert submit(desk) == Queued("101", is_new=True, state="PENDING")
     assert len(queue_of(desk).requests) == 1
 
 
-def test_a_refusal_leaves_the_way_free(desk: Desk) -> None:
+def test_a_refusal_leaves_the_way_free(desk: SubmitContext) -> None:
     queue_of(desk).refuses = True
     with pytest.raises(SchedulerError, match="invalid partition"):
         submit(desk)
@@ -101,7 +101,7 @@ def test_a_refusal_leaves_the_way_free(desk: Desk) -> None:
     assert submit(desk).is_new
 
 
-def test_outputs_of_long_ago_are_removed(desk: Desk) -> None:
+def test_outputs_of_long_ago_are_removed(desk: SubmitContext) -> None:
     folder = desk.directory.paths.state / "backup" / "slurm"
     folder.mkdir(parents=True)
     for name, age in (("tr11-backup-1.out", 61), ("tr11-backup-2.out", 59), ("notes.txt", 99)):

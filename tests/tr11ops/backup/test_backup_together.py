@@ -14,10 +14,10 @@ import pytest
 from tests.tr11ops.backup.copy_cases import contents
 from tests.tr11ops.backup.round_cases import NOW, Rounds, in_memory, receipts_below
 from tests.tr11ops.backup.round_nursery import RoundNursery
-from tr11ops.backup.turn import CLAIM_SECONDS, Turn, TurnTaken, claims_of, owner_of
+from tr11ops.backup.claim import CLAIM_SECONDS, ArchiveLock, ArchiveLocked, claims_of, owner_of
 from tr11ops.checkpoints.prune import PruneBusy, Pruner
-from tr11ops.crontab.claims import Claim
-from trainer.contract import checkpoint_steps
+from tr11ops.rundir.claims import Claim
+from trainer.contract.paths import checkpoint_steps
 
 KILLS = 50
 
@@ -66,7 +66,7 @@ def test_killed_at_any_call_the_next_round_finishes(rounds: Rounds, killer: Roun
 # ----------------------------------------------------------------------------- two at once
 def test_a_second_round_says_who_is_at_it_and_leaves(rounds: Rounds) -> None:
     rounds.save(100)
-    with Turn(rounds.directory, "store", threading.Event()) as turn:
+    with ArchiveLock(rounds.directory, "store", threading.Event()) as turn:
         turn.copying(100)
         done = rounds.run()
     assert done.exit_code == 0
@@ -124,7 +124,7 @@ def test_two_backups_and_a_prune_at_once(tmp_path: Path) -> None:
 # ----------------------------------------------------------------------------- turns
 def test_a_turn_is_renewed_and_names_the_step(rounds: Rounds) -> None:
     now = [NOW]
-    with Turn(rounds.directory, "store", threading.Event(), lambda: now[0], renew_seconds=0.005) as turn:
+    with ArchiveLock(rounds.directory, "store", threading.Event(), lambda: now[0], renew_seconds=0.005) as turn:
         turn.copying(300)
         now[0] += 1000
         renewed = threading.Event()
@@ -141,11 +141,11 @@ def test_a_turn_is_renewed_and_names_the_step(rounds: Rounds) -> None:
 
 def test_a_turn_that_was_lost_stops_the_work(rounds: Rounds) -> None:
     stop = threading.Event()
-    with Turn(rounds.directory, "store", stop) as turn:
+    with ArchiveLock(rounds.directory, "store", stop) as turn:
         folder = claims_of(rounds.directory, "store")
         theirs = folder.take(Claim.of_this_process(NOW, 10.0, "theirs"), folder.newest())
         assert theirs is not None
-        with pytest.raises(TurnTaken):
+        with pytest.raises(ArchiveLocked):
             turn.copying(100)
         assert stop.is_set() and turn.lost
     newest = folder.newest()

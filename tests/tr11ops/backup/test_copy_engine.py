@@ -1,4 +1,4 @@
-"""A copy is what was read back: whole, weights alone, after any fault of the source, the far side, or the person."""
+"""A copy is what was read back: whole, weights alone, after any fault of the source, the destination, or the person."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,17 +25,16 @@ from tests.tr11ops.backup.copy_cases import (
     make_checkpoint,
     quick,
 )
-from tr11ops.backup.base import ArchiveAway, ArchiveError, ArchiveFull, ArchiveRefused
+from tr11ops.backup.base import ARCHIVE_RETRIES, ArchiveError, ArchiveFull, ArchivePermanentError, ArchiveUnavailable
 from tr11ops.backup.copying import work_bytes
 from tr11ops.backup.folder import FolderArchive
 from tr11ops.backup.receipts import list_receipts, parse_receipt, read_receipt
-from tr11ops.backup.retrying import Retrying
-from tr11ops.backup.transfer import CopyDiffers, CopyError, CopyStopped, SourceChanged, SourceDamaged
-from trainer.contract import Manifest, manifest_faults
+from tr11ops.backup.transfer import CheckpointChanged, CopyDiffers, CopyError, CopyStopped, SourceDamaged
+from trainer.contract.manifest import Manifest, manifest_faults
 
 FORMATS = ("files", "tar")
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-ERRORS = {"away": ArchiveAway, "full": ArchiveFull, "refused": ArchiveRefused}
+ERRORS = {"away": ArchiveUnavailable, "full": ArchiveFull, "refused": ArchivePermanentError}
 LOCATION = "checkpoints/main/global_step100"
 
 
@@ -53,7 +53,7 @@ def far(archive: FolderArchive) -> Path:
 
 
 def nothing_published(archive: FolderArchive) -> bool:
-    """No copy, no part of one, under a name that anybody looks at."""
+    """No copy, no part of one, under a name that anyone looks at."""
     return [file.path for file in archive.list("")] in ([], ["tr11-archive.json"])
 
 
@@ -113,7 +113,7 @@ def test_a_copy_is_not_made_again(checkpoint: Path, archive: FolderArchive, form
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_step_that_was_trained_anew_lies_beside(tmp_path: Path, archive: FolderArchive, format: str) -> None:
+def test_a_step_that_was_trained_again_lies_beside(tmp_path: Path, archive: FolderArchive, format: str) -> None:
     first = copy(archive, make_checkpoint(tmp_path / "one"), format=format)
     before = contents(far(archive))
     anew = make_checkpoint(tmp_path / "two", seed=1)
@@ -125,11 +125,11 @@ def test_a_step_that_was_trained_anew_lies_beside(tmp_path: Path, archive: Folde
     assert list_receipts(archive, VARIANT) == tuple(sorted((first, second), key=lambda receipt: receipt.location))
 
 
-# ----------------------------------------------------------------------------- the far side
+# ----------------------------------------------------------------------------- the destination
 @pytest.mark.parametrize("renames", [True, False])
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("what", ["look", "upload", "write", "finish", "read", "piece", "move", "put"])
-def test_a_far_side_that_fails_now_and_then(
+def test_a_destination_that_fails_now_and_then(
     checkpoint: Path, archive: FolderArchive, what: str, format: str, renames: bool
 ) -> None:
     counts: dict[str, int] = {}
@@ -138,7 +138,7 @@ def test_a_far_side_that_fails_now_and_then(
         if called == what:
             counts[path] = counts.get(path, 0) + 1
             if counts[path] % 3 == 1:
-                raise ArchiveAway("no route")
+                raise ArchiveUnavailable("no route")
 
     said: list[str] = []
     counted: list[int] = []
@@ -146,20 +146,20 @@ def test_a_far_side_that_fails_now_and_then(
     receipt = copy(odd, checkpoint, quick(say=said.append, on_bytes=counted.append), format=format)
     assert receipt == read_receipt(archive, receipt.location)
     assert sum(counted) == work_bytes(checkpoint, 100, "full", receipt.format)
-    assert (said and all(line.startswith("no route; trying again in") for line in said)) or what == "move"
+    assert (said and all(line.startswith("no route: trying again in") for line in said)) or what == "move"
     if format == "files":
         assert contents(far(archive) / LOCATION) == contents(checkpoint)
 
 
-def test_a_far_side_that_stays_away(checkpoint: Path, archive: FolderArchive) -> None:
+def test_a_destination_that_stays_away(checkpoint: Path, archive: FolderArchive) -> None:
     waits: list[str] = []
 
     def fail(called: str, path: str, position: int) -> None:
         if called == "write" and path.endswith("__1_0.distcp") and position >= 32_768:
-            raise ArchiveAway("no route", wait=0.0)
+            raise ArchiveUnavailable("no route", wait=0.0)
 
-    transfer = quick(say=waits.append, retrying=Retrying(tries=3, first_seconds=0.0), parallel=1)
-    with pytest.raises(ArchiveAway):
+    transfer = quick(say=waits.append, retries=replace(ARCHIVE_RETRIES, tries=3, first_seconds=0.0), parallel=1)
+    with pytest.raises(ArchiveUnavailable):
         copy(OddArchive(archive, fail), checkpoint, transfer)
     assert len(waits) == 2 and nothing_published(archive)
     watched = OddArchive(archive)
@@ -170,7 +170,7 @@ def test_a_far_side_that_stays_away(checkpoint: Path, archive: FolderArchive) ->
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("renames", [True, False])
-def test_a_bit_that_flips_at_the_far_side_is_sent_again(
+def test_a_bit_that_flips_at_the_destination_is_sent_again(
     checkpoint: Path, archive: FolderArchive, format: str, renames: bool
 ) -> None:
     flipped: list[str] = []
@@ -194,7 +194,7 @@ def test_a_bit_that_flips_at_the_far_side_is_sent_again(
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("spoil", [lambda c: b"\0" * len(c), lambda c: c[:-1], lambda c: c + b"x"], ids=["0", "-", "+"])
-def test_a_far_side_that_always_spoils(
+def test_a_destination_that_always_spoils(
     checkpoint: Path, archive: FolderArchive, format: str, spoil: Callable[[bytes], bytes]
 ) -> None:
     odd = OddArchive(archive, spoil=lambda path, content: content if path.endswith(".json") else spoil(content))
@@ -231,7 +231,7 @@ def test_repair_sends_what_is_damaged_and_nothing_else(checkpoint: Path, archive
     parallel=st.integers(1, 4),
 )
 def test_any_faults_in_any_order(faults: list[str], format: str, renames: bool, parallel: int) -> None:
-    """Whatever the far side does: a copy that is published is whole, and when it behaves again there is one."""
+    """Whatever the destination does: a copy that is published is whole, and when it behaves again there is one."""
     with tempfile.TemporaryDirectory(dir=MEMORY) as name:
         checkpoint = make_checkpoint(
             Path(name) / VARIANT, sizes={"weights/a": 9000, "optimizer/b": 3000, "cursor.json": 9}
@@ -248,8 +248,14 @@ def test_any_faults_in_any_order(faults: list[str], format: str, renames: bool, 
                 place.write_bytes(content[:-1] + (b"" if fault == "cut" else bytes([content[-1] ^ 1])))
 
         odd = OddArchive(archive, on, renames=renames)
-        settings_of_copy = quick(piece_bytes=1024, parallel=parallel, retrying=Retrying(tries=3, first_seconds=0.0))
-        for transfer in (settings_of_copy, settings_of_copy, quick(retrying=Retrying(tries=100, first_seconds=0.0))):
+        settings_of_copy = quick(
+            piece_bytes=1024, parallel=parallel, retries=replace(ARCHIVE_RETRIES, tries=3, first_seconds=0.0)
+        )
+        for transfer in (
+            settings_of_copy,
+            settings_of_copy,
+            quick(retries=replace(ARCHIVE_RETRIES, tries=100, first_seconds=0.0)),
+        ):
             try:
                 receipt = copy(odd, checkpoint, transfer, format=format)
             except (CopyError, ArchiveError):
@@ -274,9 +280,7 @@ def test_the_disk_is_full(checkpoint: Path, archive: FolderArchive) -> None:
     assert contents(far(archive) / LOCATION) == contents(checkpoint)
 
 
-def test_an_archive_without_renames_shows_the_manifest_after_all_files_and_the_receipt_last(
-    checkpoint: Path, archive: FolderArchive
-) -> None:
+def test_without_renames_manifest_is_late_and_receipt_last(checkpoint: Path, archive: FolderArchive) -> None:
     odd = OddArchive(archive, renames=False)
     copy(odd, checkpoint)
     finished = [path for what, path in odd.calls if what == "finish"]
@@ -312,7 +316,7 @@ def test_a_damaged_source_is_not_published(checkpoint: Path, archive: FolderArch
     with pytest.raises(SourceDamaged, match=r"__0_0\.distcp: its digest differs"):
         copy(archive, checkpoint, format=format)
     assert nothing_published(archive)
-    path.write_bytes(good)  # restored: what the damaged one left at the far side is found out by reading back
+    path.write_bytes(good)  # restored: what the damaged one left at the destination is found out by reading back
     receipt = copy(archive, checkpoint, format=format)
     assert copy(archive, checkpoint, repair=True).files == receipt.files
 
@@ -341,7 +345,7 @@ def test_a_source_that_changes_meanwhile(checkpoint: Path, archive: FolderArchiv
             if change == "rolled back":
                 make_checkpoint(checkpoint.parent, seed=2)
 
-    with pytest.raises(SourceChanged):
+    with pytest.raises(CheckpointChanged):
         copy(OddArchive(archive, spoil), checkpoint, quick(parallel=1), format=format)
     assert done and nothing_published(archive)
 
@@ -354,7 +358,7 @@ def test_a_source_without_manifest_that_is_rewritten_meanwhile(tmp_path: Path, a
         if what == "finish" and path.endswith("layer_01.pt"):
             (folder / "layer_01.pt").write_bytes(bytes(40_000))
 
-    with pytest.raises(SourceChanged):
+    with pytest.raises(CheckpointChanged):
         copy(OddArchive(archive, rewrite), folder)
     assert nothing_published(archive)
 
@@ -397,7 +401,7 @@ def test_links(checkpoint: Path, archive: FolderArchive, tmp_path: Path) -> None
 
 
 def test_what_is_no_complete_checkpoint(checkpoint: Path, archive: FolderArchive, tmp_path: Path) -> None:
-    with pytest.raises(SourceChanged, match="is not there"):
+    with pytest.raises(CheckpointChanged, match="is not there"):
         copy(archive, tmp_path / "global_step7")
     renamed = checkpoint.rename(checkpoint.with_name("global_step200"))
     with pytest.raises(SourceDamaged, match="manifest of step 100"):
@@ -411,7 +415,7 @@ def test_what_is_no_complete_checkpoint(checkpoint: Path, archive: FolderArchive
         copy(archive, only_optimizer)
 
 
-def test_a_pipe_in_the_manifest_s_place_holds_nobody_up(checkpoint: Path, archive: FolderArchive) -> None:
+def test_a_pipe_in_the_manifest_s_place_holds_no_one_up(checkpoint: Path, archive: FolderArchive) -> None:
     (checkpoint / "manifest.json").unlink()
     os.mkfifo(checkpoint / "manifest.json")
     with pytest.raises(SourceDamaged, match="manifest"):
@@ -474,9 +478,7 @@ def test_a_stop_leaves_what_the_next_copy_goes_on_with(checkpoint: Path, archive
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_what_was_sent_of_a_damaged_source_is_found_out_when_it_goes_on(
-    checkpoint: Path, archive: FolderArchive, format: str
-) -> None:
+def test_a_damaged_source_is_found_when_its_copy_goes_on(checkpoint: Path, archive: FolderArchive, format: str) -> None:
     """What was sent already is not read again from the source; so it is the reading back that must tell."""
     path = checkpoint / "optimizer" / "__0_0.distcp"
     content = path.read_bytes()

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import random
 import threading
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tr11ops.backup.base import ArchiveAway, ArchiveRefused
+from tr11ops.backup.base import ARCHIVE_RETRIES, ArchivePermanentError, ArchiveUnavailable
 from tr11ops.backup.rate import BURST_SECONDS, RateLimiter
-from tr11ops.backup.retrying import LONGEST_ASKED_SECONDS, Retrying, persist
 from tr11ops.backup.transfer import CopyStopped, Transfer
-from tr11ops.runcard_copies import BackupSection
+from tr11ops.base.retry import LONGEST_ASKED_SECONDS, retry
+from tr11ops.runcard.copies import BackupSection
 
 
 class Clock:
@@ -47,7 +48,7 @@ def test_the_rate_is_kept_and_used(takes: list[tuple[int, float]], rate: float) 
     assert sum(clock.slept) <= needed + 1e-6, "no longer than the bytes take"
 
 
-def test_without_a_limit_nobody_waits() -> None:
+def test_without_a_limit_no_one_waits() -> None:
     clock = Clock()
     RateLimiter(0, clock, clock.sleep).take(10**15)
     assert not clock.slept
@@ -72,17 +73,17 @@ def test_many_threads_share_one_rate() -> None:
 
 
 def test_waits_double_and_honour_what_is_asked() -> None:
-    least, most = Retrying(chance=lambda: 0.0), Retrying(chance=lambda: 1.0)
+    least, most = replace(ARCHIVE_RETRIES, chance=lambda: 0.0), replace(ARCHIVE_RETRIES, chance=lambda: 1.0)
     assert [most.delay(failures, 0) for failures in (1, 2, 3, 9, 10, 5000)] == [1, 2, 4, 256, 300, 300]
     assert [least.delay(failures, 0) for failures in (1, 2, 3, 10)] == [0.5, 1, 2, 150]
     assert least.delay(1, 77.0) == 77.0
     assert least.delay(1, 1e9) == LONGEST_ASKED_SECONDS
     assert least.delay(1, -5.0) == 0.5
     chance = random.Random(3)
-    assert len({Retrying(chance=chance.random).delay(4, 0) for _ in range(20)}) == 20
+    assert len({replace(ARCHIVE_RETRIES, chance=chance.random).delay(4, 0) for _ in range(20)}) == 20
 
 
-def test_tries_are_counted_anew_after_progress() -> None:
+def test_tries_are_counted_again_after_progress() -> None:
     reached, calls, waits = 0, 0, []
 
     def action() -> str:
@@ -91,22 +92,21 @@ def test_tries_are_counted_anew_after_progress() -> None:
         if calls % 2 == 0:
             reached += 1
         if calls < 9:
-            raise ArchiveAway("away")
+            raise ArchiveUnavailable("away")
         return "done"
 
     said: list[str] = []
-    assert persist(action, Retrying(tries=3), waits.append, said.append, lambda: reached) == "done"
+    three = replace(ARCHIVE_RETRIES, tries=3, sleep=waits.append, say=said.append)
+    assert retry(action, three, ArchiveUnavailable, progress=lambda: reached) == "done"
     assert len(waits) == len(said) == 8
-    with pytest.raises(ArchiveAway):
-        persist(lambda: (_ for _ in ()).throw(ArchiveAway("x")), Retrying(tries=3), waits.append, said.append)
+    with pytest.raises(ArchiveUnavailable):
+        retry(lambda: (_ for _ in ()).throw(ArchiveUnavailable("x")), three)
     assert len(waits) == 10
 
 
-def test_a_refusal_is_not_tried_again_and_a_stop_ends_the_waiting() -> None:
-    with pytest.raises(ArchiveRefused):
-        persist(
-            lambda: (_ for _ in ()).throw(ArchiveRefused("no")), Retrying(), lambda seconds: None, lambda text: None
-        )
+def test_a_refusal_is_not_retried_and_a_stop_ends_the_wait() -> None:
+    with pytest.raises(ArchivePermanentError):
+        retry(lambda: (_ for _ in ()).throw(ArchivePermanentError("no")), ARCHIVE_RETRIES)
     transfer = Transfer()
     transfer.stop.set()
     with pytest.raises(CopyStopped):

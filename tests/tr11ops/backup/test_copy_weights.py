@@ -11,10 +11,10 @@ import pytest
 from tests.tr11ops.backup.copy_cases import contents, copy, make_archive
 from tests.trainer.checkpoint.memory_source import Sizes, differences, extras_of, info_of, memory_source
 from trainer.checkpoint.__main__ import main
-from trainer.checkpoint.catalogue import CheckpointError, find_resumable
 from trainer.checkpoint.reader import check_digests, open_checkpoint
 from trainer.checkpoint.rewrite import write_checkpoint
-from trainer.contract import Manifest
+from trainer.contract.checkpoints import CheckpointError, find_resumable
+from trainer.contract.manifest import Manifest
 
 SIZES = Sizes()
 SOURCE = memory_source(SIZES)

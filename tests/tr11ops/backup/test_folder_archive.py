@@ -16,12 +16,12 @@ import pytest
 from tests.tr11ops.backup.copy_cases import RUN, VARIANT, contents, copy, make_archive, make_checkpoint
 from tr11ops.backup import folder_files
 from tr11ops.backup.archives import archive_address, archive_key, open_archive
-from tr11ops.backup.base import ArchiveAway, ArchiveFull, ArchiveRefused, FarFile, hidden_name
+from tr11ops.backup.base import ArchiveFull, ArchivePermanentError, ArchiveUnavailable, RemoteFile, hidden_name
 from tr11ops.backup.folder import MARKER_FILE, FolderArchive
 from tr11ops.backup.folder_files import part_path
-from tr11ops.backup.records import CopyRecord, write_copy
-from tr11ops.runcard import RunCard, load_card, shipped_folder
-from tr11ops.rundir import RunDirectory
+from tr11ops.runcard.card import RunCard, load_card, shipped_folder
+from tr11ops.rundir.copies import CopyRecord, write_copy
+from tr11ops.rundir.paths import RunDirectory
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 
@@ -57,23 +57,23 @@ def put(archive: FolderArchive, path: str, content: bytes, cut: int | None = Non
 
 # ----------------------------------------------------------------------------- whose archive
 def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path) -> None:
-    with pytest.raises(ArchiveRefused, match=f"mkdir {tmp_path}/store"):
+    with pytest.raises(ArchivePermanentError, match=f"mkdir {tmp_path}/store"):
         FolderArchive(tmp_path / "store", "store", RUN)
     assert not (tmp_path / "store").exists()
     (tmp_path / "file").write_text("")
-    with pytest.raises(ArchiveRefused):
+    with pytest.raises(ArchivePermanentError):
         FolderArchive(tmp_path / "file", "store", RUN)
 
 
 def test_an_empty_mount_point_is_not_taken_for_the_archive(tmp_path: Path) -> None:
-    with pytest.raises(ArchiveRefused, match="is its file system mounted"):
+    with pytest.raises(ArchivePermanentError, match="is its file system mounted"):
         make_archive(tmp_path / "store", has_copies=True)
     archive = make_archive(tmp_path / "store")
     assert list(archive.list("")) == [] and contents(tmp_path / "store") == {}, "looking writes nothing"
     archive.put("a", b"x")
     make_archive(tmp_path / "store", has_copies=True)
     (tmp_path / "store").rename(tmp_path / "away")
-    with pytest.raises(ArchiveRefused):  # unmounted while it was open
+    with pytest.raises(ArchivePermanentError):  # unmounted while it was open
         archive.put("b", b"x")
     assert not (tmp_path / "store").exists()
 
@@ -83,12 +83,12 @@ def test_another_runs_archive_is_refused(tmp_path: Path) -> None:
     one = FolderArchive(tmp_path / "store", "store", "run-one")
     two = FolderArchive(tmp_path / "store", "store", "run-two")
     one.put("a", b"x")
-    with pytest.raises(ArchiveRefused, match="archive of 'run-one', not of 'run-two'"):
+    with pytest.raises(ArchivePermanentError, match="archive of 'run-one', not of 'run-two'"):
         two.put("b", b"x")  # both began at once
-    with pytest.raises(ArchiveRefused, match="archive of 'run-one'"):
+    with pytest.raises(ArchivePermanentError, match="archive of 'run-one'"):
         FolderArchive(tmp_path / "store", "store", "run-two")
     (tmp_path / "store" / MARKER_FILE).write_text("{")
-    with pytest.raises(ArchiveRefused, match="cannot be read"):
+    with pytest.raises(ArchivePermanentError, match="cannot be read"):
         FolderArchive(tmp_path / "store", "store", "run-one")
     (tmp_path / "store" / MARKER_FILE).write_text(json.dumps({"run": "run-two"}))
     FolderArchive(tmp_path / "store", "store", "run-two").put("b", b"x")
@@ -101,16 +101,16 @@ def test_a_file_is_seen_when_it_is_whole(tmp_path: Path) -> None:
     assert archive.look("a/b/c") is None and [file.path for file in archive.list("a")] == []
     assert archive.upload("a/b/c", 10, "other").offset == 0
     put(archive, "a/b/c", b"0123456789")
-    assert archive.look("a/b/c") == FarFile("a/b/c", 10)
+    assert archive.look("a/b/c") == RemoteFile("a/b/c", 10)
     assert b"".join(archive.read("a/b/c")) == b"0123456789"
     assert b"".join(archive.read("a/b/c", 3, 4)) == b"3456" and b"".join(archive.read("a/b/c", 8)) == b"89"
     assert sorted(file.path for file in archive.list("")) == ["a/b/c", MARKER_FILE]
     assert list(archive.list("none")) == [] and archive.look("a/b") is None and archive.look("a/b/c/d") is None
-    with pytest.raises(ArchiveRefused):
+    with pytest.raises(ArchivePermanentError):
         list(archive.read("none"))
 
 
-def test_a_part_that_is_too_long_is_begun_anew(tmp_path: Path) -> None:
+def test_a_part_that_is_too_long_is_begun_again(tmp_path: Path) -> None:
     archive = make_archive(tmp_path / "store")
     put(archive, "a", b"0123456789", cut=8)
     part = part_path(tmp_path / "store" / "a", "id")
@@ -119,15 +119,13 @@ def test_a_part_that_is_too_long_is_begun_anew(tmp_path: Path) -> None:
     upload = archive.upload("a", 10, "id")
     assert upload.offset == 0
     upload.write(b"abc")
-    with pytest.raises(ArchiveRefused, match="3 bytes instead of 10"):
+    with pytest.raises(ArchivePermanentError, match="3 bytes instead of 10"):
         upload.finish()
     upload.leave()
     assert archive.look("a") is None
 
 
-def test_another_users_part_that_is_not_the_groups_is_begun_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_users_unshared_part_is_begun_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = make_archive(tmp_path / "store")
     put(archive, "a", b"0123456789", cut=4)
     part, real, refused = part_path(tmp_path / "store" / "a", "id"), os.open, []
@@ -147,8 +145,8 @@ def test_another_users_part_that_is_not_the_groups_is_begun_anew(
 def test_names_as_long_as_may_be(tmp_path: Path) -> None:
     archive = make_archive(tmp_path / "store")
     archive.put("n" * 255, b"x")
-    assert archive.look("n" * 255) == FarFile("n" * 255, 1)
-    with pytest.raises(ArchiveRefused):
+    assert archive.look("n" * 255) == RemoteFile("n" * 255, 1)
+    with pytest.raises(ArchivePermanentError):
         archive.put("n" * 256, b"x")
 
 
@@ -158,9 +156,9 @@ def test_places_outside_are_refused(tmp_path: Path, path: str) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "store" / "out").symlink_to(tmp_path / "elsewhere")
     for action in (archive.look, lambda path: archive.put(path, b"x"), lambda path: list(archive.read(path))):
-        with pytest.raises(ArchiveRefused):
+        with pytest.raises(ArchivePermanentError):
             action(path)
-    with pytest.raises(ArchiveRefused):
+    with pytest.raises(ArchivePermanentError):
         archive.move("tr11-archive.json", path)
     assert contents(tmp_path / "elsewhere") == {}
 
@@ -172,11 +170,11 @@ def test_moving_replaces_nothing(tmp_path: Path) -> None:
     put(archive, "c/taken/x", b"2")
     assert [file.path for file in archive.list("c")] == ["c/taken/x"]
     assert [file.path for file in archive.list(hidden)] == [f"{hidden}/x"]
-    with pytest.raises(ArchiveRefused, match="not replaced"):
+    with pytest.raises(ArchivePermanentError, match="not replaced"):
         archive.move(hidden, "c/taken")
     archive.move(hidden, "d/step")
     assert [file.path for file in archive.list("d")] == ["d/step/x"]
-    with pytest.raises(ArchiveRefused, match="is not there"):
+    with pytest.raises(ArchivePermanentError, match="is not there"):
         archive.move(hidden, "d/other")
 
 
@@ -210,9 +208,9 @@ def test_what_is_made_is_the_groups(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "kind"),
     [
-        (errno.ENOSPC, ArchiveFull), (errno.EDQUOT, ArchiveFull), (errno.EROFS, ArchiveRefused),
-        (errno.EACCES, ArchiveRefused), (errno.EPERM, ArchiveRefused), (errno.EIO, ArchiveAway),
-        (errno.ESTALE, ArchiveAway), (errno.ETIMEDOUT, ArchiveAway), (errno.ENODEV, ArchiveAway),
+        (errno.ENOSPC, ArchiveFull), (errno.EDQUOT, ArchiveFull), (errno.EROFS, ArchivePermanentError),
+        (errno.EACCES, ArchivePermanentError), (errno.EPERM, ArchivePermanentError), (errno.EIO, ArchiveUnavailable),
+        (errno.ESTALE, ArchiveUnavailable), (errno.ETIMEDOUT, ArchiveUnavailable), (errno.ENODEV, ArchiveUnavailable),
     ],
 )  # fmt: skip
 def test_each_error_has_its_meaning(
@@ -255,7 +253,7 @@ def test_a_disk_that_is_full_and_then_has_room(tmp_path: Path, format: str) -> N
         subprocess.run(["mount", "-o", "remount,ro", store], check=True)
         again = make_archive(store, has_copies=True)
         assert copy(again, checkpoint, format=format) == receipt, "what is there is still seen"
-        with pytest.raises(ArchiveRefused, match="Read-only"):
+        with pytest.raises(ArchivePermanentError, match="Read-only"):
             copy(again, checkpoint, kind="weights")
         assert again.free_bytes() is not None
 
@@ -275,7 +273,7 @@ def test_a_disk_that_is_unmounted_meanwhile(tmp_path: Path) -> None:
     with mounted(tmp_path / "store", "size=1m,mode=0775") as store:
         archive = make_archive(store)
         archive.put("a", b"x")
-    with pytest.raises(ArchiveAway, match="is it mounted"):
+    with pytest.raises(ArchiveUnavailable, match="is it mounted"):
         archive.put("b", b"x")
     assert contents(tmp_path / "store") == {}
 
@@ -307,7 +305,7 @@ def test_archives_of_the_card(tmp_path: Path) -> None:
     other = open_archive(str(tmp_path / "other"), opened)
     assert other.name.startswith("other-") and other.name == archive_key(str(tmp_path / "other"), opened)
     assert archive_address("gcs://bucket/a/") == archive_address("gs://bucket/a")
-    with pytest.raises(ArchiveRefused, match=r"backup\.url is not set"):
+    with pytest.raises(ArchivePermanentError, match=r"backup\.url is not set"):
         open_archive("url", opened)
 
 
@@ -320,9 +318,9 @@ def test_an_archive_with_copies_on_record_must_have_its_marker(tmp_path: Path) -
     )
     directory = RunDirectory(opened.paths, opened.kill_switch)
     write_copy(directory, record)
-    with pytest.raises(ArchiveRefused, match="is its file system mounted"):
+    with pytest.raises(ArchivePermanentError, match="is its file system mounted"):
         open_archive("store", opened)
     for path in (directory.paths.state / "backup" / "copies").rglob("*.json"):
         path.write_text("{")
-    with pytest.raises(ArchiveRefused, match="records of copies cannot be read"):
+    with pytest.raises(ArchivePermanentError, match="records of copies cannot be read"):
         open_archive("store", opened)

@@ -17,9 +17,9 @@ from tests.plugins.object_store_fixture import ObjectStore
 from tests.tr11ops.backup.fault_proxy import Fault
 from tests.tr11ops.backup.lose_it import Case, copied, faults_of, invoke, refuse
 from tests.tr11ops.backup.round_cases import DAY, flip
-from tr11ops.backup.base import ArchiveAway, ArchiveRefused
-from tr11ops.backup.drill import Look, choose_copy, run_drill
-from trainer.contract import read_latest
+from tr11ops.backup.base import ArchivePermanentError, ArchiveUnavailable
+from tr11ops.backup.drill import LoadResult, choose_copy, run_drill
+from trainer.contract.paths import read_latest
 
 
 # ----------------------------------------------------------------------------- what prune goes by
@@ -46,9 +46,7 @@ def test_a_receipt_that_is_gone_keeps_its_checkpoint(case: Case) -> None:
     assert case.here() == [100, 300, 400]
 
 
-def test_a_copy_that_goes_while_prune_is_at_it_keeps_its_checkpoint(
-    case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copy_lost_during_prune_keeps_its_checkpoint(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the plan and the unlink, which is after the checkpoint was hidden."""
     from tr11ops.checkpoints import prune as pruning
 
@@ -93,7 +91,7 @@ def test_a_copy_that_a_round_could_not_look_at_was_not_seen(case: Case) -> None:
     assert case.here() == ([100, 300, 400] if case.kind == "bucket" else [300, 400]), "a folder is looked at by prune"
 
 
-# ----------------------------------------------------------------------------- rot, whoever finds it
+# ----------------------------------------------------------------------------- rot, no matter who finds it
 def test_rot_that_a_restore_finds_is_repaired_by_the_next_round(case: Case, tmp_path: Path) -> None:
     copied(case, 100)
     case.damage(100, "optimizer/b")
@@ -111,7 +109,7 @@ def test_rot_that_a_drill_finds_is_repaired_by_the_next_round(case: Case) -> Non
     archive = case.place().open(case.archive, case.card)
     newest = choose_copy(case.copies())
     assert newest is not None
-    assert not run_drill(case.place(), archive, newest, look=lambda folder: Look(True, "")).passed
+    assert not run_drill(case.place(), archive, newest, look=lambda folder: LoadResult(True, "")).passed
     assert case.copy(100).damaged == ("optimizer/b",)
     assert [copy.step for copy in case.round().tallies[0].copied] == [100] and case.copy(100).is_sound
 
@@ -151,7 +149,7 @@ def test_rot_here_that_a_round_finds_keeps_the_sound_older_ones(case: Case) -> N
     assert len(case.journal("checkpoint-damaged")) == 2, "what is known is not new"
 
 
-def test_a_restore_over_rot_says_so_and_one_in_its_place_clears_the_record(case: Case) -> None:
+def test_a_restore_over_rot_says_so_and_one_in_place_clears_it(case: Case) -> None:
     copied(case, 100)
     flip(case.checkpoints / "global_step100" / "weights/a", 3)
     line = f"restore 100 --into {case.checkpoints}"
@@ -163,7 +161,7 @@ def test_a_restore_over_rot_says_so_and_one_in_its_place_clears_the_record(case:
     assert result.exit_code == 0 and case.catalogue().checkpoints[0].is_sound, result.text
 
 
-def test_a_restore_puts_no_older_one_before_those_that_a_training_resumes_from(case: Case) -> None:
+def test_a_restore_puts_no_older_one_before_what_resumes(case: Case) -> None:
     copied(case, 100, 200)
     shutil.rmtree(case.checkpoints / "global_step100")
     line = f"restore 100 --latest --into {case.checkpoints}"
@@ -182,7 +180,7 @@ def hiccups(case: Case, times: int) -> None:
     def on(what: str, path: str, position: int) -> None:
         if what not in ("write", "piece", "finish") and failed[what] < times:
             failed[what] += 1
-            raise ArchiveAway("connection reset")
+            raise ArchiveUnavailable("connection reset")
 
     case.odd[case.archive] = {"on": on}
 
@@ -237,10 +235,10 @@ def test_one_receipt_that_cannot_be_read_stops_nothing_else(case: Case) -> None:
     assert [copy.step for copy in done.tallies[0].copied] == [300, 200] and done.exit_code == 1
     (fault,) = done.tallies[0].faults
     assert "global_step100.copy.json" in fault and case.copy(100).is_sound
-    assert "global_step100" in case.status()["message"], "it is in the alerts' evidence until somebody looks"
+    assert "global_step100" in case.status()["message"], "it is in the alerts' evidence until someone looks"
 
 
-def test_a_log_whose_name_is_no_text_is_copied_and_stops_nothing(case: Case) -> None:
+def test_a_log_whose_name_is_no_text_is_copied(case: Case) -> None:
     logs = case.directory.paths.published / "logs"
     logs.mkdir(parents=True)
     odd = os.fsencode(logs) + b"/a-\xff\xfe.txt"
@@ -265,7 +263,7 @@ def test_a_log_that_the_archive_refuses_stops_nothing_else(case: Case) -> None:
 
     def on(what: str, path: str, position: int) -> None:
         if what == "upload" and path.endswith("a.txt"):
-            raise ArchiveRefused(f"{path}: Invalid argument")
+            raise ArchivePermanentError(f"{path}: Invalid argument")
 
     case.odd[case.archive] = {"on": on}
     done = case.run(case.archive)
@@ -274,7 +272,7 @@ def test_a_log_that_the_archive_refuses_stops_nothing_else(case: Case) -> None:
     assert "a.txt" in fault and case.copied(case.archive) == [(100, "full")]
 
 
-def test_a_checkpoint_with_an_odd_name_in_it_keeps_no_other_from_its_copy(case: Case) -> None:
+def test_a_checkpoint_with_an_odd_name_stops_no_other_copy(case: Case) -> None:
     case.save(100, 200)
     odd = os.fsencode(case.checkpoints / "global_step200") + b"/weights/\xff"
     with open(odd, "wb") as stream:

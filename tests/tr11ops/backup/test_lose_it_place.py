@@ -13,14 +13,14 @@ from tests.tr11ops.backup.round_cases import CARD
 from tr11ops.backup import overlap as overlapping
 from tr11ops.backup.overlap import parse_mounts, place_of
 from tr11ops.launch.archives import archive_checks, look_at_archives
-from tr11ops.launch.check import Level
-from tr11ops.runcard import load_card
-from trainer.config_base import CardError
+from tr11ops.runcard.card import load_card
+from tr11ops.runcard.check import Level
+from trainer.config.base import CardError
 
 
 # ----------------------------------------------------------------------------- an archive that is the run directory
 @pytest.mark.parametrize("where", ["root", "inside", "link", "file-url", "local-url", "checkpoints", "around"])
-def test_an_archive_that_is_the_run_directory_is_refused_everywhere(memory: Path, where: str) -> None:
+def test_an_archive_that_is_the_run_directory_is_refused(memory: Path, where: str) -> None:
     case = Case(memory, "folder", None)
     copied(case, 100, 200, 300, 400)
     root = case.directory.root
@@ -55,9 +55,7 @@ def test_a_bind_mount_of_the_run_directory_is_it() -> None:
     assert inside[1].is_relative_to(run[1]) and place_of("/archive", mounts) == ("8:1", PurePosixPath("/archive"))
 
 
-def test_a_folder_of_the_archive_that_is_mounted_from_the_run_is_found(
-    memory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_mounted_into_the_archive_is_found(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(memory, "folder", None)
     (case.store / "checkpoints").mkdir()
     table = memory / "mounts"
@@ -69,9 +67,7 @@ def test_a_folder_of_the_archive_that_is_mounted_from_the_run_is_found(
 
 
 @pytest.mark.parametrize("where", ["root", "inside", "checkpoints", "variant", "elsewhere"])
-def test_the_run_directory_mounted_twice_over_the_network_is_found(
-    memory: Path, monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
+def test_the_run_directory_mounted_twice_is_found(memory: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     """Neither path, table of mounts nor numbers tell: a file that is made here shows there."""
     case = Case(memory, "folder", None)
     (case.directory.root / "deep").mkdir()

@@ -11,14 +11,14 @@ from tests.plugins.object_store_fixture import ObjectStore
 from tests.tr11ops.backup.lose_it import Case, copied, faults_of, invoke, second
 from tests.tr11ops.backup.round_cases import DAY, flip
 from tr11ops.backup.data_sets import units_of
-from tr11ops.backup.records import identity_of
 from tr11ops.backup.source import read_source
-from tr11ops.run_identity import run_id
+from tr11ops.rundir.copies import identity_of
+from tr11ops.rundir.identity import require_run_id, run_id
 
 # ----------------------------------------------------------------------------- another run of the same name
 
 
-def test_another_run_of_the_same_name_neither_writes_nor_restores(case: Case, memory: Path, tmp_path: Path) -> None:
+def test_another_run_of_the_name_neither_writes_nor_restores(case: Case, memory: Path, tmp_path: Path) -> None:
     copied(case, 100)
     other = second(case, memory)
     other.save(100, seed=7)
@@ -38,7 +38,7 @@ def test_another_run_of_the_same_name_neither_writes_nor_restores(case: Case, me
     assert invoke(case, f"restore 100 --list --json --from {case.archive}").exit_code == 0
 
 
-def test_an_archive_without_an_id_is_adopted_when_something_in_it_is_known(case: Case, memory: Path) -> None:
+def test_an_archive_without_an_id_is_adopted_by_what_is_known(case: Case, memory: Path) -> None:
     copied(case, 100)
     case.forget_ids()
     stranger = second(case, memory)
@@ -65,7 +65,7 @@ def test_adopting_by_hand(case: Case, memory: Path) -> None:
     assert "nothing to do" in invoke(case, f"adopt {case.archive} --yes").text
 
 
-def test_a_restore_into_a_lost_run_directory_goes_on_as_that_run(case: Case) -> None:
+def test_a_restore_into_a_lost_directory_goes_on_as_that_run(case: Case) -> None:
     copied(case, 100)
     before = run_id(case.directory)
     shutil.rmtree(case.directory.root)
@@ -74,7 +74,35 @@ def test_a_restore_into_a_lost_run_directory_goes_on_as_that_run(case: Case) -> 
     assert case.round().exit_code == 0 and [step for step, _ in case.copied(case.archive)] == [100]
 
 
-def test_of_two_checkpoints_of_one_step_the_one_that_is_named_comes_back(case: Case, tmp_path: Path) -> None:
+@pytest.mark.parametrize("when", ["before it is seen", "after it is seen"])
+def test_a_restore_killed_as_it_becomes_visible_keeps_its_run(
+    case: Case, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    copied(case, 100)
+    before = run_id(case.directory)
+    shutil.rmtree(case.directory.root)
+    rename = Path.rename
+
+    def killed(path: Path, target: Path) -> Path:
+        if ".partial-" not in path.name:
+            return rename(path, target)
+        if when == "after it is seen":
+            rename(path, target)
+        raise SystemExit(137)
+
+    monkeypatch.setattr(Path, "rename", killed)
+    line = f"restore 100 --from {case.archive} --into {case.checkpoints} --latest"
+    assert invoke(case, line).exit_code == 137
+    monkeypatch.undo()
+    is_seen = (case.checkpoints / "global_step100").exists()
+    assert is_seen == (when == "after it is seen") and not (case.checkpoints / "latest").exists()
+    assert require_run_id(case.directory, "small") == before, "a launch in between makes no other run of it"
+    assert invoke(case, line).exit_code == 0 and not faults_of(case.checkpoints / "global_step100")
+    assert (case.checkpoints / "latest").read_text().strip() == "global_step100"
+    assert case.round().exit_code == 0
+
+
+def test_the_named_one_of_two_checkpoints_of_a_step_comes_back(case: Case, tmp_path: Path) -> None:
     copied(case, 100)
     first = case.copy(100).identity
     shutil.rmtree(case.checkpoints / "global_step100")
@@ -125,7 +153,7 @@ def test_a_stray_file_that_grows_is_no_damage_of_its_checkpoint(memory: Path, mo
 
 
 # ----------------------------------------------------------------------------- what a person put there, or names
-def test_a_file_that_no_manifest_names_is_copied_and_never_pruned(case: Case, tmp_path: Path) -> None:
+def test_a_file_that_no_manifest_names_is_copied_never_pruned(case: Case, tmp_path: Path) -> None:
     case.save(100, 200, 300, 400)
     note = case.checkpoints / "global_step100" / "notes.txt"
     note.write_text("before the spike")
@@ -181,7 +209,7 @@ def with_data(case: Case) -> Path:
     return folder
 
 
-def test_data_sets_and_tokenizer_are_copied_verified_and_restored(case: Case, tmp_path: Path) -> None:
+def test_data_sets_and_tokenizer_are_copied_and_restored(case: Case, tmp_path: Path) -> None:
     folder = with_data(case)
     plan = invoke(case, "plan")
     assert plan.exit_code == 0 and f"{case.archive}: data: 0 of 2 copied (0 B); due: oscar_text" in plan.text
@@ -200,7 +228,7 @@ def test_data_sets_and_tokenizer_are_copied_verified_and_restored(case: Case, tm
     assert [step for step, _ in case.copied(case.archive)] == [0, 0, 100] and case.status()["step"] == 100
 
 
-def test_data_that_rots_in_an_archive_is_found_and_repaired_but_not_by_rot(case: Case) -> None:
+def test_data_that_rots_is_repaired_but_not_by_rot(case: Case) -> None:
     folder = with_data(case)
     assert case.round().exit_code == 0
     case.damage_data("oscar_text_document", "oscar_text_document.bin")
@@ -228,7 +256,7 @@ def test_data_that_was_made_again_is_copied_beside_the_old(case: Case) -> None:
     assert len(case.copied(case.archive)) == 3, "nothing that was copied is given up"
 
 
-def test_a_tokenizer_that_is_one_file_and_lists_of_one_name_are_data_too(memory: Path) -> None:
+def test_a_one_file_tokenizer_and_lists_of_a_name_are_data_too(memory: Path) -> None:
     case = Case(memory, "folder", None)
     folder = with_data(case)
     for kind in ("train", "valid"):
@@ -245,7 +273,7 @@ def test_a_tokenizer_that_is_one_file_and_lists_of_one_name_are_data_too(memory:
     assert "tokenizer" in names and len(set(names)) == len(names) == 4
 
 
-def test_data_that_the_first_archive_has_in_part_comes_from_the_next(memory: Path, tmp_path: Path) -> None:
+def test_data_that_the_first_archive_lacks_comes_from_the_next(memory: Path, tmp_path: Path) -> None:
     case = Case(memory, "folder", None, "backup.full_interval=100")
     with_data(case)
     assert case.run(logs=False).exit_code == 0

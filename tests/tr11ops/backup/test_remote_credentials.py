@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from tests.plugins.object_store_fixture import ObjectStore
 from tests.tr11ops.backup.fault_proxy import Fault
-from tr11ops.backup.base import Archive, ArchiveAway, ArchiveError, ArchiveRefused
+from tr11ops.backup.base import Archive, ArchiveError, ArchivePermanentError, ArchiveUnavailable
 from tr11ops.backup.remote import open_remote
 
 TOKEN = "ya29.planted-access-token"
@@ -116,7 +116,7 @@ def test_a_refusal_names_the_file_and_shows_nothing_of_it(
     object_store.faults.plant(Fault("answer", status=status, message=f"no: Bearer {TOKEN} token={TOKEN} {TOKEN}"))
     with token_server(200, {"access_token": TOKEN, "expires_in": 3600, "token_type": "Bearer"}) as uri:
         path = account(uri)
-        with pytest.raises(ArchiveRefused, match=text) as caught:
+        with pytest.raises(ArchivePermanentError, match=text) as caught:
             opened(object_store, path).look("x")
     assert f"the credentials in {path}" in str(caught.value)
     shows_no_secret(str(caught.value), private_key)
@@ -126,19 +126,19 @@ def test_a_key_that_was_withdrawn(
     object_store: ObjectStore, account: Callable[[str], Path], private_key: rsa.RSAPrivateKey
 ) -> None:
     answer = {"error": "invalid_grant", "error_description": f"Invalid JWT {KEY_ID} {TOKEN}"}
-    with token_server(400, answer) as uri, pytest.raises(ArchiveRefused, match="are not accepted") as caught:
+    with token_server(400, answer) as uri, pytest.raises(ArchivePermanentError, match="are not accepted") as caught:
         opened(object_store, account(uri)).look("x")
     shows_no_secret(str(caught.value), private_key)
     assert object_store.faults.seen == [], "nothing is asked without a token"
 
 
 def test_no_token_server_may_be_another_time(object_store: ObjectStore, account: Callable[[str], Path]) -> None:
-    with pytest.raises(ArchiveAway, match="gives out tokens does not answer"):
+    with pytest.raises(ArchiveUnavailable, match="gives out tokens does not answer"):
         opened(object_store, account("http://127.0.0.1:1/token")).look("x")
 
 
 def test_tokens_are_not_sent_in_the_clear(object_store: ObjectStore, account: Callable[[str], Path]) -> None:
-    with pytest.raises(ArchiveRefused, match="without https"):
+    with pytest.raises(ArchivePermanentError, match="without https"):
         opened(object_store, account("http://127.0.0.1:1/token"), endpoint_url="http://192.0.2.1:80")
 
 
@@ -149,7 +149,7 @@ def test_a_file_that_is_no_key(tmp_path: Path, content: str) -> None:
     path = tmp_path / "key.json"
     path.write_text(content)
     path.chmod(0o600)
-    with pytest.raises(ArchiveRefused, match=r"backup.credentials_file = .*key.json: "):
+    with pytest.raises(ArchivePermanentError, match=r"backup.credentials_file = .*key.json: "):
         open_remote("gs://bucket/x", {}, path)
 
 
@@ -157,12 +157,12 @@ def test_a_file_that_others_can_read(tmp_path: Path) -> None:
     path = tmp_path / "key.json"
     path.write_text("{}")
     path.chmod(0o644)
-    with pytest.raises(ArchiveRefused, match="chmod o-rwx"):
+    with pytest.raises(ArchivePermanentError, match="chmod o-rwx"):
         open_remote("gs://bucket/x", {}, path)
-    path.chmod(0o640)  # whoever of the group is on call runs the next round
-    with pytest.raises(ArchiveRefused, match="holds no key of an account"):
+    path.chmod(0o640)  # the one of the group who is on call runs the next round
+    with pytest.raises(ArchivePermanentError, match="holds no key of an account"):
         open_remote("gs://bucket/x", {}, path)
-    with pytest.raises(ArchiveRefused, match="No such file"):
+    with pytest.raises(ArchivePermanentError, match="No such file"):
         open_remote("gs://bucket/x", {}, tmp_path / "none.json")
 
 
@@ -170,7 +170,7 @@ def test_no_credentials_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("NO_GCE_CHECK", "true")
     monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
-    with pytest.raises(ArchiveRefused, match=r"no credentials were found; set backup.credentials_file"):
+    with pytest.raises(ArchivePermanentError, match=r"no credentials were found; set backup.credentials_file"):
         open_remote("gs://bucket/x", {})
 
 
@@ -191,7 +191,7 @@ def test_no_credentials_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 def test_what_cannot_be_opened_is_said_in_a_line(
     url: str, options: dict[str, str | int | float | bool], text: str
 ) -> None:
-    with pytest.raises(ArchiveRefused) as caught:
+    with pytest.raises(ArchivePermanentError) as caught:
         open_remote(url, options)
     assert text in str(caught.value)
     assert "hunter2" not in str(caught.value)

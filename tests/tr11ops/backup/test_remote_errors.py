@@ -1,4 +1,4 @@
-"""What answers and exceptions of a far side become: one line, the right kind, and no secret."""
+"""What answers and exceptions of a destination become: one line, the right kind, and no secret."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tr11ops.backup.base import ArchiveAway, ArchiveFull, ArchiveRefused
+from tr11ops.backup.base import ArchiveFull, ArchivePermanentError, ArchiveUnavailable
 from tr11ops.backup.remote_errors import error_of_status
-from tr11ops.redact import LONGEST_TEXT, one_line
-from tr11ops.retry_after import wait_of
+from tr11ops.base.redact import LONGEST_TEXT, one_line
+from tr11ops.base.retry_after import wait_of
 
 SECRET = "hunter2hunter2"
 
@@ -72,10 +72,10 @@ def test_a_date_is_compared_with_the_server_s_own_clock(after: str, date: str, w
 @given(status=st.integers(300, 599), message=st.text(max_size=300), wait=st.floats(0, 3600))
 def test_every_status_has_a_meaning(status: int, message: str, wait: float) -> None:
     error = error_of_status(status, "gs://bucket/x", "the default credentials", message, wait)
-    assert type(error) in {ArchiveAway, ArchiveFull, ArchiveRefused}
+    assert type(error) in {ArchiveUnavailable, ArchiveFull, ArchivePermanentError}
     assert str(error).startswith("gs://bucket/x: ")
     assert "\n" not in str(error)
     if status >= 500 and status != 507:
-        assert isinstance(error, ArchiveAway) and error.wait == wait
+        assert isinstance(error, ArchiveUnavailable) and error.wait == wait
     if status in {401, 404, 410}:
-        assert isinstance(error, ArchiveRefused)
+        assert isinstance(error, ArchivePermanentError)

@@ -11,7 +11,7 @@ import fsspec
 import pytest
 
 from tests.tr11ops.backup.copy_cases import contents, copy, make_checkpoint
-from tr11ops.backup.base import Archive, ArchiveAway, ArchiveError, ArchiveFull, ArchiveRefused
+from tr11ops.backup.base import Archive, ArchiveError, ArchiveFull, ArchivePermanentError, ArchiveUnavailable
 from tr11ops.backup.receipts import list_receipts
 from tr11ops.backup.remote import open_remote
 from tr11ops.backup.remote_fsspec import PARTS
@@ -53,15 +53,15 @@ def test_files_come_and_go(archive: Archive) -> None:
     assert b"".join(archive.read("a/b", 6)) == b""
     archive.move("a", "z")
     assert paths(archive) == ["ab", "z/b", "z/c/d"]
-    with pytest.raises(ArchiveRefused, match="is not there"):
+    with pytest.raises(ArchivePermanentError, match="is not there"):
         archive.move("a", "y")
-    with pytest.raises(ArchiveRefused, match="is not replaced"):
+    with pytest.raises(ArchivePermanentError, match="is not replaced"):
         archive.move("ab", "z")
-    with pytest.raises(ArchiveRefused, match="is not there"):
+    with pytest.raises(ArchivePermanentError, match="is not there"):
         list(archive.read("none"))
 
 
-def test_nothing_is_seen_before_finish_and_the_sweep_takes_the_rest(archive: Archive) -> None:
+def test_nothing_shows_before_finish_the_sweep_takes_the_rest(archive: Archive) -> None:
     upload = archive.upload("x", 10, "i")
     upload.write(b"12345")
     assert paths(archive) == [] and archive.look("x") is None
@@ -82,7 +82,7 @@ def test_nothing_is_seen_before_finish_and_the_sweep_takes_the_rest(archive: Arc
 def test_a_file_that_arrives_short_is_not_published(archive: Archive) -> None:
     upload = archive.upload("x", 10, "i")
     upload.write(b"12345")
-    with pytest.raises(ArchiveAway, match="arrived with 5 of 10 bytes"):
+    with pytest.raises(ArchiveUnavailable, match="arrived with 5 of 10 bytes"):
         upload.finish()
     upload.leave()
     assert archive.look("x") is None
@@ -99,10 +99,10 @@ def test_an_archive_has_one_run(url: str) -> None:
     options: dict[str, Any] = {"auto_mkdir": True} if url.startswith("file") else {}
     open_remote(url, options, run="mine").put("x", b"1")
     open_remote(url, options, run="mine").upload("x", 1, "i").leave()
-    with pytest.raises(ArchiveRefused, match="is the archive of 'mine', not of 'other'"):
+    with pytest.raises(ArchivePermanentError, match="is the archive of 'mine', not of 'other'"):
         open_remote(url, options, run="other").upload("x", 1, "i")
     open_remote(url, options).put("tr11-archive.json", b"garbage")
-    with pytest.raises(ArchiveRefused, match="cannot be read"):
+    with pytest.raises(ArchivePermanentError, match="cannot be read"):
         open_remote(url, options, run="other").upload("x", 1, "i")
 
 
@@ -123,21 +123,21 @@ class Odd(Exception):
     [
         (OSError(errno.ENOSPC, "No space left on device"), ArchiveFull),
         (OSError(errno.EDQUOT, "Disk quota exceeded"), ArchiveFull),
-        (OSError(errno.EROFS, "Read-only file system"), ArchiveRefused),
-        (PermissionError(errno.EACCES, "Permission denied"), ArchiveRefused),
-        (NotADirectoryError(errno.ENOTDIR, "Not a directory"), ArchiveRefused),
-        (OSError(errno.EIO, "Input/output error"), ArchiveAway),
-        (TimeoutError(), ArchiveAway),
-        (ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"), ArchiveAway),
-        (Odd(status=503), ArchiveAway),
-        (Odd(status=403), ArchiveRefused),
-        (Odd(code="404"), ArchiveRefused),
-        (Odd(status_code=429), ArchiveAway),
-        (Odd(response=Response(500)), ArchiveAway),
-        (Odd(response=Response(401)), ArchiveRefused),
+        (OSError(errno.EROFS, "Read-only file system"), ArchivePermanentError),
+        (PermissionError(errno.EACCES, "Permission denied"), ArchivePermanentError),
+        (NotADirectoryError(errno.ENOTDIR, "Not a directory"), ArchivePermanentError),
+        (OSError(errno.EIO, "Input/output error"), ArchiveUnavailable),
+        (TimeoutError(), ArchiveUnavailable),
+        (ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"), ArchiveUnavailable),
+        (Odd(status=503), ArchiveUnavailable),
+        (Odd(status=403), ArchivePermanentError),
+        (Odd(code="404"), ArchivePermanentError),
+        (Odd(status_code=429), ArchiveUnavailable),
+        (Odd(response=Response(500)), ArchiveUnavailable),
+        (Odd(response=Response(401)), ArchivePermanentError),
         (Odd(response={"ResponseMetadata": {"HTTPStatusCode": 507}}), ArchiveFull),
-        (Odd(), ArchiveAway),
-        (type("NoCredentialsError", (Exception,), {})(), ArchiveRefused),
+        (Odd(), ArchiveUnavailable),
+        (type("NoCredentialsError", (Exception,), {})(), ArchivePermanentError),
     ],
     ids=repr,
 )

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.plugins.object_store_fixture import ObjectStore
 from tests.tr11ops.backup.fault_proxy import Fault
-from tr11ops.backup.base import Archive, ArchiveAway, ArchiveError, ArchiveFull, ArchiveRefused
+from tr11ops.backup.base import Archive, ArchiveError, ArchiveFull, ArchivePermanentError, ArchiveUnavailable
 from tr11ops.backup.remote import open_remote
 
 QUANTUM = 256 << 10
@@ -35,7 +35,7 @@ def send(archive: Archive, path: str, content: bytes, identity: str = "i", piece
             for start in range(upload.offset, len(content), piece):
                 upload.write(content[start : start + piece])
             upload.finish()
-        except ArchiveAway:
+        except ArchiveUnavailable:
             if upload is not None:
                 upload.leave()
         else:
@@ -97,19 +97,19 @@ def test_odd_names_come_back(archive: Archive) -> None:
     assert len(list(archive.list("odd"))) == 6
 
 
-def test_a_folder_gets_another_name_and_an_interrupted_move_is_repeated(object_store: ObjectStore) -> None:
+def test_an_interrupted_move_of_a_folder_is_repeated(object_store: ObjectStore) -> None:
     archive = object_store.open()
     for name in ("one", "two/three"):
         archive.put(f"old/{name}", name.encode())
     object_store.faults.plant(Fault("answer", "DELETE", "two"))
-    with pytest.raises(ArchiveAway):
+    with pytest.raises(ArchiveUnavailable):
         archive.move("old", "new")
     archive.move("old", "new")
     assert object_store.objects() == {"tr11-test/new/one": 3, "tr11-test/new/two/three": 9}
-    with pytest.raises(ArchiveRefused, match="is not there"):
+    with pytest.raises(ArchivePermanentError, match="is not there"):
         archive.move("old", "newer")
     archive.put("old/one", b"1")
-    with pytest.raises(ArchiveRefused, match="is not replaced"):
+    with pytest.raises(ArchivePermanentError, match="is not replaced"):
         archive.move("old", "new")
 
 
@@ -126,7 +126,7 @@ def test_goes_on_in_mid_file_in_another_process_s_archive(object_store: ObjectSt
     assert object_store.content("tr11-test/x") == content
 
 
-def test_another_checkpoint_of_the_same_name_is_sent_anew(object_store: ObjectStore) -> None:
+def test_another_checkpoint_of_the_same_name_is_sent_again(object_store: ObjectStore) -> None:
     first, second = some_bytes(LARGE, 1), some_bytes(LARGE, 2)
     upload = object_store.open().upload("x", LARGE, "first")
     upload.write(first[: 4 * QUANTUM])
@@ -224,7 +224,7 @@ def test_a_lost_last_answer_sends_nothing_twice(object_store: ObjectStore) -> No
     assert object_store.content("tr11-test/x") == content
 
 
-def test_a_server_that_publishes_when_it_is_asked_leaves_no_half_object(object_store: ObjectStore) -> None:
+def test_a_server_that_publishes_on_demand_has_no_half_object(object_store: ObjectStore) -> None:
     """The real server without the proxy has this fault."""
     content = some_bytes(LARGE)
     direct = "http://{}:{}".format(*object_store.server)
@@ -249,7 +249,7 @@ def test_a_changed_upload_is_seen_in_what_is_read_back(object_store: ObjectStore
 def test_a_stale_connection_is_not_used(object_store: ObjectStore, archive: Archive) -> None:
     archive.put("x", b"1")
     object_store.faults.plant(Fault("deaf", "GET", status=500))
-    with pytest.raises(ArchiveAway):
+    with pytest.raises(ArchiveUnavailable):
         archive.look("x")
     assert get(archive, "x") == b"1"
 
@@ -292,15 +292,27 @@ DEEDS = (read_all, look, walk, write, begin)
 @pytest.mark.parametrize(
     ("fault", "kind", "text"),
     [
-        (Fault("answer", status=401, message="Invalid Credentials"), ArchiveRefused, "no credentials are not accepted"),
-        (Fault("answer", status=403, message="no storage.objects.get access"), ArchiveRefused, "may not do this"),
-        (Fault("answer", status=403, message="The user rate limit was exceeded"), ArchiveAway, "alone for a while"),
+        (
+            Fault("answer", status=401, message="Invalid Credentials"),
+            ArchivePermanentError,
+            "no credentials are not accepted",
+        ),
+        (
+            Fault("answer", status=403, message="no storage.objects.get access"),
+            ArchivePermanentError,
+            "may not do this",
+        ),
+        (
+            Fault("answer", status=403, message="The user rate limit was exceeded"),
+            ArchiveUnavailable,
+            "alone for a while",
+        ),
         (Fault("answer", status=403, message="quota exceeded"), ArchiveFull, "no quota"),
-        (Fault("answer", status=429, headers={"Retry-After": "7"}), ArchiveAway, "HTTP 429"),
-        (Fault("answer", status=503), ArchiveAway, "HTTP 503"),
-        (Fault("answer", status=410), ArchiveRefused, "HTTP 410"),
-        (Fault("reset", times=2), ArchiveAway, "gs://"),
-        (Fault("answer", status=400, message="bad"), ArchiveRefused, "HTTP 400"),
+        (Fault("answer", status=429, headers={"Retry-After": "7"}), ArchiveUnavailable, "HTTP 429"),
+        (Fault("answer", status=503), ArchiveUnavailable, "HTTP 503"),
+        (Fault("answer", status=410), ArchivePermanentError, "HTTP 410"),
+        (Fault("reset", times=2), ArchiveUnavailable, "gs://"),
+        (Fault("answer", status=400, message="bad"), ArchivePermanentError, "HTTP 400"),
     ],
     ids=lambda value: getattr(value, "message", getattr(value, "__name__", None)),
 )
@@ -314,7 +326,7 @@ def test_each_answer_has_its_meaning(
         deed(archive)
     assert text in str(caught.value)
     assert "\n" not in str(caught.value)
-    if isinstance(caught.value, ArchiveAway):
+    if isinstance(caught.value, ArchiveUnavailable):
         assert caught.value.wait == (7.0 if "Retry-After" in fault.headers else 0.0)
 
 
@@ -323,7 +335,7 @@ def test_a_hanging_server_is_given_up(object_store: ObjectStore) -> None:
     archive = object_store.open(requests_timeout=0.1)
     for deed in DEEDS:
         object_store.faults.plant(Fault("hang"))
-        with pytest.raises(ArchiveAway, match=r"nothing was heard for 0.1 s"):
+        with pytest.raises(ArchiveUnavailable, match=r"nothing was heard for 0.1 s"):
             deed(archive)
 
 
@@ -334,7 +346,7 @@ def test_a_server_that_does_not_read_is_given_up(object_store: ObjectStore) -> N
         deaf.bind(("127.0.0.1", 0))
         deaf.listen(1)
         archive = object_store.open(endpoint_url=f"http://127.0.0.1:{deaf.getsockname()[1]}", requests_timeout=0.1)
-        with pytest.raises(ArchiveAway, match=r"nothing was heard"):
+        with pytest.raises(ArchiveUnavailable, match=r"nothing was heard"):
             archive.put("x", bytes(64 << 20))
 
 
@@ -342,7 +354,7 @@ def test_an_answer_that_stalls_is_given_up(object_store: ObjectStore) -> None:
     content, came = some_bytes(3 << 20), b""
     object_store.open().put("x", content)
     object_store.faults.plant(Fault("stall", "GET", "alt=media", at=2 << 20))
-    with pytest.raises(ArchiveAway, match=r"nothing was heard for 0.5 s"):
+    with pytest.raises(ArchiveUnavailable, match=r"nothing was heard for 0.5 s"):
         for piece in object_store.open(requests_timeout=0.5).read("x"):
             came += piece
     assert content[: 2 << 20].startswith(came)
@@ -351,29 +363,29 @@ def test_an_answer_that_stalls_is_given_up(object_store: ObjectStore) -> None:
 def test_a_truncated_answer_is_no_end_of_file(object_store: ObjectStore, archive: Archive) -> None:
     archive.put("x", some_bytes(100_000))
     object_store.faults.plant(Fault("truncate", "GET", "alt=media", at=50_000))
-    with pytest.raises(ArchiveAway, match="cut off"):
+    with pytest.raises(ArchiveUnavailable, match="cut off"):
         get(archive, "x")
     object_store.faults.plant(Fault("truncate", "GET", "maxResults", at=20))
-    with pytest.raises(ArchiveAway, match="cut off"):
+    with pytest.raises(ArchiveUnavailable, match="cut off"):
         list(archive.list(""))
 
 
 def test_no_server_at_all(object_store: ObjectStore) -> None:
     archive = object_store.open(endpoint_url="http://127.0.0.1:1")
-    with pytest.raises(ArchiveAway, match="Connection refused"):
+    with pytest.raises(ArchiveUnavailable, match="Connection refused"):
         archive.look("x")
 
 
 def test_no_such_bucket(object_store: ObjectStore) -> None:
     archive = open_remote("gs://no-such-bucket/x", object_store.options)
     for deed in DEEDS:
-        with pytest.raises(ArchiveRefused, match=r"gs://no-such-bucket"):
+        with pytest.raises(ArchivePermanentError, match=r"gs://no-such-bucket"):
             deed(archive)
 
 
 def test_what_is_missing_in_a_bucket_that_is_there(archive: Archive) -> None:
     assert archive.look("x") is None
-    with pytest.raises(ArchiveRefused, match="is not there"):
+    with pytest.raises(ArchivePermanentError, match="is not there"):
         get(archive, "x")
 
 
@@ -388,5 +400,5 @@ def test_a_bucket_has_one_run(object_store: ObjectStore) -> None:
     send(open_remote(object_store.url, object_store.options, run="mine"), "x", b"1")
     other = open_remote(object_store.url, object_store.options, run="other")
     assert get(other, "x") == b"1", "reading is free"
-    with pytest.raises(ArchiveRefused, match="is the archive of 'mine', not of 'other'"):
+    with pytest.raises(ArchivePermanentError, match="is the archive of 'mine', not of 'other'"):
         other.upload("y", 1, "i")

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from tests.plugins.object_store_fixture import ObjectStore
 from tests.tr11ops.backup.fault_proxy import FaultProxy
-from tr11ops.backup.base import ArchiveAway, ArchiveRefused
+from tr11ops.backup.base import ArchivePermanentError, ArchiveUnavailable
 
 
 @pytest.fixture
@@ -52,8 +52,8 @@ def secure(object_store: ObjectStore, certificate: Path) -> Iterator[FaultProxy]
     proxy.close()
 
 
-def test_a_certificate_that_nobody_vouches_for(object_store: ObjectStore, secure: FaultProxy) -> None:
-    with pytest.raises(ArchiveRefused, match="its certificate is not valid: self-signed certificate"):
+def test_a_certificate_that_no_one_vouches_for(object_store: ObjectStore, secure: FaultProxy) -> None:
+    with pytest.raises(ArchivePermanentError, match="its certificate is not valid: self-signed certificate"):
         object_store.open(endpoint_url=secure.url).look("x")
 
 
@@ -108,7 +108,7 @@ def _pass_on(source: socket.socket, target: socket.socket) -> None:
         target.close()
 
 
-def test_a_site_s_proxy_is_gone_through_and_its_password_is_not_shown(
+def test_a_proxy_is_used_and_its_password_not_shown(
     object_store: ObjectStore, secure: FaultProxy, certificate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
@@ -126,6 +126,6 @@ def test_a_site_s_proxy_is_gone_through_and_its_password_is_not_shown(
         thread.join()
     assert tunnel.asked[0].startswith(f"CONNECT 127.0.0.1:{port} ")
     assert f"Basic {base64.b64encode(b'me:hunt@er2').decode()}" in tunnel.asked[0]
-    with pytest.raises(ArchiveAway) as caught:
+    with pytest.raises(ArchiveUnavailable) as caught:
         object_store.open(endpoint_url=secure.url).look("x")
     assert "hunt" not in str(caught.value)

@@ -28,14 +28,13 @@ from tests.tr11ops.backup.copy_cases import (
 )
 from tests.tr11ops.backup.fault_proxy import Fault
 from tests.tr11ops.backup.remote_nursery import RemoteNursery
-from tr11ops.backup.base import Archive, ArchiveAway
-from tr11ops.backup.records import CopiedFile
+from tr11ops.backup.base import ARCHIVE_RETRIES, Archive, ArchiveUnavailable
 from tr11ops.backup.remote import open_remote
 from tr11ops.backup.restorable import doubts, restorable, unreceipted
 from tr11ops.backup.restore import RestoreError, restore_checkpoint, restore_file
-from tr11ops.backup.retrying import Retrying
 from tr11ops.backup.transfer import CopyStopped
-from trainer.contract import Manifest, manifest_faults
+from tr11ops.rundir.copies import CopiedFile
+from trainer.contract.manifest import Manifest, manifest_faults
 
 
 @pytest.fixture(params=["folder", "tar", "bucket", "bucket-tar", "file-url"])
@@ -209,9 +208,12 @@ def test_a_dead_network_ends_with_what_is_there_kept(tmp_path: Path, object_stor
     source = make_checkpoint(tmp_path / "run")
     receipt = copy(object_store.open(), source)
     object_store.faults.plant(Fault("answer", "GET", "__0_0", status=503, times=1000))
-    with pytest.raises(ArchiveAway, match="HTTP 503"):
+    with pytest.raises(ArchiveUnavailable, match="HTTP 503"):
         restore_checkpoint(
-            object_store.open(), receipt, tmp_path / "new", quick(retrying=Retrying(tries=3, first_seconds=0))
+            object_store.open(),
+            receipt,
+            tmp_path / "new",
+            quick(retries=replace(ARCHIVE_RETRIES, tries=3, first_seconds=0)),
         )
     object_store.faults.clear()
     home = restore_checkpoint(object_store.open(), receipt, tmp_path / "new", quick())
@@ -290,7 +292,7 @@ def test_a_receipt_that_leads_elsewhere_is_refused(tmp_path: Path, change: dict[
         restore_checkpoint(archive, replace(receipt, **change), tmp_path / "new", quick())  # type: ignore[arg-type]
 
 
-def test_a_receipt_of_petabytes_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_a_receipt_of_petabytes_is_refused_before_any_write(tmp_path: Path) -> None:
     archive = make_archive(tmp_path / "store")
     receipt = copy(archive, make_checkpoint(tmp_path / "run"))
     huge = replace(receipt, files=(*receipt.files, CopiedFile("huge", 1 << 52, "")))
@@ -325,7 +327,7 @@ def test_a_link_that_was_planted_is_not_written_through(tmp_path: Path) -> None:
 # ----------------------------------------------------------------------------- copies without a receipt
 
 
-def test_the_original_s_copies_are_restored_with_a_word_of_doubt(tmp_path: Path, object_store: ObjectStore) -> None:
+def test_the_originals_copies_are_restored_with_a_doubt(tmp_path: Path, object_store: ObjectStore) -> None:
     """As `gsutil rsync -x "bf16.*" -r` left them."""
     files = {f"layer_{number:02}-model_00-model_states.pt": bytes([number]) * 1000 for number in range(4)}
     files["mp_rank_00_model_states.pt"] = b"args"

@@ -9,22 +9,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tr11ops.backup.records import CopyRecord, Kind, identity_of, location_of, write_copy
-from tr11ops.backup.schedule import CopyPolicy
 from tr11ops.checkpoints.catalogue import Catalogue, read_catalogue
+from tr11ops.checkpoints.pins import pin
 from tr11ops.checkpoints.prune import Pruner
 from tr11ops.checkpoints.retention import RetentionPolicy
 from tr11ops.checkpoints.use import Clocks
-from tr11ops.rundir import RunDirectory
-from trainer.contract import (
-    FileEntry,
-    Manifest,
-    RunPaths,
-    checkpoint_name,
-    checkpoint_steps,
-    file_digest,
-    write_atomically,
-)
+from tr11ops.rundir.copies import CopyRecord, Kind, identity_of, location_of, write_copy
+from tr11ops.rundir.copy_policy import CopyPolicy
+from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.files import write_atomically
+from trainer.contract.manifest import FileEntry, Manifest, file_digest
+from trainer.contract.paths import RunPaths, checkpoint_name, checkpoint_steps
+from trainer.contract.replacing import SUPERSEDED_SUFFIX, free_name
 
 NOW = 1_795_289_822.25
 DAY = 86400.0
@@ -93,6 +89,19 @@ class Shelf:
         """What a roll-back leaves."""
         home = self.folder / checkpoint_name(step)
         return home.rename(home.with_name(f"{home.name}.discarded"))
+
+    def supersede(self, step: int) -> Path:
+        """What a save of the same step leaves of the older one; `latest` names the new one then."""
+        home = self.folder / checkpoint_name(step)
+        aside = home.rename(free_name(self.folder, f"{home.name}{SUPERSEDED_SUFFIX}"))
+        self.save(step)
+        return aside
+
+    def pin(self, step: int) -> None:
+        pin(self.directory, step, "ana", "", NOW)
+
+    def hidden(self) -> set[str]:
+        return {name for name in self.names() if name.startswith(".")}
 
     def copy(self, step: int, kind: Kind = "full", archive: str = "store", **changes: Any) -> CopyRecord:
         place = self.folder / checkpoint_name(step)

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from tests.tr11ops.checkpoints.shelf import DAY, NOW, Shelf
-from tr11ops.backup.records import identity_of
-from tr11ops.checkpoints import scan
-from tr11ops.checkpoints.asides import home_of
-from tr11ops.checkpoints.digests import DigestRecord, read_digest, write_digest
+from tr11ops.base.observed import Unknown
 from tr11ops.checkpoints.pins import pin, state_folder
-from tr11ops.checkpoints.scan import FAULTS_KEPT, is_waiting, list_rows
-from tr11ops.snapshot import Unknown
-from trainer.checkpoint.resumable import ResumeNeed
-from trainer.contract import Manifest, manifest_faults
+from tr11ops.checkpoints.quarantine import home_of
+from tr11ops.rundir import checkpoint_scan
+from tr11ops.rundir.checkpoint_digests import DigestRecord, read_digest, write_digest
+from tr11ops.rundir.checkpoint_scan import FAULTS_KEPT, is_waiting, list_rows
+from tr11ops.rundir.copies import identity_of
+from trainer.contract.manifest import Manifest, manifest_faults
+from trainer.contract.resumable import ResumeNeed
 
 
 def test_what_is_known_of_each(shelf: Shelf) -> None:
@@ -152,7 +152,7 @@ def test_what_cannot_be_read_is_a_doubt(shelf: Shelf, path: str, what: str) -> N
     assert len(seen.doubts) == 1 and seen.doubts[0].startswith(f"{what}: ") and len(seen.checkpoints) == 2
 
 
-def test_the_age_of_a_save_that_did_not_end_is_that_of_its_newest_file(shelf: Shelf) -> None:
+def test_the_age_of_an_unfinished_save_is_that_of_its_last_file(shelf: Shelf) -> None:
     place = shelf.half(100, age=5 * DAY)
     (row,) = list_rows(shelf.folder, None)
     assert row.changed == NOW - 5 * DAY and row.manifest == "none" and row.faults[0].endswith("its save did not end")
@@ -160,13 +160,11 @@ def test_the_age_of_a_save_that_did_not_end_is_that_of_its_newest_file(shelf: Sh
     assert list_rows(shelf.folder, None)[0].changed == NOW
 
 
-def test_threads_are_used_where_reading_is_waiting_and_find_the_same(
-    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_read_where_reading_waits_and_find_the_same(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
     shelf.save(*range(100, 2100, 100), size=1)
     found = []
     for answer in (True, False):
-        monkeypatch.setattr(scan, "is_waiting", lambda took, worked, answer=answer: answer)
+        monkeypatch.setattr(checkpoint_scan, "is_waiting", lambda took, worked, answer=answer: answer)
         found.append(list_rows(shelf.folder, 300))
     assert found[0] == found[1] and [row.step for row in found[0]] == list(range(100, 2100, 100))
     assert is_waiting(1.0, 0.1) and not is_waiting(1.0, 0.9) and not is_waiting(0.0, 0.0) and not is_waiting(0.1, 0.2)
@@ -174,14 +172,14 @@ def test_threads_are_used_where_reading_is_waiting_and_find_the_same(
 
 def test_one_that_goes_while_it_is_looked_at_is_left_out(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
     shelf.save(100, 200)
-    real = scan.walk
+    real = checkpoint_scan.walk
 
-    def walk(place: Path) -> scan.Tree:
+    def walk(place: Path) -> checkpoint_scan.Tree:
         if place.name == "global_step100":
             place.rename(place.with_name("global_step100.discarded"))
         return real(place)
 
-    monkeypatch.setattr(scan, "walk", walk)
+    monkeypatch.setattr(checkpoint_scan, "walk", walk)
     assert [row.step for row in list_rows(shelf.folder, None)] == [200]
 
 
@@ -195,7 +193,7 @@ def test_weights_alone_are_nothing_that_a_restart_takes(shelf: Shelf) -> None:
     assert found.checkpoints[1].used_by == ("a restart takes it",)
 
 
-def test_what_a_reading_found_damaged_is_a_fault_where_latest_names_it(shelf: Shelf) -> None:
+def test_damage_found_by_reading_is_a_fault_at_latest(shelf: Shelf) -> None:
     shelf.save(100, 200)
     identity = shelf.catalogue().checkpoints[1].identity
     write_digest(shelf.directory, DigestRecord(200, identity, NOW, 4, 256, ("weights/a.bin: its digest differs",)))

@@ -50,7 +50,7 @@ def test_a_damaged_list_is_not_known(shelf: Shelf, text: str) -> None:
         pin(shelf.directory, 300, "ana", "", NOW)  # what is not known is not replaced
 
 
-def test_a_pipe_in_its_place_holds_nobody_up(shelf: Shelf) -> None:
+def test_a_pipe_in_its_place_holds_no_one_up(shelf: Shelf) -> None:
     pin(shelf.directory, 100, "ana", "", NOW)
     version = state_folder(shelf.directory) / "pins.d" / "00000001.json"
     version.unlink()

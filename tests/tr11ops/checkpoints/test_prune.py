@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import shutil
 import subprocess
@@ -15,21 +16,22 @@ from typing import Any
 import pytest
 
 from tests.tr11ops.checkpoints.shelf import NOW, Shelf, policy
-from tr11ops.backup.schedule import CopyPolicy
 from tr11ops.checkpoints import prune as pruning
-from tr11ops.checkpoints.asides import doomed_name, hidden_name, list_asides
 from tr11ops.checkpoints.pins import pin, state_folder
 from tr11ops.checkpoints.prune import BEGUN, FAILED, LEFT, REMOVED, PruneBusy
+from tr11ops.checkpoints.quarantine import doomed_name, hidden_name, list_quarantined
 from tr11ops.checkpoints.removal import hide
-from tr11ops.checkpoints.use import Clocks, read_clocks
-from tr11ops.crontab.claims import Claim, ClaimFolder
-from tr11ops.journal import Entry, read_journal
-from tr11ops.reserve import RESERVE_BYTES, RESERVE_FILE, keep_reserve, spend_reserve
-from trainer.checkpoint.catalogue import find_resumable
-from trainer.contract import checkpoint_name, write_atomically
+from tr11ops.rundir.claims import Claim, ClaimFolder
+from tr11ops.rundir.clocks import Clocks, read_clocks
+from tr11ops.rundir.copy_policy import CopyPolicy
+from tr11ops.rundir.journal import JournalEntry, read_journal
+from tr11ops.rundir.reserve import RESERVE_BYTES, RESERVE_FILE, keep_reserve, spend_reserve
+from trainer.contract.checkpoints import find_resumable
+from trainer.contract.files import write_atomically
+from trainer.contract.paths import checkpoint_name
 
 
-def journal(shelf: Shelf, *kinds: str) -> list[Entry]:
+def journal(shelf: Shelf, *kinds: str) -> list[JournalEntry]:
     ledger = read_journal(shelf.directory.journal)
     assert ledger.is_sound
     return [entry for entry in ledger.entries if entry.kind in kinds]
@@ -74,6 +76,61 @@ def test_set_aside_folders_go_when_asked_for(shelf: Shelf) -> None:
     assert shelf.names() == {"global_step100", "global_step200", "latest"}
 
 
+def test_a_superseded_one_goes_by_the_usual_rules(shelf: Shelf) -> None:
+    shelf.save(900, 1000, 1100, 9_900, 10_000)
+    shelf.copy(1000)
+    for step in (900, 1000, 1100, 10_000):
+        shelf.supersede(step)
+    shelf.supersede(1000)  # of which there is no copy
+    shelf.pin(1100)
+    write_atomically(shelf.folder / "latest", "global_step10000")
+    rules = {entry.name: entry.rule for entry in shelf.pruner().plan().decisions if "." in entry.name}
+    assert rules == {
+        "global_step900.superseded": "goes", "global_step1000.superseded": "goes",
+        "global_step1000.superseded-2": "not backed up", "global_step1100.superseded": "pinned",
+        "global_step10000.superseded": "last two",
+    }  # fmt: skip
+    shelf.pruner().run()
+    left = {"global_step1000.superseded-2", "global_step1100.superseded", "global_step10000.superseded"}
+    assert {name for name in shelf.names() if "superseded" in name} == left
+    (outcome,) = shelf.pruner(only=frozenset({"global_step1000.superseded-2"})).run().outcomes
+    assert outcome.result == "removed" and "superseded" in journal(shelf, REMOVED)[-1].why
+    for name in ("global_step1100.superseded", "global_step10000.superseded"):
+        assert not shelf.pruner(only=frozenset({name})).run().outcomes, "pinned, or one of the last two"
+
+
+def test_a_copy_of_another_content_lets_no_superseded_one_go(shelf: Shelf) -> None:
+    shelf.save(1000, 9_900, 10_000)
+    shelf.supersede(1000)
+    write_atomically(shelf.folder / "latest", "global_step10000")
+    shelf.copy(1000)
+    assert [outcome.name for outcome in shelf.pruner().run().outcomes] == ["global_step1000"]
+    assert "global_step1000.superseded" in shelf.names() and not shelf.pruner().run().outcomes
+
+
+def test_a_superseded_one_is_looked_at_again_when_it_is_hidden(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf.save(100, 200, 300)
+    shelf.supersede(100)
+    write_atomically(shelf.folder / "latest", "global_step300")
+    after_hiding(monkeypatch, lambda: shelf.pin(100))
+    (outcome,) = shelf.pruner(only=frozenset({"global_step100.superseded"})).run().outcomes
+    assert (outcome.result, "pinned" in outcome.text) == ("kept", True) and not shelf.hidden()
+
+
+def test_a_hidden_one_whose_name_was_taken_is_superseded(shelf: Shelf) -> None:
+    """The prune was killed before its second look, then a training saved that step again."""
+    shelf.save(1000, 9_900, 10_000)
+    before = shelf.prints([1000])
+    hide(shelf.folder, "global_step1000")
+    shelf.save(1000)
+    write_atomically(shelf.folder / "latest", "global_step10000")
+    shelf.pruner().run()
+    assert {name for name in shelf.names() if "1000." in name} == {"global_step1000.superseded"}
+    place = shelf.folder / "global_step1000.superseded"
+    found = {path.relative_to(place).as_posix(): path.read_bytes() for path in place.rglob("*") if path.is_file()}
+    assert {f"global_step1000/{name}": hashlib.sha256(data).hexdigest() for name, data in found.items()} == before
+
+
 def test_planning_writes_nothing_into_a_run_that_is_not_there(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path)
     shutil.rmtree(shelf.directory.root)
@@ -103,7 +160,7 @@ def test_a_copy_that_begins_meanwhile_has_its_source_back(shelf: Shelf, monkeypa
     after_hiding(monkeypatch, lambda: copying(shelf, 100))
     (outcome,) = shelf.pruner().run().outcomes
     assert outcome.result == "kept" and "is being copied by process" in outcome.text
-    assert shelf.prints([100, 200, 300]) == before and not list_asides(shelf.folder)
+    assert shelf.prints([100, 200, 300]) == before and not list_quarantined(shelf.folder)
     assert [entry.data["name"] for entry in journal(shelf, LEFT)] == ["global_step100"] and not journal(shelf, REMOVED)
 
 
@@ -125,10 +182,10 @@ def test_what_changes_meanwhile_keeps_it(
     after_hiding(monkeypatch, lambda: act(shelf))
     (outcome,) = shelf.pruner().run().outcomes
     assert outcome.result == "kept" and why in outcome.text and shelf.prints([100]) == before
-    assert not list_asides(shelf.folder)
+    assert not list_quarantined(shelf.folder)
 
 
-def test_a_step_saved_anew_meanwhile_is_not_touched(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_saved_again_meanwhile_is_not_touched(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
     shelf.save(100, 200, 300)
 
     def save_anew() -> None:
@@ -145,10 +202,10 @@ def test_a_step_saved_anew_meanwhile_is_not_touched(shelf: Shelf, monkeypatch: p
     monkeypatch.undo()
     write_atomically(shelf.folder / "latest", "global_step100")
     assert shelf.pruner().run().failed is False  # the older one goes, the newer one stays
-    assert shelf.prints([100]) == anew and not list_asides(shelf.folder)
+    assert shelf.prints([100]) == anew and not list_quarantined(shelf.folder)
 
 
-def test_one_that_gets_another_name_is_left_to_whoever_did_it(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_is_renamed_meanwhile_is_left_alone(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
     shelf.save(100, 200, 300, 400)
     plan = shelf.pruner().plan
     monkeypatch.setattr(
@@ -186,17 +243,17 @@ def test_stopping_ends_after_what_is_begun(shelf: Shelf) -> None:
 
 
 # ----------------------------------------------------------------------------- what earlier prunes left
-def test_what_was_hidden_is_put_back_and_what_was_doomed_is_finished(shelf: Shelf) -> None:
+def test_hidden_ones_are_put_back_and_doomed_ones_finished(shelf: Shelf) -> None:
     shelf.save(100, 200, 300, 400)
     hidden = hide(shelf.folder, "global_step300")
     half = shelf.folder / doomed_name(hidden_name("global_step100"))
     (shelf.folder / "global_step100").rename(half)
     (half / "manifest.json").unlink()
-    assert {aside.kind for aside in list_asides(shelf.folder)} == {"hidden by a prune", "being removed"}
+    assert {aside.kind for aside in list_quarantined(shelf.folder)} == {"hidden by a prune", "being removed"}
     assert find_resumable(shelf.folder, "sizes", True, print) == 400
     result = shelf.pruner().run()
     assert result.finished == (half.name,) and [outcome.name for outcome in result.outcomes] == ["global_step200"]
-    assert shelf.steps() == [300, 400] and not list_asides(shelf.folder), hidden
+    assert shelf.steps() == [300, 400] and not list_quarantined(shelf.folder), hidden
 
 
 def test_one_prune_at_a_time(shelf: Shelf) -> None:
@@ -236,7 +293,7 @@ def become_nobody() -> None:
 
 
 @pytest.mark.usefixtures("as_nobody")
-def test_a_file_that_may_not_be_unlinked_is_one_line_and_the_others_go_on(shelf: Shelf) -> None:
+def test_a_file_that_may_not_go_is_one_line_and_others_go_on(shelf: Shelf) -> None:
     shelf.save(100, 200, 300, 400)
     for path in (shelf.directory.root, *shelf.directory.root.rglob("*")):
         path.chmod(0o777 if path.is_dir() else 0o666)
@@ -253,7 +310,7 @@ def test_a_file_that_may_not_be_unlinked_is_one_line_and_the_others_go_on(shelf:
     if os.geteuid() != os.getuid():
         os.seteuid(0)
     (shelf.folder / again.outcomes[0].name / "weights").chmod(0o755)
-    assert shelf.pruner().run().finished == (again.outcomes[0].name,) and not list_asides(shelf.folder)
+    assert shelf.pruner().run().finished == (again.outcomes[0].name,) and not list_quarantined(shelf.folder)
 
 
 @pytest.mark.usefixtures("as_nobody")
@@ -355,7 +412,7 @@ def test_a_state_folder_that_is_full_stops_it_before_the_first(shelf: Shelf, sma
 
 
 @pytest.mark.parametrize("small_disk", [8], indirect=True)
-def test_what_was_set_aside_makes_room_for_the_records_of_a_prune(shelf: Shelf, small_disk: Path) -> None:
+def test_what_was_set_aside_makes_room_for_a_prunes_records(shelf: Shelf, small_disk: Path) -> None:
     shelf.save(*range(100, 1100, 100))
     shelf.directory.paths.state.symlink_to(small_disk)
     (small_disk / "journal").mkdir()

@@ -2,80 +2,25 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.tr11ops.checkpoints.killing import effects_of, in_a_child, killed_at, wait
 from tests.tr11ops.checkpoints.shelf import NOW, Shelf
 from tr11ops.checkpoints import prune as pruning
-from tr11ops.checkpoints.asides import list_asides
 from tr11ops.checkpoints.pins import pin
-from tr11ops.checkpoints.prune import BEGUN, REMOVED, PruneBusy
-from tr11ops.crontab.claims import Claim, ClaimFolder
-from tr11ops.journal import read_journal
-from trainer.checkpoint.catalogue import find_resumable, partial_path
-from trainer.contract import checkpoint_name, write_atomically
-
-EFFECTS = ("os.rename", "os.remove", "os.rmdir", "os.link", "os.mkdir", "open")  # what changes something on disk
-
-
-def in_a_child(work: Callable[[], object]) -> int:
-    """Run `work` in a fork of this process; returns its process id."""
-    child = os.fork()
-    if child:
-        return child
-    try:
-        work()
-        os._exit(0)
-    except PruneBusy:
-        os._exit(7)
-    except BaseException as error:  # it must not go on as a second pytest
-        print(repr(error), file=sys.stderr, flush=True)
-        os._exit(9)
-
-
-def wait(child: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def killed_at(number: int, work: Callable[[], object]) -> Callable[[], object]:
-    """`work`, killed just before its effect of that number on the file system."""
-    count = iter(range(1, 1 << 20))
-
-    def audit(event: str, arguments: tuple[object, ...]) -> None:
-        is_effect = event in EFFECTS and (event != "open" or bool(int(arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR)))  # type: ignore[call-overload]
-        if is_effect and next(count) == number:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def run() -> None:
-        sys.addaudithook(audit)
-        work()
-
-    return run
-
-
-def effects_of(work: Callable[[], object], place: Path) -> int:
-    """How many effects the whole of it has."""
-    seen: list[str] = []
-
-    def audit(event: str, arguments: tuple[object, ...]) -> None:
-        if event in EFFECTS and (event != "open" or bool(int(arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR))):  # type: ignore[call-overload]
-            seen.append(event)
-
-    def run() -> None:
-        sys.addaudithook(audit)
-        work()
-        (place / "count").write_text(str(len(seen)))
-
-    assert wait(in_a_child(run)) == 0
-    return int((place / "count").read_text())
+from tr11ops.checkpoints.prune import BEGUN, REMOVED
+from tr11ops.checkpoints.quarantine import list_quarantined
+from tr11ops.rundir.claims import Claim, ClaimFolder
+from tr11ops.rundir.journal import read_journal
+from trainer.contract.checkpoints import find_resumable, partial_path
+from trainer.contract.files import write_atomically
+from trainer.contract.paths import checkpoint_name
 
 
 def scene(folder: Path) -> tuple[Shelf, dict[str, str]]:
@@ -88,7 +33,7 @@ def scene(folder: Path) -> tuple[Shelf, dict[str, str]]:
     return shelf, shelf.prints([9_800, 9_900, 10_000])
 
 
-def test_killed_before_each_of_its_effects_the_next_one_finishes(memory_folder: Path) -> None:
+def test_killed_before_each_effect_the_next_one_finishes(memory_folder: Path) -> None:
     first, _ = scene(memory_folder / "whole")
     most = effects_of(first.pruner().run, memory_folder)
     assert most > 50 and first.steps() == [9_800, 9_900, 10_000]
@@ -99,12 +44,12 @@ def test_killed_before_each_of_its_effects_the_next_one_finishes(memory_folder: 
         shelf.assert_whole()
         assert shelf.prints([9_800, 9_900, 10_000]) == kept, number
         assert find_resumable(shelf.folder, "digests", True, print) == 10_000
-        left.update(aside.kind for aside in list_asides(shelf.folder))
+        left.update(aside.kind for aside in list_quarantined(shelf.folder))
         if shelf.steps() != [100, 1000, 9_800, 9_850, 9_900, 10_000]:  # nothing goes unrecorded
             assert [entry.kind for entry in read_journal(shelf.directory.journal).entries].count(BEGUN) == 1
         result = shelf.pruner().run()
         assert not result.failed and shelf.steps() == [9_800, 9_900, 10_000], (number, result)
-        assert not list_asides(shelf.folder) and shelf.prints([9_800, 9_900, 10_000]) == kept
+        assert not list_quarantined(shelf.folder) and shelf.prints([9_800, 9_900, 10_000]) == kept
         ledger = read_journal(shelf.directory.journal)
         assert ledger.is_sound
         named = {victim["name"] for entry in ledger.entries if entry.kind == BEGUN for victim in entry.data["victims"]}
@@ -127,7 +72,7 @@ def test_two_prunes_and_a_living_copy_at_once(
         codes = [wait(child) for child in [in_a_child(shelf.pruner().run) for _ in range(2)]]
         assert set(codes) <= {0, 7} and 0 in codes
         assert shelf.pruner().run().failed is False  # where one gave way to the other's folder, a third has the rest
-        assert shelf.steps() == [100, 9_800, 9_900, 10_000] and not list_asides(shelf.folder)
+        assert shelf.steps() == [100, 9_800, 9_900, 10_000] and not list_quarantined(shelf.folder)
         assert shelf.prints([100]) == source and shelf.prints([9_800, 9_900, 10_000]) == kept
         ledger = read_journal(shelf.directory.journal)
         removed = Counter(entry.data["name"] for entry in ledger.entries if entry.kind == REMOVED)

@@ -12,16 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tr11ops.checkpoints.shelf import DAY, NOW, STORE, URL, Shelf, policy
-from tr11ops.backup.records import CopyRecord
-from tr11ops.backup.schedule import CopyPolicy, wanted_copies
-from tr11ops.checkpoints.catalogue import Catalogue, Checkpoint
-from tr11ops.checkpoints.digests import DigestRecord
+from tr11ops.base.observed import Unknown
+from tr11ops.checkpoints.catalogue import Catalogue, CatalogueEntry
 from tr11ops.checkpoints.pins import Pin
-from tr11ops.checkpoints.retention import RetentionPolicy, counts, decide, decide_asides
+from tr11ops.checkpoints.retention import RetentionPolicy, counts, decide, decide_quarantined
 from tr11ops.checkpoints.use import Clocks, Uses
-from tr11ops.snapshot import Unknown
-from trainer.checkpoint.resumable import ResumeNeed
-from trainer.recovery_file import RecoveryEvent, RecoveryRecord
+from tr11ops.rundir.checkpoint_digests import DigestRecord
+from tr11ops.rundir.copies import CopyRecord
+from tr11ops.rundir.copy_policy import CopyPolicy, wanted_copies
+from trainer.contract.recovery import RecoveryEvent, RecoveryRecord
+from trainer.contract.resumable import ResumeNeed
 
 CLOCKS = Clocks(NOW, NOW)
 
@@ -43,7 +43,7 @@ def test_steps_count_as_numbers(shelf: Shelf) -> None:
     assert rules(shelf, keep_latest=3)[9_800] == "newest"
 
 
-def test_what_the_schedule_wants_stays_until_its_copy_was_read_back(shelf: Shelf) -> None:
+def test_what_the_schedule_wants_stays_until_its_copy_was_read(shelf: Shelf) -> None:
     shelf.save(1000, 2000, 3000, 3100)
     assert words(shelf, 1000) == "no whole copy in the store (store_interval 1000)"
     shelf.copy(1000)
@@ -60,7 +60,7 @@ def test_what_the_schedule_wants_stays_until_its_copy_was_read_back(shelf: Shelf
         assert rules(shelf)[1000] == "not backed up" and why in words(shelf, 1000)
 
 
-def test_a_whole_copy_serves_as_one_of_the_weights_but_not_the_reverse(shelf: Shelf) -> None:
+def test_a_whole_copy_serves_as_weights_but_not_the_reverse(shelf: Shelf) -> None:
     shelf.save(3000, 10_000, 11_000, 11_100)
     wanted = CopyPolicy(has_store=False, has_url=True, milestone_percent=0)
     shelf.copy(3000, "full", "url")
@@ -69,7 +69,7 @@ def test_a_whole_copy_serves_as_one_of_the_weights_but_not_the_reverse(shelf: Sh
     assert "no whole copy in the url" in words(shelf, 10_000, copies=wanted)
 
 
-def test_one_checkpoint_of_each_tenth_stays_unless_a_whole_copy_exists(shelf: Shelf) -> None:
+def test_one_of_each_tenth_stays_unless_a_whole_copy_exists(shelf: Shelf) -> None:
     shelf.save(900, 1000, 1100, 2100, 2200, 2900, 3900, 3950)
     mine = {"copies": CopyPolicy(False, False), "milestone_percent": 10.0, "last_step": 10_000}
     assert rules(shelf, **mine) == {
@@ -111,7 +111,7 @@ def test_damage_does_not_count_as_one_of_the_last_two(shelf: Shelf) -> None:
         assert not any(decision.goes for decision in decide(replace(seen, checkpoints=known), policy(), CLOCKS))
 
 
-def test_no_whole_checkpoint_goes_on_the_strength_of_weights_alone(shelf: Shelf) -> None:
+def test_no_whole_checkpoint_goes_because_of_weights_alone(shelf: Shelf) -> None:
     shelf.save(100, 200, 300, 400, 500)
     for step in (300, 400, 500):
         shelf.without_optimizer(step)
@@ -189,14 +189,14 @@ def test_what_was_set_aside_goes_only_when_asked_for(shelf: Shelf) -> None:
     shelf.discard(300)
     (shelf.folder / "latest").write_text("global_step200")
     seen, spikes = shelf.catalogue(), CopyPolicy(False, True, spike_steps=(400,))
-    asked = {entry.step: entry for entry in decide_asides(seen, policy(copies=spikes), True)}
+    asked = {entry.step: entry for entry in decide_quarantined(seen, policy(copies=spikes), True)}
     assert (asked[300].rule, asked[400].rule) == ("goes", "not backed up")
-    kept = decide_asides(seen, policy(), False)
+    kept = decide_quarantined(seen, policy(), False)
     assert [entry.rule for entry in kept] == ["set aside", "set aside"] and "--set-aside" in kept[0].why
     pinned = replace(seen, pins=(Pin(300, "ana", NOW, ""),))
-    assert {entry.rule for entry in decide_asides(pinned, policy(), True) if entry.step == 300} == {"pinned"}
+    assert {entry.rule for entry in decide_quarantined(pinned, policy(), True) if entry.step == 300} == {"pinned"}
     for changes in ({"doubts": ("pins: x",)}, {"uses": Uses({300: ("x",), 400: ("y",)})}, {"uses": Uses(loading="x")}):
-        assert not any(entry.goes for entry in decide_asides(replace(seen, **changes), policy(), True))
+        assert not any(entry.goes for entry in decide_quarantined(replace(seen, **changes), policy(), True))
 
 
 def test_counts_name_the_commonest_rule_first(shelf: Shelf) -> None:
@@ -219,10 +219,10 @@ def copy_of(dice: random.Random, step: int) -> CopyRecord:
     )  # fmt: skip
 
 
-def checkpoint_of(dice: random.Random, step: int) -> Checkpoint:
+def checkpoint_of(dice: random.Random, step: int) -> CatalogueEntry:
     manifest: Any = dice.choice(["read"] * 12 + ["none", "none", "foreign", "unreadable"])
     bad = DigestRecord(step, identity(step), NOW, 4, 256, ("x",))
-    return Checkpoint(
+    return CatalogueEntry(
         step, f"/c/global_step{step}", "tr11", 256,
         ("fault",) if manifest != "read" or dice.random() < 0.1 else (), False, NOW,
         {"tensor": 1} if manifest == "read" else None, identity="" if manifest == "unreadable" else identity(step),

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.tr11ops.checkpoints.killing import effects_of, in_a_child, killed_at, wait
 from tests.tr11ops.checkpoints.shelf import Shelf
-from tests.tr11ops.checkpoints.test_prune_killed import effects_of, in_a_child, killed_at, wait
 from tests.trainer.schedule_cards import card
 from tr11ops.checkpoints import rollback
 from tr11ops.checkpoints.rollback import (
@@ -28,14 +28,21 @@ from tr11ops.checkpoints.rollback import (
     plan_rollback,
     plan_undo,
 )
-from tr11ops.crontab.claims import ClaimTaken
-from tr11ops.journal import read_journal
-from trainer.checkpoint.catalogue import find_resumable
-from trainer.contract import read_latest
-from trainer.lease import Claim, LeaseFolder, read_lease
-from trainer.recovery_file import BY_HAND, RecoveryEvent, RecoveryRecord, read_recovery, write_recovery
-from trainer.rollback import settle
-from trainer.skip import IterationRange, SkipPlan
+from tr11ops.rundir.claims import ClaimTaken
+from tr11ops.rundir.journal import read_journal
+from trainer.contract.checkpoints import find_resumable
+from trainer.contract.lease import LeaseClaim, LeaseFolder, read_lease
+from trainer.contract.paths import read_latest
+from trainer.contract.recovery import (
+    BY_HAND,
+    IterationRange,
+    RecoveryEvent,
+    RecoveryRecord,
+    read_recovery,
+    write_recovery,
+)
+from trainer.contract.rollback import settle
+from trainer.schedule.skip import SkipPlan
 
 CONFIG = card(batch={"train_samples": 100_000})
 
@@ -93,7 +100,7 @@ def test_without_a_skip_later_trainings_save_those_steps_again(shelf: Shelf) -> 
     assert skipped(shelf).ranges == ()
 
 
-def test_what_is_saved_at_the_very_end_of_the_skip_is_resumed_from(shelf: Shelf) -> None:
+def test_what_is_saved_at_the_end_of_the_skip_is_resumed(shelf: Shelf) -> None:
     shelf.save(100, 200, 300)
     go_back(shelf, 100, 100)  # 101 to 200 are passed over, and the old step 200 is set aside
     assert {"global_step200.discarded", "global_step300.discarded"} <= shelf.names()
@@ -171,7 +178,7 @@ def scene(folder: Path) -> tuple[Shelf, dict[str, str]]:
 
 
 @pytest.mark.parametrize("finisher", ["launch", "command", "undo"])
-def test_killed_before_each_of_its_effects_the_next_one_finishes(memory_folder: Path, finisher: str) -> None:
+def test_killed_before_each_effect_the_next_one_finishes(memory_folder: Path, finisher: str) -> None:
     first, _ = scene(memory_folder / "whole")
     most = effects_of(lambda: go_back(first, 200, 10), memory_folder)
     assert most > 10 and first.steps() == [100, 200]
@@ -202,7 +209,7 @@ def test_killed_before_each_of_its_effects_the_next_one_finishes(memory_folder: 
     assert seen["cut off"] > 3 and seen["renaming"] > 2  # the kills fell where it matters
 
 
-def test_an_undo_killed_before_each_of_its_effects_is_finished_too(memory_folder: Path) -> None:
+def test_an_undo_killed_before_each_effect_is_finished(memory_folder: Path) -> None:
     def ready(folder: Path) -> tuple[Shelf, dict[str, str]]:
         shelf, before = scene(folder)
         go_back(shelf, 200, 10)
@@ -227,7 +234,7 @@ def test_a_training_that_starts_meanwhile(shelf: Shelf, monkeypatch: pytest.Monk
     shelf.save(100, 200, 300, 400)
     paths = shelf.directory.paths
     leases = LeaseFolder(paths)
-    trainer = Claim.of_this_process("7", 1)
+    trainer = LeaseClaim.of_this_process("7", 1)
     assert leases.claim(1, replace(trainer, epoch=1))
     monkeypatch.setattr(rollback, "now", lambda: time.time() + 7200)  # this host's clock alone ends no life
     with pytest.raises(TrainerAlive, match=r"nothing was changed: .*job 7"):
@@ -249,7 +256,7 @@ def test_a_training_that_starts_meanwhile(shelf: Shelf, monkeypatch: pytest.Monk
     assert resumes_from(shelf) == 200 and shelf.steps() == [100, 200]
 
 
-def test_a_training_that_starts_right_after_the_record_keeps_the_roll_back(shelf: Shelf) -> None:
+def test_a_training_right_after_the_record_keeps_the_roll_back(shelf: Shelf) -> None:
     """It takes the lease in turn, reads the record and finishes it: no one withdraws what it has read."""
     shelf.save(100, 200, 300)
     go_back(shelf, 100, 50)

@@ -9,15 +9,15 @@ from dataclasses import asdict, replace
 import pytest
 
 from tests.tr11ops.checkpoints.shelf import Shelf
-from tr11ops.checkpoints.use import LEASE_SECONDS, Clocks, Uses, read_clocks, read_uses, restart_uses
+from tr11ops.checkpoints.use import LEASE_SECONDS, Uses, read_uses, restart_uses
 from tr11ops.cluster.local_processes import mark
-from tr11ops.crontab.claims import Claim, ClaimFolder
-from trainer.checkpoint.catalogue import find_resumable
-from trainer.contract import write_json
-from trainer.lease import Claim as LeaseClaim
-from trainer.lease import LeaseFolder
-from trainer.phases import PhaseWriter
-from trainer.recovery_file import RecoveryEvent, RecoveryRecord, write_recovery
+from tr11ops.rundir.claims import Claim, ClaimFolder
+from tr11ops.rundir.clocks import Clocks, read_clocks
+from trainer.contract.checkpoints import find_resumable
+from trainer.contract.files import write_json
+from trainer.contract.lease import LeaseClaim, LeaseFolder
+from trainer.contract.phases import PhaseWriter
+from trainer.contract.recovery import RecoveryEvent, RecoveryRecord, write_recovery
 
 HOUR = 3600.0
 
@@ -91,7 +91,7 @@ def test_one_clock_alone_does_not_end_an_attempt(shelf: Shelf) -> None:
     assert not uses(shelf, Clocks(now + 1e6, now + 1e6)).loading
 
 
-def test_a_lease_that_cannot_be_read_names_nobody_and_counts(shelf: Shelf) -> None:
+def test_a_lease_that_cannot_be_read_names_no_one_and_counts(shelf: Shelf) -> None:
     attempt(shelf, ("training", 300))
     (LeaseFolder(shelf.directory.paths).path / "7.json").write_text("{")
     assert uses(shelf).loading == "an attempt whose lease cannot be read"

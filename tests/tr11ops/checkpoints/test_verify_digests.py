@@ -11,19 +11,19 @@ from pathlib import Path
 import pytest
 
 from tests.tr11ops.checkpoints.shelf import FILES, Shelf
-from tr11ops.checkpoints import verify as verifying
-from tr11ops.checkpoints.catalogue import Checkpoint
-from tr11ops.checkpoints.verify import Reading, verify
-from trainer.contract import Manifest
+from tr11ops.checkpoints.catalogue import CatalogueEntry
+from tr11ops.checkpoints.verify import VerifyResult, verify
+from tr11ops.rundir.checkpoint_digests import digest_of
+from trainer.contract.manifest import Manifest
 
 
-def row(shelf: Shelf, step: int) -> Checkpoint:
+def row(shelf: Shelf, step: int) -> CatalogueEntry:
     found = shelf.catalogue().at(step)
     assert found is not None
     return found
 
 
-def read(shelf: Shelf, step: int, parallel: int = 4) -> Reading:
+def read(shelf: Shelf, step: int, parallel: int = 4) -> VerifyResult:
     return verify(row(shelf, step), parallel, lambda count: None, threading.Event(), "ana")
 
 
@@ -85,13 +85,13 @@ def test_where_there_is_nothing_to_compare_with(shelf: Shelf) -> None:
     assert "no manifest" in found[0].why and "another trainer" in found[1].why and "cannot be read" in found[2].why
 
 
-@pytest.mark.parametrize("what", ["removed", "renamed", "saved anew", "written to"])
+@pytest.mark.parametrize("what", ["removed", "renamed", "saved again", "written to"])
 def test_what_changes_while_it_is_read_is_not_called_damaged(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     shelf.save(100, 200)
     place = shelf.folder / "global_step100"
-    entry, real, done = row(shelf, 100), verifying.digest_of, []
+    entry, real, done = row(shelf, 100), digest_of, []
 
     def digest(path: Path, *rest: object) -> tuple[int, str, bool]:
         if not done:
@@ -100,15 +100,15 @@ def test_what_changes_while_it_is_read_is_not_called_damaged(
                 shutil.rmtree(place)
             elif what == "renamed":
                 place.rename(place.with_name("global_step100.discarded"))
-            elif what == "saved anew":
+            elif what == "saved again":
                 shutil.rmtree(place)
                 shelf.save(100)
         found = real(path, *rest)  # type: ignore[arg-type]
         return (found[0], "0", False) if what == "written to" else found
 
-    monkeypatch.setattr(verifying, "digest_of", digest)
+    monkeypatch.setattr("tr11ops.checkpoints.verify.digest_of", digest)
     reading = verify(entry, 1, lambda count: None, threading.Event())
-    expected = {"removed": "gone", "renamed": "gone", "saved anew": "changed", "written to": "unread"}[what]
+    expected = {"removed": "gone", "renamed": "gone", "saved again": "changed", "written to": "unread"}[what]
     assert (reading.result, reading.record) == (expected, None) and reading.why
 
 
@@ -118,7 +118,7 @@ def test_what_may_not_be_read_is_not_called_damaged(shelf: Shelf, monkeypatch: p
     def refused(path: Path, *rest: object) -> tuple[int, str, bool]:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(verifying, "digest_of", refused)
+    monkeypatch.setattr("tr11ops.checkpoints.verify.digest_of", refused)
     reading = read(shelf, 100)
     assert reading.result == "unread" and reading.record is None and reading.why.endswith(": Permission denied")
 

@@ -23,3 +23,18 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         yield under_test
     finally:
         under_test.clear()
+
+
+@pytest.fixture
+def near(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The work of a child of `tr11 checkpoints` in this process, which has torch already; one test has a real child."""
+    from trainer.checkpoint.__main__ import main  # with torch, which most tests do not need
+
+    def run(module: str, arguments: list[str]) -> int:
+        assert module == "trainer.checkpoint"
+        try:
+            return main(arguments)
+        except SystemExit as leaving:
+            return int(leaving.code or 0)
+
+    monkeypatch.setattr("tr11ops.cli.checkpoints.run_trainer_module", run)

@@ -70,7 +70,7 @@ class LocalBench:
     def living(self) -> list[Job]:
         return [job for job in self.scheduler.jobs() if not job.state.is_final]
 
-    def wait(self, condition: Any, seconds: float = 60.0) -> None:
+    def wait(self, condition: Any, seconds: float = 600.0) -> None:
         deadline = time.monotonic() + seconds
         while not condition(self.scheduler.jobs()):
             assert time.monotonic() < deadline, self.scheduler.jobs()

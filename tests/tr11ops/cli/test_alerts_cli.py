@@ -11,11 +11,11 @@ import pytest
 
 from tests.tr11ops.alerts.office import ANA, BEN, CRITICAL, HOUR, WARNING, Mailbox, Server, finding
 from tests.tr11ops.cli.local_bench import Answer, LocalBench
-from tests.tr11ops.cli.test_launch_cli import run_directory
+from tests.tr11ops.cli.run_folder import run_directory
 from tr11ops.alerts.service import process
 from tr11ops.detect.finding import Finding
-from tr11ops.journal import read_journal
-from tr11ops.runcard import load_card
+from tr11ops.runcard.card import load_card
+from tr11ops.rundir.journal import read_journal
 
 Type = Callable[..., Answer]
 
@@ -25,6 +25,7 @@ def settings(server: Server) -> list[str]:
     lines = (
         'smtp_host="127.0.0.1"', f"smtp_port={server.port}", 'sender="bot@example.org"', f'recipients=["{ANA}"]',
         f'rota=["{ANA}","{BEN}"]', 'rota_start="2999-01-01"', 'time_zone="Europe/Paris"',
+        'digest_time=""',  # else one more mail, where its time lies between two looks
     )  # fmt: skip
     return [word for line in lines for word in ("--set", f"alerts.{line}")]
 
@@ -75,19 +76,19 @@ def test_list_shows_who_has_what(alerts: Type, look: Callable[..., None]) -> Non
     assert lines[0].split() == ["SEVERITY", "ALERT", "SINCE", "WHO", "WHAT"]
     assert f"ack {getpass.getuser()}" in lines[1]
     assert lines[1].startswith("CRITICAL")
-    assert "2 h 0 min" in lines[1]
+    assert "2 h 00 min" in lines[1]
     assert "\x1b" not in lines[1]
     assert "cleo" in lines[2]
     assert all(len(line) <= 80 for line in lines)
 
 
-def test_list_all_shows_what_is_over_and_what_waits(alerts: Type, look: Callable[..., None], mailbox: Mailbox) -> None:
+def test_list_all_shows_what_is_over_and_queued_jobs(alerts: Type, look: Callable[..., None], mailbox: Mailbox) -> None:
     mailbox.data_answers = ["451 later"]
     look(*TWO, ago=3 * HOUR)
     look(TWO[0], ago=2 * HOUR)
     look(TWO[0], ago=HOUR)
     answer = alerts("list", "--all")
-    assert "over, 2 h 0 min" in answer.out
+    assert "over, 2 h 00 min" in answer.out
     assert alerts("list", "--all", "--json").json["over"][0]["severity"] == "WARNING"
 
 
@@ -107,7 +108,7 @@ def test_ack_is_recorded_with_who_and_why_and_stops_the_mails(
     assert [(entry.who, entry.why) for entry in entries] == [(getpass.getuser(), "night shift")] * 2
     shown = alerts("list", "--json").json["alerts"]
     assert {alert["acknowledged_by"] for alert in shown} == {f"cleo (typed by {getpass.getuser()})"}
-    assert alerts("ack", "--all").code == 0  # by somebody else, later: allowed, and recorded
+    assert alerts("ack", "--all").code == 0  # by someone else, later: allowed, and recorded
 
 
 def test_snooze_and_assign_and_resolve(alerts: Type, look: Callable[..., None], mailbox: Mailbox) -> None:
@@ -163,7 +164,7 @@ def test_one_wrong_fingerprint_changes_nothing(alerts: Type, look: Callable[...,
     assert all(not alert["acknowledged_by"] for alert in alerts("list", "--json").json["alerts"])
 
 
-def test_a_run_that_was_never_launched_and_a_book_that_cannot_be_read(alerts: Type, bench: LocalBench) -> None:
+def test_a_run_never_launched_and_an_unreadable_record(alerts: Type, bench: LocalBench) -> None:
     folder = run_directory(bench).paths.state / "alerts" / "book.d"
     folder.mkdir(parents=True)
     (folder / "00000001.json").write_text("garbage")
@@ -193,12 +194,17 @@ def test_a_test_message_is_sent_for_real_and_refusals_count(alerts: Type, mailbo
     answer = alerts("test", "--to", "x@example.org", "--json")
     assert answer.code == 1
     assert answer.json["results"][0]["trouble"].endswith("the server said 550 no such user")
+    answer = alerts("test", "--to", "x@example.org")
+    assert answer.code == 1 and "alerts.smtp_host" in answer.err and "urls_file" not in answer.err
     answer = bench.tr11("alerts", "test", "--run", str(bench.card))
     assert answer.code == 1
-    assert "nobody would be told" in answer.err
+    assert "no one would be told" in answer.err
 
 
-def test_the_digest_is_shown_and_sent_once(alerts: Type, look: Callable[..., None], mailbox: Mailbox) -> None:
+def test_the_digest_is_shown_and_sent_once(
+    alerts: Type, look: Callable[..., None], mailbox: Mailbox, settings: list[str]
+) -> None:
+    settings += ["--set", 'alerts.digest_time="08:00"']
     look(*TWO, ago=25 * HOUR)
     sent = len(mailbox.mails)
     shown = alerts("digest").out
@@ -213,9 +219,9 @@ def test_the_digest_is_shown_and_sent_once(alerts: Type, look: Callable[..., Non
     assert sum(subject.startswith("[DIGEST]") for subject in mailbox.subjects) == 2
 
 
-def test_a_digest_for_nobody_and_one_that_cannot_be_made(alerts: Type, bench: LocalBench) -> None:
+def test_a_digest_for_no_one_and_one_that_cannot_be_made(alerts: Type, bench: LocalBench) -> None:
     answer = bench.tr11("alerts", "digest", "--send", "--run", str(bench.card))
-    assert (answer.code, answer.err[:15]) == (0, "nobody is told:")
+    assert (answer.code, answer.err[:15]) == (0, "no one is told:")
     folder = run_directory(bench).paths.state / "alerts" / "book.d"
     for path in [*folder.iterdir(), folder.parent / "book.json"]:
         path.write_text("garbage")
@@ -234,4 +240,4 @@ def test_the_rota_shows_whose_turn_it_is(alerts: Type, bench: LocalBench) -> Non
     assert lines[0].split() == ["ON", "DUTY", "UNTIL"]
     assert lines[1].split() == [ANA, "(now)", "2999-01-08", "00:00", "CET"]
     assert len(lines) == 5
-    assert bench.tr11("alerts", "rota", "--run", str(bench.card)).err == "the card has no rota: nobody is told\n"
+    assert bench.tr11("alerts", "rota", "--run", str(bench.card)).err == "the card has no rota: no one is told\n"

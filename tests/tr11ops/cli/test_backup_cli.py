@@ -13,17 +13,18 @@ import pytest
 from tests.tr11ops.backup.copy_cases import OddArchive, contents, make_checkpoint
 from tests.tr11ops.backup.round_cases import SMALL, flip
 from tests.tr11ops.cli.local_bench import Answer, LocalBench
-from tests.tr11ops.cli.test_checkpoints_cli import save
+from tests.tr11ops.cli.saving import save
 from tr11ops.backup import round_values
 from tr11ops.backup.archives import open_archive
 from tr11ops.backup.base import Archive
 from tr11ops.backup.submit import jobs_of
 from tr11ops.cli.main import execute
-from tr11ops.runcard import RunCard
-from tr11ops.rundir import RunDirectory
+from tr11ops.runcard.card import RunCard
+from tr11ops.rundir.paths import RunDirectory
 from tr11ops.twin.stand_in.checkpoint import VERSIONS
-from trainer.contract import Manifest, RunPaths, read_latest
-from trainer.lease import Claim, LeaseFolder
+from trainer.contract.lease import LeaseClaim, LeaseFolder
+from trainer.contract.manifest import Manifest
+from trainer.contract.paths import RunPaths, read_latest
 
 
 class Desk:
@@ -40,7 +41,7 @@ class Desk:
         ]  # fmt: skip
         shown = bench.tr11("doctor", "--help")
         assert shown.code == 0
-        from tr11ops.runcard import load_card
+        from tr11ops.runcard.card import load_card
 
         card = load_card(bench.card, self.changes, os.environ)
         self.directory = RunDirectory(card.paths, card.kill_switch)
@@ -80,7 +81,7 @@ def test_plan_run_status_verify(desk: Desk) -> None:
     assert desk.backup("plan", "--json").json["due"] == []
 
 
-def test_damage_is_shown_and_mended(desk: Desk) -> None:
+def test_damage_is_shown_and_repaired(desk: Desk) -> None:
     desk.save(100)
     desk.backup("run")
     flip(desk.store / "checkpoints/main/global_step100/optimizer/b", 3)
@@ -93,7 +94,7 @@ def test_damage_is_shown_and_mended(desk: Desk) -> None:
     assert desk.backup("run").code == 0 and desk.backup("status").code == 0
 
 
-def test_latest_is_not_moved_under_a_living_trainer_nor_to_what_none_resumes_from(desk: Desk) -> None:
+def test_latest_stays_under_a_live_trainer_and_on_what_resumes(desk: Desk) -> None:
     desk.save(100, 300)
     desk.backup("run")
     for step in (100, 300):
@@ -102,7 +103,7 @@ def test_latest_is_not_moved_under_a_living_trainer_nor_to_what_none_resumes_fro
     (desk.paths.checkpoints / "latest").write_text("global_step7")
     weights = desk.backup("restore", "100", "--into", into, "--kind", "weights")
     assert weights.code == 1 and "this copy holds the weights alone, from which this run does not resume" in weights.err
-    assert LeaseFolder(desk.paths).claim(1, Claim("1007", 1, "n01", 1, "ana", 1.0, "token", epoch=1))
+    assert LeaseFolder(desk.paths).claim(1, LeaseClaim("1007", 1, "n01", 1, "ana", 1.0, "token", epoch=1))
     refused = desk.backup("restore", "300", "--into", into, "--latest")
     assert refused.code == 1 and "is being trained by job 1007" in refused.err
     assert [path.name for path in desk.paths.checkpoints.iterdir()] == ["latest"] and read_latest(
@@ -176,7 +177,7 @@ def test_plan_and_status_say_that_the_store_is_not_there(desk: Desk) -> None:
     assert "is its file system mounted?" in desk.backup("plan").out
 
 
-def test_nothing_is_pruned_on_the_strength_of_a_store_that_is_not_there(desk: Desk) -> None:
+def test_nothing_is_pruned_because_of_a_store_that_is_gone(desk: Desk) -> None:
     desk.save(100, 200, 300, 400)
     desk.backup("run")
     words = ("checkpoints", "prune", "--keep", "2", "--run", str(desk.bench.card), "--dry-run", "--all")
@@ -254,8 +255,8 @@ def test_term_leaves_the_round_resumable_and_says_so(desk: Desk, monkeypatch: py
         return made
 
     with monkeypatch.context() as patched:
-        patched.setattr(round_values.Place, "open", staticmethod(opened))
-        patched.setattr(round_values.Place.__init__, "__defaults__", _with(round_values.Place, opened))
+        patched.setattr(round_values.BackupContext, "open", staticmethod(opened))
+        patched.setattr(round_values.BackupContext.__init__, "__defaults__", _with(round_values.BackupContext, opened))
         stopped = desk.backup("run", "--no-logs")
     assert stopped.code == 1 and "goes on from there" in stopped.out + stopped.err
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
@@ -263,7 +264,7 @@ def test_term_leaves_the_round_resumable_and_says_so(desk: Desk, monkeypatch: py
     assert len([*desk.store.rglob("*.copy.json")]) == 2
 
 
-def _with(place: type[round_values.Place], opened: object) -> tuple[object, ...]:
+def _with(place: type[round_values.BackupContext], opened: object) -> tuple[object, ...]:
     """The defaults of a Place, with another way to open archives."""
     defaults = place.__init__.__defaults__ or ()
     return tuple(opened if value is open_archive else value for value in defaults)

@@ -9,48 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from typer.main import get_command
 
 from tests.tr11ops.cli.local_bench import LocalBench
+from tests.tr11ops.cli.saving import save
 from tests.tr11ops.launch.run_inputs import write_checkpoint
 from tests.trainer.checkpoint.synthetic import Model, Shape, state
-from tr11ops.cli.checkpoints import app, resolve_step
+from tr11ops.cli.checkpoints import resolve_step
 from tr11ops.cli.common import Refusal, read_card
-from trainer.checkpoint import store
-from trainer.checkpoint.__main__ import COMMANDS, build_parser, explain, main
-from trainer.checkpoint.store import CheckpointInfo, Extras
+from tr11ops.cli.main import load
+from trainer.checkpoint.__main__ import COMMANDS, build_parser, explain
 
 ROOT = Path(__file__).parents[3]
-
-
-def save(folder: Path, step: int, spoil: bool = False) -> Path:
-    """A real checkpoint of a small model with known values; `spoil` changes one weight."""
-    shape, model = Shape(), Model()
-    held = state(model, shape, 0, 7)
-    if spoil:
-        held.weights[2].tensor.view(-1)[3] += 1.0
-    cursor = {"iteration": step, "consumed_samples": 8 * step, "consumed_tokens": 128 * step}
-    extras = Extras(cursor, {"torch": torch.get_rng_state()})
-    return store.save(folder, step, held, extras, CheckpointInfo(shape.topology, {})).folder
 
 
 @pytest.fixture
 def checkpoints(bench: LocalBench) -> Path:
     return bench.folder / "run" / "checkpoints" / "main"
-
-
-@pytest.fixture
-def near(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The child's work in this process, which has torch already; one test below has a real child."""
-
-    def run(arguments: list[str]) -> int:
-        try:
-            return main(arguments)
-        except SystemExit as leaving:
-            return int(leaving.code or 0)
-
-    monkeypatch.setattr("tr11ops.cli.checkpoints.run_trainer_checkpoint", run)
 
 
 # ----------------------------------------------------------------------------- STEP
@@ -232,11 +206,15 @@ def test_a_path_needs_no_card_and_refusals_are_one_line(bench: LocalBench, check
 # ----------------------------------------------------------------------------- both command lines
 @pytest.mark.parametrize("name", list(COMMANDS))
 def test_both_command_lines_offer_the_same(name: str) -> None:
-    group: Any = get_command(app)
+    group: Any = load("checkpoints")
     child = next(action.choices for action in build_parser([name])._actions if action.choices)[name]
     ours = {word for parameter in group.commands[name].params for word in (*parameter.opts, *parameter.secondary_opts)}
     theirs = {word for action in child._actions for word in action.option_strings}
-    assert {word for word in ours if word[0] == "-"} - {"--run", "--set"} == theirs - {"-h", "--help", "--card"}
+    assert {word for word in ours if word[0] == "-"} - {"--run", "--set", "--scheduler"} == theirs - {
+        "-h",
+        "--help",
+        "--card",
+    }
 
 
 def test_only_the_command_that_is_asked_for_is_imported() -> None:
@@ -251,7 +229,7 @@ print(*(name for name in sys.modules if name.startswith("trainer.checkpoint.comm
 
 
 def test_tr11_stays_free_of_the_heavy_libraries() -> None:
-    code = "import sys, tr11ops.cli.checkpoints; print(sorted({'torch', 'numpy', 'pydantic'} & set(sys.modules)))"
+    code = "import sys, tr11ops.cli.checkpoints; print(sorted({'torch', 'numpy', 'trainer.checkpoint'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

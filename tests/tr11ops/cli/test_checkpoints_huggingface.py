@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tr11ops.cli.main import execute
-from trainer.contract import read_latest
+from trainer.contract.paths import read_latest
 
 SETTINGS = (
     "run.directory=run", "model.hidden_size=48", "model.attention_heads=6", "tokenizer.padded_vocabulary_size=64",
@@ -30,6 +30,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return made
 
 
+@pytest.mark.usefixtures("near")
 def test_there_and_back(model: Any, capfd: pytest.CaptureFixture[str]) -> None:
     from transformers import BloomForCausalLM
 

@@ -17,16 +17,16 @@ from tests.tr11ops.backup.copy_cases import copy
 from tests.tr11ops.checkpoints.shelf import NOW, Shelf
 from tests.tr11ops.cli.local_bench import LocalBench
 from tr11ops.backup.folder import FolderArchive
-from tr11ops.backup.records import CopyRecord, write_copy
 from tr11ops.backup.transfer import Transfer
-from tr11ops.checkpoints.asides import list_asides
-from tr11ops.checkpoints.catalogue import Catalogue, Checkpoint
-from tr11ops.checkpoints.digests import DigestRecord
+from tr11ops.checkpoints.catalogue import Catalogue, CatalogueEntry
 from tr11ops.checkpoints.pins import Pin, state_folder
-from tr11ops.crontab.claims import Claim, ClaimFolder
-from tr11ops.journal import read_journal, user_name
-from tr11ops.report.checkpoints import table
-from trainer.contract import FileEntry
+from tr11ops.checkpoints.quarantine import list_quarantined
+from tr11ops.checkpoints.screen import table
+from tr11ops.rundir.checkpoint_digests import DigestRecord
+from tr11ops.rundir.claims import Claim, ClaimFolder
+from tr11ops.rundir.copies import CopyRecord, write_copy
+from tr11ops.rundir.journal import read_journal, user_name
+from trainer.contract.manifest import FileEntry
 
 ROOT = Path(__file__).parents[3]
 BACKUP = "\n[backup]\nkeep_latest = 2\nmilestone_percent = 0\nstore_interval = 1000\n"
@@ -75,14 +75,14 @@ def test_list_says_what_it_does_not_know(bench: LocalBench, shelf: Shelf) -> Non
 
 def test_the_large_run_fits_in_80_columns() -> None:
     now = time.time()
-    made = Checkpoint(
+    made = CatalogueEntry(
         115_000, "/c", "tr11", 2_463_000_000_000, (), True, now - 86400 * 41, {"tensor": 4, "pipeline": 12, "data": 8},
         235_520_000, 482_344_960_000, pin=Pin(115_000, "somebody", NOW, "a reason that is long " * 9),
         digests=DigestRecord(115_000, "", now - 86400 * 30, 720, 1), used_by=("latest names it", "attempt 12345 resumed from it"),
     )  # fmt: skip
     text = table(Catalogue(Path("/c"), 115_000, None, (made,)), now)
     assert max(map(len, text.splitlines())) <= 80 and "4 x 12 x 8" in text and "482.3 B" in text
-    hostile = Checkpoint(5, "/c", "tr11", 5, ("weights/\x1b[2J\n.bin: gone",), False, now)
+    hostile = CatalogueEntry(5, "/c", "tr11", 5, ("weights/\x1b[2J\n.bin: gone",), False, now)
     assert "\x1b" not in table(Catalogue(Path("/c"), None, None, (hostile,)), now)
 
 
@@ -153,7 +153,7 @@ def test_an_interrupt_loses_nothing_that_is_finished(bench: LocalBench, shelf: S
     assert child.stderr is not None
     assert child.stderr.readline() == "step 100: fine, 4 files, 256 B\n"
     os.kill(child.pid, signal.SIGINT)
-    _, err = child.communicate(timeout=60)
+    _, err = child.communicate(timeout=300)
     assert child.returncode == 1 and err == (
         "tr11: interrupted; what was read whole is on record, and `verify --stale 1` goes on\n"
     )
@@ -162,7 +162,7 @@ def test_an_interrupt_loses_nothing_that_is_finished(bench: LocalBench, shelf: S
 
 
 # ----------------------------------------------------------------------------- pin
-def test_pins_are_refused_for_what_is_not_there_and_stay_for_what_has_gone(bench: LocalBench, shelf: Shelf) -> None:
+def test_pins_are_refused_for_the_absent_and_stay_for_the_gone(bench: LocalBench, shelf: Shelf) -> None:
     shelf.save(100, 200)
     run = ("--run", str(bench.card))
     answer = bench.tr11("checkpoints", "pin", "150", *run)
@@ -209,6 +209,28 @@ def test_a_dry_run_shows_each_victim_and_changes_nothing(bench: LocalBench, shel
     assert [victim["name"] for victim in value["victims"]] == ["global_step200"] and value["kept"]["set aside"] == 1
 
 
+def test_a_superseded_one_is_listed_and_removed_by_its_name(bench: LocalBench, shelf: Shelf) -> None:
+    shelf.save(1000, 9_900, 10_000)
+    shelf.supersede(1000)
+    (shelf.folder / "latest").write_text("global_step10000")
+    (shelf.folder / "global_step9900.set-aside").mkdir()
+    run, name = ("--run", str(bench.card)), "global_step1000.superseded"
+    listed = bench.tr11("checkpoints", "list", *run).out.splitlines()
+    assert any(line.startswith(name) and line.endswith("superseded") for line in listed)
+    assert any(line.startswith("3 of them, 768 B, ") and "beside them" in line for line in listed)
+    left = bench.tr11("checkpoints", "prune", "--dry-run", *run).out
+    assert "superseded: 1 (256 B) without a copy" in left and name in left and max(map(len, left.splitlines())) <= 80
+    assert "superseded; no whole copy in the store" in bench.tr11("checkpoints", "prune", "--all", *run).out
+    shown = bench.tr11("checkpoints", "remove", name, "--dry-run", *run)
+    assert shown.code == 0 and shown.out.startswith("remove  1000.superseded      256 B  superseded; older than the")
+    assert max(map(len, shown.out.splitlines())) <= 80
+    assert bench.tr11("checkpoints", "remove", name, "--yes", "--reason", "seen", *run).code == 0
+    assert shelf.steps() == [1000, 9_900, 10_000] and name not in shelf.names()
+    assert any("seen" in entry.why and name in entry.why for entry in read_journal(shelf.directory.journal).entries)
+    refused = bench.tr11("checkpoints", "remove", "global_step9900.set-aside", "--yes", *run)
+    assert refused.code == 1 and "not of this training" in refused.err
+
+
 def test_it_asks_and_without_a_terminal_it_refuses(bench: LocalBench, shelf: Shelf) -> None:
     shelf.save(100, 200, 300)
     answer = bench.tr11("checkpoints", "prune", "--run", str(bench.card))
@@ -226,7 +248,7 @@ def test_prune_removes_and_says_so(bench: LocalBench, shelf: Shelf) -> None:
     answer = bench.tr11("checkpoints", "prune", "--yes", "--reason", "SCRATCH is full", *run)
     assert answer.code == 0 and answer.out.splitlines()[-1] == "2 removed, 512 B freed"
     assert answer.err.splitlines() == ["global_step100: removed", "global_step1000: removed"]
-    assert shelf.steps() == [9_900, 10_000] and not list_asides(shelf.folder)
+    assert shelf.steps() == [9_900, 10_000] and not list_quarantined(shelf.folder)
     assert read_journal(shelf.directory.journal).entries[0].why.startswith("SCRATCH is full; 2 to remove")
     again = bench.tr11("checkpoints", "prune", "--yes", *run)
     assert (again.code, again.out) == (0, "0 to remove, 0 B\nkept: 2 in use\n")

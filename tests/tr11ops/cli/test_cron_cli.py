@@ -15,17 +15,17 @@ from pathlib import Path
 import pytest
 
 from tests.tr11ops.cli.local_bench import LocalBench
-from tests.tr11ops.cli.test_launch_cli import run_directory
-from tests.tr11ops.crontab.test_cron_chain import Queue
+from tests.tr11ops.cli.run_folder import run_directory
+from tests.tr11ops.cron.queues import Queue
+from tr11ops.base.observed import Observed, Unknown
 from tr11ops.cluster.base import Job
 from tr11ops.cluster.base import JobState as SlurmState
-from tr11ops.crontab.chain import Link
-from tr11ops.crontab.jobs import PeriodicJob
-from tr11ops.crontab.schedule import Every
-from tr11ops.crontab.state import ChainState, JobState, read_job, write_chain, write_job
-from tr11ops.crontab.status import CronView, view
-from tr11ops.journal import read_journal
-from tr11ops.snapshot import Observed, Unknown
+from tr11ops.cron.chain import Link
+from tr11ops.cron.jobs import PeriodicJob
+from tr11ops.cron.schedule import Every
+from tr11ops.cron.status import CronView, view
+from tr11ops.rundir.cron_records import ChainState, PeriodicJobState, read_job, write_chain, write_job
+from tr11ops.rundir.journal import read_journal
 
 CRONTAB = """\
 #!/bin/sh
@@ -104,7 +104,7 @@ def test_one_job_by_hand(bench: LocalBench) -> None:
     assert found.code == 0, found.err
     assert found.json["rounds"] == [{"job": "nodes-check", "result": "ran", "why": "", "exit_code": 0}]
     state = read_job(run_directory(bench), "nodes-check")
-    assert isinstance(state, JobState) and state.way == "hand"
+    assert isinstance(state, PeriodicJobState) and state.way == "hand"
     status = cron(bench, "status", "--json")
     row = {job["name"]: job for job in status.json["jobs"]}["nodes-check"]
     assert row["result"] == "fine" and row["last"]["runs"] == 1
@@ -130,7 +130,7 @@ def test_the_daemon_runs_and_ends_on_a_signal(bench: LocalBench) -> None:
         assert process.stderr is not None
         said = [process.stderr.readline(), process.stderr.readline()]
         process.send_signal(signal.SIGTERM)
-        rest = process.communicate(timeout=30)[1]
+        rest = process.communicate(timeout=300)[1]
     finally:
         process.kill()
         process.wait()
@@ -171,7 +171,7 @@ def test_the_line_does_what_it_says(bench: LocalBench, table: Path) -> None:
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), done.stderr
     state = read_job(run_directory(bench), "nodes-check")
-    assert isinstance(state, JobState) and state.way == "crontab" and state.exit_code == 0
+    assert isinstance(state, PeriodicJobState) and state.way == "crontab" and state.exit_code == 0
     script = next(table.parent.glob("conf*/tr11/cron/*.sh"))
     assert script.stat().st_mode & 0o777 == 0o700  # what it holds is run in its owner's name
 
@@ -208,8 +208,8 @@ def queue(bench: LocalBench, monkeypatch: pytest.MonkeyPatch) -> Queue:
     """A queue of the test's own instead of Slurm, for a run that has a directory."""
     run_directory(bench).root.mkdir()
     made = Queue()
-    monkeypatch.setattr("tr11ops.cli.cron_install.open_scheduler", lambda kind: made)
-    monkeypatch.setattr("tr11ops.cli.common.open_scheduler", lambda kind: made)
+    for module in ("common", "cron", "cron_install"):
+        monkeypatch.setattr(f"tr11ops.cli.{module}.open_scheduler", lambda kind: made)
     return made
 
 
@@ -253,7 +253,7 @@ def test_a_card_broken_by_an_edit_does_not_end_the_chain(
     assert "is not TOML" in done.err and "the chain goes on" in done.err
     state = read_job(run_directory(bench), "nodes-check")
     assert (
-        isinstance(state, JobState) and state.exit_code == 2 and "is not TOML" in state.message
+        isinstance(state, PeriodicJobState) and state.exit_code == 2 and "is not TOML" in state.message
     )  # and it is a finding
     queue.finish("1")
     bench.card.unlink()
@@ -280,16 +280,16 @@ PULSE = PeriodicJob("pulse", ("pulse",), Every(3600), 900, "")
 DIGEST = PeriodicJob("digest", ("alerts",), Every(86_400), 900, "")
 
 
-def state(name: str = "pulse", ago: float = 60, **changes: object) -> JobState:
+def state(name: str = "pulse", ago: float = 60, **changes: object) -> PeriodicJobState:
     values: dict[str, object] = {
         "name": name, "way": "slurm", "host": "n1", "started": NOW - ago, "ended": NOW - ago + 2, "exit_code": 0,
         "message": "", "interval_seconds": 3600.0, "runs": 9, "failures_in_a_row": 0, "next_due": 0.0,
     }  # fmt: skip
-    return JobState(**{**values, **changes})  # type: ignore[arg-type]
+    return PeriodicJobState(**{**values, **changes})  # type: ignore[arg-type]
 
 
 def seen(
-    states: Observed[tuple[JobState, ...]],
+    states: Observed[tuple[PeriodicJobState, ...]],
     chains: Observed[tuple[ChainState, ...]] = (),
     links: Observed[tuple[Link, ...]] | None = None,
     living: bool = False,
@@ -329,7 +329,7 @@ BOTH = (state(), state("digest"))
         (seen(BOTH, (CHAIN,), ()), 1, "the hourly chain is dead: job 7", "tr11 cron install --way slurm"),
         (seen(BOTH, (CHAIN,), (link(reason="JobHeldUser"),)), 1, "is held", "scontrol release 7"),
         (seen(BOTH, (CHAIN,), (link(reason="BadConstraints"),)), 1, "cannot go on", "tr11 cron install --way slurm"),
-        (seen(BOTH, (CHAIN,), (link(reason="AssocGrpCpuLimit"),)), 1, "cannot go on", "tr11 cron install --way slurm"),
+        (seen(BOTH, (CHAIN,), (link(reason="AssocGrpWallLimit"),)), 1, "cannot go on", "tr11 cron install --way slurm"),
         (seen(BOTH, (CHAIN,), (link(reason="PartitionDown"),)), 0, "FINE", ""),  # the site's maintenance passes
         (seen(BOTH, (CHAIN,), (link(NOW + 50_000),)), 1, "clock was set back", "tr11 cron install --way slurm"),
         (seen(BOTH, (CHAIN,), Unknown("squeue does not answer")), 3, "squeue does not answer", ""),

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.tr11ops.cli.local_bench import LocalBench
-from tests.tr11ops.test_pulse import slurm_commands
-from tr11ops import deadline, evidence
+from tests.tr11ops.watchdog.counting import slurm_commands
 from tr11ops.alerts import service
-from tr11ops.runcard import load_card
-from tr11ops.rundir import RunDirectory
+from tr11ops.base import deadline
+from tr11ops.runcard.card import load_card
+from tr11ops.rundir.paths import RunDirectory
 
 HANGS = "sleep 600 & wait"
 DOCUMENT = Path(__file__).parents[3] / "docs" / "deadlines.md"
@@ -57,7 +57,7 @@ def test_a_look_says_that_the_scheduler_is_silent(frozen_scheduler: LocalBench) 
 
 @pytest.fixture
 def frozen_files(bench: LocalBench, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalBench]:
-    """A file of the run directory does not answer, as one on a file server that is away."""
+    """A file of the run directory does not answer, as one on a file server that is unreachable."""
     run_directory(bench)
     is_back = threading.Event()
 
@@ -65,7 +65,7 @@ def frozen_files(bench: LocalBench, monkeypatch: pytest.MonkeyPatch) -> Iterator
         is_back.wait(600.0)
         return [], True
 
-    monkeypatch.setattr(evidence, "tail_lines", read)
+    monkeypatch.setattr("tr11ops.observe.files.tail_lines", read)
     for name in ("LOOK_SECONDS", "PASS_SECONDS", "STOP_SECONDS", "SCHEDULER_SECONDS"):
         monkeypatch.setattr(deadline, name, 2.0)
     yield bench

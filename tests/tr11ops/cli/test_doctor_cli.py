@@ -7,6 +7,7 @@ import os
 import pytest
 
 from tests.tr11ops.cli.local_bench import LocalBench
+from tr11ops.cli.terminal import hanging
 from tr11ops.launch.environment import environment_checks
 
 SCHEDULER = ("--scheduler", "local")
@@ -32,6 +33,14 @@ def test_a_fault_of_the_card_decides_the_exit_code(bench: LocalBench) -> None:
     assert bench.tr11("doctor", "--run", "missing.toml", *SCHEDULER).code == 2
 
 
+def test_data_that_was_never_made_comes_with_its_commands(bench: LocalBench) -> None:
+    text = bench.card.read_text().replace("data/corpus", "data/never_text_document")
+    bench.card.write_text(text)
+    out = bench.tr11("doctor", "--run", str(bench.card), *SCHEDULER).out
+    assert "tr11 data corpus --output" in out and "tr11 data preprocess --input" in out and "dataset again" not in out
+    assert "tr11 data corpus" not in bench.tr11("doctor", "--run", str(bench.card), *SCHEDULER, "--json").out
+
+
 def test_a_run_under_way_is_no_fault(bench: LocalBench) -> None:
     bench.block()
     bench.launch("--array", "1-2")
@@ -39,7 +48,17 @@ def test_a_run_under_way_is_no_fault(bench: LocalBench) -> None:
     assert answer.code == 0 and "queue" in names(answer.json, "warning")
 
 
-def test_without_a_card_the_machine_and_its_scheduler_are_looked_at(bench: LocalBench) -> None:
+def test_a_long_check_is_broken_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    long = "data.prefixes: " + "/scratch/some/long/folder/of/the/corpus_text_document.bin is not there " * 3
+    assert hanging(long, 10) == long, "into a pipe a line is one line"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    first, *others = hanging(long, 10).splitlines()
+    assert len(first) <= 70 and others and all(line.startswith(" " * 10) and len(line) <= 80 for line in others)
+    assert " ".join([first, *(line.strip() for line in others)]) == long.strip()
+
+
+def test_without_a_card_machine_and_scheduler_are_looked_at(bench: LocalBench) -> None:
     answer = bench.tr11("doctor", *SCHEDULER)
     assert (
         answer.code == 0 and "local: 1 partitions, 2 of 2 nodes usable" in answer.out and "  card: " not in answer.out

@@ -9,8 +9,10 @@ import pytest
 from tests.tr11ops.cli.local_bench import LocalBench
 from tr11ops.cluster.base import Node, Partition
 from tr11ops.cluster.site import SiteRules
+from tr11ops.launch.presets import PRESETS, preset_tables, token_count, with_tokens
 from tr11ops.launch.starter import Answers, example_tables, places, proposed_nodes, starter_tables, starter_text
-from tr11ops.runcard import load_card, shipped_cards, shipped_folder
+from tr11ops.runcard.card import load_card, shipped_cards, shipped_folder
+from tr11ops.runcard.estimate import estimate
 
 GPU = Partition("gpu", 20 * 3600, tuple(f"g{number}" for number in range(1, 9)), is_default=True)
 CPU = Partition("cpu", None, tuple(f"c{number}" for number in range(1, 31)))
@@ -46,7 +48,7 @@ def test_what_a_rehearsal_leaves_behind_is_said(bench: LocalBench) -> None:
     assert "[rehearsal]" not in bench.tr11(*words).err
 
 
-def test_nobody_to_ask_and_wrong_answers(bench: LocalBench) -> None:
+def test_no_one_to_ask_and_wrong_answers(bench: LocalBench) -> None:
     words = ("init", "--scheduler", "local")
     assert "add --yes" in bench.tr11(*words).err
     assert bench.tr11(*words, "--yes", "--set", "slurm.partition=no").code == 2
@@ -65,9 +67,7 @@ def test_the_partition_with_most_gpus_that_is_up_comes_first() -> None:
 
 @pytest.mark.parametrize("name", shipped_cards())
 @pytest.mark.parametrize("partition", [GPU, CPU], ids=["gpu", "cpu"])
-def test_every_shipped_card_fits_a_cluster_that_it_was_not_made_for(
-    name: str, partition: Partition, tmp_path: Path
-) -> None:
+def test_every_shipped_card_fits_another_cluster(name: str, partition: Partition, tmp_path: Path) -> None:
     base = example_tables(shipped_folder() / f"{name}.toml")
     [place] = places((partition,), NODES)
     answers = Answers("mine", "mine-run", place, proposed_nodes(place, base), "six@a100")
@@ -80,3 +80,72 @@ def test_every_shipped_card_fits_a_cluster_that_it_was_not_made_for(
     assert partition.max_time_seconds is None or card.time_limit_seconds <= partition.max_time_seconds
     assert card.run.kill_switch is None and card.slurm.constraint is None
     assert "# who pays; yours: six@a100, six@v100" in path.read_text()
+
+
+# ----------------------------------------------------------------------------- sizes
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_a_size_gives_a_card_that_fits_the_cluster(name: str, tmp_path: Path) -> None:
+    base = with_tokens(preset_tables(name, shipped_folder()), 4_096_000_000)
+    [place] = places((GPU,), NODES)
+    answers = Answers("mine", "mine-run", place, proposed_nodes(place, base))
+    path = tmp_path / "card.toml"
+    path.write_text(starter_text(starter_tables(base, answers), answers, None, name))
+    card = load_card(path, keep_undefined=True)
+    assert card.batch.train_samples == -(-4_096_000_000 // card.model.sequence_length)
+    assert card.schedule.warmup_samples * 100 <= card.batch.train_samples
+    billions = {"toy": 0.0, "1b": 1.1, "7b": 7.1, "176b": 176.2}
+    assert round(estimate(card).to_json()["parameters"]["total"] / 1e9, 1) == billions[name]
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_a_size_names_nothing_of_the_original_site(name: str, bench: LocalBench) -> None:
+    words = ("init", "--scheduler", "local", "--yes", "--preset", name, "-o", "sized.toml")
+    assert bench.tr11(*words).code == 0
+    text = (bench.folder / "sized.toml").read_text()
+    card = load_card(bench.folder / "sized.toml", environment={})  # no variable of another site is needed
+    for theirs in ("bigscience", "idris", "six", "TR11_ALERT"):
+        assert theirs not in text, theirs
+    assert (card.backup.url, card.hub.repository) == (None, None) and not card.alerts.recipients
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("300B", 300 * 10**9), ("5e9", 5 * 10**9), ("1.5T", 15 * 10**11), ("300_000", 300_000)]
+)
+def test_tokens_are_counted_as_people_write_them(text: str, count: int) -> None:
+    assert token_count(text) == count
+    for wrong in ("", "0", "B", "-3B", "300 GB"):
+        with pytest.raises(ValueError, match="300B"):
+            token_count(wrong)
+
+
+def test_size_tokens_and_account_are_options(bench: LocalBench) -> None:
+    words = ("init", "--scheduler", "local", "--yes", "-o", "big.toml")
+    answer = bench.tr11(*words, "--preset", "1b", "--tokens", "2B", "--account", "six@a100")
+    assert answer.code == 0, answer.err
+    card = load_card(bench.folder / "big.toml")
+    assert (card.model.layers, card.model.hidden_size, card.slurm.account) == (24, 1536, "six@a100")
+    assert card.batch.train_samples == -(-2 * 10**9 // 2048)
+    for wrong, text in (
+        (("--preset", "2b"), "must be one of toy, 1b, 7b, 176b"),
+        (("--tokens", "many"), "is no number of tokens"),
+        (("--preset", "1b", "--from", "demo"), "give one"),
+    ):
+        refused = bench.tr11(*words, "--force", *wrong)
+        assert refused.code == 2 and text in refused.err
+
+
+def test_a_person_is_asked_for_size_and_tokens(bench: LocalBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tr11ops.cli.init.is_terminal", lambda: True)
+    answers = {"Size of the model": "7b", "Tokens to train on": "10B"}
+    asked: list[str] = []
+
+    def prompt(question: str, default: str, err: bool) -> str:
+        asked.append(question)
+        return answers.get(question, default)
+
+    monkeypatch.setattr("typer.prompt", prompt)
+    answer = bench.tr11("init", "--scheduler", "local")
+    assert answer.code == 0 and "7.1 billion parameters" in answer.err, answer.err
+    assert asked[:2] == ["Size of the model", "Tokens to train on"]
+    card = load_card(bench.folder / "tr11.toml")
+    assert (card.model.layers, card.batch.train_samples) == (30, -(-10 * 10**9 // 2048))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -11,32 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.tr11ops.cli.local_bench import LocalBench
-from tests.tr11ops.cli.test_launch_cli import run_directory
-from tr11ops.journal import read_journal
-from trainer.contract import write_json
-
-END = {
-    "reason": "kill-switch", "iteration": 12, "checkpoint_step": 12, "restart": False, "message": "", "time": 1.0,
-    "host": "here", "launch": 1,
-}  # fmt: skip
-
-
-def running(bench: LocalBench, script: str) -> str:
-    """A job that belongs to the run by its comment and does what `script` says; returns its number."""
-    directory = run_directory(bench)
-    directory.root.mkdir(exist_ok=True)
-    number = bench.submit(script, 1, "small", directory.comment("20260101-000000-00000000"))
-    bench.wait(lambda jobs: any(job.raw_id == number and job.state.is_active for job in jobs))
-    return number
-
-
-def trainer_script(bench: LocalBench, end: dict[str, object] | None) -> str:
-    """Waits for the kill switch as a trainer does, then leaves its end marker (or nothing)."""
-    directory = run_directory(bench)
-    attempt = f"{directory.paths.attempts}/$SLURM_JOB_ID"
-    marker = json.dumps({**(end or {}), "job_id": "x"})
-    leave = f"mkdir -p {attempt}; echo '{marker}' > {attempt}/end.json"
-    return f"while [ ! -e {directory.kill_switch} ]; do sleep 0.05; done\n{leave if end else 'true'}"
+from tests.tr11ops.cli.run_folder import run_directory
+from tests.tr11ops.cli.trainings import END, running, trainer_script
+from tr11ops.rundir.journal import read_journal
+from trainer.contract.files import write_json
 
 
 def test_set_twice_and_release_twice(bench: LocalBench) -> None:
@@ -121,9 +98,7 @@ def test_waiting_gives_up_and_says_so(bench: LocalBench) -> None:
     assert f"job {number}: saving at iteration 7" in answer.err
 
 
-def test_a_silent_scheduler_does_not_keep_the_switch_from_being_set(
-    bench: LocalBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_scheduler_does_not_keep_the_switch_unset(bench: LocalBench, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = run_directory(bench)
     directory.root.mkdir()
     monkeypatch.setenv("PATH", "/nonexistent")
@@ -151,7 +126,7 @@ def test_a_person_is_asked(bench: LocalBench, typed: str, is_set: bool) -> None:
     try:
         process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
         os.write(ours, typed.encode())
-        assert process.wait(timeout=120) == (0 if is_set else 1)
+        assert process.wait(timeout=300) == (0 if is_set else 1)
     finally:
         os.close(ours)
         os.close(theirs)

@@ -13,23 +13,24 @@ from pathlib import Path
 import pytest
 
 from tests.tr11ops.cli.local_bench import LocalBench
+from tests.tr11ops.cli.run_folder import run_directory
 from tests.tr11ops.launch.run_inputs import write_card
 from tr11ops.alerts.store import read_book
 from tr11ops.cli.launch import prepare
 from tr11ops.cluster.base import BatchRequest, Node, SchedulerUnreachable
 from tr11ops.cluster.local import LocalScheduler
-from tr11ops.journal import read_journal
 from tr11ops.launch.session import check_launch
 from tr11ops.launch.submit import SubmissionUnknown, hold_launch_lock, submit
-from tr11ops.rundir import RunDirectory, parse_comment
-from trainer.contract import RunPaths, read_json
+from tr11ops.rundir.journal import read_journal
+from tr11ops.rundir.paths import parse_comment
+from trainer.contract.state_file import read_json
 
 DRY_RUN = """\
       ok  card: small/main: 2 x 1 workers = tensor 1 x pipeline 1 x data 2
       ok  partition: local, 00:10:00 (no maximum)
       ok  nodes: 2 of 2 usable (0 to spare, 0 excluded)
       ok  chain: 3 attempts: a job array, one task at a time
-      ok  directory: DIR/run: SPACE free, a checkpoint takes 414 kB
+      ok  directory: DIR/run: SPACE free, a checkpoint takes 404.2 KiB
       ok  kill switch: not set
       ok  data: 1 indexed dataset(s), 3 documents, 1,500 tokens
       ok  index maps: 1 of 1 data sets have none yet: built at the start, in about 1 s
@@ -38,7 +39,8 @@ DRY_RUN = """\
       ok  checkpoints: none: the training starts from random weights
       ok  coverage: 3 x 1 min = 3 min; how long the run needs is not known before its first steps
  warning  alerts: no one would be told of trouble; set alerts.recipients, alerts.rota or alerts.urls_file in the card
- warning  watchdog: no watchdog looks at the run; `tr11 cron install --run DIR/small.toml` has one look
+ warning  watchdog: no watchdog looks at the run; \
+`tr11 cron run --run DIR/small.toml`, in a terminal that stays open, has one look
       ok  scheduler: local would take it (can run on 2 of the simulated nodes)
 
            run  small/main
@@ -55,22 +57,25 @@ nothing was submitted (--dry-run)
 """
 
 
-def run_directory(bench: LocalBench) -> RunDirectory:
-    root = bench.folder / "run"
-    return RunDirectory(RunPaths(root, "small", "main"), root / "kill-switch")
-
-
 def golden(bench: LocalBench, text: str) -> str:
     text = text.replace(str(bench.folder), "DIR")
     text = re.sub(r"\d{8}-\d{6}-[0-9a-f]{8}", "TAG", text)
-    return re.sub(r"[\d.]+ [kMGTP]?B free", "SPACE free", text)
+    return re.sub(r"[\d.]+ [KMGT]?i?B free", "SPACE free", text)
 
 
-def test_dry_run_shows_the_plan_and_makes_nothing(bench: LocalBench) -> None:
+def test_dry_run_shows_the_plan_and_makes_nothing(bench: LocalBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tr11ops.launch.facts.start_of_watchdog", lambda: "cron run")  # neither crontab nor Slurm
     answer = bench.launch("--array", "1-3", "--dry-run")
     assert (answer.code, answer.err) == (0, "")
     assert golden(bench, answer.out) == DRY_RUN
     assert not (bench.folder / "run").exists() and bench.scheduler.jobs() == ()
+
+
+def test_missing_folders_above_the_run_are_in_the_plan(bench: LocalBench) -> None:
+    write_card(bench.folder, directory=bench.folder / "team" / "a" / "run")
+    answer = bench.launch("--dry-run")
+    assert answer.code == 0 and not (bench.folder / "team").exists()
+    assert f"         makes  2 missing folders above it, from {bench.folder / 'team'} on\n" in answer.out
 
 
 def test_what_dry_run_shows_is_what_is_submitted(bench: LocalBench) -> None:
@@ -163,7 +168,7 @@ def test_a_run_that_was_launched_below_the_folder_goes_on_there(
     assert card.read_text() == bench.card.read_text().replace(str(elsewhere / "cards"), str(bench.folder))
 
 
-def test_a_shipped_card_in_an_empty_folder_says_how_its_data_is_made_and_then_where_its_paths_begin(
+def test_a_shipped_card_in_an_empty_folder_tells_the_next_steps(
     bench: LocalBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = bench.folder / "an empty one"
@@ -175,7 +180,7 @@ def test_a_shipped_card_in_an_empty_folder_says_how_its_data_is_made_and_then_wh
     assert answer.code == 1 and answer.err == ""
     commands = [line.strip() for line in answer.out.splitlines() if line.startswith("  tr11 data ")]
     assert [command.split()[2] for command in commands] == ["corpus", "tokenizer", "preprocess"]
-    assert "tr11 data corpus --out demo-run/data/corpus.jsonl" in commands
+    assert "tr11 data corpus --output demo-run/data/corpus.jsonl" in commands
     for command in commands:
         typed = shlex.split(command)[1:]
         assert bench.tr11(*typed, *(["--min-bytes", "300000"] if typed[1] == "corpus" else [])).code == 0
@@ -184,7 +189,7 @@ def test_a_shipped_card_in_an_empty_folder_says_how_its_data_is_made_and_then_wh
     assert f"paths from  {folder} (where you type: the card ships with tr11)" in answer.out
 
 
-def test_damaged_data_and_mixtures_are_not_made_anew(bench: LocalBench) -> None:
+def test_damaged_data_and_mixtures_are_not_made_again(bench: LocalBench) -> None:
     (bench.folder / "data" / "corpus.idx").unlink()
     answer = bench.launch()
     assert answer.code == 1 and "refused  data.prefixes" in answer.out and "tr11 data corpus" not in answer.out
@@ -256,7 +261,7 @@ def test_a_held_lock_refuses_and_a_dead_holder_does_not(bench: LocalBench) -> No
         (["--nodes", "0"], 2, "--nodes"),
         (["--nodes", "3"], 2, "batch.global_batch_size = 8: must be divisible by"),
         (["--after", "abc"], 2, "--after = 'abc': is not a job id"),
-        (["--scheduler", "pbs"], 2, "--scheduler = 'pbs': is not a scheduler; use slurm, local or auto"),
+        (["--scheduler", "pbs"], 2, "--scheduler 'pbs': must be one of slurm, local, auto"),
         (["--set", "model.hiden_size=3"], 2, "model.hiden_size: is not a known key; did you mean 'model.hidden_size'?"),
         (
             ["--set", "model.attention_heads=3"],
@@ -279,9 +284,7 @@ def test_the_embedded_schedulers_refusal_is_shown(bench: LocalBench) -> None:
     assert answer.code == 1 and "scheduler: local refuses it: invalid constraint 'a100'" in answer.out
 
 
-def test_an_unreachable_slurm_is_exit_3_and_nothing_is_submitted(
-    bench: LocalBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreachable_slurm_is_exit_3_and_submits_nothing(bench: LocalBench, monkeypatch: pytest.MonkeyPatch) -> None:
     (bench.folder / "slurm.conf").write_text("ClusterName=gone\nSlurmctldHost=localhost(127.0.0.1)\nSlurmctldPort=9\n")
     monkeypatch.setenv("SLURM_CONF", str(bench.folder / "slurm.conf"))
     monkeypatch.setenv("PATH", "/nonexistent")  # without Slurm's commands, on every machine that runs this
@@ -322,7 +325,7 @@ def test_a_lost_answer_is_looked_up_by_the_comment(bench: LocalBench, silent: in
     assert record.job_id == job.raw_id and run_directory(bench).read_submissions() == [record]
 
 
-def test_an_answer_that_stays_lost_is_recorded_and_stops_the_next_launch(bench: LocalBench) -> None:
+def test_a_lost_answer_is_recorded_and_stops_the_next_launch(bench: LocalBench) -> None:
     bench.block()
     plan, scheduler = plan_of(bench), LosesAnswers()
     scheduler.silent = 100

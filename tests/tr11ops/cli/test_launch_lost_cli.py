@@ -15,12 +15,13 @@ from tests.tr11ops.cli.local_bench import LocalBench
 from tr11ops.cli.launch import prepare
 from tr11ops.cluster.base import BatchRequest, Job
 from tr11ops.cluster.local import LocalScheduler
-from tr11ops.launch.queue import BEING_SUBMITTED, SUPERSEDED, is_superseded
 from tr11ops.launch.session import carry_out, check_launch
 from tr11ops.launch.submit import LaunchBusy
 from tr11ops.launch.successor import BatchJob, begin_attempt, queue_successor
-from tr11ops.rundir import RunDirectory, Submission, new_tag, parse_comment
-from trainer.contract import RunPaths, write_json
+from tr11ops.rundir.paths import RunDirectory, Submission, new_tag, parse_comment
+from tr11ops.rundir.submissions import BEING_SUBMITTED, SUPERSEDED, is_superseded
+from trainer.contract.files import write_json
+from trainer.contract.paths import RunPaths
 
 DIES = """
 import os, signal, sys
@@ -54,7 +55,7 @@ def own(bench: LocalBench) -> list[Job]:
     return [job for job in bench.living() if job.name == "small"]
 
 
-def test_a_client_killed_after_the_scheduler_took_the_job_is_found_again(bench: LocalBench) -> None:
+def test_a_client_killed_after_the_job_was_taken_is_found_again(bench: LocalBench) -> None:
     bench.block()
     die(bench, "after")
     [record] = run_directory(bench).read_submissions()
@@ -67,7 +68,7 @@ def test_a_client_killed_after_the_scheduler_took_the_job_is_found_again(bench: 
     assert run_directory(bench).read_submissions()[0].job_id == job.raw_id
 
 
-def test_a_client_killed_before_the_scheduler_took_the_job_is_superseded(bench: LocalBench) -> None:
+def test_a_client_killed_before_the_job_was_taken_is_superseded(bench: LocalBench) -> None:
     bench.block()
     die(bench, "before")
     answer = bench.launch("--array", "1-3")
@@ -92,7 +93,7 @@ class ComesLate(LocalScheduler):
         return super().jobs(name, user)
 
 
-def test_a_job_that_comes_while_the_next_launch_settles_is_the_only_one(
+def test_a_job_that_comes_while_a_launch_settles_stays_alone(
     bench: LocalBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.block()
@@ -108,7 +109,7 @@ def test_a_job_that_comes_while_the_next_launch_settles_is_the_only_one(
     assert len(own(bench)) == 1 and run_directory(bench).read_submissions()[0].job_id == own(bench)[0].raw_id
 
 
-def test_the_attempts_tell_of_a_job_that_the_scheduler_has_forgotten(bench: LocalBench) -> None:
+def test_the_attempts_tell_of_a_job_that_slurm_has_forgotten(bench: LocalBench) -> None:
     bench.block()
     die(bench, "before")
     directory = run_directory(bench)
@@ -138,7 +139,7 @@ def test_a_job_that_was_given_up_leaves_and_withdraws_its_tasks(bench: LocalBenc
     run_directory(bench).write_submission(other)
     said: list[str] = []
     job = started(bench, record_of(job_id=None, note=f"{SUPERSEDED}{other.tag}"), late, said)
-    why = f"submission {job.submission} was given up for {other.tag} while nobody knew whether this job exists"
+    why = f"submission {job.submission} was given up for {other.tag} while no one knew whether this job exists"
     assert begin_attempt(job) == why
     assert own(bench) == [] and said == []
     run_directory(bench).submission(other.tag).record.unlink()  # the scheduler had refused the other one
@@ -159,7 +160,7 @@ def test_a_batch_job_that_was_given_up_trains_nothing(bench: LocalBench) -> None
     assert directory.attempt_ids() == [] and not directory.paths.metrics.exists()
 
 
-def test_a_second_job_of_one_submission_leaves_while_the_first_lives(bench: LocalBench) -> None:
+def test_a_second_job_of_a_submission_leaves_to_a_live_one(bench: LocalBench) -> None:
     bench.block()
     first, second = (bench.submit("exec sleep 600", name="small") for _ in range(2))
     job = started(bench, record_of(job_id=first), second, [])
@@ -170,7 +171,7 @@ def test_a_second_job_of_one_submission_leaves_while_the_first_lives(bench: Loca
     assert begin_attempt(job) == ""
 
 
-def test_a_started_job_records_itself_where_its_client_could_not(bench: LocalBench) -> None:
+def test_a_started_job_records_itself_if_its_client_could_not(bench: LocalBench) -> None:
     job = started(bench, record_of(job_id=None, note=BEING_SUBMITTED), "12", [])
     assert begin_attempt(job) == ""
     record = Submission.read(job.directory.submission(job.submission).record)
@@ -214,7 +215,7 @@ def test_dependent_jobs_are_queued_one_behind_the_other(bench: LocalBench) -> No
     assert bench.launch("--array", "1-2", "--after", done["jobs"][-1]).code == 0
 
 
-# ----------------------------------------------------------------------------- mending
+# ----------------------------------------------------------------------------- repairing
 def test_repair_releases_what_tr11_held_after_showing_it(bench: LocalBench) -> None:
     bench.block()
     number = bench.launch("--array", "1-3", "--json").json["job_id"]
@@ -228,7 +229,7 @@ def test_repair_releases_what_tr11_held_after_showing_it(bench: LocalBench) -> N
     })  # fmt: skip
     shown = bench.launch("--repair", "--dry-run", "--json").json
     assert shown["steps"][0] | {"why": ""} == {"action": "release", "job": number, "why": ""} and not shown["done"]
-    assert bench.launch("--repair").code == 2  # nobody can be asked
+    assert bench.launch("--repair").code == 2  # no one can be asked
     assert "JobHeldUser" in own(bench)[0].reason
     assert bench.launch("--repair", "--yes", "--reason", "disk is back").code == 0
     assert "JobHeldUser" not in own(bench)[0].reason

@@ -9,9 +9,11 @@ import pytest
 from tests.tr11ops.cli.local_bench import LocalBench
 from tr11ops.cluster.base import BatchRequest, Job, SchedulerUnreachable
 from tr11ops.cluster.local import LocalScheduler
-from tr11ops.journal import read_journal
-from tr11ops.rundir import RunDirectory, new_tag
-from trainer.contract import RunPaths, read_json, write_json
+from tr11ops.rundir.journal import read_journal
+from tr11ops.rundir.paths import RunDirectory, new_tag
+from trainer.contract.files import write_json
+from trainer.contract.paths import RunPaths
+from trainer.contract.state_file import read_json
 
 
 def directory_of(bench: LocalBench) -> RunDirectory:
@@ -44,7 +46,7 @@ def edit_card(bench: LocalBench) -> None:
     bench.card.write_text(bench.card.read_text().replace("learning_rate = 1e-3", "learning_rate = 2e-3"))
 
 
-def test_queued_attempts_get_the_new_card_behind_the_one_that_lives(bench: LocalBench) -> None:
+def test_queued_attempts_get_the_new_card_behind_the_live_one(bench: LocalBench) -> None:
     old = start_array(bench)
     edit_card(bench)
     answer = bench.launch("--replace", "--yes", "--reason", "a smaller rate")
@@ -60,7 +62,7 @@ def test_queued_attempts_get_the_new_card_behind_the_one_that_lives(bench: Local
     assert entries == [(kind, "a smaller rate") for kind in ("launch", "submitted", "replaced")]
 
 
-def test_a_queue_that_has_not_begun_is_replaced_too_and_once_more(bench: LocalBench) -> None:
+def test_a_queue_that_has_not_begun_is_replaced_more_than_once(bench: LocalBench) -> None:
     bench.block()
     assert bench.launch("--array", "1-3").code == 0
     for tasks in ((1, 2, 3), (1, 2)):
@@ -116,15 +118,13 @@ def test_what_cannot_be_cancelled_is_waited_for(bench: LocalBench, monkeypatch: 
     assert again.code == 0 and len(own(bench)) == 1
 
 
-def test_a_queue_that_changes_while_it_is_looked_at_is_left_alone(
-    bench: LocalBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_queue_that_changes_while_looked_at_is_left_alone(bench: LocalBench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.block()
     assert bench.launch("--array", "1-3").code == 0
     [old] = own(bench)
     monkeypatch.setattr(
         "tr11ops.cli.repair.agree", lambda *_: bench.scheduler.cancel(f"{old.array_id}_2")
-    )  # somebody is quicker than the person who is asked
+    )  # someone is quicker than the person who is asked
     answer = bench.launch("--replace")
     assert answer.code == 1 and "the queue has changed meanwhile, and nothing was done" in answer.err
     assert [job.array_id for job in own(bench)] == [old.array_id]

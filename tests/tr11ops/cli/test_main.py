@@ -19,12 +19,16 @@ from hypothesis import strategies as st
 from tests.tr11ops.launch.run_inputs import write_card
 from tr11ops import __version__
 from tr11ops.cli import main
-from tr11ops.cli.common import Refusal, age
+from tr11ops.cli.common import Refusal
 from tr11ops.cluster.base import SchedulerError, SchedulerUnreachable
-from trainer.config import CardError, Problem
+from trainer.config.card import CardError, Problem
 
 ROOT = Path(__file__).parents[3]
-HEAVY = {"torch", "numpy", "deepspeed", "transformers", "tokenizers", "pydantic", "jinja2", "plotly", "gcsfs", "psutil"}
+HEAVY = {"torch", "numpy", "deepspeed", "transformers", "tokenizers", "pydantic", "jinja2", "gcsfs", "psutil"}
+HEAVY_FOR_A_PAGE = {
+    *HEAVY - {"pydantic", "psutil"}, "apprise", "apscheduler", "asyncio", "fsspec", "httpx", "huggingface_hub",
+    "multiprocessing", "plotly", "prometheus_client", "requests", "rich.markdown", "submitit", "tenacity", "tensorboard",
+}  # fmt: skip
 
 
 def fresh(code: str, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -51,7 +55,19 @@ print(*{{name.partition('.')[0] for name in sys.modules}}, file=sys.stderr)
     assert set(done.stderr.splitlines()[-1].split()) >= {"typer"}
 
 
-def test_the_front_page_names_every_command_and_fits_in_80_columns() -> None:
+def test_a_commands_page_imports_nothing_heavy() -> None:
+    """Of any command: what only its work needs is imported by what does the work."""
+    code = f"""
+import sys
+from tr11ops.cli.main import COMMANDS, load
+for name in COMMANDS:
+    load(name)
+    print(name, *({HEAVY_FOR_A_PAGE!r} & set(sys.modules)), file=sys.stderr)
+"""
+    assert fresh(code).stderr.split() == list(main.COMMANDS)
+
+
+def test_the_front_page_names_every_command_in_80_columns() -> None:
     done = fresh(TYPED, "--help")
     assert done.returncode == 0 and done.stderr == ""
     assert max(map(len, done.stdout.splitlines())) <= 80
@@ -61,21 +77,13 @@ def test_the_front_page_names_every_command_and_fits_in_80_columns() -> None:
     assert fresh(TYPED, "--version").stdout == f"tr11 {__version__}\n"
 
 
-@pytest.mark.parametrize("name", [name for name, entry in main.COMMANDS.items() if not entry.is_group])
-def test_every_command_has_help_in_80_columns(name: str) -> None:
-    done = fresh(TYPED, name, "--help", COLUMNS="80", TERM="dumb")
-    assert done.returncode == 0, done.stderr
-    assert max(map(len, done.stdout.splitlines())) <= 80
-    assert f"Usage: tr11 {name}" in done.stdout
-
-
 @pytest.mark.parametrize(
     ("error", "code", "words"),
     [
         (
-            CardError("card.toml", [Problem("a.b", 3, "is wrong", "mend it")]),
+            CardError("card.toml", [Problem("a.b", 3, "is wrong", "repair it")]),
             2,
-            "card.toml: a.b = 3: is wrong; mend it",
+            "card.toml: a.b = 3: is wrong; repair it",
         ),
         (SchedulerUnreachable("timed out"), 3, "the scheduler did not answer: timed out"),
         (SchedulerError("no such partition"), 1, "the scheduler refused: no such partition"),
@@ -115,15 +123,8 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
     )  # fmt: skip
     assert first.stdout is not None and first.stderr is not None
     first.stdout.close()
-    assert (first.wait(timeout=120), first.stderr.read()) == (0, b"")
+    assert (first.wait(timeout=300), first.stderr.read()) == (0, b"")
     first.stderr.close()
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0, "0 s"), (59, "59 s"), (61, "1 min"), (7500, "2 h 5 min"), (180_000, "2 d 2 h")]
-)
-def test_ages(seconds: float, text: str) -> None:
-    assert age(seconds) == text
 
 
 def test_a_group_without_a_command_shows_its_help_alone() -> None:
@@ -181,8 +182,3 @@ def test_whatever_is_typed_no_traceback_and_a_documented_code(playground: Path, 
     if "--json" in words and code and out.getvalue().strip() and "--help" not in words:
         json.loads(out.getvalue())
     assert not (playground / "run" / "state").exists()
-
-
-def test_a_help_text_has_one_line_for_each_paragraph() -> None:
-    text = """First,\n    and more.\n\n    Second\n    paragraph.\n\n      tr11 status\n    """
-    assert main.flowing(text) == "First, and more.\n\nSecond paragraph.\n\n  tr11 status"

@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.tr11ops.cli.local_bench import Answer, LocalBench
-from tests.tr11ops.cli.test_launch_cli import run_directory
-from tr11ops.agent.health.base import CheckResult, Outcome
-from tr11ops.cluster.base import Job, JobState, Node, SchedulerError
+from tests.tr11ops.cli.run_folder import run_directory
+from tr11ops.cluster.base import Job, JobState, Node
 from tr11ops.cluster.local import LocalScheduler
-from tr11ops.exclusions import exclude, include, read_version
+from tr11ops.health.base import CheckOutcome, CheckResult
 from tr11ops.nodes.check import DIED, NodeCheck, check_nodes, judge, told, ways
 from tr11ops.nodes.health_job import HealthRequest, request_values, results_of
 from tr11ops.nodes.names import NodeNameError, resolve
 from tr11ops.nodes.note import support_note
-from tr11ops.nodes.project import project
 from tr11ops.nodes.view import queue_changes
-from tr11ops.rundir import RunDirectory
-from tr11ops.snapshot import Exclusion
-from trainer.contract import RunPaths
+from tr11ops.rundir.exclusion import Exclusion
+from tr11ops.rundir.exclusions import exclude, read_version
 
 ONE, TWO, THREE = "local-node1", "local-node2", "local-node3"
 
@@ -89,7 +84,7 @@ def test_names_that_cannot_be_meant_are_refused(nodes, bench: LocalBench, comman
 def test_exclude_is_previewed_then_done_and_kept_in_history(nodes, bench: LocalBench) -> None:
     preview = nodes("exclude", THREE, "--reason", "Xid 79", "--dry-run", "--json")
     assert (preview.code, preview.json["action"], listed(bench)) == (0, "would-exclude", [])
-    assert nodes("exclude", THREE).code == 2  # nobody can be asked
+    assert nodes("exclude", THREE).code == 2  # no one can be asked
     done = nodes("exclude", THREE, "--reason", "Xid 79", "--days", "7", "--evidence", "seen twice", "--yes", "--json")
     assert (done.code, done.json["nodes"], done.json["failed"]) == (0, [THREE], [])
     [entry] = read_version(run_directory(bench).exclusions).exclusions
@@ -209,10 +204,10 @@ def test_due_nodes_are_checked_before_they_come_back(nodes, bench: LocalBench) -
 
 
 def test_a_node_is_fine_when_all_its_checks_were_made() -> None:
-    def of(*results: Outcome) -> NodeCheck:
+    def of(*results: CheckOutcome) -> NodeCheck:
         return told("n1", tuple(CheckResult(f"check-{n}", result, "why") for n, result in enumerate(results)))
 
-    fine, warning, bad, unknown = Outcome.FINE, Outcome.WARNING, Outcome.BAD, Outcome.UNKNOWN
+    fine, warning, bad, unknown = CheckOutcome.FINE, CheckOutcome.WARNING, CheckOutcome.BAD, CheckOutcome.UNKNOWN
     for checks, result, is_judged in (
         ((fine, fine), fine, True),
         ((fine, warning), warning, True),
@@ -276,10 +271,10 @@ def test_how_a_node_can_be_checked() -> None:
     assert "busy with job 5 of other" in found["d"].never and "does not know" in found["e"].never
 
 
-def test_a_job_that_died_speaks_against_a_node_only_if_others_ran() -> None:
-    died = NodeCheck("a", Outcome.UNKNOWN, f"{DIED}: FAILED")
-    silent = NodeCheck("b", Outcome.UNKNOWN, "no answer within 3 s")
-    fine = told("c", (CheckResult("memory", Outcome.FINE, "yes"),))
+def test_a_dead_job_speaks_against_a_node_only_if_others_ran() -> None:
+    died = NodeCheck("a", CheckOutcome.UNKNOWN, f"{DIED}: FAILED")
+    silent = NodeCheck("b", CheckOutcome.UNKNOWN, "no answer within 3 s")
+    fine = told("c", (CheckResult("memory", CheckOutcome.FINE, "yes"),))
     assert [entry.result for entry in judge((died, silent))] == ["unknown", "unknown"]
     assert [entry.result for entry in judge((died, silent, fine))] == ["bad", "unknown", "fine"]
 
@@ -334,52 +329,54 @@ def test_a_note_is_plain_text() -> None:
     assert "x[01-02]" in note and "\x1b" not in note and "no reason was noted" in note and "    a b\n" in note
 
 
-# ------------------------------------------------------------------ the ledger on queued work
-class Queue:
-    """A scheduler with one pending job; `between` is what another host does while ours is changed."""
-
-    name = "queue"
-
-    def __init__(self, between: Callable[[], None] = lambda: None, fault: SchedulerError | None = None) -> None:
-        self.job = job(JobState.PENDING, user="anna")
-        self.between, self.fault = between, fault
-
-    def look(self) -> list[Job]:
-        return [self.job]
-
-    def exclude(self, job_id: str, nodes: tuple[str, ...]) -> None:
-        if self.fault:
-            raise self.fault
-        between, self.between = self.between, lambda: None
-        between()
-        self.job = replace(self.job, excluded=nodes)
+# ----------------------------------------------------------------------------- bench
+SPEEDS = f"case $SLURMD_NODENAME in {TWO}) echo tokens 80;; *) echo tokens 100;; esac"
 
 
-def test_what_another_host_excludes_meanwhile_reaches_the_queue_too(tmp_path: Path) -> None:
-    directory = RunDirectory(RunPaths(tmp_path, "n", "main"), tmp_path / "kill-switch")
-    exclude(directory, "a", why="", owner="tr11", days=1)
-    queue = Queue(lambda: exclude(directory, "b", why="", owner="tr11", days=1) and None)
-    assert project(directory, queue, queue.look, {"a", "b", "c"}, "me") == ()
-    assert queue.job.excluded == ("a", "b")
-    include(directory, "a", why="", owner="me")
-    assert project(directory, queue, queue.look, {"a", "b", "c"}, "me", remove=["a"]) == ()
-    assert queue.job.excluded == ("b",)
+def test_bench_names_the_slow_node_and_excludes_nothing(nodes, bench: LocalBench) -> None:
+    answer = nodes("bench", "--command", SPEEDS, "--repeats", "2")
+    assert answer.code == 1, answer.err
+    assert f'to exclude: tr11 nodes exclude {TWO} --reason "nodes bench, tokens 80%"' in answer.out
+    assert f"{TWO}: tokens at 80% of what is usual among 4 nodes: 80, below 90.5 is slow" in " ".join(
+        answer.out.split()
+    )
+    assert max(map(len, answer.out.splitlines())) <= 80
+    assert listed(bench) == []
+    found = nodes("bench", "--command", SPEEDS, "--repeats", "2", "--json").json
+    assert (found["schema"], found["slow"], found["left_out"]) == (1, [TWO], [])
+    assert found["nodes"][1]["measurements"]["tokens"]["samples"] == {"": [80, 80]}
+    assert [entry["result"] for entry in found["nodes"]] == ["fine", "slow", "fine", "fine"]
+    assert not list(bench.folder.rglob("*health-*")), "its folder is gone"
 
 
-def test_a_change_that_was_cut_off_is_completed_by_the_next(tmp_path: Path) -> None:
-    """Killed between the ledger and the queue; and a node that the scheduler no longer knows spoils no list."""
-    directory = RunDirectory(RunPaths(tmp_path, "n", "main"), tmp_path / "kill-switch")
-    for name in ("a", "gone"):
-        exclude(directory, name, why="", owner="tr11", days=1)
-    queue = Queue()
-    assert project(directory, queue, queue.look, {"a", "b"}, "me") == ()
-    assert queue.job.excluded == ("a",)
+def test_bench_of_one_node_shows_its_speed(nodes) -> None:
+    answer = nodes("bench", ONE, "--repeats", "1", "--sample", "0.001", "--timeout", "20m")
+    assert answer.code == 3 and "three nodes of the same hardware are" in " ".join(answer.out.split())
+    assert "cpu-fp32" in answer.out and "FLOP/s" in answer.out and "alone" in answer.out
 
 
-def test_anothers_job_is_said_to_be_anothers(tmp_path: Path) -> None:
-    directory = RunDirectory(RunPaths(tmp_path, "n", "main"), tmp_path / "kill-switch")
-    exclude(directory, "a", why="", owner="tr11", days=1)
-    queue = Queue(fault=SchedulerError("Access/permission denied"))
-    [fault] = project(directory, queue, queue.look, {"a"}, "me")
-    assert "belongs to anna, who can" in fault and "permission denied" in fault
-    assert [entry.node for entry in read_version(directory.exclusions).exclusions] == ["a"]
+def test_bench_shows_a_node_that_gives_no_answer(nodes) -> None:
+    answer = nodes("bench", "--command", "echo the fan is off; exit 3")
+    assert answer.code == 3 and "no answer" in answer.out and f"{ONE}: exit status 3: the fan is off" in answer.out
+    assert "to exclude" not in answer.out
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("--repeats", "0"), "--repeats"),
+        (("--sample", "soon"), "soon"),
+        (("--timeout", "-1"), "-1"),
+        (("local-node9",), "did you mean"),
+    ],
+)
+def test_bench_refuses_what_cannot_be_meant(nodes, words: tuple[str, ...], text: str) -> None:
+    answer = nodes("bench", *words)
+    assert answer.code == 2 and text in answer.err
+
+
+def test_bench_dry_run_runs_nothing(nodes, bench: LocalBench) -> None:
+    answer = nodes("bench", "--dry-run")
+    assert answer.code == 0 and "no job: 4 nodes of this machine" in answer.out
+    assert "-m trainer.debug.node_bench --rank=0 --size=1" in answer.out
+    assert not list(bench.folder.rglob("*health-*"))

@@ -16,12 +16,12 @@ def run_folder(bench: LocalBench) -> Path:
     return root
 
 
-def test_check_finds_fix_mends_and_check_is_content(bench: LocalBench) -> None:
+def test_check_finds_fix_repairs_and_check_is_content(bench: LocalBench) -> None:
     root = run_folder(bench)
     card = ("--run", str(bench.card))
     found = bench.tr11("perms", "check", *card)
     assert found.code == 1 and f"{root}: 3 files and folders, group " in found.out and "3 wrong" in found.out
-    assert "state/a\\nb: g-rw" in found.out and "`tr11 perms fix` mends 3 of yours" in found.out
+    assert "state/a\\nb: g-rw" in found.out and "`tr11 perms fix` repairs 3 of yours" in found.out
     assert bench.tr11("perms", "fix", "--dry-run", *card).code == 1
     assert (root / "state" / "a\nb").stat().st_mode & 0o777 == 0o600
     done = bench.tr11("perms", "fix", *card, "--json")

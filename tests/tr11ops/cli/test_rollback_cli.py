@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 
 from tests.tr11ops.cli.local_bench import Answer, LocalBench
-from tests.tr11ops.cli.test_kill_cli import running
-from tests.tr11ops.cli.test_launch_cli import run_directory
+from tests.tr11ops.cli.run_folder import run_directory
+from tests.tr11ops.cli.trainings import running
 from tests.tr11ops.launch.run_inputs import write_checkpoint
 from tr11ops.cluster.base import SchedulerError
 from tr11ops.cluster.local import LocalScheduler
-from tr11ops.rundir import RunDirectory
-from trainer.contract import checkpoint_steps, read_latest, write_atomically
-from trainer.lease import Lease
-from trainer.recovery_file import PendingMoves, RecoveryRecord, read_recovery, write_recovery
+from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.files import write_atomically
+from trainer.contract.lease import Lease
+from trainer.contract.paths import checkpoint_steps, read_latest
+from trainer.contract.recovery import PendingMoves, RecoveryRecord, read_recovery, write_recovery
 
 
 def saved(bench: LocalBench) -> RunDirectory:
@@ -49,7 +50,7 @@ def test_plan_apply_and_undo(bench: LocalBench) -> None:
     assert value["skip"] == {"first": 5, "last": 6, "samples": 16, "tokens": 256} and value["queued"] == []
     for line in shown.err.splitlines():
         assert len(line) <= 80
-    assert rollback(bench, "4", "--skip", "2").code == 2  # nobody can be asked
+    assert rollback(bench, "4", "--skip", "2").code == 2  # no one can be asked
     assert tree(directory) == before
     done = rollback(bench, "4", "--skip", "2", "--yes", "--reason", "a spike", "--json")
     assert (done.code, done.json["action"]) == (0, "rolled-back")

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.tr11ops.cli.local_bench import Answer
-from tests.tr11ops.test_observe import fill
+from tests.tr11ops.observe.filling import fill
 from tr11ops.cli.main import execute
-from tr11ops.rundir import RunDirectory
-from trainer.contract import RunPaths
+from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.paths import RunPaths
 
 SCREENS = (
     ("status", "--scheduler", "local"), ("handover", "--dry-run", "--scheduler", "local"), ("goodput",), ("advise",),

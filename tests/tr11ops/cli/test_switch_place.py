@@ -12,11 +12,18 @@ import pytest
 from tests.tr11ops.cli.local_bench import LocalBench
 from tr11ops.agent.batch import look_after_switch
 from tr11ops.cli.common import directory_of
-from tr11ops.run_identity import adopt_run_id, require_run_id
-from tr11ops.runcard import load_card
-from tr11ops.rundir import RunDirectory
-from tr11ops.switch_place import NEVER_MARKED, SwitchPlace, look_at_switch, mark_of, mark_switch, place_fault
-from trainer.contract import RunPaths
+from tr11ops.runcard.card import load_card
+from tr11ops.rundir.identity import adopt_run_id, require_run_id
+from tr11ops.rundir.kill_switch import (
+    NEVER_MARKED,
+    SwitchPlace,
+    look_at_switch,
+    mark_of,
+    mark_switch,
+    place_fault,
+)
+from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.paths import RunPaths
 
 
 def run_with(switch: Path, root: Path) -> RunDirectory:
@@ -24,7 +31,7 @@ def run_with(switch: Path, root: Path) -> RunDirectory:
     return RunDirectory(RunPaths(root, "run", "main"), switch)
 
 
-def test_a_mark_proves_the_place_and_its_absence_afterwards_disproves_it(tmp_path: Path) -> None:
+def test_a_mark_proves_the_place_and_its_absence_disproves_it(tmp_path: Path) -> None:
     far = tmp_path / "far"
     run = run_with(far / "switch", tmp_path / "run")
     assert "is not there" in look_at_switch(run).fault and not far.exists()
@@ -46,7 +53,7 @@ def test_a_mark_proves_the_place_and_its_absence_afterwards_disproves_it(tmp_pat
     assert "is not a folder" in place_fault(run)
 
 
-def test_a_mark_goes_by_the_runs_id_and_a_torn_one_proves_nothing(tmp_path: Path) -> None:
+def test_a_mark_goes_by_the_runs_id_and_not_if_torn(tmp_path: Path) -> None:
     (tmp_path / "far").mkdir()
     run = run_with(tmp_path / "far" / "switch", tmp_path / "run")
     require_run_id(run, "run")
@@ -68,7 +75,7 @@ def test_a_switch_in_the_run_directory_needs_no_mark(tmp_path: Path) -> None:
     assert place_fault(run) == "" and sorted(run.root.rglob("*")) == [run.root / "state"]
 
 
-def test_an_attempt_marks_what_was_never_marked_and_says_where_it_is_blind(tmp_path: Path) -> None:
+def test_an_attempt_marks_the_place_or_says_where_it_is_blind(tmp_path: Path) -> None:
     far, lines = tmp_path / "far", list[str]()
     far.mkdir()
     run = run_with(far / "switch", tmp_path / "run")
@@ -94,7 +101,7 @@ def unmount(far: Path) -> None:
 
 
 @pytest.mark.parametrize("leaves_mount_point", [True, False])
-def test_nothing_is_set_where_the_switch_is_not_and_the_other_ways_work(
+def test_nothing_is_set_without_the_switch_and_other_ways_work(
     bench: LocalBench, far: Path, leaves_mount_point: bool
 ) -> None:
     directory = directory_of(load_card(bench.card, (), {}))
@@ -127,9 +134,7 @@ def test_a_first_launch_does_not_make_the_folder_of_its_switch(bench: LocalBench
     assert bench.launch("--dry-run").code == 0
 
 
-def test_a_switch_that_was_set_before_the_first_launch_is_released_by_what_launch_says(
-    bench: LocalBench, far: Path
-) -> None:
+def test_a_switch_set_before_the_first_launch_is_released(bench: LocalBench, far: Path) -> None:
     (far / "switch").touch()
     launched = bench.launch()
     assert launched.code == 1 and "release it with `tr11 resume" in launched.out + launched.err
@@ -139,9 +144,7 @@ def test_a_switch_that_was_set_before_the_first_launch_is_released_by_what_launc
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe", "dangling link", "loop", "binary", "empty"])
-def test_whatever_lies_at_the_switchs_path_stops_is_seen_at_once_and_is_released(
-    bench: LocalBench, far: Path, kind: str
-) -> None:
+def test_whatever_lies_at_the_switchs_path_stops_the_run(bench: LocalBench, far: Path, kind: str) -> None:
     switch = far / "switch"
     bench.block()
     bench.launch("--array", "1-3")

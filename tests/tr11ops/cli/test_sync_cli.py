@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests.tr11ops.cli.local_bench import Answer, LocalBench
-from tests.tr11ops.cli.test_launch_cli import run_directory
-from tr11ops.crontab.claims import Claim, ClaimFolder
-from tr11ops.crontab.runner import ENTRY
+from tests.tr11ops.cli.run_folder import run_directory
+from tr11ops.cron.runner import ENTRY
+from tr11ops.rundir.claims import Claim, ClaimFolder
 
 REPOSITORY = "bot/logs"
 LINE = b" iteration 1 | lm loss 1.0\n"
@@ -96,7 +96,7 @@ def test_another_one_at_it_is_no_failure(sync, log, bench, hub_server):
     assert answer.code == 0 and "runs already" in answer.err and not hub_server.requests
 
 
-def test_a_file_that_cannot_be_read_needs_a_person_and_the_others_go(sync, log, hub_server, monkeypatch):
+def test_an_unreadable_file_needs_a_person_and_the_others_go(sync, log, hub_server, monkeypatch):
     (log.parent / "other.txt").write_bytes(b"other\n")
     real = os.open
 
@@ -173,7 +173,7 @@ def test_a_signal_ends_it_while_the_hub_is_away(log, bench, hub_server):
         while "trying again" not in (line := process.stderr.readline()):
             assert line
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=300)
     assert process.returncode == 0 and err.splitlines()[-1] == "ended"
     claim = ClaimFolder(run_directory(bench), "hub-sync").newest()
     assert claim is not None and not claim.held
@@ -197,7 +197,7 @@ def test_on_and_on_until_a_signal(log, bench, hub_server):
         assert process.stdout.readline().startswith("sent 1 file")
         assert hub_server.token not in Path(f"/proc/{process.pid}/cmdline").read_text()
         process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=300)
     assert process.returncode == 0 and err.splitlines()[-1] == "ended"
     assert not [secret for secret in hub_server.secrets() if secret in out + err]
 
@@ -221,7 +221,7 @@ def test_a_secret_is_told_once_and_ended_by_a_person(sync, log, hub_server):
 def test_a_public_repository_wants_a_word(sync, log, hub_server):
     hub_server.create(REPOSITORY, private=False)
     refused = sync()
-    assert refused.code == 1 and "is public: everybody will read these logs" in refused.err
+    assert refused.code == 1 and "is public: everyone will read these logs" in refused.err
     assert sync("--dry-run").code == 0 and set(hub_server.files(REPOSITORY)) == {".gitattributes"}
     assert sync("--public", "--dry-run").code == 2
     assert sync("--public").code == 0 and sync().code == 0

@@ -11,9 +11,10 @@ import time
 from pathlib import Path
 
 from tests.tr11ops.cli.local_bench import LocalBench
-from tests.tr11ops.cli.test_launch_cli import run_directory
+from tests.tr11ops.cli.run_folder import run_directory
 from tests.tr11ops.launch.run_inputs import write_dataset
-from trainer.contract import read_json, read_latest
+from trainer.contract.paths import read_latest
+from trainer.contract.state_file import read_json
 
 SETTINGS = (
     "slurm.nodes=1", "batch.train_samples=1_000_000", "data.split='98,1,1'", "run.exit_duration_minutes=none",

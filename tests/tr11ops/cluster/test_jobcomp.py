@@ -23,7 +23,7 @@ def by_name() -> dict[str, Job]:
     return {job.name: job for job in found}
 
 
-def test_every_recorded_line_but_that_of_a_shrinking_job_is_an_end() -> None:
+def test_every_line_but_that_of_a_shrinking_job_is_an_end() -> None:
     others = [line for line in LINES if jobcomp.ended_job(line) is None]
     assert len(others) == 1
     assert "JobState=RESIZING" in others[0]

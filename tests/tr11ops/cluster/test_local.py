@@ -21,7 +21,7 @@ from tr11ops.cluster.local_processes import with_environment
 from tr11ops.cluster.local_records import simulated_nodes
 
 ROOT = Path(__file__).parents[3]
-DEADLINE_SECONDS = 120.0
+DEADLINE_SECONDS = 600.0
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
@@ -374,7 +374,7 @@ def test_what_cannot_start_fails_with_the_reason(scheduler: LocalScheduler) -> N
         ({"array": "1-3%0"}, "1-3%0"),
         ({"array": ""}, "array"),
         ({"array": "1-20000"}, "20000"),
-        ({"array": "3-1"}, "backwards"),
+        ({"array": "3-1"}, "the range 3-1 is empty; use 1-3"),
         ({"dependency": "afterok"}, "afterok"),
         ({"dependency": "afterwards:1"}, "afterwards"),
         ({"dependency": "afterok:77"}, "77"),
@@ -433,7 +433,7 @@ def test_old_jobs_are_forgotten_but_not_what_others_wait_for(scheduler: LocalSch
         scheduler.submit(request(scheduler, "true", dependency=f"afterok:{old}"))
 
 
-def test_a_secret_of_the_submitter_is_kept_from_others_and_not_for_long(scheduler: LocalScheduler) -> None:
+def test_a_secret_of_the_submitter_is_kept_private_and_short(scheduler: LocalScheduler) -> None:
     job_id = scheduler.submit(request(scheduler, "echo $TOKEN > told", environment={"TOKEN": "s3cret"}, hold=True))
     kept = scheduler.store.job_folder(int(job_id)) / "environment.json"
     assert kept.stat().st_mode & 0o077 == 0

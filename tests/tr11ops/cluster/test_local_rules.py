@@ -10,27 +10,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tr11ops.cluster.arrays import format_ranges
 from tr11ops.cluster.base import BatchRequest, JobState, SchedulerError
 from tr11ops.cluster.local_environment import interpreter, submitted_environment
 from tr11ops.cluster.local_records import (
     Dropped,
     LocalSettings,
+    LocalSubmission,
     ProcessMark,
-    Submission,
     TaskRecord,
     WaitingTask,
     simulated_nodes,
 )
 from tr11ops.cluster.local_rules import (
+    DependencyVerdict,
     JobReference,
-    Verdict,
+    array_of,
     choose_nodes,
     dependency_verdict,
-    parse_array,
     parse_dependency,
     parse_job_id,
 )
-from tr11ops.cluster.local_view import find_job, format_ranges, output_path, submission_jobs
+from tr11ops.cluster.local_view import find_job, output_path, submission_jobs
 
 NODES = simulated_nodes(6)
 FINAL = sorted(state for state in JobState if state.is_final)
@@ -41,13 +42,13 @@ def batch(**changes: object) -> BatchRequest:
     return replace(plain, **changes)  # type: ignore[arg-type]
 
 
-def submission(job_id: int = 5, **changes: object) -> Submission:
-    plain = Submission(job_id, batch(), "me", 100.0, False, None, (WaitingTask(None),), reason="None")
+def submission(job_id: int = 5, **changes: object) -> LocalSubmission:
+    plain = LocalSubmission(job_id, batch(), "me", 100.0, False, None, (WaitingTask(None),), reason="None")
     return replace(plain, **changes)  # type: ignore[arg-type]
 
 
 @st.composite
-def submissions(draw: st.DrawFn) -> Submission:
+def submissions(draw: st.DrawFn) -> LocalSubmission:
     """An array whose tasks are waiting, running, ended or dropped, in any mixture."""
     fates = draw(st.lists(st.sampled_from(["wait", "held", "out", "run", "end", "drop"]), min_size=1, max_size=12))
     waiting, tasks, dropped = [], [], []
@@ -75,20 +76,20 @@ def submissions(draw: st.DrawFn) -> Submission:
 @given(st.sets(st.integers(0, 3000), min_size=1, max_size=60), st.sampled_from([None, 1, 7]))
 def test_an_array_is_read_back_as_it_is_written(indices: set[int], throttle: int | None) -> None:
     text = format_ranges(sorted(indices)) + (f"%{throttle}" if throttle else "")
-    array = parse_array(text)
+    array = array_of(text)
     assert array.indices == tuple(sorted(indices))
     assert array.throttle == throttle
 
 
 @given(st.integers(0, 500), st.integers(0, 500), st.integers(1, 50))
 def test_an_array_with_a_step(low: int, length: int, step: int) -> None:
-    assert parse_array(f"{low}-{low + length}:{step}").indices == tuple(range(low, low + length + 1, step))
+    assert array_of(f"{low}-{low + length}:{step}").indices == tuple(range(low, low + length + 1, step))
 
 
 @given(st.text(alphabet="0123456789-,:%_ x?+\n", max_size=12))
 def test_any_text_is_an_array_or_one_line_of_fault(text: str) -> None:
     try:
-        indices = parse_array(text).indices
+        indices = array_of(text).indices
     except SchedulerError as error:
         assert len(str(error).splitlines()) == 1
     else:
@@ -133,14 +134,14 @@ def test_what_is_no_job_id(text: str) -> None:
 
 # ----------------------------------------------------------------------------- records
 @given(submissions())
-def test_a_submission_survives_its_file(one: Submission) -> None:
-    assert Submission.from_json(json.loads(json.dumps(one.to_json()))) == replace(
+def test_a_submission_survives_its_file(one: LocalSubmission) -> None:
+    assert LocalSubmission.from_json(json.loads(json.dumps(one.to_json()))) == replace(
         one, request=replace(one.request, script="", environment={})
     )
 
 
 @given(submissions())
-def test_every_task_is_in_exactly_one_job(one: Submission) -> None:
+def test_every_task_is_in_exactly_one_job(one: LocalSubmission) -> None:
     jobs = submission_jobs(one)
     count = one.array_bounds[3]
     pending = [task for job in jobs for task in job.pending_tasks]
@@ -159,23 +160,23 @@ def test_every_task_is_in_exactly_one_job(one: Submission) -> None:
 
 # ----------------------------------------------------------------------------- decisions
 @given(submissions(), st.booleans())
-def test_dependencies_follow_from_how_tasks_ended(target: Submission, whole: bool) -> None:
+def test_dependencies_follow_from_how_tasks_ended(target: LocalSubmission, whole: bool) -> None:
     states = [task.state for task in target.tasks] + [JobState.CANCELLED for _ in target.dropped]
     over = not target.waiting and all(state.is_final for state in states)
     succeeded = over and set(states) == {JobState.COMPLETED}
 
-    def verdict(kind: str, found: Submission | None) -> Verdict:
+    def verdict(kind: str, found: LocalSubmission | None) -> DependencyVerdict:
         dependency = parse_dependency(f"{kind}:3")
         return dependency_verdict(dependency, submission(), lambda _: found, (), 1000.0)
 
-    assert (verdict("afterany", target) is Verdict.MET) == over
-    assert (verdict("afterok", target) is Verdict.MET) == succeeded
-    assert (verdict("afternotok", target) is Verdict.MET) == (over and not succeeded)
-    assert (verdict("afterok", target) is Verdict.NEVER) == (over and not succeeded)
-    assert (verdict("afternotok", target) is Verdict.NEVER) == succeeded
-    assert (verdict("after", target) is Verdict.MET) == (not target.waiting)
-    assert verdict("afterany", None) is Verdict.MET
-    assert verdict("afterok", None) is Verdict.NEVER
+    assert (verdict("afterany", target) is DependencyVerdict.MET) == over
+    assert (verdict("afterok", target) is DependencyVerdict.MET) == succeeded
+    assert (verdict("afternotok", target) is DependencyVerdict.MET) == (over and not succeeded)
+    assert (verdict("afterok", target) is DependencyVerdict.NEVER) == (over and not succeeded)
+    assert (verdict("afternotok", target) is DependencyVerdict.NEVER) == succeeded
+    assert (verdict("after", target) is DependencyVerdict.MET) == (not target.waiting)
+    assert verdict("afterany", None) is DependencyVerdict.MET
+    assert verdict("afterok", None) is DependencyVerdict.NEVER
 
 
 def test_all_or_any_of_several_conditions() -> None:
@@ -183,16 +184,16 @@ def test_all_or_any_of_several_conditions() -> None:
     running = submission(waiting=(), tasks=(TaskRecord(1, None, NODES[:1], 1.0),))
     known = {1: ended, 2: running}
 
-    def verdict(text: str, now: float = 10.0) -> Verdict:
+    def verdict(text: str, now: float = 10.0) -> DependencyVerdict:
         return dependency_verdict(parse_dependency(text), submission(), known.get, (), now)
 
-    assert verdict("afterok:1,afterok:2") is Verdict.WAIT
-    assert verdict("afterok:1?afterok:2") is Verdict.MET
-    assert verdict("afternotok:1,afterok:2") is Verdict.NEVER
-    assert verdict("afternotok:1?afterok:2") is Verdict.WAIT
-    assert verdict("afternotok:1?afternotok:1") is Verdict.NEVER
-    assert verdict("after:2+1") is Verdict.WAIT
-    assert verdict("after:2+1", 61.0) is Verdict.MET
+    assert verdict("afterok:1,afterok:2") is DependencyVerdict.WAIT
+    assert verdict("afterok:1?afterok:2") is DependencyVerdict.MET
+    assert verdict("afternotok:1,afterok:2") is DependencyVerdict.NEVER
+    assert verdict("afternotok:1?afterok:2") is DependencyVerdict.WAIT
+    assert verdict("afternotok:1?afternotok:1") is DependencyVerdict.NEVER
+    assert verdict("after:2+1") is DependencyVerdict.WAIT
+    assert verdict("after:2+1", 61.0) is DependencyVerdict.MET
 
 
 @given(

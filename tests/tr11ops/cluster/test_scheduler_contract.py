@@ -15,9 +15,10 @@ import pytest
 
 from tr11ops.cluster.base import BatchRequest, Job, JobState, Scheduler, SchedulerError
 from tr11ops.cluster.local import LocalScheduler, LocalSettings
+from tr11ops.cluster.parts import tasks_of
 from tr11ops.cluster.select import choose_scheduler
 
-DEADLINE_SECONDS = 150.0
+DEADLINE_SECONDS = 600.0
 HOSTILE_NAME = 'it\'s "one" $(touch substituted) `touch ticked` ; %% \\ ü'
 
 
@@ -277,6 +278,28 @@ def test_hold_and_release_of_tasks_behind_a_running_one(cluster: Cluster) -> Non
     cluster.scheduler.release(f"{array}_2")
     cluster.until_state(f"{array}_2", JobState.COMPLETED)
     assert (cluster.folder / "started-2").exists()
+
+
+def test_a_part_of_an_array_is_held_without_the_rest(cluster: Cluster) -> None:
+    """Every way to ask shows which tasks are held: Slurm's own table shows the waiting tasks of an array as one."""
+    array = cluster.submit(
+        "while [ ! -e go ]; do sleep 0.1; done; touch ran-$SLURM_ARRAY_TASK_ID", array="1-6%1", name="apart"
+    )
+    cluster.until_state(f"{array}_1", JobState.RUNNING)
+
+    def held() -> list[set[int]]:
+        asked = (cluster.scheduler.jobs(), cluster.scheduler.jobs(name="apart"))
+        own = [[job for job in jobs if job.array_id == array and job.reason.startswith("JobHeld")] for jobs in asked]
+        return [{task for job in jobs for task in tasks_of(job)} for jobs in own]
+
+    cluster.scheduler.hold(f"{array}_4")
+    cluster.scheduler.hold(f"{array}_[2-3,5-6]")
+    assert held() == [{2, 3, 4, 5, 6}] * 2
+    cluster.scheduler.release(f"{array}_[2-3,5-6]")
+    assert held() == [{4}] * 2
+    (cluster.folder / "go").touch()
+    cluster.until(lambda: len(list(cluster.folder.glob("ran-*"))) == 5, "the others have run")
+    assert held() == [{4}] * 2 and not (cluster.folder / "ran-4").exists()
 
 
 def test_excluded_nodes_are_not_used_also_when_excluded_later(cluster: Cluster) -> None:

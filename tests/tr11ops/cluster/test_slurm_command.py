@@ -9,7 +9,7 @@ import pytest
 
 from tr11ops.cluster.base import BatchRequest, SchedulerError, SchedulerUnreachable
 from tr11ops.cluster.slurm import SlurmScheduler
-from tr11ops.cluster.slurm_command import run_command
+from tr11ops.cluster.slurm_command import CommandResult, follow_command, run_command
 
 HANGS = "sleep 600 & wait"  # as a site's wrapper around the real command does
 
@@ -77,10 +77,35 @@ def test_what_was_submitted_is_read_whole(tmp_path: Path) -> None:
     assert (tmp_path / "lines").read_text().strip() == "50001"
 
 
-def test_a_machine_without_a_cluster_is_one_that_does_not_answer(tmp_path: Path) -> None:
+def test_a_machine_without_a_cluster_does_not_answer(tmp_path: Path) -> None:
     said = (
         "scontrol: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host\n"
         "scontrol: fatal: Could not establish a configuration source"
     )
     with pytest.raises(SchedulerUnreachable, match="Could not establish a configuration source"):
         scheduler(tmp_path, "scontrol", f"echo '{said}' >&2; exit 1", 30.0).nodes()
+
+
+def followed(script: str, seconds: float) -> tuple[CommandResult, list[str]]:
+    lines: list[str] = []
+    result = follow_command(
+        ["bash", "-c", script], environment={"PATH": "/usr/bin:/bin"}, timeout_seconds=seconds, on_line=lines.append
+    )
+    return result, lines
+
+
+def test_lines_are_handed_on_and_errors_kept() -> None:
+    result, lines = followed("echo one; echo two; echo wrong >&2; exit 3", 300.0)
+    assert (result, lines) == (CommandResult(3, "", "wrong\n"), ["one\n", "two\n"])
+
+
+def test_what_was_said_before_the_time_was_over_counts() -> None:
+    began = time.monotonic()
+    result, lines = followed(f"echo one; {HANGS}", 5.0)
+    assert (result.returncode, lines) == (None, ["one\n"])
+    assert time.monotonic() - began < 300.0, "and not the 600 s of what it started"
+
+
+def test_a_command_that_is_not_there_cannot_be_followed() -> None:
+    with pytest.raises(SchedulerUnreachable, match="is this a machine with Slurm's commands"):
+        follow_command(["srun-that-is-not-there"], environment={}, timeout_seconds=1.0, on_line=print)

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tr11ops.cluster.base import BatchRequest, JobState, SchedulerError, SchedulerUnreachable
-from tr11ops.cluster.slurm import SlurmScheduler, sbatch_arguments, slurm_time
+from tr11ops.cluster.sbatch_options import sbatch_options, script_options
+from tr11ops.cluster.slurm import SlurmScheduler
 from tr11ops.cluster.slurm_command import CommandResult, client_environment, run_command
 
 DATA = Path(__file__).parents[2] / "data" / "slurm"
@@ -78,12 +79,12 @@ def test_flags_of_a_full_request(request_: BatchRequest) -> None:
         signal_seconds_before_limit=600,
         hold=True,
     )
-    flags = sbatch_arguments(full)
+    flags = sbatch_options(full)
     assert set(flags) >= {
         "--array=1-10%1",
         "--gres=gpu:8",
         "--cpus-per-task=64",
-        "--time=4-04:00:00",
+        "--time=100:00:00",
         "--exclude=jean-zay-iam07,jean-zay-iam27",
         "--signal=B:USR1@600",
         "--dependency=afterany:12",
@@ -96,15 +97,27 @@ def test_flags_of_a_full_request(request_: BatchRequest) -> None:
 
 @pytest.mark.parametrize("kind", ["afterok:1", "afternotok:1", "aftercorr:1", "afterany:2,afterok:1"])
 def test_a_dependency_that_may_never_be_satisfied_ends_the_job(kind: str, request_: BatchRequest) -> None:
-    assert "--kill-on-invalid-dep=yes" in sbatch_arguments(replace(request_, dependency=kind))
+    assert "--kill-on-invalid-dep=yes" in sbatch_options(replace(request_, dependency=kind))
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(60, "0-00:01:00"), (3661, "0-01:01:01"), (360_000, "4-04:00:00")])
-def test_time_limits(seconds: int, text: str) -> None:
-    assert slurm_time(seconds) == text
+def test_command_line_and_script_say_the_same(request_: BatchRequest) -> None:
+    plain = script_options(request_)
+    assert plain == sbatch_options(request_) and "--no-requeue" in plain and "--ntasks-per-node=1" in plain
+    full = replace(
+        request_, hint="nomultithread", memory_megabytes=2048, begin=1000.2, hold=True, requeue=True,
+        survives_nodes=True, dependency="afterok:1",
+    )  # fmt: skip
+    more = {
+        "--hint=nomultithread", "--mem=2048M", "--begin=uts1001", "--hold", "--requeue", "--no-kill",
+        "--dependency=afterok:1", "--kill-on-invalid-dep=yes",
+    }  # fmt: skip
+    assert set(script_options(full)) == set(sbatch_options(full)) == set(plain) - {"--no-requeue"} | more
+    odd = replace(request_, comment='a "b" c', partition="", signal_seconds_before_limit=0)
+    assert '--comment="a \\"b\\" c"' in script_options(odd) and '--comment=a "b" c' in sbatch_options(odd)
+    assert not [text for text in sbatch_options(odd) if text.startswith(("--partition", "--signal"))]
 
 
-def test_a_submission_is_one_call_with_the_script_on_standard_input(request_: BatchRequest) -> None:
+def test_a_submission_is_one_call_with_the_script_on_stdin(request_: BatchRequest) -> None:
     runner = Recording(good("1234;jean-zay\n"))
     scheduler = SlurmScheduler(runner=runner)
     assert scheduler.submit(replace(request_, environment={"RUN": "a b"})) == "1234"
@@ -114,22 +127,24 @@ def test_a_submission_is_one_call_with_the_script_on_standard_input(request_: Ba
     assert "SLURM_TIME_FORMAT" not in runner.environments[0]  # the job would inherit it
 
 
-def test_a_missing_working_directory_is_refused_before_slurm_is_asked(request_: BatchRequest) -> None:
+def test_a_missing_working_directory_is_refused_before_slurm(request_: BatchRequest) -> None:
     runner = Recording()
     with pytest.raises(SchedulerError, match="does not exist"):
         SlurmScheduler(runner=runner).submit(replace(request_, working_directory=Path("/nowhere/at/all")))
     assert runner.asked == []
 
 
-def test_jobs_is_one_call_and_filters_what_old_versions_do_not() -> None:
-    text = (DATA / "22.05" / "squeue.json").read_text()
+RECORDS = (DATA / "22.05" / "show-job.txt").read_text()
+
+
+def test_jobs_is_one_call() -> None:
     table = (DATA / "22.05" / "squeue-table.txt").read_text()
-    runner = Recording(good(text), good(table), good(text))
+    runner = Recording(good(RECORDS), good(table), good(RECORDS))
     scheduler = SlurmScheduler(runner=runner)
     assert len(scheduler.jobs()) == 10
     assert {job.name for job in scheduler.jobs(name="rehearsal")} == {"rehearsal"}
     assert scheduler.jobs(user="nobody") == ()
-    assert ["--json" in asked for asked in runner.asked] == [True, False, True], "with a name: the quick table"
+    assert [asked[0] for asked in runner.asked] == ["scontrol", "squeue", "scontrol"], "with a name: the quick table"
     assert runner.environments[0]["SLURM_BITSTR_LEN"] == "0"
 
 
@@ -141,13 +156,24 @@ def test_jobs_is_one_call_and_filters_what_old_versions_do_not() -> None:
         good("rehearsal           RUNNING             \n"),
     ],
 )
-def test_without_the_table_json_is_read_and_the_table_not_tried_again(answer: CommandResult) -> None:
-    text = (DATA / "22.05" / "squeue.json").read_text()
-    runner = Recording(answer, good(text), good(text))
+def test_without_the_table_records_are_read_from_then_on(answer: CommandResult) -> None:
+    runner = Recording(answer, good(RECORDS), good(RECORDS))
     scheduler = SlurmScheduler(runner=runner)
     for _ in range(2):
         assert {job.name for job in scheduler.jobs(name="tr11-176B-ml")} == {"tr11-176B-ml"}
-    assert ["--json" in asked for asked in runner.asked] == [False, True, True]
+    assert [asked[0] for asked in runner.asked] == ["squeue", "scontrol", "scontrol"]
+
+
+def test_queued_tasks_that_the_table_joins_are_asked_for_apart() -> None:
+    """squeue joins what an array's tasks wait for: a held task would look like one that starts by itself."""
+    table = (DATA / "22.05" / "squeue-table.txt").read_text()
+    merged = table.replace("JobHeldUser", "JobArrayTaskLimit,JobHeldUser")
+    runner = Recording(good(merged), good(RECORDS))
+    assert [job.reason for job in SlurmScheduler(runner=runner).jobs(name="held")] == ["JobHeldUser"]
+    assert [asked[0] for asked in runner.asked] == ["squeue", "scontrol"]
+    unlike = Recording(good(table.replace("JobHeldUser", "ReqNodeNotAvail, UnavailableNodes:n1,n2")))
+    SlurmScheduler(runner=unlike).jobs(name="waiting")
+    assert len(unlike.asked) == 1, "one reason, with its own commas"
 
 
 def test_a_silent_controller_is_no_reason_for_a_second_question() -> None:
@@ -157,28 +183,10 @@ def test_a_silent_controller_is_no_reason_for_a_second_question() -> None:
     assert len(runner.asked) == 1
 
 
-@pytest.mark.parametrize(
-    "refusal",
-    [
-        bad("squeue: unrecognized option '--json'\nTry \"squeue --help\" for more information\n"),
-        bad("squeue: error: Unable to find plugin: serializer/json\n"),
-        good(""),
-    ],
-)
-def test_without_json_the_text_is_read_and_json_not_tried_again(refusal: CommandResult) -> None:
-    lines = good((DATA / "22.05" / "squeue.txt").read_text())
-    runner = Recording(refusal, lines, lines)
-    scheduler = SlurmScheduler(runner=runner)
-    assert len(scheduler.jobs()) == 10
-    assert len(scheduler.jobs()) == 10
-    assert ["--json" in asked for asked in runner.asked] == [True, False, False]
-
-
 def test_silence_is_never_an_empty_queue() -> None:
-    silent = (DATA / "22.05" / "squeue-no-controller.json").read_text()
+    assert SlurmScheduler(runner=Recording(good("No jobs in the system\n"))).jobs() == ()
     for answer in (
-        good(silent),
-        good('{"meta": {}, "errors": []}'),
+        good(""),
         bad("slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n"),
         bad("slurm_load_jobs error: Socket timed out on send/recv operation\n"),
         bad("slurm_load_jobs error: Zero Bytes were transmitted or received\n"),

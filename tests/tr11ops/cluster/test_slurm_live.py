@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from tr11ops.cluster.slurm_command import CommandResult, run_command
 from tr11ops.twin.plan import TwinPlan
 from tr11ops.twin.twin import Twin
 
-DEADLINE_SECONDS = 240.0
+DEADLINE_SECONDS = 600.0
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
@@ -37,28 +37,6 @@ def request_(tmp_path: Path) -> BatchRequest:
     return BatchRequest("#!/bin/bash\nsleep 600\n", "live", 1, 3600, "%x-%A_%a.out", tmp_path)
 
 
-def without_json(
-    arguments: Sequence[str],
-    *,
-    standard_input: str,
-    environment: Mapping[str, str],
-    timeout_seconds: float,
-    directory: Path | None = None,
-    until: str | None = None,
-) -> CommandResult:
-    """The real commands of a Slurm that was built without JSON."""
-    if "--json" in arguments:
-        return CommandResult(1, "", "squeue: error: Unable to find plugin: serializer/json\n")
-    return run_command(
-        arguments,
-        standard_input=standard_input,
-        environment=environment,
-        timeout_seconds=timeout_seconds,
-        directory=directory,
-        until=until,
-    )
-
-
 def test_a_signal_to_an_array_with_waiting_tasks_arrives_once(slurm: SlurmScheduler, request_: BatchRequest) -> None:
     """Slurm 22.05 answers "try again later" for the waiting tasks, and scancel would repeat the signal."""
     script = "#!/bin/bash\ntrap 'echo got' USR1\necho ready\nuntil test -e go; do sleep 0.1; done\n"
@@ -72,7 +50,7 @@ def test_a_signal_to_an_array_with_waiting_tasks_arrives_once(slurm: SlurmSchedu
     assert output.read_text() == "ready\ngot\n"
 
 
-def test_both_ways_to_print_a_queue_agree(slurm: SlurmScheduler, twin: Twin, request_: BatchRequest) -> None:
+def test_both_ways_to_print_a_queue_agree(slurm: SlurmScheduler, request_: BatchRequest) -> None:
     tasks = ",".join(str(number) for number in range(1, 400, 3))  # far beyond the 64 characters Slurm shows by itself
     name = "two  words | = \"quoted\" 'name' ü"
     held = slurm.submit(replace(request_, array=tasks, hold=True, name=name, comment="key = a|b c"))
@@ -81,30 +59,23 @@ def test_both_ways_to_print_a_queue_agree(slurm: SlurmScheduler, twin: Twin, req
     until(lambda: has_state(slurm, f"{running}_3", JobState.RUNNING), "the array runs")
     until(lambda: has_state(slurm, failed, JobState.FAILED), "the job has failed")
     mine = {held, running, failed}
-    plain = SlurmScheduler(twin.environment, runner=without_json)
 
-    def as_json() -> dict[str, Job]:
+    def recorded() -> dict[str, Job]:
         return {job.job_id: job for job in slurm.jobs() if (job.array_id or job.job_id) in mine}
 
-    def differences() -> list[tuple[Job, Job | None, Job | None]]:
-        """Jobs which the three ways tell otherwise, but for what a line of squeue does not say."""
-        lines = {job.raw_id: job for job in plain.jobs()}
-        unsaid = ("job_id", "exit_code", "exit_signal", "derived_exit_code", "output", "end_time", "eligible_time")
-        found = []
-        for job in as_json().values():
-            line, record = lines.get(job.raw_id), slurm.job(job.job_id)
-            full = line and replace(line, **{key: getattr(job, key) for key in unsaid})  # type: ignore[arg-type]
-            if not job == full == record:
-                found.append((job, full, record))
-        return found
+    def tabled() -> dict[str, Job]:
+        """The quick table, which is asked for by a job's name; it tells all but the excluded nodes."""
+        named = {other.raw_id: other for each in (name, request_.name) for other in slurm.jobs(name=each)}
+        return {
+            job_id: replace(named[job.raw_id], excluded=job.excluded)
+            for job_id, job in recorded().items()
+            if job.raw_id in named
+        }
 
     # the queue moves between two looks: they must agree once it rests
-    until(lambda: not differences(), "all three ways agree")
-    jobs = as_json()
+    until(lambda: recorded() == tabled(), "both ways agree")
+    jobs = recorded()
     assert len(jobs) == 4
-    for job in jobs.values():  # the quick table, which is asked for by a job's name
-        [named] = [other for other in slurm.jobs(name=job.name) if other.raw_id == job.raw_id]
-        assert named == replace(job, excluded=(), output=job.output or named.output)
     waiting = next(job for job in jobs.values() if job.raw_id == held)
     assert waiting.pending_tasks == tuple(range(1, 400, 3))
     assert (waiting.name, waiting.comment) == (name, "key = a|b c")
@@ -120,7 +91,7 @@ def test_a_chain_that_can_never_run_ends(slurm: SlurmScheduler, request_: BatchR
     until(lambda: has_state(slurm, third, JobState.COMPLETED), "the other successor has run")
 
 
-def test_nine_thousand_waiting_tasks_are_one_record_and_one_call(
+def test_nine_thousand_queued_tasks_are_one_record_and_one_call(
     slurm: SlurmScheduler, twin: Twin, request_: BatchRequest, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[str] = []
@@ -137,13 +108,10 @@ def test_nine_thousand_waiting_tasks_are_one_record_and_one_call(
     with capsys.disabled():
         print(f"\nqueue of 9,000 waiting tasks and {len(nodes)} nodes read in {time.monotonic() - began:.3f} s")
     assert len(waiting.pending_tasks) == 9000
-    assert asked == ["squeue", "scontrol"]
+    assert asked == ["scontrol", "scontrol"]
 
 
-@pytest.mark.timeout(600)
-def test_a_frozen_controller_is_unreachable_and_a_submission_may_exist_all_the_same(
-    twin_home: Path, twin: Twin, request_: BatchRequest
-) -> None:
+def test_a_frozen_controller_may_have_taken_a_submission(twin_home: Path, twin: Twin, request_: BatchRequest) -> None:
     plan = TwinPlan(name="frozen", nodes=1, gpus=0, cpu_nodes=0, message_timeout_seconds=3)
     with Twin.up(plan, twin_home) as frozen:
         scheduler = SlurmScheduler(frozen.environment)

@@ -16,9 +16,8 @@ from tests.tr11ops.status_cases import (
     snapshot,
     with_facts,
 )
-from tr11ops.backup.schedule import CopyPolicy
+from tr11ops.base.observed import Unknown
 from tr11ops.cluster.base import Node
-from tr11ops.crontab import state as periodic
 from tr11ops.detect import (
     backup_overdue,
     clock_skew,
@@ -38,12 +37,22 @@ from tr11ops.detect import (
     switch_unseen,
     sync_overdue,
 )
-from tr11ops.filesystems.history import Usage
-from tr11ops.operation import ClockReading, Copied, CopyStatus, FilesystemRule, LeastUsed, OperationFacts
-from tr11ops.rundir import Submission
-from tr11ops.snapshot import Checkpoint, Exclusion, Snapshot, Unknown
+from tr11ops.observe.operation import (
+    ClockReading,
+    Copied,
+    CopyStatus,
+    FilesystemRule,
+    LeastUsed,
+    OperationFacts,
+)
+from tr11ops.observe.snapshot import Checkpoint, Snapshot
+from tr11ops.rundir import cron_records as periodic
+from tr11ops.rundir.copy_policy import CopyPolicy
+from tr11ops.rundir.disk_usage import Usage
+from tr11ops.rundir.exclusion import Exclusion
+from tr11ops.rundir.paths import Submission
 
-UNKNOWN = Unknown("the disk is away")
+UNKNOWN = Unknown("the disk is unreachable")
 TERA = 2.0**40
 RULE = FilesystemRule("SCRATCH", bytes_percent=75, least_free=int(10 * TERA))
 FACTS = OperationFacts(
@@ -99,7 +108,7 @@ def growing(first: float, last: float, days: int = 10) -> tuple[Usage, ...]:
     return tuple(usage(first + (last - first) * day / days, age=(days - day) * DAY + HOUR) for day in range(days + 1))
 
 
-def job(name: str = "pulse", **changes: Any) -> periodic.JobState:
+def job(name: str = "pulse", **changes: Any) -> periodic.PeriodicJobState:
     values: dict[str, Any] = {
         "way": "crontab",
         "host": "login1",
@@ -112,7 +121,7 @@ def job(name: str = "pulse", **changes: Any) -> periodic.JobState:
         "failures_in_a_row": 0,
         "next_due": NOW + 3000,
     }
-    return periodic.JobState(name, **{**values, **changes})
+    return periodic.PeriodicJobState(name, **{**values, **changes})
 
 
 def clock(host: str = "n01", ahead: float = 0.5, age: float = 20.0, what: str = "heartbeat of rank 0") -> ClockReading:

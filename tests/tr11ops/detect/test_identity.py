@@ -6,15 +6,16 @@ import dataclasses
 
 import pytest
 
-from tests.tr11ops.detect import test_detectors, test_operation_detectors
+from tests.tr11ops.detect import detector_table, operation_table
 from tests.tr11ops.detect.operation_cases import clock, operated
 from tests.tr11ops.status_cases import running, snapshot
 from tr11ops.alerts.fingerprint import fingerprint
+from tr11ops.base.observed import known
 from tr11ops.cluster.base import Node
 from tr11ops.detect import clock_skew, node_lost
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.registry import DETECTORS, detect_all
-from tr11ops.snapshot import Snapshot, known
+from tr11ops.observe.snapshot import Snapshot
 
 ONE = ""  # a run has at most one such incident at a time; the ids of jobs, which a restart changes, are not in it
 IDENTITY = {  # what of a finding is its identity
@@ -35,7 +36,7 @@ IDENTITY = {  # what of a finding is its identity
     "nodes-short": ONE,
     "queued-too-long": ONE,
     "chain-end": ONE,
-    "kill-switch-left-on": "nothing for what waits, `still runs` for a job that does not heed it",
+    "kill-switch-left-on": "nothing for queued jobs, `still runs` for a job that does not heed it",
     "switch-unseen": ONE,
     "unfinished-end": ONE,
     "loss-not-finite": ONE,
@@ -63,7 +64,7 @@ IDENTITY = {  # what of a finding is its identity
     "clock-skew": "host, or this machine",
     "namesake": ONE,
 }
-CASES: list[Snapshot] = [row[1] for row in (*test_detectors.TABLE, *test_operation_detectors.TABLE)]
+CASES: list[Snapshot] = [row[1] for row in (*detector_table.TABLE, *operation_table.TABLE)]
 
 
 def identities(given: Snapshot) -> dict[str, set[str]]:
@@ -139,6 +140,6 @@ def test_each_wrong_clock_is_an_incident_of_its_own() -> None:
     assert [finding.identity for finding in found] == [("2",), ("here",), ("1",)]
 
 
-def test_a_name_that_could_not_be_read_is_no_reason_for_one_incident_of_all() -> None:
+def test_an_unreadable_name_does_not_join_all_incidents() -> None:
     unnamed = Finding("slow-node", Severity.WARNING, "a node is slow", identity=("",))
     assert fingerprint("slow-node", unnamed.identity) != fingerprint("slow-node", ())

@@ -11,15 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.tr11ops.detect.test_detectors import TABLE
+from tests.tr11ops.detect.detector_table import TABLE
 from tests.tr11ops.status_cases import snapshot
+from tr11ops.base.observed import Unknown
 from tr11ops.detect import registry
 from tr11ops.detect.registry import DETECTORS, Detector
 from tr11ops.detect.runbooks import page_of
-from tr11ops.snapshot import Snapshot, Unknown
+from tr11ops.observe.snapshot import Snapshot
 
 ROOT = Path(__file__).parents[3]
-AWAY = Unknown("the disk is away")
+AWAY = Unknown("the disk is unreachable")
 NAMES = [detector.NAME for detector in DETECTORS]
 BASES = [row[1] for row in TABLE]
 
@@ -45,9 +46,9 @@ def test_every_detector_has_a_page(name: str) -> None:
     assert (ROOT / "runbooks" / page_of(name)).is_file()
 
 
-def test_a_snapshot_with_everything_blinds_nobody_and_one_with_nothing_everybody() -> None:
-    assert registry.blind(snapshot()) == frozenset()
-    assert registry.blind(hide(snapshot(), *fields_needed())) == frozenset(NAMES)
+def test_everything_blinds_no_detector_and_nothing_blinds_all() -> None:
+    assert registry.unjudged_detectors(snapshot()) == frozenset()
+    assert registry.unjudged_detectors(hide(snapshot(), *fields_needed())) == frozenset(NAMES)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +69,7 @@ def test_a_snapshot_with_everything_blinds_nobody_and_one_with_nothing_everybody
     ],
 )
 def test_who_is_blind(hidden: dict[str, Any], some: set[str], others: set[str]) -> None:
-    found = registry.blind(dataclasses.replace(snapshot(), **hidden))
+    found = registry.unjudged_detectors(dataclasses.replace(snapshot(), **hidden))
     assert some <= found
     assert not others & found
 
@@ -93,22 +94,9 @@ def test_what_cannot_be_seen_makes_no_detector_speak(base: Snapshot, hidden: set
 
 
 # ----------------------------------------------------------------------------- the documentation
-def documented() -> dict[str, list[str]]:
-    """Cells of the tables of docs/detectors.md, by detector."""
-    rows = [line.strip("| ").split(" | ") for line in (ROOT / "docs" / "detectors.md").read_text().splitlines()]
-    return {cells[0]: cells[1:] for cells in rows if len(cells) == 5 and cells[0] != "detector"}
-
-
-def test_the_documentation_lists_exactly_the_registered_detectors() -> None:
-    assert sorted(documented()) == sorted(NAMES)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_documentation_names_severities_and_pages(name: str) -> None:
-    _, bound, severity, page = documented()[name]
-    assert bound
-    assert page == page_of(name)
-    source = (Path(registry.__file__).parent / f"{name.replace('-', '_')}.py").read_text()
-    assert {word for word in ("INFO", "WARNING", "CRITICAL") if f"Severity.{word}" in source} == {
-        word for word in ("INFO", "WARNING", "CRITICAL") if word in severity
-    }
+@pytest.mark.parametrize("detector", DETECTORS, ids=NAMES)
+def test_the_documentation_names_the_severities_and_a_bound(detector: Detector) -> None:
+    assert detector.BOUND
+    source = (Path(registry.__file__).parent / f"{detector.NAME.replace('-', '_')}.py").read_text()
+    used = {word for word in ("INFO", "WARNING", "CRITICAL") if f"Severity.{word}" in source}
+    assert used == {word for word in ("INFO", "WARNING", "CRITICAL") if word in detector.SEVERITIES}

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from tests.tr11ops.detect.training_course import Course, Over, at, findings, later, moved, names, only
 from tests.tr11ops.status_cases import HOUR, NOW, record, snapshot
-from tr11ops.detect import bounds, registry
-from tr11ops.snapshot import Step
-from tr11ops.training import Event, LaunchEnd, Phase
-from tr11ops.verdict import Word, judge
-from trainer.contract import Heartbeat
+from tr11ops.detect import registry
+from tr11ops.observe import bounds
+from tr11ops.observe.snapshot import Step
+from tr11ops.observe.training import LaunchEnd, Phase, TrainingEvent
+from tr11ops.watchdog.verdict import VerdictWord, judge
+from trainer.contract.heartbeat import Heartbeat
 
 
 # ----------------------------------------------------------------------------- clean courses
@@ -61,13 +62,13 @@ def test_all_ranks_stand_still() -> None:
     assert finding.title == "job 1000_1 hangs: no sign of life for 18 min while training (normal: up to 17 min)"
     assert finding.evidence[0] == "all 8 ranks stand together (training, iteration 250): no node stands out"
     verdict = judge(seen, registry.detect_all(seen))
-    assert (verdict.word, verdict.why, verdict.exit_code) == (Word.STALLED, finding.title, 1)
+    assert (verdict.word, verdict.why, verdict.exit_code) == (VerdictWord.STALLED, finding.title, 1)
 
 
-def test_the_ranks_that_the_others_wait_for_are_named_with_their_node() -> None:
+def test_ranks_that_others_wait_for_are_named_with_their_node() -> None:
     course = at(250)
     behind = moved(course, {4, 5, 6, 7}, iteration=249, time=course.clock - 104)
-    # Half of the ranks is no minority: nobody is accused.
+    # Half of the ranks is no minority: no one is accused.
     assert "no node stands out" in only(later(course, HOUR, heartbeats=behind), "hung").evidence[0]
     finding = only(later(course, HOUR, heartbeats=behind[:6]), "hung")
     assert finding.evidence[0] == "2 of 6 ranks are the odd ones out, on n02; the other 4: training, iteration 250"
@@ -128,7 +129,7 @@ def test_a_save_and_a_start_that_are_quick_are_learned_too() -> None:
     assert bounds.first_step_patience(seen) == 5 * first
 
 
-def test_between_two_launches_nobody_hangs() -> None:
+def test_between_two_launches_no_one_hangs() -> None:
     """The workers of the first launch are gone, by the controller's record; those of the next take their time to begin."""
     course = at(250, pace=1.0)
     ended = (LaunchEnd("2001", 1, course.clock + 3.0),)
@@ -144,7 +145,9 @@ def test_between_two_launches_nobody_hangs() -> None:
     alive = later(course, 500, launch_ends=(LaunchEnd("2001", 1, course.clock - 3.0),))
     assert names(alive) == ["hung"], "these are of a later launch"
     gone = dataclasses.replace(seen, jobs=())
-    assert judge(gone, registry.detect_all(gone)).word is Word.DOWN, "without an allocation there is no next launch"
+    assert judge(gone, registry.detect_all(gone)).word is VerdictWord.DOWN, (
+        "without an allocation there is no next launch"
+    )
 
 
 def test_ranks_that_live_and_finish_nothing_stall() -> None:
@@ -158,7 +161,7 @@ def test_ranks_that_live_and_finish_nothing_stall() -> None:
     finding = only(seen, "stalled")
     assert finding.title.startswith("job 1000_1: no iteration after 250 for 18 min, though its ranks show life")
     assert finding.evidence[1] == "8 ranks: 8 in data-wait; last sign of life 1 s ago"
-    assert judge(seen, registry.detect_all(seen)).word is Word.STALLED
+    assert judge(seen, registry.detect_all(seen)).word is VerdictWord.STALLED
 
 
 @pytest.mark.parametrize("phase", ["saving", "evaluating"])
@@ -225,15 +228,17 @@ ANY_PHASE = st.builds(
     repeat=st.integers(1, 12),
     beats_seen=st.lists(ANY_BEAT, max_size=8),
     phases=st.lists(ANY_PHASE, max_size=8),
-    events=st.lists(st.builds(Event, st.sampled_from(["spike", "roll-back", "skipped", "?"]), WHEN), max_size=4),
+    events=st.lists(
+        st.builds(TrainingEvent, st.sampled_from(["spike", "roll-back", "skipped", "?"]), WHEN), max_size=4
+    ),
     log_interval=st.integers(1, 10),
     minutes=st.none() | st.floats(0.01, 1e5),
 )
 def test_no_content_of_the_files_breaks_a_detector(
-    lines: list[Step], repeat: int, beats_seen: list[Heartbeat], phases: list[Phase], events: list[Event],
+    lines: list[Step], repeat: int, beats_seen: list[Heartbeat], phases: list[Phase], events: list[TrainingEvent],
     log_interval: int, minutes: float | None,
 ) -> None:  # fmt: skip
-    """Numbers that are none, clocks that jump, phases that nobody knows: a finding at most, never a traceback."""
+    """Numbers that are none, clocks that jump, phases that no one knows: a finding at most, never a traceback."""
     seen = snapshot(
         steps=tuple(lines * repeat), heartbeats=tuple(beats_seen), phases=tuple(phases), events=tuple(events)
     )

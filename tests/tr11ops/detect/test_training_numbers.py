@@ -11,10 +11,10 @@ import pytest
 from tests.tr11ops.detect.training_course import Course, Over, at, findings, later, moved, names, only
 from tests.tr11ops.status_cases import NOW, beats, record, running, snapshot, steps
 from tr11ops.detect import registry
-from tr11ops.snapshot import Checkpoint, Snapshot, Step
-from tr11ops.training import Event, LogFile, NodeWarning, Phase
-from tr11ops.verdict import Word, judge
-from trainer.contract import StepRecord
+from tr11ops.observe.snapshot import Checkpoint, Snapshot, Step
+from tr11ops.observe.training import LogFile, NodeWarning, Phase, TrainingEvent
+from tr11ops.watchdog.verdict import VerdictWord, judge
+from trainer.contract.logline import StepRecord
 
 
 # ----------------------------------------------------------------------------- slow
@@ -55,7 +55,7 @@ def test_a_single_slow_iteration_is_not_a_slow_training() -> None:
     assert findings(at(700, begin=401, change=slower(699, 0.5)).see()) != [], "two of three are"
 
 
-def test_quick_iterations_are_slow_when_they_were_for_half_a_minute() -> None:
+def test_iterations_are_slow_only_after_half_a_minute() -> None:
     assert findings(at(700, begin=401, pace=1.0, change=slower(688, 0.8)).see()) == []
     finding = only(at(700, begin=401, pace=1.0, change=slower(660, 0.8)).see(), "slow")
     assert finding.evidence[0].startswith("TFLOPs of iterations 671 to 700: 11")
@@ -94,7 +94,7 @@ def test_a_node_that_is_behind_is_named() -> None:
     assert findings(course.see(heartbeats=moved(course, {4}, iteration=690))) == [], "one rank is not a node"
 
 
-def test_a_node_with_a_warning_is_suspected_only_while_the_training_is_slow() -> None:
+def test_a_node_with_a_warning_is_suspected_only_while_slow() -> None:
     warned = (NodeWarning("n02", "throttling", "warning", "GPU 3 runs at 900 MHz"),)
     slow = at(700, begin=401, change=slower(690, 0.8)).see(node_warnings=warned)
     assert only(slow, "slow-node").evidence == ("health check throttling said at the start: GPU 3 runs at 900 MHz",)
@@ -139,7 +139,7 @@ def test_the_spike_of_april_is_announced_two_lines_before() -> None:
     finding = only(seen, "loss-spike")
     assert finding.title == "the loss is 2.3 times its median since iteration 31219"
     assert finding.evidence[0] == "iteration 31219: lm loss 5.098, 2.3 times its median 2.207; grad norm 960.4"
-    assert judge(seen, registry.detect_all(seen)).word is Word.HEALTHY, "it trains"
+    assert judge(seen, registry.detect_all(seen)).word is VerdictWord.HEALTHY, "it trains"
 
 
 def test_a_spike_that_is_over_stays_in_sight_for_a_while() -> None:
@@ -155,7 +155,7 @@ def test_a_spike_that_is_over_stays_in_sight_for_a_while() -> None:
 def test_what_the_trainer_did_about_a_spike_is_quoted() -> None:
     seen = april(31_219)
     back = dataclasses.replace(
-        seen, events=(Event("roll-back", NOW - 10, "1007", {"to": 31200, "skip": "31209-31229"}),)
+        seen, events=(TrainingEvent("roll-back", NOW - 10, "1007", {"to": 31200, "skip": "31209-31229"}),)
     )
     finding = only(back, "loss-spike")
     assert finding.severity.name == "WARNING"
@@ -217,7 +217,7 @@ def test_counters_are_compared_with_the_same_iteration_before(change: Any, part:
     assert "job 2001, iteration 450: consumed samples " in "".join(finding.evidence)
 
 
-def test_a_training_that_begins_anew_although_it_was_saved_is_critical() -> None:
+def test_a_training_that_restarts_although_saved_is_critical() -> None:
     course = Course(restarts=(450,))
 
     def stop(given_course: Course) -> None:
@@ -232,12 +232,12 @@ def test_a_training_that_begins_anew_although_it_was_saved_is_critical() -> None
     assert "the training went back to iteration 1, though global_step400 was there" in finding.title
 
 
-def test_a_resume_from_an_older_checkpoint_is_told_and_a_roll_back_is_not() -> None:
+def test_a_resume_from_an_older_checkpoint_is_told() -> None:
     lines = (*steps(60, last=250, age=2000), *steps(3, last=153, age=10, job_id="1008"))
     newest = dataclasses.replace(snapshot().checkpoints, examined=(Checkpoint(200, True, NOW - 9000, 1, "sizes"),))  # type: ignore[type-var]
     seen = snapshot(steps=lines, checkpoints=newest, heartbeats=beats(iteration=153), logs=())
     assert "went back to iteration 151, though global_step200 was there" in only(seen, "counters-jump").title
-    back = Event("roll-back", lines[60].time - 1.0, "1008", {"to": 150})  # type: ignore[operator]
+    back = TrainingEvent("roll-back", lines[60].time - 1.0, "1008", {"to": 150})  # type: ignore[operator]
     assert "counters-jump" not in names(dataclasses.replace(seen, events=(back,)))
 
 
@@ -282,7 +282,7 @@ def test_checkpoints_that_are_due_by_the_clock() -> None:
     assert only(with_minutes(course, 30.0), "checkpoint-overdue").severity.name == "CRITICAL"
 
 
-def test_minutes_count_from_the_begin_of_a_launch_and_a_save_may_take_its_time() -> None:
+def test_minutes_count_from_the_launch_and_a_save_may_take_long() -> None:
     course = Course(restarts=(390,), hook=lambda _: None)
 
     def stop(given_course: Course) -> None:

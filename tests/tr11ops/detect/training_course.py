@@ -16,9 +16,10 @@ from typing import Any
 from tests.tr11ops.status_cases import NOW, pending, record, running, snapshot
 from tr11ops.detect import registry
 from tr11ops.detect.finding import Finding
-from tr11ops.snapshot import Attempt, Checkpoint, Checkpoints, RunFacts, Snapshot, Step
-from tr11ops.training import Event, LogFile, Phase, TrainingFacts
-from trainer.contract import Heartbeat, StepRecord
+from tr11ops.observe.snapshot import Attempt, Checkpoint, Checkpoints, RunFacts, Snapshot, Step
+from tr11ops.observe.training import LogFile, Phase, TrainingEvent, TrainingFacts
+from trainer.contract.heartbeat import Heartbeat
+from trainer.contract.logline import StepRecord
 
 Change = Callable[[StepRecord], StepRecord]
 WARM_UP_SAMPLES, DECAY_SAMPLES, LARGEST_RATE = 8_000, 400_000, 6e-5
@@ -57,7 +58,7 @@ class Course:
     steps: list[Step] = field(default_factory=list)
     phases: list[Phase] = field(default_factory=list)
     saved: list[tuple[int, float]] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
+    events: list[TrainingEvent] = field(default_factory=list)
     started: float = NOW
     beat_time: float = NOW
     logged: float = NOW

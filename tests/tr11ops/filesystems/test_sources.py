@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from tr11ops.filesystems import df, du, idrquota, lfs, quota
 from tr11ops.filesystems.look import SOURCES
-from tr11ops.filesystems.reading import Output, SourceError
-from tr11ops.runcard_watching import FilesystemSection
+from tr11ops.filesystems.reading import CommandOutput, SourceError
+from tr11ops.runcard.watching import FilesystemSection
 
 DATA = Path(__file__).parents[2] / "data" / "filesystems"
 
 
-def output(name: str, status: int = 0, error: str = "") -> Output:
-    return Output((DATA / name).read_text(), status, error)
+def output(name: str, status: int = 0, error: str = "") -> CommandOutput:
+    return CommandOutput((DATA / name).read_text(), status, error)
 
 
 def test_idrquota_tells_two_shares() -> None:
@@ -31,7 +31,7 @@ def test_idrquota_tells_two_shares() -> None:
 @pytest.mark.parametrize("text", ["WORK (86.2%)", "a (1.0%) b (2.0%) c (3.0%)", "", "no figure", "(86.2%)(68.7%)"])
 def test_idrquota_with_other_than_two_figures_is_unknown(text: str) -> None:
     with pytest.raises(SourceError):
-        idrquota.parse([Output(text)])
+        idrquota.parse([CommandOutput(text)])
 
 
 def test_lfs_of_a_group() -> None:
@@ -69,8 +69,10 @@ def test_quota_in_units() -> None:
     assert (reading.inodes_used, reading.inodes_limit) == (40000, 35000)
 
 
-@pytest.mark.parametrize("found", [output("quota-none.txt"), Output("", 1, "quota: no such user"), Output("")])
-def test_quota_without_a_row_is_unknown(found: Output) -> None:
+@pytest.mark.parametrize(
+    "found", [output("quota-none.txt"), CommandOutput("", 1, "quota: no such user"), CommandOutput("")]
+)
+def test_quota_without_a_row_is_unknown(found: CommandOutput) -> None:
     with pytest.raises(SourceError):
         quota.parse([found])
 
@@ -86,11 +88,11 @@ def test_df_counts_what_can_still_be_written() -> None:
 
 
 def test_df_agrees_with_the_kernel(tmp_path: Path) -> None:
-    """Not what we parsed from somebody's text, but what the C library says of the same disk."""
+    """Not what we parsed from someone's text, but what the C library says of the same disk."""
     import subprocess
 
     section = FilesystemSection(name="x", source="df", path=str(tmp_path))
-    outputs = [Output(subprocess.check_output(command, text=True)) for command in df.commands(section)]
+    outputs = [CommandOutput(subprocess.check_output(command, text=True)) for command in df.commands(section)]
     usage = shutil.disk_usage(tmp_path)
     reading = df.parse(outputs)
     assert reading.bytes_free == pytest.approx(usage.free, rel=0.05) and reading.bytes_used == pytest.approx(
@@ -105,7 +107,7 @@ def test_du_tolerates_closed_folders_and_says_so() -> None:
     assert "more than it says" in reading.notes[0]
     assert du.parse([output("du-bytes.txt")]).notes == ()
     with pytest.raises(SourceError, match="Permission denied"):
-        du.parse([Output("", 1, error)])
+        du.parse([CommandOutput("", 1, error)])
 
 
 def test_du_counts_inodes_only_against_a_limit() -> None:
@@ -129,7 +131,7 @@ def test_what_needs_a_path_says_so() -> None:
 )
 def test_no_output_is_worse_than_unknown(name: str, texts: Sequence[str]) -> None:
     try:
-        reading = SOURCES[name].parse([Output(text) for text in texts])
+        reading = SOURCES[name].parse([CommandOutput(text) for text in texts])
     except SourceError as error:
         assert "\n" not in str(error)
     else:

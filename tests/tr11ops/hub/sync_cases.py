@@ -8,15 +8,15 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tests.hub_server.server import HubServer
 from tr11ops.hub.base import Repository
 from tr11ops.hub.client import Hub
 from tr11ops.hub.sync import sync_once
 from tr11ops.hub.sync_files import RunningDigests
-from tr11ops.hub.sync_round import Outcome, Setting
+from tr11ops.hub.sync_round import SyncOutcome, SyncSettings
 from tr11ops.hub.whole_records import masked_crc
-from tr11ops.rundir import RunDirectory
-from trainer.contract import RunPaths
+from tr11ops.rundir.paths import RunDirectory
+from tr11ops.twin.hub.server import HubServer
+from trainer.contract.paths import RunPaths
 
 REPOSITORY = "bot/logs"
 LOG = "logs/main/main_log.txt"
@@ -48,8 +48,8 @@ class Mirror:
         return RunDirectory(RunPaths(self.root, "run", "main"), self.root / "kill-switch")
 
     @property
-    def setting(self) -> Setting:
-        return Setting(
+    def setting(self) -> SyncSettings:
+        return SyncSettings(
             hub=self.hub,
             repository=Repository(REPOSITORY),
             directory=self.directory,
@@ -80,7 +80,7 @@ class Mirror:
         moment = int((self.now - ago) * 1e9)
         os.utime(self.path(name), ns=(moment, moment))
 
-    def sync(self, rebuild: bool = False, anew: bool = True) -> Outcome:
+    def sync(self, rebuild: bool = False, anew: bool = True) -> SyncOutcome:
         """A round; `anew` is a fresh process, which has hashed nothing yet."""
         return sync_once(self.setting, RunningDigests() if anew else self.running, rebuild)
 

@@ -16,18 +16,18 @@ import huggingface_hub.lfs  # noqa: F401  what a round would import
 import tr11ops.hub.committing
 import tr11ops.hub.failures  # noqa: F401
 from tests.tr11ops.hub.sync_cases import PATTERNS, REPOSITORY
-from tr11ops.hub.base import Patience, Repository
+from tr11ops.hub.base import Repository, hub_retries
 from tr11ops.hub.client import Hub
 from tr11ops.hub.credentials import find_credentials
 from tr11ops.hub.sync import Busy, sync_once
-from tr11ops.hub.sync_round import Setting
-from tr11ops.rundir import RunDirectory
-from trainer.contract import RunPaths
+from tr11ops.hub.sync_round import SyncSettings
+from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.paths import RunPaths
 
 
 def one_round(root: Path, url: str) -> None:
-    setting = Setting(
-        hub=Hub(url, find_credentials(None, os.environ), Patience(5.0)),
+    setting = SyncSettings(
+        hub=Hub(url, find_credentials(None, os.environ), hub_retries(5.0)),
         repository=Repository(REPOSITORY),
         directory=RunDirectory(RunPaths(root, "run", "main"), root / "kill-switch"),
         patterns=PATTERNS,

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.hub_server.state import DEFAULT_ATTRIBUTES
 from tr11ops.hub.attributes import RULE, is_lfs, mended, parse, pattern_of
+from tr11ops.twin.hub.state import DEFAULT_ATTRIBUTES
 
 PATTERNS = [
     "*.txt", "**.txt", "*.bin", "*tfevents*", "logs/*.txt", "/logs/main/*", "logs/**", "**/main/*.txt", "logs/**/a.txt", "a?txt",
@@ -52,7 +52,7 @@ def test_git_judges_alike(git, lines):
     st.lists(st.tuples(st.sampled_from(PATTERNS), st.sampled_from(SETTINGS)), max_size=4),
     st.lists(st.sampled_from(PATHS), min_size=1, max_size=4),
 )
-def test_after_mending_every_path_is_large_for_git_and_nothing_is_lost(git, lines, paths):
+def test_after_repair_every_path_is_large_and_nothing_is_lost(git, lines, paths):
     text = "\n".join(f"{pattern} {setting}" for pattern, setting in lines)
     after = mended(text, paths)
     assert after.startswith(text) and all(git(after, paths)) and mended(after, paths) == after

@@ -16,26 +16,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.hub_server.faults import Window
-from tests.hub_server.server import HubServer
+from tr11ops.base.redact import one_line, redact
+from tr11ops.base.retry_after import wait_of
 from tr11ops.hub.address import endpoint_of
 from tr11ops.hub.base import (
     Add,
-    Copy,
     Delete,
-    Entry,
-    HubAway,
     HubConflict,
+    HubCopy,
+    HubFile,
     HubMissing,
-    HubRefused,
-    Patience,
+    HubPermanentError,
+    HubUnavailable,
     Repository,
+    hub_retries,
 )
 from tr11ops.hub.client import Hub
-from tr11ops.hub.content import FileView, SourceChanged
+from tr11ops.hub.content import FileChanged, FileView
 from tr11ops.hub.credentials import Credentials, CredentialsError, Secret, find_credentials, read_credentials
-from tr11ops.redact import one_line, redact
-from tr11ops.retry_after import wait_of
+from tr11ops.twin.hub.faults import Window
+from tr11ops.twin.hub.server import HubServer
 
 LOGS = Repository("science/logs")
 LARGE = os.urandom(64) + b"\0" * 3000
@@ -85,7 +85,7 @@ def test_a_commit_holds_everything_and_is_read_back(
     assert hub_server.history(logs.name)[-1].title == "new data"
 
     tree = hub.list_tree(logs)
-    assert tree["w.bin"] == Entry(len(LARGE), tree["w.bin"].oid, hashlib.sha256(LARGE).hexdigest())
+    assert tree["w.bin"] == HubFile(len(LARGE), tree["w.bin"].oid, hashlib.sha256(LARGE).hexdigest())
     assert set(tree) == set(files) and tree["logs/a b#?.txt"].sha256 is None
     assert hub.list_tree(logs, folder="logs") == {"logs/a b#?.txt": tree["logs/a b#?.txt"]}
     assert hub.list_tree(logs, folder="nothing") == {}
@@ -98,7 +98,7 @@ def test_a_commit_holds_everything_and_is_read_back(
     with pytest.raises(HubMissing, match=r"no\.txt of science/logs: .* answers 404"):
         hub.read(logs, "no.txt")
 
-    hub.commit(logs, [Delete("empty.txt"), Copy("copy.bin", "w.bin")], "tidy")
+    hub.commit(logs, [Delete("empty.txt"), HubCopy("copy.bin", "w.bin")], "tidy")
     files = hub_server.files(logs.name)
     assert "empty.txt" not in files and files["copy.bin"] == LARGE
     assert hub.commit(logs, [Add("w.bin", LARGE)], "nothing new") == hub_server.history(logs.name)[-1].id
@@ -137,7 +137,7 @@ def test_what_may_pass_is_tried_again(
 ) -> None:
     hub_server.fail(kind, status, times=2, headers={"Retry-After": "40"})
     hub.commit(logs, [Add("w.bin", LARGE)], "one")
-    # what was asked for, and nobody below slept on its own; an object whose check failed is there at the second try
+    # what was asked for, and no one below slept on its own; an object whose check failed is there at the second try
     assert hub_waits == [40.0] * (1 if kind == "lfs-verify" else 2)
     assert [commit.title for commit in hub_server.history(logs.name)] == ["initial commit", "one"]
     assert hub_server.bytes_sent() == len(LARGE) * (3 if kind == "lfs-put" else 1)  # what arrived is not sent again
@@ -194,12 +194,12 @@ def test_an_answer_that_is_not_a_hubs_may_be_another_later(
     try:
         hub.commit(logs, [Add("w.bin", LARGE)], "one")
         hub.list_tree(logs)
-    except HubRefused:  # where the library says that it is malformed
+    except HubPermanentError:  # where the library says that it is malformed
         hub.commit(logs, [Add("w.bin", LARGE)], "one")
     assert len(hub_server.history(logs.name)) == 2 and hub.read(logs, "w.bin") == LARGE
 
 
-def test_patience_begins_anew_where_a_long_upload_got_on(hub_server: HubServer, hub_waits: list[float]) -> None:
+def test_patience_begins_again_where_a_long_upload_got_on(hub_server: HubServer, hub_waits: list[float]) -> None:
     """Four failures, each after ten minutes of sending, with a patience of one minute."""
     hub_server.create(LOGS.name)
     now = [0.0]
@@ -211,7 +211,9 @@ def test_patience_begins_anew_where_a_long_upload_got_on(hub_server: HubServer, 
     def hours() -> None:
         now[0] += 600.0
 
-    hub = Hub(hub_server.url, Credentials(Secret(hub_server.token)), Patience(60.0, sleep, lambda: now[0], lambda: 0.5))
+    hub = Hub(
+        hub_server.url, Credentials(Secret(hub_server.token)), hub_retries(60.0, sleep, lambda: now[0], lambda: 0.5)
+    )
     hub_server.on("info", hours)  # a first try asks for this, later ones for the next
     hub_server.on("commits", hours, times=3)
     hub_server.fail("commit", times=4)
@@ -236,7 +238,7 @@ def test_an_answer_larger_than_any_is_not_read_to_its_end(
     hub_server.create(LOGS.name)
     monkeypatch.setattr("tr11ops.hub.transport.LARGEST_ANSWER_BYTES", 1 << 20)
     hub_server.garble("info", body="[" * (3 << 20))
-    with pytest.raises(HubRefused, match="answers with more than 1 MiB"):
+    with pytest.raises(HubPermanentError, match="answers with more than 1 MiB"):
         make_hub().head(LOGS)
 
 
@@ -244,12 +246,12 @@ def test_patience_ends(hub_server: HubServer, make_hub: Callable[..., Hub], hub_
     hub_server.create(LOGS.name)
     hub = make_hub(seconds=100.0)
     hub_server.is_down = True
-    with pytest.raises(HubAway, match=r"^science/logs: 127\.0\.0\.1 gives no answer \(.*\)$"):
+    with pytest.raises(HubUnavailable, match=r"^science/logs: 127\.0\.0\.1 gives no answer \(.*\)$"):
         hub.head(LOGS)
     assert hub_waits == [1, 2, 4, 8, 16, 32]  # the next would be past the end
     hub_server.mend()
     hub_server.fail("info", 429, headers={"RateLimit": '"api";r=0;t=2000', "Retry-After": "12"})
-    with pytest.raises(HubAway, match=r"answers 429, and asks for 33 min .*: not waited for") as away:
+    with pytest.raises(HubUnavailable, match=r"answers 429, and asks for 33 min .*: not waited for") as away:
         hub.head(LOGS)
     assert away.value.wait == 2000.0 and len(hub_waits) == 6  # a wait past the end is not begun
     assert hub.head(LOGS)
@@ -284,7 +286,7 @@ def test_what_will_not_pass_is_one_line_with_the_cure(
     hub: Hub, hub_server: HubServer, hub_waits: list[float], logs: Repository, status: int, words: str
 ) -> None:
     hub_server.fail("commit", status, text=f"no:\nbad token {hub_server.token}\x1b[31m at https://u:p@host/x?sig=1")
-    with pytest.raises(HubRefused) as refused:
+    with pytest.raises(HubPermanentError) as refused:
         hub.commit(logs, [Add("b.txt", b"text")], "one")
     text = str(refused.value)
     assert (
@@ -299,17 +301,17 @@ def test_the_wrong_token_and_none(
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_of_somebody_else_entirely")
     hub_server.create(LOGS.name)
-    with pytest.raises(HubRefused, match="the token of the test is not valid") as refused:
+    with pytest.raises(HubPermanentError, match="the token of the test is not valid") as refused:
         make_hub("hf_wrong_wrong").ensure_repository(LOGS)
     assert "hf_wrong_wrong" not in str(refused.value)
-    with pytest.raises(HubRefused, match=r"401: no token; name hub\.credentials_file, set HF_TOKEN"):
+    with pytest.raises(HubPermanentError, match=r"401: no token; name hub\.credentials_file, set HF_TOKEN"):
         make_hub(None).head(LOGS)
     assert {seen.authorization for seen in hub_server.requests} == {"Bearer hf_wrong_wrong", None}
     reader = make_hub(hub_server.read_token)
     assert reader.head(LOGS)
-    with pytest.raises(HubRefused, match="403: the token of the test has no permission for this"):
+    with pytest.raises(HubPermanentError, match="403: the token of the test has no permission for this"):
         reader.commit(LOGS, [Add("b.txt", b"text")], "one")
-    with pytest.raises(HubRefused, match="403"):
+    with pytest.raises(HubPermanentError, match="403"):
         make_hub().ensure_repository(Repository("elsewhere/logs"))
     hub_server.create("science/open", private=False)
     assert make_hub(None).head(Repository("science/open"))
@@ -323,10 +325,10 @@ def test_a_regular_file_may_not_be_large(hub: Hub, hub_server: HubServer, logs: 
         hub_server.put(logs.name, "other.txt", b"x" * (11 << 20))
 
 
-def test_somebody_else_commits_meanwhile(hub: Hub, hub_server: HubServer, logs: Repository) -> None:
+def test_someone_else_commits_meanwhile(hub: Hub, hub_server: HubServer, logs: Repository) -> None:
     old = hub.head(logs)
     hub_server.put(logs.name, "README.md", b"by hand")
-    with pytest.raises(HubConflict, match="somebody else has committed meanwhile"):
+    with pytest.raises(HubConflict, match="someone else has committed meanwhile"):
         hub.commit(logs, [Add("b.txt", b"text")], "one", parent=old)
     hub_server.on("commit", lambda: hub_server.put(logs.name, "README.md", b"again") and None)
     hub.commit(logs, [Add("b.txt", b"text")], "one")
@@ -343,14 +345,14 @@ def test_a_file_that_shrinks_stops_the_commit(
     path = tmp_path / "x.bin"
     path.write_bytes(LARGE)
     hub_server.on("lfs-batch", lambda: os.truncate(path, 10))
-    with pytest.raises(SourceChanged, match=r"x\.bin: became shorter"):
+    with pytest.raises(FileChanged, match=r"x\.bin: became shorter"):
         hub.commit(logs, [Add("x.bin", path)], "one")
     assert len(hub_server.history(logs.name)) == 1
-    with pytest.raises(SourceChanged):
+    with pytest.raises(FileChanged):
         hub.commit(logs, [Add("x.bin", path, 11)], "one")
 
 
-def test_a_large_object_that_the_storage_refuses_is_asked_for_anew(
+def test_a_large_object_that_storage_refuses_is_asked_for_again(
     hub: Hub, hub_server: HubServer, logs: Repository, hub_waits: list[float]
 ) -> None:
     hub_server.fail("lfs-put", 403, text="Request has expired")
@@ -380,7 +382,7 @@ def test_the_library_shows_no_bars(
 
 def test_offline_by_wish(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(HubRefused, match="HF_HUB_OFFLINE is set"):
+    with pytest.raises(HubPermanentError, match="HF_HUB_OFFLINE is set"):
         hub.head(LOGS)
 
 
@@ -411,7 +413,7 @@ def test_no_secret_leaves_by_any_way(
                 try:
                     hub.commit(logs, [Add(f"{kind}{status}.bin", LARGE + f"{kind}{status}".encode())], "one")
                     hub.read(logs, f"{kind}{status}.bin")
-                except (HubRefused, HubAway) as error:
+                except (HubPermanentError, HubUnavailable) as error:
                     texts += [str(error), repr(error), "".join(traceback.format_exception(error))]
                 hub_server.mend()
     finally:

@@ -33,9 +33,9 @@ from huggingface_hub.utils._http import default_client_factory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.hub_server.faults import Window
-from tests.hub_server.server import HubServer
-from tests.hub_server.state import DEFAULT_ATTRIBUTES, git_blob, is_large_by_rule
+from tr11ops.twin.hub.faults import Window
+from tr11ops.twin.hub.server import HubServer
+from tr11ops.twin.hub.state import DEFAULT_ATTRIBUTES, git_blob, is_large_by_rule
 
 NAME = "science/data"
 
@@ -207,7 +207,9 @@ def test_commits_at_once_are_one_after_another(api: HfApi, hub_server: HubServer
 @settings(max_examples=10, deadline=None)
 @given(st.binary(max_size=100))
 def test_blobs_are_named_as_git_names_them(content: bytes) -> None:
-    said = subprocess.run(["git", "hash-object", "--stdin"], input=content, capture_output=True, check=True, timeout=60)
+    said = subprocess.run(
+        ["git", "hash-object", "--stdin"], input=content, capture_output=True, check=True, timeout=300
+    )
     assert git_blob(content) == said.stdout.decode().strip()
     assert hashlib.sha1(b"").hexdigest() != git_blob(b"")
 
@@ -221,6 +223,6 @@ def test_attributes_are_read_as_git_reads_them(tmp_path: Path) -> None:
     ]  # fmt: skip
     (tmp_path / ".gitattributes").write_text(attributes)
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True, timeout=60)
-    said = subprocess.run(["git", "-C", str(tmp_path), "check-attr", "filter", "--", *paths], capture_output=True, text=True, check=True, timeout=60)  # fmt: skip
+    said = subprocess.run(["git", "-C", str(tmp_path), "check-attr", "filter", "--", *paths], capture_output=True, text=True, check=True, timeout=300)  # fmt: skip
     by_git = {path for path in paths if f"{path}: filter: lfs" in said.stdout.splitlines()}
     assert {path for path in paths if is_large_by_rule(attributes, path)} == by_git and 8 < len(by_git) < len(paths)

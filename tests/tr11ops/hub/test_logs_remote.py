@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from tests.hub_server.server import HubServer
-from tests.tr11ops.hub.test_published import published
 from tests.tr11ops.logs.hub_server import Hub as SmallHub
 from tests.tr11ops.logs.hub_server import serving
 from tests.tr11ops.logs.log_cases import log_of
+from tests.tr11ops.status.publishing import published
 from tests.tr11ops.status_cases import NOW, snapshot
 from tr11ops.cli.main import execute
-from tr11ops.hub.base import Add, Repository
+from tr11ops.hub.asking import ask, remote_retries
+from tr11ops.hub.base import Add, HubPermanentError, HubUnavailable, Repository
 from tr11ops.hub.client import Hub
-from tr11ops.logs.asking import Patience, RemoteAway, RemoteRefused, ask
-from tr11ops.logs.remote import RemoteFollower, RemoteLog
+from tr11ops.hub.remote_log import RemoteFollower, RemoteLog
+from tr11ops.logs.line_filter import LineQuery
 from tr11ops.logs.show import Query
-from tr11ops.logs.sieve import Wanted
+from tr11ops.twin.hub.server import HubServer
 
 NAME = "bot/tr11-logs"
 LOG = "logs/main/main_log.txt"
@@ -150,7 +150,7 @@ def test_a_hub_that_stays_away(tr11: Type, repository: HubServer, command: str) 
 
 def test_a_hub_that_is_silent_is_given_up(repository: HubServer) -> None:
     silent = repository.hang("info", times=9)
-    with pytest.raises(RemoteAway, match="no answer"):
+    with pytest.raises(HubUnavailable, match="no answer"):
         ask(f"{repository.url}/api/models/{NAME}", repository.token, lambda *_: None, timeout=0.2)
     silent.release()
 
@@ -164,12 +164,12 @@ def test_a_limit_of_requests_is_honoured(tr11: Type, repository: HubServer, monk
 
 
 # ----------------------------------------------------------------------------- following
-def test_following_gets_the_new_bytes_alone_and_sees_a_log_written_anew(repository: HubServer, hub: Hub) -> None:
+def test_following_gets_new_bytes_and_sees_a_rewritten_log(repository: HubServer, hub: Hub) -> None:
     said: list[str] = []
     log = RemoteLog(
-        f"{repository.url}/{NAME}/resolve/main/{LOG}", repository.token, Patience(lambda _: None, said.append)
+        f"{repository.url}/{NAME}/resolve/main/{LOG}", repository.token, remote_retries(lambda _: None, said.append)
     )
-    follower = RemoteFollower(log, Query(Wanted(), lines=1), said.append)
+    follower = RemoteFollower(log, Query(LineQuery(), lines=1), said.append)
     assert len(list(follower.begin())) == 1
     send(hub, log_of(range(31000, 31223)))
     repository.forget_requests()
@@ -179,7 +179,7 @@ def test_following_gets_the_new_bytes_alone_and_sees_a_log_written_anew(reposito
     ]
     assert len(repository.requests) == 2 and max(sizes) >= 256  # one question, redirected; a few known bytes before
     send(hub, b"shorter now\n")
-    assert list(follower.more()) == ["shorter now"] and said == ["the remote log was written anew: its end again"]
+    assert list(follower.more()) == ["shorter now"] and said == ["the remote log was written again: its end again"]
 
 
 def test_a_redirect_at_the_hub_itself_keeps_the_token() -> None:
@@ -197,5 +197,5 @@ def test_a_redirect_to_a_file_is_not_followed(tmp_path: Path) -> None:
         (tmp_path / "secret").write_text("x")
         for place in (f"file://{tmp_path}/secret", "ftp://127.0.0.1/x"):
             first.redirects = {"/here": place}
-            with pytest.raises(RemoteRefused):
+            with pytest.raises(HubPermanentError):
                 ask(f"{first.url}/here", "hf_x", lambda stream, status, headers: stream.read())

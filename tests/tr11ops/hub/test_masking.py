@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tr11ops.hub.sync_cases import EVENTS, LOG, REPOSITORY, Mirror, record
-from tr11ops.evidence_operation import read_copy
-from tr11ops.hub.base import HubRefused
-from tr11ops.hub.masking import KEY_LINES, Masks, Search
+from tr11ops.hub.base import HubPermanentError
+from tr11ops.hub.masking import KEY_LINES, Masks, MaskSearch
 from tr11ops.hub.sync import preview
 from tr11ops.hub.sync_round import PublicRepository
 from tr11ops.hub.sync_state import read_found, write_confirmed, write_revoked
 from tr11ops.hub.whole_records import whole_events
-from tr11ops.journal import read_journal
-from tr11ops.operation import CopyStatus
+from tr11ops.observe.operation import CopyStatus
+from tr11ops.observe.operation_files import read_copy
+from tr11ops.rundir.journal import read_journal
 
 HF = b"hf_" + b"AbCdEfGhIj0123456789" + b"KlMnOpQrStUvWx"
 AWS = b"wJalrXUtnFEMI/K7MDENG" + b"/bPxRfiCYEXAMPLEKEY"
@@ -60,7 +60,7 @@ HARMLESS = [
 
 def masked(data: bytes, end: int | None = None, is_events: bool = False) -> bytes:
     end = len(data) if end is None else end
-    masks = Search(is_events).until(lambda offset, length: data[offset : offset + length], end)
+    masks = MaskSearch(is_events).until(lambda offset, length: data[offset : offset + length], end)
     return Masks(masks).over(data[:end], 0)
 
 
@@ -79,7 +79,7 @@ def test_what_is_no_secret_stays(line):
 
 
 @pytest.mark.parametrize("prefix", [b"", b"[2022-05-01 12:00:00] 3: ", b"    "])
-def test_a_private_key_of_many_lines_is_masked_with_what_others_write_between(prefix):
+def test_a_private_key_is_masked_with_lines_of_others_between(prefix):
     step = HARMLESS[0]
     lines = [prefix + line for line in PEM.split(b"\n")]
     shown = masked(b"\n".join([*lines[:5], step, *lines[5:], step, b"the end"]) + b"\n")
@@ -92,12 +92,12 @@ def test_a_private_key_on_one_line_is_masked():
     assert not any(line in shown for line in BODY) and b"kept" in shown
 
 
-def test_the_beginning_of_a_key_without_an_end_masks_no_log_for_ever():
+def test_a_key_without_an_end_does_not_mask_a_log_for_ever():
     lines = [PEM.split(b"\n")[0], *[b"averyveryverylongword"] * (KEY_LINES + 5)]
     assert masked(b"\n".join(lines) + b"\n").count(b"averyveryverylongword") == 5
 
 
-def test_a_secret_in_an_event_is_masked_and_the_record_stays_whole():
+def test_a_secret_in_an_event_is_masked_and_the_record_whole():
     data = record(b"one") + record(b"text " + HF + b" text") + record(b"three")
     shown = masked(data, is_events=True)
     assert HF not in shown and shown[: len(record(b"one"))] == record(b"one") and shown.endswith(record(b"three"))
@@ -114,7 +114,7 @@ def test_the_masks_of_a_beginning_depend_on_it_alone(pieces, ends, block):
     """However a file was looked at before, and in whatever blocks where the lines are shorter than these."""
     data = b"".join(pieces)
     read = lambda offset, length: data[offset : offset + length]  # noqa: E731
-    search = Search(is_events=False)
+    search = MaskSearch(is_events=False)
     for end in sorted(min(end, len(data)) for end in ends):
         assert Masks(search.until(read, end)).over(data[:end], 0) == masked(data, end)
         whole = data.rfind(b"\n", 0, end) + 1
@@ -122,7 +122,7 @@ def test_the_masks_of_a_beginning_depend_on_it_alone(pieces, ends, block):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("tr11ops.hub.masking.BLOCK_BYTES", max(block, *(len(piece) + 1 for piece in (b"", *pieces))))
         if b"\n" in data[:block] and HF not in pieces:
-            assert masked(data) == Masks(Search(is_events=False).until(read, len(data))).over(data, 0)
+            assert masked(data) == Masks(MaskSearch(is_events=False).until(read, len(data))).over(data, 0)
 
 
 # ----------------------------------------------------------------------------- rounds
@@ -171,7 +171,7 @@ def test_a_key_that_is_cut_by_a_round_leaks_no_half(mirror, anew):
 
 
 @pytest.mark.parametrize("anew", [True, False])
-def test_an_unfinished_line_that_becomes_a_secret_is_no_other_file(mirror, anew):
+def test_an_unfinished_line_turned_secret_keeps_its_file(mirror, anew):
     mirror.write(LOG, b"one\nkey AKIA" + b"IOSF")
     mirror.now += 1000
     mirror.sync(anew=anew)
@@ -189,7 +189,7 @@ def test_events_with_a_secret_are_sent_whole_and_masked(mirror):
     assert mirror.there() == {EVENTS: record(b"one") + record(b"*" * len(HF)) + record(b"two")}
 
 
-def test_what_an_older_version_sent_unmasked_is_masked_and_it_is_said(mirror):
+def test_what_an_older_version_sent_unmasked_is_masked_and_said(mirror):
     mirror.server.create(REPOSITORY)
     mirror.write(LOG, b"one " + HF + b"\n")
     mirror.server.put(REPOSITORY, LOG, mirror.path(LOG).read_bytes())
@@ -200,7 +200,7 @@ def test_what_an_older_version_sent_unmasked_is_masked_and_it_is_said(mirror):
     assert not mirror.sync(rebuild=True).sends
 
 
-def test_a_secret_is_told_once_for_each_file_and_kind_and_never_shown(mirror):
+def test_a_secret_is_told_once_for_each_file_and_never_shown(mirror):
     mirror.write(LOG, b"one\n" + HF + b"\n" + HF + b"\n")
     outcome = mirror.sync()
     assert [(found.path, found.kind, found.line) for found in outcome.found] == [(LOG, "Hugging Face token", 2)]
@@ -223,7 +223,7 @@ def test_a_secret_is_told_once_for_each_file_and_kind_and_never_shown(mirror):
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_a_secret_of_a_round_that_fails_after_its_commit_is_on_record(mirror, is_first):
+def test_a_secret_of_a_round_that_fails_late_is_recorded(mirror, is_first):
     mirror.write(LOG, b"one\n")
     if not is_first:
         mirror.sync()
@@ -232,11 +232,11 @@ def test_a_secret_of_a_round_that_fails_after_its_commit_is_on_record(mirror, is
 
     def refuse(repository, names, **more):
         if LOG in names:
-            raise HubRefused("the token was withdrawn")
+            raise HubPermanentError("the token was withdrawn")
         return look(repository, names, **more)
 
     mirror.hub.look = refuse
-    with pytest.raises(HubRefused):
+    with pytest.raises(HubPermanentError):
         mirror.sync()
     mirror.hub.look = look
     copy = read_copy(mirror.directory.paths.state / "sync" / "status.json")
@@ -265,7 +265,7 @@ def test_what_is_revoked_during_a_round_stays_revoked(mirror):
 
 
 # ----------------------------------------------------------------------------- a public repository
-def test_a_public_repository_gets_nothing_until_a_person_said_so(mirror):
+def test_a_public_repository_gets_nothing_without_consent(mirror):
     mirror.server.create(REPOSITORY, private=False)
     mirror.write(LOG, b"one\n")
     with pytest.raises(PublicRepository, match="tr11 sync --public"):

@@ -15,16 +15,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from tests.tr11ops.report.past import BEGIN
-from tests.tr11ops.report.past import Past as WrittenPast
+from tests.tr11ops.goodput.past import BEGIN
+from tests.tr11ops.goodput.past import Past as WrittenPast
 from tests.tr11ops.status_cases import HOUR
-from tr11ops.hub.model_card import Architecture, Dataset, Hardware, ModelFacts, Past, escape, identity_in, model_card
-from tr11ops.hub.model_facts import Losses, datasets_of, model_facts, past_until, read_losses
-from tr11ops.report.goodput import account
-from tr11ops.report.history import read_history
-from tr11ops.runcard import RunCard, load_card
-from tr11ops.snapshot import Unknown
-from trainer.contract import Manifest
+from tr11ops.base.observed import Unknown
+from tr11ops.goodput.account import account
+from tr11ops.goodput.history import read_history
+from tr11ops.goodput.until_checkpoint import past_until
+from tr11ops.hub.model_card import (
+    Architecture,
+    Dataset,
+    Hardware,
+    ModelFacts,
+    TrainingHistory,
+    escape,
+    identity_in,
+    model_card,
+)
+from tr11ops.hub.model_facts import Losses, datasets_of, model_facts, read_losses
+from tr11ops.runcard.card import RunCard, load_card
+from trainer.contract.manifest import Manifest
 
 BLOOM = ModelFacts(
     name="tr11-176B-ml",
@@ -37,7 +47,7 @@ BLOOM = ModelFacts(
     datasets=(Dataset("en_text_document", 0.3), Dataset("fr_text_document", 0.7)),
     hyperparameters=(("optimizer", "adamw"), ("learning rate", "6e-05")),
     hardware=Hardware(48, 384, 4, 12, 8),
-    past=Past(1_646_956_800.0, 1_656_000_000.0, 0.93, 120_000.5, 40, 12),
+    past=TrainingHistory(1_646_956_800.0, 1_656_000_000.0, 0.93, 120_000.5, 40, 12),
     train_loss=1.9876,
     validation_losses=(("valid_en", 94000, 2.1), ("valid_fr", 94000, 1.9)),
     repository="science/bloom",
@@ -49,7 +59,7 @@ BLOOM = ModelFacts(
     version="0.1.0",
 )
 UNKNOWNS = replace(
-    BLOOM, total_steps=None, datasets=None, past=Past(), train_loss=None, validation_losses=(), license=None, languages=(),
+    BLOOM, total_steps=None, datasets=None, past=TrainingHistory(), train_loss=None, validation_losses=(), license=None, languages=(),
     hardware=Hardware(4, 0, 1, 1, 4),
 )  # fmt: skip
 
@@ -158,7 +168,7 @@ def _manifest(card: RunCard, step: int = 100, created: float = 5 * HOUR) -> Mani
 
 def test_the_facts_of_a_run(card: RunCard, tmp_path: Path) -> None:
     facts = model_facts(
-        card, _manifest(card), Losses(2.0, {"b": (90, 2.2), "a": (100, 2.1)}), Past(), "a/b", "main", "0"
+        card, _manifest(card), Losses(2.0, {"b": (90, 2.2), "a": (100, 2.1)}), TrainingHistory(), "a/b", "main", "0"
     )
     assert facts.architecture.parameters > 128 * 4096 and facts.datasets == (Dataset("corpus_text_document", None),)
     assert facts.validation_losses == (("a", 100, 2.1), ("b", 90, 2.2)) and facts.hardware.data == 2
@@ -227,6 +237,8 @@ def test_the_past_of_a_run_is_what_goodput_says_until_the_save(card: RunCard, tm
     past = past_until(seen, goodput, _manifest(card, 20, BEGIN + 1310))
     assert past.attempts == 1 and past.faults == 0 and past.begun == BEGIN + 1000 and past.saved == BEGIN + 1310
     assert past.node_hours == pytest.approx(2 * 310 / 3600) and past.goodput == pytest.approx(200 / 310)
-    assert past_until(seen, goodput, _manifest(card, created=BEGIN + 500)) == Past(saved=BEGIN + 500)
-    assert past_until(None, None, _manifest(card)) == Past(saved=5 * HOUR)
-    assert past_until(replace(seen, attempts=Unknown("why")), goodput, _manifest(card)) == Past(saved=5 * HOUR)
+    assert past_until(seen, goodput, _manifest(card, created=BEGIN + 500)) == TrainingHistory(saved=BEGIN + 500)
+    assert past_until(None, None, _manifest(card)) == TrainingHistory(saved=5 * HOUR)
+    assert past_until(replace(seen, attempts=Unknown("why")), goodput, _manifest(card)) == TrainingHistory(
+        saved=5 * HOUR
+    )

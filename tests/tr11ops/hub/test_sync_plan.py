@@ -7,14 +7,14 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tr11ops.hub.base import Entry, HubAway, HubRefused
+from tr11ops.hub.base import HubFile, HubPermanentError, HubUnavailable
 from tr11ops.hub.sync import Busy
-from tr11ops.hub.sync_loop import Clock, follow, seconds_of
+from tr11ops.hub.sync_loop import LoopClock, follow, seconds_of
 from tr11ops.hub.sync_plan import (
     MOST_BYTES,
     MOST_FILES,
     LocalFile,
-    Measured,
+    MeasuredFile,
     Note,
     Send,
     Stamp,
@@ -25,7 +25,7 @@ from tr11ops.hub.sync_plan import (
     material,
     superseded_name,
 )
-from tr11ops.hub.sync_round import Outcome
+from tr11ops.hub.sync_round import SyncOutcome
 
 paths = st.sampled_from(["logs/main/a.txt", "tensorboard/main/events.out.tfevents.1", "logs/main/facts.json", "logs/b"])
 files = st.builds(LocalFile, paths, st.builds(Stamp, st.integers(0, 100), st.just(0), st.just(1)))
@@ -33,9 +33,9 @@ files = st.builds(LocalFile, paths, st.builds(Stamp, st.integers(0, 100), st.jus
 
 @given(files, st.integers(0, 100), st.none() | st.integers(0, 100), st.booleans(), st.sets(paths))
 def test_nothing_that_the_hub_has_is_ever_lost(file, end, there, continues, taken):
-    far = None if there is None else Entry(there, "oid", "sha")
+    far = None if there is None else HubFile(there, "oid", "sha")
     end = min(end, file.bytes)
-    verdict = judge(Measured(file, end, "sha", None if far is None else continues), far, taken)
+    verdict = judge(MeasuredFile(file, end, "sha", None if far is None else continues), far, taken)
     if not isinstance(verdict, Send):
         assert verdict is None or isinstance(verdict, Note)
         return
@@ -101,21 +101,21 @@ class FakeTime:
         return self.left <= 0
 
     @property
-    def clock(self) -> Clock:
-        return Clock(lambda: self.now, self.wait, lambda: 0.5)
+    def clock(self) -> LoopClock:
+        return LoopClock(lambda: self.now, self.wait, lambda: 0.5)
 
 
 def rounds(fake: FakeTime, *answers: Exception | None) -> tuple[list[str], int]:
     said: list[str] = []
-    shown: list[Outcome] = []
+    shown: list[SyncOutcome] = []
     remaining = list(answers)
 
-    def one() -> Outcome:
+    def one() -> SyncOutcome:
         fake.now += 5
         answer = remaining.pop(0)
         if answer is not None:
             raise answer
-        return Outcome("bot/logs")
+        return SyncOutcome("bot/logs")
 
     follow(one, 3600.0, fake.clock, shown.append, said.append)
     return said, len(shown)
@@ -123,7 +123,7 @@ def rounds(fake: FakeTime, *answers: Exception | None) -> tuple[list[str], int]:
 
 def test_days_without_the_hub_are_said_once_and_that_it_is_back():
     fake = FakeTime(60)
-    away = [HubAway("the hub gives no answer")] * 57
+    away = [HubUnavailable("the hub gives no answer")] * 57
     said, shown = rounds(fake, None, None, *away, None)
     assert said[0] == "the hub gives no answer; trying on" and said[1].startswith("it works again, after 2 d")
     assert len(said) == 2 and shown == 3
@@ -132,14 +132,14 @@ def test_days_without_the_hub_are_said_once_and_that_it_is_back():
 
 def test_the_hub_is_left_alone_as_long_as_it_asks():
     fake = FakeTime(2)
-    rounds(fake, HubAway("429", wait=5000.0), None)
+    rounds(fake, HubUnavailable("429", wait=5000.0), None)
     assert fake.waited[0] == 5000
 
 
 def test_a_refusal_and_another_one_at_it_do_not_end_it():
     fake = FakeTime(4)
     said, shown = rounds(
-        fake, HubRefused("the token is wrong"), HubRefused("the token is wrong"), Busy("process 7"), None
+        fake, HubPermanentError("the token is wrong"), HubPermanentError("the token is wrong"), Busy("process 7"), None
     )
     assert [line.partition(";")[0] for line in said[:2]] == [
         "the token is wrong",
@@ -158,9 +158,9 @@ def test_a_round_longer_than_the_interval_is_followed_at_once():
     fake = FakeTime(2)
     said, shown = [], []
 
-    def slow() -> Outcome:
+    def slow() -> SyncOutcome:
         fake.now += 5000
-        return Outcome("bot/logs")
+        return SyncOutcome("bot/logs")
 
     follow(slow, 3600.0, fake.clock, shown.append, said.append)
     assert fake.waited == [0, 0]

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.hub_server.server import HubServer
 from tests.tr11ops.hub.sync_cases import REPOSITORY, Mirror
-from tr11ops.hub.base import Patience
+from tr11ops.hub.base import hub_retries
 from tr11ops.hub.client import Hub
 from tr11ops.hub.credentials import Credentials, Secret
+from tr11ops.twin.hub.server import HubServer
 
 NAMES = ("logs/main/a.txt", "logs/main/b.txt")
 DEEDS = (
@@ -66,7 +66,7 @@ def do(mirror: Mirror, deed: str, name: str, number: int) -> None:
         case "forget":
             (mirror.directory.paths.state / "sync" / "state.json").unlink(missing_ok=True)
         case "scribble":
-            mirror.server.put(REPOSITORY, name, b"by somebody %d\n" % number)
+            mirror.server.put(REPOSITORY, name, b"by someone %d\n" % number)
         case "tidy":
             mirror.server.put(REPOSITORY, "README.md", b"%d" % number)
 
@@ -77,7 +77,7 @@ def test_nothing_is_ever_lost(server: HubServer, steps, chance: random.Random) -
     server.hub.repos.clear()
     server.create(REPOSITORY)
     with TemporaryDirectory() as folder:
-        hub = Hub(server.url, Credentials(Secret(server.token)), Patience(5.0), 5.0)
+        hub = Hub(server.url, Credentials(Secret(server.token)), hub_retries(5.0), 5.0)
         mirror = Mirror(Path(folder), hub, server, now=time.time() - 1e6)
         mirror.path("logs/main").mkdir(parents=True)
         for deed, name, number in steps:

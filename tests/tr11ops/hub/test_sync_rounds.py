@@ -13,11 +13,11 @@ from unittest.mock import patch
 import pytest
 
 from tests.tr11ops.hub.sync_cases import EVENTS, LOG, REPOSITORY, Mirror, other, record
-from tr11ops.crontab.claims import Claim, ClaimFolder
-from tr11ops.hub.base import HubAway, HubRefused
+from tr11ops.hub.base import HubPermanentError, HubUnavailable
 from tr11ops.hub.sync import Busy, preview, sync_once
 from tr11ops.hub.sync_state import read_state
-from tr11ops.journal import read_journal
+from tr11ops.rundir.claims import Claim, ClaimFolder
+from tr11ops.rundir.journal import read_journal
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def mirror(tmp_path, hub, hub_server) -> Mirror:
     return Mirror(tmp_path, hub, hub_server)
 
 
-def test_the_first_round_makes_a_private_repository_with_the_logs_as_large_files(mirror):
+def test_the_first_round_makes_a_private_repository(mirror):
     mirror.write(LOG, b"one\ntwo\n")
     mirror.write(EVENTS, record(b"first"))
     outcome = mirror.sync()
@@ -57,7 +57,7 @@ def test_an_unfinished_line_waits_until_it_is_finished(mirror):
     assert mirror.there() == {LOG: b"one\ntwo\n"}
 
 
-def test_the_last_words_of_who_died_are_sent_when_nobody_writes_any_more(mirror):
+def test_the_last_words_are_sent_when_no_one_writes_any_more(mirror):
     mirror.write(LOG, b"one\nKilled by sig")
     mirror.sync()
     mirror.now += 899
@@ -80,7 +80,7 @@ def test_an_unfinished_record_waits(mirror):
     assert mirror.there() == {EVENTS: first + second}
 
 
-def test_what_is_no_event_file_is_taken_as_it_is_when_it_is_quiet(mirror):
+def test_what_is_no_event_file_is_taken_as_it_is_when_quiet(mirror):
     mirror.write(EVENTS, b"no event file at all, but it is called one")
     assert not mirror.sync().sends
     mirror.now += 1000
@@ -110,7 +110,7 @@ def test_a_file_that_vanished_here_stays_there(mirror):
 
 
 @pytest.mark.parametrize("left", [b"", b"one\n", b"one\ntw"])
-def test_a_file_that_was_cut_here_stays_whole_there_and_it_is_said(mirror, left):
+def test_a_file_that_was_cut_here_stays_whole_there(mirror, left):
     mirror.write(LOG, b"one\ntwo\n")
     mirror.sync()
     mirror.write(LOG, left)
@@ -124,7 +124,7 @@ def test_a_file_that_was_cut_here_stays_whole_there_and_it_is_said(mirror, left)
 
 @pytest.mark.parametrize("anew", [True, False])
 @pytest.mark.parametrize("content", [b"1\n", b"another log\n", b"another log, longer than the old one\n"])
-def test_a_file_that_is_another_one_now_takes_the_place_and_the_old_one_is_kept(mirror, content, anew):
+def test_a_replaced_file_takes_the_place_of_the_old_one_kept(mirror, content, anew):
     mirror.write(LOG, b"one\ntwo\nthree\n")
     mirror.sync(anew=anew)
     mirror.write(LOG, content)
@@ -145,7 +145,7 @@ def test_a_small_file_of_git_itself_is_kept_too(mirror):
     assert mirror.there() == {LOG: b"mine\n", "logs/main/main_log-superseded-1.txt": b"by hand\n"}
 
 
-def test_a_document_is_replaced_when_it_is_quiet_and_history_has_the_old_one(mirror):
+def test_a_document_is_replaced_when_quiet_and_history_keeps_it(mirror):
     mirror.patterns = ("*.json",)
     mirror.write("logs/main/facts.json", b'{"a": 1}')
     assert not mirror.sync().sends
@@ -161,7 +161,7 @@ def test_a_document_is_replaced_when_it_is_quiet_and_history_has_the_old_one(mir
 
 
 # ----------------------------------------------------------------------------- which files
-def test_only_what_fits_a_pattern_and_is_a_file_of_this_folder_goes(mirror, tmp_path):
+def test_only_files_of_this_folder_that_fit_a_pattern_go(mirror, tmp_path):
     wanted = {"logs/main/main_log.txt", "logs/main/deep/er.txt", "logs/main/with space.txt", "logs/main/gr\u00fcn.txt"}
     for name in wanted:
         mirror.write(name, b"line\n")
@@ -192,7 +192,7 @@ def test_only_what_fits_a_pattern_and_is_a_file_of_this_folder_goes(mirror, tmp_
     assert all(b"secret" not in content for content in mirror.there().values())
 
 
-def test_files_of_the_repositorys_root_are_not_taken_from_the_logs(mirror):
+def test_files_of_the_repositorys_root_are_not_logs(mirror):
     mirror.patterns = ("*",)
     for name in ("README.md", "status.json", ".gitattributes", "notes.txt"):
         mirror.write(name, b"mine\n")
@@ -203,7 +203,7 @@ def test_files_of_the_repositorys_root_are_not_taken_from_the_logs(mirror):
 
 
 # ----------------------------------------------------------------------------- large files
-def test_a_repository_of_somebody_else_gets_the_rules_before_the_first_large_log(mirror):
+def test_another_owners_repository_gets_the_rules_before_a_log(mirror):
     mirror.server.create(REPOSITORY)
     mirror.server.put(REPOSITORY, ".gitattributes", b"*.bin filter=lfs\n# ours\nlogs/** -filter")
     mirror.server.put(REPOSITORY, LOG, b"small\n")
@@ -247,7 +247,7 @@ def test_the_record_is_found_again_from_the_hub(mirror, damage):
     assert [send.path for send in mirror.sync().sends] == [LOG]
 
 
-def test_what_somebody_changed_at_the_hub_is_mended_and_kept(mirror):
+def test_what_someone_changed_at_the_hub_is_repaired_and_kept(mirror):
     mirror.write(LOG, b"one\n")
     mirror.write(EVENTS, record(b"first"))
     mirror.sync()
@@ -261,18 +261,18 @@ def test_what_somebody_changed_at_the_hub_is_mended_and_kept(mirror):
     assert mirror.there()[LOG] == b"one\nand more than is here\n"
 
 
-def test_a_repository_that_somebody_removed_is_made_anew_only_when_a_person_says_so(mirror):
+def test_a_removed_repository_is_made_again_only_on_order(mirror):
     mirror.write(LOG, b"one\n")
     mirror.sync()
     mirror.server.hub.repos.clear()
-    with pytest.raises(HubRefused, match="--rebuild makes it anew"):
+    with pytest.raises(HubPermanentError, match="--rebuild makes it again"):
         mirror.sync()
     assert not mirror.server.hub.repos
     mirror.sync(rebuild=True)
     assert mirror.there() == {LOG: b"one\n"}
 
 
-def test_a_commit_of_somebody_else_in_between_is_seen_and_kept(mirror):
+def test_a_commit_of_someone_else_in_between_is_seen_and_kept(mirror):
     mirror.write(LOG, b"one\n")
     mirror.sync()
     mirror.add(LOG, b"two\n")
@@ -353,7 +353,7 @@ def test_a_hub_that_is_away_is_said_beside_the_last_success(mirror, make_hub):
     mirror.now += 100
     mirror.server.is_down = True
     mirror.hub = make_hub(seconds=0.0)
-    with pytest.raises(HubAway):
+    with pytest.raises(HubUnavailable):
         mirror.sync()
     after = json.loads(path.read_text())
     assert after["time"] == before["time"] and "no answer" in after["message"]
@@ -385,19 +385,19 @@ def test_a_token_that_may_not_write_is_refused_in_one_line(mirror, make_hub, tok
     mirror.write(LOG, b"one\n")
     mirror.server.create(REPOSITORY)
     mirror.hub = make_hub(token=mirror.server.read_token if token == "read" else token)
-    with pytest.raises(HubRefused) as refused:
+    with pytest.raises(HubPermanentError) as refused:
         mirror.sync()
     assert "\n" not in str(refused.value) and "hf_" not in str(refused.value)
 
 
 # ----------------------------------------------------------------------------- how many commits
-def test_a_large_first_round_is_several_commits_and_goes_on_where_it_broke(mirror, make_hub):
+def test_a_large_first_round_is_several_commits_and_resumes(mirror, make_hub):
     for number in range(7):
         mirror.write(f"logs/main/{number}.txt", b"line\n")
     mirror.hub = make_hub(seconds=0.0)
     with patch("tr11ops.hub.sync_plan.MOST_FILES", 3):
         mirror.server.fail("commit", 503, times=9, after=2)
-        with pytest.raises(HubAway):
+        with pytest.raises(HubUnavailable):
             mirror.sync()
         assert len(mirror.there()) == 3
         mirror.server.mend()
@@ -406,7 +406,7 @@ def test_a_large_first_round_is_several_commits_and_goes_on_where_it_broke(mirro
 
 
 def test_two_days_without_the_hub_are_one_commit(mirror, make_hub, hub_waits):
-    """Logs grow for 48 hours while each hourly round finds the hub away."""
+    """Logs grow for 48 hours while each hourly round finds the hub unreachable."""
     chance = random.Random(5)
     mirror.write(LOG, b"one\n")
     mirror.write(EVENTS, record(b"first"))
@@ -419,7 +419,7 @@ def test_two_days_without_the_hub_are_one_commit(mirror, make_hub, hub_waits):
         for name in (LOG, f"logs/main/{hour % 5}.txt"):
             mirror.add(name, chance.randbytes(chance.randrange(200)).replace(b"\0", b"") + b"\n")
         mirror.add(EVENTS, record(chance.randbytes(chance.randrange(200))))
-        with pytest.raises(HubAway):
+        with pytest.raises(HubUnavailable):
             mirror.sync(anew=False)
     mirror.server.mend()
     mirror.sync(anew=False)
@@ -429,7 +429,7 @@ def test_two_days_without_the_hub_are_one_commit(mirror, make_hub, hub_waits):
 
 
 # ----------------------------------------------------------------------------- while it grows
-def test_a_log_that_is_written_while_it_is_sent_is_always_whole_there(mirror):
+def test_a_log_written_while_it_is_sent_is_whole_there(mirror):
     chance, stop = random.Random(2), threading.Event()
     text = b"".join(b"line %d of the log\n" % number for number in range(60_000))
     mirror.write(LOG, b"")
@@ -458,7 +458,7 @@ def test_a_log_that_is_written_while_it_is_sent_is_always_whole_there(mirror):
     assert sizes == sorted(sizes) and len(set(sizes)) > 2 and set(mirror.there()) == {LOG}
 
 
-def test_a_process_that_stays_reads_only_what_is_new_to_find_its_digest(mirror):
+def test_a_process_that_stays_reads_only_what_is_new(mirror):
     mirror.write(LOG, b"x" * 99 + b"\n" + b"line\n" * 1_000_000)
     mirror.sync(anew=False)
     mirror.now += 1
@@ -478,7 +478,7 @@ def test_a_process_that_stays_reads_only_what_is_new_to_find_its_digest(mirror):
 
 
 # ----------------------------------------------------------------------------- the status goes along
-def test_a_status_goes_with_the_logs_and_alone_only_when_it_matters(mirror):
+def test_a_status_goes_with_the_logs_and_alone_when_it_matters(mirror):
     mirror.write(LOG, b"one\n")
     mirror.status = b'{"verdict": "healthy", "time": "1"}'
     mirror.sync()
@@ -494,7 +494,7 @@ def test_a_status_goes_with_the_logs_and_alone_only_when_it_matters(mirror):
     assert mirror.there()["status.json"] == mirror.status and mirror.commits() == 4
 
 
-def test_a_status_that_stays_the_same_is_renewed_while_something_is_expected(mirror):
+def test_an_unchanged_status_is_renewed_while_one_is_expected(mirror):
     mirror.write(LOG, b"one\n")
     mirror.status = b'{"verdict": "queued", "interval_seconds": 3600}'
     mirror.sync()

@@ -18,17 +18,19 @@ import psutil
 import pytest
 import torch
 
-from tests.hub_server.server import HubServer
-from tr11ops.backup.records import identity_of
-from tr11ops.backup.turn import Turn
+from tr11ops.backup.claim import ArchiveLock
 from tr11ops.cli.main import execute
 from tr11ops.cli.upload_job import export_options
 from tr11ops.hub.model_card import identity_in
 from tr11ops.hub.upload import OURS, Work, stale
-from tr11ops.journal import read_journal
-from tr11ops.runcard import find_card, load_card, resolved
-from tr11ops.rundir import RunDirectory
-from trainer.contract import FileEntry, RunPaths, append_line, file_digest
+from tr11ops.runcard.card import find_card, load_card, resolved
+from tr11ops.rundir.copies import identity_of
+from tr11ops.rundir.journal import read_journal
+from tr11ops.rundir.paths import RunDirectory
+from tr11ops.twin.hub.server import HubServer
+from trainer.contract.files import append_line
+from trainer.contract.manifest import FileEntry, file_digest
+from trainer.contract.paths import RunPaths
 
 MODEL = "science/model"
 
@@ -118,7 +120,7 @@ def test_the_model_comes_back_with_its_logits_and_its_card(
         damaged.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     assert execute(["upload", "latest", *card, "--json"]) == 0
     said = capfd.readouterr()
-    assert "the export of an earlier try is damaged and is made anew" in said.err
+    assert "the export of an earlier try is damaged and is made again" in said.err
     assert hub_server.files(MODEL)["model.safetensors"] == content
     answer = json.loads(said.out)
     assert hub_server.history(MODEL)[-1].id == answer["commit"] and answer["branch"] == "main"
@@ -149,7 +151,7 @@ def test_the_model_comes_back_with_its_logits_and_its_card(
     assert not any(secret in everything for secret in hub_server.secrets())
 
 
-def test_a_second_upload_changes_nothing_and_another_precision_replaces_the_first(
+def test_a_second_upload_changes_nothing_another_precision_does(
     exported: list[str], prepared: Path, hub_server: HubServer, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert execute(["upload", "0", *exported]) == 0
@@ -180,7 +182,7 @@ def test_what_others_published_is_not_overwritten_unasked(
     hub_server.create(MODEL)
     hub_server.put(MODEL, "config.json", b"{}")
     assert execute(["upload", "0", *exported]) == 2
-    assert "nobody can be asked here" in capfd.readouterr().err
+    assert "no one can be asked here" in capfd.readouterr().err
     hub_server.put(MODEL, "README.md", b"# a model of mine")
     assert execute(["upload", "0", *exported, "--dry-run", "--json"]) == 0
     assert json.loads(capfd.readouterr().out)["overwrites"] == "a README.md that tr11 did not write"
@@ -243,7 +245,7 @@ def test_two_at_once(card: list[str], hub_server: HubServer, capfd: pytest.Captu
 
     assert execute(["upload", "0", *card, "--dry-run", "--json"]) == 0
     name = Path(json.loads(capfd.readouterr().out)["work"]).name
-    with Turn(_directory(), f"hub-{name}", threading.Event()):
+    with ArchiveLock(_directory(), f"hub-{name}", threading.Event()):
         assert execute(["upload", "0", *card]) == 1
     assert "is being uploaded already: process" in capfd.readouterr().err and hub_server.count("commit") == 0
 
@@ -260,8 +262,8 @@ CHILD = """
 import os, sys
 from tr11ops.cli.main import execute
 from tr11ops.cli.upload_job import export_options
-import tr11ops.cli.upload, tr11ops.hub.client, tr11ops.hub.committing, tr11ops.hub.failures, tr11ops.report.history
-import tr11ops.report.goodput, tr11ops.cli.goodput, tr11ops.hub.model_facts, tr11ops.hub.upload, trainer.model.flops
+import tr11ops.cli.upload, tr11ops.hub.client, tr11ops.hub.committing, tr11ops.hub.failures, tr11ops.goodput.history
+import tr11ops.goodput.account, tr11ops.cli.goodput, tr11ops.hub.model_facts, tr11ops.hub.upload, trainer.schedule.flops
 for line in sys.stdin:
     number = os.fork()
     if number == 0:
@@ -350,7 +352,7 @@ def _until_json(runner: subprocess.Popen[str]) -> str:
 
 
 def _wait(check: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not check():
         assert time.monotonic() < deadline
         time.sleep(0.01)

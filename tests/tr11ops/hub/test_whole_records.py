@@ -43,7 +43,7 @@ def test_records_are_those_that_tensorboard_writes(contents):
 
 
 @given(st.lists(st.binary(max_size=40), max_size=6), st.data())
-def test_the_end_is_that_of_the_last_whole_record_at_every_cut_and_from_every_start(contents, data):
+def test_the_end_is_that_of_the_last_whole_record_at_every_cut(contents, data):
     parts = [record(content) for content in contents]
     whole, ends = b"".join(parts), ends_of(parts)
     cut = data.draw(st.integers(0, len(whole)))
@@ -80,7 +80,7 @@ def test_a_damaged_record_counts_once_a_good_one_follows():
     assert whole_events(reader(bytes(first) + second), 0, len(both)) == Whole(0, is_sound=False)
 
 
-def test_a_record_larger_than_a_piece_and_a_length_beyond_all_files(monkeypatch):
+def test_a_record_larger_than_a_piece_and_one_beyond_the_file(monkeypatch):
     monkeypatch.setattr(whole_records, "PIECE_BYTES", 64)
     large = record(b"x" * 1000)
     data = record(b"a") + large + record(b"b" * 70)

@@ -13,12 +13,12 @@ from pydantic import BaseModel
 
 from tr11ops.importer.importing import import_script, import_text, read_script
 from tr11ops.importer.options_table import RULES
-from tr11ops.importer.results import Imported, Reason
+from tr11ops.importer.results import Imported, LeftReason
 from tr11ops.importer.sbatch import gpus_of, read_directives
-from tr11ops.importer.toml_writer import toml_value, write_card
 from tr11ops.importer.traced import LARGEST_SCRIPT_BYTES, ScriptError
-from tr11ops.runcard import RunCard, load_card, shipped_folder
-from trainer.config import CardError
+from tr11ops.runcard.card import RunCard, load_card, shipped_folder
+from tr11ops.runcard.toml_writer import toml_value, write_card
+from trainer.config.card import CardError
 
 SCRIPTS = Path(__file__).parents[2] / "data" / "slurm_scripts"
 NAMES = sorted(path.stem for path in SCRIPTS.glob("*.slurm"))
@@ -89,7 +89,7 @@ def test_the_script_of_the_176b_training_gives_the_shipped_card(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_script_gives_a_card_that_is_toml_and_says_what_was_placed(name: str) -> None:
+def test_every_script_gives_toml_and_says_what_was_placed(name: str) -> None:
     found = imported(name)
     assert tomllib.loads(found.text) == found.tables
     for item in found.placed:
@@ -169,6 +169,33 @@ def test_eight_bit_adam_brings_the_layernorm_of_its_embedding(options: str) -> N
     assert import_text(minimal(), "x").tables["model"].get("embedding_layernorm") is None
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("--optimizer lamb", {"type": "lamb", "lamb_variant": "apex"}),
+        ("--optimizer mylamb", {"type": "lamb", "lamb_variant": "floored"}),
+        ("--optimizer mylamb2", {"type": "lamb", "lamb_variant": "layer-noise"}),
+        (
+            "--optimizer mylamb3 --alpha 0.5",
+            {"type": "lamb", "lamb_variant": "embedding-lr", "embedding_alpha": 0.5},
+        ),
+        ("--optimizer lambtp", {"type": "lamb", "lamb_variant": "paper", "lamb_norms": "local"}),
+        ("--optimizer ptadamw", {"type": "adamw"}),
+        ("--optimizer lamb --use-bnb-optimizer", {"type": "adam8bit"}),
+    ],
+)
+def test_old_names_of_optimizers(options: str, expected: dict[str, object]) -> None:
+    found = import_text(minimal(options), "x")
+    assert (found.exit_code, found.decisions, found.problems) == (0, (), ())
+    assert found.tables["optimizer"] == expected
+
+
+def test_alpha_does_nothing_to_other_optimizers() -> None:
+    found = import_text(minimal("--optimizer mylamb --alpha 2.0"), "x")
+    (item,) = (item for item in found.unplaced if item.option == "--alpha")
+    assert item.reason is LeftReason.NO_EFFECT and "embedding_alpha" not in found.tables["optimizer"]
+
+
 def test_weighted_prefixes_and_an_unknown_option() -> None:
     found = imported("left-over-width-fp16")
     assert found.tables["data"]["prefixes"] == ["$DATA/a_text_document", "$DATA/b_text_document"]
@@ -176,7 +203,7 @@ def test_weighted_prefixes_and_an_unknown_option() -> None:
     assert "ramp" not in found.tables["batch"]
     assert [item.option for item in found.decisions] == ["--some-new-option", "--eval-only"]
     late = next(item for item in found.unplaced if item.option == "#SBATCH --qos")
-    assert (late.line, late.reason) == (11, Reason.NO_EFFECT) and "quality_of_service" not in found.tables["slurm"]
+    assert (late.line, late.reason) == (11, LeftReason.NO_EFFECT) and "quality_of_service" not in found.tables["slurm"]
 
 
 # ----------------------------------------------------------------------------- the table of options
@@ -204,7 +231,7 @@ SPECIFIED = """
 RECOMPUTE_BLOCK = "--recompute-granularity full --recompute-method block"
 
 
-def test_every_option_has_a_rule_and_every_key_is_one_of_the_card() -> None:
+def test_every_option_has_a_rule_and_every_key_is_of_the_card() -> None:
     assert set(SPECIFIED.split()) - RULES.keys() == set()
     for rule in RULES.values():
         assert bool(rule.key) == bool(rule.convert) == (rule.reason is None), rule.option

@@ -13,15 +13,17 @@ from hypothesis import strategies as st
 from tests.tr11ops.launch.run_inputs import write_card
 from tr11ops.cluster.site import SiteRules, read_site
 from tr11ops.cluster.slurm_command import CommandResult
-from tr11ops.estimate import estimate
 from tr11ops.launch.chain import choose_chain, coverage_of
-from tr11ops.launch.check import Level
-from tr11ops.launch.history import RunHistory, read_history
+from tr11ops.launch.history import read_history
 from tr11ops.launch.margins import margin_checks, room_before_limit
-from tr11ops.runcard import RunCard, load_card, shipped_folder
-from tr11ops.slurm_syntax import parse_array
-from trainer.contract import RunPaths, StepRecord, format_step
-from trainer.schedule import path_of
+from tr11ops.runcard.card import RunCard, load_card, shipped_folder
+from tr11ops.runcard.check import Level
+from tr11ops.runcard.estimate import estimate
+from tr11ops.runcard.slurm_syntax import parse_attempts
+from tr11ops.runcard.speed import RunHistory
+from trainer.contract.logline import StepRecord, format_step
+from trainer.contract.paths import RunPaths
+from trainer.schedule.path import path_of
 
 WIDE = SiteRules(largest_array_size=1001, jobs=10_000)
 
@@ -53,7 +55,7 @@ CHOICES: list[tuple[str, str, str | None, SiteRules | None, str, str]] = [
 def test_the_way_follows_the_sites_rules(
     wanted: str, array: str | None, site: SiteRules | None, kind: str, words: str
 ) -> None:
-    chain = choose_chain(wanted, parse_array(array) if array else None, site)
+    chain = choose_chain(wanted, parse_attempts(array) if array else None, site)
     assert chain.kind == kind
     assert words.removeprefix("FAULT ") in (chain.fault if words.startswith("FAULT ") else chain.why)
     assert bool(chain.fault) == words.startswith("FAULT ")
@@ -68,7 +70,7 @@ def test_the_way_follows_the_sites_rules(
 def test_a_chain_without_a_fault_never_breaks_a_rule(
     wanted: str, tasks: int, size: int | None, submitted: int | None
 ) -> None:
-    chain = choose_chain(wanted, parse_array(f"1-{tasks}"), SiteRules(size, None, submitted))
+    chain = choose_chain(wanted, parse_attempts(f"1-{tasks}"), SiteRules(size, None, submitted))
     assert chain.tasks == tasks and (wanted in {"auto", chain.kind})
     if not chain.fault:
         at_once = min(2, tasks) if chain.kind == "self" else tasks
@@ -114,17 +116,17 @@ def test_coverage_of_the_176b_training(big: RunCard) -> None:
     duration = estimate(big).duration
     assert duration is not None and coverage.remaining == pytest.approx(86400 * duration.days)
     assert coverage.tasks_needed == duration.attempts
-    assert str(coverage).startswith("10 x 99.67 h = 41 d 12 h, the run needs ")
+    assert str(coverage).startswith("10 x 4 d 3 h = 41 d 12 h, the run needs ")
 
 
-def test_a_measured_step_of_the_ramp_is_scaled_to_the_full_batch(big: RunCard) -> None:
+def test_a_measured_step_of_the_ramp_is_scaled_to_a_full_batch(big: RunCard) -> None:
     full = 105.0
     first = path_of(big).segments[0]
     whole = coverage_of(big, 10, RunHistory(step=full, step_iteration=path_of(big).total_iterations), 0)
     pace = estimate(big, full).duration
     assert pace is not None and whole.remaining == pytest.approx(86400 * pace.days)
     assert whole.remaining is not None
-    from tr11ops.speed import step_weights
+    from tr11ops.runcard.speed import step_weights
 
     ramp = RunHistory(step=full * step_weights(big, [first])[0], step_iteration=1)
     assert coverage_of(big, 10, ramp, 0).remaining == pytest.approx(whole.remaining)

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from tests.tr11ops.launch.run_inputs import write_card
+from tr11ops.base.observed import Unknown
 from tr11ops.cluster.base import Node, SchedulerError
-from tr11ops.cluster.grants import Budget, Grants, Reservation, read_grants
+from tr11ops.cluster.grants import Grants, Reservation, ResourceBudget, read_grants
 from tr11ops.cluster.site import SiteRules
 from tr11ops.cluster.slurm_command import CommandResult
 from tr11ops.launch.grants import grant_checks
-from tr11ops.runcard import load_card
-from tr11ops.snapshot import Unknown
+from tr11ops.runcard.card import load_card
 
 NOW, HOUR = 1_795_371_259.0, 3600.0
 # As Slurm 22.05 writes it, shortened; times are seconds since the epoch, as tr11 asks for them.
@@ -40,17 +40,17 @@ def runner(arguments: Sequence[str], **_: Any) -> CommandResult:
 
 
 @pytest.mark.parametrize("account", ["proj", None])
-def test_the_limits_from_the_user_up_to_the_root_and_of_the_qos_alone(account: str | None) -> None:
+def test_the_limits_from_user_to_root_and_of_the_qos_alone(account: str | None) -> None:
     found = read_grants(ENFORCED, "ana", account, "long", "r1", {}, runner)
     assert found.reservation == Reservation("r1", 1795370000.0, 1795380000.0)
     assert found.budgets == (
-        Budget("account proj", "cpu", 600_000, 7), Budget("account lab", "gres/gpu", 6000, 5400),
-        Budget("QoS long", "node", 100, 40),
+        ResourceBudget("account proj", "cpu", 600_000, 7), ResourceBudget("account lab", "gres/gpu", 6000, 5400),
+        ResourceBudget("QoS long", "node", 100, 40),
     )  # fmt: skip
     assert (found.longest_job, found.is_safe) == (600 * 60, True)
 
 
-def test_what_is_not_enforced_is_not_asked_and_a_refusal_is_said() -> None:
+def test_what_is_not_enforced_is_not_asked_and_a_refusal_said() -> None:
     def refuse(arguments: Sequence[str], **_: Any) -> CommandResult:
         return CommandResult(1, "", "slurm_load_assoc_mgr_info: Access/permission denied\n")
 
@@ -92,36 +92,36 @@ def test_a_reservation_that_is_not_there_any_more(tmp_path: Path) -> None:
 
 
 LEFT = {
-    "enough": (Budget("account proj", "node", 6000, 3000), True, "ok: account: account proj has 50 of 100 node hours left"),
+    "enough": (ResourceBudget("account proj", "node", 6000, 3000), True, "ok: account: account proj has 50 of 100 node hours left"),
     "for three": (
-        Budget("account proj", "gres/gpu", 96_000, 93_120), True,
+        ResourceBudget("account proj", "gres/gpu", 96_000, 93_120), True,
         "warning: account: account proj has 48 of 1,600 gres/gpu hours left, enough for 3 of 10 tasks (16 each)",
     ),
     "used up": (
-        Budget("account proj", "cpu", 600_000, 600_000), False,
+        ResourceBudget("account proj", "cpu", 600_000, 600_000), False,
         "refused: account: account proj has 0 of 10,000 cpu hours left: no task would start",
     ),
     "less than one task": (
-        Budget("account proj", "cpu", 600_000, 599_940), True,
+        ResourceBudget("account proj", "cpu", 600_000, 599_940), True,
         "refused: account: account proj has 1 of 10,000 cpu hours left, one task takes 256: none would start",
     ),
     "less than one task, which starts": (
-        Budget("account proj", "cpu", 600_000, 599_940), False,
+        ResourceBudget("account proj", "cpu", 600_000, 599_940), False,
         "warning: account: account proj has 1 of 10,000 cpu hours left, one task takes 256",
     ),
     "not counted here": (
-        Budget("QoS long", "billing", 600, 540), True, "ok: account: QoS long has 1 of 10 billing hours left",
+        ResourceBudget("QoS long", "billing", 600, 540), True, "ok: account: QoS long has 1 of 10 billing hours left",
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("budget", "is_safe", "words"), LEFT.values(), ids=LEFT)
-def test_the_hours_that_are_left(tmp_path: Path, budget: Budget, is_safe: bool, words: str) -> None:
+def test_the_hours_that_are_left(tmp_path: Path, budget: ResourceBudget, is_safe: bool, words: str) -> None:
     [said] = checks(tmp_path, Grants(budgets=(budget,), is_safe=is_safe))
     assert said.startswith(words), said
 
 
-def test_a_job_that_is_longer_than_the_account_gives_and_what_cannot_be_asked(tmp_path: Path) -> None:
+def test_a_job_longer_than_its_account_gives_and_the_unknown(tmp_path: Path) -> None:
     [said] = checks(tmp_path, Grants(longest_job=3600))
     assert said.startswith("refused: slurm.time_limit: 02:00:00 is above 1 h 00 min")
     [said] = checks(tmp_path, Unknown("permission denied"))

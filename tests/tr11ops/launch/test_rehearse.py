@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tr11ops.launch.rehearse import as_options, card_text, differences, is_rehearsal_card, rehearsal_overrides
-from tr11ops.runcard import RunCard, load_card, shipped_cards, shipped_folder
+from tr11ops.runcard.card import RunCard, load_card, shipped_cards, shipped_folder
 
 VARIABLES = {f"six_ALL_CCFR{name}": f"/{name}/a$b" for name in ("SCRATCH", "WORK", "WORKSF", "STORE")}
 VARIABLES["TR11_ALERT_RECIPIENTS"] = "ana@site.org"

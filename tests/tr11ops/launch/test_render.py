@@ -17,9 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tr11ops.agent.records import AttemptVerdict
 from tr11ops.cluster.base import BatchRequest
-from tr11ops.launch.render import batch_options, render_script
+from tr11ops.cluster.sbatch_options import script_options
+from tr11ops.launch.render import render_script
+from tr11ops.rundir.attempts import AttemptVerdict
 
 HOSTILE = [
     "a b",
@@ -98,7 +99,7 @@ def test_the_agents_status_is_the_scripts(tmp_path: Path, status: int) -> None:
     assert subprocess.run(["bash", str(path)], capture_output=True, check=False).returncode == status
 
 
-def test_setup_lines_are_the_shells_own_and_a_failing_one_ends_the_job(tmp_path: Path) -> None:
+def test_setup_lines_are_the_shells_and_a_failing_one_ends_it(tmp_path: Path) -> None:
     setup = ['export FROM_SETUP="$NOT_SET-$((6 * 7))"', "function module() { :; }", "module load cuda"]
     text = script(tmp_path, [sys.executable, "-c", "import os; print(os.environ['FROM_SETUP'])"], setup=setup)
     done = subprocess.run(["bash", str(write(tmp_path, text))], capture_output=True, text=True, check=True)
@@ -141,7 +142,7 @@ def test_every_signal_is_passed_on_and_the_status_survives(tmp_path: Path) -> No
                 lines.append(batch.stdout.readline().rstrip("\n"))
             batch.send_signal(number)  # to the shell alone, as Slurm's --signal=B: does
         rest = batch.stdout.read()
-        assert batch.wait(timeout=60) == 5
+        assert batch.wait(timeout=300) == 5
         # An interrupt is passed on as TERM: a child in the background ignores INT until it has its own handler.
         assert "GOT SIGTERM" in rest and "END TIME: " in rest
     finally:
@@ -151,13 +152,14 @@ def test_every_signal_is_passed_on_and_the_status_survives(tmp_path: Path) -> No
 
 
 def test_a_signal_during_the_setup_leaves_without_training(tmp_path: Path) -> None:
-    text = script(tmp_path, [sys.executable, "-c", "print('TRAINED')"], setup=["echo READY", "sleep 1"])
+    setup = ["echo READY", "sleep 90"]  # nothing but the signal ends it
+    text = script(tmp_path, [sys.executable, "-c", "print('TRAINED')"], setup=setup)
     batch = subprocess.Popen(["bash", str(write(tmp_path, text))], stdout=subprocess.PIPE, text=True)
     assert batch.stdout is not None
     while batch.stdout.readline() != "READY\n":
         time.sleep(0.01)
     batch.send_signal(signal.SIGUSR1)
-    rest, _ = batch.communicate(timeout=60)
+    rest, _ = batch.communicate(timeout=300)
     assert batch.returncode == 0 and "TRAINED" not in rest and "before the workers were started" in rest
 
 
@@ -165,9 +167,9 @@ def test_options_say_everything_that_the_request_says(tmp_path: Path) -> None:
     full = request(
         tmp_path, array="1-10%1", gpus_per_node=8, cpus_per_task=64, partition="gpu_p5", account="six@a100",
         constraint="a100", reservation="hug", quality_of_service="qos_gpu-gc", dependency="afterany:12",
-        exclude=("n1", "n2"), comment="tr11:x@y", signal_seconds_before_limit=600, time_limit_seconds=360_000,
+        exclude=("n1", "n2"), comment="tr11:x@y", signal_seconds_before_limit=600, time_limit_seconds=360_000, hint="nomultithread",
     )  # fmt: skip
-    assert batch_options(full, "nomultithread") == [
+    assert script_options(full) == [
         "--job-name=run", "--partition=gpu_p5", "--account=six@a100", "--constraint=a100", "--reservation=hug",
         "--qos=qos_gpu-gc", "--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=64", "--hint=nomultithread",
         "--gres=gpu:8", "--time=100:00:00", "--signal=B:USR1@600", f"--chdir={tmp_path}", "--output=%x-%j.out",
@@ -183,12 +185,12 @@ def test_a_line_end_can_never_add_an_option(tmp_path: Path) -> None:
 
 
 def test_only_a_job_with_spares_outlives_a_node(tmp_path: Path) -> None:
-    assert batch_options(request(tmp_path), survives_nodes=True)[-2:] == ["--no-requeue", "--no-kill"]
-    assert "--no-kill" not in batch_options(request(tmp_path))
+    assert script_options(request(tmp_path, survives_nodes=True))[-2:] == ["--no-requeue", "--no-kill"]
+    assert "--no-kill" not in script_options(request(tmp_path))
 
 
 @pytest.mark.parametrize(("status", "verdict"), [(137, False), (1, False), (1, True), (0, False)])
-def test_an_agent_that_ends_without_a_word_twice_has_the_array_held(tmp_path: Path, status: int, verdict: bool) -> None:
+def test_an_agent_that_ends_without_a_word_twice_holds_it(tmp_path: Path, status: int, verdict: bool) -> None:
     # The shell's own last resort: `scontrol` is looked up on PATH, so here stands one that notes what it is told.
     tools, attempts = tmp_path / "tools", tmp_path / "it's attempts"
     tools.mkdir()
@@ -273,12 +275,12 @@ def test_a_set_up_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> No
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
-def test_a_set_up_that_breaks_python_is_recorded_by_a_python_that_it_did_not_touch(tmp_path: Path) -> None:
+def test_a_set_up_that_breaks_python_is_recorded_by_another_one(tmp_path: Path) -> None:
     _, found, said = early(tmp_path, ["export PYTHONHOME=/nowhere PATH=/nowhere"])
     assert (found["--what"], found["--status"]) == ("agent", "1") and "TRAINED" not in said
 
 
-def test_an_agent_that_has_begun_is_recorded_by_nobody_else(tmp_path: Path) -> None:
+def test_an_agent_that_has_begun_is_recorded_by_no_one_else(tmp_path: Path) -> None:
     for agent in (AGENT, AGENT + "; raise SystemExit(1)"):
         _, found, said = early(tmp_path, ["export A=1", "cat"], agent)  # what reads its input finds none
         assert not found and "TRAINED" in said
@@ -289,7 +291,7 @@ def test_a_set_up_may_clear_the_temporary_directory(tmp_path: Path) -> None:
     assert not found and "TRAINED" in said
 
 
-def test_a_start_that_works_ends_the_count_of_those_that_did_not(tmp_path: Path) -> None:
+def test_a_start_that_works_ends_the_count_of_failures(tmp_path: Path) -> None:
     verdict = tmp_path / "attempts" / "7" / "verdict.json"
     verdict.parent.mkdir(parents=True)
     (tmp_path / "silent").mkdir()
@@ -316,12 +318,12 @@ def test_starts_that_were_killed_are_counted_by_the_next_one(tmp_path: Path) -> 
     assert status == 3 and "TRAINED" not in said
 
 
-def test_a_run_directory_that_cannot_be_written_is_not_taken_for_a_second_time(tmp_path: Path) -> None:
+def test_an_unwritable_run_directory_is_not_a_second_time(tmp_path: Path) -> None:
     tools = tmp_path / "tools"
     tools.mkdir()
     (tools / "scontrol").write_text(f'#!/bin/bash\necho "$@" >> {tmp_path}/told\n')
     (tools / "scontrol").chmod(0o755)
-    (tmp_path / "file").touch()  # nothing can be made below it, whoever asks
+    (tmp_path / "file").touch()  # nothing can be made below it, no matter who asks
     told = "import os, pathlib; p = pathlib.Path(os.environ['TR11_EARLY']); (p / 'begun').touch(); TOLD; raise SystemExit(1)"
     for word, held in (("(p / 'told').touch()", False), ("pass", True)):
         text = script(
@@ -347,7 +349,7 @@ sys.exit(1)
 """
 
 
-def test_what_works_on_another_node_of_the_job_alone_is_recorded_from_there(tmp_path: Path) -> None:
+def test_what_works_on_another_node_alone_is_recorded_there(tmp_path: Path) -> None:
     """An interpreter that is missing on the first node: `srun` and `scontrol` stand for the scheduler's."""
     tools = tmp_path / "tools"
     tools.mkdir()

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from tests.tr11ops.launch.run_inputs import write_card, write_tokenizer
+from tr11ops.base.shipped import shipped
 from tr11ops.launch import setup as tried
-from tr11ops.launch.check import Check, Level
 from tr11ops.launch.setup import setup_checks
-from tr11ops.launch.tokenizer import look_at_tokenizer, workers_environment
-from tr11ops.runcard import RunCard, load_card
-from tr11ops.shipped import shipped
+from tr11ops.runcard.card import RunCard, load_card
+from tr11ops.runcard.check import Level, PreflightCheck
+from tr11ops.rundir.tokenizer import look_at_tokenizer, workers_environment
 
 SCRIPT = 'source "$TR11_SHIPPED/slurm/start-tr11-176B-ml"'
 
@@ -24,7 +24,7 @@ def card_with(folder: Path, *lines: str, more: tuple[str, ...] = ()) -> RunCard:
     return load_card(write_card(folder), [f"slurm.setup={written}", *more], {}, directory=folder)
 
 
-def checks(card: RunCard, **variables: str) -> list[Check]:
+def checks(card: RunCard, **variables: str) -> list[PreflightCheck]:
     return list(setup_checks(card, False, {**os.environ, **variables}))
 
 

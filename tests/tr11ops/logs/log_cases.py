@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tests.tr11ops.status_cases import record
-from trainer.contract import format_step
+from trainer.contract.logline import format_step
 
 
 @dataclass
@@ -42,7 +42,7 @@ class EndlessLog:
     STEP_BYTES, STEPS, BACK = 8192, 5000, 100
     START = 1_650_000_000.0
     _HEAD, _TAIL = b"[default7]: iteration %8d", step_line(1)[len("[default7]: iteration        1") :]
-    _NOISE = b"[default3]: something that a worker prints now and then, of no use to anybody\n" * 110
+    _NOISE = b"[default3]: something that a worker prints now and then, of no use to anyone\n" * 110
 
     def __init__(self, size: int) -> None:
         self.size = size

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tr11ops.logs.moments import LAST_ITERATION, iterations, numbers, since, steps_since
+from tr11ops.base.moments import since
+from tr11ops.logs.moments import LAST_ITERATION, iterations, numbers, steps_since
 
 NOON = time.mktime((2022, 5, 2, 12, 0, 0, 0, 0, -1))
 
@@ -35,7 +36,8 @@ def test_ranges() -> None:
     assert iterations("100:") == (100, LAST_ITERATION)
     assert iterations(":200") == (0, 200)
     assert iterations("7") == (7, 7)
-    for text in (":", "", "a:b", "200:100", "1-2", "1:2:3"):
+    assert iterations("100-200") == (100, 200) and iterations("100-") == (100, LAST_ITERATION)
+    for text in (":", "-", "", "a:b", "200:100", "200-100", "1:2:3"):
         with pytest.raises(ValueError, match="range"):
             iterations(text)
     assert numbers("0,8") == {0, 8} and numbers("0-3,9") == {0, 1, 2, 3, 9}

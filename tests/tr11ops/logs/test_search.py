@@ -39,7 +39,7 @@ runs = st.lists(st.tuples(st.integers(1, 400), st.integers(1, 120)), min_size=1,
 @pytest.mark.usefixtures("small_leaves")
 @settings(max_examples=50, deadline=None)
 @given(runs, st.integers(0, 520), st.integers(0, 100), st.sampled_from([b"", b"noise\n" * 40, b"x" * 9000 + b"\n"]))
-def test_every_step_of_a_range_is_found_whatever_the_restarts_went_back_to(
+def test_every_step_of_a_range_is_found_after_any_restart(
     pieces: list[tuple[int, int]], first: int, length: int, noise: bytes
 ) -> None:
     """Each piece is a start at some iteration, that trains for some steps."""

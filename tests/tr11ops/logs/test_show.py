@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from tests.tr11ops.logs.log_cases import CountingReader, log_of, step_line
 from tr11ops.logs import reader, show
+from tr11ops.logs.line_filter import LineQuery, Sieve
 from tr11ops.logs.lines import coloured, plain, severity
 from tr11ops.logs.show import Beginning, NoSuchAttempt, Query
-from tr11ops.logs.sieve import Sieve, Wanted
 from tr11ops.logs.skip import may_hold
 
 LOGS = Path(__file__).parents[2] / "data" / "logs"
@@ -37,7 +37,7 @@ TRACEBACK = """\
 
 def shown(text: str | bytes, **wanted: object) -> list[str]:
     data = text.encode() if isinstance(text, str) else text
-    query = Query(Wanted(**wanted))  # type: ignore[arg-type]
+    query = Query(LineQuery(**wanted))  # type: ignore[arg-type]
     return list(Beginning(CountingReader(data), len(data), query, Sieve(query.wanted)).lines())
 
 
@@ -68,7 +68,7 @@ def test_levels() -> None:
     assert [severity(line) for line in usual] == [20] * len(usual)
 
 
-def test_a_step_without_a_finite_loss_is_a_warning_and_a_cut_one_is_not() -> None:
+def test_a_step_without_a_finite_loss_is_a_warning_a_cut_not() -> None:
     for name, level in (("tr11.txt", 20), ("tr1.txt", 20), ("tr8.txt", 30)):
         step = next(line for line in (LOGS / name).read_text().splitlines() if "iteration" in line)
         assert severity(step) == level
@@ -76,7 +76,7 @@ def test_a_step_without_a_finite_loss_is_a_warning_and_a_cut_one_is_not() -> Non
     assert severity(re.sub(r"lm loss: \S+", "lm loss: nan", (LOGS / "tr11.txt").read_text().splitlines()[0])) == 30
 
 
-def test_a_traceback_is_shown_whole_and_without_what_others_print_meanwhile() -> None:
+def test_a_traceback_is_shown_whole_without_lines_of_others() -> None:
     lines = TRACEBACK.splitlines()
     expected = [line for number, line in enumerate(lines) if number not in {1, 5, len(lines) - 1}]
     assert shown(TRACEBACK, level=40) == expected
@@ -127,7 +127,7 @@ def test_one_attempt() -> None:
 @given(st.lists(st.sampled_from(["a", "b", "long " * 30]), max_size=60), st.integers(0, 12), st.integers(8, 300))
 def test_the_last_matching_lines_are_those_of_the_whole(lines: list[str], count: int, window: int) -> None:
     data = "".join(f"{line}{number}\n" for number, line in enumerate(lines)).encode()
-    wanted = Wanted(pattern=re.compile("^[al]"))
+    wanted = LineQuery(pattern=re.compile("^[al]"))
     query = Query(wanted, lines=count)
     before, show.FIRST_WINDOW_BYTES = show.FIRST_WINDOW_BYTES, window
     try:
@@ -140,7 +140,7 @@ def test_the_last_matching_lines_are_those_of_the_whole(lines: list[str], count:
 
 def test_the_end_of_a_log_is_shown_without_reading_the_rest() -> None:
     log = CountingReader(log_of(range(1, 50_000)))
-    query = Query(Wanted(), lines=3)
+    query = Query(LineQuery(), lines=3)
     assert len(list(Beginning(log, len(log.data), query, Sieve(query.wanted)).lines())) == 3
     assert log.amount < 1 << 20
 
@@ -150,7 +150,7 @@ def test_since_a_time_by_steps_and_by_stamps() -> None:
     data = log_of(range(1, 11)) + stamped + log_of(range(11, 21))
 
     def first(since: float, steps: int | None) -> str:
-        query = Query(Wanted(), since=since, steps_since=steps)
+        query = Query(LineQuery(), since=since, steps_since=steps)
         return next(Beginning(CountingReader(data), len(data), query, Sieve(query.wanted)).lines(), "nothing")
 
     assert first(0.0, None) == stamped.decode().rstrip()
@@ -175,10 +175,10 @@ def test_no_text_gets_an_escape_through(text: str) -> None:
 
 def test_lines_without_end_and_bytes_that_are_no_text() -> None:
     data = b"\xff\xfe two\r\nlast"
-    beginning = Beginning(CountingReader(data), len(data), Query(), Sieve(Wanted()))
+    beginning = Beginning(CountingReader(data), len(data), Query(), Sieve(LineQuery()))
     assert list(beginning.lines()) == ["\ufffd\ufffd two\r"] and beginning.rest == b"last"
     endless = b"x" * (3 << 20)
-    pieces = Beginning(CountingReader(endless), len(endless), Query(), Sieve(Wanted()))
+    pieces = Beginning(CountingReader(endless), len(endless), Query(), Sieve(LineQuery()))
     assert sum(len(piece) for piece in pieces.lines()) + len(pieces.rest) == len(endless)
 
 
@@ -201,7 +201,7 @@ def test_one_step_line_of_the_176b_training_is_shown_as_it_is() -> None:
 )
 def test_passing_over_blocks_changes_nothing(lines: list[str], pattern: str, level: int | None, context: int) -> None:
     data = "".join(f"{line}\n" for line in lines).encode()
-    wanted = Wanted(pattern=re.compile(pattern), level=level, context=context)
+    wanted = LineQuery(pattern=re.compile(pattern), level=level, context=context)
     before, reader.LARGE_BLOCK_BYTES = reader.LARGE_BLOCK_BYTES, 16
     try:
         found = list(Beginning(CountingReader(data), len(data), Query(wanted), Sieve(wanted)).lines())
@@ -211,8 +211,8 @@ def test_passing_over_blocks_changes_nothing(lines: list[str], pattern: str, lev
     assert found == [shown for line in lines for shown in sieve.feed(line)]
 
 
-def test_whatever_is_severe_holds_one_of_the_words_by_which_blocks_are_chosen() -> None:
-    holds = may_hold(Wanted(level=30))
+def test_whatever_is_severe_holds_a_word_that_blocks_go_by() -> None:
+    holds = may_hold(LineQuery(level=30))
     assert holds is not None
     for path in (Path(__file__), LOGS / "tr8.txt", LOGS / "tr11.txt"):
         for line in path.read_text().splitlines():

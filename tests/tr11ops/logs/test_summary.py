@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.tr11ops.logs.log_cases import CountingReader, log_of, step_line
 from tr11ops.logs import summary as summaries
-from tr11ops.logs.summary import End, Restart, Silence, Summary, summarise
+from tr11ops.logs.summary import CleanEnd, Restart, Silence, Summary, summarise
 from tr11ops.logs.summary_text import lines, value
 
 LOGS = Path(__file__).parents[2] / "data" / "logs"
@@ -45,7 +45,7 @@ def test_restarts_gaps_and_ends() -> None:
     assert found.starts[:2] == [Restart(None, 1, "7"), Restart(100, 91, "8")]
     assert found.starts[1].redone == 10 and found.starts[-1].after == 121
     assert found.gaps == [(140, 151)]
-    assert found.ends == [End("its time was up", 100), End("kill switch", 160)]
+    assert found.ends == [CleanEnd("its time was up", 100), CleanEnd("kill switch", 160)]
     assert found.tracebacks == 1
 
 
@@ -112,3 +112,18 @@ def test_nothing_at_all() -> None:
     progress: Callable[[int], None] = calls.append
     assert summarise(CountingReader(b""), 0, progress) == Summary() and calls == []
     assert "none: no line of a step was found" in "\n".join(lines(Summary(), "x"))
+
+
+def test_a_start_is_one_although_two_lines_tell_of_it() -> None:
+    """The agent's line and the trainer's own, as a run of ours writes them."""
+    begin = "tr11: attempt %d launch 1 on 2 nodes: n[1-2]\n[default0]:using world size: 4, data-parallel-size: 1\n"
+    end = b"[default0]:[exiting program at iteration 6] datetime: 2026-11-22 21:18:41 \ntr11: attempt 2 ended: x\n"
+    data = b"".join((begin % job).encode() + log_of(range(6 * job, 6 * job + 6)) + end for job in range(3))
+    found = of(data)
+    assert found.starts == [Restart(None, 0, "0"), Restart(5, 6, "1"), Restart(11, 12, "2")]
+    assert found.ends == [CleanEnd("exit interval", number) for number in (5, 11, 17)]
+
+
+def test_the_watchdogs_own_states_are_pulses() -> None:
+    words = ("x is STOPPED: the kill switch was set", "x: resubmit 1-3: nothing runs", "x is HUNG: no step for 2 h")
+    assert of(b"".join(pulse(hour, text) for hour, text in enumerate(words))).pulses == {"other": 3}

@@ -21,16 +21,17 @@ from pathlib import Path
 from tests.trainer.checkpoint import world
 from tests.trainer.checkpoint.synthetic import Model, Shape, differences, state
 from trainer.checkpoint import store
-from trainer.checkpoint.agreement import lost_a_rank
-from trainer.checkpoint.catalogue import CheckpointError
-from trainer.checkpoint.state import ShardedState
 from trainer.checkpoint.store import CheckpointInfo, Extras
 from trainer.checkpoint.writer import AsyncSaver, Failed
-from trainer.contract import checkpoint_name, checkpoint_steps
+from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.paths import checkpoint_name, checkpoint_steps
+from trainer.parallel.agreement import lost_a_rank
+from trainer.parallel.state import ShardedState
 
 MODEL = Model(layers=4, hidden=64, vocabulary=64)
 SHAPE = Shape(tensor=2, pipeline=2, data=2)
 START = 0
+HIDDEN = ".global_step"  # begins the name of a checkpoint that is being made
 HEARD, MIXTURE, FAILED = 3, 4, 5  # how a rank leaves that heard of a lost one, found a wrong state, could not save
 
 
@@ -105,7 +106,8 @@ class Tally:
 def many_lives(count: int, folder: Path, scratch: Path, seed: int) -> Tally:
     """Kill `count` trainings one after the other at random moments: all ranks at once, or one and the others later.
 
-    A life is let reach none, one or two new checkpoints; the kill falls at a moment drawn from the time of the next.
+    A life is let reach none, one or two new checkpoints; the kill falls at a moment drawn from the time of the next, and
+    in every second life while that one is being made.
     Raises AssertionError when a life finds a mixture, an older state than before, or cannot save.
     """
     chance, tally, pace = random.Random(seed), Tally(), 1.0
@@ -121,6 +123,8 @@ def many_lives(count: int, folder: Path, scratch: Path, seed: int) -> Tally:
                 _await(lambda: len(checkpoint_steps(folder)) >= known + target, processes)  # noqa: B023
                 pace = (time.monotonic() - began) / target
             time.sleep(chance.uniform(0.0, pace))
+            if life % 2:  # chance alone may let every kill fall between two saves
+                _await(lambda: any(path.name.startswith(HIDDEN) for path in folder.iterdir()), processes)
             victims = list(range(SHAPE.world)) if life % 2 else [chance.randrange(SHAPE.world)]
             for victim in victims:
                 processes[victim].kill()
@@ -153,7 +157,7 @@ def _await(happened: Callable[[], bool], processes: list[BaseProcess]) -> None:
 
 def _moment(folder: Path) -> str:
     """What the newest hidden folder says about when the kill fell."""
-    hidden = [path for path in folder.iterdir() if path.name.startswith(".global_step")]
+    hidden = [path for path in folder.iterdir() if path.name.startswith(HIDDEN)]
     if not hidden:
         return "between saves"
     if any("replaced" in path.name for path in hidden):

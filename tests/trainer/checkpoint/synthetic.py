@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trainer.checkpoint.state import FRAGMENT_KINDS, Fragment, LocalTensor, ShardedState
+from trainer.parallel.state import FRAGMENT_KINDS, Fragment, LocalTensor, ShardedState
 
 ALIGNMENT = 8  # elements: ZeRO pads the flat buffer so that every partition has the same size
 

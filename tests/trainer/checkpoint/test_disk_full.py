@@ -15,9 +15,9 @@ import torch.distributed as dist
 from tests.trainer.checkpoint import world
 from tests.trainer.checkpoint.synthetic import Model, Shape, differences, state
 from trainer.checkpoint import store
-from trainer.checkpoint.catalogue import CheckpointError
 from trainer.checkpoint.store import CheckpointInfo, Extras
 from trainer.checkpoint.writer import AsyncSaver, Failed, Finished
+from trainer.contract.checkpoints import CheckpointError
 
 MODEL = Model(layers=2, hidden=64, vocabulary=64)
 SHAPE = Shape(tensor=2, data=2)

@@ -16,10 +16,11 @@ import pytest
 from tests.trainer.checkpoint import lives, world
 from tests.trainer.checkpoint.synthetic import Model, Shape, differences, state
 from trainer.checkpoint import store
-from trainer.checkpoint.catalogue import CheckpointError
 from trainer.checkpoint.store import CheckpointInfo, Extras
 from trainer.checkpoint.writer import AsyncSaver, Finished
-from trainer.contract import checkpoint_steps
+from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.paths import checkpoint_steps
+from trainer.contract.replacing import SUPERSEDED_SUFFIX
 
 MODEL = Model(layers=2, hidden=8, vocabulary=8)
 SHAPE = Shape(tensor=2, data=2)
@@ -100,11 +101,24 @@ def kill_everywhere(
         found.append(survivor(folder))
         save(folder, Shape(), 0, 9, 9)  # the next save works, and cleans up
         names = {f"global_step{step}" for step in checkpoint_steps(folder)} | {"latest"}
+        if found[-1] == new and new[0] in dict(old):
+            names.add(f"global_step{new[0]}{SUPERSEDED_SUFFIX}")
+            assert superseded(folder, new[0]) == (new[0], dict(old)[new[0]])
         assert {path.name for path in folder.iterdir()} == names
         shutil.rmtree(folder)
         if not killed:
             return found
     raise AssertionError("unreachable")
+
+
+def superseded(folder: Path, step: int) -> tuple[int, int] | None:
+    """As `survivor`, of the checkpoint that a save over the same step kept."""
+    alone = folder.with_name("alone")
+    shutil.copytree(folder / f"global_step{step}{SUPERSEDED_SUFFIX}", alone / f"global_step{step}")
+    try:
+        return survivor(alone)
+    finally:
+        shutil.rmtree(alone)
 
 
 FIRST, NEXT, SAME_STEP = ([], (1, 1)), ([(1, 1)], (2, 2)), ([(1, 1), (2, 2)], (2, 3))

@@ -15,7 +15,7 @@ GIB = 1 << 30
 def test_ranks_of_one_host_share_its_memory() -> None:
     one, other = MemoryNeed("n1", 4 * GIB, 10 * GIB), MemoryNeed("n2", 4 * GIB, 10 * GIB)
     assert shortage([one, one, other, other]) is None
-    assert shortage([one, one, one, other]) == "n1 would need 12.00 GiB of memory for copies and can spare 8.00"
+    assert shortage([one, one, one, other]) == "n1 would need 12.0 GiB of memory for copies and can spare 8.0 GiB"
     assert shortage([one, MemoryNeed("n1", GIB, 5 * GIB)]) is not None, "the least that any rank saw counts"
     assert shortage([MemoryNeed("n1", 0, 0)]) is None, "nothing more is needed where the memory is held already"
 

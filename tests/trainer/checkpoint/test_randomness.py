@@ -30,10 +30,3 @@ def test_every_stream_goes_on_where_it_was() -> None:
         buffer.seek(0)
         randomness.restore(torch.load(buffer, weights_only=True), {"dropout": generator})
         assert draw(generator) == wanted
-
-
-def test_derived_seeds() -> None:
-    assert randomness.derived_seed(1234, 100, 0) == randomness.derived_seed(1234, 100, 0)
-    seeds = {randomness.derived_seed(*numbers) for numbers in [(1, 2), (2, 1), (1, 2, 0), (1, 2, 1), (12, 0), (1, 20)]}
-    assert len(seeds) == 6
-    assert all(0 <= seed < 2**63 for seed in seeds)

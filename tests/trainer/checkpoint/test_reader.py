@@ -18,12 +18,13 @@ from torch import Tensor
 from tests.trainer.checkpoint import world
 from tests.trainer.checkpoint.synthetic import Model, Shape, differences, logical, state
 from trainer.checkpoint import randomness, rewrite, store
-from trainer.checkpoint.catalogue import CheckpointError
 from trainer.checkpoint.publishing import CheckpointInfo, Extras
 from trainer.checkpoint.reader import check_digests, open_checkpoint, part_bytes
 from trainer.checkpoint.rewrite import row_blocks, source_bytes, write_checkpoint
 from trainer.checkpoint.source import CheckpointFacts, Part, TensorFacts, TensorSource
-from trainer.contract import Manifest, manifest_faults, read_latest
+from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.manifest import Manifest, manifest_faults
+from trainer.contract.paths import read_latest
 
 MODEL, SHAPE, STEP = Model(), Shape(tensor=2, data=2), 30
 FACTS = {"model.layers": MODEL.layers}
@@ -275,7 +276,7 @@ def test_a_rewritten_checkpoint_is_the_same(saved: Path, tmp_path: Path, monkeyp
     for shape in (Shape(), Shape(pipeline=2)):
         for different, steps, no_rng, remarks in world.run(shape.world, load_rank, tmp_path / "new", shape):
             assert (different, steps, no_rng) == ([], 1000 + STEP, True)
-            assert "derived anew" in remarks[0]
+            assert "derived again" in remarks[0]
 
 
 def test_weights_alone_are_rewritten(copy: Path, tmp_path: Path) -> None:

@@ -13,9 +13,10 @@ import torch.distributed as dist
 from tests.trainer.checkpoint import world
 from tests.trainer.checkpoint.synthetic import Model, Shape, differences, state
 from trainer.checkpoint import randomness, store
-from trainer.checkpoint.catalogue import CheckpointError
 from trainer.checkpoint.store import CheckpointInfo, Extras
-from trainer.contract import Manifest, manifest_faults, read_latest
+from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.manifest import Manifest, manifest_faults
+from trainer.contract.paths import read_latest
 
 MODEL = Model()
 
@@ -64,15 +65,16 @@ SHAPES = [
 ]
 
 
-def save_each_load_all(rank: int, folder: Path) -> None:
-    """Four ranks: the first ones save as one shape, then the ranks of each shape load it, in a group of their own."""
+def save_each_load_some(rank: int, folder: Path, apart: tuple[int, ...]) -> None:
+    """Four ranks: the first ones save as one shape, then the ranks of the shapes that stand so far behind it in the
+    list load it, in a group of their own."""
     groups = {size: dist.new_group(list(range(size))) for size in range(1, 5)}
     for step, saved in enumerate(SHAPES):
         if rank < saved.world:
             mine = state(MODEL, saved, rank, step)
             store.save(folder, step, mine, extras(step, rank), info(saved), group=groups[saved.world])
         dist.barrier()
-        for shape in SHAPES:
+        for shape in [SHAPES[(step + further) % len(SHAPES)] for further in apart]:
             if rank < shape.world:
                 different, count, restored, remarks = load_rank(rank, folder, shape, step, groups[shape.world])
                 assert (different, count) == ([], 1000 + step), (saved, shape)
@@ -81,8 +83,10 @@ def save_each_load_all(rank: int, folder: Path) -> None:
         dist.barrier()
 
 
-def test_every_topology_loads_what_every_other_saved(memory_path: Path) -> None:
-    world.run(4, save_each_load_all, memory_path)
+@pytest.mark.parametrize("apart", [(0, 1, 4, 7), pytest.param(tuple(range(len(SHAPES))), marks=pytest.mark.soak)])
+def test_every_topology_loads_what_others_saved(memory_path: Path, apart: tuple[int, ...]) -> None:
+    """Each loads its own and those of three others: of fewer ranks, of as many and of more; all pairs as soak."""
+    world.run(4, save_each_load_some, memory_path, apart)
 
 
 def save_and_check(rank: int, folder: Path, shape: Shape) -> None:
@@ -165,14 +169,15 @@ def test_a_training_is_told_of_random_state_that_was_not_saved(memory_path: Path
     assert any("random-number" in remark for remark in loaded.remarks)
 
 
-def test_a_save_over_the_same_step_replaces_it(memory_path: Path) -> None:
+def test_a_save_over_the_same_step_deletes_nothing_else(memory_path: Path) -> None:
     store.save(memory_path, 3, state(MODEL, Shape(), 0, 3), extras(3), info(Shape()))
     (memory_path / ".global_step9.partial-dead").mkdir()
     store.save(memory_path, 3, state(MODEL, Shape(), 0, 4), extras(4), info(Shape()))
     empty = state(MODEL, Shape(), 0, None)
     assert store.load(memory_path, 3, empty, info(Shape())).cursor["iteration"] == 4
     assert differences(empty, state(MODEL, Shape(), 0, 4)) == []
-    assert sorted(path.name for path in memory_path.iterdir()) == ["global_step3", "latest"]
+    store.save(memory_path, 3, state(MODEL, Shape(), 0, 4), extras(4), info(Shape()))  # nothing new
+    assert sorted(path.name for path in memory_path.iterdir()) == ["global_step3", "global_step3.superseded", "latest"]
 
 
 @pytest.mark.parametrize(

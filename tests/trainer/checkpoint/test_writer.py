@@ -18,12 +18,13 @@ import torch.distributed as dist
 from tests.trainer.checkpoint import world
 from tests.trainer.checkpoint.synthetic import Model, Shape, differences, state
 from trainer.checkpoint import store
-from trainer.checkpoint.agreement import lost_a_rank
-from trainer.checkpoint.catalogue import CheckpointError
-from trainer.checkpoint.state import ShardedState
 from trainer.checkpoint.store import CheckpointInfo, Extras
 from trainer.checkpoint.writer import AsyncSaver, Failed, Finished, Outcome
-from trainer.contract import Manifest, checkpoint_steps, read_latest
+from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.manifest import Manifest
+from trainer.contract.paths import checkpoint_steps, read_latest
+from trainer.parallel.agreement import lost_a_rank
+from trainer.parallel.state import ShardedState
 
 MODEL = Model(layers=2, hidden=64, vocabulary=64)
 SHAPE = Shape(tensor=2, data=2)
@@ -191,13 +192,13 @@ def test_without_memory_for_a_copy_the_training_waits(memory_path: Path) -> None
     for said in world.run(SHAPE.world, short_of_memory, memory_path):
         assert len(said) == 1
         assert re.fullmatch(
-            r"checkpoint of step 1 is saved while the training waits: \S+ would need 0\.\d+ GiB of memory for copies "
-            r"and can spare 0\.00",
+            r"checkpoint of step 1 is saved while the training waits: \S+ would need \d+\.\d KiB of memory for copies "
+            r"and can spare 800 B",
             said[0],
         )
 
 
-def test_where_the_kernel_does_not_tell_its_memory_the_training_waits(memory_path: Path) -> None:
+def test_where_free_memory_is_unknown_the_training_waits(memory_path: Path) -> None:
     def unknown() -> int:
         raise FileNotFoundError(2, "No such file or directory", "/proc/meminfo")
 
@@ -243,7 +244,7 @@ def one_rank_cannot_write(rank: int, folder: Path) -> tuple[str, str]:
     return str(written.fault), str(prepared.fault)
 
 
-def test_a_save_that_fails_on_one_rank_fails_on_all_and_ends_nothing(memory_path: Path) -> None:
+def test_a_save_that_fails_on_one_rank_fails_on_all_and_goes_on(memory_path: Path) -> None:
     messages = world.run(SHAPE.world, one_rank_cannot_write, memory_path / "checkpoints")
     assert len(set(messages)) == 1
     written, prepared = messages[0]
@@ -266,7 +267,7 @@ def test_a_copy_that_fails_is_a_failed_save(memory_path: Path) -> None:
     assert store.find_resumable(memory_path, "digests", True, pytest.fail) == 1
 
 
-def test_an_abandoned_save_leaves_a_hidden_folder_that_the_next_removes(memory_path: Path) -> None:
+def test_an_abandoned_save_leaves_a_folder_the_next_removes(memory_path: Path) -> None:
     gate = threading.Event()
     saver = AsyncSaver(memory_path, pytest.fail)
     saver._background.submit(gate.wait)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from tests.trainer.spawn import fork_server, run_ranks
 
-DEADLINE = 180.0
+DEADLINE = 600.0
 
 
 def run(size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:

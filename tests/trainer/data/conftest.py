@@ -3,8 +3,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from data_helpers import texts
 
+from tests.trainer.data.data_helpers import texts
 from trainer.data.tokenizer import train_tokenizer
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from trainer.data.__main__ import main
 from trainer.data.indexed_write import IndexedWriter
 
 ROOT = Path(__file__).parents[3]
@@ -41,8 +46,25 @@ def numbered_documents(count: int, seed: int = 0, longest: int = 40) -> list[lis
     return [list(range(end - length, end)) for end, length in zip(ends.tolist(), lengths.tolist(), strict=True)]
 
 
-def run_data(*words: str | Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-    """`python -m trainer.data WORDS`."""
+def run_data(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    """`python -m trainer.data WORDS`, its `main` in this process: another Python would load for a second or two."""
+    said, heard = io.StringIO(), io.StringIO()
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(heard), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["python -m trainer.data", *map(str, words)])
+        patch.delenv("TOKENIZERS_PARALLELISM", raising=False)
+        try:
+            code = main([str(word) for word in words])
+        except SystemExit as left:  # argparse
+            code = left.code if isinstance(left.code, int) else 1
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+    return subprocess.CompletedProcess(list(words), code, said.getvalue(), heard.getvalue())
+
+
+def run_data_process(*words: str | Path, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+    """`python -m trainer.data WORDS`, in a Python of its own."""
     return subprocess.run(
         [sys.executable, "-m", "trainer.data", *map(str, words)],
         cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False,

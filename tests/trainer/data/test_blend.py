@@ -71,7 +71,7 @@ def test_segments_side_by_side_make_the_sequential_choices(
     assert build_blend(weights, samples)[0].tolist() == slow_blend(weights, samples)
 
 
-def test_wrong_guesses_are_mended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_guesses_are_repaired(monkeypatch: pytest.MonkeyPatch) -> None:
     def all_of_the_first(
         shares: npt.NDArray[np.float64], positions: npt.NDArray[np.int64], at_least: object = None
     ) -> npt.NDArray[np.float64]:

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from data_helpers import numbered_documents, run_data, texts, write_lines, write_pair
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.trainer.data.data_helpers import numbered_documents, run_data, texts, write_lines, write_pair
 from trainer.data import check as room
 from trainer.data import duplicates
 from trainer.data.check import check_pairs, check_raw
-from trainer.data.check_rules import Limits, find_storms, outside
+from trainer.data.check_rules import DocumentLimits, find_storms, outside
 from trainer.data.duplicates import DigestStore
 from trainer.data.end_tokens import spelled_end_tokens
 from trainer.data.errors import DataError
@@ -33,7 +33,7 @@ def laid_out(documents: list[list[int]], dtype: str = "uint16") -> tuple[Any, An
     return whole, np.cumsum([0, *lengths[:-1]])
 
 
-def slow_storms(documents: list[list[int]], limits: Limits) -> dict[int, set[tuple[int, int, bool]]]:
+def slow_storms(documents: list[list[int]], limits: DocumentLimits) -> dict[int, set[tuple[int, int, bool]]]:
     found: dict[int, set[tuple[int, int, bool]]] = {}
     for number, document in enumerate(documents):
         symbol, count = Counter(document).most_common(1)[0]
@@ -55,7 +55,7 @@ def slow_storms(documents: list[list[int]], limits: Limits) -> dict[int, set[tup
 )
 @settings(max_examples=200, deadline=None)
 def test_storms_equal_the_slow_search(documents: list[list[int]], length: int, run: int, dtype: str) -> None:
-    limits = Limits(length, run)
+    limits = DocumentLimits(length, run)
     expected = slow_storms(documents, limits)
     found = find_storms(*laid_out(documents, dtype), limits)
     assert [storm.document for storm in found] == sorted(expected)
@@ -124,7 +124,7 @@ def test_each_kind_of_finding(spoilt: Path, tmp_path: Path, monkeypatch: pytest.
         [str(spoilt), str(other)],
         vocabulary_size=4000,
         end_token=0,
-        limits=Limits(longest=1500),
+        limits=DocumentLimits(longest=1500),
         workers=workers,
         temporary=tmp_path,
         on_bytes=heard.append,
@@ -176,7 +176,7 @@ def test_raw_text(tmp_path: Path, workers: int) -> None:
     lines[8] = lines[2]
     lines[9] = json.dumps({"text": "x" * 10 + "0123456789" * 100 + "é" * 600 + "0123456789" * 100})
     (tmp_path / "in.jsonl").write_text("\n".join([*lines[:4], "", *lines[4:]]) + "\n")
-    report = check_raw(tmp_path / "in.jsonl", limits=Limits(longest=2500), workers=workers)
+    report = check_raw(tmp_path / "in.jsonl", limits=DocumentLimits(longest=2500), workers=workers)
     assert report.counts == {"storm": 2, "bad_line": 1, "empty": 1, "duplicate": 1, "overlong": 1}
     found = {(example.kind, example.place): example.detail for example in report.examples}
     assert found["storm", 4] == "90 of its 92 are the character '\\\\'"
@@ -242,7 +242,7 @@ def test_the_token_that_ends_a_document_inside_a_text(tmp_path: Path, tokenizer_
     assert "data.mask_end_of_document_loss" in looked.stdout
 
 
-def test_a_tokenizer_that_makes_no_token_of_the_spelling_is_not_concerned(tmp_path: Path) -> None:
+def test_a_tokenizer_without_a_token_for_it_is_not_concerned(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("[UNK]\n[SEP]\na\n[\n]\nSEP\n")
     tokenizer = load_tokenizer(TokenizerSpec("bert_wordpiece", None, str(tmp_path / "vocab.txt")))
     assert spelled_end_tokens(tokenizer) == ()

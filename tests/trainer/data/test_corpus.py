@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 
 import pytest
-from data_helpers import run_data
 
+from tests.trainer.data.data_helpers import run_data
 from trainer.data import corpus
 from trainer.data.corpus import Document, build_corpus, cut_module, library_documents, library_files
 from trainer.data.errors import DataError
@@ -119,7 +119,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         build_corpus(tmp_path / "file" / "c.jsonl", 1000)
 
 
-def test_an_interrupted_corpus_says_that_it_starts_from_the_beginning(tmp_path: Path) -> None:
+def test_an_interrupted_corpus_says_that_it_starts_over(tmp_path: Path) -> None:
     record = tmp_path / "corpus.jsonl.report.json"
     record.write_text('{"request": {}, "report": null}')
     words = ["corpus", "--out", tmp_path / "corpus.jsonl", "--min-bytes", "1000"]

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from data_helpers import numbered_documents, write_pair
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.trainer.data.data_helpers import numbered_documents, write_pair
 from trainer.data.errors import DataError
-from trainer.data.groups import Group, Member, parse_group, parse_groups, parse_range, read_groups_file
-from trainer.data.sources import Reading, plan_groups
+from trainer.data.groups import DataGroup, Member, parse_group, parse_groups, parse_range, read_groups_file
+from trainer.data.sources import ReadOptions, plan_groups
 
 
 def test_groups_as_the_original_spells_them() -> None:
@@ -38,7 +38,7 @@ MEMBERS = st.builds(
 
 @given(name=st.from_regex(r"[a-z][a-z0-9_-]{0,9}", fullmatch=True), members=st.lists(MEMBERS, min_size=1, max_size=4))
 def test_a_group_is_read_as_it_is_written(name: str, members: list[Member]) -> None:
-    group = Group(name, tuple(members))
+    group = DataGroup(name, tuple(members))
     assert parse_group(str(group)) == group
 
 
@@ -129,7 +129,7 @@ def test_members_are_planned_with_their_share_and_range(tmp_path: Path) -> None:
         parse_group(f"train: 3 0:0.5 {a}, 1 0.5:1 {b}"): 1000,
         parse_group(f"valid_a: 7 0.5:1 {a}"): 40,
     }
-    plans = plan_groups(groups, Reading(8, 1, cache_folder=tmp_path / "cache"))
+    plans = plan_groups(groups, ReadOptions(8, 1, cache_folder=tmp_path / "cache"))
     train, valid = plans["train"], plans["valid_a"]
     assert [member.key.samples for member in train.members] == [754, 252]  # ceil of 1,000 x share x 1.005
     assert [member.key.samples for member in valid.members] == [40] and valid.blend is None
@@ -143,7 +143,7 @@ def test_another_range_or_weight_never_reuses_a_map(tmp_path: Path) -> None:
     b = write_pair(tmp_path / "b", numbered_documents(100, seed=1))
     seen = []
     for text in (f"1 0:0.5 {a}, 1 0:1 {b}", f"1 0.5:1 {a}, 1 0:1 {b}", f"1 0:0.5 {a}, 1.00001 0:1 {b}"):
-        plan = plan_groups({parse_group(f"train: {text}"): 200}, Reading(8, 1, cache_folder=tmp_path / "cache"))
+        plan = plan_groups({parse_group(f"train: {text}"): 200}, ReadOptions(8, 1, cache_folder=tmp_path / "cache"))
         source = plan["train"].open()
         rows = np.empty((200, 9), np.int64)
         for index in range(200):

@@ -14,51 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from data_helpers import ROOT, run_data, texts, write_lines
 
+from tests.trainer.data.data_helpers import ROOT, run_data, texts, write_lines
+from tests.trainer.data.lives import run_lives
 from trainer.data import half_made, indexed_resume
 from trainer.data.errors import DataError
 from trainer.data.indexed import bin_path, idx_path
 from trainer.data.tokenize import PreprocessRequest, preprocess
 
 PIECE = 2000
-# Runs preprocess in one fork after another. Life n of a story is killed with -9 at its step `steps[n]`, counted over every
-# call that changes what is on disk, and every piece; the last life runs to its end. Prints what each life was told.
-DRIVER = """
-import json, os, signal, sys
-from pathlib import Path
-from trainer.data.tokenize import PreprocessRequest, preprocess
-
-folder, tokenizer, stories = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
-
-def life(asked, step):
-    count = 0
-    def point(*_):
-        nonlocal count
-        if count == step:
-            os.kill(os.getpid(), signal.SIGKILL)
-        count += 1
-    def counted(call):
-        def wrapped(*arguments, **options):
-            point()
-            return call(*arguments, **options)
-        return wrapped
-    for owner, name in ((os, "fsync"), (os, "pwrite"), (os, "truncate"), (os, "unlink"), (os, "replace")):
-        setattr(owner, name, counted(getattr(owner, name)))
-    told = []
-    preprocess(asked, piece_bytes=2 * PIECE, on_progress=point, tell=told.append, save_seconds=0.0)
-    print(json.dumps([step, count, told]), flush=True)
-
-for number, steps in enumerate(stories):
-    asked = PreprocessRequest(folder / "in.jsonl", Path(tokenizer), str(folder / f"story{number}" / "out"))
-    for step in [*steps, -1]:
-        child = os.fork()
-        if child == 0:
-            life(asked, step)
-            os._exit(0)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        assert code == (-signal.SIGKILL if step >= 0 else 0) or code == 0, code
-""".replace("PIECE", str(PIECE))
 
 
 def pair_of(prefix: Path) -> tuple[bytes, bytes]:
@@ -101,17 +65,16 @@ def test_killed_at_every_step(tmp_path: Path, tokenizer_folder: Path) -> None:
     preprocess(asked(tmp_path, tokenizer_folder, "whole"))
     steps = 60  # more than one life has
     stories = [*([step] for step in range(steps)), [14] * 9, [22, 3, 4, 18, 0, 9]]
-    done = subprocess.run(
-        [sys.executable, "-c", DRIVER, str(tmp_path), str(tokenizer_folder), json.dumps(stories)],
-        cwd=ROOT, env={**os.environ, "TOKENIZERS_PARALLELISM": "false"}, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    lives = [json.loads(line) for line in done.stdout.splitlines()]
-    longest = max(count for step, count, _ in lives if step >= 0)
-    assert 30 < longest < steps, "each step of a life was a moment of death"
-    last = [(count, told) for step, count, told in lives if step < 0]
-    for step in range(20, longest):  # the first piece is on record by then
-        count, told = last[step]
+    lives = run_lives(
+        tmp_path,
+        stories,
+        "from trainer.data.tokenize import PreprocessRequest, preprocess",
+        f"request = PreprocessRequest(root / 'in.jsonl', Path({str(tokenizer_folder)!r}), str(output))\n"
+        f"preprocess(request, piece_bytes={2 * PIECE}, on_progress=point, tell=tell, save_seconds=0.0)",
+    )
+    assert 30 < lives.longest < steps, "each step of a life was a moment of death"
+    for step in range(20, lives.longest):  # the first piece is on record by then
+        count, told = lives.last[step]
         went_on = bool(told) and told[0].startswith("goes on behind line")
         assert went_on or (told == [] and count < 12), "what was left to do was to publish, at most"
     wanted = pair_of(tmp_path / "whole" / "out")
@@ -234,7 +197,7 @@ def test_a_full_disk_keeps_what_was_saved(tmp_path: Path, tokenizer_folder: Path
     )
     words = [tmp_path / "in.jsonl", tokenizer_folder, tmp_path / "out" / "out"]
     done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, words)], cwd=ROOT, capture_output=True, text=True, timeout=120,
+        [sys.executable, "-c", code, *map(str, words)], cwd=ROOT, capture_output=True, text=True, timeout=300,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)),
     )  # fmt: skip
     kept, failed = done.stdout.splitlines()

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from data_helpers import slow_maps
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from tests.trainer.data.data_helpers import slow_maps
 from trainer.data import index
 from trainer.data.blend import build_blend
 from trainer.data.errors import DataError
@@ -212,7 +212,7 @@ def flip(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [cut, flip, Path.unlink, lambda path: path.write_bytes(b"")])
 @pytest.mark.parametrize("victim", [*PARTS, "record"])
-def test_damage_is_found_and_mended(tmp_path: Path, damage: Any, victim: str) -> None:
+def test_damage_is_found_and_repaired(tmp_path: Path, damage: Any, victim: str) -> None:
     cache = IndexMapsCache(tmp_path)
     cache.ensure(key(), SIZES)
     sound = arrays(cache.wait(key()))
@@ -236,7 +236,7 @@ def blend_key(**changes: Any) -> BlendKey:
     return BlendKey(**({"name": "train", "weights": (0.5, 0.3, 0.2), "samples": 100} | changes))
 
 
-def test_the_order_of_a_mixture_is_kept_and_named_after_all_of_it(tmp_path: Path) -> None:
+def test_the_order_of_a_mixture_is_kept_and_named_after_it(tmp_path: Path) -> None:
     cache = BlendCache(tmp_path)
     assert cache.ensure(blend_key()) is True and cache.ensure(blend_key()) is False
     sets, numbers = cache.wait(blend_key())

@@ -12,13 +12,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from data_helpers import ROOT, write_pair
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.trainer.data.data_helpers import ROOT, write_pair
 from trainer.data.errors import DataError, explain_os_errors
 from trainer.data.indexed import IndexedDataset, bin_path, dtype_for_vocabulary, idx_path
-from trainer.data.indexed_write import IndexedWriter, merge
+from trainer.data.indexed_write import IndexedWriter
+from trainer.data.merge import merge
 
 RELAXED = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 WRITABLE = ["uint8", "int8", "int16", "int32", "int64", "float64", "float32", "uint16"]

@@ -17,14 +17,14 @@ from pathlib import Path
 
 import psutil
 import pytest
-from data_helpers import ROOT, run_data, texts, write_lines
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.trainer.data.data_helpers import ROOT, run_data, texts, write_lines
 from trainer.data.errors import DataError
 from trainer.data.indexed import IndexedDataset, bin_path, idx_path
-from trainer.data.indexed_write import merge
 from trainer.data.lines import read_pieces
+from trainer.data.merge import merge
 from trainer.data.sentences import split_sentences
 from trainer.data.tokenize import PreprocessRequest, preprocess
 from trainer.data.tokenizer import load_tokenizer
@@ -256,7 +256,7 @@ def test_workers_of_a_killed_parent_leave(tmp_path: Path, tokenizer_folder: Path
     with fifo.open("wb", buffering=0) as stream:
         for _ in range(1200):  # more than a piece for each worker, so both are at work
             stream.write(line)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while len(children) < 2 and time.monotonic() < deadline:
             found = psutil.Process(parent.pid).children(recursive=True)
             children = [child for child in found if any("spawn_main" in word for word in child.cmdline())]
@@ -264,7 +264,7 @@ def test_workers_of_a_killed_parent_leave(tmp_path: Path, tokenizer_folder: Path
         assert len(children) >= 2
         os.kill(parent.pid, signal.SIGKILL)
         parent.wait()
-    gone, alive = psutil.wait_procs(children, timeout=60)
+    gone, alive = psutil.wait_procs(children, timeout=300)
     for process in alive:
         process.kill()
     assert not alive and len(gone) == len(children)
@@ -280,7 +280,7 @@ def test_a_disk_that_takes_no_more_is_one_line(tmp_path: Path, tokenizer_folder:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000)),
     )
@@ -338,7 +338,7 @@ def test_other_types_of_tokenizers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGKILL], ids=lambda n: n.name)
-def test_a_signal_to_the_command_alone_ends_its_workers_and_leaves_nothing(
+def test_a_signal_to_the_command_alone_ends_its_workers(
     tmp_path: Path, tokenizer_folder: Path, number: signal.Signals
 ) -> None:
     """As `timeout`, a closed terminal, `kill` and `kill -9` do it; the child is started as `tr11 data` does it."""
@@ -355,10 +355,11 @@ def test_a_signal_to_the_command_alone_ends_its_workers_and_leaves_nothing(
         stream.flush()
         while sum("spawn_main" in " ".join(one.cmdline()) for one in me.children(recursive=True)) < 2:
             assert parent.poll() is None
+            time.sleep(0.1)
         family = me.children(recursive=True)
         parent.send_signal(number)
-        assert parent.wait(60) == (-signal.SIGKILL if number == signal.SIGKILL else 1)
-    _, alive = psutil.wait_procs(family, 30)
+        assert parent.wait(300) == (-signal.SIGKILL if number == signal.SIGKILL else 1)
+    _, alive = psutil.wait_procs(family, 300)
     assert not alive
     assert "no output is half-written" in (parent.stderr.read() if parent.stderr else "")
     assert visible(tmp_path / "out") == []

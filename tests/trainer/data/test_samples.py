@@ -3,48 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from data_helpers import numbered_documents, write_pair
 
-from trainer.config import TrainerConfig
-from trainer.config_data_rules import data_problems
+from tests.trainer.data.data_helpers import numbered_documents, write_pair
+from tests.trainer.data.sample_cases import card, opened
+from trainer.config.data_rules import data_problems
 from trainer.data.errors import DataError
-from trainer.samples import Samples, missing_test_share, plan_data, wanted_data
-
-LENGTH = 16
-
-
-def card(folder: Path, data: Mapping[str, Any], evaluations: int = 1, train_samples: int = 400) -> TrainerConfig:
-    return TrainerConfig.model_validate(
-        {
-            "run": {"name": "tiny", "directory": str(folder), "seed": 5},
-            "model": {"layers": 1, "hidden_size": 8, "attention_heads": 1, "sequence_length": LENGTH},
-            "batch": {"micro_batch_size": 2, "global_batch_size": 8, "train_samples": train_samples},
-            "schedule": {"learning_rate": 1e-3},
-            "checkpoint": {"interval": 10},
-            "evaluation": {"iterations": evaluations},
-            "data": {"cache": str(folder / "cache"), **data},
-            "tokenizer": {"padded_vocabulary_size": 8192},
-        }
-    )
-
-
-def opened(config: TrainerConfig, test: bool = False, **changes: Any) -> Samples:
-    wanted = wanted_data(config, test)
-    plans = plan_data(config, wanted)
-    values = {
-        "micro_batch_size": config.batch.micro_batch_size,
-        "replica": 0,
-        "replicas": 1,
-        "order": config.data.order,
-        "workers": config.data.workers,
-        "valid_workers": config.data.valid_workers,
-    }
-    return Samples(plans, wanted.roles, **{**values, **changes})
+from trainer.data.samples import Samples, missing_test_share, wanted_data
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +113,7 @@ def test_cyclic_is_for_training_alone(folder: Path) -> None:
         assert sum(1 for _ in samples.valid("valid")) == 4
 
 
-def test_each_data_set_is_validated_by_itself_when_the_card_says_so(tmp_path: Path) -> None:
+def test_each_data_set_is_validated_apart_when_the_card_says_so(tmp_path: Path) -> None:
     for name, count in (("fr", 300), ("en", 200)):
         write_pair(tmp_path / name / "text", numbered_documents(count, seed=count))
     prefixes = [str(tmp_path / name / "text") for name in ("fr", "en")]
@@ -172,8 +140,6 @@ def test_each_data_set_is_validated_by_itself_when_the_card_says_so(tmp_path: Pa
         ({"train_group": "t: 1 0:1 /d/fr/a", "valid_groups": ["v: 1 0:1 /d/fr/a"]}, "belongs to data.prefixes"),
     ],
 )
-def test_names_of_the_validation_sets_must_follow_from_the_folders(
-    tmp_path: Path, data: dict[str, Any], words: str
-) -> None:
+def test_validation_sets_are_named_after_their_folders(tmp_path: Path, data: dict[str, Any], words: str) -> None:
     (problem,) = data_problems(card(tmp_path, data | {"validate_each": True}))
     assert problem.key == "data.validate_each" and words in str(problem)

@@ -10,15 +10,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from data_helpers import numbered_documents, slow_maps, write_pair
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.trainer.data.data_helpers import numbered_documents, slow_maps, write_pair
 from trainer.data.blend import build_blend
 from trainer.data.dataset import SampleSource
 from trainer.data.errors import DataError
 from trainer.data.groups import parse_group
-from trainer.data.sources import Reading, open_groups, open_splits
+from trainer.data.sources import ReadOptions, open_splits, plan_groups
 from trainer.data.stream import EmptyStream, SampleStream
 
 LENGTH = 16
@@ -35,7 +35,7 @@ def train(prefix: Path, tmp_path_factory: pytest.TempPathFactory) -> SampleSourc
         [(1.0, prefix)],
         "949,50,1",
         {"train": 900},
-        Reading(LENGTH, 7, cache_folder=tmp_path_factory.mktemp("cache")),
+        ReadOptions(LENGTH, 7, cache_folder=tmp_path_factory.mktemp("cache")),
     )
     return splits["train"]
 
@@ -106,7 +106,7 @@ def test_a_stream_goes_on_where_its_state_says(train: SampleSource) -> None:
     assert head + rest == whole and len(whole) == len(train) // 4
 
 
-def test_the_last_incomplete_chunk_is_dropped_and_a_used_up_stream_refused(train: SampleSource) -> None:
+def test_a_short_last_chunk_is_dropped_an_empty_stream_refused(train: SampleSource) -> None:
     stream = SampleStream(train, 7, consumed_samples=len(train) - 10)
     assert len(list(stream)) == 1
     with pytest.raises(StopIteration):
@@ -220,7 +220,7 @@ def test_a_cyclic_order_that_changed_its_chunk_is_refused() -> None:
 
 def test_mixture_takes_each_member_in_its_own_order(prefix: Path, tmp_path: Path) -> None:
     other = write_pair(tmp_path / "other", [[60000 + token % 5000 for token in range(3000)]])
-    reading = Reading(LENGTH, 3, cache_folder=tmp_path / "cache")
+    reading = ReadOptions(LENGTH, 3, cache_folder=tmp_path / "cache")
     mixed = open_splits([(3.0, prefix), (1.0, other)], "1", {"train": 200}, reading)["train"]
     assert len(mixed) == 200
     alone = open_splits([(1.0, prefix)], "1", {"train": 151}, reading)["train"]
@@ -237,7 +237,7 @@ def test_splits_share_no_document(prefix: Path, tmp_path: Path) -> None:
         [(1.0, prefix)],
         "80,15,5",
         {"train": 200, "valid": 40, "test": 10},
-        Reading(LENGTH, 1, cache_folder=tmp_path),
+        ReadOptions(LENGTH, 1, cache_folder=tmp_path),
     )
     documents = numbered_documents(300)
     bounds = {"train": (0, 240), "valid": (240, 285), "test": (285, 300)}
@@ -249,7 +249,8 @@ def test_splits_share_no_document(prefix: Path, tmp_path: Path) -> None:
 
 def test_groups_with_ranges(prefix: Path, tmp_path: Path) -> None:
     groups = {parse_group(f"valid_{name}: 1 {span} {prefix}"): 30 for name, span in (("a", "0:0.5"), ("b", "0.5:1"))}
-    opened = open_groups(groups, Reading(LENGTH, 1, cache_folder=tmp_path))
+    plans = plan_groups(groups, ReadOptions(LENGTH, 1, cache_folder=tmp_path))
+    opened = {name: plan.open() for name, plan in plans.items()}
     middle = numbered_documents(300)[150][0]
     assert set(opened) == {"valid_a", "valid_b"}
     assert all(max(sample(opened["valid_a"], index)) < middle for index in range(30))
@@ -257,7 +258,7 @@ def test_groups_with_ranges(prefix: Path, tmp_path: Path) -> None:
 
 
 def test_all_ranks_open_with_one_builder_and_one_barrier(prefix: Path, tmp_path: Path) -> None:
-    barrier = threading.Barrier(3, timeout=60)
+    barrier = threading.Barrier(3, timeout=300)
     crossings: list[int] = []
     found: dict[int, list[int]] = {}
 
@@ -270,7 +271,7 @@ def test_all_ranks_open_with_one_builder_and_one_barrier(prefix: Path, tmp_path:
             [(1.0, prefix)],
             "949,50,1",
             {"train": 50, "valid": 5},
-            Reading(LENGTH, 7, cache_folder=tmp_path),
+            ReadOptions(LENGTH, 7, cache_folder=tmp_path),
             is_builder=number == 0,
             barrier=cross,
         )
@@ -308,7 +309,7 @@ def test_refusals_reach_the_barrier_and_name_the_fault(
             options["prefixes"],
             options["split"],
             {"train": 10, **options["samples"]},
-            Reading(options["sequence_length"], 1, options.get("vocabulary_size"), tmp_path),
+            ReadOptions(options["sequence_length"], 1, options.get("vocabulary_size"), tmp_path),
             barrier=lambda: reached.append(1),
         )
     assert reached == [1] and "\n" not in str(caught.value)
@@ -317,4 +318,4 @@ def test_refusals_reach_the_barrier_and_name_the_fault(
 def test_float_data_is_no_text(tmp_path: Path) -> None:
     prefix = write_pair(tmp_path / "floats", [[1] * 50], "float32")
     with pytest.raises(DataError, match="not tokens"):
-        open_splits([(1.0, prefix)], "1", {"train": 2}, Reading(4, 1, 10))
+        open_splits([(1.0, prefix)], "1", {"train": 2}, ReadOptions(4, 1, 10))

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from data_helpers import ROOT, run_data, texts, write_lines
-from test_samples import card, opened
 
-from trainer.data.command_line import UsageError, inclusive_range
+from tests.trainer.data.data_helpers import ROOT, run_data, texts, write_lines
+from tests.trainer.data.sample_cases import card, opened
+from trainer.data.command_line import DataUsageError, inclusive_range
 from trainer.data.errors import DataError
 from trainer.data.indexed import IndexedDataset
 from trainer.data.text import read_samples, samples_of_iterations
@@ -78,7 +78,7 @@ def test_refusals(folder: Path) -> None:
     with pytest.raises(DataError, match="has 0-79"):
         list(read_samples(config, opened(config).source("train"), 79, 80))
     for wrong in ("5", "7-3", "a-b", "-1-2"):
-        with pytest.raises(UsageError, match="write FIRST-LAST"):
+        with pytest.raises(DataUsageError, match="write FIRST-LAST"):
             inclusive_range(wrong)
     cyclic = card(folder, mixture(folder) | {"order": "cyclic"}, evaluations=0, train_samples=80)
     with pytest.raises(DataError, match="number of replicas"):
@@ -116,13 +116,13 @@ gpus_per_node = 1
 time_limit = "1:00:00"
 """
     )
-    code = "from tr11ops.cli.data import app; app()"
+    code = "from tr11ops.cli.main import run; run()"
     environment = {name: value for name, value in os.environ.items() if name != "TR11_RUN"}
 
     def tr11(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", code, "text", "--run", str(tmp_path / "tr11.toml"), *words]
+        command = [sys.executable, "-c", code, "data", "text", "--run", str(tmp_path / "tr11.toml"), *words]
         return subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
         )
 
     done = tr11("--iterations", "3-3", "--json")
@@ -133,4 +133,4 @@ time_limit = "1:00:00"
     assert done.stdout.startswith("=== sample 16, ") and result["samples"][0]["text"] in done.stdout
     done = tr11("--samples", "0-1", "--tokens")
     assert len(done.stdout.splitlines()) == 4
-    assert tr11().returncode == tr11("--samples", "4-3").returncode == 2
+    assert tr11("--samples", "4-3").returncode == 2

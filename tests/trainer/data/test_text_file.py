@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 from backports import zstd
-from data_helpers import run_data, texts, write_lines
 
+from tests.trainer.data.data_helpers import run_data, texts, write_lines
 from trainer.data.check import check_raw
 from trainer.data.errors import DataError, InputFault
 from trainer.data.indexed import bin_path, idx_path
@@ -198,7 +198,7 @@ def test_a_line_above_the_limit_is_named_and_can_be_left_out(tmp_path: Path, tok
 
 
 @pytest.mark.parametrize("kind", PACK)
-def test_a_small_file_that_unfolds_to_one_huge_line_takes_little_memory(tmp_path: Path, kind: str) -> None:
+def test_a_small_file_with_one_huge_line_takes_little_memory(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "in"
     path.write_bytes(PACK[kind](bytes(40 * MIB)))
     tracemalloc.start()

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from data_helpers import texts
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.trainer.data.data_helpers import texts
 from trainer.data.errors import DataError
 from trainer.data.tokenizer import TokenizerSpec, is_trained, load_tokenizer, train_tokenizer
 
@@ -193,7 +193,7 @@ def test_refusals_of_the_other_types(tmp_path: Path, tokenizer_folder: Path) -> 
         assert "\n" not in str(caught.value)
 
 
-def test_a_tokenizer_that_another_made_is_replaced_with_force_alone(tmp_path: Path) -> None:
+def test_anothers_tokenizer_is_replaced_with_force_alone(tmp_path: Path) -> None:
     folder, request = tmp_path / "theirs", {"corpus": "c"}
     folder.mkdir()
     (folder / "tokenizer.json").write_text("theirs")

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-from data_helpers import ROOT, numbered_documents, write_pair
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.trainer.data.data_helpers import ROOT, numbered_documents, write_pair
 from trainer.data.errors import DataError
 from trainer.data.groups import parse_group
-from trainer.data.sources import PlannedSource, Reading, plan_groups
+from trainer.data.sources import PlannedSource, ReadOptions, plan_groups
 from trainer.data.stream import SampleStream
 from trainer.data.workers import WorkerPool
 
@@ -39,7 +39,7 @@ def plans(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, PlannedSourc
         parse_group(f"valid: 2 0.9:1 {a}, 1 0.9:1 {b}"): 24,
         parse_group(f"valid_b: 1 0.9:1 {b}"): 24,
     }
-    return plan_groups(groups, Reading(LENGTH, 7, cache_folder=folder / "cache"))
+    return plan_groups(groups, ReadOptions(LENGTH, 7, cache_folder=folder / "cache"))
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +158,7 @@ def test_a_worker_killed_before_its_first_answer(pool: WorkerPool) -> None:
         next(SampleStream(pool.reader("train"), 2))
 
 
-def test_a_stopped_worker_is_an_error_after_its_time_and_can_be_closed(plans: Mapping[str, PlannedSource]) -> None:
+def test_a_stopped_worker_is_an_error_and_can_be_closed(plans: Mapping[str, PlannedSource]) -> None:
     pool = WorkerPool(plans, 1, stall_seconds=0.2)
     os.kill(pool.process_ids[0], signal.SIGSTOP)
     with pytest.raises(DataError, match=r"has not answered for 0\.2 s though it is alive"):
@@ -167,7 +167,7 @@ def test_a_stopped_worker_is_an_error_after_its_time_and_can_be_closed(plans: Ma
     assert not alive(pool.process_ids[0])
 
 
-def test_a_rank_can_wait_for_a_whole_steps_data_a_moment_at_a_time(plans: Mapping[str, PlannedSource]) -> None:
+def test_a_rank_can_wait_for_a_steps_data_a_moment_at_a_time(plans: Mapping[str, PlannedSource]) -> None:
     with contextlib.closing(WorkerPool(plans, 1)) as pool:
         stream = SampleStream(pool.reader("train"), 2)
         until(lambda: stream.wait(20, 0.1))  # more than is read ahead otherwise
@@ -188,7 +188,7 @@ def test_a_rank_can_wait_for_a_whole_steps_data_a_moment_at_a_time(plans: Mappin
         os.kill(pool.process_ids[0], signal.SIGCONT)
 
 
-def test_a_stop_signal_to_the_whole_group_leaves_workers_to_the_rank(pool: WorkerPool) -> None:
+def test_a_stop_signal_to_the_group_leaves_workers_to_the_rank(pool: WorkerPool) -> None:
     """The rank saves first, and may evaluate. Also at the very start of a worker."""
     for _ in range(2):
         for number in pool.process_ids:
@@ -200,7 +200,7 @@ def test_a_stop_signal_to_the_whole_group_leaves_workers_to_the_rank(pool: Worke
 
 def test_data_that_vanishes_or_is_cut_off_is_named(tmp_path: Path) -> None:
     prefix = write_pair(tmp_path / "a", numbered_documents(100))
-    plans = plan_groups({parse_group(f"train: 1 0:1 {prefix}"): 100}, Reading(LENGTH, 7))
+    plans = plan_groups({parse_group(f"train: 1 0:1 {prefix}"): 100}, ReadOptions(LENGTH, 7))
     os.truncate(f"{prefix}.bin", 10)
     with contextlib.closing(WorkerPool(plans, 2)) as pool:
         for _ in range(2):  # the worker lives on, and says it each time

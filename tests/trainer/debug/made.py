@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainer.checkpoint.fingerprint import fingerprint
 from trainer.debug.compare import Difference, differences
 from trainer.debug.findings import judge, pair_up
-from trainer.debug.fingerprint import fingerprint
-from trainer.debug.record import Moment, Place
-from trainer.debug.snapshot import Copy, Kind, Reader, Snapshot
-from trainer.debug.verdict import Finding, Verdict
+from trainer.debug.record import Moment, RankCoordinates
+from trainer.debug.snapshot import Kind, Reader, StateSnapshot, TensorCopy
+from trainer.debug.verdict import DiffFinding, DiffVerdict
 
 SHAPES: dict[str, tuple[tuple[int, ...], int | None]] = {
     "embedding.word.weight": ((8, 4), 0),
@@ -48,7 +48,7 @@ def dumped(
     completed: int = 5,
     facts: Mapping[str, Any] | None = None,
     missing: tuple[int, ...] = (),
-) -> Snapshot:
+) -> StateSnapshot:
     """What all ranks of a grid (pipeline, data, tensor) hold. `spoil`: (name, rank) -> a function of the local tensor."""
     pipeline, data, tensor = grid
     copies = []
@@ -64,7 +64,7 @@ def dumped(
             local = local if change is None else change(local)
             offsets = tuple(part * size if inner == dim else 0 for inner in range(value.dim()))
             copies.append(
-                Copy(
+                TensorCopy(
                     kind="weight",
                     name=name,
                     global_shape=tuple(value.shape),
@@ -72,12 +72,12 @@ def dumped(
                     shape=tuple(local.shape),
                     dtype=str(local.dtype).removeprefix("torch."),
                     replicated=dim is None and tensor > 1,
-                    place=Place(rank, stage, replica, part),
+                    place=RankCoordinates(rank, stage, replica, part),
                     numbers=fingerprint(local, value.shape, offsets),
                     read=reader(local) if full else None,
                 )
             )
-    return Snapshot(
+    return StateSnapshot(
         label=label,
         completed=completed,
         moment=moment,
@@ -99,10 +99,10 @@ def saved(
     completed: int = 5,
     facts: Mapping[str, Any] | None = None,
     model: Mapping[str, Any] | None = None,
-) -> Snapshot:
+) -> StateSnapshot:
     """A checkpoint of the same tensors; `kinds`: the optimizer's."""
     every: dict[Kind, Mapping[str, Tensor]] = {"weight": tensors, **(kinds or {})}
-    return Snapshot(
+    return StateSnapshot(
         label=label,
         completed=completed,
         moment="on-save",
@@ -110,7 +110,7 @@ def saved(
         facts={-1: dict(facts or {})},
         random_state={},
         copies=tuple(
-            Copy(
+            TensorCopy(
                 kind, name, tuple(value.shape), (0,) * value.dim(), tuple(value.shape),
                 str(value.dtype).removeprefix("torch."), read=reader(value),
             )
@@ -123,16 +123,16 @@ def saved(
 
 
 def nobody(count: int) -> None:
-    """Nobody watches the progress."""
+    """No one watches the progress."""
 
 
-def found(a: Snapshot, b: Snapshot, tolerance: float = 0.0) -> list[Difference]:
+def found(a: StateSnapshot, b: StateSnapshot, tolerance: float = 0.0) -> list[Difference]:
     return differences(a, b, tolerance, nobody)
 
 
-def verdict(a: list[Snapshot], b: list[Snapshot], tolerance: float = 0.0) -> Verdict:
+def verdict(a: list[StateSnapshot], b: list[StateSnapshot], tolerance: float = 0.0) -> DiffVerdict:
     return judge(pair_up(a, b), [*a, *b], tolerance, nobody)
 
 
-def kinds(findings: Iterable[Finding]) -> list[str]:
+def kinds(findings: Iterable[DiffFinding]) -> list[str]:
     return [finding.kind for finding in findings]

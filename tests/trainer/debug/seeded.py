@@ -17,15 +17,15 @@ import torch
 from tests.trainer.cases import CPU, batches, tiny
 from trainer import engine as engine_module
 from trainer.checkpoint import randomness, store
-from trainer.checkpoint.state import ShardedState
 from trainer.checkpoint.store import CheckpointInfo, Extras
-from trainer.config import DebugSection, TrainerConfig
+from trainer.config.card import DebugSection, TrainerConfig
 from trainer.debug.dump import DebugDumps
 from trainer.debug.record import StepFacts
 from trainer.engine import Engine
-from trainer.mesh import Mesh
 from trainer.model import gpt
 from trainer.model.layers import LayerNorm, VocabularyParallelEmbedding
+from trainer.parallel.mesh import Mesh
+from trainer.parallel.state import ShardedState
 
 SIZE = 8
 SAVED = 4
@@ -69,7 +69,8 @@ def everything_decays(named: Any, weight_decay: float) -> list[dict[str, Any]]:
 def leave_out(engine: Engine, parameters: set[int]) -> None:
     """Keep the gradients of these parameters from being summed over stages and tensor ranks."""
     module = engine._pipeline.module
-    every = module.get_tied_weights_and_groups
+    every, replicated = module.get_tied_weights_and_groups, module.replicated
+    module.replicated = lambda: [item for item in replicated() if id(item) not in parameters]
     module.get_tied_weights_and_groups = lambda: [pair for pair in every() if id(pair[0]) not in parameters]
 
 

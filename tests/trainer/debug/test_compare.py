@@ -47,7 +47,7 @@ def test_the_largest_difference_is_that_of_the_whole_tensors(
 
 @settings(max_examples=50, deadline=None)
 @given(st.sampled_from(GRIDS), st.sampled_from(GRIDS), st.sampled_from(NAMES))
-def test_fingerprints_alone_see_one_changed_number_on_any_two_grids(
+def test_fingerprints_see_one_changed_number_on_any_two_grids(
     one: tuple[int, int, int], other: tuple[int, int, int], name: str
 ) -> None:
     a, b = whole(), whole()

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-from trainer.checkpoint.catalogue import CheckpointError
-from trainer.config import DebugSection
+from trainer.config.card import DebugSection
+from trainer.contract.checkpoints import CheckpointError
 from trainer.debug.dump import DebugDumps, random_digests, samples_digest
 from trainer.debug.record import DumpRecord, StepFacts, companions
-from trainer.mesh import Mesh
-from trainer.shard import Sharding, declare
+from trainer.parallel.mesh import Mesh
+from trainer.parallel.shard import Sharding, declare
 
 FACTS = StepFacts(optimizer_step=7, learning_rate=6e-5, consumed_samples=112, consumed_tokens=1792)
 # The worker at stage 1, tensor rank 1, data rank 0 of a grid of 2 x 2 x 2.

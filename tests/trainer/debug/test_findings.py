@@ -12,12 +12,12 @@ from tests.trainer.debug.made import dumped, kinds, saved, verdict, whole
 from trainer.debug.findings import pair_up
 from trainer.debug.record import Moment
 from trainer.debug.report import describe, document
-from trainer.debug.snapshot import Snapshot
+from trainer.debug.snapshot import StateSnapshot
 
 COUNTERS = {"optimizer_step": 5, "learning_rate": 1e-4, "consumed_samples": 80, "consumed_tokens": 1280}
 
 
-def pair(**facts: Any) -> tuple[Snapshot, Snapshot]:
+def pair(**facts: Any) -> tuple[StateSnapshot, StateSnapshot]:
     return dumped(whole(), facts=COUNTERS), dumped(whole(), facts=COUNTERS | facts, label="B")
 
 
@@ -103,7 +103,7 @@ def test_a_copy_that_drifted_on_either_side(spoil: dict[Any, Any], kind: str, fu
     assert result.findings[0].names == (name,)
     assert {place.rank for place in result.findings[0].places} == {rank for _, rank in spoil}
     assert kinds(verdict([replace(broken, label="A")], [replace(sound, label="B")]).findings) == [kind]
-    if kind != "weight":  # equal to each other, and both unsound
+    if kind != "weight":  # equal to each other, and both corrupt
         both = verdict([broken], [replace(broken, label="C")])
         assert kinds(both.findings) == [kind] and len(both.findings[0].between) == 1
 
@@ -145,7 +145,7 @@ def test_ranks_that_disagree_on_a_counter() -> None:
 
 
 # ----------------------------------------------------------------------------- which with which
-def at(label: str, moment: Moment, completed: int) -> Snapshot:
+def at(label: str, moment: Moment, completed: int) -> StateSnapshot:
     return dumped(whole(), (1, 1, 1), label=label, moment=moment, completed=completed)
 
 

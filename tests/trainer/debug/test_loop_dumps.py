@@ -13,10 +13,11 @@ import pytest
 from tests.trainer.cases import VOCABULARY, tiny
 from tests.trainer.spawn import run_ranks
 from trainer.checkpoint.__main__ import main
-from trainer.config import TrainerConfig
+from trainer.config.card import TrainerConfig
+from trainer.contract.attempt import AttemptIdentity
+from trainer.control.lifecycle import HeartbeatWriter, SignalFlag
 from trainer.data.indexed_write import IndexedWriter
 from trainer.debug.record import DumpRecord, companions
-from trainer.lifecycle import Attempt, HeartbeatWriter, SignalFlag
 from trainer.loop import Trainer
 
 
@@ -30,8 +31,8 @@ def card(folder: Path, directory: str, leave_at: int) -> TrainerConfig:
 
 
 def attend(config: TrainerConfig, job: str) -> str:
-    random.seed(7)  # Python seeds its generator anew in each process; nothing in the training draws from it
-    attempt = Attempt(job, 1, config.paths.stop_request(job))
+    random.seed(7)  # Python seeds its generator again in each process; nothing in the training draws from it
+    attempt = AttemptIdentity(job, 1, config.paths.stop_request(job))
     beats = HeartbeatWriter(config.paths, int(os.environ["RANK"]), job)
     trainer = Trainer(config, Path("none.json"), attempt, beats, SignalFlag(), time.monotonic())
     reason = trainer.train()

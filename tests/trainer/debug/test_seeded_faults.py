@@ -18,7 +18,7 @@ from trainer.checkpoint.__main__ import main
 
 HEAD = "embedding.word.weight"
 NORM_WEIGHT = f"{NORM}.weight"
-DEADLINE = 300.0
+DEADLINE = 600.0
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def test_each_fault_is_found_and_named_first(trained: Path, diff: Diff, fault: s
     assert set(answer.kinds) <= {kind, "weight"}  # later weights differ because of it, nothing else does
 
 
-def test_an_unused_copy_drifts_and_comes_back_as_it_was_at_the_start(trained: Path, diff: Diff) -> None:
+def test_an_unused_copy_drifts_and_comes_back_as_it_was(trained: Path, diff: Diff) -> None:
     """The last stage's LayerNorm was decayed and never trained; no load restores it."""
     place = trained / "unused-norm"
     saved = json.loads((place / "a" / "debug-bf16-4-pp1-tp0-dp0-on-save.json").read_text())
@@ -171,7 +171,7 @@ def test_two_checkpoints(trained: Path, diff: Diff) -> None:
     assert answer.value["findings"][2]["names"][0] == f"{HEAD}/exp_avg"
 
 
-def test_the_original_layout_is_the_same_state_and_its_duplicates_are_looked_at(
+def test_the_original_layout_is_the_same_state_with_duplicates(
     trained: Path, diff: Diff, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The LayerNorms of one checkpoint that differed between tensor ranks were seen in its files alone."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from trainer.optim.adamw import LANES, AdamW
-from trainer.optim.interface import MOMENTS, Share
+from trainer.optim.interface import MOMENTS, PartitionShare
 
 RATE, BETAS, EPSILON, DECAY, STEPS = 1e-2, (0.9, 0.95), 1e-8, 0.1, 40
 
@@ -21,7 +21,7 @@ def stepped(start: Tensor, gradients: list[Tensor]) -> tuple[Tensor, dict[str, T
     """Weights and moments after all steps of one partition."""
     partition = torch.nn.Parameter(start.clone())
     optimizer = AdamW([{"params": [partition], "weight_decay": DECAY}], RATE, BETAS, EPSILON)
-    share = Share("weight", 0, 0, start.numel(), 0, tuple(start.shape))
+    share = PartitionShare("weight", 0, 0, start.numel(), 0, tuple(start.shape))
     optimizer.materialise([share])
     for gradient in gradients:
         partition.grad = gradient.clone()

@@ -11,8 +11,9 @@ import os
 import sys
 from pathlib import Path
 
-from tr11ops.twin.rehearsal import rehearsal_refusal
-from trainer.contract import EXIT_REFUSED, RunPaths
+from tr11ops.cluster.rehearsal import rehearsal_refusal
+from trainer.contract.end_marker import EXIT_REFUSED
+from trainer.contract.paths import RunPaths
 
 
 def main(arguments: list[str]) -> int:
@@ -28,11 +29,11 @@ def main(arguments: list[str]) -> int:
     if refused:
         print(f"tr11: refused: {refused}", file=sys.stderr, flush=True)
         if options.node_rank == 0:
-            _leave_word(options.card, refused)
+            _record_refusal(options.card, refused)
         return EXIT_REFUSED
 
     from tr11ops.twin.stand_in.launcher import Crowd, launch
-    from trainer.config import CardError
+    from trainer.config.card import CardError
 
     crowd = Crowd(options.nnodes, options.node_rank, options.nproc_per_node, options.master_addr, options.master_port)
     try:
@@ -42,14 +43,15 @@ def main(arguments: list[str]) -> int:
         return EXIT_REFUSED
 
 
-def _leave_word(card: Path, refused: str) -> None:
+def _record_refusal(card: Path, refused: str) -> None:
     """The end marker of a refusal, so that no later array task tries again. Nothing when the card cannot be read."""
-    from trainer.config import CardError, load_trainer_config
-    from trainer.lifecycle import Attempt, write_end_marker
+    from trainer.config.card import CardError, load_trainer_config
+    from trainer.contract.attempt import AttemptIdentity
+    from trainer.control.lifecycle import write_end_marker
 
     try:
         paths: RunPaths = load_trainer_config(card).paths
-        attempt = Attempt.from_environment(os.environ, paths)
+        attempt = AttemptIdentity.from_environment(os.environ, paths)
         write_end_marker(paths, attempt, "refused", False, 0, None, refused)
     except (CardError, OSError) as error:
         print(f"tr11: the refusal could not be recorded: {error}", file=sys.stderr, flush=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import time
 import uuid
 from collections.abc import Callable
@@ -17,24 +16,25 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.catalogue import (
+from trainer.config.card import TrainerConfig
+from trainer.contract.checkpoints import (
     CheckpointError,
     find_resumable,
     partial_path,
     read_checkpoint,
     remove_leftovers,
-    settle_replaced,
-    take_place,
 )
-from trainer.config import TrainerConfig
-from trainer.contract import LATEST_FILE, STAND_IN, FileEntry, Manifest, checkpoint_name, file_digest, write_beside
-from trainer.progress import Progress
-from trainer.recovery_file import read_recovery
-from trainer.rollback import settle
+from trainer.contract.files import write_beside
+from trainer.contract.manifest import STAND_IN, FileEntry, Manifest, file_digest
+from trainer.contract.paths import LATEST_FILE, checkpoint_name
+from trainer.contract.recovery import read_recovery
+from trainer.contract.replacing import retire, settle_replaced, take_place
+from trainer.contract.resumable import CURSOR_FILE, WEIGHTS
+from trainer.contract.rollback import settle
+from trainer.schedule.progress import Progress
 
 Say = Callable[[str], None]
 VERSIONS = {STAND_IN: "1"}
-CURSOR = "cursor.json"
 FIRST_LINK = "0" * 64
 
 
@@ -45,16 +45,16 @@ def next_link(chain: str, iteration: int, samples: int) -> str:
 
 def rank_file(rank: int) -> str:
     """Where a rank's part of a checkpoint lies."""
-    return f"weights/rank_{rank:05d}.bin"
+    return f"{WEIGHTS}/rank_{rank:05d}.bin"
 
 
 def prepare(folder: Path, step: int) -> Path:
     """Clean up after killed saves and make this save's hidden folder; rank 0 only."""
     folder.mkdir(parents=True, exist_ok=True)
-    settle_replaced(folder)
+    settle_replaced(folder, print)
     remove_leftovers(folder)
     partial = partial_path(folder, step, uuid.uuid4().hex[:12])
-    (partial / "weights").mkdir(parents=True)
+    (partial / WEIGHTS).mkdir(parents=True)
     return partial
 
 
@@ -79,9 +79,9 @@ def publish(
     `fence` is asked last; it raises when another training has taken the run over.
     """
     folder = config.paths.checkpoints
-    cursor = partial / CURSOR
+    cursor = partial / CURSOR_FILE
     cursor.write_text(json.dumps({**asdict(progress), "chain": chain, "step": progress.iteration}), encoding="utf-8")
-    entry = FileEntry(CURSOR, cursor.stat().st_size, file_digest(cursor))
+    entry = FileEntry(CURSOR_FILE, cursor.stat().st_size, file_digest(cursor))
     parallel, model = config.parallel, config.model
     manifest = Manifest(
         step=progress.iteration,
@@ -109,7 +109,7 @@ def publish(
         pointer.unlink(missing_ok=True)
         raise
     if replaced is not None:
-        shutil.rmtree(replaced, ignore_errors=True)
+        retire(folder, replaced, print)
 
 
 def find(config: TrainerConfig, say: Say) -> int | None:
@@ -135,14 +135,14 @@ def load(folder: Path, step: int, rank: int) -> tuple[Progress, str]:
     """Where the training stands after that step, and its chain. Raises CheckpointError when the parts disagree."""
     place = folder / checkpoint_name(step)
     try:
-        cursor = json.loads((place / CURSOR).read_text(encoding="utf-8"))
+        cursor = json.loads((place / CURSOR_FILE).read_text(encoding="utf-8"))
         chain = str(cursor["chain"])
         part = place / rank_file(rank)
         if part.exists():  # there is none where the checkpoint was written by fewer ranks
             with part.open("rb") as stream:
                 mine = json.loads(stream.readline())
             if mine != {"rank": rank, "chain": chain}:
-                raise CheckpointError(f"{part} is of another step than {place / CURSOR}; use another checkpoint")
+                raise CheckpointError(f"{part} is of another step than {place / CURSOR_FILE}; use another checkpoint")
         return Progress.from_cursor(cursor), chain
     except (OSError, ValueError, KeyError) as error:
         if isinstance(error, CheckpointError):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from trainer.contract import host_name
+from trainer.contract.files import host_name
 
 Reduce = Callable[[Sequence[Any]], Any]
 FOLLOWERS_EXTRA_SECONDS = 5.0  # the first rank knows who is missing, so it speaks first
@@ -25,7 +25,7 @@ class RankLost(RuntimeError):
     """A rank of the crew died, or did not come in time."""
 
 
-class Crew:
+class StandInGroup:
     """This rank's place among `size` ranks. All ranks call `join`, then `meet` in the same order.
 
     `timeout_seconds`: how long a meeting waits for all.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import selectors
@@ -13,15 +12,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tr11ops.runcard_sections import RehearsalSection
+from tr11ops.base.processes import die_with_parent, show_as
+from tr11ops.runcard.sections import RehearsalSection
 from tr11ops.twin.stand_in.worker import Seat, run
-from trainer.config import TrainerConfig, load_trainer_config, validate
-from trainer.contract import read_json
-from trainer.lifecycle import STOP_SIGNALS, SignalFlag
+from trainer.config.card import TrainerConfig, load_trainer_config, validate
+from trainer.contract.attempt import STOP_SIGNALS
+from trainer.contract.state_file import read_json
+from trainer.control.lifecycle import SignalFlag
 
 GRACE_SECONDS = 30.0  # from TERM to KILL, as torchrun has it
 POLL_SECONDS = 0.1
-_PR_SET_NAME, _PR_SET_PDEATHSIG = 15, 1
 
 
 @dataclass(frozen=True)
@@ -98,9 +98,8 @@ def _become_worker(seat: Seat, output: int, parent: int) -> None:
     """In the child: its output, the name by which faults find it, and an end with its launcher."""
     os.dup2(output, 1)
     os.dup2(output, 2)
-    system = ctypes.CDLL(None)
-    system.prctl(_PR_SET_NAME, f"rank-{seat.rank}".encode(), 0, 0, 0)
-    system.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    show_as(f"rank-{seat.rank}")
+    die_with_parent(signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
@@ -175,6 +174,6 @@ def _tell_failure(worker: _Worker) -> None:
 
 
 def _print(data: bytes) -> None:
-    with suppress(OSError):  # nobody reads any more, and the node agent ends what runs here
+    with suppress(OSError):  # no one reads any more, and the node agent ends what runs here
         while data:
             data = data[os.write(sys.stdout.fileno(), data) :]

@@ -17,36 +17,40 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tr11ops.runcard_sections import RehearsalSection
+from tr11ops.runcard.sections import RehearsalSection
 from tr11ops.twin.stand_in import checkpoint
-from tr11ops.twin.stand_in.crew import Crew
-from trainer.checkpoint.catalogue import CheckpointError, fence_off
-from trainer.config import CardError, TrainerConfig
-from trainer.contract import FileEntry, StepRecord, append_line, format_step, format_validation
-from trainer.curriculum import sequence_length_at
-from trainer.learning_rate import plan_of
-from trainer.lease import Lease, refusal
-from trainer.leaving import end_if_asked, end_now, leave_word, newest_step
-from trainer.lifecycle import (
-    Attempt,
-    Decision,
+from tr11ops.twin.stand_in.crew import StandInGroup
+from trainer.config.card import CardError, TrainerConfig
+from trainer.contract.attempt import AttemptIdentity, tell
+from trainer.contract.checkpoints import CheckpointError, take_run
+from trainer.contract.compute_record import ComputeRecord, RankPosition
+from trainer.contract.end_marker import exit_code
+from trainer.contract.files import append_line
+from trainer.contract.lease import Lease
+from trainer.contract.logline import StepRecord, format_step, format_validation
+from trainer.contract.manifest import FileEntry
+from trainer.contract.paths import newest_step
+from trainer.contract.requests import RequestAnswer, leave_answer, watch_for_kill_now
+from trainer.control.leaving import end_if_asked, end_now, record_failure
+from trainer.control.lifecycle import (
     HeartbeatWriter,
-    Limits,
     SignalFlag,
-    exit_code,
+    StopConditions,
+    StopDecision,
     exit_process,
     steady_clock,
-    tell,
     write_end_marker,
 )
-from trainer.model.flops import tflops_per_gpu
-from trainer.progress import Progress
-from trainer.requests import watch_for_kill_now
-from trainer.schedule import batch_size_at, path_of
-from trainer.switches import Agreed, Switches
+from trainer.control.switches import Agreed, Switches
+from trainer.schedule.curriculum import sequence_length_at
+from trainer.schedule.flops import tflops_per_gpu
+from trainer.schedule.learning_rate import plan_of
+from trainer.schedule.path import batch_size_at, path_of
+from trainer.schedule.progress import Progress
 
 REFUSALS = (CardError, CheckpointError)
 DATA_LOOK_SECONDS = 1.0  # between two looks for data
+PIECE_SECONDS = 0.1  # of a pause
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ class Seat:
 def run(config: TrainerConfig, pace: RehearsalSection, card_hash: str, seat: Seat, flag: SignalFlag) -> NoReturn:
     """Pretend to train until something says stop, leave an end marker, and end this process with its exit status."""
     paths, rank = config.paths, seat.rank
-    attempt = Attempt.from_environment(os.environ, paths)
+    attempt = AttemptIdentity.from_environment(os.environ, paths)
     heartbeat = HeartbeatWriter(paths, rank, attempt.job_id, launch=attempt.launch)
     watch_for_kill_now(config.kill_switch, lambda request: end_now(paths, attempt, heartbeat, rank, request))
     training = StandIn(config, pace, card_hash, seat, attempt, heartbeat, flag)
@@ -73,7 +77,7 @@ def run(config: TrainerConfig, pace: RehearsalSection, card_hash: str, seat: Sea
         refused = isinstance(error, REFUSALS) and training.steps_done == 0
         reason = "refused" if refused else "error"
         tell(f"tr11: refused: {error}" if refused else traceback.format_exc().rstrip(), sys.stderr)
-        leave_word(paths, attempt, rank, error, reason, training.progress.iteration)
+        record_failure(paths, attempt, rank, error, reason, training.progress.iteration)
     heartbeat.beat("ended", training.progress.iteration)
     exit_process(exit_code(reason), training.close)
 
@@ -86,14 +90,14 @@ class StandIn:
     pace: RehearsalSection
     card_hash: str
     seat: Seat
-    attempt: Attempt
+    attempt: AttemptIdentity
     heartbeat: HeartbeatWriter
     flag: SignalFlag
 
     def __post_init__(self) -> None:
         self.started = time.monotonic()
         self.clock = steady_clock()
-        self.crew = Crew(
+        self.crew = StandInGroup(
             self.seat.rank, self.seat.world, self.seat.address, self.seat.port, self.pace.collective_seconds
         )
         self.progress, self.chain = Progress(), checkpoint.FIRST_LINK
@@ -101,6 +105,9 @@ class StandIn:
         self.last_save = self.started
         self.steps_done = 0
         self.lease: Lease | None = None
+        parallel, seat = self.config.parallel, self.seat
+        place = RankPosition.of(seat.rank, seat.world, parallel.tensor, parallel.pipeline)
+        self.compute = ComputeRecord(self.config.paths, self.attempt, seat.rank, place)
 
     def close(self) -> None:
         self.crew.close()
@@ -117,7 +124,9 @@ class StandIn:
         self._say(f"tr11: REHEARSAL: {self.seat.world} stand-in workers; nothing is trained")
         age = self.crew.meet("start", time.monotonic() - self.started, max)
         paths, run = self.config.paths, self.config.run
-        limits = Limits(self.config.kill_switch, run.exit_duration_minutes, run.exit_interval, self.clock() - age)
+        limits = StopConditions(
+            self.config.kill_switch, run.exit_duration_minutes, run.exit_interval, self.clock() - age
+        )
         self.switches = Switches(
             paths, limits, self.attempt, self.flag, self.heartbeat, self.lease, self._largest, self.seat.rank == 0,
             self.clock,
@@ -132,18 +141,10 @@ class StandIn:
         self._say("training ...")
         return self._end(self._loop())
 
-    def _take_lease(self) -> Decision | None:
+    def _take_lease(self) -> StopDecision | None:
         """A decision when a living training keeps this one out."""
-
-        def take() -> str:
-            assert self.lease is not None
-            holder = self.lease.take()
-            if holder is None:
-                fence_off(self.config.paths.checkpoints)
-            return refusal(holder, self.config.paths) if holder is not None else ""
-
-        fault = self._on_first("the run's lease", take)
-        return Decision("refused", False, f"tr11: refused: {fault}") if fault else None
+        fault = self._on_first("the run's lease", lambda: take_run(self.lease, self.config.paths))
+        return StopDecision("refused", False, f"tr11: refused: {fault}") if fault else None
 
     def _load(self) -> None:
         """Resume from the newest complete checkpoint, or start at zero."""
@@ -159,13 +160,18 @@ class StandIn:
         self._say(f"  successfully loaded checkpoint from {folder} at iteration {step}")
 
     # ------------------------------------------------------------------ the loop
-    def _loop(self) -> Decision:
+    def _loop(self) -> StopDecision:
         total, settings = self.course.total_iterations, self.config.checkpoint
         evaluation = self.config.evaluation
         while self.progress.iteration < total:
             agreed = self._ready("training")
             if agreed.decision is not None:
                 return agreed.decision
+            if agreed.check and self.seat.rank == 0:
+                text = "nothing was checked: this is a rehearsal, in which nothing is computed"
+                leave_answer(
+                    self.config.paths, RequestAnswer(agreed.check, None, text, time.time(), self.attempt.job_id)
+                )
             if agreed.save and self.steps_done:
                 self._save()
             self._step(total)
@@ -177,7 +183,7 @@ class StandIn:
                 decision = self._evaluate()
                 if decision is not None:
                     return decision
-        return Decision("finished", False, f"after training is done: {total} iterations")
+        return StopDecision("finished", False, f"after training is done: {total} iterations")
 
     def _step(self, total: int) -> None:
         """One step: a pause, and a meeting of all ranks in place of the gradients' reduction."""
@@ -185,10 +191,12 @@ class StandIn:
         samples = batch_size_at(self.progress.consumed_samples, config.batch)
         length = sequence_length_at(self.progress.iteration + 1, config.curriculum, config.model.sequence_length)
         self._pass(self.pace.step_seconds, "training")
+        own_seconds = time.perf_counter() - began
         loss: float = self.crew.meet("step", _loss(self.progress.consumed_samples), _mean)
         self.progress = self.progress.after_step(samples, length, loss, skipped=False)
         self.chain = checkpoint.next_link(self.chain, self.progress.iteration, self.progress.consumed_samples)
         self.steps_done += 1
+        self.compute.add(self.progress.iteration, {"forward": own_seconds})
         if self.seat.rank == self.seat.world - 1 and self.progress.iteration % config.logging.interval == 0:
             self._log(total, samples, length, loss, time.perf_counter() - began)
 
@@ -219,7 +227,7 @@ class StandIn:
         except OSError as error:
             tell(f"tr11: WARNING: metrics cannot be written, the training goes on: {error}")
 
-    def _evaluate(self) -> Decision | None:
+    def _evaluate(self) -> StopDecision | None:
         for _ in range(self.config.evaluation.iterations):
             decision = self._ready("evaluating").decision
             if decision is not None and decision.reason != "exit-interval":
@@ -251,14 +259,17 @@ class StandIn:
         return largest
 
     def _pass(self, seconds: float, phase: str) -> None:
-        """Let time pass in a phase, as the card scales it, with the heartbeat going on."""
-        until = time.monotonic() + seconds / self.pace.time_scale
+        """Let time pass in a phase, as the card scales it, with the heartbeat going on.
+
+        As with real work, what is missed while this process is stopped is still to be done afterwards.
+        """
+        left = seconds / self.pace.time_scale
         while True:
             self.heartbeat.beat(phase, self.progress.iteration)
-            left = until - time.monotonic()
             if left <= 0:
                 return
-            time.sleep(min(1.0, left))
+            time.sleep(min(PIECE_SECONDS, left))
+            left -= PIECE_SECONDS
 
     # ------------------------------------------------------------------ saving and leaving
     def _save(self) -> str:
@@ -294,7 +305,7 @@ class StandIn:
             self.seat.world, self.lease.check,
         )  # fmt: skip
 
-    def _end(self, decision: Decision) -> str:
+    def _end(self, decision: StopDecision) -> str:
         """Save what is not saved, then leave the end marker."""
         if decision.save and self.steps_done and self.progress.iteration != self.saved_step:
             fault = self._save()
@@ -303,7 +314,7 @@ class StandIn:
                 decision = found
             elif fault:
                 lost = f"the last save failed, all steps after {self.saved_step or 0} are lost: {fault}"
-                decision = Decision("error", True, f"{lost} (leaving: {decision.reason})")
+                decision = StopDecision("error", True, f"{lost} (leaving: {decision.reason})")
         self.switches.settle(self.saved_step, None)
         self._say(decision.line)
         self.heartbeat.beat("ending", self.progress.iteration)

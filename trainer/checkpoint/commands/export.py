@@ -8,18 +8,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.catalogue import CheckpointError
-from trainer.checkpoint.commands import UsageError
-from trainer.checkpoint.huggingface_export import is_export, parse_size, plan_export, write_export
-from trainer.checkpoint.huggingface_names import DTYPES, facts_of_card
-from trainer.checkpoint.huggingface_tokenizer import TokenizerFiles, tokenizer_files
+from trainer.checkpoint.commands import CheckpointUsageError
+from trainer.checkpoint.huggingface.export import is_export, parse_size, plan_export, write_export
+from trainer.checkpoint.huggingface.names import DTYPES, facts_of_card
+from trainer.checkpoint.huggingface.tokenizer import TokenizerFiles, tokenizer_files
 from trainer.checkpoint.reader import check_digests, open_checkpoint, part_bytes
 from trainer.checkpoint.whole_folder import check_target
-from trainer.config import CardError, TrainerConfig, load_trainer_config
-from trainer.contract import MANIFEST_FILE
+from trainer.config.card import CardError, TrainerConfig, load_trainer_config
+from trainer.config.hub_files import HUB_ID, cached_file
+from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.paths import MANIFEST_FILE
+from trainer.contract.units import size
 from trainer.data.progress import progress_bar, say
 from trainer.data.tokenizer import TOKENIZER_FILE
-from trainer.hub_files import HUB_ID, cached_file
 
 HELP = "write a checkpoint's weights as a Hugging Face BLOOM folder"
 
@@ -27,7 +28,9 @@ HELP = "write a checkpoint's weights as a Hugging Face BLOOM folder"
 def configure(parser: argparse.ArgumentParser) -> None:
     """The options; the same as `tr11 checkpoints export`."""
     parser.add_argument("checkpoint", type=Path, metavar="STEP", help="folder of the checkpoint")
-    parser.add_argument("--to", choices=["hf"], default="hf", help="format: hf is Hugging Face's BLOOM")
+    parser.add_argument(
+        "--format", "--to", dest="to", choices=["hf"], default="hf", help="format: hf is Hugging Face's BLOOM"
+    )
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="folder to write")
     parser.add_argument("--dtype", choices=list(DTYPES), help="of the tensors; default: as in the checkpoint")
     parser.add_argument("--max-shard-size", type=_size, default="5GB", metavar="SIZE", help="of one file (5GB, 500MB)")
@@ -53,7 +56,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     place, target = options.checkpoint.resolve(), options.output.absolute()
     check_target(target.resolve(), options.force, is_export)
     if target.resolve().is_relative_to(place):
-        raise UsageError(f"-o {target}: lies inside the checkpoint; name another folder")
+        raise CheckpointUsageError(f"-o {target}: lies inside the checkpoint; name another folder")
     card = read_card(options.card)
     source = open_checkpoint(place)
     model = card.model if card else None
@@ -99,26 +102,18 @@ def describe(result: dict[str, Any]) -> str:
     files = f"{result['shards']} file{'' if result['shards'] == 1 else 's'}"
     return (
         f"{result['folder']}: step {result['step']}, {result['parameters']:,} parameters in {result['dtype']}, "
-        f"{shown_bytes(result['tensor_bytes'])} in {files}"
+        f"{size(result['tensor_bytes'])} in {files}"
     )
 
 
-def shown_bytes(count: int) -> str:
-    """Bytes in the decimal unit that suits them: 352.5 GB."""
-    value, units = float(count), ["B", "kB", "MB", "GB", "TB"]
-    while value >= 1000 and len(units) > 1:
-        value, units = value / 1000, units[1:]
-    return f"{value:.0f} B" if units[0] == "B" else f"{value:.1f} {units[0]}"
-
-
 def read_card(path: Path | None) -> TrainerConfig | None:
-    """The resolved card, if there is one. Raises UsageError with every problem of it."""
+    """The resolved card, if there is one. Raises CheckpointUsageError with every problem of it."""
     if path is None:
         return None
     try:
         return load_trainer_config(path)
     except CardError as error:
-        raise UsageError(str(error)) from None
+        raise CheckpointUsageError(str(error)) from None
 
 
 def _tokenizer(path: Path | None, card: TrainerConfig | None) -> tuple[TokenizerFiles | None, list[str]]:

@@ -8,16 +8,17 @@ from typing import Any
 
 import torch
 
-from trainer.checkpoint.catalogue import CheckpointError
-from trainer.checkpoint.commands.export import read_card, shown_bytes
-from trainer.checkpoint.huggingface_import import HuggingFaceModel
-from trainer.checkpoint.huggingface_names import bloom_shape, facts_of_card
+from trainer.checkpoint.commands.export import read_card
+from trainer.checkpoint.huggingface.import_ import HuggingFaceModel
+from trainer.checkpoint.huggingface.names import bloom_shape, facts_of_card
 from trainer.checkpoint.publishing import CheckpointInfo, Extras
 from trainer.checkpoint.rewrite import source_bytes, write_checkpoint
-from trainer.config import TrainerConfig
-from trainer.contract import LATEST_FILE, checkpoint_name, checkpoint_steps
+from trainer.config.card import TrainerConfig
+from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.paths import LATEST_FILE, checkpoint_name, checkpoint_steps
+from trainer.contract.units import size
 from trainer.data.progress import progress_bar
-from trainer.progress import Progress
+from trainer.schedule.progress import Progress
 
 HELP = "make the first checkpoint of a run from a Hugging Face BLOOM folder"
 STEP = 0
@@ -31,7 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Import one model: weights in the card's precision, fp32 masters, zero moments, step 0."""
-    from trainer.resume import read_card_hash  # here, because it loads DeepSpeed
+    from trainer.contract.attempt import read_card_hash  # here, because it loads DeepSpeed
 
     card = read_card(options.card)
     assert card is not None
@@ -69,7 +70,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 def describe(result: dict[str, Any]) -> str:
     return (
         f"{result['checkpoint']}: {result['parameters']:,} parameters in {result['dtype']}, "
-        f"{_padding(result['padding_rows'])}{shown_bytes(result['bytes'])} with the optimizer's masters and empty "
+        f"{_padding(result['padding_rows'])}{size(result['bytes'])} with the optimizer's masters and empty "
         "moments; a launch of the run starts from it"
     )
 

@@ -10,12 +10,14 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, cast
 
-from trainer.checkpoint.catalogue import CheckpointError
+from trainer.checkpoint.fingerprint import EMPTY, fingerprint
 from trainer.checkpoint.reader import open_checkpoint
 from trainer.checkpoint.source import CheckpointFacts, Part, TensorSource
-from trainer.contract import MANIFEST_FILE, Manifest, file_digest, manifest_faults
+from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.manifest import Manifest, file_digest, manifest_faults
+from trainer.contract.paths import MANIFEST_FILE
+from trainer.contract.resumable import RNG
 from trainer.data.progress import progress_bar
-from trainer.debug.fingerprint import EMPTY, fingerprint
 
 HELP = "what a checkpoint holds: facts, files, tensors and their numbers"
 
@@ -36,7 +38,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     place: Path = options.place
     if not place.is_dir():
         raise CheckpointError(f"{place} is not a folder; give the folder of a checkpoint (global_stepN)")
-    manifest = _manifest(place)
+    manifest = manifest_of(place)
     faults = _faults(place, manifest, options.verify)
     result: dict[str, Any] = {
         "place": str(place),
@@ -45,7 +47,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "verified": "no manifest" if manifest is None else ("digests" if options.verify else "sizes"),
         "verify_asked": options.verify,
         "manifest": None if manifest is None else _manifest_facts(manifest),
-        "random_state_ranks": sum(1 for _ in (place / "rng").glob("rank_*.pt")),
+        "random_state_ranks": sum(1 for _ in (place / RNG).glob("rank_*.pt")),
     }
     if faults:
         return {**result, "tensors": [], "remarks": []}
@@ -66,7 +68,8 @@ def exit_code(result: dict[str, Any]) -> int:
     return _EXIT_UNOBSERVED if result["verify_asked"] and result["manifest"] is None else 0
 
 
-def _manifest(place: Path) -> Manifest | None:
+def manifest_of(place: Path) -> Manifest | None:
+    """The manifest of the checkpoint at `place`, None where it has none. Raises CheckpointError."""
     try:
         return Manifest.read(place)
     except ValueError as error:

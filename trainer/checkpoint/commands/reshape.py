@@ -12,26 +12,22 @@ from typing import Any
 
 from torch import Tensor
 
-from trainer.checkpoint.catalogue import CheckpointError
-from trainer.checkpoint.commands import UsageError
-from trainer.checkpoint.deepspeed_content import OptimizerSettings
-from trainer.checkpoint.deepspeed_layout import DeepSpeedSource
-from trainer.checkpoint.deepspeed_write import layout_bytes, write_deepspeed_layout
-from trainer.checkpoint.publishing import CheckpointInfo, Extras
+from trainer.checkpoint.commands import CheckpointUsageError
+from trainer.checkpoint.commands.inspect import manifest_of
+from trainer.checkpoint.deepspeed.content import OptimizerSettings
+from trainer.checkpoint.deepspeed.layout import DeepSpeedSource
+from trainer.checkpoint.deepspeed.write import layout_bytes, write_deepspeed_layout
+from trainer.checkpoint.publishing import CheckpointInfo, Extras, LatestStays
 from trainer.checkpoint.reader import open_checkpoint
-from trainer.checkpoint.resumable import Fault, model_fault, read_whole
 from trainer.checkpoint.rewrite import source_bytes, write_checkpoint
 from trainer.checkpoint.source import CheckpointFacts, Part, TensorFacts, TensorSource
-from trainer.contract import (
-    LATEST_FILE,
-    Manifest,
-    checkpoint_name,
-    checkpoint_steps,
-    manifest_faults,
-    read_latest,
-)
+from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.lease import trained_into
+from trainer.contract.manifest import Manifest, manifest_faults
+from trainer.contract.paths import LATEST_FILE, checkpoint_name, checkpoint_steps, read_latest
+from trainer.contract.resumable import ResumeFault, ResumeNeed, model_fault, moves_back, read_whole
+from trainer.contract.units import size
 from trainer.data.progress import progress_bar, say
-from trainer.lease import trained_into
 
 HELP = "Rewrite a checkpoint in another layout, or, in DeepSpeed's layout, for another topology."
 DEGREES = ("tensor", "pipeline", "data")
@@ -63,18 +59,11 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     if target.exists():
         raise CheckpointError(f"{target} exists already and is not replaced; name another folder")
     _check_same_model(output, facts.model)
-    moves = options.latest or not os.path.lexists(output / LATEST_FILE)
-
-    def fence() -> None:
-        """Asked first, and once more when all is written, which may take hours: a training may have started since."""
-        if moves and (why := trained_into(output, time.time())):
-            raise CheckpointError(why)
-
-    fence()
+    pointer = _Pointer(output, facts.step, options.latest)
     if output.resolve().is_relative_to(place):
-        raise UsageError(f"-o {output}: lies inside the checkpoint; name another folder")
+        raise CheckpointUsageError(f"-o {output}: lies inside the checkpoint; name another folder")
     source: TensorSource = WeightsOnly(original) if options.weights_only else original
-    manifest = _manifest(place)
+    manifest = manifest_of(place)
     topology = {degree: asked.get(degree, facts.topology.get(degree, 1)) for degree in DEGREES}
     info = CheckpointInfo(topology, facts.model)
     if manifest is not None:
@@ -99,21 +88,32 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                 extras,
                 info,
                 settings=settings,
-                latest=moves,
-                fence=fence,
+                latest=pointer.moves,
+                fence=pointer.look_again,
                 on_bytes=moved,
             )
         else:
-            write_checkpoint(output, source, facts.step, extras, info, latest=moves, fence=fence, on_bytes=moved)
+            write_checkpoint(
+                output,
+                source,
+                facts.step,
+                extras,
+                info,
+                latest=pointer.moves,
+                fence=pointer.look_again,
+                on_bytes=moved,
+            )
         bar.update(writing, completed=total)
+    if pointer.back and options.latest:
+        raise CheckpointError(f"{target} is written, but {pointer.back}")
     remarks = list(original.remarks) if isinstance(original, DeepSpeedSource) else []
-    if not moves:
-        remarks.append(f"{output / LATEST_FILE} is as it was; --latest has it name the new one")
+    if pointer.back or not pointer.moves:
+        remarks.append(pointer.back or f"{output / LATEST_FILE} is as it was; --latest has it name the new one")
     elif options.weights_only and read_latest(output) != facts.step:
         remarks.append(f"{output / LATEST_FILE} is as it was: from weights alone no training resumes")
     for remark in remarks:
         say(f"tr11: {remark}")
-    written = _manifest(target)
+    written = manifest_of(target)
     assert written is not None
     return {
         "checkpoint": str(place),
@@ -131,12 +131,39 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+class _Pointer:
+    """Whether `latest` in the folder comes to name the new one. `back`: why it must not, for a newer one that is there.
+
+    Raises CheckpointError where it shall, and may not.
+    """
+
+    def __init__(self, folder: Path, step: int, is_asked: bool):
+        self._folder, self._step = folder, step
+        self.back = moves_back(folder, step, ResumeNeed())
+        self.moves = is_asked or not (self.back or os.path.lexists(folder / LATEST_FILE))
+        if self.moves and (why := trained_into(folder, time.time()) or self.back):
+            raise CheckpointError(why)
+
+    def look_again(self) -> None:
+        """Asked when all is written, which may take hours: a training may have started since, or a newer one come.
+
+        Raises CheckpointError for the first, LatestStays for the second.
+        """
+        if not self.moves:
+            return
+        if why := trained_into(self._folder, time.time()):
+            raise CheckpointError(why)
+        self.back = moves_back(self._folder, self._step, ResumeNeed())
+        if self.back:
+            raise LatestStays
+
+
 def describe(result: dict[str, Any]) -> str:
     shape = " x ".join(f"{degree} {result['new_topology'][degree]}" for degree in DEGREES)
     layout = f"DeepSpeed layout for {shape}" if result["new_layout"] == "deepspeed" else "tr11 layout, for any topology"
     parts = "" if result["optimizer"] else ", weights only"
     return (
-        f"{result['folder']}: step {result['step']}, {layout}{parts}, {result['bytes'] / 1e9:.2f} GB "
+        f"{result['folder']}: step {result['step']}, {layout}{parts}, {size(result['bytes'])} "
         f"in {result['files']} files"
     )
 
@@ -145,7 +172,7 @@ def _check_same_model(output: Path, model: Mapping[str, Any]) -> None:
     """Raises CheckpointError when the folder holds checkpoints of another model: its run would meet this one."""
     for step in reversed(checkpoint_steps(output)):
         manifest = read_whole(output, step)
-        fault = None if isinstance(manifest, Fault) else model_fault(manifest.model, model)
+        fault = None if isinstance(manifest, ResumeFault) else model_fault(manifest.model, model)
         if fault is not None:
             raise CheckpointError(
                 f"{output} holds checkpoints of another model ({checkpoint_name(step)} differs in {fault.key}); name "
@@ -156,18 +183,11 @@ def _check_same_model(output: Path, model: Mapping[str, Any]) -> None:
 def _check_degrees(asked: Mapping[str, int], layout: str) -> None:
     for degree, value in asked.items():
         if value < 1:
-            raise UsageError(f"--{degree} {value}: a degree is at least 1")
+            raise CheckpointUsageError(f"--{degree} {value}: a degree is at least 1")
         if layout == "tr11":
-            raise UsageError(
+            raise CheckpointUsageError(
                 f"--{degree}: only --format deepspeed has a topology; every topology loads the tr11 layout"
             )
-
-
-def _manifest(place: Path) -> Manifest | None:
-    try:
-        return Manifest.read(place)
-    except ValueError as error:
-        raise CheckpointError(" ".join(str(error).split())) from None
 
 
 def _verify(place: Path, manifest: Manifest, on_bytes: Callable[[int], None]) -> None:

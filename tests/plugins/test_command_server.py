@@ -1,0 +1,70 @@
+"""The command that stands for `tr11` is told from the real one by nothing but its speed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.plugins.command_server import tr11_command
+
+ROOT = Path(__file__).parents[2]
+REAL = (sys.executable, "-c", "from tr11ops.cli.main import run; run()")
+
+
+def typed(folder: Path, *words: str, command: tuple[str, ...] | None = None, **more: str) -> tuple[int, str, str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100", **more}
+    done = subprocess.run(
+        [*(command or tr11_command()), *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("words", [("--help",), ("runbook", "hung"), ("status", "--json"), ("lunch",), ("logs", "-f")])
+def test_it_says_and_returns_what_the_real_one_does(tmp_path: Path, words: tuple[str, ...]) -> None:
+    assert typed(tmp_path, *words) == typed(tmp_path, *words, command=REAL)
+
+
+def test_folder_and_environment_are_those_of_the_caller(tmp_path: Path) -> None:
+    words = ("init", "--preset", "toy", "--yes", "--scheduler", "local", "--output", "mine.toml")
+    card, seen = tmp_path / "mine.toml", []
+    for command in (tr11_command(), REAL):
+        assert typed(tmp_path, *words, command=command)[0] == 0
+        seen.append((card.read_text(), card.stat().st_mode))
+        card.unlink()
+    assert seen[0] == seen[1]
+    assert "no-such.toml" in typed(tmp_path, "status", TR11_RUN="no-such.toml")[2]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_to_it_ends_the_command(tmp_path: Path, number: signal.Signals) -> None:
+    log = tmp_path / "log.txt"
+    log.write_text(" iteration        1/ 10 | a line\n")
+    caller = subprocess.Popen([*tr11_command(), "logs", "-f", "--file", str(log)], stdout=subprocess.PIPE, text=True)
+    assert caller.stdout is not None and "a line" in caller.stdout.readline()
+    caller.send_signal(number)
+    assert caller.wait(timeout=300) == -number
+    assert caller.stdout.read() == "", "the pipe is closed: no one writes to it any more"
+
+
+def test_it_ends_with_the_tests(tmp_path: Path) -> None:
+    code = (
+        "import subprocess; from tests.plugins.command_server import tr11_command\n"
+        "print(subprocess.run([*tr11_command(), '--version'], capture_output=True, text=True).stdout)\n"
+        "print(tr11_command()[-1])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=ROOT, capture_output=True,
+        text=True, timeout=300, check=True,
+    )  # fmt: skip
+    version, *_, name = done.stdout.split("\n")[:-1]
+    assert version.startswith("tr11 ")
+    deadline = time.monotonic() + 300
+    while f"@{name}" in Path("/proc/net/unix").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

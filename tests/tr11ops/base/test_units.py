@@ -1,0 +1,97 @@
+"""One form for each kind of number that people read; the cases are those in which several forms once differed."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from tr11ops.base.units import (
+    DAY,
+    MINUTE,
+    NEAR,
+    counted,
+    duration,
+    first_few,
+    iso_time,
+    node_time,
+    number_in,
+    quantity,
+    rough_duration,
+    size,
+    timestamp,
+)  # fmt: skip
+
+MOMENT = 1651406712.9  # 2022-05-01, noon in London and Paris' early afternoon
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown", "rough"),
+    [
+        (-5, "0 s", "0 s"),
+        (59.9, "59 s", "59 s"),  # cut, never rounded up: 60 s would be a minute
+        (60, "1 min", "1 min"),
+        (61, "1 min 1 s", "1 min"),
+        (200, "3 min 20 s", "3 min"),
+        (3599, "59 min", "59 min"),
+        (3600, "1 h 00 min", "1 h"),
+        (7500, "2 h 05 min", "2 h"),
+        (90_000, "1 d 1 h", "1 d"),
+        (180_000, "2 d 2 h", "2 d"),
+        (12.34 * 86400, "12 d 8 h", "12 d"),
+    ],
+)
+def test_durations(seconds: float, shown: str, rough: str) -> None:
+    assert (duration(seconds), rough_duration(seconds)) == (shown, rough)
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [
+        (10, "10 B"), (2048, "2.0 KiB"), (512 * 2**20, "512.0 MiB"), (95 * 2**30, "95.0 GiB"),
+        (352.5e9, "328.3 GiB"), (2298 * 2**30, "2.2 TiB"), (3 * 2**50, "3,072.0 TiB"),
+    ],
+)  # fmt: skip
+def test_sizes(count: float, shown: str) -> None:
+    assert size(count) == shown
+
+
+def test_counts() -> None:
+    assert [counted(number, "task") for number in (0, 1, 12_800)] == ["0 tasks", "1 task", "12,800 tasks"]
+    assert [counted(number, "node is", "nodes are") for number in (1, 2)] == ["1 node is", "2 nodes are"]
+    assert [quantity(950), quantity(47_768_496), quantity(97_829_879_808), quantity(366e12)] == [
+        "950", "47.8 M", "97.8 B", "366.0 T",
+    ]  # fmt: skip
+
+
+def test_what_is_left_out_is_counted() -> None:
+    assert [first_few(range(count), 2) for count in (0, 2, 5)] == ["", "0, 1", "0, 1 and 3 more"]
+
+
+def test_node_time_is_never_none_of_none() -> None:
+    """A rehearsal of minutes said that it had used 11 % of 0 node hours."""
+    assert [node_time(hours) for hours in (0.05, 1.99, 2.0, 120_000.5)] == [
+        "180 node-seconds", "7,164 node-seconds", "2.0 node-hours", "120,000.5 node-hours",
+    ]  # fmt: skip
+    assert [node_time(0.01, 0.05), node_time(0.01, 64)] == ["36 of 180 node-seconds", "0.0 of 64.0 node-hours"]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, True, "5", None, [1], 10**400, -(10**400)])
+def test_what_is_no_number_of_a_file(value: object) -> None:
+    assert number_in(value) is None and number_in(5) == 5.0
+
+
+def test_points_of_time() -> None:
+    paris = ZoneInfo("Europe/Paris")
+    assert timestamp(MOMENT, UTC) == "2022-05-01 12:05 UTC"
+    assert [timestamp(MOMENT, paris, form) for form in (DAY, MINUTE, NEAR)] == [
+        "2022-05-01", "2022-05-01 14:05", "05-01 14:05",
+    ]  # fmt: skip
+    assert iso_time(MOMENT) == "2022-05-01T12:05:12+00:00"
+
+
+@pytest.mark.parametrize("moment", [1e18, -1e18, math.inf, math.nan])
+def test_times_that_no_calendar_holds(moment: float) -> None:
+    assert (timestamp(moment, UTC), timestamp(moment, None), iso_time(moment)) == ("never", "never", None)

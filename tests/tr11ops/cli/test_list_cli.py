@@ -1,0 +1,129 @@
+"""`tr11 list`, `tr11 runbook` and `tr11 config show`, typed in the folder of the recorded run."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.pins.commands import beside, typed
+from tests.pins.recording import unpacked
+from tests.tr11ops.status_cases import beats, checkpoints, snapshot
+from tr11ops.base.runbook_pages import page_names
+from tr11ops.base.shipped import shipped
+from tr11ops.cli.list_runs import _lines
+from tr11ops.status.build import status_of
+from tr11ops.status.run_list import ListedRun
+from tr11ops.watchdog.verdict import judge
+
+LOCAL = ("--scheduler", "local")
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return unpacked(tmp_path_factory.mktemp("recorded").resolve())
+
+
+def test_a_run_is_one_line_that_says_what_status_says(recorded: Path) -> None:
+    with beside(recorded):
+        code, text = typed(("list", *LOCAL))
+        status = json.loads(typed(("status", "--json", *LOCAL))[1])
+        [run] = json.loads(typed(("list", "run", "--json", *LOCAL))[1])["runs"]
+    [_, line] = text.splitlines()
+    assert code == 0 and line.split()[:3] == ["stopped", "38/6253", "2.7689"] and line.endswith("  run")
+    assert max(map(len, text.splitlines())) <= 80
+    shared = set(run) & set(status) - {"remaining_seconds", "eta"}
+    assert {key: run[key] for key in shared} == {key: status[key] for key in shared} and len(shared) >= 5
+    assert (run["directory"], run["name"], run["variant"]) == ("run", "small", "main")
+
+
+def test_what_a_starting_run_lost_is_no_progress() -> None:
+    starting = snapshot(heartbeats=beats(phase="loading"), checkpoints=checkpoints(31200))
+    for seen, words in ((starting, "31200/115311"), (snapshot(), "31219/115311")):
+        run = ListedRun(Path("big"), status_of(seen, (), judge(seen, ())).document())
+        [_, line] = _lines([run])
+        assert words in line and line.endswith("  big  (19 iterations again)" if seen is starting else "  big")
+        assert run.document()["iteration"] == 31219 and (run.document()["done_again"] is None) is (seen is not starting)
+
+
+def test_an_unreadable_run_is_one_line_and_the_others_are_shown(recorded: Path, tmp_path: Path) -> None:
+    (tmp_path / "never" / "state" / "submissions").mkdir(parents=True)
+    broken = tmp_path / "broken" / "state" / "submissions" / "20260101-000000-00000000"
+    broken.mkdir(parents=True)
+    (broken / "card.json").write_text("{")
+    moved = tmp_path / "moved" / "state" / "submissions" / "20260101-000000-00000000"
+    moved.mkdir(parents=True)
+    card = next((recorded / "run" / "state" / "submissions").glob("*/card.json"))
+    (moved / "card.json").write_bytes(card.read_bytes())
+    with beside(recorded):
+        code, text = typed(("list", str(tmp_path), "run", *LOCAL))
+        runs = json.loads(typed(("list", str(tmp_path), "--json", *LOCAL))[1])["runs"]
+    lines = text.splitlines()[1:]
+    assert code == 3 and [line.split()[0] for line in lines] == ["unknown"] * 3 + ["stopped"]
+    for line, why in zip(lines, ("card.json", "names another directory", "nothing was launched"), strict=False):
+        assert why in line
+    assert [(run["verdict"], run["exit_code"], run["iteration"]) for run in runs] == [("unknown", 3, None)] * 3
+
+
+def test_where_no_run_is_and_where_no_folder_is(recorded: Path, tmp_path: Path) -> None:
+    with beside(recorded):
+        assert typed(("list", str(tmp_path), *LOCAL)) == (0, "")
+        assert typed(("list", str(tmp_path / "nothing"), *LOCAL))[0] == 2
+        assert typed(("list", "--scheduler", "odd"))[0] == 2
+
+
+# ----------------------------------------------------------------------------- the runbook
+def test_each_page_is_listed_and_printed(recorded: Path) -> None:
+    code, text = typed(("runbook",))
+    head, *lines = text.splitlines()
+    names = [line.strip() for line in lines]
+    assert head == "Read one with `tr11 runbook NAME`:"
+    assert code == 0 and names == list(page_names()) and "README" not in names
+    assert set(names) == {path.stem for path in shipped("runbooks").glob("*.md")} - {"README"}
+    assert [page["name"] for page in json.loads(typed(("runbook", "--json"))[1])["pages"]] == names
+    code, text = typed(("runbook", "hung"))
+    assert code == 0 and text.startswith("Hung\n") and "    tr11 status" in text.splitlines()
+    for same in ("hung.md", "runbooks/hung.md"):
+        assert typed(("runbook", same)) == (0, text)
+    assert typed(("runbook", "loss-spike"))[1] == typed(("runbook", "spike"))[1], "a detector's name finds its page"
+    assert json.loads(typed(("runbook", "hung", "--json"))[1])["title"] == "Hung"
+
+
+def test_an_unknown_page_is_wrong_usage_and_the_nearest_named(capsys: pytest.CaptureFixture[str]) -> None:
+    from tr11ops.cli.main import execute
+
+    assert execute(["runbook", "hungg"]) == 2
+    assert capsys.readouterr().err == "tr11: NAME 'hungg': there is no such page; did you mean hung?\n"
+    assert execute(["runbook", "start"]) == 2
+    assert "did you mean start-failed?" in capsys.readouterr().err
+
+
+# ----------------------------------------------------------------------------- the card
+def test_the_card_is_shown_as_written_and_as_resolved(recorded: Path) -> None:
+    with beside(recorded):
+        code, text = typed(("config", "show", "--set", "slurm.nodes=7"))
+        assert code == 0 and tomllib.loads(text)["slurm"]["nodes"] == 7
+        written = tomllib.loads((recorded / "tr11.toml").read_text())
+        assert tomllib.loads(typed(("config", "show"))[1]) == written
+        code, text = typed(("config", "show", "--resolved"))
+        shown = tomllib.loads(text)
+        document = json.loads(typed(("config", "show", "--resolved", "--json"))[1])
+    assert code == 0 and shown["run"]["directory"] == str(recorded / "run")
+    assert (
+        shown["parallel"]["pipeline"] == written["parallel"]["pipeline"] and "step_timeout_minutes" in shown["parallel"]
+    )
+    assert document["resolved"] and document["card"]["slurm"]["nodes"] == 2 and document["derived"]["world_size"] == 4
+    # what is shown is a card that says the same
+    (recorded / "again.toml").write_text(text)
+    with beside(recorded):
+        assert (
+            typed(("config", "show", "--resolved", "--run", "again.toml"))[1].splitlines()[1:] == text.splitlines()[1:]
+        )
+
+
+def test_a_secret_in_a_card_is_not_shown(recorded: Path) -> None:
+    with beside(recorded):
+        code, text = typed(("config", "show", "--set", "hub.endpoint=https://user:pass@hub.example"))
+    assert code == 2 and text == ""

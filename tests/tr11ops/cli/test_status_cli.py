@@ -1,0 +1,255 @@
+"""`tr11 status` as typed: exit codes, terminals, the embedded scheduler, watching and leaving it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from tests.tr11ops.cli.status_place import COMMAND, Place
+from tests.tr11ops.status_cases import record, save_checkpoint
+from tr11ops.cli.terminal import drawing_console
+from tr11ops.cluster.base import JobState
+from tr11ops.cluster.local import LocalScheduler
+from trainer.contract.heartbeat import Heartbeat, write_heartbeat
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+@pytest.fixture
+def scheduler(place: Place) -> Iterator[LocalScheduler]:
+    found = LocalScheduler(place.folder / "scheduler")
+    yield found
+    for job in found.jobs():
+        if not job.state.is_final:
+            found.cancel(job.array_id or job.raw_id)
+    wait_for_end(found)
+
+
+def wait_for_end(scheduler: LocalScheduler) -> None:
+    deadline = time.monotonic() + 300
+    while any(not job.state.is_final for job in scheduler.jobs()):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def train(place: Place, job_id: str) -> None:
+    """What a trainer in its 25th step leaves in the run directory."""
+    paths = place.directory.paths
+    now = time.time()
+    paths.logs.mkdir(parents=True)
+    rows = [
+        {
+            "kind": "step",
+            **asdict(record(n, total_iterations=421, seconds_per_iteration=0.4)),
+            "time": now - 30 + n,
+            "job_id": job_id,
+        }
+        for n in range(1, 26)
+    ]
+    paths.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for rank in range(8):
+        write_heartbeat(paths.heartbeat(rank), Heartbeat(rank, "here", os.getpid(), "training", 25, now, job_id))
+    save_checkpoint(paths, 25, now)
+
+
+def wait_for_start(scheduler: LocalScheduler) -> str:
+    deadline = time.monotonic() + 300
+    while time.monotonic() < deadline:
+        for job in scheduler.jobs():
+            if job.state is JobState.RUNNING:
+                return job.raw_id
+        time.sleep(0.1)
+    raise AssertionError("no task started")
+
+
+def test_a_run_directory_that_is_not_there_is_not_down(place: Place) -> None:
+    done = place.status("--json", "--scheduler", "local")
+    assert done.returncode == 3
+    document = json.loads(done.stdout)
+    assert (document["verdict"], document["iteration"], document["jobs"]) == ("unknown", None, [])
+    assert document["run"]["name"] == "demo"
+    assert "not mounted" in document["why"]
+
+
+def test_nothing_launched_needs_a_person_and_names_the_command(place: Place) -> None:
+    place.directory.root.mkdir()
+    done = place.status("--scheduler", "local")
+    assert done.returncode == 1
+    assert done.stdout.startswith(" DOWN ")
+    assert "tr11 launch --run demo --array 1-10" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["5"], "goes with --watch: tr11 status --watch 5"),
+        (["--watch", "0.1"], "between 1 and 86400"),
+        (["--watch", "often"], "SECONDS"),
+        (["--scheduler", "pbs"], "must be one of slurm, local, auto"),
+        (["--set", "model.layerz=3"], "did you mean 'model.layers'"),
+        (["--bogus"], "--bogus"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(place: Place, arguments: list[str], part: str) -> None:
+    done = place.status(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert part in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_scheduler_that_is_not_there_could_not_be_observed(place: Place) -> None:
+    place.directory.root.mkdir()
+    (place.folder / "empty").mkdir()
+    done = place.status("--scheduler", "slurm", PATH=str(place.folder / "empty"))
+    assert done.returncode == 3
+    assert done.stdout.startswith(" UNKNOWN ")
+    assert "scheduler unreachable: squeue" in " ".join(done.stdout.lower().split())
+
+
+def test_one_look_asks_slurm_twice(place: Place) -> None:
+    place.directory.root.mkdir()
+    programs, notes = place.folder / "programs", place.folder / "calls"
+    programs.mkdir()
+    for name in ("squeue", "scontrol", "sinfo", "sacct"):
+        (programs / name).write_text(f'#!/bin/sh\necho {name} >>"{notes}"\n')
+        (programs / name).chmod(0o755)
+    done = place.status("--scheduler", "slurm", "--json", PATH=f"{programs}:{os.environ['PATH']}")
+    assert (done.returncode, json.loads(done.stdout)["jobs"]) == (1, [])
+    assert sorted(notes.read_text().split()) == ["scontrol", "squeue"]
+
+
+def test_a_running_array_on_the_embedded_scheduler(place: Place, scheduler: LocalScheduler) -> None:
+    place.directory.root.mkdir()
+    job_id = place.submit(scheduler)
+    raw_id = wait_for_start(scheduler)
+    done = place.status()  # the scheduler is the one that the submission went to
+    assert (done.returncode, done.stdout.split()[0]) == (0, "STARTING"), done.stdout
+    train(place, raw_id)
+    done = place.status("--json")
+    document = json.loads(done.stdout)
+    assert (done.returncode, document["verdict"], document["scheduler"]) == (0, "healthy", "local"), document
+    assert (document["iteration"], document["total_iterations"], document["seconds_per_iteration"]) == (25, 421, 0.4)
+    states = {(job["id"], job["state"]) for job in document["jobs"]}
+    assert states == {(f"{job_id}_1", "RUNNING"), (f"{job_id}_[2-3%1]", "PENDING")}
+    assert document["last_checkpoint"]["step"] == 25
+    assert document["unknown"] == []
+    screen = place.status().stdout
+    assert "█" in screen
+    assert "\x1b" not in screen, "no colour into a pipe"
+    assert max(map(len, screen.splitlines())) <= 80
+    for plainly in ({"TERM": "dumb"}, {"LANG": "C"}):
+        assert place.status(**plainly).stdout.isascii()
+    assert max(map(len, place.status(COLUMNS="60").stdout.splitlines())) <= 60
+    scheduler.cancel(job_id)
+    wait_for_end(scheduler)
+    done = place.status()
+    assert (done.returncode, done.stdout.split()[0]) == (1, "DOWN"), done.stdout
+    assert f"the last submission was job {job_id}, array 1-3%1" in done.stdout
+
+
+def test_it_starts_without_the_heavy_libraries(place: Place) -> None:
+    place.directory.root.mkdir()
+    program = (
+        "import sys; from tr11ops.cli.main import execute; execute(sys.argv[1:]);"
+        "heavy = 'torch numpy transformers deepspeed rich.markdown typer.rich_utils apscheduler asyncio fsspec httpx "
+        "huggingface_hub jinja2 markdown_it multiprocessing plotly prometheus_client pygments rich.live rich.progress "
+        "smtplib ssl submitit tarfile tr11ops.alerts.notify tr11ops.launch.session tr11ops.watchdog.pulse'.split();"
+        "print([name for name in heavy if name in sys.modules], file=sys.stderr)"
+    )
+    done = place.typed([sys.executable, "-c", program, "status", "--run", "demo", "--scheduler", "local"])
+    assert done.stderr.strip() == "[]", done.stderr
+
+
+# ----------------------------------------------------------------------------- watching
+def test_watching_in_a_terminal_refreshes_and_ends_cleanly(place: Place) -> None:
+    place.directory.root.mkdir()
+    screen_end, terminal = pty.openpty()
+    environment = {**place.environment, "COLUMNS": "80", "LINES": "30"}
+    child = subprocess.Popen(
+        [*COMMAND, "--scheduler", "local", "--watch", "1"],
+        cwd=place.folder,
+        env=environment,
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        start_new_session=True,
+    )
+    os.close(terminal)
+    try:
+        shown = read_until(screen_end, lambda text: text.count("nothing was ever submitted") >= 2)
+        child.send_signal(signal.SIGINT)
+        shown += read_until(screen_end, lambda text: False)
+        assert child.wait(timeout=300) == 1, "the last verdict was `down`"
+    finally:
+        child.kill()
+        child.wait()
+        os.close(screen_end)
+    assert "Traceback" not in shown
+    assert shown.count("\x1b[?1049h") == shown.count("\x1b[?1049l") == 1, "the alternate screen is left again"
+    assert shown.count("\x1b[?25h") >= 1, "the cursor is shown again"
+    assert "DOWN" in shown.rpartition("\x1b[?1049l")[2], "the last screen stays"
+
+
+def read_until(descriptor: int, enough) -> str:  # type: ignore[no-untyped-def]
+    """Read a terminal until `enough(text)`, or until its other side is closed."""
+    text, deadline = "", time.monotonic() + 60
+    while time.monotonic() < deadline and not enough(text):
+        ready, _, _ = select.select([descriptor], [], [], 0.2)
+        if not ready:
+            continue
+        try:
+            piece = os.read(descriptor, 65536)
+        except OSError:  # how a terminal says that its other side is closed
+            return text
+        if not piece:
+            return text
+        text += piece.decode("utf-8", errors="replace")
+    return text
+
+
+def test_watching_into_a_pipe_gives_one_object_a_line(place: Place) -> None:
+    place.directory.root.mkdir()
+    child = subprocess.Popen(
+        [*COMMAND, "--scheduler", "local", "--json", "--watch", "1"],
+        cwd=place.folder,
+        env=place.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert child.stdout is not None
+    try:
+        lines = [child.stdout.readline() for _ in range(2)]
+        child.send_signal(signal.SIGINT)
+        _, errors = child.communicate(timeout=300)
+    finally:
+        child.kill()
+        child.wait()
+    assert [json.loads(line)["verdict"] for line in lines] == ["down", "down"]
+    assert (child.returncode, errors) == (1, "")
+
+
+@pytest.mark.parametrize(("columns", "width"), [("0", 80), ("7", 40), ("40", 40), ("100", 100)])
+def test_every_width_shows_a_screen(columns: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert drawing_console().width == width
+
+
+def test_a_terminal_of_no_width_still_shows_the_screen(place: Place) -> None:
+    shown = place.status(COLUMNS="0")
+    assert shown.stdout.lstrip().startswith(("DOWN", "UNKNOWN")) and "progress" in shown.stdout

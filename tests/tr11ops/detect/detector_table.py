@@ -1,0 +1,360 @@
+"""A table of the detectors of jobs, nodes and training: what is seen, whose finding it is, how severe."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from tests.tr11ops.status_cases import (
+    DAY,
+    HOUR,
+    NOW,
+    beats,
+    checkpoints,
+    ended,
+    idle,
+    pending,
+    record,
+    running,
+    snapshot,
+    steps,
+    with_facts,
+    wordless,
+)
+from tr11ops.base.observed import Unknown
+from tr11ops.cluster.base import JobState, Node
+from tr11ops.observe.snapshot import Attempt, Checkpoint, KillSwitch, Snapshot, Step
+from tr11ops.rundir.paths import Submission
+
+UNKNOWN = Unknown("the disk is unreachable")
+
+
+SWITCH = KillSwitch(snapshot().run.kill_switch, "ben", NOW - 600.0, "new data")
+
+
+def nodes_with(states: dict[str, set[str]]) -> tuple[Node, ...]:
+    return tuple(
+        Node(f"n{number:02d}", frozenset(states.get(f"n{number:02d}", {"allocated"}))) for number in range(1, 49)
+    )
+
+
+def chained(job_id: str, left: int) -> Submission:
+    return Submission("t", job_id, "slurm", NOW, "ana", "h", "r", "main", None, 48, "hash", chain="self", left=left)
+
+
+def zombie(states: dict[str, set[str]], age: float, **changes: Any) -> Snapshot:
+    """A running job whose attempt began on n01, n02, ..., with its nodes in these states and heartbeats so old."""
+    attempt = Attempt("1007", NOW - HOUR, None, nodes=tuple(f"n{number:02d}" for number in range(1, 49)))
+    return snapshot(
+        jobs=(running(**changes),), attempts=(attempt,), nodes=nodes_with(states), heartbeats=beats(age=age), steps=()
+    )
+
+
+def with_steps(given: Snapshot) -> Snapshot:
+    return dataclasses.replace(given, steps=steps(age=2 * HOUR))
+
+
+# name, snapshot, detector, expected severities
+TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
+    ("nothing anywhere", idle(), "down", ["CRITICAL"]),
+    ("queued", idle(jobs=(pending(),)), "down", []),
+    ("scheduler silent", idle(jobs=UNKNOWN), "down", []),
+    ("attempts unreadable", idle(attempts=UNKNOWN), "down", []),
+    ("kill switch unreadable", idle(kill_switch=UNKNOWN), "down", []),
+    ("stopped by someone", idle(kill_switch=SWITCH), "down", []),
+    ("finished", idle(attempts=(ended("1007", DAY, "finished", iteration=115311),)), "down", []),
+    ("trains in the foreground", idle(heartbeats=beats(job_id="foreground-9")), "down", []),
+    (
+        "a foreground that fell silent",
+        idle(heartbeats=beats(age=3 * HOUR, job_id="foreground-9")),
+        "down",
+        ["CRITICAL"],
+    ),
+    # hung, stalled
+    ("training in time", snapshot(heartbeats=beats(age=17 * 60)), "hung", []),
+    (
+        "training too long ago",
+        snapshot(heartbeats=beats(age=18 * 60), steps=steps(age=18 * 60)),
+        "hung",
+        ["CRITICAL"],
+    ),
+    ("a step is a sign of life too", snapshot(heartbeats=beats(age=18 * 60)), "hung", []),
+    (
+        "saving takes its time",
+        snapshot(heartbeats=beats(age=50 * 60, phase="saving"), steps=steps(age=50 * 60)),
+        "hung",
+        [],
+    ),
+    (
+        "evaluating",
+        snapshot(heartbeats=beats(age=50 * 60, phase="evaluating"), steps=steps(age=50 * 60)),
+        "hung",
+        [],
+    ),
+    (
+        "one rank still saves",
+        snapshot(
+            heartbeats=(*beats(age=30 * 60), *beats(age=30 * 60, phase="saving", ranks=1)), steps=steps(age=30 * 60)
+        ),
+        "hung",
+        [],
+    ),
+    (
+        "saving for ever",
+        snapshot(heartbeats=beats(age=2 * HOUR, phase="saving"), steps=steps(age=2 * HOUR)),
+        "hung",
+        ["CRITICAL"],
+    ),
+    (
+        "first step of an attempt",
+        snapshot(heartbeats=beats(age=30 * 60), steps=steps(job_id="1006", age=DAY)),
+        "hung",
+        [],
+    ),
+    ("quick steps, short silence", snapshot(heartbeats=beats(age=100), steps=steps(age=100, pace=0.5)), "hung", []),
+    (
+        "quick steps, long silence",
+        snapshot(heartbeats=beats(age=130), steps=steps(age=130, pace=0.5)),
+        "hung",
+        ["CRITICAL"],
+    ),
+    (
+        "no life since the start",
+        snapshot(heartbeats=beats(job_id="1006"), steps=steps(job_id="1006")),
+        "stalled",
+        ["CRITICAL"],
+    ),
+    (
+        "just started",
+        snapshot(jobs=(running(start_time=NOW - 60), pending()), heartbeats=beats(job_id="1006")),
+        "stalled",
+        [],
+    ),
+    ("heartbeats unreadable", snapshot(heartbeats=UNKNOWN, steps=()), "stalled", []),
+    ("some heartbeats unreadable", snapshot(heartbeats=(), steps=(), doubts=("heartbeat 3.json: cut",)), "stalled", []),
+    ("pending is not stalled", snapshot(jobs=(pending(),), heartbeats=beats(age=DAY)), "stalled", []),
+    ("clock of the node ahead", snapshot(heartbeats=beats(age=-300)), "hung", []),
+    # the nodes
+    ("batch host down", snapshot(nodes=nodes_with({"n01": {"down", "not_responding"}})), "node-lost", ["CRITICAL"]),
+    ("another node down", snapshot(nodes=nodes_with({"n07": {"down"}})), "node-lost", ["WARNING"]),
+    ("draining is not lost", snapshot(nodes=nodes_with({"n07": {"allocated", "drain"}})), "node-lost", []),
+    ("nodes unknown", snapshot(nodes=UNKNOWN), "node-lost", []),
+    ("a job whose nodes are not told", snapshot(jobs=(running(nodes=()),), attempts=()), "node-lost", []),
+    # an allocation without its batch script
+    ("zombie", zombie({"n01": {"down"}}, age=300), "zombie", ["CRITICAL"]),
+    ("its trainers live", zombie({"n01": {"down"}}, age=10), "zombie", []),
+    ("at a known pace of 105 s", with_steps(zombie({"n01": {"down"}}, age=300)), "zombie", []),
+    ("three steps of silence", with_steps(zombie({"n01": {"down"}}, age=320)), "zombie", ["CRITICAL"]),
+    ("another node down", zombie({"n02": {"down"}}, age=300), "zombie", []),
+    ("batch host out of the allocation", zombie({}, age=300, nodes=("n02", "n03")), "zombie", ["CRITICAL"]),
+    # jobs
+    ("suspended", snapshot(jobs=(running(state=JobState.SUSPENDED),)), "suspended", ["CRITICAL"]),
+    ("two at once", snapshot(jobs=(running(), running(job_id="1001", raw_id="1001"))), "two-attempts", ["CRITICAL"]),
+    (
+        "one leaving, one running",
+        snapshot(jobs=(running(state=JobState.COMPLETING), running(job_id="1001"))),
+        "two-attempts",
+        [],
+    ),
+    (
+        "dependency can never be met",
+        snapshot(jobs=(pending(reason="DependencyNeverSatisfied"),)),
+        "dead-chain",
+        ["CRITICAL"],
+    ),
+    ("waiting for the one before", snapshot(jobs=(pending(reason="Dependency"),)), "dead-chain", []),
+    ("held, nothing runs", snapshot(jobs=(pending(reason="JobHeldUser"),)), "held", ["CRITICAL"]),
+    (
+        "held, all is trained",
+        idle(jobs=(pending(reason="JobHeldUser"),), attempts=(ended("1007", 60.0, "finished", iteration=115311),)),
+        "held",
+        ["INFO"],
+    ),
+    ("held, one runs", snapshot(jobs=(running(), pending(reason="JobHeldAdmin"))), "held", ["WARNING"]),
+    (
+        "held, stopped by someone",
+        snapshot(jobs=(pending(reason="JobHeldUser"),), kill_switch=SWITCH),
+        "held",
+        ["WARNING"],
+    ),
+    # what is over a limit, without its reservation, or waits for the site
+    ("hours used up", idle(jobs=(pending(reason="AssocGrpCPUMinutesLimit"),)), "limit-reached", ["CRITICAL"]),
+    (
+        "hours used up, one runs",
+        snapshot(jobs=(running(), pending(reason="QOSGrpWallLimit"))),
+        "limit-reached",
+        ["WARNING"],
+    ),
+    ("others use what is allowed", idle(jobs=(pending(reason="AssocGrpNodeLimit"),)), "limit-reached", []),
+    ("more than a job may", idle(jobs=(pending(reason="AssocMaxNodePerJobLimit"),)), "limit-reached", ["CRITICAL"]),
+    ("that is no dead chain", idle(jobs=(pending(reason="AssocMaxNodePerJobLimit"),)), "dead-chain", []),
+    ("time limit lowered", idle(jobs=(pending(reason="PartitionTimeLimit"),)), "limit-reached", ["CRITICAL"]),
+    (
+        "over a limit, stopped",
+        idle(jobs=(pending(reason="QOSGrpWallLimit"),), kill_switch=SWITCH),
+        "limit-reached",
+        ["WARNING"],
+    ),
+    (
+        "reservation over",
+        idle(jobs=(pending(reason="Reservation r1 was deleted", priority=0),)),
+        "reservation-ended",
+        ["CRITICAL"],
+    ),
+    ("reservation to come", idle(jobs=(pending(reason="Reservation"),)), "reservation-ended", []),
+    ("partition down", idle(jobs=(pending(reason="PartitionDown"),)), "waits-for-site", ["WARNING"]),
+    (
+        "partition down, one runs",
+        snapshot(jobs=(running(), pending(reason="PartitionDown"))),
+        "waits-for-site",
+        ["INFO"],
+    ),
+    (
+        "maintenance",
+        idle(jobs=(pending(reason="ReqNodeNotAvail, Reserved for maintenance"),)),
+        "waits-for-site",
+        ["WARNING"],
+    ),
+    ("closed is not dead", idle(jobs=(pending(reason="PartitionInactive"),)), "dead-chain", []),
+    ("priority 0", idle(jobs=(pending(reason="Priority", priority=0),)), "held", ["CRITICAL"]),
+    ("a reason of tomorrow", idle(jobs=(pending(reason="MoonInWrongPhase"),)), "held", ["CRITICAL"]),
+    # the array's end
+    ("last task runs", snapshot(jobs=(running(),)), "chain-end", ["WARNING"]),
+    ("one task left", snapshot(jobs=(running(), pending((8,)))), "chain-end", ["WARNING"]),
+    (
+        "each job queues the next, three to come",
+        snapshot(jobs=(running(), pending((8,))), submissions=(chained("1000", 3),)),
+        "chain-end",
+        [],
+    ),
+    ("two tasks left", snapshot(jobs=(running(), pending((8, 9)))), "chain-end", []),
+    ("what is left is held", snapshot(jobs=(running(), pending(reason="JobHeldUser"))), "chain-end", ["WARNING"]),
+    (
+        "the last task is enough",
+        with_facts(snapshot(jobs=(running(),), steps=(Step(record(115_300), NOW, "1007"),))),
+        "chain-end",
+        [],
+    ),
+    ("stopped by someone", snapshot(jobs=(running(),), kill_switch=SWITCH), "chain-end", []),
+    ("nothing at all", idle(), "chain-end", []),
+    # kill switch
+    ("switch set, tasks queued", snapshot(jobs=(pending(),), kill_switch=SWITCH), "kill-switch-left-on", ["WARNING"]),
+    ("switch set, nothing queued", idle(kill_switch=SWITCH), "kill-switch-left-on", []),
+    (
+        "switch set, runs on",
+        snapshot(jobs=(running(),), kill_switch=dataclasses.replace(SWITCH, time=NOW - 2 * HOUR)),
+        "kill-switch-left-on",
+        ["CRITICAL"],
+    ),
+    ("switch not set", snapshot(), "kill-switch-left-on", []),
+    ("switch unknown", snapshot(kill_switch=UNKNOWN), "kill-switch-left-on", []),
+    # ends
+    ("a set-up failed", idle(attempts=(ended("1007", reason="refused", launch=0),)), "start-failed", ["CRITICAL"]),
+    ("the trainer refused", idle(attempts=(ended("1007", reason="refused", launch=1),)), "start-failed", []),
+    ("the next attempt runs", snapshot(attempts=(ended("1007", reason="refused"),)), "start-failed", []),
+    ("an older start failed", idle(attempts=(ended("1008"), ended("1007", 20 * HOUR, "refused"))), "start-failed", []),
+    ("no word at the end", idle(attempts=(wordless("1007"), ended())), "unfinished-end", ["WARNING"]),
+    ("an error", idle(attempts=(ended("1007", reason="error"), ended())), "unfinished-end", ["WARNING"]),
+    (
+        "twice in a row",
+        idle(attempts=(wordless("1007"), wordless("1006", age=2 * HOUR))),
+        "unfinished-end",
+        ["CRITICAL"],
+    ),
+    ("older than a good end", idle(attempts=(ended("1007"), wordless("1006", age=DAY))), "unfinished-end", []),
+    (
+        "the next attempt went on",
+        snapshot(attempts=(Attempt("1007", NOW - HOUR, None), wordless("1006", DAY))),
+        "unfinished-end",
+        ["INFO"],
+    ),
+    ("end unreadable", idle(attempts=(Attempt("1007", NOW, UNKNOWN),)), "unfinished-end", []),
+    ("scheduler silent, no word", idle(jobs=UNKNOWN, attempts=(wordless("1007"),)), "unfinished-end", []),
+    (
+        "gone before it began",
+        idle(
+            jobs=(
+                running(
+                    raw_id="1008",
+                    job_id="1000_8",
+                    state=JobState.FAILED,
+                    start_time=NOW - 70,
+                    end_time=NOW - 60,
+                    exit_code=127,
+                ),
+            )
+        ),
+        "unfinished-end",
+        ["WARNING"],
+    ),
+    ("cancelled in the queue", idle(jobs=(pending(state=JobState.CANCELLED),)), "unfinished-end", []),
+    # the training's own numbers
+    ("loss is a number", snapshot(), "loss-not-finite", []),
+    (
+        "loss is not a number",
+        snapshot(steps=(*steps(), Step(record(31220, lm_loss=math.nan), NOW))),
+        "loss-not-finite",
+        ["CRITICAL"],
+    ),
+    (
+        "loss was not a number",
+        snapshot(steps=(Step(record(31218, lm_loss=math.nan)), *steps(1))),
+        "loss-not-finite",
+        [],
+    ),
+    # checkpoints
+    ("in time", snapshot(checkpoints=checkpoints(31_100)), "checkpoint-overdue", []),
+    ("late", snapshot(checkpoints=checkpoints(31_000)), "checkpoint-overdue", ["WARNING"]),
+    ("very late", snapshot(checkpoints=checkpoints(30_900)), "checkpoint-overdue", ["CRITICAL"]),
+    (
+        "never one",
+        snapshot(checkpoints=checkpoints(steps=(), latest=None, examined=())),
+        "checkpoint-overdue",
+        ["CRITICAL"],
+    ),
+    ("late but nothing runs", idle(checkpoints=checkpoints(30_000)), "checkpoint-overdue", []),
+    ("checkpoints unreadable", snapshot(checkpoints=UNKNOWN), "checkpoint-overdue", []),
+    (
+        "file cut short",
+        snapshot(
+            checkpoints=checkpoints(
+                examined=(
+                    Checkpoint(31_200, True, NOW, 1, "sizes", ("a.bin: 1 bytes",)),
+                    Checkpoint(31_100, True, NOW, 1, "sizes"),
+                )
+            )
+        ),
+        "checkpoint-unsound",
+        ["WARNING"],
+    ),
+    (
+        "none is whole",
+        snapshot(checkpoints=checkpoints(examined=(Checkpoint(31_200, False),))),
+        "checkpoint-unsound",
+        ["CRITICAL"],
+    ),
+    (
+        "being saved",
+        snapshot(
+            heartbeats=beats(phase="saving"),
+            checkpoints=checkpoints(examined=(Checkpoint(31_200, False), Checkpoint(31_100, True, NOW, 1, "sizes"))),
+        ),
+        "checkpoint-unsound",
+        [],
+    ),
+    ("latest names nothing", snapshot(checkpoints=checkpoints(latest=9)), "checkpoint-unsound", ["WARNING"]),
+    ("latest unreadable", snapshot(checkpoints=checkpoints(latest=UNKNOWN)), "checkpoint-unsound", []),
+    # leaving
+    ("just ended", snapshot(attempts=(ended("1007", age=60),)), "lingering", []),
+    (
+        "ended long ago",
+        snapshot(attempts=(ended("1007", age=HOUR),), heartbeats=beats(age=HOUR, phase="ended")),
+        "lingering",
+        ["CRITICAL"],
+    ),
+    ("a new launch lives", snapshot(attempts=(ended("1007", age=HOUR),)), "lingering", []),
+    # others
+    ("a namesake", snapshot(namesakes=(running(job_id="77", user="eve"),)), "namesake", ["INFO"]),
+    ("a namesake of long ago", snapshot(namesakes=(running(state=JobState.COMPLETED),)), "namesake", []),
+]

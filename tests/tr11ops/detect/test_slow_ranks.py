@@ -1,0 +1,224 @@
+"""Which rank computes for longer than its peers: stages differ, machines are noisy, and a single hiccup is nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.tr11ops.detect.training_course import at, findings, only
+from tr11ops.base.observed import Unknown
+from tr11ops.detect.slow_ranks import slow_ranks
+from trainer.contract.compute_record import ComputeTimes, RankPosition
+
+PERCENT = 3.0
+
+
+def records(
+    tensor: int, data: int, pipeline: int, noise: float = 0.005, per_node: int = 2, seed: int = 3
+) -> list[ComputeTimes]:
+    """Ten steps of every rank; the last stage has the loss to compute too, and takes half as long again."""
+    chance, world = random.Random(seed), tensor * data * pipeline
+    found = []
+    for rank in range(world):
+        place = RankPosition.of(rank, world, tensor, pipeline)
+        seconds = (1.5 if place.stage == pipeline - 1 else 1.0) * (1 + abs(chance.gauss(0, noise)))
+        parts = {"forward": seconds / 3, "backward": seconds / 2, "optimizer": seconds / 6}
+        host = f"n{rank // per_node + 1:02d}"
+        found.append(ComputeTimes(rank, host, 1, 0.0, 200, 10, parts, seconds, place.stage, place.part))
+    return found
+
+
+def changed(given: list[ComputeTimes], ranks: set[int], factor: float, steps: int = 10) -> list[ComputeTimes]:
+    """These ranks take so many times as long in so many of the ten steps."""
+    mean = (factor * steps + 10 - steps) / 10
+    return [
+        dataclasses.replace(
+            times, seconds={part: seconds * mean for part, seconds in times.seconds.items()},
+            longest=times.total * factor,
+        ) if times.rank in ranks else times
+        for times in given
+    ]  # fmt: skip
+
+
+def named(given: list[ComputeTimes]) -> list[int]:
+    return [found.times.rank for found in slow_ranks(given, PERCENT)]
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 2), (1, 2, 1), (1, 8, 1), (4, 8, 12)])
+@pytest.mark.parametrize("noise", [0.0, 0.005, 0.1])
+def test_ranks_that_differ_as_much_as_others_are_not_slow(shape: tuple[int, int, int], noise: float) -> None:
+    for seed in range(20):
+        assert named(records(*shape, noise, seed=seed)) == []
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 2), (1, 2, 1), (1, 8, 1), (4, 8, 12)])
+@pytest.mark.parametrize("noise", [0.0, 0.005, 0.05])
+def test_a_fifth_of_the_speed_is_named_for_part_of_the_time(shape: tuple[int, int, int], noise: float) -> None:
+    for rank in (0, shape[0] * shape[1] * shape[2] - 1):
+        given = records(*shape, noise)
+        assert named(changed(given, {rank}, 5.0)) == [rank]
+        assert named(changed(given, {rank}, 5.0, steps=4)) == [rank], "the median step is as quick as ever"
+        assert named(changed(given, {rank}, 5.0, steps=1)) == [], "one long step is a hiccup"
+
+
+def test_the_slow_gpu_of_april_is_named_among_384() -> None:
+    assert named(changed(records(4, 8, 12, noise=0.003, per_node=8), {77}, 149.5 / 141.5)) == [77]
+    assert named(changed(records(4, 8, 12, noise=0.05, per_node=8), {77}, 149.5 / 141.5)) == [], "not told from noise"
+
+
+def test_a_whole_node_is_named_where_it_holds_a_replica_of_two() -> None:
+    found = slow_ranks(changed(records(2, 2, 1, per_node=2), {2, 3}, 5.0), PERCENT)
+    assert [entry.times.rank for entry in found] == [2, 3]
+    assert [round(entry.factor, 1) for entry in found] == [5.0, 5.0] and found[0].peers == 2
+
+
+def test_what_cannot_be_compared_is_not_judged() -> None:
+    slow = changed(records(2, 2, 2), {5}, 5.0)
+    assert named([dataclasses.replace(times, stage=None) for times in slow]) == [], "an earlier version's"
+    assert named([dataclasses.replace(times, steps=4) for times in slow]) == [], "the first steps choose kernels"
+    assert named(changed(records(2, 1, 4), {5}, 5.0)) == [], "one replica: no one else does the same work"
+    behind = [dataclasses.replace(times, iteration=150) if times.rank == 5 else times for times in slow]
+    assert named(behind) == [], "left from another part of the course"
+    assert named([dataclasses.replace(times, seconds={}) for times in slow]) == []
+    assert named([]) == []
+
+
+def test_the_node_of_a_slow_rank_is_named_with_its_numbers() -> None:
+    course = at(700, begin=401)  # 8 ranks on 2 nodes
+    slow = tuple(changed(records(2, 2, 2, per_node=4, noise=0.0), {5, 6}, 5.0))
+    finding = only(course.see(compute_times=slow), "slow-node")
+    assert (finding.title, finding.subject, finding.fix) == (
+        "n02 holds the others back", "n02", "tr11 nodes check n02",
+    )  # fmt: skip
+    assert finding.evidence == (
+        "its rank 5 computes 5.00 times as long as its peers (and 1 more of its ranks)",
+        "7.5 s a step, 1.5 s is usual in stage 1 (10 steps up to iteration 200)",
+    )
+    assert findings(course.see(compute_times=tuple(records(2, 2, 2, per_node=4)))) == []
+    assert findings(course.see(compute_times=Unknown("stale file handle"))) == []
+    elsewhere = tuple(dataclasses.replace(times, host="n99") for times in slow)
+    assert findings(course.see(compute_times=elsewhere)) == [], "of nodes that are not the job's"
+
+
+def test_a_record_whose_steps_took_no_time_but_one_is_left_out() -> None:
+    given = records(1, 4, 1)
+    for idle in ({0}, {0, 1}, {0, 1, 2, 3}):
+        odd = [dataclasses.replace(times, longest=times.total * 10) if times.rank in idle else times for times in given]
+        assert named(odd) == []
+
+
+# ----------------------------------------------------------------------------- by the last twenty steps, one by one
+Steps = list[list[float]]  # rank, step
+Change = Callable[[Steps, random.Random], None]
+SHAPES = ((2, 2, 2, 4), (1, 8, 1, 2), (2, 4, 2, 4), (1, 2, 1, 1))  # tensor, data, pipeline, ranks of a node
+
+
+def healthy(world: int, chance: random.Random, single: float, own: float) -> Steps:
+    """Ranks that differ by `own`, steps by `single`, all alike by 5 % (standard deviations of the logarithm); one step
+    in 200 is longer, by 30 % in the mean."""
+    common = [chance.gauss(0, 0.05) for _ in range(20)]
+    steps = []
+    for _ in range(world):
+        rank = chance.gauss(0, own)
+        steps.append([
+            math.exp(rank + each + chance.gauss(0, single))
+            * (1 + chance.expovariate(1 / 0.3) if chance.random() < 0.005 else 1)
+            for each in common
+        ])  # fmt: skip
+    return steps
+
+
+def recorded(steps: Steps, tensor: int, data: int, pipeline: int, per_node: int) -> list[ComputeTimes]:
+    world, found = tensor * data * pipeline, []
+    for rank, own in enumerate(steps):
+        place, last = RankPosition.of(rank, world, tensor, pipeline), own[-10:]
+        found.append(
+            ComputeTimes(
+                rank, f"n{rank // per_node + 1:02d}", 1, 0.0, 200, 10, {"forward": sum(last) / 10}, max(last),
+                place.stage, place.part, None, tuple(own),
+            )
+        )  # fmt: skip
+    return found
+
+
+def windows(
+    shape: tuple[int, int, int, int], count: int, change: Change | None = None, single: float = 0.01, own: float = 0.003
+) -> Iterator[list[ComputeTimes]]:
+    tensor, data, pipeline, per_node = shape
+    chance = random.Random(7)
+    for _ in range(count):
+        steps = healthy(tensor * data * pipeline, chance, single, own)
+        if change is not None:
+            change(steps, chance)
+        yield recorded(steps, tensor, data, pipeline, per_node)
+
+
+def alarms(count: int) -> int:
+    """False ones, in so many windows of each shape and noise."""
+    noises = ((0.005, 0.003), (0.01, 0.003), (0.02, 0.005), (0.1, 0.005))
+    return sum(
+        bool(named(given))
+        for shape in SHAPES
+        for single, own in noises
+        for given in windows(shape, count, None, single, own)
+    )
+
+
+def test_no_false_alarm_in_2000_healthy_windows() -> None:
+    assert alarms(125) == 0  # 4 shapes, 4 noises
+
+
+@pytest.mark.soak
+def test_at_most_one_false_alarm_in_10000_windows() -> None:
+    assert alarms(2500) <= 4  # 40,000 windows
+
+
+def always(steps: Steps, _: random.Random) -> None:
+    steps[1] = [each * 1.06 for each in steps[1]]
+
+
+def for_a_part_of_the_time(steps: Steps, chance: random.Random) -> None:
+    """Eight steps of twenty, four of each ten, are 15 % longer: 6 % in the mean, and the median is as ever."""
+    for begin in (0, 10):
+        for index in chance.sample(range(begin, begin + 10), 4):
+            steps[1][index] *= 1.15
+
+
+@pytest.mark.parametrize("change", [always, for_a_part_of_the_time])
+@pytest.mark.parametrize(("shape", "least"), [((2, 2, 2, 4), 0.5), ((1, 8, 1, 2), 0.5), ((2, 4, 2, 4), 0.5)])
+def test_six_percent_in_the_mean_is_named(shape: tuple[int, int, int, int], least: float, change: Change) -> None:
+    found = [named(given) for given in windows(shape, 100, change)]
+    assert all(ranks in ([], [1]) for ranks in found)
+    assert sum(ranks == [1] for ranks in found) >= 100 * least
+
+
+def test_a_burst_of_long_steps_that_is_over_is_not_slow() -> None:
+    def burst(steps: Steps, _: random.Random) -> None:
+        steps[1][3:6] = [each * 1.5 for each in steps[1][3:6]]
+
+    assert not any(named(given) for given in windows((1, 8, 1, 2), 100, burst))
+
+
+def test_long_steps_on_all_ranks_accuse_no_one() -> None:
+    def everywhere(steps: Steps, chance: random.Random) -> None:
+        for own in steps:
+            for index in chance.sample(range(20), 4):
+                own[index] *= 1.5
+
+    assert not any(named(given) for given in windows((1, 8, 1, 2), 100, everywhere))
+
+
+def test_steps_without_time_are_compared_with_nothing() -> None:
+    given = recorded([[1.0] * 20, [0.0] * 20, [1.0] * 20, [5.0] * 20], 1, 4, 1, 1)
+    assert named(given) == [3]
+    assert named([dataclasses.replace(times, recent=(0.0,) * 20) for times in given]) == []
+
+
+def test_a_launch_of_few_steps_is_judged_by_their_median() -> None:
+    steps = [[1.0, 1.01, 0.99, 1.0, 1.0, 1.02, 1.0] for _ in range(8)]
+    steps[4] = [each * 1.3 for each in steps[4]]
+    assert named(recorded(steps, 1, 8, 1, 2)) == [4]

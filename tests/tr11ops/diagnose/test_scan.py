@@ -1,0 +1,75 @@
+"""What a scan finds in logs of several writers, forms and sizes of blocks."""
+
+from __future__ import annotations
+
+from tests.tr11ops.diagnose.diagnose_logs import RAISED, REPORT, STEP
+from tr11ops.diagnose.matcher import matcher
+from tr11ops.diagnose.scan import scan
+from tr11ops.diagnose.sighting import LogLaunch
+
+
+def launches_of(text: str | bytes, size: int = 1 << 20) -> list[LogLaunch]:
+    data = text.encode() if isinstance(text, str) else text
+    lines, blocks = data.splitlines(keepends=True), [b""]
+    for line in lines:
+        if len(blocks[-1]) >= size:
+            blocks.append(b"")
+        blocks[-1] += line
+    return scan("log", blocks, matcher())
+
+
+def ids(launch: LogLaunch) -> list[tuple[int, str]]:
+    return [(one.line_number, one.signature.id) for one in launch.sightings]
+
+
+def test_tracebacks_of_two_ranks_line_by_line() -> None:
+    text = STEP % 1 + STEP % 2 + RAISED
+    for size in (1 << 20, 1, 300):  # where a block ends changes nothing
+        [launch] = launches_of(text, size)
+        assert ids(launch) == [(9, "python-exception"), (10, "c10d-peer-lost")]
+        first = launch.sightings[0]
+        assert first.raised is not None and first.raised.name == "KeyError"
+        assert (first.origin.rank, first.origin.local_rank) == (2, 0)
+        assert first.progress is not None and (first.progress.line_number, first.progress.iteration) == (2, 2)
+        assert launch.progress == first.progress
+
+
+def test_the_report_of_torchrun() -> None:
+    [launch] = launches_of(REPORT)
+    [root] = [one for one in launch.reports if one.is_root]
+    assert (root.host, root.rank, root.local_rank, root.exit_code, root.time) == ("n2", 2, 0, 1, "11-23 04:42:20")
+    assert [one.exit_code for one in launch.reports] == [-15, 1]
+
+
+def test_launches_of_one_log() -> None:
+    begin = "tr11: attempt %s launch 1 on 2 nodes: n[1-2]\nusing world size: 8, data-parallel-size: 1\n"
+    [first, second] = launches_of(begin % "7" + STEP % 1 + RAISED + REPORT + begin % "8" + STEP % 1)
+    assert (first.label, first.nodes, first.world_size, second.label) == ("7", ("n1", "n2"), 8, "8")
+    assert first.sightings and not second.sightings
+
+
+def test_what_rank_0_had_in_its_buffer_comes_last() -> None:
+    """It prints the beginning when it dies: no new launch."""
+    [launch] = launches_of(RAISED + "[default0]:using world size: 4, data-parallel-size: 4\n" + REPORT)
+    assert launch.world_size == 4 and launch.reports and len(launch.sightings) > 2
+
+
+def test_progress_bars_broken_text_and_long_lines() -> None:
+    bar = "".join(f"\r{number}%|##  | {number}/100 [00:01<00:02, 4.5it/s]" for number in range(100))
+    data = b"\xff\xfe\x00 not text\n" + bar.encode() + b"\rOSError: [Errno 28] No space left on device\n"
+    data += b"x" * 9_000_000 + b" Segmentation fault? no\n" + b"CUDA error: uncorrectable ECC error encountered\n"
+    [launch] = launches_of(data)
+    assert ids(launch) == [(2, "storage-full"), (4, "cuda-ecc")]
+    assert launch.sightings[0].text == "OSError: [Errno 28] No space left on device"
+    assert launch.progress is not None and launch.progress.line_number == 2
+
+
+def test_a_line_that_repeats_for_ever_is_counted_and_not_kept() -> None:
+    [launch] = launches_of("OSError: [Errno 28] No space left on device\n" * 5000)
+    assert len(launch.sightings) <= 20 and launch.counts["storage-full"] >= 1000
+
+
+def test_exceptions_that_python_ignores_are_none() -> None:
+    text = "Exception ignored in: <function Pool.__del__ at 0x7f>\n" + RAISED.replace("[default0]:[rank2]: ", "")
+    [launch] = launches_of("\n".join(line for line in text.splitlines() if "default1" not in line))
+    assert ids(launch) == []

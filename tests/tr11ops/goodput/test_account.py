@@ -1,0 +1,344 @@
+"""The account of made-up pasts whose truth is known, and its sums for any past at all."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+
+import pytest
+
+from tests.tr11ops.goodput.eventful import NODES, SECOND, TAG, eventful
+from tests.tr11ops.goodput.past import BEGIN, Past
+from tr11ops.base.observed import Unknown
+from tr11ops.cluster.base import Job, JobState
+from tr11ops.goodput.account import Goodput, account
+from tr11ops.goodput.history import read_history
+from tr11ops.goodput.timeline import Bucket
+from trainer.contract.end_marker import EndMarker
+from trainer.contract.files import write_json
+
+
+def job(number: str, state: JobState, start: float | None = None, end: float | None = None) -> Job:
+    return Job(number, number, None, None, "run", "me", state, nodes=NODES,
+               start_time=None if start is None else BEGIN + start, end_time=None if end is None else BEGIN + end)  # fmt: skip
+
+
+def seconds(goodput: Goodput) -> dict[str, float]:
+    """Node-seconds by bucket, of those that have any."""
+    return {str(name): amount.node_micros / 1e6 for name, amount in goodput.buckets.items() if amount.node_micros}
+
+
+TRUTH = {
+    "queue": 4 * (600 + 600 + 60),
+    "start-up": 4 * 100 + 3 * 88 + 4 * 110 + 4 * 85,
+    "load": 4 * 20 + 3 * 20 + 4 * 20 + 4 * 20,
+    "useful": 4 * 1000 + 3 * 500 + 4 * 300,
+    "redone": 4 * (200 + 100) + 4 * (300 + 80),
+    "save": 4 * 80 + 3 * 40 + 4 * 40,
+    "evaluation": 4 * 60,
+    "hang": 4 * 40 + 3 * 1500,
+    "restart gap": 4 * 10 + 3 * 2 + 3 * 10 + 4 * 15,
+    "node lost": 4370 - 2210,
+    "operator pause": 4 * 3600,
+}
+
+
+def test_an_eventful_past_is_accounted_as_it_was(tmp_path):
+    past = Past(tmp_path)
+    eventful(past)
+    ended = job("103", JobState.NODE_FAIL, 9115, 9600)
+    history = read_history(past.directory, (ended,))
+    goodput = account(history, BEGIN + 9600)
+    assert history.doubts == ()
+    assert seconds(goodput) == pytest.approx(TRUTH, abs=1.0)
+    assert goodput.total.node_micros == 1_000_000 * (4 * 9600)
+    assert goodput.total.held_micros == 1_000_000 * 4 * (4370 - 600 + 5455 - 4970 + 9600 - 9115)
+
+
+def test_spares_are_counted_where_the_rest_is(tmp_path):
+    past = Past(tmp_path)
+    eventful(past)
+    goodput = account(read_history(past.directory, ()), BEGIN + 4370)
+    spare = {str(name): amount.spare_micros / 1e6 for name, amount in goodput.buckets.items() if amount.spare_micros}
+    assert sum(spare.values()) == 2210 - 600  # one of four, until it took the place of the lost one
+    assert spare["useful"] == 1000
+
+
+def test_each_loss_has_its_cause(tmp_path):
+    past = Past(tmp_path)
+    eventful(past)
+    goodput = account(read_history(past.directory, (job("103", JobState.NODE_FAIL, 9115, 9600),)), BEGIN + 9600)
+    causes = {cause: amount.node_micros / 1e6 for cause, amount in goodput.by(lambda span: span.cause).items() if cause}
+    assert causes == pytest.approx(
+        {
+            "first start": 4 * 600 + 4 * 100 + 80,
+            # lost steps, the wait for the first sign, what followed until the training went on, and the node itself
+            "node": 4 * 300 + 4 * 40 + 4 * 10 + 3 * 2 + 3 * 88 + 60 + 2160,
+            "stall": 3 * 1500,
+            "exit-duration": 3 * 10 + 4 * 600 + 4 * 110 + 80,
+            "kill-switch": 4 * 15 + 4 * 60 + 4 * 85 + 80,
+            "operator": 4 * 3600,
+            "no word": 4 * 380,
+        },
+        abs=1.0,
+    )
+    assert [(fault.cause, fault.time - BEGIN, fault.recovered and fault.recovered - BEGIN) for fault in goodput.faults] == [
+        ("node", 2200, 2320), ("no word", 9600, None),
+    ]  # fmt: skip
+    assert goodput.seconds_to_recover == 120
+
+
+def test_the_last_loss_is_known_when_the_attempt_is_over(tmp_path):
+    past = Past(tmp_path)
+    eventful(past)
+    runs = account(read_history(past.directory, (job("103", JobState.RUNNING, 9115),)), BEGIN + 9600)
+    assert seconds(runs)["redone"] == 4 * 300
+    assert seconds(runs)["useful"] == TRUTH["useful"] + 4 * 380
+
+
+def test_from_a_moment_on_the_rest_is_left_out_but_for_losses(tmp_path):
+    past = Past(tmp_path)
+    eventful(past)
+    goodput = account(read_history(past.directory, (job("103", JobState.NODE_FAIL, 9115, 9600),)), BEGIN + 9600)
+    late = goodput.since(BEGIN + 1900)
+    assert late.total.node_micros == 1_000_000 * 4 * (9600 - 1900)
+    assert late.buckets[Bucket.REDONE].node_micros == 1_000_000 * (4 * 260 + 4 * 380)
+    days = [goodput.between(BEGIN + at, BEGIN + at + 1000) for at in range(0, 10_000, 1000)]
+    assert sum(day.total.node_micros for day in days) == goodput.total.node_micros
+
+
+def test_without_a_record_of_phases_the_steps_tell_most(tmp_path):
+    """As a run of before that record looks: its start-up holds its load, and all else is as it was."""
+    past = Past(tmp_path, with_phases=False)
+    eventful(past)
+    goodput = account(read_history(past.directory, (job("103", JobState.NODE_FAIL, 9115, 9600),)), BEGIN + 9600)
+    truth = dict(TRUTH)
+    truth["start-up"] += truth.pop("load")
+    found = seconds(goodput)
+    # The evaluation left no trace but its save's end: it goes with the save, or is unknown.
+    assert found.pop("unknown", 0.0) + found.pop("save") == pytest.approx(
+        truth.pop("save") + truth.pop("evaluation"), abs=10.0
+    )
+    assert found == pytest.approx(truth, abs=40.0)
+    assert sum(seconds(goodput).values()) == 4 * 9600
+
+
+def test_a_step_clock_that_is_wrong_changes_nothing(tmp_path):
+    """The last rank logs the steps, the first one the phases; their nodes' clocks need not agree."""
+    found = []
+    for name, skew in (("right", 0.0), ("wrong", 37.0), ("behind", -900.0)):
+        past = Past(tmp_path / name)
+        past.submit(0, TAG, 4)
+        past.attempt(0, "101", NODES, TAG)
+        past.launch(10)
+        past.phase(20, "starting", 0)
+        past.phase(30, "training", 0)
+        past.save(past.steps(30, 1, 5, 100, skew), 540)
+        past.phase(540, "training")
+        past.steps(540, 6, 7, 100, skew)
+        past.failed(800, 810, "node", ["n1"])
+        past.verdict(820, "error", 5, "node")
+        found.append(seconds(account(read_history(past.directory, ()), BEGIN + 820)))
+    assert found[0] == found[1] == found[2]
+    assert found[0]["redone"] == 4 * 260
+
+
+def test_a_clock_that_was_set_back_loses_no_second(tmp_path):
+    past = Past(tmp_path)
+    past.submit(0, TAG, 4)
+    past.attempt(100, "101", NODES, TAG)
+    past.launch(110)
+    past.phase(120, "starting", 0)
+    past.phase(130, "training", 0)
+    past.steps(130, 1, 3, 10)
+    past.phase(90, "saving")  # set back by more than a minute
+    past.phase(95, "training")
+    past.steps(95, 4, 5, 10)
+    past.ended(200, 210, "exit-duration", 5)
+    past.verdict(205, "exit-duration", 5)
+    goodput = account(read_history(past.directory, ()), BEGIN + 205)
+    assert goodput.total.node_micros == 4 * 205 * 1_000_000
+    assert seconds(goodput)["queue"] == 400
+
+
+def test_an_unseen_end_is_unknown_until_the_next_attempt(tmp_path):
+    past = Past(tmp_path)
+    past.submit(0, TAG, 4, "1-2%1")
+    past.attempt(0, "101", NODES, TAG, limit="01:00:00")
+    past.launch(0)
+    past.phase(0, "training", 0)
+    past.steps(0, 1, 5, 100)
+    past.checkpoint(505, 5)
+    past.attempt(2000, "102", NODES, TAG)
+    past.launch(2000)
+    past.phase(2000, "training", 5)
+    past.steps(2000, 6, 7, 100)
+    running = (job("102", JobState.RUNNING, 2000),)
+    goodput = account(read_history(past.directory, running), BEGIN + 2200)
+    assert seconds(goodput) == {"useful": 4 * 700, "unknown": 4 * 1500}
+    assert goodput.buckets[Bucket.UNKNOWN].held_micros == 4 * 1500 * 1_000_000
+    silent = account(read_history(past.directory, Unknown("the controller does not answer")), BEGIN + 5000)
+    assert seconds(silent)["unknown"] == 4 * 1500 + 4 * 2800  # the second one may well be alive
+    over = account(read_history(past.directory, ()), BEGIN + 90_000)
+    assert seconds(over)["unknown"] == 4 * 1500 + 4 * (72_000 - 200)  # but not beyond its time limit
+    assert seconds(over)["restart gap"] == 4 * (90_000 - 74_000)  # both tasks have begun: nothing waits
+
+
+def test_a_killed_foreground_training_ends_with_its_last_sign(tmp_path):
+    past = Past(tmp_path)
+    past.attempt(0, "101", ("here-0", "here-1"), kind="foreground")
+    past.launch(0)
+    past.phase(0, "training", 0)
+    past.steps(0, 1, 5, 10)
+    goodput = account(read_history(past.directory, ()), BEGIN + 1000)
+    assert seconds(goodput) == {"redone": 2 * 50, "restart gap": 2 * 950}  # no checkpoint: all of it was lost
+
+
+def test_a_job_that_the_scheduler_requeued_has_two_lives(tmp_path):
+    """It comes back under its number, and its controller writes the records of its first life over."""
+    past = Past(tmp_path)
+    past.submit(0, TAG, 4)
+    past.attempt(10, "101", NODES, TAG)
+    past.launch(10)
+    past.phase(10, "training", 0)
+    past.save(past.steps(10, 1, 5, 10), 65)
+    past.phase(65, "training")
+    past.steps(65, 6, 8, 10)
+    past.attempt(300, "101", NODES, TAG)
+    past.launch(300)
+    past.phase(310, "loading", 0)
+    past.phase(320, "training", 5)
+    past.steps(320, 6, 10, 10)
+    goodput = account(read_history(past.directory, (job("101", JobState.RUNNING, 300),)), BEGIN + 370)
+    found = seconds(goodput)
+    assert (found["useful"], found["redone"], found["save"]) == (4 * 100, 4 * 30, 20)
+    assert found["start-up"] + found["load"] == 4 * 20
+    assert sum(found.values()) == 4 * 370
+    assert [(fault.job_id, fault.cause) for fault in goodput.faults] == [("101 (requeued)", "no word")]
+
+
+def test_two_attempts_at_once_are_paid_and_the_older_is_lost(tmp_path):
+    """Slurm took a job that lives on without its dead node for ended, and started the next task on other nodes."""
+    past = Past(tmp_path)
+    past.attempt(0, "101", ("n1", "n2"))
+    past.launch(0)
+    past.phase(0, "training", 0)
+    past.steps(0, 1, 10, 10)
+    past.ended(100, 100, "superseded", None)
+    past.verdict(100, "superseded")
+    past.attempt(50, "102", ("n3", "n4"))
+    past.launch(50)
+    past.phase(50, "training", 3)
+    past.steps(50, 4, 8, 10)
+    goodput = account(read_history(past.directory, (job("102", JobState.RUNNING, 50),)), BEGIN + 100)
+    # 30 s of the first lead to where the second began; 20 s were trained again, and 50 s beside it.
+    assert seconds(goodput) == {"useful": 2 * 30 + 2 * 50, "redone": 2 * 70}
+    assert goodput.effective_time_ratio == pytest.approx(0.8)
+
+
+def test_no_node_is_held_twice(tmp_path):
+    """By the clock of its host the older attempt ended after the newer one had begun on the same nodes."""
+    past = Past(tmp_path)
+    past.attempt(0, "101", ("n1", "n2"))
+    past.launch(0)
+    past.verdict(130, "error", cause="node")
+    past.attempt(100, "102", ("n2", "n3"))
+    past.launch(100)
+    goodput = account(read_history(past.directory, (job("102", JobState.RUNNING, 100),)), BEGIN + 200)
+    assert {name: amount.node_micros / 1e6 for name, amount in goodput.by(lambda span: span.job_id).items()} == {
+        "101": 200, "102": 200,
+    }  # fmt: skip
+
+
+def test_an_excluded_node_of_the_allocation_is_lost_not_spare(tmp_path):
+    past = Past(tmp_path)
+    past.journal(50, "node-excluded", node="n4")
+    past.attempt(100, "101", NODES)
+    past.launch(100, 1, NODES[:3])
+    past.phase(100, "training", 0)
+    past.steps(100, 1, 4, 10)
+    goodput = account(read_history(past.directory, (job("101", JobState.RUNNING, 100),)), BEGIN + 140)
+    assert seconds(goodput) == {"useful": 3 * 40, "node lost": 40}
+    assert goodput.buckets[Bucket.USEFUL].spare_micros == 0
+    assert goodput.buckets[Bucket.NODE_LOST].wall_micros == 0  # the others' time is counted already
+
+
+def test_now_may_be_in_the_middle_of_anything(tmp_path):
+    past = Past(tmp_path)
+    past.attempt(0, "101", NODES)
+    past.launch(5)
+    past.phase(10, "loading", 0)
+    past.phase(20, "training", 0)
+    past.save(past.steps(20, 1, 2, 10), 60)
+    history = read_history(past.directory, (job("101", JobState.RUNNING, 0),))
+    for now, last in ((3, "start-up"), (15, "load"), (25, "useful"), (50, "save")):
+        goodput = account(history, BEGIN + now)
+        assert goodput.total.node_micros == 4 * now * 1_000_000
+        assert str(max(goodput.spans, key=lambda span: span.end).bucket) == last
+
+
+def test_a_card_that_cannot_work_is_no_fault(tmp_path):
+    past = Past(tmp_path)
+    past.attempt(0, "101", NODES)
+    past.launch(0)
+    past.failed(20, 30, "configuration")
+    past.verdict(30, "error", cause="configuration", restart=False)
+    goodput = account(read_history(past.directory, ()), BEGIN + 30)
+    assert goodput.faults == () and goodput.seconds_between_faults is None
+    assert seconds(goodput) == {"start-up": 80, "restart gap": 40}
+
+
+def test_after_the_last_step_the_account_is_closed(tmp_path):
+    past = Past(tmp_path)
+    past.submit(0, TAG, 4)
+    past.attempt(10, "101", NODES, TAG)
+    past.launch(10)
+    past.phase(10, "training", 0)
+    past.steps(10, 1, 2, 10)
+    past.phase(30, "ending")
+    past.ended(30, 31, "finished", None)
+    past.verdict(32, "finished")
+    goodput = account(read_history(past.directory, ()), BEGIN + 1_000_000)
+    assert (goodput.end, seconds(goodput)) == (BEGIN + 32, {"queue": 40, "useful": 80, "restart gap": 8})
+    past.submit(5000, SECOND, 2)  # someone wants more of it
+    asleep = read_history(past.directory, Unknown("asleep"))
+    assert seconds(account(asleep, BEGIN + 5100))["queue"] == 40 + 2 * 100
+    cancelled = seconds(account(read_history(past.directory, ()), BEGIN + 5100))  # the scheduler has nothing that waits
+    assert (cancelled["queue"], cancelled["restart gap"]) == (40, 8 + 2 * 100)
+
+
+def test_a_roll_back_within_a_launch_is_redone_work(tmp_path):
+    past = Past(tmp_path)
+    past.attempt(0, "101", NODES)
+    past.launch(0)
+    past.phase(0, "training", 0)
+    past.save(past.steps(0, 1, 5, 10), 60)
+    past.phase(60, "training")
+    past.steps(60, 6, 8, 10)
+    past.phase(90, "loading")
+    past.phase(95, "training", 5)
+    past.steps(95, 6, 7, 10)
+    goodput = account(read_history(past.directory, (job("101", JobState.RUNNING, 0),)), BEGIN + 115)
+    assert seconds(goodput) == {"useful": 4 * 70, "save": 40, "redone": 120, "load": 20}
+    assert {span.cause for span in goodput.spans if span.bucket in {Bucket.REDONE, Bucket.LOAD}} == {"roll-back"}
+
+
+def test_attempts_that_leave_for_a_kill_switch_are_operators(tmp_path):
+    past = Past(tmp_path)
+    past.submit(0, TAG, 4)
+    past.attempt(10, "101", NODES, TAG)
+    marker = EndMarker("kill-switch", 0, None, False, "", BEGIN + 12, "n1", "101", 0)
+    write_json(past.paths.end_marker("101"), asdict(marker))
+    past.verdict(12, "kill-switch", restart=False)
+    goodput = account(read_history(past.directory, ()), BEGIN + 100)
+    assert seconds(goodput) == {"queue": 40, "operator pause": 4 * 90}
+
+
+def test_what_cannot_be_read_is_unknown_and_said(tmp_path):
+    past = Past(tmp_path)
+    past.submit(0, TAG, 4)
+    history = read_history(past.directory, ())
+    blind = replace(history, attempts=Unknown("no right to read"))
+    assert seconds(account(blind, BEGIN + 100)) == {"unknown": 400}
+    past.attempt(10, "101", NODES, TAG)
+    (past.paths.attempt("101") / "attempt.json").write_text("{")
+    assert any("attempt 101" in doubt for doubt in read_history(past.directory, ()).doubts)

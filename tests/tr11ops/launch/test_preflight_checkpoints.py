@@ -1,0 +1,209 @@
+"""Every refusal and warning of a launch about its checkpoints: its words, its fix and its exit code."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tr11ops.launch.preflight_bench import MODEL, Bench, cut
+from tests.tr11ops.launch.run_inputs import write_checkpoint
+from tr11ops.runcard.speed import RunHistory
+from tr11ops.rundir.checkpoint_digests import DigestRecord, write_digest
+from tr11ops.rundir.copies import identity_of
+from trainer.config.data_match import DataRecord, data_facts
+from trainer.contract.files import write_json
+from trainer.contract.manifest import file_digest
+from trainer.contract.paths import checkpoint_name
+
+
+def test_digests_are_compared_where_asked(bench: Bench) -> None:
+    place = write_checkpoint(checkpoints(bench), 10, MODEL)
+    data = place / "weights" / "part.bin"
+    data.write_bytes(bytes(64))
+    assert bench.code() == 0 and "global_step10 (saved on" in bench.text()
+    bench.request = replace(bench.request, read_digests=True)
+    assert bench.code() == 1 and "none is resumable" in bench.faults()[0]
+
+
+def checkpoints(bench: Bench) -> Path:
+    return bench.directory.paths.checkpoints
+
+
+def test_resume_from_what_latest_names(bench: Bench) -> None:
+    for step in (10, 20):
+        write_checkpoint(checkpoints(bench), step, MODEL)
+    assert bench.faults() == []
+    assert (
+        "resumes at step 21 from global_step20 (saved on tensor 1 x pipeline 1 x data 1); sizes verified"
+        in bench.text()
+    )
+    (checkpoints(bench) / "latest").write_text("global_step10")
+    assert bench.faults() == ["warning: checkpoints: global_step20 is newer than global_step10, which latest names"]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_a_resume_that_cuts_sequences_otherwise_is_told(bench: Bench, dropout: float) -> None:
+    place = write_checkpoint(checkpoints(bench), 10, MODEL)
+    value = json.loads((place / "manifest.json").read_text())
+    write_json(place / "manifest.json", {**value, "job_id": "7", "topology": {"tensor": 2}})
+    attempt = bench.directory.paths.attempt("7")
+    attempt.mkdir(parents=True)
+    write_json(attempt / "card.json", {"parallel": {"tensor": 2, "sequence_parallel": False}})
+    bench.overrides = ["parallel.tensor=2", f"model.hidden_dropout={dropout}", "model.attention_dropout=0"]
+    (line,) = (fault for fault in bench.faults() if "sequence" in fault)
+    assert line == (
+        "warning: parallel.sequence_parallel: is true, and global_step10 was trained with false: sums round otherwise "
+        f"from there{', dropout masks are others' if dropout else ''}; say false in the card to go on as before"
+    )
+    bench.overrides.append("parallel.sequence_parallel=false")
+    assert not any("sequence" in fault for fault in bench.faults())
+
+
+@pytest.mark.parametrize("text", [None, "garbage", "global_step99"])
+def test_a_useless_latest_is_a_warning_that_says_what_resumes(bench: Bench, text: str | None) -> None:
+    write_checkpoint(checkpoints(bench), 10, MODEL, latest=False)
+    if text:
+        (checkpoints(bench) / "latest").write_text(text)
+    assert bench.code() == 0 and "latest" in bench.faults()[0] and "global_step10" in bench.faults()[0]
+    assert "will be resumed" in bench.faults()[0]
+
+
+def test_a_damaged_newest_one_is_passed_over(bench: Bench) -> None:
+    for step in (10, 20):
+        write_checkpoint(checkpoints(bench), step, MODEL)
+    cut(checkpoints(bench) / "global_step20/weights/part.bin")
+    assert "warning: checkpoints: global_step20 is passed over: weights/part.bin: 63 bytes" in bench.faults()[0]
+    assert "resumes at step 11 from global_step10" in bench.text() and bench.code() == 0
+
+
+def without_optimizer(place: Path) -> None:
+    manifest = json.loads((place / "manifest.json").read_text())
+    manifest["files"] = [entry for entry in manifest["files"] if not entry["path"].startswith("optimizer/")]
+    (place / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_weights_alone_are_passed_over_as_the_trainer_does_it(bench: Bench) -> None:
+    for step in (10, 20):
+        place = write_checkpoint(checkpoints(bench), step, MODEL)
+    without_optimizer(place)
+    assert "warning: checkpoints: global_step20 is passed over: it holds weights alone" in bench.faults()[0]
+    assert "resumes at step 11 from global_step10" in bench.text() and bench.code() == 0
+
+
+def test_what_a_reading_found_damaged_is_passed_over(bench: Bench) -> None:
+    for step in (10, 20):
+        place = write_checkpoint(checkpoints(bench), step, MODEL)
+    bad = ("weights/part.bin: its digest differs from the manifest's",)
+    write_digest(bench.directory, DigestRecord(20, identity_of(place), 1.0, 3, 64, bad))
+    assert "global_step20 is passed over: weights/part.bin: its digest differs" in bench.faults()[0]
+    assert "resumes at step 11 from global_step10" in bench.text()
+
+
+def test_other_data_is_refused_before_anything_is_queued(bench: Bench) -> None:
+    place = write_checkpoint(checkpoints(bench), 10, MODEL)
+    record = DataRecord(data_facts(bench.card), ((0, "a"),))
+    write_cursor(place, {"data": record.document()})
+    assert bench.faults() == []
+    bench.overrides = ["run.seed=7"]
+    assert bench.faults()[0].startswith(
+        "refused: data.on_resume: global_step10 was trained on other data: run.seed was 1"
+    )
+    assert bench.code() == 1
+    bench.overrides = ["run.seed=7", "data.on_resume=switch"]
+    assert "warning: data.on_resume: the data is switched after global_step10: run.seed" in bench.faults()[0]
+    assert bench.code() == 0
+    bench.overrides = ["batch.train_samples=100"]
+    assert "batch.train_samples was 64, is 100: the trainer compares what it holds" in bench.faults()[0]
+    assert bench.code() == 0
+
+
+def write_cursor(place: Path, cursor: dict[str, Any]) -> None:
+    path = place / "cursor.json"
+    path.write_text(json.dumps(cursor))
+    manifest = json.loads((place / "manifest.json").read_text())
+    kept = [entry for entry in manifest["files"] if entry["path"] != "cursor.json"]
+    entry = {"path": "cursor.json", "bytes": path.stat().st_size, "digest": file_digest(path)}
+    (place / "manifest.json").write_text(json.dumps({**manifest, "files": [*kept, entry]}))
+
+
+def test_a_newer_format_is_not_trained_over(bench: Bench) -> None:
+    for step in (10, 20):
+        place = write_checkpoint(checkpoints(bench), step, MODEL)
+    manifest = json.loads((place / "manifest.json").read_text())
+    (place / "manifest.json").write_text(json.dumps({**manifest, "schema": 99}))
+    assert "global_step20 is newer than global_step10 and not for this run to judge" in bench.faults()[0]
+    assert bench.code() == 1
+    (checkpoints(bench) / "latest").write_text("global_step10")
+    assert bench.code() == 0, "told so, it goes on"
+
+
+def test_saving_weights_alone_is_warned_of(bench: Bench) -> None:
+    bench.overrides = ["checkpoint.save_optimizer=false"]
+    assert any(fault.startswith("warning: checkpoint.save_optimizer: ") for fault in bench.faults())
+    assert bench.code() == 0
+
+
+def test_none_whole_is_refused(bench: Bench) -> None:
+    place = write_checkpoint(checkpoints(bench), 10, MODEL)
+    (place / "manifest.json").unlink()
+    assert "none is resumable" in bench.faults()[0] and "has no manifest" in bench.faults()[0] and bench.code() == 1
+    (place / "manifest.json").write_text("{")
+    assert bench.code() == 1
+
+
+def test_expected_but_absent_checkpoints_are_refused(bench: Bench) -> None:
+    bench.overrides = ["run.expect_resume=true"]
+    assert "run.expect_resume: " in bench.faults()[0] and bench.code() == 1
+    bench.overrides = []
+    checkpoints(bench).mkdir(parents=True)
+    (checkpoints(bench) / "latest").write_text(checkpoint_name(3))
+    assert "latest is there, but no checkpoint" in bench.faults()[0] and bench.code() == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("model.hidden_size", 64), ("precision.dtype", "fp32"), ("tokenizer.padded_vocabulary_size", 256)],
+)
+def test_a_checkpoint_of_another_model_names_the_key(bench: Bench, key: str, value: object) -> None:
+    write_checkpoint(checkpoints(bench), 10, {**MODEL, key: value})
+    assert bench.faults()[0].startswith(f"refused: {key}: ") and f"set {key} = {value!r}" in bench.faults()[0]
+    assert bench.code() == 2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "code", "words"),
+    [
+        (["model.sequence_length=1500"], 2, "data/corpus has 1,500 tokens, one sample takes 1,501"),
+        (["model.sequence_length=1490"], 0, "949,50,1 leaves training about 1,423 tokens of "),
+        (["model.sequence_length=100", "evaluation.iterations=1"], 0, "949,50,1 leaves validation about 75 tokens of "),
+    ],
+)
+def test_data_that_hold_less_than_one_sample(bench: Bench, overrides: list[str], code: int, words: str) -> None:
+    bench.overrides = overrides
+    assert any(words in fault for fault in bench.faults()), bench.faults()
+    assert bench.code() == code
+
+
+def test_a_training_with_nothing_left_is_a_warning(bench: Bench) -> None:
+    write_checkpoint(checkpoints(bench), 64, MODEL)
+    assert bench.faults()[0].startswith("warning: batch.train_samples: global_step64 has consumed 64 samples of 64: ")
+    assert bench.code() == 0
+
+
+def test_a_last_checkpoint_without_a_word_of_the_card(bench: Bench) -> None:
+    """The trainer leaves in time by itself, and the launch says when; where there is no room for that, it says so."""
+    unsaid = ["run.exit_duration_minutes=none", "slurm.signal_seconds_before_limit=none"]
+    bench.overrides = unsaid
+    assert bench.faults() == [] and "last save: the trainer leaves after 7.5 min, 2 min 30 s before" in bench.text()
+    bench.changes = {"history": RunHistory(step=0.5, save=60.0)}
+    assert bench.faults() == [] and "after 7.99 min" in bench.text() and "a save 1 min (measured)" in bench.text()
+    bench.changes = {"history": RunHistory(step=0.5, save=400.0)}
+    assert bench.faults()[0].startswith(
+        "warning: run.exit_duration_minutes: cannot be derived, so each attempt ends without a last checkpoint: too "
+    )
+    bench.overrides = []
+    assert "last save: " not in bench.text()  # what the card says goes on as before

@@ -1,0 +1,213 @@
+"""What comes next: the range of the end, the next checkpoint, throughput against the best, whatever the log's length."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.tr11ops.status_cases import (
+    DAY,
+    HOUR,
+    NOW,
+    beats,
+    checkpoints,
+    ended,
+    idle,
+    record,
+    running,
+    snapshot,
+    steps,
+    with_facts,
+)
+from tr11ops.base.observed import Unknown
+from tr11ops.observe.forecast import (
+    EqualSteps,
+    NextCheckpoint,
+    course_of,
+    end_of,
+    fits,
+    next_checkpoint,
+    throughput_of,
+    weight_at,
+    work,
+)
+from tr11ops.observe.snapshot import Checkpoints, Step
+from tr11ops.runcard.card import load_card, shipped_folder
+from tr11ops.status.samples import PLACE_BYTES, PLACES, best_rates
+from trainer.contract.logline import format_step
+from trainer.contract.paths import RunPaths
+
+STRETCHES = st.lists(
+    st.builds(EqualSteps, st.integers(1, 500), st.floats(0.01, 10.0), st.integers(1, 4096)), min_size=1, max_size=6
+)
+
+
+# ----------------------------------------------------------------------------- the end
+def test_the_earliest_end_is_what_is_left_at_todays_pace() -> None:
+    end = end_of(snapshot())
+    assert end is not None
+    assert end.earliest == (115311 - 31219) * 105.0
+
+
+def test_the_likely_end_carries_the_waits_of_the_last_weeks() -> None:
+    # ten days ago the training was at 26,400; at 105 s a step it could have come to 34,600 by now
+    attempts = (ended("1006", age=10 * DAY, iteration=26400, checkpoint_step=26400),)
+    end = end_of(snapshot(attempts=attempts))
+    assert end is not None
+    assert end.share is not None and end.likely is not None and end.window is not None
+    trained = (31219 - 26400) * 105.0
+    assert end.window == pytest.approx(10 * DAY - 30)
+    assert end.share == pytest.approx(trained / end.window)
+    assert end.likely == pytest.approx(end.earliest / end.share)
+
+
+def test_what_is_too_little_to_learn_from_gives_no_likely_end() -> None:
+    lone = snapshot(steps=steps(count=20), attempts=())  # half an hour
+    old = snapshot(steps=steps(count=20), attempts=(ended("1006", age=40 * DAY),))
+    ahead = snapshot(steps=steps(count=20), attempts=(ended("1006", age=-DAY, iteration=31000),))
+    for given_snapshot in (lone, old, ahead):
+        end = end_of(given_snapshot)
+        assert end is not None and (end.likely, end.share) == (None, None)
+    for nothing in (idle(steps=()), snapshot(steps=Unknown("away"))):
+        assert end_of(nothing) is None
+
+
+def test_a_batch_ramp_is_in_the_estimate() -> None:
+    """At the ramp's first step the remaining steps are longer than today's: the pipeline's slots are counted."""
+    card = load_card(shipped_folder() / "tr11-176B-ml.toml", (), {"six_ALL_CCFRSCRATCH": "/s"}, keep_undefined=True)
+    course = course_of(card)
+    total = card.total_iterations
+    assert sum(stretch.iterations for stretch in course) == total
+    assert course[-1].weight == pytest.approx(1.0)
+    first = record(100, total_iterations=total, global_batch_size=course[0].batch_size, seconds_per_iteration=10.0)
+    early = snapshot(steps=(Step(first, NOW - 5, "1007"),))
+    end = end_of(early, course)
+    assert end is not None
+    assert end.earliest == pytest.approx(work(course, 100, total) * 10.0 / course[0].weight)
+    assert end.earliest > 2 * (total - 100) * 10.0
+    # a card that tells of another training is not believed
+    other = dataclasses.replace(first, global_batch_size=999)
+    plain = end_of(snapshot(steps=(Step(other, NOW - 5, "1007"),)), course)
+    assert plain is not None
+    assert plain.earliest == (total - 100) * 10.0
+
+
+@given(STRETCHES, st.lists(st.integers(0, 4000), min_size=3, max_size=3).map(sorted))
+def test_work_adds_up(course: list[EqualSteps], points: list[int]) -> None:
+    first, middle, last = points
+    whole = work(course, first, last)
+    assert whole >= 0
+    assert math.isclose(whole, work(course, first, middle) + work(course, middle, last), rel_tol=1e-9, abs_tol=1e-9)
+    assert work(course, first, first) == 0
+    if last > first:
+        assert math.isclose(
+            whole, sum(weight_at(course, step) for step in range(first + 1, last + 1)), rel_tol=1e-6, abs_tol=1e-6
+        )
+
+
+def test_a_course_fits_only_its_own_batches() -> None:
+    course = (EqualSteps(10, 0.5, 16), EqualSteps(5, 1.0, 32))
+    assert fits(course, 10, 16) and fits(course, 11, 32)
+    assert not fits(course, 10, 32) and not fits(course, 16, 32) and not fits((), 1, 16)
+
+
+# ----------------------------------------------------------------------------- the next checkpoint
+def test_the_next_checkpoint_is_the_one_that_comes_first() -> None:
+    by_interval = next_checkpoint(snapshot())
+    assert by_interval is not None
+    assert (by_interval.step, by_interval.why) == (31300, "interval")
+    assert by_interval.seconds == (31300 - 31219) * 105.0 - 30
+    leaving = next_checkpoint(snapshot(jobs=(running(start_time=NOW - 359_400 + 600),)))
+    assert leaving is not None
+    assert (leaving.step, leaving.seconds, leaving.why) == (None, 600.0, "end of the task")
+    facts = snapshot().run
+    minutes = with_facts(snapshot(), training=dataclasses.replace(facts.training, checkpoint_minutes=40.0))
+    by_clock = next_checkpoint(minutes)
+    assert by_clock is not None
+    assert (by_clock.seconds, by_clock.why) == (400.0, "minutes")
+    assert next_checkpoint(with_facts(snapshot(), checkpoint_interval=None, task_seconds=None)) is not None
+
+
+def test_before_the_first_steps_the_next_checkpoint_is_iterations_away() -> None:
+    """Not the end of the task, hours away: the card's interval comes first."""
+    none = with_facts(snapshot(steps=(), attempts=(), checkpoints=checkpoints(25)), checkpoint_interval=25)
+    following = next_checkpoint(none)
+    assert following == NextCheckpoint(50, None, "interval", 25)
+    fresh = dataclasses.replace(none, checkpoints=Checkpoints((), None, ()))
+    assert next_checkpoint(fresh) == NextCheckpoint(25, None, "interval", 25)
+
+
+@pytest.mark.parametrize(
+    "given_snapshot",
+    [
+        idle(),
+        snapshot(heartbeats=beats(age=5 * HOUR), steps=steps(age=5 * HOUR)),
+        snapshot(jobs=Unknown("away"), heartbeats=(), steps=()),
+    ],
+    ids=["nothing runs", "stalled", "blind"],
+)
+def test_what_does_not_train_saves_nothing(given_snapshot: object) -> None:
+    assert next_checkpoint(given_snapshot) is None  # type: ignore[arg-type]
+
+
+def test_the_last_checkpoint_is_that_of_the_end() -> None:
+    last = record(115300)
+    following = next_checkpoint(snapshot(steps=(Step(last, NOW, "1007"),)))
+    assert following is not None
+    assert following.step == 115311
+
+
+# ----------------------------------------------------------------------------- throughput
+def test_throughput_is_against_the_best_and_never_above_it() -> None:
+    now = throughput_of(snapshot(), (160.0, 25.0))
+    assert now is not None
+    assert (now.current, now.best, now.unit, round(now.percent or 0)) == (149.5, 160.0, "TFLOPs", 93)
+    better = throughput_of(snapshot(), (140.0, 25.0))
+    assert better is not None
+    assert (better.best, better.percent) == (149.5, 100.0)
+    unseen = throughput_of(snapshot(), None)
+    assert unseen is not None
+    assert (unseen.best, unseen.percent) == (None, None)
+
+
+def test_without_flops_it_is_samples() -> None:
+    given_steps = tuple(Step(record(n, tflops=math.nan), NOW - n, "1007") for n in range(1, 9))
+    now = throughput_of(snapshot(steps=given_steps), (0.0, 39.0))
+    assert now is not None
+    assert (now.current, now.best, now.unit) == (19.5, 39.0, "samples/s")
+    assert throughput_of(snapshot(steps=()), None) is None
+
+
+def test_the_best_is_found_in_a_log_of_any_length(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path, "r", "main")
+    assert best_rates(paths) is None
+    paths.logs.mkdir(parents=True)
+    rows = [asdict(record(n, tflops=120.0 if n < 6000 else 150.0, samples_per_second=19.0)) for n in range(1, 12001)]
+    rows[2000]["tflops"] = 900.0  # one step is no throughput
+    text = "".join(json.dumps({"kind": "step", **row, "time": 1.0, "job_id": "1"}) + "\n" for row in rows)
+    paths.metrics.write_text(text)
+    assert len(text) > 4 * PLACES * PLACE_BYTES
+    assert best_rates(paths) == (150.0, 19.0)
+    paths.metrics.unlink()
+    paths.main_log.write_text("".join("worker words\n" + format_step(record(n)) + "\n" for n in range(1, 2000)))
+    assert best_rates(paths) == (149.5, 19.5)
+    paths.metrics.mkdir()
+    assert isinstance(best_rates(paths), Unknown)
+
+
+@given(st.binary(max_size=3000))
+def test_garbage_has_no_throughput(content: bytes) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        paths = RunPaths(Path(folder), "r", "main")
+        paths.logs.mkdir(parents=True)
+        paths.metrics.write_bytes(content)
+        assert best_rates(paths) is None

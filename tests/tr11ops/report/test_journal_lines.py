@@ -1,0 +1,28 @@
+"""The journal's entries in words: one table for the hand-over and the report."""
+
+from __future__ import annotations
+
+from datetime import UTC
+from types import SimpleNamespace
+from typing import cast
+
+from tr11ops.report.material import ReportMaterial
+from tr11ops.report.sections.attempts import actions
+from tr11ops.rundir.journal import JournalEntry
+from tr11ops.rundir.journal_lines import SILENT, lines_of
+
+ASKED = JournalEntry(5.0, "w", 0, "checkpoint-now", "ana", "before the maintenance")
+
+
+def test_the_report_tells_what_the_hand_over_tells() -> None:
+    """The report knew a checkpoint request by a name that no writer uses, and left out what it did not know."""
+    entries = (ASKED, JournalEntry(6.0, "w", 1, "a-new-kind", "ben", ""))
+    section = actions(cast(ReportMaterial, SimpleNamespace(journal=entries)), UTC)
+    assert section.table is not None
+    told = [row[2].text for row in section.table.rows]
+    assert told == [line.text for line in reversed(lines_of(entries))] == ["a new kind", "asked for a checkpoint"]
+
+
+def test_what_is_told_elsewhere_has_no_line() -> None:
+    entries = [JournalEntry(1.0, "w", 0, kind, "ana", "") for kind in sorted(SILENT)]
+    assert lines_of(entries) == ()

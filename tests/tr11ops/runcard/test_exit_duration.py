@@ -1,0 +1,111 @@
+"""When an attempt leaves by itself: derived from limit, measured or estimated times, and never in place of the card's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.tr11ops.launch.run_inputs import write_card
+from tr11ops.launch.margins import room_before_limit
+from tr11ops.runcard.card import RunCard, load_card, shipped_folder
+from tr11ops.runcard.exit_duration import (
+    ExitPlan,
+    card_as_written,
+    derived_again,
+    exit_plan,
+    resolved_with_exit,
+)
+from tr11ops.runcard.speed import RunHistory
+from trainer.config.card import load_trainer_config
+
+MAIN = shipped_folder() / "tr11-176B-ml.toml"
+UNSAID = ["run.exit_duration_minutes=none", "slurm.signal_seconds_before_limit=none"]
+
+
+def big(*overrides: str) -> RunCard:
+    return load_card(MAIN, [*UNSAID, *overrides], {}, keep_undefined=True)
+
+
+WHOLE = big()
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> RunCard:
+    return load_card(write_card(tmp_path), [*UNSAID, "evaluation.iterations=1"], {})
+
+
+def test_the_original_by_estimate_and_by_what_it_measured() -> None:
+    """29 evaluations took 12 minutes, a step 105 s, a save 40 s: ten minutes before the limit were too few."""
+    estimated, measured = exit_plan(big()), exit_plan(big(), RunHistory(step=105.2, save=40.0, evaluation=720.0))
+    assert estimated.is_derived and measured.is_derived
+    assert estimated.minutes == pytest.approx(5980, abs=4) and measured.minutes == pytest.approx(5982, abs=2)
+    assert estimated.why == (
+        "19 min before the limit: a step 1 min 45 s (assumed), an evaluation 12 min (assumed), a save 56 s (assumed), "
+        "the rest to spare"
+    )
+    assert "a save 40 s (measured)" in measured.why
+
+
+def test_a_save_that_takes_long_moves_it(small: RunCard) -> None:
+    assert exit_plan(small).minutes == pytest.approx(7.5)  # nothing is known but the limit of ten minutes
+    quick = exit_plan(small, RunHistory(step=1.0, save=3.0, evaluation=5.0)).minutes
+    slow = exit_plan(small, RunHistory(step=1.0, save=120.0, evaluation=5.0)).minutes
+    assert (
+        quick is not None and slow is not None and quick == pytest.approx(8.85) and slow == pytest.approx(6.9, abs=0.1)
+    )
+
+
+def test_what_the_card_says_goes_before(small: RunCard, tmp_path: Path) -> None:
+    said = load_card(tmp_path / "small.toml", ["slurm.signal_seconds_before_limit=none"], {})
+    assert exit_plan(said, RunHistory(save=500.0)) == ExitPlan(1.0)
+    by_signal = load_card(tmp_path / "small.toml", ["run.exit_duration_minutes=none"], {})
+    assert exit_plan(by_signal) == ExitPlan(None) and exit_plan(by_signal).applied(by_signal) is by_signal
+
+
+def test_a_limit_without_room_gives_none_and_says_so(small: RunCard) -> None:
+    plan = exit_plan(small, RunHistory(step=30.0, save=400.0))
+    assert plan.minutes is None and not plan.is_derived
+    assert plan.why.startswith("too little of slurm.time_limit is left beside a step 30 s (measured), ")
+
+
+@given(
+    limit=st.integers(2, 6000),
+    step=st.none() | st.floats(0.01, 1000),
+    save=st.none() | st.floats(0.01, 10_000),
+    evaluation=st.none() | st.floats(0.01, 10_000),
+)
+def test_a_derived_end_always_leaves_room_for_it_all(
+    limit: int, step: float | None, save: float | None, evaluation: float | None
+) -> None:
+    card = WHOLE.model_copy(update={"slurm": WHOLE.slurm.model_copy(update={"time_limit": str(limit)})})
+    plan = exit_plan(card, RunHistory(step=step, save=save, evaluation=evaluation))
+    if plan.minutes is None:
+        assert plan.why
+        return
+    room = room_before_limit(plan.applied(card))
+    assert room is not None and 0 < plan.minutes < limit
+    assert room.sure >= (step or 0) + (save or 0) + (evaluation or 0)
+    assert plan.minutes >= limit / 2 - 1
+
+
+def test_the_trainer_reads_it_and_the_hash_stays_the_cards(small: RunCard, tmp_path: Path) -> None:
+    value = resolved_with_exit(small, exit_plan(small))
+    (tmp_path / "card.json").write_text(json.dumps(value))
+    assert load_trainer_config(tmp_path / "card.json").run.exit_duration_minutes == 7.5
+    assert value["derived"]["card_hash"] == small.digest and card_as_written(value, "x") == small
+
+
+def test_an_attempt_derives_it_from_what_was_measured_since(small: RunCard) -> None:
+    value = resolved_with_exit(small, exit_plan(small))
+    again, plan = derived_again(value, "x", RunHistory(step=1.0, save=120.0, evaluation=5.0))
+    assert plan.is_derived and again["run"]["exit_duration_minutes"] == plan.minutes == pytest.approx(6.9, abs=0.1)
+    assert again["derived"] == value["derived"] and card_as_written(again, "x") == small
+    kept, plan = derived_again(value, "x", RunHistory(step=1.0, save=900.0))
+    assert kept["run"]["exit_duration_minutes"] == 7.5 and not plan.is_derived
+    said = small.model_copy(update={"run": small.run.model_copy(update={"exit_duration_minutes": 3.0})})
+    value = resolved_with_exit(said, exit_plan(said))
+    assert derived_again(value, "x", RunHistory(save=120.0)) == (value, ExitPlan(3.0))

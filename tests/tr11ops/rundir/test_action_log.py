@@ -1,0 +1,123 @@
+"""The journal folded into budgets, incidents and unfinished work: whatever order, crash or later version wrote it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tr11ops.rundir.action_log import (
+    DAY_SECONDS,
+    INTENT,
+    OUTCOME,
+    ActionRecord,
+    ProgressRecord,
+    Result,
+    intent_data,
+    outcome_data,
+    replay,
+)
+from tr11ops.rundir.journal import JournalEntry, JournalFault, Ledger
+
+NOW = 1_700_000_000.0
+DEEDS = st.builds(
+    ActionRecord,
+    number=st.uuids().map(str),
+    action=st.sampled_from(["resubmit", "exclude", "cancel", "hold"]),
+    subject=st.sampled_from(["1-3", "n01", "n02", "1234"]),
+    incident=st.sampled_from(["a", "b"]),
+    time=st.floats(NOW - 3 * DAY_SECONDS, NOW + DAY_SECONDS),
+    tag=st.just(""),
+    standing=st.builds(ProgressRecord, st.integers(-1, 5), st.integers(-1, 5)),
+    owes=st.integers(0, 4),
+    result=st.sampled_from(list(Result)),
+)
+
+
+def entry(kind: str, time: float, data: dict[str, Any]) -> JournalEntry:
+    return JournalEntry(time, "host-1", 0, kind, "tr11", "", data)
+
+
+def entries_of(deed: ActionRecord) -> list[JournalEntry]:
+    found = [entry(INTENT, deed.time, intent_data(deed))]
+    if deed.result is not Result.OPEN:
+        found.append(entry(OUTCOME, deed.time + 1, outcome_data(deed, deed.result, "")))
+    return found
+
+
+@given(st.lists(DEEDS, max_size=12, unique_by=lambda deed: deed.number), st.randoms())
+def test_whatever_the_order_the_actions_come_back(deeds: list[ActionRecord], dice: random.Random) -> None:
+    entries = [one for deed in deeds for one in entries_of(deed)]
+    dice.shuffle(entries)
+    past = replay(Ledger(tuple(entries), ()))
+    assert set(past.deeds) == set(deeds) and not past.doubt
+    for action in ("resubmit", "cancel"):
+        counted = sum(
+            deed.action == action and deed.result != "refused" and deed.time > NOW - DAY_SECONDS for deed in deeds
+        )
+        assert past.spent(action, NOW) == counted
+    assert {deed.number for deed in past.unfinished} == {
+        deed.number for deed in deeds if deed.result in {Result.OPEN, Result.UNKNOWN}
+    }
+
+
+@given(st.lists(DEEDS, min_size=1, max_size=8, unique_by=lambda deed: deed.number))
+def test_a_kill_after_any_entry_never_frees_a_budget(deeds: list[ActionRecord]) -> None:
+    """What is cut off the end is at most outcomes: an intent counts from the moment at which it is on disk."""
+    entries = [one for deed in deeds for one in entries_of(replace(deed, result=Result.DONE))]
+    before = [0, 0]
+    for length in range(1, len(entries) + 1):
+        past = replay(Ledger(tuple(entries[:length]), ()))
+        now = [past.spent("resubmit", NOW), past.spent("cancel", NOW)]
+        assert all(new >= old for new, old in zip(now, before, strict=True))
+        before = now
+
+
+def test_controllers_spend_one_budget_and_a_node_counts_once() -> None:
+    def excluded(node: str, owner: str, age: float) -> JournalEntry:
+        return entry("node-excluded", NOW - age, {"node": node, "owner": owner})
+
+    deed = ActionRecord("1", "exclude", "n01", "x", NOW - 60, result=Result.DONE)
+    ledger = Ledger(
+        (
+            excluded("n01", "tr11", 50), excluded("n02", "tr11", 100), excluded("n03", "ana", 100),
+            excluded("n04", "tr11", 2 * DAY_SECONDS), *entries_of(deed),
+        ),
+        (),
+    )  # fmt: skip
+    assert replay(ledger).spent("exclude", NOW) == 2  # n01 by an action and its own entry, n02 by a controller
+
+
+def test_a_later_word_replaces_unknown_and_not_the_reverse() -> None:
+    deed = ActionRecord("1", "resubmit", "1-3", "resubmit", NOW)
+    unknown = entry(OUTCOME, NOW + 9, outcome_data(deed, Result.UNKNOWN, "lost"))
+    done = entry(OUTCOME, NOW + 5, outcome_data(deed, Result.DONE, "job 7"))
+    for order in ((unknown, done), (done, unknown)):
+        (found,) = replay(Ledger((*entries_of(deed), *order), ())).deeds
+        assert (found.result, found.message) == (Result.DONE, "job 7")
+    later = entry(OUTCOME, NOW, {**outcome_data(deed, Result.DONE, ""), "result": "postponed"})
+    assert replay(Ledger((*entries_of(deed), later), ())).deeds[0].is_unfinished
+
+
+def test_what_was_cancelled_to_return_is_owed_until_submitted() -> None:
+    cancel = ActionRecord("1", "cancel", "1234", "cancel:1234", NOW, owes=3, result=Result.DONE)
+    again = ActionRecord("2", "resubmit", "1-3", "resubmit", NOW + 1, result=Result.DONE)
+    past = replay(Ledger(tuple(entries_of(cancel)), ()))
+    assert (past.owed(0.0), past.owed(NOW + 5)) == (3, 0)
+    assert replay(Ledger((*entries_of(cancel), *entries_of(again)), ())).owed(0.0) == 0
+    refused = replace(again, result=Result.REFUSED)
+    assert replay(Ledger((*entries_of(cancel), *entries_of(refused)), ())).owed(0.0) == 3
+
+
+def test_a_tampered_or_unreadable_journal_is_a_doubt_a_torn_not() -> None:
+    assert replay(Ledger((), (JournalFault("f", 3, "torn", "cut"),))).doubt == ""
+    for kind in ("broken", "unreadable"):
+        assert "journal f line 3" in replay(Ledger((), (JournalFault("f", 3, kind, "oh"),))).doubt
+
+
+def test_entries_with_nothing_in_them_are_survived() -> None:
+    past = replay(Ledger((entry(INTENT, NOW, {}), entry(OUTCOME, NOW, {}), entry("other", NOW, {})), ()))
+    assert [deed.action for deed in past.deeds] == [""] and past.spent("resubmit", NOW) == 0

@@ -1,0 +1,99 @@
+"""How many nodes may be excluded: one pure rule, and the same answer for everyone who asks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.tr11ops.detect.operation_cases import operated
+from tests.tr11ops.launch.run_inputs import write_card
+from tests.tr11ops.status_cases import pending
+from tr11ops.agent.mitigation import ActingAttempt, Mitigation
+from tr11ops.agent.step import LineTee
+from tr11ops.cli import nodes_change
+from tr11ops.cli.nodes_view import NodesContext
+from tr11ops.cluster.base import Node, Partition
+from tr11ops.cluster.local import LocalScheduler
+from tr11ops.detect.nodes_left import exclusion_limit
+from tr11ops.observe.operation_files import operation_facts
+from tr11ops.runcard.card import load_card
+from tr11ops.rundir.exclusion_limit import ExclusionLimit, most_exclusions, partition_nodes
+from tr11ops.rundir.paths import RunDirectory
+
+
+@given(st.integers(0, 400), st.integers(0, 400), st.none() | st.floats(0, 100, allow_nan=False))
+def test_the_limit_never_reaches_into_what_is_needed(partition: int, needed: int, percent: float | None) -> None:
+    most = most_exclusions(partition, needed, percent)
+    assert most >= 0 and (most == 0 or partition - most >= needed)
+    if percent is not None:
+        assert most <= partition * percent / 100 + 1
+
+
+@pytest.mark.parametrize(
+    ("partition", "needed", "percent", "most"),
+    [
+        (52, 48, 10, 4), (500, 48, 10, 50), (6, 2, 10, 1), (48, 48, 10, 0), (5, 2, 10, 1), (8, 4, 0, 0),
+        (8, 4, None, 2),  # two bad nodes do not stop a run of four
+        (8, 7, None, 1), (8, 1, None, 1), (6, 2, None, 2), (5, 5, None, 0), (52, 48, None, 4), (500, 48, None, 50),
+    ],
+)  # fmt: skip
+def test_the_limit(partition: int, needed: int, percent: float | None, most: int) -> None:
+    assert most_exclusions(partition, needed, percent) == most
+
+
+def test_what_is_outside_the_partition_does_not_count() -> None:
+    limit = ExclusionLimit.of(("n1", "n2", "n3", "n4"), 2, 25)
+    assert (limit.most, limit.counted({"n1", "gone", "cpu1"})) == (1, 1)
+    assert limit.forbids(["n2"], {"n1"}) and not limit.forbids(["n2"], {"gone"}) and not limit.forbids(["n1"], {"n1"})
+    assert not limit.forbids(["cpu1"], {"n1"}), "it takes nothing from the run"
+    assert limit.forbids(["n1", "n2"], ()) and not limit.forbids(["n1", "cpu1"], ())
+    assert not limit.forbids(["n1", "cpu1"], {"n1", "n2"}), "what is beyond the limit already may stay"
+    assert ExclusionLimit(1).forbids(["n2"], {"anything"}), "where the partition is not known, all count"
+
+
+CLUSTER = (
+    *(Node(f"n{number}", frozenset({"idle"}), partitions=("gpu_p5",)) for number in range(1, 9)),
+    *(Node(f"m{number}", frozenset({"idle"}), partitions=("gpu_p6",)) for number in range(1, 6)),
+)
+
+
+@pytest.mark.parametrize(
+    ("of_card", "of_job", "most"),
+    [
+        ("gpu_p5", "gpu_p5", 2), ("gpu_p6", "", 1),
+        ("gpu_p6", "gpu_p5", 1),  # a person has moved the job: the card says where the next one goes
+        ("", "gpu_p6", 1),  # the cluster's default one is another
+        ("", "gpu_p5,gpu_p6", 4),  # the job may go to either
+    ],
+)  # fmt: skip
+def test_everyone_who_asks_gets_the_same_answer(tmp_path: Path, of_card: str, of_job: str, most: int) -> None:
+    """Command and job go by the card, watchdog and detectors by a snapshot: spares count for all, and one partition."""
+    named = [f"slurm.partition={of_card}"] if of_card else []
+    card = load_card(write_card(tmp_path), ["slurm.spare_nodes=2", *named], {}, directory=tmp_path)
+    directory = RunDirectory(card.paths, card.kill_switch)
+    job = pending(partition=of_job, comment=directory.comment("20260101-000000-00000000"))
+    jobs = (job,) if of_job else ()
+    seen = exclusion_limit(operated(facts=operation_facts(card), nodes=CLUSTER, jobs=jobs))
+
+    names = tuple(node.name for node in CLUSTER if "gpu_p5" in node.partitions)
+    default = Partition("gpu_p5", None, names, is_default=True)
+    desk = NodesContext(card, directory, LocalScheduler(), "me", CLUSTER, default, jobs, ())
+    assert nodes_change._limit(desk) == seen
+
+    scheduler = LocalScheduler()
+    scheduler.nodes = lambda: CLUSTER  # type: ignore[method-assign]
+    mitigation = Mitigation(
+        ActingAttempt(card, directory, "11", "", 2, of_job), scheduler, None, LineTee(tmp_path / "log")
+    )
+    mitigation.prepare()
+    mitigation.wait()
+    assert mitigation._limit() == seen
+    assert seen is not None and (seen.most, seen.needed) == (most, 4)
+
+
+def test_the_default_partition_counts_where_none_is_named() -> None:
+    assert len(partition_nodes(CLUSTER, "", None, "gpu_p6")) == 5
+    assert len(partition_nodes(CLUSTER, "closed", "")) == 13, "a partition that no node has says nothing"

@@ -1,0 +1,313 @@
+"""Every state file of a run, damaged in every way: it is named, it hangs nothing, and it keeps no run from starting."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+from tests.tr11ops.disk_scheduler import DiskScheduler
+from tests.tr11ops.launch.run_inputs import write_card, write_checkpoint
+from tr11ops.cli.main import execute
+from tr11ops.runcard.card import load_card
+from tr11ops.rundir.attempts import AttemptVerdict, LaunchRecord
+from tr11ops.rundir.exclusions import exclude
+from tr11ops.rundir.identity import require_run_id
+from tr11ops.rundir.journal import read_journal
+from tr11ops.rundir.paths import RunDirectory
+from tr11ops.rundir.state_files import SET_ASIDE, find_damage
+from trainer.contract.end_marker import EndMarker
+from trainer.contract.files import write_json
+from trainer.contract.heartbeat import Heartbeat, write_heartbeat
+from trainer.contract.lease import LeaseClaim, LeaseFolder
+from trainer.contract.state_file import DamagedFile, read_json
+
+SECONDS = 30  # for a command that is over within one
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def torn(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-3].rstrip()[: max(1, path.stat().st_size // 2)])
+
+
+def binary(path: Path) -> None:
+    path.write_bytes(bytes(range(256)) * 8)
+
+
+def folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+    (path / "inside").touch()
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def loop(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path)
+
+
+def huge(path: Path) -> None:
+    os.truncate(path, 1 << 30)
+
+
+def foreign(path: Path) -> None:
+    path.write_text('{"schema": 99, "made_by": "something else"}\n')
+
+
+DAMAGES: dict[str, Callable[[Path], None]] = {
+    entry.__name__: entry for entry in (empty, torn, binary, folder, pipe, loop, huge, foreign)
+}
+
+
+@dataclass(frozen=True)
+class Template:
+    """A run that has trained: its folder, and a copy of what it looks like undamaged."""
+
+    folder: Path
+    copy: Path
+    card: Path
+    directory: RunDirectory
+
+    def restore(self) -> None:
+        shutil.rmtree(self.directory.root)
+        shutil.copytree(self.copy / "run", self.directory.root, symlinks=True)
+        shutil.rmtree(self.folder / "queue")
+        shutil.copytree(self.copy / "queue", self.folder / "queue")
+
+
+def populate(directory: RunDirectory, tag: str) -> None:
+    """What an attempt, its trainer and the periodic jobs leave behind."""
+    paths, now = directory.paths, time.time()
+    record = {"job_id": "101", "submission": tag, "array_id": "101", "task_id": "1", "nodes": ["n1"], "start": now - 50}
+    attempt = paths.attempt("101")
+    write_json(attempt / "attempt.json", record)
+    write_json(paths.end_marker("101"), asdict(EndMarker("exit-duration", 10, 10, True, "", now, "n1", "101", 1)))
+    AttemptVerdict("exit-duration", 10, 10, 0, "", job_id="101", submission=tag, time=now).write(attempt)
+    LaunchRecord(1, ("n1",), now - 50, now).write(attempt)
+    write_json(attempt / "nodes" / "n1.json", {"node": "n1", "checks": []})
+    paths.phases("101").write_text(json.dumps({"time": now, "phase": "training", "iteration": 9, "launch": 1}) + "\n")
+    for rank in range(2):
+        write_heartbeat(paths.heartbeat(rank), Heartbeat(rank, "n1", 1, "ended", 10, now, "101"))
+    assert LeaseFolder(paths).claim(1, LeaseClaim("101", 1, "n1", 1, "ana", now - 500, "token", 1, held=False))
+    write_checkpoint(paths.checkpoints, 10)
+    exclude(directory, "n5", why="broken", owner="ana", days=1)
+    require_run_id(directory, "small")
+    paths.logs.mkdir(parents=True, exist_ok=True)
+    paths.main_log.write_text("nothing yet\n")
+    paths.metrics.write_text(json.dumps({"kind": "start", "time": now}) + "\n")
+    write_json(paths.requests / "holds.json", {"schema": 1, "holds": []})
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Template:
+    base = tmp_path_factory.mktemp("damage")
+    card_path = write_card(base)
+    card = load_card(card_path, (), {})
+    directory = RunDirectory(card.paths, card.kill_switch)
+    scheduler = DiskScheduler(base / "queue")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tr11ops.cluster.select.choose_scheduler", lambda *words, **more: scheduler)
+        assert execute(["launch", "--run", str(card_path), "--scheduler", "local"]) == 0
+        scheduler.cancel("101")
+        populate(directory, directory.tags()[0])
+        execute(["pulse", "--run", str(card_path), "--no-email"])
+    (directory.paths.state / "reserve").unlink(missing_ok=True)
+    copy = base / "copy"
+    copy.mkdir()
+    shutil.copytree(directory.root, copy / "run", symlinks=True)
+    shutil.copytree(base / "queue", copy / "queue")
+    return Template(base, copy, card_path, directory)
+
+
+class Waited(BaseException):
+    """A command hung: no handler of errors may take this for the file system's refusal."""
+
+
+def too_late(number: int, frame: FrameType | None) -> None:
+    raise Waited
+
+
+class Desk:
+    """Types commands for the template's run, on a queue that is a folder."""
+
+    def __init__(self, template: Template, capture: pytest.CaptureFixture[str]) -> None:
+        self.template, self.capture = template, capture
+
+    def tr11(self, *words: str) -> tuple[int, str]:
+        """The exit code, and all that was shown; no traceback, and within seconds."""
+        self.capture.readouterr()
+        signal.setitimer(signal.ITIMER_REAL, SECONDS, SECONDS)
+        try:
+            code = execute([words[0], "--run", str(self.template.card), *words[1:]])
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        shown = "".join(self.capture.readouterr())
+        assert "Traceback" not in shown and "internal error" not in shown, shown
+        return code, shown
+
+
+@pytest.fixture
+def desk(template: Template, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Desk]:
+    template.restore()
+    queue = DiskScheduler(template.folder / "queue")
+    monkeypatch.setattr("tr11ops.cluster.select.choose_scheduler", lambda *words, **more: queue)
+    monkeypatch.setenv("COLUMNS", "1000")
+    before = signal.signal(signal.SIGALRM, too_late)
+    try:
+        yield Desk(template, capsys)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def files_of(root: Path) -> list[Path]:
+    """Every state file of the template, once: what is not a checkpoint's content or a script."""
+    passed_over = ("part.bin", "cursor.json", "train.sbatch", "card.toml", "launch.lock")
+    return [
+        path
+        for path in sorted(root.rglob("*"))
+        if (path.is_file() or path.is_symlink()) and path.name not in passed_over and "checkpoints" not in path.parts
+    ]
+
+
+def damage_file(path: Path, name: str) -> None:
+    """Damage it as something that has been so for an hour: a claim that is young may be being written."""
+    DAMAGES[name](path)
+    if not path.is_symlink():
+        os.utime(path, (time.time() - 3600,) * 2)
+
+
+NEVER_DAMAGED = {  # what is read line by line: bad lines are passed over, and logs may be large
+    "lines": {"empty", "torn", "binary", "foreign"},
+    "logs": {"empty", "torn", "binary", "foreign", "huge"},
+}
+
+
+def is_damage(path: Path, name: str) -> bool:
+    """Whether that damage of that file is damage by its format: any JSON object of another tr11 may be one."""
+    if path.suffix in {".jsonl", ".txt"}:
+        kept = path.parent.name == "journal"
+        return name not in NEVER_DAMAGED["lines" if kept else "logs"]
+    return name != "foreign"
+
+
+def test_every_state_file_is_in_the_table_with_its_damages(template: Template) -> None:
+    template.restore()
+    assert find_damage(template.directory) == ()
+    files = files_of(template.directory.root)
+    assert len(files) > 20
+    for path in files:
+        for name in DAMAGES:
+            kept = path.with_name(f".kept-{path.name}")
+            path.rename(kept)
+            shutil.copy2(kept, path)
+            damage_file(path, name)
+            named = {entry.path for entry in find_damage(template.directory)}
+            assert not is_damage(path, name) or named == {str(path)}, f"{name}: {path}: {named}"
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            kept.rename(path)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_no_command_waits_for_or_stumbles_over_damaged_files(desk: Desk, damage: str) -> None:
+    """All of them at once: what is known without them is enough to look, to stop, to let go on and to start again."""
+    root = desk.template.directory.root
+    damaged = [path for path in files_of(root) if path.name != "run.json" and path.parent.name != "exclusions.d"]
+    for path in damaged:
+        damage_file(path, damage)
+    for words in (("status",), ("pulse", "--no-act", "--no-email"), ("kill", "--yes"), ("resume", "--yes")):
+        code, shown = desk.tr11(*words)
+        assert code in {0, 1, 3} and (words[0] not in {"kill", "resume"} or code == 0), shown
+    code, shown = desk.tr11("launch")
+    assert code == 0, shown
+    code, shown = desk.tr11("pulse", "--act", "--no-email")
+    assert code in {0, 1}, shown
+    for path in damaged:
+        left = list(path.parent.glob(f"{path.name}.damaged-*"))
+        assert os.path.lexists(path) or left or path.parent.name == "book.d", path  # old versions are tidied away
+
+
+@pytest.mark.parametrize("damage", ["empty", "folder"])
+def test_no_single_damaged_file_keeps_a_run_from_being_launched(desk: Desk, damage: str) -> None:
+    for path in files_of(desk.template.directory.root):
+        desk.template.restore()
+        damage_file(path, damage)
+        code, shown = desk.tr11("launch")
+        assert code == 0, f"{path}\n{shown}"
+        assert not is_damage(path, damage) or str(path) in shown, f"{path}\n{shown}"
+
+
+def test_what_is_set_aside_is_kept_recorded_and_in_the_status(desk: Desk) -> None:
+    directory = desk.template.directory
+    path = directory.submission(directory.tags()[0]).record
+    path.write_text('{"tag": ')
+    code, shown = desk.tr11("status")
+    assert code == 1 and "damaged-state" in shown and str(path) in shown
+    code, shown = desk.tr11("launch", "--dry-run")
+    assert code == 0 and f"{path} is not JSON" in shown and "the launch sets it aside" in shown and path.exists()
+    code, shown = desk.tr11("launch")
+    [aside] = path.parent.glob("submission.json.damaged-*")
+    assert code == 0 and aside.read_text() == '{"tag": '
+    entries = [entry for entry in read_journal(directory.journal).entries if entry.kind == SET_ASIDE]
+    assert [(entry.data["path"], entry.data["now"]) for entry in entries] == [(str(path), str(aside))]
+    assert "damaged-state" not in desk.tr11("status")[1]
+
+
+def test_a_checkpoint_that_cannot_be_judged_is_never_moved(desk: Desk) -> None:
+    path = desk.template.directory.paths.checkpoint(10) / "manifest.json"
+    for name in DAMAGES:
+        desk.template.restore()
+        damage_file(path, name)
+        code, shown = desk.tr11("launch", "--dry-run")
+        assert code == 1 and str(path.parent) in shown and "restore one from a backup" in shown
+        assert os.path.lexists(path)
+
+
+# ----------------------------------------------------------------------------- one reader
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        ("empty", "is empty"), ("torn", "is not JSON"), ("binary", "is not UTF-8 text"), ("folder", "is a folder"),
+        ("pipe", "is a pipe"), ("loop", "is a link that leads back to itself"), ("huge", "has 1,073,741,824 bytes"),
+    ],
+)  # fmt: skip
+def test_the_one_reader_names_path_and_damage(tmp_path: Path, damage: str, said: str) -> None:
+    path = tmp_path / "record.json"
+    path.write_text('{"a": 1, "b": 2}')
+    DAMAGES[damage](path)
+    with pytest.raises(DamagedFile, match=said) as caught:
+        read_json(path)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_what_the_file_system_refuses_is_not_damage(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(NotADirectoryError):
+        read_json(tmp_path / "file" / "record.json")
+    assert read_json(tmp_path / "absent.json") is None
+    (tmp_path / "dangling.json").symlink_to(tmp_path / "nowhere")
+    assert read_json(tmp_path / "dangling.json") is None
+
+
+def test_a_folder_in_a_files_place_is_set_aside_by_its_writer(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    path.mkdir()
+    (path / "inside").touch()
+    write_json(path, {"a": 1})
+    assert read_json(path) == {"a": 1}
+    [aside] = tmp_path.glob("record.json.damaged-*")
+    assert (aside / "inside").exists()

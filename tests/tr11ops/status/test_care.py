@@ -1,0 +1,314 @@
+"""The rows around the training, and the plain answer: what is not used has no row, what is unknown is said."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tr11ops.status.care_cases import FAULT, REMARK, alert, asked_for, look
+from tests.tr11ops.status_cases import DAY, HOUR, NOW, cron_job, idle, pending, running, snapshot, steps, with_facts
+from tests.tr11ops.watchdog.verdict_table import TABLE
+from tr11ops.alerts.state import Alert, UndeliveredMessages
+from tr11ops.backup.claim import ArchiveLock
+from tr11ops.backup.ledger import DrillRecord, write_drill
+from tr11ops.base.observed import Observed, Unknown, known
+from tr11ops.detect.finding import Finding, Severity
+from tr11ops.detect.registry import detect_all
+from tr11ops.observe import derived
+from tr11ops.observe.operation import Copied, CopyStatus, FilesystemRule
+from tr11ops.observe.snapshot import KillSwitch, Snapshot
+from tr11ops.rundir.claims import Claim, ClaimFolder
+from tr11ops.rundir.copy_policy import CopyPolicy
+from tr11ops.rundir.exclusion import Exclusion
+from tr11ops.status.answer import SleepAnswer, answer
+from tr11ops.status.build import status_of
+from tr11ops.status.care import alerts, copies, filesystems, nodes, periodic
+from tr11ops.status.document import Status
+from tr11ops.status.extra_observations import AtWork, ExtraObservations, node_use, see_surroundings
+from tr11ops.status.parts import NodeUse
+from tr11ops.watchdog.verdict import Verdict, VerdictWord, judge
+
+HEALTHY = Verdict(VerdictWord.HEALTHY, "it trains")
+
+
+def shown(seen: Snapshot, around: ExtraObservations = ExtraObservations()) -> Status:  # noqa: B008  frozen
+    return status_of(seen, (), HEALTHY, around)
+
+
+# ----------------------------------------------------------------------------- may I sleep?
+
+
+@pytest.mark.parametrize(
+    ("verdict", "findings", "open_alerts", "may_sleep", "words"),
+    [
+        (HEALTHY, (), (), True, "You may sleep"),
+        (HEALTHY, (REMARK, REMARK), (), True, "2 warnings can wait"),
+        (HEALTHY, (FAULT,), (), False, "a person is needed"),
+        (HEALTHY, (FAULT,), (alert(),), False, "a person is needed"),
+        (HEALTHY, (FAULT,), (alert(acknowledged_by="ben"),), False, "ben has it"),
+        (HEALTHY, (FAULT,), (alert(acknowledged_by="ben", owner="eva"),), False, "eva has it"),
+        (HEALTHY, (FAULT, REMARK), (alert("other", owner="eva"),), False, "a person is needed"),
+        (HEALTHY, (), (alert(),), False, "unassigned"),
+        (HEALTHY, (), (alert(owner="eva"),), True, "You may sleep"),
+        (HEALTHY, (), (alert(severity=Severity.WARNING),), True, "You may sleep"),
+        (HEALTHY, (), Unknown("unreadable"), True, "alerts are unknown"),
+        (Verdict(VerdictWord.DOWN, "it is down"), (), (), False, "a person is needed"),
+        (Verdict(VerdictWord.STOPPED, "someone stopped it"), (), (), False, "nothing trains until it is resumed"),
+        (Verdict(VerdictWord.FINISHED, "all is done"), (), (), True, "Nothing is left to train"),
+        (Verdict(VerdictWord.UNKNOWN, "no one answers"), (FAULT,), (), None, "cannot be told"),
+    ],
+)
+def test_the_answer(
+    verdict: Verdict,
+    findings: tuple[Finding, ...],
+    open_alerts: Observed[tuple[Alert, ...]],
+    may_sleep: bool | None,
+    words: str,
+) -> None:
+    found = answer(snapshot(), findings, verdict, ExtraObservations(open_alerts))
+    assert isinstance(found, SleepAnswer)
+    assert found.may_sleep is may_sleep
+    assert words in found.text
+
+
+def test_a_silent_scheduler_comes_with_a_command() -> None:
+    seen = snapshot(jobs=Unknown("squeue did not answer within 12 s"))
+    found = answer(seen, (), judge(seen, ()))
+    assert found.may_sleep is None and [need.fix for need in found.needs] == ["tr11 doctor"]
+
+
+def test_the_healthy_run_lets_sleep_and_the_lost_one_does_not() -> None:
+    for given, expected in ((snapshot(), True), (idle(), False)):
+        findings = detect_all(given)
+        assert answer(given, findings, judge(given, findings)).may_sleep is expected
+
+
+SHORT = running(start_time=NOW - 60, time_limit_seconds=2400)
+MINUTES = with_facts(snapshot(jobs=(SHORT,)), task_seconds=2400.0)
+
+
+@pytest.mark.parametrize(
+    ("given", "kinds", "words"),
+    [
+        (snapshot(periodic_jobs=()), ["watchdog"], "no watchdog looks at the run"),
+        (snapshot(periodic_jobs=(cron_job(way="hand"),)), ["watchdog"], "no watchdog"),
+        (snapshot(periodic_jobs=(cron_job("digest"),)), ["watchdog"], "no watchdog"),
+        (asked_for(snapshot(), periodic_jobs=("digest",)), ["watchdog"], "no watchdog"),
+        (snapshot(periodic_jobs=(cron_job(failures_in_a_row=1),)), ["watchdog"], "last look failed"),
+        (
+            snapshot(periodic_jobs=(cron_job(interval_seconds=300.0, started=NOW - 1500, next_due=NOW - 1200),)),
+            ["watchdog"], "has not looked for 25 min (due every 5 min)",
+        ),
+        (snapshot(periodic_jobs=(cron_job(interval_seconds=300.0, started=NOW - 900, next_due=NOW - 600),)), [], ""),
+        (asked_for(snapshot(), has_recipients=False), ["recipients"], "no one would be told"),
+        (MINUTES, ["queue"], "the queue covers 39 min of the 102 d"),
+        (asked_for(MINUTES, resubmissions=4), [], ""),
+        (dataclasses.replace(asked_for(MINUTES, resubmissions=4), resubmitted=3), [], ""),
+        (dataclasses.replace(asked_for(MINUTES, resubmissions=4), resubmitted=4), ["queue"], "may not resubmit again"),
+        (dataclasses.replace(asked_for(MINUTES, resubmissions=4), resubmitted=Unknown("a")), ["queue"], "covers"),
+        (dataclasses.replace(asked_for(MINUTES, resubmissions=4), periodic_jobs=()), ["watchdog", "queue"], "covers"),
+        (dataclasses.replace(MINUTES, steps=steps(last=115_300)), [], ""),
+        (snapshot(pause=KillSwitch(Path("/p"), "ben", NOW - 60)), ["resume"], "nothing trains after this task"),
+        (snapshot(jobs=(running(), pending(reason="JobHeldUser"))), [], ""),  # this task alone lasts the night
+        (
+            dataclasses.replace(asked_for(MINUTES, has_recipients=False), periodic_jobs=()),
+            ["watchdog", "recipients", "queue"], "no watchdog looks at the run; no one would be told; the queue covers",
+        ),
+    ],
+)  # fmt: skip
+def test_no_one_sleeps_without_watchdog_people_and_a_queue(given: Snapshot, kinds: list[str], words: str) -> None:
+    found = answer(given, (), HEALTHY)
+    assert [need.kind for need in found.needs] == kinds
+    assert found.may_sleep is (not kinds) and words in found.text
+    assert ("You may sleep" in found.text) is (not kinds)
+
+
+def test_what_cannot_be_seen_is_no_reason_to_sleep() -> None:
+    for blind in ({"periodic_jobs": Unknown("no rights")}, {"jobs": Unknown("no answer")}):
+        assert answer(snapshot(**blind), (), HEALTHY).may_sleep is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", [row[1] for row in TABLE], ids=[row[0] for row in TABLE])
+def test_you_may_sleep_is_said_only_where_training_goes_on(given: Snapshot) -> None:
+    findings = detect_all(given)
+    verdict = judge(given, findings)
+    if "You may sleep" in answer(given, findings, verdict).text:
+        assert verdict.word in {VerdictWord.HEALTHY, VerdictWord.STARTING, VerdictWord.QUEUED}
+        assert given.active_jobs or derived.startable_jobs(given)
+
+
+# ----------------------------------------------------------------------------- nodes
+def test_spares_are_what_is_held_and_not_launched_on() -> None:
+    named = tuple(f"n{number:02d}" for number in range(1, 53))
+    given = snapshot(jobs=(running(nodes=named, node_count=52),), exclusions=(Exclusion("n03", "Xid 79"),))
+    launched = tuple(name for name in named if name not in {"n03", "n50", "n51", "n52"})
+    assert node_use(given, ExtraObservations(launch_nodes=launched)) == NodeUse(48, 3, 1)
+    assert node_use(given, ExtraObservations()) == NodeUse(48, 4, 1)
+    assert node_use(given, ExtraObservations(launch_nodes=Unknown("unreadable"))) == NodeUse(48, 4, 1)
+    ((label, text, _),) = nodes(shown(given, ExtraObservations(launch_nodes=launched)))
+    assert (label, text) == ("nodes", "48 used, 3 spare; 1 excluded: n03 (Xid 79)")
+    assert node_use(snapshot(jobs=Unknown("away")), ExtraObservations()) is None
+    ((_, text, _),) = nodes(shown(idle(exclusions=Unknown("unreadable"))))
+    assert text == "none held; excluded: unknown"
+
+
+# ----------------------------------------------------------------------------- copies
+def test_copies_have_a_row_only_where_the_card_asks_for_them() -> None:
+    done = snapshot(backup=CopyStatus(NOW - HOUR, 31000), sync=CopyStatus(NOW - 60))
+    assert list(copies(shown(done))) == []
+    ((label, text, style),) = copies(shown(asked_for(done, archive_interval=1000, sync_seconds=3600.0)))
+    assert (label, text, style) == ("copies", "backup of step 31000 1 h 00 min ago; sync 1 min ago", "")
+    ((_, text, style),) = copies(shown(asked_for(snapshot(), archive_interval=1000)))
+    assert (text, style) == ("backup never yet", "yellow")
+    ((_, text, style),) = copies(shown(asked_for(snapshot(backup=Unknown("unreadable")), archive_interval=1000)))
+    assert (text, style) == ("backup unknown", "magenta")
+
+
+def test_what_is_missing_damaged_and_tried_is_told() -> None:
+    policy = CopyPolicy(has_store=True, has_url=False, store_interval=100, milestone_percent=0)
+    seen = CopyStatus(NOW - HOUR, 31000, "store: no room", (Copied("store", "full", 31000),), ("store: step 31000",))
+    given = asked_for(snapshot(backup=seen), archive_interval=100, copies=policy)
+    assert (shown(given).copies_missing, shown(given).copies_damaged) == (2, 1)  # 31,100 and 31,200
+    around = ExtraObservations(
+        copying=(AtWork("store", "ana", "login1", NOW - 60, 31100), AtWork("sync", "ben", "login2", NOW - 5)),
+        drill=DrillRecord(NOW - DAY, "store", 30000, passed=False),
+    )
+    (_, text, style), *at_work = copies(shown(given, around))
+    assert text == (
+        "backup of step 31000 1 h 00 min ago, but now: store: no room; 2 not copied yet; 1 DAMAGED; "
+        "restore drill of step 30000 FAILED 1 d 0 h ago"
+    )
+    assert style == "red"
+    assert [words for _, words, _ in at_work] == [
+        "ana on login1 copies to the store (step 31100), for 1 min",
+        "ben on login2 mirrors the logs to the hub, for 5 s",
+    ]
+    hidden = asked_for(snapshot(backup=Unknown("x")), archive_interval=100, copies=policy)
+    assert (shown(hidden).copies_missing, shown(hidden).copies_damaged) == (None, None)
+
+
+def test_who_copies_is_read_from_the_claims(tmp_path: Path) -> None:
+    """The names of the claims are those under which the copying commands make them."""
+    from tests.tr11ops.status.publishing import card_of, directory_of
+    from tr11ops.hub.sync import CLAIM
+
+    card = card_of(tmp_path)
+    given = card.model_copy(
+        update={
+            "backup": card.backup.model_copy(update={"store": str(tmp_path / "store")}),
+            "hub": card.hub.model_copy(update={"repository": "bot/logs"}),
+        }
+    )
+    directory = directory_of(card)
+    directory.paths.state.mkdir(parents=True)
+    assert see_surroundings(directory, given, snapshot()).copying == ()
+    with ArchiveLock(directory, "store", threading.Event()) as turn:
+        turn.copying(31000)
+        ClaimFolder(directory, CLAIM).take(Claim.of_this_process(time.time(), HOUR), None)
+        ClaimFolder(directory, "copy-url").take(Claim.of_this_process(time.time(), HOUR), None)
+        seen = see_surroundings(directory, given, dataclasses.replace(snapshot(), time=time.time()))
+        assert [(work.to, work.step) for work in known(seen.copying, ())] == [("store", 31000), ("sync", None)]
+        write_drill(directory, DrillRecord(NOW, "store", 30000, passed=True))
+    after = see_surroundings(directory, given, dataclasses.replace(snapshot(), time=time.time()))
+    assert [work.to for work in known(after.copying, ())] == ["sync"]
+    assert after.drill == DrillRecord(NOW, "store", 30000, passed=True)
+    assert see_surroundings(directory, card, snapshot()).drill is None
+
+
+# ----------------------------------------------------------------------------- file systems
+
+
+def test_the_fullest_file_system_and_when_it_is_full() -> None:
+    grows = [look("SCRATCH", 80.0 - day, age=600.0 + day * DAY) for day in range(10)]
+    given = snapshot(usage=(*grows, look("STORE", 50.0, inodes=95.0, age=DAY)))
+    ((label, text, style),) = filesystems(shown(given))
+    assert (label, text, style) == ("disks", "STORE 95 % of inodes (fullest of 2); 1 d 0 h ago", "yellow")
+    ((_, text, style),) = filesystems(shown(snapshot(usage=tuple(grows))))
+    assert text.startswith("SCRATCH 80 % of bytes, full in 19 d 23 h")
+    assert style == ""
+    rule = FilesystemRule("SCRATCH", bytes_percent=75.0)
+    ((_, _, style),) = filesystems(shown(asked_for(snapshot(usage=tuple(grows)), filesystems=(rule,))))
+    assert style == "yellow"
+
+
+def test_file_systems_that_no_one_asked_for_have_no_row() -> None:
+    assert list(filesystems(shown(snapshot()))) == []
+    assert list(filesystems(shown(snapshot(usage=Unknown("unreadable"))))) == []
+    wanted = asked_for(snapshot(), filesystems=(FilesystemRule("SCRATCH"),))
+    assert [text for _, text, _ in filesystems(shown(wanted))] == ["not looked at yet (tr11 fs-watchdog)"]
+    hidden = dataclasses.replace(wanted, usage=Unknown("unreadable"))
+    assert [text for _, text, _ in filesystems(shown(hidden))] == ["unknown"]
+
+
+# ----------------------------------------------------------------------------- periodic jobs
+def test_periodic_jobs_are_alive_late_or_failing() -> None:
+    assert list(periodic(shown(snapshot(periodic_jobs=())))) == []
+    ((label, text, style),) = periodic(
+        shown(snapshot(periodic_jobs=(cron_job(), cron_job("digest", next_due=NOW + 9000))))
+    )
+    assert (label, text, style) == ("periodic", "2 jobs alive, last pulse 10 min ago; next pulse in 50 min", "")
+    late = cron_job(next_due=NOW - 5 * HOUR, started=NOW - 6 * HOUR)
+    failing = cron_job("filesystems", failures_in_a_row=3, message="df: no such path")
+    ((_, text, style),) = periodic(shown(snapshot(periodic_jobs=(cron_job("digest"), late, failing))))
+    assert text == "pulse late by 5 h 00 min; filesystems failed 3 times: df: no such path"
+    assert style == "red"
+    assert list(periodic(shown(asked_for(snapshot(periodic_jobs=(late,)), periodic_jobs=("digest",))))) == []
+
+
+# ----------------------------------------------------------------------------- alerts
+def test_every_open_alert_says_who_has_it() -> None:
+    seen = (
+        alert(),
+        alert("disk", owner="eva"),
+        alert("slow", severity=Severity.WARNING, acknowledged_by="ben"),
+        alert("spike", snoozed_until=NOW + HOUR),
+    )
+    told = [text for _, text, _ in alerts(shown(snapshot(), ExtraObservations(seen)))]
+    assert told[0].endswith(f"since 1 h 00 min; unassigned: tr11 alerts ack {seen[0].fingerprint}")
+    assert [text.rpartition("; ")[2] for text in told[1:]] == ["eva has it", "ben has it", "snoozed for 1 h 00 min"]
+    many = tuple(alert(f"d{number}") for number in range(9))
+    assert [text for _, text, _ in alerts(shown(snapshot(), ExtraObservations(many)))][
+        -1
+    ] == "and 4 more (tr11 alerts list)"
+
+
+def test_no_alert_means_something_only_where_someone_looks() -> None:
+    alone = snapshot(periodic_jobs=())
+    assert [text for _, text, _ in alerts(shown(alone, ExtraObservations(())))] == [
+        "none open; no watchdog looks at the run"
+    ]
+    assert [text for _, text, _ in alerts(shown(snapshot(periodic_jobs=(cron_job(),)), ExtraObservations(())))] == [
+        "none open"
+    ]
+    assert [text for _, text, _ in alerts(shown(snapshot(periodic_jobs=Unknown("away")), ExtraObservations(())))] == [
+        "none open"
+    ]
+    assert [text for _, text, _ in alerts(shown(snapshot(), ExtraObservations(Unknown("unreadable"))))] == [
+        "unknown: unreadable"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("waiting", "may_sleep", "words"),
+    [
+        (UndeliveredMessages(), True, ""),
+        (UndeliveredMessages(2, NOW - 60.0), True, ""),
+        (UndeliveredMessages(1, NOW - 3600.0), False, "alerts are not delivered, 1 message has waited for 1 h 00 min"),
+        (
+            UndeliveredMessages(2, NOW - 60.0, "535 authentication failed"),
+            False,
+            "2 messages have waited for 1 min: 535",
+        ),
+        (Unknown("outbox: Permission denied"), False, "whether alerts are delivered cannot be seen (outbox"),
+    ],
+)
+def test_no_one_sleeps_while_alerts_are_not_delivered(waiting: Any, may_sleep: bool, words: str) -> None:
+    seen = snapshot()
+    found = answer(seen, (), judge(seen, ()), ExtraObservations(waiting=waiting))
+    assert found.may_sleep is may_sleep and words in found.text
+    assert [need.kind for need in found.needs] == ([] if may_sleep else ["mail"])

@@ -1,0 +1,145 @@
+"""What the policy reads beside the snapshot: whose hold it is, whom the controllers blamed, who holds the lease."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.tr11ops.launch.run_inputs import write_card
+from tr11ops.base.observed import Unknown
+from tr11ops.observe.lease import LeaseHolder
+from tr11ops.runcard.card import load_card
+from tr11ops.rundir.attempts import AttemptVerdict, LaunchRecord
+from tr11ops.rundir.exclusions import AUTOMATIC_OWNER
+from tr11ops.rundir.holds import forget_holds, held_by_tr11, record_holds
+from tr11ops.rundir.journal import Journal, read_journal
+from tr11ops.rundir.paths import RunDirectory
+from tr11ops.watchdog.context import limits_of, read_circumstances
+from trainer.contract.files import write_json
+from trainer.contract.lease import LeaseClaim, LeaseFolder
+from trainer.contract.paths import RunPaths
+from trainer.contract.requests import new_request
+
+VERDICT = AttemptVerdict("error", 7, 5, 1, "rank 3 died", restart=False, job_id="100", time=50.0)
+LAUNCH = LaunchRecord(
+    1, ("n1", "n2"), 10.0, 40.0, cause="node", summary="rank 3 on n2: CUDA error", confidence=0.95, blamed=("n2",),
+    evidence=("n2: task 3: Aborted",),
+)  # fmt: skip
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> RunDirectory:
+    return RunDirectory(RunPaths(tmp_path, "small", "main"), tmp_path / "kill-switch")
+
+
+def attempt(
+    directory: RunDirectory, verdict: AttemptVerdict | None, *launches: LaunchRecord, job_id: str = "100"
+) -> Path:
+    folder = directory.paths.attempt(job_id)
+    folder.mkdir(parents=True)
+    if verdict is not None:
+        replace(verdict, job_id=job_id).write(folder)
+    for launch in launches:
+        launch.write(folder)
+    return folder
+
+
+def test_an_empty_run_has_nothing_to_say(directory: RunDirectory) -> None:
+    scene = read_circumstances(directory, read_journal(directory.journal), "ana", 100.0)
+    assert (scene.pause, scene.holder, scene.endings, scene.blames) == ("", None, (), ())
+    assert not scene.releasable and not scene.cleared and not scene.stacks
+
+
+def test_endings_and_blames_are_the_controllers_newest_first(directory: RunDirectory) -> None:
+    old = attempt(directory, replace(VERDICT, time=20.0), job_id="90")
+    os.utime(old, (20.0, 20.0))
+    guess = replace(LAUNCH, launch=2, cause="unknown", blamed=("n9",))
+    folder = attempt(directory, VERDICT, LAUNCH, guess)
+    (folder / "stacks").mkdir()
+    (folder / "stacks" / "n2.txt").write_text("rank 3\n")
+    scene = read_circumstances(directory, read_journal(directory.journal), "ana", 100.0)
+    assert not isinstance(scene.endings, Unknown) and not isinstance(scene.blames, Unknown)
+    assert [(end.job_id, end.restart, end.message) for end in scene.endings] == [
+        ("100", False, "rank 3 died"), ("90", False, "rank 3 died"),
+    ]  # fmt: skip
+    assert [(blame.node, blame.confidence, blame.time, blame.job_id) for blame in scene.blames] == [
+        ("n2", 0.95, 40.0, "100")
+    ]
+    assert scene.stacks == {"100"}
+
+
+@pytest.mark.parametrize("name", ["verdict.json", "launches/1.json"])
+def test_a_record_that_cannot_be_read_is_unknown(directory: RunDirectory, name: str) -> None:
+    folder = attempt(directory, VERDICT, LAUNCH)
+    (folder / name).write_text("{")
+    scene = read_circumstances(directory, read_journal(directory.journal), "ana", 100.0)
+    assert isinstance(scene.endings if name.startswith("verdict") else scene.blames, Unknown)
+
+
+def test_only_holds_for_a_switch_may_be_released(directory: RunDirectory) -> None:
+    attempt(directory, replace(VERDICT, reason="kill-switch", held=("1", "2")))
+    attempt(directory, replace(VERDICT, held=("2", "3")), job_id="101")
+    holds = [{"job": "4", "who": "ana"}, {"job": "5", "who": "tr11"}, {"job": "3", "who": "bob"}]
+    write_json(directory.paths.requests / "holds.json", {"schema": 1, "holds": holds})
+    scene = read_circumstances(directory, read_journal(directory.journal), "ana", 100.0)
+    assert scene.releasable == {"1", "4"}  # 2 and 3 a fault holds too, 5 is the watchdog's own
+    (directory.paths.requests / "holds.json").write_text("{")
+    assert read_circumstances(directory, read_journal(directory.journal), "ana", 100.0).releasable == {"1"}
+
+
+def test_what_was_released_since_is_no_attempts_hold_any_more(directory: RunDirectory) -> None:
+    """A person may hold a task of the same array afterwards: an old verdict must not release that."""
+    attempt(directory, replace(VERDICT, reason="kill-switch", held=("1", "2")))
+    assert held_by_tr11(directory) == {"1", "2"}
+    forget_holds(directory, ("1",))
+    scene = read_circumstances(directory, read_journal(directory.journal), "ana", 100.0)
+    assert scene.releasable == {"2"} == held_by_tr11(directory)
+    attempt(directory, replace(VERDICT, held=("1_[4-5]",), time=time.time() + 60), job_id="101")
+    assert held_by_tr11(directory) == {"2", "1_[4-5]"}
+
+
+def test_of_an_array_held_by_a_fault_too_nothing_is_released(directory: RunDirectory) -> None:
+    record_holds(directory, ("1_[2-9]", "2_[2-9]"), "ana", "a pause")
+    attempt(directory, replace(VERDICT, held=("1", "2_[2-4]")))
+    scene = read_circumstances(directory, read_journal(directory.journal), "ana", 100.0)
+    assert scene.releasable == {"2_[5-9]"}
+    forget_holds(directory, ("2",))
+    assert held_by_tr11(directory) == {"1_[2-9]", "1"}
+
+
+@pytest.mark.parametrize("recorded", [{"held_for": "pause"}, {}])
+def test_an_exit_by_duration_is_no_fault_of_what_a_pause_held(
+    directory: RunDirectory, recorded: dict[str, str]
+) -> None:
+    """Another member paused: the run's own controller held queued jobs, and the attempt ended as it should."""
+    attempt(directory, replace(VERDICT, reason="exit-duration", held=("1",), **recorded))
+    record_holds(directory, ("1", "2"), AUTOMATIC_OWNER, "pause", "pause")
+    record_holds(directory, ("3",), AUTOMATIC_OWNER, "a fault")
+    scene = read_circumstances(directory, read_journal(directory.journal), "ana", 100.0)
+    assert scene.releasable == {"1", "2"} and held_by_tr11(directory) == {"1", "2", "3"}
+    forget_holds(directory, ("2",))
+    assert read_circumstances(directory, read_journal(directory.journal), "ana", 100.0).releasable == {"1"}
+
+
+def test_pause_lease_and_nodes_that_were_put_back(directory: RunDirectory) -> None:
+    new_request("pause", "ana", "a test", directory.root).write(directory.paths.pause)
+    Journal(directory.journal).write("node-included", "mended", {"node": "n2"}, "ana", when=60.0)
+    folder = LeaseFolder(directory.paths)
+    assert folder.claim(1, LeaseClaim("100", 1, "n1", 1, "bob", 0.0, "token", 1))
+    now = time.time()
+    scene = read_circumstances(directory, read_journal(directory.journal), "ana", now)
+    assert scene.pause == "ana (a test)" and scene.cleared == (("n2", 60.0),)
+    assert isinstance(scene.holder, LeaseHolder) and scene.holder.job_id == "100" and "bob" in scene.holder.text
+    later = read_circumstances(directory, read_journal(directory.journal), "ana", now + 60)
+    assert later.holder is None  # it has not shown life since
+
+
+def test_limits_are_the_cards(tmp_path: Path) -> None:
+    extra = '\n[watch]\nresubmit_array = "1-5"\nresubmissions_per_day = 1\nexclusions_per_day = 2\ncancellations_per_day = 3\n'
+    limits = limits_of(load_card(write_card(tmp_path, extra=extra), (), {}))
+    assert limits.resubmit_array == "1-5"
+    assert [limits.of(name) for name in ("resubmit", "exclude", "cancel", "hold")] == [1, 2, 3, None]

@@ -1,0 +1,399 @@
+"""What the watchdog would do: the right thing to each trouble, once; and nothing on what is unknown or not its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.tr11ops.status_cases import (
+    DAY,
+    HOUR,
+    NOW,
+    beats,
+    checkpoints,
+    ended,
+    idle,
+    pending,
+    running,
+    snapshot,
+    steps,
+    wordless,
+)
+from tests.tr11ops.watchdog.site_events import without_restart
+from tr11ops.base.observed import Unknown
+from tr11ops.cluster.base import Node
+from tr11ops.detect.registry import detect_all
+from tr11ops.observe.lease import LeaseHolder
+from tr11ops.observe.snapshot import Attempt, KillSwitch, Snapshot
+from tr11ops.rundir.action_log import ActionHistory, ActionRecord, ProgressRecord, Result
+from tr11ops.rundir.exclusion import Exclusion
+from tr11ops.rundir.paths import Submission
+from tr11ops.watchdog.actions import (
+    Action,
+    ActionLimits,
+    Blame,
+    Cancel,
+    Exclude,
+    Plan,
+    PolicyContext,
+    Resubmit,
+)
+from tr11ops.watchdog.policy import plan, standing
+from tr11ops.watchdog.verdict import judge
+
+SENT = Submission(
+    "20220420-000000-00000000", "1000", "slurm", NOW - 10 * DAY, "ana", "h", "tr11-176B-ml", "main", "1-10%1", 48, "x"
+)
+SCENE = PolicyContext(user="ana", holder=None)
+LIMITS = ActionLimits()
+SPARE = tuple(Node(f"n{number:02d}", frozenset({"allocated"})) for number in range(1, 61))
+SWITCH = KillSwitch("/scratch/tr11/kill-switch", "ana", NOW, "")  # type: ignore[arg-type]
+
+
+def down(**changes: Any) -> Snapshot:
+    return idle(**{"submissions": (SENT,), "nodes": SPARE, **changes})
+
+
+def zombie(**changes: Any) -> Snapshot:
+    """The batch host n01 is lost, no one shows life."""
+    values: dict[str, Any] = {
+        "nodes": (Node("n01", frozenset({"down"})), *SPARE[1:]),
+        "attempts": (Attempt("1007", NOW - HOUR, None, nodes=("n01", "n02")),),
+        "heartbeats": beats(age=HOUR),
+        "steps": steps(age=HOUR),
+        "submissions": (SENT,),
+        **changes,
+    }
+    return snapshot(**values)
+
+
+def decide(
+    seen: Snapshot, past: ActionHistory | None = None, scene: PolicyContext = SCENE, limits: ActionLimits = LIMITS
+) -> Plan:
+    findings = detect_all(seen)
+    return plan(seen, findings, judge(seen, findings), past or ActionHistory(), scene, limits)
+
+
+def words(found: Plan) -> list[tuple[str, str]]:
+    return [(action.name, action.subject) for action in found.actions]
+
+
+def deed(
+    action: Action, result: Result = Result.DONE, age: float = HOUR, reached: ProgressRecord | None = None
+) -> ActionRecord:
+    stood = standing(down()) if reached is None else reached
+    return ActionRecord("1", action.name, action.subject, action.incident, NOW - age, "", stood, result=result)
+
+
+# ----------------------------------------------------------------------------- resubmission
+def test_a_healthy_run_needs_nothing() -> None:
+    assert decide(snapshot()).is_empty
+
+
+def test_what_is_gone_is_launched_again_with_evidence() -> None:
+    found = decide(down())
+    assert words(found) == [("resubmit", "1-3")] and not found.withheld
+    (action,) = found.actions
+    assert action.why and action.evidence == ("the last word was exit-duration at iteration 30800",) and action.undo
+    assert isinstance(action, Resubmit) and action.after is None
+
+
+@pytest.mark.parametrize(
+    ("seen", "scene", "why"),
+    [
+        (down(submissions=()), SCENE, "the first launch is a person's"),
+        (
+            down(attempts=(ended("1007", reason="refused", message="no data", restart=False),)),
+            SCENE,
+            "refused to start, and the next one would again: no data",
+        ),
+        (down(attempts=(ended("1007", reason="error", restart=False),)), SCENE, "is not to go on"),
+        (down(attempts=(wordless("1007"), wordless("1006", 2 * HOUR))), SCENE, "two attempts in a row"),
+        (
+            down(attempts=(wordless("1007"),)),
+            replace(SCENE, endings=(without_restart("1007", NOW, "the same fault twice"),)),
+            "asked for a person: the same fault twice",
+        ),
+    ],
+)
+def test_a_launch_that_would_fail_is_left_to_a_person(seen: Snapshot, scene: PolicyContext, why: str) -> None:
+    found = decide(seen, scene=scene)
+    assert found.actions == () and len(found.withheld) == 1 and why in found.withheld[0]
+
+
+def test_one_crash_is_launched_again() -> None:
+    assert words(decide(down(attempts=(wordless("1007"),)))) == [("resubmit", "1-3")]
+
+
+def test_it_is_not_done_twice_without_progress() -> None:
+    (action,) = decide(down()).actions
+    again = decide(down(), ActionHistory((deed(action),)))
+    assert again.actions == () and "nothing has come of it" in again.withheld[0]
+    assert words(decide(down(), ActionHistory((deed(action, Result.REFUSED),)))) == [("resubmit", "1-3")]
+    assert decide(down(), ActionHistory((deed(action, Result.OPEN),))).actions == ()
+    further = ProgressRecord(31218, 31200)
+    assert words(decide(down(), ActionHistory((deed(action, reached=further),)))) == [("resubmit", "1-3")]
+    assert words(decide(down(checkpoints=checkpoints(31300)), ActionHistory((deed(action),)))) == [("resubmit", "1-3")]
+
+
+def test_a_days_budget_ends() -> None:
+    (action,) = decide(down()).actions
+    spent = ActionHistory(
+        tuple(replace(deed(action, age=HOUR * n, reached=ProgressRecord()), number=str(n)) for n in range(1, 5))
+    )
+    assert decide(down(), spent).actions == ()
+    assert "4 of 4 in 24 hours are spent" in decide(down(), spent).withheld[0]
+    assert words(decide(down(), spent, limits=replace(LIMITS, resubmissions=5))) == [("resubmit", "1-3")]
+    later = ActionHistory(tuple(replace(one, time=one.time - DAY) for one in spent.deeds))
+    assert words(decide(down(), later)) == [("resubmit", "1-3")]
+    ahead = ActionHistory(tuple(replace(one, time=NOW + DAY) for one in spent.deeds))  # the clock was set back
+    assert decide(down(), ahead).actions == ()
+    assert decide(down(), limits=replace(LIMITS, resubmissions=0)).actions == ()
+
+
+# ----------------------------------------------------------------------------- zombies and dead chains
+def test_a_zombie_ends_and_its_host_is_excluded_first() -> None:
+    found = decide(zombie(jobs=(running(), pending())))
+    assert words(found) == [("exclude", "n01"), ("cancel", "1007")]
+    assert isinstance(found.actions[0], Exclude) and found.actions[0].limit.most == 6
+
+
+def test_a_zombie_with_an_empty_queue_is_followed_by_a_launch() -> None:
+    found = decide(zombie(jobs=(running(),)))
+    assert words(found) == [("exclude", "n01"), ("cancel", "1007"), ("resubmit", "1-3")]
+    last = found.actions[-1]
+    assert isinstance(last, Resubmit) and last.after == "1007"
+
+
+def test_another_users_zombie_is_told_and_not_touched() -> None:
+    found = decide(zombie(jobs=(running(user="bob"), pending(user="bob"))))
+    assert words(found) == [("exclude", "n01")] and "belongs to bob" in found.withheld[0]
+    assert ("cancel", "1007") in words(
+        decide(zombie(jobs=(running(user="bob"), pending())), scene=replace(SCENE, is_root=True))
+    )
+
+
+def test_a_dead_chain_is_replaced_behind_the_live_job() -> None:
+    dead = [pending((), job_id=n, raw_id=n, array_id=None, reason="DependencyNeverSatisfied") for n in ("2001", "2002")]
+    found = decide(snapshot(jobs=(running(), *dead), submissions=(SENT,)))
+    assert words(found) == [("cancel", "2001"), ("cancel", "2002"), ("resubmit", "1-2")]
+    assert isinstance(found.actions[-1], Resubmit) and found.actions[-1].after == "1000"
+
+
+def test_the_dead_rest_of_an_array_goes_and_its_live_task_stays() -> None:
+    rest = pending((8, 9), reason="DependencyNeverSatisfied")
+    found = decide(snapshot(jobs=(running(), rest), submissions=(SENT,)))
+    assert words(found) == [("cancel", "1000_[8-9%1]"), ("resubmit", "1-2")]
+
+
+@pytest.mark.parametrize("reason", ["BadConstraints", "InvalidAccount", "AssocMaxNodePerJobLimit"])
+def test_what_another_launch_would_not_cure_is_left_alone(reason: str) -> None:
+    found = decide(snapshot(jobs=(running(), pending((8, 9), reason=reason)), submissions=(SENT,)))
+    assert found.actions == () and "another launch would meet the same" in found.withheld[0]
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "PartitionDown",
+        "PartitionInactive",
+        "AssocGrpCPUMinutesLimit",
+        "Reservation r1 was deleted",
+        "PartitionTimeLimit",
+    ],
+)
+def test_queued_jobs_for_the_site_or_a_person_keeps_its_place(reason: str) -> None:
+    """A partition that is down for maintenance comes back, and the place in the queue with it."""
+    for jobs in ((running(), pending((8, 9), reason=reason)), (pending((8, 9), reason=reason),)):
+        found = decide(idle(jobs=jobs, submissions=(SENT,)))
+        assert found.actions == ()
+
+
+def test_what_a_killed_pass_cancelled_is_still_owed_a_launch() -> None:
+    cancelled = ActionRecord("1", "cancel", "2001", "cancel:2001", NOW - HOUR, owes=2, result=Result.DONE)
+    found = decide(snapshot(jobs=(running(),), submissions=(SENT,)), ActionHistory((cancelled,)))
+    assert words(found) == [("resubmit", "1-2")]
+    launched = replace(SENT, tag="20220501-110000-00000001", time=NOW - 60)
+    assert decide(snapshot(jobs=(running(),), submissions=(launched, SENT)), ActionHistory((cancelled,))).is_empty
+    assert words(decide(down(), ActionHistory((cancelled,)))) == [
+        ("resubmit", "1-2")
+    ]  # and not the card's array besides
+
+
+# ----------------------------------------------------------------------------- two at once, hung
+def test_of_two_running_jobs_the_holder_of_the_lease_stays() -> None:
+    both = snapshot(jobs=(running(), running(job_id="2000", raw_id="2000", array_id=None, start_time=NOW - 60)))
+    found = decide(both, scene=replace(SCENE, holder=LeaseHolder("1007", "", "job 1007")))
+    assert words(found) == [("cancel", "2000")]
+    nobody = decide(both)
+    assert nobody.actions == () and "neither holds the lease" in nobody.withheld[0]
+
+
+HUNG = snapshot(heartbeats=beats(age=9 * HOUR), steps=steps(age=9 * HOUR))
+
+
+def test_a_hung_job_ends_beyond_the_bound_with_its_stacks_kept() -> None:
+    first = decide(HUNG)
+    assert words(first) == [("stacks", "1007"), ("cancel", "1007")]
+    last = first.actions[-1]
+    assert isinstance(last, Cancel) and last.only_after == first.actions[0].incident and first.actions[0].evidence
+    with_stacks = replace(SCENE, stacks=frozenset({"1007"}))
+    assert words(decide(HUNG, scene=with_stacks)) == [("cancel", "1007")]
+    sooner = snapshot(heartbeats=beats(age=1500), steps=steps(age=1500))
+    assert decide(sooner, scene=with_stacks).actions == ()
+    assert "is given up after" in decide(sooner, scene=with_stacks).withheld[0]
+
+
+# ----------------------------------------------------------------------------- nodes, holds
+BLAME = Blame("n07", 0.95, "rank 3 on n07: CUDA error", "1006", NOW - HOUR, ("n07: task 3: Aborted",))
+
+
+def test_a_node_that_was_surely_at_fault_is_excluded_once() -> None:
+    found = decide(snapshot(nodes=SPARE), scene=replace(SCENE, blames=(BLAME,)))
+    assert words(found) == [("exclude", "n07")] and found.actions[0].evidence == BLAME.evidence
+    listed = (Exclusion("n07", "bad", "tr11", since=NOW),)
+    assert decide(snapshot(nodes=SPARE, exclusions=listed), scene=replace(SCENE, blames=(BLAME,))).is_empty
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"confidence": 0.75}, {"time": NOW - 2 * DAY}],
+)
+def test_a_guess_or_an_old_story_excludes_nothing(changes: dict[str, Any]) -> None:
+    assert decide(snapshot(nodes=SPARE), scene=replace(SCENE, blames=(replace(BLAME, **changes),))).is_empty
+
+
+def test_a_node_that_a_person_put_back_stays_in() -> None:
+    scene = replace(SCENE, blames=(BLAME,), cleared=(("n07", NOW - 60),))
+    assert decide(snapshot(nodes=SPARE), scene=scene).is_empty
+    before = replace(scene, cleared=(("n07", NOW - DAY),))
+    assert words(decide(snapshot(nodes=SPARE), scene=before)) == [("exclude", "n07")]
+
+
+def test_the_cap_holds_and_never_cuts_into_what_the_run_needs() -> None:
+    blames = tuple(replace(BLAME, node=f"n{number:02d}") for number in range(1, 9))
+    scene = replace(SCENE, blames=blames)
+    assert len(decide(snapshot(nodes=SPARE), scene=scene).actions) == 4  # the day's budget
+    wide = replace(LIMITS, exclusions=100)
+    assert len(decide(snapshot(nodes=SPARE), scene=scene, limits=wide).actions) == 6  # a tenth of 60
+    tight = decide(snapshot(nodes=SPARE[:49]), scene=scene, limits=wide)
+    assert len(tight.actions) == 1 and len(tight.withheld) == 7  # 48 of 49 are needed
+
+
+def test_queued_jobs_that_an_attempt_did_not_hold_are_held() -> None:
+    ending = without_restart("1006", NOW - 60, "the data is gone", hold_failed=True)
+    waiting = idle(jobs=(pending(),), submissions=(SENT,))
+    assert words(decide(waiting, scene=replace(SCENE, endings=(ending,)))) == [("hold", "1000")]
+    beside = idle(jobs=(pending((8,), reason="JobHeldUser"), pending((9, 10))), submissions=(SENT,))
+    assert words(decide(beside, scene=replace(SCENE, endings=(ending,)))) == [("hold", "1000_[9-10]")]
+    fresh = idle(jobs=(pending(submit_time=NOW - 30),), submissions=(SENT,))
+    assert decide(fresh, scene=replace(SCENE, endings=(ending,))).is_empty
+
+
+def test_what_is_launched_again_never_waits_for_a_dead_job() -> None:
+    """Of two dead jobs the day's budget lets one be cancelled: the other one would keep the new one from starting."""
+    dead = [
+        pending((), job_id=number, raw_id=number, array_id=None, reason="DependencyNeverSatisfied")
+        for number in ("2001", "2002")
+    ]
+    found = decide(idle(jobs=tuple(dead), submissions=(SENT,)), limits=replace(LIMITS, cancellations=1))
+    assert words(found) == [("cancel", "2001"), ("resubmit", "1-1")]
+    assert [action.after for action in found.actions if isinstance(action, Resubmit)] == [None]
+
+
+def test_another_variants_jobs_are_left_to_its_own_watchdog() -> None:
+    other = replace(SENT, variant="ablation")
+    found = decide(idle(jobs=(pending(reason="DependencyNeverSatisfied"),), submissions=(other,)))
+    assert not found.actions and "job 1000_[8-10%1] trains variant ablation of this run" in found.withheld[0]
+
+
+def test_only_a_hold_whose_reason_is_gone_is_released() -> None:
+    held = idle(jobs=(pending(reason="JobHeldUser"),), submissions=(SENT,))
+    assert words(decide(held, scene=replace(SCENE, releasable=frozenset({"1000"})))) == [("release", "1000")]
+    assert decide(held).is_empty  # for a fault, or by hand
+    part = replace(SCENE, releasable=frozenset({"1000_[9-10]"}))
+    assert words(decide(held, scene=part)) == [("release", "1000_[9-10]")]
+    barred = decide(idle(jobs=(pending(reason="JobHeldAdmin"),), submissions=(SENT,)), scene=part)
+    assert not barred.actions and barred.withheld[0].startswith("release 1000_[9-10]: ")
+
+
+# ----------------------------------------------------------------------------- never
+TROUBLES = [down(), zombie(jobs=(running(),)), HUNG, idle(jobs=(pending(reason="DependencyNeverSatisfied"),))]
+READY = replace(SCENE, blames=(BLAME,), releasable=frozenset({"1000"}), stacks=frozenset({"1007"}))
+GONE = Unknown("it could not be read")
+
+
+@pytest.mark.parametrize("seen", TROUBLES)
+@pytest.mark.parametrize(
+    "hidden", ["jobs", "nodes", "attempts", "kill_switch", "exclusions", "submissions", "steps", "heartbeats", "checkpoints", "pause", "holder", "endings", "blames"]
+)  # fmt: skip
+def test_nothing_follows_from_what_is_not_known(seen: Snapshot, hidden: str) -> None:
+    on_scene = hidden in {"pause", "holder", "endings", "blames"}
+    scene = replace(READY, **{hidden: GONE}) if on_scene else READY  # type: ignore[arg-type]
+    found = decide(seen if on_scene else replace(seen, **{hidden: GONE}), scene=scene)  # type: ignore[arg-type]
+    assert found.actions == ()
+
+
+@pytest.mark.parametrize("seen", TROUBLES)
+def test_nothing_is_done_against_a_person_or_a_stranger(seen: Snapshot) -> None:
+    assert decide(replace(seen, kill_switch=SWITCH), scene=READY) == Plan()
+    assert decide(seen, scene=replace(READY, pause="ana")) == Plan()
+    foreign = decide(seen, scene=replace(READY, holder=LeaseHolder("9999", "", "job 9999 of bob on far")))
+    assert foreign.actions == () and "job 9999 of bob" in foreign.withheld[0]
+    doubt = decide(seen, ActionHistory(doubt="journal f line 3: the chain is broken"), scene=READY)
+    assert doubt.actions == () and "the chain is broken" in doubt.withheld[0]
+    assert decide(replace(seen, attempts=(ended("1007", age=60, reason="finished", iteration=31219),))).actions == ()
+
+
+JOBS = st.lists(
+    st.sampled_from(
+        [
+            running(), running(job_id="2000", raw_id="2000", array_id=None, user="bob"), pending(),
+            pending(reason="JobHeldUser"), pending((), job_id="31", raw_id="31", array_id=None, reason="BadConstraints"),
+            pending((), job_id="32", raw_id="32", array_id=None, reason="DependencyNeverSatisfied"),
+            pending((8,), job_id="1000_8", reason="DependencyNeverSatisfied"),
+            pending((9,), job_id="1000_9", reason="DependencyNeverSatisfied,"),
+        ]
+    ),
+    max_size=4,
+    unique_by=lambda job: job.job_id,
+)  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    jobs=JOBS,
+    silent=st.floats(0, 9 * HOUR),
+    budget=st.integers(0, 2),
+    blames=st.lists(st.builds(replace, st.just(BLAME), node=st.sampled_from(["n01", "n02", "n03"])), max_size=4),
+    lost=st.booleans(),
+    earlier=st.lists(st.sampled_from(["cancel:1007", "resubmit", "cancel:31", "exclude:n01:1006"]), max_size=2),
+)
+def test_no_plan_exceeds_its_budgets_or_does_a_thing_twice(
+    jobs: list[Any], silent: float, budget: int, blames: list[Blame], lost: bool, earlier: list[str]
+) -> None:
+    seen = (zombie if lost else down)(
+        jobs=tuple(jobs), heartbeats=beats(age=silent), steps=steps(age=silent), submissions=(SENT,)
+    )
+    past = ActionHistory(tuple(
+        ActionRecord(str(n), what.split(":")[0], what.split(":")[-1], what, NOW - HOUR, "", standing(seen), result=Result.DONE)
+        for n, what in enumerate(earlier)
+    ))  # fmt: skip
+    limits = replace(LIMITS, resubmissions=budget, exclusions=budget, cancellations=budget)
+    scene = replace(SCENE, blames=tuple(blames), stacks=frozenset({"1007"}))
+    found = decide(seen, past, scene, limits)
+    assert len({(action.name, action.subject) for action in found.actions}) == len(found.actions)
+    assert not {action.incident for action in found.actions} & set(earlier)
+    for name in ("resubmit", "exclude", "cancel"):
+        assert sum(action.name == name for action in found.actions) + past.spent(name, NOW) <= max(
+            budget, past.spent(name, NOW)
+        )
+    assert sum(isinstance(action, Resubmit) for action in found.actions) <= 1
+    owners = {job.raw_id: job.user for job in jobs}
+    assert all(owners.get(action.subject) != "bob" for action in found.actions if isinstance(action, Cancel))
+    assert all(action.why and action.undo for action in found.actions)
+    assert decide(seen, past, scene, limits) == found

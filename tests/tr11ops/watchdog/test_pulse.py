@@ -1,0 +1,308 @@
+"""One pass of the watchdog as a whole: what it writes, tells and leaves alone, and how it bears a broken world."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tr11ops.cli.local_bench import NODES, LocalBench
+from tests.tr11ops.disk_scheduler import DiskScheduler
+from tests.tr11ops.launch.run_inputs import write_card
+from tests.tr11ops.watchdog.counting import slurm_commands
+from tr11ops.alerts.service import AlertOutcome
+from tr11ops.base import deadline
+from tr11ops.base.observed import Unknown
+from tr11ops.cluster.base import Job, JobState
+from tr11ops.observe.look import facts_of, observe
+from tr11ops.runcard.card import load_card
+from tr11ops.rundir.action_log import replay
+from tr11ops.rundir.journal import read_journal
+from tr11ops.rundir.paths import RunDirectory, Submission, new_tag
+from tr11ops.watchdog import pulse as pulse_module
+from tr11ops.watchdog.pulse import Pulse, WatchedRun, append_lines, take_pulse
+from tr11ops.watchdog.verdict import VerdictWord
+from trainer.contract.heartbeat import Heartbeat, write_heartbeat
+
+
+class Scene:
+    """A run with one healthy job on a scheduler that is a folder; alerts are caught, not sent."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch):
+        self.card = load_card(write_card(folder), (), {})
+        self.directory = RunDirectory(self.card.paths, self.card.kill_switch)
+        self.scheduler = DiskScheduler(folder / "queue")
+        self.alerts: list[tuple[list[str], frozenset[str], bool, bool]] = []
+        self.situations: list[Any] = []
+        tag = new_tag()
+        self.directory.write_submission(
+            Submission(tag, "100", "local", time.time() - 60, "root", "h", "small", "main", None, 2, "hash")
+        )
+        self.job = Job(
+            "100", "100", None, None, "small", "root", JobState.RUNNING, partition="p", nodes=("n1", "n2"),
+            start_time=time.time() - 600, submit_time=time.time(), comment=self.directory.comment(tag),
+        )  # fmt: skip
+        self.scheduler.put(self.job)
+        write_heartbeat(self.card.paths.heartbeat(0), Heartbeat(0, "n1", 1, "training", 7, time.time(), "100"))
+        monkeypatch.setattr("tr11ops.alerts.service.process", self.process)
+
+    def process(
+        self, directory: object, card: object, findings: Any, blind: frozenset[str], observed: bool, now: float,
+        deliver: bool = True, typed: str = "", situation: object = None,
+    ) -> AlertOutcome:  # fmt: skip
+        self.alerts.append(([finding.detector for finding in findings], blind, observed, deliver))
+        self.situations.append(situation)
+        return AlertOutcome(notes=("the mail server is unreachable",))
+
+    def pulse(self, eye: Any = None, **options: Any) -> Pulse:
+        return take_pulse(WatchedRun(self.card, self.directory, eye or self.scheduler, "root"), None, **options)
+
+    def log(self) -> list[str]:
+        path = self.card.paths.main_log
+        return path.read_text().splitlines() if path.exists() else []
+
+    def files(self) -> set[str]:
+        return {str(path) for path in self.directory.root.rglob("*")}
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    return Scene(tmp_path, monkeypatch)
+
+
+def test_a_healthy_run_gets_one_line_and_leaves_nothing_else(scene: Scene) -> None:
+    before = scene.files()
+    first = scene.pulse()
+    assert (first.verdict.word, first.state, first.verdict.exit_code) == (VerdictWord.HEALTHY, "running", 0)
+    assert scene.log() == list(first.lines) and len(first.lines) == 1
+    assert scene.files() - before == {str(scene.card.paths.main_log), str(scene.card.paths.logs)} | {
+        str(parent) for parent in scene.card.paths.logs.parents if scene.directory.root in parent.parents
+    }
+    scene.pulse()
+    assert len(scene.log()) == 2
+    assert first.notes == ("the mail server is unreachable",) and scene.alerts[0][2:] == (True, True)
+
+
+def test_the_alerts_hear_of_hidden_findings_and_of_no_email(scene: Scene) -> None:
+    scene.scheduler.put(replace(scene.job, state=JobState.CANCELLED))
+    assert scene.pulse(email=False).verdict.word is VerdictWord.DOWN
+    assert scene.pulse(eye=Unknown("squeue did not answer")).observed
+    (seen, _, _, sent), (hidden, blind, observed, _) = scene.alerts
+    assert "down" in seen and not sent
+    assert "down" not in hidden and "down" in blind and observed
+    for beat in scene.card.paths.heartbeats.iterdir():
+        beat.unlink()
+    assert scene.pulse(eye=Unknown("squeue did not answer")).verdict.exit_code == 3
+    assert scene.alerts[-1][2] is False
+
+
+def test_the_mails_say_what_would_be_done(scene: Scene) -> None:
+    scene.scheduler.put(replace(scene.job, state=JobState.CANCELLED))
+    scene.pulse()
+    (said,) = scene.situations
+    assert [act.words for act in said.planned] == ["resubmit 1-3: nothing runs and nothing is queued"]
+    assert not said.may_act
+
+
+def test_a_fault_of_the_plan_keeps_no_one_uninformed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("a fault")
+
+    monkeypatch.setattr("tr11ops.watchdog.pulse.plan", broken)
+    scene.scheduler.put(replace(scene.job, state=JobState.CANCELLED))
+    with pytest.raises(KeyError):
+        scene.pulse()
+    assert "down" in scene.alerts[0][0] and scene.situations == [None]
+
+
+def test_a_dry_run_tells_no_one_and_writes_nothing(scene: Scene) -> None:
+    scene.scheduler.put(replace(scene.job, state=JobState.CANCELLED))
+    before = scene.files()
+    found = scene.pulse(dry_run=True)
+    assert scene.files() == before and scene.alerts == []
+    assert any("***ALERT" in line for line in found.lines) and any("would resubmit 1-3" in line for line in found.lines)
+
+
+def test_a_run_never_launched_is_looked_at_and_not_created(tmp_path: Path) -> None:
+    card = load_card(write_card(tmp_path), (), {})
+    found = take_pulse(
+        WatchedRun(card, RunDirectory(card.paths, card.kill_switch), DiskScheduler(tmp_path / "queue"), "root"), None
+    )
+    assert found.verdict.exit_code != 0 and not card.paths.root.exists()
+
+
+def test_a_line_that_someone_left_unfinished_is_ended_first(tmp_path: Path) -> None:
+    path = tmp_path / "main_log.txt"
+    path.write_text("iteration 7 | cut he")
+    append_lines(path, ("[2022-05-01 12:00:00] PULSE: x",))
+    append_lines(path, ("one", "two"))
+    assert path.read_text() == "iteration 7 | cut he\n[2022-05-01 12:00:00] PULSE: x\none\ntwo\n"
+    assert path.stat().st_mode & 0o060 == 0o060
+
+
+def test_lines_go_out_in_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writes: list[bytes] = []
+    real = os.write
+
+    def write(descriptor: int, data: bytes) -> int:
+        writes.append(data)
+        return real(descriptor, data)
+
+    monkeypatch.setattr(os, "write", write)
+    append_lines(tmp_path / "main_log.txt", ("a", "b"))
+    assert writes == [b"a\nb\n"]
+
+
+@pytest.mark.parametrize("fault", ["full", "read-only", "folder"])
+def test_an_unwritable_log_is_said_and_changes_no_verdict(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    if fault == "folder":
+        scene.card.paths.main_log.mkdir(parents=True)
+    else:
+        number = errno.ENOSPC if fault == "full" else errno.EROFS
+
+        def refuse(path: Path, texts: tuple[str, ...]) -> None:
+            raise OSError(number, os.strerror(number), str(path))
+
+        monkeypatch.setattr(pulse_module, "append_lines", refuse)
+    found = scene.pulse()
+    assert found.verdict.exit_code == 0 and "the run's log could not be written" in found.notes[0]
+    assert len(scene.alerts) == 1
+
+
+def test_a_tampered_journal_is_told_and_nothing_is_done(scene: Scene) -> None:
+    scene.scheduler.put(replace(scene.job, state=JobState.CANCELLED))
+    scene.directory.journal.mkdir(exist_ok=True)
+    (scene.directory.journal / "evil-1.jsonl").write_text('{"time": 1}\n')
+    found = scene.pulse()
+    assert found.plan.actions == () and "something is not known: journal evil-1.jsonl" in found.lines[-1]
+
+
+# ----------------------------------------------------------------------------- the command
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[LocalBench]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TR11_LOCAL_SCHEDULER", str(tmp_path / "scheduler"))
+    monkeypatch.setenv("TR11_LOCAL_NODES", str(NODES))
+    monkeypatch.delenv("TR11_RUN", raising=False)
+    under_test = LocalBench(tmp_path, capsys)
+    try:
+        yield under_test
+    finally:
+        under_test.clear()
+
+
+def test_the_command_launches_what_is_gone_once_and_says_so(bench: LocalBench) -> None:
+    """On the embedded scheduler whose nodes are taken: what is launched waits."""
+    bench.block()
+    words = ("--run", str(bench.card), "--no-email")
+    assert bench.launch("--array", "1-2").code == 0
+    (job,) = [job for job in bench.living() if job.name == "small"]
+    waiting = bench.tr11("pulse", *words)
+    assert waiting.code == 0 and "PULSE: small is waiting to be scheduled (" in waiting.out
+    bench.scheduler.cancel(job.array_id or job.raw_id)
+    bench.wait(lambda jobs: not any(one.name == "small" and not one.state.is_final for one in jobs))
+
+    told = bench.tr11("pulse", *words)
+    assert told.code == 1 and "***ALERT: small is not RUNNING or SCHEDULED! Alert someone at Eng WG***" in told.out
+    assert "small: would resubmit 1-3: nothing runs and nothing is queued" in told.out
+    shown = bench.tr11("pulse", *words, "--act", "--dry-run", "--json")
+    assert shown.json["dry_run"] and shown.json["actions"][0]["result"] is None
+    assert not [job for job in bench.living() if job.name == "small"]
+
+    done = bench.tr11("pulse", *words, "--act", "--json")
+    value = done.json
+    assert (value["schema"], value["verdict"], value["state"], value["exit_code"], done.code) == (
+        1,
+        "down",
+        "down",
+        1,
+        1,
+    )
+    assert [(one["action"], one["result"]) for one in value["actions"]] == [("resubmit", "done")]
+    (again,) = [job for job in bench.living() if job.name == "small"]
+    assert again.raw_id in value["actions"][0]["message"] and len(again.pending_tasks) == 3
+    quiet = bench.tr11("pulse", *words, "--act")
+    assert quiet.code == 0 and "resubmit" not in quiet.out
+    assert [_resubmitted(bench, act) for act in ("true", "false")] == [1, 0]  # not counted where it only looks
+
+    bench.scheduler.cancel(again.array_id or again.raw_id)
+    bench.wait(lambda jobs: not any(one.name == "small" and not one.state.is_final for one in jobs))
+    assert "resubmit 1-3" in bench.tr11("pulse", *words, "--act").out
+    assert not [job for job in bench.living() if job.name == "small"], "twice without progress"
+    log = (bench.folder / "run" / "small-logs" / "logs" / "main" / "main_log.txt").read_text()
+    assert log.count("***ALERT") == 3 and log.count("submitted as job") == 1
+
+
+def _resubmitted(bench: LocalBench, act: str) -> object:
+    """What status sees of the day's budget."""
+    card = load_card(bench.card, (f"watch.act={act}",), {})
+    seen = observe(RunDirectory(card.paths, card.kill_switch), facts_of(card), bench.scheduler, time.time())
+    return seen.resubmitted
+
+
+def test_a_launch_beside_a_namesake_is_repeated_beside_it(bench: LocalBench) -> None:
+    bench.block()
+    assert bench.launch("--array", "1-2").code == 0
+    bench.card = write_card(bench.folder / "elsewhere")
+    assert bench.launch("--array", "1-2").code == 1
+    assert bench.launch("--array", "1-2", "--allow-namesake").code == 0
+    mine = max((job for job in bench.living() if job.name == "small"), key=lambda job: int(job.array_id or job.raw_id))
+    bench.scheduler.cancel(mine.array_id or mine.raw_id)
+    bench.wait(lambda jobs: all(one.raw_id != mine.raw_id or one.state.is_final for one in jobs))
+    done = bench.tr11("pulse", "--run", str(bench.card), "--no-email", "--act", "--json").json
+    assert [(one["action"], one["result"]) for one in done["actions"]] == [("resubmit", "done")], done["actions"]
+
+
+def test_an_array_that_is_none_is_said_in_one_line(bench: LocalBench) -> None:
+    bench.block()
+    assert bench.launch("--array", "1-2").code == 0
+    (job,) = [job for job in bench.living() if job.name == "small"]
+    bench.scheduler.cancel(job.array_id or job.raw_id)
+    bench.wait(lambda jobs: not any(one.name == "small" and not one.state.is_final for one in jobs))
+    found = bench.tr11(
+        "pulse", "--run", str(bench.card), "--no-email", "--act", "--json", "--set", "watch.resubmit_array=3-1"
+    )
+    (action,) = found.json["actions"]
+    assert (action["result"], "3-1" in action["message"], found.code) == ("refused", True, 1)
+    assert replay(read_journal(bench.folder / "run" / "journal")).unfinished == ()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [(("--scheduler", "slurmm"), 2, "--scheduler 'slurmm'"), (("--run", "nowhere.toml"), 2, "nowhere.toml")],
+)
+def test_wrong_usage_is_one_line(bench: LocalBench, words: tuple[str, ...], code: int, said: str) -> None:
+    found = bench.tr11("pulse", *words)
+    assert found.code == code and said in found.err
+
+
+# ----------------------------------------------------------------------------- what it asks of Slurm
+
+
+def calls(folder: Path) -> list[str]:
+    return [line.split()[0] for line in (folder / "calls").read_text().splitlines()]
+
+
+def test_a_pass_asks_slurm_twice_at_most_and_once_if_silent(bench: LocalBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = 'case "$*" in *--json*) echo \'{"jobs": [], "errors": []}\';; esac'  # as text, no jobs are no lines
+    for name, value in slurm_commands(bench.folder, empty, "echo").items():
+        monkeypatch.setenv(name, value)
+    words = ("pulse", "--run", str(bench.card), "--no-email", "--scheduler", "slurm")
+    assert bench.tr11(*words).code != 0
+    assert calls(bench.folder) == ["squeue", "scontrol"]
+
+    (bench.folder / "calls").unlink()
+    monkeypatch.setattr(deadline, "SCHEDULER_SECONDS", 0.3)
+    (bench.folder / "tools" / "squeue").write_text(f'#!/bin/sh\necho "squeue" >> {bench.folder}/calls\nexec sleep 60\n')
+    silent = bench.tr11(*words, "--act", "--json")
+    assert (silent.code, silent.json["verdict"], silent.json["state"]) == (3, "unknown", "controller away")
+    assert calls(bench.folder) == ["squeue"] and silent.json["actions"] == [] and not silent.json["observed"]
+    assert not any("ALERT" in line for line in silent.json["lines"])

@@ -1,0 +1,87 @@
+"""What mails and the digest say of the run: made of a past that really lies on disk."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from tests.tr11ops.goodput.eventful import CARD, eventful
+from tests.tr11ops.goodput.past import BEGIN, Past
+from tests.tr11ops.status_cases import NOW, running, snapshot
+from tr11ops.alerts.digest_text import digest
+from tr11ops.alerts.policy import Policy
+from tr11ops.alerts.state import AlertState
+from tr11ops.base.observed import Unknown
+from tr11ops.goodput.account import account
+from tr11ops.goodput.history import read_history
+from tr11ops.observe.look import facts_of, observe
+from tr11ops.runcard.card import RunCard, load_card
+from tr11ops.rundir.action_log import ActionHistory as Deeds
+from tr11ops.rundir.action_log import ActionRecord, Result
+from tr11ops.watchdog.actions import Cancel, Plan
+from tr11ops.watchdog.situation import situation_of
+
+LOOK = BEGIN + 9600
+AWAY = Unknown("the scheduler was not asked")
+
+
+@pytest.fixture
+def past(tmp_path: Path) -> Past:
+    made = Past(tmp_path)
+    eventful(made)
+    return made
+
+
+@pytest.fixture
+def card(tmp_path: Path) -> RunCard:
+    path = tmp_path / "tr11.toml"
+    path.write_text(CARD)
+    return load_card(path, [], {}, directory=tmp_path)
+
+
+def test_a_time_is_accounted_for_as_goodput_has_it(past: Past, card: RunCard) -> None:
+    seen = observe(past.directory, facts_of(card), AWAY, LOOK)
+    situation = situation_of(past.directory, card, seen)
+    begun = BEGIN + 1000
+    spell = situation.since(begun)
+    assert spell is not None
+    part = account(read_history(past.directory, AWAY), LOOK).between(begun, LOOK)
+    assert spell.useful == part.useful_of_held
+    assert spell.wanted_hours == pytest.approx(part.total.node_hours)
+    assert 0 < spell.lost_hours < spell.wanted_hours
+    assert spell.iterations == 21 - 2
+
+
+def test_the_digest_begins_with_the_training(past: Past, card: RunCard) -> None:
+    seen = observe(past.directory, facts_of(card), AWAY, LOOK)
+    book = AlertState(digested=BEGIN + 1000)
+    policy = Policy(run="run", directory="/runs/run", recipients=("ana@example.org",))
+    _, lines = digest(book, policy, LOOK, None, situation_of(past.directory, card, seen))
+    assert lines[0].startswith("Since 2026-09-21 14:30 UTC: 19 iterations")
+    assert "node-hours" in " ".join(lines[:2])
+    assert "Progress: iteration 18 of 100 (18.0 %)" in lines
+
+
+def test_progress_loss_end_and_acts(past: Past, card: RunCard) -> None:
+    given = snapshot(jobs=(running(),))
+    cancel = Cancel("1000", "job 1000_7 hangs", "cancel:1000")
+    done = ActionRecord("1", "resubmit", "1-3", "down", NOW - 60, result=Result.DONE)
+    refused = dataclasses.replace(done, number="2", result=Result.REFUSED)
+    situation = situation_of(past.directory, card, given, None, Plan((cancel,), ("x",)), Deeds((done, refused)), True)
+    assert situation.progress.startswith("iteration ") and ", loss " in situation.progress
+    assert situation.trained is not None and situation.trained <= NOW
+    assert situation.eta.count(":") >= 1 and ", in " in situation.eta
+    assert [act.words for act in situation.done] == ["resubmit 1-3"]
+    assert [act.words for act in situation.planned] == ["cancel 1000: job 1000_7 hangs"]
+    still = situation_of(past.directory, card, dataclasses.replace(given, jobs=(), heartbeats=()))
+    assert "of training are left" in still.eta
+
+
+def test_a_past_that_cannot_be_read_is_no_reason_to_stay_silent(past: Past, card: RunCard) -> None:
+    past.paths.metrics.unlink()
+    past.paths.metrics.mkdir()
+    seen = observe(past.directory, facts_of(card), AWAY, LOOK)
+    situation = situation_of(past.directory, card, seen)
+    assert situation.since(BEGIN) is None

@@ -1,0 +1,102 @@
+"""The one word: RUNNING is not alive, PENDING is not waiting, silence is not absence."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.tr11ops.status_cases import (
+    DAY,
+    NOW,
+    ended,
+    idle,
+    snapshot,
+)
+from tests.tr11ops.watchdog.verdict_table import AWAY, TABLE
+from tr11ops.base.observed import Unknown
+from tr11ops.detect.finding import Finding, Severity
+from tr11ops.detect.registry import detect_all
+from tr11ops.observe.snapshot import Attempt, Snapshot
+from tr11ops.watchdog.verdict import Verdict, VerdictWord, judge
+
+
+def verdict(given: Snapshot) -> Verdict:
+    return judge(given, detect_all(given))
+
+
+@pytest.mark.parametrize(("given_snapshot", "word", "part"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
+def test_table(given_snapshot: Snapshot, word: VerdictWord, part: str) -> None:
+    result = verdict(given_snapshot)
+    assert (result.word, part in result.why) == (word, True), result
+
+
+def test_every_word_is_said_in_the_table() -> None:
+    assert {row[2] for row in TABLE} == set(VerdictWord)
+
+
+@pytest.mark.parametrize(
+    ("word", "code"),
+    [
+        ("healthy", 0),
+        ("starting", 0),
+        ("queued", 0),
+        ("finished", 0),
+        ("stopped", 0),
+        ("stalled", 1),
+        ("down", 1),
+        ("unknown", 3),
+    ],
+)
+def test_exit_codes(word: str, code: int) -> None:
+    assert Verdict(VerdictWord(word), "").exit_code == code
+
+
+FIELDS = ["jobs", "nodes", "steps", "heartbeats", "attempts", "checkpoints", "kill_switch", "exclusions", "submissions"]
+
+
+@given(
+    base=st.sampled_from([row[1] for row in TABLE]),
+    hidden=st.sets(st.sampled_from(FIELDS)),
+    later=st.floats(-DAY, 30 * DAY),
+)
+def test_blindness_is_never_a_cause_for_alarm_or_for_sleep(base: Snapshot, hidden: set[str], later: float) -> None:
+    """What is hidden may turn any verdict into another, but with everything hidden only `unknown` is left."""
+    seen = dataclasses.replace(base, time=base.time + later, **dict.fromkeys(hidden, AWAY))
+    result = verdict(seen)
+    assert result.why
+    assert "\n" not in result.why
+    if len(hidden) == len(FIELDS):
+        assert result.word is VerdictWord.UNKNOWN
+    if "jobs" in hidden:
+        assert result.word not in {VerdictWord.DOWN, VerdictWord.STALLED, VerdictWord.QUEUED}, (
+            "these need the scheduler's word"
+        )
+    if result.word is VerdictWord.HEALTHY:
+        assert re.search(r"last sign of life \S+", result.why)
+
+
+def test_a_finished_training_that_was_extended_is_not_finished() -> None:
+    extended = idle(attempts=(ended("1007", DAY, "finished", iteration=31000),))
+    assert verdict(extended).word is VerdictWord.DOWN, "steps went beyond the end that was once reached"
+
+
+def test_an_attempt_that_another_user_cannot_read_is_unknown() -> None:
+    given = idle(attempts=(Attempt("1007", NOW, Unknown("end.json: no rights")),))
+    assert verdict(given).word is VerdictWord.UNKNOWN, "it may have finished"
+    assert [entry.detector for entry in detect_all(given)] == []
+    assert given.unknowns() == ("end of attempt 1007: end.json: no rights",)
+
+
+def test_a_critical_finding_needs_a_person_whatever_the_word_is() -> None:
+    seen = snapshot()
+    spike = Finding("loss-spike", Severity.CRITICAL, "the loss is 3 times its median")
+    assert judge(seen, ()).exit_code == 0
+    assert judge(seen, (dataclasses.replace(spike, severity=Severity.WARNING),)).exit_code == 0
+    verdict = judge(seen, (spike,))
+    assert (verdict.word, verdict.exit_code) == (VerdictWord.HEALTHY, 1)
+    unseen = snapshot(jobs=Unknown("no answer"), heartbeats=(), steps=())
+    assert judge(unseen, (spike,)).exit_code == 3

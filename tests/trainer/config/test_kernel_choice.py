@@ -1,0 +1,186 @@
+"""The attention kernel of each card on each device, and that torch may take no other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.attention import SDPBackend
+
+from tests.trainer.cases import tiny
+from tr11ops.runcard.attention import attention_checks, attention_of, gpu_is_unknown
+from tr11ops.runcard.card import RunCard, load_card, shipped_cards, shipped_folder
+from tr11ops.runcard.check import Level
+from trainer.config.card import CardError
+from trainer.config.kernel_choice import Device, choose_kernel
+from trainer.model.documents import DocumentRules
+from trainer.model.kernels import CausalKernel, DenseKernel, FlexKernel, build_kernel
+from trainer.parallel.mesh import Mesh
+
+CPU_, V100, A100, H100 = Device("cpu"), Device("cuda", (7, 0)), Device("cuda", (8, 0)), Device("cuda", (9, 0))
+NO_TRITON = Device("cuda", (8, 0), has_triton=False)
+GPU_MESH = Mesh(1, 1, 1, 0, torch.device("cuda", 0))
+RULES = DocumentRules(0, True, True)
+
+
+def chosen(device: Device, dtype: str = "bf16", resets: bool = False, **model: Any) -> tuple[str, str]:
+    """Name and reason for a model with heads of 64."""
+    found = choose_kernel(tiny(hidden_size=256, **model).model, resets, dtype, device)
+    assert found.refusal is None
+    return found.name, found.why
+
+
+@pytest.mark.parametrize(
+    ("device", "options", "name", "why"),
+    [
+        (A100, {}, "flex", ""),
+        (H100, {"dtype": "fp32"}, "flex", ""),
+        (A100, {"attention_dropout": 0.1}, "efficient", "no dropout, model.attention_dropout is 0.1"),
+        (A100, {"attention_dropout": 0.1, "dtype": "fp32"}, "efficient", "no dropout"),
+        (NO_TRITON, {}, "efficient", "triton"),
+        (V100, {"dtype": "fp16"}, "efficient", "capability 8.0, this is 7.0"),
+        (V100, {"dtype": "bf16"}, "math", "needs compute capability 8.0 for bf16, this is 7.0"),
+        (A100, {"kv_channels": 8}, "efficient", "heads of 16 or more, the head size is 8"),
+        (A100, {"kv_channels": 12}, "math", "multiple of 8, the head size is 12"),
+        (A100, {"kv_channels": 12, "dtype": "fp32"}, "efficient", "heads of 16 or more"),
+        (A100, {"position_embedding": "rotary"}, "causal", ""),
+        (A100, {"position_embedding": "rotary", "attention_dropout": 0.1}, "causal", ""),
+        (A100, {"position_embedding": "rotary", "resets": True}, "flex", ""),
+        (A100, {"position_embedding": "rotary", "resets": True, "attention_dropout": 0.1}, "efficient", "no dropout"),
+        (A100, {"position_embedding": "rotary", "kv_channels": 300, "dtype": "fp32"}, "causal", ""),
+        (A100, {"position_embedding": "rotary", "kv_channels": 300}, "math", "heads of 256 or less"),
+        (CPU_, {}, "dense", ""),
+        (CPU_, {"position_embedding": "absolute"}, "causal", ""),
+        (CPU_, {"attention_dropout": 0.1}, "math", "on CPUs no fused kernel knows dropout"),
+    ],
+)
+def test_the_table(device: Device, options: dict[str, Any], name: str, why: str) -> None:
+    found, reason = chosen(device, **options)
+    assert found == name and why in reason and bool(reason) == bool(why)
+
+
+def shipped(name: str, *overrides: str) -> RunCard:
+    return load_card(shipped_folder() / f"{name}.toml", overrides, {}, keep_undefined=True)
+
+
+@pytest.mark.parametrize(
+    ("card", "name"),
+    [
+        ("tr11-176B-ml", "efficient"),
+        ("tr11-176B-ml-24n", "efficient"),
+        ("setup-test-n2", "efficient"),
+        ("rehearsal", "efficient"),
+        ("demo", "dense"),
+    ],
+)
+def test_each_shipped_card(card: str, name: str) -> None:
+    """All that ask for a fused kernel get one, where they are launched and on their nodes."""
+    assert set(shipped_cards()) == {
+        "tr11-176B-ml", "tr11-176B-ml-24n", "setup-test-n2", "rehearsal", "demo",
+    }  # fmt: skip
+    loaded = shipped(card)
+    choice = attention_of(loaded)
+    assert (choice.name, choice.refusal) == (name, None)
+    told = Level.WARNING if gpu_is_unknown(loaded) else Level.OK  # a rehearsal is of no kind of GPU
+    assert [check.level for check in attention_checks(loaded)] == [told] * (loaded.slurm.gpus_per_node > 0)
+
+
+def test_what_a_node_would_refuse_is_refused_at_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same rule on both sides: a V100 has no bf16."""
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (7, 0))
+    card = shipped("tr11-176B-ml", "slurm.gpu_kind=V100")
+    (check,) = attention_checks(card)
+    assert check.level is Level.REFUSED and check.exit_code == 2 and check.name == "model.require_fused_attention"
+    with pytest.raises(CardError) as caught:
+        build_kernel(card.model, GPU_MESH, None, card.precision.dtype)
+    assert check.text in str(caught.value) and check.fix in str(caught.value)
+    dropped = shipped("tr11-176B-ml", "slurm.gpu_kind=V100", "model.require_fused_attention=false")
+    assert [(check.level, "all scores in memory" in check.text) for check in attention_checks(dropped)] == [
+        (Level.WARNING, True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "options", "documents", "kind", "allowed"),
+    [
+        ((8, 0), "bf16", {}, None, FlexKernel, None),
+        ((8, 0), "bf16", {"attention_dropout": 0.1}, None, DenseKernel, (SDPBackend.EFFICIENT_ATTENTION,)),
+        ((8, 0), "bf16", {"attention_dropout": 0.1}, RULES, DenseKernel, (SDPBackend.EFFICIENT_ATTENTION,)),
+        ((7, 0), "bf16", {"attention_dropout": 0.1}, None, DenseKernel, (SDPBackend.MATH,)),
+        (
+            (8, 0), "bf16", {"position_embedding": "rotary"}, None,
+            CausalKernel, (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION),
+        ),
+    ],
+)  # fmt: skip
+def test_kernels_built_for_a_gpu(
+    capability: tuple[int, int],
+    dtype: str,
+    options: dict[str, Any],
+    documents: DocumentRules | None,
+    kind: type,
+    allowed: tuple[SDPBackend, ...] | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a mocked GPU; slopes and masks are made on the CPU in place of it."""
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: capability)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    monkeypatch.setattr("trainer.model.kernels.local_alibi_slopes", lambda heads, mesh: torch.ones(heads))
+    monkeypatch.setattr("torch.compile", lambda function: function)
+    built = build_kernel(tiny(hidden_size=256, **options).model, GPU_MESH, documents, dtype)
+    assert type(built) is kind
+    if allowed is not None:
+        assert built.backends == allowed  # type: ignore[attr-defined]
+
+
+def test_torch_may_take_no_kernel_but_the_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the memory-efficient kernel computes, torch's math kernel is off; afterwards all is as before."""
+    seen = []
+    attend = functional.scaled_dot_product_attention
+
+    def watched(*tensors: Tensor, **options: Any) -> Tensor:
+        flags = torch.backends.cuda
+        seen.append((flags.mem_efficient_sdp_enabled(), flags.flash_sdp_enabled(), flags.math_sdp_enabled()))
+        with torch.nn.attention.sdpa_kernel(SDPBackend.MATH):  # a CPU has no memory-efficient kernel
+            return attend(*tensors, **options)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", watched)
+    heads = [torch.randn(1, 2, 8, 4) for _ in range(3)]
+    kernel = DenseKernel(torch.ones(2), False, torch.device("cpu"), (SDPBackend.EFFICIENT_ATTENTION,))
+    kernel(heads[0], heads[1], heads[2], None, 0.0)
+    assert seen == [(True, False, False)] and torch.backends.cuda.math_sdp_enabled()
+
+
+def test_torch_refuses_where_the_chosen_kernel_is_not_there() -> None:
+    kernel = DenseKernel(torch.ones(2), False, torch.device("cpu"), (SDPBackend.EFFICIENT_ATTENTION,))
+    with pytest.raises(RuntimeError, match="No viable backend"):
+        kernel(torch.randn(1, 2, 8, 4), torch.randn(1, 2, 8, 4), torch.randn(1, 2, 8, 4), None, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "heights", "bound"),
+    [(torch.float32, [80] * 8, 1e-6), (torch.bfloat16, [256, 256, 128], 2e-2)],
+)
+def test_a_processor_attends_in_strips_of_queries(
+    dtype: torch.dtype, heights: list[int], bound: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None beyond its last query, low in fp32 and high in bf16; together they are the whole attention."""
+    monkeypatch.setattr("trainer.model.matmul._is_native", lambda dtype: True)
+    seen = []
+    attend = functional.scaled_dot_product_attention
+
+    def watched(query: Tensor, key: Tensor, *rest: Tensor, **options: Any) -> Tensor:
+        seen.append((query.shape[2], key.shape[2]))
+        return attend(query, key, *rest, **options)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", watched)
+    kernel = DenseKernel(torch.tensor([0.1, 0.5]), False, torch.device("cpu"))
+    query, key, value = (torch.randn(1, 2, 640, 8, generator=torch.Generator().manual_seed(n)) for n in range(3))
+    found = kernel(query.to(dtype), key.to(dtype), value.to(dtype), None, 0.0)
+    assert [height for height, _ in seen] == heights
+    assert [end for _, end in seen] == [sum(heights[: n + 1]) for n in range(len(heights))]
+    whole = attend(query, key, value, attn_mask=kernel.bias(640, torch.float32))
+    torch.testing.assert_close(found.float(), whole, atol=bound, rtol=bound)

@@ -1,0 +1,200 @@
+"""The formats that tools outside this project read too: every literal is checked byte for byte."""
+
+import dataclasses
+import math
+import os
+import stat
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.contract.end_marker import END_REASONS, EndMarker
+from trainer.contract.files import append_line, write_atomically, write_json
+from trainer.contract.heartbeat import Heartbeat, write_heartbeat
+from trainer.contract.logline import StepRecord, format_step, format_validation, parse_step
+from trainer.contract.manifest import FileEntry, Manifest, file_digest, manifest_faults
+from trainer.contract.paths import checkpoint_step, checkpoint_steps, read_latest
+
+RECORD = StepRecord(
+    iteration=31219, total_iterations=115311, consumed_samples=47768496, consumed_tokens=97829879808,
+    seconds_per_iteration=105.218, learning_rate=5.279e-05, global_batch_size=2048, lm_loss=5.098124,
+    grad_norm=960.351, samples_per_second=19.464, tflops=149.02,
+)  # fmt: skip
+
+# A line of the real training, whose fields and widths are facts of the format.
+REAL_LINE = (
+    " iteration    31219/  115311 | consumed samples:     47768496 | consumed tokens:  97829879808 |"
+    " elapsed time per iteration (s): 105.22 | learning rate: 5.279E-05 | global batch size:  2048 |"
+    " lm loss: 5.098124E+00 | grad norm: 960.351 | num zeros: 0.0 | number of skipped iterations:   0 |"
+    " number of nan iterations:   0 | samples per second: 19.464 | TFLOPs: 149.02 |"
+)
+
+
+def test_log_line_is_the_originals_byte_for_byte():
+    assert format_step(RECORD) == REAL_LINE
+
+
+def test_optional_fields_stand_where_the_original_put_them():
+    line = format_step(dataclasses.replace(RECORD, loss_scale=4096.0, params_norm=12.5, curriculum_length=64))
+    assert (
+        "| loss scale: 4096.0 | grad norm: 960.351 | num zeros: 0.0 | params norm: 12.500 | curriculum seqlen:    64 | number"
+        in line
+    )
+
+
+def test_nan_loss_is_printed_and_read_back():
+    line = format_step(dataclasses.replace(RECORD, lm_loss=math.nan))
+    assert "| lm loss: nan |" in line
+    assert math.isnan(parse_step(line).lm_loss)
+
+
+@pytest.mark.parametrize(
+    ("line", "iteration", "loss", "seconds"),
+    [
+        ("[default7]:" + REAL_LINE, 31219, 5.098124, 105.22),
+        # tr8: NaN, so the original left the field out
+        (
+            " iteration     9027/  159576 | consumed samples:      1000000 | elapsed time per iteration (ms): 100500.2 |"
+            " learning rate: 6.000E-05 | global batch size:  2048 | loss scale: 4096.0 | grad norm: 1.2 | num zeros: 0.0 |"
+            " number of skipped iterations:   0 | number of nan iterations:   0 |",
+            9027, math.nan, 100.5002,
+        ),
+        # tr1: milliseconds, no tokens, no throughput
+        (
+            " iteration    29050/  311541 | consumed samples:     25000000 | elapsed time per iteration (ms): 31000.0 |"
+            " learning rate: 9.9E-05 | global batch size:  1024 | lm loss: 7.340000E+00 | loss scale: 8192.0 |"
+            " grad norm: 33.2 | num zeros: 0.0 | number of skipped iterations:   0 | number of nan iterations:   0 |",
+            29050, 7.34, 31.0,
+        ),
+    ],
+)  # fmt: skip
+def test_older_lines_are_read(line, iteration, loss, seconds):
+    record = parse_step(line)
+    assert record.iteration == iteration
+    assert record.lm_loss == pytest.approx(loss, nan_ok=True)
+    assert record.seconds_per_iteration == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "PULSE: tr11 is running for 3:00",
+        " iteration  12/ 20 | nothing else |",
+        " valid loss at iteration 45000 | lm loss value: 2.3 |",
+    ],
+)
+def test_other_lines_are_not_steps(line):
+    assert parse_step(line) is None
+
+
+finite = st.floats(min_value=0, max_value=1e9, allow_nan=False)
+
+
+@given(
+    st.builds(
+        StepRecord,
+        iteration=st.integers(0, 10**8), total_iterations=st.integers(0, 10**8), consumed_samples=st.integers(0, 10**12),
+        consumed_tokens=st.integers(0, 10**15), seconds_per_iteration=finite, learning_rate=finite,
+        global_batch_size=st.integers(0, 10**6), lm_loss=st.one_of(finite, st.just(math.nan), st.just(math.inf)),
+        grad_norm=st.one_of(st.none(), finite), samples_per_second=finite, tflops=finite,
+        loss_scale=st.one_of(st.none(), finite), params_norm=st.one_of(st.none(), finite),
+        curriculum_length=st.one_of(st.none(), st.integers(0, 10**5)), skipped_iterations=st.integers(0, 1000),
+        nan_iterations=st.integers(0, 1000),
+    ),
+    st.sampled_from(["", "[default7]:", "[x01] [default0]:"]),
+)  # fmt: skip
+def test_every_line_reads_back_to_what_it_prints(record, prefix):
+    read = parse_step(prefix + format_step(record))
+    assert format_step(read) == format_step(record)
+
+
+def test_validation_lines():
+    lines = format_validation("valid", 45000, 2.3270906).split("\n")
+    assert lines[1] == " valid loss at iteration 45000 | lm loss value: 2.327091E+00 | lm loss PPL: 1.024808E+01 | "
+    assert lines[0] == lines[2] == "-" * (len(lines[1]) + 1)
+
+
+def test_atomic_write_replaces_whole_and_leaves_nothing(tmp_path):
+    path = tmp_path / "deep" / "file"
+    write_atomically(path, "one")
+    write_atomically(path, "two")
+    assert path.read_text() == "two"
+    assert [entry.name for entry in path.parent.iterdir()] == ["file"]
+    assert stat.S_IMODE(path.stat().st_mode) & stat.S_IWGRP
+
+
+def test_a_failed_atomic_write_keeps_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    write_atomically(path, "old")
+
+    def full(_descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_atomically(path, "new")
+    assert path.read_text() == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+def test_heartbeat_and_end_marker_read_back(tmp_path):
+    beat = Heartbeat(3, "node", 12, "training", 7, 1.5, "99")
+    write_heartbeat(tmp_path / "beats" / "3.json", beat)
+    assert Heartbeat.read(tmp_path / "beats" / "3.json") == beat
+    assert Heartbeat.read(tmp_path / "none.json") is None
+    marker = EndMarker("finished", 10, 10, False, "done", 2.0, "node", "99")
+    write_json(tmp_path / "end.json", dataclasses.asdict(marker))
+    assert EndMarker.read(tmp_path / "end.json") == marker
+    assert marker.reason in END_REASONS
+    (tmp_path / "end.json").write_text('{"reason": "finished"}')
+    with pytest.raises(ValueError, match="not a EndMarker"):
+        EndMarker.read(tmp_path / "end.json")
+
+
+def test_manifest_reads_back_and_names_every_fault(tmp_path):
+    (tmp_path / "weights").mkdir()
+    for name in ("a", "b", "c"):
+        (tmp_path / "weights" / name).write_bytes(name.encode() * 100)
+    entries = tuple(FileEntry(f"weights/{name}", 100, file_digest(tmp_path / "weights" / name)) for name in "abc")
+    manifest = Manifest(5, 40, 320, entries, {"tensor": 1}, {"layers": 2}, "hash", 1.0)
+    manifest.write(tmp_path)
+    assert Manifest.read(tmp_path) == manifest
+    assert manifest.total_bytes == 300
+    assert manifest_faults(tmp_path, manifest, read_digests=True) == []
+    (tmp_path / "weights" / "a").unlink()
+    (tmp_path / "weights" / "b").write_bytes(b"short")
+    (tmp_path / "weights" / "c").write_bytes(b"d" * 100)
+    assert [fault.split(":")[0] for fault in manifest_faults(tmp_path, manifest, read_digests=True)] == [
+        f"weights/{n}" for n in "abc"
+    ]
+    assert len(manifest_faults(tmp_path, manifest, read_digests=False)) == 2
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"files": [1]}', '{"schema": 99, "files": []}', "\x00\xff"])
+def test_a_damaged_manifest_is_a_value_error(tmp_path, text):
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(ValueError, match=r"manifest|newer"):
+        Manifest.read(tmp_path)
+
+
+def test_steps_are_ordered_by_number_and_latest_is_checked(tmp_path):
+    for name in ("global_step9900", "global_step10000", "global_step10000x", "tmp"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "global_step7").write_text("a file")
+    assert checkpoint_steps(tmp_path) == [9900, 10000]
+    assert checkpoint_steps(tmp_path / "absent") == []
+    assert checkpoint_step("global_step-1") is None
+    assert read_latest(tmp_path) is None
+    (tmp_path / "latest").write_text("global_step9900\n")
+    assert read_latest(tmp_path) == 9900
+    (tmp_path / "latest").write_text("nonsense")
+    with pytest.raises(ValueError, match="nonsense"):
+        read_latest(tmp_path)
+
+
+def test_appended_lines_stay_whole(tmp_path):
+    for number in range(3):
+        append_line(tmp_path / "log" / "file", f"line {number}")
+    assert (tmp_path / "log" / "file").read_text() == "line 0\nline 1\nline 2\n"

@@ -1,0 +1,68 @@
+"""`trainer.control.evaluate`: the loss of every window, the same on every topology, and equal to the loss written plainly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.trainer.cases import CPU, VOCABULARY, tiny
+from tests.trainer.spawn import run_ranks
+from trainer.config.card import TrainerConfig
+from trainer.control.evaluate import evaluate, read_windows
+from trainer.data.errors import DataError
+from trainer.engine import Engine
+from trainer.parallel.mesh import Mesh
+
+
+def losses_of(config: TrainerConfig, file: Path) -> tuple[list[float], list[int]]:
+    """Of every window, with the initial weights, and what was reported on the way."""
+    one = config.model_copy(update={"batch": config.batch.model_copy(update={"micro_batch_size": 1})})
+    mesh = Mesh.create(one.parallel, CPU)
+    engine = Engine.build(one, mesh, for_training=False)
+    windows = read_windows(file, one.model.sequence_length, VOCABULARY)
+    heard: list[int] = []
+    found = evaluate(engine, windows, len(windows), one.model.sequence_length, heard.append)
+    engine.close()
+    return found, heard
+
+
+@pytest.mark.parametrize("windows", [1, 37])
+def test_every_window_on_every_topology(tmp_path: Path, windows: int) -> None:
+    tokens = np.random.default_rng(windows).integers(0, VOCABULARY, (windows, 17))
+    np.save(tmp_path / "windows.npy", tokens)
+    ((reference, heard),) = run_ranks(losses_of, 1, tiny(), tmp_path / "windows.npy")
+    assert heard[-1] == windows
+    assert len(set(reference)) == windows
+    assert all(np.isfinite(reference))
+    for shape in ((2, 2, 1), (1, 2, 2), (2, 1, 2)):
+        pipeline, tensor, data = shape
+        ranks = run_ranks(losses_of, pipeline * tensor * data, tiny(pipeline, tensor), tmp_path / "windows.npy")
+        for found, _ in ranks:
+            assert found == ranks[0][0]
+            assert torch.allclose(torch.tensor(found), torch.tensor(reference), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("value", "word"),
+    [
+        (np.zeros((3, 16), np.int64), "windows have 16 tokens"),
+        (np.zeros((3, 17)), "give integers"),
+        (np.zeros((0, 17), np.int64), "give integers"),
+        (np.full((3, 17), VOCABULARY), f"holds token {VOCABULARY}"),
+        (np.full((3, 17), -1), "holds token -1"),
+        (np.zeros(17, np.int64), "give integers"),
+    ],
+)
+def test_windows_that_cannot_be_meant(tmp_path: Path, value: np.ndarray, word: str) -> None:
+    np.save(tmp_path / "windows.npy", value)
+    with pytest.raises(DataError, match=word):
+        read_windows(tmp_path / "windows.npy", 16, VOCABULARY)
+
+
+def test_a_file_that_is_no_array(tmp_path: Path) -> None:
+    (tmp_path / "windows.npy").write_bytes(b"not an array")
+    with pytest.raises(DataError, match=r"cannot be read as an \.npy array"):
+        read_windows(tmp_path / "windows.npy", 16, VOCABULARY)

@@ -1,0 +1,201 @@
+"""Whole trainings of two ranks, in one process each: their cards, kinds of trouble, and what they wrote."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.trainer.cases import VOCABULARY, tiny
+from tests.trainer.spawn import run_ranks
+from trainer.config.card import TrainerConfig
+from trainer.contract.attempt import AttemptIdentity
+from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.paths import RunPaths
+from trainer.contract.recovery import (
+    RecoveryRecord,
+    write_recovery,
+)
+from trainer.control.failure import is_refusal
+from trainer.control.lifecycle import HeartbeatWriter, SignalFlag
+from trainer.data.indexed_write import IndexedWriter
+from trainer.engine import StepResult
+from trainer.loop import Trainer
+from trainer.metrics.writer import Interval
+from trainer.spikes.detect import NotFiniteError
+
+
+def card(folder: Path, **changes: Any) -> TrainerConfig:
+    """A run of 24 steps of 16 samples on two stages; `changes` are sections with the keys to set in them."""
+    if not (folder / "tokens.idx").exists():
+        tokens = np.random.default_rng(3).integers(0, VOCABULARY, 60 * 40).astype(np.uint16)
+        with IndexedWriter(folder / "tokens", "uint16") as writer:
+            writer.add_documents(tokens, np.full(60, 40, dtype=np.int32))
+    value = tiny(pipeline=2).model_dump(mode="json")
+    value["run"]["directory"] = str(folder / "run")
+    value["batch"] |= {"micro_batch_size": 4, "train_samples": 16 * 24}
+    value["schedule"] |= {"warmup_samples": 64}
+    value["checkpoint"] |= {"interval": 5}
+    value["data"] |= {"prefixes": [str(folder / "tokens")], "workers": 0}
+    value["logging"]["tensorboard"] = False
+    for section, keys in changes.items():
+        value[section] = (value[section] or {}) | keys
+    return TrainerConfig.model_validate(value)
+
+
+class Poisoned(Trainer):
+    """Turns one weight into NaN for the length of one step: loss and gradients of that step are not finite."""
+
+    poison_at: int = 0
+
+    def _step(self, interval: Interval) -> StepResult:
+        if self.progress.iteration + 1 != self.poison_at:
+            return super()._step(interval)
+        weight = self.engine.named_parameters()[0][1]
+        kept = weight.detach().clone()
+        with torch.no_grad():
+            weight.fill_(math.nan)
+        result = super()._step(interval)
+        with torch.no_grad():
+            weight.copy_(torch.where(weight.isnan(), kept, weight))
+        return result
+
+
+class Spiking(Trainer):
+    """Damages the model before the step of one iteration, once; as a real spike does, the loss and norm jump."""
+
+    spike_at: int | None = None
+
+    def _step(self, interval: Interval) -> StepResult:
+        if self.progress.iteration + 1 == self.spike_at:
+            type(self).spike_at = None
+            with torch.no_grad():
+                for fragment in self.engine.sharded_state().fragments:
+                    fragment.tensors["fp32"].mul_(-9.0)
+            self.engine.finish_load(self.engine.sharded_state())
+        return super()._step(interval)
+
+
+class Disagreeing(Trainer):
+    """The last rank alone gets other numbers of a step than the rest, as from sums in another order; far off, here."""
+
+    def _step(self, interval: Interval) -> StepResult:
+        pipeline = self.engine._pipeline
+        if self.rank == self.world_size - 1 and self.steps_done == 13:
+            train_batch, norm = pipeline.train_batch, pipeline.get_global_grad_norm
+            pipeline.train_batch = lambda data_iter: train_batch(data_iter=data_iter) * 50
+            pipeline.get_global_grad_norm = lambda: norm() * 50
+        return super()._step(interval)
+
+
+def disagreeing_attempt(config: TrainerConfig) -> tuple[str, int]:
+    beats = HeartbeatWriter(config.paths, int(os.environ["RANK"]), "1")
+    word = AttemptIdentity("1", 1, config.paths.stop_request("1"))
+    trainer = Disagreeing(config, Path("none.json"), word, beats, SignalFlag(), time.monotonic())
+    reason = trainer.train()
+    iteration = trainer.progress.iteration
+    trainer.close()
+    return reason, iteration
+
+
+def attempt(config: TrainerConfig, number: int, spike_at: int | None = None) -> tuple[str, int]:
+    """One attempt on this rank; returns the end reason, and the iteration."""
+    job = str(number)
+    Spiking.spike_at = spike_at
+    beats = HeartbeatWriter(config.paths, int(os.environ["RANK"]), job)
+    trainer = Spiking(
+        config,
+        Path("none.json"),
+        AttemptIdentity(job, 1, config.paths.stop_request(job)),
+        beats,
+        SignalFlag(),
+        time.monotonic(),
+    )
+    try:
+        reason = trainer.train()
+    finally:
+        trainer.close()  # it lets go of the lease, also after a refusal
+    return reason, trainer.progress.iteration
+
+
+def poisoned_attempt(config: TrainerConfig, poison_at: int) -> tuple[str, int]:
+    Poisoned.poison_at = poison_at
+    beats = HeartbeatWriter(config.paths, int(os.environ["RANK"]), "1")
+    word = AttemptIdentity("1", 1, config.paths.stop_request("1"))
+    trainer = Poisoned(config, Path("none.json"), word, beats, SignalFlag(), time.monotonic())
+    reason = trainer.train()
+    iteration = trainer.progress.iteration
+    trainer.close()
+    return reason, iteration
+
+
+class Diverged(Trainer):
+    """Its masters turn into NaN before one iteration, for good: every later step is not finite."""
+
+    poison_at: int = 0
+
+    def _step(self, interval: Interval) -> StepResult:
+        if self.progress.iteration + 1 == self.poison_at:
+            with torch.no_grad():
+                for fragment in self.engine.sharded_state().fragments:
+                    fragment.tensors["fp32"].fill_(math.nan)
+            self.engine.finish_load(self.engine.sharded_state())
+        return super()._step(interval)
+
+
+def diverged_attempt(config: TrainerConfig, poison_at: int) -> tuple[str, int, bool]:
+    Diverged.poison_at = poison_at
+    beats = HeartbeatWriter(config.paths, int(os.environ["RANK"]), "1")
+    word = AttemptIdentity("1", 1, config.paths.stop_request("1"))
+    trainer = Diverged(config, Path("none.json"), word, beats, SignalFlag(), time.monotonic())
+    try:
+        trainer.train()
+    except NotFiniteError as error:
+        return str(error), trainer.progress.iteration, is_refusal(error, trainer.steps_done)
+    finally:
+        trainer.close()
+    return "", trainer.progress.iteration, False
+
+
+def _write_and_die(paths: RunPaths, record: RecoveryRecord) -> None:
+    write_recovery(paths, record)
+    os._exit(9)
+
+
+def attempt_cut_in_roll_back(config: TrainerConfig) -> None:
+    """An attempt with a spike that is killed between the record of its roll-back and the renames."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("trainer.spikes.recovery.write_recovery", _write_and_die)
+        attempt(config, 1, spike_at=14)
+
+
+def refusal(config: TrainerConfig, number: int) -> str:
+    try:
+        attempt(config, number)
+    except CheckpointError as error:
+        return str(error)
+    return ""
+
+
+def run(config: TrainerConfig, number: int = 1, spike_at: int | None = None) -> tuple[str, int]:
+    results = run_ranks(attempt, 2, config, number, spike_at, launch=False)
+    assert results[0] == results[1]
+    return results[0]
+
+
+def records(config: TrainerConfig, kind: str = "step") -> list[dict[str, Any]]:
+    lines = config.paths.metrics.read_text().splitlines()
+    return [record for record in map(json.loads, lines) if record["kind"] == kind]
+
+
+def curve(config: TrainerConfig) -> dict[int, tuple[float, ...]]:
+    """iteration -> (loss, norm, samples, tokens, learning rate, length), of the last time it was trained."""
+    keys = ("lm_loss", "grad_norm", "consumed_samples", "consumed_tokens", "learning_rate", "curriculum_length")
+    return {record["iteration"]: tuple(record[key] for key in keys) for record in records(config)}

@@ -1,0 +1,208 @@
+"""LAMB over partitions: timm's numbers, the formulas of the other variants, and nothing that depends on partitions."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.trainer.timm_lamb import timm_lamb
+from trainer.config.model import OptimizerSection
+from trainer.optim.build import build_optimizer
+from trainer.optim.interface import PartitionShare, TrainingOptimizer
+from trainer.optim.lamb import Chunk, LambStep
+from trainer.optim.layer_noise import LayerNoiseLamb
+from trainer.parallel.mesh import Mesh
+
+RATE, BETAS, EPSILON, DECAY, STEPS = 1e-2, (0.9, 0.999), 1e-6, 0.1, 12
+SHAPES = {"decayed": ((40, 30), (17,)), "kept": ((30,), (5,))}  # tensors of the two groups
+VARIANTS = ("paper", "apex", "floored", "embedding-lr", "layer-noise")
+
+
+def course() -> tuple[dict[str, list[Tensor]], list[dict[str, list[Tensor]]]]:
+    """Tensors of both groups, one of which begins at zero, and their gradients at every step."""
+    generator = torch.Generator().manual_seed(5)
+
+    def random() -> dict[str, list[Tensor]]:
+        return {group: [torch.randn(shape, generator=generator) for shape in SHAPES[group]] for group in SHAPES}
+
+    start = random()
+    start["kept"][1].zero_()
+    return start, [random() for _ in range(STEPS)]
+
+
+def section(variant: str, **keys: Any) -> OptimizerSection:
+    return OptimizerSection.model_validate({"type": "lamb", "lamb_variant": variant, "epsilon": EPSILON, **keys})
+
+
+def cut(tensors: list[Tensor], first: int, last: int) -> Tensor:
+    """Elements [first, last) of the group as ZeRO-1 lays it out."""
+    return torch.cat([tensor.flatten() for tensor in tensors])[first:last].clone()
+
+
+def shares_in(group: int, first: int, last: int) -> Iterator[PartitionShare]:
+    """What elements [first, last) of a group are."""
+    begin = 0
+    for number, shape in enumerate(SHAPES[list(SHAPES)[group]]):
+        end = begin + math.prod(shape)
+        low, high = max(begin, first), min(end, last)
+        if low < high:
+            yield PartitionShare(f"{group}.{number}", group, low - first, high - low, low - begin, shape)
+        begin = end
+
+
+def stepped(variant: str, steps: int = STEPS, **keys: Any) -> tuple[list[Tensor], TrainingOptimizer]:
+    """All weights of both groups, flat, after so many steps on one rank; and the optimizer."""
+    start, gradients = course()
+    sizes = [sum(math.prod(shape) for shape in shapes) for shapes in SHAPES.values()]
+    partitions = [torch.nn.Parameter(cut(start[name], 0, size)) for name, size in zip(SHAPES, sizes, strict=True)]
+    groups = [
+        {"params": [partition], "weight_decay": decay}
+        for partition, decay in zip(partitions, (DECAY, 0.0), strict=True)
+    ]
+    mesh = Mesh.single(torch.device("cpu"))
+    optimizer = build_optimizer(groups, section(variant, **keys), RATE, (), mesh)
+    optimizer.materialise([share for group, size in enumerate(sizes) for share in shares_in(group, 0, size)])
+    for each in gradients[:steps]:
+        for name, partition in zip(SHAPES, partitions, strict=True):
+            partition.grad = cut(each[name], 0, partition.numel())
+        optimizer.step()
+    assert optimizer.steps_done() == steps
+    return [partition.detach() for partition in partitions], optimizer
+
+
+# ----------------------------------------------------------------------------- timm
+def clipped(gradients: list[Tensor], most: float) -> list[Tensor]:
+    norm = torch.cat([gradient.flatten() for gradient in gradients]).norm()
+    return [gradient / torch.clamp(norm / most, min=1.0) for gradient in gradients]
+
+
+@pytest.mark.parametrize("variant, adapts_all", [("paper", True), ("nvlamb", True), ("apex", False)])
+@pytest.mark.parametrize("clip", [None, 1.0])
+def test_it_is_timms(monkeypatch: pytest.MonkeyPatch, variant: str, adapts_all: bool, clip: float | None) -> None:
+    start, gradients = course()
+    theirs = {name: [torch.nn.Parameter(tensor.clone()) for tensor in start[name]] for name in SHAPES}
+    lamb = timm_lamb()(
+        [{"params": theirs["decayed"], "weight_decay": DECAY}, {"params": theirs["kept"], "weight_decay": 0.0}],
+        lr=RATE, betas=BETAS, eps=EPSILON, max_grad_norm=clip, always_adapt=adapts_all,
+    )  # fmt: skip
+    for each in gradients:
+        for name in SHAPES:
+            for parameter, gradient in zip(theirs[name], each[name], strict=True):
+                parameter.grad = gradient.clone()
+        lamb.step()
+    if clip is not None:  # the engine clips before the optimizer steps
+        for each in gradients:
+            small = clipped([gradient for name in SHAPES for gradient in each[name]], clip)
+            for name, shapes in SHAPES.items():
+                each[name] = [small.pop(0) for _ in shapes]
+    monkeypatch.setattr(sys.modules[__name__], "course", lambda: (start, gradients))
+    found, _ = stepped(variant)
+    for ours, name in zip(found, SHAPES, strict=True):
+        flat = cut([parameter.detach() for parameter in theirs[name]], 0, ours.numel())
+        torch.testing.assert_close(ours, flat, rtol=1e-6, atol=1e-6)
+
+
+# ----------------------------------------------------------------------------- the other variants, by their formulas
+def by_formula(variant: str, alpha: float) -> list[Tensor]:
+    """Tensor by tensor in fp64: `mylamb`, `mylamb2` and `mylamb3`."""
+    start, gradients = course()
+    beta1, beta2 = BETAS
+    largest = max(tensor.numel() for tensors in start.values() for tensor in tensors)
+    found = []
+    for name, decay in zip(SHAPES, (DECAY, 0.0), strict=True):
+        ended = []
+        for number, tensor in enumerate(start[name]):
+            w, n = tensor.double(), tensor.numel()
+            m, v, s = torch.zeros_like(w), torch.zeros_like(w), torch.zeros_like(w)
+            for t, each in enumerate(gradients, 1):
+                g = each[name][number].double()
+                c1, c2 = 1 - beta1**t, 1 - beta2**t
+                size = max(float(w.norm()), 1e-5 * n)
+                if variant == "layer-noise":
+                    d = g - m
+                    v, s = beta2 * v + (1 - beta2) * g * g, beta2 * s + (1 - beta2) * d * d
+                    a = (m / c1) / (v.sqrt() / math.sqrt(c2) + EPSILON)
+                    b = (d / c1) / (s.sqrt() / math.sqrt(c2) + EPSILON)
+                    w = w * (1 - RATE * decay)
+                    if t > 1:
+                        w = w - RATE * size / a.norm() * a
+                    w = w - RATE * size / b.norm() * b
+                    m = beta1 * m + (1 - beta1) * g
+                    continue
+                m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
+                mean = m if variant == "embedding-lr" else m / c1
+                u = mean / (v.sqrt() / math.sqrt(c2) + EPSILON) + decay * w
+                factor = 1 + alpha * n / largest if variant == "embedding-lr" else 1.0
+                w = w - RATE * factor * size / u.norm() * u
+            ended.append(w.flatten())
+        found.append(torch.cat(ended))
+    return found
+
+
+@pytest.mark.parametrize(
+    "variant, alpha", [("floored", 1.0), ("embedding-lr", 1.0), ("embedding-lr", 2.5), ("layer-noise", 1.0)]
+)
+def test_it_is_the_formula(variant: str, alpha: float) -> None:
+    keys = {"embedding_alpha": alpha} if variant == "embedding-lr" else {}
+    found, _ = stepped(variant, **keys)
+    for ours, theirs in zip(found, by_formula(variant, alpha), strict=True):
+        torch.testing.assert_close(ours.double(), theirs, rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_bias_that_begins_at_zero_moves(variant: str) -> None:
+    (_, kept), _ = stepped(variant)
+    assert bool((kept[-5:] != 0).all())
+
+
+# ----------------------------------------------------------------------------- state
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_state_given_back_goes_on_alike(variant: str) -> None:
+    whole, _ = stepped(variant)
+    halfway, first = stepped(variant, STEPS // 2)
+    _, gradients = course()
+    again, second = stepped(variant, 1)
+    sizes = [partition.numel() for partition in halfway]
+    for group, size in enumerate(sizes):
+        second.partition(group).data.copy_(first.partition(group).data)
+        for share in shares_in(group, 0, size):
+            second.set_moments(share, {name: values.clone() for name, values in first.moments(share).items()})
+    second.set_steps_done(first.steps_done())
+    for each in gradients[STEPS // 2 :]:
+        for group, name in enumerate(SHAPES):
+            second.partition(group).grad = cut(each[name], 0, sizes[group])
+        second.step()
+    assert all(torch.equal(one.detach(), other) for one, other in zip(again, whole, strict=True))
+
+
+def test_the_noise_has_a_state_of_its_own() -> None:
+    _, optimizer = stepped("layer-noise", 2)
+    (share,) = (share for share in shares_in(1, 0, 30))
+    held = optimizer.moments(share)
+    assert list(held) == list(LayerNoiseLamb.state_names) and bool((held["exp_noise_sq"] > 0).all())
+
+
+def test_a_step_is_no_longer_than_the_rate_says() -> None:
+    before, _ = stepped("paper", STEPS - 1)
+    after, _ = stepped("paper")
+    matrix = slice(0, math.prod(SHAPES["decayed"][0]))
+    moved = (after[0] - before[0])[matrix].norm() / before[0][matrix].norm()
+    assert float(moved) == pytest.approx(RATE, rel=1e-4)
+
+
+def test_the_gradient_is_left_as_it_was() -> None:
+    numbers = LambStep.of({"betas": BETAS, "eps": EPSILON, "weight_decay": DECAY, "lr": RATE}, 1, True)
+    _, optimizer = stepped("layer-noise", 1)
+    assert isinstance(optimizer, LayerNoiseLamb)
+    gradient = torch.arange(1.0, 6.0)
+    state = {name: torch.zeros(5) for name in optimizer.state_names}
+    chunk = Chunk(torch.ones(5), gradient.clone(), state)
+    optimizer.advance(chunk, numbers)
+    optimizer.move(chunk, numbers, [torch.tensor(0.1), torch.tensor(0.1)])
+    assert torch.equal(chunk.gradient, gradient)

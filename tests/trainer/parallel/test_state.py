@@ -1,0 +1,70 @@
+"""Rectangles: a flat run of a tensor, cut into blocks."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainer.parallel.state import rectangles
+
+
+@st.composite
+def runs(draw: st.DrawFn, largest: int) -> tuple[tuple[int, ...], int, int]:
+    shape = tuple(draw(st.lists(st.integers(1, largest), max_size=4)))
+    total = math.prod(shape)
+    start = draw(st.integers(0, total))
+    return shape, start, draw(st.integers(0, total - start))
+
+
+@settings(max_examples=300, deadline=None)
+@given(runs(6))
+def test_blocks_tile_the_run_in_order(run: tuple[tuple[int, ...], int, int]) -> None:
+    shape, start, numel = run
+    flat = torch.arange(math.prod(shape))
+    whole, held = flat.view(shape), flat[start : start + numel]
+    seen = []
+    for offsets, sizes, begin in rectangles(shape, start, numel):
+        region = whole[tuple(slice(o, o + s) for o, s in zip(offsets, sizes, strict=True))]
+        block = held[begin : begin + math.prod(sizes)].view(sizes)
+        assert torch.equal(region, block)
+        seen += block.flatten().tolist()
+    assert seen == held.tolist()
+
+
+def is_contiguous_block(shape: tuple[int, ...], begin: int, end: int) -> bool:
+    """Whether elements [begin, end) form a rectangle: by looking at all their coordinates."""
+    coordinates = [torch.unravel_index(torch.tensor(i), shape) for i in range(begin, end)]
+    columns = [sorted({int(c[d]) for c in coordinates}) for d in range(len(shape))]
+    filled = math.prod(len(column) for column in columns) == end - begin
+    return filled and all(column[-1] - column[0] + 1 == len(column) for column in columns)
+
+
+@settings(max_examples=40, deadline=None)
+@given(runs(3))
+def test_no_cut_has_fewer_blocks(run: tuple[tuple[int, ...], int, int]) -> None:
+    shape, start, numel = run
+    end = start + numel
+
+    @cache
+    def fewest(begin: int) -> int:
+        if begin == end:
+            return 0
+        return 1 + min(fewest(stop) for stop in range(begin + 1, end + 1) if is_contiguous_block(shape, begin, stop))
+
+    assert len(rectangles(shape, start, numel)) == fewest(start)
+
+
+def test_scalar_and_empty() -> None:
+    assert rectangles((), 0, 1) == [((), (), 0)]
+    assert rectangles((4, 2), 3, 0) == []
+
+
+@pytest.mark.parametrize(("start", "numel"), [(-1, 2), (0, 7), (6, 1), (2, -1)])
+def test_a_run_outside_the_tensor_is_refused(start: int, numel: int) -> None:
+    with pytest.raises(ValueError, match="outside a tensor of 6 elements"):
+        rectangles((2, 3), start, numel)

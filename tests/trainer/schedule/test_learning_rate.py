@@ -1,0 +1,168 @@
+"""The learning rate against the original's logs, and the card's rules around it."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.trainer.schedule_cards import card
+from trainer.config.card import TrainerConfig
+from trainer.schedule.card_rules import cross_problems
+from trainer.schedule.learning_rate import LearningRatePlan, plan_of
+from trainer.schedule.path import path_of
+from trainer.schedule.progress import Progress
+
+TR8 = {"warmup_samples": 216_320, "decay_samples": 126_953_125}
+
+
+def rate(samples: int, config: TrainerConfig) -> float:
+    return plan_of(config).at(samples, samples * config.model.sequence_length)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "samples", "logged"),
+    [
+        ({}, 59_312, "1.944E-05"),
+        ({}, 9_841_584, "5.969E-05"),
+        ({}, 47_768_496, "5.279E-05"),
+        ({}, 71_455_664, "4.475E-05"),
+        ({}, 76_002_224, "4.298E-05"),
+        ({}, 158_692_272, "1.150E-05"),
+        ({}, 177_927_088, "7.610E-06"),
+        ({}, 177_929_136, "7.609E-06"),
+        (TR8, 1_519_744, "5.999E-05"),
+        (TR8, 7_594_208, "5.955E-05"),
+    ],
+)
+def test_learning_rates_of_the_logs(schedule: dict[str, Any], samples: int, logged: str) -> None:
+    assert f"{rate(samples, card(schedule=schedule)):.3E}" == logged
+
+
+def plan(warmup: float = 100, style: str = "cosine", decay: int = 1000, **changes: Any) -> LearningRatePlan:
+    values: dict[str, Any] = {"warmup_tokens": warmup * 8, "decay_tokens": None} | changes
+    return LearningRatePlan(6e-5, 6e-6, style, warmup, values["warmup_tokens"], decay, values["decay_tokens"])
+
+
+def test_edges_of_the_schedule() -> None:
+    assert plan().at(0, 0) == 0
+    assert plan().at(100, 0) == 6e-5
+    assert plan().at(1000, 0) == 6e-6
+    assert plan().at(1001, 0) == 6e-6
+    assert plan(style="linear").at(550, 0) == pytest.approx(3.3e-5)
+    assert plan(style="constant").at(10**9, 0) == 6e-5
+    assert plan(warmup=0).at(0, 0) == pytest.approx(6e-5)
+
+
+@given(st.integers(0, 3000), st.integers(0, 900), st.sampled_from(["cosine", "linear", "constant"]), st.booleans())
+def test_the_rate_stays_between_floor_and_peak(samples: int, warmup: int, style: str, by_tokens: bool) -> None:
+    found = plan(warmup, style, decay_tokens=8000 if by_tokens else None).at(samples, samples * 8)
+    assert 0 <= found <= 6e-5 * (1 + 1e-12)
+    if samples > warmup:
+        assert found >= 6e-6 * (1 - 1e-12)
+
+
+@given(st.integers(0, 3000), st.sampled_from(["cosine", "linear"]))
+def test_decay_by_tokens_is_by_samples_where_lengths_are_fixed(samples: int, style: str) -> None:
+    assert plan(style=style).at(samples, 0) == plan(style=style, decay_tokens=8000).at(samples, samples * 8)
+
+
+def test_updates_that_fp16_dropped_do_not_move_the_schedule() -> None:
+    progress = Progress()
+    for dropped in (False, True, True, False):
+        progress = progress.after_step(25, 8, loss=2.0, skipped=dropped)
+    assert progress.consumed_samples == 100
+    assert plan().at(progress.scheduled_samples, progress.scheduled_tokens) == pytest.approx(3e-5)
+
+
+CURRICULUM = {"kind": "linear", "start_length": 64, "step": 8, "total_steps": 36_000}
+
+
+def test_token_decay_starts_exactly_where_the_warmup_ends() -> None:
+    """Also where the warm-up ends inside a step, at which the original took zero tokens and the rate jumped."""
+    config = card(schedule={"decay_tokens": 260_000_000_000}, curriculum=CURRICULUM)
+    found, path = plan_of(config), path_of(config)
+    behind = path.after_samples(183_105)
+    assert behind.consumed_samples < 183_105 < path.after_iteration(behind.iteration + 1).consumed_samples
+    length = (path.after_iteration(behind.iteration + 1).consumed_tokens - behind.consumed_tokens) // (
+        path.after_iteration(behind.iteration + 1).consumed_samples - behind.consumed_samples
+    )
+    assert found.warmup_tokens == behind.consumed_tokens + (183_105 - behind.consumed_samples) * length
+    rates = [
+        found.at(position.consumed_samples, position.consumed_tokens)
+        for position in map(path.after_iteration, range(behind.iteration - 3, behind.iteration + 4))
+    ]
+    steps = [abs(later - earlier) for earlier, later in pairwise(rates)]
+    assert max(steps[4:]) < 1e-9 < steps[0] < 2e-7  # warm-up steps, then hardly any decay: no jump between
+
+
+def test_token_decay_ends_at_its_tokens() -> None:
+    found = plan_of(card(schedule={"decay_tokens": 10**11}))
+    assert found.at(10**7, 10**11 - 10**6) > 6e-6
+    assert found.at(10**7, 10**11) == 6e-6
+    middle = (found.warmup_tokens + 10**11) / 2
+    assert found.at(10**7, int(middle)) == pytest.approx((6e-5 + 6e-6) / 2)
+    assert math.isclose(found.warmup_tokens, 183_105 * 2048)
+
+
+def test_lengths_by_fraction_and_by_iterations() -> None:
+    by_fraction = plan_of(card(schedule={"warmup_samples": None, "warmup_fraction": 0.01}))
+    assert by_fraction.warmup_samples == 2_000_000
+    batch = {"train_iterations": 1000, "train_samples": None, "global_batch_size": 512, "ramp": None}
+    lengths = {"warmup_samples": None, "decay_samples": None}
+    steps = plan_of(card(batch=batch, schedule={**lengths, "warmup_iterations": 10, "decay_iterations": 800}))
+    assert (steps.warmup_samples, steps.decay_samples) == (5120, 800 * 512)
+    whole = plan_of(card(batch=batch, schedule={**lengths, "warmup_fraction": 0.1}))
+    assert (whole.warmup_samples, whole.decay_samples) == (51_200, 512_000)
+
+
+ITERATIONS = {"train_iterations": 1000, "train_samples": None, "ramp": None}
+NONE = {"warmup_samples": None, "decay_samples": None}
+
+
+@pytest.mark.parametrize(
+    ("batch", "schedule", "key", "rule"),
+    [
+        ({}, {"min_learning_rate": 1.0}, "schedule.min_learning_rate", "must not exceed"),
+        ({}, {"warmup_samples": 200_000_000}, "schedule.warmup_samples", "below schedule.decay_samples (200000000)"),
+        ({}, {"warmup_fraction": 0.1}, "schedule.warmup_fraction", "excludes"),
+        ({}, {"warmup_iterations": 5}, "schedule.warmup_iterations", "counted by batch.train_iterations"),
+        ({}, {"decay_iterations": 5}, "schedule.decay_iterations", "counted by batch.train_iterations"),
+        ({}, {"decay_tokens": 183_105 * 2048}, "schedule.warmup_samples", "ends after 374999040 tokens"),
+        (ITERATIONS, {"decay_samples": None}, "schedule.warmup_samples", "counted by batch.train_samples"),
+        (ITERATIONS, {"warmup_samples": None}, "schedule.decay_samples", "counted by batch.train_samples"),
+        ({"train_iterations": 1000, "train_samples": None}, NONE, "batch.ramp", "counts samples"),
+        ({"train_iterations": 1000, "ramp": None}, NONE, "batch.train_samples", "(2048000)"),
+        (
+            ITERATIONS,
+            {**NONE, "warmup_iterations": 500, "decay_iterations": 500},
+            "schedule.warmup_iterations",
+            "below schedule.decay_iterations (500)",
+        ),
+    ],
+)
+def test_schedules_that_are_refused(batch: dict[str, Any], schedule: dict[str, Any], key: str, rule: str) -> None:
+    problems = cross_problems(card(batch=batch, schedule=schedule), 1)
+    assert any(problem.key == key and rule in problem.rule for problem in problems), problems
+
+
+def test_schedules_without_fault() -> None:
+    assert cross_problems(card(), 1) == []
+    assert cross_problems(card(schedule={"decay_style": "constant", "decay_samples": 1}), 1) == []
+    steps = {**NONE, "warmup_iterations": 10, "decay_iterations": 900}
+    assert cross_problems(card(batch=ITERATIONS, schedule=steps), 1) == []
+
+
+def test_a_broken_ramp_is_told_once_and_stops_no_other_rule() -> None:
+    """With a decay by tokens the rules walk the path of the card, which these cards do not have."""
+    ramp = {"start": 2048, "increment": 16, "samples": 100}
+    tokens = {"decay_tokens": 10}
+    assert "batch.ramp.start" in {
+        problem.key for problem in cross_problems(card(batch={"ramp": ramp}, schedule=tokens), 1)
+    }
+    broken = card(schedule=tokens, curriculum={"kind": "linear"})
+    assert "curriculum.start_length" in {problem.key for problem in cross_problems(broken, 1)}

@@ -1,0 +1,206 @@
+"""Compiled blocks against blocks as they are: the same numbers, and as few graphs as there are parts and kinds of use.
+
+Graphs are those of torch's AOT compiler, whose operations are torch's own: results and dropout masks are equal bit for
+bit (with a dropout of 0.2, whose scale of 1.25 is not rounded), so that whatever goes wrong in tracing shows. That the
+code which inductor makes of them computes the same is shown for one block, within roundings: it adds and multiplies in
+another order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from tests.trainer.cases import CPU, batches, tiny
+from tests.trainer.spawn import run_ranks
+from trainer.config.card import CardError, TrainerConfig
+from trainer.config.compiler_choice import compiler_obstacle
+from trainer.engine import Engine
+from trainer.model import compiled, matmul
+from trainer.model.block import TransformerBlock
+from trainer.model.compiled import Compiler, compiler_for
+from trainer.model.documents import DocumentRules, Stream, document_numbers, hidden_of, joined
+from trainer.model.gpt import initialise_stage
+from trainer.model.kernels import build_kernel
+from trainer.model.positions import Rotary
+from trainer.parallel.mesh import Mesh
+
+ALONE = Mesh.single(CPU)
+PARTS_ALONE, PARTS_CUT = 2, 4
+LENGTHS = (16, 8, 12)
+# Kernels of inductor keep what torch's own round in between: in fp32 some units of 2^-24 of values near 1.
+INDUCTOR_FP32 = 2e-6
+
+
+@pytest.fixture(autouse=True)
+def traced_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No code from an earlier test, and torch's own operations in place of inductor's."""
+    monkeypatch.setattr(compiled, "BACKEND", "aot_eager")
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def blocks(config: TrainerConfig, compiler: Compiler | None, rules: DocumentRules | None, part: Any) -> list[nn.Module]:
+    """A stage's blocks with the same weights each time."""
+    model, rotary = config.model, None
+    if model.position_embedding == "rotary":
+        rotary = Rotary(model.head_size, model.rotary_base, CPU, rules is not None)
+    kernel = build_kernel(model, ALONE, rules, config.precision.dtype)
+    made = [TransformerBlock(model, ALONE, kernel, rotary, part, compiler) for _ in range(model.layers)]
+    initialise_stage([(f"blocks.{index}.", block) for index, block in enumerate(made)], 1, ALONE)
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[config.precision.dtype]
+    return [block.to(dtype).train() for block in made]
+
+
+def results(
+    stage: list[nn.Module],
+    rules: DocumentRules | None,
+    recomputed: bool,
+    lengths: tuple[int, ...] = LENGTHS,
+    evaluates: bool = True,
+) -> list[Tensor]:
+    """Outputs in training, all gradients, at several lengths; and what an evaluation gives at the last of them."""
+    found = []
+    for length in lengths:
+        torch.manual_seed(length)
+        hidden = torch.randn(2, length, 32).to(next(stage[0].parameters()).dtype).requires_grad_()
+        documents = None if rules is None else document_numbers(torch.randint(0, 4, (2, length)), rules.end_id)
+        stream: Stream = joined(hidden, documents)
+        for block in stage:
+            inputs = stream if isinstance(stream, tuple) else (stream,)
+            run = lambda *parts, block=block: block(joined(parts[0], parts[1] if len(parts) > 1 else None))  # noqa: E731
+            stream = checkpoint(run, *inputs, use_reentrant=False) if recomputed else run(*inputs)
+        output, _ = hidden_of(stream)
+        output.float().square().sum().backward()
+        assert hidden.grad is not None
+        found += [output.detach(), hidden.grad]
+    found += [parameter.grad for block in stage for parameter in block.parameters() if parameter.grad is not None]
+    if not evaluates:
+        return found
+    with torch.no_grad():
+        for block in stage:
+            stream = block.eval()(joined(hidden_of(stream)[0].detach(), hidden_of(stream)[1]))
+    return [*found, hidden_of(stream)[0]]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "part", "options", "has_documents"),
+    [
+        ("bf16", "block", {"hidden_dropout": 0.2, "attention_dropout": 0.1}, True),
+        ("fp16", "attention", {"hidden_dropout": 0.2, "attention_dropout": 0.1}, False),
+        ("fp32", "attention", {"position_embedding": "rotary", "activation": "gelu"}, True),
+    ],
+)
+def test_one_graph_for_all_blocks_and_one_for_other_lengths(
+    dtype: str, part: str, options: dict[str, Any], has_documents: bool
+) -> None:
+    config = tiny(dtype=dtype, layers=2, **options)
+    rules = DocumentRules(0, True, True) if has_documents else None
+    compiler = Compiler()
+    plain = results(blocks(config, None, rules, part), rules, part == "block")
+    found = results(blocks(config, compiler, rules, part), rules, part == "block")
+    assert len(plain) == len(found) == 2 * len(LENGTHS) + 2 * 12 + 1
+    assert all(torch.equal(one, other) for one, other in zip(plain, found, strict=True))
+    assert compiler.graphs == 3 * PARTS_ALONE  # the first length, all others, evaluation
+
+
+def test_products_widened_to_fp32_are_traced_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on processors without 16-bit products."""
+    monkeypatch.setattr(matmul, "compute_dtype", lambda tensor: torch.float32)
+    config, compiler = tiny(dtype="bf16"), Compiler()
+    plain, found = (results(blocks(config, one, None, "nothing"), None, False, (16,)) for one in (None, compiler))
+    assert all(torch.equal(one, other) for one, other in zip(plain, found, strict=True))
+    assert compiler.graphs == 2 * PARTS_ALONE
+
+
+def test_too_many_variants_end_the_training() -> None:
+    """They do not go on uncompiled without a word."""
+    config, compiler = tiny(), Compiler()
+    stage = blocks(config, compiler, None, "nothing")
+    with torch._dynamo.config.patch(recompile_limit=1), pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
+        results(stage, None, False)
+
+
+def train(config: TrainerConfig) -> tuple[list[float], list[Tensor], int]:
+    """Losses under a curriculum with an evaluation, all weights, and the graphs made."""
+    compiled.BACKEND = "aot_eager"
+    mesh = Mesh.create(config.parallel, CPU)
+    engine = Engine.build(config, mesh)
+    found = []
+    for step, length in enumerate(LENGTHS):
+        found.append(engine.train_step(batches(config, mesh, step, 16), 16, sequence_length=length).loss)
+    found.append(engine.evaluate(batches(config, mesh, 1000, 16), 8 // mesh.data))
+    weights = [weight.tensor.clone() for weight in engine.sharded_state().weights]
+    graphs = engine.compiler.graphs if engine.compiler else 0
+    engine.close()
+    return found, weights, graphs
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "tensor", "sequence_parallel", "options", "graphs"),
+    [
+        (2, 2, True, {"activation_checkpointing": True, "recompute_blocks": 2}, 3 * PARTS_CUT),
+        # What is kept in parts is computed without autograd first: a variant of its own.
+        (1, 2, False, {"activation_checkpointing": True, "partition_activations": True}, 5 * PARTS_CUT),
+    ],
+)
+def test_every_cut_computes_the_same(
+    pipeline: int, tensor: int, sequence_parallel: bool, options: dict[str, Any], graphs: int
+) -> None:
+    """Collectives lie between the parts; dropout masks are those of blocks as they are, on every rank."""
+    card = tiny(pipeline, tensor, layers=4, hidden_dropout=0.2, attention_dropout=0.1, **options)
+    card = card.model_copy(
+        update={"parallel": card.parallel.model_copy(update={"sequence_parallel": sequence_parallel})}
+    )
+    compiled_card = card.model_copy(update={"model": card.model.model_copy(update={"compile_blocks": True})})
+    plain, found = (run_ranks(train, pipeline * tensor, one) for one in (card, compiled_card))
+    for (losses, weights, _), (same_losses, same_weights, _) in zip(plain, found, strict=True):
+        assert losses == same_losses
+        assert all(torch.equal(one, other) for one, other in zip(weights, same_weights, strict=True))
+    assert {made for _, _, made in plain} == {0}
+    assert all(0 < made <= graphs for _, _, made in found)
+
+
+def test_what_inductor_makes_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same within roundings; with dropout, recomputation draws the masks again that were drawn first."""
+    monkeypatch.setattr(compiled, "BACKEND", "inductor")
+    monkeypatch.setattr(torch._inductor.config, "compile_threads", 1)  # a pool's processes would each load torch anew
+    config = tiny(layers=1)
+    plain, found = (
+        results(blocks(config, one, None, "nothing"), None, False, (16,), False) for one in (None, Compiler())
+    )
+    for one, other in zip(plain, found, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-5, atol=INDUCTOR_FP32 * float(one.abs().max()))
+    config, compiler = tiny(layers=1, hidden_dropout=0.2), Compiler()
+    kept, recomputed = (results(blocks(config, compiler, None, part), None, again, (16,), False) for part, again in
+                        (("nothing", False), ("block", True)))  # fmt: skip
+    assert all(torch.equal(one, other) for one, other in zip(kept, recomputed, strict=True))
+    assert not torch.equal(kept[0], found[0])
+
+
+# ----------------------------------------------------------------------------- what a node lacks
+def test_a_node_without_a_compiler_is_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny(compile_blocks=True)
+    assert isinstance(compiler_for(config, CPU), Compiler)
+    assert compiler_for(tiny(), CPU) is None
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with pytest.raises(CardError, match=r"compile_blocks = True: no C\+\+ compiler is on this node"):
+        compiler_for(config, CPU)
+
+
+def test_what_a_gpu_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert compiler_obstacle("cuda") == "the triton package is not installed"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}" if name == "clang" else None)
+    assert compiler_obstacle("cuda") is None
+    monkeypatch.setenv("CC", "none-such -O2")
+    assert "none is on this node" in str(compiler_obstacle("cuda"))

@@ -1,0 +1,45 @@
+"""Words that processes leave about their end: the trainer's end marker, and the death of what could not speak."""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.contract.end_marker import EndMarker
+from trainer.contract.files import write_json
+from trainer.contract.paths import END_MARKER_FILE
+
+
+def read_marker(attempt: Path, launch: int) -> EndMarker | None:
+    """The end marker, if it is this launch's. Raises OSError or ValueError when it cannot be read."""
+    marker = EndMarker.read(attempt / END_MARKER_FILE)
+    return marker if marker is not None and marker.launch == launch else None
+
+
+def trainer_is_done(attempt: Path, launch: int) -> bool:
+    """Has the trainer of this launch left its end marker?"""
+    try:
+        return read_marker(attempt, launch) is not None
+    except (ValueError, OSError):
+        return False
+
+
+@dataclass(frozen=True)
+class Death:
+    """A process that signal `number` ended, so that it cannot tell of it itself. `rank`: of a worker, else None."""
+
+    what: str
+    host: str
+    number: int
+    launch: int
+    rank: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.what} was ended by {signal.Signals(self.number).name}"
+
+    def write(self, attempt: Path, name: str) -> None:
+        """Keep it as `failures/NAME-HOST.json`. Raises OSError when it cannot be written."""
+        value = {"rank": self.rank, "host": self.host, "time": time.time(), "launch": self.launch, "error": str(self)}
+        write_json(attempt / "failures" / f"{name}-{self.host}.json", {**value, "signal": self.number})

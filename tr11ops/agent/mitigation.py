@@ -1,0 +1,341 @@
+"""What a failing attempt does about its fault: excludes bad nodes, holds the queued jobs, writes its verdict.
+
+Whatever asks the scheduler is done beside the launches, one thing after another, so that no launch waits for it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tr11ops.agent.attribution import Attribution
+from tr11ops.agent.breaker import attempts_before
+from tr11ops.agent.recurrence import NodeFault, innocent
+from tr11ops.agent.step import LineTee
+from tr11ops.base.observed import cause, observed
+from tr11ops.cluster.base import JobState, Scheduler, SchedulerError
+from tr11ops.cluster.hostlist import compress
+from tr11ops.nodes.names import card_exclusions
+from tr11ops.nodes.queue_exclusions import (
+    ExclusionResult,
+    RunQueue,
+    exclude_nodes,
+    include_nodes,
+    sync_queue_exclusions,
+)
+from tr11ops.queue.given_nodes import known_names
+from tr11ops.queue.pending import Ordering, PendingChanges, PendingJobs
+from tr11ops.runcard.card import RunCard
+from tr11ops.rundir.attempts import SUPERSEDED, AttemptVerdict
+from tr11ops.rundir.exclusion_limit import ExclusionLimit, partition_nodes, way_past
+from tr11ops.rundir.exclusions import AUTOMATIC_OWNER, read_version
+from tr11ops.rundir.holds import forget_holds, record_holds
+from tr11ops.rundir.journal import Journal
+from tr11ops.rundir.paths import RunDirectory, Submission
+from trainer.contract.end_marker import EXIT_FINE
+from trainer.contract.state_file import read_json
+
+
+@dataclass(frozen=True)
+class ActingAttempt:
+    """The attempt that acts. `partition` is the scheduler's name of where it runs, "" where it does not say."""
+
+    config: RunCard
+    directory: RunDirectory
+    job_id: str
+    submission: str
+    allocated: int
+    partition: str = ""
+
+    @property
+    def folder(self) -> Path:
+        return self.config.paths.attempt(self.job_id)
+
+
+class Mitigation:
+    """The effects of one attempt on the run's other work. `scheduler` and `waiting` are None in the foreground."""
+
+    def __init__(
+        self, attempt: ActingAttempt, scheduler: Scheduler | None, waiting: PendingJobs | None, tee: LineTee
+    ) -> None:
+        self._attempt = attempt
+        self._scheduler = scheduler
+        self._waiting = waiting
+        self._tee = tee
+        self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mitigation")
+        self._pending: list[Future[object]] = []
+        self._held: Future[PendingChanges] | None = None
+        self._partition_nodes: tuple[str, ...] | None = None
+        self.refused: list[tuple[str, str]] = []  # bad nodes that are not excluded, and why not
+
+    # ------------------------------------------------------------------ nodes
+    def exclude_nodes(self, found: Attribution) -> None:
+        """Begin to exclude the blamed nodes from this run: on its list, and in its queued jobs."""
+        if found.blamed:
+            self._later(lambda: self._exclude(found))
+
+    def _exclude(self, found: Attribution) -> None:
+        resilience, limit = self._attempt.config.resilience, self._limit()
+        done = exclude_nodes(
+            self._attempt.directory, found.blamed, self._queue(), why=found.summary, owner=AUTOMATIC_OWNER,
+            evidence=found.evidence, days=resilience.exclusion_days, job_id=self._attempt.job_id, limit=limit,
+        )  # fmt: skip
+        for node in done.nodes:
+            self._tee.line(f"tr11: {node} is excluded for {resilience.exclusion_days:g} days: {found.summary}")
+        for node, fault in done.refused:
+            why = f"{fault}; to exclude it all the same: `{way_past(node)}`" if fault == str(limit) else fault
+            self.refused.append((node, why))
+            self._tee.line(f"tr11: {node} is not excluded: {why}")
+        self._tell(done)
+
+    def refresh(self) -> None:
+        """Put the run's list, and nothing else, on the exclude lists of the queued jobs."""
+        queue = self._queue()
+        if queue is not None:
+            self._tell(sync_queue_exclusions(self._attempt.directory, queue))
+
+    def take_back(self, others: Sequence[NodeFault], why: str) -> None:
+        """Begin to end the automatic exclusions that rest on these faults: on the run's list, in the queued jobs."""
+        self._later(lambda: self._take_back(others, why))
+
+    def _take_back(self, others: Sequence[NodeFault], why: str) -> None:
+        directory = self._attempt.directory
+        try:
+            listed = read_version(directory.exclusions).exclusions
+        except (OSError, ValueError) as error:
+            self._tee.line(f"tr11: exclusions cannot be taken back, the run's list cannot be read: {cause(error)}")
+            return
+        back = [entry.node for entry in innocent(listed, AUTOMATIC_OWNER, others)]
+        done = include_nodes(directory, back, self._queue(), why=why, owner=AUTOMATIC_OWNER)
+        for node in done.nodes:
+            self._tee.line(f"tr11: {node} is not excluded any more: {why}")
+        for node, fault in done.refused:
+            self._tee.line(f"tr11: {node} stays excluded: {fault}")
+        self._tell(done)
+
+    def _queue(self) -> RunQueue | None:
+        """The run's queued jobs, asked for as long as a silent scheduler may come back."""
+        waiting = self._waiting
+        if waiting is None:
+            return None
+        return RunQueue(
+            waiting.scheduler, waiting.look, lambda: known_names(waiting.scheduler),
+            kept=card_exclusions(self._attempt.config), retry=waiting.retry,
+        )  # fmt: skip
+
+    def _tell(self, done: ExclusionResult) -> None:
+        if done.left_out:
+            gone = f"{compress(done.left_out)}: unknown to the scheduler, left out of what it is given"
+            self._tee.line(f"tr11: {gone}; on the run's list it stays")
+        for change in done.changes:
+            added, removed = set(change.after) - set(change.before), set(change.before) - set(change.after)
+            words = [f"will not use {compress(added)}"] if added else []
+            words += [f"may use {compress(removed)} again"] if removed else []
+            self._tee.line(f"tr11: queued job {change.job_id} {' and '.join(words)}")
+        for line in done.failed:
+            self._tee.line(f"tr11: {line}")
+        if done.unread is not None:
+            self._tee.line(f"tr11: the queued jobs keep their exclude lists: {cause(done.unread)}")
+
+    def prepare(self) -> None:
+        """Ask now what the scheduler may be too dead to say later: how many nodes there are."""
+        self._later(self._count_nodes)
+
+    def _count_nodes(self) -> None:
+        if self._scheduler is None:
+            return
+        try:
+            nodes = self._scheduler.nodes()
+        except SchedulerError as error:
+            self._tee.line(f"tr11: the scheduler does not tell the size of its partitions: {error}")
+            return
+        ours = partition_nodes(nodes, self._attempt.config.slurm.partition, self._attempt.partition)
+        self._partition_nodes = tuple(node.name for node in ours) or None
+
+    def _limit(self) -> ExclusionLimit:
+        """How many nodes may be excluded; one where it is not known how many there are."""
+        if self._partition_nodes is None:
+            return ExclusionLimit(1)
+        card = self._attempt.config
+        percent = card.resilience.exclusion_cap_percent
+        return ExclusionLimit.of(self._partition_nodes, card.slurm.allocated_nodes, percent)
+
+    # ------------------------------------------------------------------ the queued jobs
+    def hold(self, switch: str = "") -> None:
+        """Begin to hold all of the run's queued jobs, once. What is held for a switch is put on record at once."""
+        if self._waiting is not None and self._held is None:
+            waiting = self._waiting
+            self._held = self._beside.submit(lambda: self._hold(waiting, switch))
+
+    def _hold(self, waiting: PendingJobs, switch: str) -> PendingChanges:
+        held = waiting.hold()
+        if switch and held.changed:
+            self._on_record(
+                lambda: record_holds(self._attempt.directory, held.changed, AUTOMATIC_OWNER, switch, switch)
+            )
+        return held
+
+    def _on_record(self, change: Callable[[], None]) -> None:
+        try:
+            change()
+        except OSError as error:
+            self._tee.line(f"tr11: what is held could not be put on record: {error}")
+
+    def queue_behind(self, ordering: Ordering, job_id: str) -> None:
+        """Begin to make the array's other tasks wait for the end of job `job_id`."""
+        if self._waiting is not None:
+            waiting = self._waiting
+            self._later(lambda: waiting.run_after(ordering, job_id))
+
+    def cancel(self, job_id: str) -> None:
+        """End a job that nothing works in any more."""
+        self._later(lambda: self._cancel(job_id))
+
+    def _cancel(self, job_id: str) -> None:
+        if self._scheduler is None:
+            return
+        try:
+            self._scheduler.cancel(job_id)
+            self._tee.line(f"tr11: job {job_id} had lost its batch host: cancelled")
+        except SchedulerError as error:
+            self._tee.line(f"tr11: job {job_id} has lost its batch host and cannot be cancelled: {error}")
+
+    def release(self) -> None:
+        """Undo `hold`: its reason has gone."""
+        if self._waiting is not None and self._held is not None:
+            waiting, held = self._waiting, self._held
+            self._held = None
+            self._later(lambda: self._release(waiting, held.result().changed))
+
+    def _release(self, waiting: PendingJobs, numbers: tuple[str, ...]) -> None:
+        done = waiting.release(numbers)
+        gone = numbers if done.complete else done.numbers  # the rest is for `tr11 resume`, which goes by the record
+        self._on_record(lambda: forget_holds(self._attempt.directory, gone))
+
+    def note(self, kind: str, why: str, data: dict[str, Any]) -> None:
+        """Write to the journal, beside. One that cannot be written is said, and stops nothing."""
+        self._later(lambda: self._note(kind, why, data))
+
+    def _note(self, kind: str, why: str, data: dict[str, Any]) -> None:
+        try:
+            Journal(self._attempt.directory.journal).write(
+                kind, why, {"job_id": self._attempt.job_id, **data}, AUTOMATIC_OWNER
+            )
+        except OSError as error:
+            self._tee.line(f"tr11: the journal cannot be written: {error}")
+
+    def _later(self, action: Callable[[], object]) -> None:
+        self._pending.append(self._beside.submit(action))
+
+    def wait(self) -> None:
+        """Wait for everything that was begun. A bug in it must not hide how the attempt ended."""
+        for future in self._pending:
+            error = future.exception()
+            if error is not None:
+                self._tee.line(f"tr11: {type(error).__name__} while the fault was dealt with: {error}")
+        self._pending.clear()
+
+    # ------------------------------------------------------------------ the end
+    def finish(self, verdict: AttemptVerdict, hold: str = "", switch: str = "") -> int:
+        """Hold what waits if `hold` says why, write the verdict, and return the batch script's exit status.
+
+        `switch`: the kill switch or pause for which alone it is held; nothing speaks against going on without that.
+        """
+        self.wait()
+        if hold:
+            verdict = self._finish_hold(verdict, hold, switch)
+        verdict = replace(verdict, job_id=self._attempt.job_id, submission=self._attempt.submission, time=time.time())
+        try:
+            verdict.write(self._attempt.folder)
+        except OSError as error:
+            self._tee.line(f"tr11: the verdict could not be recorded: {error}")
+        saved = f", checkpoint {verdict.checkpoint_step}" if verdict.checkpoint_step is not None else ""
+        where = f" at iteration {verdict.iteration}{saved}" if verdict.iteration is not None else ""
+        detail = f": {verdict.message}" if verdict.exit_status != EXIT_FINE else ""
+        self._tee.line(f"tr11: attempt {self._attempt.job_id} ended: {verdict.reason}{where}{detail}")
+        self.wait()
+        self._beside.shutdown()
+        return verdict.exit_status
+
+    def _finish_hold(self, verdict: AttemptVerdict, why: str, switch: str) -> AttemptVerdict:
+        self.hold(switch)
+        held: tuple[str, ...] = ()
+        complete = True
+        if self._held is not None:
+            error = self._held.exception()
+            changes = PendingChanges((), (), False) if error is not None else self._held.result()
+            # what was held before is no one's to release after a switch; after a fault nothing of it may start either
+            held, complete = changes.changed if switch else changes.numbers, changes.complete
+            if error is not None:
+                self._tee.line(f"tr11: {type(error).__name__} while the waiting tasks were held: {error}")
+        if verdict.exit_status != EXIT_FINE and held:
+            self._tee.line(f"tr11: ALERT: job {', '.join(held)} is held, nothing trains: {why} (runbook: array-held)")
+        if not complete:
+            self._tee.line("tr11: not all that waits could be held: the next task will not train either")
+        if held or not complete:
+            data = {"jobs": list(held), "complete": complete, "cause": verdict.cause, "fault": verdict.fault}
+            self._note("array-held", why, data)
+        restart = verdict.restart and bool(switch)
+        return replace(verdict, restart=restart, held=held, hold_failed=not complete, held_because=why, held_for=switch)
+
+
+def forbidding_verdict(attempt: ActingAttempt) -> AttemptVerdict | None:
+    """The verdict of the attempt before, if it wanted this one held and could not do it; else None.
+
+    It speaks for what waited then: not for a submission made later, nor where a person has released what was held.
+    """
+    for _, verdict in attempts_before(attempt.directory, attempt.job_id):
+        if verdict is None or verdict.reason == SUPERSEDED:
+            continue
+        if not verdict.hold_failed:
+            return None
+        try:
+            record = Submission.read(attempt.directory.submission(attempt.submission).record)
+        except (OSError, ValueError):
+            record = None
+        return verdict if record is None or record.time < verdict.time else None
+    return None
+
+
+@dataclass(frozen=True)
+class ConcurrentAttempt:
+    """Another attempt of the same submission, whose job still runs. `is_zombie`: it has lost its batch host."""
+
+    job_id: str
+    is_zombie: bool
+
+
+def concurrent_attempt(attempt: ActingAttempt, scheduler: Scheduler) -> ConcurrentAttempt | None:
+    """The attempt that runs beside this one; None when there is none to be seen.
+
+    A job that lives on without a dead node counts as ended for its array (Slurm 22.05), so the next task starts. If the
+    dead node was the batch host, nothing of the job works any more, but it holds its other nodes for ever.
+    """
+    for folder, verdict in attempts_before(attempt.directory, attempt.job_id):
+        if verdict is not None and verdict.reason == SUPERSEDED:
+            continue
+        record = observed(lambda folder=folder: read_json(folder / "attempt.json"))  # type: ignore[misc]
+        if verdict is not None or not isinstance(record, dict) or record.get("submission") != attempt.submission:
+            return None
+        try:
+            job = scheduler.job(folder.name)
+        except SchedulerError:
+            return None
+        if job is not None and job.state is JobState.RUNNING:
+            batch_host = next(iter(record.get("nodes") or ()), None)
+            return ConcurrentAttempt(
+                folder.name, bool(job.nodes) and batch_host is not None and batch_host not in job.nodes
+            )
+    return None
+
+
+def switch_of(directory: RunDirectory) -> str:
+    """What stops everything of this run that waits: "kill-switch", "pause", or ""."""
+    if directory.kill_switch_is_set():
+        return "kill-switch"
+    return "pause" if os.path.lexists(directory.paths.pause) else ""

@@ -1,0 +1,208 @@
+"""Who hears of an alert now: the table of docs/alerts.md as a pure function of the book and the moment.
+
+| | no one knows yet | stands on | is over |
+|---|---|---|---|
+| INFO | - | - | - |
+| WARNING | person on duty | repeated after repeat_hours | all-clear |
+| CRITICAL | person on duty | escalates until acknowledged, repeated | all-clear |
+
+In quiet hours only the row of CRITICAL applies; what a WARNING has missed follows when they end, if it is still true.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from tr11ops.alerts.digest_text import digest_message
+from tr11ops.alerts.grouping import MessagePart, grouped
+from tr11ops.alerts.incidents import is_worth_a_message
+from tr11ops.alerts.messages import alert_message
+from tr11ops.alerts.policy import FLAP_SECONDS, Policy, unique
+from tr11ops.alerts.site_message import site_message
+from tr11ops.alerts.situation import RunSituation
+from tr11ops.alerts.state import Alert, AlertState, Message, UndeliveredMessages, elapsed
+from tr11ops.detect.finding import Severity
+
+_MAIL_ADDRESS = re.compile(r"[^@\s,]+@[^@\s,]+")
+MOST_MAILS_KEPT = 30  # Message-IDs of an incident, by which a reply is known
+SITE_DETECTORS = frozenset({"nodes-short"})  # what only the site can repair
+SITE_WORDS = frozenset({"opened", "reopened", "cleared"})  # and what its support hears of it
+ALARMS = frozenset({"opened", "raised", "reopened", "again"})  # escalation counts from these
+
+
+@dataclass(frozen=True)
+class Notification:
+    """That something is to be said: what kind of message, and to whom."""
+
+    kind: str
+    to: tuple[str, ...]
+
+
+def tell(
+    book: AlertState,
+    policy: Policy,
+    now: float,
+    backlog: UndeliveredMessages | None = None,
+    only: frozenset[str] | None = None,
+    situation: RunSituation | None = None,
+) -> tuple[AlertState, tuple[Message, ...]]:
+    """The messages that are due now, and the book that knows of them.
+
+    `only` limits it to alerts of these fingerprints, and leaves the digest out. `situation` is what the messages say
+    of the run.
+    """
+    words: dict[str, Notification] = {}
+    alerts: list[Alert] = []
+    for alert in book.alerts:
+        if only is not None and alert.fingerprint not in only:
+            alerts.append(alert)
+            continue
+        word = _word(alert, policy, now)
+        after = _stepped(alert, word, policy, now)
+        if word is not None and policy.is_reachable:
+            words[alert.fingerprint] = word
+        elif word is not None and word.kind == "cleared":  # no one is left to wait for it
+            after = replace(after, said=None)
+        alerts.append(after)
+    known = ((alert, words[alert.fingerprint]) for alert in alerts if alert.fingerprint in words)
+    parts = (MessagePart(alert, word.kind, word.to) for alert, word in known)
+    messages = [
+        alert_message(group.parts, group.to, policy, now, situation, group.urls)
+        for group in grouped(parts)
+        if group.to or (group.urls and policy.has_urls)
+    ]
+    by_alert: dict[str, list[Message]] = {}
+    for message in messages:
+        for name in message.alerts:
+            by_alert.setdefault(name, []).append(message)
+    if policy.support:
+        site = (alert for alert in alerts if alert.detector in SITE_DETECTORS and alert.fingerprint in words)
+        of_site = ((alert, words[alert.fingerprint].kind) for alert in site)
+        messages += [site_message(alert, kind, policy, now) for alert, kind in of_site if kind in SITE_WORDS]
+    alerts = [
+        told(alert, words[alert.fingerprint], by_alert.get(alert.fingerprint, []), now)
+        if alert.fingerprint in words
+        else alert
+        for alert in alerts
+    ]
+    done = replace(book, alerts=tuple(alerts))
+    if only is None:
+        done, digest = _digest(done, policy, now, backlog, situation)
+        messages += digest
+    return replace(done, messages=(*done.messages, *messages)), tuple(messages)
+
+
+def told(alert: Alert, word: Notification, messages: Iterable[Message], now: float) -> Alert:
+    """The alert after what one look has said of it."""
+    identities = tuple(message.message_id for message in messages)
+    cleared = word.kind == "cleared"
+    after = replace(
+        alert,
+        opened=now if alert.sends == 0 else alert.opened,
+        said=None if cleared else alert.severity,
+        heard=alert.heard if cleared else max(alert.severity, alert.heard or alert.severity),
+        told=alert.told if cleared else unique((*alert.told, *word.to)),
+        sends=alert.sends + 1,
+        last_sent=now,
+        remind=False,
+        thread=alert.thread or " ".join(identities),
+        mails=(*alert.mails, *identities)[-MOST_MAILS_KEPT:],
+    )
+    return replace(after, alarmed=now, escalated=0) if word.kind in ALARMS else after
+
+
+# ----------------------------------------------------------------------------- the table
+def _word(alert: Alert, policy: Policy, now: float) -> Notification | None:
+    if not is_worth_a_message(alert) or (alert.severity < Severity.CRITICAL and policy.is_quiet(now)):
+        return None
+    if not alert.is_open:
+        return Notification("cleared", alert.told) if alert.said is not None else None
+    passing = alert.clear_looks or alert.milder_looks  # the last look did not see it, or not so bad: the next will tell
+    if alert.snoozed_until is not None or passing:
+        return None
+    aware = unique((*policy.on_duty(now), *alert.told, *_mail(alert.owner)))
+    if alert.said is None:
+        return _first_word(alert, aware, now)
+    return _further_word(alert, alert.said, aware, policy, now)
+
+
+def _first_word(alert: Alert, aware: tuple[str, ...], now: float) -> Notification | None:
+    """About a fault of which people know nothing, or think that it is over.
+
+    Not within an hour of telling them so, unless it is worse than all that they heard of it.
+    """
+    is_worse = alert.severity > (alert.heard or Severity.WARNING)
+    if alert.is_acknowledged or (alert.sends and not is_worse and elapsed(alert.last_sent, now) < FLAP_SECONDS):
+        return None
+    return Notification("reopened" if alert.sends else "opened", aware)
+
+
+def _further_word(
+    alert: Alert, said: Severity, aware: tuple[str, ...], policy: Policy, now: float
+) -> Notification | None:
+    """About a fault that people know of: that it is worse, or that no one has taken it on."""
+    if alert.severity > said:
+        return Notification("raised", aware)
+    if alert.is_acknowledged:
+        return None
+    if alert.remind:
+        return Notification("again", aware)
+    return _escalation(alert, policy, now) or _repetition(alert, aware, policy, now)
+
+
+def _escalation(alert: Alert, policy: Policy, now: float) -> Notification | None:
+    """The next to be asked; None where that is no one new."""
+    steps = _steps_due(alert, policy, now)
+    if steps <= alert.escalated:
+        return None
+    to = policy.escalation(steps, alert.told, now)
+    return Notification("escalated", to) if set(to) - set(alert.told) else None
+
+
+def _steps_due(alert: Alert, policy: Policy, now: float) -> int:
+    if alert.severity < Severity.CRITICAL or alert.alarmed is None:
+        return 0
+    return policy.steps_due(elapsed(alert.alarmed, now))
+
+
+def _stepped(alert: Alert, word: Notification | None, policy: Policy, now: float) -> Alert:
+    """Steps of the escalation that are over, whether or not they found anyone new."""
+    stands_unanswered = alert.is_open and alert.said is not None and not alert.is_acknowledged
+    if not stands_unanswered or alert.snoozed_until is not None or (word and word.kind != "escalated"):
+        return alert
+    return replace(alert, escalated=max(alert.escalated, _steps_due(alert, policy, now)))
+
+
+def _repetition(alert: Alert, aware: tuple[str, ...], policy: Policy, now: float) -> Notification | None:
+    if elapsed(alert.last_sent, now) < policy.repeat_hours * 3600.0:
+        return None
+    return Notification("repeated", aware)
+
+
+def _mail(name: str) -> tuple[str, ...]:
+    """The mail address that a person's name is, by the run card's own rule; a mere name has none."""
+    return (name,) if _MAIL_ADDRESS.fullmatch(name) else ()
+
+
+# ----------------------------------------------------------------------------- the digest
+def _digest(
+    book: AlertState, policy: Policy, now: float, backlog: UndeliveredMessages | None, situation: RunSituation | None
+) -> tuple[AlertState, tuple[Message, ...]]:
+    """The daily summary, once for each day on which anyone looked, also when there is nothing to say."""
+    moment = policy.digest_moment(now)
+    if moment is None:
+        return book, ()
+    if book.digested is None or book.digested - now > 86_400.0:  # the first look ever; or a clock that ran ahead
+        return replace(book, digested=moment), ()
+    if moment <= book.digested:
+        return book, ()
+    to = digest_readers(policy, now)
+    messages = (digest_message(book, to, policy, now, moment, backlog, situation),) if policy.is_reachable else ()
+    return replace(book, digested=moment), messages
+
+
+def digest_readers(policy: Policy, now: float) -> tuple[str, ...]:
+    """Who gets the digest: the recipients, and the person on duty."""
+    return unique((*policy.recipients, *policy.on_duty(now)))

@@ -1,0 +1,230 @@
+"""The alert state: one alert per incident, what people were told of it, and what is still to be done about it.
+
+Values only: what happens to a book is in `incidents.py` (what a look saw) and `notify.py` (who hears of it). Times are
+seconds since the epoch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tr11ops.detect.finding import Severity
+
+CLOSED_KEPT = 2000  # incidents; at some 300 bytes each the book stays below a megabyte
+
+
+@dataclass(frozen=True)
+class Alert:
+    """One incident, from the first look that saw it to the all-clear, and who deals with it.
+
+    `began` is the first look that saw the fault, `opened` when people were first told (`began` until then), `last_seen`
+    the last look that saw it. `clear_looks` counts looks in a row that could judge and saw nothing, `milder_looks`
+    those that saw a lesser fault; `severity` is the highest since it last became milder.
+
+    `said` is what those in `told` believe now: the severity they last heard of; None before the first message and after
+    the all-clear. `alarmed` is the message that escalation counts from, `escalated` how many of its steps were taken,
+    `sends` how many messages went out, `last_sent` when the last one did, `remind` that it must be said once again.
+    `heard` is the highest severity that any message of this incident named. `identity` is the finding's; None in a
+    record of an older tr11. `thread` are the Message-IDs of the incident's first message (one for each group of people
+    that got it in a mail of its own), `mails` those of its last messages, by which a reply is known.
+    """
+
+    fingerprint: str
+    detector: str
+    subject: str
+    severity: Severity
+    title: str
+    evidence: tuple[str, ...]
+    fix: str
+    runbook: str
+    began: float
+    opened: float
+    last_seen: float
+    clear_looks: int = 0
+    milder_looks: int = 0
+    acknowledged_by: str = ""
+    acknowledged_at: float | None = None
+    acknowledged_why: str = ""
+    first_acknowledged_by: str = ""
+    owner: str = ""
+    snoozed_until: float | None = None
+    snoozed_by: str = ""
+    resolved_at: float | None = None
+    resolved_by: str = ""
+    resolved_why: str = ""
+    said: Severity | None = None
+    told: tuple[str, ...] = ()
+    sends: int = 0
+    last_sent: float | None = None
+    alarmed: float | None = None
+    escalated: int = 0
+    remind: bool = False
+    thread: str = ""
+    heard: Severity | None = None
+    identity: tuple[str, ...] | None = None
+    mails: tuple[str, ...] = ()
+
+    @property
+    def is_open(self) -> bool:
+        return self.resolved_at is None
+
+    @property
+    def is_acknowledged(self) -> bool:
+        return self.acknowledged_at is not None
+
+
+@dataclass(frozen=True)
+class Incident:
+    """What remains of an alert for reports. Times as in `Alert`; `resolved` is None while the fault stands."""
+
+    fingerprint: str
+    detector: str
+    subject: str
+    severity: Severity
+    title: str
+    began: float
+    opened: float
+    acknowledged_by: str
+    resolved: float | None
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message to people: written once, sent to each of `to` (and to every delivery URL) once.
+
+    `id` is the same however often the message is made again, and names its file and its Message-ID. `kind` is
+    opened, raised, reopened, again, escalated, repeated, assigned, cleared, digest, test or site; of several alerts,
+    that of the first. `alert` is the first alert's fingerprint, "" for what belongs to none; `alerts` are all of them,
+    and `kinds` what is said of each. `thread` are the Message-IDs of the incidents' first messages, "" for the first
+    one itself. `appendix` is for mails alone; `urls` says whether the delivery URLs get it.
+    """
+
+    id: str
+    kind: str
+    alert: str
+    detector: str
+    severity: Severity
+    subject: str
+    body: str
+    to: tuple[str, ...]
+    time: float
+    message_id: str
+    thread: str = ""
+    alerts: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
+    appendix: str = ""
+    urls: bool = True
+
+
+@dataclass(frozen=True)
+class UndeliveredMessages:
+    """Messages that no server has taken yet: how many, when the oldest was written, and the last thing that failed."""
+
+    count: int = 0
+    since: float | None = None
+    trouble: str = ""
+
+
+@dataclass(frozen=True)
+class AlertEvent:
+    """Something for the journal: kind, who, why and data, as `Journal.write` takes them.
+
+    `id` goes into the data, so that an entry that a kill made the journal hold twice is known as one.
+    """
+
+    id: str
+    kind: str
+    who: str
+    why: str
+    time: float
+    data: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class AlertState:
+    """All alerts that are open or were lately closed, and what is decided but not yet on its way.
+
+    `messages` and `events` are written in the same stroke as what caused them, so that no kill can part them; they
+    leave the book when outbox and journal hold them. `closed` are older incidents, the newest last. `looked` is the
+    last look, `blind` the detectors that could not judge then, `digested` the last digest's moment. `mailbox` says up
+    to where replies were read (UIDVALIDITY, UID), `answered` are the Message-IDs of those that were heeded.
+    """
+
+    alerts: tuple[Alert, ...] = ()
+    closed: tuple[Incident, ...] = ()
+    messages: tuple[Message, ...] = ()
+    events: tuple[AlertEvent, ...] = ()
+    looked: float | None = None
+    blind: tuple[str, ...] = ()
+    digested: float | None = None
+    mailbox: tuple[int, int] | None = None
+    answered: tuple[str, ...] = ()
+
+    @property
+    def open_alerts(self) -> tuple[Alert, ...]:
+        """The open ones: the most severe first, then the oldest."""
+        found = (alert for alert in self.alerts if alert.is_open)
+        return tuple(sorted(found, key=lambda alert: (-alert.severity, alert.began, alert.fingerprint)))
+
+    def find(self, fingerprint: str) -> Alert | None:
+        return next((alert for alert in self.alerts if alert.fingerprint == fingerprint), None)
+
+    def with_alert(self, alert: Alert) -> AlertState:
+        """The book with this alert in place of the one of the same fingerprint, or added."""
+        others = tuple(entry for entry in self.alerts if entry.fingerprint != alert.fingerprint)
+        return replace(self, alerts=(*others, alert))
+
+    def with_events(self, events: Iterable[AlertEvent]) -> AlertState:
+        return replace(self, events=(*self.events, *events))
+
+    def incidents(self) -> tuple[Incident, ...]:
+        """Every incident that is remembered, oldest first."""
+        found = (*self.closed, *map(incident_of, self.alerts))
+        return tuple(sorted(found, key=lambda incident: (incident.began, incident.fingerprint)))
+
+
+def incident_of(alert: Alert) -> Incident:
+    return Incident(
+        fingerprint=alert.fingerprint,
+        detector=alert.detector,
+        subject=alert.subject,
+        severity=alert.severity,
+        title=alert.title,
+        began=alert.began,
+        opened=alert.opened,
+        acknowledged_by=alert.acknowledged_by or alert.first_acknowledged_by,
+        resolved=alert.resolved_at,
+    )
+
+
+def event_of(alert: Alert, kind: str, who: str, why: str, now: float, **more: Any) -> AlertEvent:
+    """An event about an alert. Its id repeats only when the very same thing is recorded again."""
+    name = f"{alert.fingerprint}-{stamp(alert.began)}-{kind}-{stamp(now)}"
+    data = {
+        "fingerprint": alert.fingerprint,
+        "detector": alert.detector,
+        "subject": alert.subject,
+        "severity": alert.severity.name,
+        "title": alert.title,
+        **more,
+    }
+    return AlertEvent(name, kind, who, why, now, data)
+
+
+def stamp(seconds: float) -> str:
+    """A moment as a short word for names, to the millisecond."""
+    return f"{round(seconds * 1000):x}"
+
+
+def elapsed(since: float | None, now: float) -> float:
+    """Seconds from `since` to `now`; infinite where there is no such moment, or where it is no moment to go by.
+
+    Clocks of two machines differ a little, which counts as no time at all. A moment more than an hour ahead is what a
+    clock that ran ahead has left behind: waiting for it could take years.
+    """
+    if since is None or since - now > 3600.0:
+        return math.inf
+    return max(0.0, now - since)

@@ -1,0 +1,31 @@
+"""Commands as a person types them: for which run, wherever they are shown. Pure."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+GROUPS = frozenset(
+    {"alerts", "backup", "checkpoints", "config", "cron", "nodes", "data", "perms", "twin"}
+)  # commands of two words each
+WITHOUT_RUN = frozenset({"compare", "data", "import", "init", "list", "runbook", "twin"})  # that are about no run
+# in backquotes within a sentence, or the whole text; a hint such as `tr11 COMMAND --help` is no command
+_QUOTED = re.compile(r"`tr11 ([a-z][^`\n]*)`")
+
+
+def command_for(card: str, words: str) -> str:
+    """`tr11 WORDS` for the card that a person named: `tr11 launch --run CARD --array 1-10`; "" is the folder's own."""
+    parts = words.split(" ")
+    name = 2 if parts[0] in GROUPS else 1
+    is_whole = not card or parts[0] in WITHOUT_RUN or "--run" in parts or "--help" in parts
+    option = [] if is_whole else ["--run", shlex.quote(card)]
+    return " ".join(["tr11", *parts[:name], *option, *parts[name:]])
+
+
+def for_card(card: str, text: str) -> str:
+    """The text with `--run CARD` in each command that it tells a person to type."""
+    if not card or "tr11 " not in text:
+        return text
+    if re.match(r"tr11 [a-z]", text) and "`" not in text and ":" not in text:
+        return command_for(card, text.removeprefix("tr11 "))
+    return _QUOTED.sub(lambda match: f"`{command_for(card, match[1])}`", text)

@@ -1,0 +1,75 @@
+"""A value that was seen, or why it could not be: *unknown* is a value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any, TypeAlias, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """An observation that failed, and why. It is never the same as "there is none"."""
+
+    why: str
+
+
+Observed: TypeAlias = T | Unknown
+
+
+def known(value: Observed[T], otherwise: T) -> T:
+    """The observed value, or `otherwise` where it is unknown. Use it only where unknown may be left out safely."""
+    return otherwise if isinstance(value, Unknown) else value
+
+
+def cause(error: BaseException) -> str:
+    """One line for a failed read."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    if isinstance(error, UnicodeDecodeError):
+        return f"it is not UTF-8 text (byte {error.start + 1})"
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def observed(read: Callable[[], T]) -> Observed[T]:
+    """What `read` returns; `Unknown` when the file system or the content refuses."""
+    try:
+        return read()
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
+        return Unknown(cause(error))
+
+
+# ----------------------------------------------------------------------------- records with fields that may be unknown
+@cache
+def observed_fields(record: type) -> dict[str, str]:
+    """The fields of a frozen record that may be unknown, by their annotation (`Observed[...]`): name -> name in words.
+
+    Its metadata holds another `name` than the field's own, where it has one. The record's own fields come before those
+    of the records that it is made of.
+    """
+    own = vars(record).get("__annotations__", {})
+    return {
+        entry.name: entry.metadata.get("name", entry.name.replace("_", " "))
+        for entry in sorted(fields(record), key=lambda entry: entry.name not in own)
+        if str(entry.type).startswith("Observed[")
+    }
+
+
+def all_unknown(record: type, why: Unknown) -> dict[str, Any]:
+    """Every field of a frozen record that may be unknown, unknown for one reason."""
+    return dict.fromkeys(observed_fields(record), why)
+
+
+def unknown_fields(record: object) -> Iterator[str]:
+    """What of a frozen record could not be observed, as `what, what: why`: one line for each cause."""
+    causes: dict[str, list[str]] = {}
+    kind: type = type(record)
+    for name, words in observed_fields(kind).items():
+        value = getattr(record, name)
+        if isinstance(value, Unknown):
+            causes.setdefault(value.why, []).append(words)
+    for why, names in causes.items():
+        yield f"{', '.join(names)}: {why}"

@@ -1,0 +1,52 @@
+"""Files with secrets in them: read only where their owner has shut them to others, and never repeated in a message."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+LARGEST_BYTES = 64 << 10
+
+
+class PrivateFileError(ValueError):
+    """The file may not be used. The text names the file and the rule, never what the file holds."""
+
+
+def private_text(path: Path, group: bool = False) -> str:
+    """The text of a file that its owner alone can read, and who reads it here owns it.
+
+    `group`: all members of a group share it, so its owner may be another, and only the rest of the machine is shut out.
+    Never waits for a pipe. Raises PrivateFileError.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise PrivateFileError(f"{path}: {error.strerror}") from None
+    try:
+        facts = os.fstat(descriptor)
+        if not stat.S_ISREG(facts.st_mode):
+            raise PrivateFileError(f"{path}: is not a file")
+        _check_access(path, facts, group)
+        content = os.read(descriptor, LARGEST_BYTES + 1)
+    except OSError as error:
+        raise PrivateFileError(f"{path}: {error.strerror}") from None
+    finally:
+        os.close(descriptor)
+    if len(content) > LARGEST_BYTES:
+        raise PrivateFileError(f"{path}: is larger than {LARGEST_BYTES >> 10} KiB")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError:
+        raise PrivateFileError(f"{path}: is not UTF-8 text") from None
+
+
+def _check_access(path: Path, facts: os.stat_result, group: bool) -> None:
+    if group:
+        if facts.st_mode & stat.S_IRWXO:
+            raise PrivateFileError(f"{path}: every user of the machine can read it; type: chmod o-rwx {path}")
+        return
+    if facts.st_uid != os.geteuid():
+        raise PrivateFileError(f"{path}: belongs to another user; the user who uses it must own it")
+    if facts.st_mode & 0o077:
+        raise PrivateFileError(f"{path}: others can read it; type: chmod 600 {path}")

@@ -1,0 +1,88 @@
+"""Process trees: find everything a child left behind, and end it for certain."""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import time
+from contextlib import suppress
+
+import psutil
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+CONTROLLER_VARIABLE = "TR11_CONTROLLER_PID"  # a node agent whose batch controller is gone ends its workers
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of descendants whose own parent dies, so that none can escape `end_descendants`.
+
+    Linux only (prctl); elsewhere it does nothing, and only living parents' children are found.
+    """
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def show_as(name: str) -> None:
+    """Show this process under another name in process lists. Linux only."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()), 0, 0, 0)
+
+
+def die_with_parent(number: int) -> None:
+    """Ask the kernel to send this process a signal when its parent dies, however that dies. Linux only."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
+def exit_status(code: int) -> int:
+    """A child's return code as a shell gives it: 128 + n when signal n ended it."""
+    return code if code >= 0 else 128 - code
+
+
+def signal_children(pid: int, number: int) -> None:
+    """Send a signal to the direct children of a process."""
+    with suppress(psutil.Error):
+        for child in psutil.Process(pid).children():
+            _send(child, number)
+
+
+def end_descendants(grace_seconds: float) -> list[int]:
+    """End every process below this one: TERM, then KILL after the grace. Returns the pids that had to be ended."""
+    ended: list[int] = []
+    deadline = time.monotonic() + grace_seconds
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        while living := _living_descendants():
+            for process in living:
+                if process.pid not in ended:
+                    ended.append(process.pid)
+                _send(process, number)
+            psutil.wait_procs(living, timeout=min(0.5, max(0.05, deadline - time.monotonic())))
+            if number == signal.SIGTERM and time.monotonic() >= deadline:
+                break
+            if number == signal.SIGKILL and time.monotonic() >= deadline + 10:
+                return ended  # unkillable (in the kernel): nothing more can be done from here
+    return ended
+
+
+def _living_descendants() -> list[psutil.Process]:
+    try:
+        found = psutil.Process().children(recursive=True)
+    except psutil.Error:
+        return []
+    return [process for process in found if _is_living(process)]
+
+
+def _is_living(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
+
+
+def _send(process: psutil.Process, number: int) -> None:
+    try:
+        process.send_signal(number)
+    except psutil.Error:
+        return

@@ -1,0 +1,46 @@
+"""What may be shown of a text that came from elsewhere, a library or the network: one line, and no secret in it.
+
+What a secret looks like is in `tr11ops.base.secret_shapes`. A message has no use for more than that, so here everything
+goes that may be one: what follows `key=`, a token of any length, the query of an address.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from tr11ops.base.secret_shapes import SHAPES
+
+LONGEST_TEXT = 300
+HIDDEN = "***"
+
+_TOKEN = re.compile(r"\b(?:(?:hf|api_org|hf_oauth|hf_jwt)_[A-Za-z0-9._-]{6,}|ya29\.\S+)")  # the hub's, Google's
+_KEY = re.compile(r"-----BEGIN.*", re.DOTALL)
+_HEADER = re.compile(r"(?i)\b(authorization\s*:\s*(?:bearer\s+|basic\s+)?|bearer\s+|basic\s+)[^\s\"',;]+")
+_FIELD = re.compile(
+    r"(?i)\b((?:[a-z-]*(?:signature|token|passw(?:or)?d|credential|secret)|[a-z_]+_token|api_?key)(?:\s*=\s*|\s*:\s+)"
+    r"|(?:upload_id|key)(?:=|:\s+))"
+    r"[^\s&\"',;]+"
+)
+_USER_INFO = re.compile(r"(?i)\b([a-z][a-z0-9+.-]*://)[^\s/@]*@")
+_QUERY = re.compile(r"(?i)\b([a-z][a-z0-9+.-]*://[^\s?\"'<>]*)\?[^\s\"'<>]*")  # signed addresses are credentials too
+
+
+def redact(text: str, secrets: Iterable[str] = ()) -> str:
+    """The text without the given secrets, tokens, keys, authorization headers, users in URLs and queries of URLs."""
+    for secret in sorted(filter(None, secrets), key=len, reverse=True):
+        text = text.replace(secret, HIDDEN)
+    text = _USER_INFO.sub(rf"\1{HIDDEN}@", text)
+    text = _QUERY.sub(r"\1?...", text)
+    text = _FIELD.sub(rf"\1{HIDDEN}", _HEADER.sub(rf"\1{HIDDEN}", text))
+    text = _KEY.sub(HIDDEN, _TOKEN.sub(HIDDEN, text))
+    for shape in SHAPES:
+        text = shape.hide(text, HIDDEN)
+    return text
+
+
+def one_line(text: str, secrets: Iterable[str] = (), limit: int = LONGEST_TEXT) -> str:
+    """The redacted text on one line, without what no terminal prints, cut at `limit` characters."""
+    printable = (letter if letter.isprintable() else " " for letter in redact(text, secrets))
+    line = " ".join("".join(printable).split())
+    return line if len(line) <= limit else f"{line[: limit - 3]}..."

@@ -1,0 +1,81 @@
+"""The pages of `runbooks/`, and one as plain text: no markup, lines that fit, commands on lines of their own."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterator
+
+from tr11ops.base.shipped import shipped
+
+_LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
+_EMPHASIS = re.compile(r"(?<![\w`])\*{1,2}([^*`]+)\*{1,2}")
+_BULLET = re.compile(r"(- |\d+\. )")
+_RULE = re.compile(r"[|\s:-]+")  # the line between a table's head and its rows
+
+
+def page_names() -> tuple[str, ...]:
+    """The names of all pages, without `.md`; none where they are not installed."""
+    try:
+        found = sorted(path.stem for path in shipped("runbooks").glob("*.md"))
+    except OSError:
+        return ()
+    return tuple(name for name in found if name != "README")
+
+
+def page_title(name: str) -> str:
+    """What the page is headed; its name where it cannot be read."""
+    try:
+        with shipped("runbooks", f"{name}.md").open(encoding="utf-8") as stream:
+            return stream.readline().strip().removeprefix("# ")
+    except (OSError, UnicodeDecodeError):
+        return name
+
+
+def page_lines(page: str, width: int) -> tuple[str, ...]:
+    """The page's lines, at most `width` wide but for commands; none where the page is not installed."""
+    try:
+        text = shipped("runbooks", page).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ()
+    lines = list(_lines(text, width))
+    return tuple(line for line, before in zip(lines, ["", *lines], strict=False) if line or before)
+
+
+def _lines(text: str, width: int) -> Iterator[str]:
+    paragraph: list[str] = []
+    is_code = False
+    for source in [*text.splitlines(), ""]:
+        line = source if is_code else _row_as_bullet(source)
+        is_fence = line.startswith("```")
+        if paragraph and (is_fence or is_code or not line.strip() or _BULLET.match(line)):
+            yield from _wrapped(" ".join(paragraph), width)
+            paragraph = []
+        if is_fence:
+            is_code = not is_code
+        elif is_code:
+            yield f"    {line}".rstrip()
+        elif not line.strip():
+            yield ""
+        elif not line.startswith("# "):  # the mail names the page itself
+            paragraph.append(line.strip())
+
+
+def _row_as_bullet(line: str) -> str:
+    """A row of a table as an item of a list: the first cell, then what is said of it; other lines as they are."""
+    if not line.startswith("|"):
+        return line
+    first, *others = (cell.strip() for cell in line.strip().strip("|").split(" | "))
+    return "" if _RULE.fullmatch(line) else f"- {first}: {' -> '.join(others)}"
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    plain = _EMPHASIS.sub(r"\1", _LINK.sub(r"\1", text))
+    bullet = _BULLET.match(plain)
+    return textwrap.wrap(
+        plain,
+        width,
+        subsequent_indent=" " * len(bullet[0]) if bullet else "",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -1,0 +1,128 @@
+"""Numbers and times as people read them: durations, sizes, rates, counts, points of time.
+
+What programs read has forms of its own: log lines (`watchdog/log_lines`), Slurm's time limits (`runcard/slurm_syntax`),
+JSON (`iso_time`).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from datetime import UTC, datetime, tzinfo
+
+from trainer.contract.units import size
+
+__all__ = [
+    "bytes_of",
+    "counted",
+    "duration",
+    "finite",
+    "first_few",
+    "iso_time",
+    "node_time",
+    "number_in",
+    "quantity",
+    "rough_duration",
+    "size",
+    "timestamp",
+]
+
+DAY = "%Y-%m-%d"
+MINUTE = f"{DAY} %H:%M"
+ZONED = f"{MINUTE} %Z"
+LARGEST_NUMBER = 1e18  # that a file of ours holds
+LEAST_NODE_HOURS = 2.0  # of all nodes together; less is shown in seconds
+NEAR = "%m-%d %H:%M"  # where the year says nothing
+
+
+def duration(seconds: float) -> str:
+    """Two units at most: `42 s`, `3 min 20 s`, `5 h 07 min`, `12 d 3 h`."""
+    whole = int(max(0.0, seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min" + (f" {whole % 60} s" if whole % 60 and whole < 600 else "")
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def rough_duration(seconds: float) -> str:
+    """The larger of its units alone, for narrow columns and what is known roughly: `42 s`, `3 min`, `5 h`, `12 d`."""
+    return " ".join(duration(seconds).split()[:2])
+
+
+def timestamp(time: float, zone: tzinfo | None, form: str = ZONED) -> str:
+    """A point of time in `zone`, or in local time; "never" for one that no calendar holds."""
+    try:
+        return datetime.fromtimestamp(time, tz=zone).astimezone(zone).strftime(form).rstrip()
+    except (ValueError, OverflowError, OSError):
+        return "never"
+
+
+def counted(count: int, noun: str, nouns: str = "") -> str:
+    """A count with its noun, whose plural takes an s where none is given: `1 step`, `3 steps`, `12,800 samples`."""
+    return f"{count:,} {noun if count == 1 else nouns or f'{noun}s'}"
+
+
+def first_few(words: Iterable[object], most: int = 4) -> str:
+    """Words with commas between them, and how many were left out: `n1, n2 and 3 more`."""
+    found = [str(word) for word in words]
+    return ", ".join(found[:most]) + (f" and {len(found) - most} more" if len(found) > most else "")
+
+
+def node_time(*hours: float) -> str:
+    """Node-hours, node-seconds where these would be next to none: `12.5 node-hours`; two as `3 of 950 node-seconds`."""
+    if max(hours) < LEAST_NODE_HOURS:
+        return " of ".join(f"{3600 * each:,.0f}" for each in hours) + " node-seconds"
+    return " of ".join(f"{each:,.1f}" for each in hours) + " node-hours"
+
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGTP]?)(i?)B")
+
+
+def bytes_of(text: str) -> int:
+    """Bytes of a size as a run card writes it: `400 TiB` in powers of 1024, `1.5TB` in powers of 1000, `512B`.
+
+    Raises ValueError for anything else.
+    """
+    match = _SIZE.fullmatch(text)
+    if match is None or (match[3] and not match[2]):
+        raise ValueError(f"{text[:40]!r} is not a size, e.g. 400 TiB or 1.5TB")
+    factor: int = (1024 if match[3] else 1000) ** " KMGTP".index(match[2] or " ")
+    return round(float(match[1]) * factor)
+
+
+def quantity(count: float) -> str:
+    """A large count in three or four digits: `950`, `12.3 k`, `47.8 M`, `97.8 B`."""
+    if count < 10_000:
+        return f"{count:.0f}"
+    for unit in ("k", "M", "B"):
+        count /= 1000
+        if count < 1000:
+            return f"{count:.1f} {unit}"
+    return f"{count / 1000:.1f} T"
+
+
+def finite(value: float) -> float | None:
+    """The number where JSON can hold it; None for infinities and what is no number."""
+    return value if math.isfinite(value) else None
+
+
+def number_in(value: object) -> float | None:
+    """The number that a file holds; None for anything else (JSON as Python reads it knows NaN, and integers of any
+    length)."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < LARGEST_NUMBER:
+        return None
+    return float(value)
+
+
+def iso_time(moment: float | None) -> str | None:
+    """ISO 8601 in UTC, to the second; None for a time that is not known or that no calendar holds."""
+    if moment is None:
+        return None
+    try:
+        return datetime.fromtimestamp(moment, tz=UTC).isoformat(timespec="seconds")
+    except (ValueError, OverflowError, OSError):
+        return None

@@ -1,0 +1,126 @@
+"""Folders beside the checkpoints that are none: discarded by a roll-back, half-written, replaced, being removed.
+
+    global_stepN.discarded, .discarded-2     set aside by a roll-back, for anyone who studies the spike
+    global_stepN.superseded, .superseded-2   of this training and this step, and another was saved in its place since
+    global_stepN.set-aside, .set-aside-2     bore the name of a step that was saved, and was not that training's
+    .global_stepN.partial-X                  a save that is being written, or was killed
+    .global_stepN.replaced-X                 an older checkpoint of a step that is saved again
+    .NAME.pruning-X                          hidden by a prune that has not decided yet: whole, and put back if need be
+    .NAME.pruned-X                           being removed: no longer whole, and never put back
+
+Neither the trainer nor the list takes one of these names for a checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tr11ops.rundir.checkpoint_scan import walk
+from trainer.contract.replacing import SUPERSEDED_SUFFIX, free_name
+
+Kind = Literal["discarded", "superseded", "set aside", "half-written", "replaced", "hidden by a prune", "being removed"]
+
+_HIDEABLE = r"global_step[0-9]+(?:\.(?:discarded|superseded)(?:-[0-9]+)?)?"
+_NAMES: tuple[tuple[Kind, re.Pattern[str]], ...] = (
+    ("discarded", re.compile(r"global_step([0-9]+)\.discarded(?:-[0-9]+)?")),
+    ("superseded", re.compile(r"global_step([0-9]+)\.superseded(?:-[0-9]+)?")),
+    ("set aside", re.compile(r"global_step([0-9]+)\.set-aside(?:-[0-9]+)?")),
+    ("half-written", re.compile(r"\.global_step([0-9]+)\.partial-.+")),
+    ("replaced", re.compile(r"\.global_step([0-9]+)\.replaced-.+")),
+    ("hidden by a prune", re.compile(rf"\.({_HIDEABLE})\.pruning-[0-9a-f]{{12}}")),
+    ("being removed", re.compile(rf"\.({_HIDEABLE})\.pruned-[0-9a-f]{{12}}")),
+)
+_HOME = re.compile(r"(global_step[0-9]+)(\.discarded|\.superseded)?(?:-[0-9]+)?")
+
+
+@dataclass(frozen=True)
+class SetAside:
+    """One such folder. `changed`: its last change, seconds since the epoch; None where not all of it can be seen."""
+
+    name: str
+    step: int
+    kind: Kind
+    bytes: int
+    files: int
+    changed: float | None
+    is_link: bool = False
+
+    @property
+    def identity(self) -> str:
+        """What tells it from another folder of that name, or from itself when it was changed."""
+        return f"{self.files} files, {self.bytes} bytes, {self.changed}"
+
+
+def list_quarantined(folder: Path) -> list[SetAside]:
+    """All of them, by step. Raises OSError when `folder` cannot be read; one that goes meanwhile is left out."""
+    found = (look_at(folder / name, name, kind, step) for name, kind, step in _named(folder))
+    return [aside for aside in found if aside is not None]
+
+
+def look_at(place: Path, name: str, kind: Kind, step: int) -> SetAside | None:
+    """What lies at `place`, under whatever name it is to be shown; None when it has gone."""
+    try:
+        tree = walk(place)
+    except FileNotFoundError:
+        return None
+    except OSError:
+        return SetAside(name, step, kind, 0, 0, None, place.is_symlink())
+    changed = tree.changed if tree.is_whole else None
+    return SetAside(name, step, kind, sum(tree.sizes.values()), len(tree.sizes), changed, place.is_symlink())
+
+
+def hidden_name(name: str) -> str:
+    """A new name under which a folder waits for the decision."""
+    return f".{name}.pruning-{secrets.token_hex(6)}"
+
+
+def doomed_name(hidden: str) -> str:
+    """What a folder under a hidden name is called once it is decided that it goes."""
+    return hidden.replace(".pruning-", ".pruned-")
+
+
+def names_of(folder: Path, kind: Kind) -> list[str]:
+    """The folders of one kind, by step. Raises OSError."""
+    return [name for name, found, _ in _named(folder) if found == kind]
+
+
+def home_of(hidden: str) -> str:
+    """The name that a folder had before a prune hid it."""
+    match = dict(_NAMES)["hidden by a prune"].fullmatch(hidden)
+    if match is None:
+        raise ValueError(f"{hidden} is not the name of a hidden checkpoint")
+    return match.group(1)
+
+
+def next_name(folder: Path, home: str) -> str:
+    """A free name for a folder that is no longer to be called `home`, because another one is: it is superseded."""
+    match = _HOME.fullmatch(home)
+    if match is None:
+        raise ValueError(f"{home} is not the name of a checkpoint")
+    return free_name(folder, f"{match.group(1)}{match.group(2) or SUPERSEDED_SUFFIX}").name
+
+
+def superseded_names(folder: Path) -> list[tuple[str, int]]:
+    """The superseded checkpoints and their steps, by step. Raises OSError."""
+    return [(name, step) for name, found, step in _named(folder) if found == "superseded"]
+
+
+def _named(folder: Path) -> list[tuple[str, Kind, int]]:
+    try:
+        names = [entry.name for entry in os.scandir(folder) if entry.is_dir()]
+    except FileNotFoundError:
+        return []
+    found = []
+    for name in names:
+        for kind, pattern in _NAMES:
+            match = pattern.fullmatch(name)
+            if match is not None:
+                digits = re.search(r"[0-9]+", match.group(1))
+                assert digits is not None
+                found.append((name, kind, int(digits.group())))
+    return sorted(found, key=lambda entry: (entry[2], entry[0]))

@@ -1,0 +1,160 @@
+"""The catalogue of checkpoints as text for people: at most 80 columns for the numbers of a 176B run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from tr11ops.base.observed import Unknown
+from tr11ops.base.units import quantity, rough_duration, size
+from tr11ops.checkpoints.catalogue import Catalogue, CatalogueEntry
+from tr11ops.checkpoints.retention import RetentionDecision, counts
+from tr11ops.rundir.copies import CopyRecord
+from trainer.contract.replacing import SUPERSEDED_SUFFIX
+
+_HEAD = ("step", "size", "tokens", "age", "state", "read", "copies", "kept")
+_LEFT = {"state", "read", "copies", "kept", "why", "what"}
+_SHOWN_FAULTS = 3
+_SHORT_KINDS = {"full": "", "weights": ":w", "spike": ":s"}
+_WIDTH = 80
+
+
+def table(catalogue: Catalogue, now: float) -> str:
+    """One line a checkpoint, oldest first, then what is to be said of some; `now`: seconds since the epoch."""
+    lines = _columns(_HEAD, [_cells(entry, now) for entry in catalogue.checkpoints])
+    for entry in catalogue.checkpoints:
+        lines += _wrapped(_remarks(entry), f"step {entry.step}: ")
+    if catalogue.aside:
+        rows = [(aside.name, size(aside.bytes), _age(aside.changed, now), aside.kind) for aside in catalogue.aside]
+        lines += ["", *_columns(("beside them", "size", "age", "what"), rows, left={"beside them", "what"})]
+    shapes = {entry.shape for entry in catalogue.checkpoints}
+    shape = f", {shapes.pop()} (tensor x pipeline x data)" if len(shapes) == 1 else ""
+    total = size(sum(entry.bytes for entry in catalogue.checkpoints))
+    beside = f", {size(sum(aside.bytes for aside in catalogue.aside))} beside them" if catalogue.aside else ""
+    foot = f"{len(catalogue.checkpoints)} of them, {total}{beside}{shape}"
+    return "\n".join([*lines, *_wrapped([foot], ""), *_legend(catalogue.checkpoints)])
+
+
+def _legend(checkpoints: Iterable[CatalogueEntry]) -> Iterator[str]:
+    """What the shortened words mean, where there are any."""
+    if any(copy.kind != "full" or copy.damaged for entry in checkpoints for copy in entry.copies):
+        yield "copies: whole, :w weights alone, :s weights around a spike, :BAD damaged"
+
+
+def decisions_table(decisions: Sequence[RetentionDecision]) -> str:
+    """One line a folder, by its step, with why it goes or stays."""
+    names = [decision.name.removeprefix("global_step") for decision in decisions]
+    width = max(map(len, names), default=0)
+    lines = []
+    for name, decision in zip(names, decisions, strict=True):
+        verb = "remove" if decision.goes else "keep"
+        lines += _wrapped([decision.why], f"{verb:<6}  {name:>{width}}  {size(decision.bytes):>9}  ")
+    return "\n".join(lines)
+
+
+def decisions_summary(decisions: Sequence[RetentionDecision]) -> str:
+    """How much goes, and how many stay by which rule."""
+    gone = [decision for decision in decisions if decision.goes]
+    kept = ", ".join(f"{count} {rule}" for rule, count in counts(decisions)) or "none"
+    first = f"{len(gone)} to remove, {size(sum(decision.bytes for decision in gone))}"
+    return "\n".join([first, *_wrapped([kept], "kept: "), *_superseded_line(decisions)])
+
+
+def _superseded_line(decisions: Iterable[RetentionDecision]) -> Iterator[str]:
+    """What no round copies, so that no later prune removes it either: a person decides."""
+    stay = [entry for entry in decisions if entry.rule == "not backed up" and SUPERSEDED_SUFFIX in entry.name]
+    if stay:
+        total = size(sum(entry.bytes for entry in stay))
+        text = f"{len(stay)} ({total}) without a copy, which no round makes: tr11 checkpoints remove NAME"
+        yield from _wrapped([f"{text}, such as {stay[0].name}"], "superseded: ")
+
+
+def _columns(head: tuple[str, ...], rows: Iterable[tuple[str, ...]], left: Iterable[str] = _LEFT) -> list[str]:
+    lines = [head, *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    return [
+        "  ".join(
+            cell.ljust(width) if name in left else cell.rjust(width)
+            for name, cell, width in zip(head, line, widths, strict=True)
+        ).rstrip()
+        for line in lines
+    ]
+
+
+def _wrapped(texts: Iterable[str], head: str) -> list[str]:
+    """Each text behind the head, on more lines where it is long."""
+    from textwrap import wrap
+
+    indent = " " * min(len(head), _WIDTH - 30)
+    return [
+        line
+        for text in texts
+        for line in wrap(head + _printable(text), _WIDTH, subsequent_indent=indent, break_on_hyphens=False)
+        or [head.rstrip()]
+    ]
+
+
+def _printable(text: str) -> str:
+    """Names of files may hold anything; a terminal must not obey it."""
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def _cells(entry: CatalogueEntry, now: float) -> tuple[str, ...]:
+    marks = ("latest" if entry.is_latest else "use" if entry.used_by else "", "pin" if entry.pin else "")
+    return (
+        str(entry.step),
+        size(entry.bytes),
+        "?" if entry.consumed_tokens is None else quantity(entry.consumed_tokens),
+        _age(entry.created, now),
+        entry.state,
+        _read(entry, now),
+        " ".join(sorted({_copy(copy) for copy in entry.copies})) or "-",
+        ",".join(filter(None, marks)),
+    )
+
+
+def _read(entry: CatalogueEntry, now: float) -> str:
+    """What the last reading of all bytes found, and how long ago."""
+    if entry.digests is None:
+        return "never"
+    if isinstance(entry.digests, Unknown):
+        return "?"
+    if entry.digests.bad:
+        return f"{len(entry.digests.bad)} BAD"
+    return f"{_age(entry.digests.time, now)} ago"
+
+
+def _copy(copy: CopyRecord) -> str:
+    return f"{copy.archive}{_SHORT_KINDS[copy.kind]}{'' if copy.is_sound else ':BAD'}"
+
+
+def _age(moment: float | None, now: float) -> str:
+    """How long ago, in one unit."""
+    return "?" if moment is None else rough_duration(now - moment)
+
+
+def _remarks(entry: CatalogueEntry) -> Iterator[str]:
+    """What does not fit into the line."""
+    yield from _first(entry.faults)
+    if entry.lack:
+        yield entry.lack
+    if entry.unnamed:
+        more = f" and {len(entry.unnamed) - 1} more" if len(entry.unnamed) > 1 else ""
+        yield f"holds {entry.unnamed[0]}{more}, which its manifest does not name: whole copies hold it, prune keeps all"
+    if isinstance(entry.digests, Unknown):
+        yield f"what was read is not known: {entry.digests.why}"
+    elif entry.digests is not None:
+        yield from _first(entry.digests.bad)
+    for copy in entry.copies:
+        if copy.damaged:
+            yield f"its copy {copy.archive}:{copy.location} is damaged: {copy.damaged[0]}"
+    if entry.pin is not None:
+        yield f"pinned by {entry.pin.who}" + (f": {entry.pin.why}" if entry.pin.why else "")
+    if entry.is_discarded:
+        yield "a roll-back discarded it: the next start sets it aside"
+    yield from (use for use in entry.used_by if not entry.is_latest or use != "latest names it")
+
+
+def _first(faults: Sequence[str]) -> Iterator[str]:
+    yield from faults[:_SHOWN_FAULTS]
+    if len(faults) > _SHOWN_FAULTS:
+        yield f"and {len(faults) - _SHOWN_FAULTS} more"

@@ -1,0 +1,128 @@
+"""`tr11 compare`: the courses of two runs or more, laid over each other."""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from string import ascii_uppercase
+from typing import Annotated
+
+import typer
+
+from tr11ops.base.units import finite, timestamp
+from tr11ops.cli.common import JsonOption, Refusal, require_file, say
+from tr11ops.cli.context import emit
+from tr11ops.cli.courses import NamedCourse, course_named
+from tr11ops.curves.compare import LINES, ROWS, CurveComparison, compare
+from tr11ops.curves.curve import CurveAxis, CurveValue, RunCurve, curve_of
+from tr11ops.curves.plot import text_plot
+from tr11ops.report.comparison import comparison_cells, page_of_comparison
+from tr11ops.report.html import render
+from trainer.contract.files import write_atomically
+
+SCHEMA = 1
+WIDTH, PLOT_LINES = 79, 14
+MOST_RUNS = 8
+
+
+def compare_runs(
+    *,
+    runs: Annotated[
+        list[str], typer.Argument(metavar="RUN RUN...", help="Logs, metrics.jsonl, cards or run directories.")
+    ],
+    by: Annotated[CurveAxis, typer.Option("--by", help="What the runs are laid beside each other by.")] = "iteration",
+    value: Annotated[CurveValue, typer.Option("--value", help="What is compared.")] = "loss",
+    rows: Annotated[int, typer.Option("--rows", metavar="COUNT", min=1, max=1000, help="Rows of the table.")] = ROWS,
+    lines: Annotated[
+        int, typer.Option("--smooth", metavar="LINES", min=1, max=10_000, help="A row is the mean of so many lines.")
+    ] = LINES,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE.html", help="Write a page with the curves there.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Lay the curves of runs over each other: a table, a plot, and how the others differ from the first.
+
+    `~` marks a difference that may be noise: less than two standard errors. Hours are hours of training, without waits.
+    What was done again after a restart counts once, as it was done last.
+
+    Examples:
+      tr11 compare main.toml embedding-norm.toml
+      tr11 compare old/main_log.txt new/main_log.txt --by samples -o comparison.html
+      tr11 compare fp32 bnb-1 bnb-2 --value grad-norm --by hours --json
+    """
+    if not 2 <= len(runs) <= MOST_RUNS:
+        raise Refusal(f"give 2 to {MOST_RUNS} runs to compare, not {len(runs)}", exit_code=2)
+    if output is not None:
+        require_file(output, "--output")
+    courses = _with_names_of_their_own([course_named(run) for run in runs])
+    curves = [curve_of(course.name, course.steps(), by, value) for course in courses]
+    try:
+        compared = compare(curves, rows, lines)
+    except ValueError as error:
+        raise Refusal(f"{value} by {by}: {error}", exit_code=3) from None
+    if output is not None:
+        page = page_of_comparison(curves, compared, by, value, timestamp(time.time(), None))
+        try:
+            write_atomically(output, render(page))
+        except OSError as error:
+            raise Refusal(f"--output {output}: {error.strerror or error}") from None
+    if as_json:
+        emit(_document(courses, compared, by, value))
+    else:
+        for line in _screen(courses, curves, compared, by, value):
+            typer.echo(line)
+    if output is not None:
+        say(f"written: {output}")
+
+
+def _with_names_of_their_own(courses: Sequence[NamedCourse]) -> list[NamedCourse]:
+    """Two of one name are told apart by their paths."""
+    names = [course.name for course in courses]
+    return [
+        NamedCourse(str(course.path), course.path) if names.count(course.name) > 1 else course for course in courses
+    ]
+
+
+def _screen(
+    courses: Sequence[NamedCourse], curves: Sequence[RunCurve], compared: CurveComparison, axis: str, value: str
+) -> Iterator[str]:
+    yield f"{value} by {axis}, means of {compared.lines} lines"
+    for letter, course in zip(ascii_uppercase, courses, strict=False):
+        yield f"  {letter}  {course.name}"
+    yield ""
+    yield from text_plot(curves, WIDTH, PLOT_LINES)
+    yield ""
+    letters = ascii_uppercase[: len(courses)]
+    head = [axis, *letters, *(f"{letter}-A" for letter in letters[1:])]
+    table = [head, *(comparison_cells(compared, index, axis) for index in range(len(compared.rows)))]
+    widths = [max(len(row[column]) for row in table) for column in range(len(head))]
+    for row in table:
+        yield "  ".join(f"{text:>{width}}" for text, width in zip(row, widths, strict=True))
+    yield ""
+    for index in range(1, len(courses)):
+        yield from textwrap.wrap(compared.sentence(index, axis), WIDTH)
+
+
+def _document(courses: Sequence[NamedCourse], compared: CurveComparison, axis: str, value: str) -> dict[str, object]:
+    return {
+        "schema": SCHEMA,
+        "by": axis,
+        "value": value,
+        "lines": compared.lines,
+        "runs": [{"name": course.name, "file": str(course.path)} for course in courses],
+        "rows": [
+            {
+                "x": row.x,
+                "levels": [finite(level.mean) for level in row.levels],
+                "errors": [finite(level.error) for level in row.levels],
+                "differences": [finite(row.difference(index)) for index in range(1, len(row.levels))],
+                "sure": [row.is_sure(index) for index in range(1, len(row.levels))],
+            }
+            for row in compared.rows
+        ],
+        "reached": list(compared.reached),
+        "sentences": [compared.sentence(index, axis) for index in range(1, len(courses))],
+    }

@@ -1,0 +1,164 @@
+"""One run as a command line means it, and the one way in which a command answers.
+
+A command takes one `RunContext`; `with_run_options` gives it the options that name a run. They are declared here
+alone: --run, --set and --scheduler always, --json where the parameter asks for it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
+
+import typer
+
+from tr11ops.cli.common import (
+    JsonOption,
+    RunOption,
+    SchedulerOption,
+    SetOption,
+    card_path,
+    check_scheduler_word,
+    directory_of,
+    has_card,
+    in_time,
+    nothing_there,
+    read_card,
+)
+
+if TYPE_CHECKING:
+    from tr11ops.runcard.card import RunCard
+    from tr11ops.rundir.paths import RunDirectory
+
+RUN_NAMES = frozenset({"run", "overrides", "scheduler"})  # of the options that every command with a RunContext has
+JSON, SCHEDULER = "as_json", "scheduler"  # for Annotated[RunContext, JSON, SCHEDULER]
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """The run that a command line means. Card and directory are read when they are first asked for, once."""
+
+    run: str | None = None  # as it was typed
+    overrides: tuple[str, ...] = ()
+    scheduler: str = "auto"
+    as_json: bool = False
+
+    @property
+    def card_path(self) -> Path:
+        """Where the run card lies. Raises CardError when there is none."""
+        return card_path(self.run)
+
+    @property
+    def has_card(self) -> bool:
+        """Whether the command line means any card."""
+        return has_card(self.run)
+
+    @cached_property
+    def card(self) -> RunCard:
+        """Raises CardError."""
+        return read_card(self.run, self.overrides)
+
+    @cached_property
+    def directory(self) -> RunDirectory:
+        """The run directory that the card names; it need not be there. Raises CardError."""
+        return directory_of(self.card)
+
+    def card_with_undefined(self) -> RunCard:
+        """The card, where a variable that it names need not be defined. Raises CardError."""
+        return read_card(self.run, self.overrides, keep_undefined=True)
+
+    def seen(self, missing: int | None = 1) -> tuple[RunCard, RunDirectory]:
+        """Card and run directory, both looked at within the deadline of a look.
+
+        `missing`: the exit code where the run directory is not there; None where it need not be.
+        Raises CardError; Refusal where it is not there, and with exit code 3 where the look is late.
+        """
+        is_there = in_time(lambda: self.directory.exists)
+        if missing is not None and not is_there:
+            raise nothing_there(self.directory, missing)
+        return self.card, self.directory
+
+    def emit(self, document: Mapping[str, Any], lines: Iterable[str] = ()) -> None:
+        """The command's answer: the document with --json, else the lines."""
+        if self.as_json:
+            emit(document)
+        else:
+            for line in lines:
+                typer.echo(line)
+
+
+def emit(document: Mapping[str, Any], indent: int | None = 1) -> None:
+    """One JSON document on standard output; `indent` None for one line of a stream. What JSON cannot say is null."""
+    try:
+        text = json.dumps(document, indent=indent, allow_nan=False)
+    except ValueError:
+        text = json.dumps(_finite(document), indent=indent, allow_nan=False)
+    print(text, flush=True)
+
+
+def _finite(value: Any) -> Any:
+    """The same with null for every number that is none, or is infinite."""
+    if isinstance(value, Mapping):
+        return {name: _finite(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# ----------------------------------------------------------------------------- the options
+# Every command about a run takes it, so that one line of options does for all; a page shows it where it counts.
+_UnusedScheduler = Annotated[str, typer.Option("--scheduler", hidden=True)]
+_OPTIONS: Mapping[str, tuple[Any, Any]] = {
+    "run": (RunOption, None),
+    "scheduler": (SchedulerOption, "auto"),
+    "as_json": (JsonOption, False),
+    "overrides": (SetOption, None),
+}
+
+
+def with_run_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command as the parser takes it: its RunContext is made of options of their own, which come last on its page.
+
+    A command without a RunContext, or that has its options already, comes back as it is.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    parameter = next((name for name, hint in hints.items() if _flags(hint) is not None), None)
+    if parameter is None or hasattr(command, "__wrapped__"):
+        return command
+    wanted = {*RUN_NAMES, *(_flags(hints[parameter]) or ())}
+    options = {name: option for name, option in _OPTIONS.items() if name in wanted}
+    if SCHEDULER not in (_flags(hints[parameter]) or ()):
+        options["scheduler"] = (_UnusedScheduler, "auto")
+    if SCHEDULER in hints:  # one of the command's own, which says more
+        del options["scheduler"]
+
+    @functools.wraps(command)
+    def with_options(**values: Any) -> Any:
+        given = {name: values.pop(name) for name in options}
+        given["overrides"] = tuple(given["overrides"] or ())
+        check_scheduler_word(given.get("scheduler", "auto"))
+        return command(**values, **{parameter: RunContext(**given)})
+
+    own = [one for name, one in inspect.signature(command).parameters.items() if name != parameter]
+    own = [one.replace(annotation=hints[one.name], kind=inspect.Parameter.KEYWORD_ONLY) for one in own]
+    more = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        for name, (annotation, default) in options.items()
+    ]
+    with_options.__signature__ = inspect.Signature([*own, *more])  # type: ignore[attr-defined]
+    with_options.__annotations__ = {one.name: one.annotation for one in (*own, *more)}
+    return with_options
+
+
+def _flags(hint: Any) -> tuple[str, ...] | None:
+    """What a RunContext's annotation asks for besides --run and --set; None for another parameter's."""
+    if hint is RunContext:
+        return ()
+    arguments = get_args(hint)
+    return arguments[1:] if get_origin(hint) is Annotated and arguments[0] is RunContext else None

@@ -1,0 +1,98 @@
+"""`tr11 diagnose`: what ended a training, by any log of it: the first cause, its place, what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tr11ops.cli.common import Refusal
+from tr11ops.cli.context import JSON, RunContext
+from tr11ops.cli.logs_print import byte_progress
+from tr11ops.cli.logs_sources import attempt_named
+
+if TYPE_CHECKING:
+    from tr11ops.diagnose.diagnosis import Diagnosis
+
+UNOBSERVED = 3
+NEEDS_PERSON = 1
+
+
+def diagnose(
+    context: Annotated[RunContext, JSON],
+    *,
+    files: Annotated[
+        list[Path] | None, typer.Argument(metavar="FILE...", show_default=False, help="Logs; .gz and rotated ones too.")
+    ] = None,
+    job: Annotated[
+        str | None, typer.Option("--job", "--attempt", metavar="ID", help="This attempt of the run, e.g. 1234_7.")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Judge every launch in the logs, not the last alone.")] = False,
+) -> None:
+    """Say what ended a training: the first cause apart from what followed from it, where it was, and what to do.
+
+    Without FILE it reads the logs of the run that the card names. Any training's logs will do: Megatron's, torchrun's,
+    Slurm's, the kernel's; several files are judged together.
+
+    Exit code 0 where nothing is to be done, 1 where something is, 3 where a log could not be read.
+
+    Examples:
+      tr11 diagnose
+      tr11 diagnose --job 1234_7 --json
+      tr11 diagnose slurm-4711.out
+      tr11 diagnose main_log.txt.1.gz main_log.txt dmesg-node03.txt
+    """
+    from tr11ops.diagnose.screen import lines
+
+    paths = _given(files) if files else _of_run(context, job)
+    if files and job is not None:
+        raise Refusal("--job names an attempt of a run: give it, or files", exit_code=2)
+    found = _judged(paths, every)
+    if context.as_json:
+        document = found[-1].document()
+        context.emit({**document, "launches": [one.document() for one in found]} if every else document)
+    else:
+        for number, one in enumerate(found):
+            for line in [*([""] if number else []), *lines(one)]:
+                typer.echo(line)
+    if any(one.step.value != "none" for one in found[-1:]):
+        raise typer.Exit(NEEDS_PERSON)
+
+
+def _given(files: list[Path]) -> list[Path]:
+    for path in files:
+        if not path.exists():
+            raise Refusal(f"{path}: does not exist", exit_code=2)
+        if path.is_dir():
+            raise Refusal(f"{path}: is a folder; give the logs in it", exit_code=2)
+    return files
+
+
+def _of_run(context: RunContext, job: str | None) -> list[Path]:
+    """The main log of the run, or the logs of one attempt's workers."""
+    _, directory = context.seen()
+    if job is not None:
+        attempt = attempt_named(directory, job)
+        logs = sorted({path for _, _, path in directory.worker_logs(attempt)})
+        batch = directory.paths.attempt(attempt) / "batch.log"
+        logs += [batch] if batch.is_file() else []
+        if not logs:
+            raise Refusal(f"--job {job}: no log of this attempt is there", exit_code=2)
+        return logs
+    main_log = directory.paths.main_log
+    if not main_log.exists():
+        raise Refusal(f"{main_log} does not exist yet: this run has not started")
+    return [main_log]
+
+
+def _judged(paths: list[Path], every: bool) -> list[Diagnosis]:
+    """Raises Refusal where a file cannot be read."""
+    from tr11ops.diagnose.look import diagnose_files
+
+    size = sum(path.stat().st_size for path in paths if path.is_file())
+    try:
+        with byte_progress(size) as advance:
+            return diagnose_files(paths, every, advance)
+    except (OSError, ValueError) as error:
+        raise Refusal(f"{error}: nothing may be concluded", exit_code=UNOBSERVED) from None

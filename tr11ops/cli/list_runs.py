@@ -1,0 +1,124 @@
+"""`tr11 list`: the runs below some folders, a line each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tr11ops.base import deadline
+from tr11ops.base.observed import Unknown, cause
+from tr11ops.base.units import counted, duration
+from tr11ops.cli.common import (
+    JsonOption,
+    Refusal,
+    SchedulerOption,
+    check_scheduler_word,
+    directory_of,
+    kind_to_watch,
+    late_words,
+    looking,
+    open_scheduler,
+    say,
+)
+from tr11ops.cli.context import emit
+from tr11ops.cluster.base import Overview, SchedulerError
+from tr11ops.observe.look import facts_of
+from tr11ops.status.assessment import assess
+from tr11ops.status.extra_observations import ExtraObservations
+from tr11ops.status.run_list import ListedRun, SharedOverview, exit_code_of, newest_card, run_directories
+from trainer.config.card import CardError
+
+SCHEMA = 1
+
+
+def list_runs(
+    *,
+    roots: Annotated[
+        list[Path] | None, typer.Argument(metavar="[ROOT]...", show_default=False, help="Folders [this one].")
+    ] = None,
+    scheduler: SchedulerOption = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """The runs below some folders, a line each: verdict, iteration, loss, time left.
+
+    Each is looked at as `tr11 status` does, with the card of its newest launch; folders four levels down are searched.
+
+    Exit code 0: all well; 1: one needs a person; 2: wrong usage; 3: one could not be observed.
+
+    Examples:
+      tr11 list
+      tr11 list /scratch/six/checkpoints --json | jq '.runs[] | select(.exit_code > 0)'
+    """
+    check_scheduler_word(scheduler)
+    places = roots or [Path()]
+    for root in places:
+        if not root.is_dir():
+            raise Refusal(f"ROOT {root}: is not a folder", exit_code=2)
+
+    @cache
+    def edge(kind: str) -> Overview | Unknown:
+        try:
+            return SharedOverview(looking(open_scheduler(kind)))
+        except (SchedulerError, OSError) as error:
+            return Unknown(f"no {kind} scheduler here: {error}")
+
+    found = list(_looked_at(places, scheduler, edge))
+    if as_json:
+        emit({"schema": SCHEMA, "runs": [run.document() for run in found]})
+    else:
+        for line in _lines(found):
+            typer.echo(line)
+    if not found:
+        say(f"no run was launched below {', '.join(map(str, places))}")
+    raise typer.Exit(exit_code_of(found))
+
+
+def _looked_at(roots: Sequence[Path], kind: str, edge: Any) -> Iterator[ListedRun]:
+    for root in roots:
+        folders = run_directories(root)
+        while True:
+            try:
+                folder = next(folders)
+            except StopIteration:
+                break
+            except OSError as error:  # a folder that may not be read may hold runs
+                yield ListedRun(Path(error.filename or root), None, cause(error))
+                break
+            yield _look(folder, kind, edge)
+
+
+def _look(folder: Path, kind: str, edge: Any) -> ListedRun:
+    def look() -> dict[str, Any]:
+        card = newest_card(folder)
+        directory = directory_of(card)
+        overview = edge(kind_to_watch(directory, kind))
+        return assess(directory, facts_of(card), overview, lambda _: ExtraObservations()).document()
+
+    try:
+        return ListedRun(folder, deadline.within(deadline.LOOK_SECONDS, look))
+    except deadline.Late:
+        return ListedRun(folder, None, late_words(folder, deadline.LOOK_SECONDS))
+    except (CardError, OSError, ValueError) as error:
+        return ListedRun(folder, None, " ".join(str(error).split()))
+
+
+def _lines(runs: Sequence[ListedRun]) -> Iterator[str]:
+    if not runs:
+        return
+    yield f"{'verdict':<10} {'iteration':>15} {'loss':>8} {'left':>11}  run"
+    for run in runs:
+        if run.status is None:
+            yield f"{'unknown':<10} {run.directory}: {run.why}"
+            continue
+        seen = run.document()
+        again = seen["done_again"]  # while it starts, the log still ends with what was lost
+        done = seen["iteration"] if again is None else again["from_step"]
+        step = "-" if done is None else f"{done}/{seen['total_iterations']}"
+        lost = "" if again is None else f"  ({counted(again['iterations'], 'iteration')} again)"
+        loss = "-" if seen["loss"] is None else f"{seen['loss']:.4f}"
+        left = "-" if seen["remaining_seconds"] is None else duration(seen["remaining_seconds"])
+        yield f"{seen['verdict']:<10} {step:>15} {loss:>8} {left:>11}  {run.directory}{lost}"

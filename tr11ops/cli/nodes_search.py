@@ -1,0 +1,169 @@
+"""`tr11 nodes search`: which of many nodes is bad, by few short jobs on groups of them."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from tr11ops.base.units import counted
+from tr11ops.cli import completion
+from tr11ops.cli.common import Refusal, say, timeout_option
+from tr11ops.cli.context import JSON, SCHEDULER, RunContext
+from tr11ops.cli.nodes_check import free_nodes, job_place, shared_folder
+from tr11ops.cli.nodes_view import SCHEMA, open_desk
+from tr11ops.cluster.hostlist import compress
+from tr11ops.nodes.group_job import PROBE, GroupRequest
+from tr11ops.nodes.group_runner import LocalGroups, SlurmGroups
+from tr11ops.nodes.search import SearchResult, SearchRound, found_bad, plan_round, result_of, search
+from tr11ops.nodes.suspects import COMMAND, NOTHING, FaultModel, GroupOutcome, node_chances
+
+WIDTH = 79
+SHOWN = 5
+
+
+def search_nodes(
+    context: Annotated[RunContext, SCHEDULER, JSON],
+    nodes: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NODE...]", help="Names or host lists; default: all free ones.", autocompletion=completion.nodes
+        ),
+    ] = None,
+    command: Annotated[
+        str | None,
+        typer.Option(
+            "--command", metavar="COMMAND", help="What each node of a group runs; a status other than 0 is a fault."
+        ),
+    ] = None,
+    detection: Annotated[
+        float,
+        typer.Option(
+            "--detection",
+            metavar="SHARE",
+            min=0.05,
+            max=0.999,
+            help="How often the fault shows: 0.5, every other time.",
+        ),
+    ] = 0.95,
+    least: Annotated[int, typer.Option("--group", metavar="NODES", min=1, help="Nodes of the smallest group.")] = 2,
+    rounds: Annotated[int, typer.Option("--rounds", metavar="COUNT", min=1, max=50, help="At most so many.")] = 8,
+    seconds: Annotated[float, timeout_option("A job that has not ended by then has failed.")] = 300,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the first round; run nothing.")] = False,
+) -> None:
+    """Find the one or two bad nodes among many: jobs on disjoint groups, regrouped by what failed, until one is sure.
+
+    Without --command the nodes compute, copy memory and reduce over the group, and every number is checked. A fault may
+    come and go (--detection), or show only between two nodes. Nodes that are busy or down are left out. Nothing is
+    excluded: the command to do so is printed. Exit code 0: nothing is bad; 1: a node is; 3: it could not be found out.
+
+    Examples:
+      tr11 nodes search
+      tr11 nodes search jean-zay-iam[01-16] --detection 0.5
+      tr11 nodes search --command 'python -m trainer.debug.group_probe' --group 4
+    """
+    desk = open_desk(context)
+    names, left_out = free_nodes(desk, nodes or ())
+    if len(names) < 2:
+        raise Refusal(f"{counted(len(names), 'node is', 'nodes are')} free to be searched, of 2 at least", exit_code=3)
+    if least > len(names):
+        raise Refusal(f"--group {least}: only {counted(len(names), 'node')} can be searched", exit_code=2)
+    for node, why in left_out:
+        say(f"left out: {node}: {why}")
+    model = FaultModel(detection=detection)
+    if dry_run:
+        groups = plan_round(names, model.suspicions(names), model, least, random.Random(0))
+        for line in [
+            f"{counted(len(groups), 'job')} in the first round:",
+            *(f"  {compress(group)}" for group in groups),
+        ]:
+            typer.echo(line)
+        return
+    folder = shared_folder(desk)
+    request = GroupRequest((), command or PROBE, seconds)
+    done: list[SearchRound] = []
+    try:
+        run = (
+            SlurmGroups(desk.scheduler, job_place(desk, folder), request)
+            if desk.scheduler.name == "slurm"
+            else LocalGroups(request)
+        )
+        for one in search(names, run, model, least=least, most_rounds=rounds):
+            done.append(one)
+            if not context.as_json:
+                for line in _round_lines(len(done), one):
+                    typer.echo(line)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)  # what a job still writes is left behind
+    result = result_of(done)
+    context.emit(_document(result, names), _verdict_lines(result))
+    raise typer.Exit(_exit_code(result))
+
+
+def _exit_code(result: SearchResult) -> int:
+    if found_bad(result):
+        return 1
+    return 0 if result.is_sure and result.suspicion.kind == NOTHING else 3
+
+
+# ----------------------------------------------------------------------------- what is shown
+def _round_lines(number: int, one: SearchRound) -> Iterator[str]:
+    failed = [test for test in one.tests if test.outcome is GroupOutcome.FAILED]
+    unknown = [test for test in one.tests if test.outcome is GroupOutcome.UNKNOWN]
+    sizes = sorted({len(test.nodes) for test in one.tests})
+    size = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+    not_run = f", {len(unknown)} not run" if unknown else ""
+    yield f"round {number}: {counted(len(one.tests), 'job')} on groups of {size}: {len(failed)} failed{not_run}"
+    for test in (*failed, *unknown):
+        line = f"{compress(sorted(test.nodes))}: {test.outcome}: {test.why}"
+        yield from textwrap.wrap(line, WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
+    chances = ", ".join(
+        f"{node} {own:.0%}" for node, own in list(node_chances(one.weights).items())[:SHOWN] if own >= 0.005
+    )
+    nothing = next(weight for own, weight in one.weights.items() if own.kind == NOTHING)
+    yield from textwrap.wrap(
+        f"bad with: {chances or '0%'}; none is: {nothing:.0%}", WIDTH, initial_indent="  ", subsequent_indent="    "
+    )
+
+
+def _verdict_lines(result: SearchResult) -> Iterator[str]:
+    bad, spent = found_bad(result), f"{counted(len(result.rounds), 'round')}, {counted(result.jobs, 'job')}"
+    if not result.is_seen:
+        yield f"Nothing is known: no job could be run ({spent})."
+    elif not result.is_sure:
+        yield f"Not found: the likeliest is {_words(result)} with {result.chance:.0%} ({spent}); --rounds allows more."
+    elif result.suspicion.kind == COMMAND:
+        yield f"The command fails wherever it runs, with {result.chance:.0%} ({spent}): that accuses no node."
+    elif not bad:
+        yield f"No node is bad, with {result.chance:.0%} ({spent})."
+    else:
+        yield f"{_words(result)}, with {result.chance:.0%} ({spent})."
+        yield f'  to exclude: tr11 nodes exclude {" ".join(bad)} --reason "nodes search, {result.chance:.0%}"'
+
+
+def _words(result: SearchResult) -> str:
+    names = " and ".join(sorted(result.suspicion.nodes))
+    kind = result.suspicion.kind
+    if kind in {NOTHING, COMMAND}:
+        return "that no node is bad" if kind == NOTHING else "that the command fails wherever it runs"
+    return f"the link between {names} is bad" if kind == "link" else f"{names} {'is' if kind == 'node' else 'are'} bad"
+
+
+def _document(result: SearchResult, names: Sequence[str]) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "nodes": list(names),
+        "bad": list(found_bad(result)),
+        "kind": result.suspicion.kind,
+        "chance": result.chance,
+        "is_sure": result.is_sure,
+        "chances": node_chances(result.rounds[-1].weights),
+        "rounds": [
+            [{"nodes": sorted(test.nodes), "outcome": str(test.outcome), "why": test.why} for test in one.tests]
+            for one in result.rounds
+        ],
+    }

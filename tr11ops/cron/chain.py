@@ -1,0 +1,311 @@
+"""The self-resubmitting Slurm job, without drift and without doubles.
+
+A chain is a token. Each of its jobs, a link, carries token and due time in its comment:
+
+    tr11-cron:hourly:TOKEN:DUE@MARK
+
+Only the token of the newest claim on the chain (`claims.py`) may go on: a link of any other leaves at once. So two
+chains become one however they came to be, and an install that finds a living link changes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tr11ops.base.observed import cause
+from tr11ops.cluster.base import BatchRequest, Job, Scheduler, SchedulerError, SchedulerUnreachable
+from tr11ops.cron.jobs import ChainName
+from tr11ops.cron.output import stamp
+from tr11ops.cron.placement import Placement
+from tr11ops.cron.schedule import Schedule, slack
+from tr11ops.cron.scripts import Invocation, link_script
+from tr11ops.runcard.slurm_syntax import parse_time_limit
+from tr11ops.rundir.claims import TOLERANCE_SECONDS, Claim, ClaimFolder
+from tr11ops.rundir.cron_records import ChainState, chain_file, cron_folder, write_chain
+from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.sharing import make_shared
+
+LOOKUPS = 5
+LOOKUP_PAUSE_SECONDS = 2.0
+INSTALL_SECONDS = 300.0  # how long an install on another host may take before its claim is doubted
+_COMMENT = re.compile(r"tr11-cron:(hourly|daily):([0-9a-f]{8}):(\d{1,15})@([0-9a-f]{12})(?![0-9a-f])")
+
+
+class ChainBusy(SchedulerError):
+    """Someone else installs this chain at this moment."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """One job of a chain that is not over. `due` is the point of the schedule that it is for (epoch seconds)."""
+
+    token: str
+    due: int
+    job: Job
+
+    @property
+    def number(self) -> int:
+        return int(self.job.raw_id)
+
+
+@dataclass(frozen=True)
+class ChainContext:
+    """One chain of a run, and where it lives. `words` are added to what each link runs."""
+
+    name: ChainName
+    schedule: Schedule
+    typed: Invocation
+    directory: RunDirectory
+    scheduler: Scheduler
+    say: Callable[[str], None]
+    clock: Callable[[], float] = time.time
+    pause: Callable[[float], None] = time.sleep
+    words: tuple[str, ...] = ()
+    placement: Placement = field(default_factory=Placement)
+
+    @property
+    def job_name(self) -> str:
+        """What its links are named in the queue."""
+        return f"cron-{self.name}-{self.typed.card.run.name}"
+
+    @property
+    def claims(self) -> ClaimFolder:
+        return ClaimFolder(self.directory, f"chain-{self.name}")
+
+    @property
+    def time_limit_seconds(self) -> int:
+        section = self.typed.card.cron
+        return parse_time_limit(section.hourly_time_limit if self.name == "hourly" else section.daily_time_limit)
+
+    def links(self) -> tuple[Link, ...]:
+        """Links of this chain, of any token, that are not over, by due time. Raises SchedulerUnreachable."""
+        return links_of(self.scheduler.jobs(), self.directory.mark, self.name)
+
+
+# ----------------------------------------------------------------------------- pure
+def comment_of(directory: RunDirectory, chain: str, token: str, due: int) -> str:
+    """What a link carries as its comment."""
+    return f"tr11-cron:{chain}:{token}:{due}@{directory.mark}"
+
+
+def links_of(jobs: Iterable[Job], mark: str, chain: str) -> tuple[Link, ...]:
+    """The links of one run's chain among all jobs that the scheduler knows, less those that are over."""
+    found = []
+    for job in jobs:
+        match = _COMMENT.search(job.comment)
+        if match and match[1] == chain and match[4] == mark and not job.state.is_final and job.raw_id.isdigit():
+            found.append(Link(match[2], int(match[3]), job))
+    return tuple(sorted(found, key=lambda link: (link.due, link.number)))
+
+
+def due_after(schedule: Schedule, due: int, now: float) -> int:
+    """The point for which the next link is queued: the first that lies behind this one's and is not over.
+
+    A due time far in the future means that the clock was set back; the clock is then believed.
+    """
+    latest = now if due > now + TOLERANCE_SECONDS else max(due, now)
+    return round(schedule.after(latest + slack(schedule)))
+
+
+def is_living(link: Link, token: str, schedule: Schedule, now: float) -> bool:
+    """Whether a link carries its chain on: of the chain's own token, and not waiting for a time of another clock."""
+    return link.token == token and link.due <= now + schedule.period_seconds + TOLERANCE_SECONDS
+
+
+def must_leave(links: Iterable[Link], token: str, due: int, number: int) -> Link | None:
+    """The link that stands for the same point and was there first; two come when sbatch's answer was lost."""
+    return next((link for link in links if link.token == token and link.due == due and link.number < number), None)
+
+
+# ----------------------------------------------------------------------------- queueing a link
+def _request(place: ChainContext, token: str, due: int, begin: float | None) -> BatchRequest:
+    section = place.typed.card.cron
+    folder = cron_folder(place.directory) / "slurm"
+    with suppress(OSError):  # then its output is lost, and nothing else
+        make_shared(folder)
+    words = ("cron", "link", place.name, "--token", token, "--due", str(due), *place.words)
+    request = BatchRequest(
+        script="",
+        name=place.job_name,
+        nodes=1,
+        time_limit_seconds=place.time_limit_seconds,
+        output="/dev/null",  # the script opens its own: Slurm ends a job whose output cannot be opened
+        working_directory=place.typed.folder,
+        partition=section.partition or place.placement.partition,
+        account=section.account,
+        constraint=section.constraint,
+        quality_of_service=section.quality_of_service,
+        comment=comment_of(place.directory, place.name, token, due),
+        begin=begin,
+        memory_megabytes=place.placement.memory_megabytes,
+        requeue=True,  # its node may die before it could do anything
+    )
+    return replace(request, script=link_script(place.typed, place.name, request, place.typed.command(words), folder))
+
+
+def queue_link(place: ChainContext, token: str, due: int, begin: float | None, by: str = "") -> str:
+    """Queue the link for a point unless it is there; returns its number. `by` is the link that queues it.
+
+    Raises SchedulerUnreachable when that cannot be known: the answer was lost and the job is not found, but may come.
+    Raises SchedulerError with the scheduler's reason, OSError.
+    """
+    found = _find(place, token, due, by)
+    if found is not None:
+        return found
+    try:
+        return place.scheduler.submit(_request(place, token, due, begin))
+    except SchedulerUnreachable:
+        for _ in range(LOOKUPS):  # a submission whose answer was lost may have been taken all the same
+            place.pause(LOOKUP_PAUSE_SECONDS)
+            try:
+                found = _find(place, token, due, by)
+            except SchedulerUnreachable:
+                continue
+            if found is not None:
+                return found
+        raise
+
+
+def _find(place: ChainContext, token: str, due: int, but: str) -> str | None:
+    numbers = (link.job.raw_id for link in place.links() if (link.token, link.due) == (token, due))
+    return next((number for number in numbers if number != but), None)
+
+
+def _record(place: ChainContext, number: str, due: int) -> None:
+    write_chain(place.directory, ChainState(place.name, number, place.clock(), float(due)))
+
+
+# ----------------------------------------------------------------------------- install and remove
+@dataclass(frozen=True)
+class Installed:
+    """`is_new` is False when a living chain was found, and nothing was changed but, at most, its record."""
+
+    job_id: str
+    due: int
+    is_new: bool
+
+
+def install(place: ChainContext) -> Installed:
+    """Have exactly one living chain, no matter who else does the same at this moment.
+
+    Raises ChainBusy, SchedulerUnreachable (type it again: it is safe), SchedulerError, OSError.
+    """
+    busy = f"others install the {place.name} chain at this moment: look again in a minute"
+    for _ in range(LOOKUPS):
+        newest, links, now = place.claims.newest(), place.links(), place.clock()
+        if newest is not None and newest.held:
+            living = [link for link in links if is_living(link, newest.token, place.schedule, now)]
+            if living:
+                last = living[-1]
+                _record(place, last.job.raw_id, last.due)
+                return Installed(last.job.raw_id, last.due, is_new=False)
+            if newest.is_living(now) and not newest.data.get("queued") and newest.process.pid != os.getpid():
+                busy = f"{newest} installs the {place.name} chain at this moment: look again in a minute"
+                place.pause(LOOKUP_PAUSE_SECONDS)
+                continue
+        mine = place.claims.take(Claim.of_this_process(now, INSTALL_SECONDS, secrets.token_hex(4)), newest)
+        if mine is not None:
+            return _start(place, mine, links)
+    raise ChainBusy(busy)
+
+
+def _start(place: ChainContext, mine: Claim, old: tuple[Link, ...]) -> Installed:
+    for link in old:  # they would leave by themselves; what waits for nothing is better not seen
+        _cancel(place, link.job.raw_id)
+    due = int(place.clock())
+    try:
+        number = queue_link(place, mine.token, due, None)
+    except SchedulerUnreachable:
+        raise  # the job may exist: the claim stands, and anyone who installs next finds it, or replaces it
+    except BaseException:
+        place.claims.release(mine)
+        raise
+    _record(place, number, due)
+    place.claims.write(replace(mine, data={"queued": number}))
+    return Installed(number, due, is_new=True)
+
+
+def remove(place: ChainContext) -> tuple[str, ...]:
+    """End the chain: what waits of it is cancelled, what runs leaves after its round. Returns the cancelled jobs.
+
+    Raises SchedulerUnreachable when its jobs cannot be known; they then leave when they begin. Raises OSError.
+    """
+    for _ in range(LOOKUPS):
+        newest = place.claims.newest()
+        if newest is None or not newest.held:
+            break
+        gone: dict[str, Any] = {"removed": True}
+        if place.claims.take(replace(Claim.of_this_process(place.clock(), 0.0, **gone), held=False), newest):
+            break
+    chain_file(place.directory, place.name).unlink(missing_ok=True)
+    waiting = [link for link in place.links() if not link.job.state.is_active]
+    return tuple(link.job.raw_id for link in waiting if _cancel(place, link.job.raw_id))
+
+
+def _cancel(place: ChainContext, number: str) -> bool:
+    try:
+        place.scheduler.cancel(number)
+    except SchedulerError as error:
+        place.say(f"job {number} could not be cancelled ({cause(error)}): it leaves when it begins")
+        return False
+    return True
+
+
+# ----------------------------------------------------------------------------- what a link does first
+@dataclass(frozen=True)
+class Begun:
+    """`leave` says why this link must leave at once, "" when it goes on; `owed`: the next link is not queued yet."""
+
+    leave: str = ""
+    owed: bool = False
+    successor: str = ""
+    next_due: int | None = None
+
+
+def begin_link(place: ChainContext, token: str, due: int, number: str) -> Begun:
+    """Queue the next link, before anything else can fail. Never raises for a scheduler that is silent or refuses."""
+    leave = _why_leave(place, token)
+    if leave:
+        return Begun(leave)
+    try:
+        links = [link for link in place.links() if link.token == token]
+        first = must_leave(links, token, due, int(number))
+        if first is not None:
+            return Begun(f"job {first.job.raw_id} is the same link")
+        later = next((link for link in links if link.due > due), None)
+        if later is not None:
+            next_point, job_id = later.due, later.job.raw_id
+        else:
+            next_point = due_after(place.schedule, due, place.clock())
+            job_id = queue_link(place, token, next_point, next_point, number)
+    except (SchedulerError, OSError, ValueError) as error:
+        place.say(f"the next link is not queued yet: {cause(error)}")
+        return Begun(owed=True)
+    leave = _why_leave(place, token)  # it may have been removed meanwhile
+    if leave:
+        _cancel(place, job_id)
+        return Begun(leave)
+    try:
+        _record(place, job_id, next_point)
+    except OSError as error:
+        place.say(f"the next link, job {job_id}, cannot be recorded: {cause(error)}")
+    place.say(f"the next link is job {job_id}, at {stamp(next_point)}")
+    return Begun(successor=job_id, next_due=next_point)
+
+
+def _why_leave(place: ChainContext, token: str) -> str:
+    try:
+        newest = place.claims.newest()
+    except OSError as error:
+        place.say(f"whether this chain still counts is unknown, it goes on: {cause(error)}")
+        return ""
+    if newest is not None and newest.token in {token, ""}:  # "": a claim that cannot be read
+        return ""
+    return "this chain was removed" if newest is None or not newest.held else f"{newest} has installed another chain"

@@ -1,0 +1,310 @@
+"""One round of one periodic job: claimed, on record before and after, ended in time, its output kept."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from tr11ops.base.observed import Unknown, cause, known, observed
+from tr11ops.base.units import duration
+from tr11ops.cluster.local_processes import mark
+from tr11ops.cluster.sbatch_script import code_root
+from tr11ops.cron.child import Child, Ending, end_orphan
+from tr11ops.cron.jobs import PeriodicJob, due, wanted
+from tr11ops.cron.output import RoundOutput, stamp
+from tr11ops.cron.schedule import is_due, next_due
+from tr11ops.rundir.claims import Claim, ClaimFolder
+from tr11ops.rundir.cron_records import PeriodicJobState, cron_folder, fallback_round, job_file, read_job, write_job
+from tr11ops.rundir.fallback import fallback_of, write_or_fall_back
+from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.state_file import read_json
+
+Result: TypeAlias = Literal["ran", "failed", "not due", "running", "no time", "not recorded"]
+CLAIM_MARGIN_SECONDS = 120.0  # a claim outlives the time-out of its job by this
+OWN_ERROR = "tr11: an error of tr11 itself"
+TRACEBACK = "Traceback (most recent call last)"
+SAID_BY_TR11 = "tr11: "
+FILE_ERRORS = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO, errno.ESTALE)))
+BY_HAND = ("hand", "once")  # rounds in between, which do not change what runs the job regularly
+SHOWN_LINES = 20
+CUT_OFF = "what ran it was killed"
+ENTRY = "from tr11ops.cli.main import run; run()"
+
+
+@dataclass(frozen=True)
+class CronRound:
+    """What came of one start. `state` is what is on record after it, `why` explains all that is not "ran".
+
+    `lines` are the last that the job wrote.
+    """
+
+    name: str
+    result: Result
+    why: str = ""
+    state: PeriodicJobState | None = None
+    lines: tuple[str, ...] = ()
+
+    @property
+    def line(self) -> str:
+        """The round in one line."""
+        code = self.state.exit_code if self.result == "ran" and self.state else None
+        shown = f" (exit code {code})" if code else ""
+        return f"{self.name}: {self.result}{shown}" + (f": {self.why}" if self.why else "")
+
+
+@dataclass(frozen=True)
+class CronContext:
+    """Where and how rounds run: `command` gives the whole command line of a job, `folder` is where it is typed.
+
+    `must_end` turns true when a running job has to be ended, `seconds_left` is how long this process may go on.
+    `fallback` is where claims and records go while the run directory cannot be written.
+    """
+
+    directory: RunDirectory
+    way: str
+    folder: Path
+    environment: Mapping[str, str]
+    command: Callable[[PeriodicJob], list[str]]
+    clock: Callable[[], float] = time.time
+    must_end: threading.Event = field(default_factory=threading.Event)
+    seconds_left: Callable[[], float] = lambda: float("inf")
+    fallback: RunDirectory | None = None
+
+    @property
+    def records(self) -> RunDirectory:
+        """Where the claims and records of a round are kept."""
+        return self.fallback or self.directory
+
+
+def tr11_command(words: Iterable[str], card: Path, overrides: Iterable[str] = ()) -> list[str]:
+    """A command line of this installation, whatever the folder holds that it is started in."""
+    command = [sys.executable, "-P", "-c", ENTRY, *words, "--run", str(card)]
+    for change in overrides:
+        command += ["--set", change]
+    return command
+
+
+def child_environment(base: Mapping[str, str]) -> dict[str, str]:
+    """`base` so that Python finds this installation, and writes at once."""
+    root, path = code_root(), base.get("PYTHONPATH", "")
+    found = {**base, "PYTHONUNBUFFERED": "1"}
+    if root is not None and str(root) not in path.split(":"):
+        found["PYTHONPATH"] = f"{root}:{path}" if path else str(root)
+    return found
+
+
+# ----------------------------------------------------------------------------- which are due
+def last_starts(directory: RunDirectory, jobs: Iterable[PeriodicJob]) -> dict[str, float]:
+    """When each job last started. Raises OSError when a record cannot be read; one that is garbage counts as none."""
+    found = {job.name: _read_last(directory, job.name) for job in jobs}
+    return {name: state.started for name, state in found.items() if state is not None}
+
+
+def run_due(place: CronContext, jobs: tuple[PeriodicJob, ...]) -> tuple[CronRound, ...]:
+    """One round of each job that is due now, one after another."""
+    try:
+        chosen = due(jobs, last_starts(place.directory, jobs), place.clock())
+    except OSError:
+        chosen = wanted(jobs)  # each one says, or finds its way around, what cannot be read
+    rounds = []
+    for job in chosen:
+        if not place.must_end.is_set():
+            rounds.append(run_job(place, job))
+    return tuple(done for done in rounds if done.result != "not due")
+
+
+def _last(place: CronContext, name: str) -> PeriodicJobState | None:
+    """The last round, wherever it is on record. Raises OSError, but not where the fallback stands in for it."""
+    try:
+        return _read_last(place.directory, name)
+    except OSError:
+        if place.fallback is None:
+            raise
+        return known(observed(lambda: fallback_round(place.directory, name)), None)
+
+
+def _read_last(directory: RunDirectory, name: str) -> PeriodicJobState | None:
+    """The last round. Raises OSError. A file that holds no record is replaced by the next round, so it is as none."""
+    state = read_job(directory, name)
+    if not isinstance(state, Unknown):
+        return state
+    try:
+        read_json(job_file(directory, name))
+    except ValueError:
+        return None
+    return None
+
+
+# ----------------------------------------------------------------------------- one round
+def run_job(place: CronContext, job: PeriodicJob, forced: bool = False) -> CronRound:
+    """Run a job if it is due (or `forced`), unless it runs already. Never raises for what the job does.
+
+    A round is started at most once: anyone who is killed in the middle of it leaves a record that says so, and the next
+    round is the next point of the schedule. Where that cannot be recorded in the run directory, what watches is claimed
+    and recorded in this machine's fallback directory: once for each host.
+    """
+    try:
+        return _run_if_due(place, job, forced)
+    except OSError as error:
+        why = f"nothing is run that cannot be recorded: {cause(error)}"
+        if not job.watches:
+            return CronRound(job.name, "not recorded", why)
+        try:
+            with fallback_of(place.directory) as local:
+                done = _run_if_due(replace(place, fallback=local), job, forced)
+        except OSError as second:
+            return CronRound(job.name, "not recorded", f"{why}; nor on this machine: {cause(second)}")
+        kept = f"the run directory cannot be written ({cause(error)}): recorded in {local.root}"
+        return replace(done, why=f"{done.why}; {kept}" if done.why else kept)
+
+
+def _run_if_due(place: CronContext, job: PeriodicJob, forced: bool) -> CronRound:
+    """Raises OSError when it cannot be recorded; nothing was started then."""
+    if not forced and not _is_due(place, job):
+        return CronRound(job.name, "not due")
+    seconds = min(job.timeout_seconds, place.seconds_left())
+    if seconds < min(job.timeout_seconds, 60):
+        return CronRound(job.name, "no time", f"{duration(seconds)} left here, left for the next round")
+    return _claimed(place, job, seconds, forced)
+
+
+def _claimed(place: CronContext, job: PeriodicJob, seconds: float, forced: bool) -> CronRound:
+    folder = ClaimFolder(place.records, job.name)
+    before = folder.newest()
+    if before is not None and before.is_living(place.clock()):
+        return _skip(place, job, before)
+    mine = folder.take(Claim.of_this_process(place.clock(), seconds + CLAIM_MARGIN_SECONDS), before)
+    if mine is None:
+        return _skip(place, job, folder.newest())
+    try:
+        if before is not None and before.held and before.is_of_this_host:
+            end_orphan(before.child)
+        if not forced and not _is_due(place, job):  # someone has run it since the first look
+            return CronRound(job.name, "not due")
+        return _run(place, job, seconds, folder, mine)
+    finally:
+        with suppress(OSError):  # then it is over when this process is, or its time
+            folder.release(mine)
+
+
+def _is_due(place: CronContext, job: PeriodicJob) -> bool:
+    state = _last(place, job.name)
+    return is_due(job.schedule, state.started if state else None, place.clock())
+
+
+def _skip(place: CronContext, job: PeriodicJob, owner: Claim | None) -> CronRound:
+    why = f"it runs already, by {owner}, since {stamp(owner.time)}" if owner else "someone else has just started it"
+    output = RoundOutput(_log(place, job), f"{stamp(place.clock())} {job.name} not started by {place.way}")
+    output.close(why)
+    return CronRound(job.name, "running", why)
+
+
+def _run(place: CronContext, job: PeriodicJob, seconds: float, folder: ClaimFolder, mine: Claim) -> CronRound:
+    last = _last(place, job.name)
+    failures = last.failures_in_a_row if last else 0
+    now = place.clock()
+    began = PeriodicJobState(
+        name=job.name,
+        way=last.way if last is not None and place.way in BY_HAND else place.way,
+        host=mine.host,
+        started=now,
+        ended=None,
+        exit_code=None,
+        message=CUT_OFF if last is not None and last.is_running else "",
+        interval_seconds=job.schedule.period_seconds,
+        runs=(last.runs if last else 0) + 1,
+        failures_in_a_row=failures + (1 if last is not None and last.is_running else 0),
+        next_due=next_due(job.schedule, now, now),
+    )
+    output = RoundOutput(_log(place, job), f"{stamp(now)} {job.name} by {place.way} on {mine.host}")
+    write_job(place.records, began)
+    steady = time.monotonic()
+    try:
+        child = Child(place.command(job), place.environment, place.folder, output.feed)
+    except (OSError, ValueError) as error:  # ValueError: a script that must not, or cannot, be run
+        return _end(place, job, began, output, steady, 127, f"it cannot be started: {cause(error)}")
+    try:
+        folder.write(replace(mine, child=mark(child.pid)))
+    except BaseException:
+        child.discard()
+        raise
+    child.go()
+    code, ending = child.wait(seconds, place.must_end.is_set)
+    why = failure(job, code, ending, output.lines(), seconds)
+    newest = known(observed(folder.newest), None)
+    if newest is not None and newest.epoch > mine.epoch:  # this process was stopped for so long that others went on
+        return CronRound(job.name, "failed", f"it was taken over by {newest}")
+    return _end(place, job, began, output, steady, code, why)
+
+
+def _end(
+    place: CronContext,
+    job: PeriodicJob,
+    began: PeriodicJobState,
+    output: RoundOutput,
+    steady: float,
+    code: int,
+    why: str,
+) -> CronRound:
+    took = time.monotonic() - steady  # a clock that is set meanwhile does not make it negative
+    ended = replace(
+        began,
+        ended=began.started + took,
+        exit_code=code,
+        message=why,
+        failures_in_a_row=began.failures_in_a_row + 1 if why else 0,
+    )
+    output.close(f"{why or f'exit code {code}'} after {duration(took)}")
+    result: Result = "failed" if why else "ran"
+    kept = output.fault and f"its output was not kept: {output.fault}"
+    try:
+        kept = _record_end(place, ended) or kept
+    except OSError as error:
+        result, kept = "not recorded", f"its end is not recorded: {cause(error)}"
+    notes = "; ".join(text for text in (why, kept) if text)
+    return CronRound(job.name, result, notes, ended, tuple(output.lines()[-SHOWN_LINES:]))
+
+
+def _record_end(place: CronContext, ended: PeriodicJobState) -> str:
+    """Put a round that has run on record, wherever that can be done; says where. Raises OSError."""
+    if place.fallback is not None:
+        write_job(place.fallback, ended)
+        return ""
+    _, elsewhere = write_or_fall_back(place.directory, lambda records: write_job(records, ended))
+    return f"the run directory cannot be written: its end is recorded in {elsewhere}" if elsewhere else ""
+
+
+def failure(job: PeriodicJob, code: int, ending: Ending, lines: list[str], seconds: float) -> str:
+    """Why a round counts as failed, in one line; "" when the job did its work, whatever it found. Pure."""
+    said = f": {lines[-1]}" if lines else ""
+    own = lines[-1].removeprefix(SAID_BY_TR11) if lines else "it said nothing"
+    if ending == "time":
+        return f"it was ended after its time-out of {duration(seconds)}{said}"
+    if ending == "asked":
+        return "it was ended with what ran it"
+    if code < 0:
+        return f"signal {-code} ended it{said}"
+    if any(line.startswith(TRACEBACK) for line in lines):
+        return f"it broke (exit code {code}){said}"
+    if code == 1 and _is_refusal(lines):
+        return f"exit code 1: {own}"
+    return "" if code in job.answers else f"exit code {code}{said}"
+
+
+def _is_refusal(lines: list[str]) -> bool:
+    """Whether 1 was not the job's answer: tr11 broke, the file system did, or there is not one word of an answer."""
+    last = lines[-1] if lines else ""
+    broke = last.startswith(OWN_ERROR) or (last.startswith(SAID_BY_TR11) and last.endswith(FILE_ERRORS))
+    return broke or all(line.startswith(SAID_BY_TR11) for line in lines)
+
+
+def _log(place: CronContext, job: PeriodicJob) -> Path:
+    return cron_folder(place.records) / f"{job.name}.log"

@@ -1,0 +1,190 @@
+"""Do the periodic jobs run? What is on record, judged. Pure; `now` is an argument."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tr11ops.base.observed import Observed, Unknown, known
+from tr11ops.base.units import duration
+from tr11ops.cluster.pending import Wait, is_held, reason_of_job
+from tr11ops.cron.chain import Link
+from tr11ops.cron.jobs import ChainName, PeriodicJob
+from tr11ops.cron.runner import CUT_OFF
+from tr11ops.cron.schedule import Schedule, next_due
+from tr11ops.rundir.claims import TOLERANCE_SECONDS
+from tr11ops.rundir.cron_records import ChainState, PeriodicJobState
+
+LEAST_GRACE_SECONDS = 300.0
+LONGEST_GRACE_SECONDS = 7200.0
+
+
+@dataclass(frozen=True)
+class JobRow:
+    """One job on the screen. `state` is None for one that never ran; `result` is one word or two."""
+
+    job: PeriodicJob
+    state: PeriodicJobState | None
+    result: str
+    next_due: float
+    is_overdue: bool = False
+
+
+@dataclass(frozen=True)
+class ChainRow:
+    """One chain: its record, and its next link where the scheduler knows it."""
+
+    chain: ChainState
+    link: Link | None
+    fault: str = ""
+
+
+@dataclass(frozen=True)
+class CronProblem:
+    """What is wrong, and the command to type."""
+
+    text: str
+    fix: str
+
+
+@dataclass(frozen=True)
+class CronView:
+    """All of it. `unknown` is what could not be seen; nothing is concluded from that."""
+
+    rows: tuple[JobRow, ...]
+    chains: tuple[ChainRow, ...]
+    problems: tuple[CronProblem, ...]
+    unknown: tuple[str, ...]
+
+    @property
+    def verdict(self) -> str:
+        """One line."""
+        if self.problems:
+            more = len(self.problems) - 1
+            return f"NEEDS A PERSON: {self.problems[0].text}" + (f" (and {more} more)" if more else "")
+        if self.unknown:
+            return f"UNKNOWN: {self.unknown[0]}"
+        wanted = [row for row in self.rows if not row.job.unwanted]
+        if wanted and all(row.state is None for row in wanted):
+            return "FINE: the periodic jobs are installed, and wait for their first round"
+        return "FINE: the periodic jobs run" if wanted else "FINE: the card wants no periodic job"
+
+    @property
+    def exit_code(self) -> int:
+        return 1 if self.problems else 3 if self.unknown else 0
+
+
+def grace(schedule: Schedule) -> float:
+    """How much later than its point a round may start before that is a fault: half a period, 5 minutes to 2 hours."""
+    return max(LEAST_GRACE_SECONDS, min(schedule.period_seconds / 2, LONGEST_GRACE_SECONDS))
+
+
+def view(
+    jobs: Sequence[PeriodicJob],
+    states: Observed[tuple[PeriodicJobState, ...]],
+    chains: Observed[tuple[ChainState, ...]],
+    links: Mapping[str, Observed[tuple[Link, ...]]],
+    schedules: Mapping[ChainName, Schedule],
+    living: Mapping[str, bool],
+    now: float,
+    is_installed: bool = False,
+    fallback: str = "",
+) -> CronView:
+    """Judge what is on record. `links` are the queue's by chain, `living` which jobs' owners still live.
+
+    `is_installed`: something is there that will start the jobs, so that none of them ever ran is no fault yet.
+    `fallback`: where rounds were recorded because the run directory could not be written, "" where none was.
+    """
+    unknown = [f"the records of the jobs: {states.why}"] if isinstance(states, Unknown) else []
+    unknown += [f"the records of the chains: {chains.why}"] if isinstance(chains, Unknown) else []
+    found = known(chains, ())
+    chain_rows = tuple(
+        _chain_row(chain, links.get(chain.name, Unknown("not asked")), schedules, now) for chain in found
+    )
+    for chain in found:
+        queue = links.get(chain.name)
+        if isinstance(queue, Unknown):
+            unknown.append(f"whether the {chain.name} chain lives: {queue.why}")
+    problems = [CronProblem(row.fault, _chain_fix(row)) for row in chain_rows if row.fault]
+    if fallback:
+        text = f"the run directory could not be written: rounds are recorded in {fallback}, on this machine"
+        problems.append(CronProblem(text, "tr11 pulse"))
+    rows: tuple[JobRow, ...] = ()
+    if not isinstance(states, Unknown):
+        by_name = {state.name: state for state in states}
+        rows = tuple(_job_row(job, by_name.get(job.name), living.get(job.name, False), now) for job in jobs)
+        problems += _job_problems(rows, now, is_installed or any(not row.fault for row in chain_rows))
+    return CronView(rows, chain_rows, tuple(problems), tuple(unknown))
+
+
+def _job_row(job: PeriodicJob, state: PeriodicJobState | None, is_alive: bool, now: float) -> JobRow:
+    if job.unwanted:
+        return JobRow(job, state, "not wanted", 0.0)
+    due = next_due(job.schedule, state.started if state else None, now)
+    if state is None:
+        return JobRow(job, None, "never ran", due)
+    late = now > due + grace(job.schedule)
+    if state.is_running:
+        return JobRow(job, state, "running" if is_alive else "cut off", due, late and not is_alive)
+    if state.message:
+        return JobRow(job, state, "failed", due, late)
+    return JobRow(job, state, {0: "fine", 1: "needs a person"}.get(state.exit_code or 0, "not observed"), due, late)
+
+
+def _job_problems(rows: Sequence[JobRow], now: float, is_installed: bool) -> list[CronProblem]:
+    wanted = [row for row in rows if not row.job.unwanted]
+    states = [row.state for row in wanted if row.state is not None]
+    if wanted and not states:
+        return [] if is_installed else [CronProblem("no periodic job ever ran", "tr11 cron install")]
+    # just after an install the jobs have their first rounds one after another
+    is_new = all(state.runs == 1 and now < state.started + LEAST_GRACE_SECONDS for state in states)
+    found = []
+    for row in wanted:
+        name, state = row.job.name, row.state
+        if state is None:
+            if not is_new:
+                found.append(CronProblem(f"{name} never ran", f"tr11 cron run {name}"))
+        elif row.is_overdue:
+            late = duration(now - row.next_due)
+            found.append(CronProblem(f"{name} is {late} overdue: nothing starts it", _start_again(state.way)))
+        elif row.result in {"failed", "cut off"}:
+            times = f", {state.failures_in_a_row} times in a row" if state.failures_in_a_row > 1 else ""
+            why = state.message if row.result == "failed" else CUT_OFF
+            found.append(CronProblem(f"{name} failed{times}: {why}", f"tr11 cron run {name}"))
+    return found
+
+
+def _start_again(way: str) -> str:
+    if way in {"crontab", "scrontab", "slurm"}:
+        return f"tr11 cron install --way {way}"
+    return "tr11 cron run" if way == "daemon" else "tr11 cron install"
+
+
+def _chain_row(
+    chain: ChainState,
+    links: Observed[tuple[Link, ...]],
+    schedules: Mapping[ChainName, Schedule],
+    now: float,
+) -> ChainRow:
+    if isinstance(links, Unknown):
+        return ChainRow(chain, None)
+    link = next((link for link in reversed(links) if link.job.raw_id == chain.job_id), None)
+    if link is None:  # between the queueing of a link and its record, or the first that could not be recorded
+        link = links[-1] if links else None
+    if link is None:
+        return ChainRow(chain, None, f"the {chain.name} chain is dead: job {chain.job_id} is not in the queue any more")
+    name: ChainName = "hourly" if chain.name == "hourly" else "daily"
+    if link.due > now + schedules[name].period_seconds + TOLERANCE_SECONDS:
+        why = "its interval is shorter now, or a clock was set back"
+        return ChainRow(chain, link, f"the {name} chain waits too long: {why}")
+    if is_held(link.job):
+        return ChainRow(chain, link, f"the {name} chain is held: job {link.job.raw_id} ({link.job.reason})")
+    if reason_of_job(link.job).wait in {Wait.PERSON, Wait.NEVER}:
+        return ChainRow(chain, link, f"the {name} chain cannot go on: job {link.job.raw_id} ({link.job.reason})")
+    return ChainRow(chain, link)
+
+
+def _chain_fix(row: ChainRow) -> str:
+    if row.link is not None and is_held(row.link.job):
+        return f"scontrol release {row.link.job.raw_id}"
+    return "tr11 cron install --way slurm"

@@ -1,0 +1,167 @@
+"""The user's tables of cron and scrontab: read, shown, replaced; and the script that their lines call."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from tr11ops.cluster.sbatch_options import quoted_option
+from tr11ops.cluster.slurm_command import client_environment
+from tr11ops.cron.jobs import PeriodicJob, of_chain, wanted
+from tr11ops.cron.scripts import Invocation, round_script
+from tr11ops.cron.table_file import TableError, cron_lines, difference, replaced
+from tr11ops.rundir.cron_records import CHAINS, cron_folder
+from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.files import write_atomically
+from trainer.contract.sharing import make_shared
+
+Program: TypeAlias = Literal["crontab", "scrontab"]
+TIMEOUT_SECONDS = 60.0
+_EMPTY = re.compile(rb"no s?crontab for|no crontab", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class TablePlace:
+    """One run's lines in one user's table on this machine."""
+
+    program: Program
+    typed: Invocation
+    directory: RunDirectory
+    jobs: tuple[PeriodicJob, ...]
+
+    @property
+    def script(self) -> Path:
+        """What the lines call. It is the user's alone: what it holds is run in the user's name."""
+        environment = self.typed.environment
+        home = environment.get("XDG_CONFIG_HOME") or str(Path(environment.get("HOME") or Path.home()) / ".config")
+        return Path(home) / "tr11" / "cron" / f"{self.directory.mark}-{self.program}.sh"
+
+
+@dataclass(frozen=True)
+class TableChange:
+    """What becomes of the table: before, after, and the script (None: it goes away)."""
+
+    before: bytes
+    after: bytes
+    script: str | None
+
+    @property
+    def difference(self) -> str:
+        """As `diff -u` shows it; "" when the table stays as it is."""
+        return difference(self.before, self.after)
+
+
+def plan_install(place: TablePlace, now: float) -> TableChange:
+    """What an install would change. Raises TableError, ValueError, OSError."""
+    before = read_table(place)
+    after = replaced(before, place.directory.mark, place.typed.card.run.name, _lines(place, now))
+    return TableChange(before, after, round_script(place.typed))
+
+
+def plan_removal(place: TablePlace) -> TableChange:
+    """What a removal would change. Raises TableError."""
+    before = read_table(place)
+    return TableChange(before, replaced(before, place.directory.mark, place.typed.card.run.name, ()), None)
+
+
+def apply(place: TablePlace, change: TableChange) -> None:
+    """Carry it out: the script first, so that no line calls what is not there. Raises TableError, OSError."""
+    if change.script is not None:
+        place.script.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_atomically(place.script, change.script)
+        place.script.chmod(0o700)
+    if change.difference:
+        if read_table(place) != change.before:
+            raise TableError(f"the {place.program} was changed by someone else at this moment; try again")
+        _write(place, change.after)
+        if read_table(place) != change.after:
+            raise TableError(f"{place.program} did not keep what it was given; look with `{place.program} -l`")
+    if change.script is None:
+        place.script.unlink(missing_ok=True)
+
+
+def read_table(place: TablePlace) -> bytes:
+    """The user's table; empty when there is none. Raises TableError when it cannot be read: it is never overwritten."""
+    done = _run(place, "-l")
+    if done.returncode == 0:
+        return done.stdout
+    if _EMPTY.search(done.stderr + done.stdout):
+        return b""
+    raise TableError(f"{place.program} -l failed: {_words(done)}")
+
+
+def is_installed(place: TablePlace) -> bool:
+    """Whether the table has this run's lines. Raises TableError."""
+    table = read_table(place)
+    return replaced(table, place.directory.mark, place.typed.card.run.name, ()) != table
+
+
+# ----------------------------------------------------------------------------- the lines
+def _lines(place: TablePlace, now: float) -> list[str]:
+    offset = (time.localtime(now).tm_gmtoff // 60) % 60
+    script = str(place.script)
+    if place.program == "crontab":
+        return cron_lines((script, "--way", "crontab"), wanted(place.jobs), now, offset)
+    lines = []
+    for chain in CHAINS:
+        jobs = of_chain(place.jobs, "hourly" if chain == "hourly" else "daily")
+        if jobs:
+            command = (script, "--way", "scrontab", "--chain", chain)
+            lines += [f"#SCRON {option}" for option in _options(place, chain)]
+            lines += cron_lines(command, jobs, now, offset)
+    return lines
+
+
+def _options(place: TablePlace, chain: str) -> list[str]:
+    section = place.typed.card.cron
+    folder = cron_folder(place.directory) / "slurm"
+    values = (
+        ("partition", section.partition),
+        ("account", section.account),
+        ("constraint", section.constraint),
+        ("qos", section.quality_of_service),
+        ("nodes", "1"),
+        ("time", section.hourly_time_limit if chain == "hourly" else section.daily_time_limit),
+        ("job-name", f"cron-{chain}-{place.typed.card.run.name}"),
+        ("output", str(folder / "%x-%j.out")),
+        ("open-mode", "append"),
+    )
+    return [f"--{name}={quoted_option(value)}" for name, value in values if value]
+
+
+# ----------------------------------------------------------------------------- the programs
+def _write(place: TablePlace, table: bytes) -> None:
+    if place.program == "scrontab":
+        make_shared(cron_folder(place.directory) / "slurm")
+    with tempfile.NamedTemporaryFile(prefix="tr11-cron-") as stream:
+        stream.write(table)
+        stream.flush()
+        done = _run(place, stream.name)
+    if done.returncode != 0:
+        raise TableError(f"{place.program} refused the new table, the old one stands: {_words(done)}")
+
+
+def _run(place: TablePlace, argument: str) -> subprocess.CompletedProcess[bytes]:
+    try:
+        return subprocess.run(
+            [place.program, argument],
+            env={**client_environment(place.typed.environment), "LC_ALL": "C"},  # its messages are read
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=TIMEOUT_SECONDS,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise TableError(f"there is no {place.program} on this machine; see `tr11 cron install --help`") from None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise TableError(f"{place.program} does not answer: {error}") from None
+
+
+def _words(done: subprocess.CompletedProcess[bytes]) -> str:
+    text = (done.stderr or done.stdout).decode("utf-8", "replace")
+    return " ".join(text.split())[:300] or f"exit code {done.returncode}"

@@ -1,0 +1,81 @@
+"""Two runs or more, laid over each other: where one lies below the other, and by more than noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tr11ops.curves.curve import CurveLevel, RunCurve
+
+ROWS, LINES = 10, 20
+SURE = 2.0  # standard errors of a difference that is more than noise
+
+
+@dataclass(frozen=True)
+class ComparisonRow:
+    """The levels of every run at one x, in the order of the runs."""
+
+    x: float
+    levels: tuple[CurveLevel, ...]
+
+    def difference(self, index: int) -> float:
+        """Of that run to the first."""
+        return self.levels[index].mean - self.levels[0].mean
+
+    def is_sure(self, index: int) -> bool:
+        """Whether that difference is more than noise."""
+        error = math.hypot(self.levels[index].error, self.levels[0].error)
+        return abs(self.difference(index)) > SURE * error
+
+
+@dataclass(frozen=True)
+class CurveComparison:
+    """`lines` are those that a level is the mean of. `rows` lie where all runs have values, the last at the end of the
+    shortest. `reached`: for each run but the first, the x at which it is at the first one's last level.
+    """
+
+    names: tuple[str, ...]
+    lines: int
+    rows: tuple[ComparisonRow, ...]
+    reached: tuple[float | None, ...]
+
+    def sentence(self, index: int, axis: str) -> str:
+        """How that run compares with the first, in a sentence or two."""
+        last, other, first = self.rows[-1], self.names[index], self.names[0]
+        difference = last.difference(index)
+        place = f"at {axis} {axis_text(last.x, axis)}"
+        if not last.is_sure(index):
+            said = f"{other} and {first} do not differ by more than noise {place} ({difference:+.4g})"
+        else:
+            word = "below" if difference < 0 else "above"
+            said = f"{other} is {abs(difference):.4g} {word} {first} {place}"
+        below = sum(row.difference(index) < 0 and row.is_sure(index) for row in self.rows)
+        above = sum(row.difference(index) > 0 and row.is_sure(index) for row in self.rows)
+        said += f"; below in {below}, above in {above} of {len(self.rows)} rows"
+        reached = self.reached[index - 1]
+        if difference < 0 and last.is_sure(index) and reached is not None and reached < last.x:
+            said += f"; it is at {first}'s last level by {axis} {axis_text(reached, axis)}"
+        return f"{said}."
+
+
+def compare(curves: Sequence[RunCurve], rows: int = ROWS, lines: int = LINES) -> CurveComparison:
+    """Compare the courses where all of them have values. Raises ValueError, one line, where they share none."""
+    empty = [curve.name for curve in curves if not curve.x]
+    if empty:
+        raise ValueError(f"{empty[0]}: holds no finite value")
+    begin, end = max(curve.x[0] for curve in curves), min(curve.x[-1] for curve in curves)
+    if begin > end:
+        late = max(curves, key=lambda curve: curve.x[0])
+        raise ValueError(f"{late.name} begins at {late.x[0]:g}, where another has ended ({end:g})")
+    lines = max(1, min(lines, *(len(curve.x) for curve in curves)))
+    places = [begin + (end - begin) * (index + 1) / rows for index in range(rows)] if end > begin else [end]
+    found = tuple(ComparisonRow(x, tuple(curve.level(x, lines) for curve in curves)) for x in places)
+    last = found[-1].levels[0].mean
+    reached = tuple(curve.reaches(last, max(lines, len(curve.x) // 50)) for curve in curves[1:])
+    return CurveComparison(tuple(curve.name for curve in curves), lines, found, reached)
+
+
+def axis_text(x: float, axis: str) -> str:
+    """A place on the axis as a table shows it."""
+    return f"{x:,.2f} h" if axis == "hours" else f"{x:,.0f}"

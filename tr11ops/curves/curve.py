@@ -1,0 +1,90 @@
+"""One run's course, ready to be laid beside another's."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from tr11ops.curves.steps import LoggedStep
+from trainer.contract.logline import StepRecord
+
+CurveAxis = Literal["iteration", "samples", "tokens", "hours"]
+CurveValue = Literal["loss", "grad-norm", "learning-rate", "batch", "tflops"]
+AXES: tuple[str, ...] = get_args(CurveAxis)
+VALUES: tuple[str, ...] = get_args(CurveValue)
+_FIELDS = {
+    "loss": "lm_loss",
+    "grad-norm": "grad_norm",
+    "learning-rate": "learning_rate",
+    "batch": "global_batch_size",
+    "tflops": "tflops",
+}
+
+
+@dataclass(frozen=True)
+class CurveLevel:
+    """The mean of some lines, and its standard error; NaN of none, and of one."""
+
+    mean: float
+    error: float
+
+
+@dataclass(frozen=True)
+class RunCurve:
+    """Finite values over x, which rises. `hours` as x are hours of training, without waits and restarts."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+
+    def level(self, at: float, lines: int) -> CurveLevel:
+        """The mean of the last `lines` values up to `at`."""
+        end = bisect_right(self.x, at)
+        values = self.y[max(0, end - lines) : end]
+        if not values:
+            return CurveLevel(math.nan, math.nan)
+        mean = math.fsum(values) / len(values)
+        if len(values) < 2:
+            return CurveLevel(mean, math.nan)
+        spread = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
+        return CurveLevel(mean, math.sqrt(spread / len(values)))
+
+    def reaches(self, value: float, lines: int) -> float | None:
+        """The first x at which the mean of the last `lines` values is `value` or less; None where it never is."""
+        total = 0.0
+        for index, own in enumerate(self.y):
+            total += own - (self.y[index - lines] if index >= lines else 0.0)
+            if index + 1 >= lines and total / lines <= value:
+                return self.x[index]
+        return None
+
+
+def curve_of(name: str, steps: Iterable[LoggedStep], axis: CurveAxis, value: CurveValue) -> RunCurve:
+    """The course as it counts: what was done again after a restart or a roll-back replaces what it was done for."""
+    iterations: list[int] = []
+    x: list[float] = []
+    y: list[float] = []
+    hours: list[float] = []
+    for step in steps:
+        record = step.record
+        cut = bisect_left(iterations, record.iteration)
+        del iterations[cut:], x[cut:], y[cut:], hours[cut:]
+        distance = record.iteration - iterations[-1] if iterations else 1
+        seconds = record.seconds_per_iteration if math.isfinite(record.seconds_per_iteration) else 0.0
+        spent = (hours[-1] if hours else 0.0) + distance * seconds / 3600.0
+        own = getattr(record, _FIELDS[value])
+        iterations.append(record.iteration)
+        hours.append(spent)
+        x.append(spent if axis == "hours" else _place(record, axis))
+        y.append(math.nan if own is None else float(own))
+    kept = [index for index, own in enumerate(y) if math.isfinite(own)]
+    return RunCurve(name, [x[index] for index in kept], [y[index] for index in kept])
+
+
+def _place(record: StepRecord, axis: str) -> float:
+    if axis == "samples":
+        return float(record.consumed_samples)
+    return float(record.consumed_tokens if axis == "tokens" else record.iteration)

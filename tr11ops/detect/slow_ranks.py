@@ -1,0 +1,125 @@
+"""Which ranks compute for longer than others that do the same work, by their own records. Pure.
+
+Ranks of one pipeline stage and tensor position do equal work, one in each replica; ranks of other places do not. A
+record leaves waiting out, so that those who wait for a slow rank are never taken for it. From when on a value is an
+outlier is in `step_statistics`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from tr11ops.detect.step_statistics import (
+    ALWAYS_SLOW,
+    ComparedRank,
+    is_outlier_of_means,
+    is_outlier_of_medians,
+    is_outlier_of_records,
+    scatter,
+    step_ratio,
+    without_longest,
+)
+from trainer.contract.compute_record import EVERY_STEPS, RECENT_STEPS, ComputeTimes
+
+MIN_STEPS = 5  # of a record: fewer may be the first ones, in which kernels are chosen and compiled
+MAX_BEHIND = 20  # iterations of a record: who is further behind the newest has written none since
+
+_Seconds = Callable[[ComputeTimes], float]  # of a step, from a record
+_Judge = Callable[[Sequence[ComparedRank], float], list[bool]]
+
+
+@dataclass(frozen=True)
+class SlowRank:
+    """A rank that takes `factor` times as long as is usual among `peers` ranks (itself included) of its place."""
+
+    times: ComputeTimes
+    seconds: float  # of a step, over the last `steps`
+    usual: float
+    peers: int
+    steps: int
+
+    @property
+    def factor(self) -> float:
+        return self.seconds / self.usual
+
+
+def slow_ranks(records: Sequence[ComputeTimes], percent: float) -> tuple[SlowRank, ...]:
+    """The ranks of one launch that are an outlier above their peers, by rank. `percent`: less than that is not slow.
+
+    The spread is that of all ranks around the median of their place: with two replicas a place alone tells none. Of
+    two ranks the quicker one is what is usual.
+    """
+    newest = max((times.iteration for times in records), default=0)
+    by_place: dict[tuple[int, int, int, int, int], list[ComputeTimes]] = {}  # and of the same steps: equal work
+    for times in records:
+        if times.stage is None or times.part is None or times.steps < MIN_STEPS or times.without_longest <= 0:
+            continue  # no time in any step but one: there is nothing to compare
+        if newest - times.iteration <= MAX_BEHIND:
+            place = (times.stage, times.part, times.iteration, times.steps, len(times.recent))
+            by_place.setdefault(place, []).append(times)
+    found: dict[int, SlowRank] = {}
+    for entry in _slow([peers for peers in by_place.values() if len(peers) > 1], percent):
+        known = found.get(entry.times.rank)
+        found[entry.times.rank] = entry if known is None else max(known, entry, key=lambda each: each.factor)
+    return tuple(found[rank] for rank in sorted(found))
+
+
+def _slow(places: Sequence[Sequence[ComputeTimes]], percent: float) -> Iterator[SlowRank]:
+    """By every way to compare them. Records of an earlier version have no single steps: their mean alone counts."""
+    old = [peers for peers in places if len(peers[0].recent) < MIN_STEPS]
+    new = [peers for peers in places if len(peers[0].recent) >= MIN_STEPS]
+    long = [peers for peers in new if len(peers[0].recent) >= EVERY_STEPS + MIN_STEPS]
+    yield from _judged(old, 0, lambda times: times.without_longest, is_outlier_of_records, percent)
+    yield from _judged(new, EVERY_STEPS, _last_mean, lambda found, _: [each.factor > ALWAYS_SLOW for each in found], 0)
+    yield from _judged(long, RECENT_STEPS, _mean_of_halves, is_outlier_of_means, percent)
+    for steps in (EVERY_STEPS, RECENT_STEPS):
+        middle = _median_of(steps)
+        yield from _judged(new, steps, middle, is_outlier_of_medians, percent)
+
+
+def _judged(
+    places: Sequence[Sequence[ComputeTimes]], steps: int, seconds: _Seconds, judge: _Judge, percent: float
+) -> Iterator[SlowRank]:
+    ranks, beside = list[SlowRank](), list[ComparedRank]()
+    for peers in places:
+        values = {times.rank: seconds(times) for times in peers}
+        ordered = sorted((times for times in peers if values[times.rank] > 0), key=lambda times: values[times.rank])
+        middle = (len(ordered) - 1) // 2
+        for index, times in enumerate(ordered):
+            if index == middle:  # it is the usual itself: its distance of zero says nothing of the spread
+                continue
+            usual, own = ordered[middle], times.recent[-steps:] if steps else ()
+            others = usual.recent[-steps:] if steps else ()
+            took, least = values[times.rank], values[usual.rank]
+            if judge is is_outlier_of_medians:  # step by step: what is long for all at once is long for no one
+                took = least * step_ratio(own, others)
+            found = SlowRank(times, took, least, len(ordered), len(own) or times.steps)
+            ranks.append(found)
+            beside.append(ComparedRank(times.host, found.factor, scatter(own, others), _halves(own, others)))
+    yield from (rank for rank, is_slow in zip(ranks, judge(beside, percent), strict=True) if is_slow)
+
+
+def _last_mean(times: ComputeTimes) -> float:
+    return without_longest(times.recent[-EVERY_STEPS:])
+
+
+def _mean_of_halves(times: ComputeTimes) -> float:
+    """Of the last 20 steps, the longest of each ten left out."""
+    before, last = times.recent[:-EVERY_STEPS], times.recent[-EVERY_STEPS:]
+    count = len(before) + len(last) - 2
+    return (without_longest(before) * (len(before) - 1) + without_longest(last) * (len(last) - 1)) / count
+
+
+def _median_of(steps: int) -> _Seconds:
+    return lambda times: median(times.recent[-steps:])
+
+
+def _halves(own: Sequence[float], usual: Sequence[float]) -> tuple[float, ...]:
+    """How many times as long in the last ten steps, and in those before them."""
+    found = []
+    for part in (slice(-EVERY_STEPS), slice(-EVERY_STEPS, None)):
+        if len(own[part]) >= MIN_STEPS and (seconds := without_longest(usual[part])) > 0:
+            found.append(without_longest(own[part]) / seconds)
+    return tuple(found)

@@ -1,0 +1,305 @@
+"""The first cause apart from its consequences: what the sightings of a log add up to. Pure.
+
+A line is a candidate where the training did not go on after it. Of the candidates, a stated cause counts more than a
+death without words, and a death more than what other ranks say of a lost peer; among equals the first one counts. An
+order of the scheduler or of a person is the cause unless something had failed before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tr11ops.base.units import counted
+from tr11ops.diagnose.diagnosis import Diagnosis, QuotedLine
+from tr11ops.diagnose.numbers import Unhealthy, judge_steps
+from tr11ops.diagnose.places import LaunchPlaces
+from tr11ops.diagnose.sighting import LogLaunch, Sighting, WorkerFailure
+from tr11ops.diagnose.signature import FaultClass, NextStep, NodeBlame, Role
+
+STRONG = 0.75  # a cause with this confidence says more than a bare exception
+HIGHEST = 0.97
+SHOWN = 8
+SILENT = 3  # lines of the watchdog in a row that say that the job runs, and no step
+CLEAR = 0.7  # a symptom with this confidence says as much as a death
+CAUTIOUS = 0.9  # the most where a signature alone does not prove its class
+
+
+@dataclass(frozen=True)
+class _Candidates:
+    """What of a launch may have ended it, each in the order of the log."""
+
+    causes: tuple[Sighting, ...]
+    stops: tuple[Sighting, ...]
+    deaths: tuple[Sighting, ...]
+    symptoms: tuple[Sighting, ...]
+    summaries: tuple[Sighting, ...]
+    warnings: tuple[Sighting, ...]
+    consequences: tuple[Sighting, ...]
+    ends: tuple[Sighting, ...]
+
+
+def judge(launches: Sequence[LogLaunch]) -> Diagnosis:
+    """The diagnosis of the newest launches, one of each file."""
+    merged = _merged(launches)
+    candidates = _candidates(launches)
+    places = LaunchPlaces(merged, merged.reports)
+    root = _root(candidates)
+    if root is not None and root.signature.role is Role.SYMPTOM and _left_quietly(root, candidates, merged):
+        root = None
+    if root is None:
+        unhealthy = judge_steps(merged)
+        return _from_steps(merged, unhealthy, places) if unhealthy else _nothing(merged, candidates, places)
+    if _may_follow_numbers(root):
+        unhealthy = judge_steps(merged)
+        if unhealthy is not None and unhealthy.is_grave:
+            return _from_steps(merged, unhealthy, places, root)
+    return _of_root(root, merged, candidates, places)
+
+
+def judge_after(launches: Sequence[LogLaunch], before: Sequence[LogLaunch]) -> Diagnosis:
+    """The diagnosis of the newest launches, where those before them explain it.
+
+    A GPU that failed once, and a launch right after it that found no GPU memory before its first step, are one fault.
+    """
+    found = judge(launches)
+    is_short = found.fault is FaultClass.CUDA_OOM and all(launch.progress is None for launch in launches)
+    if not before or not is_short or found.root_cause is None:
+        return found
+    earlier = judge(before)
+    if earlier.fault is not FaultClass.GPU_HARDWARE:
+        return found
+    why = f"{earlier.explanation} The next launch found no memory on a GPU before its first step: the same fault."
+    return replace(earlier, evidence=(*earlier.evidence, found.root_cause), explanation=why)
+
+
+def _merged(launches: Sequence[LogLaunch]) -> LogLaunch:
+    """What several files say of one launch, together."""
+    if len(launches) == 1:
+        return launches[0]
+    main = max(launches, key=lambda launch: (launch.progress is not None, len(launch.sightings)))
+    together = LogLaunch(main.file, main.first_line, main.label)
+    together.nodes = next((launch.nodes for launch in launches if launch.nodes), ())
+    together.world_size = next((launch.world_size for launch in launches if launch.world_size), None)
+    together.sightings = [one for launch in launches for one in launch.sightings]
+    together.reports = [report for launch in launches for report in launch.reports]
+    together.progress, together.steps = main.progress, main.steps
+    together.last_line = main.last_line
+    return together
+
+
+# ----------------------------------------------------------------------------- candidates
+def _candidates(launches: Sequence[LogLaunch]) -> _Candidates:
+    left = [one for launch in launches for one in launch.sightings if not launch.has_overcome(one)]
+    ends = tuple(one for one in left if one.signature.role is Role.END)
+
+    def of(role: Role) -> tuple[Sighting, ...]:
+        return tuple(one for one in left if one.signature.role is role)
+
+    return _Candidates(
+        of(Role.CAUSE),
+        of(Role.STOP),
+        of(Role.DEATH),
+        of(Role.SYMPTOM),
+        of(Role.SUMMARY),
+        of(Role.WARNING),
+        of(Role.CONSEQUENCE),
+        ends,
+    )
+
+
+def _root(found: _Candidates) -> Sighting | None:
+    """The first cause; None where no line tells of one."""
+    end = found.ends[0] if found.ends else None
+    strong = _first([one for one in found.causes if one.signature.confidence >= STRONG])
+    cause = strong or _first(found.causes)
+    failed = [one for one in (cause, *found.deaths) if one is not None and not one.signature.lasting]
+    before_end = [one for one in failed if end is not None and _is_before(one, end)]
+    if end is not None and not before_end:
+        return end
+    stop = _first(found.stops)
+    clear = [one for one in found.symptoms if one.signature.confidence >= CLEAR]
+    died = _earlier(_first(found.deaths), _first(clear))
+    for one in (cause, died, _first(found.symptoms)):
+        if one is not None and (stop is None or _is_before(one, stop)):
+            return one
+    return stop or cause or died or _first(found.symptoms)
+
+
+def _earlier(one: Sighting | None, other: Sighting | None) -> Sighting | None:
+    if one is None or other is None:
+        return one or other
+    return other if _is_before(other, one) else one
+
+
+def _left_quietly(root: Sighting, found: _Candidates, launch: LogLaunch) -> bool:
+    """Whether the first worker to leave said nothing at all, and the symptom is what another one had of it."""
+    if root.signature.confidence >= CLEAR:
+        return False
+    speakers = {one.origin.rank for one in found.symptoms}
+    report = _first_report(launch)
+    return report is not None and report.rank is not None and report.rank not in speakers
+
+
+def _first_report(launch: LogLaunch) -> WorkerFailure | None:
+    """The failure that torchrun's reports hold for the first, by their times."""
+    roots = [report for report in launch.reports if report.is_root and report.exit_code not in {-15, None}]
+    return min(roots, key=lambda report: report.time or "~", default=None)
+
+
+def _first(sightings: Sequence[Sighting]) -> Sighting | None:
+    """The first one by the log, or by the times where they are of several files."""
+    if not sightings:
+        return None
+    first = sightings[0]
+    for one in sightings[1:]:
+        if one.file != first.file and _is_before(one, first):
+            first = one
+    return first
+
+
+def _is_before(one: Sighting, other: Sighting) -> bool:
+    if one.file == other.file:
+        return one.line_number < other.line_number
+    if one.origin.time is None or other.origin.time is None:
+        return False
+    return one.origin.time < other.origin.time
+
+
+def _may_follow_numbers(root: Sighting) -> bool:
+    """Whether an end may be what broken numbers lead to; a training may also run on with them to a clean end."""
+    return root.signature.fault in {
+        FaultClass.USER_CODE, FaultClass.UNKNOWN, FaultClass.NUMERICS, FaultClass.CLEAN_EXIT,
+    }  # fmt: skip
+
+
+# ----------------------------------------------------------------------------- answers
+def _of_root(root: Sighting, launch: LogLaunch, found: _Candidates, places: LaunchPlaces) -> Diagnosis:
+    signature = root.signature
+    quoted = places.quoted(root, is_root=signature.role not in {Role.END, Role.STOP})
+    if signature.fault is FaultClass.NCCL_TIMEOUT and "rank" not in root.named:
+        quoted = places.without_witness(quoted, [one for one in found.symptoms if one.signature.id == signature.id])
+    alike = [one for one in _all(found) if one is not root and one.signature.id == signature.id]
+    backing = [
+        one
+        for one in _all(found)
+        if one is not root and one not in alike and one.signature.fault is signature.fault and _is_proof(one)
+    ]
+    roots = [report for report in launch.reports if report.is_root and report.exit_code != -15]
+    confidence = _confidence(root, found, launch, len(alike), roots)
+    after = [
+        one
+        for one in _all(found)
+        if one is not root and one not in backing and one not in alike and one.signature.role is not Role.WARNING
+    ]
+    return Diagnosis(
+        signature.fault,
+        signature.step,
+        confidence,
+        quoted,
+        tuple(places.quoted(one) for one in [*backing, *alike][:SHOWN]),
+        tuple(places.quoted(one) for one in after[:SHOWN]),
+        len(after) + (0 if signature.role is Role.END else len(alike)),
+        _explanation(root, quoted, launch, len(after)),
+        launch.label,
+    )
+
+
+def _all(found: _Candidates) -> list[Sighting]:
+    return [
+        *found.causes, *found.deaths, *found.stops, *found.symptoms, *found.summaries, *found.warnings, *found.ends,
+    ]  # fmt: skip
+
+
+def _is_proof(one: Sighting) -> bool:
+    return one.signature.role in {Role.CAUSE, Role.WARNING, Role.STOP, Role.DEATH}
+
+
+def _confidence(
+    root: Sighting, found: _Candidates, launch: LogLaunch, alike: int, roots: Sequence[WorkerFailure]
+) -> float:
+    signature = root.signature
+    value = signature.confidence
+    if signature.role is Role.CAUSE:
+        others = {
+            one.signature.fault
+            for one in found.causes
+            if one.signature.fault is not signature.fault and one.signature.confidence >= STRONG
+        }
+        value -= 0.12 * min(2, len(others))
+        if root.raised is not None and signature.blame is NodeBlame.PROGRAM:
+            value += 0.08
+        if alike and signature.blame is NodeBlame.PROGRAM:
+            value += 0.04
+    if any(one.signature.fault is signature.fault for one in found.warnings):
+        value += 0.05
+    if root.origin.rank is not None and roots:
+        value += 0.02 if any(report.rank == root.origin.rank for report in roots) else -0.05
+    most = HIGHEST if signature.confidence > CAUTIOUS else CAUTIOUS
+    return max(0.05, min(most, value))
+
+
+def _explanation(root: Sighting, quoted: QuotedLine, launch: LogLaunch, after: int) -> str:
+    signature = root.signature
+    said = f"{signature.meaning[:1].upper()}{signature.meaning[1:]}."
+    done = root.progress.iteration if root.progress is not None else None
+    if done is not None and signature.role is not Role.START:
+        said += f" The last step before it was {done}."
+    elif launch.progress is None and signature.role not in {Role.END, Role.STOP}:
+        said += " No step came before it."
+    if signature.role is Role.SYMPTOM:
+        said += " No line says why; this is the earliest sign."
+    if signature.blame is NodeBlame.PROGRAM and signature.role in {Role.CAUSE, Role.DEATH} and quoted.node:
+        said += f" Nothing here accuses {quoted.node} itself."
+    if after and signature.role is not Role.END:
+        said += f" {counted(after, 'later line follows', 'later lines follow')} from it."
+    return said
+
+
+def _from_steps(
+    launch: LogLaunch, unhealthy: Unhealthy, places: LaunchPlaces, root: Sighting | None = None
+) -> Diagnosis:
+    line = QuotedLine(launch.file, unhealthy.line_number, unhealthy.text.strip())
+    evidence = () if root is None else (places.quoted(root),)
+    return Diagnosis(
+        unhealthy.fault, unhealthy.step, unhealthy.confidence, line, evidence, (), 0, unhealthy.why, launch.label
+    )
+
+
+def _nothing(launch: LogLaunch, found: _Candidates, places: LaunchPlaces) -> Diagnosis:
+    """No line says what went wrong, or that anything did."""
+    report = _first_report(launch)
+    evidence = tuple(places.quoted(one) for one in [*found.warnings, *found.summaries][:SHOWN])
+    if found.summaries or report is not None:
+        who = "" if report is None or report.rank is None else f": rank {report.rank} on {report.host} was the first"
+        why = f"The workers failed{who}, but no line says why. Look at that worker's own log."
+        root = evidence[0] if evidence else None
+        if report is not None:
+            said = f"exit code {report.exit_code}"
+            root = QuotedLine(launch.file, report.line_number, said, report.rank, report.host, None, report.time)
+        elif found.summaries:
+            root = places.quoted(found.summaries[0])
+        return Diagnosis(FaultClass.UNKNOWN, NextStep.PAGE, 0.5, root, evidence, (), 0, why, launch.label)
+    done = "" if launch.progress is None else f" It ends after step {launch.progress.iteration}."
+    hang = _hang(launch, found)
+    if hang is not None:
+        return Diagnosis(
+            hang.signature.fault, NextStep.PAGE, hang.signature.confidence, places.quoted(hang), evidence, (), 0,
+            f"{hang.signature.meaning[:1].upper()}{hang.signature.meaning[1:]}.{done}", launch.label,
+        )  # fmt: skip
+    if found.consequences:
+        root = places.quoted(found.consequences[0])
+        why = f"The processes were told to go, and no line says by whom.{done}"
+        return Diagnosis(FaultClass.UNKNOWN, NextStep.RESUBMIT, 0.5, root, evidence, (), 0, why, launch.label)
+    why = f"Nothing in this log says that anything went wrong.{done}"
+    return Diagnosis(FaultClass.UNKNOWN, NextStep.NONE, 0.6, None, evidence, (), 0, why, launch.label)
+
+
+def _hang(launch: LogLaunch, found: _Candidates) -> Sighting | None:
+    """The first of several lines that say that the job runs, where no step came any more; what it hangs at, if told."""
+    last = 0 if launch.progress is None else launch.progress.line_number
+    silent = [one for one in found.warnings if one.signature.id == "pulse-running" and one.line_number > last]
+    told = [one for one in found.warnings if one.signature.id == "hang-place" and one.line_number > last]
+    if told and silent:
+        return told[-1]
+    return silent[0] if len(silent) >= SILENT else None

@@ -1,0 +1,122 @@
+"""Where a log line comes from: the rank, node, GPU and time that its prefixes and its words name. Pure."""
+
+from __future__ import annotations
+
+import calendar
+import re
+from dataclasses import dataclass, replace
+
+ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_=>()*+#-/][^\x1b]?|.?)")
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+_DAY = r"(?P<date>\d{4}[-/]\d\d[-/]\d\d)[T _](?P<clock>\d\d:\d\d:\d\d(?:[.,]\d+)?)(?:Z|[+-]\d\d:?\d\d)?"
+_GLOG = r"[IWEFCD](?P<month>\d\d)(?P<day>\d\d) (?P<clock>\d\d:\d\d:\d\d\.\d+)"
+_PREFIXES = (
+    re.compile(r"\[default(?P<local_rank>\d+)\]:"),
+    re.compile(r"\[rank(?P<rank>\d+)\]:\s?"),
+    re.compile(r"\[(?P<local_rank>\d+)\]:\s?(?=\S)"),
+    re.compile(r"\s{0,4}(?P<task>\d{1,5}): "),
+    re.compile(rf"\[{_DAY}\]:?\s*(?:\[(?:INFO|WARNING|ERROR|CRITICAL|DEBUG)\]\s*)?"),
+    re.compile(rf"{_DAY}[,:]?\s+"),
+    re.compile(
+        r"(?P<mon>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) +(?P<day>\d{1,2}) (?P<clock>\d\d:\d\d:\d\d)"
+        r" (?P<node>\S+) (?=kernel:|systemd|slurm)"
+    ),
+    re.compile(rf"\[?{_GLOG}(?= )"),
+    re.compile(r"\[[A-Z][a-z]{2} (?P<mon>\w{3}) +(?P<day>\d{1,2}) (?P<clock>[\d:]{8}) \d{4}\]\s*"),
+    re.compile(r"(?P<node>[A-Za-z][\w.-]*\d[\w.-]*):\d+:\d+ \[(?P<local_rank>\d+)\] "),  # NCCL's own
+    re.compile(r"\[(?P<node>[A-Za-z][\w.-]*\d[\w.-]*):\d+\] "),  # MPI's
+    re.compile(r"(?!tr11:)(?P<node>[a-z][a-z0-9-]*\d[a-z0-9.-]*): (?!task|error)"),  # pdsh's
+)
+_MONTHS = {name: number for number, name in enumerate(calendar.month_abbr)}
+_RANK = re.compile(
+    r"\[[Rr]ank (?P<a>\d+)\]|\brank(?: +| ?[:=] ?)(?P<b>\d+)\b|\[rank(?P<c>\d+)\]|\bglobal_rank[ :=]+(?P<d>\d+)"
+)
+_LOCAL_RANK = re.compile(r"\blocal_rank: ?(\d+)")
+_GPU = re.compile(r"\bGPU (?P<a>\d{1,2})\b|\bcuda:(?P<b>\d{1,2})\b|\bdevice[= ](?P<c>\d{1,2})\b")
+_CLOCK = re.compile(_DAY)
+PREFIXES_AT_MOST = 6
+
+
+@dataclass(frozen=True, slots=True)
+class LineOrigin:
+    """Who wrote a line, and when; None where it does not say.
+
+    `task` is srun's label. `time` is `MM-DD HH:MM:SS[.ffffff]`, which all forms of time stamps have.
+    """
+
+    rank: int | None = None
+    local_rank: int | None = None
+    task: int | None = None
+    node: str | None = None
+    gpu: str | None = None
+    time: str | None = None
+    year: str | None = None
+
+    @property
+    def stamp(self) -> str | None:
+        """The time as a person reads it."""
+        return self.time if self.time is None or self.year is None else f"{self.year}-{self.time}"
+
+    @property
+    def writer(self) -> tuple[int | None, int | None, int | None, str | None]:
+        """Lines of one writer belong together; those of several may alternate."""
+        return self.rank, self.local_rank, self.task, self.node
+
+
+def plain(text: str) -> str:
+    """The text without escapes and other characters that a terminal obeys; tabs stay."""
+    return CONTROL.sub("", ESCAPE.sub("", text)) if not text.isprintable() else text
+
+
+def split_prefixes(text: str) -> tuple[LineOrigin, str]:
+    """What the prefixes of a plain line say, and the line without them."""
+    origin, at = LineOrigin(), 0
+    for _ in range(PREFIXES_AT_MOST):
+        match = next((found for prefix in _PREFIXES if (found := prefix.match(text, at))), None)
+        if match is None or match.end() == at:
+            break
+        origin, at = _with(origin, match.groupdict()), match.end()
+    return origin, text[at:].lstrip() if at and text[at : at + 1] == "]" else text[at:]
+
+
+def full_origin(text: str) -> LineOrigin:
+    """Also what the words of the line say: `rank 3`, `local_rank: 1`, a GPU, a time."""
+    origin, _ = split_prefixes(text)
+    if origin.rank is None and (rank := _RANK.search(text)):
+        origin = replace(origin, rank=int(next(group for group in rank.groups() if group)))
+    if origin.local_rank is None and (local := _LOCAL_RANK.search(text)):
+        origin = replace(origin, local_rank=int(local[1]))
+    if origin.time is None and (clock := _CLOCK.search(text)):
+        origin = _with(origin, clock.groupdict())
+    if gpu := _GPU.search(text):
+        origin = replace(origin, gpu=next(group for group in gpu.groups() if group))
+    return origin
+
+
+def _with(origin: LineOrigin, found: dict[str, str | None]) -> LineOrigin:
+    time, year = _time(found)
+    return replace(
+        origin,
+        rank=_first(origin.rank, found.get("rank")),
+        local_rank=_first(origin.local_rank, found.get("local_rank")),
+        task=_first(origin.task, found.get("task")),
+        node=origin.node or found.get("node"),
+        time=origin.time or time,
+        year=origin.year or year,
+    )
+
+
+def _first(known: int | None, found: str | None) -> int | None:
+    return known if known is not None or found is None else int(found)
+
+
+def _time(found: dict[str, str | None]) -> tuple[str | None, str | None]:
+    clock = found.get("clock")
+    if clock is None:
+        return None, None
+    clock = clock.replace(",", ".")
+    if date := found.get("date"):
+        return f"{date[5:7]}-{date[8:10]} {clock}", date[:4]
+    month = found.get("month") or f"{_MONTHS.get(found.get('mon') or '', 0):02d}"
+    return f"{month}-{int(found.get('day') or 0):02d} {clock}", None

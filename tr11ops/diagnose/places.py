@@ -1,0 +1,133 @@
+"""Which rank and node a line came from, by all that a launch tells of ranks and nodes. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tr11ops.cluster.hostlist import HostlistError, expand
+from tr11ops.diagnose.diagnosis import QuotedLine
+from tr11ops.diagnose.sighting import LogLaunch, Sighting, WorkerFailure
+from tr11ops.diagnose.signature import Role
+
+HEAD_LINES = 200
+WITNESSES = 2
+_ANY_NUMBER = re.compile(r"\d+")
+
+
+class LaunchPlaces:
+    """Knows the nodes of the ranks of one launch, as far as its log names them."""
+
+    def __init__(self, launch: LogLaunch, reports: Sequence[WorkerFailure]) -> None:
+        self._launch = launch
+        self._reports = reports
+        self._of_rank: dict[int, str] = {}
+        for report in reports:
+            if report.rank is not None and report.host:
+                self._of_rank[report.rank] = report.host
+        for one in launch.sightings:
+            node = _node_named(one)
+            if node and one.origin.rank is not None:
+                self._of_rank.setdefault(one.origin.rank, node)
+        self._has_launcher = bool(reports) or any(
+            one.origin.local_rank is not None or one.signature.id.startswith("elastic-") for one in launch.sightings
+        )
+        self._exits = [one for one in launch.sightings if one.named.get("tasks") and _node_named(one)]
+
+    def quoted(self, one: Sighting, is_root: bool = False) -> QuotedLine:
+        """The line with its place. For the root cause, what the launchers say of the first death counts too."""
+        origin, named = one.origin, one.named
+        rank = int(named["rank"]) if named.get("rank", "").isdigit() else origin.rank
+        node = _node_named(one) or (self._of_rank.get(rank) if rank is not None else None)
+        if rank is None and not self._has_launcher:
+            rank = origin.task if origin.task is not None else _only_task(named.get("tasks"))
+        if is_root and rank is None:
+            rank = self._spawned(one)
+        if is_root and rank is None:
+            report = self._report_of(origin.local_rank, node)
+            if report is not None:
+                rank, node = report.rank, node or report.host
+        if node is None and rank is not None:
+            node = self._by_number(rank)
+        if node is None and is_root:
+            node = self._by_first_exit(rank, origin.task)
+        if node is None and len(self._launch.nodes) == 1:
+            node = self._launch.nodes[0]
+        gpu = named.get("gpu") or origin.gpu
+        if gpu is None and origin.local_rank is not None:
+            gpu = str(origin.local_rank)
+        return QuotedLine(
+            one.file, one.line_number, one.text.strip(), rank, node, gpu, origin.stamp, one.signature.meaning
+        )
+
+    def without_witness(self, quoted: QuotedLine, alike: Sequence[Sighting]) -> QuotedLine:
+        """Where several ranks say that a collective did not end: the one rank that says nothing, or none of them."""
+        speakers = {one.origin.rank for one in alike if one.origin.rank is not None}
+        if len(speakers) < WITNESSES:
+            return quoted
+        silent = set(range(self._launch.world_size or max(speakers) + 1)) - speakers
+        rank = silent.pop() if len(silent) == 1 else None
+        node = None if rank is None else self._of_rank.get(rank) or self._by_number(rank)
+        return replace(quoted, rank=rank, node=node, gpu=None)
+
+    def _spawned(self, one: Sighting) -> int | None:
+        """The process that torch.multiprocessing names before its traceback."""
+        heads = [
+            head
+            for head in self._launch.sightings
+            if head.named.get("rank") and head.file == one.file and 0 < one.line_number - head.line_number < HEAD_LINES
+        ]
+        return int(heads[-1].named["rank"]) if heads else None
+
+    def _report_of(self, local_rank: int | None, node: str | None) -> WorkerFailure | None:
+        """The first failure that torchrun reports, where it can be that of this writer."""
+        roots = [report for report in self._reports if report.is_root and report.exit_code not in (-15, None)]
+        roots = [report for report in roots if local_rank is None or report.local_rank == local_rank]
+        roots = [report for report in roots if node is None or report.host == node]
+        return min(roots, key=lambda report: report.time or "~", default=None)
+
+    def _by_number(self, rank: int) -> str | None:
+        """By the node list, where ranks fill the nodes one after another."""
+        nodes, world = self._launch.nodes, self._launch.world_size
+        if not nodes or not world or world % len(nodes) or rank >= world:
+            return None
+        return nodes[rank // (world // len(nodes))]
+
+    def _by_first_exit(self, rank: int | None, task: int | None) -> str | None:
+        """The node of the first task that srun saw fail, where it is the only one or that of this rank."""
+        nodes = self._launch.nodes
+        if task is not None and task < len(nodes):
+            return nodes[task]
+        for one in self._exits:
+            if rank is not None and rank in _numbers(one.named["tasks"]):
+                return _node_named(one)
+        firsts = {_node_named(one) for one in self._exits}
+        if self._exits and (len(firsts) == 1 or self._exits[0].signature.role is not Role.CONSEQUENCE):
+            return _node_named(self._exits[0])
+        return None
+
+
+def _node_named(one: Sighting) -> str | None:
+    """The one node that a line names; None where it names several."""
+    named = one.named.get("node")
+    if named is None:
+        return one.origin.node
+    try:
+        nodes = expand(named)
+    except HostlistError:
+        return named
+    return nodes[0] if len(nodes) == 1 else None
+
+
+def _only_task(tasks: str | None) -> int | None:
+    return int(tasks) if tasks is not None and tasks.isdigit() else None
+
+
+def _numbers(tasks: str) -> set[int]:
+    found: set[int] = set()
+    for part in tasks.split(","):
+        ends = [int(number) for number in _ANY_NUMBER.findall(part)]
+        if ends:
+            found |= set(range(ends[0], min(ends[-1], ends[0] + 100_000) + 1))
+    return found

@@ -1,0 +1,95 @@
+"""Log files as blocks of whole lines: plain, compressed, rotated, of any size. The edge of this room."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import re
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+BLOCK_BYTES = 2 << 20
+LONGEST_LINE_BYTES = 8 << 20  # a line that is longer goes on in a block of its own
+GZIP, BZIP2, XZ, ZSTANDARD = b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd"
+LONGEST_MAGIC = len(XZ)
+_ROTATED = re.compile(r"^(?P<stem>.+?)(?:[.-](?P<number>\d{1,4}|\d{8}(?:-\d+)?))?(?:\.(?:gz|bz2|xz|zst))?$")
+
+
+def blocks(path: Path, progress: Callable[[int], None] = lambda amount: None) -> Iterator[bytes]:
+    """The file in blocks that end with a line, but for the last one. `progress` is told the bytes of each read.
+
+    Raises OSError; ValueError where a compressed file is damaged.
+    """
+    rest = b""
+    try:
+        with opened(path) as file:
+            while block := file.read(BLOCK_BYTES):
+                progress(len(block))
+                cut = block.rfind(b"\n") + 1
+                if not cut and len(rest) + len(block) <= LONGEST_LINE_BYTES:
+                    rest += block
+                elif not cut:
+                    yield rest + block
+                    rest = b""
+                else:
+                    yield rest + block[:cut]
+                    rest = block[cut:]
+    except ValueError:
+        if rest:
+            yield rest
+        raise
+    if rest:
+        yield rest
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """The file for reading, unpacked where its first bytes say that it is packed, whatever its name.
+
+    Raises OSError; ValueError, also while it is read, where a packed file is damaged.
+    """
+    file, damage = _unpacked(path)
+    with file:
+        try:
+            yield file
+        except damage as error:
+            raise ValueError(f"{path}: the compressed file is damaged: {error}") from None
+
+
+def _unpacked(path: Path) -> tuple[Any, tuple[type[Exception], ...]]:
+    """The file, and what reading it raises where it is damaged."""
+    head = b""
+    if path.is_file():  # what is read of a pipe is gone
+        with path.open("rb") as file:
+            head = file.read(LONGEST_MAGIC)
+    if head.startswith(GZIP):
+        return gzip.open(path, "rb"), (EOFError, gzip.BadGzipFile, zlib.error)
+    if head.startswith(BZIP2):
+        return bz2.open(path, "rb"), (EOFError, OSError)
+    if head.startswith(XZ):
+        return lzma.open(path, "rb"), (EOFError, lzma.LZMAError)
+    if head.startswith(ZSTANDARD):
+        from backports import zstd
+
+        return zstd.open(path, "rb"), (EOFError, zstd.ZstdError)
+    return path.open("rb"), ()
+
+
+def in_order(paths: Sequence[Path]) -> list[list[Path]]:
+    """The files as logs, each a list of its rotated parts, the oldest first: `x.log.2.gz`, `x.log.1`, `x.log`."""
+    logs: dict[tuple[Path, str], list[tuple[tuple[int, int], Path]]] = {}
+    for path in paths:
+        match = _ROTATED.match(path.name)
+        stem, number = (match["stem"], match["number"]) if match else (path.name, None)
+        if number is None:
+            rank = (2, 0)
+        elif len(number) >= 8:  # a date: the newest is the largest
+            rank = (1, int(number.replace("-", "")))
+        else:  # a count: the newest is 1
+            rank = (1, -int(number))
+        logs.setdefault((path.parent, stem), []).append((rank, path))
+    return [[path for _, path in sorted(parts)] for parts in logs.values()]

@@ -1,0 +1,273 @@
+"""A log read once, from its first line to its last: what it says of each launch. Pure: it is given blocks of bytes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from tr11ops.cluster.hostlist import HostlistError, expand
+from tr11ops.diagnose.elastic import HEADS, ReportReader
+from tr11ops.diagnose.lines import full_origin, plain, split_prefixes
+from tr11ops.diagnose.matcher import CandidateLine, Matcher, text_of
+from tr11ops.diagnose.sighting import LogLaunch, ProgressMark, Sighting, TrainingStep
+from tr11ops.diagnose.signature import FaultSignature, Role
+from tr11ops.diagnose.steps import PROGRESS_WORDS, step_of
+from tr11ops.diagnose.tracebacks import HEAD, RaisedException, TracebackReader
+
+KEPT = 8  # sightings of one signature in a launch, and as many of each further writer
+WRITERS = 64
+LAUNCHES = 40  # the newest ones
+TAIL_BYTES = 256 << 10  # of the steps before the end of a launch
+END_BYTES = 64 << 10
+SEQUENTIAL_LINES = 3000  # read one by one after a traceback or a report begins
+TEXT = 1000  # characters of a line that are kept
+TRIES = 8  # lines that hold a word of a step and are none, before a part is given up
+_ORDER = (
+    Role.BENIGN, Role.START, Role.END, Role.CAUSE, Role.STOP, Role.DEATH, Role.SYMPTOM, Role.SUMMARY, Role.CONSEQUENCE,
+    Role.WARNING,
+)  # fmt: skip
+_EXCEPTION = "python-exception"
+_LATE = "start-megatron"  # rank 0 may print it when it dies, with all that its buffer holds
+_IS_OVER_FOR_CERTAIN = frozenset({Role.STOP, Role.DEATH, Role.END, Role.SUMMARY})
+_IS_OVER = _IS_OVER_FOR_CERTAIN | {Role.CAUSE, Role.SYMPTOM}
+_ORDERED = frozenset({Role.STOP, Role.END})
+Writer = tuple[int | None, int | None, int | None, str | None]
+
+
+class LogScan:
+    """One file. Feed it blocks of whole lines, then ask for `launches()`."""
+
+    def __init__(self, file: str, matcher: Matcher) -> None:
+        self._file = file
+        self._matcher = matcher
+        self._exception = next(
+            rule.signature for rule in matcher.rules if rule.signature is not None and rule.signature.id == _EXCEPTION
+        )
+        self._launch = LogLaunch(file)
+        self._past: list[LogLaunch] = []
+        self._line = 1  # number of the first line of the block, then of the line at the cursor
+        self._tracebacks: dict[Writer, TracebackReader] = {}
+        self._reports = ReportReader()
+        self._sequential = 0
+        self._forgotten: dict[str, int] = {}  # signature: line of the last step when its sightings were looked through
+        self._word: bytes | None = None  # that lines of steps hold in this log
+        self._step_block = b""  # up to the last step
+
+    def begin_file(self, file: str) -> None:
+        """What comes next is of another file, which goes on where the last one ended."""
+        if file != self._file:
+            self._file, self._line = file, 1
+
+    def feed(self, block: bytes) -> None:
+        """The next block of whole lines."""
+        candidates = iter(self._matcher.candidates(block))
+        candidate = next(candidates, None)
+        cursor = searched = 0  # self._line is the number of the line at the cursor
+        while cursor < len(block):
+            if self._sequential:
+                start = cursor
+            elif candidate is not None:
+                start = max(cursor, block.rfind(b"\n", 0, candidate.start) + 1)
+            else:
+                break
+            end = _line_end(block, start)
+            here: list[CandidateLine] = []
+            while candidate is not None and candidate.start <= end:
+                if candidate.start >= start:
+                    here.append(candidate)
+                candidate = next(candidates, None)
+            self._line += block.count(b"\n", cursor, start)
+            self._find_progress(block, searched, start)
+            searched = start
+            self._visit(block, start, end, here)
+            cursor = end + 1
+            self._line += 1
+        tail = max(searched, len(block) - END_BYTES) if cursor < len(block) else searched
+        self._line += block.count(b"\n", cursor)
+        self._find_progress(block, tail, len(block))
+
+    def launches(self) -> list[LogLaunch]:
+        """All launches, the oldest first; at least one."""
+        self._end_launch()
+        while len(self._past) > 1 and _goes_on(self._past[-2], self._past[-1]):
+            newest = self._past.pop()
+            _join(self._past[-1], newest)
+        return self._past
+
+    # ------------------------------------------------------------------------- one line
+    def _visit(self, block: bytes, start: int, end: int, candidates: list[CandidateLine]) -> None:
+        if self._sequential:
+            self._sequential -= 1
+        if not candidates:
+            candidates = [CandidateLine(start, min(end, start + TEXT), ())]
+        for candidate in candidates:
+            self._read(text_of(block, candidate), candidate.rules)
+        if self._sequential and self._is_idle():
+            self._sequential = 0
+
+    def _read(self, text: str, numbers: tuple[int, ...]) -> None:
+        prefix, body = split_prefixes(text)
+        raised = self._raised(prefix.writer, body)
+        if self._reports.is_open or body.strip().strip("*").strip() in HEADS:
+            self._reports.feed(body, self._line)
+            self._sequential = self._sequential or SEQUENTIAL_LINES
+        matches = list(self._matcher.match(body, numbers))
+        if raised is not None and not raised.said and raised.source:
+            matches += self._matcher.match_text(raised.source)  # a bare AssertionError: what was asserted says more
+        if raised is None and matches and self._is_in_frame(prefix.writer, body):
+            return
+        if raised is not None and raised.is_ignored:
+            return
+        if matches or raised:
+            signature, named = _best(matches, raised, self._exception)
+            self._add(text, signature, named, raised)
+
+    def _is_in_frame(self, writer: Writer, body: str) -> bool:
+        """Whether the line is source code that a traceback quotes."""
+        reader = self._tracebacks.get(writer)
+        return reader is not None and reader.is_open and body[:1].isspace()
+
+    def _raised(self, writer: Writer, body: str) -> RaisedException | None:
+        reader = self._tracebacks.get(writer)
+        if reader is None:
+            if HEAD not in body and not body.startswith("Exception ignored in"):
+                return None
+            if len(self._tracebacks) > 4 * WRITERS:
+                self._tracebacks.clear()
+            reader = self._tracebacks[writer] = TracebackReader()
+        if HEAD in body:
+            self._sequential = SEQUENTIAL_LINES
+        return reader.feed(body)
+
+    def _is_idle(self) -> bool:
+        return not self._reports.is_open and all(reader.is_idle for reader in self._tracebacks.values())
+
+    def _add(self, text: str, signature: FaultSignature, named: dict[str, str], raised: RaisedException | None) -> None:
+        if signature.role is Role.BENIGN:
+            return
+        if signature.role is Role.START:
+            self._start(signature, named)
+            return
+        counts, origin = self._launch.counts, full_origin(text[:TEXT])
+        counts[signature.id] = counts.get(signature.id, 0) + 1
+        if counts[signature.id] > KEPT and not self._forget(signature.id):
+            key = f"{signature.id} of {origin.writer}"
+            counts[key] = counts.get(key, 0) + 1
+            if counts[key] > 2 or len(counts) > 40 * WRITERS:
+                return
+        progress = self._launch.progress
+        self._launch.sightings.append(
+            Sighting(self._file, self._line, text[:TEXT], signature, origin, named, progress, raised)
+        )
+
+    def _forget(self, name: str) -> bool:
+        """Drop the sightings of this signature that the training has overcome; whether there is room for more now."""
+        launch = self._launch
+        if launch.progress is None or self._forgotten.get(name) == launch.progress.line_number:
+            return False
+        self._forgotten[name] = launch.progress.line_number
+        launch.sightings = [one for one in launch.sightings if one.signature.id != name or not launch.has_overcome(one)]
+        return sum(one.signature.id == name for one in launch.sightings) < KEPT
+
+    # ------------------------------------------------------------------------- launches and steps
+    def _start(self, signature: FaultSignature, named: dict[str, str]) -> None:
+        """A launch begins, unless this is one more line of the same beginning, or one that was printed late."""
+        launch = self._launch
+        is_sure = signature.id != _LATE
+        over = _IS_OVER if is_sure else _IS_OVER_FOR_CERTAIN
+        if launch.progress is not None or any(one.signature.role in over for one in launch.sightings):
+            self._end_launch()
+            self._launch = LogLaunch(self._file, self._line, nodes=launch.nodes, is_sure=is_sure)
+        self._launch.is_sure = self._launch.is_sure or is_sure
+        self._launch.label = named.get("attempt") or self._launch.label
+        self._launch.nodes = _nodes(named.get("nodes")) or self._launch.nodes
+        if named.get("world"):
+            self._launch.world_size = int(named["world"])
+
+    def _end_launch(self) -> None:
+        launch = self._launch
+        launch.last_line = self._line
+        launch.reports = self._reports.found
+        self._reports = ReportReader()
+        if launch.progress is not None:
+            launch.steps = tuple(_steps(self._step_block, launch.progress.line_number))
+        self._step_block = b""
+        self._past = [*self._past, launch][-LAUNCHES:]
+        self._tracebacks.clear()
+        self._sequential = 0
+
+    def _find_progress(self, block: bytes, start: int, end: int) -> None:
+        """Take note of the last step in a part of the block. The line at `end` has the number self._line."""
+        for word in PROGRESS_WORDS if self._word is None else (self._word,):
+            at = end
+            for _ in range(TRIES):
+                at = block.rfind(word, start, at)
+                if at < 0:
+                    break
+                line = max(block.rfind(b"\n", start, at), block.rfind(b"\r", start, at), start - 1) + 1
+                text = plain(block[line : min(_line_end(block, at), at + TEXT)].decode("utf-8", "replace"))
+                step = step_of(text)
+                if step is not None:
+                    self._word = word
+                    number = self._line - block.count(b"\n", line, end)
+                    self._launch.progress = ProgressMark(number, step.iteration, text)
+                    self._step_block = block[max(0, at - TAIL_BYTES) : _line_end(block, at)]
+                    return
+                at = line
+
+
+def _steps(tail: bytes, last_line: int) -> Iterator[TrainingStep]:
+    """The steps in the bytes that end with the line of this number."""
+    lines = tail.decode("utf-8", "replace").split("\n")
+    for number, line in enumerate(lines, start=last_line - len(lines) + 1):
+        for part in line.split("\r"):
+            step = step_of(plain(part))
+            if step is not None:
+                yield replace(step, line_number=number, text=line[-TEXT:])
+
+
+def _goes_on(before: LogLaunch, newest: LogLaunch) -> bool:
+    """Whether a launch is no new one: a late line of the one before, or its launcher's try again that came nowhere."""
+    if newest.is_sure or newest.progress is not None:
+        return False
+    return not any(one.signature.role in _ORDERED for one in (*before.sightings, *newest.sightings))
+
+
+def _join(launch: LogLaunch, rest: LogLaunch) -> None:
+    """What was taken for a launch of its own belongs to the one before."""
+    launch.sightings += rest.sightings
+    launch.reports += rest.reports
+    launch.last_line = rest.last_line
+    launch.world_size = launch.world_size or rest.world_size
+
+
+def _line_end(block: bytes, at: int) -> int:
+    found = block.find(b"\n", at)
+    return found if found >= 0 else len(block)
+
+
+def _best(
+    matches: list[tuple[FaultSignature, re.Match[str]]], raised: RaisedException | None, generic: FaultSignature
+) -> tuple[FaultSignature, dict[str, str]]:
+    matches = [one for one in matches if one[0] is not generic] or matches
+    if not matches:
+        return generic, {}
+    signature, match = min(matches, key=lambda one: (_ORDER.index(one[0].role), -one[0].confidence))
+    groups = match.groupdict()
+    return signature, {name: value for name, value in groups.items() if value is not None}
+
+
+def _nodes(names: str | None) -> tuple[str, ...]:
+    try:
+        return expand(names) if names else ()
+    except HostlistError:
+        return ()
+
+
+def scan(file: str, blocks: Iterable[bytes], matcher: Matcher) -> list[LogLaunch]:
+    """What a file says of each launch. `blocks` end with a line each."""
+    log = LogScan(file, matcher)
+    for block in blocks:
+        log.feed(block)
+    return log.launches()

@@ -1,0 +1,93 @@
+"""A diagnosis for people, in 80 columns. Pure."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+from tr11ops.diagnose.diagnosis import Diagnosis, QuotedLine
+from tr11ops.diagnose.signature import FaultClass, NextStep
+
+WIDTH = 80
+LABEL = 12
+SHOWN = 4
+
+WORDS = {
+    FaultClass.GPU_HARDWARE: "broken GPU",
+    FaultClass.NCCL_NETWORK: "network between the nodes",
+    FaultClass.NCCL_TIMEOUT: "hang in a collective",
+    FaultClass.CUDA_OOM: "out of GPU memory",
+    FaultClass.HOST_OOM: "out of memory on a node",
+    FaultClass.DATALOADER: "data loader",
+    FaultClass.STORAGE: "storage",
+    FaultClass.CHECKPOINT_MISMATCH: "checkpoint does not fit or is damaged",
+    FaultClass.NUMERICS: "numbers not finite, or diverging",
+    FaultClass.SLURM_TIME_LIMIT: "time limit",
+    FaultClass.SLURM_PREEMPTED: "preempted",
+    FaultClass.SLURM_NODE_FAIL: "node lost",
+    FaultClass.SLURM_USER_CANCEL: "cancelled by a person",
+    FaultClass.SLURM_SUBMIT: "not accepted by Slurm",
+    FaultClass.SLURM_AUTH: "Slurm's authentication",
+    FaultClass.RENDEZVOUS: "workers did not find each other",
+    FaultClass.USER_CODE: "the program",
+    FaultClass.HUB_AUTH: "access to the hub",
+    FaultClass.GCS: "object store",
+    FaultClass.CLEAN_EXIT: "clean end",
+    FaultClass.UNKNOWN: "cannot tell",
+}
+STEPS = {
+    NextStep.EXCLUDE_AND_RESUBMIT: "Keep the node out, and submit again: tr11 nodes exclude {node}",
+    NextStep.RESUBMIT: "Submit again.",
+    NextStep.FIX_CONFIG: "Correct the program, the data or the run card first; it will fail again.",
+    NextStep.FIX_STORAGE: "Make room, or repair the file system, before it starts again.",
+    NextStep.ROLLBACK_AND_SKIP: "Go back to a checkpoint before it, and skip the data: tr11 rollback",
+    NextStep.PAGE: "A person has to look at this.",
+    NextStep.NONE: "Nothing.",
+}
+
+
+def lines(found: Diagnosis) -> Iterator[str]:
+    """The screen, line by line."""
+    yield from _row("verdict", f"{found.fault}: {WORDS[found.fault]} (confidence {found.confidence:.2f})")
+    root = found.root_cause
+    node = root.node if root is not None and root.node else "NODE"
+    yield from _row("what to do", STEPS[found.step].format(node=node))
+    if found.launch:
+        yield from _row("attempt", found.launch)
+    if root is not None:
+        yield from _row("root cause", f"{root.file}:{root.line_number}")
+        yield from _row("", root.text)
+        where = _place(root)
+        if where:
+            yield from _row("where", where)
+    yield from _row("why", found.explanation)
+    yield from _quoted("evidence", found.evidence)
+    if found.consequence_count:
+        yield from _quoted("then", found.consequences[:2], found.consequence_count)
+
+
+def _place(line: QuotedLine) -> str:
+    words = [
+        "" if line.rank is None else f"rank {line.rank}",
+        "" if line.node is None else f"node {line.node}",
+        "" if line.gpu is None else f"GPU {line.gpu}",
+        "" if line.time is None else f"at {line.time}",
+    ]
+    return ", ".join(word for word in words if word)
+
+
+def _quoted(label: str, quoted: tuple[QuotedLine, ...], count: int = 0) -> Iterator[str]:
+    for number, line in enumerate(quoted[:SHOWN]):
+        text = f"{line.line_number}: {line.text}"
+        yield from _row(label if number == 0 else "", text, most=1)
+    left = (count or len(quoted)) - len(quoted[:SHOWN])
+    if left > 0:
+        yield from _row("", f"and {left:,} more")
+
+
+def _row(label: str, text: str, most: int = 4) -> Iterator[str]:
+    """A label and its text, folded."""
+    wide = WIDTH - LABEL - 2
+    parts = textwrap.wrap(text, wide, break_on_hyphens=False, max_lines=most, placeholder=" ...") or [""]
+    for number, part in enumerate(parts):
+        yield f"{label if number == 0 else '':>{LABEL}}  {part}".rstrip()

@@ -1,0 +1,97 @@
+"""What a scan of a log finds: sightings of known texts, launchers' reports, steps; gathered by launch. Pure values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tr11ops.diagnose.lines import LineOrigin
+from tr11ops.diagnose.signature import FaultSignature
+from tr11ops.diagnose.tracebacks import RaisedException
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingStep:
+    """A line of a step. `loss` is None where the line has none, as for a NaN in older trainings."""
+
+    iteration: int | None
+    loss: float | None = None
+    line_number: int = 0
+    text: str = ""
+    grad_norm: float | None = None
+    tflops: float | None = None
+    is_whole: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressMark:
+    """The last line of a step before some place: its line and iteration."""
+
+    line_number: int
+    iteration: int | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """One line that a signature matches. `named`: the groups of its pattern. `progress`: the last step before it."""
+
+    file: str
+    line_number: int
+    text: str
+    signature: FaultSignature
+    origin: LineOrigin
+    named: Mapping[str, str]
+    progress: ProgressMark | None = None
+    raised: RaisedException | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFailure:
+    """One entry of torchrun's report on its workers."""
+
+    line_number: int
+    is_root: bool
+    host: str | None = None
+    rank: int | None = None
+    local_rank: int | None = None
+    exit_code: int | None = None
+    time: str | None = None
+    said: str = ""
+
+
+STEPS_AFTER = 3  # a training that goes on for so many steps has overcome what was before
+LINES_AFTER = 40  # the same where steps have no numbers
+
+
+@dataclass(slots=True)
+class LogLaunch:
+    """One launch as a log tells of it: from its first line to that of the next one.
+
+    `sightings` holds the first few of each signature and writer; `counts` has them all.
+    """
+
+    file: str
+    first_line: int = 1
+    label: str = ""
+    nodes: tuple[str, ...] = ()
+    sightings: list[Sighting] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+    reports: list[WorkerFailure] = field(default_factory=list)
+    progress: ProgressMark | None = None
+    steps: tuple[TrainingStep, ...] = ()
+    last_line: int = 0
+    world_size: int | None = None
+    is_sure: bool = True  # whether a line says that it began here
+
+    def has_overcome(self, one: Sighting) -> bool:
+        """Whether the training went on after this line."""
+        last = self.progress
+        if one.signature.lasting or last is None or last.line_number <= one.line_number:
+            return False
+        if last.iteration is not None and one.progress is not None and one.progress.iteration is not None:
+            ahead = last.iteration - one.progress.iteration
+            return ahead >= STEPS_AFTER or ahead < 0
+        if self.steps and one.progress is None:
+            return sum(step.line_number > one.line_number for step in self.steps) >= STEPS_AFTER
+        return last.line_number - one.line_number > LINES_AFTER

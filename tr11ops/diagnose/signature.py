@@ -1,0 +1,150 @@
+"""What an error text means: the values that a signature file holds. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class FaultClass(StrEnum):
+    """What sort of thing ended a training."""
+
+    GPU_HARDWARE = "gpu_hardware"
+    NCCL_NETWORK = "nccl_network"
+    NCCL_TIMEOUT = "nccl_timeout"
+    CUDA_OOM = "cuda_oom"
+    HOST_OOM = "host_oom"
+    DATALOADER = "dataloader"
+    STORAGE = "storage"
+    CHECKPOINT_MISMATCH = "checkpoint_mismatch"
+    NUMERICS = "numerics"
+    SLURM_TIME_LIMIT = "slurm_time_limit"
+    SLURM_PREEMPTED = "slurm_preempted"
+    SLURM_NODE_FAIL = "slurm_node_fail"
+    SLURM_USER_CANCEL = "slurm_user_cancel"
+    SLURM_SUBMIT = "slurm_submit"
+    SLURM_AUTH = "slurm_auth"
+    RENDEZVOUS = "rendezvous"
+    USER_CODE = "user_code"
+    HUB_AUTH = "hub_auth"
+    GCS = "gcs"
+    CLEAN_EXIT = "clean_exit"
+    UNKNOWN = "unknown"
+
+
+class NextStep(StrEnum):
+    """What to do about it."""
+
+    EXCLUDE_AND_RESUBMIT = "exclude_and_resubmit"
+    RESUBMIT = "resubmit"
+    FIX_CONFIG = "fix_config"
+    FIX_STORAGE = "fix_storage"
+    ROLLBACK_AND_SKIP = "rollback_and_skip"
+    PAGE = "page"
+    NONE = "none"
+
+
+class NodeBlame(StrEnum):
+    """What an error text says of the node that printed it."""
+
+    NODE = "node"
+    PROGRAM = "program"
+    UNKNOWN = "unknown"
+
+
+class Role(StrEnum):
+    """What a line is in the story of a failure.
+
+    A CAUSE says what went wrong. A DEATH says that a process died and not why. A SYMPTOM tells of another rank that was
+    lost or waited for. A STOP is an end that the scheduler or a person ordered. A SUMMARY repeats what others said; a
+    CONSEQUENCE follows from any end. A WARNING may explain a failure and is none. BENIGN lines mean nothing. An END is
+    a clean one. A START begins a launch.
+    """
+
+    CAUSE = "cause"
+    DEATH = "death"
+    SYMPTOM = "symptom"
+    STOP = "stop"
+    SUMMARY = "summary"
+    CONSEQUENCE = "consequence"
+    WARNING = "warning"
+    BENIGN = "benign"
+    END = "end"
+    START = "start"
+
+
+USUAL_STEP: Mapping[FaultClass, NextStep] = {
+    FaultClass.GPU_HARDWARE: NextStep.EXCLUDE_AND_RESUBMIT,
+    FaultClass.NCCL_NETWORK: NextStep.RESUBMIT,
+    FaultClass.NCCL_TIMEOUT: NextStep.RESUBMIT,
+    FaultClass.CUDA_OOM: NextStep.FIX_CONFIG,
+    FaultClass.HOST_OOM: NextStep.FIX_CONFIG,
+    FaultClass.DATALOADER: NextStep.FIX_CONFIG,
+    FaultClass.STORAGE: NextStep.FIX_STORAGE,
+    FaultClass.CHECKPOINT_MISMATCH: NextStep.FIX_CONFIG,
+    FaultClass.NUMERICS: NextStep.ROLLBACK_AND_SKIP,
+    FaultClass.SLURM_TIME_LIMIT: NextStep.RESUBMIT,
+    FaultClass.SLURM_PREEMPTED: NextStep.RESUBMIT,
+    FaultClass.SLURM_NODE_FAIL: NextStep.EXCLUDE_AND_RESUBMIT,
+    FaultClass.SLURM_USER_CANCEL: NextStep.NONE,
+    FaultClass.SLURM_SUBMIT: NextStep.FIX_CONFIG,
+    FaultClass.SLURM_AUTH: NextStep.PAGE,
+    FaultClass.RENDEZVOUS: NextStep.RESUBMIT,
+    FaultClass.USER_CODE: NextStep.FIX_CONFIG,
+    FaultClass.HUB_AUTH: NextStep.FIX_CONFIG,
+    FaultClass.GCS: NextStep.FIX_STORAGE,
+    FaultClass.CLEAN_EXIT: NextStep.NONE,
+    FaultClass.UNKNOWN: NextStep.PAGE,
+}
+
+USUAL_CONFIDENCE: Mapping[Role, float] = {
+    Role.CAUSE: 0.9,
+    Role.STOP: 0.9,
+    Role.END: 0.9,
+    Role.DEATH: 0.6,
+    Role.SYMPTOM: 0.55,
+    Role.SUMMARY: 0.4,
+    Role.WARNING: 0.4,
+}
+
+
+@dataclass(frozen=True)
+class FaultSignature:
+    """One kind of line. `confidence`: how often its class is right where it is the first cause; 0 to 1.
+
+    `examples` must match, `counterexamples` must not; `source` is an address or a document's name.
+    """
+
+    id: str
+    family: str
+    role: Role
+    fault: FaultClass
+    step: NextStep
+    blame: NodeBlame
+    confidence: float
+    meaning: str
+    source: str
+    lasting: bool = False  # counts although the training went on after it
+    examples: tuple[str, ...] = ()
+    counterexamples: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A pattern, and the signature that it stands for; by the group `code` where it stands for several.
+
+    A code that is not in `codes` means `signature`; where that is None the line does not match. Codes are compared in
+    lower case.
+    """
+
+    pattern: re.Pattern[str]
+    signature: FaultSignature | None
+    codes: Mapping[str, FaultSignature] = field(default_factory=dict)
+
+    def of(self, match: re.Match[str]) -> FaultSignature | None:
+        """The signature that a match of the pattern means."""
+        if not self.codes:
+            return self.signature
+        return self.codes.get(match["code"].lower(), self.signature)

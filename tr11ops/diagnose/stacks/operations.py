@@ -1,0 +1,175 @@
+"""PyTorch's flight recorder: which rank did not enter an operation that the others wait in. Pure.
+
+The recorder keeps a rank's last operations in each process group, each collective with a number that counts up in its
+group. The ranks of a group enter the same operations in the same order: the one whose last number is lower than the
+others' did not come, and one whose operation of the same number is another one came to the wrong one.
+Format: torch/csrc/distributed/c10d/FlightRecorder.hpp; the same keys as JSON and as a pickle.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tr11ops.diagnose.stacks.groups import ranks_text
+
+MOST_ENTRIES = 100_000
+# Operations whose ranks may well give other sizes.
+_UNEVEN = re.compile(r"all_?to_?all|gather|scatter|send|recv|barrier|coalesced", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One collective of one rank: its number in its group, its name and its sizes."""
+
+    number: int
+    name: str
+    sizes: tuple[tuple[int, ...], ...]
+    is_pending: bool
+
+
+@dataclass(frozen=True)
+class RankOperations:
+    """A rank's collectives by group name, in their order; `members` of a group where the record names them."""
+
+    rank: int
+    groups: Mapping[str, tuple[Operation, ...]]
+    titles: Mapping[str, str]
+    members: Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class OperationsFinding:
+    """What the records say together. `ranks`: who did not come, or came to another operation; may be none."""
+
+    sentence: str
+    ranks: tuple[int, ...] = ()
+    group: str = ""
+    number: int | None = None
+
+
+class _NoCode(pickle.Unpickler):
+    """Numbers, texts, lists and mappings alone: a record needs nothing else, and a pickle could run anything."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"it names {module}.{name}, and a flight record holds no classes")
+
+
+def parse(data: bytes, rank: int) -> RankOperations:
+    """One rank's record, JSON or pickle. Raises ValueError where it is none."""
+    try:
+        value = json.loads(data) if data[:1] in (b"{", b" ", b"\n") else _NoCode(io.BytesIO(data)).load()
+        if not isinstance(value, Mapping) or not isinstance(value.get("entries", []), list):
+            raise ValueError("it has no list of entries")
+        return _read(value, rank)
+    except (
+        pickle.UnpicklingError, ValueError, KeyError, TypeError, EOFError, AttributeError, IndexError, RecursionError,
+        MemoryError, OverflowError,
+    ) as error:  # fmt: skip
+        words = " ".join(str(error).split())[:150]
+        raise ValueError(f"is not a flight record ({words or type(error).__name__})") from None
+
+
+def _read(value: Mapping[str, Any], rank: int) -> RankOperations:
+    groups: dict[str, list[Operation]] = {}
+    titles: dict[str, str] = {}
+    for entry in value.get("entries", [])[-MOST_ENTRIES:]:
+        name, *title = (str(part) for part in entry["process_group"])
+        titles[name] = title[0] if title and title[0] not in {"", "undefined"} else name
+        if entry.get("is_p2p"):
+            continue
+        done = bool(entry.get("retired")) or entry.get("state") == "completed"
+        sizes = tuple(tuple(int(side) for side in size) for size in entry.get("input_sizes") or ())
+        operation = Operation(int(entry["collective_seq_id"]), str(entry["profiling_name"]), sizes, not done)
+        groups.setdefault(name, []).append(operation)
+    members = {}
+    for key, facts in (value.get("pg_config") or {}).items():
+        numbers = tuple(int(number) for number in re.findall(r"\d+", str(facts.get("ranks", ""))))
+        name = str(facts.get("name") or key)
+        if numbers and name:
+            members[name] = numbers
+    ordered = {name: tuple(sorted(found, key=lambda one: one.number)) for name, found in groups.items()}
+    return RankOperations(rank, ordered, titles, members)
+
+
+def find_missing(records: Sequence[RankOperations]) -> OperationsFinding | None:
+    """Who did not come to which operation. None where no operation is open, or none of the records tells.
+
+    A rank that waits itself, in another group, does so for someone: it is named only where no other one is.
+    """
+    waiting = {
+        record.rank for record in records if any(found and found[-1].is_pending for found in record.groups.values())
+    }
+    findings = [
+        finding
+        for name in sorted({name for record in records for name in record.groups})
+        if (finding := _in_group(name, records)) is not None
+    ]
+    if not findings:
+        return None
+    return min(findings, key=lambda one: (not one.ranks, bool(set(one.ranks) & waiting), len(one.ranks)))
+
+
+def _in_group(name: str, records: Sequence[RankOperations]) -> OperationsFinding | None:
+    present = {record.rank: record.groups[name] for record in records if record.groups.get(name)}
+    title = next(record.titles[name] for record in records if name in record.titles)
+    last = {rank: found[-1] for rank, found in present.items()}
+    newest = max(operation.number for operation in last.values())
+    open_at = {rank for rank, operation in last.items() if operation.number == newest and operation.is_pending}
+    if not open_at:
+        return None
+    what = Counter(_words(last[rank]) for rank in open_at).most_common(1)[0][0]
+    place = f"{what} {newest} of group {title}"
+    silent = sorted(_members(name, records) - {record.rank for record in records})
+    late = sorted(rank for rank, operation in last.items() if operation.number < newest)
+    if late:
+        text = f"{_ranks(late)} did not enter {place}; {_ranks(open_at)} {_wait(open_at)} in it"
+        return OperationsFinding(text, tuple(late), title, newest)
+    if other := _mismatching(last, open_at):
+        theirs = _words(last[other[0]])
+        more = f" with {_sizes(last[other[0]])}" if theirs == what else ""
+        text = f"{_ranks(other)} came to {theirs} {newest}{more} of group {title}"
+        return OperationsFinding(f"{text}, {_ranks(open_at - set(other))} to {what}", tuple(other), title, newest)
+    if silent:
+        text = f"{_ranks(open_at)} {_wait(open_at)} in {place}; of {_ranks(silent)} there is no record"
+        return OperationsFinding(text, tuple(silent) if len(silent) <= len(open_at) else (), title, newest)
+    return OperationsFinding(f"{_ranks(open_at)} are all in {place}: the network or a GPU", (), title, newest)
+
+
+def _members(name: str, records: Iterable[RankOperations]) -> set[int]:
+    return {rank for record in records for rank in record.members.get(name, ())}
+
+
+def _mismatching(last: Mapping[int, Operation], open_at: Iterable[int]) -> list[int]:
+    """Ranks whose operation of the same number is not that of most others."""
+    kinds = {
+        rank: (_words(last[rank]), () if _UNEVEN.search(last[rank].name) else last[rank].sizes) for rank in open_at
+    }
+    ((usual, count), *more) = Counter(kinds.values()).most_common()
+    if not more or more[0][1] == count:  # as many came to the one as to the other: no one stands out
+        return []
+    return sorted(rank for rank, kind in kinds.items() if kind != usual)
+
+
+def _words(operation: Operation) -> str:
+    """`nccl:all_reduce` -> all-reduce."""
+    return operation.name.rpartition(":")[2].strip("_").replace("_", "-") or "an operation"
+
+
+def _sizes(operation: Operation) -> str:
+    return " + ".join("x".join(map(str, size)) or "1" for size in operation.sizes) + " values"
+
+
+def _ranks(ranks: Iterable[int]) -> str:
+    found = sorted(ranks)
+    return f"{'rank' if len(found) == 1 else 'ranks'} {ranks_text(found)}"
+
+
+def _wait(ranks: Iterable[int]) -> str:
+    return "waits" if len(list(ranks)) == 1 else "wait"

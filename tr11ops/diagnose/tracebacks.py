@@ -1,0 +1,106 @@
+"""Python's tracebacks among the lines of many writers: which line names the exception. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+HEAD: Final = "Traceback (most recent call last):"
+_ORIGINAL = "Original Traceback"
+_CHAINED = ("The above exception", "During handling of the above exception")
+_IGNORED = re.compile(r"^Exception ignored in|^Exception in thread|^--- Logging error ---")
+_EXCEPTION = re.compile(r"^(?P<name>[A-Za-z_][\w.]*)(?::(?: |$)(?P<said>.*)|$)", re.DOTALL)
+_NOT_ONE = re.compile(r"^(?:INFO|WARNING|WARN|ERROR|DEBUG|srun|slurmstepd|Epoch|iteration|step)\b")
+_KNOWN = re.compile(r"(?:Error|Exception|Interrupt|Exit|Warning|Expired|Empty|Full|Fail\w*|Iteration|Timeout)\d*$")
+LINES_AT_MOST = 400  # of one traceback, its own and those of others between them
+OTHERS_AT_MOST = 60
+
+
+@dataclass(frozen=True, slots=True)
+class RaisedException:
+    """The line that names an exception.
+
+    `follows`: raised while another one was handled. `is_ignored`: Python printed it and went on. `where`: the innermost
+    frame, as printed; `source`: its line of code.
+    """
+
+    name: str
+    said: str
+    where: str
+    follows: bool
+    is_ignored: bool
+    source: str = ""
+
+
+@dataclass(slots=True)
+class _Open:
+    where: str = ""
+    source: str = ""
+    lines: int = 0
+    others: int = 0
+
+
+class TracebackReader:
+    """Takes the bodies of one writer's lines in order, and says which ones name an exception."""
+
+    def __init__(self) -> None:
+        self._open: _Open | None = None
+        self._follows = False
+        self._ignored = False
+        self._quiet = 0  # lines since the last traceback ended
+
+    @property
+    def is_open(self) -> bool:
+        return self._open is not None
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is open, and what comes next is no part of a chain."""
+        return self._open is None and self._quiet > 3
+
+    def feed(self, body: str) -> RaisedException | None:
+        """The exception that this line names, if it ends a traceback."""
+        if HEAD in body:
+            self._follows = self._follows or _ORIGINAL in body
+            self._open = _Open()
+            return None
+        if self._open is None:
+            self._between(body)
+            return None
+        self._open.lines += 1
+        if not body.strip() or body[:1].isspace():
+            if body.lstrip().startswith('File "'):
+                self._open.where, self._open.source = body.strip(), ""
+            elif not self._open.source:
+                self._open.source = body.strip()
+            return None
+        match = _EXCEPTION.match(body)
+        if match and self._is_name(match["name"], body):
+            return self._closed(match)
+        self._open.others += 1
+        if self._open.others > OTHERS_AT_MOST or self._open.lines > LINES_AT_MOST:
+            self._open = None
+        return None
+
+    def _between(self, body: str) -> None:
+        self._quiet += 1 if body.strip() else 0
+        if body.startswith(_CHAINED):
+            self._follows, self._quiet = True, 0
+        elif _IGNORED.match(body):
+            self._ignored, self._quiet = body.startswith(("Exception ignored", "--- Logging")), 0
+        elif self._quiet > 3:
+            self._follows = self._ignored = False
+
+    def _is_name(self, name: str, body: str) -> bool:
+        if _NOT_ONE.match(body) or not self._open or not self._open.where:
+            return False
+        last = name.rsplit(".", 1)[-1]
+        return _KNOWN.search(last) is not None or "." in name or last[:1].isupper()
+
+    def _closed(self, match: re.Match[str]) -> RaisedException:
+        assert self._open is not None
+        said, opened = match["said"] or "", self._open
+        found = RaisedException(match["name"], said, opened.where, self._follows, self._ignored, opened.source)
+        self._open, self._follows, self._ignored, self._quiet = None, False, False, 0
+        return found

@@ -1,0 +1,275 @@
+"""Where every node-second of a run went, since its first submission. Pure, and exact: sums are of whole microseconds.
+
+What counts how, where the bucket's name does not say it:
+
+- While the run holds nodes, each node that it holds counts. Spares count where the rest does; `spare` says how much of
+  a bucket they are. A node that was blamed or excluded counts in `node lost` until its attempt ends.
+- While it holds none, as many nodes count as its newest submission asked for: in `queue` where work waits, in
+  `operator pause` where someone stopped it, in `restart gap` where nothing waits that could start.
+- `redone` is the first, lost pass over iterations that a resume from an older checkpoint trained again, and the
+  iteration that an end cut short.
+- `hang`: what an iteration took beyond its usual time where it took ten times that, what passed after the last
+  iteration until the first sign of a failure, and waits for data.
+- `restart gap`: from the first sign of a failure, or from the end of the training, to the next launch.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import NamedTuple, TypeVar
+
+from tr11ops.base.observed import Unknown, known
+from tr11ops.goodput.causes import (
+    FAR,
+    NODE,
+    OPERATOR,
+    UNSEEN,
+    ClassifiedSegment,
+    Interruption,
+    LaunchChain,
+    Settled,
+    judged,
+    settle,
+)
+from tr11ops.goodput.history_values import History, StepMark, micro
+from tr11ops.goodput.idle import idle_of
+from tr11ops.goodput.nodes_over_time import node_usage_of
+from tr11ops.goodput.timeline import AttemptSegment, Bucket, Start, marks_of, pieces_of, starts_of
+from tr11ops.rundir.attempts import AttemptVerdict
+from trainer.contract.end_marker import EndMarker
+
+Key = TypeVar("Key")
+NO_ATTEMPT = ""  # the job's number of spans in which nothing was held
+
+
+class AccountSpan(NamedTuple):
+    """A stretch of time and the nodes that it counts for. Microseconds; `cause` is "" where nothing was lost.
+
+    `held`: the nodes were the run's own then; else it would have wanted them. `is_wall`: False where another span of
+    the same attempt counts the same time, for its other nodes.
+    """
+
+    start: int
+    end: int
+    bucket: Bucket
+    nodes: int
+    spare: int
+    held: bool
+    job_id: str
+    launch: int
+    cause: str
+    is_wall: bool = True
+
+    @property
+    def node_micros(self) -> int:
+        return (self.end - self.start) * self.nodes
+
+
+@dataclass(frozen=True)
+class Amount:
+    """Node-microseconds of a bucket, how many of them were spares', how many were held, and wall-clock microseconds."""
+
+    node_micros: int = 0
+    spare_micros: int = 0
+    held_micros: int = 0
+    wall_micros: int = 0
+
+    @property
+    def node_hours(self) -> float:
+        return self.node_micros / 3.6e9
+
+    @property
+    def held_hours(self) -> float:
+        return self.held_micros / 3.6e9
+
+    def plus(self, span: AccountSpan) -> Amount:
+        """With one more span."""
+        length = span.end - span.start
+        return Amount(
+            self.node_micros + span.node_micros,
+            self.spare_micros + length * span.spare,
+            self.held_micros + (span.node_micros if span.held else 0),
+            self.wall_micros + (length if span.is_wall else 0),
+        )
+
+
+@dataclass(frozen=True)
+class Goodput:
+    """The account of a run from `begin` to `end`, in seconds since the epoch. Sums of `spans` are exact."""
+
+    begin: float
+    end: float
+    spans: tuple[AccountSpan, ...]
+    faults: tuple[Interruption, ...]
+    doubts: tuple[str, ...] = ()
+
+    @property
+    def total(self) -> Amount:
+        return _sum(self.spans)
+
+    @property
+    def buckets(self) -> Mapping[Bucket, Amount]:
+        """Every bucket, also those that are empty."""
+        return {**{bucket: Amount() for bucket in Bucket}, **self.by(lambda span: span.bucket)}
+
+    def by(self, key: Callable[[AccountSpan], Key]) -> Mapping[Key, Amount]:
+        """The spans' sums by anything that they say, in the order of first appearance."""
+        return {name: _sum(spans) for name, spans in self.grouped(key).items()}
+
+    def grouped(self, key: Callable[[AccountSpan], Key]) -> Mapping[Key, list[AccountSpan]]:
+        """The spans themselves, grouped."""
+        groups: dict[Key, list[AccountSpan]] = defaultdict(list)
+        for span in self.spans:
+            groups[key(span)].append(span)
+        return groups
+
+    @property
+    def useful_of_held(self) -> float | None:
+        """Share of the held node-seconds that trained what was kept; None where nothing was held."""
+        held = self.total.held_micros
+        return self.buckets[Bucket.USEFUL].held_micros / held if held else None
+
+    @property
+    def effective_time_ratio(self) -> float | None:
+        """ETTR: wall-clock time that trained what was kept, over all wall-clock time since the first submission."""
+        wall = micro(self.end) - micro(self.begin)
+        return min(1.0, self.buckets[Bucket.USEFUL].wall_micros / wall) if wall > 0 else None
+
+    @property
+    def held_wall_seconds(self) -> float:
+        """Wall-clock time in which nodes were held."""
+        return sum(span.end - span.start for span in self.spans if span.held and span.is_wall) / 1e6
+
+    @property
+    def seconds_between_faults(self) -> float | None:
+        """MTBF: wall-clock time with nodes held, over the number of faults; None where there was none."""
+        return self.held_wall_seconds / len(self.faults) if self.faults else None
+
+    @property
+    def node_hours_between_faults(self) -> float | None:
+        """MTBF in node-hours held."""
+        return self.total.held_hours / len(self.faults) if self.faults else None
+
+    @property
+    def seconds_to_recover(self) -> float | None:
+        """Mean time from the first sign of a fault until the training went on, over the faults where it did."""
+        times = [fault.recovered - fault.time for fault in self.faults if fault.recovered is not None]
+        return sum(times) / len(times) if times else None
+
+    def since(self, moment: float) -> Goodput:
+        """The account of what came after `moment` alone; what was lost is still known from the whole."""
+        return self.between(moment, self.end)
+
+    def between(self, begin: float, end: float) -> Goodput:
+        """The part of the account from `begin` to `end`."""
+        first, last = micro(max(begin, self.begin)), micro(min(end, self.end))
+        return replace(
+            self,
+            begin=first / 1e6,
+            end=max(first, last) / 1e6,
+            spans=tuple(_clipped(self.spans, first, last)),
+            faults=tuple(fault for fault in self.faults if first <= micro(fault.time) < last),
+        )
+
+
+def _sum(spans: Iterable[AccountSpan]) -> Amount:
+    amount = Amount()
+    for span in spans:
+        amount = amount.plus(span)
+    return amount
+
+
+def _clipped(spans: Iterable[AccountSpan], first: int, last: int) -> Iterator[AccountSpan]:
+    for span in spans:
+        start, end = max(span.start, first), min(span.end, last)
+        if start < end:
+            yield span._replace(start=start, end=end)
+
+
+# ----------------------------------------------------------------------------- the account
+def account(history: History, now: float) -> Goodput:
+    """Put every node-second from the first submission to `now` into its bucket.
+
+    An attempt of which no one recorded the end, and which gave no sign of life for two minutes, is unknown from its
+    last sign on until the next attempt began or its time limit passed.
+    """
+    moment = micro(now)
+    settled = settle(known(history.attempts, ()), now)
+    steps: dict[str, list[StepMark]] = defaultdict(list)
+    for step in known(history.steps, ()):
+        steps[step.job_id].append(step)
+    usual = _usual(known(history.steps, ()))
+    saved = sorted(micro(mark.created) for mark in known(history.checkpoints, ()))
+    evaluated = sorted(map(micro, history.validations))
+    pieces: list[list[AttemptSegment]] = []
+    starts: list[list[Start]] = []
+    for one in settled:
+        own = steps[one.attempt.logged_as]
+        marks = marks_of(one.attempt, own, saved, evaluated, one.unseen)
+        starts.append(list(starts_of(marks)))
+        found = list(pieces_of(one.attempt, marks, own, one.unseen, usual))
+        if one.unseen < one.end:
+            found.append(AttemptSegment(one.unseen, one.end, Bucket.UNKNOWN, 0))
+        pieces.append(found)
+    chain = LaunchChain(settled, starts)
+    kept = _newest_step(history, settled)
+    spans: list[AccountSpan] = []
+    for index, told in enumerate(judged(pieces, chain, kept)):
+        spans += _spread(settled[index], chain.named(index, told), history)
+    idle = idle_of(history, [one.attempt for one in settled], [one.end for one in settled], moment)
+    for gap in idle:
+        cause = OPERATOR if gap.bucket is Bucket.OPERATOR_PAUSE else chain.last_cause(gap.after)
+        bucket = gap.bucket
+        if isinstance(history.attempts, Unknown):
+            bucket, cause = Bucket.UNKNOWN, UNSEEN
+        spans.append(AccountSpan(gap.start, gap.end, bucket, gap.nodes, 0, False, NO_ATTEMPT, 0, cause))
+    spans = sorted(span for span in spans if span.start < span.end and span.nodes)
+    begin = min((span.start for span in spans), default=moment)
+    end = max((span.end for span in spans), default=moment)
+    return Goodput(begin / 1e6, end / 1e6, tuple(spans), tuple(chain.faults()), history.doubts)
+
+
+def _usual(steps: Sequence[StepMark]) -> int | None:
+    """The median time of an iteration, in microseconds: of the recent ones, for batches grow."""
+    told = [step.seconds for step in steps[-1000:] if step.seconds is not None]
+    return micro(median(told)) if told else None
+
+
+def _newest_step(history: History, settled: Sequence[Settled]) -> int:
+    """The step from which a training would go on: what is beyond it is lost. Far beyond all while something runs."""
+    if not settled or isinstance(history.checkpoints, Unknown):
+        return FAR
+    last = settled[-1].attempt
+    finished = isinstance(last.marker, EndMarker) and last.marker.reason == "finished"
+    if finished or (last.ended is None and last.is_running is not False):
+        return FAR
+    found = [mark.step for mark in history.checkpoints]
+    for one in settled:
+        for word in (one.attempt.verdict, one.attempt.marker):
+            if isinstance(word, AttemptVerdict | EndMarker) and word.checkpoint_step is not None:
+                found.append(word.checkpoint_step)
+    return max(found, default=0)
+
+
+def _spread(one: Settled, pieces: Sequence[ClassifiedSegment], history: History) -> Iterator[AccountSpan]:
+    """An attempt's pieces times its nodes."""
+    crews = node_usage_of(one.attempt, history.exclusions, one.begin, one.end)
+    place = 0
+    for piece in pieces:
+        while place < len(crews) and crews[place].end <= piece.start:
+            place += 1
+        for crew in crews[place:]:
+            if crew.start >= piece.end:
+                break
+            start, end = max(piece.start, crew.start), min(piece.end, crew.end)
+            busy = crew.working + crew.spare
+            job_id = one.attempt.job_id
+            if busy:
+                yield AccountSpan(start, end, piece.bucket, busy, crew.spare, True, job_id, piece.launch, piece.cause)
+            if crew.lost:
+                yield AccountSpan(
+                    start, end, Bucket.NODE_LOST, crew.lost, 0, True, job_id, piece.launch, NODE, is_wall=not busy
+                )

@@ -1,0 +1,316 @@
+"""What a run's own past calls for: save interval, spares, array length, margin before the time limit. Pure.
+
+Each advice says what it would have saved: the recorded launches are gone through again with the other number, each with
+the training time it had, and with the faults where they were.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from statistics import mean, median
+
+from tr11ops.base.observed import known
+from tr11ops.base.units import counted, duration
+from tr11ops.goodput.account import AccountSpan, Goodput
+from tr11ops.goodput.history_values import History
+from tr11ops.goodput.reliability import (
+    FEWEST_FAULTS,
+    FaultRate,
+    daly_interval,
+    fault_rate,
+    more_than,
+    share_for_saves,
+    share_redone,
+    young_interval,
+)
+from tr11ops.goodput.timeline import Bucket
+
+MOST_SPARES = 64
+SMALL_GAIN = 0.002  # of all node-hours: what is gained by less is not worth a change
+RECENT_STEPS = 1000
+LEAST_HELD_SECONDS = 24 * 3600.0  # with nodes: less of a past, and nothing is advised from it
+LEAST_SAVES = 3
+
+
+@dataclass(frozen=True)
+class CardSettings:
+    """What the card says today. Times in seconds; None where it does not say.
+
+    `room` is the time before the limit that exit duration or early signal leave; `remaining`: iterations to the end.
+    """
+
+    nodes: int
+    spares: int
+    gpus_per_node: int
+    task_seconds: float
+    time_limit: float
+    save_every: int | None
+    room: float | None
+    evaluates: bool
+    remaining: int | None
+    given_mtbf: float | None = None
+
+
+@dataclass(frozen=True)
+class MeasuredCosts:
+    """What the run's past says, in seconds; None where it has no record of it. Saves: as the training felt them."""
+
+    step: float | None
+    save: float | None
+    longest_save: float | None
+    saves: int
+    longest_evaluation: float | None
+    start: float
+    queue: float | None
+    faults: FaultRate
+    node_faults: FaultRate
+    useful_rate: float | None
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One number of the card: what it is, what it should be, why, and the node-hours that it would have saved.
+
+    `change` is the card's line, or a command; `option` the same as it is typed behind `tr11 launch` for one launch.
+    """
+
+    topic: str
+    now: str
+    better: str
+    why: tuple[str, ...]
+    change: str = ""
+    saved_node_hours: float | None = None
+    numbers: dict[str, float | None] = field(default_factory=dict)
+
+    @property
+    def option(self) -> str:
+        key, equals, value = self.change.partition(" = ")
+        return f"--set {key}={shlex.quote(value)}" if equals else self.change
+
+
+@dataclass(frozen=True)
+class ReplayedLaunch:
+    """A launch as the replay needs it: its training time, nodes, and whether a fault ended it."""
+
+    seconds: float
+    nodes: float
+    failed: bool
+
+
+def measure(history: History, goodput: Goodput, situation: CardSettings) -> MeasuredCosts:
+    """The run's own figures."""
+    told = [step.seconds for step in known(history.steps, ())[-RECENT_STEPS:] if step.seconds is not None]
+    saves = stretches(goodput.spans, (Bucket.SAVE,))
+    evaluations = stretches(goodput.spans, (Bucket.EVALUATION,))
+    waits = stretches(goodput.spans, (Bucket.QUEUE,))
+    starts = stretches(goodput.spans, (Bucket.START_UP, Bucket.LOAD))
+    held = goodput.held_wall_seconds
+    useful = goodput.buckets[Bucket.USEFUL].wall_micros / 1e6
+    gpus = max(1, situation.gpus_per_node)
+    given = situation.given_mtbf
+    of_nodes = sum(fault.cause == "node" for fault in goodput.faults)
+    node_seconds = goodput.total.held_micros / 1e6
+    return MeasuredCosts(
+        step=median(told) if told else None,
+        save=median(saves) if saves else None,  # the last of a task may take far longer than one beside the training
+        longest_save=max(saves, default=None),
+        saves=len(saves),
+        longest_evaluation=max(evaluations, default=None),
+        start=mean(starts) if starts else 0.0,
+        queue=mean(waits) if waits else None,
+        faults=fault_rate(held, len(goodput.faults), gpus * situation.nodes, given),
+        node_faults=fault_rate(node_seconds, of_nodes, gpus, None if given is None else given * situation.nodes),
+        useful_rate=useful / held if held else None,
+    )
+
+
+def stretches(spans: Sequence[AccountSpan], buckets: Sequence[Bucket]) -> list[float]:
+    """Seconds of each time that the run was in one of these buckets without a break."""
+    found: list[list[int]] = []
+    last: tuple[str, int] | None = None
+    for span in sorted(
+        (span for span in spans if span.bucket in buckets and span.is_wall), key=lambda span: span.start
+    ):
+        if found and last == (span.job_id, found[-1][1]) and span.start == found[-1][1]:
+            found[-1][1] = span.end
+        else:
+            found.append([span.start, span.end])
+        last = (span.job_id, span.end)
+    return [(end - start) / 1e6 for start, end in found]
+
+
+def advise(history: History, goodput: Goodput, situation: CardSettings) -> tuple[Advice, ...]:
+    """Everything that the past allows to be said."""
+    found = measure(history, goodput, situation)
+    lack = too_little(goodput)
+    rates = (_interval(found, goodput, situation), _spares(found, goodput, situation), _array(found, situation))
+    told = [advice for part in rates for advice in part]
+    if lack:
+        told = [Advice(advice.topic, advice.now, "cannot tell", (lack,)) for advice in told]
+    return (*told, *_margin(found, situation))
+
+
+def too_little(goodput: Goodput) -> str:
+    """Why nothing is advised about rates yet: so short a past says nothing of weeks. "" where it is long enough, or
+    has seen enough faults all the same."""
+    held = goodput.held_wall_seconds
+    if held >= LEAST_HELD_SECONDS or len(goodput.faults) >= FEWEST_FAULTS:
+        return ""
+    hours, faults = LEAST_HELD_SECONDS / 3600, len(goodput.faults)
+    count = counted(faults, "fault") if faults else "no fault"
+    return f"{duration(held)} with nodes and {count} are too little: {hours:g} h or {FEWEST_FAULTS} faults are needed"
+
+
+# ----------------------------------------------------------------------------- save interval
+def _interval(found: MeasuredCosts, goodput: Goodput, situation: CardSettings) -> Iterator[Advice]:
+    rate = found.faults
+    if found.save is None or found.step is None or not found.save or found.saves < LEAST_SAVES:
+        seen = f"{counted(found.saves, 'save') if found.saves else 'no saves'}"
+        yield Advice("save interval", _now(situation), "cannot tell", (f"{seen} on record, {LEAST_SAVES} are needed",))
+        return
+    best = daly_interval(rate.mtbf, found.save)
+    every = max(1, round(min(best, situation.task_seconds) / found.step))  # each task saves at its end
+    why = [
+        f"a save stops the training for {found.save:,.1f} s (median of {found.saves})",
+        f"one fault in {duration(rate.mtbf)} ({rate.source})",
+        f"Young {young_interval(rate.mtbf, found.save):,.0f} s, Daly {best:,.0f} s of training between two saves",
+    ]
+    if rate.faults and math.isfinite(rate.high):
+        why.append(f"the run's own count, {rate.faults}: between {duration(rate.low)} and {duration(rate.high)} (90 %)")
+    saved = None
+    if situation.save_every is not None:
+        present = situation.save_every * found.step
+        shares = [
+            f"{100 * share_for_saves(each, found.save):.1f} % for saves and {100 * share_redone(each, rate.mtbf):.1f} %"
+            for each in (present, every * found.step)
+        ]
+        why.append(f"expected: {shares[0]} for redone work now, {shares[1]} then")
+        launches = list(recorded_launches(goodput))
+        saved = replay(launches, present, found.save) - replay(launches, every * found.step, found.save)
+    yield Advice(
+        "save interval", _now(situation), f"{every} iterations ({duration(every * found.step)})", tuple(why),
+        f"checkpoint.interval = {every}", saved,
+        {"young_seconds": young_interval(rate.mtbf, found.save), "daly_seconds": best, "save_seconds": found.save,
+         "mtbf_seconds": rate.mtbf, "mtbf_low": rate.low, "mtbf_high": rate.high if math.isfinite(rate.high) else None,
+         "iterations": every},
+    )  # fmt: skip
+
+
+def _now(situation: CardSettings) -> str:
+    return "none" if situation.save_every is None else f"{situation.save_every} iterations"
+
+
+def recorded_launches(goodput: Goodput) -> Iterator[ReplayedLaunch]:
+    """Every launch that trained."""
+    failed = {(fault.job_id, fault.launch) for fault in goodput.faults}
+    seconds: dict[tuple[str, int], float] = {}
+    work: dict[tuple[str, int], float] = {}
+    for span in goodput.spans:
+        if span.bucket in {Bucket.USEFUL, Bucket.REDONE}:
+            key = (span.job_id, span.launch)
+            seconds[key] = seconds.get(key, 0.0) + (span.end - span.start) / 1e6
+            work[key] = work.get(key, 0.0) + span.node_micros / 1e6
+    for key, length in seconds.items():
+        yield ReplayedLaunch(length, work[key] / length, key in failed)
+
+
+def replay(launches: Sequence[ReplayedLaunch], interval: float, save: float) -> float:
+    """Node-hours that saves and lost work would have cost with a save after every `interval` seconds of training.
+
+    Each launch starts at a save; one that ends as it should saves once more at its end.
+    """
+    cost = 0.0
+    for launch in launches:
+        saves = math.floor(launch.seconds / interval)
+        lost = launch.seconds - saves * interval if launch.failed else 0.0
+        cost += (saves * save + (0.0 if launch.failed else save) + lost) * launch.nodes / 3600
+    return cost
+
+
+# ----------------------------------------------------------------------------- spares
+def _spares(found: MeasuredCosts, goodput: Goodput, situation: CardSettings) -> Iterator[Advice]:
+    """As many as cost least: what they cost by standing by, against an end for want of nodes."""
+    rate = found.node_faults
+    expected = situation.nodes * situation.task_seconds / rate.mtbf
+    exchange = (found.queue or 0.0) + found.start
+    tasks = goodput.held_wall_seconds / situation.task_seconds  # one that ended early, or runs yet, is a part
+
+    def cost(spares: int) -> float:
+        idle = spares * situation.task_seconds / 3600
+        return idle + more_than(spares, expected) * exchange * (situation.nodes + spares) / 3600
+
+    best = min(range(MOST_SPARES + 1), key=cost)
+    now = situation.spares
+    out_now, out_then = more_than(now, expected), more_than(best, expected)
+    task = duration(situation.task_seconds)
+    each = f"one in {rate.mtbf / 3600:,.0f} node-hours ({rate.source})"
+    why = (
+        f"{expected:.2f} nodes are lost in a task of {task}: {each}",
+        f"a task runs out of nodes with probability {100 * out_now:.1f} % now, {100 * out_then:.1f} % then",
+        f"the next task trains {duration(exchange)} later: its wait in the queue, start-up and load",
+    )
+    saved = tasks * (cost(now) - cost(best))
+    numbers: dict[str, float | None] = {
+        "expected_losses": expected,
+        "runs_out_now": out_now,
+        "runs_out_then": out_then,
+        "exchange_seconds": exchange,
+        "node_mtbf_seconds": rate.mtbf,
+    }
+    yield Advice("spares", f"{now}", f"{best}", why, f"slurm.spare_nodes = {best}", saved, numbers)
+
+
+# ----------------------------------------------------------------------------- array and margin
+def _array(found: MeasuredCosts, situation: CardSettings) -> Iterator[Advice]:
+    if situation.remaining is None or found.step is None or not found.useful_rate:
+        yield Advice(
+            "array", "", "cannot tell", ("no step was recorded yet, or the card does not say how many remain",)
+        )
+        return
+    training = situation.remaining * found.step
+    tasks = math.ceil(training / found.useful_rate / situation.task_seconds)
+    per_100 = math.ceil(training / found.useful_rate / 360_000)
+    rate = f"{100 * found.useful_rate:.1f} % of the time with nodes trains what is kept"
+    why = [
+        f"{situation.remaining:,} iterations of {found.step:,.1f} s remain; {rate}",
+        f"that makes {tasks} tasks of {duration(situation.task_seconds)}, or {per_100} of 100 h",
+    ]
+    if found.queue is not None:
+        share = found.queue / (found.queue + situation.task_seconds)
+        why.append(
+            f"a task waits {duration(found.queue)} in the queue, {100 * share:.1f} % of the time: longer ones less"
+        )
+    better = "nothing remains" if not tasks else f"{tasks} more tasks" if tasks > 1 else "1 more task"
+    change = f"tr11 launch --array 1-{tasks}" if tasks else ""
+    yield Advice("array", "", better, tuple(why), change, None, {"tasks": tasks, "tasks_of_100_hours": per_100})
+
+
+def _margin(found: MeasuredCosts, situation: CardSettings) -> Iterator[Advice]:
+    if found.longest_save is None:
+        return
+    evaluation = (found.longest_evaluation or 0.0) if situation.evaluates else 0.0
+    need = (found.step or 0.0) + found.longest_save + evaluation
+    parts = f"a step {found.step or 0.0:,.1f} s, the longest save {found.longest_save:,.1f} s"
+    parts += f", the longest evaluation {evaluation:,.1f} s" if evaluation else ""
+    minutes = math.floor((situation.time_limit - need) / 60) - 1
+    longer = math.ceil((situation.task_seconds + need) / 60) + 1
+    change = f"run.exit_duration_minutes = {minutes}"
+    if minutes <= 0:
+        change = f"slurm.time_limit = {longer // 60:02d}:{longer % 60:02d}:00"
+    now = "none" if situation.room is None else duration(situation.room)
+    enough = situation.room is not None and situation.room >= need
+    numbers: dict[str, float | None] = {"needed_seconds": need, "room_seconds": situation.room}
+    yield Advice(
+        "exit margin", now, now if enough else f"{duration(math.ceil(need))} and more", (f"it must hold {parts}",),
+        "" if enough else change, None, numbers,
+    )  # fmt: skip
+
+
+def is_worth_it(advice: Advice, goodput: Goodput) -> bool:
+    """Would it have saved so much that a change is worth while?"""
+    if advice.saved_node_hours is None:
+        return bool(advice.change)
+    return advice.saved_node_hours > SMALL_GAIN * goodput.total.node_hours

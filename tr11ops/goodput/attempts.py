@@ -1,0 +1,179 @@
+"""Reads the attempts of a run: their launches, phases, ends, and what the scheduler knows of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from tr11ops.base.observed import Observed, Unknown, cause, known, observed
+from tr11ops.base.units import number_in
+from tr11ops.cluster.base import Job
+from tr11ops.goodput.history_values import AttemptHistory, StepMark
+from tr11ops.runcard.slurm_syntax import parse_time_limit
+from tr11ops.rundir.attempts import AttemptVerdict, LaunchRecord
+from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.end_marker import EndMarker
+from trainer.contract.paths import RunPaths
+from trainer.contract.phases import read_phases
+from trainer.contract.state_file import read_json
+
+REQUEUE_SECONDS = 5.0  # clocks differ by less; what is older than the attempt by more is of another life
+
+
+def read_attempts(
+    directory: RunDirectory, jobs: Observed[tuple[Job, ...]], last_steps: Mapping[str, float], doubts: list[str]
+) -> tuple[AttemptHistory, ...]:
+    found = []
+    by_number = {job.raw_id: job for job in known(jobs, ())}
+    beats = _heartbeat_times(directory.paths)
+    for job_id in directory.attempt_ids():
+        sign, job = max(last_steps.get(job_id, 0.0), beats.get(job_id, 0.0)), by_number.get(job_id)
+        attempt = observed(
+            lambda job_id=job_id, job=job, sign=sign: _read_attempt(directory.paths, job_id, jobs, job, sign, doubts)  # type: ignore[misc]
+        )
+        if isinstance(attempt, Unknown):
+            doubts.append(f"attempt {job_id}: {attempt.why}")
+        elif attempt is not None:
+            found.append(attempt)
+    return tuple(found)
+
+
+def _read_attempt(
+    paths: RunPaths, job_id: str, jobs: Observed[tuple[Job, ...]], job: Job | None, sign: float, doubts: list[str]
+) -> AttemptHistory | None:
+    """One attempt's folder; None when no training began in it (a drill's, or one that left at once)."""
+    folder = paths.attempt(job_id)
+    record = read_json(folder / "attempt.json")
+    if record is None:
+        return None
+    start = _checked(record["start"])
+    launches = tuple(_launches(folder, doubts))
+    phases = observed(lambda: read_phases(paths.phases(job_id)))
+    if isinstance(phases, Unknown):
+        doubts.append(f"phases of attempt {job_id}: {phases.why}")
+    verdict = observed(lambda: AttemptVerdict.read(folder))
+    marker = observed(lambda: EndMarker.read(paths.end_marker(job_id)))
+    began = known(phases, ())
+    signs = [start, sign, *(record.time for record in began)]
+    signs += [moment for launch in launches for moment in (launch.start, launch.end, launch.first_sign) if moment]
+    signs += [value.time for value in (verdict, marker) if isinstance(value, AttemptVerdict | EndMarker)]
+    ended, is_running = _end(verdict, jobs, job)
+    if ended is None:
+        signs.append(_last_change(folder))
+    card = known(observed(lambda: read_json(folder / "card.json")), None) or {}
+    array, task = record.get("array_id"), record.get("task_id")
+    if job is not None and job.start_time is not None and job.nodes:
+        start = min(start, job.start_time)  # the nodes were held from then on
+    return AttemptHistory(
+        job_id=job_id,
+        label=f"{array}_{task}" if array and task is not None else job_id,
+        kind=str(record.get("kind", "")),
+        submission=str(record.get("submission", "")),
+        start=start,
+        ended=ended,
+        is_running=is_running,
+        last_sign=max(signs),
+        nodes=tuple(str(node) for node in record["nodes"]),
+        launches=launches,
+        phases=began,
+        marker=marker,
+        verdict=verdict,
+        limit=known(observed(lambda: float(parse_time_limit(card["slurm"]["time_limit"]))), None),
+        save_every=_interval(card, "checkpoint"),
+        evaluate_every=_interval(card, "evaluation"),
+        logged_as=job_id,
+    )
+
+
+def lives_of(attempt: AttemptHistory, steps: Sequence[StepMark]) -> Iterator[AttemptHistory]:
+    """The attempt, and before it what the same job was before the scheduler started it again under its old number.
+
+    Of that life only the phases and the steps are left: the records of its launches were written over.
+    """
+    before = tuple(record for record in attempt.phases if record.time < attempt.start - REQUEUE_SECONDS)
+    if before:
+        logged = (step.time for step in steps if step.job_id == attempt.logged_as and step.time < attempt.start)
+        yield AttemptHistory(
+            job_id=f"{attempt.job_id} (requeued)",
+            label=f"{attempt.label}, before",
+            kind=attempt.kind,
+            submission="",
+            start=before[0].time,
+            ended=None,
+            is_running=False,
+            last_sign=max(before[-1].time, max(logged, default=0.0)),
+            nodes=attempt.nodes,
+            phases=before,
+            save_every=attempt.save_every,
+            evaluate_every=attempt.evaluate_every,
+            logged_as=attempt.logged_as,
+        )
+    yield replace(attempt, phases=attempt.phases[len(before) :])
+
+
+def _end(
+    verdict: Observed[AttemptVerdict | None], jobs: Observed[tuple[Job, ...]], job: Job | None
+) -> tuple[float | None, bool | None]:
+    """When the attempt gave its nodes back, and whether it still runs; None for what no one says."""
+    if job is not None and job.state.is_active:
+        return None, True
+    word = verdict.time if isinstance(verdict, AttemptVerdict) and verdict.time else None
+    if job is not None and job.state.is_final and job.end_time is not None:
+        return max(job.end_time, word or 0.0), False
+    if word is not None or (job is not None and job.state.is_final):
+        return word, False
+    return None, None if isinstance(jobs, Unknown) or job is not None else False
+
+
+def _launches(folder: Path, doubts: list[str]) -> Iterator[LaunchRecord]:
+    names = {entry.name for entry in fields(LaunchRecord)}
+    paths = [path for path in (folder / "launches").glob("*.json") if path.stem.isdigit()]
+    for path in sorted(paths, key=lambda path: int(path.stem)):
+        try:
+            value = {name: item for name, item in (read_json(path) or {}).items() if name in names}
+            lists = {name: tuple(item) for name, item in value.items() if isinstance(item, list)}
+            launch = LaunchRecord(**{**value, **lists})
+            for moment in (launch.start, launch.end or 0.0, launch.first_sign or 0.0):
+                _checked(moment)
+            yield launch
+        except (OSError, ValueError, TypeError) as error:
+            doubts.append(f"launch {path.stem} of attempt {folder.name}: {cause(error)}")
+
+
+def _checked(moment: object) -> float:
+    """A point of time. Raises ValueError for anything else."""
+    found = number_in(moment)
+    if found is None:
+        raise ValueError(f"it holds {str(moment)[:40]!r} where a time belongs")
+    return found
+
+
+def _interval(card: Mapping[str, Any], section: str) -> int | None:
+    value = (card.get(section) or {}).get("interval")
+    return value if isinstance(value, int) and value > 0 else None
+
+
+def _heartbeat_times(paths: RunPaths) -> dict[str, float]:
+    """The last heartbeat of each attempt that still has one; every rank's, for some end before others."""
+    found: dict[str, float] = {}
+    for path in paths.heartbeats.glob("*.json"):
+        value = observed(lambda path=path: read_json(path))  # type: ignore[misc]
+        moment = number_in(value.get("time")) if isinstance(value, dict) else None
+        if isinstance(value, dict) and moment is not None:
+            job_id = str(value.get("job_id"))
+            found[job_id] = max(found.get(job_id, 0.0), moment)
+    return found
+
+
+def _last_change(folder: Path) -> float:
+    """The newest time of a file that the attempt itself wrote: its workers write to their logs to the last."""
+    newest = 0.0
+    for name in ("workers", "failures", "nodes", "launches"):
+        for place, _, names in os.walk(folder / name):
+            for each in names:
+                changed = observed(lambda path=Path(place, each): path.stat().st_mtime)  # type: ignore[misc]
+                newest = max(newest, known(changed, 0.0))
+    return newest

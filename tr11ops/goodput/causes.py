@@ -1,0 +1,232 @@
+"""What ended each launch, and so what caused the losses around it; which training was lost to it. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import NamedTuple
+
+from tr11ops.agent.attribution import Kind
+from tr11ops.goodput.history_values import AttemptHistory, micro
+from tr11ops.goodput.timeline import NO_WORD, AttemptSegment, Bucket, EndCause, Start, launch_end, launches_of
+from tr11ops.rundir.attempts import AttemptVerdict
+from trainer.contract.end_marker import EndMarker
+
+FRESH_SECONDS = 120.0  # who gave a sign within these lives, where the scheduler does not say otherwise
+FIRST_START, ROLL_BACK, STALL, SUPERSEDED = "first start", "roll-back", "stall", "superseded"
+OPERATOR, NODE, UNSEEN = "operator", "node", "unknown"
+FAR = 1 << 62
+
+
+@dataclass(frozen=True)
+class Settled:
+    """An attempt with its end: from `unseen` on nothing is known of it, though it may have held its nodes."""
+
+    attempt: AttemptHistory
+    begin: int
+    end: int
+    unseen: int
+
+
+def settle(attempts: Sequence[AttemptHistory], now: float) -> list[Settled]:
+    """Give every attempt an end. Two attempts cannot hold one node at once: the earlier one's end gives way."""
+    settled: list[Settled] = []
+    for index, attempt in enumerate(attempts):
+        begin, following = min(micro(attempt.start), micro(now)), attempts[index + 1 : index + 2]
+        unseen = end = micro(now)
+        shown = attempt
+        if attempt.ended is not None:
+            unseen = end = min(end, micro(attempt.ended))
+        elif not (attempt.is_running or (attempt.is_running is None and now - attempt.last_sign <= FRESH_SECONDS)):
+            shown = replace(attempt, is_running=False)
+            unseen = min(end, micro(attempt.last_sign))
+            limits = [micro(other.start) for other in following]
+            if attempt.limit is None or attempt.kind == "foreground":
+                limits.append(unseen)
+            else:
+                limits.append(micro(attempt.start + attempt.limit))
+            end = max(unseen, min(end, *limits))
+        own = set(attempt.nodes)
+        for other in islice(attempts, index + 1, None):
+            if micro(other.start) >= end:
+                break
+            if not own.isdisjoint(other.nodes):
+                end = micro(other.start)
+        end = max(begin, end)
+        settled.append(Settled(shown, begin, end, max(begin, min(unseen, end))))
+    return settled
+
+
+@dataclass(frozen=True)
+class Interruption:
+    """An end that no one meant, in seconds since the epoch. `recovered`: when the training went on; None: not yet."""
+
+    time: float
+    cause: str
+    job_id: str
+    launch: int
+    recovered: float | None
+
+
+class LaunchChain:
+    """The launches of all attempts in their order: what ended each, and so what caused the next one's start."""
+
+    def __init__(self, settled: Sequence[Settled], starts: Sequence[Sequence[Start]]) -> None:
+        self._settled = settled
+        self._starts = starts
+        self._ends: list[dict[int, EndCause | None]] = []
+        self._before: list[dict[int, str]] = []
+        self._last: list[str] = []
+        cause = FIRST_START
+        for one in settled:
+            ends: dict[int, EndCause | None] = {}
+            before = {0: cause}
+            for launch in launches_of(one.attempt):
+                before[launch.launch] = cause
+                ends[launch.launch] = end = launch_end(one.attempt, launch)
+                cause = end.cause if end is not None else cause
+            if not ends:
+                word = _end_without_launch(one.attempt)
+                cause = word.cause if word is not None else cause
+            self._ends.append(ends)
+            self._before.append(before)
+            self._last.append(cause)
+
+    def last_cause(self, index: int) -> str:
+        """What ended that attempt; FIRST_START before the first."""
+        return self._last[index] if index >= 0 else FIRST_START
+
+    def starts(self) -> list[tuple[int, int, str]]:
+        """(when, iteration, cause) of each time that training began, in the order of time."""
+        return sorted(
+            (start.at, start.iteration, ROLL_BACK if start.is_roll_back else self._before[index].get(start.launch, ""))
+            for index, own in enumerate(self._starts)
+            for start in own
+        )
+
+    def takeovers(self) -> list[int]:
+        """For each attempt, when a later one began to train: what it did from then on is lost."""
+        found, earliest = [FAR], FAR
+        for own in reversed(self._starts[1:]):
+            earliest = min(earliest, own[0].at if own else FAR)
+            found.append(earliest)
+        return found[::-1]
+
+    def named(self, index: int, pieces: Sequence[ClassifiedSegment]) -> list[ClassifiedSegment]:
+        """The pieces, each with the cause of what it lost."""
+        ends, before = self._ends[index], self._before[index]
+        first = {start.launch: start.at for start in reversed(self._starts[index])}
+        found = []
+        for piece in pieces:
+            own = ends.get(piece.launch)
+            cause = piece.cause
+            if piece.bucket is Bucket.LOAD and piece.start >= first.get(piece.launch, FAR):
+                cause = ROLL_BACK
+            elif piece.bucket in {Bucket.START_UP, Bucket.LOAD}:
+                cause = before.get(piece.launch, "")
+            elif piece.bucket is Bucket.RESTART_GAP:
+                cause = own.cause if own is not None else before.get(piece.launch, "")
+            elif piece.bucket is Bucket.HANG:
+                cause = own.cause if own is not None and piece.to_the_end else STALL
+            elif piece.bucket is Bucket.OPERATOR_PAUSE:
+                cause = OPERATOR
+            elif piece.bucket is Bucket.UNKNOWN:
+                cause = UNSEEN
+            found.append(piece._replace(cause=cause))
+        return found
+
+    def faults(self) -> Iterator[Interruption]:
+        """Every end that no one meant, in the order of time; not those of a card that could not work."""
+        trained = sorted(start.at for own in self._starts for start in own)
+        for one, ends in zip(self._settled, self._ends, strict=True):
+            attempt = one.attempt
+            found = [
+                (launch.first_sign or launch.end, ends[launch.launch], launch.launch) for launch in launches_of(attempt)
+            ]
+            if not found:
+                found = [(None, _end_without_launch(attempt), 0)]
+            for when, end, number in found:
+                if end is None or not end.is_fault or end.cause in {Kind.CONFIGURATION, "refused"}:
+                    continue
+                moment = when if when is not None else one.unseen / 1e6
+                place = bisect_right(trained, micro(moment))
+                again = trained[place] / 1e6 if place < len(trained) else None
+                yield Interruption(moment, end.cause, attempt.job_id, number, again)
+
+
+def _end_without_launch(attempt: AttemptHistory) -> EndCause | None:
+    """How an attempt ended that never started a worker; None while it lives."""
+    if isinstance(attempt.marker, EndMarker):
+        return EndCause(attempt.marker.reason, attempt.marker.reason in {"error", "refused"})
+    if isinstance(attempt.verdict, AttemptVerdict):
+        reason = attempt.verdict.reason
+        return EndCause(attempt.verdict.cause or reason, reason == "error")
+    if attempt.ended is None and attempt.is_running is not False:
+        return None
+    return EndCause(NO_WORD, True)
+
+
+class ClassifiedSegment(NamedTuple):
+    """A piece of an attempt, judged: what it was spent on and what caused the loss."""
+
+    start: int
+    end: int
+    bucket: Bucket
+    launch: int
+    cause: str
+    to_the_end: bool = False
+
+
+def judged(pieces: Sequence[Sequence[AttemptSegment]], chain: LaunchChain, kept: int) -> list[list[ClassifiedSegment]]:
+    """Tell training that was kept from training that was lost: backwards, for only what came later knows it."""
+    order = sorted(
+        ((piece.start, index, place) for index, own in enumerate(pieces) for place, piece in enumerate(own)),
+        reverse=True,
+    )
+    starts = chain.starts()
+    low, cause = kept, chain.last_cause(len(pieces) - 1)
+    told: list[list[ClassifiedSegment]] = [[] for _ in pieces]
+    takeovers = chain.takeovers()
+    for start, index, place in order:
+        while starts and starts[-1][0] > start:
+            _, iteration, why = starts.pop()
+            if iteration < low:
+                low, cause = iteration, why
+        piece = pieces[index][place]
+        if piece.bucket is not Bucket.USEFUL:
+            told[index].append(ClassifiedSegment(*piece[:4], "", piece.to_the_end))
+        elif start >= takeovers[index]:
+            told[index].append(ClassifiedSegment(*piece[:2], Bucket.REDONE, piece.launch, SUPERSEDED))
+        else:
+            told[index] += reversed(list(_split(piece, low, cause)))
+    return [_merged(reversed(own)) for own in told]
+
+
+def _split(piece: AttemptSegment, low: int, cause: str) -> Iterator[ClassifiedSegment]:
+    """A piece of training, divided between what was kept (up to iteration `low`) and what was lost."""
+    if piece.is_partial:
+        yield ClassifiedSegment(piece.start, piece.end, Bucket.REDONE, piece.launch, cause)
+        return
+    count = piece.upto - piece.done
+    kept = count if count <= 0 or piece.upto <= low else max(0, low - piece.done)
+    if kept == count:
+        yield ClassifiedSegment(piece.start, piece.end, Bucket.USEFUL, piece.launch, "")
+        return
+    middle = piece.start + (piece.end - piece.start) * kept // count
+    if kept:
+        yield ClassifiedSegment(piece.start, middle, Bucket.USEFUL, piece.launch, "")
+    yield ClassifiedSegment(middle, piece.end, Bucket.REDONE, piece.launch, cause)
+
+
+def _merged(pieces: Iterable[ClassifiedSegment]) -> list[ClassifiedSegment]:
+    merged: list[ClassifiedSegment] = []
+    for piece in pieces:
+        if piece.start == piece.end:
+            continue
+        if merged and merged[-1][2:] == piece[2:] and merged[-1].end == piece.start:
+            merged[-1] = merged[-1]._replace(end=piece.end)
+        else:
+            merged.append(piece)
+    return merged

@@ -1,0 +1,298 @@
+"""One attempt cut into pieces of time, each with what it was spent on. Pure; all moments are whole microseconds.
+
+The trainer's own record of phases says it where there is one. For attempts of before that record it is inferred from
+the times of the logged steps, and what stays open is unknown.
+"""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+from statistics import median
+from typing import NamedTuple
+
+from tr11ops.goodput.history_values import AttemptHistory, StepMark, micro
+from tr11ops.rundir.attempts import LaunchRecord
+from trainer.contract.end_marker import EndMarker
+
+STALL_FACTOR = 10  # an iteration that takes so many usual ones stood still
+STALL_FLOOR = 10_000_000  # and at least this long
+SKEW = 1_000_000  # clocks of two ranks' nodes that differ by more are set right
+INFERENCE_SLACK = 1_000_000  # what a step may take beyond its own measure before something else is looked for
+
+
+class Bucket(StrEnum):
+    """What a node-second was spent on; every one is in exactly one of these."""
+
+    USEFUL = "useful"
+    REDONE = "redone"
+    SAVE = "save"
+    EVALUATION = "evaluation"
+    START_UP = "start-up"
+    LOAD = "load"
+    RESTART_GAP = "restart gap"
+    HANG = "hang"
+    NODE_LOST = "node lost"
+    QUEUE = "queue"
+    OPERATOR_PAUSE = "operator pause"
+    UNKNOWN = "unknown"
+
+
+# The phases of `trainer.contract.phases`, and four that only the controller sees: before, teardown, between, unseen.
+BUCKETS = {
+    "before": Bucket.START_UP,
+    "starting": Bucket.START_UP,
+    "loading": Bucket.LOAD,
+    "data-wait": Bucket.HANG,
+    "saving": Bucket.SAVE,
+    "evaluating": Bucket.EVALUATION,
+    "ending": Bucket.RESTART_GAP,
+    "ended": Bucket.RESTART_GAP,
+    "teardown": Bucket.RESTART_GAP,
+    "between": Bucket.RESTART_GAP,
+    "paused": Bucket.OPERATOR_PAUSE,
+}
+ORDERLY = "operator"  # the controller's cause of an end that was no fault
+NO_WORD = "no word"  # the cause of an end that no one recorded
+
+
+class PhaseMark(NamedTuple):
+    """From `at` on the attempt is in `phase`, with `iteration` done."""
+
+    at: int
+    phase: str
+    iteration: int
+    launch: int
+
+
+class AttemptSegment(NamedTuple):
+    """A stretch of one attempt. Of training (`bucket` USEFUL) it is known which iterations it was spent on.
+
+    These are `done` + 1 to `upto`; a piece that led to no whole iteration `is_partial`, and what it did is lost.
+    """
+
+    start: int
+    end: int
+    bucket: Bucket
+    launch: int
+    done: int = 0
+    upto: int = 0
+    is_partial: bool = False
+    to_the_end: bool = False  # a hang that lasted until the launch ended
+
+
+@dataclass(frozen=True)
+class Start:
+    """Training began, or began again, at `iteration`: all that was done before beyond it is lost."""
+
+    at: int
+    iteration: int
+    launch: int
+    is_roll_back: bool
+
+
+@dataclass(frozen=True)
+class EndCause:
+    """Why a launch ended, as one word; `is_fault` where no one meant it to."""
+
+    cause: str
+    is_fault: bool
+
+
+def launch_end(attempt: AttemptHistory, launch: LaunchRecord) -> EndCause | None:
+    """How a launch ended; None while it runs."""
+    marker = attempt.marker
+    if isinstance(marker, EndMarker) and marker.launch == launch.launch and marker.reason not in {"error", "refused"}:
+        return EndCause(marker.reason, False)
+    if launch.cause:
+        return EndCause(launch.cause, launch.cause != ORDERLY)
+    if launch.end is None and attempt.is_running is not False and attempt.ended is None:
+        return None
+    return EndCause(NO_WORD, True)
+
+
+def launches_of(attempt: AttemptHistory) -> tuple[LaunchRecord, ...]:
+    """The attempt's launches; one for all of it where the records are missing and something was trained."""
+    if attempt.launches or not attempt.phases:
+        return attempt.launches
+    numbers = sorted({record.launch for record in attempt.phases})
+    begins = {number: min(r.time for r in attempt.phases if r.launch == number) for number in numbers}
+    return tuple(LaunchRecord(number, attempt.nodes, begins[number]) for number in numbers)
+
+
+# ----------------------------------------------------------------------------- what happened when
+def marks_of(
+    attempt: AttemptHistory, steps: Sequence[StepMark], saved: Sequence[int], validations: Sequence[int], end: int
+) -> list[PhaseMark]:
+    """The attempt's phases from its start to `end`, in order. `saved`, `validations`: when something was finished."""
+    begin = min(micro(attempt.start), end)
+    launches = launches_of(attempt)
+    if not launches and not steps:
+        marker = attempt.marker
+        asked = isinstance(marker, EndMarker) and marker.reason in {"kill-switch", "pause"}
+        return [PhaseMark(begin, "paused" if asked else "before", 0, 0)]
+    if not launches:
+        launches = (LaunchRecord(1, attempt.nodes, attempt.start, attempt.ended),)
+    marks = [PhaseMark(begin, "before", 0, 0)]
+
+    def add(mark: PhaseMark, latest: int) -> None:
+        """Clocks jump and differ: no mark may come before the one before it, nor after what it is a part of."""
+        marks.append(mark._replace(at=max(min(mark.at, latest), marks[-1].at)))
+
+    for index, launch in enumerate(launches):
+        number = launch.launch
+        until = min(end, micro(launches[index + 1].start)) if index + 1 < len(launches) else end
+        closing = min(until, micro(launch.end)) if launch.end is not None else until
+        over = launch_end(attempt, launch)
+        failed = micro(launch.first_sign) if over is not None and over.is_fault and launch.first_sign else closing
+        add(PhaseMark(micro(launch.start), "starting", 0, number), closing)
+        found = [PhaseMark(micro(r.time), r.phase, r.iteration, number) for r in attempt.phases if r.launch == number]
+        own = [step for step in steps if micro(launch.start) <= micro(step.time) <= closing]
+        for mark in found or _inferred(attempt, launch, own, saved, validations):
+            add(mark, min(failed, closing))
+        if failed < closing:
+            add(PhaseMark(failed, "teardown", 0, number), closing)
+        if closing < until or over is not None:
+            add(PhaseMark(closing, "between", 0, number), until)
+    return marks
+
+
+def _inferred(
+    attempt: AttemptHistory,
+    launch: LaunchRecord,
+    steps: Sequence[StepMark],
+    saved: Sequence[int],
+    validations: Sequence[int],
+) -> Iterator[PhaseMark]:
+    """Phases from the steps' own times, for a launch that recorded none. Start-up and load are not told apart."""
+    if not steps:
+        return
+    stride = min((b.iteration - a.iteration for a, b in pairwise(steps) if b.iteration > a.iteration), default=1)
+    first, number = steps[0], launch.launch
+    begun = micro(first.time - (first.seconds or 0.0) * stride)
+    yield PhaseMark(begun, "training", first.iteration - stride, number)
+    for before, after in pairwise(steps):
+        begin, end = micro(before.time), micro(after.time)
+        if after.iteration <= before.iteration:  # it went back to an earlier step
+            yield PhaseMark(begin, "training", after.iteration - stride, number)
+            continue
+        excess = end - begin - micro((after.seconds or 0.0) * (after.iteration - before.iteration))
+        if after.seconds is None or excess <= max(INFERENCE_SLACK, (end - begin) // 20):
+            continue
+        until = begin + excess
+        save_end = next((moment for moment in saved if begin < moment <= until), None)
+        saves = save_end is not None or bool(attempt.save_every and before.iteration % attempt.save_every == 0)
+        evaluates = any(begin < moment <= until + INFERENCE_SLACK for moment in validations)
+        if saves:
+            yield PhaseMark(begin, "saving", before.iteration, number)
+        if evaluates:
+            yield PhaseMark(
+                save_end or begin, "evaluating" if save_end or not saves else "unseen", before.iteration, number
+            )
+        if not saves and not evaluates:
+            yield PhaseMark(begin, "unseen", before.iteration, number)
+        yield PhaseMark(until, "training", before.iteration, number)
+    marker = attempt.marker
+    if isinstance(marker, EndMarker) and marker.launch in {number, 0} and marker.reason not in {"error", "refused"}:
+        last = steps[-1]
+        if marker.checkpoint_step == last.iteration:
+            yield PhaseMark(micro(last.time), "saving", last.iteration, number)
+        yield PhaseMark(micro(marker.time), "ending", last.iteration, number)
+
+
+# ----------------------------------------------------------------------------- training, iteration by iteration
+def starts_of(marks: Sequence[PhaseMark]) -> Iterator[Start]:
+    """Each time that training began at another iteration than it had come to."""
+    launch, reached = 0, -1
+    for mark in marks:
+        if mark.phase == "training" and (mark.launch != launch or mark.iteration < reached):
+            yield Start(mark.at, mark.iteration, mark.launch, mark.launch == launch)
+            launch = mark.launch
+            reached = mark.iteration
+        elif mark.iteration:
+            reached = max(reached, mark.iteration)
+
+
+def pieces_of(
+    attempt: AttemptHistory, marks: Sequence[PhaseMark], steps: Sequence[StepMark], end: int, usual: int | None
+) -> Iterator[AttemptSegment]:
+    """The attempt from its start to `end` without a gap. `usual`: an iteration's time, where the launch has few."""
+    moments = _moments(marks, steps)
+    runs = attempt.is_running is not False and attempt.ended is None
+    for index, mark in enumerate(marks):
+        until = marks[index + 1].at if index + 1 < len(marks) else end
+        until = min(until, end)
+        if until <= mark.at:
+            continue
+        if mark.phase != "training":
+            yield AttemptSegment(mark.at, until, BUCKETS.get(mark.phase, Bucket.UNKNOWN), mark.launch)
+            continue
+        following = marks[index + 1] if index + 1 < len(marks) else None
+        yield from _training(mark, until, following, moments, usual, runs and following is None)
+
+
+def _moments(marks: Sequence[PhaseMark], steps: Sequence[StepMark]) -> list[tuple[int, int]]:
+    """(when, iteration) of the steps, by the clock of the phases: the last rank writes one, the first the other."""
+    plain = [(micro(step.time), step.iteration) for step in steps]
+    saves = {mark.iteration: mark.at for mark in marks if mark.phase in {"saving", "evaluating"}}
+    offsets = [saves[iteration] - moment for moment, iteration in plain if iteration in saves]
+    offset = int(median(offsets)) if offsets else 0
+    if abs(offset) > SKEW:
+        plain = [(moment + offset, iteration) for moment, iteration in plain]
+    return sorted(plain)
+
+
+def _training(
+    mark: PhaseMark,
+    until: int,
+    following: PhaseMark | None,
+    moments: Sequence[tuple[int, int]],
+    usual: int | None,
+    runs: bool,
+) -> Iterator[AttemptSegment]:
+    """One stretch of the phase `training`, cut at the steps in it; what stood still is a hang."""
+    cuts = _cuts(mark, until, moments)
+    rates = sorted((b[0] - a[0]) // (b[1] - a[1]) for a, b in pairwise([(mark.at, mark.iteration), *cuts]))
+    pace = rates[len(rates) // 2] if len(rates) >= 3 or (usual is None and rates) else usual
+    at, done = mark.at, mark.iteration
+    for moment, iteration in cuts:
+        yield from _steps(at, moment, done, iteration, pace, mark.launch)
+        at, done = moment, iteration
+    if at >= until:
+        return
+    in_order = following is not None and following.phase not in {"teardown", "between", "starting", "ended"}
+    if following is not None and in_order and following.iteration > done:  # steps that were not logged
+        yield from _steps(at, until, done, following.iteration, pace, mark.launch)
+    elif in_order:  # between a step's record and what follows it
+        yield AttemptSegment(at, until, Bucket.USEFUL, mark.launch, max(0, done - 1), done)
+    elif runs:
+        yield from _steps(at, until, done, done + 1, pace, mark.launch)
+    else:
+        working = until if pace is None else min(until, at + pace)
+        yield AttemptSegment(at, working, Bucket.USEFUL, mark.launch, done, done + 1, is_partial=True)
+        if working < until:
+            yield AttemptSegment(working, until, Bucket.HANG, mark.launch, to_the_end=True)
+
+
+def _cuts(mark: PhaseMark, until: int, moments: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The steps of this stretch that lead on, each later than the one before."""
+    cuts: list[tuple[int, int]] = []
+    at, done = mark.at, mark.iteration
+    first, last = bisect_right(moments, (at, sys.maxsize)), bisect_right(moments, (until, sys.maxsize))
+    for moment, iteration in moments[first:last]:
+        if moment > at and iteration > done:
+            cuts.append((moment, iteration))
+            at, done = moment, iteration
+    return cuts
+
+
+def _steps(start: int, end: int, done: int, upto: int, pace: int | None, launch: int) -> Iterator[AttemptSegment]:
+    expected = None if pace is None else pace * (upto - done)
+    if expected is not None and end - start > max(STALL_FACTOR * expected, expected + STALL_FLOOR):
+        yield AttemptSegment(start, end - expected, Bucket.HANG, launch)
+        start = end - expected
+    yield AttemptSegment(start, end, Bucket.USEFUL, launch, done, upto)

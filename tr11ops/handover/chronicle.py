@@ -1,0 +1,115 @@
+"""A shift as an entry of a chronicle: what happened, on what evidence, what was done, what it cost. Pure.
+
+A chronicle is written for those who read it in a year: each fault has a heading of its own, with everything that was
+done until the training went on; what belongs to no fault comes at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import tzinfo
+
+from tr11ops.base.units import DAY, counted, duration, timestamp
+from tr11ops.handover.shift import Handover, ShiftInterruption
+from tr11ops.handover.text import clock, one_line, progress_sentence, timed_events, trouble_sentence, wrapped
+
+BEFORE_SECONDS = 300.0  # an alert that began so shortly before a fault is its first sign
+MOST_QUOTED = 5
+
+
+@dataclass(frozen=True)
+class _Episode:
+    """A fault and what was done until it was over; `events` by time."""
+
+    fault: ShiftInterruption
+    end: float
+    events: tuple[tuple[float, str], ...]
+
+
+def chronicle(handover: Handover, zone: tzinfo | None) -> str:
+    """The entry; lines are at most 78 characters wide where no word or command is longer."""
+    return "\n".join(_lines(handover, zone)) + "\n"
+
+
+def _lines(given: Handover, zone: tzinfo | None) -> Iterator[str]:
+    first, last = timestamp(given.since, zone, DAY), timestamp(given.until, zone, DAY)
+    days = first if first == last else f"{first} to {last}"
+    yield f"## {days}: {one_line(given.run)} / {one_line(given.variant)}"
+    yield ""
+    yield from wrapped(_summary(given), "")
+    episodes, rest = _episodes(given)
+    far = first != last
+    for episode in episodes:
+        yield from _section(episode, zone, far)
+    if rest:
+        yield ""
+        yield "### Besides"
+        yield ""
+        for time, text in rest:
+            yield from wrapped(f"{clock(time, zone, far)}  {text}", "- ")
+    if given.doubts:
+        yield ""
+        yield from wrapped(f"Not read: {'; '.join(given.doubts)}.", "")
+
+
+def _summary(given: Handover) -> str:
+    progress = "No iteration is on record." if given.progress is None else progress_sentence(given.progress)
+    count = len(given.restarts)
+    faults = (
+        "No fault."
+        if not count
+        else f"{counted(count, 'fault')}, {sum(map(_hours, given.restarts)):,.1f} node hours lost."
+    )
+    saved = f" {counted(len(given.checkpoints), 'checkpoint')} made." if given.checkpoints else ""
+    return f"{progress}{saved} {faults}"
+
+
+def _episodes(given: Handover) -> tuple[list[_Episode], list[tuple[float, str]]]:
+    """Every event of the shift once: with the fault whose time it lies in, the later one of two, else in the rest."""
+    ends = [fault.time + fault.down if fault.down is not None else given.until for fault in given.restarts]
+    found: list[list[tuple[float, str]]] = [[] for _ in given.restarts]
+    rest: list[tuple[float, str]] = []
+    alerts = ((trouble.time, f"alert {trouble_sentence(trouble)}") for trouble in given.incidents)
+    for time, text in (*alerts, *timed_events(given)):
+        inside = [
+            index
+            for index, (fault, end) in enumerate(zip(given.restarts, ends, strict=True))
+            if fault.time - BEFORE_SECONDS <= time <= end
+        ]
+        (found[inside[-1]] if inside else rest).append((time, text))
+    episodes = [
+        _Episode(fault, end, tuple(sorted(events)))
+        for fault, end, events in zip(given.restarts, ends, found, strict=True)
+    ]
+    return episodes, sorted(rest)
+
+
+def _section(episode: _Episode, zone: tzinfo | None, far: bool) -> Iterator[str]:
+    fault = episode.fault
+    nodes = f" on {', '.join(fault.blamed)}" if fault.blamed else ""
+    yield ""
+    yield from wrapped(f"### {clock(fault.time, zone, far)}  {fault.job} failed{nodes}: {fault.cause}", "")
+    if fault.evidence:
+        yield ""
+        for line in fault.evidence[:MOST_QUOTED]:
+            yield f"    {one_line(line)}"
+    yield ""
+    done = [f"{clock(time, zone, far)}  {text}" for time, text in episode.events]
+    done += [f"then: {fault.decision}"] if fault.decision else []
+    for line in done or ["nothing is on record"]:
+        yield from wrapped(line, "- ")
+    yield ""
+    yield from wrapped(_cost(fault), "")
+
+
+def _cost(fault: ShiftInterruption) -> str:
+    stood = "It has not trained since." if fault.down is None else f"It trained on after {duration(fault.down)}."
+    parts = [f"{hours:,.1f} {bucket}" for bucket, hours in fault.node_hours.items()]
+    lost = f" Cost: {_hours(fault):,.1f} node hours ({', '.join(parts)})" if parts else ""
+    again = f"; {counted(fault.trained_again, 'iteration')} trained again" if fault.trained_again else ""
+    return f"{stood}{lost}{again if lost else ''}{'.' if lost else ''}"
+
+
+def _hours(fault: ShiftInterruption) -> float:
+    return sum(fault.node_hours.values())

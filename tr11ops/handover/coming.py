@@ -1,0 +1,133 @@
+"""What the coming shift will bring, as far as today's pace tells: saves, ends, milestones of the schedule, forecasts.
+
+Pure. Moments that follow from iterations are the likely ones: the pace with its usual interruptions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from tr11ops.base.observed import known
+from tr11ops.base.units import duration
+from tr11ops.handover.shift import Happened
+from tr11ops.observe import derived
+from tr11ops.observe.forecast import EqualSteps, ForecastEnd, end_of, fits, next_checkpoint, weight_at, work
+from tr11ops.observe.snapshot import Snapshot
+from tr11ops.status.build import forecast_of
+from tr11ops.status.extra_observations import ExtraObservations
+
+if TYPE_CHECKING:
+    from tr11ops.runcard.card import RunCard
+
+
+def coming_events(
+    snapshot: Snapshot, surroundings: ExtraObservations, card: RunCard, seconds: float
+) -> Iterator[Happened]:
+    """Everything that is expected within `seconds` of the look."""
+    until = snapshot.time + seconds
+    events = [
+        *_saves(snapshot), *_queue(snapshot, surroundings), *_milestones(snapshot, surroundings, card, until),
+        *_operation(snapshot, surroundings),
+    ]  # fmt: skip
+    yield from (event for event in events if event.time <= until)
+
+
+def _saves(snapshot: Snapshot) -> Iterator[Happened]:
+    following = next_checkpoint(snapshot)
+    if following is not None and following.seconds is not None and following.why != "end of the task":
+        name = f" of step {following.step}" if following.step is not None else ""
+        yield Happened(snapshot.time + following.seconds, f"the next checkpoint{name} is due")
+
+
+def _queue(snapshot: Snapshot, surroundings: ExtraObservations) -> Iterator[Happened]:
+    if snapshot.kill_switch is not None:
+        return
+    end, covered = end_of(snapshot, surroundings.course), derived.queue_coverage_seconds(snapshot)
+    left = math.inf if end is None else end.earliest
+    for job in snapshot.active_jobs:
+        limit = derived.task_seconds(snapshot, job)
+        if limit is not None and job.start_time is not None and job.start_time + limit < snapshot.time + left:
+            moment = max(snapshot.time, job.start_time + limit)
+            yield Happened(moment, f"{job.job_id} saves and leaves: its time is over")
+    if covered and covered < left:
+        more = derived.launch_more(snapshot)
+        yield Happened(snapshot.time + covered, f"the last queued task ends: launch more before (`{more}`)")
+
+
+# ----------------------------------------------------------------------------- the schedule
+def _milestones(snapshot: Snapshot, surroundings: ExtraObservations, card: RunCard, until: float) -> Iterator[Happened]:
+    """Where the batch grows, the warm-up and the decay end, an evaluation is due, the training is finished."""
+    end, done = end_of(snapshot, surroundings.course), derived.iteration(snapshot)
+    if end is None or done is None or next_checkpoint(snapshot) is None:  # nothing trains: nothing is reached
+        return
+    batch = known(snapshot.steps, ())[-1].record.global_batch_size
+    course = surroundings.course if fits(surroundings.course, done, batch) else ()
+    points = [*_evaluations(card, done), *(_points(card, done) if course else ())]
+    for iteration, text in points:
+        moment = snapshot.time + _seconds_to(snapshot, course, end, done, iteration)
+        if moment <= until:
+            yield Happened(moment, text)
+    final = end.likely if end.likely is not None else end.earliest
+    yield Happened(snapshot.time + final, "the training is finished")
+
+
+def _evaluations(card: RunCard, done: int) -> Iterator[tuple[int, str]]:
+    if card.evaluation.iterations:
+        every = card.evaluation.interval
+        iteration = done - done % every + every
+        yield iteration, f"evaluation after iteration {iteration}"
+
+
+def _points(card: RunCard, done: int) -> Iterator[tuple[int, str]]:
+    """What the card's own course of batch and learning rate changes after iteration `done`."""
+    from trainer.schedule.learning_rate import plan_of
+    from trainer.schedule.path import path_of
+
+    path, plan = path_of(card), plan_of(card)
+    levels = path.batch_levels
+    for before, level in pairwise(levels):
+        if level.first_iteration > done:
+            yield level.first_iteration, f"the batch grows from {before.batch_size} to {level.batch_size} samples"
+    warm = path.after_samples(plan.warmup_samples).iteration if plan.warmup_samples > 0 else 0
+    if warm > done:
+        yield warm, f"the warm-up ends: the learning rate is {plan.learning_rate:g}"
+    if plan.decay_style != "constant":
+        position = path.after_samples(plan.decay_samples)
+        if plan.decay_tokens is not None:
+            position = path.after_tokens(plan.decay_tokens)
+        if done < position.iteration < path.total_iterations:
+            yield position.iteration, f"the decay ends: the learning rate stays at {plan.min_learning_rate:g}"
+
+
+def _seconds_to(
+    snapshot: Snapshot, course: tuple[EqualSteps, ...], end: ForecastEnd, done: int, iteration: int
+) -> float:
+    pace = derived.seconds_per_iteration(snapshot) or 0.0
+    stretch = end.likely / end.earliest if end.likely is not None and end.earliest > 0 else 1.0
+    return stretch * pace / weight_at(course, done) * work(course, done, iteration)
+
+
+# ----------------------------------------------------------------------------- the operation
+def _operation(snapshot: Snapshot, surroundings: ExtraObservations) -> Iterator[Happened]:
+    now, check = snapshot.time, derived.command(snapshot, "nodes check --due")
+    for entry in known(snapshot.exclusions, ()):
+        if entry.until is not None:
+            yield Happened(max(now, entry.until), f"{entry.node} is due for a check (`{check}`)")
+    for alert in known(surroundings.alerts, ()):
+        if alert.snoozed_until is not None and alert.snoozed_until > now:
+            yield Happened(alert.snoozed_until, f"the snooze ends: {alert.title}")
+    for name in sorted({usage.name for usage in known(snapshot.usage, ())}):
+        full_at = forecast_of(snapshot, name).full_at
+        if full_at is not None:
+            yield Happened(max(now, full_at), f"file system {name} is full, at its trend")
+    purge = snapshot.run.operation.purge_days
+    for used in known(snapshot.least_used, ()):
+        if purge is not None:
+            moment = used.time + purge * derived.DAY
+            words = "may be purged" if moment > now else f"may have been purged {duration(now - moment)} ago"
+            yield Happened(max(now, moment), f"{used.what} {words}: no one touched it for {purge:g} days")
+    for chain in known(snapshot.chains, ()):
+        yield Happened(max(now, chain.next_due), f"the {chain.name} periodic jobs run (job {chain.job_id})")

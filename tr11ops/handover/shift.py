@@ -1,0 +1,353 @@
+"""A shift's hand-over: what happened, what is open, what comes next. Pure: what was read of the run in, lines out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from tr11ops.base.observed import Unknown, known
+from tr11ops.base.units import duration
+from tr11ops.detect.finding import Finding, Severity
+from tr11ops.goodput.timeline import Bucket
+from tr11ops.observe import derived
+from tr11ops.observe.past_steps import PastProgress
+from tr11ops.observe.snapshot import Snapshot
+from tr11ops.queue.holds import standing_holds
+from tr11ops.runcard.differences import differences
+from tr11ops.rundir.exclusion import Exclusion
+from tr11ops.rundir.exclusions import AUTOMATIC_OWNER
+from tr11ops.rundir.journal import JournalEntry
+from tr11ops.rundir.journal_lines import JournalLine, lines_of
+from tr11ops.rundir.paths import Submission
+from tr11ops.status.assessment import Assessment
+from tr11ops.status.care import copies
+from trainer.contract.end_marker import EndMarker
+
+if TYPE_CHECKING:
+    from tr11ops.alerts.state import Alert, Incident
+    from tr11ops.base.observed import Observed
+    from tr11ops.goodput.account import Goodput
+    from tr11ops.goodput.causes import Interruption
+    from tr11ops.goodput.history_values import History
+    from tr11ops.rundir.attempts import LaunchRecord
+
+KIND = "handover"  # of the journal's entry
+MOST_CHANGES = 12
+LEAST_HOURS = 0.05  # less of a bucket is not worth a word
+
+
+@dataclass(frozen=True)
+class HandoverMaterial(Assessment):
+    """Everything that a hand-over is made of, read once. `begun` and `ended` are where the shift began and ended."""
+
+    history: History
+    goodput: Goodput
+    incidents: Observed[tuple[Incident, ...]]
+    journal: tuple[JournalEntry, ...]
+    begun: PastProgress | None
+    ended: PastProgress | None
+    cards: Mapping[str, Mapping[str, Any]]  # of the submissions, by tag
+    doubts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Happened:
+    """One thing with its moment. `who` did it; "" for what no one did."""
+
+    time: float
+    text: str
+    who: str = ""
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class ShiftProgress:
+    """What the shift's training came to. `useful` is the share (0..1) of the held node time that counts."""
+
+    iterations: int
+    samples: int
+    tokens: int
+    first: int
+    last: int
+    loss_before: float | None
+    loss_now: float | None
+    useful: float | None
+    node_hours: float
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """One incident of the shift. `told` and `lasted` are seconds from its first sign; `lasted` None: still open."""
+
+    time: float
+    severity: Severity
+    title: str
+    acknowledged_by: str
+    told: float
+    lasted: float | None
+
+
+@dataclass(frozen=True)
+class ShiftInterruption:
+    """An end that no one meant. `down`: seconds from its first sign until the training went on; None: not yet.
+
+    `node_hours`: what it cost, by bucket of the account; `trained_again`: iterations that no checkpoint held.
+    """
+
+    time: float
+    job: str
+    cause: str
+    blamed: tuple[str, ...]
+    decision: str
+    down: float | None
+    evidence: tuple[str, ...] = ()
+    node_hours: Mapping[str, float] = field(default_factory=dict)
+    trained_again: int = 0
+
+
+@dataclass(frozen=True)
+class Handover:
+    """One shift, from `since` to `until` (seconds since the epoch). `basis` says why it begins there."""
+
+    run: str
+    variant: str
+    since: float
+    until: float
+    basis: str
+    verdict: str
+    answer: str
+    why: str
+    progress: ShiftProgress | None
+    incidents: tuple[Trouble, ...]
+    restarts: tuple[ShiftInterruption, ...]
+    ends: tuple[Happened, ...]
+    checkpoints: tuple[int, ...]
+    nodes: tuple[Happened, ...]
+    people: tuple[Happened, ...]
+    automatic: tuple[Happened, ...]
+    changes: tuple[Happened, ...]
+    open: tuple[Happened, ...]
+    coming: tuple[Happened, ...]
+    doubts: tuple[str, ...]
+    copies: str = ""
+
+
+def hand_over(
+    material: HandoverMaterial, since: float, until: float, basis: str, coming: Iterable[Happened]
+) -> Handover:
+    """The hand-over of the shift from `since` to `until`; `coming` are the events ahead, by time."""
+    snapshot = material.snapshot
+    entries = [entry for entry in material.journal if since <= entry.time < until]
+    done = lines_of(entries)
+    return Handover(
+        run=snapshot.run.name,
+        variant=snapshot.run.variant,
+        since=since,
+        until=until,
+        basis=basis,
+        verdict=material.verdict.word.value,
+        answer=material.answer.text,
+        why=material.verdict.why,
+        progress=_progress(material, since, until),
+        incidents=tuple(_incidents(material, since, until)),
+        restarts=tuple(_restarts(material, since, until)),
+        ends=tuple(_ends(snapshot, since, until)),
+        checkpoints=tuple(
+            mark.step for mark in known(material.history.checkpoints, ()) if since <= mark.created < until
+        ),
+        nodes=tuple(_happened(line) for line in done if line.is_of_a_node),
+        people=tuple(_happened(line) for line in done if line.is_of_a_person and not line.is_of_a_node),
+        automatic=tuple(_happened(line) for line in done if not line.is_of_a_person and not line.is_of_a_node),
+        changes=(
+            *_changes(known(material.history.submissions, ()), material.cards, since, until),
+            *_attempt_changes(snapshot, since, until),
+        ),
+        open=tuple(_open(material)),
+        coming=tuple(sorted(coming, key=lambda event: event.time)),
+        doubts=tuple(dict.fromkeys(material.doubts)),
+        copies="; ".join(words for _, words, _ in copies(material.status)),
+    )
+
+
+def last_handover(entries: Iterable[JournalEntry]) -> JournalEntry | None:
+    """The newest hand-over on record."""
+    return max((entry for entry in entries if entry.kind == KIND), key=lambda entry: entry.time, default=None)
+
+
+# ----------------------------------------------------------------------------- what happened
+def _progress(material: HandoverMaterial, since: float, until: float) -> ShiftProgress | None:
+    begun, ended = material.begun or PastProgress(0, 0, 0, None), material.ended
+    if ended is None:
+        return None
+    part = material.goodput.between(since, until)
+    return ShiftProgress(
+        iterations=ended.iteration - begun.iteration,
+        samples=ended.consumed_samples - begun.consumed_samples,
+        tokens=ended.consumed_tokens - begun.consumed_tokens,
+        first=begun.iteration,
+        last=ended.iteration,
+        loss_before=begun.loss,
+        loss_now=ended.loss,
+        useful=part.useful_of_held,
+        node_hours=part.total.held_hours,
+    )
+
+
+def _incidents(material: HandoverMaterial, since: float, until: float) -> Iterator[Trouble]:
+    """Those that were open at any moment of the shift; what no one is told of is left out."""
+    for incident in known(material.incidents, ()):
+        over = incident.resolved
+        if incident.began >= until or (over is not None and over < since) or incident.severity < Severity.WARNING:
+            continue
+        yield Trouble(
+            time=incident.began,
+            severity=incident.severity,
+            title=incident.title,
+            acknowledged_by=incident.acknowledged_by,
+            told=max(0.0, incident.opened - incident.began),
+            lasted=None if over is None or over >= until else max(0.0, over - incident.began),
+        )
+
+
+def _restarts(material: HandoverMaterial, since: float, until: float) -> Iterator[ShiftInterruption]:
+    launches = {
+        (attempt.job_id, launch.launch): (attempt.label, launch)
+        for attempt in known(material.history.attempts, ())
+        for launch in attempt.launches
+    }
+    for fault in material.goodput.faults:
+        if not since <= fault.time < until:
+            continue
+        label, launch = launches.get((fault.job_id, fault.launch), (fault.job_id, None))
+        again = fault.recovered if fault.recovered is not None and fault.recovered < until else None
+        yield ShiftInterruption(
+            time=fault.time,
+            job=label,
+            cause=(launch.summary if launch is not None else "") or fault.cause,
+            blamed=launch.blamed if launch is not None else (),
+            decision=launch.decision if launch is not None else "",
+            down=None if again is None else again - fault.time,
+            evidence=(launch.evidence or launch.srun_lines) if launch is not None else (),
+            node_hours=cost_of(material.goodput, fault, until if again is None else again),
+            trained_again=_trained_again(launch),
+        )
+
+
+def cost_of(goodput: Goodput, fault: Interruption, end: float) -> dict[str, float]:
+    """Node hours by bucket: all but useful ones until the training went on, and what the launch had trained in vain."""
+    before = goodput.between(goodput.begin, fault.time).spans
+    own = [span for span in before if (span.job_id, span.launch) == (fault.job_id, fault.launch)]
+    lost = [span for span in own if span.bucket in {Bucket.REDONE, Bucket.HANG}]
+    lost += [span for span in goodput.between(fault.time, end).spans if span.bucket is not Bucket.USEFUL]
+    found: dict[str, float] = {}
+    for span in lost:
+        found[span.bucket.value] = found.get(span.bucket.value, 0.0) + span.node_micros / 3.6e9
+    return {name: hours for name, hours in found.items() if hours >= LEAST_HOURS}
+
+
+def _trained_again(launch: LaunchRecord | None) -> int:
+    if launch is None or launch.iteration_after is None or launch.checkpoint_after is None:
+        return 0
+    return max(0, launch.iteration_after - launch.checkpoint_after)
+
+
+def _ends(snapshot: Snapshot, since: float, until: float) -> Iterator[Happened]:
+    """Attempts that ended with the trainer's own word, as they should."""
+    for attempt in reversed(known(snapshot.attempts, ())):
+        end = attempt.end
+        if isinstance(end, EndMarker) and since <= end.time < until:
+            step = end.checkpoint_step
+            saved = "nothing saved" if step is None else f"checkpoint of step {step}"
+            name = attempt.label or attempt.job_id
+            yield Happened(end.time, f"{name} ended: {end.reason} at iteration {end.iteration}, {saved}")
+
+
+def _happened(line: JournalLine) -> Happened:
+    return Happened(line.time, line.text, line.who, line.why)
+
+
+def _changes(
+    submissions: Sequence[Submission], cards: Mapping[str, Mapping[str, Any]], since: float, until: float
+) -> Iterator[Happened]:
+    """What the cards of the shift's submissions say otherwise than the one before each."""
+    ordered = sorted(submissions, key=lambda entry: (entry.time, entry.tag))
+    for before, after in pairwise(ordered):
+        if not since <= after.time < until or before.card_hash == after.card_hash:
+            continue
+        first, second = cards.get(before.tag), cards.get(after.tag)
+        name = f"job {after.job_id}" if after.job_id is not None else after.tag
+        if first is None or second is None:
+            yield Happened(after.time, f"{name}: the card was changed; what in it cannot be read", after.user)
+            continue
+        found = list(differences(first, second))
+        more = f"; and {len(found) - MOST_CHANGES} more" if len(found) > MOST_CHANGES else ""
+        if found:
+            yield Happened(after.time, f"{name}: {'; '.join(found[:MOST_CHANGES])}{more}", after.user)
+
+
+def _attempt_changes(snapshot: Snapshot, since: float, until: float) -> Iterator[Happened]:
+    """Other nodes and versions than the attempt before had; what its card says otherwise is told by `_changes`."""
+    for attempt in known(snapshot.attempts, ()):
+        lines = [line for line in attempt.changes if ": card " not in line]
+        if lines and attempt.start is not None and since <= attempt.start < until:
+            yield Happened(attempt.start, f"{attempt.label or attempt.job_id} {'; '.join(lines)}")
+
+
+# ----------------------------------------------------------------------------- what is open
+def _open(material: HandoverMaterial) -> Iterator[Happened]:
+    snapshot, alerts = material.snapshot, material.surroundings.alerts
+    yield from _alerts(snapshot, material.findings, known(alerts, ()))
+    yield from _faults(material.findings, known(alerts, ()), snapshot.time)
+    seen = not isinstance(snapshot.jobs, Unknown)
+    for hold in standing_holds(snapshot):
+        is_held = "is held" if seen else "was held, and whether it still is cannot be seen"
+        words = f"job {hold.job} {is_held} (`{derived.command(snapshot, 'resume')}` releases it)"
+        yield Happened(hold.time or snapshot.time, words, hold.who, hold.why)
+    switch = snapshot.kill_switch
+    if switch is not None and not isinstance(switch, Unknown):
+        yield Happened(switch.time or snapshot.time, "the kill switch is set", switch.who, switch.why)
+    pause = snapshot.pause
+    if pause is not None and not isinstance(pause, Unknown):
+        yield Happened(pause.time or snapshot.time, "the run is paused", pause.who, pause.why)
+    yield from _exclusions(known(snapshot.exclusions, ()), snapshot.time)
+
+
+def _alerts(snapshot: Snapshot, findings: Iterable[Finding], alerts: Iterable[Alert]) -> Iterator[Happened]:
+    """The open alerts. One whose fault this very look does not find any more is open until the watchdog has looked."""
+    from tr11ops.alerts.fingerprint import fingerprint
+    from tr11ops.detect.registry import unjudged_detectors
+
+    now, unjudged = snapshot.time, unjudged_detectors(snapshot)
+    found = {fingerprint(finding.detector, finding.identity) for finding in findings}
+    for alert in alerts:
+        owner = alert.owner or alert.acknowledged_by
+        take = derived.command(snapshot, f"alerts ack {alert.fingerprint}")
+        has = f"{owner} has it" if owner else f"unassigned (`{take}`)"
+        snoozed = alert.snoozed_until is not None and alert.snoozed_until > now
+        quiet = f", snoozed for {duration((alert.snoozed_until or now) - now)}" if snoozed else ""
+        page = f", runbook {alert.runbook}" if alert.runbook else ""
+        gone = alert.fingerprint not in found and alert.detector not in unjudged
+        over = ", not found by this look" if gone else ""
+        yield Happened(alert.began, f"{alert.severity.name} alert: {alert.title}{over}; {has}{quiet}{page}")
+
+
+def _faults(findings: Iterable[Finding], alerts: Sequence[Alert], now: float) -> Iterator[Happened]:
+    """What this look found and no alert stands for, because no watchdog has looked since."""
+    from tr11ops.alerts.fingerprint import fingerprint
+
+    standing = {alert.fingerprint for alert in alerts}
+    for finding in findings:
+        if finding.severity >= Severity.WARNING and fingerprint(finding.detector, finding.identity) not in standing:
+            fix = f" (`{finding.fix}`)" if finding.fix else ""
+            yield Happened(now, f"{finding.severity.name}: {finding.title}{fix}; no alert was opened yet")
+
+
+def _exclusions(exclusions: Iterable[Exclusion], now: float) -> Iterator[Happened]:
+    for entry in exclusions:
+        due = ""
+        if entry.until is not None:
+            due = ", due for a check" if entry.until <= now else f", for another {duration(entry.until - now)}"
+        owner = "" if entry.owner == AUTOMATIC_OWNER else entry.owner
+        yield Happened(entry.since or now, f"{entry.node} is excluded{due}", owner, entry.why)

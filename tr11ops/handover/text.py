@@ -1,0 +1,155 @@
+"""A hand-over as Markdown that reads well in a terminal and in a mail, and as JSON. Pure."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from datetime import tzinfo
+from typing import Any
+
+from tr11ops.base.glyphs import plain
+from tr11ops.base.units import NEAR, counted, duration, iso_time, node_time, quantity, timestamp
+from tr11ops.handover.shift import Handover, Happened, ShiftInterruption, ShiftProgress, Trouble
+
+SCHEMA = 1
+WIDTH = 78
+MOST_LINES = 40  # of one list
+_COMMAND = re.compile(r"`[^`]{1,200}`")
+
+
+def markdown(handover: Handover, zone: tzinfo | None, unicode: bool = True) -> str:
+    """The whole page. Lines are at most 78 characters wide where no word or command is longer."""
+    return "\n".join(plain(line, unicode) for line in _lines(handover, zone)) + "\n"
+
+
+def _lines(given: Handover, zone: tzinfo | None) -> Iterator[str]:
+    far = given.until - given.since >= 86400.0
+    yield f"# Hand-over: {one_line(given.run)} / {one_line(given.variant)}"
+    yield ""
+    length = duration(given.until - given.since)
+    yield from wrapped(
+        f"{timestamp(given.since, zone)} to {timestamp(given.until, zone)} ({length}; {given.basis})", ""
+    )
+    yield ""
+    yield from wrapped(f"**{given.verdict.upper()}.** {given.answer}. {given.why[:1].upper()}{given.why[1:]}.", "")
+    yield from _section("What happened", _happened(given, zone, far))
+    opened = [f"{what_happened(event)}{_since(given.until - event.time)}" for event in given.open]
+    yield from _section("What is open", opened or ["nothing"])
+    coming = [f"{clock(event.time, zone, True)}  {what_happened(event)}" for event in given.coming]
+    yield from _section("What comes next", coming or ["nothing that could be foreseen"])
+    if given.doubts:
+        yield from _section("What could not be read", given.doubts)
+
+
+def _happened(given: Handover, zone: tzinfo | None, far: bool) -> list[str]:
+    lines = [progress_sentence(given.progress) if given.progress is not None else "No iteration is on record."]
+    if given.checkpoints:
+        shown = given.checkpoints
+        steps = ", ".join(map(str, shown)) if len(shown) <= 6 else f"{shown[0]} to {shown[-1]}"
+        count = counted(len(shown), "checkpoint was", "checkpoints were")
+        lines.append(f"{count} made and kept: {steps}.")
+    else:
+        lines.append("No checkpoint was made.")
+    if given.copies:
+        lines.append(f"Copies: {given.copies}.")
+    timed = [
+        *((event.time, trouble_sentence(event)) for event in given.incidents),
+        *((event.time, _restart(event)) for event in given.restarts),
+        *timed_events(given),
+    ]
+    lines += [f"{clock(time, zone, far)}  {text}" for time, text in sorted(timed, key=lambda pair: pair[0])]
+    if not timed:
+        lines.append("Nothing else: no incident, no restart, no one did anything.")
+    return lines
+
+
+def timed_events(given: Handover) -> Iterator[tuple[float, str]]:
+    """What was done in the shift, and what ended as it should, each with its moment."""
+    yield from ((event.time, what_happened(event)) for event in (*given.ends, *given.nodes, *given.people))
+    yield from ((event.time, f"tr11 by itself: {what_happened(event, named=False)}") for event in given.automatic)
+    yield from ((event.time, f"card changed: {what_happened(event)}") for event in given.changes)
+
+
+def progress_sentence(given: ShiftProgress) -> str:
+    if given.iterations <= 0:
+        return f"No progress: iteration {given.last:,}" + (f" after {given.first:,}." if given.iterations else ".")
+    tokens = f", {quantity(given.tokens)} tokens" if given.tokens > 0 else ""
+    before, now = given.loss_before, given.loss_now
+    loss = "" if now is None else f"; loss {now:.4f}" if before is None else f"; loss {before:.4f} -> {now:.4f}"
+    useful = "" if given.useful is None else f"; {100 * given.useful:.0f} % of {node_time(given.node_hours)} counted"
+    return f"{given.iterations:,} iterations ({given.first:,} to {given.last:,}){tokens}{loss}{useful}."
+
+
+def trouble_sentence(given: Trouble) -> str:
+    told = f", told after {duration(given.told)}" if given.told >= 1 else ""
+    lasted = "still open" if given.lasted is None else f"over after {duration(given.lasted)}"
+    who = f", {given.acknowledged_by} took it" if given.acknowledged_by else ""
+    return f"{given.severity.name}: {given.title}{told}{who}; {lasted}"
+
+
+def _restart(given: ShiftInterruption) -> str:
+    blamed = f" ({', '.join(given.blamed)})" if given.blamed else ""
+    down = "it has not trained since" if given.down is None else f"trained on after {duration(given.down)}"
+    decision = f"; {given.decision}" if given.decision else ""
+    return f"{given.job} failed: {given.cause}{blamed}{decision}; {down}"
+
+
+def what_happened(event: Happened, named: bool = True) -> str:
+    who = f"{event.who}: " if event.who and named else ""
+    return f"{who}{event.text}" + (f" ({event.why})" if event.why else "")
+
+
+def _section(title: str, lines: Sequence[str]) -> Iterator[str]:
+    yield ""
+    yield f"## {title}"
+    yield ""
+    for line in lines[:MOST_LINES]:
+        yield from wrapped(line, "- ")
+    if len(lines) > MOST_LINES:
+        yield f"- and {len(lines) - MOST_LINES} more (--json has all)"
+
+
+def wrapped(line: str, bullet: str) -> list[str]:
+    """A paragraph's lines. A command stays on one of them, so that it can be copied."""
+    whole = _COMMAND.sub(lambda match: match[0].replace(" ", "\0"), one_line(line).replace("\0", " "))
+    lines = textwrap.wrap(
+        whole, WIDTH, initial_indent=bullet, subsequent_indent=" " * len(bullet), break_long_words=False,
+        break_on_hyphens=False,
+    )  # fmt: skip
+    return [line.replace("\0", " ") for line in lines]
+
+
+def one_line(text: str) -> str:
+    """One line, in which nothing is taken for a tag; two blanks, which stand behind a time, stay."""
+    head, gap, rest = text.partition("  ")
+    words = f"{' '.join(head.split())}{gap}{' '.join(rest.split())}"
+    return words.replace("<", "\\<")
+
+
+def clock(time: float, zone: tzinfo | None, far: bool) -> str:
+    return timestamp(time, zone, NEAR if far else "%H:%M")
+
+
+def _since(seconds: float) -> str:
+    return "" if seconds < 1 else f", since {duration(seconds)}"
+
+
+# ----------------------------------------------------------------------------- for programs
+def document(handover: Handover) -> dict[str, Any]:
+    """Plain JSON values; times are ISO 8601 in UTC, durations seconds. Described in docs/handover.md."""
+    value = _plain_value(asdict(handover))
+    return {"schema": SCHEMA, **value}
+
+
+def _plain_value(value: Any, key: str = "") -> Any:
+    if isinstance(value, dict):
+        return {name: _plain_value(item, name) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain_value(item) for item in value]
+    if key in {"time", "since", "until"} and isinstance(value, int | float):
+        return iso_time(value)
+    if key == "severity":
+        return value.name.lower()
+    return value

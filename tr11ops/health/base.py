@@ -1,0 +1,158 @@
+"""What every health check shares: its result, what the run wants of a node, and the view of the system it reads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+EXIT_BAD_NODE = 75  # how the node agent ends when its node must not be used; no worker was started
+
+
+class CheckOutcome(StrEnum):
+    """What a check says. UNKNOWN is no verdict on the node: it is used, and the reason is kept."""
+
+    FINE = "fine"
+    WARNING = "warning"
+    BAD = "bad"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """One check's answer; `why` is one line."""
+
+    name: str
+    result: CheckOutcome
+    why: str
+
+
+Answer = tuple[CheckOutcome, str]  # what a check's function returns: the name is the registry's
+
+
+class Unanswered(Exception):
+    """A check could not find out: the node is neither fine nor bad for it. The text is the reason, one line."""
+
+
+@dataclass(frozen=True)
+class NodeRequirements:
+    """What a run asks of a node. Counts are per node, times seconds.
+
+    `folder` is a folder of the run directory to write in (None: no such check), `controller_time` the moment at which
+    the batch controller asked (seconds since the epoch; None: not told). `launch` is the number of the workers' launch.
+    `ends_leftovers` allows to end processes of our own that an earlier job or launch left on this node, where a node
+    belongs to one job at a time. `interfaces`: of the network, over which the ranks shall talk.
+    """
+
+    node: str
+    job_id: str = ""
+    launch: int = 0
+    gpus: int = 0
+    workers: int = 1
+    folder: Path | None = None
+    temporary: Path = Path("/tmp")
+    controller_time: float | None = None
+    ends_leftovers: bool = False
+    seconds: float = 30.0
+    interfaces: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ProbeOutput:
+    """How a command ended and what it wrote."""
+
+    status: int
+    text: str
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Space:
+    """Bytes of a file system; `free` is what this user may still write."""
+
+    total: int
+    free: int
+
+
+@dataclass(frozen=True)
+class TrainerProcess:
+    """A process of this user that belongs to a training: of which job, launch and node, and whether anyone keeps it.
+
+    `is_kept` is False when no step daemon or batch controller is among its ancestors. `state` is the kernel's letter
+    (D: it waits in the kernel and cannot be ended).
+    """
+
+    pid: int
+    name: str
+    job_id: str
+    launch: str
+    node: str
+    state: str
+    is_kept: bool
+
+
+@dataclass(frozen=True)
+class SharedMemoryFile:
+    """A file in /dev/shm that belongs to this user. `age` in seconds since its last change."""
+
+    name: str
+    bytes: int
+    age: float
+
+
+class System(Protocol):
+    """The node as the checks see it. File system calls raise OSError, as the file system does."""
+
+    def command(self, arguments: Sequence[str], seconds: float) -> ProbeOutput:
+        """Run a command. Raises FileNotFoundError when there is none, Unanswered when it takes too long."""
+
+    def read(self, path: str) -> str:
+        """The text of a small file."""
+
+    def names(self, folder: str) -> tuple[str, ...]:
+        """Names in a folder, sorted; none when there is no such folder."""
+
+    def space(self, folder: str) -> Space:
+        """The space of the file system that holds a folder."""
+
+    def write_probe(self, folder: str) -> float:
+        """Write, flush to disk, read and remove a small file; the seconds that took."""
+
+    def now(self) -> float:
+        """Seconds since the epoch, by this node's clock."""
+
+    def trainer_processes(self) -> tuple[TrainerProcess, ...]:
+        """This user's processes that belong to trainings, this agent's own left out."""
+
+    def end(self, pids: Iterable[int]) -> tuple[int, ...]:
+        """End processes by their ids; returns those that are still there."""
+
+    def segments(self, names: re.Pattern[str]) -> tuple[SharedMemoryFile, ...]:
+        """This user's files in /dev/shm of such names that no living process uses."""
+
+    def remove_segment(self, name: str) -> None:
+        """Remove one file of /dev/shm."""
+
+
+def worst(results: Iterable[CheckResult]) -> CheckOutcome:
+    """One word for a node: bad or warning when a check says so; unknown only when no check could tell anything."""
+    found = {entry.result for entry in results}
+    for outcome in (CheckOutcome.BAD, CheckOutcome.WARNING, CheckOutcome.FINE):
+        if outcome in found:
+            return outcome
+    return CheckOutcome.UNKNOWN
+
+
+def summary(results: Sequence[CheckResult]) -> str:
+    """One line: what made the node bad or doubtful; else how many checks were fine."""
+    outcome = worst(results)
+    if outcome in {CheckOutcome.BAD, CheckOutcome.WARNING}:
+        return "; ".join(f"{entry.name}: {entry.why}" for entry in results if entry.result is outcome)
+    unknown = [entry for entry in results if entry.result is CheckOutcome.UNKNOWN]
+    if outcome is CheckOutcome.UNKNOWN:
+        return "; ".join(f"{entry.name}: {entry.why}" for entry in unknown) or "no check was run"
+    told = f"{len(results) - len(unknown)} checks fine"
+    return f"{told}, {len(unknown)} unknown ({', '.join(entry.name for entry in unknown)})" if unknown else told

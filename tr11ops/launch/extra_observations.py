@@ -1,0 +1,113 @@
+"""What else a launch looks at in the run directory: clocks, the group's access, pause, lease, index maps, lost jobs."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from tr11ops.base.observed import known
+from tr11ops.observe.files import read_heartbeats
+from tr11ops.runcard.card import RunCard
+from tr11ops.rundir.datasets import prefixes_of
+from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.paths import RunPaths
+
+RECENT_BEATS_SECONDS = 7 * 86400.0
+
+
+@dataclass(frozen=True)
+class ClockFacts:
+    """How far one clock is ahead of another, in seconds (below zero: behind)."""
+
+    what: str
+    ahead: float
+    against: str
+
+
+@dataclass(frozen=True)
+class AccessFault:
+    """One folder or file of the run that the group cannot work with, and whose it is."""
+
+    path: Path
+    fault: str
+    owner: str
+
+
+# ----------------------------------------------------------------------------- clocks
+def read_clocks(paths: RunPaths, now: float) -> tuple[ClockFacts, ...]:
+    """Each node's clock at its newest heartbeat, against the file system's, which stamped the same file.
+
+    Heartbeats of more than a week ago are left out: clocks change. One entry a host.
+    """
+    beats, _ = read_heartbeats(paths)
+    newest: dict[str, ClockFacts] = {}
+    for beat in sorted(known(beats, ()), key=lambda beat: beat.time):
+        if now - beat.time > RECENT_BEATS_SECONDS:
+            continue
+        try:
+            stamp = paths.heartbeat(beat.rank).stat().st_mtime
+        except FileNotFoundError:
+            continue
+        newest[beat.host] = ClockFacts(f"node {beat.host}", beat.time - stamp, "the file system")
+    return tuple(newest[host] for host in sorted(newest))
+
+
+def clock_of_file_system(folder: Path) -> ClockFacts:
+    """This machine's clock against the file system's. Raises OSError where nothing can be written."""
+    from trainer.contract.lease import file_system_time
+
+    here, stamped = file_system_time(folder)
+    return ClockFacts("this machine", here - stamped, "the file system")
+
+
+# ----------------------------------------------------------------------------- access
+def read_access(directory: RunDirectory) -> tuple[AccessFault, ...]:
+    """The folders of the run in which the group cannot write, or whose new files would get another group."""
+    paths = directory.paths
+    wanted = (directory.root, paths.state, paths.attempts, directory.submissions, paths.checkpoints, paths.logs)
+    found = []
+    group = directory.root.stat().st_gid if directory.exists else None
+    for folder in (*wanted, directory.journal):
+        try:
+            status = folder.stat()
+        except FileNotFoundError:
+            continue
+        faults = []
+        if status.st_mode & 0o070 != 0o070:
+            faults.append("not writable for its group")
+        if not status.st_mode & stat.S_ISGID:
+            faults.append("without the setgid bit")
+        if status.st_gid != group:
+            faults.append("of another group than the run directory")
+        if faults:
+            found.append(AccessFault(folder, ", ".join(faults), user_of(status.st_uid)))
+    return tuple(found)
+
+
+def user_of(number: int) -> str:
+    """The name of a user, or the number where it has none."""
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)
+
+
+# ----------------------------------------------------------------------------- index maps
+def prefixes_without_maps(card: RunCard) -> tuple[str, ...]:
+    """The prefixes for which no index map of this card's sequence length and seed is there; they are built at start."""
+    length, seed = card.model.sequence_length, card.run.seed
+    missing = []
+    for prefix in prefixes_of(card.data):
+        path = Path(prefix)
+        folder = path.parent if card.data.cache is None else Path(card.data.cache)
+        start, middle = f"{path.name}_", f"ns_{length}sl_{seed}s_"
+        try:
+            names = [entry.name for entry in os.scandir(folder)]
+        except (FileNotFoundError, NotADirectoryError):
+            names = []
+        if not any(name.startswith(start) and middle in name and name.endswith(".json") for name in names):
+            missing.append(prefix)
+    return tuple(missing)

@@ -1,0 +1,105 @@
+"""Sizes of model that `tr11 init` starts a card from, and how far a training goes. Pure, but for reading a card."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tr11ops.launch.starter import example_tables
+
+_TOKENS = re.compile(r"(\d{1,15}(?:\.\d{1,6})?(?:e\d{1,2})?) ?([kmbt]?)", re.IGNORECASE)
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+MOST_TOKENS = 10**15
+OF_ITS_SITE = ("hub", "backup", "alerts", "cron", "perms")  # sections that name people, archives and groups of a site
+WARMUP_SHARE, RAMP_SHARE = 100, 20  # at most this part of the training warms up, or has a smaller batch
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A model of this size: the shipped card it starts from, and what is different."""
+
+    example: str
+    parameters: str
+    tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+def _sized(layers: int, hidden: int, heads: int, pipeline: int, nodes: int, batch: int, rate: float) -> dict[str, Any]:
+    """The sections of a BLOOM of another size: 341 billion tokens in windows of 2048, as those of its family."""
+    samples = 166_500_000
+    return {
+        "slurm": {"nodes": nodes, "workers_per_node": 8, "time_limit": "20:00:00", "environment": {}},
+        "parallel": {"tensor": 1, "pipeline": pipeline},
+        "model": {
+            "layers": layers, "hidden_size": hidden, "attention_heads": heads, "sequence_length": 2048,
+            "init_std": round(math.sqrt(1 / (3 * hidden)), 4),
+        },
+        "batch": {
+            "micro_batch_size": 1, "global_batch_size": batch, "train_samples": samples,
+            "ramp": {"start": batch // 4, "increment": batch // 4, "samples": samples // 100},
+        },
+        "schedule": {
+            "learning_rate": rate, "min_learning_rate": rate / 10, "decay_samples": samples * 9 // 10,
+            "warmup_samples": 183_105,
+        },
+        "checkpoint": {"interval": 500},
+        "evaluation": {"interval": 1000, "iterations": 1},
+        "tokenizer": {"padded_vocabulary_size": 250_880},
+    }  # fmt: skip
+
+
+PRESETS: Mapping[str, Preset] = {
+    "toy": Preset("demo", "0.9 million parameters, for a laptop"),
+    "1b": Preset("demo", "1.1 billion parameters", _sized(24, 1536, 16, 1, 2, 256, 2.5e-4)),
+    "7b": Preset("demo", "7.1 billion parameters", _sized(30, 4096, 32, 4, 4, 512, 1.2e-4)),
+    "176b": Preset("tr11-176B-ml", "176 billion parameters, as BLOOM was trained"),
+}
+
+
+def preset_tables(name: str, folder: Path) -> dict[str, Any]:
+    """The tables to start from; `folder` has the shipped cards. Raises CardError, and KeyError for no preset.
+
+    What belongs to the site where the example was trained is left out: its copies and mails must go nowhere else.
+    """
+    preset = PRESETS[name]
+    tables = example_tables(folder / f"{preset.example}.toml")
+    for section in OF_ITS_SITE:
+        tables.pop(section, None)
+    tables.get("resilience", {}).pop("support_address", None)
+    slurm = tables["slurm"]
+    slurm["environment"] = {key: value for key, value in slurm.get("environment", {}).items() if "$" not in value}
+    tables = {section: table for section, table in tables.items() if table != {}}
+    for section, values in preset.tables.items():
+        tables[section] = {**tables.get(section, {}), **values}
+    return tables
+
+
+def token_count(text: str) -> int:
+    """How many tokens `450B`, `5e9`, `1.5T` or `300_000_000` are. Raises ValueError."""
+    match = _TOKENS.fullmatch(text.strip().replace("_", "").replace(",", ""))
+    count = round(float(match[1]) * _UNITS[match[2].lower()]) if match else 0
+    if not 0 < count <= MOST_TOKENS:
+        raise ValueError("is no number of tokens; write 300B, 5e9 or 1.5T")
+    return count
+
+
+def tokens_of(tables: Mapping[str, Any]) -> int:
+    """How many tokens the training of these tables reads."""
+    return int(tables["batch"]["train_samples"]) * int(tables["model"]["sequence_length"])
+
+
+def with_tokens(tables: Mapping[str, Any], tokens: int) -> dict[str, Any]:
+    """The tables for a training that reads so many tokens: its decay ends where it did, as a part of the whole."""
+    batch, schedule = dict(tables["batch"]), dict(tables.get("schedule", {}))
+    before, samples = int(batch["train_samples"]), -(-tokens // int(tables["model"]["sequence_length"]))
+    batch["train_samples"] = samples
+    if "decay_samples" in schedule:
+        schedule["decay_samples"] = max(1, round(schedule["decay_samples"] * samples / before))
+    if "warmup_samples" in schedule:
+        schedule["warmup_samples"] = min(schedule["warmup_samples"], samples // WARMUP_SHARE)
+    if "ramp" in batch:
+        batch["ramp"] = {**batch["ramp"], "samples": max(1, min(batch["ramp"]["samples"], samples // RAMP_SHARE))}
+    return {**tables, "batch": batch, "schedule": schedule}

@@ -1,0 +1,86 @@
+"""What one node's measurements said: its samples, read from the lines `NAME VALUE UNIT` of a probe. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from statistics import median
+from typing import Any
+
+_SAMPLE = re.compile(
+    r"(?P<name>[a-z][a-z0-9-]{0,23})(?:@(?P<part>[\w.-]{1,40}))? (?P<value>\S+)(?: (?P<unit>[\w/%]{1,12}))?"
+)
+HARDWARE = "hardware "
+BEST_PART_COUNTS = ("all-reduce",)  # of a pair, and one partner that is well says that this node is; else the worst
+LONGEST_WHY = 200
+MOST_SAMPLES = 1000  # of one part
+
+
+@dataclass(frozen=True)
+class NodeAnswer:
+    """A node's samples: measurement -> part -> values, larger is faster. `why`: what kept it from measuring all."""
+
+    node: str
+    hardware: str = ""
+    samples: Mapping[str, Mapping[str, tuple[float, ...]]] = field(default_factory=dict)
+    units: Mapping[str, str] = field(default_factory=dict)
+    why: str = ""
+
+    def value(self, name: str) -> float | None:
+        """The speed of one measurement: the median of the samples, of the part that counts. None: not measured."""
+        parts = [median(values) for values in self.samples.get(name, {}).values()]
+        return None if not parts else max(parts) if name in BEST_PART_COUNTS else min(parts)
+
+    def counted_samples(self, name: str) -> tuple[float, ...]:
+        """The samples of the part that counts."""
+        found = self.value(name)
+        return next((own for own in self.samples.get(name, {}).values() if median(own) == found), ())
+
+
+def read_answer(node: str, lines: Iterable[str], why: str = "") -> NodeAnswer:
+    """The answer in a probe's lines. What is no sample is skipped; values must be finite and above zero."""
+    hardware, units = "", dict[str, str]()
+    samples: dict[str, dict[str, list[float]]] = {}
+    for line in lines:
+        text = line.strip()
+        if text.startswith(HARDWARE):
+            hardware = text.removeprefix(HARDWARE)[:LONGEST_WHY]
+        elif (sample := _sample(text)) is not None:
+            name, part, value, unit = sample
+            own = samples.setdefault(name, {}).setdefault(part, [])
+            own += [value] if len(own) < MOST_SAMPLES else []
+            units[name] = unit
+    frozen = {name: {part: tuple(own) for part, own in parts.items()} for name, parts in samples.items()}
+    return NodeAnswer(node, hardware, frozen, units, why[:LONGEST_WHY])
+
+
+def answer_values(answer: NodeAnswer) -> dict[str, Any]:
+    """The answer as JSON can carry it."""
+    return asdict(answer)
+
+
+def answer_from(values: Mapping[str, Any]) -> NodeAnswer:
+    """The answer from `answer_values`. Raises KeyError, TypeError, AttributeError where they are something else."""
+    samples = {
+        name: {part: tuple(map(float, own)) for part, own in parts.items()} for name, parts in values["samples"].items()
+    }
+    return NodeAnswer(values["node"], values["hardware"], samples, dict(values["units"]), values["why"])
+
+
+def is_sample(line: str) -> bool:
+    """Whether a line is part of an answer, not a program's other words."""
+    return line.startswith(HARDWARE) or _sample(line.strip()) is not None
+
+
+def _sample(text: str) -> tuple[str, str, float, str] | None:
+    """Name, part, value and unit; None for what is no sample."""
+    found = _SAMPLE.fullmatch(text)
+    try:
+        value = float(found["value"]) if found else math.nan
+    except ValueError:
+        return None
+    if found is None or not math.isfinite(value) or value <= 0:
+        return None
+    return found["name"], found["part"] or "", value, found["unit"] or ""

@@ -1,0 +1,142 @@
+"""What the job of `tr11 nodes bench` runs: on each of its nodes the measurements, all at once, and what they said.
+
+Each node has a step of its own, so that one which never answers delays no other; its answer is appended to a file when
+it is there, so that what was measured is known although the job dies.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tr11ops.nodes.bench_answer import NodeAnswer, answer_from, answer_values, is_sample, read_answer
+
+ANSWERS = "answers.jsonl"
+END_SECONDS = 10.0  # for a step to end when it is asked to
+STEP = ("srun", "--overlap", "--nodes=1", "--ntasks=1", "--cpu-bind=none", "--kill-on-bad-exit=1")
+REPEAT = "for turn in {turns}; do sh -c {command} || exit $?; done"
+
+
+@dataclass(frozen=True)
+class BenchRequest:
+    """What to measure on which nodes. Plain values, for JSON. `folder`: one that all nodes see, for the answers.
+
+    `seconds` is for how long a node may take in all, `sample_seconds` of one sample. `disk`: a folder of each node to
+    write in, or empty. `command`: what is run `repeats` times in place of our own measurements, and prints samples.
+    """
+
+    nodes: tuple[str, ...]
+    folder: str
+    repeats: int = 5
+    sample_seconds: float = 0.5
+    seconds: float = 300.0
+    disk: str = ""
+    command: str = ""
+    on_slurm: bool = True
+
+    def words(self, rank: int) -> list[str]:
+        """The command line of the node of this rank."""
+        step = [*STEP, f"--nodelist={self.nodes[rank]}"] if self.on_slurm else []
+        if self.command:
+            turns = " ".join(map(str, range(self.repeats)))
+            return [*step, "sh", "-c", REPEAT.format(turns=turns, command=shlex.quote(self.command))]
+        size = len(self.nodes) if self.on_slurm else 1  # of one machine there is no one to talk to
+        return [
+            *step, sys.executable, "-m", "trainer.debug.node_bench", f"--rank={rank}", f"--size={size}",
+            f"--meet={self.folder}", f"--disk={self.disk}", f"--repeats={self.repeats}",
+            f"--seconds={self.sample_seconds:g}",
+        ]  # fmt: skip
+
+
+def run_bench(request: Mapping[str, Any]) -> int:
+    """Run a BenchRequest (as a mapping) inside the allocation; how many nodes have ended. Raises OSError."""
+    asked = BenchRequest(**{**request, "nodes": tuple(request["nodes"])})
+    with ThreadPoolExecutor(len(asked.nodes)) as pool:
+        for done in as_completed([pool.submit(measure, asked, rank) for rank in range(len(asked.nodes))]):
+            add_answer(Path(asked.folder), done.result())
+    return len(asked.nodes)
+
+
+def measure(asked: BenchRequest, rank: int) -> NodeAnswer:
+    """One node's answer; what it had said before it failed, or was given up, counts."""
+    node, words = asked.nodes[rank], asked.words(rank)
+    environment = dict(os.environ) if asked.on_slurm else {**os.environ, "SLURMD_NODENAME": node}
+    try:
+        process = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            errors="replace", env=environment, start_new_session=True,
+        )  # fmt: skip
+    except OSError as error:
+        return NodeAnswer(node, why=f"{words[0]}: {error.strerror}")
+    late = False
+    try:
+        text, _ = process.communicate(timeout=asked.seconds)
+    except subprocess.TimeoutExpired:
+        late, text = True, _ended(process)
+    finally:
+        _signal(process, signal.SIGKILL)  # what a command left behind, or all of it when we are interrupted
+    lines = text.splitlines()
+    if late:
+        return read_answer(node, lines, f"did not end within {asked.seconds:g} s")
+    if process.returncode != 0:
+        return read_answer(node, lines, f"{_status(process.returncode)}{_last_words(lines)}")
+    answer = read_answer(node, lines)
+    return answer if answer.samples else replace(answer, why=f"it printed no sample{_last_words(lines)}")
+
+
+def add_answer(folder: Path, answer: NodeAnswer) -> None:
+    """Append an answer, in one write. Raises OSError."""
+    with (folder / ANSWERS).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(answer_values(answer)) + "\n")
+
+
+def read_answers(folder: Path) -> Iterator[NodeAnswer]:
+    """The answers so far; none where the file is not there yet. A line that is half there is left for later."""
+    try:
+        text = (folder / ANSWERS).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return
+    for line in text.splitlines():
+        with suppress(ValueError, KeyError, TypeError, AttributeError):
+            yield answer_from(json.loads(line))
+
+
+def request_values(request: BenchRequest) -> dict[str, Any]:
+    """The request as JSON can carry it."""
+    return {**asdict(request), "nodes": list(request.nodes)}
+
+
+def _ended(process: subprocess.Popen[str]) -> str:
+    """End a process that runs, and its session; what it had printed. srun ends its step when it is asked to."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        _signal(process, number)
+        with suppress(subprocess.TimeoutExpired):
+            return process.communicate(timeout=END_SECONDS)[0]
+    return ""
+
+
+def _signal(process: subprocess.Popen[str], number: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)
+
+
+def _status(code: int) -> str:
+    return f"exit status {code}" if code > 0 else f"ended by signal {-code}"
+
+
+def _last_words(lines: Sequence[str]) -> str:
+    """The program's own last line, or srun's first one."""
+    words = [line.strip() for line in lines if line.strip() and not is_sample(line)]
+    own = [line for line in words if not line.startswith(("srun: ", "slurmstepd"))][-1:]
+    said = own or [line.removeprefix("srun: error: ") for line in words][:1]
+    return f": {said[0]}" if said else ""

@@ -1,0 +1,86 @@
+"""Runs `tr11 nodes bench`: one job of submitit's on all nodes at once; or processes here, one after the other."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tr11ops.cluster.base import Scheduler, SchedulerError
+from tr11ops.nodes.bench_answer import NodeAnswer
+from tr11ops.nodes.bench_job import BenchRequest, measure, read_answers, request_values, run_bench
+from tr11ops.nodes.check import POLL_SECONDS, SETTLE_SECONDS, EndedJobs, HealthPlace, submit_to
+from tr11ops.nodes.group_runner import START_SECONDS
+
+END_SECONDS = 30.0  # for late steps to be ended, and for the job to leave
+Progress = Callable[[NodeAnswer], None]
+
+
+@dataclass(frozen=True)
+class SlurmBench:
+    """The measurements as one job that has its nodes to itself. It is cancelled when its time is over."""
+
+    scheduler: Scheduler
+    place: HealthPlace
+    request: BenchRequest
+
+    @property
+    def minutes(self) -> int:
+        """The job's time limit."""
+        return math.ceil((self.request.seconds + END_SECONDS) / 60)
+
+    @property
+    def deadline(self) -> float:
+        """Seconds after which the job is given up, in the queue or not."""
+        return START_SECONDS + self.request.seconds + END_SECONDS
+
+    def __call__(self, progress: Progress) -> tuple[NodeAnswer, ...]:
+        """Every node's answer, in the order of the request; `progress` gets each as it comes."""
+        nodes, found = self.request.nodes, dict[str, NodeAnswer]()
+        try:
+            job = submit_to(self.place, nodes, self.minutes, run_bench, request_values(self.request), is_alone=True)
+        except Exception as error:  # a refusal of sbatch comes as submitit's own kind of error
+            why = f"no job could be started: {' '.join(str(error).split())}"
+            return tuple(NodeAnswer(node, why=why) for node in nodes)
+        try:
+            why = self._wait(job.job_id, found, progress)
+        finally:
+            with suppress(SchedulerError):  # it has a short time limit of its own
+                self.scheduler.cancel(job.job_id)
+        return tuple(found.get(node) or NodeAnswer(node, why=why) for node in nodes)
+
+    def _wait(self, job_id: str, found: dict[str, NodeAnswer], progress: Progress) -> str:
+        """Wait for the answers; why those that are missing are."""
+        ends, gone = EndedJobs(self.scheduler), None
+        deadline = time.monotonic() + self.deadline
+        while time.monotonic() < deadline:
+            for answer in read_answers(Path(self.request.folder)):
+                if answer.node not in found:
+                    found[answer.node] = answer
+                    progress(answer)
+            if len(found) == len(self.request.nodes):
+                return ""
+            if (ended := ends.of(job_id)) is not None:
+                gone = gone or time.monotonic()
+                if time.monotonic() - gone > SETTLE_SECONDS:
+                    return f"the job ended without its answer: {ended}"
+            time.sleep(POLL_SECONDS)
+        return f"no answer: the job did not start, or not end, within {self.deadline:g} s"
+
+
+@dataclass(frozen=True)
+class LocalBench:
+    """The measurements as processes of this machine, which plays every node: one at a time, or each would slow the
+    other down."""
+
+    request: BenchRequest
+
+    def __call__(self, progress: Progress) -> tuple[NodeAnswer, ...]:
+        asked, answers = replace(self.request, on_slurm=False), []
+        for rank in range(len(asked.nodes)):
+            answers.append(measure(asked, rank))
+            progress(answers[-1])
+        return tuple(answers)

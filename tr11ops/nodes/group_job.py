@@ -1,0 +1,79 @@
+"""What a job on a group of nodes runs: one command on each of them at once, and how it ended."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tr11ops.nodes.suspects import GroupOutcome, GroupTest
+
+PROBE = "{python} -m trainer.debug.group_probe"
+LONGEST_WHY = 200
+
+
+@dataclass(frozen=True)
+class GroupRequest:
+    """A command (of the shell) for every node of a group, and for how long it may run. Plain values, for JSON."""
+
+    nodes: tuple[str, ...]
+    command: str
+    seconds: float
+    on_slurm: bool = True
+
+
+def run_group(request: Mapping[str, Any]) -> dict[str, str]:
+    """Run a GroupRequest (as a mapping) inside the allocation; outcome and reason as plain values.
+
+    A command that ends with another status than 0, or not at all, has failed. One that srun could not start at all
+    (status 1 without a word of the command's, but srun's own) is unknown.
+    """
+    asked = GroupRequest(**{**request, "nodes": tuple(request["nodes"])})
+    command = asked.command.replace("{python}", sys.executable)
+    words = ["sh", "-c", command]
+    if asked.on_slurm:
+        words = [
+            "srun",
+            f"--nodes={len(asked.nodes)}",
+            "--ntasks-per-node=1",
+            "--kill-on-bad-exit=1",
+            "--wait=30",
+            *words,
+        ]
+    environment = dict(os.environ) if asked.on_slurm else {**os.environ, "SLURMD_NODENAME": asked.nodes[0]}
+    try:
+        done = subprocess.run(
+            words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            errors="replace", timeout=asked.seconds, env=environment, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return _values(GroupOutcome.FAILED, f"did not end within {asked.seconds:g} s")
+    except OSError as error:
+        return _values(GroupOutcome.UNKNOWN, f"{words[0]}: {error.strerror}")
+    if done.returncode == 0:
+        return _values(GroupOutcome.PASSED, "")
+    lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
+    own = [line for line in lines if not line.startswith("srun: ")]
+    refused = [line for line in lines if "Unable to create step" in line or "Unable to confirm allocation" in line]
+    if refused and not own:
+        return _values(GroupOutcome.UNKNOWN, refused[0])
+    said = [line for line in own if not line.endswith(": fine")][-1:]
+    said = said or [line.removeprefix("srun: error: ") for line in lines if line.startswith("srun: error: ")][:1]
+    return _values(GroupOutcome.FAILED, ": ".join([f"exit status {done.returncode}", *said]))
+
+
+def group_test(nodes: Sequence[str], values: Mapping[str, Any]) -> GroupTest:
+    """The outcome from `run_group`'s values. Raises ValueError, KeyError where they are something else."""
+    return GroupTest(frozenset(nodes), GroupOutcome(values["outcome"]), str(values["why"]))
+
+
+def request_of(request: GroupRequest) -> dict[str, Any]:
+    """The request as JSON can carry it."""
+    return {**asdict(request), "nodes": list(request.nodes)}
+
+
+def _values(outcome: GroupOutcome, why: str) -> dict[str, str]:
+    return {"outcome": str(outcome), "why": why[:LONGEST_WHY]}

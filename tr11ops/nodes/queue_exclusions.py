@@ -1,0 +1,182 @@
+"""Change which nodes a run may use: on its list, then in its queued jobs, which keep their place in the queue.
+
+One way for the command, the watchdog and the running attempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tr11ops.base.observed import cause
+from tr11ops.cluster.base import Job, JobState, Scheduler, SchedulerError
+from tr11ops.cluster.parts import covered
+from tr11ops.nodes.view import QueueChange, queue_changes
+from tr11ops.queue.given_nodes import given_to_scheduler
+from tr11ops.rundir.exclusion_limit import ExclusionLimit
+from tr11ops.rundir.exclusions import ExclusionError, exclude, include, read_version
+from tr11ops.rundir.paths import RunDirectory
+
+MOST_ROUNDS = 10
+
+
+def _once(request: Callable[[], Any]) -> Any:
+    return request()
+
+
+@dataclass(frozen=True)
+class RunQueue:
+    """One run's jobs at the scheduler, for who changes which nodes they exclude.
+
+    `look` finds the run's jobs as they are now. `known`: the cluster's nodes (see `tr11ops.queue.given_nodes`). `kept`
+    are nodes that no job gets back, whatever the run's list says: the card's. `user` is who asks. `retry` does one
+    request to the scheduler, and decides whether one that fails is tried again.
+    """
+
+    scheduler: Scheduler
+    look: Callable[[], Iterable[Job]]
+    known: Callable[[], Collection[str] | None]
+    kept: Collection[str] = ()
+    user: str = ""
+    retry: Callable[[Callable[[], Any]], Any] = _once
+
+
+@dataclass(frozen=True)
+class ExclusionResult:
+    """What became of the run's list and of its queued jobs.
+
+    `nodes` are so on the list now, `refused` are not, with why. `changes` were made to jobs; `failed`: which jobs keep
+    their old list and why, a line each; `unread`: why the queue was not looked through. `left_out` are nodes on the
+    list that the cluster does not know (any more).
+    """
+
+    nodes: tuple[str, ...] = ()
+    refused: tuple[tuple[str, str], ...] = ()
+    changes: tuple[QueueChange, ...] = ()
+    failed: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    unread: Exception | None = None
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """What could not be done, a line each. Raises `unread`: SchedulerError, OSError or ValueError."""
+        if self.unread is not None:
+            raise self.unread
+        return (*(f"{node}: {why}" for node, why in self.refused), *self.failed)
+
+
+def exclude_nodes(
+    directory: RunDirectory,
+    nodes: Iterable[str],
+    queue: RunQueue | None,
+    *,
+    why: str,
+    owner: str,
+    evidence: tuple[str, ...] = (),
+    days: float | None,
+    job_id: str = "",
+    limit: ExclusionLimit | None = None,
+    forced: bool = False,
+) -> ExclusionResult:
+    """Exclude nodes from a run as far as `limit` allows, now and in what is queued. Never raises.
+
+    What cannot be put on the list is not excluded at the scheduler either: no one could see it, or take it back. For
+    the parameters see `tr11ops.rundir.exclusions.exclude`.
+    """
+
+    def put_on(node: str) -> str:
+        done = exclude(
+            directory, node, why=why, owner=owner, evidence=evidence, days=days, job_id=job_id, limit=limit,
+            forced=forced,
+        )  # fmt: skip
+        return "" if done else str(limit)
+
+    return _change(directory, nodes, put_on, queue)
+
+
+def include_nodes(
+    directory: RunDirectory, nodes: Iterable[str], queue: RunQueue | None, *, why: str, owner: str
+) -> ExclusionResult:
+    """Let a run use nodes again, now and in what is queued. Never raises."""
+
+    def take_off(node: str) -> str:
+        include(directory, node, why=why, owner=owner)
+        return ""
+
+    return _change(directory, nodes, take_off, queue, is_back=True)
+
+
+def _change(
+    directory: RunDirectory,
+    nodes: Iterable[str],
+    change: Callable[[str], str],
+    queue: RunQueue | None,
+    is_back: bool = False,
+) -> ExclusionResult:
+    done: list[str] = []
+    refused: list[tuple[str, str]] = []
+    for node in nodes:
+        try:
+            fault = change(node)
+        except (OSError, ExclusionError) as error:
+            fault = f"the run's list cannot be written: {cause(error)}"
+        if fault:
+            refused.append((node, fault))
+        else:
+            done.append(node)
+    synced = ExclusionResult()
+    if done and queue is not None:
+        synced = sync_queue_exclusions(directory, queue, done if is_back else ())
+    return replace(synced, nodes=tuple(done), refused=tuple(refused))
+
+
+def sync_queue_exclusions(directory: RunDirectory, queue: RunQueue, remove: Iterable[str] = ()) -> ExclusionResult:
+    """Make the run's pending jobs avoid every node on its list. `remove` are nodes just taken off it. Never raises.
+
+    The list is read again after the change: when two hosts do this at once, the last one to write has seen both
+    changes. An answer is not believed where the job shows otherwise: Slurm may refuse for one task what it did for
+    others.
+    """
+    removed = set(remove)
+    changes: dict[str, QueueChange] = {}
+    failed: dict[str, str] = {}
+    left_out: tuple[str, ...] = ()
+    unread: Exception | None = None
+    try:
+        for _ in range(MOST_ROUNDS):
+            version, known = read_version(directory.exclusions), queue.known()
+            listed = {entry.node for entry in version.exclusions}
+            left_out = given_to_scheduler(sorted(listed), known).left_out
+            for change in queue_changes(queue.retry(queue.look), known, listed, removed - listed, queue.kept):
+                fault = _apply(queue, change)
+                if fault:
+                    failed[change.name] = fault
+                else:
+                    failed.pop(change.name, None)
+                    changes[change.name] = change
+            if read_version(directory.exclusions).number == version.number:
+                break
+    except (SchedulerError, OSError, ValueError) as error:
+        unread = error
+    return ExclusionResult((), (), tuple(changes.values()), tuple(failed.values()), left_out, unread)
+
+
+def _apply(queue: RunQueue, change: QueueChange) -> str:
+    """Give a job its new list; why it keeps the old one, "" where it does not, or waits no more."""
+    try:
+        queue.retry(lambda: queue.scheduler.exclude(change.name, change.after))
+    except SchedulerError as error:
+        if _is_done(queue, change):
+            return ""
+        ask = "" if change.user in {"", queue.user} else f" (it belongs to {change.user}, who can)"
+        return f"queued job {change.job_id} keeps its old list{ask}: {error}"
+    return ""
+
+
+def _is_done(queue: RunQueue, change: QueueChange) -> bool:
+    try:
+        parts = covered(change.name, (job for job in queue.look() if job.state is JobState.PENDING))
+    except SchedulerError:
+        return False
+    return all(set(part.excluded) == set(change.after) for part in parts)

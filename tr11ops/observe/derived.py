@@ -1,0 +1,367 @@
+"""What a snapshot means before any judgement: which jobs count, the last sign of life, the pace, the remaining work.
+
+Pure functions over a Snapshot, shared by the detectors, the verdict and the status screen.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import median
+
+from tr11ops.base.invocation import command_for
+from tr11ops.base.observed import Unknown, known
+from tr11ops.cluster.base import Job, JobState
+from tr11ops.cluster.parts import array_number
+from tr11ops.cluster.pending import JobReason, Wait, reason_of_job
+from tr11ops.observe import bounds
+from tr11ops.observe.snapshot import Attempt, KillSwitch, Snapshot
+from tr11ops.observe.training import TRAINING_PHASES
+from tr11ops.rundir.paths import parse_comment
+from trainer.contract.end_marker import EndMarker
+from trainer.contract.heartbeat import Heartbeat
+
+MINUTE = 60.0
+HOUR = 3600.0
+DAY = 86400.0
+
+STARTING_PHASE = "starting"
+TRAINING_PHASE = "training"
+ENDED_PHASE = "ended"
+RECENT_STEPS = 100
+SHORTEST_PACE, LONGEST_PACE = 1e-6, 1e8  # seconds per iteration
+LEAVING_SECONDS = 15 * MINUTE  # from the end marker, or from COMPLETING, to the end of the allocation
+
+
+# ----------------------------------------------------------------------------- jobs
+def stop_of(snapshot: Snapshot) -> KillSwitch | Unknown | None:
+    """What keeps the run from going on because someone wants so: the kill switch, else a pause; None for neither."""
+    switch = snapshot.kill_switch
+    return switch if switch is not None else snapshot.pause
+
+
+def other_variants(snapshot: Snapshot) -> dict[str, str]:
+    """Jobs of this run that train another variant than the one looked at, by their submissions: job id -> variant."""
+    entries = [entry for entry in known(snapshot.submissions, ()) if entry.variant not in {"", snapshot.run.variant}]
+    if not entries:
+        return {}
+    variants = {name: entry.variant for entry in entries for name in (entry.tag, entry.job_id) if name}
+    found = {}
+    for job in (*snapshot.active_jobs, *snapshot.pending_jobs):
+        mark = parse_comment(job.comment)
+        names = (mark[0],) if mark is not None else (job.raw_id, array_number(job))
+        variant = next((variants[name] for name in names if name in variants), "")
+        if variant:
+            found[job.job_id] = variant
+    return found
+
+
+def is_dead(job: Job) -> bool:
+    """True when a pending job can never start as it stands."""
+    return reason_of_job(job).wait is Wait.NEVER
+
+
+def startable_jobs(snapshot: Snapshot) -> tuple[Job, ...]:
+    """Pending jobs that will start without a person of the run: by themselves, or when the site lets them."""
+    return _waiting_for(snapshot, Wait.PASSES, Wait.SITE)
+
+
+def sure_jobs(snapshot: Snapshot) -> tuple[Job, ...]:
+    """Pending jobs that start by themselves, whatever the site and people do."""
+    return _waiting_for(snapshot, Wait.PASSES)
+
+
+def closed_by_site(snapshot: Snapshot) -> JobReason | None:
+    """Why nothing of the run can start before the site lets it; None where something runs, or may start by itself."""
+    if snapshot.active_jobs or _waiting_for(snapshot, Wait.PASSES):
+        return None
+    return next((reason_of_job(job) for job in _waiting_for(snapshot, Wait.SITE)), None)
+
+
+def is_idle(snapshot: Snapshot) -> bool:
+    """Nothing runs, nothing will start by itself or by the site, and no one has stopped the run."""
+    return not snapshot.active_jobs and not startable_jobs(snapshot) and stop_of(snapshot) is None
+
+
+def _waiting_for(snapshot: Snapshot, *waits: Wait) -> tuple[Job, ...]:
+    """Pending jobs by what ends their wait; one that is queued behind another waits for what that one waits for."""
+    waiting = snapshot.pending_jobs  # thousands may share a few reasons: each is looked at once
+    judged = {(job.reason, job.priority == 0): reason_of_job(job).wait for job in waiting}
+    if set(judged.values()) <= {Wait.PASSES}:
+        return waiting if Wait.PASSES in waits else ()
+    own = [(job, judged[job.reason, job.priority == 0]) for job in waiting]
+    stuck = {
+        number: wait for job, wait in own if wait is not Wait.PASSES for number in (job.array_id or "", job.raw_id)
+    }
+    behind = [job for job, wait in own if wait is Wait.PASSES and job.dependency]
+    inherited: dict[str, Wait] = {}
+    fresh = True
+    while fresh:
+        found = {
+            job.raw_id: stuck[number]
+            for job in behind
+            if job.raw_id not in inherited
+            for number in re.findall(r"\d+", job.dependency)
+            if number in stuck
+        }
+        inherited |= found
+        stuck |= found
+        fresh = bool(found)
+    return tuple(
+        job for job, wait in own if (wait if wait is not Wait.PASSES else inherited.get(job.raw_id, wait)) in waits
+    )
+
+
+def queued_tasks(jobs: tuple[Job, ...]) -> int:
+    return sum(max(1, len(job.pending_tasks)) for job in jobs)
+
+
+def last_of_queue(snapshot: Snapshot) -> str:
+    """The number of the newest job or array that runs or will start; "" where there is none."""
+    jobs = (*snapshot.active_jobs, *startable_jobs(snapshot))
+    newest = max(jobs, key=lambda job: int(job.raw_id) if job.raw_id.isdigit() else 0, default=None)
+    return "" if newest is None else array_number(newest)
+
+
+def launch_more(snapshot: Snapshot) -> str:
+    """The command that queues ten more tasks behind what runs and waits."""
+    after = last_of_queue(snapshot)
+    return command(snapshot, "launch --array 1-10" + (f" --after {after}" if after else ""))
+
+
+def tasks_to_come(snapshot: Snapshot) -> int:
+    """Attempts that a chain of self-submitting jobs has still to queue, beyond what the queue shows."""
+    living = {array_number(job) for job in (*snapshot.active_jobs, *startable_jobs(snapshot))}
+    own = [entry for entry in known(snapshot.submissions, ()) if entry.job_id in living and entry.chain == "self"]
+    return min((entry.left for entry in own), default=0)
+
+
+def first_submission(snapshot: Snapshot) -> float | None:
+    """When the run was first submitted; None where no submission is on record."""
+    return min((entry.time for entry in known(snapshot.submissions, ())), default=None)
+
+
+def identifiers(job: Job) -> frozenset[str]:
+    """Every id under which the run directory may know a started job."""
+    return frozenset({job.job_id, job.raw_id})
+
+
+# ----------------------------------------------------------------------------- attempts
+def last_attempt(snapshot: Snapshot) -> Attempt | None:
+    attempts = known(snapshot.attempts, ())
+    return max(attempts, key=lambda attempt: attempt.changed, default=None)
+
+
+def last_end_is_unknown(snapshot: Snapshot) -> bool:
+    """True when the newest attempt's end marker is there but cannot be read: it may say anything."""
+    attempt = last_attempt(snapshot)
+    return attempt is not None and isinstance(attempt.end, Unknown)
+
+
+def marker_of(snapshot: Snapshot, names: frozenset[str]) -> EndMarker | None:
+    """The end marker of the attempt with one of these ids, where it has one that can be read."""
+    for attempt in known(snapshot.attempts, ()):
+        if attempt.job_id in names and isinstance(attempt.end, EndMarker):
+            return attempt.end
+    return None
+
+
+def last_marker(snapshot: Snapshot) -> EndMarker | None:
+    """The newest end marker of all."""
+    return newest_marker(known(snapshot.attempts, ()))
+
+
+def newest_marker(attempts: Iterable[Attempt]) -> EndMarker | None:
+    """The newest end marker of these attempts."""
+    markers = [attempt.end for attempt in attempts if isinstance(attempt.end, EndMarker)]
+    return max(markers, key=lambda marker: marker.time, default=None)
+
+
+# ----------------------------------------------------------------------------- progress
+def iteration(snapshot: Snapshot) -> int | None:
+    """The last finished iteration. After a roll-back this is less than the largest one ever seen, as it must be."""
+    steps = known(snapshot.steps, ())
+    if steps:
+        return steps[-1].record.iteration
+    marker = last_marker(snapshot)
+    return marker.iteration if marker is not None else None
+
+
+def total_iterations(snapshot: Snapshot) -> int | None:
+    """Iterations of the whole training: the running trainer's own count before the card's."""
+    steps = known(snapshot.steps, ())
+    if steps and steps[-1].record.total_iterations > 0:
+        return steps[-1].record.total_iterations
+    return snapshot.run.total_iterations
+
+
+def seconds_per_iteration(snapshot: Snapshot) -> float | None:
+    """Median of the recent steps: the mean would carry the few slow ones into every forecast."""
+    recent = [step.record.seconds_per_iteration for step in known(snapshot.steps, ())[-RECENT_STEPS:]]
+    likely = [value for value in recent if SHORTEST_PACE < value < LONGEST_PACE]  # garbage would overflow a forecast
+    return median(likely) if likely else None
+
+
+def remaining_seconds(snapshot: Snapshot) -> float | None:
+    """Pure training time still to go, at the recent pace. Queue waits and restarts are not in it."""
+    done, total, pace = iteration(snapshot), total_iterations(snapshot), seconds_per_iteration(snapshot)
+    if done is None or total is None or pace is None:
+        return None
+    return max(0, total - done) * pace
+
+
+def is_finished(snapshot: Snapshot) -> bool:
+    return finish_time(last_marker(snapshot), iteration(snapshot)) is not None
+
+
+def finish_time(marker: EndMarker | None, done: int | None) -> float | None:
+    """When the training was finished, by its newest end marker; None where it is not, or was taken up again since."""
+    if marker is None or marker.reason != "finished" or (done is not None and done > marker.iteration):
+        return None
+    return marker.time
+
+
+def is_left_over(job: Job, finished: float | None) -> bool:
+    """Whether a queued job has nothing left to do: the training was finished (then) after the job was submitted."""
+    return finished is not None and (job.submit_time is None or job.submit_time <= finished)
+
+
+def task_seconds(snapshot: Snapshot, job: Job) -> float | None:
+    """How long one task of this job trains: the card's exit duration, or the job's time limit."""
+    limits = [value for value in (snapshot.run.task_seconds, job.time_limit_seconds) if value is not None]
+    return float(min(limits)) if limits else None
+
+
+def queue_coverage_seconds(snapshot: Snapshot, only_sure: bool = False) -> float | None:
+    """Training time that the running task and the queued ones still hold; None where it cannot be told.
+
+    `only_sure` leaves out what waits for the site.
+    """
+    if isinstance(snapshot.jobs, Unknown):
+        return None
+    covered = longest = 0.0
+    known_limits: dict[int | None, float | None] = {}
+    running = tuple(job for job in snapshot.active_jobs if job.state is not JobState.COMPLETING)  # that trains no more
+    for job in (*running, *(sure_jobs if only_sure else startable_jobs)(snapshot)):
+        limit = job.time_limit_seconds
+        if limit not in known_limits:
+            known_limits[limit] = task_seconds(snapshot, job)
+        whole = known_limits[limit]
+        if whole is None:
+            return None
+        if job.state is JobState.PENDING:
+            covered += whole * max(1, len(job.pending_tasks))
+        elif job.start_time is not None:
+            covered += max(0.0, whole - max(0.0, snapshot.time - job.start_time))
+        longest = max(longest, whole)
+    return covered + longest * tasks_to_come(snapshot)
+
+
+# ----------------------------------------------------------------------------- life
+@dataclass(frozen=True)
+class Liveness:
+    """The last sign of life of one attempt: when, in which phase, and how long silence is normal there."""
+
+    time: float
+    phase: str
+    iteration: int | None
+    patience: float
+    job_id: str
+    ranks: int = 0
+
+    def silent_for(self, now: float) -> float:
+        """Seconds since the sign; clocks of two nodes may differ, so never below zero."""
+        return max(0.0, now - self.time)
+
+    def is_fresh(self, now: float) -> bool:
+        return self.silent_for(now) <= self.patience
+
+
+def beats_of(snapshot: Snapshot, job: Job | None) -> tuple[Heartbeat, ...]:
+    """The heartbeats of one job's attempt; without a job, those of the attempt that beat last."""
+    beats = known(snapshot.heartbeats, ())
+    if job is not None:
+        names = identifiers(job)
+        return tuple(beat for beat in beats if beat.job_id in names)
+    newest = max(beats, key=lambda beat: beat.time, default=None)
+    return tuple(beat for beat in beats if newest is not None and beat.job_id == newest.job_id)
+
+
+def liveness_of(snapshot: Snapshot, job: Job | None) -> Liveness | None:
+    """The last sign of life of a job's attempt (without a job: of the newest attempt), or None when there is none.
+
+    Ranks in different phases get the patience of the most patient phase: the others wait for it.
+    """
+    beats = beats_of(snapshot, job)
+    names = identifiers(job) if job is not None else frozenset(beat.job_id for beat in beats)
+    stepped = step_times(snapshot, names)
+    if beats:
+        last = max(beats, key=lambda beat: beat.time)
+        between = _between_launches(snapshot, names, max([last.time, *stepped])) if job is not None else None
+        if between is not None:
+            done = max(beat.iteration for beat in beats)
+            return Liveness(between, STARTING_PHASE, done, bounds.phase_patience(snapshot, STARTING_PHASE), last.job_id)
+        patience = {phase: patience_in(snapshot, phase, bool(stepped)) for phase in {beat.phase for beat in beats}}
+        slowest = max(beats, key=lambda beat: patience[beat.phase])
+        return Liveness(
+            time=max([last.time, *stepped]),
+            phase=slowest.phase,
+            iteration=max(beat.iteration for beat in beats),
+            patience=patience[slowest.phase],
+            job_id=last.job_id,
+            ranks=len(beats),
+        )
+    if stepped:
+        patience_of_steps = patience_in(snapshot, TRAINING_PHASE, stepped=True)
+        newest = known(snapshot.steps, ())[-1].job_id
+        return Liveness(max(stepped), TRAINING_PHASE, iteration(snapshot), patience_of_steps, newest)
+    return None
+
+
+def _between_launches(snapshot: Snapshot, names: frozenset[str], last_sign: float) -> float | None:
+    """When an attempt's last launch ended, if its workers have shown no life since: the next ones are on their way.
+
+    None also where the trainer has said that the attempt is at its end. Ask for attempts that hold an allocation alone.
+    """
+    ends = [end.time for end in known(snapshot.launch_ends, ()) if end.job_id in names]
+    if not ends or max(ends) < last_sign or marker_of(snapshot, names) is not None:
+        return None
+    return max(ends)
+
+
+def step_times(snapshot: Snapshot, names: frozenset[str]) -> list[float]:
+    """When the newest launch of an attempt finished its steps, as far as they are seen."""
+    began = bounds.launch_began(snapshot, names)
+    found = [step.time for step in known(snapshot.steps, ()) if step.time is not None and step.job_id in names]
+    return [time for time in found if began is None or time >= began]
+
+
+def patience_in(snapshot: Snapshot, phase: str, stepped: bool) -> float:
+    """Silence that is normal in a phase. Before a launch's first finished step even `training` takes its time."""
+    pace = seconds_per_iteration(snapshot)
+    if phase not in TRAINING_PHASES:
+        return bounds.phase_patience(snapshot, phase)
+    if not stepped or pace is None:
+        return bounds.first_step_patience(snapshot)
+    return bounds.training_patience(snapshot, pace)
+
+
+def liveness_outside(snapshot: Snapshot) -> Liveness | None:
+    """A fresh sign of life of an attempt that no job of the scheduler stands for (a training in the foreground)."""
+    life = liveness_of(snapshot, None)
+    if life is None or life.phase == ENDED_PHASE or not life.is_fresh(snapshot.time):
+        return None
+    if any(life.job_id in (job.job_id, job.raw_id) for job in known(snapshot.jobs, ())):
+        return None
+    return life if marker_of(snapshot, frozenset({life.job_id})) is None else None
+
+
+def command(snapshot: Snapshot, words: str) -> str:
+    """A command of tr11 for this very run, as a person would type it: `tr11 launch --run CARD --array 1-10`."""
+    return command_for(snapshot.run.card, words)
+
+
+def scheduler_command(snapshot: Snapshot, program: str, job: Job) -> str:
+    """`scancel ID`, `scontrol release ID` and the like; "" where the scheduler is not Slurm."""
+    return f"{program} {job.job_id.split('_[')[0]}" if snapshot.scheduler == "slurm" else ""

@@ -1,0 +1,258 @@
+"""Reads the run directory into observed values. A failed read is `Unknown` with its reason, never an exception.
+
+Only the tails of logs are read, so a log of gigabytes costs what a small one costs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from tr11ops.base.observed import Observed, Unknown, cause, observed
+from tr11ops.base.tail import tail_lines
+from tr11ops.base.units import number_in
+from tr11ops.observe.snapshot import Attempt, Checkpoint, Checkpoints, KillSwitch, Step
+from tr11ops.rundir.exclusion import Exclusion
+from tr11ops.rundir.exclusions import read_version
+from tr11ops.rundir.paths import RunDirectory, Submission
+from trainer.contract.end_marker import EndMarker
+from trainer.contract.heartbeat import Heartbeat
+from trainer.contract.logline import parse_step
+from trainer.contract.manifest import manifest_faults
+from trainer.contract.metrics_record import parse_record
+from trainer.contract.paths import RunPaths, checkpoint_steps, read_latest
+from trainer.contract.resumable import ResumeNeed, judge, size_faults
+from trainer.contract.state_file import read_json
+
+TAIL_BYTES = 256 << 10  # about 400 records of metrics.jsonl
+LONGEST_TAIL_BYTES = 8 << 20  # beyond the stack traces that a crash of 384 ranks leaves behind the last step
+STEPS_KEPT = 400
+ATTEMPTS_KEPT = 8
+ANY_MODEL = ResumeNeed()  # where the card is not known
+
+
+# ----------------------------------------------------------------------------- logs
+
+
+def read_steps(paths: RunPaths) -> Observed[tuple[Step, ...]]:
+    """The last step records, oldest first: from metrics.jsonl, or from main_log.txt where that gives none.
+
+    An empty tuple means that both were read in full, or are not there, and hold no step.
+    """
+    first = _steps_of(paths.metrics, _metrics_step)
+    if isinstance(first, tuple) and first:
+        return first
+    second = _steps_of(paths.main_log, _log_step)
+    if isinstance(second, tuple) and second:
+        return second
+    failures = [result.why for result in (first, second) if isinstance(result, Unknown)]
+    return Unknown("; ".join(failures)) if failures else ()
+
+
+def _steps_of(path: Path, parse: Callable[[str], Step | None]) -> Observed[tuple[Step, ...]]:
+    for size in (TAIL_BYTES, LONGEST_TAIL_BYTES):
+        try:
+            lines, complete = tail_lines(path, size)
+        except FileNotFoundError:
+            return ()
+        except OSError as error:
+            return Unknown(cause(error))
+        steps = tuple(islice((step for line in reversed(lines) if (step := parse(line)) is not None), STEPS_KEPT))
+        if steps or complete:
+            return steps[::-1]
+    return Unknown(f"{path}: no step in its last {LONGEST_TAIL_BYTES >> 20} MiB")
+
+
+def _metrics_step(line: str) -> Step | None:
+    read = parse_record(line)
+    record = None if read is None else read.step()
+    return None if read is None or record is None else Step(record, read.time, read.job_id)
+
+
+def _log_step(line: str) -> Step | None:
+    if "iteration" not in line:
+        return None
+    record = parse_step(line)
+    return None if record is None else Step(record)
+
+
+# ----------------------------------------------------------------------------- heartbeats and attempts
+def read_heartbeats(paths: RunPaths) -> tuple[Observed[tuple[Heartbeat, ...]], tuple[str, ...]]:
+    """All ranks' heartbeats by rank, and what is wrong with those that could not be read."""
+    beats: list[Heartbeat] = []
+    doubts: list[str] = []
+    try:
+        names = [name for name in _names(paths.heartbeats) if name.endswith(".json") and name[:-5].isdigit()]
+    except OSError as error:
+        return Unknown(cause(error)), ()
+    for name in names:
+        beat = observed(lambda path=paths.heartbeats / name: _checked_heartbeat(path))  # type: ignore[misc]
+        if isinstance(beat, Unknown):
+            doubts.append(f"heartbeat {name}: {beat.why}")
+        elif beat is not None:
+            beats.append(beat)
+    if doubts and not beats:
+        return Unknown(f"no heartbeat is readable ({doubts[0]})"), ()
+    return tuple(sorted(beats, key=lambda beat: beat.rank)), _shortened(doubts)
+
+
+def _checked_heartbeat(path: Path) -> Heartbeat | None:
+    beat = Heartbeat.read(path)
+    if beat is not None:
+        _require(path, beat.time, beat.iteration, beat.rank)
+    return beat
+
+
+def _require(path: Path, *values: object) -> None:
+    for value in values:
+        if number_in(value) is None:
+            raise ValueError(f"{path} holds {str(value)[:40]!r} where a number belongs")
+
+
+def _shortened(doubts: list[str], most: int = 3) -> tuple[str, ...]:
+    if len(doubts) <= most:
+        return tuple(doubts)
+    return (*doubts[:most], f"... and {len(doubts) - most} more of this kind")
+
+
+def read_attempts(paths: RunPaths) -> Observed[tuple[Attempt, ...]]:
+    """The newest attempts, newest first."""
+
+    def read() -> tuple[Attempt, ...]:
+        try:
+            entries = [(entry.stat().st_mtime, entry.name) for entry in os.scandir(paths.attempts) if entry.is_dir()]
+        except FileNotFoundError:
+            return ()
+        newest = sorted(entries, reverse=True)[:ATTEMPTS_KEPT]
+        attempts = [_attempt(paths, name, changed) for changed, name in newest]
+        return tuple(sorted(attempts, key=lambda attempt: attempt.changed, reverse=True))
+
+    return observed(read)
+
+
+def _attempt(paths: RunPaths, job_id: str, changed: float) -> Attempt:
+    path = paths.end_marker(job_id)
+
+    def read() -> EndMarker | None:
+        marker = EndMarker.read(path)
+        if marker is not None:
+            _require(path, marker.time, marker.iteration)
+        return marker
+
+    end = observed(read)
+    record = _details(path.with_name("attempt.json"))
+    verdict = _details(path.with_name("verdict.json")) if end is None else {}
+    array, task = _text(record, "array_id"), _text(record, "task_id")
+    nodes, changes = record.get("nodes"), record.get("changes")
+    return Attempt(
+        job_id=job_id,
+        changed=end.time if isinstance(end, EndMarker) else changed,
+        end=end,
+        label=f"{array}_{task}" if array and task else job_id,
+        start=_number(record, "start"),
+        nodes=tuple(map(str, nodes)) if isinstance(nodes, list) else (),
+        failure=_text(verdict, "message"),
+        changes=tuple(map(str, changes)) if isinstance(changes, list) else (),
+    )
+
+
+def _details(path: Path) -> dict[str, Any]:
+    """Details worth showing, on which no conclusion rests: what cannot be read is left out."""
+    value = observed(lambda: read_json(path))
+    return value if isinstance(value, dict) else {}
+
+
+# ----------------------------------------------------------------------------- checkpoints
+def read_checkpoints(folder: Path, digests: bool = False, need: ResumeNeed = ANY_MODEL) -> Observed[Checkpoints]:
+    """The checkpoints, of which the newest are looked into, down to the first resumable one, as a restart does.
+
+    They are judged as the trainer does it, for what the run `need`s. File sizes are compared with the manifest, and
+    what the last reading of all bytes found counts; digests are read if asked, which reads every byte.
+    """
+
+    def read() -> Checkpoints:
+        steps = tuple(checkpoint_steps(folder))
+        examined: list[Checkpoint] = []
+        for step in reversed(steps):
+            examined.append(_checkpoint(folder, step, digests, need))
+            if examined[-1].is_sound:
+                break
+        return Checkpoints(steps, observed(lambda: read_latest(folder)), tuple(examined))
+
+    return observed(read)
+
+
+def _checkpoint(folder: Path, step: int, digests: bool, need: ResumeNeed) -> Checkpoint:
+    faults_of = partial(manifest_faults, read_digests=True) if digests else size_faults
+    manifest, fault = judge(folder, step, need, faults_of)
+    if manifest is None:
+        is_complete = fault is not None and fault.kind not in {"missing", "incomplete"}
+        return Checkpoint(step, is_complete, faults=(fault.text,) if fault is not None and is_complete else ())
+    return Checkpoint(
+        step,
+        complete=True,
+        created=manifest.created,
+        bytes=manifest.total_bytes,
+        verified="digests" if digests else "sizes",
+        faults=() if fault is None else (fault.text,),
+    )
+
+
+# ----------------------------------------------------------------------------- what people and other tools wrote
+def read_kill_switch(path: Path) -> Observed[KillSwitch | None]:
+    """The kill switch if it is set, whatever the path is: the trainer asks only whether it exists."""
+
+    def read() -> KillSwitch | None:
+        try:
+            status = os.lstat(path)
+        except FileNotFoundError:
+            return None
+        switch = KillSwitch(path, time=status.st_mtime)
+        try:
+            value = read_json(path) or {}
+        except (OSError, ValueError):
+            return switch  # set by a plain `touch`: who and why are not written, but it is set
+        when = _number(value, "time", "when") or switch.time
+        return KillSwitch(path, _text(value, "who", "user"), when, _text(value, "why", "reason"))
+
+    return observed(read)
+
+
+def read_exclusions(path: Path) -> Observed[tuple[Exclusion, ...]]:
+    """The run's own list of excluded nodes; empty when there is no list."""
+    return observed(lambda: read_version(path).exclusions)
+
+
+def read_submissions(directory: RunDirectory) -> tuple[Observed[tuple[Submission, ...]], tuple[str, ...]]:
+    """Every recorded submission, newest first, and what is wrong with those that could not be read."""
+    found: list[Submission] = []
+    doubts: list[str] = []
+    tags = observed(directory.tags)
+    if isinstance(tags, Unknown):
+        return tags, ()
+    for tag in reversed(tags):
+        entry = observed(lambda tag=tag: directory.read_submission(tag))  # type: ignore[misc]
+        if isinstance(entry, Unknown):
+            doubts.append(f"submission {tag}: {entry.why}")
+        elif entry is not None:
+            found.append(entry)
+    return tuple(found), _shortened(doubts)
+
+
+def _names(folder: Path) -> Iterator[str]:
+    try:
+        yield from sorted(entry.name for entry in os.scandir(folder))
+    except FileNotFoundError:
+        return
+
+
+def _text(value: dict[str, Any], *keys: str) -> str:
+    return next((str(value[key]) for key in keys if value.get(key) is not None), "")
+
+
+def _number(value: dict[str, Any], *keys: str) -> float | None:
+    return next((number for key in keys if (number := number_in(value.get(key))) is not None), None)

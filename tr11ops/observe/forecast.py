@@ -1,0 +1,217 @@
+"""What comes next: the end of the training as a range, the next checkpoint, and the throughput against its best. Pure.
+
+The earliest end is all that is left at today's pace. The likely one is longer by what the last weeks were longer than
+their steps: saves, evaluations, restarts, waits and what was done twice are in it, without anyone having to know them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING
+
+from tr11ops.base.observed import Unknown, known
+from tr11ops.observe import derived
+from tr11ops.observe.snapshot import Snapshot
+from trainer.contract.end_marker import EndMarker
+
+if TYPE_CHECKING:
+    from tr11ops.runcard.card import RunCard
+
+WINDOW_SECONDS = 30 * derived.DAY  # how far back the likely pace looks
+LEAST_WINDOW_SECONDS = 2 * derived.HOUR  # less says nothing about weeks
+RECENT_STEPS = 20
+
+
+@dataclass(frozen=True)
+class EqualSteps:
+    """Consecutive steps that cost the same: `weight` is one step's time against one of the full batch and length."""
+
+    iterations: int
+    weight: float
+    batch_size: int = 0
+
+
+@dataclass(frozen=True)
+class ForecastEnd:
+    """When the training will be done, in seconds from the look.
+
+    `earliest`: at the recent pace, nothing in between. `likely`: as the `window` seconds before the last step went,
+    None where too little is known of them. `share` of that time went into steps that count (0..1).
+    """
+
+    earliest: float
+    likely: float | None = None
+    window: float | None = None
+    share: float | None = None
+
+
+@dataclass(frozen=True)
+class NextCheckpoint:
+    """The next save that is due: after `step` iterations (None where the clock says when), in `seconds`.
+
+    `seconds` is None before the first steps have shown a pace: it is `iterations` away then. `why` is
+    "interval", "minutes" or "end of the task".
+    """
+
+    step: int | None
+    seconds: float | None
+    why: str
+    iterations: int | None = None
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """The median of the recent steps, and the best that the run has kept up, in `unit` (of each worker, or of all)."""
+
+    current: float
+    best: float | None
+    unit: str
+
+    @property
+    def percent(self) -> float | None:
+        """Of the best; 100 where it is the best now."""
+        if self.best is None or self.best <= 0:
+            return None
+        return 100.0 * min(1.0, self.current / self.best)
+
+
+# ----------------------------------------------------------------------------- the end
+def course_of(card: RunCard) -> tuple[EqualSteps, ...]:
+    """What each step of the card's training costs against the others, by its batch and its sequence length."""
+    from tr11ops.runcard.speed import step_weights
+    from trainer.schedule.path import path_of
+
+    segments = path_of(card).segments
+    weights = step_weights(card, segments)
+    return tuple(
+        EqualSteps(part.iterations, weight, part.batch_size) for part, weight in zip(segments, weights, strict=True)
+    )
+
+
+def work(course: Iterable[EqualSteps], first: int, last: int) -> float:
+    """The steps from `first` (not counted) to `last`, in steps of the full batch. Beyond the course its last weight."""
+    done, total, weight = 0, 0.0, 1.0
+    for stretch in course:
+        weight = stretch.weight
+        total += weight * max(0, min(last, done + stretch.iterations) - max(first, done))
+        done += stretch.iterations
+    return total + weight * max(0, last - max(first, done))
+
+
+def fits(course: Iterable[EqualSteps], iteration: int, batch_size: int) -> bool:
+    """Whether the course tells of the training that was seen: step `iteration` has this batch in it."""
+    done = 0
+    for stretch in course:
+        done += stretch.iterations
+        if iteration <= done:
+            return stretch.batch_size == batch_size
+    return False
+
+
+def weight_at(course: Iterable[EqualSteps], iteration: int) -> float:
+    """The weight of step `iteration` (from 1)."""
+    return work(course, max(0, iteration - 1), max(1, iteration))
+
+
+def end_of(snapshot: Snapshot, course: tuple[EqualSteps, ...] = ()) -> ForecastEnd | None:
+    """The range of the training's end; None where the pace or the length is not known."""
+    done, total, pace = (
+        derived.iteration(snapshot),
+        derived.total_iterations(snapshot),
+        derived.seconds_per_iteration(snapshot),
+    )
+    if done is None or total is None or pace is None:
+        return None
+    if not fits(course, done, known(snapshot.steps, ())[-1].record.global_batch_size):
+        course = ()  # the card was changed, or is another's: all steps count alike
+    full_step = pace / weight_at(course, done)
+    earliest = work(course, done, total) * full_step
+    began, last = _first_point(snapshot), known(snapshot.steps, ())[-1].time
+    if began is None or last is None:
+        return ForecastEnd(earliest)
+    window = last - began[0]
+    useful = work(course, began[1], done) * full_step
+    if window < LEAST_WINDOW_SECONDS or useful <= 0:
+        return ForecastEnd(earliest)
+    share = min(1.0, useful / window)
+    return ForecastEnd(earliest, earliest / share, window, share)
+
+
+def _first_point(snapshot: Snapshot) -> tuple[float, int] | None:
+    """The oldest moment of the window at which it is known how far the training was: (time, iteration)."""
+    done = derived.iteration(snapshot) or 0
+    points = [
+        (attempt.end.time, attempt.end.iteration)
+        for attempt in known(snapshot.attempts, ())
+        if isinstance(attempt.end, EndMarker)
+    ]
+    points += [(step.time, step.record.iteration) for step in known(snapshot.steps, ())[:1] if step.time is not None]
+    inside = [
+        (time, iteration)
+        for time, iteration in points
+        if snapshot.time - WINDOW_SECONDS <= time < snapshot.time and 0 < iteration < done
+    ]
+    return min(inside, default=None)
+
+
+# ----------------------------------------------------------------------------- the next checkpoint
+def next_checkpoint(snapshot: Snapshot) -> NextCheckpoint | None:
+    """The next save of the running attempt, whichever comes first; None where nothing trains or nothing tells."""
+    running = [job for job in snapshot.active_jobs if job.start_time is not None]
+    life = derived.liveness_of(snapshot, running[0]) if running else derived.liveness_outside(snapshot)
+    if life is None or life.phase == derived.ENDED_PHASE or not life.is_fresh(snapshot.time):
+        return None
+    found = [*_by_interval(snapshot), *_by_minutes(snapshot)]
+    if derived.seconds_per_iteration(snapshot) is None and not found and snapshot.run.checkpoint_interval:
+        done = _done(snapshot)
+        step = _next_step(snapshot, done, snapshot.run.checkpoint_interval)
+        return NextCheckpoint(step, None, "interval", step - done)
+    for job in running:
+        limit = derived.task_seconds(snapshot, job)
+        if limit is not None and job.start_time is not None:
+            found.append(NextCheckpoint(None, max(0.0, job.start_time + limit - snapshot.time), "end of the task"))
+    return min(found, key=lambda entry: entry.seconds or 0.0, default=None)
+
+
+def _by_interval(snapshot: Snapshot) -> Iterable[NextCheckpoint]:
+    interval, done = snapshot.run.checkpoint_interval, derived.iteration(snapshot)
+    pace, steps = derived.seconds_per_iteration(snapshot), known(snapshot.steps, ())
+    if not interval or done is None or pace is None or not steps:
+        return
+    step = _next_step(snapshot, done, interval)
+    since = 0.0 if steps[-1].time is None else max(0.0, snapshot.time - steps[-1].time)
+    yield NextCheckpoint(step, max(0.0, (step - done) * pace - since), "interval")
+
+
+def _done(snapshot: Snapshot) -> int:
+    """The last iteration; before the first one is logged, that of the checkpoint from which the training goes on."""
+    newest = None if isinstance(snapshot.checkpoints, Unknown) else snapshot.checkpoints.newest_sound
+    return derived.iteration(snapshot) or (newest.step if newest is not None else 0)
+
+
+def _next_step(snapshot: Snapshot, done: int, interval: int) -> int:
+    return min(done - done % interval + interval, derived.total_iterations(snapshot) or 10**12)
+
+
+def _by_minutes(snapshot: Snapshot) -> Iterable[NextCheckpoint]:
+    minutes = snapshot.run.training.checkpoint_minutes
+    newest = None if isinstance(snapshot.checkpoints, Unknown) else snapshot.checkpoints.newest_sound
+    if minutes and newest is not None and newest.created is not None:
+        yield NextCheckpoint(None, max(0.0, newest.created + 60.0 * minutes - snapshot.time), "minutes")
+
+
+# ----------------------------------------------------------------------------- throughput
+def throughput_of(snapshot: Snapshot, best: tuple[float, float] | None) -> Throughput | None:
+    """Against `best`, the best (TFLOPs of a worker, samples a second) that the run kept up; None without steps."""
+    recent = [step.record for step in known(snapshot.steps, ())[-RECENT_STEPS:]]
+    for index, unit in enumerate(("TFLOPs", "samples/s")):
+        values = [record.tflops if index == 0 else record.samples_per_second for record in recent]
+        sound = [value for value in values if math.isfinite(value) and value > 0]
+        if sound:
+            current = median(sound)
+            ever = best[index] if best is not None else 0.0
+            return Throughput(current, max(ever, current) if best is not None else None, unit)
+    return None

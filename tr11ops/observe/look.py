@@ -1,0 +1,181 @@
+"""Looks once at a run: scheduler and run directory become one Snapshot. At most two calls to the scheduler.
+
+Nothing here raises for what could not be seen: that is `Unknown`, with its reason, in the snapshot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from tr11ops.base.observed import Observed, Unknown, all_unknown, cause, known, observed
+from tr11ops.cluster.base import Job, JobState, Node, Overview, SchedulerError, SchedulerUnreachable
+from tr11ops.cluster.parts import array_number
+from tr11ops.cluster.pending import is_held
+from tr11ops.observe import files
+from tr11ops.observe.clock import Moment, corrected_attempts, corrected_beats, corrected_steps, moment_of, skews
+from tr11ops.observe.operation_files import operation_facts, see_operation
+from tr11ops.observe.ownership import Ownership, without_unclear
+from tr11ops.observe.snapshot import RunFacts, Snapshot
+from tr11ops.observe.training_files import see_training, training_facts
+from tr11ops.rundir.action_log import DAY_SECONDS, replay
+from tr11ops.rundir.exclusion import Exclusion
+from tr11ops.rundir.journal import read_journal
+from tr11ops.rundir.kill_switch import place_fault
+from tr11ops.rundir.paths import RunDirectory, Submission
+from tr11ops.rundir.state_files import find_damage
+from trainer.contract.resumable import ResumeNeed
+
+if TYPE_CHECKING:
+    from tr11ops.runcard.card import RunCard
+
+T = TypeVar("T")
+
+
+def facts_of(card: RunCard, typed: str = "") -> RunFacts:
+    """What watching needs of a run card. `typed` is the card as the person named it, for the commands shown."""
+    from tr11ops.runcard.exit_duration import exit_plan
+
+    minutes = exit_plan(card).minutes
+    return RunFacts(
+        name=card.run.name,
+        variant=card.run.variant,
+        directory=card.paths.root,
+        kill_switch=card.kill_switch,
+        card=typed,
+        nodes=card.slurm.nodes,
+        total_iterations=card.total_iterations,
+        checkpoint_interval=card.checkpoint.interval,
+        task_seconds=60.0 * minutes if minutes is not None else float(card.time_limit_seconds),
+        training=training_facts(card),
+        operation=operation_facts(card, Path(typed).parent),
+        need=ResumeNeed.of(card),
+    )
+
+
+def observe(
+    directory: RunDirectory,
+    facts: RunFacts,
+    scheduler: Overview | Unknown,
+    now: float | Moment,
+    read_digests: bool = False,
+) -> Snapshot:
+    """One snapshot of the run. `scheduler` is Unknown where none could be had (the reason goes into the snapshot).
+
+    `now` is the moment by the run's clock (`look_now`); a number is taken for that. `read_digests` also compares the
+    newest checkpoint's digests with its manifest, which reads all its bytes.
+    """
+    moment = now if isinstance(now, Moment) else Moment(now)
+    submissions, submission_doubts = files.read_submissions(directory)
+    jobs, nodes = _ask(scheduler, {facts.name, *(entry.run for entry in known(submissions, ()) if entry.run)})
+    name = scheduler.name if not isinstance(scheduler, Unknown) else ""
+    if not directory.exists:
+        why = Unknown(f"{directory.root} is not there: nothing launched from here, or its file system is not mounted")
+        mine, namesakes = _split(jobs, Ownership(directory))
+        blind = unseen(facts, moment, why)
+        switch = files.read_kill_switch(facts.kill_switch) or why
+        return replace(
+            blind, scheduler=name, jobs=mine, nodes=nodes, namesakes=namesakes, kill_switch=switch,
+            clock_ahead=moment.ahead,
+        )  # fmt: skip
+    paths = directory.paths
+    mine, namesakes = _split(jobs, Ownership(directory, known(submissions, ()), scheduler=name))
+    namesakes, unclear = without_unclear(namesakes, submissions, submission_doubts)
+    heartbeats, heartbeat_doubts = files.read_heartbeats(paths)
+    attempts = files.read_attempts(paths)
+    steps = files.read_steps(paths)
+    switch_fault = place_fault(directory)
+    waits_held = any(is_held(job) for job in known(mine, ()) if job.state is JobState.PENDING)
+    all_attempts = known(observed(directory.attempt_ids), [])[::-1] if waits_held else None  # who holds it, may be old
+    operation = see_operation(directory, facts.operation, facts.name, heartbeats, attempts, all_attempts)
+    ahead = skews(known(operation.clocks, ()), facts.operation.clock_skew_seconds)
+    living = frozenset(job.raw_id for job in known(mine, ()) if job.state.is_active)
+    beats = known(heartbeats, ())
+    return Snapshot(
+        time=moment.time,
+        run=facts,
+        scheduler=name,
+        jobs=mine,
+        nodes=nodes,
+        steps=steps if isinstance(steps, Unknown) else corrected_steps(steps, beats, ahead, living),
+        heartbeats=heartbeats if isinstance(heartbeats, Unknown) else corrected_beats(beats, ahead, living),
+        attempts=attempts if isinstance(attempts, Unknown) else corrected_attempts(attempts, ahead, living),
+        checkpoints=files.read_checkpoints(paths.checkpoints, read_digests, facts.need),
+        kill_switch=Unknown(switch_fault) if switch_fault else files.read_kill_switch(facts.kill_switch),
+        switch_fault=switch_fault,
+        pause=files.read_kill_switch(paths.pause),
+        exclusions=_exclusions(files.read_exclusions(directory.exclusions), known(mine, ()), known(submissions, ())),
+        submissions=submissions,
+        namesakes=namesakes,
+        doubts=(*heartbeat_doubts, *submission_doubts, *([unclear] if unclear else ())),
+        damaged_files=observed(lambda: find_damage(directory)),
+        resubmitted=_resubmitted(directory, moment.time) if facts.operation.resubmissions else 0,
+        clock_ahead=moment.ahead,
+        **vars(see_training(paths, attempts)),
+        **vars(operation),
+    )
+
+
+def unseen(facts: RunFacts, moment: Moment, why: Unknown) -> Snapshot:
+    """A snapshot in which nothing was seen, for one reason. No file is read."""
+    return Snapshot(time=moment.time, run=facts, scheduler="", **all_unknown(Snapshot, why))
+
+
+def look_now(directory: RunDirectory, facts: RunFacts, scheduler: Overview | Unknown) -> Moment:
+    """The moment for `observe`, by the run's clock."""
+    return moment_of(directory, facts.operation.clock_skew_seconds, scheduler)
+
+
+def _resubmitted(directory: RunDirectory, now: float) -> Observed[int]:
+    """How much of a day's budget the watchdog has spent; it does nothing where the journal may not tell all."""
+    past = replay(read_journal(directory.journal, since=now - DAY_SECONDS))
+    return Unknown(past.doubt) if past.doubt else past.spent("resubmit", now)
+
+
+def _ask(
+    scheduler: Overview | Unknown, names: Collection[str]
+) -> tuple[Observed[tuple[Job, ...]], Observed[tuple[Node, ...]]]:
+    """Jobs and nodes: two calls, or one when the first gets no answer (each failing call costs its whole time-out).
+
+    A run that was launched under several names is found among all jobs.
+    """
+    if isinstance(scheduler, Unknown):
+        return scheduler, scheduler
+    name = next(iter(names)) if len(names) == 1 else None
+    jobs = _call(lambda: scheduler.jobs(name=name))
+    if isinstance(jobs, Unknown):
+        return jobs, Unknown(jobs.why)
+    return jobs, _call(scheduler.nodes)
+
+
+def _call(call: Callable[[], T]) -> Observed[T]:
+    try:
+        return call()
+    except SchedulerUnreachable as error:
+        return Unknown(cause(error))
+    except (SchedulerError, OSError, ValueError) as error:
+        return Unknown(f"it answered with an error: {cause(error)}")
+
+
+def _split(jobs: Observed[tuple[Job, ...]], ownership: Ownership) -> tuple[Observed[tuple[Job, ...]], tuple[Job, ...]]:
+    return (jobs, ()) if isinstance(jobs, Unknown) else ownership.split(jobs)
+
+
+def _exclusions(
+    listed: Observed[tuple[Exclusion, ...]], jobs: tuple[Job, ...], submissions: tuple[Submission, ...]
+) -> Observed[tuple[Exclusion, ...]]:
+    """The run's own list, and the nodes that its queued or running jobs exclude for other reasons.
+
+    Where the scheduler's answer does not tell what a job excludes, its submission does.
+    """
+    if isinstance(listed, Unknown):
+        return listed
+    found = {entry.node: entry for entry in listed}
+    submitted = {entry.job_id: entry.excluded for entry in submissions if entry.excluded}
+    for job in jobs:
+        if job.state is JobState.PENDING or job.state.is_active:
+            for node in job.excluded or submitted.get(array_number(job), ()):
+                found.setdefault(node, Exclusion(node, why=f"excluded by job {job.job_id}"))
+    return tuple(found[name] for name in sorted(found))

@@ -1,0 +1,161 @@
+"""What is seen of the operation around a run: copies, clocks, purges, holds; and what its card says of them.
+
+Frozen values only. Times are seconds since the epoch, durations seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tr11ops.base.observed import Observed
+from tr11ops.cluster.base import Job
+from tr11ops.rundir.copy_policy import CopyPolicy
+
+if TYPE_CHECKING:
+    from tr11ops.rundir import cron_records as periodic
+    from tr11ops.rundir.disk_usage import Usage
+from tr11ops.rundir.holds import HoldRecord
+
+
+@dataclass(frozen=True)
+class FilesystemRule:
+    """From when a watched file system counts as full: one [[filesystems]] table of the card, sizes in bytes."""
+
+    name: str
+    bytes_percent: float = 85.0
+    inodes_percent: float = 85.0
+    bytes_limit: int | None = None
+    inodes_limit: int | None = None
+    least_free: int | None = None
+    forecast_days: float = 14.0
+
+
+@dataclass(frozen=True)
+class OperationFacts:
+    """What the run card says of the operation, as far as watching needs it. None or empty: not asked for.
+
+    `allocated_nodes` are those that one attempt asks for, spares included. `archive_interval` is how many steps lie
+    between two checkpoints that must be copied away, by the key of the card that asks for most; `copies` says which
+    are, and `copy_seconds` is the time between two rounds. `sync_seconds`: between two copies of the logs.
+    """
+
+    partition: str = ""
+    allocated_nodes: int | None = None
+    exclusion_cap_percent: float | None = None
+    longest_queue_seconds: float = 3600.0
+    tasks_left: int = 2
+    clock_skew_seconds: float = 30.0
+    purge_days: float | None = None
+    used_files: tuple[Path, ...] = ()  # datasets and tokenizer, which a purge would take as well
+    archive_interval: int | None = None
+    copies: CopyPolicy | None = None
+    copy_seconds: float = 86_400.0
+    sync_seconds: float | None = None
+    filesystems: tuple[FilesystemRule, ...] = ()
+    periodic_jobs: tuple[str, ...] | None = None  # that the card wants; None: any
+    has_recipients: bool = False  # an alert reaches someone: an address or a delivery URL
+    start_of_watchdog: str = "cron install"  # the words of tr11 that start one on this machine
+    resubmissions: int = 0  # how often in 24 hours the periodic watchdog may submit again; 0: it only looks
+
+
+@dataclass(frozen=True)
+class Copied:
+    """One sound copy of a checkpoint that is on record: which archive of the card has it, whole or its weights."""
+
+    archive: str
+    kind: str
+    step: int
+
+
+@dataclass(frozen=True)
+class FoundSecret:
+    """A kind of secret in a log: `line` of the first (0: it has none), `time` of the finding, when it was revoked."""
+
+    path: str
+    kind: str
+    line: int
+    time: float
+    revoked: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.path}{f' line {self.line:,}' if self.line else ''}: {self.kind}"
+
+
+def found_secrets(value: object) -> tuple[FoundSecret, ...]:
+    """The secrets on record. Raises ValueError for what is no such list."""
+    if not isinstance(value, list):
+        raise ValueError("its secrets are no list")
+    try:
+        found = tuple(FoundSecret(**entry) for entry in value)
+    except TypeError:
+        raise ValueError("its secrets are no list of secrets") from None
+    for secret in found:
+        numbers = (secret.line, secret.time, 0 if secret.revoked is None else secret.revoked)
+        texts = (secret.path, secret.kind)
+        if not all(isinstance(n, int | float) for n in numbers) or not all(isinstance(t, str) for t in texts):
+            raise ValueError("its secrets are no list of secrets")
+    return found
+
+
+@dataclass(frozen=True)
+class CopyStatus:
+    """The last success of a backup or a synchronisation: when, and the newest step whose copy was verified.
+
+    A backup also says all its sound copies (None: by an older tr11, which did not say), and in one line for each copy
+    that was found damaged: where, which step, how many files, and which other copy there is. A synchronisation says
+    which secrets were ever found in the logs.
+    """
+
+    time: float
+    step: int | None = None
+    message: str = ""
+    copied: tuple[Copied, ...] | None = None
+    damaged: tuple[str, ...] = ()
+    secrets: tuple[FoundSecret, ...] = ()
+
+
+@dataclass(frozen=True)
+class UnwritableDirectory:
+    """A folder of the run that no one can write to, as seen from this host: its file system is full, or read-only."""
+
+    path: str
+    why: str
+    is_full: bool
+
+
+@dataclass(frozen=True)
+class ClockReading:
+    """One file of the run directory: the time that its writer put into it, and the file system's own time of it."""
+
+    host: str
+    written: float
+    stamped: float
+    what: str
+
+
+@dataclass(frozen=True)
+class LeastUsed:
+    """The file that was read or changed longest ago among some that the run needs."""
+
+    what: str  # "checkpoint global_step800", "data"
+    path: Path
+    time: float
+
+
+@dataclass(frozen=True)
+class OperationObservations:
+    """The part of a Snapshot that is of the operation around the run; each value may be unknown for itself."""
+
+    ended_jobs: Observed[tuple[Job, ...]] = ()  # those that the scheduler no longer knows, from its own log
+    holds: Observed[tuple[HoldRecord, ...]] = ()
+    holds_changed: float | None = None  # when tr11 last held or released something
+    backup: Observed[CopyStatus | None] = None
+    sync: Observed[CopyStatus | None] = None
+    periodic_jobs: Observed[tuple[periodic.PeriodicJobState, ...]] = ()
+    chains: Observed[tuple[periodic.ChainState, ...]] = ()
+    usage: Observed[tuple[Usage, ...]] = ()
+    clocks: Observed[tuple[ClockReading, ...]] = ()
+    least_used: Observed[tuple[LeastUsed, ...]] = ()
+    shut_folders: Observed[tuple[UnwritableDirectory, ...]] = ()

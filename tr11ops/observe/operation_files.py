@@ -1,0 +1,330 @@
+"""Reads what surrounds a run into observed values: copies, clocks, holds, purges, ended jobs, periodic jobs, disks.
+
+A failed read is `Unknown` with its reason, never an exception. Nothing walks a tree: what is looked at is a handful of
+files, whatever the run holds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tr11ops.base.observed import Observed, Unknown, cause, known, observed
+from tr11ops.base.tail import tail_lines
+from tr11ops.base.units import bytes_of, number_in
+from tr11ops.cluster import jobcomp
+from tr11ops.cluster.base import Job
+from tr11ops.cluster.select import start_of_watchdog
+from tr11ops.observe.operation import (
+    ClockReading,
+    Copied,
+    CopyStatus,
+    FilesystemRule,
+    LeastUsed,
+    OperationFacts,
+    OperationObservations,
+    UnwritableDirectory,
+    found_secrets,
+)
+from tr11ops.observe.snapshot import Attempt
+from tr11ops.rundir import cron_records as periodic
+from tr11ops.rundir.copy_policy import CopyPolicy
+from tr11ops.rundir.disk_usage import read_usage
+from tr11ops.rundir.holds import holds_path, read_by_attempts, read_commanded
+from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.heartbeat import Heartbeat
+from trainer.contract.paths import RunPaths, checkpoint_name, checkpoint_steps
+from trainer.contract.state_file import open_for_reading, read_json
+
+if TYPE_CHECKING:
+    from tr11ops.runcard.card import RunCard
+
+RANKS_PER_HOST = 2  # whose heartbeats tell a host's clock; one alone may have been written slowly
+FILES_PER_FOLDER = 64  # of a checkpoint, enough to tell when it was last used
+LONGEST_TEXT = 300
+MOST_DAMAGED = 100  # lines that are read of a backup's status
+COMPLETION_BYTES = 1 << 20  # the last two thousand ended jobs, or more
+
+
+def operation_facts(card: RunCard, card_folder: Path = Path()) -> OperationFacts:
+    """What watching the operation needs of a run card, which lies in `card_folder`."""
+    backup, hub, watch = card.backup, card.hub, card.watch
+    intervals = [backup.store_interval] if backup.store else []
+    if backup.url:
+        intervals += [backup.full_interval, backup.weights_interval]
+    return OperationFacts(
+        partition=card.slurm.partition or "",
+        allocated_nodes=card.slurm.allocated_nodes,
+        exclusion_cap_percent=card.resilience.exclusion_cap_percent,
+        longest_queue_seconds=60.0 * watch.longest_queue_minutes,
+        tasks_left=watch.tasks_left,
+        clock_skew_seconds=watch.clock_skew_seconds,
+        purge_days=watch.scratch_purge_days,
+        used_files=tuple(_used_files(card)) if watch.scratch_purge_days is not None else (),
+        archive_interval=min(filter(None, intervals), default=None),
+        copies=CopyPolicy.of(backup) if backup.store or backup.url else None,
+        copy_seconds=3600.0 * backup.interval_hours,
+        sync_seconds=60.0 * hub.interval_minutes if hub.repository else None,
+        filesystems=tuple(
+            FilesystemRule(
+                name=entry.name,
+                bytes_percent=entry.bytes_percent,
+                inodes_percent=entry.inodes_percent,
+                bytes_limit=None if entry.bytes_limit is None else bytes_of(entry.bytes_limit),
+                inodes_limit=entry.inodes_limit,
+                least_free=None if entry.least_free is None else bytes_of(entry.least_free),
+                forecast_days=entry.forecast_days,
+            )
+            for entry in card.filesystems
+        ),
+        periodic_jobs=_wanted_jobs(card, card_folder),
+        start_of_watchdog=start_of_watchdog(),
+        has_recipients=card.alerts.has_recipients,
+        resubmissions=card.watch.resubmissions_per_day if card.watch.act else 0,
+    )
+
+
+def _wanted_jobs(card: RunCard, card_folder: Path) -> tuple[str, ...] | None:
+    from tr11ops.cron.drop_ins import every_job
+    from trainer.config.card import CardError
+
+    try:
+        jobs = every_job(card, RunDirectory(card.paths, card.kill_switch), card_folder)
+        return tuple(job.name for job in jobs if not job.unwanted)
+    except CardError:
+        return None  # `tr11 cron` says what is wrong with it; what ran once is watched all the same
+
+
+def _used_files(card: RunCard) -> Iterator[Path]:
+    from tr11ops.rundir.datasets import prefixes_of
+    from tr11ops.rundir.tokenizer import tokenizer_place, workers_environment
+
+    found = observed(lambda: prefixes_of(card.data))
+    for prefix in card.data.prefixes if isinstance(found, Unknown) else found:
+        yield Path(f"{prefix}.bin")
+        yield Path(f"{prefix}.idx")
+    tokenizer = observed(lambda: tokenizer_place(card, workers_environment(card, os.environ)))
+    if isinstance(tokenizer, Path):
+        yield tokenizer
+    for text in (card.tokenizer.vocabulary_file, card.tokenizer.merges_file):
+        if text is not None:
+            yield Path(text)
+
+
+def see_operation(
+    directory: RunDirectory,
+    facts: OperationFacts,
+    name: str,
+    heartbeats: Observed[tuple[Heartbeat, ...]],
+    attempts: Observed[tuple[Attempt, ...]],
+    attempts_of_holds: Iterable[str] | None = None,
+) -> OperationObservations:
+    """Look at everything around the run called `name`. `heartbeats` and `attempts` are those just read.
+
+    `attempts_of_holds`: the attempts whose verdicts may hold something; None for `attempts` alone.
+    """
+    state = directory.paths.state
+    commanded = observed(lambda: read_commanded(directory.paths))
+    kept = [attempt.job_id for attempt in known(attempts, ())]
+    changed = observed(holds_path(directory.paths).stat)
+    return OperationObservations(
+        ended_jobs=read_ended_jobs(directory.site, name),
+        holds=commanded
+        if isinstance(commanded, Unknown)
+        else (*commanded, *read_by_attempts(directory.paths, kept if attempts_of_holds is None else attempts_of_holds)),
+        holds_changed=None if isinstance(changed, Unknown) else changed.st_mtime,
+        backup=read_copy(state / "backup" / "status.json"),
+        sync=read_copy(state / "sync" / "status.json"),
+        periodic_jobs=periodic.read_jobs(directory),
+        chains=periodic.read_chains(directory),
+        usage=read_usage(directory) if facts.filesystems else (),
+        clocks=read_clocks(directory.paths, known(heartbeats, ()), known(attempts, ())),
+        least_used=read_least_used(directory.paths, facts.used_files) if facts.purge_days is not None else (),
+        shut_folders=read_unwritable_directories(directory.paths),
+    )
+
+
+# ----------------------------------------------------------------------------- folders that no one can write to
+def read_unwritable_directories(paths: RunPaths) -> Observed[tuple[UnwritableDirectory, ...]]:
+    """The run's own folders on a full or read-only file system; the first of each. Nothing is written to find out.
+
+    A quota that is used up does not show here: `tr11 fs-watchdog` asks for it.
+    """
+    return observed(
+        lambda: tuple(_unwritable_directories((paths.root, paths.state, paths.checkpoints, paths.main_log.parent)))
+    )
+
+
+def _unwritable_directories(folders: Iterable[Path]) -> Iterator[UnwritableDirectory]:
+    known_devices = set()
+    for folder in folders:
+        try:
+            device, room = folder.stat().st_dev, os.statvfs(folder)
+        except FileNotFoundError:  # not made yet
+            continue
+        if device in known_devices:
+            continue
+        known_devices.add(device)
+        if room.f_flag & os.ST_RDONLY:
+            yield UnwritableDirectory(str(folder), "read-only", is_full=False)
+        elif room.f_blocks and not room.f_bavail:
+            yield UnwritableDirectory(str(folder), "no byte is left", is_full=True)
+        elif room.f_files and not room.f_favail:
+            yield UnwritableDirectory(str(folder), "no inode is left", is_full=True)
+
+
+# ----------------------------------------------------------------------------- copies and holds
+def read_copy(path: Path) -> Observed[CopyStatus | None]:
+    """The last success of a backup or a synchronisation; None when there never was one."""
+
+    def read() -> CopyStatus | None:
+        value = read_json(path)
+        if value is None:
+            return None
+        step = value.get("step")
+        return CopyStatus(
+            time=_number(path, value["time"]),
+            step=None if step is None else int(_number(path, step)),
+            message=_line(value.get("message")),
+            copied=_copied(path, value.get("copied")),
+            damaged=tuple(_line(text) for text in _list(path, value.get("damaged", []))[:MOST_DAMAGED]),
+            secrets=found_secrets(value.get("secrets", [])),
+        )
+
+    return observed(read)
+
+
+def _copied(path: Path, value: Any) -> tuple[Copied, ...] | None:
+    """All sound copies: {archive: {kind: [step, ...]}}; None where an older tr11 wrote the file."""
+    if value is None:
+        return None
+    if not isinstance(value, dict) or not all(isinstance(kinds, dict) for kinds in value.values()):
+        raise ValueError(f"{path} holds {str(value)[:40]!r} where copies belong")
+    return tuple(
+        Copied(_line(archive), _line(kind), int(_number(path, step)))
+        for archive, kinds in value.items()
+        for kind, steps in kinds.items()
+        for step in _list(path, steps)
+    )
+
+
+def _list(path: Path, value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"{path} holds {str(value)[:40]!r} where a list belongs")
+    return value
+
+
+def _line(value: Any) -> str:
+    """What a file says, as one line that is fit to be shown."""
+    text = "".join(character if character.isprintable() else " " for character in str(value or ""))
+    return " ".join(text.split())[:LONGEST_TEXT]
+
+
+def _number(path: Path, value: Any) -> float:
+    number = number_in(value)
+    if number is None:
+        raise ValueError(f"{path} holds {str(value)[:40]!r} where a number belongs")
+    return number
+
+
+# ----------------------------------------------------------------------------- jobs that the scheduler has forgotten
+def read_ended_jobs(site: Path, name: str) -> Observed[tuple[Job, ...]]:
+    """Ended jobs called `name` in the scheduler's own log, where `site` says that it keeps one. No call is made.
+
+    Empty where the site keeps none, or where it cannot be read from here: it often lies on the controller alone.
+    """
+    told = known(observed(lambda: read_json(site)), None) or {}
+    log = told.get("job_completions")
+    if not isinstance(log, str) or not log:
+        return ()
+    try:
+        lines, _ = tail_lines(Path(log), COMPLETION_BYTES)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return ()
+    except OSError as error:
+        return Unknown(cause(error))
+    return jobcomp.ended_jobs(lines, name)
+
+
+# ----------------------------------------------------------------------------- clocks
+def read_clocks(
+    paths: RunPaths, beats: Iterable[Heartbeat], attempts: Iterable[Attempt]
+) -> Observed[tuple[ClockReading, ...]]:
+    """Times that hosts wrote into heartbeats and end markers, each beside the file system's own time of that file.
+
+    A few ranks of each host are read again, since content and time must be of the same version of the file. A file
+    that has gone meanwhile is left out.
+    """
+    chosen: dict[str, int] = {}
+    found: list[ClockReading] = []
+
+    def read() -> tuple[ClockReading, ...]:
+        for beat in beats:
+            if chosen.setdefault(beat.host, 0) < RANKS_PER_HOST:
+                chosen[beat.host] += 1
+                found.extend(_reading(paths.heartbeat(beat.rank), f"heartbeat of rank {beat.rank}"))
+        for attempt in attempts:
+            found.extend(_reading(paths.end_marker(attempt.job_id), f"end of attempt {attempt.label}"))
+        return tuple(found)
+
+    return observed(read)
+
+
+def _reading(path: Path, what: str) -> Iterator[ClockReading]:
+    try:
+        with open_for_reading(path) as stream:
+            stamped = os.fstat(stream.fileno()).st_mtime
+            value: object = observed(lambda: json.loads(stream.read(1 << 16)))
+    except FileNotFoundError:
+        return
+    if isinstance(value, dict):
+        host, written = str(value.get("host") or ""), number_in(value.get("time"))
+        if host and written is not None:
+            yield ClockReading(host, written, stamped, what)
+
+
+# ----------------------------------------------------------------------------- what a purge would take
+def read_least_used(paths: RunPaths, used: Iterable[Path]) -> Observed[tuple[LeastUsed, ...]]:
+    """Of the newest checkpoint and of the data, the file that was read or changed longest ago.
+
+    The time is the later of access and change. Sites go by the same, unless their file system keeps no access times.
+    """
+
+    def read() -> tuple[LeastUsed, ...]:
+        steps = checkpoint_steps(paths.checkpoints)
+        found = []
+        if steps:
+            name = checkpoint_name(steps[-1])
+            found.append(_least(f"checkpoint {name}", _files_of(paths.checkpoint(steps[-1]))))
+        found.append(_least("data", used))
+        return tuple(entry for entry in found if entry is not None)
+
+    return observed(read)
+
+
+def _files_of(checkpoint: Path) -> Iterator[Path]:
+    for folder in ("weights", "optimizer"):
+        try:
+            entries = os.scandir(checkpoint / folder)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        with entries:
+            yield from (Path(entry.path) for entry in islice(entries, FILES_PER_FOLDER) if entry.is_file())
+
+
+def _least(what: str, files: Iterable[Path]) -> LeastUsed | None:
+    times = []
+    for path in files:
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            continue
+        times.append((max(status.st_atime, status.st_mtime), path))
+    if not times:
+        return None
+    moment, path = min(times)
+    return LeastUsed(what, path, moment)

@@ -1,0 +1,141 @@
+"""Is this job of this run? One rule for every command that looks at, launches, changes or stops jobs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from tr11ops.base.observed import Observed, Unknown, known
+from tr11ops.cluster.base import Job, Scheduler
+from tr11ops.cluster.parts import array_number
+from tr11ops.observe.files import read_submissions
+from tr11ops.rundir.paths import DAMAGED, RunDirectory, Submission, parse_comment
+
+OWN_COMMENT = "tr11-"  # of tr11's other jobs: copies, periodic jobs
+CLOCK_SECONDS = 60.0  # by which the clocks of a submission's record and of the scheduler may differ
+
+
+class Ownership:
+    """The rule, for thousands of jobs: what it needs of the submissions is looked up, not searched.
+
+    A job is of this run by the mark in its comment, which names the run directory. One without a mark is, if it has the
+    run's name and either a submission's record has its number, or it works in the run directory (submitted by hand).
+    A number counts only for a job submitted no earlier than its record was begun: schedulers reuse numbers after a
+    reset. Whose the job is does not count: the answer is the same for anyone who asks.
+
+    `variant`: count this variant of the run alone, as the accounts of its past do; None: any, as they share one lease
+    and one kill switch. `array_id` is known to be the run's, whatever its comment says. `scheduler`: where the jobs
+    are; others' numbers do not count.
+    """
+
+    def __init__(
+        self,
+        directory: RunDirectory,
+        submissions: Iterable[Submission] = (),
+        variant: str | None = None,
+        array_id: str | None = None,
+        scheduler: str = "",
+    ) -> None:
+        self._directory = directory
+        self._variant = variant
+        self._array_id = array_id
+        self._variants: dict[str, str] = {}
+        self._by_job: dict[str, Submission] = {}
+        for entry in submissions:
+            self._variants[entry.tag] = entry.variant
+            is_there = scheduler in ("", entry.scheduler) and variant in (None, entry.variant)
+            if entry.job_id is not None and is_there:
+                self._by_job.setdefault(entry.job_id, entry)
+        self._marked: dict[str, bool | None] = {}
+
+    def has(self, job: Job) -> bool:
+        """Whether the job is of this run."""
+        if self._array_id is not None and job.array_id == self._array_id:
+            return True
+        if job.comment not in self._marked:  # the same for all tasks of an array
+            marked = parse_comment(job.comment)
+            self._marked[job.comment] = None if marked is None else self._is_ours(*marked)
+        is_ours = self._marked[job.comment]
+        if is_ours is not None:
+            return is_ours
+        if job.name != self._directory.paths.name or job.comment.startswith(OWN_COMMENT):
+            return False
+        return self._is_recorded(job) or self._works_here(job)
+
+    def split(self, jobs: Iterable[Job]) -> tuple[tuple[Job, ...], tuple[Job, ...]]:
+        """Jobs of this run, and others of its name."""
+        ours: list[Job] = []
+        namesakes: list[Job] = []
+        for job in jobs:
+            if self.has(job):
+                ours.append(job)
+            elif job.name == self._directory.paths.name:
+                namesakes.append(job)
+        return tuple(ours), tuple(namesakes)
+
+    def _is_ours(self, tag: str, mark: str) -> bool:
+        return mark == self._directory.mark and self._variant in (None, self._variants.get(tag, self._variant))
+
+    def _is_recorded(self, job: Job) -> bool:
+        entry = self._by_job.get(job.raw_id) or self._by_job.get(array_number(job))
+        return entry is not None and (job.submit_time is None or job.submit_time >= entry.time - CLOCK_SECONDS)
+
+    def _works_here(self, job: Job) -> bool:
+        place = job.working_directory
+        return bool(place) and os.path.normpath(place) in {os.path.normpath(self._directory.root), self._real_root}
+
+    @cached_property
+    def _real_root(self) -> str:
+        return os.path.realpath(self._directory.root)
+
+
+def own_jobs(
+    directory: RunDirectory, jobs: Iterable[Job], submissions: Iterable[Submission], scheduler: str = ""
+) -> tuple[tuple[Job, ...], tuple[Job, ...]]:
+    """Jobs of this run that are not over, of any variant, and living jobs of the same name that are not of this run."""
+    ownership = Ownership(directory, submissions, scheduler=scheduler)
+    return ownership.split(job for job in jobs if not job.state.is_final)
+
+
+@dataclass(frozen=True)
+class OwnJobs:
+    """The jobs of a run that are not over, and others of its name that are not of it.
+
+    `doubt` says which jobs may be of the run or not, and why that is not known: they are in neither. "" for none.
+    """
+
+    jobs: tuple[Job, ...] = ()
+    namesakes: tuple[Job, ...] = ()
+    doubt: str = ""
+
+
+def read_own_jobs(directory: RunDirectory, scheduler: Scheduler, array_id: str | None = None) -> OwnJobs:
+    """Ask for the run's jobs, and read whose they are. Raises SchedulerError.
+
+    Where submissions cannot be read, a job of the run's name without a mark may be one of them: that is unknown.
+    """
+    jobs = scheduler.jobs()  # before the records: a job that comes meanwhile is known by its mark
+    submissions, faults = read_submissions(directory)
+    ownership = Ownership(directory, known(submissions, ()), array_id=array_id, scheduler=scheduler.name)
+    ours, namesakes = ownership.split(job for job in jobs if not job.state.is_final)
+    return OwnJobs(ours, *without_unclear(namesakes, submissions, faults))
+
+
+def without_unclear(
+    namesakes: tuple[Job, ...], submissions: Observed[tuple[Submission, ...]], faults: Iterable[str] = ()
+) -> tuple[tuple[Job, ...], str]:
+    """Namesakes less the unmarked ones, where a submission that could not be read may name them; and that doubt."""
+    damaged = [f"submission {one.tag}: {one.note}" for one in known(submissions, ()) if one.note.startswith(DAMAGED)]
+    why = submissions.why if isinstance(submissions, Unknown) else "; ".join((*faults, *damaged))
+    unclear = [
+        job
+        for job in namesakes
+        if why and parse_comment(job.comment) is None and not job.comment.startswith(OWN_COMMENT)
+    ]
+    if not unclear:
+        return namesakes, ""
+    names = ", ".join(job.job_id for job in unclear)
+    others = tuple(job for job in namesakes if job not in unclear)
+    return others, f"whether job {names} is of this run cannot be told: {why}"

@@ -1,0 +1,185 @@
+"""What tr11 saw of one run at one moment: frozen, typed, and with *unknown* as a value.
+
+A `Snapshot` holds observations only. Nothing here reads a file, calls the scheduler or looks at a clock: the moment is
+in `Snapshot.time`. Times are seconds since the epoch, durations seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from tr11ops.base.observed import Observed, Unknown, known, observed_fields, unknown_fields
+from tr11ops.cluster.base import Job, JobState, Node
+from tr11ops.observe.operation import OperationFacts, OperationObservations
+from tr11ops.observe.training import TrainingFacts, TrainingObservations
+from tr11ops.rundir.damage import Damage
+from tr11ops.rundir.exclusion import Exclusion
+from tr11ops.rundir.paths import Submission
+from trainer.contract.end_marker import EndMarker
+from trainer.contract.heartbeat import Heartbeat
+from trainer.contract.logline import StepRecord
+from trainer.contract.resumable import ResumeNeed
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What the run card says, as far as watching needs it.
+
+    `task_seconds` is how long one array task trains (the exit duration, else the time limit); None where the card
+    does not say. `total_iterations` counts from the card's samples and batch ramp. `need`: what the run needs of a
+    checkpoint that it resumes from.
+    """
+
+    name: str
+    variant: str
+    directory: Path
+    kill_switch: Path
+    card: str = ""
+    nodes: int | None = None
+    total_iterations: int | None = None
+    checkpoint_interval: int | None = None
+    task_seconds: float | None = None
+    training: TrainingFacts = field(default_factory=TrainingFacts)
+    operation: OperationFacts = field(default_factory=OperationFacts)
+    need: ResumeNeed = field(default_factory=ResumeNeed)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One logged step. `time` and `job_id` are None and empty where only `main_log.txt` could be read."""
+
+    record: StepRecord
+    time: float | None = None
+    job_id: str = ""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One allocation's folder in the run directory.
+
+    `end` is None when the trainer left no end marker; `failure` is then what the batch script found instead ("" if it
+    found nothing either). `changed` is the time of the end marker, or of the folder's last change. `changes`: what it
+    has otherwise than the attempt before it.
+    """
+
+    job_id: str
+    changed: float
+    end: Observed[EndMarker | None]
+    label: str = ""  # the id as people type it, e.g. "1234_7"
+    start: float | None = None
+    nodes: tuple[str, ...] = ()
+    failure: str = ""
+    changes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One checkpoint folder. It is complete when it has a manifest; `faults`: why no training resumes from it.
+
+    `verified` says what was compared with the manifest: "sizes", "digests", or "" when nothing was.
+    """
+
+    step: int
+    complete: bool
+    created: float | None = None
+    bytes: int | None = None
+    verified: str = ""
+    faults: tuple[str, ...] = ()
+
+    @property
+    def is_sound(self) -> bool:
+        return self.complete and not self.faults
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """All steps that have a folder (ascending), the step that `latest` names, and the newest folders, looked into.
+
+    `examined` is newest first; it ends at the first sound checkpoint.
+    """
+
+    steps: tuple[int, ...]
+    latest: Observed[int | None]
+    examined: tuple[Checkpoint, ...]
+
+    @property
+    def newest_sound(self) -> Checkpoint | None:
+        return next((checkpoint for checkpoint in self.examined if checkpoint.is_sound), None)
+
+
+@dataclass(frozen=True)
+class KillSwitch:
+    """The stop file that was found. Who and why are empty where the file does not say."""
+
+    path: Path
+    who: str = ""
+    time: float | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot(TrainingObservations, OperationObservations):
+    """One run at one moment.
+
+    `time`, and every moment in it, is by the run's clock (see clock.py).
+
+    `jobs` are this run's alone; `namesakes` carry its name without belonging to it. `doubts` are the read failures
+    that left a part of an otherwise known observation out.
+    """
+
+    time: float
+    run: RunFacts
+    scheduler: str
+    jobs: Observed[tuple[Job, ...]]
+    nodes: Observed[tuple[Node, ...]]
+    steps: Observed[tuple[Step, ...]]
+    heartbeats: Observed[tuple[Heartbeat, ...]]
+    attempts: Observed[tuple[Attempt, ...]]
+    checkpoints: Observed[Checkpoints]
+    kill_switch: Observed[KillSwitch | None]
+    exclusions: Observed[tuple[Exclusion, ...]]
+    submissions: Observed[tuple[Submission, ...]]
+    namesakes: tuple[Job, ...] = ()
+    doubts: tuple[str, ...] = ()
+    clock_ahead: Observed[float] = 0.0  # this machine's clock, of the one that `time` is by (below zero: behind)
+    pause: Observed[KillSwitch | None] = None  # a file like the kill switch: the present attempt is the last one
+    damaged_files: Observed[tuple[Damage, ...]] = ()  # of those in which the run keeps its state
+    switch_fault: Observed[str] = ""  # why the kill switch seen here is not known to be the run's
+    resubmitted: Observed[int] = 0  # how often the watchdog did so in 24 hours; counted where the card lets it
+
+    @cached_property
+    def active_jobs(self) -> tuple[Job, ...]:
+        """Jobs of this run that hold an allocation; empty also where jobs are unknown."""
+        return tuple(job for job in known(self.jobs, ()) if job.state.is_active)
+
+    @cached_property
+    def pending_jobs(self) -> tuple[Job, ...]:
+        """Jobs of this run in the queue; the waiting tasks of an array are one job."""
+        return tuple(job for job in known(self.jobs, ()) if job.state is JobState.PENDING)
+
+    @property
+    def last_end(self) -> Observed[EndMarker | None]:
+        """The end marker of the newest attempt; None where it left none, or where there is no attempt."""
+        if isinstance(self.attempts, Unknown):
+            return self.attempts
+        newest = max(self.attempts, key=lambda attempt: attempt.changed, default=None)
+        return None if newest is None else newest.end
+
+    def unknowns(self) -> tuple[str, ...]:
+        """Everything that could not be observed, as `what: why`, one line each."""
+        return tuple(self._unknowns())
+
+    def _unknowns(self) -> Iterator[str]:
+        yield from unknown_fields(self)
+        for attempt in known(self.attempts, ()):
+            if isinstance(attempt.end, Unknown):
+                yield f"end of attempt {attempt.job_id}: {attempt.end.why}"
+        if not isinstance(self.checkpoints, Unknown) and isinstance(self.checkpoints.latest, Unknown):
+            yield f"latest: {self.checkpoints.latest.why}"
+        yield from self.doubts
+
+
+SNAPSHOT_NAMES = frozenset({*observed_fields(Snapshot).values(), "latest"})  # heads of the lines of `unknowns`

@@ -1,0 +1,117 @@
+"""What is watched of the training itself, beyond steps and heartbeats: the types, and no reading.
+
+Times are seconds since the epoch, durations seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tr11ops.base.observed import Observed
+from trainer.contract.compute_record import ComputeTimes
+
+TRAINING_PHASES = ("training", "data-wait")  # in which iterations are to be finished
+
+
+@dataclass(frozen=True)
+class TrainingFacts:
+    """What the run card says of the training, as far as its detectors need it; the defaults are the card's.
+
+    `stall_iterations`: iteration times without a new iteration that count as a stall. `slow_percent`: see `[watch]`.
+    `gradient_factor` and `loss_factor`: how far above its median a value is a spike. `log_interval`: iterations for
+    each line of the log. `checkpoint_minutes`: between two saves, None where iterations alone count.
+    """
+
+    stall_iterations: float = 10.0
+    slow_percent: float = 3.0
+    gradient_factor: float = 10.0
+    loss_factor: float = 2.0
+    window: int = 100
+    log_interval: int = 1
+    checkpoint_minutes: float | None = None
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One phase of one launch. `ended` is None for the last one of a launch: it lasts, or no one saw its end."""
+
+    job_id: str
+    launch: int
+    phase: str
+    iteration: int
+    began: float
+    ended: float | None = None
+
+
+@dataclass(frozen=True)
+class TrainingEvent:
+    """What the trainer noted beside its steps: `spike`, `roll-back`, `skipped` or `validation`, with its `values`."""
+
+    kind: str
+    time: float
+    job_id: str = ""
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LogFile:
+    """A log that is there: `bytes` long, last written to at `changed` by the file system's clock."""
+
+    name: str
+    bytes: int
+    changed: float
+
+
+@dataclass(frozen=True)
+class LaunchEnd:
+    """When the workers of one launch were gone, by the batch controller's record: why, and which nodes it found bad.
+
+    `decision`: what followed, in one line.
+    """
+
+    job_id: str
+    launch: int
+    time: float
+    why: str = ""
+    decision: str = ""
+    blamed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Corruption:
+    """A worker whose results cannot be trusted, by a check of the arithmetic at `iteration` of an attempt.
+
+    `certain`: it differs from itself, or from replicas that agree; else it or another one is wrong. `why` is in words.
+    """
+
+    node: str
+    rank: int
+    time: float
+    iteration: int
+    certain: bool
+    why: str
+
+
+@dataclass(frozen=True)
+class NodeWarning:
+    """What a health check of a node said before the newest attempt's workers began there, where it was not fine."""
+
+    node: str
+    check: str
+    result: str
+    why: str
+
+
+@dataclass(frozen=True)
+class TrainingObservations:
+    """The part of a Snapshot that the trainer left beside its steps."""
+
+    phases: Observed[tuple[Phase, ...]] = ()  # of the kept attempts; oldest first in each
+    events: Observed[tuple[TrainingEvent, ...]] = ()  # oldest first
+    logs: Observed[tuple[LogFile, ...]] = ()
+    node_warnings: Observed[tuple[NodeWarning, ...]] = ()  # of the newest attempt
+    launch_ends: Observed[tuple[LaunchEnd, ...]] = ()  # of the newest attempts, the newest of them first
+    corruptions: Observed[tuple[Corruption, ...]] = ()  # of all attempts, oldest first
+    compute_times: Observed[tuple[ComputeTimes, ...]] = ()  # of the newest attempt's newest launch, while it lasts

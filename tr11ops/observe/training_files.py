@@ -1,0 +1,237 @@
+"""Reads what the trainer left beside its steps: phases, events, logs' sizes, nodes' warnings.
+
+Only tails of large files are read. A failed read is `Unknown` with its reason, never an exception.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tr11ops.base.observed import Observed, Unknown, cause, observed
+from tr11ops.base.tail import tail_lines
+from tr11ops.observe.files import TAIL_BYTES
+from tr11ops.observe.snapshot import Attempt
+from tr11ops.observe.training import (
+    Corruption,
+    LaunchEnd,
+    LogFile,
+    NodeWarning,
+    Phase,
+    TrainingEvent,
+    TrainingFacts,
+    TrainingObservations,
+)
+from trainer.contract.compute_record import ComputeTimes
+from trainer.contract.corruption import Suspect
+from trainer.contract.metrics_record import STEP, parse_record
+from trainer.contract.paths import RunPaths
+from trainer.contract.phases import PhaseRecord, parse_phase
+from trainer.contract.state_file import open_for_reading, read_json
+
+if TYPE_CHECKING:
+    from tr11ops.runcard.card import RunCard
+
+PHASES_HEAD_BYTES = 16 << 10  # start-up and load of the first launches
+PHASES_TAIL_BYTES = 48 << 10  # some 600 changes of phase
+EVENTS_KEPT = 100
+OTHER_RESULTS = ("warning", "bad")
+LAUNCHES_OF_ATTEMPTS = 3  # the newest ones whose launches are looked into
+
+
+def training_facts(card: RunCard) -> TrainingFacts:
+    """What the detectors of the training need of a run card."""
+    return TrainingFacts(
+        stall_iterations=card.watch.stall_iterations,
+        slow_percent=card.watch.slow_percent,
+        gradient_factor=card.recovery.gradient_factor,
+        loss_factor=card.recovery.loss_factor,
+        window=card.recovery.window,
+        log_interval=card.logging.interval,
+        checkpoint_minutes=card.checkpoint.interval_minutes,
+    )
+
+
+def see_training(paths: RunPaths, attempts: Observed[tuple[Attempt, ...]]) -> TrainingObservations:
+    """Everything here, of the attempts that were seen."""
+    if isinstance(attempts, Unknown):
+        return TrainingObservations(
+            phases=attempts,
+            events=read_events(paths),
+            logs=read_logs(paths),
+            node_warnings=attempts,
+            launch_ends=attempts,
+            corruptions=read_corruptions(paths),
+            compute_times=attempts,
+        )
+    newest = max(attempts, key=lambda attempt: attempt.changed, default=None)
+    return TrainingObservations(
+        phases=read_phases(paths, [attempt.job_id for attempt in attempts]),
+        events=read_events(paths),
+        logs=read_logs(paths),
+        node_warnings=() if newest is None else read_node_warnings(paths, newest.job_id),
+        launch_ends=_recent_launch_ends(paths, attempts[:LAUNCHES_OF_ATTEMPTS]),
+        corruptions=read_corruptions(paths),
+        compute_times=() if newest is None or newest.end is not None else read_compute_times(paths, newest.job_id),
+    )
+
+
+def read_phases(paths: RunPaths, job_ids: Iterable[str]) -> Observed[tuple[Phase, ...]]:
+    """The phases of these attempts, oldest first in each; of a long file, those of its begin and its end."""
+
+    def read() -> tuple[Phase, ...]:
+        return tuple(phase for job_id in job_ids for phase in _phases_of(paths, job_id))
+
+    return observed(read)
+
+
+def _phases_of(paths: RunPaths, job_id: str) -> Iterator[Phase]:
+    path = paths.phases(job_id)
+    try:
+        tail, complete = tail_lines(path, PHASES_TAIL_BYTES)
+        if not complete:
+            yield from _spans(job_id, _head_lines(path, PHASES_HEAD_BYTES))
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    yield from _spans(job_id, tail)
+
+
+def _head_lines(path: Path, size: int) -> list[str]:
+    with open_for_reading(path) as stream:
+        data = stream.read(size)
+    return data[: data.rfind(b"\n") + 1].decode("utf-8", errors="replace").split("\n")[:-1]
+
+
+def _spans(job_id: str, lines: list[str]) -> Iterator[Phase]:
+    records = [record for line in lines if (record := parse_phase(line)) is not None]
+    following: list[PhaseRecord | None] = [*records[1:], None]
+    for record, after in zip(records, following, strict=False):
+        same_launch = after is not None and after.launch == record.launch
+        ended = after.time if same_launch and after is not None else None
+        yield Phase(job_id, record.launch, record.phase, record.iteration, record.time, ended)
+
+
+def read_events(paths: RunPaths) -> Observed[tuple[TrainingEvent, ...]]:
+    """The newest records of metrics.jsonl that are no steps, oldest first; none where there is no such file."""
+    try:
+        lines, _ = tail_lines(paths.metrics, TAIL_BYTES)
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        return Unknown(cause(error))
+    found = [event for line in lines if '"kind": "step"' not in line and (event := _event(line)) is not None]
+    return tuple(found[-EVENTS_KEPT:])
+
+
+def _event(line: str) -> TrainingEvent | None:
+    record = parse_record(line)
+    if record is None or record.kind == STEP or record.time is None:
+        return None
+    rest = {name: item for name, item in record.values.items() if name not in {"kind", "time", "job_id"}}
+    return TrainingEvent(record.kind, record.time, record.job_id, rest)
+
+
+def read_logs(paths: RunPaths) -> Observed[tuple[LogFile, ...]]:
+    """Size and age of those of main_log.txt and metrics.jsonl that are there."""
+
+    def read() -> tuple[LogFile, ...]:
+        found = []
+        for path in (paths.main_log, paths.metrics):
+            try:
+                status = path.stat()
+            except FileNotFoundError:
+                continue
+            found.append(LogFile(path.name, status.st_size, status.st_mtime))
+        return tuple(found)
+
+    return observed(read)
+
+
+def read_node_warnings(paths: RunPaths, job_id: str) -> Observed[tuple[NodeWarning, ...]]:
+    """What the health checks of an attempt's nodes had to say, by node; what passed is left out."""
+
+    def read() -> tuple[NodeWarning, ...]:
+        found: list[NodeWarning] = []
+        for path in sorted((paths.attempt(job_id) / "nodes").glob("*.json")):
+            value = read_json(path) or {}
+            for check in value.get("checks", ()):
+                if check["result"] in OTHER_RESULTS:
+                    found.append(NodeWarning(path.stem, str(check["name"]), str(check["result"]), str(check["why"])))
+        return tuple(found)
+
+    return observed(read)
+
+
+def read_corruptions(paths: RunPaths) -> Observed[tuple[Corruption, ...]]:
+    """The suspects of every check of the arithmetic that found some, oldest first."""
+
+    def read() -> tuple[Corruption, ...]:
+        found: list[Corruption] = []
+        for path in paths.corruptions.glob("*.json"):
+            value = read_json(path) or {}
+            for entry in value.get("suspects", ()):
+                suspect = Suspect(int(entry["rank"]), str(entry["host"]), str(entry["gpu"]), entry["how"])
+                when, iteration = float(value["time"]), int(value["iteration"])
+                certain = suspect.how != "undecided"
+                found.append(Corruption(suspect.host, suspect.rank, when, iteration, certain, str(suspect)))
+        return tuple(sorted(found, key=lambda one: (one.time, one.rank)))
+
+    return observed(read)
+
+
+def read_compute_times(paths: RunPaths, job_id: str) -> Observed[tuple[ComputeTimes, ...]]:
+    """Each rank's own compute time in the newest launch of an attempt, by rank; none where no rank has written any.
+
+    What cannot be read of some ranks is left out: the others are still compared.
+    """
+
+    def read() -> tuple[ComputeTimes, ...]:
+        folder = paths.compute(job_id, 0).parent
+        try:
+            names = [entry.name for entry in os.scandir(folder)]
+        except FileNotFoundError:
+            return ()
+        seen = [observed(lambda path=folder / name: ComputeTimes.read(path)) for name in names if _is_record(name)]  # type: ignore[misc]
+        found = [times for times in seen if isinstance(times, ComputeTimes)]
+        unread = [times for times in seen if isinstance(times, Unknown)]
+        if unread and not found:
+            raise ValueError(f"no rank's compute time is readable ({unread[0].why})")
+        newest = max((times.launch for times in found), default=0)
+        return tuple(sorted((times for times in found if times.launch == newest), key=lambda times: times.rank))
+
+    return observed(read)
+
+
+def _is_record(name: str) -> bool:
+    return name.startswith("rank-") and name.endswith(".json") and name[5:-5].isdigit()
+
+
+def _recent_launch_ends(paths: RunPaths, attempts: Iterable[Attempt]) -> Observed[tuple[LaunchEnd, ...]]:
+    found: list[LaunchEnd] = []
+    for attempt in attempts:
+        ends = read_launch_ends(paths, attempt.job_id)
+        if isinstance(ends, Unknown):
+            return ends
+        found += ends
+    return tuple(found)
+
+
+def read_launch_ends(paths: RunPaths, job_id: str) -> Observed[tuple[LaunchEnd, ...]]:
+    """How an attempt's launches ended, by their number; one that goes on has no end yet."""
+    return observed(lambda: tuple(sorted(_ends_of(paths, job_id), key=lambda end: end.launch)))
+
+
+def _ends_of(paths: RunPaths, job_id: str) -> Iterator[LaunchEnd]:
+    for path in (paths.attempt(job_id) / "launches").glob("*.json"):
+        value = read_json(path) or {}
+        if value.get("end") is not None:
+            yield LaunchEnd(
+                job_id,
+                int(value["launch"]),
+                float(value["end"]),
+                str(value.get("summary") or value.get("cause") or ""),
+                str(value.get("decision") or ""),
+                tuple(map(str, value.get("blamed") or ())),
+            )

@@ -1,0 +1,221 @@
+"""What repairs a run's queue: one plan, from a snapshot, for `tr11 launch --repair`, `--replace` and the watchdog.
+
+Dead jobs and allocations without a batch host are cancelled and launched again; what tr11 held is released; all else is
+left alone, and said. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tr11ops.base.observed import Unknown
+from tr11ops.base.units import duration
+from tr11ops.cluster.base import Job
+from tr11ops.cluster.parts import array_number, covers, names_of
+from tr11ops.cluster.pending import Cause, HeldBy, Wait, is_held, reason_of_job
+from tr11ops.observe import derived
+from tr11ops.observe.lost_host import batch_host, has_lost_its_host, is_zombie, seconds_to_wait
+from tr11ops.observe.snapshot import Snapshot
+from tr11ops.queue.holds import HeldJobs, can_modify, held_jobs
+
+
+@dataclass(frozen=True)
+class RepairStep:
+    """One thing to do to what `job` names, in the order of the plan; `jobs` are the jobs, or parts, that it changes."""
+
+    action: Literal["cancel", "release"]
+    job: str
+    why: str
+    jobs: tuple[Job, ...] = field(default=(), compare=False)
+
+    def __str__(self) -> str:
+        return f"{self.action} {self.job}: {self.why}"
+
+
+@dataclass(frozen=True)
+class Repair:
+    """What will be done. `resubmit` attempts are launched behind `after` (None: at once), then come the steps.
+
+    `left_alone` says what is wrong but not ours to repair; `doubts` what could not be seen, and `refusals` why it must
+    not be done: each forbids any step. `taken_over`: names of what tr11 held and another holds now, and the reason.
+    """
+
+    steps: tuple[RepairStep, ...] = ()
+    resubmit: int = 0
+    after: str | None = None
+    left_alone: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
+    refusals: tuple[str, ...] = ()
+    kind: Literal["repaired", "replaced"] = "repaired"  # the journal's word for each step
+    taken_over: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def cancelled(self) -> tuple[str, ...]:
+        return tuple(step.job for step in self.steps if step.action == "cancel")
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.steps and not self.resubmit
+
+
+def plan_repair(
+    snapshot: Snapshot,
+    held: Iterable[str],
+    switch: str = "",
+    is_automatic: bool = False,
+    user: str | None = None,
+) -> Repair:
+    """What repairs the queue as it is seen. `held`: the names of what tr11 has held, and may release.
+
+    `is_automatic`: no person agrees to the plan, so that what an administrator holds stays held, and what is left over
+    of a finished training is not cancelled. `user`: who does it; what is not theirs to change is left alone (None: the
+    caller judges each step).
+
+    While a stop switch is set (`switch` names it), what is held stays so. Dead jobs are cancelled and launched again,
+    behind what can still start or end, never behind what is dead itself. What tr11 holds of a training that is finished
+    is never released.
+    """
+    if isinstance(snapshot.jobs, Unknown):
+        return Repair(doubts=(f"jobs: {snapshot.jobs.why}",))
+    others = derived.other_variants(snapshot)  # repaired with a card of their own
+    active = tuple(job for job in snapshot.active_jobs if job.job_id not in others)
+    pending = tuple(job for job in snapshot.pending_jobs if job.job_id not in others)
+    lost = [job for job in active if is_zombie(snapshot, job)]
+    dead = [job for job in pending if derived.is_dead(job)]
+
+    def may(job: Job) -> bool:
+        return user is None or can_modify(job, user)
+
+    gone, never = {job.job_id for job in lost}, {job.job_id for job in dead}
+    every = (*snapshot.active_jobs, *snapshot.pending_jobs)
+    holds = held_jobs(pending, held, is_automatic)
+    steps = [
+        RepairStep("cancel", job.raw_id, f"its batch host {batch_host(snapshot, job)} is lost, nothing ends it", (job,))
+        for job in lost
+        if may(job)
+    ]
+    rest = {job.array_id for job in every if job.job_id not in never}
+    mine = [job for job in dead if may(job)]
+    steps += _cancel_steps(mine, rest, "it can never start: {reason}")
+    finished = derived.finish_time(derived.last_marker(snapshot), derived.iteration(snapshot))
+    over = [job for job in holds.ours if derived.is_left_over(job, finished) and may(job)]
+    free = [job for job in holds.ours if not derived.is_left_over(job, finished) and may(job)]
+    if not is_automatic:
+        steps += _named_steps("cancel", over, holds, "the training is finished, nothing is left for it")
+    if not switch:
+        steps += _named_steps("release", free, holds, "tr11 held it after a fault; it goes on as before")
+    return Repair(
+        tuple(steps),
+        0 if derived.is_finished(snapshot) else derived.queued_tasks(tuple(mine)),
+        _last(job for job in every if job.job_id not in gone | never) or (lost[-1].raw_id if lost else None),
+        (
+            *(f"job {job} trains variant {name} of this run: repair it with that card" for job, name in others.items()),
+            *_of_others(job for job in (*lost, *dead, *holds.ours) if not may(job)),
+            *_left_alone(snapshot, active, pending, holds, switch),
+        ),
+        taken_over=tuple(_taken_over(holds)),
+    )
+
+
+def plan_replacement(snapshot: Snapshot, user: str) -> Repair:
+    """Every queued attempt of the run cancelled, and as many launched behind the one that lives.
+
+    What a chain of self-submitting jobs has still to queue counts too.
+    """
+    if isinstance(snapshot.jobs, Unknown):
+        return Repair(doubts=(f"jobs: {snapshot.jobs.why}",))
+    others, active = derived.other_variants(snapshot), snapshot.active_jobs
+    queued = tuple(job for job in snapshot.pending_jobs if job.job_id not in others)
+    staying = (*active, *(job for job in snapshot.pending_jobs if job.job_id in others))
+    foreign = [job for job in queued if not can_modify(job, user)]
+    refusals = [f"job {job.job_id} is {job.user}'s, who alone can cancel it" for job in foreign]
+    if not queued:
+        behind = f" --after {array_number(active[-1])}" if active else ""
+        refusals.append(f"no attempt of this run is queued: `tr11 launch{behind}` queues the card as it is now")
+    steps = _cancel_steps(queued, {job.array_id for job in active}, "the new card takes its place")
+    tasks = derived.queued_tasks(queued) + derived.tasks_to_come(snapshot)
+    return Repair(tuple(steps), tasks, _last(staying), refusals=tuple(refusals), kind="replaced")
+
+
+def way_out(job: Job) -> str:
+    """What a person can do for a job that waits for one, in words; "" where the reason says nothing of it."""
+    number = array_number(job)
+    replace = "correct the card, then `tr11 launch --replace`"
+    cause = reason_of_job(job).cause
+    if job.reason == "PartitionTimeLimit":
+        return f"`scontrol update JobId={number} TimeLimit=HH:MM:SS` keeps its place in the queue; or {replace}"
+    if cause is Cause.RESERVATION:
+        return f"`scontrol release {number}` lets it go on without a reservation; or {replace}"
+    if cause is Cause.LIMIT and reason_of_job(job).wait is Wait.PASSES:
+        return f"it starts when those jobs end, unless it asks for more than the limit itself: then {replace}"
+    if cause is Cause.LIMIT:
+        return f"more is granted by the site, or another account or QoS is used: {replace}"
+    if cause is Cause.UNKNOWN:
+        return f"`scontrol show job {number}` says more"
+    return ""
+
+
+def _cancel_steps(jobs: Iterable[Job], living: set[str | None], why: str) -> list[RepairStep]:
+    """One step for each name: of an array of which another task runs or waits, only these tasks are cancelled."""
+    named: dict[str, list[Job]] = {}
+    for job in jobs:
+        is_part = job.array_id is not None and job.array_id in living
+        named.setdefault(job.job_id if is_part else array_number(job), []).append(job)
+    return [
+        RepairStep("cancel", name, why.format(reason=found[0].reason), tuple(found)) for name, found in named.items()
+    ]
+
+
+def _named_steps(
+    action: Literal["cancel", "release"], jobs: Iterable[Job], holds: HeldJobs, why: str
+) -> Iterator[RepairStep]:
+    """One step for each name of these held jobs, that names none of the other held ones."""
+    chosen = tuple(jobs)
+    rest = [job for job in (*holds.ours, *holds.others) if job not in chosen]
+    return (RepairStep(action, name, why, _meant(name, chosen)) for name in names_of(chosen, rest))
+
+
+def _of_others(jobs: Iterable[Job]) -> Iterator[str]:
+    for job in jobs:
+        yield f"job {job.job_id} is {job.user}'s, who alone can repair it: `tr11 launch --repair`, typed by {job.user}"
+
+
+def _meant(name: str, jobs: Iterable[Job]) -> tuple[Job, ...]:
+    return tuple(job for job in jobs if covers(name, job))
+
+
+def _taken_over(holds: HeldJobs) -> Iterator[tuple[str, str]]:
+    rest = [job for job in (*holds.ours, *holds.others) if job not in holds.taken_over]
+    for name in names_of(holds.taken_over, rest):
+        yield name, _meant(name, holds.taken_over)[0].reason
+
+
+def _last(jobs: Iterable[Job]) -> str | None:
+    """The number of the job that stands last in the line."""
+    return max(map(array_number, jobs), key=lambda number: (len(number), number), default=None)
+
+
+def _left_alone(
+    snapshot: Snapshot, active: tuple[Job, ...], pending: tuple[Job, ...], holds: HeldJobs, switch: str
+) -> Iterator[str]:
+    for job in active:
+        if has_lost_its_host(snapshot, job) and not is_zombie(snapshot, job):
+            wait, host = seconds_to_wait(snapshot, job), batch_host(snapshot, job)
+            yield f"job {job.job_id} has lost its batch host {host}, but was alive: look again in {duration(wait)}"
+    for job in pending:
+        row, number = reason_of_job(job), array_number(job)
+        if row.wait is Wait.SITE:
+            yield f"job {number} waits for the site ({job.reason}): it starts by itself when the site is done"
+        elif row.wait is Wait.PERSON and row.cause is not Cause.HOLD:
+            yield f"job {number} waits for a person ({job.reason}): {way_out(job)}"
+        elif switch and is_held(job):
+            yield f"job {number} stays held: {switch} is set, which `tr11 resume` takes away"
+    for name in () if switch else names_of(holds.others, holds.ours):
+        job = _meant(name, holds.others)[0]
+        row = reason_of_job(job)
+        if row.held_by in {HeldBy.ADMINISTRATOR, HeldBy.SCHEDULER}:
+            yield f"job {name} is held by {row.held_by} ({job.reason}), not by tr11: `scontrol release {name}`"
+        else:
+            yield f"job {name} was not held by tr11 ({job.reason}): `scontrol release {name}` by its owner"

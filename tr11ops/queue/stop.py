@@ -1,0 +1,252 @@
+"""Stopping a run through files in its directory: what that would stop, who has answered, and waiting until it has."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tr11ops.base.observed import Unknown, cause, known, observed
+from tr11ops.base.units import counted
+from tr11ops.cluster.base import Job, JobState, Scheduler, SchedulerError
+from tr11ops.observe.derived import finish_time, newest_marker
+from tr11ops.observe.files import read_attempts, read_checkpoints, read_heartbeats, read_steps
+from tr11ops.observe.foreground import foreground_trainings
+from tr11ops.observe.ownership import OwnJobs, read_own_jobs
+from tr11ops.queue.holds import can_modify
+from tr11ops.runcard.card import RunCard
+from tr11ops.rundir.paths import RunDirectory
+from tr11ops.rundir.reserve import with_reserve
+from trainer.contract.end_marker import EndMarker
+from trainer.contract.heartbeat import Heartbeat
+from trainer.contract.lease import LeaseClaim, read_lease
+from trainer.contract.requests import Request
+from trainer.contract.resumable import ResumeNeed
+from trainer.contract.sharing import make_shared, open_shared
+
+STOP_SIGNAL = "USR1"
+MISSING_NAMED = 3  # ranks that are named; the rest is counted
+
+
+@dataclass(frozen=True)
+class StopView:
+    """What a kill switch would stop. `iteration` is the last one that was logged, `checkpoint` the newest whole one."""
+
+    running: tuple[Job, ...]
+    queued_tasks: int
+    queued: tuple[Job, ...]
+    foreground: tuple[str, ...]
+    iteration: int | None
+    checkpoint: int | None
+    doubt: str  # why the jobs are not known; empty when they are
+    seconds_per_iteration: float | None = None
+    holder: LeaseClaim | None = None  # whose lease it is, as long as it was not let go
+    namesakes: tuple[Job, ...] = ()  # living jobs of the run's name that are not of this run
+    unread: str = ""  # why this user may not read the run's records; empty when he may
+    finished: float | None = None  # when the training was finished; None while it is not
+    unclear: str = ""  # which jobs may be of the run, or may run, and why that is not known; empty for none
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self.running or self.queued or self.foreground or self.doubt or self.unread or self.unclear)
+
+    @property
+    def attempts(self) -> tuple[str, ...]:
+        """Numbers of the attempts that train now, as far as anyone says so: the lease's holder first."""
+        names = [self.holder.job_id] if self.holder is not None else []
+        return tuple(dict.fromkeys([*names, *(job.raw_id for job in self.running)]))
+
+    @property
+    def lost_iterations(self) -> int | None:
+        """What an end without saving would lose; None when it cannot be told."""
+        return None if self.iteration is None else self.iteration - (self.checkpoint or 0)
+
+
+def look(card: RunCard, directory: RunDirectory, scheduler: Scheduler) -> StopView:
+    """Look at the run. A scheduler that does not answer leaves a doubt: the switch works without it."""
+    doubt, found = "", OwnJobs()
+    try:
+        found = read_own_jobs(directory, scheduler)
+    except SchedulerError as error:
+        doubt = cause(error)
+    queued = tuple(job for job in found.jobs if job.state is JobState.PENDING)
+    stateless = [job.job_id for job in found.jobs if job.state is JobState.UNKNOWN]
+    unclear = [found.doubt] if found.doubt else []
+    if stateless:
+        unclear.append(f"the state of job {', '.join(stateless)} is not known")
+    steps = known(read_steps(directory.paths), ())
+    checkpoints = read_checkpoints(directory.paths.checkpoints, need=ResumeNeed.of(card))
+    newest = None if isinstance(checkpoints, Unknown) else checkpoints.newest_sound
+    iteration = steps[-1].record.iteration if steps else None
+    return StopView(
+        running=tuple(job for job in found.jobs if job.state.is_active),
+        queued=queued,
+        queued_tasks=sum(max(1, len(job.pending_tasks)) for job in queued),
+        foreground=known(observed(lambda: foreground_trainings(directory)), ()),
+        iteration=iteration,
+        checkpoint=newest.step if newest else None,
+        doubt=doubt,
+        seconds_per_iteration=steps[-1].record.seconds_per_iteration if steps else None,
+        holder=lease_holder(directory),
+        namesakes=found.namesakes,
+        unread=unread(directory),
+        finished=finish_time(newest_marker(known(read_attempts(directory.paths), ())), iteration),
+        unclear="; ".join(unclear),
+    )
+
+
+def unread(directory: RunDirectory) -> str:
+    """Why this user may not read what a stop looks at in the run directory; "" when he may."""
+    paths = directory.paths
+    for folder in (directory.root, paths.state, paths.attempts, paths.requests, directory.submissions):
+        try:
+            os.scandir(folder).close()
+        except PermissionError as error:
+            return cause(error)
+        except OSError:
+            continue  # not there yet, or silent: that is no matter of rights
+    return ""
+
+
+def lease_holder(directory: RunDirectory) -> LeaseClaim | None:
+    """Who holds the run's lease; None when no one does, or when it cannot be read: it only adds to what is known."""
+    claim = known(observed(lambda: read_lease(directory.paths)), None)
+    return claim if claim is not None and claim.held else None
+
+
+# ----------------------------------------------------------------------------- asking, whatever the disk is like
+def place_request(directory: RunDirectory, path: Path, request: Request) -> str:
+    """Put a request in place: whole, if need be in the reserve's room; else an empty file, which asks by being there.
+
+    Returns why it is empty, "" when it is whole. Raises OSError when not even an empty file can be made.
+    """
+    if path != directory.kill_switch:  # whose folder is never made: its file system may not be mounted here
+        make_shared(path.parent)
+    try:
+        with_reserve(directory, lambda: request.write(path), path)
+    except OSError as error:
+        os.close(open_shared(path, os.O_WRONLY))
+        return cause(error)
+    return ""
+
+
+@dataclass(frozen=True)
+class Signalled:
+    """A stop through the scheduler: jobs that were `asked`, and why others could not be: (number, reason)."""
+
+    asked: tuple[str, ...] = ()
+    refused: tuple[tuple[str, str], ...] = ()
+
+
+def stop_by_scheduler(view: StopView, scheduler: Scheduler, user: str, now: bool) -> Signalled:
+    """Stop what runs without a file: USR1 makes it save and leave; `now` cancels it, unsaved."""
+    asked, refused = [], []
+    for job in view.running:
+        if not can_modify(job, user):
+            refused.append((job.job_id, f"{job.user} owns it"))
+            continue
+        try:
+            scheduler.cancel(job.job_id) if now else scheduler.signal(job.job_id, STOP_SIGNAL)
+        except SchedulerError as error:
+            refused.append((job.job_id, cause(error)))
+        else:
+            asked.append(job.job_id)
+    return Signalled(tuple(asked), tuple(refused))
+
+
+# ----------------------------------------------------------------------------- who has answered
+@dataclass(frozen=True)
+class Acknowledgements:
+    """Which ranks of an attempt have honoured a request, and which have not yet: (rank, host)."""
+
+    given: tuple[tuple[int, str], ...] = ()
+    missing: tuple[tuple[int, str], ...] = ()
+
+    def __str__(self) -> str:
+        """In words; empty where there is no one to answer. No rank is named while none has answered."""
+        total = len(self.given) + len(self.missing)
+        if not total:
+            return ""
+        if not self.given:
+            return f"none of {counted(total, 'rank')} has answered yet"
+        text = f"{len(self.given)} of {counted(total, 'rank')} {'has' if total == 1 else 'have'} answered"
+        names = [f"rank {rank} on {host}" for rank, host in self.missing[:MISSING_NAMED]]
+        more = f" and {len(self.missing) - MISSING_NAMED} more" if len(self.missing) > MISSING_NAMED else ""
+        return f"{text}; missing: {', '.join(names)}{more}" if names else text
+
+
+def acknowledgements(directory: RunDirectory, request: int, attempts: Iterable[str]) -> Acknowledgements:
+    """What the heartbeats of some attempts say of a request. One made by hand (0) has no receipts."""
+    beats, _ = read_heartbeats(directory.paths)
+    if not request or isinstance(beats, Unknown):
+        return Acknowledgements()
+    wanted = set(attempts)
+    ours = [beat for beat in beats if beat.job_id in wanted]
+    return Acknowledgements(
+        tuple((beat.rank, beat.host) for beat in ours if beat.request == request),
+        tuple((beat.rank, beat.host) for beat in ours if beat.request != request),
+    )
+
+
+@dataclass(frozen=True)
+class JobEnding:
+    """How one job of the run ended while it was waited for. `marker` is None when the trainer left no exit record."""
+
+    job_id: str
+    marker: EndMarker | None
+    is_over: bool
+
+
+def wait_for_end(
+    directory: RunDirectory,
+    jobs: tuple[Job, ...],
+    scheduler: Scheduler,
+    pause: Callable[[], bool],
+    progress: Callable[[str], None],
+    request: int = 0,
+) -> tuple[JobEnding, ...]:
+    """Wait until each of `jobs` is over, or `pause` returns False. `progress` gets a line whenever something changes.
+
+    `request`: number of the request whose receipts are shown; 0 for none.
+
+    A scheduler that does not answer is asked again: its silence ends nothing.
+    """
+    said = ""
+    while True:
+        endings = tuple(_ending(directory, job, scheduler) for job in jobs)
+        if all(ending.is_over for ending in endings):
+            return endings
+        text = _where(directory, [ending for ending in endings if not ending.is_over])
+        answered = str(acknowledgements(directory, request, [job.raw_id for job in jobs]))
+        text = f"{text}; {answered}" if answered else text
+        if text != said:
+            progress(text)
+            said = text
+        if not pause():
+            return endings
+
+
+def _ending(directory: RunDirectory, job: Job, scheduler: Scheduler) -> JobEnding:
+    try:
+        marker = EndMarker.read(directory.paths.end_marker(job.raw_id))
+    except (OSError, ValueError):
+        marker = None
+    try:
+        found = scheduler.job(job.job_id)
+    except SchedulerError:
+        return JobEnding(job.job_id, marker, is_over=False)
+    # A scheduler forgets a job some minutes after its end, and never one that still holds nodes.
+    return JobEnding(job.job_id, marker, is_over=found is None or found.state.is_final)
+
+
+def _where(directory: RunDirectory, waiting: list[JobEnding]) -> str:
+    names = ", ".join(ending.job_id for ending in waiting)
+    marker = next((ending.marker for ending in waiting if ending.marker), None)
+    if marker is not None:
+        return f"job {names}: the trainer has ended ({marker.reason}); waiting for the scheduler"
+    beats, _ = read_heartbeats(directory.paths)
+    if isinstance(beats, Unknown) or not beats:
+        return f"job {names}: waiting"
+    slowest: Heartbeat = min(beats, key=lambda beat: (beat.iteration, beat.rank))
+    return f"job {names}: {slowest.phase} at iteration {slowest.iteration}"

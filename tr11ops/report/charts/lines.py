@@ -1,0 +1,212 @@
+"""Curves as inline SVG: some panels over one common axis, with incidents marked. Pure.
+
+The drawing is stretched to the page's width; labels are text of the page, so that they keep their size on a phone.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from tr11ops.detect.finding import Severity
+from tr11ops.report.charts.scale import Scale
+
+WIDTH, HEIGHT = 1000.0, 100.0  # of a drawing, in its own units
+LANES = 5  # rows of names above the first panel
+LANE_PIXELS = 16
+NAME_WIDTH = 6.2 / 1100  # of a letter, as a share of a desktop's page
+LONGEST_NAME = 42
+MOST_MARKERS = 200
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Values over x; None breaks the line, and so does what cannot be shown. `is_dotted`: each value is a dot too."""
+
+    name: str
+    colour: str
+    points: Sequence[tuple[float, float] | None]
+    is_dotted: bool = False
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One drawing: curves of one scale."""
+
+    title: str
+    curves: tuple[Curve, ...]
+    is_log: bool = False
+    from_zero: bool = False
+
+
+@dataclass(frozen=True)
+class IncidentMarker:
+    """Something that happened at x, drawn through all panels. `end` is None for what is not over."""
+
+    x: float
+    end: float | None
+    severity: Severity
+    name: str
+
+
+@dataclass(frozen=True)
+class Readout:
+    """What is said of the point under the pointer: its x, and one text each for `names`."""
+
+    names: tuple[str, ...]
+    rows: Sequence[tuple[float, tuple[str, ...]]]
+
+
+def line_chart(
+    key: str,
+    panels: Sequence[Panel],
+    scale: Scale,
+    ticks: Sequence[tuple[float, str]],
+    readout: Readout,
+    markers: Sequence[IncidentMarker] = (),
+) -> str:
+    """The panels below each other over `scale`, labelled at `ticks`; names of `markers` above them."""
+    shown = [marker for marker in markers if 0 <= (scale.at(marker.x) or 0.0) <= 1][:MOST_MARKERS]
+    parts = [f'<div class="chart lines" id="{escape(key)}">', '<p class="readout">&nbsp;</p>']
+    parts += _marker_names(shown, scale)
+    parts += [text for index, panel in enumerate(panels) for text in _panel(panel, scale, ticks, shown, index == 0)]
+    parts += ['<div class="axis">', *_axis_labels(scale, ticks), "</div>", _data(panels, scale, readout), "</div>"]
+    return "\n".join(parts)
+
+
+# ----------------------------------------------------------------------------- one panel
+def _panel(
+    panel: Panel, scale: Scale, ticks: Sequence[tuple[float, str]], markers: Sequence[IncidentMarker], is_first: bool
+) -> Iterator[str]:
+    heights = _heights(panel)
+    legend = "".join(
+        f'<span><i class="swatch {curve.colour}"></i>{escape(curve.name)}</span>' for curve in panel.curves
+    )
+    yield f"<h3>{escape(panel.title)}</h3>"
+    if len(panel.curves) > 1:
+        yield f'<p class="legend">{legend}</p>'
+    yield f'<div class="plot{" first" if is_first else ""}">'
+    yield f'<svg viewBox="0 0 {WIDTH:g} {HEIGHT:g}" preserveAspectRatio="none">'
+    values = [(value, y) for value in heights.ticks() if (y := _y(heights, value)) is not None]
+    columns = [x for moment, _ in ticks if (x := _x(scale, moment)) is not None]
+    grid = "".join([f"M0 {y:.1f}H{WIDTH:g}" for _, y in values] + [f"M{x:.1f} 0V{HEIGHT:g}" for x in columns])
+    yield f'<path class="grid" d="{grid}"/>'
+    yield from _marks(markers, scale)
+    for curve in panel.curves:
+        path, dots = _path(curve, scale, heights)
+        yield f'<path class="line {curve.colour}" d="{path}"/>'
+        if curve.is_dotted:
+            yield f'<path class="dots {curve.colour}" d="{dots}"/>'
+    yield "</svg>"
+    yield from (f'<span class="y" style="bottom:{HEIGHT - y:.1f}%">{number(value)}</span>' for value, y in values)
+    yield '<div class="cursor"></div><div class="range"></div></div>'
+
+
+def _heights(panel: Panel) -> Scale:
+    values = (point[1] for curve in panel.curves for point in curve.points if point is not None)
+    return Scale.over(values, log=panel.is_log, from_zero=panel.from_zero)
+
+
+def _x(scale: Scale, value: float) -> float | None:
+    share = scale.at(value)
+    return None if share is None else WIDTH * share
+
+
+def _y(scale: Scale, value: float) -> float | None:
+    share = scale.at(value)
+    return None if share is None else HEIGHT * (1.0 - share)
+
+
+def _path(curve: Curve, scale: Scale, heights: Scale) -> tuple[str, str]:
+    """The line as SVG writes it, broken where data are missing, and a dot for each value."""
+    line, dots, is_down = [], [], False
+    for point in curve.points:
+        x = None if point is None else _x(scale, point[0])
+        y = None if point is None else _y(heights, point[1])
+        if x is None or y is None:
+            is_down = False
+            continue
+        # The first of a stretch draws a line of no length: a single value between two gaps is seen, as a dot.
+        line.append(f"L{x:.1f} {y:.1f}" if is_down else f"M{x:.1f} {y:.1f}h0")
+        if curve.is_dotted:
+            dots.append(f"M{x:.1f} {y:.1f}h0")
+        is_down = True
+    return "".join(line), "".join(dots)
+
+
+def number(value: float) -> str:
+    """A number of an axis or a readout, in four digits at most."""
+    if value and (abs(value) < 1e-3 or abs(value) >= 1e6):
+        digits, _, power = f"{value:.3g}".partition("e")
+        return f"{digits}e{int(power)}" if power else digits
+    return f"{value:.4g}"
+
+
+# ----------------------------------------------------------------------------- incidents
+def _marks(markers: Sequence[IncidentMarker], scale: Scale) -> Iterator[str]:
+    for marker in markers:
+        x, kind = _x(scale, marker.x) or 0.0, marker.severity.name.lower()
+        end = None if marker.end is None else _x(scale, marker.end)
+        if end is not None and end > x:
+            width = min(WIDTH, end) - x
+            yield f'<rect class="shade {kind}" x="{x:.1f}" y="0" width="{width:.1f}" height="{HEIGHT:g}"/>'
+        yield f'<path class="mark {kind}" d="M{x:.1f} 0V{HEIGHT:g}"><title>{escape(marker.name)}</title></path>'
+
+
+def _marker_names(markers: Sequence[IncidentMarker], scale: Scale) -> Iterator[str]:
+    """Each marker's name in the first lane with room for it; in none there is, its line is there and its row in the
+    table."""
+    ends = [-1.0] * LANES
+    texts = []
+    for marker in sorted(markers, key=lambda marker: marker.x):
+        share = scale.at(marker.x) or 0.0
+        name = marker.name if len(marker.name) <= LONGEST_NAME else f"{marker.name[: LONGEST_NAME - 1]}…"
+        width = NAME_WIDTH * (len(name) + 2)
+        is_flipped = share + width > 1.0  # near the right edge the name stands to the left of its line
+        begin, end = (share - width, share) if is_flipped else (share, share + width)
+        lane = next((index for index, used in enumerate(ends) if used <= begin), None)
+        if lane is None:
+            continue
+        ends[lane] = end
+        kind = f"{marker.severity.name.lower()}{' flip' if is_flipped else ''}"
+        place = f"left:{100 * share:.2f}%;top:{LANE_PIXELS * lane}px"
+        texts.append(f'<span class="{kind}" data-x="{share:.5f}" style="{place}">{escape(name)}</span>')
+    lanes = sum(end >= 0 for end in ends)
+    if texts:
+        yield f'<div class="markers" style="height:{LANE_PIXELS * lanes}px">{"".join(texts)}</div>'
+
+
+# ----------------------------------------------------------------------------- the axis, and what the script reads
+def _axis_labels(scale: Scale, ticks: Sequence[tuple[float, str]]) -> Iterator[str]:
+    for value, label in ticks:
+        share = scale.at(value)
+        if share is not None and 0.03 <= share <= 0.97:
+            yield f'<span style="left:{100 * share:.2f}%">{escape(label)}</span>'
+
+
+def _data(panels: Sequence[Panel], scale: Scale, readout: Readout) -> str:
+    """For the script: where each point stands, what to say of it, and each panel's scale."""
+    places = [(scale.at(x), texts) for x, texts in readout.rows]
+    value = {
+        "names": readout.names,
+        "x": [round(x, 5) for x, _ in places if x is not None],
+        "texts": [texts for x, texts in places if x is not None],
+        "panels": [_panel_data(panel, scale) for panel in panels],
+    }
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
+    return f'<script type="application/json">{text}</script>'
+
+
+def _panel_data(panel: Panel, scale: Scale) -> dict[str, object]:
+    """A panel's scale, and its points' places [x, y] from the bottom, to find the extremes of what is zoomed into."""
+    heights = _heights(panel)
+    points = [point for curve in panel.curves for point in curve.points if point is not None]
+    places = [(scale.at(x), heights.at(y)) for x, y in points]
+    flat = [round(place, 4) for x, y in places if x is not None and y is not None for place in (x, y)]
+    low, high = heights.low, heights.high
+    if not (math.isfinite(low) and math.isfinite(high)):
+        low, high = 0.0, 1.0
+    return {"low": low, "high": high, "log": heights.is_log, "points": flat}

@@ -1,0 +1,62 @@
+"""What each attempt trained and how it ended, and what people and the watchdog did. Pure."""
+
+from __future__ import annotations
+
+from datetime import tzinfo
+
+from tr11ops.base.observed import Unknown, known
+from tr11ops.base.units import duration
+from tr11ops.goodput.history_values import AttemptHistory
+from tr11ops.report.material import ReportMaterial
+from tr11ops.report.page import Column, ReportSection, Styled, table
+from tr11ops.report.sections.formats import ROWS_SHOWN, moment
+from tr11ops.rundir.journal_lines import lines_of
+from trainer.contract.end_marker import EndMarker
+
+
+def attempts(material: ReportMaterial, zone: tzinfo) -> ReportSection:
+    """One row an attempt."""
+    title, found = "Attempts", material.history.attempts
+    if isinstance(found, Unknown):
+        return ReportSection("attempts", title, empty=f"cannot be read: {found.why}")
+    steps: dict[str, list[int]] = {}
+    for step in known(material.history.steps, ()):
+        steps.setdefault(step.job_id, []).append(step.iteration)
+    rows = []
+    for attempt in found[-ROWS_SHOWN:]:
+        iterations = steps.get(attempt.job_id, [])
+        trained = f"{min(iterations):,} to {max(iterations):,}" if iterations else "-"
+        end = attempt.ended if attempt.ended is not None else attempt.last_sign
+        rows.append(
+            (attempt.label, moment(attempt.start, zone), duration(end - attempt.start),
+             str(len(attempt.nodes)), str(max(1, len(attempt.launches))), trained, _ending(attempt))
+        )  # fmt: skip
+    columns = (
+        Column("attempt"), Column("start"), Column("length", True), Column("nodes", True), Column("launches", True),
+        Column("iterations", True), Column("end", is_wide=True),
+    )  # fmt: skip
+    return ReportSection("attempts", title, table=table(columns, rows), empty="" if rows else "none yet")
+
+
+def _ending(attempt: AttemptHistory) -> Styled:
+    if isinstance(attempt.marker, EndMarker):
+        bad = attempt.marker.reason in {"error", "refused"}
+        text = f"{attempt.marker.reason}: {attempt.marker.message}"
+        return Styled(text, "critical") if bad else Styled(attempt.marker.reason)
+    if attempt.is_running:
+        return Styled("running")
+    if attempt.ended is None:
+        return Styled("no exit record", "warning")
+    verdict = attempt.verdict
+    message = verdict.message if verdict is not None and not isinstance(verdict, Unknown) else "no end marker"
+    return Styled(message, "critical")
+
+
+def actions(material: ReportMaterial, zone: tzinfo) -> ReportSection:
+    """What people and tr11 did, and why; the newest first."""
+    rows = [
+        (moment(line.time, zone), line.who, line.text, line.why or "-")
+        for line in reversed(lines_of(material.journal)[-ROWS_SHOWN:])
+    ]
+    columns = (Column("when"), Column("who"), Column("action"), Column("why", is_wide=True))
+    return ReportSection("actions", "What was done", table=table(columns, rows), empty="" if rows else "nothing yet")

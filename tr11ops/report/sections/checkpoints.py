@@ -1,0 +1,50 @@
+"""The checkpoints that are there, whether they are whole, and their copies. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import tzinfo
+
+from tr11ops.base.observed import Unknown
+from tr11ops.base.units import quantity, size
+from tr11ops.observe.operation import CopyStatus
+from tr11ops.report.material import ReportMaterial
+from tr11ops.report.page import Column, ReportSection, Styled, table
+from tr11ops.report.sections.formats import ROWS_SHOWN, clock, moment
+
+
+def checkpoints(material: ReportMaterial, zone: tzinfo) -> ReportSection:
+    """One row a checkpoint, the newest first."""
+    title = "Checkpoints"
+    if isinstance(material.checkpoints, Unknown):
+        return ReportSection("checkpoints", title, empty=f"cannot be read: {material.checkpoints.why}")
+    rows = [
+        (f"{row.step:,}", Styled("-") if row.created is None else moment(row.created, zone), size(row.bytes), row.shape,
+         "-" if row.consumed_tokens is None else quantity(row.consumed_tokens),
+         Styled(row.state, "critical") if row.faults else Styled(row.state + (", latest" if row.is_latest else "")))
+        for row in list(material.checkpoints)[::-1][:ROWS_SHOWN]
+    ]  # fmt: skip
+    columns = (
+        Column("step", True), Column("made"), Column("size", True), Column("tensor x pipeline x data"),
+        Column("tokens", True), Column("state"),
+    )  # fmt: skip
+    lines = tuple(_copies(material, zone))
+    return ReportSection("checkpoints", title, lines, table=table(columns, rows), empty="" if rows else "none yet")
+
+
+def _copies(material: ReportMaterial, zone: tzinfo) -> Iterator[str]:
+    for name, copy in (
+        ("verified copy elsewhere", material.snapshot.backup),
+        ("sync to the hub", material.snapshot.sync),
+    ):
+        if isinstance(copy, Unknown):
+            yield f"Last {name}: unknown ({copy.why})."
+        elif copy is not None:
+            step = "" if copy.step is None else f", step {copy.step:,}"
+            fault = f" Since then: {copy.message}." if copy.message else ""
+            yield f"Last {name}: {clock(copy.time, zone)}{step}.{fault}"
+    missing = material.status.copies_missing
+    if missing:
+        yield f"Not copied yet: {missing} of the copies that the card wants."
+    if isinstance(material.snapshot.backup, CopyStatus):
+        yield from (f"Damaged: {line}." for line in material.snapshot.backup.damaged)

@@ -1,0 +1,32 @@
+"""How the page writes moments, hours and severities."""
+
+from __future__ import annotations
+
+from datetime import tzinfo
+
+from tr11ops.base.units import MINUTE, timestamp
+from tr11ops.detect.finding import Severity
+from tr11ops.report.page import Styled
+
+ROWS_SHOWN = 500
+
+
+def clock(time: float | None, zone: tzinfo) -> str:
+    """A moment to the minute; a dash for none."""
+    return "-" if time is None else timestamp(time, zone, MINUTE)
+
+
+def moment(time: float, zone: tzinfo) -> Styled:
+    """The same as a table's cell, which is not broken."""
+    return Styled(clock(time, zone), "time")
+
+
+def hours(count: float) -> str:
+    """Hours of a long run without decimals, of a short one with some."""
+    return f"{count:,.0f}" if count >= 1000 else f"{count:.2f}" if count >= 1 else f"{count:.4f}"
+
+
+def severity(found: Severity) -> Styled:
+    """A severity; information does not stand out."""
+    name = found.name.lower()
+    return Styled(name, name if found > Severity.INFO else "")

@@ -1,0 +1,94 @@
+"""The top of the page: one sentence, the verdict, the progress, and the numbers that are asked for first. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import tzinfo
+
+from tr11ops.base.observed import known
+from tr11ops.base.units import counted, duration, quantity
+from tr11ops.observe import derived
+from tr11ops.report.material import ReportMaterial
+from tr11ops.report.page import Tile
+from tr11ops.report.sections.formats import clock, hours
+from tr11ops.watchdog.verdict import VerdictWord
+
+VERDICT_CLASSES = {
+    VerdictWord.HEALTHY: "good", VerdictWord.FINISHED: "good", VerdictWord.STARTING: "calm",
+    VerdictWord.QUEUED: "calm", VerdictWord.STOPPED: "warn",
+    VerdictWord.UNKNOWN: "warn", VerdictWord.STALLED: "bad", VerdictWord.DOWN: "bad",
+}  # fmt: skip
+
+
+def verdict_class(material: ReportMaterial) -> str:
+    """Green only where a person may sleep."""
+    found = VERDICT_CLASSES[material.verdict.word]
+    return "warn" if found == "good" and material.answer.may_sleep is not True else found
+
+
+def share(material: ReportMaterial) -> float | None:
+    """Progress in percent; None where the end is not known."""
+    done, total = derived.iteration(material.snapshot), derived.total_iterations(material.snapshot)
+    return None if done is None or not total else min(100.0, round(100.0 * done / total, 2))
+
+
+def sentence(material: ReportMaterial, zone: tzinfo) -> str:
+    """The run in one sentence: how far, for how long, how well, how often it failed, when it ends."""
+    goodput, steps = material.goodput, known(material.snapshot.steps, ())
+    done, total = derived.iteration(material.snapshot), derived.total_iterations(material.snapshot)
+    if done is None:
+        return "The training has not logged an iteration yet."
+    of = f" of {total:,}" if total else ""
+    tokens = f" ({quantity(steps[-1].record.consumed_tokens)} tokens)" if steps else ""
+    text = f"The training has done {done:,}{of} iterations{tokens} in {duration(goodput.end - goodput.begin)}"
+    if goodput.useful_of_held is not None:
+        text += f"; {100 * goodput.useful_of_held:.0f} % of the node-hours trained what was kept"
+    text += f"; {counted(len(goodput.faults), 'fault')} stopped it"
+    end = eta(material, zone)
+    return (
+        f"{text}; at this pace it ends on {end}."
+        if end and material.verdict.word is VerdictWord.HEALTHY
+        else f"{text}."
+    )
+
+
+def eta(material: ReportMaterial, zone: tzinfo) -> str:
+    """When the training ends: with the losses of the past where they are known, else at the recent pace; "" unknown."""
+    end = material.end
+    if end is None or end.earliest <= 0:
+        return ""
+    return clock(material.snapshot.time + (end.likely or end.earliest), zone)
+
+
+def progress(material: ReportMaterial, zone: tzinfo) -> str:
+    """How far the training is, and when that was seen."""
+    done, total = derived.iteration(material.snapshot), derived.total_iterations(material.snapshot)
+    if done is None:
+        return "no iteration yet"
+    text = f"iteration {done:,}" + (f" of {total:,}" if total else "")
+    if material.end is not None and material.end.earliest > 0:
+        text += f"; {duration(material.end.earliest)} of training left at the present speed"
+    return f"{text}; seen {clock(material.snapshot.time, zone)}"
+
+
+def tiles(material: ReportMaterial, zone: tzinfo) -> Iterator[Tile]:
+    """One number each; what is not known has none, but for the ETA."""
+    goodput, steps = material.goodput, known(material.snapshot.steps, ())
+    if steps:
+        last = steps[-1].record
+        yield Tile("loss", f"{last.lm_loss:.4g}")
+        yield Tile("tokens", quantity(last.consumed_tokens))
+    yield Tile("ETA", "reached" if share(material) == 100 else eta(material, zone) or "not known")
+    if steps:
+        yield Tile("TFLOPs per GPU", f"{last.tflops:.4g}")
+        yield Tile("seconds an iteration", f"{last.seconds_per_iteration:.4g}")
+    if goodput.effective_time_ratio is not None:
+        yield Tile("effective training time", f"{100 * goodput.effective_time_ratio:.1f} %")
+    if goodput.useful_of_held is not None:
+        yield Tile("useful of the nodes held", f"{100 * goodput.useful_of_held:.1f} %")
+    yield Tile("node-hours held", hours(goodput.total.held_hours))
+    yield Tile("faults", str(len(goodput.faults)))
+    if goodput.seconds_between_faults is not None:
+        yield Tile("between faults", duration(goodput.seconds_between_faults))
+    if goodput.seconds_to_recover is not None:
+        yield Tile("to recover, on average", duration(goodput.seconds_to_recover))

@@ -1,0 +1,80 @@
+"""What is wrong now, the faults that stopped the training, and the alerts. Pure."""
+
+from __future__ import annotations
+
+from datetime import tzinfo
+
+from tr11ops.base.observed import Unknown, known
+from tr11ops.base.units import duration
+from tr11ops.goodput.causes import Interruption
+from tr11ops.goodput.history_values import History
+from tr11ops.report.material import ReportMaterial
+from tr11ops.report.page import Column, ReportSection, Styled, table
+from tr11ops.report.sections.formats import ROWS_SHOWN, moment, severity
+
+
+def open_findings(material: ReportMaterial) -> ReportSection | None:
+    """The findings of this moment, with the command to type; None where nothing is wrong."""
+    if not material.findings:
+        return None
+    rows = [
+        (severity(finding.severity), finding.title, "; ".join(finding.evidence[:3]), Styled(finding.fix, "code"))
+        for finding in material.findings
+    ]
+    columns = (Column("severity"), Column("what", is_wide=True), Column("seen", is_wide=True), Column("to type"))
+    return ReportSection("findings", "What is wrong now", table=table(columns, rows))
+
+
+def faults(material: ReportMaterial, zone: tzinfo) -> ReportSection:
+    """Each unplanned end: its cause, and the time to detect and to recover."""
+    title = "Faults that stopped the training"
+    found = material.goodput.faults
+    if not found:
+        return ReportSection("faults", title, empty="none")
+    labels = {attempt.job_id: attempt.label for attempt in known(material.history.attempts, ())}
+    rows = []
+    for fault in found[-ROWS_SHOWN:]:
+        before = _last_step_before(material.history, fault)
+        noticed = "-" if before is None else duration(fault.time - before)
+        recovered = Styled("not yet", "warning")
+        if fault.recovered is not None:
+            recovered = Styled(duration(fault.recovered - fault.time))
+        label = labels.get(fault.job_id, fault.job_id)
+        rows.append((moment(fault.time, zone), label, str(fault.launch), fault.cause, noticed, recovered))
+    columns = (
+        Column("first sign"), Column("attempt"), Column("launch", True), Column("cause", is_wide=True),
+        Column("to detect", True), Column("to recover", True),
+    )  # fmt: skip
+    lines = ("To detect: from the last iteration to the first sign of the failure.",
+             "To recover: from there until the training went on.")  # fmt: skip
+    return ReportSection("faults", title, lines, table=table(columns, rows))
+
+
+def _last_step_before(history: History, fault: Interruption) -> float | None:
+    times = [step.time for step in known(history.steps, ()) if step.job_id == fault.job_id and step.time <= fault.time]
+    return max(times, default=None)
+
+
+def alerts(material: ReportMaterial, zone: tzinfo) -> ReportSection:
+    """Every incident that the watchdog reported: when, who took it, until when."""
+    title = "Alerts"
+    if isinstance(material.incidents, Unknown):
+        return ReportSection("incidents", title, empty=f"cannot be read: {material.incidents.why}")
+    rows = [
+        (
+            moment(incident.began, zone),
+            severity(incident.severity),
+            incident.title,
+            duration(incident.opened - incident.began),
+            incident.acknowledged_by or "-",
+            Styled("open", "warning")
+            if incident.resolved is None
+            else Styled(duration(incident.resolved - incident.began)),
+        )
+        for incident in material.incidents[-ROWS_SHOWN:]
+    ]
+    columns = (
+        Column("seen"), Column("severity"), Column("what", is_wide=True), Column("to notify", True),
+        Column("acknowledged by"), Column("until over", True),
+    )  # fmt: skip
+    return ReportSection("incidents", title, table=table(columns, rows), empty="" if rows else "none was ever raised")

@@ -1,0 +1,132 @@
+"""The course of the training over time, with its incidents, and the loss against tokens. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from datetime import tzinfo
+from itertools import pairwise
+
+from tr11ops.base.observed import Unknown, known
+from tr11ops.base.units import MINUTE, quantity, timestamp
+from tr11ops.detect.finding import Severity
+from tr11ops.report.charts.lines import Curve, IncidentMarker, Panel, Readout, line_chart, number
+from tr11ops.report.charts.scale import Scale, time_ticks
+from tr11ops.report.material import ReportMaterial
+from tr11ops.report.page import ReportSection
+from tr11ops.report.series import StepPoint, TrainingSeries, ValidationPoint
+
+GAP_FACTOR = 5  # iterations that took so many times the usual time break the line
+GROUP_COLOURS = ("orange", "purple", "green", "grey")
+PANELS = (  # title, field of a point, colour, logarithmic, from zero
+    ("learning rate", "learning_rate", "green", False, True),
+    ("global batch, samples", "batch", "orange", False, True),
+    ("TFLOPs per GPU", "tflops", "blue", False, False),
+    ("gradient norm", "grad_norm", "grey", True, False),
+)
+NAMES = ("", "iteration", "tokens", "loss", "learning rate", "batch", "TFLOPs", "gradient norm")
+
+
+def course(material: ReportMaterial, zone: tzinfo, with_charts: bool) -> ReportSection:
+    """The whole course, over time and over tokens."""
+    series, title = material.series, "Course of the training"
+    if isinstance(series, Unknown):
+        return ReportSection("course", title, empty=f"cannot be read: {series.why}")
+    if not series.points:
+        return ReportSection("course", title, empty="no step is logged yet")
+    markers = incident_markers(material)
+    lines = [f"{series.total:,} steps; dotted lines are incidents, shaded until they were over."]
+    if len(series.points) < series.total:
+        lines.append(f"{len(series.points):,} of them are drawn, with every stretch's extremes.")
+    charts = (_over_time(series, markers, zone), *_over_tokens(series, zone)) if with_charts else ()
+    return ReportSection("course", title, tuple(lines), charts)
+
+
+def incident_markers(material: ReportMaterial) -> list[IncidentMarker]:
+    """Faults that stopped the training, and alerts of some weight; the most severe first."""
+    faults = [
+        IncidentMarker(fault.time, fault.recovered, Severity.CRITICAL, f"stopped: {fault.cause}")
+        for fault in material.goodput.faults
+    ]
+    alerts = [
+        IncidentMarker(incident.began, incident.resolved, incident.severity, incident.title)
+        for incident in known(material.incidents, ())
+        if incident.severity > Severity.INFO
+    ]
+    return sorted([*faults, *alerts], key=lambda marker: -marker.severity)
+
+
+# ----------------------------------------------------------------------------- the two charts
+def _over_time(series: TrainingSeries, markers: Sequence[IncidentMarker], zone: tzinfo) -> str:
+    points = with_gaps(series.points)
+    scale = Scale.over(point.time for point in series.points)
+    loss = Panel("loss", (_curve("training", "blue", "loss", points), *_validations(series, "time")), is_log=True)
+    others = [
+        Panel(title, (_curve(title, colour, name, points),), log, zero) for title, name, colour, log, zero in PANELS
+    ]
+    rows = [(point.time, _texts(point, zone)) for point in series.points]
+    ticks = time_ticks(scale.low, scale.high, zone)
+    return line_chart("course-chart", [loss, *others], scale, ticks, Readout(NAMES, rows), markers)
+
+
+def _over_tokens(series: TrainingSeries, zone: tzinfo) -> Iterator[str]:
+    if not any(point.tokens for point in series.points):
+        return
+    points = with_gaps(series.points, by_time=False)
+    loss = [None if point is None else (float(point.tokens), point.loss) for point in points]
+    scale = Scale.over((float(point.tokens) for point in series.points), from_zero=True)
+    panel = Panel(
+        "loss against tokens", (Curve("training", "blue", loss), *_validations(series, "tokens")), is_log=True
+    )
+    rows = [
+        (float(point.tokens), (f"{quantity(point.tokens)} tokens", *_texts(point, zone))) for point in series.points
+    ]
+    ticks = [(value, quantity(value)) for value in scale.ticks(6)]
+    yield line_chart("tokens-chart", [panel], scale, ticks, Readout(("", *NAMES), rows))
+
+
+def _curve(title: str, colour: str, name: str, points: Sequence[StepPoint | None]) -> Curve:
+    return Curve(title, colour, [None if point is None else (point.time, getattr(point, name)) for point in points])
+
+
+def _validations(series: TrainingSeries, x: str) -> Iterator[Curve]:
+    groups: dict[str, list[ValidationPoint]] = {}
+    for point in series.validations:
+        groups.setdefault(point.group, []).append(point)
+    for index, (group, points) in enumerate(groups.items()):
+        places: list[tuple[float, float] | None] = []
+        for before, point in zip([None, *points[:-1]], points, strict=True):
+            if before is not None and point.iteration <= before.iteration:
+                places.append(None)  # it was evaluated again after a resume
+            places.append((float(getattr(point, x)), point.loss))
+        name = f"validation {group}".strip()
+        yield Curve(name, GROUP_COLOURS[index % len(GROUP_COLOURS)], places, is_dotted=True)
+
+
+def _texts(point: StepPoint, zone: tzinfo) -> tuple[str, ...]:
+    when = timestamp(point.time, zone, MINUTE)
+    values = (point.loss, point.learning_rate, float(point.batch), point.tflops, point.grad_norm)
+    numbers = (number(value) if math.isfinite(value) else "-" for value in values)
+    return when, f"{point.iteration:,}", quantity(point.tokens), *numbers
+
+
+def with_gaps(points: Sequence[StepPoint], by_time: bool = True) -> list[StepPoint | None]:
+    """The points with None where the training stood still or went back, so that no line is drawn across that.
+
+    It stood still where an iteration took `GAP_FACTOR` times the median of all, and a minute or more in all; without
+    `by_time` that is no gap.
+    """
+    paces = sorted(_pace(first, second) for first, second in pairwise(points))
+    slowest = GAP_FACTOR * paces[len(paces) // 2] if paces else math.inf
+    result: list[StepPoint | None] = list(points[:1])
+    for first, second in pairwise(points):
+        still = by_time and second.time - first.time > 60.0 and _pace(first, second) > slowest
+        if still or second.iteration < first.iteration:
+            result.append(None)
+        result.append(second)
+    return result
+
+
+def _pace(first: StepPoint, second: StepPoint) -> float:
+    """Seconds an iteration took from one point to the next."""
+    return (second.time - first.time) / max(1, second.iteration - first.iteration)

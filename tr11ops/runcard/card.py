@@ -1,0 +1,278 @@
+"""The run card: one TOML file that says everything a run should be, checked whole before anything is done.
+
+`RunCard` is the trainer's schema (`trainer.config.card.TrainerConfig`) with the operation's sections beside it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from tr11ops.runcard.addresses import expand_addresses
+from tr11ops.runcard.copies import BackupSection, HubSection
+from tr11ops.runcard.find import PathBase, base_of, find_card, shipped_cards, shipped_folder
+from tr11ops.runcard.load import (
+    Key,
+    apply_overrides,
+    expand,
+    make_absolute,
+    overridden_keys,
+    read_tables,
+    secret_values,
+    unusable_values,
+    without,
+)
+from tr11ops.runcard.rules import operation_rules
+from tr11ops.runcard.sections import PermsSection, RehearsalSection, ResilienceSection, SlurmSection
+from tr11ops.runcard.slurm_syntax import parse_attempts, parse_time_limit
+from tr11ops.runcard.watching import AlertsSection, CronSection, FilesystemSection, WatchSection
+from trainer.config.base import is_private, salvage
+from trainer.config.card import CardError, Problem, TrainerConfig, derive_numbers, validate
+from trainer.schedule.card_rules import cross_rules
+from trainer.schedule.path import batch_size_at, path_of
+
+__all__ = [
+    "AlertsSection",
+    "BackupSection",
+    "CardError",
+    "CronSection",
+    "FilesystemSection",
+    "HubSection",
+    "LoadedCard",
+    "PathBase",
+    "PermsSection",
+    "RehearsalSection",
+    "ResilienceSection",
+    "RunCard",
+    "SlurmSection",
+    "WatchSection",
+    "card_from_resolved",
+    "find_card",
+    "load_card",
+    "load_with_base",
+    "parse_attempts",
+    "parse_time_limit",
+    "resolved",
+    "shipped_cards",
+    "shipped_folder",
+]
+
+RESOLVED_SCHEMA = 1
+MOST_PROBLEMS = 40
+
+# Strings that the shell on the node expands, and paths that are made absolute (`runcard_find.base_of` says from where).
+SHELL_KEYS: frozenset[Key] = frozenset({("slurm", "setup")})
+PATH_KEYS: frozenset[Key] = frozenset(
+    {
+        ("run", "directory"),
+        ("run", "kill_switch"),
+        ("data", "prefixes"),
+        ("data", "cache"),
+        ("data", "train_groups_file"),
+        ("data", "valid_groups_file"),
+        ("data", "test_groups_file"),
+        ("tokenizer", "path"),
+        ("tokenizer", "vocabulary_file"),
+        ("tokenizer", "merges_file"),
+        ("checkpoint", "load"),
+        ("resilience", "check_scripts"),
+        ("hub", "credentials_file"),
+        ("backup", "store"),
+        ("backup", "credentials_file"),
+        ("alerts", "urls_file"),
+        ("alerts", "dead_man_url_file"),
+        ("alerts", "imap_credentials_file"),
+        ("filesystems", "path"),
+        ("perms", "folders"),
+    }
+)
+SECRET_FILE_KEYS: frozenset[Key] = frozenset(
+    {
+        ("hub", "credentials_file"),
+        ("backup", "credentials_file"),
+        ("alerts", "urls_file"),
+        ("alerts", "dead_man_url_file"),
+        ("alerts", "imap_credentials_file"),
+    }
+)
+
+
+class RunCard(TrainerConfig):
+    """A whole run: the training's sections and the operation's."""
+
+    slurm: SlurmSection
+    resilience: ResilienceSection = ResilienceSection()
+    hub: HubSection = HubSection()
+    backup: BackupSection = BackupSection()
+    alerts: AlertsSection = AlertsSection()
+    watch: WatchSection = WatchSection()
+    cron: CronSection = CronSection()
+    perms: PermsSection = PermsSection()
+    filesystems: list[FilesystemSection] = Field(default=[])
+    rehearsal: RehearsalSection | None = None
+
+    @property
+    def world_size(self) -> int:
+        """Trainer processes in all: nodes x workers per node."""
+        return self.slurm.nodes * self.slurm.workers
+
+    @property
+    def data_parallel_degree(self) -> int:
+        """World size over tensor x pipeline."""
+        return self.data_parallel(self.world_size)
+
+    def gradient_accumulation_steps(self, consumed_samples: int) -> int:
+        """Micro batches of each replica in the step that starts at `consumed_samples`."""
+        batch = batch_size_at(consumed_samples, self.batch)
+        return self.batch.micro_batches(batch, self.data_parallel_degree)
+
+    @property
+    def total_iterations(self) -> int:
+        """Steps of the whole training."""
+        return path_of(self).total_iterations
+
+    @property
+    def time_limit_seconds(self) -> int:
+        """The limit of one attempt, in seconds."""
+        return parse_time_limit(self.slurm.time_limit)
+
+    @property
+    def digest(self) -> str:
+        """A stable hash of every setting (blake2b-128, hexadecimal): equal exactly when two cards say the same."""
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        return hashlib.blake2b(text.encode("utf-8"), digest_size=16).hexdigest()
+
+
+def resolved(card: RunCard) -> dict[str, Any]:
+    """The card as JSON for the trainer and later commands: every default filled in, and what follows from it.
+
+    `trainer.config.card.load_trainer_config` reads it as it is; `card_from_resolved` gives the card back.
+    """
+    derived = {
+        "schema": RESOLVED_SCHEMA,
+        "card_hash": card.digest,
+        "world_size": card.world_size,
+        "data_parallel": card.data_parallel_degree,
+        "total_iterations": card.total_iterations,
+        "time_limit_seconds": card.time_limit_seconds,
+        "kill_switch": str(card.kill_switch),
+    }
+    return {**card.model_dump(mode="json"), "derived": derived}
+
+
+def card_from_resolved(value: Mapping[str, Any], source: str) -> RunCard:
+    """The card that `resolved` was made from. Raises CardError when it is not one."""
+    return _checked({name: item for name, item in value.items() if name != "derived"}, [], source)
+
+
+@dataclass(frozen=True)
+class LoadedCard:
+    """A card that was read and checked, and the folder that its relative paths were taken from."""
+
+    card: RunCard
+    base: PathBase
+
+
+def load_card(
+    path: Path,
+    overrides: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    *,
+    directory: Path | None = None,
+    keep_undefined: bool = False,
+) -> RunCard:
+    """The card in `path`; see `load_with_base`."""
+    return load_with_base(path, overrides, environment, directory=directory, keep_undefined=keep_undefined).card
+
+
+def load_with_base(
+    path: Path,
+    overrides: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    *,
+    directory: Path | None = None,
+    keep_undefined: bool = False,
+) -> LoadedCard:
+    """Read, complete and check the card in `path`.
+
+    `overrides` are `section.key=value`; `$VARS` come from `environment` (None: nothing is defined). Relative paths are
+    taken from the card's folder (`runcard_find.base_of` knows the two exceptions), those of `overrides` from
+    `directory`: where the command is typed, by default the current working directory. `keep_undefined` leaves
+    undefined variables as written, for commands that touch no path.
+    Raises CardError with every problem found, one line each.
+    """
+    source, current = str(path), directory or Path.cwd()
+    variables = environment or {}
+    problems: list[Problem] = []
+    tables = _usable(read_tables(path), problems)
+    own_run, _ = expand({"run": tables.get("run")}, variables, SHELL_KEYS, True)
+    tables, wrong = apply_overrides(tables, overrides, RunCard)
+    problems += wrong
+    tables = _usable(tables, problems)
+    tables, empty = expand_addresses(tables, variables, keep_undefined)
+    tables, undefined = expand(tables, variables, SHELL_KEYS, keep_undefined)
+    problems += empty + undefined
+    tables = _usable(tables, problems)
+    problems += secret_values(tables, SECRET_FILE_KEYS)
+    base, typed = base_of(path, own_run, current), overridden_keys(overrides)
+    tables = make_absolute(
+        tables, PATH_KEYS, lambda key: current if key in typed else base.folder, variables.get("HOME", "")
+    )
+    return LoadedCard(_checked(tables, problems, source), base)
+
+
+def _usable(tables: Mapping[str, Any], problems: list[Problem]) -> dict[str, Any]:
+    """The tables without the keys that hold what no schema should meet; these are added to `problems`."""
+    found = unusable_values(tables, SHELL_KEYS)
+    problems += found
+    return without(tables, {tuple(problem.key.split(".")[:2]) for problem in found})
+
+
+def _checked(tables: Mapping[str, Any], problems: list[Problem], source: str) -> RunCard:
+    """The card, when there are no `problems` so far and it breaks no rule. Raises CardError with all that is wrong.
+
+    A card with faulty keys is judged by all rules that do not need these.
+    """
+    try:
+        card = validate(RunCard, tables, source)
+    except CardError as error:
+        named = [f"{problem.key}." for problem in problems]
+        fresh = [fault for fault in error.problems if not any(key.startswith(f"{fault.key}.") for key in named)]
+        faulty = {tuple(problem.key.split(".")) for problem in (*problems, *error.problems)}
+        partly = salvage(RunCard, derive_numbers(tables), faulty)
+        _raise_if([*problems, *fresh, *broken_rules(partly, is_whole=False)], source)
+        raise
+    _raise_if([*problems, *broken_rules(card, is_whole=True)], source)
+    return card
+
+
+def broken_rules(card: RunCard, is_whole: bool = True) -> list[Problem]:
+    """What the rules between keys say against a card; of one that `is_whole` is False, those that can be asked."""
+    found: list[Problem] = []
+    for rule in (*cross_rules(card, lambda: card.world_size), *operation_rules(card)):
+        try:
+            for problem in rule():
+                found.append(problem)
+        except AttributeError:  # it reads a key that is not sound
+            if is_whole:
+                raise
+    return found
+
+
+def _raise_if(problems: Sequence[Problem], source: str) -> None:
+    if len(problems) > MOST_PROBLEMS:
+        more = Problem("card", None, f"has {len(problems) - MOST_PROBLEMS} more problems", "repair these first")
+        problems = [*problems[:MOST_PROBLEMS], more]
+    if problems:
+        raise CardError(source, [_without_private(problem) for problem in problems])
+
+
+def _without_private(problem: Problem) -> Problem:
+    """The problem without what it quotes, where that is of a key that is never shown."""
+    return replace(problem, value=None) if is_private(RunCard, problem.key.split(".")) else problem

@@ -1,0 +1,130 @@
+"""Which card a command line means, and the folder that the card's relative paths are taken from: one rule for all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tr11ops.base.shipped import shipped
+from trainer.config.card import CardError, Problem, nearest
+from trainer.contract.state_file import read_json
+
+
+def shipped_folder() -> Path:
+    """The folder of the cards that come with tr11: inside the package when installed, `slurm/` in a checkout."""
+    return shipped("slurm")
+
+
+def shipped_cards() -> tuple[str, ...]:
+    """Names that `--run NAME` knows anywhere."""
+    return tuple(sorted(path.stem for path in shipped_folder().glob("*.toml")))
+
+
+def find_card(option: str | None, environment: Mapping[str, str], directory: Path) -> Path:
+    """The card to use: `--run`, else $TR11_RUN, else tr11.toml in `directory`.
+
+    The first two may be a path or the name of a shipped card; a path wins. Raises CardError when there is none.
+    """
+    if option == "":  # an unset variable of a script; the default card may be another run, which no one meant
+        raise CardError("command line", [Problem("--run", option, "is empty", "give a path, or leave --run out")])
+    named = option or environment.get("TR11_RUN")
+    origin = "--run" if option else "$TR11_RUN"
+    if not named:
+        default = directory / "tr11.toml"
+        if default.is_file():
+            return default
+        rule = "there is no tr11.toml here and neither --run nor $TR11_RUN is given"
+        raise CardError(
+            str(directory),
+            [Problem("run card", None, rule, f"write one with `tr11 init`, use --run PATH, or {_shipped_names()}")],
+        )
+    if "\0" not in named and (directory / named).exists():
+        return directory / named
+    stem = named.removesuffix(".toml")
+    if stem in shipped_cards():
+        return shipped_folder() / f"{stem}.toml"
+    near = nearest(stem, shipped_cards())
+    fix = f"did you mean {near!r}?" if near else f"{_to_make(named)}give another path, or {_shipped_names()}"
+    raise CardError("command line", [Problem(origin, named, "is neither a file nor a shipped card", fix)])
+
+
+def _to_make(named: str) -> str:
+    """How to get a card that is named like a file and is not there; the name is shown with the key already."""
+    return "write one with `tr11 init -o PATH`, " if named.endswith(".toml") else ""
+
+
+def _shipped_names() -> str:
+    return "a shipped card: " + ", ".join(shipped_cards())
+
+
+# ----------------------------------------------------------------------------- relative paths
+@dataclass(frozen=True)
+class PathBase:
+    """The folder that a card's relative paths are taken from, and why that one.
+
+    card: it holds the card. shipped: the card comes with tr11, so it is where the command is typed. recorded: a run of
+    this card was launched from the current folder when paths were taken from there, and goes on where it is.
+    """
+
+    folder: Path
+    reason: Literal["card", "shipped", "recorded"]
+
+
+def base_of(card: Path, tables: Mapping[str, Any], current: Path) -> PathBase:
+    """Where the relative paths of `card` begin for a command that is typed in `current`.
+
+    `tables` is what the card itself says, its variables replaced: what a command line overrides moves no other path.
+    The folder of a card that is a link is the folder of the
+    file behind it, so that one card is one run. A shipped card is the same by its name and by its path.
+    """
+    folder = _folder_of(card, current)
+    if os.path.realpath(folder) == os.path.realpath(shipped_folder()):
+        return PathBase(current, "shipped")
+    run = tables.get("run")
+    name, directory = (run.get("name"), run.get("directory")) if isinstance(run, Mapping) else (None, None)
+    if (
+        isinstance(name, str)
+        and isinstance(directory, str)
+        and "\0" not in directory
+        and os.path.realpath(folder) != os.path.realpath(current)
+        and not _is_folder(folder / directory / "state")
+        and _has_run(current / directory, name)
+    ):
+        return PathBase(current, "recorded")
+    return PathBase(folder, "card")
+
+
+def _folder_of(card: Path, current: Path) -> Path:
+    """The card's folder, as it was named where that is plain."""
+    path = current / card
+    if path.is_symlink() or ".." in path.parts:
+        path = Path(os.path.realpath(path))
+    return path.parent
+
+
+def _is_folder(path: Path) -> bool:
+    """Whether it is a folder that can be seen; a path that is not allowed, or too long, is none."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
+def _has_run(directory: Path, name: str) -> bool:
+    """Whether a run of this name was launched into `directory`, by the newest submission that can be read."""
+    try:
+        kept = sorted((directory / "state" / "submissions").glob("*/card.json"), reverse=True)
+    except OSError:
+        return False
+    for path in kept:
+        try:
+            card = read_json(path)
+        except (OSError, ValueError):
+            continue
+        if card is not None:
+            run = card.get("run")
+            return isinstance(run, dict) and run.get("name") == name
+    return False

@@ -1,0 +1,147 @@
+"""Whether a card fits its GPUs' memory, and which of its keys would make it fit. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tr11ops.base.units import counted, size
+from tr11ops.runcard.attention import attention_of, device_type
+from tr11ops.runcard.card import RunCard, broken_rules
+from tr11ops.runcard.check import PreflightCheck, ok, refused, warning
+from trainer.config.recompute_choice import recomputed_blocks
+from trainer.schedule.memory import MemoryShape, WorkerMemory, worker_memory
+
+MOST_CHANGES = 6
+TIGHT_SHARE = 0.95  # above it fragments of the allocator may decide
+
+
+@dataclass(frozen=True)
+class CardChange:
+    """Other values of a few keys, as a person writes them in the card, and the card with them."""
+
+    text: str
+    card: RunCard
+
+
+def shape_of(card: RunCard) -> MemoryShape:
+    """What the memory of the card's workers depends on."""
+    return MemoryShape(
+        card.model, card.parallel, card.batch, card.precision, card.optimizer,
+        card.tokenizer.padded_vocabulary_size, card.data_parallel_degree, attention_of(card).name,
+        device_type(card),
+    )  # fmt: skip
+
+
+def memory_of(card: RunCard) -> WorkerMemory | None:
+    """The peak of the worker that needs most; None where only the engine knows the stages."""
+    return worker_memory(shape_of(card))
+
+
+def least_recomputed(card: RunCard) -> int | None:
+    """The fewest blocks, of the card's own granularity, whose recomputation lets the workers fit without being tight.
+
+    None where all do not suffice, or where the card does not say how large its GPUs are.
+    """
+    stated, layers = card.slurm.gpu_memory_gb, card.model.layers
+    if not card.slurm.gpus_per_node or stated is None or memory_of(card) is None:
+        return None
+    limit = TIGHT_SHARE * stated * 2**30
+    if _total(_recomputing(card, None)) > limit:
+        return None
+    return next((blocks for blocks in range(layers + 1) if _total(_recomputing(card, blocks)) <= limit), None)
+
+
+def _recomputing(card: RunCard, blocks: int | None) -> RunCard:
+    """The card with so many recomputed blocks; None: all."""
+    return _with(card, "model", activation_checkpointing=blocks != 0, recompute_blocks=blocks or None)
+
+
+def memory_checks(card: RunCard) -> Iterator[PreflightCheck]:
+    """Refuse a card whose workers cannot fit, with the fewest recomputed blocks that would; say where it is unknown."""
+    stated, found = card.slurm.gpu_memory_gb, memory_of(card)
+    if not card.slurm.gpus_per_node or found is None:
+        return
+    if stated is None:
+        rule = f"the memory of the GPUs is unknown: whether the {size(found.total)} of a worker fit is not judged"
+        yield warning("slurm.gpu_memory_gb", rule, "set it to the GiB of one GPU")
+        return
+    limit = int(stated * 2**30)
+    largest = f"the largest part: {found.largest.name}, {size(found.largest.bytes)}"
+    rule = f"a worker of stage {found.stage} needs {size(found.total)} of {stated:g} GiB; {largest}"
+    if found.total > TIGHT_SHARE * limit:
+        rule += f"; {_recomputation(card)}"
+    if found.total > limit:
+        yield refused("slurm.gpu_memory_gb", rule, advice(card, limit), 2)
+    elif found.total > TIGHT_SHARE * limit:
+        yield warning("slurm.gpu_memory_gb", rule, advice(card, int(TIGHT_SHARE * limit)))
+    else:
+        yield ok("GPU memory", rule)
+
+
+def _recomputation(card: RunCard) -> str:
+    least = least_recomputed(card)
+    return "recomputing every block would not do" if least is None else f"recomputing {_of_all(card, least)} would fit"
+
+
+def _of_all(card: RunCard, blocks: int) -> str:
+    return f"{blocks} of {counted(card.model.layers, 'block')}"
+
+
+def advice(card: RunCard, limit: int) -> str:
+    """The changes that make the card fit `limit` bytes, each alone; else the first few that do together."""
+    alone = [change.text for change in changes(card) if _total(change.card) <= limit]
+    if alone:
+        return f"set {' or '.join(alone[:3])}"
+    taken: list[str] = []
+    while _total(card) > limit:
+        better = next((change for change in changes(card) if _total(change.card) < _total(card)), None)
+        if better is None or len(taken) == MOST_CHANGES:
+            return "use GPUs with more memory, or a smaller model"
+        taken.append(better.text)
+        card = better.card
+    return f"set {', '.join(taken)} together"
+
+
+def changes(card: RunCard) -> Iterator[CardChange]:
+    """Sound cards near this one that need less, the cheapest in speed first."""
+    return (change for change in _candidates(card) if not broken_rules(change.card))
+
+
+def _candidates(card: RunCard) -> Iterator[CardChange]:
+    batch, parallel = card.batch, card.parallel
+    if max([batch.micro_batch_size, *(entry.size for entry in batch.micro_batch_ramp)]) > 1:
+        ramp = " without a micro_batch_ramp" if batch.micro_batch_ramp else ""
+        fewer = _with(card, "batch", micro_batch_size=1, micro_batch_ramp=[])
+        yield CardChange(f"batch.micro_batch_size = 1{ramp}", fewer)
+    if parallel.tensor > 1 and not parallel.sequence_parallel:
+        yield CardChange("parallel.sequence_parallel = true", _with(card, "parallel", sequence_parallel=True))
+    least = least_recomputed(card)
+    if least is not None and least > recomputed_blocks(card.model):
+        switch = "" if card.model.activation_checkpointing else "model.activation_checkpointing = true with "
+        yield CardChange(f"{switch}model.recompute_blocks = {least}", _recomputing(card, least))
+    elif recomputed_blocks(card.model) < card.model.layers:
+        text = "model.activation_checkpointing = true"
+        if card.model.recompute_blocks is not None:
+            text += " without model.recompute_blocks"
+        yield CardChange(text, _recomputing(card, None))
+    if 2 * parallel.tensor <= card.slurm.workers:  # tensor ranks of several nodes would wait for the network
+        yield CardChange(
+            f"parallel.tensor = {2 * parallel.tensor}", _with(card, "parallel", tensor=2 * parallel.tensor)
+        )
+    deeper = _with(card, "parallel", pipeline=2 * parallel.pipeline)
+    if memory_of(deeper) is not None:
+        yield CardChange(f"parallel.pipeline = {2 * parallel.pipeline}", deeper)
+    yield CardChange(f"slurm.nodes = {2 * card.slurm.nodes}", _with(card, "slurm", nodes=2 * card.slurm.nodes))
+    if card.optimizer.type != "adam8bit":
+        yield CardChange('optimizer.type = "adam8bit"', _with(card, "optimizer", type="adam8bit"))
+
+
+def _with(card: RunCard, section: str, **values: object) -> RunCard:
+    return card.model_copy(update={section: getattr(card, section).model_copy(update=values)})
+
+
+def _total(card: RunCard) -> int:
+    found = memory_of(card)
+    assert found is not None, "no change makes the stages unknown"
+    return found.total

@@ -1,0 +1,214 @@
+"""Rules of the operation's sections that span several keys: refusals, and warnings that leave a choice."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from trainer.config.base import has_secret
+from trainer.config.card import ModelSection, ParallelSection, Problem
+from trainer.config.initial_std import WHAT_IT_COST, too_large
+from trainer.config.rules import Rule
+from trainer.config.tensor_shares import uneven_lengths
+from trainer.schedule.devices import device_peak
+from trainer.schedule.flops import busiest_stage, stage_layout
+
+if TYPE_CHECKING:
+    from tr11ops.runcard.card import RunCard
+
+# A save of the 2.3 TB checkpoint took 40 s and an evaluation of 29 groups 12 minutes on 48 nodes.
+LONG_ATTEMPT_SECONDS = 4 * 3600
+MARGIN_WITH_EVALUATION_SECONDS = 15 * 60
+MARGIN_SECONDS = 60
+UNEVEN_SHARE = 0.1  # by which a stage may exceed the mean before it is worth a word: the 176B training's does by 0.03
+SIGNAL_SLACK_SECONDS = 60  # Slurm's early signal came up to a minute off its time; later by as much is allowed for
+
+INTERFACES = "GLOO_SOCKET_IFNAME"
+SECRET_NAME = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIALS?)($|_)", re.IGNORECASE)
+_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Whether a variable holds a secret: by its value's form, or by its name unless the value is the path of a file."""
+    return has_secret(value) or (SECRET_NAME.search(name) is not None and not value.startswith("/"))
+
+
+def operation_rules(card: RunCard) -> tuple[Rule, ...]:
+    """What refuses the card beyond `trainer.schedule.card_rules.cross_rules`, one by one."""
+    return (
+        lambda: _worker_problems(card),
+        lambda: _environment_problems(card),
+        lambda: _alert_problems(card),
+        lambda: _exit_problems(card),
+        lambda: _signal_problems(card),
+    )
+
+
+def _exit_problems(card: RunCard) -> Iterator[Problem]:
+    minutes, limit = card.run.exit_duration_minutes, card.time_limit_seconds
+    if minutes is not None and minutes * 60 >= limit:
+        rule = f"must be below slurm.time_limit ({card.slurm.time_limit} = {limit / 60:g} minutes), or nothing is saved"
+        yield Problem("run.exit_duration_minutes", minutes, rule, f"use {advised_exit_minutes(limit):g} or less")
+
+
+def _signal_problems(card: RunCard) -> Iterator[Problem]:
+    early, limit = card.slurm.signal_seconds_before_limit, card.time_limit_seconds
+    if early is not None and early >= limit:
+        rule = f"must be below slurm.time_limit ({limit} seconds)"
+        yield Problem("slurm.signal_seconds_before_limit", early, rule, "lower it")
+
+
+def card_warnings(card: RunCard) -> list[Problem]:
+    """What a sound card still risks; shown, never a refusal."""
+    return [*_initial_warnings(card), *_stage_warnings(card), *_sequence_warnings(card), *_exit_warnings(card)]
+
+
+def _initial_warnings(card: RunCard) -> Iterator[Problem]:
+    """Initial weights far too large for the width."""
+    advice = too_large(card.model.init_std, card.model.hidden_size)
+    if advice is not None:
+        rule = f"is large for {card.model.hidden_size} columns: {WHAT_IT_COST}"
+        yield Problem("model.init_std", card.model.init_std, rule, f"use {advice}")
+
+
+def _stage_warnings(card: RunCard) -> Iterator[Problem]:
+    """Pipeline stages with different numbers of blocks, where one with more of them holds the others up."""
+    excess = _uneven_share(card.model, card.parallel, card.tokenizer.padded_vocabulary_size)
+    if excess > UNEVEN_SHARE:
+        rule = f"gives some pipeline stages more blocks: a step takes {excess:.0%} longer than with even ones"
+        yield Problem("model.layers", card.model.layers, rule, _even_layers(card))
+
+
+def _uneven_share(model: ModelSection, parallel: ParallelSection, vocabulary: int) -> float:
+    """How much longer a step is where a stage has more blocks than another; 0 where that is not why, or not known."""
+    stages = stage_layout(model, parallel, vocabulary)
+    busiest = busiest_stage(model, stages, vocabulary) if stages else None
+    return busiest.excess if busiest is not None and busiest.for_blocks else 0.0
+
+
+def _even_layers(card: RunCard) -> str:
+    """The numbers of layers on both sides whose stages are even, for the card's partition, else by blocks alone."""
+    layers, stages = card.model.layers, card.parallel.pipeline
+
+    def is_even(count: int, parallel: ParallelSection) -> bool:
+        model = card.model.model_copy(update={"layers": count, "recompute_blocks": None})
+        vocabulary = card.tokenizer.padded_vocabulary_size
+        is_known = stage_layout(model, parallel, vocabulary) is not None
+        return is_known and _uneven_share(model, parallel, vocabulary) <= UNEVEN_SHARE
+
+    for partition in (card.parallel.partition, "type:transformer"):
+        parallel = card.parallel.model_copy(update={"partition": partition})
+        fewer = next((count for count in range(layers - 1, stages - 1, -1) if is_even(count, parallel)), None)
+        more = next((count for count in range(layers + 1, layers + 2 * stages) if is_even(count, parallel)), None)
+        found = [str(count) for count in (fewer, more) if count is not None]
+        if found:
+            also = "" if partition == card.parallel.partition else f' with parallel.partition = "{partition}"'
+            return f"use {' or '.join(found)}{also}"
+    return "use fewer stages or more layers"
+
+
+def _sequence_warnings(card: RunCard) -> Iterator[Problem]:
+    """Lengths that keep sequence parallelism off."""
+    tensor = card.parallel.tensor
+    if tensor == 1 or card.parallel.sequence_parallel or card.model.partition_activations:
+        return
+    curriculum = {} if card.curriculum is None else card.curriculum.model_dump()
+    for section, key, value in uneven_lengths(tensor, card.model.model_dump(), curriculum):
+        rule = f"is not divisible by parallel.tensor ({tensor}): parallel.sequence_parallel is off"
+        yield Problem(f"{section}.{key}", value, rule, "use multiples of it for less memory and fewer bytes sent")
+
+
+def _exit_warnings(card: RunCard) -> list[Problem]:
+    """The margins at the end of an attempt."""
+    limit = card.time_limit_seconds
+    minutes = card.run.exit_duration_minutes
+    early = card.slurm.signal_seconds_before_limit
+    if minutes is None:
+        if early is None and card.run.exit_interval is None:
+            rule = "is not set: Slurm ends each attempt at its time limit without a last checkpoint"
+            return [Problem("run.exit_duration_minutes", None, rule, f"use {advised_exit_minutes(limit):g}")]
+        return []
+    margin = max(limit - minutes * 60, (early or 0) - SIGNAL_SLACK_SECONDS)
+    evaluates = card.evaluation.iterations > 0 and limit >= LONG_ATTEMPT_SECONDS
+    wanted = MARGIN_WITH_EVALUATION_SECONDS if evaluates else MARGIN_SECONDS
+    if margin >= wanted:
+        return []
+    rule = f"leaves {margin / 60:g} minutes before the time limit"
+    rule += ", less than one evaluation may take" if evaluates else ", less than a save may take"
+    return [Problem("run.exit_duration_minutes", minutes, rule, f"use {advised_exit_minutes(limit):g}")]
+
+
+def advised_exit_minutes(limit: int) -> float:
+    """An exit minute with room for an evaluation and a save before `limit` (seconds)."""
+    margin = MARGIN_WITH_EVALUATION_SECONDS if limit >= LONG_ATTEMPT_SECONDS else min(limit / 4, 5 * 60)
+    return (limit - margin) / 60
+
+
+def _worker_problems(card: RunCard) -> list[Problem]:
+    slurm = card.slurm
+    if slurm.workers == 0:
+        rule = "is missing, and slurm.gpus_per_node is 0"
+        return [Problem("slurm.workers_per_node", None, rule, "set one of the two")]
+    if 0 < slurm.gpus_per_node < slurm.workers:
+        rule = f"must not exceed slurm.gpus_per_node ({slurm.gpus_per_node}): a worker needs its own GPU"
+        return [Problem("slurm.workers_per_node", slurm.workers, rule, f"use {slurm.gpus_per_node}")]
+    if slurm.gpu_kind is not None and device_peak(slurm.gpu_kind) is None:
+        fix = "use a name like V100, A100 or H100"
+        return [Problem("slurm.gpu_kind", slurm.gpu_kind, "is no kind of GPU whose rate is known", fix)]
+    return []
+
+
+def _environment_problems(card: RunCard) -> list[Problem]:
+    problems = []
+    for name in card.slurm.environment:
+        key = f"slurm.environment.{name}"
+        if not _VARIABLE_NAME.fullmatch(name):
+            problems.append(Problem(key, None, "is not a name that a shell accepts", "use letters, digits and _"))
+        elif SECRET_NAME.search(name):
+            rule = "looks like a secret, and the card is copied into the run directory"
+            problems.append(Problem(key, None, rule, "keep it in a file that only you can read"))
+    return [*problems, *_interface_problems(card)]
+
+
+def _interface_problems(card: RunCard) -> Iterator[Problem]:
+    """gloo takes names alone; NCCL's `=ib0`, `^lo` would end every attempt on its nodes, when the ranks connect."""
+    key, value = INTERFACES, card.slurm.environment.get(INTERFACES)
+    if value is not None and not re.fullmatch(r"[A-Za-z0-9_.:-]{1,15}(,[A-Za-z0-9_.:-]{1,15})*", value):
+        rule = "must name network interfaces with commas between them; gloo knows neither = nor ^"
+        yield Problem(f"slurm.environment.{key}", value, rule, "use a name such as ib0, or leave it out")
+
+
+def _alert_problems(card: RunCard) -> list[Problem]:
+    """Times of day and turns that no calendar knows: found out at the launch, not when an alert is due."""
+    from datetime import date
+    from zoneinfo import ZoneInfo
+
+    problems, zone, start = [], card.alerts.time_zone, card.alerts.rota_start
+    try:
+        ZoneInfo(zone)
+    except (OSError, ValueError, KeyError):
+        fix = 'use a name like "Europe/Paris" or "UTC"'
+        problems.append(Problem("alerts.time_zone", zone, "is not a time zone that this machine knows", fix))
+    try:
+        date.fromisoformat(start or "1970-01-01")
+    except ValueError:
+        problems.append(Problem("alerts.rota_start", start, "is not a day of the calendar", "use YYYY-MM-DD"))
+    return [*problems, *_mailbox_problems(card)]
+
+
+def _mailbox_problems(card: RunCard) -> list[Problem]:
+    """What a mailbox for replies needs: a way in, an address to which people reply, and no password in the open."""
+    rules, host = card.alerts, card.alerts.imap_host
+    if host is None:
+        return []
+    problems = []
+    if rules.imap_credentials_file is None:
+        rule = "is needed with alerts.imap_host"
+        problems.append(Problem("alerts.imap_credentials_file", None, rule, "name a file with user and password"))
+    if rules.sender is None:
+        problems.append(Problem("alerts.sender", None, "is needed with alerts.imap_host", "replies are sent to it"))
+    if not rules.imap_tls and host not in {"localhost", "127.0.0.1", "::1"}:
+        rule = "would send the password in the open"
+        problems.append(Problem("alerts.imap_tls", False, rule, "remove it, or use a server on this machine"))
+    return problems

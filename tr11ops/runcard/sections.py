@@ -1,0 +1,142 @@
+"""The operation's sections of the run card, each key with its rule; `tr11ops.runcard.card` composes them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from tr11ops.runcard.slurm_syntax import TimeLimit
+from trainer.config.card import Section
+
+Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9@._,&|:+*\[\]()-]{1,200}$")]  # safe on an #SBATCH line
+NodeList = Annotated[str, Field(pattern=r"^[A-Za-z0-9._,\[\]-]{1,2000}$")]
+
+
+class SlurmSection(Section):
+    """[slurm]: the allocation of one attempt, and what its shell does before the workers start."""
+
+    nodes: int = Field(gt=0, le=100_000, description="nodes of one attempt")
+    spare_nodes: int = Field(
+        default=0, ge=0, le=10_000, description="nodes held beyond these, so that a launch can go on without a bad one"
+    )
+    gpus_per_node: int = Field(default=0, ge=0, le=1024, description="GPUs asked for on each node; 0 = none")
+    gpu_kind: str | None = Field(
+        default=None,
+        pattern=r"^[A-Za-z0-9 ._-]{1,60}$",
+        description="such as V100, where constraint and partition do not name it; for estimates of time",
+    )
+    gpu_memory_gb: float | None = Field(
+        default=None,
+        gt=0,
+        le=10_000,
+        description="memory of each GPU in GiB, as its name has it (80); a card that cannot fit is then refused",
+    )
+    workers_per_node: int | None = Field(
+        default=None, gt=0, le=1024, description="trainer processes on each node; default: gpus_per_node"
+    )
+    partition: Word | None = Field(default=None, description="default: the cluster's")
+    account: Word | None = Field(default=None, description="who pays")
+    constraint: Word | None = Field(default=None, description="node feature asked for")
+    reservation: Word | None = Field(default=None, description="reservation to run in")
+    quality_of_service: Word | None = Field(default=None, description="QoS")
+    hint: Literal["nomultithread", "multithread", "compute_bound", "memory_bound"] | None = Field(
+        default=None, description="Slurm's --hint: nomultithread gives physical cores only"
+    )
+    cpus_per_task: int = Field(default=1, gt=0, le=100_000, description="cores for each node's one launcher")
+    time_limit: TimeLimit = Field(description="of one attempt, as Slurm writes it: HH:MM:SS, D-HH:MM:SS, MM, MM:SS")
+    signal_seconds_before_limit: int | None = Field(
+        default=None,
+        gt=0,
+        le=65535,
+        description="USR1 this long before the limit: save and leave; may come a minute early",
+    )
+    output: str = Field(
+        default="%x-%A_%a.out",
+        pattern=r"^[^\s]+$",
+        max_length=1000,
+        description="Slurm's log: %x name, %j job, %A array, %a task",
+    )
+    exclude: list[NodeList] = Field(default=[], description="nodes never to be used, as names or ranges")
+    master_port: int | None = Field(
+        default=None, ge=1024, le=65535, description="rendezvous port on the first node; default: a free one"
+    )
+    setup: list[str] = Field(
+        default=[],
+        description="shell lines run once, on the first node, before the agent; what they export reaches the workers "
+        "of all nodes; `$` is left to that shell",
+    )
+    setup_minutes: float = Field(
+        default=10.0, gt=0, le=1440, description="a set-up that takes longer is ended, and what is queued is held"
+    )
+    environment: dict[str, str] = Field(default={}, description="variables given to every worker")
+    chain: Literal["auto", "array", "afterany", "self"] = Field(
+        default="auto", description="how the next attempt is queued: a job array, dependent jobs, or by the job itself"
+    )
+    comment: str = Field(default="", pattern=r"^[^\"'\\`$]{0,200}$", description="shown by squeue; no quotes")
+
+    @property
+    def allocated_nodes(self) -> int:
+        """Nodes that one attempt asks for: those that train and the spares."""
+        return self.nodes + self.spare_nodes
+
+    @property
+    def workers(self) -> int:
+        """Trainer processes on each node; 0 when the card says neither workers nor GPUs (which is refused)."""
+        return self.workers_per_node or self.gpus_per_node
+
+
+class ResilienceSection(Section):
+    """[resilience]: how much of a fault is answered without a person, and when it is left to one."""
+
+    launches_per_attempt: int = Field(default=20, gt=0, le=10_000, description="most launches inside one allocation")
+    launches_without_progress: int = Field(
+        default=3, gt=0, le=1000, description="launches in a row that add no iteration before the attempt gives up"
+    )
+    most_tasks_per_fault: int = Field(
+        default=2, gt=0, le=100, description="array tasks that one fault may burn before the rest is held"
+    )
+    exclusion_days: float = Field(
+        default=14, gt=0, le=3650, description="how long an exclusion lasts before the node is checked again"
+    )
+    exclusion_cap_percent: float | None = Field(
+        default=None, ge=0, le=100,
+        description="of the partition's nodes, never below the nodes needed; unset: 10, or half of what is idle",
+    )  # fmt: skip
+    check_scripts: list[str] = Field(
+        default=[], description="own health checks: executables that exit with 0 fine, 1 bad node, 3 unknown"
+    )
+    skip_checks: list[Word] = Field(default=[], description="names of health checks that are not run")
+    check_seconds: float = Field(default=30, gt=0, le=3600, description="time-out of each health check")
+    end_within_seconds: float = Field(
+        default=20, ge=1, le=3600, description="after a failure no worker is left on any node after this time"
+    )
+    stop_within_minutes: float = Field(
+        default=30, gt=0, le=10_080, description="after this time a stop switch falls back to cancelling the job"
+    )
+    support_address: str | None = Field(
+        default=None, pattern=r"^[^@\s,]+@[^@\s,]+$", description="the site's support, for reports of bad nodes"
+    )
+
+
+class PermsSection(Section):
+    """[perms]: who may read and write the files of the run, for `tr11 perms`."""
+
+    group: Word | None = Field(
+        default=None, description="the Unix group that all files should have; default: that of each folder itself"
+    )
+    folders: list[str] = Field(default=[], description="looked at too, beside the run directory: code, archives")
+
+
+class RehearsalSection(Section):
+    """[rehearsal]: a stand-in takes the trainer's place, to try the operation on a twin. Times are the trainer's."""
+
+    time_scale: float = Field(default=1, gt=0, le=10**6, description="how many of these seconds pass in one second")
+    start_seconds: float = Field(default=300, ge=0, le=86_400, description="from the workers' start to the first load")
+    step_seconds: float = Field(default=105, gt=0, le=86_400, description="one step")
+    save_seconds: float = Field(default=40, ge=0, le=86_400, description="one save")
+    evaluation_seconds: float = Field(default=60, ge=0, le=86_400, description="one batch of an evaluation")
+    bytes_per_rank: int = Field(default=4096, ge=256, le=2**30, description="what each rank writes into a checkpoint")
+    collective_seconds: float = Field(
+        default=60, gt=0, le=86_400, description="how long ranks wait for one that hangs; not scaled"
+    )

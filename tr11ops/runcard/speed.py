@@ -1,0 +1,145 @@
+"""How long a step takes: by the kind of GPU before anything was measured, and of one batch by that of another. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+
+from tr11ops.runcard.card import RunCard
+from trainer.schedule import flops
+from trainer.schedule.devices import DevicePeak, device_peak
+from trainer.schedule.interleaving import idle_passes
+from trainer.schedule.path import Segment, TrainingPath
+
+
+@dataclass(frozen=True)
+class RunHistory:
+    """Measured times, in seconds; None where the run has no record of it.
+
+    `step`: the median of the recent ones, at `step_iteration` (the last that was logged). `save` and `evaluation`: the
+    longest. A save that runs beside the training is timed from its begin to its end.
+    """
+
+    step: float | None = None
+    step_iteration: int | None = None
+    save: float | None = None
+    evaluation: float | None = None
+
+
+# What the 176B training reached on A100-80GB, by its own formula. Other kinds are taken to reach the same share.
+A100_TFLOPS = 149.0
+REACHED_SHARE = A100_TFLOPS / 312.0
+# The part of a step that no batch changes: gradients are reduced over the replicas' nodes, the optimizer steps.
+# Measured there: 15.2 s at a batch of 16 (1 micro batch) and 105.2 s at 2048 (128), on 12 stages, leave 6.7 s; with it
+# the step at 192 in single samples comes out at its measured 73 TFLOPs.
+REDUCTION_SECONDS_PER_PARAMETER = 2.09e-9
+LARGEST_FIXED_SHARE = 0.5
+LEAST_STEPS = 3  # of a level, before their median counts
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Seconds of a step of the full batch and length, and of those segments that were measured, by their number.
+
+    `basis` says what it rests on.
+    """
+
+    full: float
+    basis: str
+    measured: Mapping[int, float] = field(default_factory=dict)
+
+
+def gpu_of(card: RunCard) -> DevicePeak | None:
+    """The kind of GPU that the card names: `slurm.gpu_kind`, else a word of constraint or partition."""
+    slurm = card.slurm
+    found = (device_peak(text) for text in (slurm.gpu_kind, slurm.constraint, slurm.partition) if text)
+    return next((peak for peak in found if peak is not None), None)
+
+
+def assumed_rate(card: RunCard) -> tuple[float, str] | None:
+    """TFLOPs of each GPU before anything was measured, and what that rests on; None without GPUs of a known kind."""
+    gpu = gpu_of(card) if card.slurm.gpus_per_node else None
+    if gpu is None:
+        return None
+    peak = gpu.fp32 if card.precision.dtype == "fp32" else gpu.fp16
+    rate = A100_TFLOPS if gpu.name == "A100" and peak == 312.0 else round(REACHED_SHARE * peak, 1)
+    return rate, f"{rate:g} TFLOPs per GPU, assumed ({gpu.name})"
+
+
+def seconds_at(card: RunCard, rate: float) -> float:
+    """Seconds of a step of the full batch when each worker does `rate` TFLOPs."""
+    batch, vocabulary = card.batch.global_batch_size, card.tokenizer.padded_vocabulary_size
+    return flops.tflops_per_gpu(card.model, vocabulary, batch, 1.0, card.world_size) / rate
+
+
+def assumed_speed(card: RunCard) -> Speed | None:
+    """The speed of a card before anything was measured; None where it has no GPUs of a known kind."""
+    found = assumed_rate(card)
+    return Speed(seconds_at(card, found[0]), found[1]) if found else None
+
+
+def fixed_share(card: RunCard) -> float:
+    """The part of a full step that does not shrink with the batch; 0 where no gradient crosses nodes."""
+    replicas = card.data_parallel_degree
+    if not card.slurm.gpus_per_node or card.slurm.nodes < 2 or replicas < 2:
+        return 0.0
+    vocabulary = card.tokenizer.padded_vocabulary_size
+    stages = flops.stage_layout(card.model, card.parallel, vocabulary)
+    if stages is not None:
+        each = float(max(stage.parameters_per_worker for stage in stages))
+    else:
+        total = flops.count_parameters(card.model, vocabulary).total
+        each = total / (card.parallel.tensor * card.parallel.pipeline)
+    seconds = REDUCTION_SECONDS_PER_PARAMETER * each * (replicas - 1) / replicas
+    return min(LARGEST_FIXED_SHARE, seconds / seconds_at(card, A100_TFLOPS))
+
+
+def step_weights(card: RunCard, segments: Iterable[Segment]) -> list[float]:
+    """What a step of each segment takes, against one of the full batch and length.
+
+    A 1F1B pipeline's slots are counted, micro batches and stages to fill; a slot of fewer or shorter samples takes
+    their share of the operations. What is done once a step is added.
+    """
+    full = _slots(card, card.batch.global_batch_size)
+    vocabulary, fixed = card.tokenizer.padded_vocabulary_size, fixed_share(card)
+    operations = flops.hardware_flops(card.model, vocabulary, 1)
+    weights = []
+    for segment in segments:
+        work = flops.hardware_flops(card.model, vocabulary, 1, segment.sequence_length) / operations
+        weights.append(fixed + (1 - fixed) * _slots(card, segment.batch_size) / full * work)
+    return weights
+
+
+def _slots(card: RunCard, batch: int) -> int:
+    """How long the pipeline takes for a step of `batch`, in passes of one sample through one part of a stage."""
+    micro_batches, parts = card.batch.micro_batches(batch, card.data_parallel_degree), card.parallel.virtual_stages
+    idle = idle_passes(micro_batches, card.parallel.pipeline, parts)
+    return (parts * micro_batches + idle) * card.batch.micro_batch_at(batch)
+
+
+def measured_speed(card: RunCard, path: TrainingPath, steps: Iterable[tuple[int, float]]) -> Speed | None:
+    """What a run's own steps, as (iteration, seconds), say of the whole path; None where there are too few.
+
+    Each segment with steps in it has their median. The rest follows from the last one that has.
+    """
+    ends = [segment.end.iteration for segment in path.segments]
+    found: list[list[float]] = [[] for _ in ends]
+    for iteration, seconds in steps:
+        if path.start.iteration < iteration <= path.end.iteration and seconds > 0:
+            found[bisect_left(ends, iteration)].append(seconds)
+    measured = {number: median(values) for number, values in enumerate(found) if len(values) >= LEAST_STEPS}
+    if not measured:
+        return None
+    last = max(measured)
+    (weight,) = step_weights(card, [path.segments[last]])
+    count = sum(len(found[number]) for number in measured)
+    basis = f"{count:,} steps of this run, up to a batch of {path.segments[last].batch_size:,}"
+    return Speed(measured[last] / weight, basis, measured)
+
+
+def path_seconds(card: RunCard, path: TrainingPath, speed: Speed) -> list[float]:
+    """Seconds of one step of each segment of `path`: as measured, else from the full step."""
+    weights = step_weights(card, path.segments)
+    return [speed.measured.get(number, speed.full * weight) for number, weight in enumerate(weights)]

@@ -1,0 +1,170 @@
+"""What tr11 did by itself, folded from the journal: budgets spent, incidents treated, and what was left half done.
+
+An action leaves two entries: its intent before the effect, and its outcome after. An intent without outcome is what a
+killed process leaves; anyone who comes next looks what became of it (`settle` in tr11ops/watchdog/apply.py). Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from tr11ops.rundir.exclusions import AUTOMATIC_OWNER, EXCLUDED
+from tr11ops.rundir.journal import JournalEntry, Ledger
+
+INTENT, OUTCOME = "act-intent", "act-outcome"  # kinds of journal entries
+DAY_SECONDS = 86400.0
+KEPT_SECONDS = 7 * DAY_SECONDS  # how far back an incident is remembered
+
+
+class Result(StrEnum):
+    """What became of an action. UNKNOWN: the answer was lost, the effect may have come or may come yet."""
+
+    OPEN = ""  # no outcome was written
+    DONE = "done"
+    REFUSED = "refused"  # nothing was changed
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class ProgressRecord:
+    """How far the training had come: last iteration and newest sound checkpoint, -1 where there is none."""
+
+    iteration: int = -1
+    checkpoint: int = -1
+
+    def is_beyond(self, other: ProgressRecord) -> bool:
+        return self.iteration > other.iteration or self.checkpoint > other.checkpoint
+
+
+@dataclass(frozen=True)
+class ActionRecord:
+    """One action that was begun. `number` names it in the journal, `incident` is the trouble that it was to end.
+
+    `tag` is that of a submission, `owes` how many attempts must be launched again for what a cancellation took away.
+    Times are seconds since the epoch.
+    """
+
+    number: str
+    action: str
+    subject: str
+    incident: str
+    time: float
+    tag: str = ""
+    standing: ProgressRecord = ProgressRecord()
+    owes: int = 0
+    result: Result = Result.OPEN
+    message: str = ""
+
+    @property
+    def is_unfinished(self) -> bool:
+        return self.result in {Result.OPEN, Result.UNKNOWN}
+
+
+@dataclass(frozen=True)
+class ActionHistory:
+    """The actions of the last days, oldest first, and the nodes that tr11 excluded by itself (time, node).
+
+    `doubt` says why the journal may not tell all; nothing is done then.
+    """
+
+    deeds: tuple[ActionRecord, ...] = ()
+    excluded: tuple[tuple[float, str], ...] = ()
+    doubt: str = ""
+
+    @property
+    def unfinished(self) -> tuple[ActionRecord, ...]:
+        return tuple(deed for deed in self.deeds if deed.is_unfinished)
+
+    def spent(self, action: str, now: float) -> int:
+        """How many of a day's budget are gone. What was refused cost nothing; a time in the future counts as now."""
+        deeds = [deed for deed in self.deeds if deed.action == action and deed.result is not Result.REFUSED]
+        recent = {deed.number for deed in deeds if deed.time > now - DAY_SECONDS}
+        if action != "exclude":
+            return len(recent)
+        nodes = {deed.subject for deed in deeds if deed.number in recent}
+        return len(nodes | {node for time, node in self.excluded if time > now - DAY_SECONDS})
+
+    def owed(self, launched: float) -> int:
+        """Attempts that were cancelled to be launched again, and were not: nothing was submitted since (`launched`)."""
+        resubmitted = [deed.time for deed in self.deeds if deed.action == "resubmit" and deed.result is Result.DONE]
+        since = max([launched, *resubmitted])
+        return sum(deed.owes for deed in self.deeds if deed.result is Result.DONE and deed.time > since)
+
+    def last(self, incident: str) -> ActionRecord | None:
+        """The last deed against an incident that changed something, or may have."""
+        found = [deed for deed in self.deeds if deed.incident == incident and deed.result is not Result.REFUSED]
+        return max(found, key=lambda deed: deed.time, default=None)
+
+
+def replay(ledger: Ledger) -> ActionHistory:
+    """The state that the entries tell of, in whatever order they were written."""
+    deeds: dict[str, ActionRecord] = {}
+    outcomes: dict[str, tuple[float, Result, str]] = {}
+    excluded: list[tuple[float, str]] = []
+    for entry in ledger.entries:
+        if entry.kind == INTENT:
+            deed = _deed(entry)
+            deeds.setdefault(deed.number, deed)
+        elif entry.kind == OUTCOME:
+            outcome = (entry.time, _result(entry.data), str(entry.data.get("message", "")))
+            number = str(entry.data.get("number", ""))
+            outcomes[number] = max(outcomes.get(number, outcome), outcome, key=_weight)
+        elif entry.kind == EXCLUDED and entry.data.get("owner") == AUTOMATIC_OWNER:
+            excluded.append((entry.time, str(entry.data.get("node", ""))))
+    told = []
+    for number, deed in deeds.items():
+        _, result, message = outcomes.get(number, (0.0, Result.OPEN, ""))
+        told.append(replace(deed, result=result, message=message))
+    wrong = next((str(fault) for fault in ledger.faults if fault.kind != "torn"), "")
+    return ActionHistory(tuple(sorted(told, key=lambda deed: deed.time)), tuple(excluded), wrong)
+
+
+def _weight(outcome: tuple[float, Result, str]) -> tuple[int, float]:
+    """Of two outcomes the later one holds, but "unknown" gives way to any other."""
+    return (outcome[1] is not Result.UNKNOWN, outcome[0])
+
+
+def intent_data(deed: ActionRecord) -> dict[str, Any]:
+    """What an intent's entry holds."""
+    return {
+        "number": deed.number, "action": deed.action, "subject": deed.subject, "incident": deed.incident,
+        "tag": deed.tag, "owes": deed.owes,
+        "iteration": deed.standing.iteration, "checkpoint": deed.standing.checkpoint,
+    }  # fmt: skip
+
+
+def outcome_data(deed: ActionRecord, result: Result, message: str) -> dict[str, Any]:
+    """What an outcome's entry holds."""
+    return {
+        "number": deed.number, "action": deed.action, "subject": deed.subject, "result": result.value,
+        "message": message,
+    }  # fmt: skip
+
+
+def _deed(entry: JournalEntry) -> ActionRecord:
+    data = entry.data
+    return ActionRecord(
+        number=str(data.get("number") or f"{entry.writer}:{entry.sequence}"),
+        action=str(data.get("action", "")),
+        subject=str(data.get("subject", "")),
+        incident=str(data.get("incident", "")),
+        time=float(entry.time),
+        tag=str(data.get("tag", "")),
+        standing=ProgressRecord(_integer(data, "iteration"), _integer(data, "checkpoint")),
+        owes=max(0, _integer(data, "owes")),
+    )
+
+
+def _result(data: Mapping[str, Any]) -> Result:
+    try:
+        return Result(str(data.get("result", "")))
+    except ValueError:  # written by a later version: it says that something was decided, not what
+        return Result.UNKNOWN
+
+
+def _integer(data: Mapping[str, Any], name: str) -> int:
+    value = data.get(name)
+    return value if isinstance(value, int) else -1

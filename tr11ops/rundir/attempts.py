@@ -1,0 +1,129 @@
+"""What the batch controller writes down: one record for each launch, and one for the attempt.
+
+state/attempts/JOB/launches/N.json    a launch: nodes, start, end, cause, blamed nodes, evidence, progress
+state/attempts/JOB/verdict.json       how the attempt ended, and whether the next task should go on
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from trainer.contract.end_marker import EXIT_ERROR, EXIT_HELD, EndMarker, exit_code
+from trainer.contract.files import write_json
+from trainer.contract.state_file import DamagedFile, read_json
+
+VERDICT_FILE = "verdict.json"
+SUPERSEDED = "superseded"  # the end of an attempt that found another one of its run training
+
+
+@dataclass(frozen=True)
+class LaunchRecord:
+    """One launch. Times are seconds since the epoch, None where there is none (yet).
+
+    `first_sign`: when the first failed process was seen. `decision`: what followed, in one line. `iteration_*` and
+    `checkpoint_*`: the highest logged iteration and the newest checkpoint before the launch and at its end.
+    `reached`: the last iteration that this very launch logged, None where it logged none.
+    """
+
+    launch: int
+    nodes: tuple[str, ...]
+    start: float
+    end: float | None = None
+    first_sign: float | None = None
+    exit_status: int | None = None
+    cause: str = ""
+    summary: str = ""
+    confidence: float | None = None
+    blamed: tuple[str, ...] = ()
+    suspects: tuple[str, ...] = ()
+    evidence: tuple[str, ...] = ()
+    fault: str = ""
+    srun_lines: tuple[str, ...] = ()
+    decision: str = ""
+    iteration_before: int | None = None
+    checkpoint_before: int | None = None
+    iteration_after: int | None = None
+    checkpoint_after: int | None = None
+    reached: int | None = None
+
+    @staticmethod
+    def path(attempt: Path, launch: int) -> Path:
+        return attempt / "launches" / f"{launch}.json"
+
+    def write(self, attempt: Path) -> None:
+        """Raises OSError as the file system does."""
+        write_json(self.path(attempt, self.launch), asdict(self))
+
+
+@dataclass(frozen=True)
+class AttemptVerdict:
+    """How an attempt ended; written when its last launch has ended.
+
+    `restart`: should the next task train on? `held`: the waiting jobs that were held because it should not;
+    `hold_failed`: not all could be; `held_for`: the kill switch or pause for which alone they were held. `progress`:
+    did any launch add an iteration or a checkpoint? `fault` names the fault free of what changes from one time to the
+    next; `blamed` are the nodes found bad. `held_because`: why the rest was to be held, which is more than how the
+    attempt ended; "" where an older tr11 wrote it.
+    """
+
+    reason: str
+    iteration: int | None
+    checkpoint_step: int | None
+    exit_status: int
+    message: str
+    restart: bool = True
+    cause: str = ""
+    fault: str = ""
+    blamed: tuple[str, ...] = ()
+    progress: bool = False
+    launches: int = 0
+    held: tuple[str, ...] = ()
+    hold_failed: bool = False
+    held_for: str = ""
+    job_id: str = ""
+    submission: str = ""
+    time: float = 0.0
+    held_because: str = ""
+
+    def write(self, attempt: Path) -> None:
+        """Raises OSError as the file system does."""
+        write_json(attempt / VERDICT_FILE, asdict(self))
+
+    @classmethod
+    def read(cls, attempt: Path) -> AttemptVerdict | None:
+        """The verdict in an attempt's folder, None when absent. Raises OSError or ValueError when it is not one."""
+        value = read_json(attempt / VERDICT_FILE)
+        if value is None:
+            return None
+        known = {entry.name for entry in fields(cls)}
+        found: dict[str, Any] = {name: item for name, item in value.items() if name in known}
+        for name in ("blamed", "held"):
+            found[name] = tuple(found.get(name) or ())
+        try:
+            return cls(**found)
+        except TypeError as error:
+            raise DamagedFile(attempt / VERDICT_FILE, f"is not a verdict: {error}") from None
+
+
+def of_marker(marker: EndMarker) -> AttemptVerdict:
+    """The verdict that is the trainer's own word: a failing launcher after a clean end changes nothing."""
+    return AttemptVerdict(
+        marker.reason,
+        marker.iteration,
+        marker.checkpoint_step,
+        exit_code(marker.reason),
+        marker.message,
+        restart=marker.restart,
+    )
+
+
+def of_failure(message: str, iteration: int | None, checkpoint: int | None) -> AttemptVerdict:
+    """The verdict of an attempt whose last launch failed, after which the next task may try."""
+    return AttemptVerdict("error", iteration, checkpoint, EXIT_ERROR, message)
+
+
+def without_restart(verdict: AttemptVerdict) -> AttemptVerdict:
+    """The same end, but nothing may start before a person has looked; the exit status says so."""
+    return replace(verdict, restart=False, exit_status=EXIT_HELD)

@@ -1,0 +1,103 @@
+"""What was found when all bytes of a checkpoint were last read: one small file each, replaced whole.
+
+    state/checkpoints/VARIANT/digests/global_stepN.json
+
+A record counts only for the checkpoint it was made of: a step that was trained again has another identity.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tr11ops.base.typed_fields import typed_fields
+from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.files import write_json
+from trainer.contract.paths import checkpoint_name
+from trainer.contract.sharing import make_shared
+from trainer.contract.state_file import read_json
+
+PIECE_BYTES = 4 << 20
+
+
+class DigestStopped(Exception):
+    """Someone asked to stop in the middle of a file."""
+
+
+SCHEMA = 1
+BAD_KEPT = 200
+
+
+@dataclass(frozen=True)
+class DigestRecord:
+    """One whole reading. `bad`: one line for each file that differs; `time`: its end, seconds since the epoch."""
+
+    step: int
+    identity: str
+    time: float
+    files: int
+    bytes: int
+    bad: tuple[str, ...] = ()
+    who: str = ""
+    host: str = ""
+    schema: int = SCHEMA
+
+    @property
+    def is_fine(self) -> bool:
+        return not self.bad
+
+
+def read_digest(directory: RunDirectory, step: int, identity: str) -> DigestRecord | None:
+    """The record of this very checkpoint; None when it was never read whole. Raises OSError or ValueError."""
+    path = directory.paths.digest_record(checkpoint_name(step))
+    value = read_json(path)
+    if value is None:
+        return None
+    try:
+        record = DigestRecord(**typed_fields(DigestRecord, value))
+    except TypeError as error:
+        raise ValueError(f"{path} is not a record of digests: {error}") from None
+    return record if identity and record.identity == identity else None
+
+
+def write_digest(directory: RunDirectory, record: DigestRecord) -> None:
+    """Put a reading on record. Raises OSError."""
+    path = directory.paths.digest_record(checkpoint_name(record.step))
+    make_shared(path.parent)
+    kept = record.bad[:BAD_KEPT]
+    write_json(path, {**asdict(record), "bad": kept})
+
+
+def digest_of(
+    path: Path, expected: int, progress: Callable[[int], None], stop: threading.Event
+) -> tuple[int, str, bool]:
+    """Size, SHA-256, and whether the file stayed as it was meanwhile; past what this node remembers of it.
+
+    One whose size differs from `expected` is not read: its digest differs too.
+    """
+    digest, count = hashlib.sha256(), 0
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    with os.fdopen(descriptor, "rb", buffering=0) as stream:
+        before = os.fstat(descriptor)
+        if stat.S_ISREG(before.st_mode) and before.st_size != expected:
+            return before.st_size, "", True
+        with suppress(OSError):  # a file system without a cache of pages has nothing to forget
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        buffer = memoryview(bytearray(PIECE_BYTES))
+        while length := stream.readinto(buffer):
+            if stop.is_set():
+                raise DigestStopped
+            digest.update(buffer[:length])
+            count += length
+            progress(length)
+        after = os.fstat(descriptor)
+        with suppress(OSError):  # gigabytes that no one needs again would push out what others do
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    is_still = (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)
+    return count, digest.hexdigest(), is_still

@@ -1,0 +1,316 @@
+"""The checkpoints of a run as rows, from their manifests and the sizes of their files. Reads; concludes nothing.
+
+Every look takes every file's size again: what was remembered of an earlier look could hide a file that was cut since.
+On a shared file system each question is a round trip, so checkpoints are read by threads where reading means waiting.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tr11ops.rundir.copies import identity_of
+from trainer.contract.manifest import Manifest
+from trainer.contract.paths import MANIFEST_FILE, checkpoint_name, checkpoint_step
+from trainer.contract.resumable import ResumeFault, ResumeNeed, lack_of, unnamed_files
+
+Layout = Literal["tr11", "deepspeed", "unknown"]
+ManifestState = Literal["read", "none", "unreadable", "foreign"]
+
+THREADS = 16  # where the file system makes us wait; elsewhere they only take turns at the interpreter
+PROBES = 4  # checkpoints that tell which of the two it is
+WAITING_SHARE = 0.4  # of the time, from which on threads pay
+LARGEST_MANIFEST = 64 << 20  # that of a checkpoint of 400,000 files
+NO_CARD = ResumeNeed()  # where the card is not known, any model is the run's
+FAULTS_KEPT = 50  # of one checkpoint; the count of the rest is the last of them
+
+
+@dataclass(frozen=True)
+class CheckpointRow:
+    """One checkpoint. `faults`: why it is not whole, by sizes; `created`: seconds since the epoch.
+
+    What only a manifest says is None where there is none (a copy of another trainer, a save that was killed).
+    `identity` tells it from another checkpoint of the same step (see `tr11ops.rundir.copies.identity_of`); "" where it
+    could not be read. `manifest` is "foreign" where there is another step's, or another trainer's save has none.
+    `changed`: when a file in it was last written; None where not all of it could be seen. `lack`: why no training of
+    this run resumes from it although it is whole (see `trainer.contract.resumable`); `is_foreign`: because it is of
+    another model. `unnamed`: files in it that its manifest does not name: someone put them there.
+    """
+
+    step: int
+    path: str
+    layout: Layout
+    bytes: int
+    faults: tuple[str, ...]
+    is_latest: bool
+    created: float
+    topology: Mapping[str, int] | None = None
+    consumed_samples: int | None = None
+    consumed_tokens: int | None = None
+    run_card_hash: str | None = None
+    identity: str = ""
+    files: int = 0
+    manifest: ManifestState = "read"
+    is_link: bool = False
+    changed: float | None = None
+    lack: str = ""
+    is_foreign: bool = False
+    unnamed: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        return self.path.rpartition("/")[2]
+
+    @property
+    def is_superseded(self) -> bool:
+        """Whether another one was saved in its place since (see `trainer.contract.replacing`)."""
+        return self.name != checkpoint_name(self.step)
+
+    @property
+    def state(self) -> str:
+        if self.faults:
+            return "NOT WHOLE"
+        if self.lack:
+            return "no resume"
+        return "whole" if self.topology is not None else "no manifest"
+
+    @property
+    def no_resume(self) -> str:
+        """Why no training resumes from it, as far as manifest and sizes show; empty where one does."""
+        if self.complete is None:
+            return "no manifest says what it should hold"
+        return f"it is not whole: {self.faults[0]}" if self.faults else self.lack
+
+    @property
+    def shape(self) -> str:
+        """Tensor x pipeline x data, or a question mark."""
+        if self.topology is None:
+            return "?"
+        return " x ".join(str(self.topology.get(axis, "?")) for axis in ("tensor", "pipeline", "data"))
+
+    @property
+    def complete(self) -> bool | None:
+        """None where no manifest says what there should be."""
+        return False if self.faults else (True if self.topology is not None else None)
+
+    def document(self) -> dict[str, Any]:
+        """The row as JSON values."""
+        return {**asdict(self), "complete": self.complete}
+
+
+def list_rows(folder: Path, latest: int | None, need: ResumeNeed = NO_CARD) -> list[CheckpointRow]:
+    """Rows of all checkpoints below `folder` (checkpoints/VARIANT), oldest first. Raises OSError when unreadable.
+
+    `need`: what the run needs of one that it resumes from. One that goes while it is looked at is left out.
+    """
+    return read_rows(folder, checkpoint_folders(folder), latest, need)
+
+
+def read_rows(folder: Path, steps: Sequence[int], latest: int | None, need: ResumeNeed) -> list[CheckpointRow]:
+    """Rows of these steps, in their order."""
+
+    def read(step: int) -> CheckpointRow | None:
+        return read_row(folder / checkpoint_name(step), step, step == latest, need)
+
+    first, rest = steps[:PROBES], steps[PROBES:]
+    began, worked = time.perf_counter(), time.thread_time()
+    found = [read(step) for step in first]
+    if rest and is_waiting(time.perf_counter() - began, time.thread_time() - worked):
+        with ThreadPoolExecutor(min(THREADS, len(rest)), thread_name_prefix="checkpoints") as readers:
+            found += readers.map(read, rest)
+    else:
+        found += map(read, rest)
+    return [row for row in found if row is not None]
+
+
+def is_waiting(took: float, worked: float) -> bool:
+    """Whether a reading that took so many seconds, of which the processor worked so many, waited for a file system."""
+    return took > 0.0 and (took - worked) / took > WAITING_SHARE
+
+
+def checkpoint_folders(folder: Path) -> list[int]:
+    """Steps whose folder is named as the trainer names it, ascending by number. Raises OSError when unreadable."""
+    try:
+        names = [entry.name for entry in os.scandir(folder) if entry.is_dir()]
+    except FileNotFoundError:
+        return []
+    steps = ((checkpoint_step(name), name) for name in names)
+    return sorted(step for step, name in steps if step is not None and checkpoint_name(step) == name)
+
+
+# ----------------------------------------------------------------------------- one checkpoint
+@dataclass(frozen=True)
+class Tree:
+    """The files below a folder: sizes by path, the last change, and whether all of it could be seen."""
+
+    sizes: Mapping[str, int]
+    changed: float
+    is_whole: bool
+
+
+def walk(place: Path) -> Tree:
+    """Look at every file below a folder; folders behind links are not entered. Raises OSError for `place` itself."""
+    sizes: dict[str, int] = {}
+    changed, is_whole = place.stat().st_mtime, True
+    waiting = [(str(place), "")]
+    while waiting:
+        folder, prefix = waiting.pop()
+        try:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append((entry.path, f"{prefix}{entry.name}/"))
+                        changed = max(changed, entry.stat(follow_symlinks=False).st_mtime)
+                        continue
+                    try:
+                        facts = entry.stat()
+                    except FileNotFoundError:  # a link to nowhere, or it has just gone
+                        continue
+                    sizes[prefix + entry.name] = facts.st_size
+                    changed = max(changed, facts.st_mtime)
+        except OSError:
+            if not prefix:
+                raise
+            is_whole = False
+    return Tree(sizes, changed, is_whole)
+
+
+def read_row(place: Path, step: int, is_latest: bool, need: ResumeNeed) -> CheckpointRow | None:
+    """The row of one checkpoint, whatever its folder is called; None when it has gone."""
+    try:
+        tree = walk(place)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return _without(place, step, is_latest, None, "unreadable", f"{place} cannot be read: {error.strerror}")
+    try:
+        content = read_manifest(place)
+        manifest = None if content is None else _parse(content, place)
+    except (OSError, ValueError) as error:
+        why = " ".join(str(error).split())[:300] if isinstance(error, ValueError) else error.strerror or str(error)
+        text = why if str(place) in why else f"{place / MANIFEST_FILE} cannot be read: {why}"
+        return _without(place, step, is_latest, tree, "unreadable", text)
+    if content is not None and manifest is not None:
+        identity = hashlib.sha256(content).hexdigest()
+        return _whole(place, step, is_latest, tree, manifest, identity, lack_of(manifest, need))
+    if _layout(tree) == "deepspeed":  # the original's layout has none; in ours it is written last
+        return _without(place, step, is_latest, tree, "foreign", "")
+    return _without(place, step, is_latest, tree, "none", f"has no {MANIFEST_FILE}: its save did not end")
+
+
+def _whole(
+    place: Path, step: int, is_latest: bool, tree: Tree, manifest: Manifest, identity: str, lack: ResumeFault | None
+) -> CheckpointRow:
+    faults = list(_size_faults(place, manifest, tree.sizes))
+    if manifest.step != step:
+        faults.insert(0, f"holds the manifest of step {manifest.step}: it was renamed")
+    return CheckpointRow(
+        step=step,
+        path=str(place),
+        layout=_layout(tree),
+        bytes=manifest.total_bytes,
+        faults=_shortened(faults),
+        is_latest=is_latest,
+        created=manifest.created,
+        topology=dict(manifest.topology),
+        consumed_samples=manifest.consumed_samples,
+        consumed_tokens=manifest.consumed_tokens,
+        run_card_hash=manifest.run_card_hash,
+        identity=identity,
+        files=len(manifest.files),
+        manifest="read" if manifest.step == step else "foreign",
+        is_link=place.is_symlink(),
+        changed=tree.changed if tree.is_whole else None,
+        lack="" if lack is None else lack.text,
+        is_foreign=lack is not None and lack.is_foreign,
+        unnamed=_shortened(unnamed_files(manifest, tree.sizes)),
+    )
+
+
+def _parse(content: bytes, place: Path) -> Manifest:
+    """Raises ValueError for what is no manifest: it may come from anywhere."""
+    try:
+        manifest = Manifest.of(json.loads(content), place)
+        consumed = (manifest.consumed_samples, manifest.consumed_tokens)
+        numbers = (manifest.step, manifest.created, *consumed, *(entry.bytes for entry in manifest.files))
+        texts = [entry.path for entry in manifest.files]
+        if all(isinstance(value, int | float) for value in numbers) and all(isinstance(text, str) for text in texts):
+            dict(manifest.topology)
+            return manifest
+    except (TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{place / MANIFEST_FILE} is not a manifest: {type(error).__name__}") from None
+    raise ValueError(f"{place / MANIFEST_FILE} is not a manifest: a value is of the wrong kind")
+
+
+def read_manifest(place: Path) -> bytes | None:
+    """The bytes of a checkpoint's manifest; None when it has none. Raises OSError, ValueError where it is too large."""
+    try:
+        descriptor = os.open(place / MANIFEST_FILE, os.O_RDONLY | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None
+    with os.fdopen(descriptor, "rb") as stream:
+        content = stream.read(LARGEST_MANIFEST + 1)
+    if len(content) > LARGEST_MANIFEST:
+        raise ValueError(f"it is larger than {LARGEST_MANIFEST >> 20} MiB")
+    return content
+
+
+def _size_faults(place: Path, manifest: Manifest, sizes: Mapping[str, int]) -> Iterable[str]:
+    for entry in manifest.files:
+        size = sizes.get(entry.path)
+        if size is None:  # behind a link, in a folder that cannot be read, or not there
+            try:
+                size = (place / entry.path).stat().st_size
+            except (OSError, ValueError) as error:
+                yield f"{entry.path}: {getattr(error, 'strerror', None) or error}"
+                continue
+        if size != entry.bytes:
+            yield f"{entry.path}: {size} bytes, the manifest says {entry.bytes}"
+
+
+def _shortened(faults: Sequence[str]) -> tuple[str, ...]:
+    if len(faults) <= FAULTS_KEPT:
+        return tuple(faults)
+    return (*faults[: FAULTS_KEPT - 1], f"and {len(faults) - FAULTS_KEPT + 1} files more")
+
+
+def _layout(tree: Tree) -> Layout:
+    top = [path for path in tree.sizes if "/" not in path]
+    if any(name.startswith("mp_rank_") and name.endswith("_model_states.pt") for name in top):
+        return "deepspeed"
+    return "tr11" if any(path.startswith("weights/") for path in tree.sizes) else "unknown"
+
+
+def _without(
+    place: Path, step: int, is_latest: bool, tree: Tree | None, manifest: ManifestState, fault: str
+) -> CheckpointRow | None:
+    """A checkpoint of which only the files are known; None when it has gone meanwhile."""
+    try:
+        created = place.stat().st_mtime
+        identity = identity_of(place) if tree is not None and manifest in {"none", "foreign"} else ""
+    except FileNotFoundError:
+        return None
+    except OSError:
+        created, identity = 0.0, ""
+    return CheckpointRow(
+        step=step,
+        path=str(place),
+        layout="unknown" if tree is None else _layout(tree),
+        bytes=0 if tree is None else sum(tree.sizes.values()),
+        faults=(fault,) if fault else (),
+        is_latest=is_latest,
+        created=created,
+        identity=identity,
+        files=0 if tree is None else len(tree.sizes),
+        manifest=manifest,
+        is_link=place.is_symlink(),
+        changed=tree.changed if tree is not None and tree.is_whole else None,
+    )

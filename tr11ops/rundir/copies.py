@@ -1,0 +1,215 @@
+"""What is known of copies: the receipt beside each copy at the destination, and the run directory's own record of it.
+
+    ARCHIVE/checkpoints/VARIANT/global_stepN/...               a whole checkpoint, file by file
+    ARCHIVE/checkpoints-weights/VARIANT/global_stepN/...       its weights alone
+    ARCHIVE/checkpoints-spikes-weights/VARIANT/global_stepN/.. the same, of steps named by hand
+    ARCHIVE/FOLDER/VARIANT/global_stepN.tar                    instead of the folder, where inodes are scarce
+    ARCHIVE/FOLDER/VARIANT/global_stepN.copy.json              the receipt, written last: every digest was read back
+
+    state/backup/copies/ARCHIVE/FOLDER-global_stepN.json       the run's own record, which can be made from the receipt
+
+A step that was trained again after a roll-back is another checkpoint: `identity` tells them apart, and its copy lies
+beside the older one, as global_stepN.IDENTITY8. Nothing of an archive is ever overwritten or removed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from tr11ops.base.typed_fields import typed_fields
+from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.files import write_json
+from trainer.contract.paths import MANIFEST_FILE, checkpoint_name
+from trainer.contract.sharing import make_shared
+from trainer.contract.state_file import content_of, read_json
+
+Kind: TypeAlias = Literal["full", "weights", "spike", "data"]
+FOLDERS: Mapping[Kind, str] = {
+    "full": "checkpoints",
+    "weights": "checkpoints-weights",
+    "spike": "checkpoints-spikes-weights",
+    "data": "data",
+}
+CHECKPOINT_KINDS: tuple[Kind, ...] = ("full", "weights", "spike")
+RECEIPT_SUFFIX = ".copy.json"
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class CopiedFile:
+    """One file of a copy: its path in the checkpoint, bytes, SHA-256; in a tar, where its first byte is."""
+
+    path: str
+    bytes: int
+    digest: str
+    offset: int | None = None
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """The destination's own record of one whole copy. Times in seconds since the epoch."""
+
+    run: str
+    variant: str
+    step: int
+    kind: Kind
+    identity: str
+    location: str  # of the folder or the tar, relative to the archive
+    format: Literal["files", "tar"]
+    files: tuple[CopiedFile, ...]
+    copied: float
+    verified: float
+    host: str = ""
+    run_id: str = ""  # see `tr11ops.rundir.identity`; "" in a receipt that is older than ids
+    schema: int = SCHEMA
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.bytes for file in self.files)
+
+
+@dataclass(frozen=True)
+class CopyRecord:
+    """What the run knows of one copy. `verified`: when every byte was read back; `reread`: the last re-read's end.
+
+    `damaged` are files that a later reading found changed or missing; a copy with any is no copy.
+    """
+
+    archive: str  # "store" or "url"
+    address: str  # of the archive, so that another one behind the same key of the card is not taken for it
+    step: int
+    kind: Kind
+    identity: str
+    location: str
+    format: Literal["files", "tar"]
+    files: int
+    bytes: int
+    copied: float
+    verified: float
+    reread: float | None = None
+    damaged: tuple[str, ...] = ()
+    schema: int = SCHEMA
+
+    @property
+    def is_sound(self) -> bool:
+        return not self.damaged
+
+    @property
+    def variant(self) -> str:
+        """The variant that it was copied from: the second folder of its place."""
+        return self.location.split("/")[1] if "/" in self.location else ""
+
+    @property
+    def what(self) -> str:
+        """What it is a copy of, in words."""
+        if self.kind == "data":
+            return f"data {self.location.rpartition('/')[2]}"
+        return f"step {self.step} ({self.kind})"
+
+    @classmethod
+    def of(cls, receipt: Receipt, archive: str, address: str) -> CopyRecord:
+        """The record of a copy that has this receipt."""
+        return cls(
+            archive, address, receipt.step, receipt.kind, receipt.identity, receipt.location, receipt.format,
+            len(receipt.files), receipt.bytes, receipt.copied, receipt.verified,
+        )  # fmt: skip
+
+
+def identity_of(folder: Path) -> str:
+    """What tells one checkpoint from another of the same step: 64 hex digits.
+
+    Of the manifest's bytes; where there is none (the original's layout), of every file's path, size and time.
+    Raises OSError when the folder cannot be read.
+    """
+    try:
+        return hashlib.sha256(content_of(folder / MANIFEST_FILE)).hexdigest()
+    except FileNotFoundError:
+        lines = []
+        for root, _, names in os.walk(folder, onerror=_raise):
+            for name in names:
+                path = Path(root) / name
+                facts = path.stat()
+                lines.append(f"{path.relative_to(folder)}\0{facts.st_size}\0{facts.st_mtime_ns}\n")
+        return hashlib.sha256("".join(sorted(lines)).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def read_copies(directory: RunDirectory, every_variant: bool = False) -> tuple[CopyRecord, ...]:
+    """The variant's copies on record, by step: those of another variant are of another training.
+
+    Raises OSError or ValueError when one cannot be read: nothing may follow then.
+    """
+    folder = directory.paths.state / "backup" / "copies"
+    found = []
+    for path in sorted(folder.glob("*/*.json")):
+        copy = read_copy(path)
+        if copy is not None and (every_variant or copy.variant == directory.paths.variant):
+            found.append(copy)
+    return tuple(sorted(found, key=lambda copy: (copy.step, copy.kind, copy.archive)))
+
+
+def read_copy(path: Path) -> CopyRecord | None:
+    """One record; None when it is not there. Raises OSError, ValueError."""
+    try:
+        value = read_json(path)
+    except ValueError as error:
+        raise ValueError(f"{path} is not a record of a copy: {error}") from None
+    return None if value is None else _parse(path, value)
+
+
+def write_copy(directory: RunDirectory, copy: CopyRecord) -> None:
+    """Put a copy on record, or replace its record. Raises OSError."""
+    path = _path(directory, copy)
+    make_shared(path.parent)
+    write_json(path, asdict(copy))
+
+
+def latest_record(directory: RunDirectory, copy: CopyRecord) -> CopyRecord:
+    """A copy's record as it is now: another reader may have found damage since `copy` was read. Raises OSError."""
+    try:
+        found = read_copy(_path(directory, copy))
+    except ValueError:
+        return copy
+    is_same = found is not None and (found.address, found.identity, found.copied) == (
+        copy.address, copy.identity, copy.copied,
+    )  # fmt: skip
+    return found if found is not None and is_same else copy
+
+
+def _path(directory: RunDirectory, copy: CopyRecord) -> Path:
+    name = copy.location.replace("/", "-").removesuffix(".tar")
+    return directory.paths.state / "backup" / "copies" / copy.archive / f"{name}.json"
+
+
+def location_of(kind: Kind, variant: str, step: int, identity: str = "") -> str:
+    """Where a copy lies; with `identity` beside another copy of the same step."""
+    suffix = f".{identity[:8]}" if identity else ""
+    return f"{FOLDERS[kind]}/{variant}/{checkpoint_name(step)}{suffix}"
+
+
+def _parse(path: Path, value: Mapping[str, Any]) -> CopyRecord:
+    try:
+        if value.get("schema", 0) > SCHEMA:
+            raise ValueError(f"{path} was written by a newer tr11")
+        return CopyRecord(**typed_fields(CopyRecord, value))
+    except TypeError as error:
+        raise ValueError(f"{path} is not a record of a copy: {error}") from None
+
+
+def identity_of_files(folder: Path, files: Iterable[str]) -> str:
+    """What tells these files from what they were before. Raises OSError."""
+    facts = [(name, (folder / name).stat()) for name in files]
+    return digest_of_lines(f"{name}\0{fact.st_size}\0{fact.st_mtime_ns}" for name, fact in facts)
+
+
+def digest_of_lines(lines: Iterable[str]) -> str:
+    """SHA-256 of the lines, in hexadecimal."""
+    return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()

@@ -1,0 +1,198 @@
+"""What is on record of the periodic jobs and of the chains that run them: the types, the readers and the writers.
+
+state/cron/NAME.json            the last round of one periodic job
+state/cron/NAME.log             what its last rounds wrote
+state/cron/chain-hourly.json    the next link of the chain of Slurm jobs that runs the hourly ones
+state/cron/chain-daily.json     the same for the daily ones
+
+While the run directory cannot be written, rounds of what watches are in this machine's fallback directory, under the
+same names: of two records of one job the later round counts.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from tr11ops.base.observed import Observed, known, observed
+from tr11ops.base.units import number_in
+from tr11ops.rundir.fallback import existing_fallback
+from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.files import write_json
+from trainer.contract.sharing import make_shared
+from trainer.contract.state_file import read_json
+
+STATE_SCHEMA = 1
+CHAINS = ("hourly", "daily")
+_CHAIN = "chain-"
+_NAME = re.compile(r"[a-z][a-z0-9-]{0,63}")
+
+
+@dataclass(frozen=True)
+class PeriodicJobState:
+    """The last round of one periodic job. Times are seconds since the epoch.
+
+    `ended` and `exit_code` are None while it runs, and for ever if what ran it was killed. An exit code below 0 is the
+    signal that ended the job, 127 says that it could not be started. `message` says why the last round failed, "" when
+    it did not: 1 (a person is needed) is an answer of the job, not a failure of it. `failures_in_a_row` counts the
+    rounds since the last that did not fail.
+    `way` is what runs it: daemon, crontab, scrontab or slurm; hand or once where nothing else ever did. A round by hand
+    in between does not change it.
+    """
+
+    name: str
+    way: str
+    host: str
+    started: float
+    ended: float | None
+    exit_code: int | None
+    message: str
+    interval_seconds: float
+    runs: int
+    failures_in_a_row: int
+    next_due: float
+
+    @property
+    def is_running(self) -> bool:
+        """True from its start until its end is on record: it runs, or what ran it was killed."""
+        return self.ended is None
+
+
+@dataclass(frozen=True)
+class ChainState:
+    """The next link of a chain: `job_id` begins at `next_due` and queues the one after it first. `time`: of the record.
+
+    A chain whose `next_due` is long over, or whose job is not in the queue any more, is dead.
+    """
+
+    name: str
+    job_id: str
+    time: float
+    next_due: float
+
+
+def cron_folder(directory: RunDirectory) -> Path:
+    """Where everything of the periodic jobs is kept."""
+    return directory.paths.state / "cron"
+
+
+def job_file(directory: RunDirectory, name: str) -> Path:
+    """The record of one job. Raises ValueError for a name that no job can have."""
+    if not _NAME.fullmatch(name) or name.startswith(_CHAIN):
+        raise ValueError(f"{name!r} cannot name a periodic job")
+    return cron_folder(directory) / f"{name}.json"
+
+
+def chain_file(directory: RunDirectory, name: str) -> Path:
+    """The record of one chain."""
+    return cron_folder(directory) / f"{_CHAIN}{name}.json"
+
+
+# ----------------------------------------------------------------------------- reading
+def read_job(directory: RunDirectory, name: str) -> Observed[PeriodicJobState | None]:
+    """One job's last round; None when it never ran."""
+    return observed(lambda: _last_round(directory, name))
+
+
+def read_jobs(directory: RunDirectory) -> Observed[tuple[PeriodicJobState, ...]]:
+    """Every job that ever ran, by name; empty when none did. Unknown as soon as one record cannot be read."""
+
+    def read() -> tuple[PeriodicJobState, ...]:
+        local = existing_fallback(directory)
+        names = {*_job_names(directory), *(_job_names(local) if local is not None else ())}
+        found = (_last_round(directory, name) for name in sorted(names))
+        return tuple(state for state in found if state is not None)
+
+    return observed(read)
+
+
+def read_chains(directory: RunDirectory) -> Observed[tuple[ChainState, ...]]:
+    """The chains that are installed; empty when there is none. Unknown as soon as one record cannot be read."""
+
+    def read() -> tuple[ChainState, ...]:
+        found = (_read(ChainState, chain_file(directory, name), name) for name in CHAINS)
+        return tuple(state for state in found if state is not None)
+
+    return observed(read)
+
+
+def fallback_round(directory: RunDirectory, name: str) -> PeriodicJobState | None:
+    """One job's last round in this machine's fallback directory. Raises OSError; ValueError for what is no record."""
+    local = existing_fallback(directory)
+    found: PeriodicJobState | None = _read(PeriodicJobState, job_file(local, name), name) if local is not None else None
+    return found
+
+
+def _last_round(directory: RunDirectory, name: str) -> PeriodicJobState | None:
+    return later(_read(PeriodicJobState, job_file(directory, name), name), fallback_round(directory, name))
+
+
+def later(one: PeriodicJobState | None, other: PeriodicJobState | None) -> PeriodicJobState | None:
+    """Of two records of one job, that of the later round; its end counts as later than its start."""
+    found = [state for state in (one, other) if state is not None]
+    return max(found, key=lambda state: (state.started, state.ended is not None), default=None)
+
+
+def _job_names(directory: RunDirectory) -> list[str]:
+    try:
+        names = [path.name.removesuffix(".json") for path in cron_folder(directory).iterdir() if path.suffix == ".json"]
+    except FileNotFoundError:
+        return []
+    return sorted(name for name in names if _NAME.fullmatch(name) and not name.startswith(_CHAIN))
+
+
+_NUMBERS = {"started", "ended", "interval_seconds", "next_due", "time", "runs", "failures_in_a_row", "exit_code"}
+
+
+def _read(kind: type[Any], path: Path, name: str) -> Any:
+    """The record in `path`; None when absent. Raises ValueError when it is not one, OSError when it cannot be read."""
+    try:
+        value = read_json(path)
+    except ValueError as error:
+        raise ValueError(error if str(path) in str(error) else f"{path} is not a record: {error}") from None
+    if value is None:
+        return None
+    known = {entry.name: value[entry.name] for entry in fields(kind) if entry.name in value}
+    missing = [entry.name for entry in fields(kind) if entry.name not in known]
+    if missing or known["name"] != name:
+        raise ValueError(f"{path} is not the record of {name}" + (f": {', '.join(missing)} missing" if missing else ""))
+    for key, item in known.items():
+        if key not in _NUMBERS:
+            known[key] = str(item)
+        elif not (item is None and key in {"ended", "exit_code"}) and not _is_number(item):
+            raise ValueError(f"{path} holds {item!r} where a number belongs ({key})")
+    return kind(**known)
+
+
+def _is_number(value: object) -> bool:
+    return number_in(value) is not None
+
+
+# ----------------------------------------------------------------------------- writing
+def write_job(directory: RunDirectory, state: PeriodicJobState) -> None:
+    """Replace one job's record. Raises OSError as the file system does."""
+    _write(job_file(directory, state.name), state)
+
+
+def write_chain(directory: RunDirectory, state: ChainState) -> None:
+    """Replace one chain's record. Raises OSError as the file system does."""
+    _write(chain_file(directory, state.name), state)
+
+
+def take_in_rounds(directory: RunDirectory, other: RunDirectory) -> None:
+    """Move another directory's records of rounds into this one, each unless this one has a later. Raises OSError."""
+    for name in _job_names(other):
+        path = job_file(other, name)
+        theirs = known(observed(lambda path=path, name=name: _read(PeriodicJobState, path, name)), None)  # type: ignore[misc]
+        ours = known(observed(lambda name=name: _read(PeriodicJobState, job_file(directory, name), name)), None)  # type: ignore[misc]
+        newest = later(ours, theirs)
+        if newest is not None and newest is not ours:
+            write_job(directory, newest)
+        path.unlink()
+
+
+def _write(path: Path, state: PeriodicJobState | ChainState) -> None:
+    make_shared(path.parent)
+    write_json(path, {"schema": STATE_SCHEMA, **asdict(state)})

@@ -1,0 +1,18 @@
+"""A file of the run directory that cannot be read as what it should be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Damage:
+    """One damaged state file: where, what is wrong with it, and what is missing for it.
+
+    `is_set_aside`: the next launch, or the watchdog when it acts, moves it out of the way.
+    """
+
+    path: str
+    what: str
+    without: str
+    is_set_aside: bool

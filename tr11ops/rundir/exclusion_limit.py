@@ -1,0 +1,79 @@
+"""How many nodes a run may exclude: one answer for the command, the watchdog, the detectors and the job. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Self
+
+from tr11ops.cluster.base import Node
+
+DEFAULT_PERCENT = 10.0
+KEY = "resilience.exclusion_cap_percent"
+
+
+def most_exclusions(partition_nodes: int, needed_nodes: int, percent: float | None = None) -> int:
+    """How many nodes of a partition may be excluded: a share of it (rounded up), and never into what a run needs.
+
+    None: DEFAULT_PERCENT, or half of what the run leaves idle where that is more, but no more nodes than it needs.
+    """
+    idle = max(0, partition_nodes - needed_nodes)
+    share = math.ceil(partition_nodes * (DEFAULT_PERCENT if percent is None else percent) / 100)
+    if percent is None:
+        share = max(share, min(math.ceil(idle / 2), needed_nodes))
+    return min(share, idle)
+
+
+def partition_nodes(nodes: Iterable[Node], *named: str | None) -> tuple[Node, ...]:
+    """The nodes that count for a run: those of the first of these partitions that has any; all where none has.
+
+    Who asks names the card's partition first, then those of the run's jobs ("a,b": either), then the cluster's default
+    one, as far as each is known.
+    """
+    every = tuple(nodes)
+    for name in filter(None, named):
+        wanted = set(name.split(","))
+        found = tuple(node for node in every if wanted & set(node.partitions))
+        if found:
+            return found
+    return every
+
+
+@dataclass(frozen=True)
+class ExclusionLimit:
+    """The limit of one run at one moment. `names`: the nodes that count, None where they are not known (all count)."""
+
+    most: int
+    names: frozenset[str] | None = None
+    needed: int = 0
+
+    @classmethod
+    def of(cls, partition: Collection[str], needed: int, percent: float | None) -> Self:
+        """For these nodes (see `partition_nodes`). What is excluded outside of them, or is gone, does not count.
+
+        `needed` are the nodes of one attempt, spares included; `percent` is the card's KEY.
+        """
+        return cls(most_exclusions(len(partition), needed, percent), frozenset(partition), needed)
+
+    def counted(self, excluded: Iterable[str]) -> int:
+        """How many of these count."""
+        names = set(excluded)
+        return len(names if self.names is None else names & self.names)
+
+    def forbids(self, nodes: Iterable[str], excluded: Iterable[str]) -> bool:
+        """Whether these would be too many beside those that are excluded; one that is excluded already may stay."""
+        before = frozenset(excluded)
+        total = self.counted(before.union(nodes))
+        return total > max(self.most, self.counted(before))
+
+    def __str__(self) -> str:
+        if self.names is None:
+            return f"{self.most} may be excluded while it is not known how many nodes there are"
+        of = f"of the partition's {len(self.names)} nodes at most {self.most} may be excluded"
+        return f"{of}, for an attempt needs {self.needed} ({KEY})"
+
+
+def way_past(node: str) -> str:
+    """The command with which a person excludes a node all the same."""
+    return f"tr11 nodes exclude {node} --force --reason REASON"

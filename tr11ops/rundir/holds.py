@@ -1,0 +1,182 @@
+"""What tr11 holds in the queue, on record: by commands, in state/requests/holds.json; by attempts, in their verdicts.
+
+An attempt's verdict stays as it was written; what was released since has a record of its own in holds.json.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tr11ops.base.observed import known, observed
+from tr11ops.base.redact import one_line
+from tr11ops.cluster.parts import without
+from tr11ops.rundir.attempts import AttemptVerdict
+from tr11ops.rundir.exclusions import AUTOMATIC_OWNER
+from tr11ops.rundir.paths import RunDirectory
+from tr11ops.rundir.reserve import with_reserve
+from trainer.contract.files import write_json
+from trainer.contract.paths import RunPaths
+from trainer.contract.state_file import read_json
+
+HOLDS_SCHEMA = 1
+LARGEST_TIME = 1e18
+MOST_RELEASES_KEPT = 100  # an older one matters only to a verdict that is older still
+SWITCHES = frozenset({"kill-switch", "pause"})  # ends of attempts that hold what is queued until `tr11 resume`
+ENDS_IN_ORDER = frozenset({"exit-duration", "exit-interval", "signal"})  # after these only a switch holds anything
+
+
+@dataclass(frozen=True)
+class HoldRecord:
+    """Queued work that tr11 holds: `job` is the number of a job or an array, or names tasks of one ("12_[4-10]").
+
+    `is_for_fault`: it must not start before a person has looked; else it was held for a kill switch, a pause, or by a
+    person's command. `time` is in seconds since the epoch.
+    """
+
+    job: str
+    who: str = ""
+    time: float | None = None
+    why: str = ""
+    is_for_fault: bool = False
+
+
+@dataclass(frozen=True)
+class ReleaseRecord:
+    """Work that tr11 released: its name, and when (seconds since the epoch)."""
+
+    job: str
+    time: float
+
+
+# ----------------------------------------------------------------------------- what is read
+def holds_path(paths: RunPaths) -> Path:
+    return paths.requests / "holds.json"
+
+
+def read_commanded(paths: RunPaths) -> tuple[HoldRecord, ...]:
+    """What commands and the run's controllers have put in holds.json. Raises OSError, ValueError."""
+    value = read_json(holds_path(paths)) or {}
+    return tuple(
+        HoldRecord(
+            _name(entry["job"]), _text(entry.get("who")), _time(entry.get("time")), _text(entry.get("why")),
+            entry.get("who") == AUTOMATIC_OWNER and entry.get("switch") not in SWITCHES,
+        )
+        for entry in _entries(value)
+    )  # fmt: skip
+
+
+def read_by_attempts(paths: RunPaths, attempts: Iterable[str]) -> tuple[HoldRecord, ...]:
+    """What these attempts held at their ends, less what tr11 has released since. A damaged verdict holds nothing."""
+    value = known(observed(lambda: read_json(holds_path(paths))), None) or {}
+    return tuple(_by_attempts(paths, attempts, releases_in(value)))
+
+
+def read_holds(directory: RunDirectory) -> tuple[HoldRecord, ...]:
+    """Everything that tr11 holds, the commands' records first. What cannot be read is not known to be tr11's."""
+    paths = directory.paths
+    attempts = reversed(known(observed(directory.attempt_ids), []))
+    return (*known(observed(lambda: read_commanded(paths)), ()), *read_by_attempts(paths, attempts))
+
+
+def held_by_tr11(directory: RunDirectory) -> frozenset[str]:
+    """Names of jobs, arrays and tasks that tr11 has held: by a command, or by the run's own controller."""
+    return frozenset(record.job for record in read_holds(directory))
+
+
+def releasable(records: Iterable[HoldRecord]) -> frozenset[str]:
+    """Names of what is held for a kill switch, a pause or by a person alone, and for no fault."""
+    every = tuple(records)
+    faults = [record.job for record in every if record.is_for_fault]
+    return frozenset(without((record.job for record in every if not record.is_for_fault), faults))
+
+
+def releases_in(value: dict[str, Any]) -> tuple[ReleaseRecord, ...]:
+    """The releases in what holds.json holds; what is no release there is left out."""
+    entries = value.get("released")
+    return tuple(
+        ReleaseRecord(entry["job"], float(entry["time"]))
+        for entry in (entries if isinstance(entries, list) else ())
+        if isinstance(entry, dict) and isinstance(entry.get("job"), str) and isinstance(entry.get("time"), int | float)
+    )
+
+
+def _by_attempts(paths: RunPaths, attempts: Iterable[str], releases: tuple[ReleaseRecord, ...]) -> Iterator[HoldRecord]:
+    for job_id in attempts:
+        verdict = known(observed(lambda job_id=job_id: AttemptVerdict.read(paths.attempt(job_id))), None)  # type: ignore[misc]
+        if not isinstance(verdict, AttemptVerdict):
+            continue
+        ended = verdict.message if verdict.reason in {"error", "refused"} else verdict.reason
+        said = (verdict.held_because, ended)
+        both = f"{verdict.held_because}: {ended}" if verdict.held_because else ended
+        why = next((one for one in said if all(other in one for other in said)), both)
+        # after an end in order nothing but a switch holds: verdicts that are older than `held_for` say it by that
+        is_for_switch = verdict.held_for in SWITCHES or verdict.reason in SWITCHES | ENDS_IN_ORDER
+        for name in _still_held(verdict, releases):
+            yield HoldRecord(_name(name), AUTOMATIC_OWNER, _time(verdict.time), _text(why), not is_for_switch)
+
+
+def _still_held(verdict: AttemptVerdict, releases: Iterable[ReleaseRecord]) -> tuple[str, ...]:
+    """The names of what an attempt held at its end and tr11 has not released since."""
+    try:
+        gone = [one.job for one in releases if one.time > verdict.time]
+    except TypeError:  # a damaged verdict, with another thing for its time
+        gone = []
+    return without(map(str, verdict.held), gone)
+
+
+# ----------------------------------------------------------------------------- what is written
+def record_holds(directory: RunDirectory, numbers: Iterable[str], who: str, why: str, switch: str = "") -> None:
+    """Put holds on record; `switch`: the kill switch or pause that a controller held them for. Raises OSError."""
+    wanted = tuple(numbers)
+    value = _read_value(directory)
+    more = {"switch": switch} if switch else {}
+    fresh = [{"job": number, "who": who, "time": time.time(), "why": why, **more} for number in wanted]
+    _write(directory, [*_less(_entries(value), wanted), *fresh], releases_in(value))
+
+
+def forget_holds(directory: RunDirectory, numbers: Iterable[str]) -> None:
+    """Take what was released off the record, and put on it when that was. Raises OSError."""
+    gone = tuple(numbers)
+    if gone:
+        value = _read_value(directory)
+        kept = [one for one in releases_in(value) if one.job not in gone]
+        _write(directory, _less(_entries(value), gone), (*kept, *(ReleaseRecord(name, time.time()) for name in gone)))
+
+
+def _less(entries: list[dict[str, Any]], gone: tuple[str, ...]) -> list[dict[str, Any]]:
+    """The entries of what is held, less what these names cover."""
+    return [{**entry, "job": name} for entry in entries for name in without((str(entry["job"]),), gone)]
+
+
+def _write(directory: RunDirectory, entries: list[dict[str, Any]], releases: Iterable[ReleaseRecord]) -> None:
+    released = [asdict(one) for one in releases][-MOST_RELEASES_KEPT:]
+    value = {"schema": HOLDS_SCHEMA, "holds": entries, **({"released": released} if released else {})}
+    with_reserve(directory, lambda: write_json(holds_path(directory.paths), value))
+
+
+def _read_value(directory: RunDirectory) -> dict[str, Any]:
+    return known(observed(lambda: read_json(holds_path(directory.paths))), None) or {}
+
+
+def _entries(value: dict[str, Any]) -> list[dict[str, Any]]:
+    found = value.get("holds", [])
+    return [entry for entry in found if isinstance(entry, dict) and "job" in entry]
+
+
+def _name(value: Any) -> str:
+    """A name of jobs, whole: that of many single tasks is long."""
+    return "".join(character for character in str(value) if character.isprintable())
+
+
+def _text(value: Any) -> str:
+    return one_line(str(value or ""))
+
+
+def _time(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < LARGEST_TIME:
+        return None
+    return float(value)

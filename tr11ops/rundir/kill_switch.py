@@ -1,0 +1,146 @@
+"""Whether the kill switch that is seen from here is the run's: the same one that its trainers look at.
+
+    .NAME.run               beside a switch outside the run directory: the run that it belongs to, and the run's id
+    state/kill-switch.json  in the run directory: that this mark was made, and where
+
+A switch inside the run directory is where the run directory is. One outside may lie on a file system that is not
+mounted here: its folder is then missing, or an empty mount point in which a switch would stop no one. A launch and the
+start of an attempt leave the mark. Where the run directory says that it was left and it is not seen, the place is not
+proven: no one is told that the run is stopped, and no folder is made.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from tr11ops.base.observed import cause
+from tr11ops.rundir.identity import run_id, short
+from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.files import write_json
+from trainer.contract.sharing import make_shared
+from trainer.contract.state_file import read_json
+
+MARKED_FILE = "kill-switch.json"
+NEVER_MARKED = "its place was never marked as this run's; the next launch or attempt does that"
+
+
+@dataclass(frozen=True)
+class SwitchPlace:
+    """What is known of a switch's place. `fault`: why it is not proven to be the run's, "" when nothing speaks against
+    it; `note`: why it is believed without a mark; `other_run`: the directory of the run that it belongs to.
+    """
+
+    fault: str = ""
+    note: str = ""
+    other_run: str = ""
+
+
+def is_inside(directory: RunDirectory) -> bool:
+    """Whether the switch lies in the run directory, by the real paths."""
+    return Path(os.path.realpath(directory.root)) in Path(os.path.realpath(directory.kill_switch)).parents
+
+
+def look_at_switch(directory: RunDirectory) -> SwitchPlace:
+    """Look at the place of the kill switch; nothing is made. Raises OSError or ValueError where it cannot be seen."""
+    other = _surrounding_run(directory)
+    if is_inside(directory) or other:
+        return SwitchPlace(other_run=other)
+    folder = directory.kill_switch.parent
+    if not folder.is_dir():
+        missing = f"{_missing(folder)} is not there: its file system is not mounted here, or it was never made"
+        return SwitchPlace(f"{folder} is not a folder: no switch can lie there" if folder.exists() else missing)
+    try:
+        claim = read_json(mark_of(directory.kill_switch))
+    except ValueError as error:
+        return _judge_unmarked(directory, f"the mark beside it cannot be read: {error}")
+    if claim is None:
+        return _judge_unmarked(directory, f"no mark of this run lies beside it ({mark_of(directory.kill_switch)})")
+    return _judge_claim(directory, str(claim.get("id") or ""), str(claim.get("directory", "")))
+
+
+def _judge_claim(directory: RunDirectory, marked: str, owner: str) -> SwitchPlace:
+    """By the id, which a moved run directory keeps; by the directory where one of the two has no id."""
+    is_here = owner == os.path.realpath(directory.root)
+    if owner and not is_here and Path(owner).is_dir():
+        return SwitchPlace(other_run=owner)
+    try:
+        own = run_id(directory)
+    except ValueError:
+        own = ""
+    if (marked == own) if marked and own else is_here:
+        return SwitchPlace()
+    return _judge_unmarked(directory, f"the mark beside it is of another run (id {short(marked)})")
+
+
+def _judge_unmarked(directory: RunDirectory, why: str) -> SwitchPlace:
+    """A run that was never marked goes by what is there, as it always did; one that was must find its mark."""
+    try:
+        record = read_json(directory.paths.state / MARKED_FILE) or {}
+    except ValueError:
+        return SwitchPlace(why)
+    if record.get("kill_switch") == str(directory.kill_switch):
+        return SwitchPlace(f"{why}: its file system is not mounted here")
+    return SwitchPlace(note=NEVER_MARKED)
+
+
+def place_fault(directory: RunDirectory) -> str:
+    """Why the switch that is seen here is not known to be the run's, in one line; "" when it is."""
+    try:
+        place = look_at_switch(directory)
+    except (OSError, ValueError) as error:
+        return f"{directory.kill_switch}: {cause(error)}"
+    if place.other_run:
+        return f"{directory.kill_switch} belongs to another run, {place.other_run}"
+    return f"{directory.kill_switch}: {place.fault}" if place.fault else ""
+
+
+def mark_switch(directory: RunDirectory, name: str) -> None:
+    """Mark the place of the switch as this run's, and put that on record. Raises OSError, ValueError.
+
+    The folder of the switch must be there: to make it would hide that its file system is not.
+    """
+    if is_inside(directory):
+        return
+    claim = {"directory": os.path.realpath(directory.root), "run": name, "variant": directory.paths.variant}
+    folder = directory.kill_switch.parent
+    if not folder.is_dir():
+        raise FileNotFoundError(2, "is not there: the kill switch cannot lie in it", str(folder))
+    write_json(mark_of(directory.kill_switch), {**claim, "id": run_id(directory)})
+    make_shared(directory.paths.state)
+    write_json(directory.paths.state / MARKED_FILE, {"schema": 1, "kill_switch": str(directory.kill_switch)})
+
+
+def mark_of(kill_switch: Path) -> Path:
+    """The mark beside a kill switch outside the run directory: which run it belongs to."""
+    return kill_switch.with_name(f".{kill_switch.name}.run")
+
+
+def _surrounding_run(directory: RunDirectory) -> str:
+    """The other run in whose directory the switch lies; "" when there is none."""
+    root = Path(os.path.realpath(directory.root))
+    for parent in Path(os.path.realpath(directory.kill_switch.parent) + "/x").parents:
+        if parent == root:
+            return ""
+        if (parent / "state" / "submissions").is_dir():
+            return str(parent)
+    return ""
+
+
+def _missing(folder: Path) -> Path:
+    """The highest folder that is missing on the way to `folder`."""
+    while not folder.parent.exists():
+        folder = folder.parent
+    return folder
+
+
+def other_ways(directory: RunDirectory, job_ids: tuple[str, ...], command: str, is_slurm: bool) -> tuple[str, ...]:
+    """What stops the run without its switch, as commands to type. `command` is `tr11 pause` as it is typed here."""
+    lines = [f"{command}   # nothing starts after this task"]
+    for number in job_ids:
+        lines.append(f"touch {directory.paths.stop_request(number)}   # job {number} saves and leaves")
+        if is_slurm:
+            lines.append(f"scancel --signal=USR1 --batch {number}   # the same, through Slurm")
+            lines.append(f"scancel {number}   # ends it at once, unsaved")
+    return tuple(lines)

@@ -1,0 +1,310 @@
+"""The run directory as the operation sees it: the trainer's paths, and those that only the operation writes.
+
+    state/submissions/TAG/{train.sbatch,card.toml,card.json,versions.json,submission.json}
+    state/attempts/JOBID/workers/NODE/rank-R.log
+    state/exclusions.json    state/launch.lock    journal/WRITER.jsonl    kill-switch
+
+Reading never creates anything. Every file is written whole or not at all, and stays writable for the group.
+"""
+
+from __future__ import annotations
+
+import calendar
+import hashlib
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from trainer.contract.files import write_atomically, write_json
+from trainer.contract.paths import RunPaths, checkpoint_steps
+from trainer.contract.sharing import make_shared
+from trainer.contract.state_file import DamagedFile, read_json, set_aside
+
+COMMENT_PREFIX = "tr11:"
+SUBMISSION_SCHEMA = 1
+DAMAGED = "damaged: "  # begins the note of a submission whose record cannot be read any more
+_TAG = re.compile(r"\d{8}-\d{6}-[0-9a-f]{8}")
+_COMMENT = re.compile(re.escape(COMMENT_PREFIX) + rf"({_TAG.pattern})@([0-9a-f]{{12}})(?![0-9a-f])")
+
+
+def new_tag(when: float | None = None) -> str:
+    """A name for one submission that no other submission has: UTC time and 32 random bits."""
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(when))
+    return f"{stamp}-{secrets.token_hex(4)}"
+
+
+def is_tag(text: str) -> bool:
+    """True for a text that `new_tag` could have made."""
+    return _TAG.fullmatch(text) is not None
+
+
+def parse_comment(comment: str) -> tuple[str, str] | None:
+    """The tag and the directory's mark in a job's comment; None when tr11 did not submit the job."""
+    match = _COMMENT.search(comment)
+    return (match.group(1), match.group(2)) if match else None
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What is known of one submission. `job_id` is None when the scheduler never said whether it took it.
+
+    `chain` says how its next attempt is queued ("array", "afterany", "self", "" for none). With "self", `left` attempts
+    are still to be submitted, each by the one before it.
+    """
+
+    tag: str
+    job_id: str | None
+    scheduler: str
+    time: float
+    user: str
+    host: str
+    run: str
+    variant: str
+    array: str | None
+    nodes: int
+    card_hash: str
+    dependency: str | None = None
+    excluded: tuple[str, ...] = ()
+    note: str = ""
+    chain: str = ""
+    left: int = 0
+    schema: int = SUBMISSION_SCHEMA
+
+    @classmethod
+    def read(cls, path: Path) -> Submission | None:
+        """The record in `path`, or None when absent. Raises ValueError when it is malformed."""
+        value = read_json(path)
+        if value is None:
+            return None
+        known = {entry.name for entry in fields(cls)}
+        try:
+            record = {name: item for name, item in value.items() if name in known}
+            return cls(**{**record, "excluded": tuple(record.get("excluded", ()))})
+        except TypeError as error:
+            raise DamagedFile(path, f"is not a record of a submission: {error}") from None
+
+    @classmethod
+    def damaged(cls, tag: str, why: str, card: dict[str, Any]) -> Submission:
+        """What is still known where the record is damaged: the tag says when, the resolved `card` beside it what.
+
+        It is in doubt as one whose answer was lost: its job is found by its comment, or by an attempt's record.
+        """
+        run, slurm = card.get("run"), card.get("slurm")
+        run, slurm = run if isinstance(run, dict) else {}, slurm if isinstance(slurm, dict) else {}
+        moment = float(calendar.timegm(time.strptime(tag[:15], "%Y%m%d-%H%M%S")))
+        return cls(
+            tag=tag, job_id=None, scheduler="", time=moment, user="", host="", run=str(run.get("name", "")),
+            variant=str(run.get("variant", "")), array=None, nodes=int(slurm.get("nodes") or 0), card_hash="",
+            note=f"{DAMAGED}{why}",
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SubmissionPaths:
+    """The files that one submission leaves behind, in a folder named by its tag."""
+
+    folder: Path
+
+    @property
+    def tag(self) -> str:
+        return self.folder.name
+
+    @property
+    def script(self) -> Path:
+        """The batch script, byte for byte as the scheduler got it."""
+        return self.folder / "train.sbatch"
+
+    @property
+    def card_toml(self) -> Path:
+        """The run card as the person wrote it."""
+        return self.folder / "card.toml"
+
+    @property
+    def card(self) -> Path:
+        """The resolved card that the trainer reads."""
+        return self.folder / "card.json"
+
+    @property
+    def versions(self) -> Path:
+        return self.folder / "versions.json"
+
+    @property
+    def record(self) -> Path:
+        return self.folder / "submission.json"
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """Where everything of one run lives.
+
+    `paths` are those that the trainer knows too; `kill_switch` is the stop file (outside if the card says so).
+    """
+
+    paths: RunPaths
+    kill_switch: Path
+
+    @property
+    def root(self) -> Path:
+        return self.paths.root
+
+    @property
+    def exists(self) -> bool:
+        """False only where it is seen not to be there: what may not be looked at may be there."""
+        try:
+            return self.root.is_dir()
+        except PermissionError:
+            return True
+
+    @property
+    def journal(self) -> Path:
+        return self.root / "journal"
+
+    @property
+    def exclusions(self) -> Path:
+        return self.paths.state / "exclusions.json"
+
+    @property
+    def site(self) -> Path:
+        """What the scheduler said of itself at the last launch, so that no one has to ask again."""
+        return self.paths.state / "site.json"
+
+    @property
+    def launch_lock(self) -> Path:
+        return self.paths.state / "launch.lock"
+
+    @property
+    def submissions(self) -> Path:
+        return self.paths.state / "submissions"
+
+    def submission(self, tag: str) -> SubmissionPaths:
+        return SubmissionPaths(self.submissions / tag)
+
+    @cached_property
+    def mark(self) -> str:
+        """Twelve hex digits that stand for this directory in a job's comment (the path itself may be long or odd)."""
+        return hashlib.sha256(os.fsencode(os.path.realpath(self.root))).hexdigest()[:12]
+
+    def comment(self, tag: str) -> str:
+        """What a job of this run carries as its comment, so that it is found again whatever it is named."""
+        return f"{COMMENT_PREFIX}{tag}@{self.mark}"
+
+    def tags(self) -> list[str]:
+        """Tags of all submissions from here, oldest first. Raises OSError when the folder cannot be read."""
+        try:
+            return sorted(entry.name for entry in self.submissions.iterdir() if is_tag(entry.name))
+        except FileNotFoundError:
+            return []
+
+    def read_submissions(self) -> list[Submission]:
+        """All records, oldest first; a submission that never got as far as its record is left out.
+
+        Raises OSError when a record is there but cannot be seen: the state is then unknown.
+        """
+        records = (self.read_submission(tag) for tag in self.tags())
+        found = [record for record in records if record is not None]
+        return sorted(found, key=lambda record: (record.time, record.tag))  # tags know whole seconds alone
+
+    def read_submission(self, tag: str) -> Submission | None:
+        """One submission's record, None when it has none; where it is damaged, what is still known of it.
+
+        Raises OSError when it cannot be seen.
+        """
+        paths = self.submission(tag)
+        try:
+            return Submission.read(paths.record)
+        except DamagedFile as error:
+            why = str(error)
+        try:
+            card = read_json(paths.card) or {}
+        except (OSError, DamagedFile):
+            card = {}
+        return Submission.damaged(tag, why, card)
+
+    def recorded_scheduler(self) -> str | None:
+        """The kind of scheduler that the newest submission went to; None when nothing readable says."""
+        try:
+            tags = self.tags()
+        except OSError:
+            return None
+        for tag in reversed(tags):
+            try:
+                record = self.read_submission(tag)
+            except OSError:
+                continue
+            if record is not None and record.scheduler:
+                return record.scheduler
+        return None
+
+    def write_submission(self, record: Submission) -> None:
+        """Write or replace one submission's record. Raises OSError as the file system does."""
+        make_shared(self.submission(record.tag).folder)
+        write_json(self.submission(record.tag).record, asdict(record))
+
+    # ------------------------------------------------------------------ attempts and workers
+    def worker_log(self, job_id: str, node: str, rank: int) -> Path:
+        """What one worker wrote; `rank` is its global rank."""
+        return self.paths.attempt(job_id) / "workers" / node / f"rank-{rank}.log"
+
+    def worker_logs(self, job_id: str) -> Iterator[tuple[str, int, Path]]:
+        """(node, rank, path) of every worker's own log of an attempt, by rank."""
+        found = []
+        for path in (self.paths.attempt(job_id) / "workers").glob("*/rank-*.log"):
+            match = re.fullmatch(r"rank-(\d+)\.log", path.name)
+            if match:
+                found.append((path.parent.name, int(match.group(1)), path))
+        yield from sorted(found, key=lambda entry: (entry[1], entry[0]))
+
+    def attempt_ids(self) -> list[str]:
+        """Job ids of all attempts, the one that was touched last at the end."""
+        try:
+            entries = [entry for entry in os.scandir(self.paths.attempts) if entry.is_dir()]
+        except FileNotFoundError:
+            return []
+        return [entry.name for entry in sorted(entries, key=lambda entry: (entry.stat().st_mtime, entry.name))]
+
+    def checkpoint_steps(self) -> list[int]:
+        """Steps of all checkpoint folders, complete or not, ascending."""
+        return checkpoint_steps(self.paths.checkpoints)
+
+    # ------------------------------------------------------------------ the kill switch
+    def kill_switch_is_set(self) -> bool:
+        """True when anything lies at the kill switch's path (a dangling link too, as the trainer sees it)."""
+        return os.path.lexists(self.kill_switch)
+
+    def read_kill_switch(self) -> dict[str, Any]:
+        """Who set it, when and why; empty when it is not set or was made by hand (its existence alone counts)."""
+        try:
+            return read_json(self.kill_switch) or {}
+        except (OSError, ValueError):
+            return {}
+
+
+def remove_stop_file(path: Path) -> Path | None:
+    """Take a kill switch or a pause away. A folder of that name, which stops the run too, is set aside: where it is.
+
+    Raises OSError when it may not be moved.
+    """
+    try:
+        path.unlink(missing_ok=True)
+    except IsADirectoryError:
+        return set_aside(path)
+    return None
+
+
+def nearest_folder(path: Path) -> Path:
+    """The folder itself, or its nearest parent that is one."""
+    while not path.is_dir() and path != path.parent:
+        path = path.parent
+    return path
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write one file of a submission: whole, group-writable, its folder made when it is missing."""
+    make_shared(path.parent)
+    write_atomically(path, text)

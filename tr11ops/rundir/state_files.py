@@ -1,0 +1,195 @@
+"""Every small file that a run keeps, what becomes of one that is damaged, and how it is moved out of the way.
+
+A damaged file is empty, torn, binary, a folder, a pipe, a link in a circle, far too large, or of another format. It is
+named with its path wherever it is met (`trainer.contract.state_file` reads them all), it stops nothing for good, and
+what is moved is renamed, never removed. What the file system does not let anyone see (no rights, no answer) is not
+damage.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tr11ops.rundir import journal
+from tr11ops.rundir.attempts import AttemptVerdict
+from tr11ops.rundir.damage import Damage
+from tr11ops.rundir.journal import Journal
+from tr11ops.rundir.paths import RunDirectory, Submission
+from trainer.contract.end_marker import EndMarker
+from trainer.contract.heartbeat import Heartbeat
+from trainer.contract.state_file import (
+    LARGEST_BYTES,
+    DamagedFile,
+    is_damage,
+    open_for_reading,
+    read_json,
+    set_aside,
+)
+
+Rule = Literal["aside", "written again", "a person"]
+MOST_ATTEMPTS = 3  # the newest: what older ones say is history
+MOST_LISTED = 4096  # entries of one folder that are looked at
+SET_ASIDE = "state-file-set-aside"
+
+
+@dataclass(frozen=True)
+class StateFile:
+    """One kind of file, as a pattern below the run directory ({variant} and {logs} stand for the run's).
+
+    `rule`: a damaged one is set "aside" by the next launch, or by the watchdog when it acts; or its writer replaces it
+    ("written again"), and readers take an older version or do without; or "a person" must look. `without` says what is
+    missing until then. `read` raises ValueError for what has not its format; None: lines, of which bad ones are
+    passed over, so that only something else than a file is damage.
+    """
+
+    pattern: str
+    rule: Rule
+    without: str
+    read: Callable[[Path], Any] | None = read_json
+    largest: int | None = None  # of lines, where more than that is not read
+
+
+STATE_FILES: tuple[StateFile, ...] = (
+    StateFile("state/submissions/*/submission.json", "aside", "its job is found by its comment", Submission.read),
+    StateFile("state/submissions/*/card.json", "aside", "tasks of that launch cannot start"),
+    StateFile("state/submissions/*/versions.json", "aside", "the versions of that launch are not known"),
+    StateFile("state/attempts/*/attempt.json", "aside", "that attempt's nodes and start are not known"),
+    StateFile("state/attempts/*/card.json", "aside", "what changed since that attempt is not known"),
+    StateFile("state/attempts/*/end.json", "aside", "how that attempt ended is taken from its verdict", EndMarker.read),
+    StateFile(
+        "state/attempts/*/verdict.json", "aside", "why that attempt ended is not known",
+        lambda path: AttemptVerdict.read(path.parent),
+    ),
+    StateFile("state/attempts/*/launches/*.json", "aside", "whom that launch blamed is not known"),
+    StateFile("state/attempts/*/nodes/*.json", "aside", "what the checks of that node found is not known"),
+    StateFile("state/attempts/*/failures/*.json", "aside", "what that worker said of its end is not known"),
+    StateFile("state/attempts/*/phases.jsonl", "aside", "that attempt's phases are not known", None),
+    StateFile("state/run.json", "a person", "archives are not written to until it is restored"),
+    StateFile("state/kill-switch.json", "aside", "a kill switch that is not mounted is not noticed"),
+    StateFile("state/site.json", "aside", "jobs that Slurm has forgotten are not looked up"),
+    StateFile("state/exclusions.json", "written again", "the newest version in exclusions.d counts"),
+    StateFile("state/exclusions.d/*.json", "written again", "the newest one counts, else exclusions.json"),
+    StateFile("state/heartbeat/*.json", "written again", "that rank shows no life", Heartbeat.read),
+    StateFile("state/lease/*.json", "written again", "its holder has no name: it counts while it is young"),
+    StateFile("state/acting/*.json", "written again", "its holder has no name: it counts for a while"),
+    StateFile("state/requests/holds.json", "aside", "what tr11 held is known by the attempts' verdicts alone"),
+    StateFile("state/requests/answer-*.json", "aside", "that request has no answer"),
+    StateFile("state/alerts/book.json", "written again", "the versions in book.d count"),
+    StateFile("state/alerts/book.d/*.json", "written again", "the version before counts"),
+    StateFile("state/alerts/outbox/*.json", "aside", "that message is not sent"),
+    StateFile("state/cron/*.json", "aside", "that job's last round is not known: it is due"),
+    StateFile("state/cron/claims/*/*.json", "written again", "its owner has no name: it counts for ten minutes"),
+    StateFile("state/sync/state.json", "aside", "what the hub has is asked of it again"),
+    StateFile("state/sync/status.json", "aside", "the last success is not known"),
+    StateFile("state/backup/status.json", "aside", "the last success is not known"),
+    StateFile("state/backup/copies/*/*.json", "aside", "that copy is not on record: its receipt makes it again"),
+    StateFile("state/backup/logs/*.json", "aside", "the logs are compared with their copies again"),
+    StateFile("state/checkpoints/{variant}/digests/*.json", "aside", "that checkpoint's bytes were not read"),
+    StateFile(
+        "state/filesystems/usage.jsonl", "aside", "how full the file systems were is not known", None, LARGEST_BYTES
+    ),
+    StateFile("state/corruption/*.json", "aside", "whom that check of the arithmetic suspected is not known"),
+    StateFile("state/recovery.json", "a person", "nothing is resumed: which data to pass over is not known"),
+    StateFile(
+        "journal/*.jsonl", "aside", "what it said is not known; writers go on in another file", None,
+        journal.LARGEST_BYTES,
+    ),
+    StateFile("{logs}/metrics.jsonl", "aside", "steps are taken from main_log.txt", None),
+    StateFile("{logs}/main_log.txt", "aside", "the log begins again", None),
+)  # fmt: skip
+
+
+def find_damage(directory: RunDirectory) -> tuple[Damage, ...]:
+    """The damaged state files of a run, in the order of the table. What cannot be seen is left out."""
+    return tuple(
+        Damage(str(path), what, entry.without, is_set_aside=entry.rule == "aside")
+        for entry in STATE_FILES
+        for path in _places(directory, entry.pattern)
+        if (what := _damage(path, entry))
+    )
+
+
+def set_damage_aside(directory: RunDirectory, who: str) -> tuple[str, ...]:
+    """Move damaged files whose rule says so out of the way, each with an entry in the journal; a line for each.
+
+    The caller has the launch lock or the watchdog's turn. What cannot be moved stays, and is said.
+    """
+    lines = []
+    for damage in find_damage(directory):
+        if not damage.is_set_aside:
+            continue
+        try:
+            target = set_aside(Path(damage.path))
+        except OSError as error:
+            lines.append(f"{damage.path} {damage.what}, and cannot be set aside: {error.strerror or error}")
+            continue
+        lines.append(f"{damage.path} {damage.what}: set aside as {target.name}; {damage.without}")
+        with suppress(OSError):  # the new name says it too
+            data = {"path": damage.path, "now": str(target)}
+            Journal(directory.journal).write(SET_ASIDE, damage.what, data, who)
+    return tuple(lines)
+
+
+def _damage(path: Path, entry: StateFile) -> str:
+    """What is wrong with a file; "" for nothing, and where it cannot be seen."""
+    try:
+        (entry.read or _lines_within(entry.largest))(path)
+    except DamagedFile as error:
+        return error.what
+    except OSError as error:
+        loop = "is a link that leads back to itself" if path.is_symlink() else str(error.strerror)
+        return loop if is_damage(error) else ""
+    except (ValueError, TypeError, KeyError) as error:
+        return f"is not what belongs there: {' '.join(str(error).split())}"
+    return ""
+
+
+def _lines_within(largest: int | None) -> Callable[[Path], None]:
+    def look(path: Path) -> None:
+        with open_for_reading(path) as stream:
+            size = os.fstat(stream.fileno()).st_size
+        if largest is not None and size > largest:
+            raise DamagedFile(path, f"has {size:,} bytes, more than any such file has")
+
+    return look
+
+
+def _places(directory: RunDirectory, pattern: str) -> Iterator[Path]:
+    paths = directory.paths
+    logs = paths.logs.relative_to(paths.root).as_posix()
+    parts = pattern.format(variant=paths.variant, logs=logs).split("/")
+    newest: tuple[str, ...] | None = None
+    if parts[:2] == ["state", "attempts"]:
+        try:
+            newest = tuple(directory.attempt_ids()[-MOST_ATTEMPTS:])
+        except OSError:
+            return
+    yield from _matching(paths.root, parts, newest)
+
+
+def _matching(folder: Path, parts: list[str], newest: tuple[str, ...] | None) -> Iterator[Path]:
+    head, rest = parts[0], parts[1:]
+    if "*" not in head:
+        names = [head] if os.path.lexists(folder / head) else []
+    elif head == "*" and newest is not None and folder.name == "attempts":
+        names = list(newest)
+    else:
+        begin, end = head.split("*")
+        try:
+            names = sorted(
+                name
+                for name in os.listdir(folder)[:MOST_LISTED]  # noqa: PTH208  a name is enough
+                if name.startswith(begin) and name.endswith(end) and not name.startswith(".")
+            )
+        except OSError:
+            return
+    for name in names:
+        if rest:
+            yield from _matching(folder / name, rest, newest)
+        else:
+            yield folder / name

@@ -1,0 +1,206 @@
+"""May a person sleep? The plain answer to a verdict, with what is missing for it, and who is at it already. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tr11ops.base.observed import Unknown, known
+from tr11ops.base.units import counted, duration
+from tr11ops.detect.cron_dead import ALONE, watchdog_fault
+from tr11ops.detect.finding import Finding, Severity
+from tr11ops.detect.periodic_job_failed import is_wanted
+from tr11ops.observe import derived
+from tr11ops.observe.forecast import end_of
+from tr11ops.observe.snapshot import KillSwitch, Snapshot
+from tr11ops.status.extra_observations import ExtraObservations
+from tr11ops.status.parts import Need
+from tr11ops.watchdog.verdict import Verdict, VerdictWord
+
+if TYPE_CHECKING:
+    from tr11ops.alerts.state import Alert
+
+NIGHT_SECONDS = 12 * derived.HOUR  # a queue that lasts so long needs no one before the morning
+UNKNOWN = "It cannot be told whether you may sleep"
+PERSON = "Do not sleep: a person is needed"
+DONE = "Nothing is left to train"
+NO_WATCHDOG, NO_RECIPIENTS, SHORT_QUEUE, STOPPED, SITE = "watchdog", "recipients", "queue", "resume", "site"
+NO_MAIL, NO_ANSWER = "mail", "scheduler"
+MAIL_SECONDS = 15 * derived.MINUTE  # a message that waits longer reaches no one: each look tries it again
+NEEDS = {  # each kind of need, in words that name no one: what is published says them too
+    NO_WATCHDOG: ALONE,
+    NO_RECIPIENTS: "no one would be told",
+    SHORT_QUEUE: "the queue does not last the night",
+    STOPPED: "nothing trains until it is resumed",
+    SITE: "nothing trains until the site lets it",
+    NO_MAIL: "alerts are not delivered",
+    NO_ANSWER: "the scheduler does not answer",
+}
+
+
+@dataclass(frozen=True)
+class SleepAnswer:
+    """`may_sleep` is None where it cannot be told. `text` is a sentence without a full stop."""
+
+    may_sleep: bool | None
+    text: str
+    needs: tuple[Need, ...] = ()
+
+
+def answer(
+    snapshot: Snapshot,
+    findings: tuple[Finding, ...],
+    verdict: Verdict,
+    surroundings: ExtraObservations = ExtraObservations(),  # noqa: B008  frozen
+) -> SleepAnswer:
+    """Whether no one is needed before the morning: nothing is wrong, the training goes on, and a fault would be told.
+
+    A verdict that needs a person, or a critical finding, says no. So does the lack of a living watchdog, of someone
+    whom it tells, and of a queue that lasts NIGHT_SECONDS or to the end. What is lesser waits for the morning.
+    A fault that someone has acknowledged or owns is still a fault, but someone is up.
+    """
+    if verdict.word is VerdictWord.UNKNOWN:
+        return SleepAnswer(None, UNKNOWN, tuple(_unseen(snapshot)))
+    trouble = _trouble(findings, verdict, surroundings)
+    if trouble:
+        return SleepAnswer(False, trouble)
+    warnings = sum(finding.severity is Severity.WARNING for finding in findings)
+    lesser = f"; {warnings} warning{'s' * (warnings > 1)} can wait for the morning" if warnings else ""
+    if verdict.word is VerdictWord.FINISHED:
+        return SleepAnswer(True, f"{DONE}{lesser}")
+    if verdict.word is VerdictWord.STOPPED:
+        need = Need(STOPPED, NEEDS[STOPPED], derived.command(snapshot, "resume"))
+        return SleepAnswer(False, f"It is stopped: {need.text}", (need,))
+    return _going_on(snapshot, surroundings, lesser)
+
+
+def _trouble(findings: tuple[Finding, ...], verdict: Verdict, surroundings: ExtraObservations) -> str:
+    """What a person must get up for, and who has it; "" where nothing is critical."""
+    alerts = known(surroundings.alerts, ())
+    critical = [finding for finding in findings if finding.severity is Severity.CRITICAL]
+    if verdict.exit_code or critical:
+        owner = _owner(critical, alerts)
+        return f"{owner} has it; if that is you, stay up" if owner else PERSON
+    open_ones = [alert for alert in alerts if alert.severity is Severity.CRITICAL]
+    if open_ones and not all(_who(alert) for alert in open_ones):
+        return "Not yet: a critical alert is open and unassigned"
+    return ""
+
+
+def _going_on(snapshot: Snapshot, surroundings: ExtraObservations, lesser: str) -> SleepAnswer:
+    """The answer where nothing is wrong now: will it go on, and would a fault be told?"""
+    needed = (
+        snapshot.jobs,
+        snapshot.periodic_jobs,
+        derived.stop_of(snapshot),
+    )  # a stop that is not seen stops all the same
+    hidden = next((value.why for value in needed if isinstance(value, Unknown)), None)
+    if hidden is not None:
+        return SleepAnswer(None, f"{UNKNOWN} ({hidden})", tuple(_unseen(snapshot)))
+    needs = tuple(_needs(snapshot, surroundings))
+    if needs:
+        return SleepAnswer(False, f"Do not sleep yet: {'; '.join(need.text for need in needs)}", needs)
+    blind = " (alerts are unknown)" if isinstance(surroundings.alerts, Unknown) else ""
+    return SleepAnswer(True, f"You may sleep{lesser}{blind}")
+
+
+def published_answer(may_sleep: bool | None, word: VerdictWord, kinds: Iterable[str]) -> str:
+    """The answer as it may be published: a sentence without a full stop that names no node, person or folder."""
+    words = "; ".join(NEEDS[kind] for kind in kinds)
+    if may_sleep is None:
+        return UNKNOWN
+    if may_sleep:
+        return DONE if word is VerdictWord.FINISHED else "You may sleep"
+    return f"Do not sleep yet: {words}" if words else PERSON
+
+
+# ----------------------------------------------------------------------------- what is missing
+def _unseen(snapshot: Snapshot) -> Iterable[Need]:
+    if isinstance(snapshot.jobs, Unknown):
+        yield Need(NO_ANSWER, f"{NEEDS[NO_ANSWER]} ({snapshot.jobs.why})", derived.command(snapshot, "doctor"))
+
+
+def _needs(snapshot: Snapshot, surroundings: ExtraObservations) -> Iterable[Need]:
+    fault = watchdog_missing(snapshot)
+    if fault:
+        yield Need(NO_WATCHDOG, fault, derived.command(snapshot, snapshot.run.operation.start_of_watchdog))
+    closed = derived.closed_by_site(snapshot)
+    if closed is not None:
+        yield Need(SITE, f"{NEEDS[SITE]} ({closed.meaning})", "ask the site when")
+    if not snapshot.run.operation.has_recipients:
+        yield Need(NO_RECIPIENTS, NEEDS[NO_RECIPIENTS], "set alerts.recipients in the card")
+    stuck = _stuck_mail(snapshot, surroundings)
+    if stuck:
+        yield Need(NO_MAIL, stuck, derived.command(snapshot, "alerts test"))
+    if isinstance(snapshot.pause, KillSwitch):
+        words = "the run is paused, so nothing trains after this task"
+        yield Need(STOPPED, words, derived.command(snapshot, "resume"))
+    elif fault or not _resubmits(snapshot) or _is_blocked(snapshot):
+        short = _short_queue(snapshot, surroundings)
+        if short:
+            spent = ", and the watchdog may not resubmit again today" * (snapshot.run.operation.resubmissions > 0)
+            blocked = ", and what else is queued does not start by itself"
+            more = blocked if _is_blocked(snapshot) else spent * (not fault)
+            yield Need(SHORT_QUEUE, short + more, derived.launch_more(snapshot))
+
+
+def _stuck_mail(snapshot: Snapshot, surroundings: ExtraObservations) -> str:
+    """Why an alert would reach no one; "" where no message waits for long. A server that refuses is one reason."""
+    waiting = surroundings.waiting
+    if isinstance(waiting, Unknown):
+        return f"whether alerts are delivered cannot be seen ({waiting.why})"
+    if waiting is None or not waiting.count or waiting.since is None:
+        return ""
+    waits = max(0.0, snapshot.time - waiting.since)
+    if not waiting.trouble and waits < MAIL_SECONDS:
+        return ""
+    count = counted(waiting.count, "message has", "messages have")
+    why = f": {waiting.trouble}" if waiting.trouble else ""
+    return f"{NEEDS[NO_MAIL]}, {count} waited for {duration(waits)}{why}"
+
+
+def _is_blocked(snapshot: Snapshot) -> bool:
+    """Whether something queued waits for the site or a person: what the watchdog submits would meet the same."""
+    return len(derived.sure_jobs(snapshot)) < len(snapshot.pending_jobs)
+
+
+def _resubmits(snapshot: Snapshot) -> bool:
+    """Whether the watchdog may submit again when nothing is queued: the card lets it, and its budget is not spent."""
+    budget, spent = snapshot.run.operation.resubmissions, snapshot.resubmitted
+    return not isinstance(spent, Unknown) and spent < budget
+
+
+def watchdog_missing(snapshot: Snapshot) -> str:
+    """Why nothing looks at the run regularly; "" where a watchdog lives."""
+    jobs = (job for job in known(snapshot.periodic_jobs, ()) if is_wanted(snapshot, job))
+    return watchdog_fault(jobs, snapshot.time)
+
+
+def _short_queue(snapshot: Snapshot, surroundings: ExtraObservations) -> str:
+    """Why the training stops before the morning; "" where the queue lasts the night, or to the end of the training."""
+    if derived.liveness_outside(snapshot) is not None and not snapshot.active_jobs:
+        return "it trains outside the scheduler, so nothing starts it again"
+    covered, end = derived.queue_coverage_seconds(snapshot, only_sure=True), end_of(snapshot, surroundings.course)
+    if covered is None:  # a task without a limit
+        return ""
+    if covered >= NIGHT_SECONDS or (end is not None and covered >= end.earliest):
+        return ""
+    left = "" if end is None else f" of the {duration(end.earliest)} left"
+    return f"the queue covers {duration(covered)}{left}"
+
+
+# ----------------------------------------------------------------------------- who has it
+def _owner(critical: list[Finding], alerts: tuple[Alert, ...]) -> str:
+    """Who has all that is critical; "" where some of it is no one's."""
+    if not critical:
+        return ""
+    from tr11ops.alerts.fingerprint import fingerprint
+
+    owners = {alert.fingerprint: _who(alert) for alert in alerts}
+    people = [owners.get(fingerprint(finding.detector, finding.identity), "") for finding in critical]
+    return " and ".join(dict.fromkeys(people)) if all(people) else ""
+
+
+def _who(alert: Alert) -> str:
+    return alert.owner or alert.acknowledged_by

@@ -1,0 +1,175 @@
+"""The status screen's rows about the operation around the training: nodes, copies, periodic jobs, disks, alerts. Pure.
+
+Made of the status document alone. What the card does not use has no row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tr11ops.base.units import counted, duration
+from tr11ops.status.document import Status
+from tr11ops.status.extra_observations import SYNC
+from tr11ops.status.parts import LastCopy, ShownExclusion, ShownFilesystem
+from tr11ops.status.rows import Row
+
+NODES_SHOWN = 6
+ALERTS_SHOWN = 5
+JOBS_SHOWN = 4
+FAR_SECONDS = 90 * 86400.0  # a file system that is full later than this is no news
+
+
+# ----------------------------------------------------------------------------- nodes
+def nodes(status: Status) -> Iterator[Row]:
+    """Nodes held and not to be used, and why not."""
+    use, excluded = status.node_use, status.exclusions
+    parts = [
+        "unknown" if use is None else f"{use.used} used, {use.spare} spare" if use.used or use.spare else "none held"
+    ]
+    count = len(excluded) if excluded is not None else None if use is None else use.excluded
+    if count is None:
+        parts.append("excluded: unknown")
+    elif not count:
+        parts.append("none excluded")
+    else:
+        parts.append(f"{count} excluded" + (f": {_named(excluded)}" if excluded else ""))
+    if status.bad_nodes:
+        parts.append(f"bad but not excluded: {', '.join(status.bad_nodes)}")
+    style = "magenta" if use is None or count is None else "yellow" if status.bad_nodes else ""
+    yield "nodes", "; ".join(parts), style
+
+
+def _named(excluded: Sequence[ShownExclusion]) -> str:
+    named = ", ".join(entry.node + (f" ({entry.why})" if entry.why else "") for entry in excluded[:NODES_SHOWN])
+    return named + (f" and {len(excluded) - NODES_SHOWN} more" if len(excluded) > NODES_SHOWN else "")
+
+
+# ----------------------------------------------------------------------------- copies
+def copies(status: Status) -> Iterator[Row]:
+    """The newest backup, what lacks a copy, who copies now, the last restore and the last sync, as the card asks."""
+    wanted = status.card.copies
+    if not wanted:
+        return
+    made = {"backup": status.backup, SYNC: status.sync}
+    parts = [*_backup(status)] if "backup" in wanted else []
+    if SYNC in wanted:
+        parts.append(f"sync {_copy(status, SYNC, status.sync)}")
+    style = "magenta" if any(status.reason_unknown(what) is not None for what in wanted) else ""
+    if not style and any((copy := made[what]) is None or copy.message for what in wanted):
+        style = "yellow"
+    yield "copies", "; ".join(parts), "red" if status.copies_damaged else style
+    for work in status.copying or ():
+        what = "mirrors the logs to the hub" if work.to == SYNC else f"copies to the {work.to}"
+        step = f" (step {work.step})" if work.step is not None else ""
+        since = duration(max(0.0, status.time - work.since))
+        yield "", f"{work.who} on {work.host} {what}{step}, for {since}", "cyan"
+
+
+def _backup(status: Status) -> Iterator[str]:
+    yield f"backup {_copy(status, 'backup', status.backup)}"
+    if status.copies_missing:
+        yield f"{status.copies_missing} not copied yet"
+    if status.copies_damaged:
+        yield f"{status.copies_damaged} DAMAGED"
+    drill = status.restore_drill
+    if drill is not None:
+        how = "passed" if drill.passed else "FAILED"
+        yield f"restore drill of step {drill.step} {how} {duration(drill.age_seconds)} ago"
+    elif status.reason_unknown("restore drill") is not None:
+        yield "restore drill unknown"
+
+
+def _copy(status: Status, what: str, copy: LastCopy | None) -> str:
+    if copy is None:
+        return "never yet" if status.reason_unknown(what) is None else "unknown"
+    step = "" if copy.step is None else f"of step {copy.step} "
+    fault = f", but now: {copy.message}" if copy.message else ""
+    return f"{step}{duration(copy.age_seconds)} ago{fault}"
+
+
+# ----------------------------------------------------------------------------- file systems
+def filesystems(status: Status) -> Iterator[Row]:
+    """The fullest of the watched file systems, and when it will be full."""
+    worst = _fullest(status.filesystems or ())
+    if worst is not None:
+        seen, kind, percent, bound = worst
+        left = None if seen.full_at is None else seen.full_at - status.time
+        when = f", full in {duration(left)}" if left is not None and left < FAR_SECONDS else ""
+        count = len(status.filesystems or ())
+        of = f" (fullest of {count})" if count > 1 else ""
+        ago = duration(max(0.0, status.time - seen.time))
+        style = "yellow" if percent >= bound else ""
+        yield "disks", f"{seen.name} {percent:.0f} % of {kind}{of}{when}; {ago} ago", style
+    elif status.card.filesystems and status.filesystems is None:
+        yield "disks", "unknown", "magenta"
+    elif status.card.filesystems:
+        yield "disks", f"not looked at yet ({status.command('fs-watchdog')})", "yellow"
+
+
+def _fullest(seen: Sequence[ShownFilesystem]) -> tuple[ShownFilesystem, str, float, float] | None:
+    """The one with the largest share used: (it, "bytes" or "inodes", percent, from where on it counts as full)."""
+    found = [
+        (one, kind, percent, bound)
+        for one in seen
+        for kind, percent, bound in (
+            ("bytes", one.bytes_percent, one.bytes_bound_percent),
+            ("inodes", one.inodes_percent, one.inodes_bound_percent),
+        )
+        if percent is not None
+    ]
+    return max(found, key=lambda entry: entry[2], default=None)
+
+
+# ----------------------------------------------------------------------------- periodic jobs
+def periodic(status: Status) -> Iterator[Row]:
+    """Which periodic jobs are alive; the late and the failing first. No row where none was ever run."""
+    if status.periodic_jobs is None:
+        yield "periodic", "unknown", "magenta"
+        return
+    jobs, now = [job for job in status.periodic_jobs if job.wanted], status.time
+    if not jobs:
+        return
+    ill = [job for job in jobs if job.late or job.failures_in_a_row]
+    if not ill:
+        last, due = max(jobs, key=lambda job: job.started), min(jobs, key=lambda job: job.next_due)
+        ahead = f"; next {due.name} in {duration(due.next_due - now)}" if due.next_due > now else f"; {due.name} is due"
+        count = counted(len(jobs), "job alive", "jobs alive")
+        yield "periodic", f"{count}, last {last.name} {duration(max(0.0, now - last.started))} ago{ahead}", ""
+        return
+    words = []
+    for job in ill[:JOBS_SHOWN]:
+        late = f"late by {duration(now - job.next_due)}" if job.late else ""
+        failed = f"failed {job.failures_in_a_row} times: {job.message or ''}" if job.failures_in_a_row else ""
+        words.append(f"{job.name} {', '.join(filter(None, (late, failed)))}")
+    more = f"; and {len(ill) - JOBS_SHOWN} more" if len(ill) > JOBS_SHOWN else ""
+    yield "periodic", "; ".join(words) + more, "red"
+
+
+# ----------------------------------------------------------------------------- alerts
+def alerts(status: Status) -> Iterator[Row]:
+    """The open alerts, and who has each."""
+    seen = status.alerts
+    if seen is None:
+        yield "alerts", f"unknown: {status.reason_unknown('alerts')}", "magenta"
+        return
+    if not seen:
+        fault = status.watchdog_fault
+        yield "alerts", f"none open; {fault}" if fault else "none open", "yellow" if fault else ""
+        return
+    for index, alert in enumerate(seen[:ALERTS_SHOWN]):
+        owner = alert.owner or alert.acknowledged_by
+        if alert.snoozed_until is not None and alert.snoozed_until > status.time:
+            owner = f"snoozed for {duration(alert.snoozed_until - status.time)}"
+        elif owner:
+            owner = f"{owner} has it"
+        else:
+            owner = f"unassigned: {status.command(f'alerts ack {alert.fingerprint}')}"
+        age = duration(max(0.0, status.time - alert.since))
+        style = "red" if alert.severity == "critical" else "yellow"
+        yield (
+            "alerts" if index == 0 else "",
+            f"{alert.severity.upper()} {alert.title}, since {age}; {owner}",
+            style,
+        )
+    if len(seen) > ALERTS_SHOWN:
+        yield "", f"and {len(seen) - ALERTS_SHOWN} more ({status.command('alerts list')})", ""

@@ -1,0 +1,128 @@
+"""What the status screen looks at beyond the Snapshot: who has which alert, the launch's nodes, the best speed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tr11ops.base.observed import Observed, Unknown, known, observed, observed_fields, unknown_fields
+from tr11ops.detect.nodes_left import bad_nodes
+from tr11ops.observe.forecast import EqualSteps, course_of
+from tr11ops.observe.snapshot import Snapshot
+from tr11ops.rundir.paths import RunDirectory
+from tr11ops.status.parts import NodeUse
+from tr11ops.status.samples import Rates, best_rates
+from trainer.contract.state_file import read_json
+
+if TYPE_CHECKING:
+    from tr11ops.alerts.state import Alert, UndeliveredMessages
+    from tr11ops.backup.ledger import DrillRecord
+    from tr11ops.runcard.card import RunCard
+
+SYNC = "sync"
+COPY_CLAIMS = {"store": "copy-store", "url": "copy-url", SYNC: "hub-sync"}  # by what is copied to
+
+
+@dataclass(frozen=True)
+class AtWork:
+    """Someone copies to an archive of the card, or to the hub (`to` is "sync"), since `since` (epoch seconds)."""
+
+    to: str
+    user: str
+    host: str
+    since: float
+    step: int | None = None
+
+
+@dataclass(frozen=True)
+class ExtraObservations:
+    """Observed beside a Snapshot. `launch_nodes` are those of the running attempt's last launch; None when none runs.
+
+    `course` is what the card's steps cost against each other; empty: all alike. `drill` is the last restore that was
+    tried. `waiting`: messages that no server has taken yet. What the card does not ask for is not looked at.
+    """
+
+    alerts: Observed[tuple[Alert, ...]] = ()
+    launch_nodes: Observed[tuple[str, ...] | None] = field(default=None, metadata={"name": "launch"})
+    best: Observed[Rates | None] = field(default=None, metadata={"name": "best throughput"})
+    course: tuple[EqualSteps, ...] = ()
+    copying: Observed[tuple[AtWork, ...]] = ()
+    drill: Observed[DrillRecord | None] = field(default=None, metadata={"name": "restore drill"})
+    waiting: Observed[UndeliveredMessages | None] = field(default=None, metadata={"name": "messages"})
+
+    def unknowns(self) -> tuple[str, ...]:
+        """What could not be observed, as `what: why`."""
+        return tuple(unknown_fields(self))
+
+
+EXTRA_NAMES = frozenset(observed_fields(ExtraObservations).values())
+
+
+def see_surroundings(directory: RunDirectory, card: RunCard, snapshot: Snapshot) -> ExtraObservations:
+    """Look beside what `snapshot` holds."""
+    if not directory.exists:
+        return ExtraObservations(alerts=Unknown(f"{directory.root} is not there"))
+    from tr11ops.alerts.reading import open_alerts, waiting
+
+    return ExtraObservations(
+        open_alerts(directory),
+        _launch_nodes(directory, snapshot),
+        best_rates(directory.paths),
+        course_of(card),
+        observed(lambda: tuple(_at_work(directory, card, snapshot.time))),
+        _drill(directory, card),
+        waiting(directory),
+    )
+
+
+def _at_work(directory: RunDirectory, card: RunCard, now: float) -> Iterator[AtWork]:
+    """Who copies now, for each archive that the card has, and for the hub."""
+    wanted = {"store": card.backup.store, "url": card.backup.url, SYNC: card.hub.repository}
+    for to, thing in COPY_CLAIMS.items():
+        if not wanted[to] or not (directory.paths.state / "cron" / "claims" / thing).is_dir():
+            continue
+        from tr11ops.rundir.claims import ClaimFolder
+
+        claim = ClaimFolder(directory, thing).newest()
+        if claim is not None and claim.is_living(now):
+            step = claim.data.get("step")
+            yield AtWork(to, claim.user, claim.host, claim.time, step if isinstance(step, int) else None)
+
+
+def _drill(directory: RunDirectory, card: RunCard) -> Observed[DrillRecord | None]:
+    if not card.backup.store and not card.backup.url:
+        return None
+    from tr11ops.backup.ledger import read_drill
+
+    return observed(lambda: read_drill(directory))
+
+
+def _launch_nodes(directory: RunDirectory, snapshot: Snapshot) -> Observed[tuple[str, ...] | None]:
+    running = snapshot.active_jobs
+    if not running:
+        return None
+    folder = directory.paths.attempt(running[-1].raw_id) / "launches"
+
+    def read() -> tuple[str, ...] | None:
+        numbers = [int(path.stem) for path in folder.glob("*.json") if path.stem.isdigit()]
+        value = read_json(folder / f"{max(numbers)}.json") if numbers else None
+        nodes = None if value is None else value.get("nodes")
+        return tuple(map(str, nodes)) if isinstance(nodes, list) else None
+
+    return observed(read)
+
+
+def node_use(snapshot: Snapshot, surroundings: ExtraObservations) -> NodeUse | None:
+    """None where the jobs are unknown. Without a launch on record the card's number of nodes is taken to train."""
+    if isinstance(snapshot.jobs, Unknown):
+        return None
+    held = {node for job in snapshot.active_jobs for node in job.nodes}
+    launch = known(surroundings.launch_nodes, None)
+    used = len(held & set(launch)) if launch is not None else min(len(held), snapshot.run.nodes or len(held))
+    excluded = None if isinstance(snapshot.exclusions, Unknown) else snapshot.exclusions
+    # a node that was found bad in this allocation is held, but is no spare
+    bad = {entry.node for entry in excluded or ()} | bad_nodes(snapshot).keys()
+    spare = held - set(launch or ()) - bad
+    free = len(spare) if launch is not None else max(0, len(held) - used)
+    return NodeUse(used, free, None if excluded is None else len(excluded))

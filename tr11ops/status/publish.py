@@ -1,0 +1,67 @@
+"""Looks at the run and makes the status.json that it publishes (see `tr11ops.status.published`)."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import TYPE_CHECKING
+
+from tr11ops.status.published import GoodputSummary, published_status
+
+if TYPE_CHECKING:
+    from tr11ops.base.observed import Unknown
+    from tr11ops.cluster.base import Overview
+    from tr11ops.observe.snapshot import Snapshot
+    from tr11ops.runcard.card import RunCard
+    from tr11ops.rundir.paths import RunDirectory
+
+
+def document(
+    card: RunCard, directory: RunDirectory, scheduler: Overview | Unknown | None = None, now: float | None = None
+) -> bytes | None:
+    """Look at the run once, and give the file that is published; None where the card wants none (hub.publish_status).
+
+    At most two calls to the scheduler; without one given, the one that the run was submitted to is asked. What could
+    not be seen is null, and named in `unknown`.
+    """
+    if not card.hub.publish_status:
+        return None
+    from tr11ops.detect.registry import DETECTORS
+    from tr11ops.observe.look import facts_of
+    from tr11ops.status.assessment import assess
+    from tr11ops.status.extra_observations import see_surroundings
+
+    eye = _usual_scheduler(directory) if scheduler is None else scheduler
+    seen = assess(directory, facts_of(card, ""), eye, partial(see_surroundings, directory, card), now)
+    names = (detector.NAME for detector in DETECTORS)
+    public = published_status(
+        seen.document(), names, _goodput(directory, seen.snapshot), 60.0 * card.hub.interval_minutes
+    )
+    return (json.dumps(public, indent=1, allow_nan=False) + "\n").encode()
+
+
+def _usual_scheduler(directory: RunDirectory) -> Overview | Unknown:
+    from tr11ops.base.observed import Unknown
+    from tr11ops.cluster.base import SchedulerError
+    from tr11ops.cluster.select import choose_scheduler
+
+    recorded = directory.recorded_scheduler()
+    try:
+        return choose_scheduler("slurm" if recorded == "slurm" else "local" if recorded == "local" else "auto")
+    except (SchedulerError, OSError) as error:
+        return Unknown(f"no scheduler here: {error}")
+
+
+def _goodput(directory: RunDirectory, snapshot: Snapshot) -> GoodputSummary | None:
+    """None where the run's past cannot be read, or where there is none yet."""
+    from tr11ops.base.observed import Unknown, observed
+    from tr11ops.goodput.account import account
+    from tr11ops.goodput.history import read_history
+
+    if not directory.exists:
+        return None
+    history = observed(lambda: read_history(directory, snapshot.jobs, scheduler=snapshot.scheduler))
+    if isinstance(history, Unknown) or isinstance(history.attempts, Unknown):
+        return None
+    seen = account(history, snapshot.time)
+    return GoodputSummary(seen.useful_of_held, seen.effective_time_ratio, seen.total.held_hours, len(seen.faults))

@@ -1,0 +1,208 @@
+"""A run seen from a laptop, through its hub repository alone: what it published of itself, and the end of its log.
+
+All that is read in one look belongs to one commit. A repository without a status.json is told by its log.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from email.message import Message
+from typing import IO, Any
+
+from tr11ops.base.retry import RetryPolicy
+from tr11ops.hub.address import HubRepo, host_of
+from tr11ops.hub.asking import MISSING, TIMEOUT_SECONDS, ask, until_answered
+from tr11ops.hub.base import FILE_NAME, HubPermanentError, HubUnavailable
+from tr11ops.hub.log_end import LogEnd, end_of_log
+from tr11ops.hub.remote_log import RemoteLog
+from tr11ops.status.published import read_published
+
+LARGEST_FACTS_BYTES = 8 << 20  # some ten thousand files; parsed, it is twenty times as large
+LARGEST_STATUS_BYTES = 1 << 20
+TAIL_BYTES = (256 << 10, 4 << 20)  # the second where no step is in the first
+MOST_VARIANTS = 8  # whose logs are compared to find the newest
+NOT_CHANGED = 304
+_MAIN_LOG = re.compile(r"(?:(?:logs/)?([^/]+)/)?main_log\.txt")
+
+
+class NoSuchVariant(LookupError):
+    """The repository has no log of that variant, or too many to choose among. `variants` are those that it has."""
+
+    def __init__(self, variants: tuple[str, ...]) -> None:
+        super().__init__(variants)
+        self.variants = variants
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the hub says of a repository: its newest commit, when that was made, and the files in it."""
+
+    commit: str
+    changed: float | None
+    files: tuple[str, ...]
+
+    @property
+    def logs(self) -> Mapping[str, str]:
+        """The main logs by variant, in the order of their names."""
+        found = ((match, name) for name in self.files if (match := _MAIN_LOG.fullmatch(name)))
+        return {match[1] or "main": name for match, name in sorted(found, key=lambda pair: pair[1])}
+
+
+@dataclass(frozen=True)
+class RemoteView:
+    """One look from outside, at `time`. `published` is None where the repository has no status of this variant;
+    `trouble` then says what is wrong with one that is there. `log` is None where there is no log.
+    """
+
+    time: float
+    repository: str
+    facts: Facts
+    variant: str
+    published: Mapping[str, Any] | None
+    trouble: str
+    log_path: str
+    log: LogEnd | None
+
+
+class Outside:
+    """Looks at a repository again and again; asks for little where nothing changed.
+
+    `variant` is the one to look at; None: the one that the status is of, else the one whose log ends last.
+    """
+
+    def __init__(
+        self,
+        place: HubRepo,
+        token: str | None,
+        retries: RetryPolicy,
+        variant: str | None = None,
+        timeout: float = TIMEOUT_SECONDS,
+    ) -> None:
+        self._place = place
+        self._token = token
+        self._retries = retries
+        self._variant = variant
+        self._timeout = timeout
+        self._tag = ""  # of the last answer about the repository
+        self._last: RemoteView | None = None
+
+    def facts(self) -> Facts | None:
+        """What is in the repository; None where nothing changed since the last time that there was a view.
+
+        Raises HubPermanentError and HubUnavailable.
+        """
+        headers = {"If-None-Match": self._tag} if self._tag and self._last is not None else {}
+        address = self._place.facts
+        try:
+            return until_answered(
+                lambda: ask(address, self._token, self._read_facts, headers, self._timeout, also={NOT_CHANGED}),
+                self._retries,
+                host_of(address),
+            )
+        except HubPermanentError as error:
+            if error.status != MISSING:
+                raise
+            text = f"{host_of(address)} answers 404: there is no such repository, or your token may not see it"
+            raise HubPermanentError(text, MISSING) from None
+
+    def _read_facts(self, stream: IO[bytes], status: int, headers: Message) -> Facts | None:
+        if status == NOT_CHANGED:
+            return None
+        data = _whole(stream, headers, LARGEST_FACTS_BYTES)
+        try:
+            value = json.loads(data)
+            commit, siblings = value["sha"], value.get("siblings") or []
+            names = tuple(str(entry["rfilename"]) for entry in siblings)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise HubPermanentError(f"{host_of(self._place.facts)} answers something that is no repository") from None
+        if not isinstance(commit, str) or not re.fullmatch(r"[0-9a-f]{7,64}", commit):
+            raise HubPermanentError("the repository is empty: nothing was ever synchronised to it")
+        self._tag = headers.get("ETag", "")
+        return Facts(commit, _moment(value.get("lastModified")), names)
+
+    def look(self, now: float) -> RemoteView:
+        """One look. Raises HubPermanentError, HubUnavailable and NoSuchVariant."""
+        facts = self.facts()
+        if self._last is not None and (facts is None or facts.commit == self._last.facts.commit):
+            self._last = replace(self._last, time=now)
+            return self._last
+        if facts is None:
+            raise HubUnavailable(f"{host_of(self._place.facts)} answers 304 to a first question")
+        published, trouble = self._published(facts)
+        variant, path, log = self._choose(facts, published)
+        told = None if published is None else _variant_of(published)
+        if told not in {None, variant}:
+            published, trouble = None, f"{FILE_NAME} is of variant {told}"
+        self._last = RemoteView(now, self._place.name, facts, variant, published, trouble, path, log)
+        return self._last
+
+    def _published(self, facts: Facts) -> tuple[Mapping[str, Any] | None, str]:
+        """The status, and what is wrong with it where it cannot be used."""
+        if FILE_NAME not in facts.files:
+            return None, ""
+        piece = self._file(FILE_NAME, facts).fetch(0, LARGEST_STATUS_BYTES)
+        try:
+            return read_published(piece.data), ""
+        except ValueError as error:
+            return None, f"{FILE_NAME} {error}"
+
+    def _choose(self, facts: Facts, published: Mapping[str, Any] | None) -> tuple[str, str, LogEnd | None]:
+        """The variant to tell of, the path of its log, and the log's end."""
+        logs = facts.logs
+        told = None if published is None else _variant_of(published)
+        wanted = self._variant or told
+        if wanted is not None and (wanted in logs or wanted == told):
+            path = logs.get(wanted, "")
+            return wanted, path, self._log_end(path, facts) if path else None
+        if self._variant is not None or len(logs) > MOST_VARIANTS:
+            raise NoSuchVariant(tuple(logs))
+        if not logs:
+            if published is None:
+                where = "neither status.json nor logs/VARIANT/main_log.txt in it"
+                raise HubPermanentError(f"this is no repository of a training's logs: there is {where}", MISSING)
+            return "", "", None
+        ends = {variant: self._log_end(path, facts) for variant, path in logs.items()}
+        newest = max(ends, key=lambda variant: ends[variant].order)
+        return newest, logs[newest], ends[newest]
+
+    def _log_end(self, path: str, facts: Facts) -> LogEnd:
+        log = self._file(path, facts)
+        size = log.size()
+        for length in TAIL_BYTES:
+            start = max(0, size - length)
+            data = log.fetch(start, size - start).data if size else b""
+            end = end_of_log(data, size, is_whole=start == 0)
+            if end.last is not None or start == 0:
+                break
+        return end
+
+    def _file(self, path: str, facts: Facts) -> RemoteLog:
+        return RemoteLog(self._place.file(path, facts.commit), self._token, self._retries, self._timeout)
+
+
+def _variant_of(published: Mapping[str, Any]) -> str | None:
+    name = published["run"]["variant"]
+    return name if isinstance(name, str) else None
+
+
+def _whole(stream: IO[bytes], headers: Message, most: int) -> bytes:
+    """The whole answer. Raises HubUnavailable when the connection ended inside it, HubPermanentError when too large."""
+    data = stream.read(most + 1)
+    if len(data) > most:
+        raise HubPermanentError(f"the answer is larger than {most >> 20} MiB")
+    size = headers.get("Content-Length", "")
+    if size.isdecimal() and len(data) < int(size):
+        raise HubUnavailable("the answer was cut")
+    return data
+
+
+def _moment(value: object) -> float | None:
+    """Seconds since the epoch of the hub's own time stamps (ISO 8601, UTC); None for anything else."""
+    try:
+        return datetime.fromisoformat(str(value)).timestamp() if isinstance(value, str) else None
+    except (ValueError, OverflowError, OSError):
+        return None

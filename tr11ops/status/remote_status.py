@@ -1,0 +1,161 @@
+"""The status document of a run seen from outside: what it published, and the end of its log. Pure.
+
+What was published is from anyone: each value is a number, a moment or a word of a closed list, or it is left out.
+Ages and moments are by the reader's clock: what was two hours old an hour ago is three hours old.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tr11ops.base.units import finite
+from tr11ops.hub.log_end import LogEnd
+from tr11ops.status import parts
+from tr11ops.status.document import Status
+from tr11ops.status.parts import Instant
+from tr11ops.status.published import RATE_UNITS, SEVERITIES, among, number, table
+from tr11ops.status.remote import RemoteView
+from tr11ops.status.remote_verdict import OutsideVerdict, time_of
+from tr11ops.watchdog.verdict import VerdictWord
+
+NAMES_SHOWN = 20
+MOVING = frozenset({VerdictWord.HEALTHY, VerdictWord.STARTING})
+
+
+def remote_status(view: RemoteView, verdict: OutsideVerdict) -> Status:
+    """What may be said of the run at `view.time`. What the log proves counts more than what was published."""
+    told: Mapping[str, Any] = view.published or {}
+    word = VerdictWord.UNKNOWN if verdict.is_stale or verdict.word is None else verdict.word
+    last = view.log.last if view.log is not None else None
+    done = _count(told, "iteration"), None if last is None else last.iteration
+    name = table(told.get("run")).get("name")
+    status = Status(
+        time=Instant(view.time),
+        run=parts.RunName(name if isinstance(name, str) else view.repository, view.variant),
+        verdict=word,
+        why=verdict.line,
+        exit_code=verdict.exit_code,
+        may_sleep=verdict.may_sleep,
+        answer=verdict.answer,
+        node_use=_node_use(table(told.get("nodes"))),
+        iteration=max((value for value in done if value is not None), default=None),
+        total_iterations=_count(told, "total_iterations") or (last.total_iterations if last is not None else None),
+        loss=number(told.get("loss")),
+        grad_norm=number(told.get("grad_norm")),
+        seconds_per_iteration=_amount(told, "seconds_per_iteration"),
+        throughput=_throughput(told, view.log),
+        learning_rate=number(told.get("learning_rate")),
+        global_batch_size=_count(told, "global_batch_size"),
+        consumed_samples=_count(told, "consumed_samples"),
+        consumed_tokens=_count(told, "consumed_tokens"),
+        finish=_finish(table(told.get("finish")), view, word),
+        last_checkpoint=_checkpoint(table(told.get("last_checkpoint")), verdict.age),
+        backup=_backup(table(told.get("backup")), view.time, verdict.age),
+        copies_missing=_count(told, "copies_missing"),
+        copies_damaged=_count(told, "copies_damaged"),
+        findings=tuple(_findings(told)),
+        unknown=tuple(_unknown(view)),
+    )
+    return status if view.log is None else _with_log(status, view.log)
+
+
+def _with_log(status: Status, log: LogEnd) -> Status:
+    """With what the log itself says of the last steps."""
+    if status.seconds_per_iteration is None:
+        status = status._replace(seconds_per_iteration=log.seconds_per_iteration)
+    last = log.last
+    if last is None:
+        return status
+    norm = status.grad_norm if last.grad_norm is None else last.grad_norm
+    return status._replace(
+        loss=finite(last.lm_loss),
+        loss_is_finite=finite(last.lm_loss) is not None,
+        loss_course=parts.LossCourse.of({step.iteration: step.lm_loss for step in log.steps}),
+        grad_norm=None if norm is None else finite(norm),
+        learning_rate=finite(last.learning_rate),
+        global_batch_size=last.global_batch_size,
+        consumed_samples=last.consumed_samples,
+        consumed_tokens=last.consumed_tokens,
+    )
+
+
+# ----------------------------------------------------------------------------- the parts of what was published
+def _amount(told: Mapping[str, Any], name: str) -> float | None:
+    """A number of 0 or more."""
+    value = number(told.get(name))
+    return value if value is not None and value >= 0 else None
+
+
+def _count(told: Mapping[str, Any], name: str) -> int | None:
+    """A whole number of 0 or more."""
+    value = _amount(told, name)
+    return None if value is None else int(value)
+
+
+def _node_use(told: Mapping[str, Any]) -> parts.NodeUse | None:
+    used, spare = _count(told, "used"), _count(told, "spare")
+    return None if used is None or spare is None else parts.NodeUse(used, spare, _count(told, "excluded"))
+
+
+def _throughput(told: Mapping[str, Any], log: LogEnd | None) -> parts.ShownSpeed | None:
+    speed = table(told.get("throughput"))
+    current, unit = _amount(speed, "current"), among(speed.get("unit"), RATE_UNITS)
+    if current is not None and unit is not None:
+        return parts.ShownSpeed(current, _amount(speed, "best"), _amount(speed, "percent"), unit)
+    if log is None or log.tflops is None:
+        return None
+    return parts.ShownSpeed(log.tflops, None, None, "TFLOPs")
+
+
+def _finish(told: Mapping[str, Any], view: RemoteView, word: VerdictWord) -> parts.Finish | None:
+    """The range that the run forecast, else what the log's own pace comes to."""
+    left = _amount(told, "earliest_seconds")
+    if left is None:
+        left = None if view.log is None else view.log.remaining_seconds
+        return None if left is None else parts.Finish(None, None, left)
+    first, last = Instant.of(time_of(told.get("earliest"))), Instant.of(time_of(told.get("likely")))
+    likely = _amount(told, "likely_seconds")
+    if word in MOVING and first is not None:  # the end comes nearer while the news get older
+        left = max(0.0, first - view.time)
+        likely = None if last is None else max(left, last - view.time)
+    share = _amount(told, "useful_share")
+    return parts.Finish(first, last, left, likely, _amount(told, "window_seconds"), share)
+
+
+def _checkpoint(told: Mapping[str, Any], news_age: float | None) -> parts.ShownCheckpoint | None:
+    step, age = _count(told, "step"), _amount(told, "age_seconds")
+    if step is None:
+        return None
+    now = None if age is None or news_age is None else age + news_age
+    return parts.ShownCheckpoint(step, now, None, _count(told, "bytes"), None, _count(told, "count"))
+
+
+def _backup(told: Mapping[str, Any], now: float, news_age: float | None) -> parts.LastCopy | None:
+    age = _amount(told, "age_seconds")
+    if age is None or news_age is None:
+        return None
+    return parts.LastCopy(Instant(now - news_age - age), news_age + age, _count(told, "step"), None)
+
+
+def _findings(told: Mapping[str, Any]) -> Iterator[parts.ShownFinding]:
+    found = told.get("findings")
+    entries = [table(entry) for entry in found] if isinstance(found, list) else []
+    for severity in SEVERITIES:
+        for entry in entries:
+            title, count = entry.get("title"), number(entry.get("count"))
+            if entry.get("severity") == severity and isinstance(title, str):
+                times = f" (x{count:.0f})" if count is not None and count > 1 else ""
+                yield parts.ShownFinding("", severity, title[:80] + times, "", (), None, None)
+
+
+def _unknown(view: RemoteView) -> Iterator[str]:
+    """What the look could not read, then what the run itself could not see."""
+    if view.trouble:
+        yield view.trouble
+    unknown = (view.published or {}).get("unknown")
+    names = [name for name in unknown if isinstance(name, str)] if isinstance(unknown, list) else []
+    if names:
+        yield f"{', '.join(names[:NAMES_SHOWN])}: the run could not see it"
+    elif view.published is None and view.log is None:
+        yield "steps: there is no log in the repository"

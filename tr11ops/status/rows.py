@@ -1,0 +1,283 @@
+"""The rows about the training itself: progress, jobs, attempts, checkpoints, who said stop. Pure.
+
+Made of the status document alone, for the terminal of the cluster and for the laptop that sees what was published.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import tzinfo
+
+from tr11ops.base.glyphs import bar, sparkline
+from tr11ops.base.units import DAY, NEAR, counted, duration, quantity, rough_duration, size, timestamp
+from tr11ops.cluster.base import JobState
+from tr11ops.cluster.hostlist import compress
+from tr11ops.status.document import Status, losses_of
+from tr11ops.status.parts import Finish, ShownAttempt, ShownFinding, ShownJob, StopFile
+from tr11ops.watchdog.verdict import VerdictWord
+from trainer.contract.paths import checkpoint_name
+
+LABEL_WIDTH = 10
+JOBS_SHOWN = 6
+ATTEMPTS_SHOWN = 3
+HOSTLIST_SHOWN = 60
+SPARK_WIDTH = 40
+SLOW_PERCENT = 95.0  # of the best; less is coloured
+DAY_SECONDS = 86400.0
+FAR_SECONDS = 2 * DAY_SECONDS  # an end farther away than this is told by its day
+
+SEVERITY_STYLES = {"info": "cyan", "warning": "yellow", "critical": "bold red"}
+
+Row = tuple[str, str, str]  # label, text, style
+
+
+@dataclass(frozen=True)
+class Screen:
+    """How the screen is drawn: width and height in characters, whether Unicode may be used, the zone of its times.
+
+    Without a height it may be as long as it likes; with one, what is wrong comes before what is not.
+    """
+
+    width: int
+    unicode: bool
+    zone: tzinfo | None = None
+    height: int | None = None
+
+    @property
+    def content_width(self) -> int:
+        return max(20, self.width - LABEL_WIDTH - 1)
+
+
+def finding_rows(finding: ShownFinding, with_evidence: bool = True) -> list[Row]:
+    """What is wrong, the evidence, what to type, and the page that explains it."""
+    rows: list[Row] = [(finding.severity.upper(), finding.title, SEVERITY_STYLES[finding.severity])]
+    if with_evidence:
+        rows += [("", line, "") for line in finding.evidence]
+    if finding.fix:
+        rows.append(("  type", finding.fix, "bold"))
+    if finding.runbook:
+        rows.append(("  read", f"tr11 runbook {finding.runbook.removesuffix('.md')}", ""))
+    return rows
+
+
+def unknown_rows(status: Status) -> Iterator[Row]:
+    """What could not be observed, after an empty line."""
+    for index, line in enumerate(status.unknown):
+        if index == 0:
+            yield "", "", ""
+        yield "unknown" if index == 0 else "", line, "magenta"
+
+
+# ----------------------------------------------------------------------------- the training
+def training(status: Status, screen: Screen) -> Iterator[Row]:
+    """How far it is, when it will be done, and its last steps."""
+    yield from _progress(status, screen)
+    if status.finish is not None and status.finish.earliest_seconds > 0:
+        yield "ETA", _end(status.finish, status.verdict, screen), ""
+    if status.loss is not None or status.loss_is_finite is not None:
+        value = "nan or inf" if status.loss is None else f"{status.loss:<8.4f}"
+        course = losses_of(status.loss_course)
+        spark = sparkline(course, min(SPARK_WIDTH, screen.content_width - 24), screen.unicode)
+        last = "" if status.loss_course is None else f" {spark} last {status.loss_course.steps}"
+        yield "loss", f"{value}{last}".rstrip(), "" if status.loss is not None else "bold red"
+    yield from _speed(status)
+    if status.consumed_samples is not None:
+        tokens = f", {quantity(status.consumed_tokens)} tokens" if status.consumed_tokens else ""
+        batch = "" if status.global_batch_size is None else f", batch {status.global_batch_size}"
+        yield "consumed", f"{quantity(status.consumed_samples)} samples{tokens}{batch}", ""
+    if status.done_again is not None:
+        again = counted(status.done_again.iterations, "iteration")
+        yield "", f"resumes from {checkpoint_name(status.done_again.from_step)}: {again} again", ""
+
+
+def _progress(status: Status, screen: Screen) -> Iterator[Row]:
+    done, total = status.iteration, status.total_iterations
+    if done is not None and total:
+        share = min(1.0, done / total)
+        counts = f" {done:,} / {total:,}  {math.floor(share * 1000) / 10:.1f} %"
+        yield "progress", bar(share, max(10, screen.content_width - len(counts)), screen.unicode) + counts, "green"
+    elif status.reason_unknown("steps") is not None:
+        yield "progress", "unknown", "magenta"
+    else:
+        yield "progress", "no iteration yet" + (f", of {total:,}" if total else ""), ""
+
+
+def _speed(status: Status) -> Iterator[Row]:
+    rate = status.throughput
+    parts = [] if status.seconds_per_iteration is None else [f"{status.seconds_per_iteration:.2f} s/iteration"]
+    style = ""
+    if rate is not None:
+        against = ""
+        if rate.percent is not None and rate.best is not None:
+            against = f", {rate.percent:.0f} % of its best ({_digits(rate.best)})"
+            style = "yellow" if rate.percent < SLOW_PERCENT else ""
+        parts.append(f"{_digits(rate.current)} {rate.unit}{against}")
+    if parts:
+        yield "speed", "; ".join(parts), style
+
+
+def _digits(value: float) -> str:
+    """Three or more digits of a figure whose unit follows."""
+    return f"{value:.{1 if value >= 10 else 3}f}"
+
+
+def _end(end: Finish, verdict: VerdictWord, screen: Screen) -> str:
+    """The range of the end. What is not moving has no date: someone must start it first."""
+    moving = verdict in {VerdictWord.HEALTHY, VerdictWord.STARTING} and end.earliest is not None
+    if end.likely_seconds is None or end.window_seconds is None or end.useful_share is None or end.likely is None:
+        when = f"{timestamp(end.earliest, screen.zone)}: " if moving and end.earliest is not None else ""
+        return f"{when}{duration(end.earliest_seconds)} of training, without waits and restarts"
+    basis = f"last {rough_duration(end.window_seconds)}: {100 * end.useful_share:.0f} % useful"
+    if not moving or end.earliest is None:
+        waits = (
+            f", {duration(end.likely_seconds)} with waits" if end.likely_seconds > 1.01 * end.earliest_seconds else ""
+        )
+        return f"{duration(end.earliest_seconds)} of training{waits} ({basis})"
+    far = end.earliest_seconds > FAR_SECONDS
+    first, last = (timestamp(moment, screen.zone, DAY if far else NEAR) for moment in (end.earliest, end.likely))
+    when = first if first == last else f"{first} to {last}"
+    days = f", in {_range(end.earliest_seconds / DAY_SECONDS, end.likely_seconds / DAY_SECONDS)} d" if far else ""
+    return f"{when}{days} ({basis})"
+
+
+def _range(first: float, last: float) -> str:
+    low, high = f"{first:.0f}", f"{last:.0f}"
+    return low if low == high else f"{low} to {high}"
+
+
+# ----------------------------------------------------------------------------- the cluster
+def jobs(status: Status) -> Iterator[Row]:
+    """What runs and is queued, and for how much of what is left that is enough."""
+    if status.jobs is None:
+        yield "jobs", f"unknown: {status.reason_unknown('jobs')}", "magenta"
+        return
+    active = [job for job in status.jobs if JobState(job.state).is_active]
+    shown = [*active, *(job for job in status.jobs if job.state == JobState.PENDING)]
+    if not shown:
+        yield "jobs", "none running, none queued", ""
+        return
+    for index, job in enumerate(shown[:JOBS_SHOWN]):
+        yield "jobs" if index == 0 else "", _job_line(job, status.time), ""
+    if len(shown) > JOBS_SHOWN:
+        yield "", f"and {len(shown) - JOBS_SHOWN} more", ""
+    covered, remaining = (
+        status.queue_coverage_seconds,
+        None if status.finish is None else status.finish.earliest_seconds,
+    )
+    if covered is not None and status.kill_switch is not None and not status.kill_switch.set_:
+        against = "" if remaining is None else f" of the {duration(remaining)} left"
+        enough = "all" if remaining is not None and covered >= remaining else duration(covered)
+        yield "queue", f"covers {enough}{against}", ""
+
+
+def _job_line(job: ShownJob, now: float) -> str:
+    parts = [job.id_, job.state, counted(job.node_count, "node")]
+    if job.state == JobState.PENDING:
+        if job.tasks > 1:
+            parts.append(f"{job.tasks} tasks")
+        if job.reason:
+            parts.append(f"({job.reason})")
+        if job.start is not None and job.start > now:
+            parts.append(f"expected in {duration(job.start - now)}")
+    elif job.start is not None:
+        limit = f" of {duration(job.time_limit_seconds)}" if job.time_limit_seconds is not None else ""
+        parts.append(f"{duration(now - job.start)}{limit}")
+    if job.nodes:
+        named = compress(job.nodes)
+        parts.append(
+            f"on {named if len(named) <= HOSTLIST_SHOWN else named[:HOSTLIST_SHOWN].rsplit(',', 1)[0] + ',...'}"
+        )
+    return "  ".join(parts)
+
+
+def relaunch(status: Status) -> Iterator[Row]:
+    """Where the running attempt has started its workers again, and why the launch before ended."""
+    for one in status.relaunches:
+        why = "; ".join(filter(None, (one.why, one.decision)))
+        ago = duration(max(0.0, status.time - one.ended))
+        words = f"{one.job}  launch {one.launch}; launch {one.launch - 1} ended {ago} ago"
+        yield "relaunch", f"{words}: {why}" if why else words, "yellow"
+
+
+def attempts(status: Status) -> Iterator[Row]:
+    """How the last attempt ended; the ones before only where they ended badly. And what the newest has otherwise."""
+    if status.last_attempts is None:
+        yield "attempts", "unknown", "magenta"
+        return
+    ended = [attempt for attempt in status.last_attempts if attempt.how is not None]
+    if not ended:  # one that died without a marker is seen by its job alone
+        seen = status.jobs is not None or not status.last_attempts
+        yield "attempts", "none has ended yet" if seen else "none is known to have ended", ""
+    # of those that ended well the newest is enough
+    shown = [attempt for index, attempt in enumerate(ended[:ATTEMPTS_SHOWN]) if index == 0 or attempt.is_bad]
+    for index, attempt in enumerate(shown):
+        yield "attempts" if index == 0 else "", _attempt_line(attempt, status.time), "red" if attempt.is_bad else ""
+    newest = max(status.last_attempts, key=lambda attempt: attempt.start or 0.0, default=None)
+    if newest is not None and newest.changes:
+        more = f" (and {len(newest.changes) - 1} more)" if len(newest.changes) > 1 else ""
+        yield "changed", f"{newest.id_} {newest.changes[0]}{more}", ""
+
+
+def _attempt_line(attempt: ShownAttempt, now: float) -> str:
+    ago = f"{duration(max(0.0, now - attempt.changed))} ago"
+    end = attempt.end_marker
+    if end is None:
+        return f"{attempt.id_}  {attempt.how}, {ago}"
+    step = end.checkpoint_step
+    saved = "not saved" if step is None else "saved" if step == end.iteration else f"saved {step}"
+    return f"{attempt.id_}  {attempt.how} at iteration {end.iteration} ({saved}), {ago}"
+
+
+# ----------------------------------------------------------------------------- what was kept, and who said stop
+_REASONS = {"minutes": "next full step", "end of the task": "end of this task"}
+
+
+def checkpoint(status: Status) -> Iterator[Row]:
+    """The newest whole checkpoint."""
+    newest, folders = status.last_checkpoint, status.checkpoint_folders
+    if newest is not None:
+        age = "" if newest.age_seconds is None else f", {duration(newest.age_seconds)} ago"
+        bytes_ = "" if newest.bytes is None else f", {size(newest.bytes)}"
+        checked = f", {newest.verified} verified" if newest.verified else ""
+        kept = "" if newest.count_ is None else f"; {newest.count_} kept"
+        yield "checkpoint", f"{checkpoint_name(newest.step)}{age}{bytes_}{checked}{kept}", ""
+    elif folders is None:
+        yield "checkpoint", "unknown", "magenta"
+    else:
+        found = f"none that is whole among {folders}" if folders else "none yet"
+        yield "checkpoint", found, "red" if folders else ""
+
+
+def next_save(status: Status) -> Iterator[Row]:
+    """When the next checkpoint is due."""
+    following = status.next_checkpoint
+    if following is not None:
+        name = checkpoint_name(following.step) if following.step is not None else f"at the {_REASONS[following.why]}"
+        if following.seconds is None:
+            due = f"{counted(following.iterations or 0, 'iteration')} away"
+        else:
+            due = "due now" if following.seconds < 1 else f"due in {duration(following.seconds)}"
+        yield "next save", f"{name}, {due}", ""
+
+
+def stops(status: Status, screen: Screen) -> Iterator[Row]:
+    """The kill switch; a pause only where there is one, or none could be told."""
+    switch, pause = status.kill_switch, status.pause
+    if switch is None:
+        yield "killswitch", "unknown", "magenta"
+    elif not switch.set_:
+        yield "killswitch", "not set", ""
+    else:
+        why = f": {switch.why}" if switch.why else ", no reason given"
+        yield "killswitch", f"SET by {_who_and_when(switch, screen)}{why}", "yellow"
+    if pause is None:
+        yield "paused", "unknown", "magenta"
+    elif pause.set_:
+        yield "paused", f"by {_who_and_when(pause, screen)}" + (f": {pause.why}" if pause.why else ""), "yellow"
+
+
+def _who_and_when(stop: StopFile, screen: Screen) -> str:
+    when = "" if stop.time is None else f" at {timestamp(stop.time, screen.zone)}"
+    return f"{stop.who or 'someone'}{when}"

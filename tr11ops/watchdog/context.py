@@ -1,0 +1,95 @@
+"""Reads what the watchdog's policy must know beside the snapshot: pause, lease, how attempts ended, who is blamed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tr11ops.agent.recurrence import without_recurring
+from tr11ops.agent.traces import node_fault
+from tr11ops.base.observed import known, observed
+from tr11ops.observe.lease import read_holder
+from tr11ops.rundir.attempts import SUPERSEDED, AttemptVerdict
+from tr11ops.rundir.exclusions import INCLUDED
+from tr11ops.rundir.holds import read_holds, releasable
+from tr11ops.rundir.journal import Ledger
+from tr11ops.rundir.paths import RunDirectory
+from tr11ops.rundir.pause import read_pause
+from tr11ops.watchdog.actions import ActionLimits, Blame, PolicyContext
+from tr11ops.watchdog.stacks import has_stacks
+from trainer.contract.state_file import read_json
+
+if TYPE_CHECKING:
+    from tr11ops.runcard.card import RunCard
+
+ATTEMPTS_LOOKED_AT = 8
+
+
+def limits_of(card: RunCard) -> ActionLimits:
+    """What the card allows the watchdog."""
+    return ActionLimits(
+        resubmit_array=card.watch.resubmit_array,
+        resubmissions=card.watch.resubmissions_per_day,
+        exclusions=card.watch.exclusions_per_day,
+        cancellations=card.watch.cancellations_per_day,
+    )
+
+
+def read_circumstances(directory: RunDirectory, ledger: Ledger, user: str, now: float) -> PolicyContext:
+    """Look once; what cannot be read is Unknown, and then nothing is done."""
+    return PolicyContext(
+        user=user,
+        is_root=os.geteuid() == 0,
+        pause=observed(lambda: read_pause(directory) or ""),
+        holder=observed(lambda: read_holder(directory.paths, now)),
+        endings=observed(lambda: tuple(_verdicts(directory))),
+        blames=observed(lambda: tuple(_blames(directory))),
+        releasable=releasable(read_holds(directory)),
+        cleared=tuple(
+            (str(entry.data.get("node", "")), entry.time) for entry in ledger.entries if entry.kind == INCLUDED
+        ),
+        stacks=frozenset(_with_stacks(directory)),
+    )
+
+
+def _newest_attempts(directory: RunDirectory) -> list[Path]:
+    return [directory.paths.attempt(name) for name in reversed(directory.attempt_ids()[-ATTEMPTS_LOOKED_AT:])]
+
+
+def _verdicts(directory: RunDirectory) -> Iterator[AttemptVerdict]:
+    for folder in _newest_attempts(directory):
+        verdict = AttemptVerdict.read(folder)
+        if verdict is not None and verdict.reason != SUPERSEDED:
+            yield verdict
+
+
+def _blames(directory: RunDirectory) -> Iterator[Blame]:
+    """Raises OSError or ValueError when a record of a launch is there and cannot be read.
+
+    A fault that came back elsewhere is no node's: its launches blame no one.
+    """
+    records: list[tuple[str, dict[str, Any]]] = [
+        (folder.name, read_json(path) or {})
+        for folder in _newest_attempts(directory)
+        for path in sorted((folder / "launches").glob("*.json"))
+    ]
+    faults = [fault for name, record in records if (fault := node_fault(name, record)) is not None]
+    recurring = set(faults) - set(without_recurring(faults))
+    for name, record in records:
+        confidence, end = record.get("confidence"), record.get("end")
+        if record.get("cause") != "node" or not isinstance(confidence, int | float):
+            continue
+        if node_fault(name, record) in recurring:
+            continue
+        for node in record.get("blamed") or ():
+            why, lines = str(record.get("summary", "")), tuple(map(str, record.get("evidence") or ()))
+            when = float(end) if isinstance(end, int | float) else float(record.get("start") or 0.0)
+            yield Blame(str(node), float(confidence), why, name, when, lines)
+
+
+def _with_stacks(directory: RunDirectory) -> Iterator[str]:
+    for folder in known(observed(lambda: _newest_attempts(directory)), []):
+        if known(observed(lambda name=folder.name: has_stacks(directory.paths, name)), False):  # type: ignore[misc]
+            yield folder.name

@@ -1,0 +1,225 @@
+"""The lines that a pulse appends to the run's log: the original's, to the letter, and what the original could not see.
+
+The original's watchdog printed one line for each job in the queue, and an alert where there was none. People and
+programs that follow the log know these lines, unbalanced parentheses included. After them come lines of the same form
+for what a queue alone does not tell. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta, tzinfo
+from enum import StrEnum
+
+from tr11ops.base.invocation import for_card
+from tr11ops.base.observed import Observed, Unknown, known
+from tr11ops.cluster.base import Job, JobState
+from tr11ops.cluster.hostlist import HostlistError, compress
+from tr11ops.detect.finding import Finding, Severity
+from tr11ops.observe.lost_host import has_lost_its_host, is_zombie
+from tr11ops.observe.snapshot import Snapshot
+from tr11ops.watchdog.verdict import Verdict, VerdictWord
+
+SCHEDULED_FORMAT = "%Y-%m-%dT%H:%M:%S"  # as squeue writes a time
+
+
+class State(StrEnum):
+    """What a run is, finer than its verdict: what the person on call does differs."""
+
+    RUNNING = "running"
+    STARTING = "starting"
+    QUEUED = "queued"
+    DOWN = "down"
+    HELD = "held"
+    DEAD_CHAIN = "dead chain"
+    HUNG = "hung"
+    STALLED = "stalled"
+    HALF_DEAD = "half-dead"
+    ZOMBIE = "zombie"
+    LINGERING = "lingering"
+    SUSPENDED = "suspended"
+    TWO_TRAINERS = "two trainers"
+    CONTROLLER_AWAY = "controller away"
+    STOPPED = "stopped"
+    PAUSED = "paused"
+    FINISHED = "finished"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Remark:
+    """One thing that the queue's lines do not tell, and why it is so."""
+
+    state: State
+    text: str
+
+
+GRAVE = {
+    "zombie": State.ZOMBIE,
+    "two-attempts": State.TWO_TRAINERS,
+    "hung": State.HUNG,
+    "stalled": State.STALLED,
+    "suspended": State.SUSPENDED,
+    "lingering": State.LINGERING,
+}
+OF_THE_QUEUE = {"dead-chain": State.DEAD_CHAIN, "held": State.HELD}
+OF_WORD = {
+    VerdictWord.HEALTHY: State.RUNNING,
+    VerdictWord.STARTING: State.STARTING,
+    VerdictWord.QUEUED: State.QUEUED,
+    VerdictWord.DOWN: State.DOWN,
+    VerdictWord.STALLED: State.STALLED,
+    VerdictWord.STOPPED: State.STOPPED,
+    VerdictWord.FINISHED: State.FINISHED,
+    VerdictWord.UNKNOWN: State.UNKNOWN,
+}
+
+
+# ----------------------------------------------------------------------------- what the queue does not tell
+def remarks(
+    snapshot: Snapshot, findings: tuple[Finding, ...], verdict: Verdict, pause: Observed[str]
+) -> tuple[Remark, ...]:
+    """Everything that a look at the queue alone takes for running or waiting; the most severe first."""
+    return tuple(dict.fromkeys(_remarks(snapshot, findings, verdict, pause)))
+
+
+def _remarks(
+    snapshot: Snapshot, findings: tuple[Finding, ...], verdict: Verdict, pause: Observed[str]
+) -> Iterator[Remark]:
+    if isinstance(snapshot.jobs, Unknown):
+        yield Remark(State.CONTROLLER_AWAY, verdict.why)
+    elif verdict.word is VerdictWord.UNKNOWN:
+        yield Remark(State.UNKNOWN, verdict.why)
+    yield from _of_detectors(findings, GRAVE)
+    yield from _half_dead(snapshot, findings)
+    if verdict.word in {VerdictWord.STOPPED, VerdictWord.FINISHED}:
+        yield Remark(OF_WORD[verdict.word], verdict.why)
+    if isinstance(pause, str) and pause:
+        yield Remark(State.PAUSED, f"paused by {pause}: nothing starts before `tr11 resume`")
+    yield from _of_detectors(findings, OF_THE_QUEUE)
+
+
+def _of_detectors(findings: tuple[Finding, ...], wanted: Mapping[str, State]) -> Iterator[Remark]:
+    """The findings of these detectors in their order, the first one of each subject: a zombie is no news as stalled."""
+    told: set[str] = set()
+    for name, state in wanted.items():
+        for finding in findings:
+            if finding.detector == name and finding.severity > Severity.INFO and finding.subject not in told:
+                told.add(finding.subject)
+                yield Remark(state, finding.title)
+
+
+def _half_dead(snapshot: Snapshot, findings: tuple[Finding, ...]) -> Iterator[Remark]:
+    """The scheduler has lost a node of a job that lives on."""
+    lost = {finding.subject: finding for finding in reversed(findings) if finding.detector == "node-lost"}
+    for job in snapshot.active_jobs:
+        if is_zombie(snapshot, job):
+            continue
+        if job.job_id in lost:
+            yield Remark(State.HALF_DEAD, f"{lost[job.job_id].title}; the allocation lives")
+        elif has_lost_its_host(snapshot, job):
+            yield Remark(State.HALF_DEAD, f"job {job.job_id} has lost its batch host, and its trainers live")
+
+
+def state_of(verdict: Verdict, told: tuple[Remark, ...]) -> State:
+    """The one word: the most severe remark that explains the verdict, else the verdict's own."""
+    return told[0].state if told else OF_WORD[verdict.word]
+
+
+# ----------------------------------------------------------------------------- the lines
+def prefix(time: float, zone: tzinfo | None = None) -> str:
+    """`[2022-05-01 03:56:11] PULSE:`, in local time unless a zone is given."""
+    return f"[{_stamp(time, zone):%Y-%m-%d %H:%M:%S}] PULSE:"
+
+
+def queue_lines(snapshot: Snapshot, verdict: Verdict, zone: tzinfo | None = None) -> tuple[str, ...]:
+    """The original's lines: one for each job in the queue, or its alert. None where the queue could not be seen."""
+    if isinstance(snapshot.jobs, Unknown):
+        return ()
+    head = f"{prefix(snapshot.time, zone)} "
+    name = snapshot.run.name
+    living = [job for job in snapshot.jobs if job.state is JobState.PENDING or job.state.is_active]
+    if not living and verdict.word is VerdictWord.DOWN:
+        return (f"{head}***ALERT: {name} is not RUNNING or SCHEDULED! Alert someone at Eng WG***",)
+    return tuple(head + _job_line(name, job, snapshot.time, zone) for job in living)
+
+
+def lines(
+    snapshot: Snapshot,
+    verdict: Verdict,
+    told: tuple[Remark, ...],
+    deeds: tuple[str, ...] = (),
+    zone: tzinfo | None = None,
+) -> tuple[str, ...]:
+    """All lines of a pulse: the queue's, the remarks, and what was done or would be."""
+    head = f"{prefix(snapshot.time, zone)} {snapshot.run.name}"
+    own = [f"{head} is {remark.state.upper()}: {remark.text}" for remark in told]
+    if not own and verdict.word is VerdictWord.DOWN and snapshot.pending_jobs:
+        own = [f"{head} is DOWN: {verdict.why}"]
+    return tuple(
+        _one_line(for_card(snapshot.run.card, line))
+        for line in (*queue_lines(snapshot, verdict, zone), *own, *(f"{head}: {deed}" for deed in deeds))
+    )
+
+
+_STATES = {  # that the original did not know
+    JobState.SUSPENDED: "is suspended, and was started",
+    JobState.COMPLETING: "is leaving its nodes, and was started",
+    JobState.CONFIGURING: "gets its nodes ready, and was started",
+}
+
+
+def _job_line(name: str, job: Job, now: float, zone: tzinfo | None) -> str:
+    start = "N/A" if job.start_time is None else f"{_stamp(job.start_time, zone):{SCHEDULED_FORMAT}}"
+    place = f"{job.job_id} on '{job.partition}' partition"
+    if job.state is JobState.RUNNING:
+        elapsed = _elapsed(0.0 if job.start_time is None else now - job.start_time)
+        return f"{name} is running for {elapsed} since {start} ({place} ({_node_list(job)})"
+    if job.state is not JobState.PENDING:
+        state = _STATES.get(job.state, "is unknown - fix me:")
+        return f"{name} {state} (at {start}) ({place}) ({_node_list(job) or f'({job.reason})'})"
+    if job.start_time is not None:
+        delta = timedelta(seconds=math.floor(job.start_time - now))
+        return f"{name} is scheduled to start in {delta} (at {start}) ({place})"
+    if job.reason == "JobArrayTaskLimit":
+        return f"{name} is waiting for the previous Job Array job to finish before scheduling a new one ({place})"
+    if job.reason == "Dependency":
+        mechanism = "using the dependency mechanism"
+        return f"{name} is waiting for the previous job to finish before scheduling a new one {mechanism} ({place})"
+    return f"{name} is waiting to be scheduled ({place})"
+
+
+def _elapsed(seconds: float) -> str:
+    """As squeue writes it: `0:12`, `1:02:03`, `4-01:02:03`."""
+    whole = max(0, int(seconds))
+    days, rest = divmod(whole, 86400)
+    hours, rest = divmod(rest, 3600)
+    minutes, second = divmod(rest, 60)
+    if days:
+        return f"{days}-{hours:02d}:{minutes:02d}:{second:02d}"
+    return f"{hours}:{minutes:02d}:{second:02d}" if hours else f"{minutes}:{second:02d}"
+
+
+def _node_list(job: Job) -> str:
+    try:
+        return compress(job.nodes)
+    except HostlistError:
+        return ",".join(job.nodes)
+
+
+def _stamp(time: float, zone: tzinfo | None) -> datetime:
+    return datetime.fromtimestamp(time, zone)
+
+
+def _one_line(text: str) -> str:
+    """Nothing that came from a file or a scheduler may begin a line of its own, or move a terminal's cursor."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
+def seen_something(snapshot: Snapshot, verdict: Verdict) -> bool:
+    """Whether this look is worth a sign of life to the outside: the run was really observed."""
+    return verdict.word is not VerdictWord.UNKNOWN and (
+        not isinstance(snapshot.jobs, Unknown) or bool(known(snapshot.heartbeats, ()) or known(snapshot.steps, ()))
+    )

@@ -1,0 +1,337 @@
+"""What the watchdog should do about what it sees: findings become a plan of typed actions, each with its reason.
+
+Pure: no clock, no files, no scheduler. What is not known forbids every action that would rest on it, and what a person
+has decided (kill switch, pause, a hold, a finished run) is never undone. The chain of rules reads from the top of
+`plan` downwards; each action costs one of a day's budget, and no incident is treated twice without progress between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from tr11ops.base.observed import Unknown, known
+from tr11ops.base.units import duration
+from tr11ops.cluster.base import Job, JobState
+from tr11ops.cluster.parts import covers, names_of
+from tr11ops.cluster.pending import is_held, reason_of
+from tr11ops.detect.finding import Finding, Severity
+from tr11ops.detect.nodes_left import excluded_nodes, exclusion_limit
+from tr11ops.observe import derived
+from tr11ops.observe.lost_host import batch_host
+from tr11ops.observe.snapshot import Snapshot
+from tr11ops.queue.repair import plan_repair
+from tr11ops.rundir.action_log import ActionHistory, ProgressRecord
+from tr11ops.rundir.exclusion_limit import ExclusionLimit, way_past
+from tr11ops.watchdog.actions import (
+    Action,
+    ActionLimits,
+    Blame,
+    Cancel,
+    Exclude,
+    Hold,
+    Plan,
+    PolicyContext,
+    Release,
+    ReplacementLaunch,
+    Resubmit,
+    Stacks,
+)
+from tr11ops.watchdog.verdict import Verdict, VerdictWord
+
+SURE = 0.8  # from this confidence on, a blamed node is taken for the fault itself
+BLAME_SECONDS = 86400.0  # what was blamed longer ago is history: the node may have been repaired since
+CURABLE = ("DependencyNeverSatisfied",)  # reasons for never starting that a new launch does not have
+HUNG_PATIENCES = 3.0  # a job is given up after this many times the silence that is normal in its phase
+
+
+def standing(snapshot: Snapshot) -> ProgressRecord:
+    """How far the training has come, as far as it is known."""
+    checkpoints = snapshot.checkpoints
+    newest = None if isinstance(checkpoints, Unknown) else checkpoints.newest_sound
+    iteration = derived.iteration(snapshot)
+    return ProgressRecord(-1 if iteration is None else iteration, -1 if newest is None else newest.step)
+
+
+# ----------------------------------------------------------------------------- the plan
+@dataclass
+class _Draft:
+    """The plan in the making: every proposal passes the budgets and the circuit breaker here."""
+
+    snapshot: Snapshot
+    past: ActionHistory
+    scene: PolicyContext
+    limits: ActionLimits
+    actions: list[Action] = field(default_factory=list)
+    withheld: list[str] = field(default_factory=list)
+
+    def propose(self, action: Action, job: Job | None = None) -> bool:
+        """Take an action into the plan, unless something speaks against it; says whether it is in."""
+        if any(one.incident == action.incident for one in self.actions):
+            return False
+        against = self._against(action, job)
+        if against:
+            self.withheld.append(f"{action.words()}; not done: {against}")
+            return False
+        self.actions.append(action)
+        return True
+
+    def _against(self, action: Action, job: Job | None) -> str:
+        now = self.snapshot.time
+        if job is not None and not self.scene.can_modify(job):
+            return f"the job belongs to {job.user}, who must do it"
+        last = self.past.last(action.incident)
+        if last is not None and not standing(self.snapshot).is_beyond(last.standing):
+            return f"it was done {duration(now - last.time)} ago and nothing has come of it: a person must look"
+        budget = self.limits.of(action.name)
+        spent = self.past.spent(action.name, now) + sum(one.name == action.name for one in self.actions)
+        if budget is not None and spent >= budget:
+            return f"{spent} of {budget} in 24 hours are spent ([watch])"
+        return ""
+
+
+def plan(
+    snapshot: Snapshot,
+    findings: tuple[Finding, ...],
+    verdict: Verdict,
+    past: ActionHistory,
+    scene: PolicyContext,
+    limits: ActionLimits,
+) -> Plan:
+    """What the watchdog should do now. An empty plan: nothing is wrong that it knows a cure for."""
+    if verdict.word is VerdictWord.FINISHED or derived.is_finished(snapshot):
+        return Plan()
+    hidden = _hidden(snapshot, past, scene)
+    if hidden:
+        urgent = any(finding.severity is Severity.CRITICAL for finding in findings) or verdict.exit_code
+        return Plan(withheld=(f"nothing is done, because something is not known: {hidden}",) if urgent else ())
+    if snapshot.kill_switch is not None or scene.pause:
+        return Plan()  # a person has stopped it: whatever is wrong may stay so
+    foreign = _foreign(snapshot, scene)
+    if foreign:
+        return Plan(withheld=(foreign,) if verdict.exit_code else ())
+    draft = _Draft(snapshot, past, scene, limits)
+    _repair_queue(draft)
+    _end_duplicates(draft, findings)
+    _end_hung(draft, findings)
+    _exclude_blamed(draft)
+    _hold_doomed(draft)
+    _start_again(draft, findings, verdict)
+    return Plan(tuple(draft.actions), tuple(draft.withheld))
+
+
+def _hidden(snapshot: Snapshot, past: ActionHistory, scene: PolicyContext) -> str:
+    """What is not known and must be before anything is done; "" when all is."""
+    if past.doubt:
+        return past.doubt
+    for name, value in (
+        ("jobs", snapshot.jobs), ("nodes", snapshot.nodes), ("attempts", snapshot.attempts),
+        ("kill switch", snapshot.kill_switch), ("exclusions", snapshot.exclusions),
+        ("submissions", snapshot.submissions), ("steps", snapshot.steps), ("heartbeats", snapshot.heartbeats),
+        ("checkpoints", snapshot.checkpoints), ("pause", scene.pause), ("lease", scene.holder),
+        ("verdicts of attempts", scene.endings), ("causes of failures", scene.blames),
+    ):  # fmt: skip
+        if isinstance(value, Unknown):
+            return f"{name}: {value.why}"
+    return next((doubt for doubt in snapshot.doubts if doubt.startswith("submission")), "")
+
+
+def _foreign(snapshot: Snapshot, scene: PolicyContext) -> str:
+    """Why the run is someone else's at this moment: a living trainer that no job of ours stands for."""
+    for job_id, variant in derived.other_variants(snapshot).items():
+        return f"nothing is done: job {job_id} trains variant {variant} of this run, whose own watchdog sees to it"
+    outside = derived.liveness_outside(snapshot)
+    if outside is not None:
+        return f"nothing is done: it is trained outside the scheduler, as {outside.job_id}"
+    holder = known(scene.holder, None)
+    ours = {name for job in known(snapshot.jobs, ()) for name in derived.identifiers(job)}
+    if holder is not None and holder.job_id not in ours:
+        return f"nothing is done: a trainer that the scheduler does not know holds the run's lease: {holder.text}"
+    return ""
+
+
+# ----------------------------------------------------------------------------- rules
+def _repair_queue(draft: _Draft) -> None:
+    """Zombie allocations end; what can never start is launched again; what was held for a switch now gone goes on."""
+    repair = plan_repair(draft.snapshot, draft.scene.releasable, is_automatic=True)
+    for name, reason in repair.taken_over:
+        why = f"release {name}: it was held for a kill switch or pause that is gone"
+        by = reason_of(reason).held_by or "someone else"
+        draft.withheld.append(f"{why}; not done: the scheduler says that {by} holds it ({reason})")
+    cancelled: list[Job] = []
+    for step in repair.steps:
+        job = next((one for one in step.jobs if one.job_id == step.job), step.jobs[0])
+        if step.action == "release":
+            why = "it was held for a kill switch or pause that is gone"
+            undo = f"scontrol hold {step.job}"
+            draft.propose(Release(step.job, why, f"release:{step.job}", _evidence(job), undo), job)
+            continue
+        if job.state is JobState.RUNNING:
+            _exclude_lost_host(draft, job)  # before the job is gone that tells which node it was
+        dead = tuple(one for one in step.jobs if one.state is JobState.PENDING)
+        undo = "nothing brings it back; `tr11 launch` starts the next"
+        cancel = Cancel(step.job, step.why, f"cancel:{step.job}", _evidence(job), undo, derived.queued_tasks(dead))
+        if dead and not job.reason.startswith(CURABLE):
+            draft.withheld.append(f"{cancel.words()}; not done: another launch would meet the same")
+        elif draft.propose(cancel, job):
+            cancelled += step.jobs
+    _launch_again(draft, cancelled, repair.after)
+
+
+def _launch_again(draft: _Draft, cancelled: list[Job], after: str | None) -> None:
+    """Launch again what is cancelled now, or was by a pass that came no further; or all, where nothing is left."""
+    snapshot, gone = draft.snapshot, {job.job_id for job in cancelled}
+    every = (*snapshot.active_jobs, *snapshot.pending_jobs)
+    launched = max((entry.time for entry in known(snapshot.submissions, ())), default=0.0)
+    owed = draft.past.owed(launched) + sum(action.owes for action in draft.actions if isinstance(action, Cancel))
+    if owed:
+        gone_names = tuple(action.subject for action in draft.actions if isinstance(action, Cancel))
+        relaunch = ReplacementLaunch(f"1-{owed}", after, gone_names)
+        draft.actions = [
+            replace(action, relaunch=relaunch) if isinstance(action, Cancel) and action.owes else action
+            for action in draft.actions
+        ]
+        _resubmit(draft, f"1-{owed}", "what could never start was cancelled", after)
+    elif cancelled and all(job.job_id in gone for job in every):
+        _resubmit(draft, draft.limits.resubmit_array, "nothing is queued behind the lost job", after)
+
+
+def _exclude_lost_host(draft: _Draft, job: Job) -> None:
+    host = batch_host(draft.snapshot, job)
+    why = f"lost as the batch host of job {job.job_id}"
+    _exclude(draft, Blame(host, 1.0, why, job.raw_id, draft.snapshot.time, _evidence(job)))
+
+
+def _end_duplicates(draft: _Draft, findings: tuple[Finding, ...]) -> None:
+    """Of two jobs that run at once, the one that holds the lease stays."""
+    if not any(finding.detector == "two-attempts" for finding in findings):
+        return
+    running = [job for job in draft.snapshot.active_jobs if job.state is JobState.RUNNING]
+    planned = {action.subject for action in draft.actions}
+    running = [job for job in running if job.raw_id not in planned]
+    holder = known(draft.scene.holder, None)
+    keeps = [job for job in running if holder is not None and holder.job_id in derived.identifiers(job)]
+    if len(running) > 1 and not keeps:
+        draft.withheld.append("two jobs run at once and neither holds the lease: a person must choose")
+        return
+    for job in running:
+        if job not in keeps and len(running) > 1:
+            why = f"job {keeps[0].job_id} holds the run's lease: two trainers must not write one run's checkpoints"
+            cancel = Cancel(job.raw_id, why, f"cancel:{job.raw_id}", _evidence(job), "`tr11 launch --after` queues it")
+            draft.propose(cancel, job)
+
+
+def _end_hung(draft: _Draft, findings: tuple[Finding, ...]) -> None:
+    """A hung job ends after three times the silence that is normal, and not before its workers' stacks were kept."""
+    snapshot = draft.snapshot
+    planned = {action.subject for action in draft.actions}
+    for finding in findings:
+        job = next((one for one in snapshot.active_jobs if one.job_id == finding.subject), None)
+        if finding.detector != "hung" or finding.severity is not Severity.CRITICAL or job is None:
+            continue
+        life = derived.liveness_of(snapshot, job)
+        if job.raw_id in planned or life is None:
+            continue
+        bound = HUNG_PATIENCES * life.patience
+        cancel = Cancel(
+            job.raw_id, finding.title, f"cancel:{job.raw_id}", finding.evidence, "the next task of the array goes on"
+        )
+        if life.silent_for(snapshot.time) <= bound:
+            draft.withheld.append(f"{cancel.words()}; not done: it is given up after {duration(bound)} of silence")
+        elif not draft.scene.stacks & derived.identifiers(job):
+            _end_after_stacks(draft, job, cancel)
+        else:
+            draft.propose(cancel, job)
+
+
+def _end_after_stacks(draft: _Draft, job: Job, cancel: Cancel) -> None:
+    count = len(job.nodes) or job.node_count
+    incident = f"stacks:{job.raw_id}"
+    stacks = Stacks(job.raw_id, cancel.why, incident, cancel.evidence, "nothing is changed by it", job.nodes, count)
+    if draft.propose(stacks, job):
+        draft.propose(replace(cancel, only_after=incident), job)
+
+
+def _exclude_blamed(draft: _Draft) -> None:
+    """Nodes that a launch was surely lost by, and that its controller could not exclude any more."""
+    for blame in known(draft.scene.blames, ()):
+        recent = draft.snapshot.time - blame.time < BLAME_SECONDS
+        cleared = any(node == blame.node and when >= blame.time for node, when in draft.scene.cleared)
+        if recent and not cleared and blame.confidence >= SURE:
+            _exclude(draft, blame)
+
+
+def _exclude(draft: _Draft, blame: Blame) -> None:
+    listed = excluded_nodes(draft.snapshot)
+    planned = {action.subject for action in draft.actions if isinstance(action, Exclude)}
+    if blame.node in listed | planned:
+        return
+    limit = exclusion_limit(draft.snapshot) or ExclusionLimit(0)
+    action = Exclude(
+        blame.node, blame.why, f"exclude:{blame.node}:{blame.job_id}", blame.evidence,
+        f"`tr11 nodes include {blame.node}`", blame.job_id, limit,
+    )  # fmt: skip
+    if limit.forbids([blame.node], listed | planned):
+        draft.withheld.append(f"{action.words()}; not done: {limit}; by hand: `{way_past(blame.node)}`")
+    else:
+        draft.propose(action)
+
+
+def _hold_doomed(draft: _Draft) -> None:
+    """The last attempt said that nothing may start before a person has looked, and could not hold queued jobs."""
+    last = next(iter(known(draft.scene.endings, ())), None)
+    if last is None or not last.hold_failed or draft.snapshot.active_jobs:
+        return
+    doomed = [job for job in derived.startable_jobs(draft.snapshot) if (job.submit_time or 0.0) < last.time]
+    for name in names_of(doomed, filter(is_held, draft.snapshot.pending_jobs)):
+        job = next(job for job in doomed if covers(name, job))
+        why = f"attempt {last.job_id} ended without hope for the next one: {last.message}"
+        draft.propose(Hold(name, why, f"hold:{name}", _evidence(job), "`tr11 resume`"), job)
+
+
+def _start_again(draft: _Draft, findings: tuple[Finding, ...], verdict: Verdict) -> None:
+    """Nothing runs and nothing waits: the launch of the card's [watch], unless the last attempt forbids it."""
+    snapshot = draft.snapshot
+    if verdict.word is not VerdictWord.DOWN or snapshot.active_jobs or snapshot.pending_jobs:
+        return
+    starts = any(isinstance(action, Resubmit) for action in draft.actions)
+    if starts or not any(finding.detector == "down" for finding in findings):
+        return
+    why = "nothing runs and nothing is queued"
+    against = next(_forbidding(draft, findings), "")
+    if against:
+        draft.withheld.append(f"resubmit {draft.limits.resubmit_array}: {why}; not done: {against}")
+    else:
+        _resubmit(draft, draft.limits.resubmit_array, why, None)
+
+
+def _forbidding(draft: _Draft, findings: tuple[Finding, ...]) -> Iterator[str]:
+    if not known(draft.snapshot.submissions, ()):
+        yield "it was never launched: the first launch is a person's (`tr11 launch`)"
+    marker = derived.last_marker(draft.snapshot)
+    newest = derived.last_attempt(draft.snapshot)
+    if newest is not None and isinstance(newest.end, Unknown):
+        yield f"the end of the last attempt cannot be read: {newest.end.why}"
+    if marker is not None and newest is not None and newest.end == marker:
+        if marker.reason == "refused":
+            yield f"the last attempt refused to start, and the next one would again: {marker.message}"
+        elif not marker.restart:
+            yield f"the last attempt ended by {marker.reason} and is not to go on"
+    last = next(iter(known(draft.scene.endings, ())), None)
+    if last is not None and newest is not None and last.job_id == newest.job_id and not last.restart:
+        yield f"the last attempt asked for a person: {last.message}"
+    if any(finding.detector == "unfinished-end" and finding.severity is Severity.CRITICAL for finding in findings):
+        yield "two attempts in a row did not end by themselves, without progress"
+
+
+def _resubmit(draft: _Draft, array: str, why: str, after: str | None) -> None:
+    marker = derived.last_marker(draft.snapshot)
+    evidence = () if marker is None else (f"the last word was {marker.reason} at iteration {marker.iteration}",)
+    undo = "`scancel` of the job it names, or `tr11 kill`"
+    draft.propose(Resubmit(array, why, "resubmit", evidence, undo, after))
+
+
+def _evidence(job: Job) -> tuple[str, ...]:
+    reason = f", {job.reason}" if job.reason else ""
+    nodes = len(job.nodes) or job.node_count
+    return (f"job {job.job_id} of {job.user}: {job.state.value}{reason}, {nodes} nodes",)

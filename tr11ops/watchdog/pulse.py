@@ -1,0 +1,320 @@
+"""One pass of the watchdog: look, judge, tell, and act where that is allowed.
+
+    observe -> detect -> judge -> the run's log and alerts -> policy -> apply
+
+What is told comes before what is done, so that a pass that is killed while it acts has told. A pass that acts takes
+its turn first and looks then: what it acts on is never older than what another watchdog did.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tr11ops.agent.mitigation import switch_of
+from tr11ops.base.observed import Unknown, cause, known
+from tr11ops.base.units import duration
+from tr11ops.detect.finding import Finding
+from tr11ops.detect.registry import detect_all, unjudged_detectors
+from tr11ops.observe.look import facts_of, look_now, observe
+from tr11ops.observe.snapshot import Snapshot
+from tr11ops.rundir.action_log import KEPT_SECONDS, ActionHistory, ActionRecord, replay
+from tr11ops.rundir.exclusions import AUTOMATIC_OWNER
+from tr11ops.rundir.journal import Journal, read_journal
+from tr11ops.rundir.paths import RunDirectory
+from tr11ops.rundir.state_files import set_damage_aside
+from tr11ops.watchdog.actions import Plan
+from tr11ops.watchdog.apply import Done, RunEffects, carry_out, own_pending, settle
+from tr11ops.watchdog.bring_back import bring_back
+from tr11ops.watchdog.context import limits_of, read_circumstances
+from tr11ops.watchdog.lock import WatchdogLock, acquire_lock
+from tr11ops.watchdog.log_lines import Remark, State, lines, remarks, seen_something, state_of
+from tr11ops.watchdog.policy import plan, standing
+from tr11ops.watchdog.verdict import Verdict, judge
+from trainer.contract.numbered_files import refresh
+from trainer.contract.sharing import make_shared, open_shared
+
+if TYPE_CHECKING:
+    from tr11ops.alerts.service import AlertOutcome
+    from tr11ops.alerts.situation import RunSituation
+    from tr11ops.cluster.base import Scheduler
+    from tr11ops.launch.session import LaunchJob
+    from tr11ops.runcard.card import RunCard
+
+
+@dataclass(frozen=True)
+class WatchedRun:
+    """What is watched. `eye` answers the look, and fails within seconds; `typed` is the card as the person named it."""
+
+    card: RunCard
+    directory: RunDirectory
+    eye: Scheduler | Unknown
+    user: str
+    typed: str = ""
+
+
+@dataclass(frozen=True)
+class Actuator:
+    """What it takes to act: a patient edge to the scheduler, and a launch of an array behind a job or at once."""
+
+    scheduler: Scheduler
+    prepare: Callable[[str, str | None], LaunchJob]
+
+
+@dataclass(frozen=True)
+class Pulse:
+    """One pass: what was seen and concluded, what was told, and what was done.
+
+    `acts` says whether it was this pass's turn to act; `settled` are actions of killed passes whose end was found out.
+    `notes` say what of its own work could not be done. `alerts` is what the alerts service returned, None if it failed
+    or was not asked.
+    """
+
+    snapshot: Snapshot
+    findings: tuple[Finding, ...]
+    verdict: Verdict
+    told: tuple[Remark, ...]
+    plan: Plan
+    lines: tuple[str, ...]
+    acts: bool = False
+    done: tuple[Done, ...] = ()
+    settled: tuple[ActionRecord, ...] = ()
+    notes: tuple[str, ...] = ()
+    alerts: AlertOutcome | None = None
+    seconds: float = 0.0
+
+    @property
+    def state(self) -> State:
+        return state_of(self.verdict, self.told)
+
+    @property
+    def observed(self) -> bool:
+        return seen_something(self.snapshot, self.verdict)
+
+
+def take_pulse(
+    run: WatchedRun,
+    hands: Actuator | None,
+    *,
+    email: bool = True,
+    dry_run: bool = False,
+    now: Callable[[], float] | None = None,
+) -> Pulse:
+    """One pass. Without `hands` nothing is done but told; a dry run tells no one and writes nothing.
+
+    `now` stands for the run's clock; without it the pass compares its own with that.
+
+    Nothing is raised for what cannot be seen, written or sent: that is in the verdict and the notes.
+    """
+    began = time.monotonic()
+    notes: list[str] = []
+    if not dry_run:
+        notes += bring_back(run.directory)
+    turn = None if hands is None or dry_run else _turn(run, notes)
+    try:
+        pulse = _pass(run, hands if turn is not None else None, turn, notes, email, dry_run, now)
+    finally:
+        if turn is not None:
+            turn.release()
+    return replace(pulse, seconds=time.monotonic() - began)
+
+
+def _turn(run: WatchedRun, notes: list[str]) -> WatchdogLock | None:
+    if not run.directory.exists:
+        return None
+    try:
+        turn = acquire_lock(run.directory.paths)
+    except OSError as error:
+        notes.append(f"nothing is done, for no one can be kept from doing the same: {cause(error)}")
+        return None
+    if isinstance(turn, str):
+        notes.append(f"nothing is done: {turn}")
+        return None
+    doubt = _doubt_of_clock(run, turn)
+    if doubt:
+        notes.append(f"nothing is done: {doubt}")
+        turn.release()
+        return None
+    notes += set_damage_aside(run.directory, AUTOMATIC_OWNER)
+    for folder in (run.directory.journal, run.directory.submissions, run.directory.exclusions.with_suffix(".d")):
+        refresh(folder)
+    return turn
+
+
+def _doubt_of_clock(run: WatchedRun, turn: WatchdogLock) -> str:
+    """Why ages cannot be trusted here: to a clock that is ahead, every training is silent, and every job hangs."""
+    try:
+        ahead = turn.seconds_ahead()
+    except (OSError, ValueError) as error:
+        return f"this machine's clock could not be compared with the file system's: {cause(error)}"
+    if abs(ahead) <= run.card.watch.clock_skew_seconds:
+        return ""
+    way = "ahead of" if ahead > 0 else "behind"
+    return f"this machine's clock is {duration(abs(ahead))} {way} the file system's, so ages cannot be trusted"
+
+
+def _pass(
+    run: WatchedRun,
+    hands: Actuator | None,
+    turn: WatchdogLock | None,
+    notes: list[str],
+    email: bool,
+    dry_run: bool,
+    clock: Callable[[], float] | None,
+) -> Pulse:
+    directory = run.directory
+    facts = facts_of(run.card, run.typed)
+    snapshot = observe(directory, facts, run.eye, look_now(directory, facts, run.eye) if clock is None else clock())
+    now = snapshot.time
+    findings = detect_all(snapshot)
+    verdict = judge(snapshot, findings)
+    ledger = read_journal(directory.journal, since=now - KEPT_SECONDS)
+    scene = read_circumstances(directory, ledger, run.user, now)
+    told = remarks(snapshot, findings, verdict, scene.pause)
+    first = lines(snapshot, verdict, told)
+    alerts = None
+    past, settled = replay(ledger), tuple[ActionRecord, ...]()
+    if not dry_run and directory.exists:
+        _log(directory.paths.main_log, first, notes)
+        situation = _situation(
+            run, snapshot, lambda: plan(snapshot, findings, verdict, past, scene, limits_of(run.card)), past,
+            turn is not None, notes,
+        )  # fmt: skip
+        alerts = _alert(run, findings, snapshot, verdict, email, notes, situation)
+    if turn is not None:
+        past, settled = _settled(past, snapshot, directory, notes)
+    intended = plan(snapshot, findings, verdict, past, scene, limits_of(run.card))
+    done: tuple[Done, ...] = ()
+    if turn is not None and hands is not None and intended.actions:
+        done = carry_out(
+            intended.actions,
+            _effects(run, hands, snapshot),
+            Journal(directory.journal),
+            stopped=lambda: _stopped(turn, directory),
+            standing=standing(snapshot),
+            now=now,
+        )
+    deeds = _deeds(intended, done, settled)
+    second = lines(snapshot, verdict, told, deeds)[len(first) :]
+    if not dry_run and directory.exists:
+        _log(directory.paths.main_log, second, notes)
+    return Pulse(
+        snapshot, findings, verdict, told, intended, (*first, *second), turn is not None, done, settled,
+        tuple(dict.fromkeys(notes)), alerts,
+    )  # fmt: skip
+
+
+def _stopped(turn: WatchdogLock, directory: RunDirectory) -> str:
+    """What has come since the look and forbids the next effect. Raises OSError when it cannot be seen."""
+    if not turn.is_ours():
+        return "another watchdog has taken over"
+    switch = switch_of(directory)
+    return f"{switch} was set meanwhile" if switch else ""
+
+
+def _deeds(intended: Plan, done: tuple[Done, ...], settled: tuple[ActionRecord, ...]) -> tuple[str, ...]:
+    """What was done, or would be, and what was not, one line each."""
+    found = [f"an earlier pass began to {deed.action} {deed.subject}: {deed.message}" for deed in settled]
+    found += [one.words() for one in done]
+    begun = {id(one.action) for one in done}
+    found += [f"would {action.words()}" for action in intended.actions if id(action) not in begun]
+    return (*found, *(f"would {text}" if "; not done" in text else text for text in intended.withheld))
+
+
+def _effects(run: WatchedRun, hands: Actuator, snapshot: Snapshot) -> RunEffects:
+    return RunEffects(
+        directory=run.directory,
+        scheduler=hands.scheduler,
+        prepare=hands.prepare,
+        user=run.user,
+        own_jobs=lambda: own_pending(run.directory, hands.scheduler),
+        nodes=frozenset(node.name for node in known(snapshot.nodes, ())),
+        exclusion_days=run.card.resilience.exclusion_days,
+    )
+
+
+def _settled(
+    past: ActionHistory, snapshot: Snapshot, directory: RunDirectory, notes: list[str]
+) -> tuple[ActionHistory, tuple[ActionRecord, ...]]:
+    try:
+        settled = settle(past.unfinished, snapshot, directory, Journal(directory.journal))
+    except OSError as error:
+        notes.append(f"what an earlier pass began could not be settled: {cause(error)}")
+        return replace(past, doubt=f"the journal cannot be written: {cause(error)}"), ()
+    known_ends = {deed.number: deed for deed in settled}
+    return replace(past, deeds=tuple(known_ends.get(deed.number, deed) for deed in past.deeds)), settled
+
+
+# ----------------------------------------------------------------------------- telling
+def _situation(
+    run: WatchedRun,
+    snapshot: Snapshot,
+    expected: Callable[[], Plan],
+    past: ActionHistory,
+    may_act: bool,
+    notes: list[str],
+) -> RunSituation | None:
+    """What the mails say of the run. The plan is that of this moment: what is told comes before what is done."""
+    from tr11ops.watchdog.situation import situation_of
+
+    try:
+        return situation_of(run.directory, run.card, snapshot, None, expected(), past, may_act)
+    except Exception as error:  # no fault of the plan or the forecast may keep people from hearing of the run
+        notes.append(f"the mails do not say how the run is doing: {cause(error)}")
+        return None
+
+
+def _alert(
+    run: WatchedRun,
+    findings: tuple[Finding, ...],
+    snapshot: Snapshot,
+    verdict: Verdict,
+    email: bool,
+    notes: list[str],
+    situation: RunSituation | None = None,
+) -> AlertOutcome | None:
+    """Tell the people; what cannot be sent now is kept on disk by the service, and said here."""
+    from tr11ops.alerts.service import process
+    from tr11ops.runcard.card import CardError
+
+    seen = seen_something(snapshot, verdict)
+    hidden = unjudged_detectors(snapshot)
+    try:
+        outcome = process(
+            run.directory, run.card, findings, hidden, seen, snapshot.time, deliver=email, typed=run.typed,
+            situation=situation,
+        )  # fmt: skip
+    except (OSError, ValueError, CardError) as error:
+        notes.append(f"no one could be alerted: {cause(error)}")
+        return None
+    notes += outcome.notes
+    return outcome
+
+
+def _log(path: Path, texts: tuple[str, ...], notes: list[str]) -> None:
+    """Append lines to the run's log in one write; the log is made where there is none."""
+    if not texts:
+        return
+    try:
+        append_lines(path, texts)
+    except OSError as error:
+        notes.append(f"the run's log could not be written: {cause(error)}")
+
+
+def append_lines(path: Path, texts: tuple[str, ...]) -> None:
+    """One write of whole lines; a last line that someone left unfinished is ended first. Raises OSError."""
+    make_shared(path.parent)
+    descriptor = open_shared(path, os.O_RDWR | os.O_APPEND)
+    try:
+        status = os.fstat(descriptor)
+        torn = status.st_size > 0 and os.pread(descriptor, 1, status.st_size - 1) != b"\n"
+        content = ("\n" if torn else "") + "".join(f"{text}\n" for text in texts)
+        data = content.encode("utf-8", errors="replace")
+        if os.write(descriptor, data) != len(data):
+            raise OSError(28, "no space left for the whole line", str(path))
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,96 @@
+"""How the run is doing, for the mails and the digest: made of what a look has seen. Costs are read when asked for."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import TYPE_CHECKING
+from zoneinfo import ZoneInfo
+
+from tr11ops.alerts.situation import Act, RunSituation, Spell
+from tr11ops.base.observed import known
+from tr11ops.base.units import MINUTE, duration, timestamp
+from tr11ops.goodput.account import Goodput, account
+from tr11ops.goodput.history import read_history
+from tr11ops.goodput.timeline import Bucket
+from tr11ops.observe import derived
+from tr11ops.observe.forecast import course_of, end_of
+from tr11ops.observe.past_steps import progress_at
+from tr11ops.observe.snapshot import Snapshot
+from tr11ops.rundir.action_log import ActionHistory, Result
+from tr11ops.rundir.journal import Ledger
+from tr11ops.rundir.paths import RunDirectory
+from tr11ops.watchdog.actions import Plan
+
+if TYPE_CHECKING:
+    from tr11ops.runcard.card import RunCard
+
+
+def situation_of(
+    directory: RunDirectory,
+    card: RunCard,
+    snapshot: Snapshot,
+    ledger: Ledger | None = None,
+    intended: Plan = Plan(),  # noqa: B008  frozen
+    past: ActionHistory = ActionHistory(),  # noqa: B008  frozen
+    may_act: bool = False,
+) -> RunSituation:
+    """What people are told beside an alert. The past of the run is read when its account is asked for, and once."""
+
+    @cache
+    def spent() -> Goodput:
+        return account(read_history(directory, snapshot.jobs, ledger, snapshot.scheduler), snapshot.time)
+
+    def since(moment: float) -> Spell | None:
+        try:
+            part = spent().between(moment, snapshot.time)
+            before, now = (progress_at(directory.paths.metrics, time) for time in (moment, snapshot.time))
+        except Exception:  # whatever is wrong with the past, people must hear of the present
+            return None
+        total, useful = part.total, part.buckets[Bucket.USEFUL]
+        return Spell(
+            iterations=(now.iteration if now else 0) - (before.iteration if before else 0),
+            loss_before=before.loss if before else None,
+            loss_now=now.loss if now else None,
+            held_hours=total.held_hours,
+            useful=part.useful_of_held,
+            wanted_hours=total.node_hours,
+            lost_hours=total.node_hours - useful.node_hours,
+        )
+
+    return RunSituation(
+        progress=_progress(snapshot),
+        eta=_eta(card, snapshot),
+        trained=max((step.time for step in known(snapshot.steps, ()) if step.time is not None), default=None),
+        may_act=may_act,
+        done=tuple(
+            Act(deed.action, f"{deed.action} {deed.subject}", deed.time)
+            for deed in past.deeds
+            if deed.result is Result.DONE
+        ),
+        planned=tuple(Act(action.name, action.words()) for action in intended.actions),
+        withheld=intended.withheld,
+        since=since,
+    )
+
+
+def _progress(snapshot: Snapshot) -> str:
+    done, total = derived.iteration(snapshot), derived.total_iterations(snapshot)
+    if done is None:
+        return ""
+    share = f" of {total:,} ({math.floor(1000 * done / total) / 10:.1f} %)" if total else ""
+    steps = known(snapshot.steps, ())
+    loss = f", loss {steps[-1].record.lm_loss:.4f}" if steps else ""
+    return f"iteration {done:,}{share}{loss}"
+
+
+def _eta(card: RunCard, snapshot: Snapshot) -> str:
+    """When the training will be done, where it moves; else how much of it is left."""
+    end = end_of(snapshot, course_of(card))
+    if end is None or end.earliest <= 0:
+        return ""
+    left = end.likely or end.earliest
+    waits = "" if end.likely is not None else ", without waits and restarts"
+    if not snapshot.active_jobs and derived.liveness_outside(snapshot) is None:
+        return f"{duration(left)} of training are left{waits}"
+    return f"{timestamp(snapshot.time + left, ZoneInfo(card.alerts.time_zone), MINUTE)}, in {duration(left)}{waits}"

@@ -1,0 +1,256 @@
+"""The one word about a run, and the sentence that says why. Pure: a function of what was seen and what was found.
+
+RUNNING is not alive, PENDING is not waiting, silence is not absence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from tr11ops.base.observed import Unknown
+from tr11ops.base.units import counted, duration
+from tr11ops.cluster.base import Job, JobState
+from tr11ops.cluster.pending import Cause, Wait, reason_of_job
+from tr11ops.detect.finding import Finding, Severity
+from tr11ops.detect.unfinished_end import BAD_REASONS
+from tr11ops.observe import derived
+from tr11ops.observe.snapshot import KillSwitch, Snapshot
+
+
+class VerdictWord(StrEnum):
+    """What a run is, as the person on call needs it."""
+
+    HEALTHY = "healthy"
+    STARTING = "starting"
+    QUEUED = "queued"
+    STALLED = "stalled"
+    DOWN = "down"
+    STOPPED = "stopped"
+    FINISHED = "finished"
+    UNKNOWN = "unknown"
+
+
+EXIT_CODES = {VerdictWord.STALLED: 1, VerdictWord.DOWN: 1, VerdictWord.UNKNOWN: 3}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The word, and one sentence of why, without a full stop. `is_critical`: some finding of the look is."""
+
+    word: VerdictWord
+    why: str
+    is_critical: bool = False
+
+    @property
+    def exit_code(self) -> int:
+        """0: no one needs to get up; 1: a person is needed; 3: it could not be observed."""
+        return EXIT_CODES.get(self.word, int(self.is_critical))
+
+
+def judge(snapshot: Snapshot, findings: tuple[Finding, ...]) -> Verdict:
+    """The verdict. `findings` are those of `detect_all` for the same snapshot."""
+    critical = any(finding.severity is Severity.CRITICAL for finding in findings)
+    return replace(_judged(snapshot, findings), is_critical=critical)
+
+
+def _judged(snapshot: Snapshot, findings: tuple[Finding, ...]) -> Verdict:
+    if isinstance(snapshot.jobs, Unknown):
+        return _without_scheduler(snapshot, snapshot.jobs.why)
+    active = snapshot.active_jobs
+    if active:
+        return _of_active(snapshot, findings, active)
+    outside = derived.liveness_outside(snapshot)
+    if outside is not None:
+        where = f"{outside.phase} outside the scheduler, as {outside.job_id}"
+        return Verdict(VerdictWord.HEALTHY, f"{where}; {_seen(snapshot, outside)}")
+    pending = snapshot.pending_jobs
+    return _of_pending(snapshot, pending) if pending else _of_nothing(snapshot)
+
+
+def _without_scheduler(snapshot: Snapshot, why: str) -> Verdict:
+    life = derived.liveness_of(snapshot, None)
+    marker = derived.last_marker(snapshot)
+    over = marker is not None and (life is None or marker.time >= life.time or life.phase == derived.ENDED_PHASE)
+    if over and marker is not None and derived.is_finished(snapshot):
+        return Verdict(
+            VerdictWord.FINISHED, f"all {marker.iteration} iterations are trained (scheduler unreachable: {why})"
+        )
+    if not over and life is not None and life.phase != derived.ENDED_PHASE and life.is_fresh(snapshot.time):
+        word = VerdictWord.STARTING if life.phase in STARTING_PHASES else VerdictWord.HEALTHY
+        return Verdict(word, f"{life.phase}, {_seen(snapshot, life)}; scheduler unreachable: {why}")
+    seen = "no sign of life to go by" if life is None else _seen(snapshot, life)
+    return Verdict(VerdictWord.UNKNOWN, f"scheduler unreachable: {why}; {seen}")
+
+
+STALLING = {"hung", "stalled", "suspended", "lingering", "zombie", "two-attempts", "node-lost", "kill-switch-left-on"}
+STARTING_PHASES = {"starting", "loading"}
+
+
+def _of_active(snapshot: Snapshot, findings: tuple[Finding, ...], active: tuple[Job, ...]) -> Verdict:
+    stalling = next((finding for finding in findings if _stalls(finding)), None)
+    if stalling is not None:
+        return Verdict(VerdictWord.STALLED, stalling.title)
+    running = [job for job in active if job.state is JobState.RUNNING]
+    job = max(running or active, key=lambda job: job.start_time or 0.0)
+    on = f"job {job.job_id} on {_nodes(job)}"
+    marker = derived.marker_of(snapshot, derived.identifiers(job))
+    life = derived.liveness_of(snapshot, job)
+    ended = marker is not None and (life is None or life.time <= marker.time or life.phase == derived.ENDED_PHASE)
+    if ended or job.state is JobState.COMPLETING:
+        return _leaving(snapshot, job, marker.reason if marker is not None else "no end marker yet")
+    if isinstance(snapshot.kill_switch, KillSwitch):
+        return Verdict(VerdictWord.STOPPED, f"{_stop(snapshot, snapshot.kill_switch)}; {on} is saving and leaving")
+    return _no_life(snapshot, job, on) if life is None else _alive(snapshot, life, on)
+
+
+def _alive(snapshot: Snapshot, life: derived.Liveness, on: str) -> Verdict:
+    hidden = _hidden_life(snapshot)
+    if hidden and not life.is_fresh(snapshot.time):
+        return Verdict(
+            VerdictWord.UNKNOWN, f"{on} is RUNNING, {_seen(snapshot, life)}, and more cannot be seen: {hidden}"
+        )
+    if life.phase in STARTING_PHASES:
+        return Verdict(VerdictWord.STARTING, f"{on}: {life.phase}, {_seen(snapshot, life)}")
+    at = "" if life.iteration is None else f" at iteration {life.iteration}"
+    return Verdict(VerdictWord.HEALTHY, f"{on}: {life.phase}{at}, {_seen(snapshot, life)}")
+
+
+def _stalls(finding: Finding) -> bool:
+    """Whether a finding means that the nodes are held for nothing, or worse, although a job is running."""
+    return finding.severity is Severity.CRITICAL and finding.detector in STALLING
+
+
+def _leaving(snapshot: Snapshot, job: Job, reason: str) -> Verdict:
+    if derived.is_finished(snapshot):
+        return Verdict(VerdictWord.FINISHED, f"the training is finished; job {job.job_id} is leaving its nodes")
+    stop = derived.stop_of(snapshot)
+    if isinstance(stop, KillSwitch):
+        return Verdict(VerdictWord.STOPPED, f"{_stop(snapshot, stop)}; job {job.job_id} is leaving its nodes")
+    hidden = _hidden_end(snapshot)
+    if hidden:
+        return Verdict(
+            VerdictWord.UNKNOWN, f"job {job.job_id} is leaving its nodes; finished, stopped or down? {hidden}"
+        )
+    waiting = derived.startable_jobs(snapshot)
+    if waiting:
+        return Verdict(
+            VerdictWord.QUEUED, f"job {job.job_id} is leaving its nodes ({reason}); job {waiting[0].job_id} comes next"
+        )
+    return Verdict(
+        VerdictWord.DOWN, f"job {job.job_id} is leaving its nodes ({reason}) and nothing is queued behind it"
+    )
+
+
+def _no_life(snapshot: Snapshot, job: Job, on: str) -> Verdict:
+    if job.state is JobState.CONFIGURING:
+        return Verdict(VerdictWord.STARTING, f"{on} gets its nodes ready")
+    hidden = _hidden_life(snapshot)
+    if hidden or snapshot.doubts:
+        why = hidden or snapshot.doubts[0]
+        return Verdict(VerdictWord.UNKNOWN, f"{on} is RUNNING, but whether it trains cannot be seen: {why}")
+    if job.start_time is None:
+        return Verdict(VerdictWord.UNKNOWN, f"{on} is RUNNING without a sign of life, and when it started is not known")
+    return Verdict(
+        VerdictWord.STARTING, f"{on} started {duration(snapshot.time - job.start_time)} ago; no sign of life yet"
+    )
+
+
+def _hidden_life(snapshot: Snapshot) -> str:
+    """Why a sign of life may have been missed; "" when none was."""
+    return next((value.why for value in (snapshot.heartbeats, snapshot.steps) if isinstance(value, Unknown)), "")
+
+
+def _of_pending(snapshot: Snapshot, pending: tuple[Job, ...]) -> Verdict:
+    switch = derived.stop_of(snapshot)
+    if isinstance(switch, KillSwitch):
+        queued = "will leave at once" if derived.startable_jobs(snapshot) else "is held"
+        return Verdict(VerdictWord.STOPPED, f"{_stop(snapshot, switch)}; what is queued {queued}")
+    hidden = _hidden_end(snapshot)
+    if hidden:
+        fate = f"job {pending[0].job_id} is queued" + (f" ({pending[0].reason})" if pending[0].reason else "")
+        return Verdict(VerdictWord.UNKNOWN, f"nothing runs now; {fate}; finished, stopped or waiting? {hidden}")
+    waiting = derived.startable_jobs(snapshot)
+    if derived.is_finished(snapshot):
+        return Verdict(
+            VerdictWord.FINISHED, f"the training is finished; job {(waiting or pending)[0].job_id} is still queued"
+        )
+    if not waiting:
+        waits = "; ".join(f"job {job.job_id} waits for a person ({_why(job)})" for job in _first(pending)[:2])
+        return Verdict(VerdictWord.DOWN, f"{waits}{_last_fault(snapshot)}")
+    marker = derived.last_marker(snapshot)
+    older = marker is not None and all((job.submit_time or 0.0) < marker.time for job in waiting)
+    if marker is not None and marker.reason == "refused" and older:
+        return Verdict(
+            VerdictWord.DOWN, f"the last attempt refused its input, and so will the queued ones: {marker.message}"
+        )
+    tasks = derived.queued_tasks(waiting)
+    count = "" if tasks == 1 else f" ({tasks} tasks)"
+    first = _first(waiting)[0] if derived.closed_by_site(snapshot) is not None else waiting[0]
+    site = " for the site" if reason_of_job(first).wait is Wait.SITE else ""
+    is_told = site or reason_of_job(first).cause is Cause.LIMIT
+    reason = f": {_why(first) if is_told else first.reason}" if first.reason else ""
+    return Verdict(VerdictWord.QUEUED, f"nothing runs now; job {first.job_id}{count} waits{site}{reason}")
+
+
+def _first(pending: tuple[Job, ...]) -> list[Job]:
+    """The jobs that stand in the way before those that only wait behind them."""
+    return sorted(pending, key=lambda job: reason_of_job(job).wait is Wait.PASSES)
+
+
+def _why(job: Job) -> str:
+    """The scheduler's reason, and what it means."""
+    return f"{job.reason}: {reason_of_job(job).meaning}" if job.reason else reason_of_job(job).meaning
+
+
+def _last_fault(snapshot: Snapshot) -> str:
+    """What the last attempt ended by, where that was a fault; "" where it was none, or where it is not known."""
+    newest = derived.last_attempt(snapshot)
+    if newest is None or isinstance(newest.end, Unknown):
+        return ""
+    if newest.end is None:
+        return f": {newest.failure}" if newest.failure else ""
+    return f": {newest.end.message}" if newest.end.reason in BAD_REASONS else ""
+
+
+def _of_nothing(snapshot: Snapshot) -> Verdict:
+    if derived.is_finished(snapshot):
+        done = derived.iteration(snapshot)
+        at = "" if done is None else f" at iteration {done}"
+        return Verdict(VerdictWord.FINISHED, f"the training is finished{at}")
+    switch = derived.stop_of(snapshot)
+    if isinstance(switch, KillSwitch):
+        return Verdict(VerdictWord.STOPPED, _stop(snapshot, switch))
+    hidden = _hidden_end(snapshot)
+    if hidden:
+        return Verdict(VerdictWord.UNKNOWN, f"nothing runs and nothing is queued; finished, stopped or down? {hidden}")
+    marker = derived.last_marker(snapshot)
+    if snapshot.submissions == () and snapshot.attempts == ():
+        return Verdict(VerdictWord.DOWN, "nothing was launched yet")
+    if marker is None:
+        last = ""
+    elif marker.reason == "refused":  # it never came to an iteration
+        last = f"; the last attempt refused to start: {marker.message}"
+    else:
+        last = f"; the last word was {marker.reason} at iteration {marker.iteration}"
+    return Verdict(VerdictWord.DOWN, f"nothing runs and nothing is queued{last}")
+
+
+def _hidden_end(snapshot: Snapshot) -> str:
+    """Why it cannot be told whether the run is finished or stopped, or should go on; "" where it can."""
+    needed = (snapshot.attempts, derived.stop_of(snapshot), snapshot.last_end)
+    return next((value.why for value in needed if isinstance(value, Unknown)), "")
+
+
+def _seen(snapshot: Snapshot, life: derived.Liveness) -> str:
+    return f"last sign of life {duration(life.silent_for(snapshot.time))} ago"
+
+
+def _stop(snapshot: Snapshot, stop: KillSwitch) -> str:
+    what = "the kill switch was set" if stop is snapshot.kill_switch else "the run was paused"
+    return f"{what} by {stop.who or 'someone'}" + (f" ({stop.why})" if stop.why else "")
+
+
+def _nodes(job: Job) -> str:
+    count = len(job.nodes) or job.node_count
+    return counted(count, "node")

@@ -1,0 +1,139 @@
+"""The original (Megatron-DeepSpeed) layout as logical tensors, whatever topology wrote it.
+
+Read where it lies: files are mapped, and a rectangle touches only the pages that hold it. Tensor slices are joined
+(their query, key and value rows are in the order of heads, as ours), flat partitions are cut into parameters, and
+the tied copy of the embedding on the last stage is passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.checkpoint.deepspeed.index import StoredTensor, read_stored
+from trainer.checkpoint.deepspeed.inspect import Layout, inspect_layout, is_universal
+from trainer.checkpoint.deepspeed.optimizer import OptimizerLayout, inspect_optimizer
+from trainer.checkpoint.deepspeed.states import OpenFiles, attributes
+from trainer.checkpoint.deepspeed.universal import inspect_universal
+from trainer.checkpoint.source import CheckpointFacts, Part, TensorFacts
+
+OWN_KEY = "tr11"  # where tr11 keeps, in the rank files, what the original has no field for
+_PRECISIONS = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.float16: "fp16"}
+_POSITION_KINDS = {1: "rotary", 2: "absolute", 3: "alibi"}
+_LEAST_OPEN_FILES = 32
+
+
+class DeepSpeedSource:
+    """A TensorSource (see `trainer.checkpoint.source`) over a checked folder in the original layout.
+
+    It may be sent to other processes: then only where things lie travels, and they need not check again.
+    `remarks`: what was found odd while reading. `group_options`: learning rate, betas ... of the parameter groups.
+    """
+
+    def __init__(
+        self, files: OpenFiles, layout: Layout, optimizer: OptimizerLayout, report: Callable[[str], None] | None
+    ):
+        self.remarks: list[str] = []
+        self.group_options = optimizer.options
+        self._files = files
+        self._report = report
+        self._parts: dict[Part, Mapping[str, StoredTensor]] = {
+            "weights": layout.weights,
+            "optimizer": optimizer.tensors,
+        }
+        self._facts = _facts(files.folder, layout, optimizer.steps)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_report": None}
+
+    @property
+    def facts(self) -> CheckpointFacts:
+        return self._facts
+
+    def tensors(self, part: Part) -> Mapping[str, TensorFacts]:
+        """All tensors of a part; "optimizer" is empty for a weights-only copy."""
+        return {key: stored.facts for key, stored in self._parts[part].items()}
+
+    def read(self, part: Part, key: str, offsets: Sequence[int], sizes: Sequence[int]) -> Tensor:
+        """The rectangle at `offsets` of `sizes`, in memory of its own. Raises CheckpointError naming the file."""
+        value, spread = read_stored(self._files, self._parts[part][key], offsets, sizes)
+        if spread is not None:
+            self._remark(f"the tensor ranks' copies of {key} differ by up to {spread:.3g}; their mean is taken")
+        return value
+
+    def _remark(self, line: str) -> None:
+        if line not in self.remarks:
+            self.remarks.append(line)
+            if self._report is not None:
+                self._report(line)
+
+
+def open_deepspeed_layout(place: Path, report: Callable[[str], None] | None = None) -> DeepSpeedSource:
+    """Open a `global_stepN` folder of the original layout; all its files are checked, no tensor is read whole.
+
+    The universal form (`global_stepN_universal`) is read too; its weights are the masters in the training's precision.
+    `report` is told, one line at a time, what is odd and read all the same: replicated tensors whose copies differ.
+    Raises CheckpointError, naming the file, when something is missing, truncated, foreign or in another's place.
+    """
+    files = OpenFiles(place, _LEAST_OPEN_FILES)
+    if is_universal(place):
+        universal = inspect_universal(files)
+        return DeepSpeedSource(files, universal.layout, universal.optimizer, report)
+    layout = inspect_layout(files)
+    files.most = max(_LEAST_OPEN_FILES, 2 * layout.tensor * layout.data)
+    return DeepSpeedSource(files, layout, inspect_optimizer(files, layout), report)
+
+
+def _facts(folder: Path, layout: Layout, steps: int) -> CheckpointFacts:
+    own = attributes(layout.client.get(OWN_KEY))
+    cursor = _cursor(layout) | attributes(own.get("cursor"))
+    return CheckpointFacts(
+        step=int(cursor["iteration"]),
+        layout="deepspeed",
+        topology={"tensor": layout.tensor, "pipeline": layout.pipeline, "data": layout.data},
+        model=_model(layout) | attributes(own.get("model")),
+        cursor=cursor,
+        optimizer_step=steps,
+    )
+
+
+def _cursor(layout: Layout) -> dict[str, Any]:
+    """The training's counters as the original keeps them; a count that no file holds is 0."""
+    client, arguments = layout.client, layout.arguments
+    iteration = client.get("iteration", client.get("global_steps"))
+    tokens = client.get("tokens", arguments.get("consumed_train_tokens"))
+    return {
+        "iteration": int(iteration or 0),
+        "consumed_samples": int(arguments.get("consumed_train_samples") or client.get("global_samples") or 0),
+        "consumed_tokens": int(tokens or 0),
+        "skipped": int(client.get("skipped_steps") or 0),
+        "nan": 0,
+    }
+
+
+def _model(layout: Layout) -> dict[str, Any]:
+    """The model's facts under the card's keys: by the tensors, and by the arguments where there are any."""
+    weights, arguments = layout.weights, layout.arguments
+    vocabulary, hidden = weights["embedding.word.weight"].facts.shape
+    facts: dict[str, Any] = {
+        "model.layers": layout.roles.layers,
+        "model.hidden_size": hidden,
+        "model.ffn_hidden_size": weights["blocks.0.mlp.up.weight"].facts.shape[0],
+        "model.embedding_layernorm": "embedding.norm.weight" in weights,
+        "tokenizer.padded_vocabulary_size": vocabulary,
+        "precision.dtype": _PRECISIONS.get(weights["blocks.0.mlp.up.weight"].facts.dtype, "unknown"),
+    }
+    if "num_attention_heads" in arguments:
+        facts["model.attention_heads"] = arguments["num_attention_heads"]
+    if "embedding.position.weight" in weights:
+        facts["model.position_embedding"] = "absolute"
+        facts["model.max_position_embeddings"] = weights["embedding.position.weight"].facts.shape[0]
+    elif "position_embedding_type" in arguments:
+        stored = arguments["position_embedding_type"]  # an enumeration of Megatron's, by its number
+        kind = next(iter(getattr(stored, "arguments", ())), stored)
+        facts["model.position_embedding"] = _POSITION_KINDS.get(kind, str(kind))
+    return facts

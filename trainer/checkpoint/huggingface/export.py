@@ -1,0 +1,271 @@
+"""A checkpoint's weights as a Hugging Face BLOOM folder: config.json, sharded safetensors, tokenizer.
+
+Tensors are streamed from the checkpoint into the shards a few rows at a time, so the memory needed does not grow with
+the model. The folder appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.checkpoint.compatibility import check_model
+from trainer.checkpoint.files import digesting
+from trainer.checkpoint.huggingface.names import (
+    DTYPES,
+    ROOT,
+    WORDS,
+    BloomShape,
+    bloom_shape,
+    bloom_tensors,
+    config_document,
+)
+from trainer.checkpoint.huggingface.tokenizer import TokenizerFiles
+from trainer.checkpoint.rewrite import row_blocks
+from trainer.checkpoint.source import TensorFacts, TensorSource
+from trainer.checkpoint.whole_folder import check_target, whole_folder
+from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.manifest import FileEntry
+from trainer.contract.units import size
+from trainer.parallel.guard import is_finite
+
+CONFIG, INDEX, SINGLE = "config.json", "model.safetensors.index.json", "model.safetensors"
+DEFAULT_SHARD_BYTES = 5 * 10**9
+BLOCK_BYTES = 64 << 20
+
+_SAFETENSORS_NAMES = {torch.bfloat16: "BF16", torch.float32: "F32", torch.float16: "F16"}
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+
+
+@dataclass(frozen=True)
+class _Item:
+    """A tensor on its way: our name, BLOOM's full name, its shape and target dtype."""
+
+    key: str
+    name: str
+    facts: TensorFacts
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.facts.shape) * self.facts.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class ExportPlan:
+    """An export that has been checked and can begin. `bytes`: of all tensors. `remarks`: what had to be assumed."""
+
+    source: TensorSource
+    shards: tuple[tuple[_Item, ...], ...]
+    config: Mapping[str, Any]
+    tokenizer: TokenizerFiles | None
+    remarks: tuple[str, ...]
+
+    @property
+    def items(self) -> tuple[_Item, ...]:
+        return tuple(item for shard in self.shards for item in shard)
+
+    @property
+    def bytes(self) -> int:
+        return sum(item.bytes for item in self.items)
+
+    @property
+    def parameters(self) -> int:
+        return sum(math.prod(item.facts.shape) for item in self.items)
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a size such as `5GB` (10^9), `500MiB` (2^20) or `1000`. Raises ValueError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?", text.strip().upper())
+    if match is None or match[2] not in _UNITS or not float(match[1]):
+        raise ValueError(f"{text!r} is not a size; write it like 5GB or 500MB")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def plan_export(
+    source: TensorSource,
+    *,
+    dtype: str | None = None,
+    max_shard_bytes: int = DEFAULT_SHARD_BYTES,
+    tokenizer: TokenizerFiles | None = None,
+    card_facts: Mapping[str, Any] | None = None,
+    extra: Mapping[str, Any] | None = None,
+    vocabulary_size: int | None = None,
+) -> ExportPlan:
+    """Check that a checkpoint can be a BLOOM, and deal its tensors to shards.
+
+    `dtype`: bf16, fp32 or fp16; None keeps that of the checkpoint's weights. `max_shard_bytes`: of one file's tensors;
+    a larger tensor has a file of its own. `card_facts`: the run card's facts of the model, for what the checkpoint does
+    not say. `extra`: more keys of config.json. `vocabulary_size`: tokens, where no `tokenizer` says how many; rows
+    behind them that are all zero are padding, and are left out.
+    Raises CheckpointError naming the key or tensor that does not fit.
+    """
+    saved = source.facts.model
+    check_model(saved, card_facts or {})
+    shape, remarks = bloom_shape({**(card_facts or {}), **saved})
+    stored = source.tensors("weights")
+    _check_tensors(shape, stored)
+    tokens = tokenizer.vocabulary_size if tokenizer is not None else vocabulary_size
+    if tokens is not None and (rows := used_rows(source, tokens)) < shape.vocabulary_size:
+        remarks.append(f"{shape.vocabulary_size - rows} empty rows behind the vocabulary are padding: left out")
+        shape = replace(shape, vocabulary_size=rows)
+    names = {kind: name for name, kind in DTYPES.items()}
+    kept = stored["embedding.word.weight"].dtype
+    chosen = dtype or names.get(kept)
+    if chosen is None:
+        raise CheckpointError(f"the weights are {kept}; choose one with --dtype: {', '.join(DTYPES)}")
+    if tokenizer is not None and tokenizer.vocabulary_size > shape.vocabulary_size:
+        raise CheckpointError(
+            f"the tokenizer has {tokenizer.vocabulary_size} tokens and the model {shape.vocabulary_size} rows; "
+            "give the tokenizer that the model was trained with"
+        )
+    items = [
+        _Item(ours, ROOT + theirs.name, TensorFacts(theirs.shape, DTYPES[chosen]))
+        for ours, theirs in bloom_tensors(shape).items()
+    ]
+    ids = tokenizer.ids if tokenizer else {}
+    config = config_document(shape, chosen, {**(extra or {}), **ids})
+    return ExportPlan(source, _shards(items, max_shard_bytes), config, tokenizer, tuple(remarks))
+
+
+def write_export(
+    plan: ExportPlan, target: Path, *, force: bool = False, on_bytes: Callable[[int], None] = lambda count: None
+) -> tuple[FileEntry, ...]:
+    """Write the folder `target`; returns its files with sizes and SHA-256.
+
+    `force` replaces an earlier export. `on_bytes` is told of each block of tensors written (`plan.bytes` in all).
+    Raises CheckpointError when the target is taken, the disk too small, the checkpoint damaged or a weight not finite;
+    then nothing is left.
+    """
+    check_target(target.resolve(), force, is_export)
+    _check_space(target.resolve(), plan.bytes)
+    with whole_folder(target, force, is_export) as folder:
+        entries, places = [], {}
+        count = len(plan.shards)
+        for number, shard in enumerate(plan.shards, 1):
+            name = SINGLE if count == 1 else f"model-{number:05d}-of-{count:05d}.safetensors"
+            entries.append(_write_shard(folder, name, shard, plan.source, on_bytes))
+            places.update({item.name: name for item in shard})
+        if count > 1:
+            totals = {"total_parameters": plan.parameters, "total_size": plan.bytes}
+            entries.append(_write_json(folder, INDEX, {"metadata": totals, "weight_map": places}))
+        for name, content in (plan.tokenizer.files if plan.tokenizer else {}).items():
+            entries.append(_write(folder, name, content))
+        entries.append(_write_json(folder, CONFIG, plan.config))
+    return tuple(entries)
+
+
+def is_export(folder: Path) -> bool:
+    """True for a folder that holds a BLOOM as `write_export` leaves it, and nothing below it."""
+    try:
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    has_weights = (folder / SINGLE).is_file() or (folder / INDEX).is_file()
+    is_bloom = isinstance(config, dict) and config.get("model_type") == "bloom"
+    return is_bloom and has_weights and not any(path.is_dir() for path in folder.iterdir())
+
+
+def used_rows(source: TensorSource, tokens: int) -> int:
+    """Rows of the vocabulary up to the last that belongs to one of the `tokens`, or is not all zero."""
+    facts = source.tensors("weights")[WORDS]
+    begin = used = min(tokens, facts.shape[0])
+    if begin == facts.shape[0]:
+        return used
+    behind = TensorFacts((facts.shape[0] - begin, facts.shape[1]), facts.dtype)
+    for offsets, sizes in row_blocks(behind, BLOCK_BYTES):
+        block = source.read("weights", WORDS, (begin + offsets[0], offsets[1]), sizes)
+        filled = block.ne(0).any(dim=1).nonzero()
+        if len(filled):
+            used = begin + offsets[0] + int(filled[-1]) + 1
+    return used
+
+
+def _check_tensors(shape: BloomShape, stored: Mapping[str, TensorFacts]) -> None:
+    wanted = bloom_tensors(shape)
+    for key, tensor in wanted.items():
+        if key not in stored:
+            raise CheckpointError(f"the checkpoint has no {key}, which a BLOOM of {shape.layers} layers has")
+        if stored[key].shape != tensor.shape:
+            raise CheckpointError(
+                f"{key} has shape {stored[key].shape} in the checkpoint, a BLOOM's has {tensor.shape}"
+            )
+    extra = sorted(set(stored) - set(wanted))
+    if extra:
+        raise CheckpointError(f"the checkpoint has {extra[0]} (and {len(extra) - 1} more), which a BLOOM does not have")
+
+
+def _check_space(target: Path, needed: int) -> None:
+    parent = next(path for path in target.parents if path.exists())
+    free = shutil.disk_usage(parent).free
+    if free < needed:
+        raise CheckpointError(
+            f"{parent} has {size(free)} free and the export needs {size(needed)}; free some, or write elsewhere"
+        )
+
+
+def _shards(items: list[_Item], most_bytes: int) -> tuple[tuple[_Item, ...], ...]:
+    """Deal tensors to files in order, none above `most_bytes` but for a single tensor that is."""
+    shards: list[list[_Item]] = []
+    held = 0
+    for item in items:
+        if not shards or held + item.bytes > most_bytes:
+            shards.append([])
+            held = 0
+        shards[-1].append(item)
+        held += item.bytes
+    return tuple(map(tuple, shards))
+
+
+def _write_shard(
+    folder: Path, name: str, items: tuple[_Item, ...], source: TensorSource, on_bytes: Callable[[int], None]
+) -> FileEntry:
+    """One safetensors file: the header's length (8 bytes, little-endian), a JSON header, the tensors end to end."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    begin = 0
+    for item in items:
+        header[item.name] = {
+            "dtype": _SAFETENSORS_NAMES[item.facts.dtype],
+            "shape": list(item.facts.shape),
+            "data_offsets": [begin, begin + item.bytes],
+        }
+        begin += item.bytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with digesting(folder / name) as stream:
+        stream.write(len(text).to_bytes(8, "little") + text)
+        for item in items:
+            for offsets, sizes in row_blocks(item.facts, BLOCK_BYTES):
+                block = source.read("weights", item.key, offsets, sizes)
+                if not is_finite(block):
+                    raise CheckpointError(f"{item.key} holds NaN or infinity: such a model is not exported")
+                narrow = convert(item.key, block, item.facts.dtype).contiguous()
+                stream.write(narrow.flatten().view(torch.uint8).numpy().data)
+                on_bytes(narrow.numel() * narrow.element_size())
+    return stream.entry(name)
+
+
+def convert(key: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """The tensor in another dtype. Raises CheckpointError when a number is too large for it."""
+    converted = tensor.to(dtype)
+    if dtype == torch.float16 and converted.isinf().sum() != tensor.isinf().sum():
+        raise CheckpointError(f"{key} holds numbers too large for fp16; choose bf16 or fp32")
+    return converted
+
+
+def _write_json(folder: Path, name: str, value: Mapping[str, Any]) -> FileEntry:
+    return _write(folder, name, (json.dumps(value, indent=2, sort_keys=name == CONFIG) + "\n").encode())
+
+
+def _write(folder: Path, name: str, content: bytes) -> FileEntry:
+    with digesting(folder / name) as stream:
+        stream.write(content)
+    return stream.entry(name)

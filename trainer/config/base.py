@@ -1,0 +1,196 @@
+"""What every section of the run card is made of: frozen tables, and problems told in one line each.
+
+Imports pydantic and the standard library only; never torch.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+# Ceilings far beyond any training: they keep every derived number finite and every loop over levels or stages short.
+MOST_WAYS = 100_000
+MOST_LAYERS = 100_000
+LARGEST_WIDTH = 10**7
+LARGEST_BATCH = 10**7
+MOST_RAMP_LEVELS = 10_000
+MOST_SAMPLES = 10**15
+MOST_ITERATIONS = 10**12
+
+
+# What no one may read in a message, wherever in a card it was put by mistake.
+_SECRET_KEY = re.compile(
+    r"(?:^|[._-])(?:auth|auth_?token|token|password|passwd|secret|sas|(?:api|access|account|private)_?key|credentials?)(?:$|[._-])",
+    re.IGNORECASE,
+)
+_SECRET_SHAPES = (
+    re.compile(r"\bhf_[A-Za-z0-9]{20,}"),  # a hub's token
+    re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"),  # an access key
+    re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY"),
+    re.compile(r"://[^\s/@:]*:[^\s/@]+@"),  # USER:PASSWORD@ in an address
+    re.compile(
+        r"(?i)://\S*[?&](?:[a-z-]*signature|sig|[a-z_-]*token|[a-z_-]*key|password|secret)="
+    ),  # a signed address
+    re.compile(r"(?i)\b(?:account_?key|shared_?access_?(?:key|signature))\s*="),  # a connection string
+    re.compile(r"(?i)\b(?:bearer|basic)\s+[A-Za-z0-9._~+/=-]{6,}"),  # the header of a request
+)
+_DOUBTFUL_SHAPES = (
+    re.compile(r"\bhf_[A-Za-z0-9]{8,}"),
+    re.compile(r"[^\s/:@]*:[^\s/@]+@"),
+    re.compile(r"://[^\s/@]+@"),
+    re.compile(r"://[^\s?]*\?"),
+)
+
+
+def has_secret(text: str) -> bool:
+    """Whether a text has the form of a token, a private key, or an address with a password or a signature in it."""
+    return any(shape.search(text) for shape in _SECRET_SHAPES)
+
+
+def _may_be_shown(key: str, value: object) -> bool:
+    """Whether a message may repeat what a key holds; in doubt it does not."""
+    if isinstance(value, dict) or _SECRET_KEY.search(key):
+        return False
+    text = str(value)
+    return not has_secret(text) and not any(shape.search(text) for shape in _DOUBTFUL_SHAPES)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong with a card: which key, what it holds, the rule it breaks, and how to repair it.
+
+    As text it does not repeat what may be a secret.
+    """
+
+    key: str
+    value: Any
+    rule: str
+    fix: str
+
+    def __str__(self) -> str:
+        shown = repr(self.value)
+        if len(shown) > 60:
+            shown = shown[:57] + "..."
+        held = f" = {shown}" if self.value is not None and _may_be_shown(self.key, self.value) else ""
+        line = f"{self.key}{held}: {self.rule}; {self.fix}"
+        return "".join(character if character.isprintable() else " " for character in line)
+
+
+class CardError(ValueError):
+    """A run card that cannot be used. `problems` holds every fault found; the text is one line for each."""
+
+    def __init__(self, source: str, problems: Iterable[Problem]):
+        self.source = source
+        self.problems = tuple(problems)
+        shown = "".join(character if character.isprintable() else "?" for character in source)
+        super().__init__("\n".join(f"{shown}: {problem}" for problem in self.problems))
+
+
+class Section(BaseModel):
+    """A table of the card. Unknown keys are refused; values are never silently converted from text."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, defer_build=True)
+
+
+SectionType = TypeVar("SectionType", bound=BaseModel)
+
+
+def validate(schema: type[SectionType], value: Mapping[str, Any], source: str) -> SectionType:
+    """Build `schema` from plain tables; raises CardError with every problem, unknown keys with the nearest known."""
+    try:
+        return schema.model_validate(value)
+    except ValidationError as error:
+        raise CardError(source, [_problem(schema, entry) for entry in error.errors()]) from None
+
+
+def _problem(schema: type[BaseModel], entry: Any) -> Problem:
+    key = ".".join(str(part) for part in entry["loc"]) or "card"
+    context = entry.get("ctx", {})
+    if entry["type"] == "extra_forbidden":
+        near = nearest(str(entry["loc"][-1]), _fields_at(schema, entry["loc"][:-1]))
+        fix = f"did you mean {near!r}?" if near else "remove it"
+        return Problem(key, entry["input"], "is not a known key", fix)
+    if entry["type"] == "missing":
+        return Problem(key, None, "is required and missing", "add it to the card")
+    if entry["type"] == "literal_error":
+        return Problem(key, entry["input"], f"must be {context['expected']}", "choose one of these")
+    if entry["type"] == "model_type":
+        return Problem(key, entry["input"], "must be a table", f"write [{key}] and its keys below it")
+    if entry["type"] == "too_short":
+        return Problem(key, entry["input"], f"needs at least {context['min_length']} entry", "add what is missing")
+    value = None if is_private(schema, entry["loc"]) else entry["input"]
+    rule = entry["msg"][0].lower() + entry["msg"][1:]
+    if entry["type"] == "string_pattern_mismatch":
+        rule = f"must look like {context['pattern']} (a regular expression)"
+    fix = context.get("fix") or "change it in the card or with --set " + key + "=VALUE"
+    return Problem(key, value, rule, fix)
+
+
+def is_private(schema: type[BaseModel], location: Iterable[Any]) -> bool:
+    """Whether a key on the way is one whose value is never shown (`repr=False`): it may hold a secret by mistake."""
+    current: Any = schema
+    for part in location:
+        field = current.model_fields.get(part)
+        if field is None:
+            return False
+        if not field.repr:
+            return True
+        current = section_of(field.annotation)
+        if current is None:
+            return False
+    return False
+
+
+def _fields_at(schema: type[BaseModel], location: Iterable[Any]) -> list[str]:
+    """Names of the keys allowed in the table at `location`."""
+    current: Any = schema
+    for part in location:
+        current = section_of(current.model_fields[part].annotation) if part in current.model_fields else None
+        if current is None:
+            return []
+    return list(current.model_fields)
+
+
+def section_of(annotation: Any) -> type[BaseModel] | None:
+    """The table that a key of this type holds, also where it may be left out or there may be several; else None."""
+    options = [annotation, *getattr(annotation, "__args__", ())]
+    return next((item for item in options if isinstance(item, type) and issubclass(item, BaseModel)), None)
+
+
+def salvage(schema: type[SectionType], value: Mapping[str, Any], faulty: Collection[tuple[str, ...]]) -> SectionType:
+    """What is sound of `value`, for rules that need no more: to read a key below `faulty`, or a missing one, raises
+    AttributeError. `faulty` must name everything that `validate` refuses."""
+    found: dict[str, Any] = {}
+    for name, field in schema.model_fields.items():
+        inner = {key[1:] for key in faulty if key[:1] == (name,)}
+        section = section_of(field.annotation)
+        if () in inner or (name not in value and field.is_required()):
+            continue
+        if name not in value:
+            found[name] = field.get_default(call_default_factory=True)
+        elif section is not None and isinstance(value[name], Mapping):
+            found[name] = salvage(section, value[name], inner)
+        elif not inner:
+            found[name] = value[name] if section is None else _sections(section, value[name])
+    made = schema.model_construct(**found)
+    for name in set(schema.model_fields) - set(found):
+        vars(made).pop(name, None)
+    return made
+
+
+def _sections(schema: type[BaseModel], value: Any) -> Any:
+    """A list of tables as the schema has it; anything else, such as a section that is one already, as it is."""
+    if not isinstance(value, list):
+        return value
+    return [schema.model_validate(item) if isinstance(item, Mapping) else item for item in value]
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word closest to a misspelt one, or None when nothing is near."""
+    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return found[0] if found else None

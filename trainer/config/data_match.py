@@ -1,0 +1,117 @@
+"""Whether a training goes on with the data that its checkpoint was trained on. Pure; standard library only.
+
+A checkpoint's cursor keeps, under `data`, what the card said of the data, and digests of some of the samples that it
+means. The samples decide: data that was moved elsewhere is the same, files that were made again under the same name may
+not be. What the card said explains a difference, and is all that can be compared before a training starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from trainer.config.card import TrainerConfig
+
+OnResume = Literal["match", "switch"]
+CURSOR_KEY = "data"
+PROBES = 16  # samples whose digests are kept, spread evenly over all of them
+# With another value of one of these, the samples that follow are others, whatever the files hold.
+DECISIVE = ("run.seed", "model.sequence_length", "data.order", "data.split", "data.weights", "data.train_group")
+_LONGEST = 60
+
+
+class DataMismatch(ValueError):
+    """The data is not what the checkpoint was trained on, and no one said that it shall be. One line."""
+
+
+@dataclass(frozen=True)
+class DataRecord:
+    """What a cursor keeps. `samples`: (number, digest of its tokens)."""
+
+    facts: Mapping[str, Any]
+    samples: tuple[tuple[int, str], ...]
+
+    def document(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {"facts": dict(self.facts), "samples": [list(sample) for sample in self.samples]}
+
+    @classmethod
+    def of(cls, cursor: Mapping[str, Any]) -> DataRecord | None:
+        """What a cursor keeps of its data; None where an older tr11, or another tool, wrote it."""
+        value = cursor.get(CURSOR_KEY)
+        try:
+            samples = tuple((int(number), str(digest)) for number, digest in value["samples"])  # type: ignore[index]
+            return cls(dict(value["facts"]), samples)  # type: ignore[index]
+        except (TypeError, KeyError, ValueError):
+            return None
+
+
+def data_facts(config: TrainerConfig) -> dict[str, Any]:
+    """What a card says of the training data, under its keys."""
+    data = config.data
+    facts: dict[str, Any] = {
+        "run.seed": config.run.seed,
+        "model.sequence_length": config.model.sequence_length,
+        "batch.train_samples": config.batch.train_samples,
+        "data.order": data.order,
+        "tokenizer.path": config.tokenizer.path or config.tokenizer.vocabulary_file,
+    }
+    if data.uses_groups:
+        return {**facts, "data.train_group": data.train_group, "data.train_groups_file": data.train_groups_file}
+    return {**facts, "data.prefixes": list(data.prefixes), "data.weights": data.weights, "data.split": data.split}
+
+
+def fact_differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
+    """Keys on which two cards' facts differ, each with a few words that say how."""
+    keys = dict.fromkeys((*saved, *now))
+    return {
+        key: f"{key} was {_shown(saved.get(key))}, is {_shown(now.get(key))}"
+        for key in keys
+        if saved.get(key) != now.get(key)
+    }
+
+
+def decisive_differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Differences with which the samples cannot be the same; found without reading any data."""
+    return [text for key, text in fact_differences(saved, now).items() if key in DECISIVE]
+
+
+def compare(record: DataRecord, facts: Mapping[str, Any], digest_of: Callable[[int], str | None]) -> list[str]:
+    """How the data differs from what a checkpoint was trained on, one line each; empty when it is the same.
+
+    `digest_of`: the digest of one of the samples as they are now; None where there is no such sample any more.
+    """
+    found = decisive_differences(record.facts, facts)
+    now = [(number, digest, digest_of(number)) for number, digest in record.samples]
+    others = [number for number, then, here in now if here is not None and then != here]
+    if not others and not found:
+        return []
+    explained = [text for key, text in fact_differences(record.facts, facts).items() if key not in DECISIVE]
+    lines = [*found, *(explained if others else [])]
+    if others:
+        lines.append(f"{len(others)} of {len(now)} samples that were compared hold other tokens, the first {others[0]}")
+    return lines
+
+
+def decide(differences: Sequence[str], on_resume: OnResume, place: str) -> list[str]:
+    """The lines to say of a resume; raises DataMismatch where differing data was not asked for."""
+    if not differences:
+        return []
+    if on_resume == "match":
+        raise DataMismatch(
+            f'{place} was trained on other data: {"; ".join(differences)}; restore it, or set data.on_resume = "switch"'
+            " to go on with the new data from here"
+        )
+    return [f"tr11: DATA SWITCHED (data.on_resume): {text}" for text in differences]
+
+
+def probe_numbers(samples: int) -> list[int]:
+    """Numbers of the samples that are kept, of `samples`."""
+    return sorted({samples * place // PROBES for place in range(PROBES)}) if samples else []
+
+
+def _shown(value: Any) -> str:
+    text = "not there" if value is None else str(value)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."

@@ -1,0 +1,143 @@
+"""Which attention kernel serves a model on a device: a pure rule, asked at launch and on the node. Free of torch.
+
+What torch's kernels can do was read in its `sdp_utils`: the flash kernel takes no mask, flex attention no dropout; the
+memory-efficient kernel takes both a mask and dropout; the math kernel takes everything and keeps the scores
+[batch, heads, sequence, sequence] in memory for the backward pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from trainer.config.model import ModelSection
+
+SMALLEST_FLEX_HEAD = 16
+LARGEST_FLASH_HEAD = 256
+TENSOR_CORES, AMPERE = (7, 0), (8, 0)
+
+KernelName = Literal["causal", "flex", "efficient", "dense", "math"]
+WHAT: dict[KernelName, str] = {
+    "causal": "torch's fused causal kernel, no mask in memory",
+    "flex": "flex attention, no mask in memory",
+    "efficient": "torch's memory-efficient kernel, its bias in memory",
+    "dense": "torch's fused kernel for CPUs, its bias in memory",
+    "math": "torch's math kernel: all scores in memory",
+}
+
+DROP_IT = "change that, or drop the key"
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a worker computes on. `capability`: CUDA compute capability (AMD: what torch reports); CPUs have none."""
+
+    kind: Literal["cpu", "cuda"]
+    capability: tuple[int, int] = (0, 0)
+    has_triton: bool = True
+    maker: Literal["nvidia", "amd"] = "nvidia"
+
+
+@dataclass(frozen=True)
+class KernelChoice:
+    """The kernel, and why no better one serves. `refusal`: what the card forbids about it; None when it may train."""
+
+    name: KernelName
+    why: str = ""
+    refusal: str | None = None
+
+    @property
+    def is_fused(self) -> bool:
+        return self.name != "math"
+
+    @property
+    def what(self) -> str:
+        return WHAT[self.name]
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.what}" + (f" ({self.why})" if self.why else "")
+
+
+def choose_kernel(model: ModelSection, resets_attention: bool, dtype: str, device: Device) -> KernelChoice:
+    """The fastest kernel that computes what the card asks for.
+
+    `resets_attention`: attention stays inside a document. `dtype`: the card's `precision.dtype`.
+    """
+    needs_bias = resets_attention or model.position_embedding == "alibi"
+    chosen = _on_cpu(model, needs_bias) if device.kind == "cpu" else _on_gpu(model, needs_bias, dtype, device)
+    if model.require_fused_attention and not chosen.is_fused:
+        return KernelChoice(chosen.name, chosen.why, f"no kernel serves that keeps no scores in memory: {chosen.why}")
+    return chosen
+
+
+def _on_cpu(model: ModelSection, needs_bias: bool) -> KernelChoice:
+    if model.attention_dropout > 0.0:
+        return KernelChoice("math", f"on CPUs no fused kernel knows dropout, {_dropout(model)}")
+    return KernelChoice("dense" if needs_bias else "causal")
+
+
+def _on_gpu(model: ModelSection, needs_bias: bool, dtype: str, device: Device) -> KernelChoice:
+    efficient = efficient_obstacle(model, dtype, device)
+    if not needs_bias:
+        flash = flash_obstacle(model, dtype, device)
+        if flash is None or efficient is None:
+            return KernelChoice("causal")
+        return KernelChoice("math", f"{flash}; {efficient}")
+    flex = flex_obstacle(model, device)
+    if flex is None:
+        return KernelChoice("flex")
+    return KernelChoice("efficient", flex) if efficient is None else KernelChoice("math", f"{flex}; {efficient}")
+
+
+def flex_obstacle(model: ModelSection, device: Device) -> str | None:
+    """Why flex attention cannot train this model on this GPU; None when it can."""
+    if device.capability < AMPERE:
+        return f"flex attention needs compute capability {_version(AMPERE)}, this is {_version(device.capability)}"
+    if not device.has_triton:
+        return "flex attention needs the triton package"
+    if model.attention_dropout > 0.0:
+        return f"flex attention knows no dropout, {_dropout(model)}"
+    if model.head_size < SMALLEST_FLEX_HEAD:
+        return f"flex attention needs heads of {SMALLEST_FLEX_HEAD} or more, {_head(model)}"
+    return None
+
+
+def flash_obstacle(model: ModelSection, dtype: str, device: Device) -> str | None:
+    """Why torch's flash kernel cannot serve this model on this GPU, where it needs no mask; None when it can."""
+    if device.capability < AMPERE:
+        return f"flash needs compute capability {_version(AMPERE)}, this is {_version(device.capability)}"
+    if dtype == "fp32":
+        return "flash computes in 16 bits only"
+    if model.head_size > LARGEST_FLASH_HEAD:
+        return f"flash needs heads of {LARGEST_FLASH_HEAD} or less, {_head(model)}"
+    return None
+
+
+def efficient_obstacle(model: ModelSection, dtype: str, device: Device) -> str | None:
+    """Why torch's memory-efficient kernel cannot serve this model on this GPU; None when it can."""
+    if dtype == "bf16" and device.capability < AMPERE:
+        needed = f"compute capability {_version(AMPERE)}"
+        return f"the memory-efficient kernel needs {needed} for bf16, this is {_version(device.capability)}"
+    multiple = _head_multiple(dtype, device)
+    if model.head_size % multiple:
+        return f"the memory-efficient kernel needs heads that are a multiple of {multiple}, {_head(model)}"
+    return None
+
+
+def _head_multiple(dtype: str, device: Device) -> int:
+    """The head sizes that its loads are aligned to: 16 bytes where tensor cores are used."""
+    if dtype != "fp32":
+        return 8 if device.capability >= TENSOR_CORES else 1
+    return 4 if device.capability >= AMPERE else 1
+
+
+def _dropout(model: ModelSection) -> str:
+    return f"model.attention_dropout is {model.attention_dropout:g}"
+
+
+def _head(model: ModelSection) -> str:
+    return f"the head size is {model.head_size}"
+
+
+def _version(capability: tuple[int, int]) -> str:
+    return f"{capability[0]}.{capability[1]}"

@@ -1,0 +1,181 @@
+"""Sections of the run card that say what is trained, and how its numbers are kept: model, precision, optimizer."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from trainer.config.base import LARGEST_WIDTH, MOST_ITERATIONS, MOST_LAYERS, MOST_WAYS, Section
+
+DEFAULT_VOCABULARY_MULTIPLE = 128
+
+
+class ParallelSection(Section):
+    """[parallel]: degrees of parallelism. The data-parallel degree follows from the number of workers."""
+
+    tensor: int = Field(default=1, gt=0, le=MOST_WAYS, description="tensor-parallel degree")
+    pipeline: int = Field(default=1, gt=0, le=MOST_WAYS, description="pipeline-parallel degree (stages)")
+    partition: str = Field(
+        default="type:transformer|embedding",
+        description="how layers are dealt to stages: type:REGEX, uniform, parameters",
+    )
+    virtual_stages: int = Field(
+        default=1,
+        gt=0,
+        le=MOST_LAYERS,
+        description="parts of each stage, dealt in turn (interleaved 1F1B): less idle time, more messages",
+    )
+    sequence_parallel: bool | None = Field(
+        default=None,
+        description="cut the activations between tensor-parallel regions along the sequence; default: true if "
+        "tensor > 1 divides every length, unless model.partition_activations cuts them",
+    )
+    start_timeout_minutes: float = Field(
+        default=30.0,
+        gt=0,
+        le=10_000,
+        description="a rank that another one waits for longer is lost, until the first step, and whenever a length or "
+        "micro batch comes for the first time",
+    )
+    step_timeout_minutes: float = Field(
+        default=10.0, gt=0, le=10_000, description="the same otherwise; saves and data keep the longer time"
+    )
+
+
+class ModelSection(Section):
+    """[model]: a pre-layer-norm GPT with tied input and output embedding."""
+
+    layers: int = Field(gt=0, le=MOST_LAYERS, description="transformer blocks")
+    hidden_size: int = Field(gt=0, le=LARGEST_WIDTH, description="width of the residual stream")
+    attention_heads: int = Field(
+        gt=0, le=LARGEST_WIDTH, description="must divide hidden_size, unless kv_channels is given"
+    )
+    sequence_length: int = Field(gt=0, le=LARGEST_WIDTH, description="tokens in one sample")
+    kv_channels: int | None = Field(
+        default=None, gt=0, le=LARGEST_WIDTH, description="width of one head; default: hidden_size / attention_heads"
+    )
+    ffn_hidden_size: int | None = Field(default=None, gt=0, le=LARGEST_WIDTH, description="default: 4 x hidden_size")
+    activation: Literal["gelu_tanh", "gelu"] = Field(
+        default="gelu_tanh", description="the tanh approximation that BLOOM was trained with, or the exact function"
+    )
+    position_embedding: Literal["alibi", "absolute", "rotary"] = Field(
+        default="alibi",
+        description="linear biases on the attention scores, a learned table, or rotated queries and keys",
+    )
+    max_position_embeddings: int | None = Field(
+        default=None, gt=0, le=LARGEST_WIDTH, description="default: sequence_length; not with rotary positions"
+    )
+    rotary_base: float = Field(default=10_000.0, gt=1, description="base of the rotary wave lengths")
+    embedding_layernorm: bool = Field(default=False, description="LayerNorm after the word embedding")
+    layernorm_epsilon: float = Field(default=1e-5, gt=0, description="added to the variance")
+    attention_dropout: float = Field(default=0.1, ge=0, lt=1, description="on the attention probabilities")
+    hidden_dropout: float = Field(default=0.1, ge=0, lt=1, description="on what each half of a block adds")
+    init_std: float = Field(default=0.02, gt=0, description="sigma of the normal initial weights")
+    activation_checkpointing: bool = Field(
+        default=False, description="recompute block activations in the backward pass"
+    )
+    recompute_granularity: Literal["full", "selective"] = Field(
+        default="full", description="of a recomputed block: all of it, or attention's inner part alone"
+    )
+    recompute_blocks: int | None = Field(
+        default=None,
+        gt=0,
+        le=MOST_LAYERS,
+        description="recompute only so many blocks, dealt evenly over the model; default: all",
+    )
+    partition_activations: bool = Field(
+        default=False, description="keep what is checkpointed cut over the tensor ranks"
+    )
+    compile_blocks: bool = Field(
+        default=False,
+        description="compile the blocks with torch.compile, which takes minutes at the first step; attention's inner "
+        "part keeps its own kernels",
+    )
+    require_fused_attention: bool = Field(
+        default=False, description="refuse where attention would keep its scores in memory"
+    )
+
+    @property
+    def ffn(self) -> int:
+        return self.ffn_hidden_size or 4 * self.hidden_size
+
+    @property
+    def positions(self) -> int:
+        return self.max_position_embeddings or self.sequence_length
+
+    @property
+    def head_size(self) -> int:
+        return self.kv_channels or self.hidden_size // self.attention_heads
+
+
+class OptimizerSection(Section):
+    """[optimizer]: AdamW with decoupled weight decay, in fp32 or with moments in 8 bits, or LAMB."""
+
+    type: Literal["adamw", "adam8bit", "lamb"] = Field(
+        default="adamw",
+        description="fp32 moments; moments in 8 bits, but for the word embedding and small tensors; or LAMB, whose "
+        "step of each tensor is as long as the tensor's norm says",
+    )
+    lamb_variant: Literal["paper", "nvlamb", "apex", "floored", "embedding-lr", "layer-noise"] = Field(
+        default="paper",
+        description="lamb: all tensors adapt (`nvlamb`: of clipped gradients); only those with weight decay (`apex`); "
+        "all, weights' norms at least 1e-5 an element (`floored`); also large tensors step further (`embedding-lr`); "
+        "also momentum and noise are normalised apart (`layer-noise`)",
+    )
+    lamb_norms: Literal["exact", "local", "mean-weight"] = Field(
+        default="exact",
+        description="lamb: norms are of whole tensors, of a tensor rank's slices, or the weight's a mean of the slices",
+    )
+    embedding_alpha: float = Field(
+        default=1.0, ge=0, le=1000, description="embedding-lr: the largest tensor steps 1 + this times as far"
+    )
+    beta1: float = Field(default=0.9, ge=0, lt=1, description="decay of the first moment")
+    beta2: float = Field(default=0.999, ge=0, lt=1, description="decay of the second moment")
+    epsilon: float = Field(default=1e-8, gt=0, description="added to the root of the second moment")
+    weight_decay: float = Field(default=0.01, ge=0, description="not applied to biases and LayerNorms")
+    clip_grad: float = Field(default=1.0, ge=0, description="largest global gradient norm; 0 = no clipping")
+
+
+class PrecisionSection(Section):
+    """[precision]: dtype of weights and activations. Gradients are always accumulated in fp32, but for fp16."""
+
+    dtype: Literal["bf16", "fp32", "fp16"] = Field(default="bf16", description="of weights and activations")
+    float8: bool = Field(
+        default=False,
+        description="bf16 only: the linear layers of the blocks multiply in 8-bit floats; weights, gradients and "
+        "checkpoints stay as they are",
+    )
+    loss_scale: float | None = Field(default=None, gt=0, description="fp16 only: a fixed scale; default: dynamic")
+    initial_scale_power: int = Field(default=12, ge=0, le=32, description="fp16: the dynamic scale starts at 2^this")
+    loss_scale_window: int = Field(
+        default=500, gt=0, le=MOST_ITERATIONS, description="fp16: good steps before the scale doubles"
+    )
+    hysteresis: int = Field(default=2, gt=0, le=1000, description="fp16: overflows before the scale halves")
+    min_loss_scale: int = Field(default=1, gt=0, le=2**32, description="fp16: the scale never falls below")
+
+
+class TokenizerSection(Section):
+    """[tokenizer]: the tokenizer, and the padded size of its vocabulary."""
+
+    type: Literal["huggingface", "gpt2_bpe", "bert_wordpiece", "bert_wordpiece_lower"] = Field(
+        default="huggingface", description="which files describe it"
+    )
+    path: str | None = Field(
+        default=None, description="huggingface: folder with tokenizer.json, or OWNER/NAME on the hub"
+    )
+    vocabulary_file: str | None = Field(default=None, description="vocab.json (gpt2_bpe) or vocab.txt (bert_wordpiece)")
+    merges_file: str | None = Field(default=None, description="merges.txt (gpt2_bpe)")
+    vocabulary_size: int | None = Field(
+        default=None, gt=0, le=LARGEST_WIDTH, description="entries; gives the padded size when that is left out"
+    )
+    divisible_by: int | None = Field(
+        default=None,
+        gt=0,
+        le=LARGEST_WIDTH,
+        description="the padded size is a multiple of this, and of this x tensor when derived from vocabulary_size; "
+        f"default then: {DEFAULT_VOCABULARY_MULTIPLE}",
+    )
+    padded_vocabulary_size: int = Field(
+        gt=0, le=LARGEST_WIDTH, description="rows of the embedding; may be left out when vocabulary_size is given"
+    )

@@ -1,0 +1,300 @@
+"""Rules of the run card that span several keys: divisibility, stages, batches, schedule, data shares."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeAlias
+
+from trainer.config.card import MOST_RAMP_LEVELS, BatchSection, Problem, RampSection, TrainerConfig
+from trainer.config.optimizer_rules import optimizer_problems
+from trainer.config.stage_units import Units, units_of
+
+Rule: TypeAlias = Callable[[], Iterable[Problem]]
+
+
+def shape_rules(config: TrainerConfig, world_size: Callable[[], int]) -> tuple[Rule, ...]:
+    """Rules of the model's shape, the workers and the batch, one by one."""
+    return (
+        lambda: _width_problems(config),
+        lambda: _vocabulary_problems(config),
+        lambda: _position_problems(config),
+        lambda: _sharing_problems(config),
+        lambda: _recompute_problems(config),
+        lambda: _stage_problems(config),
+        lambda: _part_problems(config),
+        lambda: _round_problems(config, config.data_parallel(world_size()) or 1),
+        lambda: _world_problems(config, world_size()),
+        lambda: batch_problems(config.batch, config.data_parallel(world_size()) or 1),
+        lambda: _order_problems(config),
+        lambda: optimizer_problems(config.optimizer),
+    )
+
+
+def _width_problems(config: TrainerConfig) -> Iterator[Problem]:
+    model, tensor = config.model, config.parallel.tensor
+    if model.kv_channels is None and model.hidden_size % model.attention_heads:
+        near = _multiples(model.hidden_size, model.attention_heads)
+        rule = f"must be divisible by model.attention_heads ({model.attention_heads})"
+        yield Problem("model.hidden_size", model.hidden_size, rule, f"use {near}")
+    if model.attention_heads % tensor:
+        rule = f"must divide model.attention_heads ({model.attention_heads})"
+        yield Problem("parallel.tensor", tensor, rule, "choose a divisor of it")
+    if model.ffn % tensor:
+        rule = f"must divide model.ffn_hidden_size ({model.ffn})"
+        yield Problem("parallel.tensor", tensor, rule, "choose a divisor of it")
+
+
+def _vocabulary_problems(config: TrainerConfig) -> Iterator[Problem]:
+    vocabulary, tensor = config.tokenizer.padded_vocabulary_size, config.parallel.tensor
+    if vocabulary % tensor:
+        rule = f"must be divisible by parallel.tensor ({tensor})"
+        yield Problem("tokenizer.padded_vocabulary_size", vocabulary, rule, f"use {_multiples(vocabulary, tensor)}")
+
+
+def _position_problems(config: TrainerConfig) -> Iterator[Problem]:
+    model = config.model
+    if model.position_embedding == "rotary":
+        most = model.max_position_embeddings
+        if most is not None:
+            yield Problem("model.max_position_embeddings", most, "has no meaning with rotary positions", "leave it out")
+        if model.head_size % 2:
+            rule = "must be even with rotary positions"
+            yield Problem("model.kv_channels", model.head_size, rule, "use an even head size")
+    elif model.positions < model.sequence_length:
+        rule = f"must be at least model.sequence_length ({model.sequence_length})"
+        yield Problem("model.max_position_embeddings", model.positions, rule, "raise it or leave it out")
+
+
+def _sharing_problems(config: TrainerConfig) -> Iterator[Problem]:
+    model, parallel = config.model, config.parallel
+    if parallel.sequence_parallel and model.sequence_length % parallel.tensor:
+        rule = f"must be divisible by parallel.tensor ({parallel.tensor}) with parallel.sequence_parallel"
+        fix = f"use {_multiples(model.sequence_length, parallel.tensor)}"
+        yield Problem("model.sequence_length", model.sequence_length, rule, fix)
+    if model.partition_activations and parallel.sequence_parallel:
+        rule = "is already done by parallel.sequence_parallel"
+        yield Problem("model.partition_activations", True, rule, "keep one of the two")
+    if model.partition_activations and not model.activation_checkpointing:
+        rule = "needs model.activation_checkpointing"
+        yield Problem("model.partition_activations", True, rule, "switch that on, or this off")
+
+
+def _recompute_problems(config: TrainerConfig) -> Iterator[Problem]:
+    model = config.model
+    blocks, selective = model.recompute_blocks, model.recompute_granularity == "selective"
+    needs = "needs model.activation_checkpointing"
+    if blocks is not None and not model.activation_checkpointing:
+        yield Problem("model.recompute_blocks", blocks, needs, "switch that on, or leave this out")
+    elif blocks is not None and blocks > model.layers:
+        rule = f"must be at most model.layers ({model.layers})"
+        yield Problem("model.recompute_blocks", blocks, rule, "lower it, or leave it out for all")
+    if selective and not model.activation_checkpointing:
+        yield Problem("model.recompute_granularity", "selective", needs, "switch that on, or leave this out")
+    if selective and model.partition_activations:
+        rule = "keeps no input of a block that model.partition_activations could cut"
+        yield Problem("model.recompute_granularity", "selective", rule, "keep one of the two")
+
+
+def _order_problems(config: TrainerConfig) -> Iterator[Problem]:
+    if config.batch.micro_batch_ramp and config.data.order == "cyclic":
+        rule = "changes the order of the data with data.order = cyclic"
+        yield Problem("batch.micro_batch_ramp", None, rule, 'set data.order = "single", or leave it out')
+
+
+def _multiples(value: int, factor: int) -> str:
+    below, above = value // factor * factor, -(-value // factor) * factor
+    return f"{below} or {above}" if below else str(above)
+
+
+def _stage_problems(config: TrainerConfig) -> list[Problem]:
+    partition = config.parallel.partition
+    if not (partition in {"uniform", "parameters"} or partition.startswith("type:")):
+        return [
+            Problem(
+                "parallel.partition",
+                partition,
+                "must be type:REGEX, uniform or parameters",
+                "use type:transformer|embedding",
+            )
+        ]
+    try:
+        re.compile(partition)
+    except (re.error, RecursionError, OverflowError) as error:
+        return [
+            Problem(
+                "parallel.partition",
+                partition,
+                f"is not a regular expression ({error})",
+                "use type:transformer|embedding",
+            )
+        ]
+    counted = units_of(partition)
+    return [] if config.parallel.pipeline == 1 or counted is None else _unit_problems(config, counted)
+
+
+def _unit_problems(config: TrainerConfig, counted: Units) -> list[Problem]:
+    """Stages that would count more or fewer layers than others, or be without a block."""
+    stages, layers, units = config.parallel.pipeline, config.model.layers, counted.total(config.model.layers)
+    of_stages, parts = "parallel.pipeline", config.parallel.virtual_stages
+    if parts > 1:
+        stages, of_stages = stages * parts, f"{of_stages} x parallel.virtual_stages"
+    if not counted.blocks:
+        rule = "counts no transformer block, so a stage may be without one"
+        return [Problem("parallel.partition", config.parallel.partition, rule, "use type:transformer|embedding")]
+    if units % stages:
+        near = [
+            count
+            for count in range(max(1, layers - stages), layers + stages + 1)
+            if (count + units - layers) % stages == 0
+        ]
+        shown = " or ".join(str(count) for count in near[:2]) or "another number of layers"
+        rule = f"model.layers{' + 2' if counted.ends else ''} must be divisible by {of_stages} ({stages})"
+        return [Problem("model.layers", layers, rule, f"use {shown}")]
+    if units // stages < 2 and counted.ends:
+        rule = "leaves a stage without a transformer block"
+        if parts > 1:
+            rule = "leaves a part of a stage without a transformer block"
+            return [Problem("parallel.virtual_stages", parts, rule, "use fewer parts or more layers")]
+        return [Problem("parallel.pipeline", stages, rule, "use fewer stages or more layers")]
+    return []
+
+
+def _part_problems(config: TrainerConfig) -> Iterator[Problem]:
+    """What stages of several parts do not go with."""
+    parallel, parts = config.parallel, config.parallel.virtual_stages
+    if parts == 1:
+        return
+    counted = units_of(parallel.partition)
+    if parallel.pipeline == 1:
+        yield Problem("parallel.virtual_stages", parts, "needs parallel.pipeline above 1", "use 1")
+    elif counted is None:
+        rule = f"needs a partition that counts blocks, not {parallel.partition}"
+        fix = "use parallel.partition = type:transformer|embedding"
+        yield Problem("parallel.virtual_stages", parts, rule, fix)
+    if config.checkpoint.format == "deepspeed":
+        rule = "cannot be saved with checkpoint.format = deepspeed, where a stage's layers are adjacent"
+        yield Problem("parallel.virtual_stages", parts, rule, "use 1, or the other format")
+
+
+def _round_problems(config: TrainerConfig, data_parallel: int) -> Iterator[Problem]:
+    """Batches too small for stages of several parts."""
+    batch, stages = config.batch, config.parallel.pipeline
+    if config.parallel.virtual_stages == 1 or batch_problems(batch, data_parallel):
+        return
+    first = "batch.ramp.start", batch.ramp.start if batch.ramp else batch.global_batch_size
+    entries = [
+        (f"batch.micro_batch_ramp.{number}.from_batch", entry.from_batch)
+        for number, entry in enumerate(batch.micro_batch_ramp)
+    ]
+    for key, level in (first, *entries, ("batch.global_batch_size", batch.global_batch_size)):
+        least = stages * batch.micro_batch_at(level) * data_parallel
+        if level < least:
+            rule = f"gives each replica fewer micro batches than stages ({stages}), for parallel.virtual_stages"
+            yield Problem(key if batch.ramp else "batch.global_batch_size", level, rule, f"use {least} or more")
+            return
+
+
+def _world_problems(config: TrainerConfig, world_size: int) -> list[Problem]:
+    shape = config.parallel.tensor * config.parallel.pipeline
+    if world_size % shape:
+        return [
+            Problem(
+                "parallel",
+                f"tensor {config.parallel.tensor} x pipeline {config.parallel.pipeline}",
+                f"the number of workers ({world_size} = nodes x workers per node) must be a multiple of {shape}",
+                f"use {_multiples(world_size, shape)} workers, or other degrees",
+            )
+        ]
+    return []
+
+
+def batch_problems(batch: BatchSection, data_parallel: int) -> list[Problem]:
+    """Rules of [batch] for so many replicas: each step must hold whole micro batches of each."""
+    problems = []
+    size = batch.micro_batch_at(batch.global_batch_size)
+    chunk = size * data_parallel
+    chunk_text = f"batch.micro_batch_size x data-parallel degree ({size} x {data_parallel} = {chunk})"
+    if batch.global_batch_size % chunk:
+        problems.append(
+            Problem(
+                "batch.global_batch_size",
+                batch.global_batch_size,
+                f"must be divisible by {chunk_text}",
+                f"use {_multiples(batch.global_batch_size, chunk)}",
+            )
+        )
+    ramp = batch.ramp
+    if ramp is not None:
+        if ramp.start >= batch.global_batch_size:
+            problems.append(
+                Problem(
+                    "batch.ramp.start",
+                    ramp.start,
+                    f"must be below batch.global_batch_size ({batch.global_batch_size})",
+                    "lower it or remove the ramp",
+                )
+            )
+        elif (batch.global_batch_size - ramp.start) % ramp.increment:
+            problems.append(
+                Problem(
+                    "batch.ramp.increment",
+                    ramp.increment,
+                    f"must divide batch.global_batch_size - batch.ramp.start ({batch.global_batch_size - ramp.start})",
+                    "choose a divisor of it",
+                )
+            )
+        elif (batch.global_batch_size - ramp.start) // ramp.increment > MOST_RAMP_LEVELS:
+            problems.append(
+                Problem(
+                    "batch.ramp.increment", ramp.increment, f"gives more than {MOST_RAMP_LEVELS} levels", "raise it"
+                )
+            )
+        if not batch.micro_batch_ramp:
+            for key, value in (("start", ramp.start), ("increment", ramp.increment)):
+                if value % chunk:
+                    problems.append(
+                        Problem(
+                            f"batch.ramp.{key}",
+                            value,
+                            f"must be divisible by {chunk_text}",
+                            f"use {_multiples(value, chunk)}",
+                        )
+                    )
+    if ramp is not None and not problems:
+        problems += _micro_batch_problems(batch, ramp, data_parallel)
+    first = ramp.start if ramp and ramp.samples else batch.global_batch_size
+    if batch.train_samples < first:
+        problems.append(
+            Problem("batch.train_samples", batch.train_samples, f"is less than one global batch ({first})", "raise it")
+        )
+    return problems
+
+
+def _micro_batch_problems(batch: BatchSection, ramp: RampSection, data_parallel: int) -> list[Problem]:
+    """Rules of `batch.micro_batch_ramp`, where those of the batch and its ramp hold: the first that is broken.
+
+    Without a ramp the full batch alone counts, so that a ramp can be switched off by itself.
+    """
+    key = "batch.micro_batch_ramp"
+    levels = range(ramp.start, batch.global_batch_size + 1, ramp.increment)
+    below, size = ramp.start, batch.micro_batch_size
+    for index, entry in enumerate(batch.micro_batch_ramp):
+        if entry.from_batch not in levels or entry.from_batch <= below:
+            rule = f"must be a level of the ramp above {below}: {ramp.start} + n x {ramp.increment}"
+            near = min((level for level in levels if level > below), key=lambda level: abs(level - entry.from_batch),
+                       default=None)  # fmt: skip
+            fix = "remove it" if near is None else f"use {near}"
+            return [Problem(f"{key}.{index}.from_batch", entry.from_batch, rule, fix)]
+        if entry.size <= size:
+            return [Problem(f"{key}.{index}.size", entry.size, f"must be larger than {size}, before it", "raise it")]
+        below, size = entry.from_batch, entry.size
+    for level in levels:
+        micro = batch.micro_batch_at(level)
+        if level % (micro * data_parallel):
+            rule = (
+                f"the ramp's level {level} must be divisible by micro batch x data-parallel degree "
+                f"({micro} x {data_parallel} = {micro * data_parallel})"
+            )
+            return [Problem(key, None, rule, "choose another batch.ramp, from_batch or size")]
+    return []

@@ -1,0 +1,61 @@
+"""Who started a trainer, how it is asked to stop, and where its lines go."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from trainer.contract.files import host_name, write_json
+from trainer.contract.paths import RunPaths
+
+STOP_SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
+
+
+@dataclass(frozen=True)
+class AttemptIdentity:
+    """Who started this trainer: read from the environment that the node agent (or a person) gave it.
+
+    `stop_request` is a file whose existence asks for save-and-exit: unlike a signal it cannot come before a worker has
+    installed its handler.
+    """
+
+    job_id: str
+    launch: int
+    stop_request: Path
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str], paths: RunPaths) -> AttemptIdentity:
+        """Under a bare launcher the attempt is named after the launcher's process."""
+        job_id = environment.get("TR11_JOB_ID") or environment.get("SLURM_JOB_ID") or f"pid-{os.getppid()}"
+        return cls(job_id, int(environment.get("TR11_LAUNCH", "1")), paths.stop_request(job_id))
+
+
+def request_stop(path: Path, who: str) -> None:
+    """Ask a trainer to save and leave at its next step. Does nothing when it was already asked."""
+    if not os.path.lexists(path):
+        write_json(path, {"by": who, "host": host_name(), "time": time.time()})
+
+
+def tell(line: str, stream: TextIO | None = None) -> None:
+    """Print a line (default: stdout). A launcher makes the stream a file, and a full disk must not end a training."""
+    with suppress(OSError):
+        print(line, file=stream or sys.stdout, flush=True)
+
+
+def read_card_hash(card: Path) -> str:
+    """The hash that the launcher wrote into the resolved card; empty for a card made by hand.
+
+    Read it once, at the start: later the file may be gone, on one node and not on another.
+    """
+    if not card.is_file():
+        return ""
+    derived = json.loads(card.read_text(encoding="utf-8")).get("derived", {})
+    return str(derived.get("card_hash", ""))

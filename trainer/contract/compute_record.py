@@ -1,0 +1,150 @@
+"""Each rank's own compute time, in a small file of the attempt: which rank is slow, and not only that all are."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from trainer.contract.attempt import AttemptIdentity, tell
+from trainer.contract.files import host_name, write_unflushed
+from trainer.contract.paths import RunPaths
+from trainer.contract.state_file import read_json
+
+EVERY_STEPS = 10
+RECENT_STEPS = 20
+LARGEST_BYTES = 16 << 10
+
+
+@dataclass(frozen=True)
+class RankPosition:
+    """Where a rank stands: its pipeline stage, and its part of the layers there. Ranks of one place do equal work."""
+
+    stage: int
+    part: int
+
+    @classmethod
+    def of(cls, rank: int, world_size: int, tensor: int, pipeline: int) -> RankPosition:
+        """By the degrees; the order of ranks is that of `trainer.parallel.mesh`."""
+        return cls(rank // (world_size // pipeline), rank % tensor)
+
+
+@dataclass(frozen=True)
+class ComputeTimes:
+    """A rank's mean seconds of a step in each part, over the `steps` up to `iteration`, waiting excluded.
+
+    `longest`: seconds of the longest of these steps, in all parts. `stage` and `part`: see `RankPosition`. `processor`:
+    mean seconds of a step that processors worked for this rank's process, all its threads; far below `seconds` on a CPU
+    where others use it too, or the process is stopped. The four are None in a file of an earlier version. `recent`:
+    seconds of each of the last steps, 20 at most, in all parts, oldest first; empty in a file of an earlier version.
+    """
+
+    rank: int
+    host: str
+    launch: int
+    time: float
+    iteration: int
+    steps: int
+    seconds: Mapping[str, float] = field(hash=False)
+    longest: float | None = None
+    stage: int | None = None
+    part: int | None = None
+    processor: float | None = None
+    recent: tuple[float, ...] = ()
+
+    @classmethod
+    def read(cls, path: Path) -> ComputeTimes | None:
+        """What `path` holds, None when absent. Raises ValueError when it is malformed, OSError."""
+        value = read_json(path, LARGEST_BYTES)
+        if value is None:
+            return None
+        try:
+            found = cls(
+                rank=int(value["rank"]),
+                host=str(value["host"]),
+                launch=int(value["launch"]),
+                time=float(value["time"]),
+                iteration=int(value["iteration"]),
+                steps=int(value["steps"]),
+                seconds={str(part): float(seconds) for part, seconds in value["seconds"].items()},
+                longest=None if value.get("longest") is None else float(value["longest"]),
+                stage=None if value.get("stage") is None else int(value["stage"]),
+                part=None if value.get("part") is None else int(value["part"]),
+                processor=None if value.get("processor") is None else float(value["processor"]),
+                recent=tuple(float(seconds) for seconds in value.get("recent") or ()),
+            )
+        except (KeyError, TypeError, AttributeError, OverflowError, ValueError) as error:
+            raise ValueError(f"{path} is no record of compute times: {error}") from None
+        times = (found.time, found.total, found.longest or 0.0, found.processor or 0.0, *found.recent)
+        if not all(map(math.isfinite, times)):
+            raise ValueError(f"{path} holds a time that is no number")
+        return found
+
+    @property
+    def total(self) -> float:
+        """Mean seconds of a step in all parts."""
+        return math.fsum(self.seconds.values())
+
+    @property
+    def without_longest(self) -> float:
+        """The same of all steps but the longest one: a single hiccup is no slowness."""
+        if self.longest is None or self.steps < 2:
+            return self.total
+        return (self.total * self.steps - self.longest) / (self.steps - 1)
+
+
+class ComputeRecord:
+    """Replaces `state/attempts/JOB/compute/rank-R.json` after the first step and every 10 iterations, with the mean of
+    the last 10 steps, and each of the last 20. No clock decides when: records of one iteration are of the same steps on
+    all ranks.
+    """
+
+    def __init__(self, paths: RunPaths, attempt: AttemptIdentity, rank: int, place: RankPosition):
+        self._path, self._launch, self._rank = paths.compute(attempt.job_id, rank), attempt.launch, rank
+        self._place, self._host = place, host_name()
+        self._steps: deque[Mapping[str, float]] = deque(maxlen=EVERY_STEPS)
+        self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
+        self._processor: deque[float] = deque(maxlen=EVERY_STEPS)
+        self._is_first = True
+        self._complained = False
+
+    def forget(self) -> None:
+        """Leave out a step that was traced, and all before it: what follows is compared with its like alone."""
+        self._steps.clear()
+        self._recent.clear()
+        self._processor.clear()
+
+    def is_due(self, iteration: int) -> bool:
+        """Whether the record is written after this iteration."""
+        return self._is_first or iteration % EVERY_STEPS == 0
+
+    def add(self, iteration: int, *steps: Mapping[str, float], processor: Iterable[float] = ()) -> None:
+        """Count the steps up to `iteration`. A file system that refuses the file is said once.
+
+        `processor`: seconds that processors worked for this process, of each step, where that is known.
+        """
+        self._steps.extend(steps)
+        self._recent.extend(round(math.fsum(step.values()), 6) for step in steps)
+        self._processor.extend(processor)
+        if not self.is_due(iteration):
+            return
+        self._is_first = False
+        parts = sorted({part for step in self._steps for part in step})
+        count = len(self._steps)
+        mean = {part: round(math.fsum(step.get(part, 0.0) for step in self._steps) / count, 6) for part in parts}
+        longest = round(max(math.fsum(step.values()) for step in self._steps), 6)
+        place, worked = self._place, self._processor
+        found = ComputeTimes(
+            self._rank, self._host, self._launch, time.time(), iteration, count, mean, longest, place.stage, place.part,
+            round(math.fsum(worked) / len(worked), 6) if worked else None, tuple(self._recent),
+        )  # fmt: skip
+        try:
+            write_unflushed(self._path, asdict(found), os.getpid())
+        except OSError as error:
+            if not self._complained:
+                tell(f"tr11: compute times cannot be written: {error}")
+            self._complained = True

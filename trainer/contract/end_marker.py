@@ -1,0 +1,63 @@
+"""The end marker: the trainer's own record of how it ended, and the exit codes that go with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.contract.files import read_record
+
+
+@dataclass(frozen=True)
+class EndMarker:
+    """The trainer's own word on how it ended. Its absence after a job ended means: it did not end by itself.
+
+    `reason` is one of END_REASONS; `restart` says whether the next array task should go on training.
+    """
+
+    reason: str
+    iteration: int
+    checkpoint_step: int | None
+    restart: bool
+    message: str
+    time: float
+    host: str
+    job_id: str
+    launch: int = 0
+
+    @classmethod
+    def read(cls, path: Path) -> EndMarker | None:
+        """The marker in `path`, or None when absent. Raises ValueError when it is malformed."""
+        return read_record(cls, path)
+
+
+END_REASONS = {
+    "finished": "all samples were trained",
+    "exit-duration": "the attempt's own time was up",
+    "exit-interval": "the exit interval was reached",
+    "signal": "the scheduler or a person sent a signal",
+    "kill-switch": "the kill switch was found",
+    "pause": "the run is paused",
+    "superseded": "another trainer has taken the run's lease over",
+    "refused": "bad input: nothing was trained, and another try would end the same way",
+    "error": "the trainer failed",
+}
+
+
+# What the trainer's process returns, and the batch script. After 2 and 3 no other task may start before a person has
+# looked: 2, the input is bad; 3 (of the batch script alone), the fault would come again, and queued jobs are held.
+EXIT_FINE = 0
+
+
+EXIT_ERROR = 1
+
+
+EXIT_REFUSED = 2
+
+
+EXIT_HELD = 3
+
+
+def exit_code(reason: str) -> int:
+    """The process exit status for an end reason."""
+    return {"error": EXIT_ERROR, "refused": EXIT_REFUSED, "superseded": EXIT_REFUSED}.get(reason, 0)

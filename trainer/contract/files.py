@@ -1,0 +1,108 @@
+"""How the files of a run directory are written: whole or not at all."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from trainer.contract import state_file
+from trainer.contract.sharing import make_shared, open_shared
+from trainer.contract.state_file import DamagedFile, read_json
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace `path` by `text` in one step: written beside it, flushed to disk, renamed, group-writable.
+
+    Raises OSError as the file system does (disk full, read-only, missing rights); the old file is then intact.
+    """
+    temporary = write_beside(path, text)
+    try:
+        state_file.put_in_place(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_beside(path: Path, text: str) -> Path:
+    """Write what is to become `path` into a hidden file beside it, flushed and group-writable; returns that file.
+
+    Raises OSError as the file system does; nothing is then left.
+    """
+    make_shared(path.parent)
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    temporary = Path(name)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.chmod(0o664)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return temporary
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write one JSON object atomically (see `write_atomically`)."""
+    write_atomically(path, json.dumps(value, indent=1, sort_keys=True, default=str) + "\n")
+
+
+def write_unflushed(path: Path, value: Mapping[str, Any], pid: int) -> None:
+    """Replace a small JSON file in one step, without waiting for the disk. `pid`: of the one process that writes it.
+
+    Raises OSError as the file system does.
+    """
+    make_shared(path.parent)
+    temporary = path.with_name(f".{path.name}.{pid}")
+    with os.fdopen(open_shared(temporary, os.O_WRONLY | os.O_TRUNC), "w", encoding="utf-8") as stream:
+        stream.write(json.dumps(value))
+    state_file.put_in_place(temporary, path)
+
+
+def read_record(cls: Any, path: Path) -> Any:
+    """The dataclass `cls` from its JSON file; None where there is none. Raises ValueError when it is malformed."""
+    value = read_json(path)
+    if value is None:
+        return None
+    names = {entry.name for entry in fields(cls)}
+    try:
+        return cls(**{key: item for key, item in value.items() if key in names})
+    except TypeError as error:
+        raise DamagedFile(path, f"is not a {cls.__name__}: {error}") from None
+
+
+def now() -> float:
+    """Seconds since the epoch."""
+    return time.time()
+
+
+def host_name() -> str:
+    """This node's name; the scheduler's own name for it where one machine plays many nodes."""
+    return os.environ.get("TR11_NODE_NAME") or os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def login_name() -> str:
+    """The user that this process runs as, or the user's number where no name is known, as in some containers."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
+
+
+def append_line(path: Path, text: str) -> None:
+    """Append one whole line in a single write, so that writers never interleave inside a line on a local disk."""
+    make_shared(path.parent)
+    descriptor = open_shared(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK)  # a pipe fails at once
+    try:
+        os.write(descriptor, (text + "\n").encode("utf-8"))
+    finally:
+        os.close(descriptor)

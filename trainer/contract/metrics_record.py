@@ -1,0 +1,119 @@
+"""The records of `metrics.jsonl`: how every reader understands a line, no matter who wrote it.
+
+- A line without its newline is being written, a line that is no table of JSON was cut: neither is a record.
+- A record without a `kind` is a step, as an older trainer wrote them. Keys that no one knows are left alone.
+- What is no number, or not a finite one, was not measured: NaN, or no count. The trainer writes null for it.
+- A step has an `iteration`. After a resume, or a roll-back, an iteration may be there twice: records are in the order
+  in which they were trained, and where one of them is asked for, the last one counts.
+
+Part of the run-directory contract, as `trainer.contract.logline` is. Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from trainer.contract.logline import StepRecord
+from trainer.contract.state_file import open_for_reading
+
+STEP, VALIDATION = "step", "validation"
+LONGEST_LINE = 1 << 20  # bytes; a record has some 600
+LARGEST = 1e18  # of a count: beyond all that a training counts
+LARGEST_NUMBER = 1e300  # a larger whole number fits no float
+_COUNTS = ("total_iterations", "consumed_samples", "consumed_tokens", "global_batch_size")
+_NUMBERS = ("seconds_per_iteration", "learning_rate", "lm_loss", "samples_per_second", "tflops")
+_MAY_BE_ABSENT = ("grad_norm", "loss_scale", "params_norm")
+
+
+class MetricsRecord(NamedTuple):
+    """One line. `time` (seconds since the epoch) is None where it is no finite number; `values` are all its keys."""
+
+    kind: str
+    time: float | None
+    job_id: str
+    values: Mapping[str, Any]
+
+    @property
+    def iteration(self) -> int | None:
+        return self.integer("iteration")
+
+    @property
+    def is_step(self) -> bool:
+        return self.kind == STEP and self.iteration is not None
+
+    def number(self, name: str) -> float:
+        """A finite number, or NaN for everything else."""
+        value = self.values.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < LARGEST_NUMBER:
+            return math.nan
+        return float(value)
+
+    def integer(self, name: str) -> int | None:
+        """A whole number from 0; None for everything else."""
+        value = self.values.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < LARGEST:
+            return None
+        return int(value)
+
+    def step(self) -> StepRecord | None:
+        """What a step measured. None for another kind, for a step that lacks one of the trainer's counters, and for
+        one that holds something else than a number: it is of no trainer.
+        """
+        counts = {name: self.integer(name) for name in ("iteration", *_COUNTS)}
+        if self.kind != STEP or None in counts.values() or not all(map(self._may_be_number, _MEASURED)):
+            return None
+        numbers = {name: self.number(name) for name in _NUMBERS}
+        optional = {name: self.number(name) for name in _MAY_BE_ABSENT}
+        found: dict[str, Any] = {
+            **counts,
+            **numbers,
+            **{name: None if math.isnan(value) else value for name, value in optional.items()},
+            "num_zeros": self.number("num_zeros") if self.values.get("num_zeros") is not None else 0.0,
+            "curriculum_length": self.integer("curriculum_length"),
+            "skipped_iterations": self.integer("skipped_iterations") or 0,
+            "nan_iterations": self.integer("nan_iterations") or 0,
+        }
+        return StepRecord(**found)
+
+    def _may_be_number(self, name: str) -> bool:
+        value = self.values.get(name)
+        return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
+_MEASURED = tuple(entry.name for entry in fields(StepRecord))
+
+
+def parse_record(line: str | bytes) -> MetricsRecord | None:
+    """One line of `metrics.jsonl`; None where it is not one. Invalid UTF-8 is replaced."""
+    try:
+        value = json.loads(line if isinstance(line, str) else line.decode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(value, dict):
+        return None
+    kind, time = value.get("kind", STEP), value.get("time")
+    if not isinstance(kind, str):
+        return None
+    if isinstance(time, bool) or not isinstance(time, int | float) or not abs(time) < LARGEST:
+        time = None
+    return MetricsRecord(kind, None if time is None else float(time), str(value.get("job_id", "")), value)
+
+
+def records(path: Path) -> Iterator[MetricsRecord]:
+    """Every record of a file, one line in memory at a time; none of no file. Raises OSError as the file system does."""
+    try:
+        stream = open_for_reading(path)
+    except FileNotFoundError:
+        return
+    with stream:
+        is_whole = True
+        while line := stream.readline(LONGEST_LINE):
+            ends = line.endswith(b"\n")
+            if ends and is_whole and (record := parse_record(line)) is not None:
+                yield record
+            is_whole = ends

@@ -1,0 +1,203 @@
+"""Formats that the trainer writes and the operations toolkit reads. Standard library only (and two rooms
+of its own that need no more: `trainer.contract.logline`, `trainer.contract.state_file`).
+
+Everything here is part of the run-directory contract: a change of any literal is a change of the contract.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.contract import state_file
+from trainer.contract.state_file import read_bytes
+
+LATEST_FILE = "latest"
+LARGEST_LATEST = 4096  # bytes; it is one name
+MANIFEST_FILE = "manifest.json"
+END_MARKER_FILE = "end.json"
+STOP_REQUEST_FILE = "stop-request.json"
+PHASES_FILE = "phases.jsonl"
+
+
+# ----------------------------------------------------------------------------- where things live
+@dataclass(frozen=True)
+class RunPaths:
+    """Every path below a run's root that the trainer touches.
+
+    `root` is the run directory, `name` the run's name, `variant` the experiment inside it (usually `main`).
+    `logs_folder` is the name of the folder of logs; "" means NAME-logs.
+    """
+
+    root: Path
+    name: str
+    variant: str
+    logs_folder: str = ""
+
+    @classmethod
+    def of_checkpoints(cls, folder: Path) -> RunPaths | None:
+        """The run whose checkpoints lie in `folder` (its name is not known), if it is a run's; by its place alone."""
+        paths = cls(folder.parent.parent, "", folder.name)
+        return paths if paths.checkpoints == folder else None
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints" / self.variant
+
+    @property
+    def latest(self) -> Path:
+        return self.checkpoints / LATEST_FILE
+
+    def checkpoint(self, step: int) -> Path:
+        return self.checkpoints / checkpoint_name(step)
+
+    @property
+    def published(self) -> Path:
+        """The folder that is mirrored to the hub: logs and TensorBoard events."""
+        return self.root / (self.logs_folder or f"{self.name}-logs")
+
+    @property
+    def logs(self) -> Path:
+        return self.published / "logs" / self.variant
+
+    @property
+    def main_log(self) -> Path:
+        return self.logs / "main_log.txt"
+
+    @property
+    def metrics(self) -> Path:
+        return self.logs / "metrics.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.published / "tensorboard" / self.variant
+
+    @property
+    def state(self) -> Path:
+        return self.root / "state"
+
+    @property
+    def requests(self) -> Path:
+        """What people ask of the running training, and the answers."""
+        return self.state / "requests"
+
+    @property
+    def checkpoint_request(self) -> Path:
+        """A file whose existence asks for a checkpoint at the next step."""
+        return self.requests / "checkpoint-now.json"
+
+    @property
+    def pause(self) -> Path:
+        """A file whose existence keeps every attempt but the one that it names from training."""
+        return self.requests / "pause.json"
+
+    @property
+    def profile_request(self) -> Path:
+        """A file whose existence asks for a trace of the next steps."""
+        return self.requests / "profile.json"
+
+    @property
+    def check_request(self) -> Path:
+        """A file whose existence asks for one check of the arithmetic after the next step."""
+        return self.requests / "compute-check.json"
+
+    @property
+    def operations_request(self) -> Path:
+        """A file whose existence asks every rank for its last operations with the others."""
+        return self.requests / "operations.json"
+
+    def answer(self, request: int) -> Path:
+        """What became of a request for a checkpoint or a profile."""
+        return self.requests / f"answer-{request}.json"
+
+    def digest_record(self, name: str) -> Path:
+        """What was found when all bytes of the checkpoint of that name were last read."""
+        return self.state / "checkpoints" / self.variant / "digests" / f"{name}.json"
+
+    @property
+    def heartbeats(self) -> Path:
+        return self.state / "heartbeat"
+
+    def heartbeat(self, rank: int) -> Path:
+        return self.heartbeats / f"{rank}.json"
+
+    @property
+    def attempts(self) -> Path:
+        return self.state / "attempts"
+
+    def attempt(self, job_id: str) -> Path:
+        return self.attempts / job_id
+
+    def end_marker(self, job_id: str) -> Path:
+        return self.attempt(job_id) / END_MARKER_FILE
+
+    def flight_records(self, job_id: str) -> Path:
+        """The last operations between the ranks, at a time-out or on request: see `trainer.debug.flight_recorder`."""
+        return self.attempt(job_id) / "flight-recorder"
+
+    def profiles(self, job_id: str) -> Path:
+        """What the profiler saw: traces and memory snapshots that were asked for."""
+        return self.attempt(job_id) / "profile"
+
+    def compute(self, job_id: str, rank: int) -> Path:
+        """A rank's own seconds in forward, backward and optimizer: see `trainer.contract.compute_record`."""
+        return self.attempt(job_id) / "compute" / f"rank-{rank}.json"
+
+    @property
+    def corruptions(self) -> Path:
+        """One file for each check in which workers' results differed: see `trainer.contract.corruption`."""
+        return self.state / "corruption"
+
+    def stop_request(self, job_id: str) -> Path:
+        """A file whose existence asks this attempt, and no other, to save and leave."""
+        return self.attempt(job_id) / STOP_REQUEST_FILE
+
+    def phases(self, job_id: str) -> Path:
+        """Each change of phase of an attempt's trainer, one line each (see `trainer.contract.phases`)."""
+        return self.attempt(job_id) / PHASES_FILE
+
+
+def checkpoint_name(step: int) -> str:
+    """Folder name of the checkpoint of one global step, e.g. `global_step12659`."""
+    return f"global_step{step}"
+
+
+def checkpoint_step(name: str) -> int | None:
+    """The step that a checkpoint folder's name says, or None if it is not such a name."""
+    match = re.fullmatch(r"global_step(\d+)", name)
+    return int(match.group(1)) if match else None
+
+
+def checkpoint_steps(folder: Path) -> list[int]:
+    """Steps of all checkpoint folders below `folder` (complete or not), ascending by number."""
+    try:
+        names = [entry.name for entry in os.scandir(folder) if entry.is_dir()]
+    except FileNotFoundError:
+        return []
+    return sorted(step for step in map(checkpoint_step, names) if step is not None)
+
+
+def read_latest(folder: Path) -> int | None:
+    """The step that `latest` names, or None when there is no such file. Raises ValueError when it is garbled."""
+    try:
+        text = read_bytes(folder / LATEST_FILE, LARGEST_LATEST).decode("utf-8", errors="replace").strip()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if not state_file.is_damage(error):
+            raise
+        raise ValueError(f"{folder / LATEST_FILE}: {error.strerror}") from None
+    step = checkpoint_step(text)
+    if step is None:
+        raise ValueError(f"{folder / LATEST_FILE} says {text[:40]!r}, expected global_stepN")
+    return step
+
+
+def newest_step(paths: RunPaths) -> int | None:
+    """The checkpoint that `latest` names; None when there is none, or it cannot be told."""
+    try:
+        return read_latest(paths.checkpoints)
+    except (OSError, ValueError):
+        return None

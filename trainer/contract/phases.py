@@ -1,0 +1,100 @@
+"""The phases of one attempt, in order: rank 0 appends a line at each change, so that no one has to guess later.
+
+    {"time": 1790000000.25, "phase": "saving", "iteration": 300, "launch": 2}
+
+The heartbeat says where a training is now; this file says where it was. A phase lasts until the next line, or until its
+launch ended. Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from trainer.contract.sharing import make_shared, open_shared
+from trainer.contract.state_file import read_bytes
+
+# What the trainer reports, in the order of a launch. `data-wait`: the next step's data are not there yet.
+PHASES = ("starting", "loading", "training", "data-wait", "saving", "evaluating", "ending", "ended")
+
+
+@dataclass(frozen=True)
+class PhaseRecord:
+    """The begin of a phase: seconds since the epoch, the iteration that was done by then, the launch it belongs to."""
+
+    time: float
+    phase: str
+    iteration: int
+    launch: int
+
+
+class PhaseWriter:
+    """Appends to one attempt's file, one line in one write. The file is made with the first line.
+
+    A file system that refuses must not stop a training: `complain` hears of it, once.
+    """
+
+    def __init__(self, path: Path, launch: int, complain: Callable[[str], None]) -> None:
+        self._path, self._launch, self._complain = path, launch, complain
+        self._phase = ""
+        self._complained = False
+        self._may_be_torn = True  # by the launch before, which may have been killed in the middle of a line
+
+    def enter(self, phase: str, iteration: int, now: float) -> None:
+        """Record the phase, unless the training is in it already."""
+        if phase == self._phase:
+            return
+        self._phase = phase
+        line = json.dumps(asdict(PhaseRecord(now, phase, iteration, self._launch))) + "\n"
+        try:
+            self._append(line.encode())
+        except OSError as error:
+            if not self._complained:
+                self._complained = True
+                self._complain(f"phases cannot be recorded: {error}")
+
+    def _append(self, line: bytes) -> None:
+        try:
+            descriptor = self._open()
+        except FileNotFoundError:  # a training without a controller has no folder yet
+            make_shared(self._path.parent)
+            descriptor = self._open()
+        try:
+            if self._may_be_torn and os.fstat(descriptor).st_size:
+                line = b"\n" + line
+            self._may_be_torn = True
+            self._may_be_torn = os.write(descriptor, line) != len(line)
+        finally:
+            os.close(descriptor)
+
+    def _open(self) -> int:
+        return open_shared(self._path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK)
+
+
+def read_phases(path: Path) -> tuple[PhaseRecord, ...]:
+    """All records in the order they were written; none when there is no file. Raises OSError as the file system does.
+
+    A line that was cut, or is no record, is left out.
+    """
+    try:
+        content = read_bytes(path)
+    except FileNotFoundError:
+        return ()
+    records = (parse_phase(line) for line in content.split(b"\n") if line.strip())
+    return tuple(record for record in records if record is not None)
+
+
+def parse_phase(line: bytes | str) -> PhaseRecord | None:
+    """The record in one line, or None if the line is none."""
+    try:
+        value = json.loads(line)
+        record = PhaseRecord(
+            float(value["time"]), str(value["phase"]), int(value["iteration"]), int(value["launch"])
+        )  # fmt: skip
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        return None
+    return record if math.isfinite(record.time) else None

@@ -1,0 +1,254 @@
+"""`state/recovery.json`: the roll-backs of a run, so that no restart forgets what was skipped or discarded.
+
+Written before the trainer goes back, so a fault in between repeats the roll-back and loses nothing. The ranges are
+data; skipping itself is `trainer.schedule.skip`'s, a pure function of the iteration. What a person's roll-back (or its
+undo) renames is written here first too: see `trainer.contract.rollback`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from trainer.contract.files import write_json
+from trainer.contract.paths import RunPaths, checkpoint_name, checkpoint_step
+from trainer.contract.state_file import read_json
+
+SpikeKind = Literal["gradient norm", "loss", "not finite"]
+
+
+@dataclass(frozen=True)
+class Spike:
+    """What a detector saw at `iteration`. `first_sign` is the earliest step that was out of the ordinary.
+
+    `median` is NaN when too few steps were seen. `lasting` is False for a single non-finite step whose update was
+    dropped: the weights are clean.
+    """
+
+    iteration: int
+    kind: SpikeKind
+    value: float
+    median: float
+    first_sign: int
+    lasting: bool = True
+
+    @property
+    def line(self) -> str:
+        """One line for the log."""
+        if self.kind == "not finite":
+            found = f"loss or gradient norm {self.value}" + ("" if self.lasting else ", its update was dropped")
+        else:
+            found = f"{self.kind} {self.value:.4g}, its median is {self.median:.4g}"
+        return f"tr11: SPIKE at iteration {self.iteration}: {found}"
+
+
+@dataclass(frozen=True)
+class RollBack:
+    """Go back to the checkpoint of `to_step`, train again up to the skipped range, pass over it, and train on."""
+
+    spike: Spike
+    to_step: int
+    skip: IterationRange
+
+    @property
+    def line(self) -> str:
+        return (
+            f"{self.spike.line}; back to step {self.to_step}, iterations {self.skip.first} to {self.skip.last} skipped"
+        )
+
+
+@dataclass(frozen=True, order=True)
+class IterationRange:
+    """Iterations `first` to `last`, both included, counted from 1 as the log does."""
+
+    first: int
+    last: int
+
+    def __contains__(self, iteration: int) -> bool:
+        return self.first <= iteration <= self.last
+
+    def __str__(self) -> str:
+        return f"{self.first}-{self.last}"
+
+
+SCHEMA = 1
+RECOVERY_FILE = "recovery.json"
+BY_HAND = "by hand"  # the kind of a roll-back that a person asked for
+
+Moves = tuple[tuple[str, str], ...]  # (name before, name after) in the folder of checkpoints, in the order of renaming
+
+
+@dataclass(frozen=True)
+class RecoveryEvent:
+    """One roll-back: what was seen where, the step gone back to, and the iterations skipped since. `time`: epoch.
+
+    `moved` are the checkpoints that it set aside. Of a roll-back by hand: `latest` is what that file named before,
+    `who` asked for it; an empty range (`skip_last` before `skip_first`) skips nothing.
+    """
+
+    kind: str
+    value: float
+    median: float
+    iteration: int
+    first_sign: int
+    to_step: int
+    skip_first: int
+    skip_last: int
+    time: float
+    moved: Moves = ()
+    latest: str = ""
+    who: str = ""
+
+    @property
+    def skip(self) -> IterationRange:
+        return IterationRange(self.skip_first, self.skip_last)
+
+    @property
+    def skips_nothing(self) -> bool:
+        return self.skip_last < self.skip_first
+
+
+@dataclass(frozen=True)
+class PendingMoves:
+    """Renames that were decided and may not be done yet. `latest`: what that file names then, "" to leave it.
+
+    `note`: the record of another kind that `metrics.jsonl` gets when all is done, for those who read its steps.
+    """
+
+    moves: Moves
+    latest: str = ""
+    note: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RecoveryRecord:
+    """All roll-backs of one variant of a run, in the order they were made. `pending`: what is not finished of them."""
+
+    events: tuple[RecoveryEvent, ...] = ()
+    pending: PendingMoves | None = None
+
+    @property
+    def ranges(self) -> tuple[IterationRange, ...]:
+        """What `trainer.schedule.skip.SkipPlan.of` adds to the card's ranges."""
+        return tuple(event.skip for event in self.events if not event.skips_nothing)
+
+    @property
+    def automatic(self) -> int:
+        """How many of them the trainer decided; `recovery.roll_backs` limits these alone."""
+        return sum(event.kind != BY_HAND for event in self.events)
+
+    def usable(self, steps: Iterable[int]) -> list[int]:
+        """`steps` without the checkpoints that a roll-back discarded: those from a first sign to its range's end.
+
+        No later training saves there but at the very end of the range, as soon as it has passed over it: such a
+        checkpoint counts. The old one of that step is one of the `moves` of the roll-back.
+        """
+        leaving = {checkpoint_step(name) for name, _ in self.pending.moves} if self.pending is not None else set()
+        return [
+            step
+            for step in steps
+            if step not in leaving and not any(event.first_sign <= step < event.skip_last for event in self.events)
+        ]
+
+    def with_roll_back(self, roll_back: RollBack, time: float, moves: Moves = ()) -> RecoveryRecord:
+        """The record with one more roll-back of the trainer's own. `moves`: checkpoints that it is to set aside."""
+        spike, skip = roll_back.spike, roll_back.skip
+        event = RecoveryEvent(
+            kind=spike.kind,
+            value=spike.value,
+            median=spike.median,
+            iteration=spike.iteration,
+            first_sign=spike.first_sign,
+            to_step=roll_back.to_step,
+            skip_first=skip.first,
+            skip_last=skip.last,
+            time=time,
+            moved=moves,
+        )
+        return RecoveryRecord((*self.events, event), PendingMoves(moves, checkpoint_name(roll_back.to_step)))
+
+
+def recovery_path(paths: RunPaths) -> Path:
+    """Where the file lies; all variants of a run share it."""
+    return paths.state / RECOVERY_FILE
+
+
+def read_recovery(paths: RunPaths) -> RecoveryRecord:
+    """The variant's roll-backs; none when there is no file. Raises ValueError when it is damaged or of a newer tr11."""
+    variants, pending = _tables(recovery_path(paths))
+    try:
+        events = tuple(_event(entry) for entry in variants.get(paths.variant, []))
+        unfinished = pending.get(paths.variant)
+        return RecoveryRecord(events, None if unfinished is None else _pending(unfinished))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{recovery_path(paths)} is damaged ({error}): restore it, or note its ranges in the card's "
+            "data.skip_ranges and move it away"
+        ) from None
+
+
+def write_recovery(paths: RunPaths, record: RecoveryRecord) -> None:
+    """Replace the variant's roll-backs, atomically. Raises OSError as the disk does, ValueError for a damaged file."""
+    path = recovery_path(paths)
+    variants, pending = _tables(path)
+    variants[paths.variant] = [_entry(event) for event in record.events]
+    pending.pop(paths.variant, None)
+    if record.pending is not None:
+        pending[paths.variant] = asdict(record.pending)
+    write_json(path, {"schema": SCHEMA, "variants": variants, **({"pending": pending} if pending else {})})
+
+
+def _tables(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The file's events and its unfinished renames, both by variant. Raises ValueError."""
+    try:
+        value = read_json(path)
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
+    if value is None:
+        return {}, {}
+    if not isinstance(value.get("schema"), int) or not isinstance(value.get("variants"), dict):
+        raise ValueError(f"{path} is not a record of roll-backs")
+    if value["schema"] > SCHEMA:
+        raise ValueError(f"{path} was written by a newer tr11 (schema {value['schema']})")
+    return dict(value["variants"]), dict(value.get("pending") or {})
+
+
+def _entry(event: RecoveryEvent) -> dict[str, Any]:
+    """As JSON, which has no NaN: numbers that are not finite are written as text."""
+    return {
+        key: item if not isinstance(item, float) or math.isfinite(item) else str(item)
+        for key, item in asdict(event).items()
+    }
+
+
+def _event(entry: dict[str, Any]) -> RecoveryEvent:
+    return RecoveryEvent(
+        kind=str(entry["kind"]),
+        value=float(entry["value"]),
+        median=float(entry["median"]),
+        iteration=int(entry["iteration"]),
+        first_sign=int(entry["first_sign"]),
+        to_step=int(entry["to_step"]),
+        skip_first=int(entry["skip_first"]),
+        skip_last=int(entry["skip_last"]),
+        time=float(entry["time"]),
+        moved=_moves(entry.get("moved", ())),
+        latest=str(entry.get("latest", "")),
+        who=str(entry.get("who", "")),
+    )
+
+
+def _pending(entry: dict[str, Any]) -> PendingMoves:
+    return PendingMoves(_moves(entry["moves"]), str(entry.get("latest", "")), dict(entry.get("note", {})))
+
+
+def _moves(pairs: Iterable[Any]) -> Moves:
+    """Pairs of names in one folder. Raises ValueError for what leads out of it."""
+    moves = tuple((str(source), str(target)) for source, target in pairs)
+    for name in (name for move in moves for name in move):
+        if not name or "/" in name or name.startswith(".."):
+            raise ValueError(f"{name!r} is not the name of a checkpoint's folder")
+    return moves

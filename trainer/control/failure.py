@@ -1,0 +1,26 @@
+"""What an exception that ends a training is: a refusal or a failure, and in which words."""
+
+from __future__ import annotations
+
+import traceback
+
+from trainer.config.card import CardError
+from trainer.contract.checkpoints import CheckpointError
+from trainer.data.errors import DataError
+from trainer.parallel.agreement import lost_a_rank
+from trainer.spikes.detect import NotFiniteError
+
+REFUSALS = (CardError, CheckpointError, DataError)
+
+
+def is_refusal(error: Exception, steps_done: int) -> bool:
+    """Bad input, which the next try would meet again: not a rank that was lost on the way, nor what came after steps.
+
+    The difference matters: after a refusal no later array task trains.
+    """
+    return isinstance(error, REFUSALS) and steps_done == 0 and not lost_a_rank(error)
+
+
+def failure_text(error: Exception) -> str:
+    """A divergence is the training's, and its line says all; of any other failure the place counts."""
+    return f"tr11: stopped: {error}" if isinstance(error, NotFiniteError) else traceback.format_exc().rstrip()

@@ -1,0 +1,69 @@
+"""`python -m trainer.control.launcher ...`: torchrun with one line for each failed worker, not its own traceback.
+
+The line comes before torchrun ends the others: that takes half a minute where one of them hears no signal, and the node
+agent, which does not wait so long, would never learn who failed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, PContext, SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.run import main
+
+from trainer.contract.sharing import share_folder
+
+_told: set[int] = set()
+_close = PContext.close
+_reify = DefaultLogsSpecs.reify
+
+
+def _tell(rank: int, pid: int, code: int) -> None:
+    if pid not in _told:
+        _told.add(pid)
+        how = f"ended by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+        print(f"tr11: worker {rank} (process {pid}) failed: {how}", file=sys.stderr, flush=True)
+
+
+def _tell_and_close(context: PContext, *arguments: Any, **options: Any) -> None:
+    """Takes the place of torchrun's way to end all workers."""
+    for local_rank, handler in getattr(context, "subprocess_handlers", {}).items():
+        code = handler.proc.poll()
+        if code:
+            _tell(int(context.envs[local_rank]["RANK"]), handler.proc.pid, code)
+    _close(context, *arguments, **options)
+
+
+def _reify_shared(specs: DefaultLogsSpecs, envs: dict[int, dict[str, str]]) -> Any:
+    """Takes the place of torchrun's way to make the folders of the workers' output: it keeps the group out of them."""
+    destination = _reify(specs, envs)
+    for file in destination.error_files.values() if specs.root_log_dir != os.devnull else ():
+        with suppress(OSError):  # their lines are in the run's own logs too
+            for folder in list(Path(file).parents)[:3]:  # of the rank, of torchrun's attempt, of the launch
+                share_folder(folder)
+    return destination
+
+
+def run(arguments: list[str]) -> int:
+    """Run torchrun with its own command line; returns 0, 1 when a worker failed, 128 + n after signal n."""
+    setattr(PContext, "close", _tell_and_close)  # noqa: B010  a method of torchrun's own, for this process
+    setattr(DefaultLogsSpecs, "reify", _reify_shared)  # noqa: B010
+    try:
+        main(arguments)
+    except ChildFailedError as error:
+        for rank, failure in sorted(error.failures.items()):
+            _tell(rank, failure.pid, failure.exitcode)
+        return 1
+    except SignalException as error:
+        return 128 + int(error.sigval)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))

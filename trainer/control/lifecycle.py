@@ -1,0 +1,238 @@
+"""When a trainer stops, and what it leaves behind: kill switch, signals, limits, heartbeat, end marker.
+
+No torch here. Rank 0 looks for signs (`look`), all ranks hear what it saw (`trainer.control.switches`), and `decide`
+turns that into the same decision on every rank: so none can leave while another goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from trainer.contract.attempt import STOP_SIGNALS, AttemptIdentity, tell
+from trainer.contract.end_marker import EndMarker
+from trainer.contract.files import host_name, write_json
+from trainer.contract.heartbeat import Heartbeat, write_heartbeat
+from trainer.contract.paths import RunPaths
+from trainer.contract.phases import PhaseWriter
+
+HEARTBEAT_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class StopConditions:
+    """The stop conditions of one attempt. `start_time` is the earliest rank's start, seconds since the epoch."""
+
+    kill_switch: Path
+    exit_duration_minutes: float | None
+    exit_interval: int | None
+    start_time: float
+
+
+@dataclass(frozen=True)
+class StopDecision:
+    """Why the training stops now, and the line that says so in the log. `save`: whether to save first."""
+
+    reason: str
+    restart: bool
+    line: str
+    save: bool = True
+
+
+class SignalFlag:
+    """Remembers the first stop signal. The handler only sets a flag: the loop acts at its next safe point."""
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+
+    def install(self) -> None:
+        """Take over USR1, TERM and INT. Call it before slow imports: their default action ends the process."""
+        for number in STOP_SIGNALS:
+            signal.signal(number, self._handle)
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        if self.received is None:
+            self.received = number
+
+
+KILL_SWITCH, SIGNAL, DURATION = range(3)
+
+
+def look(limits: StopConditions, flag: SignalFlag, stop_request: Path, now: float) -> tuple[int, int, int]:
+    """What rank 0 sees: (kill switch, signal, duration), zero meaning no. Two file look-ups, nothing is opened.
+
+    The second is the signal's number, so that the log can name it; a stop request counts as USR1.
+    """
+    kill = int(os.path.lexists(limits.kill_switch))
+    asked = flag.received or (signal.SIGUSR1 if os.path.lexists(stop_request) else 0)
+    over = limits.exit_duration_minutes is not None and (now - limits.start_time) / 60 > limits.exit_duration_minutes
+    return kill, int(asked), int(over)
+
+
+def decide(
+    signs: Sequence[int], limits: StopConditions, iteration: int, trained: bool, now: float
+) -> StopDecision | None:
+    """The one decision that follows from what rank 0 saw; None: go on.
+
+    `trained` says whether this attempt has done a step: the exit interval counts only then, or a resume at a multiple
+    would leave at once. The strongest reason wins: a kill switch also keeps later tasks from training.
+    """
+    stamp = datetime.fromtimestamp(now).strftime("%Y-%m-%d %H:%M:%S")
+    if signs[KILL_SWITCH]:
+        return StopDecision(
+            "kill-switch", False, f"[Detected kill switch at {limits.kill_switch}. Exiting] datetime: {stamp} "
+        )
+    if signs[SIGNAL]:
+        name = signal.Signals(signs[SIGNAL]).name
+        return StopDecision(
+            "signal", True, f"[exiting program on signal {name} at iteration {iteration}] datetime: {stamp} "
+        )
+    if signs[DURATION]:
+        minutes = (now - limits.start_time) / 60
+        return StopDecision("exit-duration", True, f"[exiting program after {minutes} minutes] datetime: {stamp} ")
+    if trained and limits.exit_interval is not None and iteration % limits.exit_interval == 0:
+        return StopDecision("exit-interval", True, f"[exiting program at iteration {iteration}] datetime: {stamp} ")
+    return None
+
+
+def steady_clock() -> Callable[[], float]:
+    """A clock in seconds since the epoch that starts at the time of day and from then on never jumps."""
+    offset = time.time() - time.monotonic()
+    return lambda: time.monotonic() + offset
+
+
+class HeartbeatWriter:
+    """Writes this rank's heartbeat: at once when the phase changes, else at most every HEARTBEAT_SECONDS.
+
+    On rank 0 each change of phase is also kept, as a phase of `launch`.
+    """
+
+    def __init__(
+        self, paths: RunPaths, rank: int, job_id: str, clock: Callable[[], float] = time.time, launch: int = 1
+    ):
+        self._path = paths.heartbeat(rank)
+        self._rank = rank
+        self._job_id = job_id
+        self._clock = clock
+        self._host = host_name()
+        self._phase = ""
+        self._written = 0.0
+        self._complained = False
+        self._iteration = 0
+        self._request = 0
+        self._writing = threading.Lock()  # an end without saving is reported by another thread
+        self._phases = PhaseWriter(paths.phases(job_id), launch, tell) if rank == 0 else None
+
+    @property
+    def iteration(self) -> int:
+        """The iteration that was reported last."""
+        return self._iteration
+
+    def beat(self, phase: str, iteration: int, at_once: bool = False) -> None:
+        """Report the phase; `at_once` also within a second of the last report.
+
+        A file system that refuses it must not stop a training: it is said once on stderr.
+        """
+        now = self._clock()
+        self._iteration = iteration
+        # A clock that was set back must not silence the heartbeat until it has caught up.
+        if not at_once and phase == self._phase and 0 <= now - self._written < HEARTBEAT_SECONDS:
+            return
+        self._phase = phase
+        self._write(now)
+
+    def acknowledge(self, request: int) -> None:
+        """Report at once that this rank honours a request: its receipt. Nothing for one without a number."""
+        if request and request != self._request:
+            self._request = request
+            self._write(self._clock())
+
+    def end_now(self, request: int) -> None:
+        """Report the end of this rank, from any thread."""
+        self._phase, self._request = "ended", request or self._request
+        self._write(self._clock())
+
+    def _write(self, now: float) -> None:
+        with self._writing:
+            self._written = now
+            beat = Heartbeat(
+                self._rank, self._host, os.getpid(), self._phase, self._iteration, now, self._job_id, self._request
+            )
+            try:
+                write_heartbeat(self._path, beat)
+            except OSError as error:
+                if not self._complained:
+                    self._complained = True
+                    tell(f"heartbeat cannot be written: {error}")
+            if self._phases is not None:
+                self._phases.enter(self._phase, self._iteration, now)
+
+
+def write_end_marker(
+    paths: RunPaths,
+    attempt: AttemptIdentity,
+    decision_reason: str,
+    restart: bool,
+    iteration: int,
+    checkpoint_step: int | None,
+    message: str,
+) -> EndMarker:
+    """Write the attempt's end marker (one rank only, after the last save). Raises OSError when it cannot be written."""
+    marker = EndMarker(
+        reason=decision_reason,
+        iteration=iteration,
+        checkpoint_step=checkpoint_step,
+        restart=restart,
+        message=message,
+        time=time.time(),
+        host=host_name(),
+        job_id=attempt.job_id,
+        launch=attempt.launch,
+    )
+    write_json(paths.end_marker(attempt.job_id), asdict(marker))
+    return marker
+
+
+def write_failure(paths: RunPaths, attempt: AttemptIdentity, rank: int, error: BaseException, iteration: int) -> None:
+    """Keep one rank's failure: `state/attempts/JOB/failures/rank-R.json`, the evidence for "who failed first"."""
+    write_json(
+        paths.attempt(attempt.job_id) / "failures" / f"rank-{rank}.json",
+        {
+            "rank": rank,
+            "host": host_name(),
+            "time": time.time(),
+            "iteration": iteration,
+            "launch": attempt.launch,
+            "error": f"{type(error).__name__}: {error}",
+            "traceback": "".join(traceback.format_exception(error)),
+        },
+    )
+
+
+def exit_process(code: int, close: Callable[[], None], patience_seconds: float = 20.0) -> NoReturn:
+    """End this process for certain: try `close`, but whatever thread or library hangs, leave within the patience.
+
+    The original sometimes stayed after its clean exit and held 384 GPUs; `os._exit` cannot.
+    """
+    timer = threading.Timer(patience_seconds, os._exit, args=(code,))
+    timer.daemon = True
+    timer.start()
+    try:
+        close()
+    except Exception as error:  # the work is saved and the verdict written: a failing clean-up changes neither
+        tell(f"clean-up failed: {error}")
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)

@@ -1,0 +1,194 @@
+"""When the training saves, and what happens when a save fails: it goes on, and everyone knows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from trainer.checkpoint import randomness
+from trainer.checkpoint.deepspeed.collective import save_deepspeed
+from trainer.checkpoint.deepspeed.content import OptimizerSettings
+from trainer.checkpoint.publishing import Fence
+from trainer.checkpoint.store import Extras
+from trainer.checkpoint.writer import AsyncSaver, Failed, Finished, Outcome
+from trainer.config.card import TrainerConfig
+from trainer.config.data_match import CURSOR_KEY
+from trainer.contract.checkpoints import CheckpointError
+from trainer.control.resume import checkpoint_info, optimizer_facts
+from trainer.engine import Engine
+from trainer.parallel.agreement import lost_a_rank
+from trainer.parallel.mesh import Mesh
+from trainer.parallel.state import ShardedState
+from trainer.schedule.learning_rate import LearningRatePlan
+from trainer.schedule.progress import Progress
+from trainer.spikes.detect import NotFiniteError
+
+
+class Saver:
+    """Saves this run's checkpoints. `save`, `poll` and `wait` are collective.
+
+    `saved_step` is the newest complete checkpoint that is known of; one that is still being written is not. `fence` is
+    asked before anything is published, see `trainer.checkpoint.publishing.publish`. `data`: see
+    `trainer.config.data_match`.
+    """
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        mesh: Mesh,
+        engine: Engine,
+        say: Callable[[str], None],
+        saved_step: int | None,
+        card_hash: str,
+        job_id: str,
+        now: float,
+        fence: Fence | None = None,
+        data: Mapping[str, Any] | None = None,
+    ):
+        self.saved_step = saved_step
+        self._config, self._mesh, self._engine, self._say = config, mesh, engine, say
+        self._info = checkpoint_info(config, mesh, card_hash, job_id)
+        self._writer = AsyncSaver(config.paths.checkpoints, say, mesh.cpu_group, fence=fence)
+        self._fence = fence
+        self._data = data
+        self._failed: list[int] = []
+        self._fault: CheckpointError | None = None
+        self._last_save = now
+
+    @property
+    def in_flight(self) -> int | None:
+        """The step that is being saved in the background."""
+        return self._writer.in_flight
+
+    def minutes_are_over(self, now: float) -> bool:
+        """Whether `checkpoint.interval_minutes` have passed since the last save began (or since the start)."""
+        minutes = self._config.checkpoint.interval_minutes
+        return minutes is not None and now - self._last_save >= minutes * 60
+
+    def went_back_to(self, step: int) -> None:
+        """The training has gone back to its own checkpoint of `step`."""
+        self.saved_step = step
+
+    def save(self, progress: Progress, plan: LearningRatePlan, now: float) -> float:
+        """Save this iteration unless it is saved; returns the seconds that the training stood still. Collective.
+
+        A save that cannot be written (disk full, no rights) is told and remembered; the older checkpoints are then
+        untouched, all ranks know the same, and the training may go on. Raises RuntimeError when copies of a parameter
+        differ between ranks, NotFiniteError when a weight or moment is NaN or infinite, CheckpointError when a rank was
+        lost.
+        """
+        self._last_save = now
+        step = progress.iteration
+        if step in {0, self.saved_step, self._writer.in_flight}:
+            return 0.0
+        began = time.perf_counter()
+        drifted = self._engine.disagreeing_parameters()
+        if drifted:
+            raise RuntimeError(
+                f"copies of these parameters differ between ranks, so nothing was saved: {', '.join(drifted)}"
+            )
+        state = self._engine.sharded_state()
+        broken = self._engine.not_finite(state)
+        if broken:
+            newest = "no checkpoint" if self.saved_step is None else f"step {self.saved_step}"
+            raise NotFiniteError(
+                f"nothing was saved at iteration {step}: not finite are {len(broken)} parameters, the first "
+                f"{broken[0]}; the newest to resume from is {newest}"
+            )
+        settings = self._config.checkpoint
+        self._say(f"saving checkpoint at iteration {step:7d} to {self._config.paths.checkpoints}")
+        if settings.format == "deepspeed":
+            self._tell(self._writer.wait())
+            self._tell([self._save_original_layout(state, progress, plan)])
+            return time.perf_counter() - began
+        extras = self._extras(progress, plan)
+        options = {"save_optimizer": settings.save_optimizer, "save_random_state": settings.save_random_state}
+        if settings.asynchronous:
+            self._writer.start(step, state, extras, self._info, **options)
+        else:
+            self._tell(self._writer.save_now(step, state, extras, self._info, **options))
+        return time.perf_counter() - began
+
+    def poll(self) -> None:
+        """After a step: tell how a save in the background has ended. Costs nothing while none is under way."""
+        outcome = self._writer.poll()
+        if outcome is not None:
+            self._tell([outcome])
+
+    def wait(self) -> CheckpointError | None:
+        """Let the save that is under way end; the fault of the newest one, if it failed. Collective."""
+        self._tell(self._writer.wait())
+        return self._fault
+
+    def close(self) -> None:
+        """Release memory and thread; a save that is under way is abandoned."""
+        self._writer.close()
+
+    def _save_original_layout(self, state: ShardedState, progress: Progress, plan: LearningRatePlan) -> Outcome:
+        folder, step, began = self._config.paths.checkpoints, progress.iteration, time.perf_counter()
+        try:
+            saved = save_deepspeed(
+                folder,
+                step,
+                state,
+                self._extras(progress, plan),
+                self._info,
+                self._mesh,
+                settings=self._settings(progress, plan),
+                save_optimizer=self._config.checkpoint.save_optimizer,
+                group=self._mesh.cpu_group,
+                fence=self._fence,
+                report=self._say,
+            )
+        except CheckpointError as fault:
+            if lost_a_rank(fault):
+                raise
+            return Failed(step, fault)
+        seconds = time.perf_counter() - began
+        return Finished(step, saved.folder, saved.bytes, seconds, seconds, 0.0)
+
+    def _settings(self, progress: Progress, plan: LearningRatePlan) -> OptimizerSettings:
+        section = self._config.optimizer
+        return OptimizerSettings(
+            plan.at(progress.scheduled_samples, progress.scheduled_tokens),
+            section.beta1,
+            section.beta2,
+            section.epsilon,
+            section.weight_decay,
+            section.clip_grad,
+        )
+
+    def _extras(self, progress: Progress, plan: LearningRatePlan) -> Extras:
+        cursor = {
+            **asdict(progress),
+            "schedule": plan.facts(),
+            "optimizer": optimizer_facts(self._config),
+            "loss_scaler": self._engine.scaler_state(),
+            **({CURSOR_KEY: self._data} if self._data is not None else {}),
+        }
+        return Extras(cursor=cursor, rng=randomness.capture() if self._config.checkpoint.save_random_state else {})
+
+    def _tell(self, outcomes: Sequence[Outcome]) -> None:
+        for outcome in outcomes:
+            if isinstance(outcome, Finished):
+                self._succeeded(outcome)
+            else:
+                self._failed_at(outcome)
+
+    def _succeeded(self, save: Finished) -> None:
+        self.saved_step, self._fault = save.step, None
+        self._say(f"  successfully saved checkpoint at iteration {save.step:7d} to {self._config.paths.checkpoints}")
+        stall = f" (the training stood still for {save.stall * 1000:.2f})" if save.stall < save.seconds else ""
+        self._say(f"time (ms) | save-checkpoint: {save.seconds * 1000:.2f}{stall}")
+        if self._failed:  # said again: where the disk was full, the log could not take the warning
+            missing = ", ".join(map(str, self._failed))
+            self._say(f"tr11: WARNING: saves failed before this one, at iteration {missing}; they work again")
+            self._failed.clear()
+
+    def _failed_at(self, save: Failed) -> None:
+        newest = "there is none yet" if self.saved_step is None else f"the newest is of step {self.saved_step}"
+        self._fault = save.fault
+        self._failed.append(save.step)
+        self._say(f"tr11: WARNING: SAVE FAILED at iteration {save.step}, {newest}: {save.fault}")

@@ -1,0 +1,196 @@
+"""What may stop or steer a running training: rank 0 looks, all ranks agree in one small collective a step.
+
+No torch here: who has ranks of another kind brings their collective.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from trainer.contract.attempt import AttemptIdentity, tell
+from trainer.contract.lease import Lease
+from trainer.contract.paths import RunPaths
+from trainer.contract.requests import (
+    BY_HAND,
+    LARGEST_NUMBER,
+    NO_RANK,
+    Kind,
+    ProfileAsk,
+    Request,
+    RequestAnswer,
+    leave_answer,
+    pause_of,
+    read_request,
+)
+from trainer.control.drill import hold_from
+from trainer.control.lifecycle import HeartbeatWriter, SignalFlag, StopConditions, StopDecision, decide, look
+
+# Places in the vector that all ranks agree on; the first three are those of `trainer.control.lifecycle.look`.
+KILL, SIGNAL, DURATION, SUPERSEDED, PAUSED, SAVE, WAITING, STOP_REQUEST, SAVE_REQUEST = range(9)
+PROFILE, PROFILED_STEPS, PROFILED_RANK, CHECK, PLACES = range(9, 14)
+WITHOUT_SAVING = 2  # a kill switch that asks for the end at once
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """What all ranks do next. `save`: at the next chance; `waits`: some rank's data are not here yet.
+
+    `check`: the number of a request to check the arithmetic, 0 for none.
+    """
+
+    decision: StopDecision | None
+    save: bool
+    waits: bool
+    profile: ProfileAsk | None = None
+    check: int = BY_HAND
+
+
+class Switches:
+    """Kill switch, pause, requests for checkpoints, signals, limits and lease of one attempt; the same on all ranks.
+
+    `lease` is rank 0's; None elsewhere, and then it is never asked. `largest` is the collective: given this rank's
+    values, it returns for each place the largest of all ranks.
+    """
+
+    def __init__(
+        self,
+        paths: RunPaths,
+        limits: StopConditions,
+        attempt: AttemptIdentity,
+        flag: SignalFlag,
+        heartbeat: HeartbeatWriter,
+        lease: Lease | None,
+        largest: Callable[[list[int]], list[int]],
+        is_first: bool,
+        clock: Callable[[], float] = time.time,
+    ):
+        self._paths, self._limits, self._attempt, self._flag = paths, limits, attempt, flag
+        self._heartbeat, self.lease, self._clock = heartbeat, lease, clock
+        self._largest, self._is_first = largest, is_first
+        self._honoured: set[int] = set()
+        self._asked: tuple[int, int] | None = None  # a request for a checkpoint, and the iteration that answers it
+        self._hold = hold_from(os.environ, self._stop_is_seen) if self._is_first else None
+
+    # ------------------------------------------------------------------ agreeing
+    def agree(self, iteration: int, trained: bool, save_is_due: bool = False, waits: bool = False) -> Agreed:
+        """One small collective: each rank's largest value counts for all. Rank 0's looks are files, no rank's waiting.
+
+        `trained`: whether this attempt has done a step. `waits`: this rank's data are not here yet.
+        """
+        now, own = self._clock(), [0] * PLACES
+        own[SIGNAL], own[WAITING] = int(self._flag.received or 0), int(waits or self._data_are_held(iteration))
+        if self._is_first:
+            self._look(own, trained, save_is_due, now)
+        signs = self._largest(own)
+        self._heartbeat.acknowledge(signs[STOP_REQUEST])
+        if signs[SAVE_REQUEST]:
+            self._heartbeat.acknowledge(signs[SAVE_REQUEST])
+            self._asked = (signs[SAVE_REQUEST], iteration)
+        self._heartbeat.acknowledge(signs[PROFILE])
+        self._heartbeat.acknowledge(signs[CHECK])
+        decision = self._decide(signs, iteration, trained, now)
+        ask = ProfileAsk(signs[PROFILE], signs[PROFILED_STEPS], signs[PROFILED_RANK]) if signs[PROFILE] else None
+        return Agreed(decision, bool(signs[SAVE] or signs[SAVE_REQUEST]), bool(signs[WAITING]), ask, signs[CHECK])
+
+    def _look(self, own: list[int], trained: bool, save_is_due: bool, now: float) -> None:
+        kill, asked, over = look(self._limits, self._flag, self._attempt.stop_request, now)
+        own[KILL], own[SIGNAL], own[DURATION] = kill, asked, over
+        own[SAVE] = int(save_is_due)
+        if kill:
+            request = read_request(self._limits.kill_switch, "kill") or Request("kill")
+            own[STOP_REQUEST] = request.id
+            own[KILL] = WITHOUT_SAVING if request.kind == "kill-now" else 1
+        if self.lease is not None:
+            own[SUPERSEDED] = int(self.lease.lost)
+        if trained:
+            self._look_for_request(own)
+            self._look_for_profile(own)
+            check = self._take_request(self._paths.check_request, "compute-check")
+            own[CHECK] = check.id if check is not None else BY_HAND
+        else:  # a pause is for what begins: who has trained a step goes on
+            pause = pause_of(self._paths, self._attempt.job_id)
+            own[PAUSED] = int(pause is not None)
+            own[STOP_REQUEST] = own[STOP_REQUEST] or (pause.id if pause else BY_HAND)
+
+    def _look_for_request(self, own: list[int]) -> None:
+        path = self._paths.checkpoint_request
+        if not os.path.lexists(path):
+            return
+        request = read_request(path, "checkpoint") or Request("checkpoint")
+        if request.id in self._honoured:  # one that could not be removed
+            return
+        self._honoured.add(request.id)
+        own[SAVE], own[SAVE_REQUEST] = 1, request.id
+        tell(f"tr11: a checkpoint was asked for by {request}")
+        with suppress(OSError):  # it is not honoured twice
+            path.unlink()
+            self._honoured.discard(BY_HAND)
+
+    def _look_for_profile(self, own: list[int]) -> None:
+        request = self._take_request(self._paths.profile_request, "profile")
+        if request is not None:
+            # The other ranks' zeros are larger than no rank; this many there never are, so the profiler refuses it.
+            rank = LARGEST_NUMBER if request.rank == NO_RANK else request.rank
+            own[PROFILE], own[PROFILED_STEPS], own[PROFILED_RANK] = request.id, request.steps, rank
+
+    def _take_request(self, path: Path, kind: Kind) -> Request | None:
+        """A request that no one has honoured yet, removed; None where there is none, or only one by hand."""
+        if not os.path.lexists(path):
+            return None
+        request = read_request(path, kind) or Request(kind)
+        with suppress(OSError):
+            path.unlink()
+        if not request.id or request.id in self._honoured:
+            return None
+        self._honoured.add(request.id)
+        tell(f"tr11: a {kind} was asked for by {request}")
+        return request
+
+    def _decide(self, signs: list[int], iteration: int, trained: bool, now: float) -> StopDecision | None:
+        if signs[SUPERSEDED]:
+            words = self.lease.words() if self.lease is not None else "another trainer holds this run's lease"
+            return StopDecision("superseded", False, f"tr11: {words}", save=False)
+        if signs[PAUSED] and not signs[KILL]:
+            return StopDecision("pause", False, f"tr11: this run is paused ({self._paths.pause}): leaving untrained")
+        decision = decide(signs[: DURATION + 1], self._limits, iteration, trained, now)
+        if decision is not None and signs[KILL] == WITHOUT_SAVING:
+            return replace(decision, save=False, line=decision.line.replace("Exiting]", "Exiting without saving]"))
+        return decision
+
+    # ------------------------------------------------------------------ answering
+    def settle(self, saved_step: int | None, in_flight: int | None) -> None:
+        """RequestAnswer a request for a checkpoint once its save has ended. Costs nothing while there is none."""
+        if self._asked is None or in_flight == self._asked[1]:
+            return
+        (number, iteration), self._asked = self._asked, None
+        if not self._is_first or number == BY_HAND:
+            return
+        fine = saved_step == iteration
+        text = f"checkpoint of iteration {iteration}" if fine else f"the save at iteration {iteration} failed"
+        step = iteration if fine else None
+        leave_answer(self._paths, RequestAnswer(number, step, text, self._clock(), self._attempt.job_id))
+
+    # ------------------------------------------------------------------ drills
+    def enter(self, phase: str, iteration: int) -> None:
+        """Report a phase, and wait in it where this is a drill of that phase."""
+        self._heartbeat.beat(phase, iteration, at_once=self._hold is not None)  # a drill waits for the very iteration
+        if self._hold is not None:
+            self._hold.enter(phase, iteration)
+
+    def _data_are_held(self, iteration: int) -> bool:
+        return self._hold is not None and self._hold.keeps_data_away(iteration)
+
+    def _stop_is_seen(self) -> bool:
+        """Whether anything asks this attempt for something: what a drill's hold waits for."""
+        places = (
+            self._attempt.stop_request,
+            self._limits.kill_switch,
+            self._paths.checkpoint_request,
+            self._paths.pause,
+        )
+        return self._flag.received is not None or any(os.path.lexists(place) for place in places)

@@ -1,0 +1,104 @@
+"""Writing a pair over several lives of a process: going on, saving now and then, keeping what is finished."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from trainer.data.encode import EncodeTally
+from trainer.data.errors import DataError, InputFault
+from trainer.data.half_made import HalfMade, PreprocessProgress
+from trainer.data.indexed_resume import ResumableWriter
+
+SAVE_SECONDS = 15.0
+
+
+class PairWork:
+    """One life of a command that writes a pair: what was done before it, and what it has done so far."""
+
+    def __init__(self, half: HalfMade, writer: ResumableWriter, save_seconds: float, can_go_on: bool = True) -> None:
+        self._half, self._writer = half, writer
+        self._save_seconds, self._can_go_on = save_seconds, can_go_on
+        self._before = 0.0  # seconds of earlier lives
+        self._started = time.monotonic()
+        self._saved_at = self._started
+        # Replaced in one step, so that an interruption between any two steps finds both of one place.
+        self._done = (EncodeTally(), writer.written())
+        self._kept: PreprocessProgress | None = None  # what is on record, as far as this life knows
+
+    @property
+    def tally(self) -> EncodeTally:
+        """What was noticed so far, by this life and those before it."""
+        return self._done[0]
+
+    @property
+    def seconds(self) -> float:
+        """Seconds taken so far, by this life and those before it."""
+        return self._before + time.monotonic() - self._started
+
+    def begin(self, force: bool, tell: Callable[[str], None]) -> PreprocessProgress | None:
+        """What there is to go on from; None where it starts from the beginning, after saying why if something is left.
+
+        Raises DataError when it cannot be seen now what is left.
+        """
+        progress, reason = (None, None) if force or not self._can_go_on else self._half.read()
+        if self._writer.begin(progress.mark if progress else None):
+            assert progress is not None
+            self._before = progress.seconds
+            self._kept = progress
+            self._done = (progress.tally, self._writer.written())
+            return progress
+        if progress is not None:
+            reason = "its files are not as it left them"
+        self._half.remove()
+        if reason is not None:
+            tell(f"what an interrupted run left cannot be gone on with ({reason}): starting from the beginning")
+        return None
+
+    def did(self, tally: EncodeTally) -> None:
+        """All that the writer was given is finished work, of which this was noticed."""
+        self._done = (tally, self._writer.written())
+
+    def save_when_due(self) -> None:
+        """Save, unless the last save was a moment ago. Raises DataError."""
+        if time.monotonic() - self._saved_at >= self._save_seconds:
+            self.save()
+
+    def save(self, report: Mapping[str, Any] | None = None) -> None:
+        """Bring what is finished to disk, where a later run can go on from it. Raises DataError."""
+        tally, written = self._done
+        if self._can_go_on and written.mark.sequences:
+            progress = PreprocessProgress(tally, written.mark, self.seconds, report)
+            self._half.save(self._writer, written, progress)
+            self._kept = progress
+        self._saved_at = time.monotonic()
+
+    @contextmanager
+    def kept_on_failure(self, tell: Callable[[str], None], kept: Callable[[PreprocessProgress], str]) -> Iterator[None]:
+        """Save as much as the disk takes when the block fails, and say what is `kept`.
+
+        A fault of the input itself leaves nothing: the same command would only meet it again.
+        """
+        try:
+            yield
+        except InputFault:
+            self.forget()
+            raise
+        except BaseException:
+            with suppress(DataError):
+                self.save()
+            if self._kept is None:  # no save came to its end
+                self.forget()
+            else:
+                tell(
+                    f"kept: {kept(self._kept)}; the same command goes on from there, with --force it starts from the"
+                    " beginning"
+                )
+            raise
+
+    def forget(self) -> None:
+        """Leave nothing to go on from."""
+        self._writer.forget()
+        self._half.remove()

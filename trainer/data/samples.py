@@ -1,0 +1,264 @@
+"""The run's data as the loop wants it: a stream of training micro-batches, and one of every validation set."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+
+from trainer.config.card import TrainerConfig
+from trainer.config.data import DataSection, data_set_name
+from trainer.config.data_match import DataRecord, compare, data_facts, decide, probe_numbers
+from trainer.data.dataset import SampleSource, read_rows
+from trainer.data.errors import DataError
+from trainer.data.groups import DataGroup, Member, parse_groups, read_groups_file
+from trainer.data.indexed import IndexedDataset
+from trainer.data.order import OrderName
+from trainer.data.sources import SPLITS, PlannedSource, ReadOptions, plan_groups, plan_splits, weights_by_size
+from trainer.data.stream import EmptyStream, MicroBatchStream, SampleReader, SampleStream
+from trainer.data.workers import WorkerPool
+from trainer.parallel.mesh import Mesh
+
+
+@dataclass(frozen=True)
+class WantedData:
+    """What a run reads: named groups, or one mixture of prefixes in three shares; and how many samples of each."""
+
+    groups: Mapping[DataGroup, int]
+    prefixes: tuple[tuple[float, str], ...]
+    split: str
+    samples: Mapping[str, int]  # of the three shares
+    roles: Mapping[str, tuple[str, ...]]  # names of the sources to train, validate and test on
+
+    @property
+    def all_prefixes(self) -> tuple[str, ...]:
+        """Every pair that is read, once."""
+        named = [member.prefix for group in self.groups for member in group.members]
+        return tuple(dict.fromkeys([*named, *(prefix for _, prefix in self.prefixes)]))
+
+
+def wanted_data(config: TrainerConfig, test: bool = False) -> WantedData:
+    """What a card asks for; the test data too when `test`.
+
+    Samples: `batch.train_samples`; of every validation and test set `evaluation.iterations` global batches, the same
+    ones at each evaluation, so that its losses can be compared. Raises DataError: groups that cannot be parsed, data
+    without weights that cannot be opened.
+    """
+    data = config.data
+    evaluated = config.evaluation.iterations * config.batch.global_batch_size
+    samples = {"train": config.batch.train_samples, "valid": evaluated, "test": evaluated if test else 0}
+    if data.uses_groups or data.validate_each:
+        read = _groups_of if data.uses_groups else _groups_of_split
+        groups = {role: read(data, role) if samples[role] else () for role in SPLITS}
+        roles = {role: tuple(group.name for group in groups[role]) for role in SPLITS}
+        names = [name for role in SPLITS for name in roles[role]]
+        for name in names:
+            if names.count(name) > 1:
+                raise DataError(f"data group {name} is used for two purposes; give each group a name of its own")
+        return WantedData({group: samples[role] for role in SPLITS for group in groups[role]}, (), "", {}, roles)
+    roles = {role: (role,) if samples[role] else () for role in SPLITS}
+    return WantedData({}, _weighted(data), data.split, samples, roles)
+
+
+def _groups_of(data: DataSection, role: str) -> tuple[DataGroup, ...]:
+    """The groups of one purpose, from the card or from the file that it names."""
+    file = {"train": data.train_groups_file, "valid": data.valid_groups_file, "test": data.test_groups_file}[role]
+    written = {"train": [data.train_group or ""], "valid": data.valid_groups, "test": data.test_groups}[role]
+    groups = read_groups_file(file) if file is not None else parse_groups(written)
+    if role == "train" and len(groups) != 1:
+        raise DataError(f"{file} holds {len(groups)} groups, and the training reads exactly one: leave one in it")
+    return groups
+
+
+def _weighted(data: DataSection) -> tuple[tuple[float, str], ...]:
+    """Weight and prefix of each data set; by their sizes where the card gives no weights."""
+    weights = data.weights if data.weights is not None else weights_by_size(data.prefixes, data.implementation)
+    return tuple(zip(weights, data.prefixes, strict=True))
+
+
+def _groups_of_split(data: DataSection, role: str) -> tuple[DataGroup, ...]:
+    """The share of one purpose as the mixture of all prefixes; to validate, each of them by itself as well."""
+    shares = [float(share) for share in data.split.split(",")]
+    before = sum(shares[: SPLITS.index(role)])
+    start, end = before / sum(shares), (before + shares[SPLITS.index(role)]) / sum(shares)
+    if start == end:
+        return ()
+    mixture = [Member(weight, prefix, start, end) for weight, prefix in _weighted(data) if weight > 0]
+    groups = [DataGroup(role, tuple(mixture))]
+    if role == "valid":
+        groups += [DataGroup(f"valid_{data_set_name(part.prefix)}", (replace(part, weight=1.0),)) for part in mixture]
+    return tuple(groups)
+
+
+def plan_data(
+    config: TrainerConfig,
+    wanted: WantedData,
+    *,
+    is_builder: bool = True,
+    barrier: Callable[[], None] = lambda: None,
+) -> dict[str, PlannedSource]:
+    """Plan every source, and as the builder build its index maps. Raises DataError: missing, damaged, too short."""
+    reading = ReadOptions(
+        config.model.sequence_length,
+        config.run.seed,
+        config.tokenizer.padded_vocabulary_size,
+        config.data.cache,
+        config.data.implementation,
+    )
+    if wanted.groups:
+        return plan_groups(wanted.groups, reading, is_builder=is_builder, barrier=barrier)
+    return plan_splits(wanted.prefixes, wanted.split, wanted.samples, reading, is_builder=is_builder, barrier=barrier)
+
+
+def missing_test_share(config: TrainerConfig) -> str:
+    """Why the test share of `data.split` cannot be evaluated; empty when it can, or when the card names test groups.
+
+    In small data that share is often empty, which must not refuse a training. Builds its index maps: rank 0 asks.
+    """
+    if config.data.uses_groups:
+        return ""
+    wanted = wanted_data(config, test=True)
+    groups = {group: count for group, count in wanted.groups.items() if group.name in wanted.roles["test"]}
+    shares = {} if wanted.groups else {"test": wanted.samples["test"]}
+    try:
+        plan_data(config, replace(wanted, groups=groups, samples=shares))
+    except DataError as error:
+        return str(error)
+    return ""
+
+
+@dataclass
+class Samples:
+    """Sources of this rank's replica. A rank of an inner stage reads nothing, and gets empty streams.
+
+    `micro_batch_size`: of validation and test; that of the training is given to `train`, and grows with the batch.
+    Worker processes start with the first stream that needs them, and end with `close` or with this process.
+    """
+
+    plans: Mapping[str, PlannedSource]
+    roles: Mapping[str, tuple[str, ...]]
+    micro_batch_size: int
+    replica: int
+    replicas: int
+    order: OrderName = "single"
+    workers: int = 0
+    valid_workers: int = 0
+    _pools: dict[str, WorkerPool] = field(default_factory=dict, init=False)
+    _opened: dict[str, SampleSource] = field(default_factory=dict, init=False)
+
+    def train(self, consumed_samples: int, micro_batch_size: int | None = None) -> MicroBatchStream:
+        """Micro-batches from `consumed_samples` on. Raises DataError when none is left."""
+        name = self.roles["train"][0]
+        return self._stream(name, consumed_samples, self.order, "train", self.workers, micro_batch_size)
+
+    def valid_groups(self) -> tuple[str, ...]:
+        """Names of the validation sets, in the order of the card, the same on every rank; `valid` without groups."""
+        return self.roles["valid"]
+
+    def valid(self, name: str = "valid") -> MicroBatchStream:
+        """The micro-batches of one validation set, from the first one: each evaluation sees the same samples."""
+        return self._stream(name, 0, "single", "valid", self.valid_workers)
+
+    def test_groups(self) -> tuple[str, ...]:
+        """Names of the test sets; none unless the samples were opened for tests."""
+        return self.roles["test"]
+
+    def test(self, name: str = "test") -> MicroBatchStream:
+        """The micro-batches of one test set, from the first one."""
+        return self._stream(name, 0, "single", "valid", self.valid_workers)
+
+    def source(self, name: str) -> SampleSource:
+        """One source by name, read by this process: samples by number. Raises DataError for an unknown name."""
+        if name not in self.plans:
+            known = ", ".join(name for names in self.roles.values() for name in names)
+            raise DataError(f"there is no data named {name!r}; there are {known or 'none'}")
+        if name not in self._opened:
+            self._opened[name] = self.plans[name].open()
+        return self._opened[name]
+
+    def digest(self, number: int) -> str | None:
+        """A digest of one training sample's tokens; None when there are not so many, or none are read here."""
+        name = self.roles["train"][0]
+        if name not in self.plans or number >= len(self.source(name)):
+            return None
+        row = read_rows(self.source(name), np.array([number]))[0]
+        return hashlib.blake2b(row.astype("<i8").tobytes(), digest_size=8).hexdigest()
+
+    def close(self) -> None:
+        """End the worker processes. Idempotent."""
+        while self._pools:
+            self._pools.popitem()[1].close()
+
+    def _stream(
+        self, name: str, consumed_samples: int, order: OrderName, pool: str, workers: int, size: int | None = None
+    ) -> MicroBatchStream:
+        if name not in self.plans:
+            if not any(name in names for names in self.roles.values()):
+                raise DataError(f"there is no data named {name!r}")
+            return EmptyStream(consumed_samples)
+        reader: SampleReader | SampleSource = self._pool(pool, workers).reader(name) if workers else self.source(name)
+        return SampleStream(
+            reader,
+            size or self.micro_batch_size,
+            dp_rank=self.replica,
+            dp_size=self.replicas,
+            consumed_samples=consumed_samples,
+            order=order,
+        )
+
+    def _pool(self, purpose: str, workers: int) -> WorkerPool:
+        if purpose not in self._pools:
+            self._pools[purpose] = WorkerPool(self.plans, workers)
+        return self._pools[purpose]
+
+
+def record_of(config: TrainerConfig, samples: Samples) -> DataRecord:
+    """What a checkpoint keeps of this training's data; called where training data is read."""
+    probes = ((number, samples.digest(number)) for number in probe_numbers(config.batch.train_samples))
+    return DataRecord(data_facts(config), tuple((number, digest) for number, digest in probes if digest is not None))
+
+
+def match_data(
+    config: TrainerConfig, samples: Samples, cursor: Mapping[str, Any], place: str, is_own: bool
+) -> list[str]:
+    """Compare the data with what the checkpoint `place` was trained on; returns the lines to say.
+
+    `is_own`: of this run; another run's data may differ, and is only told. Raises DataMismatch.
+    """
+    record = DataRecord.of(cursor)
+    if record is None:
+        return [f"{place} does not say what data it was trained on: whether it is the card's was not compared"]
+    differences = compare(record, data_facts(config), samples.digest)
+    return decide(differences, config.data.on_resume if is_own else "switch", place)
+
+
+def open_samples(config: TrainerConfig, mesh: Mesh, needs_data: bool, *, test: bool = False) -> Samples:
+    """Open the data sets; rank 0 builds their index maps. Collective. Raises DataError: missing, damaged, too short."""
+    wanted = wanted_data(config, test)  # on every rank, so that bad data is refused by all and no one waits
+    plans: dict[str, PlannedSource] = {}
+    is_builder = dist.get_rank() == 0
+
+    def barrier() -> None:
+        """On the processors: the builder may take longer than a GPU's operation may."""
+        dist.barrier(group=mesh.cpu_group)
+
+    if needs_data or is_builder:
+        plans = plan_data(config, wanted, is_builder=is_builder, barrier=barrier)
+    else:
+        for prefix in wanted.all_prefixes:
+            IndexedDataset(prefix, config.data.implementation)
+        barrier()
+    return Samples(
+        plans=plans if needs_data else {},
+        roles=wanted.roles,
+        micro_batch_size=config.batch.micro_batch_at(config.batch.global_batch_size),
+        replica=mesh.data_rank,
+        replicas=mesh.data,
+        order=config.data.order,
+        workers=config.data.workers,
+        valid_workers=config.data.valid_workers,
+    )

@@ -1,0 +1,70 @@
+"""What a step's time was worth: TFLOPs by the original's formula, model FLOPs, and their share of the device's peak."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from trainer.config.card import TrainerConfig
+from trainer.metrics.writer import Interval, StepSurroundings
+from trainer.parallel.mesh import Mesh
+from trainer.schedule.devices import peak_tflops
+from trainer.schedule.flops import Utilization, counted_gigaflops, mixed_peak, tflops_per_gpu, utilization
+from trainer.schedule.progress import Progress
+
+
+class Account:
+    """Turns the sums of a log interval into rates. One for each training."""
+
+    def __init__(self, config: TrainerConfig, mesh: Mesh):
+        self._model, self._rows = config.model, config.tokenizer.padded_vocabulary_size
+        self._world_size, self._replicas = mesh.world_size, mesh.data
+        name = torch.cuda.get_device_name(mesh.device) if mesh.device.type == "cuda" else None
+        self.device = name or "cpu"
+        self._peak = None if name is None else peak_tflops(name, config.precision.dtype)
+        if config.precision.float8 and name is not None:
+            self._peak = mixed_peak(self._model, self._rows, self._peak, peak_tflops(name, "float8"))
+
+    def tflops(self, interval: Interval) -> float:
+        """TFLOPs of each worker by the original's formula, recomputation counted."""
+        length = interval.tokens // max(1, interval.samples)
+        return tflops_per_gpu(
+            self._model,
+            self._rows,
+            interval.samples / interval.steps,
+            interval.seconds / interval.steps,
+            self._world_size,
+            length,
+        )
+
+    def numbers(self, interval: Interval) -> dict[str, Any]:
+        """For the machine-readable record: operations per second and utilisation, None where the peak is unknown."""
+        found = self._utilization(interval)
+        return {
+            "model_tflops": found.model_tflops,
+            "hardware_tflops": found.hardware_tflops,
+            "mfu": found.mfu,
+            "hfu": found.hfu,
+            "device": self.device,
+        }
+
+    def surroundings(self, interval: Interval, progress: Progress) -> StepSurroundings:
+        """What TensorBoard shows beside the record."""
+        return StepSurroundings(
+            self._replicas,
+            self._model.sequence_length,
+            self.gigaflops(progress.consumed_samples),
+            self._utilization(interval).mfu,
+            {name: seconds / interval.steps for name, seconds in interval.timers.items()},
+        )
+
+    def gigaflops(self, samples: int) -> float:
+        """The original's axis of work done."""
+        return counted_gigaflops(self._model, self._rows, samples)
+
+    def _utilization(self, interval: Interval) -> Utilization:
+        length = interval.tokens // max(1, interval.samples)
+        return utilization(
+            self._model, self._rows, interval.samples, interval.seconds, self._world_size, self._peak, length
+        )

@@ -1,0 +1,223 @@
+"""One record per log interval: the log line, `metrics.jsonl`, and TensorBoard (tags of Megatron-DeepSpeed).
+
+Only the last rank writes, as in the original: it holds the loss. Reading these files back is `trainer.contract.paths`'s
+work.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from trainer.config.card import LoggingSection
+from trainer.contract.attempt import tell
+from trainer.contract.files import append_line
+from trainer.contract.logline import StepRecord, format_step, format_validation
+from trainer.contract.paths import RunPaths
+from trainer.contract.sharing import make_shared
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+
+@dataclass
+class Interval:
+    """Running sums between two log lines. `tokens` counts what was trained on: cut samples count as cut."""
+
+    steps: int = 0
+    loss: float = 0.0
+    seconds: float = 0.0
+    skipped: int = 0
+    nan: int = 0
+    samples: int = 0
+    tokens: int = 0
+    zeros: int = 0
+    timers: dict[str, float] = field(default_factory=dict)
+
+    def add(self, loss: float, seconds: float, samples: int, tokens: int, skipped: bool, zeros: int | None) -> None:
+        self.steps += 1
+        self.loss += loss
+        self.seconds += seconds
+        self.samples += samples
+        self.tokens += tokens
+        self.skipped += int(skipped)
+        self.nan += int(not math.isfinite(loss))
+        self.zeros += zeros or 0
+
+    def time(self, name: str, seconds: float) -> None:
+        """Add to one of the timers, which TensorBoard shows per step."""
+        self.timers[name] = self.timers.get(name, 0.0) + seconds
+
+
+@dataclass(frozen=True)
+class StepSurroundings:
+    """What TensorBoard shows besides the record. `gigaflops`: 6 x tokens x parameters / 1e9, without embeddings.
+
+    `timers`: seconds per step, by name. `utilisation`: model FLOPs over the peak, None on an unknown device.
+    """
+
+    data_parallel: int
+    sequence_length: int
+    gigaflops: float
+    utilisation: float | None
+    timers: dict[str, float]
+
+
+@dataclass
+class MetricsWriter:
+    """Writes the records of one attempt. `is_writer` is True on exactly one rank; elsewhere every call does nothing.
+
+    After `open`, a file that cannot be written (disk full, folder gone) is said once and never ends a training:
+    `metrics.jsonl` is tried again at every record, TensorBoard is left alone until the next attempt.
+    """
+
+    paths: RunPaths
+    job_id: str
+    is_writer: bool
+    logging: LoggingSection
+    world_size: int
+    _events: SummaryWriter | None = field(default=None, init=False)
+    _marked_restart: bool = field(default=False, init=False)
+    _complained: bool = field(default=False, init=False)
+
+    def open(self) -> None:
+        """Create the log folders and the event file. Raises OSError when the run directory refuses them."""
+        if not self.is_writer:
+            return
+        make_shared(self.paths.logs)
+        if self.logging.tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._events = SummaryWriter(log_dir=str(self.paths.tensorboard), max_queue=self.logging.tensorboard_queue)
+
+    def settings(self, values: Mapping[str, Any], iteration: int) -> None:
+        """Put every setting of the run card into the event file, as text."""
+        with self._tensorboard() as events:
+            if events is None:
+                return
+            for section, keys in values.items():
+                for key, value in keys.items() if isinstance(keys, Mapping) else ():
+                    events.add_text(f"{section}.{key}", json.dumps(value), global_step=iteration)
+
+    def step(self, record: StepRecord, extra: Mapping[str, Any], around: StepSurroundings) -> None:
+        """Print the log line and append the record, with `extra`, to both machine-readable logs."""
+        if not self.is_writer:
+            return
+        tell(format_step(record))
+        self._append({"kind": "step", **asdict(record), **extra})
+        if record.iteration % self.logging.tensorboard_interval:
+            return
+        with self._tensorboard() as events:
+            if events is not None:
+                self._progress(events, record, around.gigaflops)
+                self._rates(events, record, around)
+
+    def validation(
+        self, group: str, iteration: int, samples: int, tokens: int, loss: float, gigaflops: float, prefix: str = ""
+    ) -> None:
+        """Report one validation group's mean loss; `prefix` names an evaluation out of turn in the log line."""
+        if not self.is_writer:
+            return
+        tell(format_validation(prefix or group, iteration, loss))
+        perplexity = math.exp(min(20.0, loss)) if math.isfinite(loss) else math.nan
+        self._append(
+            {"kind": "validation", "name": group, "iteration": iteration, "lm_loss": loss, "perplexity": perplexity}
+        )
+        with self._tensorboard() as events:
+            if events is None:
+                return
+            values = [("lm loss validation", loss)]
+            if self.logging.tensorboard_validation_perplexity:
+                values.append(("lm loss validation ppl", perplexity))
+            for tag, value in values:
+                full = f"lm-loss-validation/{group}/{tag}"
+                events.add_scalar(full, value, iteration)
+                events.add_scalar(f"{full} vs samples", value, samples)
+                events.add_scalar(f"{full} vs tokens", value, tokens)
+                events.add_scalar(f"{full} vs gigaflos (without embeddings)", value, gigaflops)
+
+    def event(self, kind: str, values: Mapping[str, Any]) -> None:
+        """Append a record of another kind (a spike, a roll-back, a skipped range) to `metrics.jsonl`."""
+        if self.is_writer:
+            self._append({"kind": kind, **values})
+
+    def close(self) -> None:
+        """Flush and close the event file."""
+        if self._events is not None:
+            self._events.close()
+
+    def _append(self, value: dict[str, Any]) -> None:
+        # NaN is not JSON: readers in other languages would refuse the whole line.
+        clean = {key: _jsonable(item) for key, item in value.items()}
+        line = json.dumps({**clean, "time": time.time(), "job_id": self.job_id}, allow_nan=False)
+        try:
+            append_line(self.paths.metrics, line)
+        except OSError as error:
+            if not self._complained:
+                self._complained = True
+                tell(f"tr11: WARNING: metrics cannot be written, the training goes on: {error}")
+
+    @contextmanager
+    def _tensorboard(self) -> Iterator[SummaryWriter | None]:
+        """The event writer, or None. Its own thread meets the full disk; the fault comes up here, at a later record."""
+        try:
+            yield self._events
+        except Exception as error:  # whatever the library raises
+            self._events = None
+            tell(f"tr11: WARNING: TensorBoard cannot be written and stops until the next attempt: {error}")
+
+    def _progress(self, events: SummaryWriter, record: StepRecord, gigaflops: float) -> None:
+        add, iteration, logging = events.add_scalar, record.iteration, self.logging
+        samples, tokens = record.consumed_samples, record.consumed_tokens
+        add("steps-vs-samples/y=steps,x=samples", iteration, samples)
+        add("steps-vs-samples/y=samples,x=steps", samples, iteration)
+        add("steps-vs-tokens/y=steps,x=tokens", iteration, tokens)
+        add("steps-vs-tokens/y=tokens,x=steps", tokens, iteration)
+        values = {
+            "learning-rate/learning-rate": record.learning_rate if logging.tensorboard_learning_rate else None,
+            "batch-size/batch-size": record.global_batch_size if logging.tensorboard_batch_size else None,
+            "lm-loss-training/lm loss": record.lm_loss,
+            "loss-scale/loss-scale": record.loss_scale if logging.tensorboard_loss_scale else None,
+            "grad-norm/grad-norm": record.grad_norm,
+            "num-zeros/num-zeros": record.num_zeros if logging.zeros_in_gradient else None,
+            "params-norm/params-norm": record.params_norm,
+        }
+        for tag, value in values.items():
+            if value is None:
+                continue
+            add(tag, value, iteration)
+            add(f"{tag} vs samples", value, samples)
+            if not tag.startswith("batch-size"):
+                add(f"{tag} vs tokens", value, tokens)
+        add("lm-loss-training/lm loss vs gigaflos (without embeddings)", record.lm_loss, gigaflops)
+        if record.curriculum_length is not None:
+            add("curriculum_seqlen", record.curriculum_length, iteration)
+
+    def _rates(self, events: SummaryWriter, record: StepRecord, around: StepSurroundings) -> None:
+        add, iteration, replicas = events.add_scalar, record.iteration, around.data_parallel
+        length = record.curriculum_length or around.sequence_length
+        tokens_per_second = record.samples_per_second * length
+        add("iteration-time/iteration-time", record.seconds_per_iteration, iteration)
+        add("iteration-time/iteration-time vs samples", record.seconds_per_iteration, record.consumed_samples)
+        add("iteration-time/iteration-time vs tokens", record.seconds_per_iteration, record.consumed_tokens)
+        add("iteration-time/samples per second", record.samples_per_second, iteration)
+        add("iteration-time/samples per second per replica", record.samples_per_second / replicas, iteration)
+        add("iteration-time/tokens per second", tokens_per_second, iteration)
+        add("iteration-time/tokens per second per replica", tokens_per_second / replicas, iteration)
+        add("iteration-time/TFLOPs per gpu (estimated)", record.tflops, iteration)
+        if around.utilisation is not None:
+            add("iteration-time/model FLOPs utilisation", around.utilisation, iteration)
+        for name, seconds in around.timers.items() if self.logging.tensorboard_timers else ():
+            add(f"time/{name}-time", seconds, iteration)
+        # The original's restart marker: the world size once, then zero at the next line.
+        add("iteration-time/world_size", 0 if self._marked_restart else self.world_size, iteration)
+        self._marked_restart = True
+
+
+def _jsonable(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

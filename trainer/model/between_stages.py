@@ -1,0 +1,103 @@
+"""What travels between pipeline stages: of hidden states that all tensor ranks hold, each sends a share.
+
+Without sequence parallelism the tensor ranks of a stage hold the same hidden states, and the same gradients of them.
+Each sends one of `tensor` parts over the network, as do the gradients on their way back; the receiving stage joins the
+parts, where tensor ranks are neighbours. No bit changes. With sequence parallelism what they hold is a share already.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from trainer.config.card import TrainerConfig
+from trainer.config.tensor_shares import sends_shares
+from trainer.model.documents import DocumentRules, Stream, hidden_of, joined
+from trainer.parallel.comm import share_of, whole_of
+from trainer.parallel.mesh import Mesh
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+@dataclass(frozen=True)
+class StageBorders:
+    """The two ends of a worker's stage. `group` is None where whole hidden states are sent."""
+
+    mesh: Mesh
+    hidden_size: int
+    group: ProcessGroup | None
+
+    @classmethod
+    def of(cls, mesh: Mesh, hidden_size: int) -> StageBorders:
+        cuts = sends_shares(mesh.pipeline, mesh.tensor, mesh.sequence_parallel, hidden_size)
+        return cls(mesh, hidden_size, mesh.tensor_group if cuts else None)
+
+    def enter(self, stream: Stream) -> Stream:
+        """What a stage's layers take, of what came from the stage before."""
+        if self.group is None:
+            return stream
+        share, documents = hidden_of(stream)
+        return joined(_Join.apply(share, self.hidden_size, self.group), documents)
+
+    def leave(self, stream: Stream) -> Stream:
+        """What is sent to the next stage, of what a stage's layers gave."""
+        if self.group is None:
+            return stream
+        hidden, documents = hidden_of(stream)
+        return joined(_Cut.apply(hidden, self.group), documents)
+
+
+@dataclass(frozen=True)
+class MessageShape:
+    """What one micro batch's message consists of: shape and dtype of each tensor, hidden states first."""
+
+    shapes: tuple[tuple[tuple[int, ...], torch.dtype], ...]
+
+    @classmethod
+    def of(cls, borders: StageBorders, micro_batch: tuple[int, int], config: TrainerConfig) -> MessageShape:
+        """Of a micro batch of so many samples and tokens of each."""
+        samples, length = micro_batch
+        mesh = borders.mesh
+        own = length // mesh.tensor if mesh.sequence_parallel else length
+        hidden: tuple[int, ...] = (own, borders.hidden_size)
+        if borders.group is not None:
+            hidden = (own * borders.hidden_size // mesh.tensor,)
+        found: list[tuple[tuple[int, ...], torch.dtype]] = [((samples, *hidden), DTYPES[config.precision.dtype])]
+        if DocumentRules.of(config.data) is not None:
+            found.append(((samples, length), torch.int32))
+        return cls(tuple(found))
+
+    def empty(self, device: torch.device) -> list[Tensor]:
+        """Room for one message."""
+        return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self.shapes]
+
+
+class _Cut(torch.autograd.Function):
+    """[batch, sequence, features] -> this rank's share of its elements, [batch, sequence x features / tensor]."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, group: ProcessGroup) -> Tensor:
+        ctx.shape, ctx.group = hidden.shape, group
+        return share_of(hidden, group).view(hidden.shape[0], -1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return whole_of(gradient, ctx.shape, ctx.group), None
+
+
+class _Join(torch.autograd.Function):
+    """The inverse of `_Cut`."""
+
+    @staticmethod
+    def forward(ctx: Any, share: Tensor, features: int, group: ProcessGroup) -> Tensor:
+        ctx.shape, ctx.group = share.shape, group
+        batch, part = share.shape
+        return whole_of(share, torch.Size((batch, part * group.size() // features, features)), group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return share_of(gradient, ctx.group).view(ctx.shape), None, None

@@ -1,0 +1,59 @@
+"""Norms of whole logical tensors, of which tensor ranks hold slices and ZeRO-1's partitions hold runs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trainer.optim.interface import PartitionShare
+from trainer.parallel.mesh import Mesh
+
+
+class TensorNorms:
+    """Sums of squares of every tensor of the model, added up over all ranks in one reduction. Making one is collective.
+
+    `kinds`: how many sums there are of each tensor. `idle`: names whose copies on this rank are not counted, because
+    the first stage's are (tied weights). The sums are a table, fp64 [tensor ranks, kinds, tensors]: a row holds what
+    one tensor rank's slices come to. Every rank reads the same table, so copies of a weight get the same norms, bit by
+    bit.
+    """
+
+    def __init__(self, mesh: Mesh, shares: Iterable[PartitionShare], kinds: int, idle: Collection[str] = ()):
+        self._mesh, self._idle = mesh, frozenset(idle)
+        known = {share.name: (share.whole_numel, share.is_sharded) for share in shares}
+        if mesh.world_size > 1:
+            everywhere: list[dict[str, tuple[int, bool]]] = [{}] * mesh.world_size
+            dist.all_gather_object(everywhere, known, group=mesh.cpu_group)
+            known = {name: facts for part in everywhere for name, facts in part.items()}
+        self.number = {name: number for number, name in enumerate(sorted(known))}
+        facts = [known[name] for name in self.number]
+        self.elements = torch.tensor([numel for numel, _ in facts], dtype=torch.float64, device=mesh.device)
+        self.is_sharded = torch.tensor([sharded for _, sharded in facts], dtype=torch.bool, device=mesh.device)
+        self._sums = torch.zeros((mesh.tensor, kinds, len(known)), dtype=torch.float64, device=mesh.device)
+
+    def clear(self) -> None:
+        """Begin a step."""
+        self._sums.zero_()
+
+    def add(self, kind: int, share: PartitionShare, values: Tensor) -> None:
+        """Count some elements of a tensor, which are widened to fp64 for it. Not collective."""
+        if share.name not in self._idle:
+            wide = values.double()
+            self._sums[self._mesh.tensor_rank, kind, self.number[share.name]] += torch.dot(wide, wide)
+
+    def reduce(self) -> None:
+        """Add up what all ranks counted. Collective."""
+        if self._mesh.world_size > 1:
+            dist.all_reduce(self._sums)
+
+    def whole(self, kind: int) -> Tensor:
+        """Norms of whole tensors, fp64 [tensors]. What all tensor ranks hold alike counts once."""
+        rows = self._sums[:, kind]
+        return torch.where(self.is_sharded, rows.sum(0), rows[0]).sqrt()
+
+    def of_slice(self, kind: int) -> Tensor:
+        """Norms of this tensor rank's slices alone, fp64 [tensors]."""
+        return self._sums[self._mesh.tensor_rank, kind].sqrt()

@@ -1,0 +1,150 @@
+"""Doing one thing on all ranks so that either it succeeds everywhere or every rank raises the same error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+
+from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.files import host_name
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Fault:
+    """What went wrong, on which rank of the crew; `host` is the host of the rank that says so."""
+
+    rank: int
+    text: str
+    host: str
+
+
+@dataclass(frozen=True)
+class RankGroup:
+    """The ranks that save or load together. Without a process group it is this process alone.
+
+    `group`: a group with a CPU back-end over all ranks; None is the default group when there is one.
+    """
+
+    group: dist.ProcessGroup | None = None
+
+    @property
+    def alone(self) -> bool:
+        return not (dist.is_available() and dist.is_initialized())
+
+    @property
+    def rank(self) -> int:
+        return 0 if self.alone else dist.get_rank(self.group)
+
+    @property
+    def size(self) -> int:
+        return 1 if self.alone else dist.get_world_size(self.group)
+
+    def each(self, what: str, action: Callable[[], T]) -> T:
+        """Run `action` on every rank and return this rank's result; doubles as a barrier.
+
+        If it fails anywhere, every rank raises one CheckpointError "`what`: rank R on HOST: fault". The action may hold
+        one collective operation, as its first statement, if that fails on all ranks together.
+        """
+        value, fault = self._attempt(action)
+        faults = self.gather(fault)
+        first = next((fault for fault in faults if fault is not None), None)
+        if first is not None:
+            teller = faults[first.rank]  # the failing rank's own report names its host
+            raise CheckpointError(f"{what}: {self._place(teller or first)}{first.text}")
+        return cast(T, value)
+
+    def on_first(self, what: str, action: Callable[[], T]) -> T:
+        """Run `action` on rank 0 and give its result to all; a failure is raised on all ranks."""
+        value, fault = self.broadcast(self._attempt(action) if self.rank == 0 else (None, None))
+        if fault is not None:
+            raise CheckpointError(f"{what}: {self._place(fault)}{fault.text}")
+        return cast(T, value)
+
+    def _place(self, fault: _Fault) -> str:
+        return "" if self.alone else f"rank {fault.rank} on {fault.host}: "
+
+    def _attempt(self, action: Callable[[], T]) -> tuple[T | None, _Fault | None]:
+        try:
+            return action(), None
+        except CheckpointException as error:  # a BaseException of torch; it carries the failing ranks' own errors
+            rank, (cause, _) = min(error.failures.items(), key=lambda item: item[0])
+            return None, _Fault(rank, one_line(cause), host_name())
+        except Exception as error:
+            return None, _Fault(self.rank, one_line(error), host_name())
+
+    def gather(self, value: T) -> list[T]:
+        """Every rank's value, by rank. Raises CheckpointError when a rank is lost."""
+        if self.alone:
+            return [value]
+        values: list[Any] = [None] * self.size
+        _guarded(lambda: dist.all_gather_object(values, value, group=self.group))
+        return values
+
+    def collect(self, value: T) -> list[T]:
+        """Every rank's value, by rank, on rank 0; elsewhere nothing. Raises CheckpointError when a rank is lost."""
+        if self.alone:
+            return [value]
+        values: list[Any] | None = [None] * self.size if self.rank == 0 else None
+        _guarded(lambda: dist.gather_object(value, values, dst=self._first, group=self.group))
+        return values or []
+
+    def deal(self, what: str, action: Callable[[], list[T]]) -> T:
+        """Run `action` on rank 0, and give each rank its element of the list; a failure is raised on all ranks."""
+        dealt, fault = self._attempt(action) if self.rank == 0 else (None, None)
+        mine: list[Any] = [(dealt[0], None) if dealt else (None, fault)]
+        if not self.alone:
+            hands = [(hand, None) for hand in dealt] if dealt else [(None, fault)] * self.size
+            sent = hands if self.rank == 0 else None
+            _guarded(lambda: dist.scatter_object_list(mine, sent, src=self._first, group=self.group))
+        value, fault = mine[0]
+        if fault is not None:
+            raise CheckpointError(f"{what}: {self._place(fault)}{fault.text}")
+        return cast(T, value)
+
+    def all_true(self, flag: bool) -> bool:
+        """Whether the flag is set on every rank; one small collective. Raises CheckpointError when a rank is lost."""
+        if self.alone:
+            return flag
+        flags = torch.tensor([flag], dtype=torch.int32)
+        _guarded(lambda: dist.all_reduce(flags, dist.ReduceOp.MIN, group=self.group))
+        return bool(flags.item())
+
+    def broadcast(self, value: T) -> T:
+        """Rank 0's value. Raises CheckpointError when a rank is lost."""
+        if self.alone:
+            return value
+        values = [value]
+        _guarded(lambda: dist.broadcast_object_list(values, src=self._first, group=self.group))
+        return values[0]
+
+    @property
+    def _first(self) -> int:
+        """The global rank of the crew's rank 0."""
+        return 0 if self.group is None else dist.get_global_rank(self.group, 0)
+
+
+def _guarded(collective: Callable[[], object]) -> None:
+    try:
+        collective()
+    except RuntimeError as error:
+        raise CheckpointError(f"the ranks lost each other during a checkpoint operation: {one_line(error)}") from error
+
+
+def lost_a_rank(error: BaseException) -> bool:
+    """Whether it says that the ranks have lost each other, so that there is nothing to go on with."""
+    return isinstance(error.__cause__, RuntimeError)
+
+
+def one_line(error: BaseException) -> str:
+    """An exception as one line: the reason and the file for an OSError, else the type's name and its text."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    text = " ".join(str(error).split())[:300]
+    return text if isinstance(error, ValueError) and text else f"{type(error).__name__}: {text}"

@@ -1,0 +1,78 @@
+"""DeepSpeed, as this trainer imports it: quietly, without its own choice of device, and with the changes below."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import deepspeed
+    import deepspeed.ops
+    from deepspeed.accelerator import get_accelerator
+    from deepspeed.comm.torch import TorchBackend
+    from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
+    from deepspeed.runtime import bf16_optimizer
+    from deepspeed.runtime.pipe import schedule as instructions
+    from deepspeed.runtime.pipe.engine import PipelineEngine
+    from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
+    from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
+
+from trainer.optim.accumulate import add_to_accumulated
+
+__all__ = [
+    "LayerSpec",
+    "PipeModelDataParallelTopology",
+    "PipelineEngine",
+    "PipelineModule",
+    "TiedLayerSpec",
+    "TorchBackend",
+    "deepspeed",
+    "get_accelerator",
+    "instructions",
+    "quiet",
+]
+
+
+def _of_rank_0(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A computation of the clip norm, whose result on rank 0 counts everywhere; in host memory. Collective.
+
+    Each replica adds the squares over a group of its own, and NCCL may add in another order for each group. Gradients
+    that were clipped by norms one unit in the last place apart would pull the copies of a weight apart.
+
+    It is read of the device once, for all that the host decides by it: whether it is finite, whether to clip.
+    """
+
+    @wraps(norm)
+    def agreed(*arguments: Any, **options: Any) -> Tensor:
+        found = norm(*arguments, **options)
+        dist.broadcast(found, 0)
+        return found.cpu()
+
+    return agreed
+
+
+# The two places where the library takes the norm that it clips with: for bf16, and for fp16 and fp32.
+bf16_optimizer.get_global_norm_of_tensors = _of_rank_0(bf16_optimizer.get_global_norm_of_tensors)
+DeepSpeedZeroOptimizer.scaled_global_norm = _of_rank_0(DeepSpeedZeroOptimizer.scaled_global_norm)
+bf16_optimizer.BF16_Optimizer._update_hp_grad = add_to_accumulated
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Build without the library's start-up prints, and without autograd: it broadcasts tied weights as it builds."""
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        yield

@@ -1,0 +1,144 @@
+"""The model's layers as DeepSpeed's pipeline has them: dealt to stages, a part or several of each worker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from trainer.config.card import TrainerConfig
+from trainer.config.recompute_choice import recomputed_part
+from trainer.model.between_stages import StageBorders
+from trainer.model.block import TransformerBlock
+from trainer.model.documents import Stream
+from trainer.model.gpt import TIED_KEY, Layer, replicated_parameters
+from trainer.model.recompute import recompute_function
+from trainer.parallel.gradient_copies import sum_copies
+from trainer.parallel.mesh import Mesh
+from trainer.pipeline.library import LayerSpec, PipelineModule, PipeModelDataParallelTopology, TiedLayerSpec
+
+
+class StageModule(PipelineModule):
+    """The layers of one worker: of its stage, or of each of the parts that the stage is cut in.
+
+    One part at a time is active: what DeepSpeed knows of a module, `forward` above all, is of that part. Part c of
+    stage s is number c x stages + s of the model. It also sums, once per step, the tensor ranks' shares of replicated
+    parameters' gradients.
+    """
+
+    num_stages: int  # the library's own, as are these
+    forward_funcs: list[Any]
+    is_checkpointable_results: list[bool]
+    is_checkpointable_results_interval: int | None
+
+    def __init__(self, mesh: Mesh, borders: StageBorders, parts: int, **settings: Any):
+        self._mesh = mesh
+        self.borders = borders
+        self.parts_count = parts
+        super().__init__(**settings)
+
+    # ------------------------------------------------------------------ parts
+    def _partition_layers(self, method: str = "uniform") -> None:
+        stages = self.num_stages
+        self.num_stages = stages * self.parts_count  # so the library deals to as many
+        super()._partition_layers(method)
+        places = range(self.stage_id, self.num_stages, stages)
+        self._bounds = [(self.parts[place], self.parts[place + 1]) for place in places]
+
+    def stage_owner(self, layer_idx: int) -> int:
+        """The stage that has a layer, in one of its parts."""
+        return super().stage_owner(layer_idx) % (self.num_stages // self.parts_count)
+
+    def _build(self) -> None:
+        self._functions: list[list[Any]] = []
+        self._recomputes: list[list[bool]] = [[] for _ in self._bounds]
+        for bounds in self._bounds:
+            self._set_bounds(*bounds)
+            super()._build()
+            self._functions.append(self.forward_funcs)
+            self.forward_funcs = []
+        self.activate(0)
+
+    def activate(self, part: int) -> None:
+        """From now on this module is that part."""
+        self.active_part = part
+        self.forward_funcs = self._functions[part]
+        self.is_checkpointable_results = self._recomputes[part]
+        self._set_bounds(*self._bounds[part])
+
+    def _precompute_checkpointable_values(self) -> None:
+        for part in reversed(range(self.parts_count)):
+            self.activate(part)
+            self.is_checkpointable_results_interval = None  # else the library keeps those of another part
+            super()._precompute_checkpointable_values()
+            self._recomputes[part] = self.is_checkpointable_results
+
+    @property
+    def functions(self) -> list[Any]:
+        """What this worker computes, all parts in order."""
+        return [function for functions in self._functions for function in functions]
+
+    def owned(self, layers: list[Layer]) -> list[tuple[str, nn.Module]]:
+        """Prefix and module of each of `layers` that this worker has, in order."""
+        mine = [layer for begin, end in self._bounds for layer in layers[begin:end]]
+        return [(layer.prefix, self._module_of(function)) for layer, function in zip(mine, self.functions, strict=True)]
+
+    def _module_of(self, function: Any) -> nn.Module:
+        """The module behind a forward function (a tied layer's may be a partial application)."""
+        return function if isinstance(function, nn.Module) else self.tied_modules[TIED_KEY]
+
+    # ------------------------------------------------------------------ a micro batch
+    def forward(self, forward_input: Stream) -> Stream:
+        """The active part's layers, from what the part before sent to what the next one is sent."""
+        takes_tokens = self._mesh.is_first_stage and self.active_part == 0
+        gives_loss = self._mesh.is_last_stage and self.active_part == self.parts_count - 1
+        result = super().forward(forward_input if takes_tokens else self.borders.enter(forward_input))
+        return result if gives_loss else self.borders.leave(result)
+
+    def _is_checkpointable(self, funcs: list[Any]) -> bool:
+        """Whether the library, which asks layer by layer, recomputes these."""
+        return all(isinstance(item, TransformerBlock) and item.recomputed == "block" for item in funcs)
+
+    def sum_copies(self, accumulated: bool) -> None:
+        """Sum the gradients of parameters that several ranks hold. `accumulated`: they are in fp32 of their own."""
+        sum_copies(self.get_tied_weights_and_groups(), self.replicated(), self._mesh, accumulated)
+
+    def replicated(self) -> list[nn.Parameter]:
+        """The parameters whose gradients are summed over the tensor ranks."""
+        return replicated_parameters([self])
+
+
+def sum_copied_gradients(engine: Any) -> None:
+    """Takes the place of DeepSpeed's instruction to reduce tied gradients."""
+    engine.module.sum_copies(engine.using_bf16_optimizer)
+
+
+def sum_over_replicas(engine: Any) -> None:
+    """Takes the place of DeepSpeed's instruction to reduce gradients, for bf16: each flat buffer is summed in place.
+
+    The library joins buffers of less than 500 million elements first: a copy of all gradients, 4 bytes a parameter.
+    """
+    engine.buffered_allreduce_fallback(grads=None, elements_per_buffer=0)
+
+
+def stage_module(config: TrainerConfig, mesh: Mesh, layers: list[Layer]) -> StageModule:
+    """Deal the layers to stages and build this worker's."""
+    model = config.model
+    is_any_recomputed = any(recomputed_part(model, block) == "block" for block in range(model.layers))
+    return StageModule(
+        mesh=mesh,
+        borders=StageBorders.of(mesh, model.hidden_size),
+        parts=config.parallel.virtual_stages,
+        layers=[layer_spec(layer) for layer in layers],
+        topology=PipeModelDataParallelTopology(num_pp=mesh.pipeline, num_mp=mesh.tensor, num_dp=mesh.data),
+        partition_method=config.parallel.partition,
+        activation_checkpoint_interval=int(is_any_recomputed),
+        activation_checkpoint_func=recompute_function(model, mesh),
+    )
+
+
+def layer_spec(layer: Layer) -> LayerSpec:
+    """A layer as DeepSpeed builds it on the stage that owns it."""
+    if layer.tied_key is None:
+        return LayerSpec(layer.kind, *layer.arguments)
+    return TiedLayerSpec(layer.tied_key, layer.kind, *layer.arguments, forward_fn=layer.forward)

@@ -1,0 +1,390 @@
+"""Sizes and costs of a model, from its card alone: parameters, FLOPs, bytes, files. Free of torch.
+
+Formulas: Megatron-DeepSpeed's, as the BLOOM training used them. V padded vocabulary, h hidden, f feed-forward,
+s sequence, L layers, B batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from trainer.config.card import ModelSection, OptimizerSection, ParallelSection, PrecisionSection
+from trainer.config.recompute_choice import recomputed_between, recomputed_blocks
+from trainer.config.stage_units import units_of
+from trainer.schedule.interleaving import idle_passes
+
+ADAM_BYTES = 8  # two fp32 moments of each parameter
+BLOCK_OF_CODES = 256  # moments in 8 bits: parameters that share an fp32 scale
+MASTER_BYTES = 4  # fp32 copy of each parameter
+GRADIENT_BYTES = 4  # gradients are accumulated in fp32
+
+
+@dataclass(frozen=True)
+class ParameterCount:
+    """Parameters by their place; tied embeddings counted once."""
+
+    block: int  # one transformer block
+    blocks: int
+    word_embedding: int
+    position_embedding: int
+    embedding_layernorm: int
+    final_layernorm: int
+
+    @property
+    def total(self) -> int:
+        return self.blocks + self.without_blocks
+
+    @property
+    def without_blocks(self) -> int:
+        return self.word_embedding + self.position_embedding + self.embedding_layernorm + self.final_layernorm
+
+    @property
+    def without_embeddings(self) -> int:
+        """What the original's FLOP counter multiplies: all but the embedding tables and their LayerNorm."""
+        return self.blocks + self.final_layernorm
+
+
+def count_parameters(model: ModelSection, padded_vocabulary_size: int) -> ParameterCount:
+    """Parameters of the whole model; a block of f = 4h has 12h^2 + 13h."""
+    hidden = model.hidden_size
+    block = _sharded_block(model) + _replicated_block(model)
+    return ParameterCount(
+        block=block,
+        blocks=model.layers * block,
+        word_embedding=padded_vocabulary_size * hidden,
+        position_embedding=model.positions * hidden if model.position_embedding == "absolute" else 0,
+        embedding_layernorm=2 * hidden if model.embedding_layernorm else 0,
+        final_layernorm=2 * hidden,
+    )
+
+
+def _sharded_block(model: ModelSection) -> int:
+    """What tensor parallelism divides in a block: four matrices, and the biases of the column-parallel two."""
+    hidden, ffn, heads = model.hidden_size, model.ffn, attention_width(model)
+    return 4 * hidden * heads + 2 * hidden * ffn + 3 * heads + ffn
+
+
+def attention_width(model: ModelSection) -> int:
+    """Width of all heads together; `hidden_size` unless `kv_channels` says otherwise."""
+    return model.attention_heads * model.head_size
+
+
+def _replicated_block(model: ModelSection) -> int:
+    """What every tensor rank holds of a block: two LayerNorms and the biases of the row-parallel matrices."""
+    return 6 * model.hidden_size
+
+
+# ----------------------------------------------------------------------------- pipeline stages
+@dataclass(frozen=True)
+class StageBlocks:
+    """What one pipeline stage owns: so many `blocks`, in parts that are adjacent each, the first at `first_block`."""
+
+    index: int
+    first_block: int
+    blocks: int
+    embedding: bool
+    head: bool
+    parameters_per_worker: int  # on one tensor rank, the tied copy of the embedding included
+    parts: tuple[tuple[int, int], ...]  # first block, from 0, and blocks of each
+
+    def recomputed(self, model: ModelSection) -> int:
+        """How many of its blocks are recomputed."""
+        return sum(recomputed_between(model, first, count) for first, count in self.parts)
+
+
+def stage_layout(
+    model: ModelSection, parallel: ParallelSection, padded_vocabulary_size: int
+) -> tuple[StageBlocks, ...] | None:
+    """How a `type:REGEX` partition deals the layers; None for partitions that only the engine can compute.
+
+    The classes are an embedding, the transformer blocks and the head, which is an embedding too; those that the
+    expression matches weigh 1, the others go with their neighbours.
+    """
+    stages, layers = parallel.pipeline, model.layers
+    every = stages * parallel.virtual_stages
+    units = units_of(parallel.partition)
+    if every > 1 and (units is None or not units.blocks or units.total(layers) % every):
+        return None
+    ends = int(units is not None and units.ends) if every > 1 else 0
+    each = (layers + 2 * ends) // every
+    bounds = [0, *(number * each - ends for number in range(1, every)), layers]
+    parts = [(begin, end - begin) for begin, end in pairwise(bounds)]
+    result = []
+    for index in range(stages):
+        is_first, is_last = index == 0, index == stages - 1
+        own = tuple(parts[index::stages])
+        blocks = sum(count for _, count in own)
+        per_worker = blocks * (_sharded_block(model) // parallel.tensor + _replicated_block(model))
+        per_worker += _ends_parameters(
+            model, padded_vocabulary_size * model.hidden_size // parallel.tensor, is_first, is_last
+        )
+        result.append(StageBlocks(index, own[0][0], blocks, is_first, is_last, per_worker, own))
+    return tuple(result)
+
+
+def _ends_parameters(model: ModelSection, table: int, embedding: bool, head: bool) -> int:
+    """Parameters of a stage beside its blocks; `table` is one worker's part of the word embedding."""
+    count = table if embedding or head else 0  # tied: a stage that has both ends holds it once
+    if embedding:
+        count += model.positions * model.hidden_size if model.position_embedding == "absolute" else 0
+        count += 2 * model.hidden_size if model.embedding_layernorm else 0
+    if head:
+        count += 2 * model.hidden_size
+    return count
+
+
+@dataclass(frozen=True)
+class Busiest:
+    """The stage with most operations. `excess`: its share over the mean of all; so much longer is a step than with even
+    stages. `for_blocks`: it has more blocks than another stage; else only the logits make it the busiest.
+    """
+
+    excess: float
+    for_blocks: bool
+
+
+def busiest_stage(model: ModelSection, stages: tuple[StageBlocks, ...], padded_vocabulary_size: int) -> Busiest:
+    """Counted are forward and backward passes of blocks, their recomputation, and the logits."""
+    length = model.sequence_length
+    whole = _recomputed_forward(model, length) / max(1, recomputed_blocks(model))
+    work = [
+        3 * stage.blocks * _block_forward(model, length)
+        + stage.recomputed(model) * whole
+        + 3 * stage.head * _logits_forward(model, padded_vocabulary_size, length)
+        for stage in stages
+    ]
+    busiest = stages[work.index(max(work))]
+    excess = max(work) * len(work) / sum(work) - 1
+    return Busiest(excess, busiest.blocks > min(stage.blocks for stage in stages))
+
+
+# ----------------------------------------------------------------------------- floating-point operations
+def tflops_per_gpu(
+    model: ModelSection,
+    padded_vocabulary_size: int,
+    global_batch_size: float,
+    seconds: float,
+    world_size: int,
+    sequence_length: int | None = None,
+) -> float:
+    """TFLOPs of each worker in a step of `seconds`, by the original's formula, so that logs can be compared.
+
+    Recomputed activations count as work. The formula takes f = 4h for granted.
+    """
+    length = sequence_length or model.sequence_length
+    hidden, layers = model.hidden_size, model.layers
+    relative = 1 + length / (6 * hidden) + padded_vocabulary_size / (16 * layers * hidden)
+    operations = 24 * passes(model) * global_batch_size * length * layers * hidden**2 * relative
+    return operations / (seconds * world_size * 1e12)
+
+
+def approximate_tflops_per_gpu(
+    model: ModelSection,
+    parameters: int,
+    global_batch_size: float,
+    seconds: float,
+    world_size: int,
+    sequence_length: int | None = None,
+) -> float:
+    """The rule of thumb beside it: 2 operations per parameter, token and pass; attention scores are left out.
+
+    Passes: one forward, two backward, and the share of one more that is recomputed.
+    """
+    tokens = global_batch_size * (sequence_length or model.sequence_length)
+    return 2 * passes(model) * parameters * tokens / (seconds * world_size * 1e12)
+
+
+def passes(model: ModelSection) -> float:
+    """What a step costs, in forward passes: one, a backward pass worth two, and what of the blocks is recomputed."""
+    whole = model.layers * _block_forward(model, model.sequence_length)
+    return 3 + _recomputed_forward(model, model.sequence_length) / whole
+
+
+def counted_gigaflops(model: ModelSection, padded_vocabulary_size: int, samples: int) -> float:
+    """What the original's FLOP counter grows by with `samples` samples: 6 per token and parameter, no embeddings.
+
+    Always at the full sequence length, also under a curriculum, so that the TensorBoard axis can be compared.
+    """
+    parameters = count_parameters(model, padded_vocabulary_size).without_embeddings
+    return 6 * samples * model.sequence_length * parameters / 1e9
+
+
+def model_flops(
+    model: ModelSection, padded_vocabulary_size: int, samples: int, sequence_length: int | None = None
+) -> int:
+    """Operations that `samples` samples need: a forward pass and twice that backward, nothing recomputed.
+
+    2 for each multiply-add; attention scores over the full window, as the usual formula has it. `sequence_length`:
+    of these samples, where a curriculum makes them shorter than the card's.
+    """
+    length = sequence_length or model.sequence_length
+    forward = model.layers * _block_forward(model, length)
+    return 3 * samples * (forward + _logits_forward(model, padded_vocabulary_size, length))
+
+
+def hardware_flops(
+    model: ModelSection, padded_vocabulary_size: int, samples: int, sequence_length: int | None = None
+) -> int:
+    """Operations carried out: `model_flops`, and what of the blocks' forward passes is recomputed."""
+    needed = model_flops(model, padded_vocabulary_size, samples, sequence_length)
+    return needed + samples * _recomputed_forward(model, sequence_length or model.sequence_length)
+
+
+def _recomputed_forward(model: ModelSection, length: int) -> int:
+    """Operations that the backward pass of one sample does over again."""
+    selective = model.recompute_granularity == "selective"
+    each = _attention_forward(model, length) if selective else _block_forward(model, length)
+    return recomputed_blocks(model) * each
+
+
+def _block_forward(model: ModelSection, length: int) -> int:
+    """Operations of one block for one sample: four attention matrices, two feed-forward ones, scores and their use."""
+    hidden, heads = model.hidden_size, attention_width(model)
+    return length * (8 * hidden * heads + 4 * hidden * model.ffn) + _attention_forward(model, length)
+
+
+def _attention_forward(model: ModelSection, length: int) -> int:
+    """Operations of one block's attention scores and their use, for one sample."""
+    return 4 * length * length * attention_width(model)
+
+
+def _logits_forward(model: ModelSection, padded_vocabulary_size: int, length: int) -> int:
+    return 2 * length * model.hidden_size * padded_vocabulary_size
+
+
+@dataclass(frozen=True)
+class Utilization:
+    """Operations per second of each worker, in TFLOPs, and their share of the device's dense peak.
+
+    `mfu` counts what the model needs, `hfu` also what is recomputed; None where the device's peak is not known.
+    """
+
+    model_tflops: float
+    hardware_tflops: float
+    mfu: float | None
+    hfu: float | None
+
+
+def utilization(
+    model: ModelSection,
+    padded_vocabulary_size: int,
+    samples: int,
+    seconds: float,
+    world_size: int,
+    peak_tflops: float | None,
+    sequence_length: int | None = None,
+) -> Utilization:
+    """How well `world_size` workers used their devices when `samples` samples took `seconds`.
+
+    `peak_tflops` of one device in the training's dtype: `trainer.schedule.devices.peak_tflops`.
+    """
+    scale = seconds * world_size * 1e12
+    needed = model_flops(model, padded_vocabulary_size, samples, sequence_length) / scale
+    done = hardware_flops(model, padded_vocabulary_size, samples, sequence_length) / scale
+    if peak_tflops is None:
+        return Utilization(needed, done, None, None)
+    return Utilization(needed, done, needed / peak_tflops, done / peak_tflops)
+
+
+def mixed_peak(
+    model: ModelSection,
+    padded_vocabulary_size: int,
+    wide: float | None,
+    float8: float | None,
+    length: int | None = None,
+) -> float | None:
+    """Peak in TFLOPs where the linear layers of the blocks run at the rate `float8` and all else at `wide`.
+
+    It is reached when every operation runs at its own peak. None where either is not known.
+    """
+    if wide is None or float8 is None:
+        return None
+    length = length or model.sequence_length
+    linear = model.layers * (_block_forward(model, length) - _attention_forward(model, length))
+    rest = model.layers * _attention_forward(model, length) + _logits_forward(model, padded_vocabulary_size, length)
+    return (linear + rest) / (linear / float8 + rest / wide)
+
+
+# ----------------------------------------------------------------------------- bytes and files
+def weight_bytes(parameters: int, precision: PrecisionSection) -> int:
+    """Bytes of the weights alone."""
+    return parameters * (4 if precision.dtype == "fp32" else 2)
+
+
+def checkpoint_bytes(parameters: int, precision: PrecisionSection, optimizer: OptimizerSection) -> int:
+    """Bytes of a whole checkpoint: weights, fp32 master copy, fp32 moments (14 a parameter in bf16 with AdamW)."""
+    return weight_bytes(parameters, precision) + parameters * (MASTER_BYTES + _full_moment_bytes(optimizer))
+
+
+def _full_moment_bytes(optimizer: OptimizerSection) -> int:
+    """Bytes of the fp32 moments of one parameter, as a checkpoint holds them whatever the optimizer does in memory."""
+    third = optimizer.type == "lamb" and optimizer.lamb_variant == "layer-noise"
+    return ADAM_BYTES * 3 // 2 if third else ADAM_BYTES
+
+
+def moment_bytes(parameters: int, optimizer: OptimizerSection, word_embedding: int) -> int:
+    """Bytes of the moments. In 8 bits: a byte and a share of a scale each, but for the word embedding's.
+
+    Layer-noise LAMB has a third one.
+    Small tensors, which keep fp32 moments too, are not told apart: they are less than a thousandth of any model for
+    which 8 bits matter.
+    """
+    if optimizer.type != "adam8bit":
+        return parameters * _full_moment_bytes(optimizer)
+    coded = parameters - word_embedding
+    return 2 * (coded + -(-coded // BLOCK_OF_CODES) * 4) + word_embedding * ADAM_BYTES
+
+
+def training_bytes(
+    parameters: int, precision: PrecisionSection, optimizer: OptimizerSection, word_embedding: int
+) -> int:
+    """Bytes of training state over all workers of one replica, nothing sharded (18 a parameter in bf16 with AdamW).
+
+    `word_embedding`: how many of the parameters are its.
+    """
+    held = weight_bytes(parameters, precision) + parameters * (GRADIENT_BYTES + MASTER_BYTES)
+    return held + moment_bytes(parameters, optimizer, word_embedding)
+
+
+def worker_state_bytes(
+    parameters_per_worker: int,
+    precision: PrecisionSection,
+    data_parallel: int,
+    optimizer: OptimizerSection,
+    word_embedding: int,
+) -> int:
+    """Bytes of training state on one worker: weights and gradients whole, optimizer state divided by ZeRO stage 1.
+
+    `word_embedding`: how many of the worker's parameters are its.
+    """
+    whole = weight_bytes(parameters_per_worker, precision) + parameters_per_worker * GRADIENT_BYTES
+    moments = moment_bytes(parameters_per_worker, optimizer, word_embedding)
+    return whole + -(-(parameters_per_worker * MASTER_BYTES + moments) // data_parallel)
+
+
+@dataclass(frozen=True)
+class CheckpointFiles:
+    """Files of one checkpoint in the original's DeepSpeed layout."""
+
+    layer: int
+    model: int
+    optimizer: int
+
+    @property
+    def total(self) -> int:
+        return self.layer + self.model + self.optimizer
+
+
+def deepspeed_checkpoint_files(layers: int, tensor: int, pipeline: int, data_parallel: int) -> CheckpointFiles:
+    """A file for each layer (embedding and final LayerNorm too) and tensor rank, each model rank, each worker."""
+    return CheckpointFiles((layers + 2) * tensor, tensor * pipeline, tensor * pipeline * data_parallel)
+
+
+def bubble_share(micro_batches: int, stages: int, parts: int = 1) -> float:
+    """Share of a step that a 1F1B pipeline idles: (stages - 1) / (parts x micro_batches + stages - 1).
+
+    `parts`: of each stage. With fewer micro batches than stages, parts wait for one another too.
+    """
+    idle = idle_passes(micro_batches, stages, parts)
+    return idle / (parts * micro_batches + idle)

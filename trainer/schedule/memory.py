@@ -1,0 +1,283 @@
+"""Bytes of device memory that a worker needs at its peak, part by part, from the card alone. Free of torch.
+
+Counted is what the trainer's own code and DeepSpeed's keep and make; tests compare it with real allocations. What no
+count can know, the driver's context and the communicators' buffers, is `RESERVED`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from trainer.config.data import BatchSection
+from trainer.config.kernel_choice import KernelName
+from trainer.config.model import ModelSection, OptimizerSection, ParallelSection, PrecisionSection
+from trainer.config.recompute_choice import recomputed_between, recomputed_part
+from trainer.config.tensor_shares import sends_shares
+from trainer.schedule import flops
+from trainer.schedule.interleaving import held_counts, rounds
+from trainer.schedule.pieces import PIECE_ELEMENTS, SOFTMAX_ELEMENTS
+
+RESERVED = 2 << 30  # CUDA context, NCCL's buffers, the allocator's rounding: assumed
+REDUCE_BUCKET = 1 << 26  # elements that DeepSpeed sums fp16 and fp32 gradients in
+
+
+@dataclass(frozen=True)
+class MemoryPart:
+    """Bytes held at the peak, under a name for people."""
+
+    name: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class WorkerMemory:
+    """The worker that needs most: one of stage `stage`, with micro batches of `micro_batch` samples.
+
+    Parts that are made and freed within a step count where they stand beside the activations at their largest.
+    """
+
+    stage: int
+    micro_batch: int
+    parts: tuple[MemoryPart, ...]
+
+    @property
+    def total(self) -> int:
+        return sum(part.bytes for part in self.parts)
+
+    @property
+    def largest(self) -> MemoryPart:
+        return max(self.parts, key=lambda part: part.bytes)
+
+
+@dataclass(frozen=True)
+class MemoryShape:
+    """What the memory of a training depends on. `vocabulary`: padded. `attention`: the kernel in use."""
+
+    model: ModelSection
+    parallel: ParallelSection
+    batch: BatchSection
+    precision: PrecisionSection
+    optimizer: OptimizerSection
+    vocabulary: int
+    data_parallel: int
+    attention: KernelName
+    kind: Literal["cpu", "cuda"] = "cuda"
+
+    @property
+    def width(self) -> int:
+        """Bytes of a number in the card's dtype."""
+        return 4 if self.precision.dtype == "fp32" else 2
+
+    @property
+    def mask(self) -> int:
+        """Bytes of an element of a dropout mask."""
+        return 1 if self.kind == "cuda" else self.width
+
+    @property
+    def table(self) -> int:
+        """Elements of a worker's part of the word embedding."""
+        return self.vocabulary * self.model.hidden_size // self.parallel.tensor
+
+    @property
+    def stream(self) -> int:
+        """Columns of the residual stream that a worker holds of each token: with sequence parallelism a share."""
+        return self.model.hidden_size // (self.parallel.tensor if self.parallel.sequence_parallel else 1)
+
+    @property
+    def message(self) -> int:
+        """The same of what it sends to another stage."""
+        parallel, hidden = self.parallel, self.model.hidden_size
+        cuts = sends_shares(parallel.pipeline, parallel.tensor, bool(parallel.sequence_parallel), hidden)
+        return hidden // parallel.tensor if cuts else self.stream
+
+
+def worker_memory(shape: MemoryShape) -> WorkerMemory | None:
+    """The peak over all stages and micro batches of the ramp; None where the stages are known to the engine alone."""
+    stages = flops.stage_layout(shape.model, shape.parallel, shape.vocabulary)
+    if stages is None:
+        return None
+    batch = shape.batch
+    first = batch.ramp.start if batch.ramp else batch.global_batch_size
+    levels = {first, batch.global_batch_size, *(entry.from_batch for entry in batch.micro_batch_ramp)}
+    if batch.ramp and shape.parallel.virtual_stages > 1:
+        levels |= _largest_rounds(shape, range(first, batch.global_batch_size, batch.ramp.increment))
+    every = [stage_memory(shape, stage, level) for stage in stages for level in levels]
+    return max(every, key=lambda memory: memory.total)
+
+
+def _largest_rounds(shape: MemoryShape, levels: range) -> set[int]:
+    """For each size of micro batches the level of the batch ramp whose rounds are largest."""
+    found: dict[int, tuple[int, int]] = {}
+    for level in levels:
+        size, count = shape.batch.micro_batch_at(level), shape.batch.micro_batches(level, shape.data_parallel)
+        largest = rounds(max(1, count), shape.parallel.pipeline)[0]
+        found[size] = max(found.get(size, (0, 0)), (largest, level))
+    return {level for _, level in found.values()}
+
+
+def stage_memory(shape: MemoryShape, stage: flops.StageBlocks, global_batch: int) -> WorkerMemory:
+    """The peak of one stage's workers, where the global batch is `global_batch`."""
+    size = shape.batch.micro_batch_at(global_batch)
+    micro_batches = max(1, shape.batch.micro_batches(global_batch, shape.data_parallel))
+    activations, working = _activations(shape, stage, size, micro_batches), _working(shape, stage, size)
+    transient = (MemoryPart("activations", activations), *working)
+    step = _step(shape, stage)
+    if sum(part.bytes for part in transient) < sum(part.bytes for part in step):
+        transient = step
+    parts = (*_state(shape, stage), *transient, *_fixed(shape, size, micro_batches))
+    return WorkerMemory(stage.index, size, tuple(part for part in parts if part.bytes))
+
+
+# ----------------------------------------------------------------------------- what stays
+def _state(shape: MemoryShape, stage: flops.StageBlocks) -> tuple[MemoryPart, ...]:
+    count, replicas = stage.parameters_per_worker, shape.data_parallel
+    table = shape.table if stage.embedding or stage.head else 0
+    moments = flops.moment_bytes(count, shape.optimizer, table)
+    gradients = 2 if shape.precision.dtype == "fp16" else flops.GRADIENT_BYTES
+    return (
+        MemoryPart("weights", count * shape.width),
+        MemoryPart("gradients", count * gradients),
+        MemoryPart("fp32 master weights", -(-count * flops.MASTER_BYTES // replicas)),
+        MemoryPart("moments", -(-moments // replicas)),
+        MemoryPart("gradient bucket", _bucket(shape, stage)),
+    )
+
+
+def _fixed(shape: MemoryShape, size: int, micro_batches: int) -> tuple[MemoryPart, ...]:
+    model, length, parallel = shape.model, shape.model.sequence_length, shape.parallel
+    count = 3 if parallel.pipeline > 1 else 0
+    if parallel.virtual_stages > 1:  # asked for ahead, and sent but not yet taken
+        count += 2 + rounds(micro_batches, parallel.pipeline)[0] - min(micro_batches, parallel.pipeline)
+    messages = count * size * length * shape.message * shape.width
+    bias = 0
+    if shape.attention in ("dense", "efficient", "math") and model.position_embedding == "alibi":
+        bias = model.attention_heads // shape.parallel.tensor * length * length * shape.width
+    reserved = RESERVED if shape.kind == "cuda" else 0
+    return (
+        MemoryPart("attention bias", bias),
+        MemoryPart("messages", messages),
+        MemoryPart("context, NCCL (assumed)", reserved),
+    )
+
+
+# ----------------------------------------------------------------------------- activations
+def _activations(shape: MemoryShape, stage: flops.StageBlocks, size: int, micro_batches: int) -> int:
+    """What waits for the backward pass, of all micro batches that a 1F1B pipeline has on the way."""
+    parts = len(stage.parts)
+    each = [_part_activations(shape, stage, size, part) for part in range(parts)]
+    moments = held_counts(micro_batches, shape.parallel.pipeline, parts, stage.index)
+    return max(sum(map(int.__mul__, counts, each)) for counts in moments)
+
+
+def _part_activations(shape: MemoryShape, stage: flops.StageBlocks, size: int, part: int) -> int:
+    """What one micro batch keeps in a part of a stage."""
+    model, tokens = shape.model, size * shape.model.sequence_length
+    unit = tokens * shape.stream * shape.width  # the residual stream of one micro batch
+    kept = tokens * model.hidden_size * shape.width
+    if shape.parallel.sequence_parallel or model.partition_activations:
+        kept //= shape.parallel.tensor
+    head, embedding = stage.head and part == len(stage.parts) - 1, stage.embedding and part == 0
+    ends = tokens * (shape.stream if head else shape.message) * shape.width  # the part's own output
+    if embedding:
+        ends += unit if model.embedding_layernorm else 0
+        ends += tokens * shape.stream * shape.mask if model.hidden_dropout > 0.0 else 0
+    if head:
+        ends += tokens * model.hidden_size * shape.width  # the final LayerNorm's output
+    held = {"nothing": _block(shape, size), "attention": _outside_attention(shape, size), "block": kept}
+    first, blocks = stage.parts[part]
+    recomputed = recomputed_between(model, first, blocks)
+    kind = "attention" if model.recompute_granularity == "selective" else "block"
+    return recomputed * held[kind] + (blocks - recomputed) * held["nothing"] + ends
+
+
+def _block(shape: MemoryShape, size: int) -> int:
+    """What one block keeps of one micro batch without recomputation."""
+    return _outside_attention(shape, size) + _inside_attention(shape, size)
+
+
+def _outside_attention(shape: MemoryShape, size: int) -> int:
+    """Of it, what does not lie between attention's two projections, with the results of both."""
+    model, parts = shape.model, shape.parallel.tensor
+    tokens = size * model.sequence_length
+    heads = flops.attention_width(model)
+    columns = 4 * shape.stream + (3 * heads + heads + 2 * model.ffn) // parts
+    kept = tokens * columns * shape.width
+    if model.hidden_dropout > 0.0:
+        kept += 2 * tokens * shape.stream * shape.mask
+    return kept + 4 * tokens * 4  # statistics of LayerNorms, fp32
+
+
+def _inside_attention(shape: MemoryShape, size: int) -> int:
+    """What one block keeps between attention's projections, of one micro batch without recomputation."""
+    model, parts = shape.model, shape.parallel.tensor
+    tokens = size * model.sequence_length
+    heads = flops.attention_width(model)
+    columns = 2 * heads // parts if model.position_embedding == "rotary" else 0
+    if shape.kind == "cpu":
+        columns += heads // parts  # strips are joined to a second copy of the mixed values
+    kept = tokens * columns * shape.width
+    kept += 4 * tokens * (model.attention_heads // parts)  # statistics of the soft-max, fp32
+    if shape.attention == "math":
+        scores = tokens * model.sequence_length * model.attention_heads // parts
+        kept += scores * (shape.width if model.attention_dropout == 0.0 else 2 * shape.width + 1)
+    return kept
+
+
+# ----------------------------------------------------------------------------- what comes and goes
+def _working(shape: MemoryShape, stage: flops.StageBlocks, size: int) -> tuple[MemoryPart, ...]:
+    """The largest of what stands beside all activations, and what the tied head holds meanwhile."""
+    model, tokens = shape.model, size * shape.model.sequence_length
+    matrix = model.hidden_size * max(model.ffn, 3 * flops.attention_width(model)) // shape.parallel.tensor
+    block = _handed_over(shape, matrix) + (matrix if shape.precision.float8 else 0)  # the weight, rounded
+    block += tokens * shape.width * (3 * shape.stream + 2 * model.ffn // shape.parallel.tensor)
+    # A recomputed block before the last one takes the place of one whose backward pass is over.
+    last = recomputed_part(model, sum(stage.parts[-1]) - 1)
+    block += {"nothing": 0, "attention": _inside_attention(shape, size), "block": _block(shape, size)}[last]
+    if shape.parallel.sequence_parallel:
+        # Whole sequences: what is gathered, its gradient, copies of both for the collectives, of which the last may not
+        # be freed yet, and the head's.
+        block += 7 * tokens * model.hidden_size * shape.width
+    found = [MemoryPart("one block's backward pass", block)]
+    waiting = 0
+    if stage.head:
+        found.append(MemoryPart("logits and their gradients", _head(shape, tokens)))
+        waiting = shape.table * shape.width if stage.embedding else 0  # until the embedding's own gradient comes
+    if stage.embedding:
+        found.append(MemoryPart("the embedding's gradient", _handed_over(shape, shape.table)))
+    largest = max(found, key=lambda part: part.bytes)
+    return largest, MemoryPart("the head's share of the embedding's gradient", waiting)
+
+
+def _handed_over(shape: MemoryShape, elements: int) -> int:
+    """A gradient as autograd makes it; on CPUs bf16's is widened beside it, to be added to the accumulated ones."""
+    widened = 4 if shape.precision.dtype == "bf16" and shape.kind == "cpu" else 0
+    return elements * (0 if shape.width == 4 else 2 + widened)
+
+
+def _head(shape: MemoryShape, tokens: int) -> int:
+    rows = shape.vocabulary // shape.parallel.tensor
+    height = min(tokens, max(1, PIECE_ELEMENTS[shape.kind] // rows))
+    soft = min(height, max(1, SOFTMAX_ELEMENTS[shape.kind] // rows)) * rows * 4
+    pieces = height * rows * shape.width + (2 * soft if shape.width < 4 else soft)
+    pieces += height * shape.model.hidden_size * shape.width  # hidden states, those that do not count zero
+    made = shape.table * (4 if shape.precision.dtype == "fp16" else shape.width)  # the weight's gradient
+    if height < tokens and shape.width < 4:
+        pieces += shape.table * (4 + shape.width)  # summed over pieces in fp32; each piece's own
+    hidden = tokens * shape.model.hidden_size * shape.width
+    return hidden + max(made + pieces, _handed_over(shape, shape.table))
+
+
+def _step(shape: MemoryShape, stage: flops.StageBlocks) -> tuple[MemoryPart, ...]:
+    """What the update makes when no activation is left. bf16's is in place."""
+    if shape.precision.dtype == "bf16":
+        return ()
+    share = -(-stage.parameters_per_worker // shape.data_parallel)
+    return (MemoryPart("copies of gradients for the update", share * (shape.width + 4)),)
+
+
+def _bucket(shape: MemoryShape, stage: flops.StageBlocks) -> int:
+    """What fp16 and fp32 gradients are summed in, fp16 widened; bf16's are summed where they are."""
+    if shape.precision.dtype == "bf16":
+        return 0
+    return min(stage.parameters_per_worker, REDUCE_BUCKET) * (shape.width if shape.width == 4 else 2 + 4)

@@ -1,0 +1,191 @@
+"""The way of a training through its steps: batch and sequence length of each, samples and tokens after it.
+
+Pure and free of torch: the trainer steps by it, the operations side plans by it. Formulas: Megatron's.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from trainer.config.card import BatchSection, TrainerConfig
+from trainer.schedule.curriculum import last_step_of_length, sequence_length_at
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a training stands: steps completed, and what they took. A skipped iteration counts in all three."""
+
+    iteration: int = 0
+    consumed_samples: int = 0
+    consumed_tokens: int = 0
+
+
+START = Position()
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Consecutive steps of one global batch and one sequence length: `iterations` of them, from `start` on."""
+
+    start: Position
+    iterations: int
+    batch_size: int
+    sequence_length: int
+
+    def after(self, iterations: int) -> Position:
+        """The position after so many of the segment's steps; its end when it has no more."""
+        iterations = min(iterations, self.iterations)
+        samples = iterations * self.batch_size
+        return Position(
+            self.start.iteration + iterations,
+            self.start.consumed_samples + samples,
+            self.start.consumed_tokens + samples * self.sequence_length,
+        )
+
+    @property
+    def end(self) -> Position:
+        return self.after(self.iterations)
+
+
+@dataclass(frozen=True)
+class BatchLevel:
+    """Consecutive steps of one global batch: `iterations` of them, the first of which starts at `consumed_samples`.
+
+    `first_iteration` counts from 1, as the log does.
+    """
+
+    batch_size: int
+    first_iteration: int
+    iterations: int
+    consumed_samples: int
+
+
+@dataclass(frozen=True)
+class TrainingPath:
+    """Every step from `start` to the end of the training, in segments of equal steps.
+
+    Skipped ranges do not show: a skipped iteration takes what a trained one takes.
+    """
+
+    start: Position
+    segments: tuple[Segment, ...]
+
+    @property
+    def end(self) -> Position:
+        """Where the training is finished; it drops the batch that `train_samples` cannot fill."""
+        return self.segments[-1].end if self.segments else self.start
+
+    @property
+    def total_iterations(self) -> int:
+        """Steps of the whole training, those before `start` included."""
+        return self.end.iteration
+
+    def after_iteration(self, iteration: int) -> Position:
+        """The position after step `iteration`; the path's own ends for steps outside it."""
+        segment = self._segment(iteration, lambda position: position.iteration)
+        return segment.after(iteration - segment.start.iteration) if segment else self.start
+
+    def after_samples(self, samples: float) -> Position:
+        """The last position between two steps at which at most `samples` samples were consumed."""
+        segment = self._segment(samples, lambda position: position.consumed_samples)
+        if segment is None:
+            return self.start
+        return segment.after(int((samples - segment.start.consumed_samples) // segment.batch_size))
+
+    def after_tokens(self, tokens: int) -> Position:
+        """The last position between two steps at which at most `tokens` tokens were consumed."""
+        segment = self._segment(tokens, lambda position: position.consumed_tokens)
+        if segment is None:
+            return self.start
+        return segment.after((tokens - segment.start.consumed_tokens) // (segment.batch_size * segment.sequence_length))
+
+    def _segment(self, value: float, counter: Callable[[Position], int]) -> Segment | None:
+        """The last segment that starts with at most `value` on the counter; None before the first one."""
+        index = bisect_right(self.segments, value, key=lambda segment: counter(segment.start))
+        return self.segments[index - 1] if index else None
+
+    def tokens_at(self, samples: float) -> float:
+        """Tokens consumed with exactly the first `samples` samples, which may end inside a step.
+
+        Beyond the path's end every sample counts with the last step's length.
+        """
+        segment = self._segment(samples, lambda position: position.consumed_samples)
+        if segment is None:
+            return float(self.start.consumed_tokens)
+        return segment.start.consumed_tokens + (samples - segment.start.consumed_samples) * segment.sequence_length
+
+    @property
+    def batch_levels(self) -> tuple[BatchLevel, ...]:
+        """The path as levels of equal batch, whatever the sequence length."""
+        levels: list[BatchLevel] = []
+        for segment in self.segments:
+            if levels and levels[-1].batch_size == segment.batch_size:
+                last = levels.pop()
+                iterations, first, samples = last.iterations, last.first_iteration, last.consumed_samples
+            else:
+                iterations, first, samples = 0, segment.start.iteration + 1, segment.start.consumed_samples
+            levels.append(BatchLevel(segment.batch_size, first, iterations + segment.iterations, samples))
+        return tuple(levels)
+
+
+def path_of(config: TrainerConfig, start: Position = START) -> TrainingPath:
+    """All steps of the card's training from `start` on.
+
+    The training ends where no whole batch is left of `batch.train_samples`, or with the first step that reaches
+    `batch.train_tokens`. From a checkpoint's position this gives what is left under the card of today, also where
+    batch, ramp or curriculum were changed since; under an unchanged card it is the rest of the path from zero.
+    """
+    return TrainingPath(start, tuple(_segments(config, start)))
+
+
+def _segments(config: TrainerConfig, position: Position) -> Iterator[Segment]:
+    batch, curriculum, full_length = config.batch, config.curriculum, config.model.sequence_length
+    while True:
+        size = batch_size_at(position.consumed_samples, batch)
+        length = sequence_length_at(position.iteration + 1, curriculum, full_length)
+        counts = [
+            (batch.train_samples - position.consumed_samples) // size,
+            _steps_until_change(position.consumed_samples, size, batch),
+        ]
+        last = last_step_of_length(position.iteration + 1, curriculum, full_length)
+        if last is not None:
+            counts.append(last - position.iteration)
+        if batch.train_tokens is not None:
+            counts.append(-(-(batch.train_tokens - position.consumed_tokens) // (size * length)))
+        if min(counts) <= 0:
+            return
+        segment = Segment(position, min(counts), size, length)
+        yield segment
+        position = segment.end
+
+
+def batch_size_at(consumed_samples: int, batch: BatchSection) -> int:
+    """Samples of the step that starts when `consumed_samples` samples have been consumed."""
+    ramp = batch.ramp
+    if ramp is None or ramp.samples == 0 or consumed_samples > ramp.samples:
+        return batch.global_batch_size
+    level = int(consumed_samples / _samples_per_level(batch))
+    return min(batch.global_batch_size, ramp.start + ramp.increment * level)
+
+
+def _samples_per_level(batch: BatchSection) -> float:
+    assert batch.ramp is not None
+    return batch.ramp.samples / ((batch.global_batch_size - batch.ramp.start) // batch.ramp.increment)
+
+
+def _steps_until_change(consumed: int, size: int, batch: BatchSection) -> int:
+    """Steps of `size` that start before the batch changes; more than any training has when it never does."""
+    ramp = batch.ramp
+    if ramp is None or size == batch.global_batch_size:
+        return batch.train_samples
+    level = (size - ramp.start) // ramp.increment
+    change = min(math.ceil((level + 1) * _samples_per_level(batch)), ramp.samples + 1)
+    # The product above and the division in batch_size_at round apart: step to the first sample of the next level.
+    while change > consumed + 1 and batch_size_at(change - 1, batch) > size:
+        change -= 1
+    while batch_size_at(change, batch) == size:
+        change += 1
+    return -(-(change - consumed) // size)

@@ -1,0 +1,175 @@
+"""One micro batch, computed twice on every worker, beside the training: it changes no bit of it.
+
+Each stage computes on its own, forward and backward: the first from the last micro batch of replica 0, the others from
+drawn hidden states, so that a wrong stage does not make those after it look wrong. All replicas have the same weights,
+the same input and the same random numbers, so each worker is compared with itself and with the same place of the other
+replicas. A layer is held at a time: the check needs no more memory than a step does with full recomputation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import wraps
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from trainer.contract.corruption import WorkerDigests
+from trainer.contract.files import host_name
+from trainer.model.documents import Stream, document_numbers, hidden_of, joined
+from trainer.model.stage import Stage
+from trainer.parallel.guard import digest
+from trainer.parallel.mesh import Mesh
+
+WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+# What the layers call between tensor ranks, and the place of the argument that holds this worker's own part.
+SHARED = {"all_reduce": 0, "reduce_scatter_tensor": 1, "all_gather_into_tensor": 1, "all_gather": 1}
+
+
+def allow_repeatable_kernels() -> None:
+    """Let cuBLAS keep to workspaces of its own, so that products can repeat bit for bit. Call it before the first."""
+    os.environ.setdefault(WORKSPACE, ":4096:8")
+
+
+def use_repeatable_kernels() -> None:
+    """From now on the same input gives the same bits, also on a GPU where `allow_repeatable_kernels` came in time."""
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def check_workers(stage: Stage, mesh: Mesh, seed: int, iteration: int) -> list[WorkerDigests]:
+    """Every worker's outcome, by rank, on every worker. Leaves weights, gradients and random streams alone. Collective.
+
+    A worker that cannot compute says so in its outcome.
+    """
+    key = f"{seed}/corruption/{iteration}/{mesh.pipeline_rank}"
+    if mesh.sequence_parallel:
+        key += f"/{mesh.tensor_rank}"
+    drawn = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little") >> 2
+    batch = _common_batch(stage, mesh)
+    first: tuple[int, ...] = ()
+    second: tuple[int, ...] = ()
+    fault = ""
+    with _beside_the_training(stage.module, mesh.device):
+        try:
+            first, second = (_compute(stage, batch, mesh, drawn) for _ in range(2))
+        except (RuntimeError, ValueError) as error:
+            fault = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    place = (mesh.rank, mesh.pipeline_rank, mesh.data_rank, mesh.tensor_rank)
+    own = WorkerDigests(*place, host_name(), _name_of(mesh.device), first, second, fault)
+    if mesh.world_size == 1:
+        return [own]
+    everyone: list[Any] = [None] * mesh.world_size
+    dist.all_gather_object(everyone, own, group=mesh.cpu_group)
+    return everyone
+
+
+def _common_batch(stage: Stage, mesh: Mesh) -> tuple[Tensor, Tensor] | None:
+    """The micro batch of replica 0, on all replicas of a stage that reads data. Collective over them."""
+    if stage.batch is None:
+        return None
+    tokens, labels = (part.to(mesh.device, copy=True).contiguous() for part in stage.batch)
+    if mesh.data_group is not None:
+        first = mesh.rank_at(mesh.pipeline_rank, 0, mesh.tensor_rank)
+        for part in (tokens, labels):
+            dist.broadcast(part, first, group=mesh.data_group)
+    return tokens, labels
+
+
+def _compute(stage: Stage, batch: tuple[Tensor, Tensor] | None, mesh: Mesh, seed: int) -> tuple[int, ...]:
+    """Forward, then backward, a layer at a time; digests of all results, and of what was given to tensor ranks."""
+    seen: list[Tensor] = []
+    streams, last = [_entrance(stage, batch, mesh, seed)], len(stage.layers) - 1
+    with _witnessed(seen):
+        with torch.no_grad():
+            for index, layer in enumerate(stage.layers[:-1]):
+                torch.manual_seed(seed + index)
+                streams.append(layer(streams[-1]))
+                seen.append(digest(hidden_of(streams[-1])[0]))
+        gradient: Tensor | None = None
+        for index in range(last, -1, -1):
+            hidden, documents = hidden_of(streams.pop())
+            source = hidden.detach()
+            source.requires_grad_(source.is_floating_point())
+            torch.manual_seed(seed + index)
+            result, _ = hidden_of(stage.layers[index](joined(source, documents)))
+            if index == last:
+                result, gradient = _exit(stage, result, batch)
+                seen.append(digest(result))
+            wanted = [*([source] if source.requires_grad else ()), *stage.parameters[index]]
+            found = torch.autograd.grad(result, wanted, gradient, allow_unused=True) if wanted else ()
+            seen += [digest(part) for part in found if part is not None]
+            gradient = found[0] if source.requires_grad else None
+    return tuple(torch.stack(seen).tolist())
+
+
+def _entrance(stage: Stage, batch: tuple[Tensor, Tensor] | None, mesh: Mesh, seed: int) -> Stream:
+    """What the stage's first layer takes: tokens, or drawn hidden states, of one document, in the model's dtype."""
+    if mesh.is_first_stage:
+        assert batch is not None
+        return batch[0]
+    samples, length = stage.shape
+    torch.manual_seed(seed - 1)
+    own = length // mesh.tensor if mesh.sequence_parallel else length
+    dtype = next(stage.module.parameters()).dtype
+    hidden = torch.randn(samples, own, stage.hidden_size).to(mesh.device, dtype)
+    end = stage.end_of_document
+    if end is None:
+        return hidden
+    tokens = torch.full((samples, length), end + 1, device=mesh.device)
+    return joined(hidden, document_numbers(tokens, end))
+
+
+def _exit(stage: Stage, result: Tensor, batch: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor | None]:
+    """The last result of the stage, and the gradient that comes back to it (None: that of a scalar)."""
+    if stage.loss is not None:
+        assert batch is not None
+        return stage.loss(result, batch[1]), None
+    return result, torch.randn(result.shape).to(result)
+
+
+@contextmanager
+def _witnessed(seen: list[Tensor]) -> Iterator[None]:
+    """Within it, what this worker gives to a sum of tensor ranks is noted first: afterwards all have the same."""
+
+    def noting(operation: Callable[..., Any], place: int) -> Callable[..., Any]:
+        @wraps(operation)
+        def noted(*arguments: Any, **options: Any) -> Any:
+            seen.append(digest(arguments[place]))
+            return operation(*arguments, **options)
+
+        return noted
+
+    with ExitStack() as stack:
+        for name, place in SHARED.items():
+            stack.enter_context(mock.patch.object(dist, name, noting(getattr(dist, name), place)))
+        yield
+
+
+@contextmanager
+def _beside_the_training(module: nn.Module, device: torch.device) -> Iterator[None]:
+    """Random streams, the mode of the layers and the choice of kernels are afterwards what they were."""
+    was_training = module.training
+    strict, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        try:
+            module.train()
+            use_repeatable_kernels()
+            yield
+        finally:
+            module.train(was_training)
+            torch.use_deterministic_algorithms(strict, warn_only=warns)
+            torch.utils.deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
+
+
+def _name_of(device: torch.device) -> str:
+    if device.type != "cuda":
+        return "its processors"
+    return f"GPU {device.index}, {torch.cuda.get_device_properties(device).uuid}"
