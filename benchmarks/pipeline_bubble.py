@@ -32,13 +32,14 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining import schedules as torchs
 from torch.nn import functional
 
-import trainer.engine
+import trainer.model.gpt
 from tr11ops.agent.allocation import free_port
 from trainer.config.card import TrainerConfig
 from trainer.config.deepspeed_settings import deepspeed_settings
 from trainer.engine import Engine, init_distributed
 from trainer.model.block import TransformerBlock
-from trainer.model.gpt import TIED_KEY, TIED_NAME, Layer, gpt_layers, initialise_stage, logical_parameters
+from trainer.model.family import Layer, initialise_stage, logical_parameters
+from trainer.model.gpt import TIED_KEY, TIED_NAME, gpt_layers
 from trainer.model.initial import ZEROS, Initial
 from trainer.model.layers import new_parameter
 from trainer.model.loss import LanguageModelHead
@@ -124,7 +125,7 @@ def by_engine_in_parts(config: TrainerConfig, mesh: Mesh, pause: float) -> Step:
 def _of_engine(config: TrainerConfig, mesh: Mesh, pause: float, parts: int) -> Step:
     parallel = config.parallel.model_copy(update={"virtual_stages": parts})
     config = config.model_copy(update={"parallel": parallel})
-    with mock.patch.object(trainer.engine, "gpt_layers", waiting(pause)):
+    with mock.patch.object(trainer.model.gpt, "gpt_layers", waiting(pause)):
         engine = Engine.build(config, mesh)
     engine.set_learning_rate(RATE)
     return lambda pairs: engine.train_step(iter(pairs), MICRO * len(pairs)).loss

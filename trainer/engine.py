@@ -23,14 +23,13 @@ from torch import nn
 from trainer.config.card import CardError, Problem, TrainerConfig
 from trainer.config.deepspeed_settings import deepspeed_settings
 from trainer.config.float8_choice import OTHER_GPUS, float8_obstacle
-from trainer.data.prefetch import Batch, BatchesAhead
+from trainer.data.prefetch import BatchesAhead
 from trainer.metrics.compute_clock import ComputeClock
 from trainer.model.between_stages import MessageShape
 from trainer.model.compiled import Compiler, compiler_for
-from trainer.model.documents import DocumentRules, labels_without_ends
-from trainer.model.gpt import TIED_NAME, gpt_layers, initialise_stage, logical_parameters
+from trainer.model.families import family_of
+from trainer.model.family import initialise_stage, logical_parameters
 from trainer.model.kernels import device_facts
-from trainer.model.loss import LanguageModelHead
 from trainer.model.random import seed_step
 from trainer.model.stage import Stage
 from trainer.optim.build import build_optimizer
@@ -40,6 +39,7 @@ from trainer.optim.watch import UpdateWatch
 from trainer.parallel.groups import START_TIMEOUT
 from trainer.parallel.guard import disagreements, not_finite, square_sum
 from trainer.parallel.mesh import Mesh
+from trainer.parallel.micro_batch import Batch
 from trainer.parallel.shard import sharding_of
 from trainer.parallel.state import FRAGMENT_KINDS, MASTERS, Fragment, LocalTensor, ShardedState
 from trainer.pipeline.interleaved import InterleavedEngine, Links
@@ -101,6 +101,7 @@ class Engine:
     ):
         self.config = config
         self.mesh = mesh
+        self.family = family_of(config.model)
         self.steps = 0
         self._pipeline = pipeline
         self._optimizer = optimizer
@@ -116,7 +117,7 @@ class Engine:
         if optimizer is not None:
             optimizer.materialise(self._shares.values())
         if watch is not None and optimizer is not None:
-            watch.locate(optimizer, self._parameters, None if mesh.is_first_stage else TIED_NAME)
+            watch.locate(optimizer, self._parameters, None if mesh.is_first_stage else self.family.tied_name)
 
     @classmethod
     def build(cls, config: TrainerConfig, mesh: Mesh, for_training: bool = True) -> Engine:
@@ -131,13 +132,9 @@ class Engine:
         obstacle = float8_obstacle(device_facts(mesh.device)) if config.precision.float8 else None
         if obstacle is not None:
             raise CardError("run card", [Problem("precision.float8", True, obstacle, OTHER_GPUS)])
-        head = LanguageModelHead(mesh)
-        vocabulary, documents = config.tokenizer.padded_vocabulary_size, DocumentRules.of(config.data)
-        compiler = compiler_for(config, mesh.device)
-        in_float8 = config.precision.float8
-        layers = gpt_layers(
-            config.model, vocabulary, mesh, head, documents, config.precision.dtype, compiler, in_float8
-        )
+        family = family_of(config.model)
+        head, compiler = family.head(mesh), compiler_for(config, mesh.device)
+        layers = family.layers(config, mesh, head, compiler)
         optimizer, watch = None, None
         with quiet(), mesh.groups.shared_with(TorchBackend):
             module = stage_module(config, mesh, layers)
@@ -147,7 +144,8 @@ class Engine:
                 module.loss_fn = head.loss
             if for_training:
                 groups = parameter_groups(logical_parameters(stage), config.optimizer.weight_decay)
-                optimizer = build_optimizer(groups, config.optimizer, config.schedule.learning_rate, {TIED_NAME}, mesh)
+                rate, embeddings = config.schedule.learning_rate, {family.tied_name}
+                optimizer = build_optimizer(groups, config.optimizer, rate, embeddings, mesh)
                 watch = UpdateWatch(optimizer, mesh, config.logging.zeros_in_gradient)
             local_elements = sum(parameter.numel() for parameter in module.parameters())
             interleaves = config.parallel.virtual_stages > 1
@@ -185,13 +183,13 @@ class Engine:
 
     def train_step(
         self,
-        batches: Iterator[Batch],
+        batches: Iterator[Any],
         global_batch_size: int,
         step: int | None = None,
         sequence_length: int | None = None,
     ) -> StepResult:
-        """Train on the next `global_batch_size` samples; `batches` yields this replica's (tokens, labels) micro
-        batches.
+        """Train on the next `global_batch_size` samples; `batches` yields this replica's micro batches, of
+        the family's fields (a GPT's: tokens and labels).
 
         `step` numbers the step for the dropout masks; by default this engine's own count. Pass the iteration, so that
         a resumed run draws what the uninterrupted one would. `batches` is not read where `needs_data` is False.
@@ -206,15 +204,13 @@ class Engine:
             engine.micro_batch_size = micro_batch
         if engine.train_batch_size() != global_batch_size:
             engine.set_train_batch_size(global_batch_size)
-        if length != self.config.model.sequence_length:
-            batches = _cut(batches, length)
-        batches = self._kept(self._counted(batches))
+        prepared = self._kept(self._prepared(batches, length))
         seed_step(self.config.run.seed, self.steps if step is None else step, self.mesh)
         skipped_before, scale = engine.skipped_steps, self.loss_scale
         watch = self._trained[1]
         watch.begin()
         self.compute.begin_step()
-        loss = engine.train_batch(data_iter=self._ahead.of(batches, engine.micro_batches))
+        loss = engine.train_batch(data_iter=self._ahead.of(prepared, engine.micro_batches))
         self.compute.end_step()
         self.steps += 1
         norm = engine.get_global_grad_norm()
@@ -234,19 +230,19 @@ class Engine:
         agreed_loss, agreed_norm, has_none, was_skipped = told.tolist()
         return agreed_loss, None if has_none else agreed_norm, bool(was_skipped)
 
-    def evaluate(self, batches: Iterator[Batch], micro_batches: int) -> float:
+    def evaluate(self, batches: Iterator[Any], micro_batches: int) -> float:
         """Mean loss over `micro_batches` micro batches of each replica, without training; the same on every rank.
 
         Always at the full sequence length, and in micro batches of the full batch's size.
         """
         self._expect_evaluation()
-        ahead = self._ahead.of(self._counted(batches), micro_batches)
+        ahead = self._ahead.of(self._prepared(batches, self.config.model.sequence_length), micro_batches)
         return float(self._pipeline.eval_batch(ahead, num_micro_batches=micro_batches))
 
-    def evaluate_each(self, batches: Iterator[Batch], micro_batches: int) -> list[float]:
+    def evaluate_each(self, batches: Iterator[Any], micro_batches: int) -> list[float]:
         """The loss of each of this replica's `micro_batches` micro batches, without training; on every rank of it."""
         self._expect_evaluation()
-        ahead = self._ahead.of(self._counted(batches), micro_batches)
+        ahead = self._ahead.of(self._prepared(batches, self.config.model.sequence_length), micro_batches)
         found = self._pipeline.eval_batch(ahead, num_micro_batches=micro_batches, reduce_output=None, bcast_loss=False)
         losses = torch.zeros(micro_batches, dtype=torch.float64, device=self.mesh.device)
         if self.mesh.is_last_stage:
@@ -262,12 +258,9 @@ class Engine:
             raise RuntimeError("this engine was built for evaluation only")
         return self._optimizer, self._watch
 
-    def _counted(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """The batches, with the labels that the card leaves out of the loss marked so."""
-        end = self.config.data.end_of_document_id
-        if end is None or not self.config.data.mask_end_of_document_loss:
-            return batches
-        return ((tokens, labels_without_ends(tokens, labels, end)) for tokens, labels in batches)
+    def _prepared(self, batches: Iterator[Any], length: int) -> Iterator[Batch]:
+        """The micro batches as the stages take them, each sample cut to `length` tokens."""
+        return (self.family.prepared(batch, length, self.config) for batch in batches)
 
     def _kept(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """The batches, the last of which `stage` can show."""
@@ -279,7 +272,7 @@ class Engine:
         """What this worker computes of a micro batch, as in the last step. Raises RuntimeError before the first."""
         if self._shape is None:
             raise RuntimeError("no step was trained yet: the shape of a micro batch is not known")
-        pipeline, rules = self._pipeline.module, DocumentRules.of(self.config.data)
+        pipeline = self._pipeline.module
         return Stage(
             pipeline,
             pipeline.functions,
@@ -288,7 +281,7 @@ class Engine:
             self._last_batch,
             self._shape,
             self.config.model.hidden_size,
-            None if rules is None else rules.end_id,
+            self.family.plain_mark(self.config.data),
         )
 
     def _expect(self, micro_batch: int, length: int) -> None:
@@ -393,7 +386,7 @@ class Engine:
 
     def disagreeing_parameters(self) -> list[str]:
         """Names of parameters whose copies differ: over data ranks, over tensor ranks where replicated, or tied."""
-        return disagreements(self._parameters, self.mesh, TIED_NAME)
+        return disagreements(self._parameters, self.mesh, self.family.tied_name)
 
     def not_finite(self, state: ShardedState) -> list[str]:
         """Names of parameters that hold NaN or infinity, in weights, masters or moments; on any rank. Collective.
@@ -411,10 +404,4 @@ class Engine:
             dist.destroy_process_group()
 
     def _is_tied_copy(self, name: str) -> bool:
-        return name == TIED_NAME and not self.mesh.is_first_stage
-
-
-def _cut(batches: Iterator[Batch], length: int) -> Iterator[Batch]:
-    """The beginnings of all samples: tokens and labels [micro_batch_size, length]."""
-    for tokens, labels in batches:
-        yield tokens[:, :length].contiguous(), labels[:, :length].contiguous()
+        return name == self.family.tied_name and not self.mesh.is_first_stage

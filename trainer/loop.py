@@ -158,7 +158,7 @@ class Trainer:
     def _load(self) -> None:
         config, job_id = self.config, self.attempt.job_id
         dumps = config.paths.attempt(job_id) / "debug" / f"launch-{self.attempt.launch}"
-        self.dumps = DebugDumps(config.debug, self.mesh, dumps)
+        self.dumps = DebugDumps(config.debug, self.mesh, dumps, self.engine.family)
         self.heartbeat.beat("loading", 0)
         self.spikes = SpikeWatch(config, self.mesh.cpu_group)
         self.dropped = DroppedSteps(config.recovery.dropped_steps)

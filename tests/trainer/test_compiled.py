@@ -25,7 +25,7 @@ from trainer.model import compiled, matmul
 from trainer.model.block import TransformerBlock
 from trainer.model.compiled import Compiler, compiler_for
 from trainer.model.documents import DocumentRules, Stream, document_numbers, hidden_of, joined
-from trainer.model.gpt import initialise_stage
+from trainer.model.family import initialise_stage
 from trainer.model.kernels import build_kernel
 from trainer.model.positions import Rotary
 from trainer.parallel.mesh import Mesh

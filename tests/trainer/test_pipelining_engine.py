@@ -20,14 +20,8 @@ from tests.trainer.spawn import run_ranks
 from trainer.config.card import TrainerConfig
 from trainer.engine import Engine
 from trainer.model.documents import DocumentRules
-from trainer.model.gpt import (
-    TIED_NAME,
-    Layer,
-    gpt_layers,
-    initialise_stage,
-    logical_parameters,
-    replicated_parameters,
-)
+from trainer.model.family import Layer, initialise_stage, logical_parameters, replicated_parameters
+from trainer.model.gpt import TIED_NAME, gpt_layers
 from trainer.model.loss import LanguageModelHead
 from trainer.optim.groups import parameter_groups
 from trainer.parallel.guard import disagreements

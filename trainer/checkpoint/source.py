@@ -41,7 +41,7 @@ class CheckpointFacts:
 class TensorSource(Protocol):
     """A checkpoint as logical tensors, opened by one process. Nothing large is read before `read`.
 
-    Keys of "weights" are the logical names of `trainer.model.gpt` (`blocks.0.mlp.up.weight`); keys of "optimizer" are
+    Keys of "weights" are the logical names of the model's family (`blocks.0.mlp.up.weight`); keys of "optimizer" are
     NAME/fp32, NAME/exp_avg and NAME/exp_avg_sq, and more where the optimizer kept more. Shapes are those of the whole
     tensor, offsets count in it.
     """

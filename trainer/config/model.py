@@ -44,8 +44,9 @@ class ParallelSection(Section):
 
 
 class ModelSection(Section):
-    """[model]: a pre-layer-norm GPT with tied input and output embedding."""
+    """[model]: a pre-layer-norm transformer with tied input and output embedding."""
 
+    family: Literal["gpt"] = Field(default="gpt", description="kind of the model: what it is made of and predicts")
     layers: int = Field(gt=0, le=MOST_LAYERS, description="transformer blocks")
     hidden_size: int = Field(gt=0, le=LARGEST_WIDTH, description="width of the residual stream")
     attention_heads: int = Field(

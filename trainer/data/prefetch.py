@@ -13,20 +13,21 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-Batch = tuple[Tensor, Tensor]
+from trainer.parallel.micro_batch import Batch, each_tensor, tensors_of
+
 Staged = tuple[Batch, Any]  # on the device once the event has come
 
 
 class BatchesAhead:
     """The micro batches of one step at a time, at most one of them ahead. Where none is copied they pass as they are.
 
-    `needs_tokens`, `needs_labels`: what of each goes to the device; the rest stays where it is.
+    `needs_read`, `needs_compared`: which part of each goes to the device; the rest stays where it is.
     """
 
-    def __init__(self, device: torch.device, needs_tokens: bool, needs_labels: bool):
+    def __init__(self, device: torch.device, needs_read: bool, needs_compared: bool):
         self._device = device
-        self._needs = (needs_tokens, needs_labels)
-        reads = needs_tokens or needs_labels  # a stage between the first and the last reads nothing
+        self._needs = (needs_read, needs_compared)
+        reads = needs_read or needs_compared  # a stage between the first and the last reads nothing
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" and reads else None
         self._source: Iterator[Batch] = iter(())
         self._left = 0
@@ -54,8 +55,8 @@ class BatchesAhead:
         stream = torch.cuda.current_stream(self._device)
         stream.wait_event(copied)
         for part, needed in zip(batch, self._needs, strict=True):
-            if needed:
-                part.record_stream(stream)  # its memory is of the other stream, and must outlive its use on this one
+            for tensor in tensors_of(part) if needed else ():
+                tensor.record_stream(stream)  # its memory is of the other stream, and must outlive its use on this one
         return batch
 
     def following(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -81,14 +82,15 @@ class BatchesAhead:
 
     def _staged(self, batch: Batch) -> Staged:
         with torch.cuda.stream(self._stream):
-            tokens, labels = (
-                _copied(part, self._device) if needed else part for part, needed in zip(batch, self._needs, strict=True)
+            read, compared = (
+                each_tensor(lambda tensor: _copied(tensor, self._device), part) if needed else part
+                for part, needed in zip(batch, self._needs, strict=True)
             )
             copied = torch.cuda.Event()
             copied.record(self._stream)
-        return (tokens, labels), copied
+        return (read, compared), copied
 
 
-def _copied(part: Tensor, device: torch.device) -> Tensor:
+def _copied(tensor: Tensor, device: torch.device) -> Tensor:
     """Begin to copy; torch keeps the pinned memory until the copy is done."""
-    return part.pin_memory().to(device, non_blocking=True)
+    return tensor.pin_memory().to(device, non_blocking=True)

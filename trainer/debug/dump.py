@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -31,12 +31,11 @@ from trainer.debug.record import (
     full_stem,
     moment_completed,
 )
-from trainer.model.gpt import TIED_NAME
+from trainer.model.family import Family
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.shard import sharding_of
 
 Named = Iterable[tuple[str, nn.Parameter]]
-Batch = tuple[Tensor, Tensor]
 _SHORT = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 _MODULUS = 1 << 64
 
@@ -58,7 +57,8 @@ class DebugDumps:
     steps done. A save or a load is dumped when the step before or after it is wanted. Methods raise OSError.
     """
 
-    def __init__(self, settings: DebugSettings, mesh: Mesh, folder: Path):
+    def __init__(self, settings: DebugSettings, mesh: Mesh, folder: Path, family: Family):
+        self._family = family
         self._full = settings.dump == "full"
         self._ranges = [_range(text) for text in settings.iterations]
         self._mesh = mesh
@@ -93,13 +93,13 @@ class DebugDumps:
         if self.wants(iteration) or self.wants(iteration + 1):
             self._write("on-load", iteration, named, facts)
 
-    def watch(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+    def watch(self, batches: Iterator[Any]) -> Iterator[Any]:
         """The same micro batches; digests the samples as they pass, so that two runs' data can be compared."""
         return self._digesting(batches) if self.enabled else batches
 
-    def _digesting(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+    def _digesting(self, batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
-            self._samples = (self._samples + samples_digest(batch[0])) % _MODULUS
+            self._samples = (self._samples + samples_digest(self._family.tokens(batch))) % _MODULUS
             yield batch
 
     def _write(self, moment: Moment, iteration: int, named: Named, facts: StepFacts) -> None:
@@ -143,7 +143,7 @@ class DebugDumps:
             dtype=str(parameter.dtype).removeprefix("torch."),
             sharding_dim=sharding.dim,
             replicated=sharding.dim is None and self._mesh.tensor > 1,
-            tied=name == TIED_NAME and self._mesh.pipeline > 1,
+            tied=name == self._family.tied_name and self._mesh.pipeline > 1,
             numbers=fingerprint(parameter, whole, offsets),
         )
 

@@ -16,7 +16,8 @@ from torch.distributed import ProcessGroup
 
 from trainer.config.card import TrainerConfig
 from trainer.config.tensor_shares import sends_shares
-from trainer.model.documents import DocumentRules, Stream, hidden_of, joined
+from trainer.model.documents import Stream, hidden_of, joined
+from trainer.model.families import family_of
 from trainer.parallel.comm import share_of, whole_of
 from trainer.parallel.mesh import Mesh
 
@@ -67,7 +68,7 @@ class MessageShape:
         if borders.group is not None:
             hidden = (own * borders.hidden_size // mesh.tensor,)
         found: list[tuple[tuple[int, ...], torch.dtype]] = [((samples, *hidden), DTYPES[config.precision.dtype])]
-        if DocumentRules.of(config.data) is not None:
+        if family_of(config.model).plain_mark(config.data) is not None:
             found.append(((samples, length), torch.int32))
         return cls(tuple(found))
 

@@ -1,4 +1,4 @@
-"""The GPT as a list of layers, and the logical names of its tensors. The only place that knows what the model is.
+"""The GPT as a list of layers, and the logical names of its tensors. The only place that knows what a GPT is.
 
 Names: `embedding.word.weight`, `embedding.position.weight`, `embedding.norm.*`, `blocks.N.input_norm.*`,
 `blocks.N.attention.{query_key_value,dense}.*`, `blocks.N.post_attention_norm.*`, `blocks.N.mlp.{up,down}.*`,
@@ -7,42 +7,25 @@ Names: `embedding.word.weight`, `embedding.position.weight`, `embedding.norm.*`,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from torch import nn
+from torch import Tensor
 
-from trainer.config.card import ModelSection
+from trainer.config.card import DataSection, ModelSection, TrainerConfig
 from trainer.config.recompute_choice import recomputed_part
 from trainer.model.block import TransformerBlock
 from trainer.model.compiled import Compiler
-from trainer.model.documents import DocumentRules
-from trainer.model.initial import initialise
+from trainer.model.documents import DocumentRules, labels_without_ends
+from trainer.model.family import Family, Layer
 from trainer.model.kernels import build_kernel
 from trainer.model.layers import Dropout, LayerNorm, LearnedPositions, VocabularyParallelEmbedding
 from trainer.model.loss import LanguageModelHead
 from trainer.model.positions import Rotary
 from trainer.parallel.mesh import Mesh
-from trainer.parallel.shard import sharding_of
+from trainer.parallel.micro_batch import Batch
 
 TIED_KEY = "embedding"
 TIED_NAME = "embedding.word.weight"
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One entry of the model: the module's class with its arguments, built by the stage that owns it.
-
-    `prefix` makes the parameters' logical names. Layers with the same `tied_key` share one weight; `forward`
-    replaces the module's own forward in the later of them.
-    """
-
-    kind: type[nn.Module]
-    arguments: tuple[Any, ...]
-    prefix: str
-    tied_key: str | None = None
-    forward: Callable[[Any, Any], Any] | None = None
 
 
 def gpt_layers(
@@ -90,26 +73,39 @@ def gpt_layers(
     return layers
 
 
-def replicated_parameters(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
-    """The parameters that every tensor rank holds whole, in a fixed order.
+class GPTFamily(Family):
+    """A causal language model. Its micro batches are pairs of tensors [batch, sequence]."""
 
-    Each tensor rank has a share of their gradients (see `layers.py`); the shares must be summed before a step.
-    """
-    every = {id(item): item for module in modules for item in module.parameters()}
-    return [item for item in every.values() if sharding_of(item).dim is None]
+    tied_name: ClassVar[str] = TIED_NAME
+    fields: ClassVar[tuple[str, ...]] = ("tokens", "labels")
 
+    def head(self, mesh: Mesh) -> LanguageModelHead:
+        """The tied output projection and its cross-entropy."""
+        return LanguageModelHead(mesh)
 
-def logical_parameters(stage: Sequence[tuple[str, nn.Module]]) -> Iterator[tuple[str, nn.Parameter]]:
-    """Logical name and parameter of everything on a stage, given its (prefix, module) pairs; each parameter once."""
-    seen: set[str] = set()
-    for prefix, module in stage:
-        for name, parameter in module.named_parameters():
-            if prefix + name not in seen:
-                seen.add(prefix + name)
-                yield prefix + name, parameter
+    def layers(
+        self, config: TrainerConfig, mesh: Mesh, head: LanguageModelHead, compiler: Compiler | None
+    ) -> list[Layer]:
+        """See `gpt_layers`."""
+        precision, vocabulary = config.precision, config.tokenizer.padded_vocabulary_size
+        documents = DocumentRules.of(config.data)
+        return gpt_layers(config.model, vocabulary, mesh, head, documents, precision.dtype, compiler, precision.float8)
 
+    def plain_mark(self, data: DataSection) -> int | None:
+        """The number of a sample's first document, where the layers must know documents."""
+        return None if DocumentRules.of(data) is None else 0
 
-def initialise_stage(stage: Sequence[tuple[str, nn.Module]], seed: int, mesh: Mesh) -> None:
-    """Set the initial weights of a stage: functions of the seed and the logical names alone."""
-    for name, parameter in logical_parameters(stage):
-        initialise(name, parameter, seed, mesh.tensor_rank)
+    def prepared(self, micro_batch: Any, length: int, config: TrainerConfig) -> Batch:
+        """Tokens and labels; those labels that the card leaves out of the loss are marked so."""
+        tokens, labels = micro_batch
+        if length != config.model.sequence_length:
+            tokens, labels = tokens[:, :length].contiguous(), labels[:, :length].contiguous()
+        end = config.data.end_of_document_id
+        if end is not None and config.data.mask_end_of_document_loss:
+            labels = labels_without_ends(tokens, labels, end)
+        return tokens, labels
+
+    def tokens(self, micro_batch: Any) -> Tensor:
+        """The pair's first."""
+        tokens: Tensor = micro_batch[0]
+        return tokens

@@ -8,20 +8,22 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from trainer.parallel.micro_batch import Batch
+
 
 @dataclass(frozen=True)
 class Stage:
     """What one worker computes of a micro batch: its layers in order, and on the last stage the loss.
 
-    `batch`: the last (tokens, labels) that it read, None where it reads none. `shape`: samples and tokens of a micro
-    batch. `end_of_document`: the token that the layers must know, None where they know no documents.
+    `batch`: the last that it read, None where it reads none. `shape`: samples and tokens of a micro batch.
+    `plain_mark`: the number that goes with an ordinary token beside the hidden states, None where none do.
     """
 
     module: nn.Module
     layers: Sequence[Callable[[Any], Any]]
     parameters: Sequence[Sequence[nn.Parameter]]
-    loss: Callable[[Tensor, Tensor], Tensor] | None
-    batch: tuple[Tensor, Tensor] | None
+    loss: Callable[[Tensor, Any], Tensor] | None
+    batch: Batch | None
     shape: tuple[int, int]
     hidden_size: int
-    end_of_document: int | None
+    plain_mark: int | None

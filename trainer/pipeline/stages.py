@@ -11,7 +11,7 @@ from trainer.config.recompute_choice import recomputed_part
 from trainer.model.between_stages import StageBorders
 from trainer.model.block import TransformerBlock
 from trainer.model.documents import Stream
-from trainer.model.gpt import TIED_KEY, Layer, replicated_parameters
+from trainer.model.family import Layer, replicated_parameters
 from trainer.model.recompute import recompute_function
 from trainer.parallel.gradient_copies import sum_copies
 from trainer.parallel.mesh import Mesh
@@ -81,11 +81,12 @@ class StageModule(PipelineModule):
     def owned(self, layers: list[Layer]) -> list[tuple[str, nn.Module]]:
         """Prefix and module of each of `layers` that this worker has, in order."""
         mine = [layer for begin, end in self._bounds for layer in layers[begin:end]]
-        return [(layer.prefix, self._module_of(function)) for layer, function in zip(mine, self.functions, strict=True)]
+        pairs = zip(mine, self.functions, strict=True)
+        return [(layer.prefix, self._module_of(layer, function)) for layer, function in pairs]
 
-    def _module_of(self, function: Any) -> nn.Module:
+    def _module_of(self, layer: Layer, function: Any) -> nn.Module:
         """The module behind a forward function (a tied layer's may be a partial application)."""
-        return function if isinstance(function, nn.Module) else self.tied_modules[TIED_KEY]
+        return function if isinstance(function, nn.Module) else self.tied_modules[layer.tied_key]
 
     # ------------------------------------------------------------------ a micro batch
     def forward(self, forward_input: Stream) -> Stream:

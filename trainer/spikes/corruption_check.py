@@ -22,10 +22,11 @@ from torch import Tensor, nn
 
 from trainer.contract.corruption import WorkerDigests
 from trainer.contract.files import host_name
-from trainer.model.documents import Stream, document_numbers, hidden_of, joined
+from trainer.model.documents import hidden_of, joined
 from trainer.model.stage import Stage
 from trainer.parallel.guard import digest
 from trainer.parallel.mesh import Mesh
+from trainer.parallel.micro_batch import Batch, each_tensor, tensors_of
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 # What the layers call between tensor ranks, and the place of the argument that holds this worker's own part.
@@ -70,19 +71,21 @@ def check_workers(stage: Stage, mesh: Mesh, seed: int, iteration: int) -> list[W
     return everyone
 
 
-def _common_batch(stage: Stage, mesh: Mesh) -> tuple[Tensor, Tensor] | None:
+def _common_batch(stage: Stage, mesh: Mesh) -> Batch | None:
     """The micro batch of replica 0, on all replicas of a stage that reads data. Collective over them."""
     if stage.batch is None:
         return None
-    tokens, labels = (part.to(mesh.device, copy=True).contiguous() for part in stage.batch)
+    read, compared = (
+        each_tensor(lambda tensor: tensor.to(mesh.device, copy=True).contiguous(), part) for part in stage.batch
+    )
     if mesh.data_group is not None:
         first = mesh.rank_at(mesh.pipeline_rank, 0, mesh.tensor_rank)
-        for part in (tokens, labels):
-            dist.broadcast(part, first, group=mesh.data_group)
-    return tokens, labels
+        for tensor in (*tensors_of(read), *tensors_of(compared)):
+            dist.broadcast(tensor, first, group=mesh.data_group)
+    return read, compared
 
 
-def _compute(stage: Stage, batch: tuple[Tensor, Tensor] | None, mesh: Mesh, seed: int) -> tuple[int, ...]:
+def _compute(stage: Stage, batch: Batch | None, mesh: Mesh, seed: int) -> tuple[int, ...]:
     """Forward, then backward, a layer at a time; digests of all results, and of what was given to tensor ranks."""
     seen: list[Tensor] = []
     streams, last = [_entrance(stage, batch, mesh, seed)], len(stage.layers) - 1
@@ -109,8 +112,8 @@ def _compute(stage: Stage, batch: tuple[Tensor, Tensor] | None, mesh: Mesh, seed
     return tuple(torch.stack(seen).tolist())
 
 
-def _entrance(stage: Stage, batch: tuple[Tensor, Tensor] | None, mesh: Mesh, seed: int) -> Stream:
-    """What the stage's first layer takes: tokens, or drawn hidden states, of one document, in the model's dtype."""
+def _entrance(stage: Stage, batch: Batch | None, mesh: Mesh, seed: int) -> Any:
+    """What the stage's first layer takes: tokens, or drawn hidden states of ordinary tokens, in the model's dtype."""
     if mesh.is_first_stage:
         assert batch is not None
         return batch[0]
@@ -119,14 +122,12 @@ def _entrance(stage: Stage, batch: tuple[Tensor, Tensor] | None, mesh: Mesh, see
     own = length // mesh.tensor if mesh.sequence_parallel else length
     dtype = next(stage.module.parameters()).dtype
     hidden = torch.randn(samples, own, stage.hidden_size).to(mesh.device, dtype)
-    end = stage.end_of_document
-    if end is None:
+    if stage.plain_mark is None:
         return hidden
-    tokens = torch.full((samples, length), end + 1, device=mesh.device)
-    return joined(hidden, document_numbers(tokens, end))
+    return joined(hidden, torch.full((samples, length), stage.plain_mark, dtype=torch.int32, device=mesh.device))
 
 
-def _exit(stage: Stage, result: Tensor, batch: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor | None]:
+def _exit(stage: Stage, result: Tensor, batch: Batch | None) -> tuple[Tensor, Tensor | None]:
     """The last result of the stage, and the gradient that comes back to it (None: that of a scalar)."""
     if stage.loss is not None:
         assert batch is not None

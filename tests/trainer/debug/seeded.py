@@ -187,7 +187,13 @@ def restarted(config: TrainerConfig, folder: Path, name: str) -> None:
     mesh, fault, place = Mesh.create(config.parallel, CPU), FAULTS[name], folder / name
     with fault.around():
         engine = fault.engine.build(config, mesh)
-    run = Run(engine, config, mesh, DebugDumps(config.debug, mesh, place / "a"), replace(fault, shift=0, rate=1.0))
+    run = Run(
+        engine,
+        config,
+        mesh,
+        DebugDumps(config.debug, mesh, place / "a", engine.family),
+        replace(fault, shift=0, rate=1.0),
+    )
     for step in range(1, SAVED + 1):
         run.step(step)
     state = engine.sharded_state()
@@ -207,7 +213,7 @@ def resumed(config: TrainerConfig, place: Path, dumps: Path) -> None:
 def second_attempt(config: TrainerConfig, mesh: Mesh, place: Path, dumps: Path, fault: Fault) -> None:
     with fault.around():
         engine = fault.engine.build(config, mesh)
-    run = Run(engine, config, mesh, DebugDumps(config.debug, mesh, dumps), fault)
+    run = Run(engine, config, mesh, DebugDumps(config.debug, mesh, dumps, engine.family), fault)
     state = engine.sharded_state()
     loaded = store.load(place, SAVED, state, CheckpointInfo(mesh.degrees(), {}))
     step = loaded.optimizer_step if fault.optimizer_step is None else fault.optimizer_step

@@ -15,6 +15,7 @@ from trainer.config.card import DebugSection
 from trainer.contract.checkpoints import CheckpointError
 from trainer.debug.dump import DebugDumps, random_digests, samples_digest
 from trainer.debug.record import DumpRecord, StepFacts, companions
+from trainer.model.families import FAMILIES
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.shard import Sharding, declare
 
@@ -34,7 +35,7 @@ def parameters() -> list[tuple[str, nn.Parameter]]:
 
 def dumps(folder: Path, form: str, *iterations: str) -> DebugDumps:
     section = DebugSection.model_validate({"dump": form, "iterations": list(iterations)})
-    return DebugDumps(section, MESH, folder)
+    return DebugDumps(section, MESH, folder, FAMILIES["gpt"])
 
 
 def moments(folder: Path) -> list[tuple[str, int, int]]:

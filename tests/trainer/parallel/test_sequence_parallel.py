@@ -206,7 +206,7 @@ def test_guard_names_the_copy_whose_last_bit_differs(name: str) -> None:
 
 def shares(config: TrainerConfig) -> tuple[list[Tensor], list[Tensor]]:
     """Gradients of the replicated parameters: this rank's shares after one micro batch, and their sums."""
-    from trainer.model.gpt import replicated_parameters
+    from trainer.model.family import replicated_parameters
 
     mesh = Mesh.create(config.parallel, CPU)
     engine = Engine.build(config, mesh)

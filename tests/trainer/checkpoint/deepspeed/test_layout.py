@@ -255,7 +255,8 @@ def test_file_names_and_places_are_the_originals(tmp_path: Path) -> None:
 
 def test_cut_dimensions_are_those_that_the_layers_declare() -> None:
     from tests.trainer.cases import tiny
-    from trainer.model.gpt import gpt_layers, logical_parameters
+    from trainer.model.family import logical_parameters
+    from trainer.model.gpt import gpt_layers
     from trainer.model.loss import LanguageModelHead
     from trainer.parallel.mesh import Mesh
     from trainer.parallel.shard import sharding_of

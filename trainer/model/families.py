@@ -1,0 +1,14 @@
+"""The kinds of models that this trainer knows, by their names in the run card."""
+
+from __future__ import annotations
+
+from trainer.config.card import ModelSection
+from trainer.model.family import Family
+from trainer.model.gpt import GPTFamily
+
+FAMILIES: dict[str, Family] = {"gpt": GPTFamily()}
+
+
+def family_of(model: ModelSection) -> Family:
+    """What `model.family` names."""
+    return FAMILIES[model.family]

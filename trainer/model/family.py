@@ -1,0 +1,103 @@
+"""What a kind of model is: the protocol that each family implements, and what all of them are made of.
+
+A family says of which layers a model consists and what their tensors are called, what of the data's fields a micro
+batch is made of, what the loss is, and what is tied.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+from torch import Tensor, nn
+
+from trainer.config.card import DataSection, TrainerConfig
+from trainer.model.compiled import Compiler
+from trainer.model.initial import initialise
+from trainer.parallel.mesh import Mesh
+from trainer.parallel.micro_batch import Batch
+from trainer.parallel.shard import sharding_of
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One entry of the model: the module's class with its arguments, built by the stage that owns it.
+
+    `prefix` makes the parameters' logical names. Layers with the same `tied_key` share one weight; `forward`
+    replaces the module's own forward.
+    """
+
+    kind: type[nn.Module]
+    arguments: tuple[Any, ...]
+    prefix: str
+    tied_key: str | None = None
+    forward: Callable[[Any, Any], Any] | None = None
+
+
+class Head(Protocol):
+    """The end of a model: its last layer, which the family makes of it, gives what `loss` takes."""
+
+    def loss(self, hidden: Tensor, labels: Any) -> Tensor:
+        """An fp32 scalar, the same on all tensor ranks, from the last layer's output and a batch's second part."""
+
+
+class Family(ABC):
+    """A kind of model. One object of each is in `trainer.model.families`.
+
+    `tied_name`: the logical name of the weight of which the last stage has a copy. `fields`: what the data gives of
+    each micro batch, by name; a family may take them as a plain tuple in this order instead.
+    """
+
+    tied_name: ClassVar[str]
+    fields: ClassVar[tuple[str, ...]]
+
+    @abstractmethod
+    def head(self, mesh: Mesh) -> Head:
+        """The model's end, one object for each engine."""
+
+    @abstractmethod
+    def layers(self, config: TrainerConfig, mesh: Mesh, head: Any, compiler: Compiler | None) -> list[Layer]:
+        """The whole model, first layer first: a batch's first part in, what `head.loss` takes out.
+
+        Between layers go hidden states [batch, sequence, features], or these and a number for each token, see
+        `plain_mark`. Raises CardError for what is not possible on this device.
+        """
+
+    @abstractmethod
+    def plain_mark(self, data: DataSection) -> int | None:
+        """The number, int32, that goes with an ordinary token from layer to layer; None where none go with them."""
+
+    @abstractmethod
+    def prepared(self, micro_batch: Any, length: int, config: TrainerConfig) -> Batch:
+        """What the data gave of a micro batch, as the stages take it, each sample cut to its first `length` tokens."""
+
+    @abstractmethod
+    def tokens(self, micro_batch: Any) -> Tensor:
+        """Of what the data gave: the tokens [batch, sequence] by which a sample is known again."""
+
+
+def replicated_parameters(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
+    """The parameters that every tensor rank holds whole, in a fixed order.
+
+    Each tensor rank has a share of their gradients (see `layers.py`); the shares must be summed before a step.
+    """
+    every = {id(item): item for module in modules for item in module.parameters()}
+    return [item for item in every.values() if sharding_of(item).dim is None]
+
+
+def logical_parameters(stage: Sequence[tuple[str, nn.Module]]) -> Iterator[tuple[str, nn.Parameter]]:
+    """Logical name and parameter of everything on a stage, given its (prefix, module) pairs; each parameter once."""
+    seen: set[str] = set()
+    for prefix, module in stage:
+        for name, parameter in module.named_parameters():
+            if prefix + name not in seen:
+                seen.add(prefix + name)
+                yield prefix + name, parameter
+
+
+def initialise_stage(stage: Sequence[tuple[str, nn.Module]], seed: int, mesh: Mesh) -> None:
+    """Set the initial weights of a stage: functions of the seed and the logical names alone."""
+    for name, parameter in logical_parameters(stage):
+        initialise(name, parameter, seed, mesh.tensor_rank)
