@@ -28,6 +28,12 @@ TOGETHER = [
         "model.activation_checkpointing, recompute_granularity and recompute_blocks",
         "--recompute-activations --recompute-granularity:1 --recompute-method:1 --recompute-num-layers:1",
     ),
+    *_left(
+        LeftReason.ELSEWHERE,
+        "parallel.virtual_stages",
+        "--num-layers-per-virtual-pipeline-stage:1 --num-virtual-stages-per-pipeline-rank:1 "
+        "--virtual-pipeline-model-parallel-size:1 --microbatch-group-size-per-virtual-pipeline-stage:1",
+    ),
     *_left(LeftReason.ELSEWHERE, "optimizer.type, with a LayerNorm after the embedding", "--use-bnb-optimizer"),
     *_left(LeftReason.ELSEWHERE, "optimizer.embedding_alpha", "--alpha:1"),
 ]
@@ -65,6 +71,10 @@ _DROPPED = [
         "gradients are accumulated and reduced in fp32",
         "--accumulate-allreduce-grads-in-fp32 --fp32-allreduce",
     ),
+    (
+        "where stages are cut in parts, no message is waited for before it is needed",
+        "--no-overlap-p2p-communication --overlap-p2p-communication-warmup-flush",
+    ),
     ("there is one implementation", "--DDP-impl:1 --transformer-impl:1"),
     (
         "not needed",
@@ -95,10 +105,6 @@ _DECISIONS = [
             "--loss-on-targets-only --reweight-loss-based-on-position-frequency --prefixlm --noise-density:1 "
             "--mean-noise-span-length:1"
         ),
-    ),
-    (
-        "a stage of the pipeline holds one chunk of layers",
-        "--num-layers-per-virtual-pipeline-stage:1 --virtual-pipeline-model-parallel-size:1",
     ),
     ("optimizer state stays on the workers", "--cpu-optimizer --cpu_torch_adam"),
     (

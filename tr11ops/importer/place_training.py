@@ -22,6 +22,7 @@ from tr11ops.importer.options import (
 )
 from tr11ops.importer.options_left import TOGETHER
 from tr11ops.importer.options_table import RULES
+from tr11ops.importer.place_interleaving import place_interleaving
 from tr11ops.importer.place_optimizer import place_optimizer
 from tr11ops.importer.place_recompute import place_recompute
 from tr11ops.importer.results import LeftReason
@@ -51,6 +52,7 @@ def place_training(builder: Builder, launch: ParsedLaunch) -> None:
     _scale(builder, uses)
     place_optimizer(builder, uses)
     place_recompute(builder, uses)
+    place_interleaving(builder, uses)
 
 
 def _place(builder: Builder, use: OptionUse) -> None:

@@ -227,7 +227,11 @@ SPECIFIED = """
 --zero-stage --eval-only --inference --log-level --log-level-replica --codecarbon-dir --seed --deepspeed
 --deepspeed_config --distributed-backend --tensor-model-parallel-size --pipeline-model-parallel-size --optimizer
 --vocab-file --merge-file --recompute-activations --recompute-granularity --recompute-method --recompute-num-layers
+--num-layers-per-virtual-pipeline-stage --num-virtual-stages-per-pipeline-rank --no-overlap-p2p-communication
+--microbatch-group-size-per-virtual-pipeline-stage --overlap-p2p-communication-warmup-flush
 """
+FOUR_LAYERS = "--num-layers 4 --pipeline-model-parallel-size 2"
+BY_LAYERS = "--num-layers-per-virtual-pipeline-stage"
 RECOMPUTE_BLOCK = "--recompute-granularity full --recompute-method block"
 
 
@@ -276,6 +280,12 @@ def test_every_option_has_a_rule_and_every_key_is_of_the_card() -> None:
         (RECOMPUTE_BLOCK + " --recompute-num-layers 99", "model.recompute_blocks", 2),
         ("--recompute-granularity full --recompute-method uniform --recompute-num-layers 2",
          "model.activation_checkpointing", True),
+        (f"{FOUR_LAYERS} {BY_LAYERS} 1", "parallel.virtual_stages", 2),
+        (f"{FOUR_LAYERS} {BY_LAYERS} 1", "parallel.partition", "type:transformer"),
+        (f"{FOUR_LAYERS} {BY_LAYERS} 1 --pp-partition-method 'type:transformer|embedding'",
+         "parallel.partition", "type:transformer|embedding"),
+        (f"{FOUR_LAYERS} {BY_LAYERS} 2", "parallel.virtual_stages", 1),
+        (f"{FOUR_LAYERS} --num-virtual-stages-per-pipeline-rank 2", "parallel.virtual_stages", 2),
     ],
 )  # fmt: skip
 def test_options_become_keys(options: str, key: str, value: object) -> None:
@@ -299,6 +309,8 @@ def test_options_become_keys(options: str, key: str, value: object) -> None:
         ("--eval-only False", "use `tr11 eval`"),
         ("--recompute-granularity half", "is none of full, selective"),
         (RECOMPUTE_BLOCK + " --recompute-num-layers few", "give --set model.recompute_blocks=..."),
+        (f"{FOUR_LAYERS} {BY_LAYERS} 3", "4 layers on 2 stages cannot be cut in parts of 3 layers"),
+        (BY_LAYERS + " 0", "it must be at least 1: give --set parallel.virtual_stages=..."),
         ("-- stray", "belongs to no option"),
     ],
 )
@@ -306,6 +318,21 @@ def test_what_cannot_be_placed_asks_for_a_decision(options: str, why: str) -> No
     found = import_text(minimal(options), "x")
     assert any(why in item.why for item in found.decisions), found.decisions
     assert found.exit_code == 1
+
+
+def test_interleaved_stages_make_a_sound_card() -> None:
+    given = f"{FOUR_LAYERS} {BY_LAYERS} 1 --num-virtual-stages-per-pipeline-rank 2 --no-overlap-p2p-communication"
+    rounds = "--microbatch-group-size-per-virtual-pipeline-stage"
+    found = import_text(minimal(f"{given} {rounds} 2"), "x")
+    assert (found.exit_code, found.decisions, found.problems) == (0, (), ())
+    assert {item.option: item.reason for item in found.unplaced if "p2p" in item.option or item.option == rounds} == {
+        "--no-overlap-p2p-communication": LeftReason.DROPPED,
+        rounds: LeftReason.ELSEWHERE,
+    }
+    other = import_text(minimal(f"{given} {rounds} 3"), "x").unplaced
+    assert next(item.reason for item in other if item.option == rounds) is LeftReason.NO_COUNTERPART
+    alone = import_text(minimal(f"{rounds} 2"), "x").unplaced
+    assert next(item.reason for item in alone if item.option == rounds) is LeftReason.NO_EFFECT
 
 
 def test_a_training_counted_in_iterations() -> None:
