@@ -13,23 +13,23 @@ from datetime import datetime
 from pathlib import Path
 
 from tr11ops.agent.allocation import free_port, master_address
-from tr11ops.agent.attribution import Attribution, Evidence, Kind, attribute
 from tr11ops.agent.breaker import attempts_before, must_hold, read_burned
 from tr11ops.agent.exit_records import read_marker
 from tr11ops.agent.mitigation import ActingAttempt, Mitigation, concurrent_attempt, forbidding_verdict, switch_of
 from tr11ops.agent.place import AttemptContext, AttemptObservations
 from tr11ops.agent.recurrence import NodeFault, of_node, of_software, same_elsewhere, suspected_before
 from tr11ops.agent.relaunch import Decision, FailedLaunch, Relaunch, RelaunchBudget, Stop, decide, first_nodes
-from tr11ops.agent.srun import parse_lines
 from tr11ops.agent.step import LaunchResult, LaunchWatch, LineTee, StopFlag, WorkerLaunch, run_launch
 from tr11ops.agent.traces import (
     last_iteration_since,
-    read_failures,
     read_node_faults,
     read_progress,
-    read_reports,
 )
 from tr11ops.cluster.hostlist import compress
+from tr11ops.diagnose.attribution.attributors import attribute
+from tr11ops.diagnose.attribution.evidence import Attribution, Evidence, Kind
+from tr11ops.diagnose.attribution.records import read_failures, read_reports
+from tr11ops.diagnose.attribution.srun import parse_lines
 from tr11ops.queue.pending import PendingJobs
 from tr11ops.rundir.attempts import (
     SUPERSEDED,

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Literal
 
 from tr11ops.agent.allocation import read_allocation
-from tr11ops.agent.attribution import Attribution, Kind, signature
 from tr11ops.agent.batch import attempt_record, read_resolved, tell_script, with_scheduler
 from tr11ops.agent.controller import Controller
 from tr11ops.agent.place import AttemptContext
@@ -25,6 +24,8 @@ from tr11ops.agent.step import LineTee, StopFlag
 from tr11ops.base.observed import known, observed
 from tr11ops.base.redact import one_line
 from tr11ops.base.tail import tail_lines
+from tr11ops.diagnose.attribution.attributors import signature
+from tr11ops.diagnose.attribution.evidence import Attribution, Kind
 from trainer.config.card import CardError
 from trainer.contract.end_marker import EXIT_ERROR, EXIT_REFUSED
 from trainer.contract.files import write_json

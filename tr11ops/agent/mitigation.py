@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tr11ops.agent.attribution import Attribution
 from tr11ops.agent.breaker import attempts_before
 from tr11ops.agent.recurrence import NodeFault, innocent
 from tr11ops.agent.step import LineTee
 from tr11ops.base.observed import cause, observed
 from tr11ops.cluster.base import JobState, Scheduler, SchedulerError
 from tr11ops.cluster.hostlist import compress
+from tr11ops.diagnose.attribution.evidence import Attribution
 from tr11ops.nodes.names import card_exclusions
 from tr11ops.nodes.queue_exclusions import (
     ExclusionResult,

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tr11ops.agent.allocation import Allocation
-from tr11ops.agent.attribution import GONE
 from tr11ops.agent.relaunch import AllocationState
 from tr11ops.agent.step import LineTee
 from tr11ops.base.observed import Unknown
 from tr11ops.cluster.base import Scheduler, SchedulerError
+from tr11ops.diagnose.attribution.attributors import GONE
 from tr11ops.observe.files import read_exclusions
 from tr11ops.queue.pending import Ordering
 from tr11ops.runcard.card import RunCard

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from tr11ops.agent.attribution import Attribution, Kind
+from tr11ops.diagnose.attribution.evidence import Attribution, Kind
 from tr11ops.rundir.exclusion import Exclusion
 
 NEAR = 1  # iterations: the step in which a rank dies is logged, or just not

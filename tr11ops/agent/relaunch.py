@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from tr11ops.agent.attribution import Kind
+from tr11ops.diagnose.attribution.evidence import Kind
 
 # the next launch would meet the same
 NO_RETRY = frozenset({Kind.CONFIGURATION, Kind.STORAGE, Kind.NUMERICS, Kind.SOFTWARE})

@@ -21,8 +21,8 @@ from typing import IO
 
 from tr11ops.agent.allocation import Allocation
 from tr11ops.agent.exit_records import Death, trainer_is_done
-from tr11ops.agent.srun import PREFIXES, parse_lines
 from tr11ops.base.processes import CONTROLLER_VARIABLE, adopt_orphans, end_descendants, exit_status
+from tr11ops.diagnose.attribution.srun import PREFIXES, parse_lines
 from trainer.contract.attempt import request_stop
 from trainer.contract.files import host_name
 from trainer.contract.paths import STOP_REQUEST_FILE

@@ -1,18 +1,18 @@
-"""Reads what a launch left in the attempt's folder: failures, node agents' records, and how far it came."""
+"""Reads how far a launch came, and which nodes the faults of earlier ones showed themselves on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tr11ops.agent.attribution import Failure, Kind, NodeReport
 from tr11ops.agent.recurrence import NodeFault
 from tr11ops.base.observed import Unknown, known
+from tr11ops.diagnose.attribution.evidence import Kind
+from tr11ops.diagnose.attribution.records import read_objects
 from tr11ops.observe.files import read_steps
 from trainer.contract.paths import RunPaths, newest_step
-from trainer.contract.state_file import read_json
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def read_node_faults(folders: Iterable[Path]) -> tuple[NodeFault, ...]:
     return tuple(
         fault
         for folder in folders
-        for value in sorted(_objects(folder / "launches"), key=lambda value: -int(value.get("launch") or 0))
+        for value in sorted(read_objects(folder / "launches"), key=lambda value: -int(value.get("launch") or 0))
         if (fault := node_fault(folder.name, value)) is not None
     )
 
@@ -72,46 +72,3 @@ def node_fault(job_id: str, record: Mapping[str, Any]) -> NodeFault | None:
         began_at if isinstance(began_at, int) else None,
         is_suspicion=is_node and not blamed,
     )
-
-
-def read_failures(attempt: Path, launch: int) -> tuple[Failure, ...]:
-    """The failures that this launch recorded. A half-dead node may leave half a record: the others still speak."""
-    found = []
-    for value in _objects(attempt / "failures"):
-        if value.get("launch", launch) != launch:
-            continue
-        try:
-            rank = None if value["rank"] is None else int(value["rank"])
-            number = value.get("signal")
-            ended_by = None if number is None else int(number)
-            found.append(Failure(str(value["host"]), rank, float(value["time"]), str(value["error"]), ended_by))
-        except (KeyError, TypeError, ValueError):
-            continue
-    return tuple(sorted(found, key=lambda one: one.time))
-
-
-def read_reports(attempt: Path, launch: int) -> tuple[NodeReport, ...]:
-    """The node agents' records of this launch."""
-    found = []
-    for value in _objects(attempt / "nodes"):
-        if value.get("launch") != launch or not isinstance(value.get("node"), str):
-            continue
-        status = value.get("exit_status")
-        checks = value.get("checks")
-        bad = tuple(
-            f"{check.get('name')}: {check.get('why')}"
-            for check in (checks if isinstance(checks, list) else [])
-            if isinstance(check, dict) and check.get("result") == "bad"
-        )
-        found.append(NodeReport(value["node"], status if isinstance(status, int) else None, bad))
-    return tuple(found)
-
-
-def _objects(folder: Path) -> Iterator[dict[str, Any]]:
-    for path in sorted(folder.glob("*.json")):
-        try:
-            value = read_json(path)
-        except (OSError, ValueError):
-            continue
-        if value is not None:
-            yield value

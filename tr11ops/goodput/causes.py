@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import NamedTuple
 
-from tr11ops.agent.attribution import Kind
+from tr11ops.diagnose.attribution.evidence import Kind
 from tr11ops.goodput.history_values import AttemptHistory, micro
 from tr11ops.goodput.timeline import NO_WORD, AttemptSegment, Bucket, EndCause, Start, launch_end, launches_of
 from tr11ops.rundir.attempts import AttemptVerdict

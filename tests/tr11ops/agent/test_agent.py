@@ -15,12 +15,13 @@ import psutil
 import pytest
 
 from tr11ops.agent.allocation import Allocation, free_port, master_address, read_allocation
-from tr11ops.agent.attribution import Evidence, attribute
 from tr11ops.agent.batch import read_resolved
 from tr11ops.agent.node import NodeTask
 from tr11ops.agent.node_record import NodeSettings
 from tr11ops.agent.step import LineTee, WorkerLaunch, srun_command
-from tr11ops.agent.traces import read_failures
+from tr11ops.diagnose.attribution.attributors import attribute
+from tr11ops.diagnose.attribution.evidence import Evidence
+from tr11ops.diagnose.attribution.records import read_failures
 from tr11ops.rundir.attempts import of_marker
 from trainer.config.card import CardError
 from trainer.contract.end_marker import EndMarker

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from tests.tr11ops.launch.run_inputs import write_card
 from tr11ops.agent import early
-from tr11ops.agent.attribution import Kind
 from tr11ops.agent.early import EarlyEnd, judge, last_lines
+from tr11ops.diagnose.attribution.evidence import Kind
 from tr11ops.launch.plan import resolved_card
 from tr11ops.runcard.card import load_card
 from trainer.contract.end_marker import EXIT_REFUSED, EndMarker

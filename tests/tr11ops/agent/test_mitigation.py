@@ -10,12 +10,12 @@ import pytest
 
 from tests.tr11ops.agent.queues import Queue, job
 from tests.tr11ops.launch.run_inputs import write_card
-from tr11ops.agent.attribution import Attribution, Kind
 from tr11ops.agent.mitigation import ActingAttempt, Mitigation
 from tr11ops.agent.recurrence import NodeFault
 from tr11ops.agent.step import LineTee
 from tr11ops.cluster.base import SchedulerError
 from tr11ops.cluster.pending import is_held
+from tr11ops.diagnose.attribution.evidence import Attribution, Kind
 from tr11ops.queue.pending import PendingJobs
 from tr11ops.runcard.card import load_card
 from tr11ops.rundir.exclusions import INCLUDED, exclude, read_version

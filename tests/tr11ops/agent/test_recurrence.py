@@ -7,7 +7,6 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tr11ops.agent.attribution import Attribution, Kind
 from tr11ops.agent.recurrence import (
     NodeFault,
     innocent,
@@ -18,6 +17,7 @@ from tr11ops.agent.recurrence import (
     without_recurring,
 )
 from tr11ops.agent.traces import node_fault
+from tr11ops.diagnose.attribution.evidence import Attribution, Kind
 from tr11ops.rundir.exclusion import Exclusion
 
 FIRST = NodeFault("11", 1, "died: the worker was ended by sigsegv at 3", 7, ("x2",), "rank 3 on x2: ended by SIGSEGV")

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tr11ops.agent.attribution import Kind
 from tr11ops.agent.relaunch import (
     AllocationState,
     Decision,
@@ -20,6 +19,7 @@ from tr11ops.agent.relaunch import (
     decide,
     first_nodes,
 )
+from tr11ops.diagnose.attribution.evidence import Kind
 
 ALL = tuple(f"x{number}" for number in range(1, 7))
 BUDGET = RelaunchBudget(launches=20, without_progress=3)

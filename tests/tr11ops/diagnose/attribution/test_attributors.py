@@ -6,16 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tr11ops.agent.attribution import (
-    Evidence,
-    Failure,
-    Kind,
-    NodeReport,
-    attribute,
-    signature,
-)
-from tr11ops.agent.error_text import read_error
-from tr11ops.agent.srun import parse_lines
+from tr11ops.diagnose.attribution.attributors import attribute, signature
+from tr11ops.diagnose.attribution.error_text import read_error
+from tr11ops.diagnose.attribution.evidence import Evidence, Failure, Kind, NodeReport
+from tr11ops.diagnose.attribution.srun import parse_lines
 from trainer.contract.end_marker import EndMarker
 
 NODES = ("jean-zay-iam01", "jean-zay-iam02", "jean-zay-iam03")

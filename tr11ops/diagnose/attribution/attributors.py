@@ -7,93 +7,11 @@ most confident one wins, the earlier one on a tie; so a further source of eviden
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
+from collections.abc import Callable, Iterable, Sequence
 
-from tr11ops.agent.error_text import read_error
-from tr11ops.agent.srun import SrunLine
-from trainer.contract.end_marker import EXIT_REFUSED, EndMarker
-
-
-class Kind(StrEnum):
-    """What sort of thing ended a launch. NODE, and no other, is cured by other nodes; be it proved or suspected."""
-
-    NODE = "node"
-    CONFIGURATION = "configuration"
-    STORAGE = "storage"
-    NUMERICS = "numerics"
-    SOFTWARE = "software"
-    OPERATOR = "operator"
-    UNKNOWN = "unknown"
-
-
-@dataclass(frozen=True)
-class Failure:
-    """One record of `failures/*.json`. `signal`: what ended a process that could not tell of it itself."""
-
-    host: str
-    rank: int | None
-    time: float
-    error: str
-    signal: int | None = None
-
-    def __str__(self) -> str:
-        who = self.host if self.rank is None else f"rank {self.rank} on {self.host}"
-        return f"{who}: {self.error}"
-
-
-@dataclass(frozen=True)
-class NodeReport:
-    """What one node's agent recorded. `bad_checks`: `name: why` of each health check that condemned the node."""
-
-    node: str
-    exit_status: int | None = None
-    bad_checks: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """All that one launch left behind.
-
-    `states` are the nodes' flags as the scheduler gives them, None where it did not answer. `overdue`: the step did
-    not end by itself after its first failure, and was ended. `worker_statuses`: exit status by global rank, as the
-    launchers printed it. `ended_by`: who asked for an end at once, without saving. `unwritable`: why the batch host
-    cannot write the run directory now.
-    """
-
-    nodes: tuple[str, ...]
-    status: int
-    marker: EndMarker | None = None
-    stopped_by: str = ""
-    ended_by: str = ""
-    unwritable: str = ""
-    srun: tuple[SrunLine, ...] = ()
-    failures: tuple[Failure, ...] = ()
-    reports: tuple[NodeReport, ...] = ()
-    states: Mapping[str, frozenset[str]] | None = None
-    overdue: bool = False
-    worker_statuses: Mapping[int, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Attribution:
-    """A conclusion. `blamed` are nodes that must not be used again; `suspects` may be at fault, and are only swapped.
-
-    The death or the error of one rank makes a suspect and no more: see `recurrence` for the second time.
-
-    `fault` names the fault itself, free of hosts and numbers that change from time to time: two launches with the same
-    `fault` on different nodes met the same fault, and the nodes are innocent.
-    """
-
-    kind: Kind
-    summary: str
-    confidence: float
-    blamed: tuple[str, ...] = ()
-    suspects: tuple[str, ...] = ()
-    evidence: tuple[str, ...] = ()
-    fault: str = ""
-
+from tr11ops.diagnose.attribution.error_text import read_error
+from tr11ops.diagnose.attribution.evidence import Attribution, Evidence, Failure, Kind
+from trainer.contract.end_marker import EXIT_REFUSED
 
 Attributor = Callable[[Evidence], Attribution | None]
 
