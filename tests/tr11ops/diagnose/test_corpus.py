@@ -14,7 +14,11 @@ from tr11ops.diagnose.look import diagnose_files
 from tr11ops.diagnose.reading import blocks
 
 FOLDER = Path(__file__).parents[2] / "data" / "diagnose"
-LABELS: dict[str, dict[str, Any]] = tomllib.loads((FOLDER / "labels.toml").read_text(encoding="utf-8"))
+LABELS: dict[str, dict[str, Any]] = {
+    name: label
+    for file in ("labels.toml", "words.toml")
+    for name, label in tomllib.loads((FOLDER / file).read_text(encoding="utf-8")).items()
+}
 CERTAIN = 0.9
 
 
