@@ -93,7 +93,9 @@ def init(
     proposed = str(proposed_nodes(place, base))
     answers = Answers(
         name=name,
-        directory=asker.text("run.directory", "Run directory: logs, checkpoints, state", f"{name}-run"),
+        directory=asker.text(
+            "run.directory", "Run directory: logs, checkpoints, state", f"{name.removesuffix('-run')}-run"
+        ),
         place=place,
         nodes=_count(asker.text("slurm.nodes", f"Nodes of one attempt, of {place.nodes}", proposed)),
         account=_account(asker, site),
