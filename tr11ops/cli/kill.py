@@ -33,6 +33,7 @@ from tr11ops.cli.stopping import (
     scene,
     standing_lines,
     stop_without_files,
+    way_on,
 )
 from tr11ops.queue.holds import to_hold
 from tr11ops.queue.stop import acknowledgements, wait_for_end
@@ -117,7 +118,7 @@ def kill(
     code = max(_report(place, endings, context.as_json), 0 if is_stopped else 1)
     unknown = view.unread if not is_stopped else (view.doubt or view.unclear) if wait else ""
     if (not wait or all(ending.is_over for ending in endings)) and (held or not unknown):
-        say(f"to let it go on: {place.command('resume')}")
+        say(way_on(place, view))
     if context.as_json:
         answered = _answered(place, view, request)
         action = "already-set" if not is_new else "set" if is_set else "asked-scheduler"

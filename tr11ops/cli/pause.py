@@ -16,6 +16,7 @@ from tr11ops.cli.stopping import (
     running_lines,
     scene,
     standing_lines,
+    way_on,
 )
 from tr11ops.queue.holds import to_hold
 from trainer.contract.requests import new_request, read_request
@@ -70,7 +71,7 @@ def pause(
     unknown = view.unread or view.unclear
     if not is_paused and unknown:
         raise Refusal(f"the run is not paused, and what else of it may start is not known: {unknown}", exit_code=3)
-    say(f"to let it go on: {place.command('resume')}")
+    say(way_on(place, view))
     _print(place, "already-paused" if before else "paused", before.exempt if before else exempt, held, context.as_json)
 
 

@@ -174,10 +174,18 @@ def standing_lines(view: StopView) -> list[str]:
     """Where the training stands; not where its records may not be read."""
     if view.unread:
         return [f"records:    not known, you may not read them ({view.unread})"]
+    finished = "" if view.finished is None else ": the training is finished"
     return [
-        f"iteration:  {'none yet' if view.iteration is None else view.iteration}",
+        f"iteration:  {'none yet' if view.iteration is None else view.iteration}{finished}",
         f"checkpoint: {'none yet' if view.checkpoint is None else f'global_step{view.checkpoint}'}",
     ]
+
+
+def way_on(place: StopContext, view: StopView) -> str:
+    """What to type when the stop is no longer wanted."""
+    if view.finished is not None and not view.running:
+        return f"nothing is left to train; `{place.command('launch --repair')}` cancels what is queued"
+    return f"to let it go on: {place.command('resume')}"
 
 
 def hold_queued(place: StopContext, view: StopView, why: str) -> tuple[str, ...]:

@@ -23,6 +23,9 @@ SHOWN = 8
 SILENT = 3  # lines of the watchdog in a row that say that the job runs, and no step
 CLEAR = 0.7  # a symptom with this confidence says as much as a death
 CAUTIOUS = 0.9  # the most where a signature alone does not prove its class
+AFTER_THE_END = 0.85  # the most for what fails once the training has come to its end
+_FINISHED = "end-finished"
+_STEP_CANCELLED = "step-cancelled"
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,9 @@ def _merged(launches: Sequence[LogLaunch]) -> LogLaunch:
 def _candidates(launches: Sequence[LogLaunch]) -> _Candidates:
     left = [one for launch in launches for one in launch.sightings if not launch.has_overcome(one)]
     ends = tuple(one for one in left if one.signature.role is Role.END)
+    if any(end.signature.id == _FINISHED for end in ends):  # then one step more is enough to have overcome it
+        last = {launch.file: launch.progress.line_number for launch in launches if launch.progress is not None}
+        left = [one for one in left if one.signature.lasting or one.line_number > last.get(one.file, 0)]
 
     def of(role: Role) -> tuple[Sighting, ...]:
         return tuple(one for one in left if one.signature.role is role)
@@ -116,14 +122,22 @@ def _root(found: _Candidates) -> Sighting | None:
     failed = [one for one in (cause, *found.deaths) if one is not None and not one.signature.lasting]
     before_end = [one for one in failed if end is not None and _is_before(one, end)]
     if end is not None and not before_end:
-        return end
+        return _failed_after(end, found) or end
     stop = _first(found.stops)
+    told = [one for one in found.consequences if one.signature.id == _STEP_CANCELLED]
+    begun = None if stop is None else _earlier(stop, _first(told))
     clear = [one for one in found.symptoms if one.signature.confidence >= CLEAR]
     died = _earlier(_first(found.deaths), _first(clear))
     for one in (cause, died, _first(found.symptoms)):
-        if one is not None and (stop is None or _is_before(one, stop)):
+        if one is not None and (begun is None or _is_before(one, begun)):
             return one
     return stop or cause or died or _first(found.symptoms)
+
+
+def _failed_after(end: Sighting, found: _Candidates) -> Sighting | None:
+    """What the program raised once the training had come to its end: a copy, an upload, an evaluation that failed."""
+    raised = [one for one in found.causes if one.raised is not None and one.signature.confidence >= STRONG]
+    return _first([one for one in raised if _is_before(end, one)])
 
 
 def _earlier(one: Sighting | None, other: Sighting | None) -> Sighting | None:
@@ -236,6 +250,8 @@ def _confidence(
     if root.origin.rank is not None and roots:
         value += 0.02 if any(report.rank == root.origin.rank for report in roots) else -0.05
     most = HIGHEST if signature.confidence > CAUTIOUS else CAUTIOUS
+    if signature.role is Role.CAUSE and any(_is_before(end, root) for end in found.ends):
+        most = AFTER_THE_END
     return max(0.05, min(most, value))
 
 

@@ -41,25 +41,27 @@ def judge_steps(launch: LogLaunch) -> Unhealthy | None:
 
 
 def _is_finite(step: TrainingStep) -> bool:
-    return step.loss is not None and math.isfinite(step.loss)
+    """A loss can be 0 or 40 where the gradients are NaN; an infinite norm is a step that was skipped."""
+    has_norm = step.grad_norm is None or not math.isnan(step.grad_norm)
+    return step.loss is not None and math.isfinite(step.loss) and has_norm
 
 
 def _without_loss(steps: Sequence[TrainingStep]) -> Unhealthy | None:
-    """Steps at the end that have no finite loss, where others had one."""
+    """Steps at the end that have no finite loss or gradients, where others had them."""
     count = 0
     while count < len(steps) and not _is_finite(steps[-1 - count]):
         count += 1
     if count < WITHOUT_LOSS or (count == len(steps) and not any(_is_nan(step) for step in steps)):
         return None
     first = steps[-count]
-    why = f"The last {count} steps have no finite loss: the numbers broke at iteration {first.iteration}."
+    why = f"The last {count} steps have no finite loss or gradients: the numbers broke at iteration {first.iteration}."
     return Unhealthy(
         FaultClass.NUMERICS, NextStep.ROLLBACK_AND_SKIP, 0.88, why, first.text, first.line_number, is_grave=True
     )
 
 
 def _is_nan(step: TrainingStep) -> bool:
-    return step.loss is not None and not math.isfinite(step.loss)
+    return step.loss is not None and not _is_finite(step)
 
 
 def _spike(steps: Sequence[TrainingStep]) -> Unhealthy | None:

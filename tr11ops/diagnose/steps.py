@@ -12,7 +12,8 @@ PROGRESS_WORDS = (b"consumed samples", b"loss", b"it/s", b"s/it")
 _MEGATRON = re.compile(r"\biteration\s+(\d{1,15})/\s*(\d{1,15}) \|")
 _OTHER = re.compile(
     r"(?:\b(?:iter(?:ation)?|step|global_step|Step|Iter)s?['\"]?\s*[:=#/ ]\s*(\d{1,12})\b.*\bloss)"
-    r"|\{'loss': |\b(\d{1,12})/\d{1,12} \[[\d:]+<[^\]]*(?:it/s|s/it)",
+    r"|\{'loss': |\|\s*train(?:_inner)?\s*\|.*\bloss[ =].*\bnum_updates[ =](\d{1,12})\b"
+    r"|\b(\d{1,12})/\d{1,12} \[[\d:]+<[^\]]*(?:it/s|s/it)",
     re.IGNORECASE,
 )
 _NO_STEP = re.compile(r"loss scale|valid(?:ation)? loss|test loss|\bError\b|Exception|OVERFLOW", re.IGNORECASE)
@@ -39,7 +40,7 @@ def step_of(text: str) -> TrainingStep | None:
     other = _OTHER.search(text)
     if other is None or _NO_STEP.search(text):
         return None
-    number = other[1] or other[2]
+    number = other[1] or other[2] or other[3]
     return TrainingStep(
         int(number) if number else None, _number(_LOSS.search(text)), grad_norm=_number(_NORM.search(text))
     )

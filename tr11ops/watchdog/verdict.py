@@ -162,19 +162,19 @@ def _hidden_life(snapshot: Snapshot) -> str:
 
 
 def _of_pending(snapshot: Snapshot, pending: tuple[Job, ...]) -> Verdict:
-    switch = derived.stop_of(snapshot)
-    if isinstance(switch, KillSwitch):
-        queued = "will leave at once" if derived.startable_jobs(snapshot) else "is held"
-        return Verdict(VerdictWord.STOPPED, f"{_stop(snapshot, switch)}; what is queued {queued}")
-    hidden = _hidden_end(snapshot)
-    if hidden:
-        fate = f"job {pending[0].job_id} is queued" + (f" ({pending[0].reason})" if pending[0].reason else "")
-        return Verdict(VerdictWord.UNKNOWN, f"nothing runs now; {fate}; finished, stopped or waiting? {hidden}")
     waiting = derived.startable_jobs(snapshot)
     if derived.is_finished(snapshot):
         return Verdict(
             VerdictWord.FINISHED, f"the training is finished; job {(waiting or pending)[0].job_id} is still queued"
         )
+    switch = derived.stop_of(snapshot)
+    if isinstance(switch, KillSwitch):
+        queued = "will leave at once" if waiting else "is held"
+        return Verdict(VerdictWord.STOPPED, f"{_stop(snapshot, switch)}; what is queued {queued}")
+    hidden = _hidden_end(snapshot)
+    if hidden:
+        fate = f"job {pending[0].job_id} is queued" + (f" ({pending[0].reason})" if pending[0].reason else "")
+        return Verdict(VerdictWord.UNKNOWN, f"nothing runs now; {fate}; finished, stopped or waiting? {hidden}")
     if not waiting:
         waits = "; ".join(f"job {job.job_id} waits for a person ({_why(job)})" for job in _first(pending)[:2])
         return Verdict(VerdictWord.DOWN, f"{waits}{_last_fault(snapshot)}")

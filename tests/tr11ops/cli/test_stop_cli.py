@@ -145,6 +145,15 @@ def test_kill_release_lets_what_was_held_start_again(bench: LocalBench) -> None:
     assert "next:       2_[1-3%1], as soon as nodes are free" in done.err
 
 
+def test_a_finished_training_is_not_said_to_go_on(bench: LocalBench) -> None:
+    end = run_directory(bench).paths.attempts / "1" / "end.json"
+    end.parent.mkdir(parents=True)
+    end.write_text(json.dumps({**END, "reason": "finished", "job_id": "1"}))
+    said = tr11(bench, "kill", "--yes").err
+    assert "the training is finished" in said and "nothing is left to train" in said
+    assert "to let it go on" not in said
+
+
 def test_pause_too_is_released_by_either_command(bench: LocalBench) -> None:
     bench.block()
     bench.launch("--array", "1-3")

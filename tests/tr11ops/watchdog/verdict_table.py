@@ -206,6 +206,12 @@ TABLE: list[tuple[str, Snapshot, VerdictWord, str]] = [
     ),
     ("queued but finished", idle(jobs=(pending(),), attempts=(FINISHED,)), VerdictWord.FINISHED, "still queued"),
     (
+        "queued but finished, and stopped since",
+        idle(jobs=(pending(),), attempts=(FINISHED,), kill_switch=SWITCH),
+        VerdictWord.FINISHED,
+        "still queued",
+    ),
+    (
         "queued after a refusal",
         idle(jobs=(pending(),), attempts=(REFUSED,)),
         VerdictWord.DOWN,
