@@ -1,0 +1,76 @@
+"""The order in which a Fisher-Yates shuffle leaves things, without going through it one exchange after the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.data.masked.mersenne import Mersenne64
+
+AT_ONCE = 1 << 16
+
+IntArray = npt.NDArray[Any]
+
+
+def shuffled_order(count: int, seed: int) -> IntArray:
+    """Which of `count` things stands at each place after the shuffle of Megatron's sample maps [count].
+
+    For i from count - 1 down to 1 the things at i and at j = (64-bit Mersenne number) mod (i + 1) change places.
+    """
+    partners = _partners(count, seed)
+    return _exchange(partners)
+
+
+def _partners(count: int, seed: int) -> IntArray:
+    """The j of every place i [count]; place 0 keeps to itself."""
+    numbers = Mersenne64(seed)
+    dtype = np.uint32 if count < 1 << 32 else np.int64
+    partners = np.zeros(count, dtype=dtype)
+    for last in range(count - 1, 0, -AT_ONCE):
+        first = max(last - AT_ONCE + 1, 1)
+        places = np.arange(last, first - 1, -1, dtype=np.uint64)
+        partners[first : last + 1] = (numbers.take(len(places)) % (places + np.uint64(1)))[::-1]
+    return partners
+
+
+def _exchange(partners: IntArray) -> IntArray:
+    """The result of exchanging i with partners[i] <= i for i from the last place down to 1.
+
+    What stands at a place p when the turn comes to i is what the turn before, the least i' > i with partners[i'] = p,
+    has put there: what then stood at i'. If there was none, p's own thing stands there still. So every place takes what
+    stood at another one, and chains of such places, a few long, are followed for all of them together.
+    """
+    count = len(partners)
+    came_from = np.arange(count, dtype=partners.dtype)  # of each place: the last turn that put something there
+    source = np.empty_like(partners)  # of each turn: the turn before it with the same partner, or the partner itself
+    for end in range(count, 0, -AT_ONCE):
+        begin = max(end - AT_ONCE, 0)
+        turns = np.arange(end - 1, begin - 1, -1, dtype=partners.dtype)
+        there = partners[begin:end][::-1]
+        before = came_from[there]
+        came_from[there] = turns  # of several equal ones the last assignment, which is the last turn, stays
+        overtaken = came_from[there] != turns
+        if np.any(overtaken):
+            _put_in_order(before, there, turns, overtaken)
+        source[begin:end] = before[::-1]
+    # A turn with itself as partner puts nothing anywhere: it took what stood there, which is what the turn before put.
+    places = np.arange(count, dtype=partners.dtype)
+    itself = partners == places
+    came_from[itself] = source[itself]
+    stood = came_from
+    while True:
+        further = stood[stood]
+        if np.array_equal(further, stood):
+            break
+        stood = further
+    return np.where(source > places, stood[source], source)  # a turn before this one, or the partner's own thing
+
+
+def _put_in_order(before: IntArray, there: IntArray, turns: IntArray, overtaken: npt.NDArray[np.bool_]) -> None:
+    """Correct `before` where turns of one piece have the same partner: each follows the one that is next to it."""
+    shared = np.flatnonzero(np.isin(there, there[overtaken]))
+    order = shared[np.argsort(there[shared], kind="stable")]
+    same = there[order[1:]] == there[order[:-1]]
+    before[order[1:][same]] = turns[order[:-1][same]]
