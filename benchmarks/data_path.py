@@ -293,7 +293,7 @@ class ThreadReader:
     depth = 8
 
     def __init__(self, source: SampleSource) -> None:
-        self._source, self.sequence_length = source, source.sequence_length
+        self._source, self.row = source, source.row
         self._pool = ThreadPoolExecutor(1)
         self._asked: dict[int, Future[np.ndarray]] = {}
 

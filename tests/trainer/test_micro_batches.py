@@ -12,6 +12,7 @@ from tests.trainer.courses import attempt, card, curve, records
 from tests.trainer.schedule_cards import card as full_card
 from tests.trainer.spawn import run_ranks
 from trainer.config.card import TrainerConfig
+from trainer.data.rows import NextTokenRow
 from trainer.data.stream import SampleStream
 from trainer.schedule.card_rules import cross_problems
 
@@ -109,7 +110,7 @@ def test_the_cyclic_order_refuses_it() -> None:
 
 def test_a_stream_goes_on_at_the_same_sample_in_another_size() -> None:
     class Numbers:
-        sequence_length = 1
+        row = NextTokenRow(1)
 
         def __len__(self) -> int:
             return 64

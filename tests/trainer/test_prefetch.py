@@ -17,6 +17,7 @@ from tests.trainer.cases import CPU, batches, tiny
 from tests.trainer.spawn import run_ranks
 from trainer.data.errors import DataError
 from trainer.data.prefetch import Batch, BatchesAhead
+from trainer.data.rows import NextTokenRow
 from trainer.data.stream import SampleStream
 from trainer.engine import Engine
 from trainer.parallel.mesh import Mesh
@@ -129,7 +130,7 @@ def test_on_a_processor_the_batches_pass_as_they_are() -> None:
 class Rows:
     """Sample n is n, n + 1, n + 2, ..."""
 
-    sequence_length = 4
+    row = NextTokenRow(4)
 
     def __len__(self) -> int:
         return 40

@@ -1,9 +1,9 @@
-"""Samples of GPT training by number: of one data set, or of a weighted mixture of several."""
+"""Samples by number: of one data set, or of a weighted mixture of several."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -11,23 +11,34 @@ import numpy.typing as npt
 from trainer.data.index import IndexMaps
 from trainer.data.index_cache import Blend
 from trainer.data.indexed import IndexedDataset
+from trainer.data.rows import NextTokenRow, RowFormat
 
 
 class SampleSource(Protocol):
-    """Samples by number, int64 [sequence_length + 1]: inputs are all but the last token, labels all but the first."""
+    """Samples by number, each a row of int64. `row` says what it holds: a GPT's, tokens that follow each other."""
 
-    sequence_length: int
+    row: RowFormat
 
     def __len__(self) -> int:
         """Number of samples."""
 
     def read(self, index: int, out: npt.NDArray[np.int64]) -> None:
-        """Write sample `index` into `out` [sequence_length + 1]."""
+        """Write sample `index` into `out` [row.length]."""
+
+
+@runtime_checkable
+class DocumentSource(Protocol):
+    """Samples of one data set, each of which knows where it is from."""
+
+    prefix: str
+
+    def documents_of(self, index: int) -> list[int]:
+        """Numbers of what a split shares out, that sample `index` takes tokens from, in order."""
 
 
 def read_rows(source: SampleSource, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Samples by number: int64 [numbers, sequence_length + 1]."""
-    rows = np.empty((len(numbers), source.sequence_length + 1), dtype=np.int64)
+    """Samples by number: int64 [numbers, row.length]."""
+    rows = np.empty((len(numbers), source.row.length), dtype=np.int64)
     for row, number in zip(rows, numbers.tolist(), strict=True):
         source.read(number, row)
     return rows
@@ -39,7 +50,8 @@ class GPTDataset:
     def __init__(self, tokens: IndexedDataset, maps: IndexMaps, sequence_length: int, samples: int) -> None:
         self.tokens = tokens
         self.maps = maps
-        self.sequence_length = sequence_length
+        self.prefix = tokens.prefix
+        self.row: RowFormat = NextTokenRow(sequence_length)
         self._samples = samples
 
     def __len__(self) -> int:
@@ -66,7 +78,7 @@ class GPTDataset:
         return [int(number) for number in self.maps.documents[first : last + 1]]
 
     def __getitem__(self, index: int) -> npt.NDArray[np.int64]:
-        return _one(self, index)
+        return one_row(self, index)
 
 
 class BlendedDataset:
@@ -74,23 +86,24 @@ class BlendedDataset:
 
     def __init__(self, members: Sequence[SampleSource], order: Blend) -> None:
         self.members = tuple(members)
-        self.sequence_length = members[0].sequence_length
+        self.row = members[0].row
         self.sets, self.numbers = order
 
     def __len__(self) -> int:
         return len(self.sets)
 
     def read(self, index: int, out: npt.NDArray[np.int64]) -> None:
-        """Write sample `index` of the mixture into `out` [sequence_length + 1]."""
+        """Write sample `index` of the mixture into `out` [row.length]."""
         if not 0 <= index < len(self.sets):
             raise IndexError(f"sample {index} of {len(self.sets)}")
         self.members[int(self.sets[index])].read(int(self.numbers[index]), out)
 
     def __getitem__(self, index: int) -> npt.NDArray[np.int64]:
-        return _one(self, index)
+        return one_row(self, index)
 
 
-def _one(source: SampleSource, index: int) -> npt.NDArray[np.int64]:
-    out = np.empty(source.sequence_length + 1, dtype=np.int64)
+def one_row(source: SampleSource, index: int) -> npt.NDArray[np.int64]:
+    """Sample `index` of a source."""
+    out = np.empty(source.row.length, dtype=np.int64)
     source.read(index, out)
     return out

@@ -133,6 +133,11 @@ class IndexedDataset:
         return len(self.sizes)
 
     @property
+    def name(self) -> str:
+        """The prefix without its folder."""
+        return Path(self.prefix).name
+
+    @property
     def token_count(self) -> int:
         """Number of tokens in the whole pair."""
         return len(self.tokens)

@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainer.data.array_cache import CacheKey
 from trainer.data.blend import member_samples, split_documents
-from trainer.data.dataset import BlendedDataset, GPTDataset, SampleSource
+from trainer.data.dataset import BlendedDataset, SampleSource
 from trainer.data.errors import DataError
 from trainer.data.groups import DataGroup
-from trainer.data.index_cache import BlendCache, BlendKey, IndexMapsCache, IndexMapsKey, digest_sizes
+from trainer.data.index_cache import BlendCache, BlendKey
 from trainer.data.indexed import Implementation, IndexedDataset
+from trainer.data.task import NextTokenTask, SampleTask
 
 # Token numbers are compared with the vocabulary over all of a .bin up to this size, beyond it over evenly spread parts.
 FULL_TOKEN_CHECK_BYTES = 64 << 20
@@ -25,13 +27,22 @@ SPLITS = ("train", "valid", "test")
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How a run reads its data, the same for all of it. Without a cache folder, maps are kept beside each prefix."""
+    """How a run reads its data, the same for all of it. Without a cache folder, maps are kept beside each prefix.
+
+    `other_task`: how samples are made where they are not a GPT's.
+    """
 
     sequence_length: int
     seed: int
     vocabulary_size: int | None = None
     cache_folder: str | Path | None = None
     implementation: Implementation = "infer"
+    other_task: SampleTask | None = None
+
+    @property
+    def task(self) -> SampleTask:
+        """How samples are made."""
+        return self.other_task or NextTokenTask(self.sequence_length, self.seed)
 
     def folder_for(self, prefix: str) -> Path:
         """Where index maps of a prefix are kept."""
@@ -43,7 +54,7 @@ class PlannedMember:
     """One data set of a planned source: its prefix, and the key and folder of its index maps."""
 
     prefix: str
-    key: IndexMapsKey
+    key: CacheKey
     folder: Path
 
 
@@ -53,7 +64,7 @@ class PlannedSource:
 
     name: str
     samples: int
-    sequence_length: int
+    task: SampleTask
     implementation: Implementation
     members: tuple[PlannedMember, ...]
     blend: BlendKey | None  # of a mixture of several
@@ -61,12 +72,7 @@ class PlannedSource:
     def open(self) -> SampleSource:
         """Map the files. Raises DataError when something is missing or damaged."""
         members = [
-            GPTDataset(
-                IndexedDataset(member.prefix, self.implementation),
-                IndexMapsCache(member.folder).wait(member.key),
-                self.sequence_length,
-                member.key.samples,
-            )
+            self.task.open(member.key, member.folder, IndexedDataset(member.prefix, self.implementation))
             for member in self.members
         ]
         if self.blend is None:
@@ -189,27 +195,17 @@ def _plan(mixture: _Mixture, opened: Mapping[str, IndexedDataset], reading: Read
     members = []
     for part, wanted in zip(mixture.parts, member_samples(weights, mixture.samples), strict=True):
         data = opened[part.prefix]
-        documents = part.documents(len(data))
-        if len(documents) == 0:
+        count = reading.task.units(data)
+        units = part.documents(count)
+        if len(units) == 0:
             raise DataError(
-                f"{mixture.name} data: the split gives it none of the {len(data)} sequences of {part.prefix}; give more"
-                f" data or a larger share of the split, or ask for no {mixture.name} samples"
+                f"{mixture.name} data: the split gives it none of the {count} {reading.task.unit} of {part.prefix};"
+                f" give more data or a larger share of the split, or ask for no {mixture.name} samples"
             )
-        key = IndexMapsKey(
-            data_set=Path(part.prefix).name,
-            name=mixture.name,
-            samples=wanted,
-            sequence_length=reading.sequence_length,
-            seed=reading.seed,
-            first_document=documents.start,
-            end_document=documents.stop,
-            sizes_digest=digest_sizes(data.sizes, documents),
-        )
+        key = reading.task.key(data, mixture.name, wanted, units)
         members.append(PlannedMember(part.prefix, key, reading.folder_for(part.prefix)))
     blend = BlendKey(mixture.name, tuple(weights), mixture.samples) if len(members) > 1 else None
-    return PlannedSource(
-        mixture.name, mixture.samples, reading.sequence_length, reading.implementation, tuple(members), blend
-    )
+    return PlannedSource(mixture.name, mixture.samples, reading.task, reading.implementation, tuple(members), blend)
 
 
 def _build(plans: Iterable[PlannedSource], opened: Mapping[str, IndexedDataset], vocabulary_size: int | None) -> None:
@@ -219,7 +215,7 @@ def _build(plans: Iterable[PlannedSource], opened: Mapping[str, IndexedDataset],
     for plan in plans:
         for member in plan.members:
             try:
-                IndexMapsCache(member.folder).ensure(member.key, opened[member.prefix].sizes)
+                plan.task.ensure(member.key, member.folder, opened[member.prefix])
             except DataError as error:
                 raise DataError(f"{plan.name} data of {member.prefix}: {error}") from error
         if plan.blend is not None:

@@ -15,15 +15,14 @@ import torch
 
 from trainer.data.dataset import SampleSource, read_rows
 from trainer.data.order import Order, OrderName, ReplicaShare, make_order
-
-MicroBatch = tuple[torch.Tensor, torch.Tensor]
+from trainer.data.rows import MicroBatch, RowFormat
 
 
 @runtime_checkable
 class SampleReader(Protocol):
     """Reads samples of one source, perhaps ahead of their use."""
 
-    sequence_length: int
+    row: RowFormat
     depth: int  # requests worth having under way beyond the one that is waited for
 
     def __len__(self) -> int:
@@ -33,7 +32,7 @@ class SampleReader(Protocol):
         """Ask for samples; returns a ticket for them."""
 
     def take(self, ticket: int) -> npt.NDArray[np.int64]:
-        """The samples asked for [numbers, sequence_length + 1]; waits for them. Each ticket is taken or dropped."""
+        """The samples asked for [numbers, row.length]; waits for them. Each ticket is taken or dropped."""
 
     def has(self, ticket: int, seconds: float) -> bool:
         """Whether the samples of this ticket can be taken without waiting; waits for that at most so long."""
@@ -49,7 +48,7 @@ class DirectReader:
 
     def __init__(self, source: SampleSource) -> None:
         self._source = source
-        self.sequence_length = source.sequence_length
+        self.row = source.row
         self._asked: dict[int, npt.NDArray[np.int64]] = {}
         self._tickets = 0
 
@@ -95,7 +94,7 @@ class MicroBatchStream(Iterator[MicroBatch], Protocol):
 
 
 class SampleStream:
-    """Micro-batches (tokens, labels), each int64 [micro_batch_size, sequence_length]; labels are tokens one further.
+    """Micro-batches of `micro_batch_size` samples: of a GPT (tokens, labels), of other kinds fields by name.
 
     All replicas together take `micro_batch_size * dp_size` samples at a time, from `consumed_samples` on; in the order
     `single` replica r takes the r-th part of each such chunk. So a global batch holds the same samples whatever the
@@ -136,8 +135,7 @@ class SampleStream:
             raise StopIteration
         rows = self._reader.take(self._ahead.popleft())
         self._consumed += self._order.share.chunk
-        window = torch.from_numpy(rows)
-        return window[:, :-1].contiguous(), window[:, 1:].contiguous()
+        return self._reader.row.micro_batch(torch.from_numpy(rows))
 
     def wait(self, count: int, seconds: float) -> bool:
         """Whether the next `count` micro-batches are here (fewer where the samples end); waits at most so long.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainer.config.card import TrainerConfig
-from trainer.data.dataset import BlendedDataset, GPTDataset, SampleSource, read_rows
+from trainer.data.dataset import BlendedDataset, DocumentSource, SampleSource, read_rows
 from trainer.data.errors import DataError
 from trainer.data.order import ReplicaShare, make_order
 from trainer.data.tokenizer import Tokenizer
@@ -69,12 +69,13 @@ def read_samples(
 
 
 def _read(source: SampleSource, consumed: int, number: int, tokenizer: Tokenizer | None) -> ReadSample:
-    tokens = read_rows(source, np.array([number]))[0].tolist()
-    member, place = source, number
+    tokens = source.row.tokens(read_rows(source, np.array([number]))[0]).tolist()
+    member: SampleSource | DocumentSource = source
+    place = number
     if isinstance(source, BlendedDataset):
         member, place = source.members[int(source.sets[number])], int(source.numbers[number])
-    if not isinstance(member, GPTDataset):
+    if not isinstance(member, DocumentSource):
         raise TypeError(f"{type(member).__name__} has no documents")
     documents = tuple(member.documents_of(place))
     text = None if tokenizer is None else tokenizer.decode(tokens)
-    return ReadSample(consumed, member.tokens.prefix, documents, tuple(tokens), text)
+    return ReadSample(consumed, member.prefix, documents, tuple(tokens), text)

@@ -46,6 +46,10 @@ class Tokenizer:
         """The same as `vocabulary_size`."""
         return self.vocabulary_size
 
+    def vocabulary(self) -> dict[str, int]:
+        """Every token with its id, special ones too."""
+        return dict(self._engine.get_vocab(with_added_tokens=True))
+
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text, without any special token that the text does not spell out."""
         return [encoding.ids for encoding in self._engine.encode_batch_fast(list(texts), add_special_tokens=False)]

@@ -131,7 +131,7 @@ class PoolReader:
     def __init__(self, pool: WorkerPool, plan: PlannedSource) -> None:
         self._pool = pool
         self._plan = plan
-        self.sequence_length = plan.sequence_length
+        self.row = plan.task.row
         self.depth = REQUESTS_AHEAD * len(pool.process_ids)
 
     def __len__(self) -> int:
@@ -144,7 +144,7 @@ class PoolReader:
     def take(self, ticket: int) -> npt.NDArray[np.int64]:
         """The samples of a ticket. Raises DataError."""
         rows: npt.NDArray[np.int64] = np.frombuffer(self._pool.take(ticket), dtype="<i8")
-        return rows.reshape(-1, self.sequence_length + 1)
+        return rows.reshape(-1, self.row.length)
 
     def has(self, ticket: int, seconds: float) -> bool:
         """Whether the samples of a ticket are here; waits for them at most so long. Raises DataError."""

@@ -18,6 +18,7 @@ from trainer.data.blend import build_blend
 from trainer.data.dataset import SampleSource
 from trainer.data.errors import DataError
 from trainer.data.groups import parse_group
+from trainer.data.rows import NextTokenRow
 from trainer.data.sources import ReadOptions, open_splits, plan_groups
 from trainer.data.stream import EmptyStream, SampleStream
 
@@ -41,7 +42,7 @@ def train(prefix: Path, tmp_path_factory: pytest.TempPathFactory) -> SampleSourc
 
 
 def sample(source: SampleSource, index: int) -> list[int]:
-    out = np.empty(source.sequence_length + 1, dtype=np.int64)
+    out = np.empty(source.row.length, dtype=np.int64)
     source.read(index, out)
     return out.tolist()
 
@@ -138,7 +139,7 @@ def test_jumps_go_anywhere(*, train: SampleSource, jumps: list[tuple[int, int]])
 
 def test_a_jump_reads_nothing_between() -> None:
     class Counting:
-        sequence_length = LENGTH
+        row = NextTokenRow(LENGTH)
         read_numbers: ClassVar[list[int]] = []
 
         def __len__(self) -> int:
@@ -178,7 +179,7 @@ def cyclic_by_rule(samples: int, micro: int, replicas: int, epochs: int) -> list
 class _Numbers:
     """Sample i is made of i."""
 
-    sequence_length = LENGTH
+    row = NextTokenRow(LENGTH)
 
     def __init__(self, samples: int) -> None:
         self.samples = samples

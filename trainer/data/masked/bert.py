@@ -67,9 +67,7 @@ def bert_sample(
     }
 
 
-def _cut(
-    sentences: list[Tokens], orders_sentences: bool, random: np.random.RandomState
-) -> tuple[Tokens, Tokens, bool]:
+def _cut(sentences: list[Tokens], orders_sentences: bool, random: np.random.RandomState) -> tuple[Tokens, Tokens, bool]:
     """Two segments, cut between two sentences, and whether they were exchanged; without order one segment."""
     if not orders_sentences:
         return _joined(sentences), _joined([]), False

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from trainer.data.errors import DataError
-from trainer.data.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from trainer.data.tokenizer import Tokenizer  # which workers do without
 
 CONTINUATION = "##"
 NEEDED = ("[CLS]", "[SEP]", "[MASK]", "[PAD]")
