@@ -155,6 +155,19 @@ class DataSection(Section):
     reset_position_ids: bool = Field(default=False, description="positions count from each document's start")
     reset_attention_mask: bool = Field(default=False, description="attention stays inside a document")
     mask_end_of_document_loss: bool = Field(default=False, description="no loss where the input ends a document")
+    mask_probability: float = Field(
+        default=0.15, gt=0, lt=1, description="bert, t5: share of a sample's tokens that are masked"
+    )
+    short_sequence_probability: float = Field(
+        default=0.1, ge=0, le=1, description="bert, t5: share of samples that are shorter than they could be"
+    )
+    binary_head: bool = Field(default=True, description="bert: two segments a sample, whose order is learned")
+    decoder_sequence_length: int = Field(
+        default=128, ge=3, le=LARGEST_WIDTH, description="t5: tokens of the decoder; longer spans are shortened"
+    )
+    extra_ids: int = Field(
+        default=100, gt=0, le=10_000, description="t5: sentinels, behind the vocabulary unless it has <extra_id_0>, ..."
+    )
     cache: str | None = Field(default=None, description="folder of the index maps; default: beside the data")
 
     @property

@@ -19,6 +19,9 @@ CURSOR_KEY = "data"
 PROBES = 16  # samples whose digests are kept, spread evenly over all of them
 # With another value of one of these, the samples that follow are others, whatever the files hold.
 DECISIVE = ("run.seed", "model.sequence_length", "data.order", "data.split", "data.weights", "data.train_group")
+# Of the families that are trained on masked words: keys of [data] that shape their samples.
+_MASKING = ("mask_probability", "short_sequence_probability")
+MASKING_KEYS = {"bert": (*_MASKING, "binary_head"), "t5": (*_MASKING, "decoder_sequence_length", "extra_ids")}
 _LONGEST = 60
 
 
@@ -51,12 +54,14 @@ class DataRecord:
 def data_facts(config: TrainerConfig) -> dict[str, Any]:
     """What a card says of the training data, under its keys."""
     data = config.data
+    masking = MASKING_KEYS.get(str(config.model.family), ())
     facts: dict[str, Any] = {
         "run.seed": config.run.seed,
         "model.sequence_length": config.model.sequence_length,
         "batch.train_samples": config.batch.train_samples,
         "data.order": data.order,
         "tokenizer.path": config.tokenizer.path or config.tokenizer.vocabulary_file,
+        **{f"data.{key}": getattr(data, key) for key in masking},
     }
     if data.uses_groups:
         return {**facts, "data.train_group": data.train_group, "data.train_groups_file": data.train_groups_file}

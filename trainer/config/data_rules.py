@@ -12,10 +12,18 @@ from trainer.config.float8_choice import MULTIPLE, odd_sizes
 # Of a group of data: it becomes part of file names, of log lines and of chart names.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
+# Families that are trained on masked words, and the special tokens for which a sample has room.
+MASKING_TOKENS = {"bert": 3, "t5": 2}
+
 
 def data_problems(config: TrainerConfig) -> list[Problem]:
     """What [data] says twice, or not at all, or against another section."""
-    return [*_source_problems(config), *_share_problems(config), *_document_problems(config)]
+    return [
+        *_source_problems(config),
+        *_share_problems(config),
+        *_document_problems(config),
+        *_masking_problems(config),
+    ]
 
 
 def _source_problems(config: TrainerConfig) -> Iterator[Problem]:
@@ -95,6 +103,26 @@ def _document_problems(config: TrainerConfig) -> Iterator[Problem]:
     if token is not None and token >= config.tokenizer.padded_vocabulary_size:
         rule = f"must be below tokenizer.padded_vocabulary_size ({config.tokenizer.padded_vocabulary_size})"
         yield Problem("data.end_of_document_id", token, rule, "give the id that the tokenizer uses")
+
+
+def _masking_problems(config: TrainerConfig) -> Iterator[Problem]:
+    """What samples with masked words need."""
+    family, length, named = str(config.model.family), config.model.sequence_length, config.tokenizer
+    special = MASKING_TOKENS.get(family)
+    if special is None:
+        return
+    if length < special + 2:
+        rule = f"leaves no room for words beside the {special} special tokens of {family}"
+        yield Problem("model.sequence_length", length, rule, f"use {special + 2} or more")
+    if named.type == "gpt2_bpe" or (named.path is None and named.vocabulary_file is None):
+        rule = f"must be a WordPiece vocabulary for model.family = {family}"
+        fix = 'set tokenizer.type = "bert_wordpiece_lower" and tokenizer.vocabulary_file'
+        yield Problem("tokenizer.type", named.type, rule, fix)
+    if config.data.marks_documents:
+        rule = f"has no meaning for model.family = {family}: a sample is of one document"
+        keys = ("reset_position_ids", "reset_attention_mask", "mask_end_of_document_loss")
+        key = next(key for key in keys if getattr(config.data, key))
+        yield Problem(f"data.{key}", True, rule, "leave it out")
 
 
 def tokenizer_problems(config: TrainerConfig) -> list[Problem]:

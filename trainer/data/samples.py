@@ -17,6 +17,7 @@ from trainer.data.dataset import SampleSource, read_rows
 from trainer.data.errors import DataError
 from trainer.data.groups import DataGroup, Member, parse_groups, read_groups_file
 from trainer.data.indexed import IndexedDataset
+from trainer.data.masked.of_card import masked_task
 from trainer.data.order import OrderName
 from trainer.data.sources import SPLITS, PlannedSource, ReadOptions, plan_groups, plan_splits, weights_by_size
 from trainer.data.stream import EmptyStream, MicroBatchStream, SampleReader, SampleStream
@@ -108,6 +109,7 @@ def plan_data(
         config.tokenizer.padded_vocabulary_size,
         config.data.cache,
         config.data.implementation,
+        masked_task(config),
     )
     if wanted.groups:
         return plan_groups(wanted.groups, reading, is_builder=is_builder, barrier=barrier)

@@ -64,6 +64,13 @@ def masking_vocabulary(tokenizer: Tokenizer, extra_ids: int = 0) -> MaskingVocab
     continues = np.zeros(size, dtype=np.bool_)
     continues[[number for token, number in known.items() if token.startswith(CONTINUATION)]] = True
     return MaskingVocabulary(
-        size, *(known[token] for token in NEEDED), ids["[BOS]"], ids["[EOS]"],
-        tuple(ids[SENTINEL.format(number)] for number in range(extra_ids)), np.packbits(continues).tobytes(),
-    )  # fmt: skip
+        size=size,
+        cls=known["[CLS]"],
+        sep=known["[SEP]"],
+        mask=known["[MASK]"],
+        pad=known["[PAD]"],
+        begin=ids["[BOS]"],
+        end=ids["[EOS]"],
+        sentinels=tuple(ids[SENTINEL.format(number)] for number in range(extra_ids)),
+        continuations=np.packbits(continues).tobytes(),
+    )
