@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -40,7 +41,7 @@ def walk(sizes: Sequence[int], documents: Sequence[int], samples: int, rules: Ma
 
     rows: list[tuple[int, int, int]] = []
     while len(rows) < samples:
-        for first, end in zip(documents[:-1], documents[1:], strict=True):
+        for first, end in pairwise(documents):
             held = sizes[first:end]
             if end - first < rules.least_sentences or end == first:
                 continue
