@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,15 +85,18 @@ def train_in_fp16(config: TrainerConfig) -> Curve:
         return train(config)
 
 
-def train(config: TrainerConfig, sizes: tuple[int, ...] = RAMP) -> Curve:
-    """Train one step per entry of `sizes` (global batch sizes) on this rank; to be run by `run_ranks`."""
+def train(config: TrainerConfig, sizes: tuple[int, ...] = RAMP, draw: Callable[..., Any] = batches) -> Curve:
+    """Train one step per entry of `sizes` (global batch sizes) on this rank; to be run by `run_ranks`.
+
+    `draw`: gives the micro batches, as `batches` does.
+    """
     mesh = Mesh.create(config.parallel, CPU)
     engine = Engine.build(config, mesh)
     results = []
     for step, size in enumerate(sizes):
         engine.set_learning_rate(3e-3 * min(1.0, (step + 1) / 5))
-        results.append(engine.train_step(batches(config, mesh, step, size), size))
-    evaluation = engine.evaluate(batches(config, mesh, 1000, 16), 16 // config.batch.micro_batch_size // mesh.data)
+        results.append(engine.train_step(draw(config, mesh, step, size), size))
+    evaluation = engine.evaluate(draw(config, mesh, 1000, 16), 16 // config.batch.micro_batch_size // mesh.data)
     curve = Curve(
         [result.loss for result in results],
         [result.grad_norm for result in results],

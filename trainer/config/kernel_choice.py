@@ -63,7 +63,7 @@ def choose_kernel(model: ModelSection, resets_attention: bool, dtype: str, devic
 
     `resets_attention`: attention stays inside a document. `dtype`: the card's `precision.dtype`.
     """
-    needs_bias = resets_attention or model.position_embedding == "alibi"
+    needs_bias = resets_attention or model.looks_ahead or model.position_embedding == "alibi"
     chosen = _on_cpu(model, needs_bias) if device.kind == "cpu" else _on_gpu(model, needs_bias, dtype, device)
     if model.require_fused_attention and not chosen.is_fused:
         return KernelChoice(chosen.name, chosen.why, f"no kernel serves that keeps no scores in memory: {chosen.why}")
@@ -95,6 +95,8 @@ def flex_obstacle(model: ModelSection, device: Device) -> str | None:
         return f"flex attention needs compute capability {_version(AMPERE)}, this is {_version(device.capability)}"
     if not device.has_triton:
         return "flex attention needs the triton package"
+    if model.looks_ahead:
+        return "flex attention is not used for padded samples"
     if model.attention_dropout > 0.0:
         return f"flex attention knows no dropout, {_dropout(model)}"
     if model.head_size < SMALLEST_FLEX_HEAD:

@@ -46,7 +46,9 @@ class ParallelSection(Section):
 class ModelSection(Section):
     """[model]: a pre-layer-norm transformer with tied input and output embedding."""
 
-    family: Literal["gpt"] = Field(default="gpt", description="kind of the model: what it is made of and predicts")
+    family: Literal["gpt", "bert"] = Field(
+        default="gpt", description="predicts the next token; or masked tokens and the order of two sentences"
+    )
     layers: int = Field(gt=0, le=MOST_LAYERS, description="transformer blocks")
     hidden_size: int = Field(gt=0, le=LARGEST_WIDTH, description="width of the residual stream")
     attention_heads: int = Field(
@@ -96,6 +98,11 @@ class ModelSection(Section):
     require_fused_attention: bool = Field(
         default=False, description="refuse where attention would keep its scores in memory"
     )
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether a token's attention goes to those behind it too."""
+        return self.family == "bert"
 
     @property
     def ffn(self) -> int:

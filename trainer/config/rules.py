@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
 
 from trainer.config.card import MOST_RAMP_LEVELS, BatchSection, Problem, RampSection, TrainerConfig
+from trainer.config.family_rules import family_problems
 from trainer.config.optimizer_rules import optimizer_problems
 from trainer.config.stage_units import Units, units_of
 
@@ -21,6 +22,7 @@ def shape_rules(config: TrainerConfig, world_size: Callable[[], int]) -> tuple[R
         lambda: _position_problems(config),
         lambda: _sharing_problems(config),
         lambda: _recompute_problems(config),
+        lambda: family_problems(config),
         lambda: _stage_problems(config),
         lambda: _part_problems(config),
         lambda: _round_problems(config, config.data_parallel(world_size()) or 1),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 # Names of the classes that the engine deals, by which DeepSpeed counts. The head is the embedding again.
 EMBEDDING, BLOCK = "VocabularyParallelEmbedding", "TransformerBlock"
-OTHERS = ("LearnedPositions", "LayerNorm", "Dropout")
+OTHERS = ("LearnedPositions", "LayerNorm", "Dropout", "TokenTypes", "PretrainingHeads")
 
 
 @dataclass(frozen=True)

@@ -103,6 +103,8 @@ def model_facts(config: TrainerConfig) -> dict[str, Any]:
         "tokenizer.padded_vocabulary_size": config.tokenizer.padded_vocabulary_size,
         "precision.dtype": config.precision.dtype,
     }
+    if model.family != "gpt":  # which checkpoints did not name while it was the only one
+        facts["model.family"] = model.family
     if model.position_embedding == "absolute":
         facts["model.max_position_embeddings"] = model.positions
     if model.position_embedding == "rotary":

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from trainer.config.card import ModelSection
+from trainer.model.bert import BertFamily
 from trainer.model.family import Family
 from trainer.model.gpt import GPTFamily
 
-FAMILIES: dict[str, Family] = {"gpt": GPTFamily()}
+FAMILIES: dict[str, Family] = {"gpt": GPTFamily(), "bert": BertFamily()}
 
 
 def family_of(model: ModelSection) -> Family:

@@ -1,9 +1,9 @@
 """The inner part of attention: softmax of the scores, applied to the values, by the fastest kernel that will do.
 
-Three kernels compute the same; `kernel_choice` says which. `CausalKernel` needs no mask in memory, on any device, but
-knows neither ALiBi nor documents. `FlexKernel` knows both and computes them where they are used, on a GPU, without
-dropout. `DenseKernel` knows all and adds a mask that lies in memory: [heads, sequence, sequence] once per worker, or
-once per micro batch with documents.
+Three kernels compute the same of causal attention; `kernel_choice` says which. `CausalKernel` needs no mask in memory,
+on any device, but knows neither ALiBi nor documents. `FlexKernel` knows both and computes them where they are used, on
+a GPU, without dropout. `DenseKernel` knows all and adds a mask that lies in memory: [heads, sequence, sequence] once
+per worker, or once per micro batch with documents. `PaddedKernel` is for attention that looks ahead.
 
 On a GPU torch may take only the kernels that were chosen: it would fall back on its math kernel without a word.
 """
@@ -72,11 +72,13 @@ def build_kernel(model: ModelSection, mesh: Mesh, documents: DocumentRules | Non
     choice = kernel_for(model, mesh, documents, dtype)
     if choice.refusal is not None:
         raise CardError("run card", [Problem("model.require_fused_attention", True, choice.refusal, DROP_IT)])
+    backends = BACKENDS.get(choice.name, ()) if mesh.device.type == "cuda" else ()
+    if model.looks_ahead:
+        return PaddedKernel(backends)
     slopes = local_alibi_slopes(model.attention_heads, mesh) if model.position_embedding == "alibi" else None
     stays_inside = documents is not None and documents.reset_attention
     if choice.name == "flex":
         return FlexKernel(slopes, stays_inside, compiled=True)
-    backends = BACKENDS.get(choice.name, ()) if mesh.device.type == "cuda" else ()
     if slopes is None and not stays_inside:
         return CausalKernel(backends)
     return DenseKernel(slopes, stays_inside, mesh.device, backends)
@@ -139,6 +141,30 @@ class DenseKernel:
         if self._last is None or self._last[0] is not documents:
             elsewhere = documents[:, None, :, None] != documents[:, None, None, :]
             self._last = (documents, self.bias(documents.shape[1], dtype).masked_fill(elsewhere, -math.inf))
+        return self._last[1]
+
+
+class PaddedKernel:
+    """Attention to all tokens before and behind, but to no padding: tokens whose mark is 0."""
+
+    def __init__(self, backends: Sequence[SDPBackend] = ()):
+        self.backends = backends
+        self._last: tuple[Tensor, Tensor] | None = None
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, documents: Tensor | None, dropout: float) -> Tensor:
+        if documents is None:
+            raise ValueError("attention that looks ahead needs to know the padding")
+        return _attend(query, key, value, self._mask(documents, compute_dtype(query)), dropout, self.backends)
+
+    def _mask(self, marks: Tensor, dtype: torch.dtype) -> Tensor:
+        """[batch, 1, 1, length] to be added to the scores; kept for the stage's next block.
+
+        Padding is hidden by a large number, not by infinity: a sample of nothing else must not become NaN.
+        """
+        if self._last is None or self._last[0] is not marks or self._last[1].dtype != dtype:
+            added = torch.zeros(marks.shape, dtype=dtype, device=marks.device)
+            added = added.masked_fill_(marks == 0, torch.finfo(dtype).min / 2)
+            self._last = (marks, added[:, None, None, :])
         return self._last[1]
 
 

@@ -38,18 +38,24 @@ SMALLEST_SHARE = 2.0**-60
 
 
 @dataclass
-class _Slot:
-    """Carries the weight's gradient from the loss, which computes it, to the projection, which owns the weight."""
+class Slot:
+    """Carries gradients from the loss, which computes them, to the projection, below which they belong.
+
+    `gradient`: the weight's. `bias`: of its bias, `order`: of logits that go past it, where a head has these.
+    """
 
     gradient: Tensor | None = None
+    bias: Tensor | None = None
+    order: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """The rows of the vocabulary on this worker."""
+    """The rows of the vocabulary on this worker. `bias`: of each of their logits, None where they have none."""
 
     first: int
     group: ProcessGroup | None
+    bias: Tensor | None = None
 
 
 class LanguageModelHead:
@@ -63,17 +69,17 @@ class LanguageModelHead:
     def __init__(self, mesh: Mesh):
         self.group = mesh.tensor_group
         self._enter = gather_sequence if mesh.sequence_parallel else copy_to_tensor_region
-        self._pending: tuple[VocabularyParallelEmbedding, _Slot] | None = None
+        self._pending: tuple[VocabularyParallelEmbedding, Slot] | None = None
 
     def attach(self, embedding: VocabularyParallelEmbedding, stream: Stream) -> Tensor:
         """Final hidden states [batch, sequence, features] -> the same, with the projection's weight attached.
 
         With sequence parallelism this rank's stretch comes in, and the whole sequence goes out.
         """
-        slot = _Slot()
+        slot = Slot()
         self._pending = (embedding, slot)
         hidden, _ = hidden_of(stream)
-        return _Attach.apply(self._enter(hidden, self.group), embedding.weight, slot)
+        return Attach.apply(self._enter(hidden, self.group), embedding.weight, slot)
 
     def loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
         """Mean cross-entropy over the labels [batch, sequence]; an fp32 scalar, the same on all tensor ranks.
@@ -85,36 +91,56 @@ class LanguageModelHead:
         if self._pending is None:
             raise RuntimeError("loss() needs hidden states that attach() has just prepared")
         (embedding, slot), self._pending = self._pending, None
-        rows = _Rows(embedding.first_row, self.group)
-        flat = hidden.reshape(-1, hidden.shape[-1])
-        wanted = labels.reshape(-1)
-        weight = embedding.weight.detach().to(compute_dtype(flat))
-        counted = (wanted >= 0).sum().clamp(min=1).float()
-        if torch.is_grad_enabled() and flat.requires_grad:
-            return _ProjectionLoss.apply(flat, weight, wanted, counted, (rows, slot))
-        return _cross_entropy(flat.to(weight.dtype), weight, wanted, rows, None) / counted
+        return projection_loss(hidden.reshape(-1, hidden.shape[-1]), embedding, labels.reshape(-1), slot, self.group)
 
 
-class _Attach(torch.autograd.Function):
+def projection_loss(
+    flat: Tensor,
+    embedding: VocabularyParallelEmbedding,
+    wanted: Tensor,
+    slot: Slot,
+    group: ProcessGroup | None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Mean cross-entropy of the labels `wanted` [tokens], given hidden states `flat` [tokens, features].
+
+    `bias`: of this worker's words, detached; its gradient goes to the slot beside the weight's.
+    """
+    weight = embedding.weight.detach().to(compute_dtype(flat))
+    rows = _Rows(embedding.first_row, group, None if bias is None else bias.to(weight.dtype))
+    counted = (wanted >= 0).sum().clamp(min=1).float()
+    if torch.is_grad_enabled() and flat.requires_grad:
+        return _ProjectionLoss.apply(flat, weight, wanted, counted, (rows, slot))
+    return _cross_entropy(flat.to(weight.dtype), weight, wanted, rows, None) / counted
+
+
+class Attach(torch.autograd.Function):
+    """Hidden states as they are; what gave `beside` (a bias of words, logits that go past) gets gradients here."""
+
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, slot: _Slot) -> Tensor:
-        ctx.slot = slot
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, slot: Slot, *beside: Tensor) -> Tensor:
+        ctx.slot, ctx.has_beside = slot, bool(beside)
         return hidden.view_as(hidden)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        weight_gradient, ctx.slot.gradient = ctx.slot.gradient, None
-        return gradient, weight_gradient, None
+        slot: Slot = ctx.slot
+        beside = (slot.bias, slot.order) if ctx.has_beside else ()
+        found = gradient, slot.gradient, None, *beside
+        slot.gradient = slot.bias = slot.order = None
+        return found
 
 
 class _ProjectionLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, counted: Tensor, place: tuple[_Rows, _Slot]
+        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, counted: Tensor, place: tuple[_Rows, Slot]
     ) -> Tensor:
         rows, ctx.slot = place
         wide = hidden.to(weight.dtype)
         ctx.gradients = gradients = _Gradients(torch.empty_like(wide))
+        if rows.bias is not None:
+            gradients.bias = torch.zeros_like(rows.bias, dtype=torch.float32)
         ctx.dtype, ctx.counted = hidden.dtype, counted
         return _cross_entropy(wide, weight, labels, rows, gradients) / counted
 
@@ -123,6 +149,8 @@ class _ProjectionLoss(torch.autograd.Function):
         gradients, ctx.gradients = ctx.gradients, None
         factor = gradient / ctx.counted
         ctx.slot.gradient = gradients.weight.mul_(factor).to(ctx.dtype)
+        if gradients.bias is not None:
+            ctx.slot.bias = gradients.bias.mul_(factor).to(ctx.dtype)
         if gradients.shares is not None:
             factor = gradients.shares.mul_(factor)
         return gradients.hidden.float().mul_(factor).to(ctx.dtype), None, None, None, None
@@ -138,6 +166,7 @@ class _Gradients:
     hidden: Tensor
     weight: Tensor | None = None
     shares: Tensor | None = None
+    bias: Tensor | None = None
 
     def add(
         self, part: slice, logits: Tensor, hidden: Tensor, weight: Tensor, counts: Tensor, shares: Tensor | None
@@ -146,6 +175,9 @@ class _Gradients:
         there are `shares` [tokens, 1], once they are multiplied by these."""
         ignored = ~counts
         torch.mm(logits, weight, out=self.hidden[part]).masked_fill_(ignored, 0.0)
+        if self.bias is not None:
+            counting = (counts if shares is None else shares.masked_fill(ignored, 0.0)).to(logits.dtype)
+            self.bias.add_(_product(logits.t(), counting).squeeze(1))
         if shares is None:
             factors = logits.t(), hidden.masked_fill(ignored, 0.0)
         else:
@@ -172,6 +204,8 @@ def _cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, rows: _Rows, 
     for begin in range(0, tokens, height):
         part = slice(begin, begin + height)
         logits = torch.mm(hidden[part], weight.t(), out=room[: min(height, tokens - begin)])
+        if rows.bias is not None:
+            logits.add_(rows.bias)
         losses, shares = _softmax_losses(logits, labels[part], rows, gradients is not None)
         total += losses.masked_fill_(~counts[part], 0.0).sum()
         if gradients is not None:

@@ -12,6 +12,7 @@ from itertools import pairwise
 from trainer.config.card import ModelSection, OptimizerSection, ParallelSection, PrecisionSection
 from trainer.config.recompute_choice import recomputed_between, recomputed_blocks
 from trainer.config.stage_units import units_of
+from trainer.schedule.ends import ends_of, predicted_tokens
 from trainer.schedule.interleaving import idle_passes
 
 ADAM_BYTES = 8  # two fp32 moments of each parameter
@@ -30,6 +31,8 @@ class ParameterCount:
     position_embedding: int
     embedding_layernorm: int
     final_layernorm: int
+    token_types: int = 0
+    heads: int = 0  # beside the tied projection
 
     @property
     def total(self) -> int:
@@ -37,18 +40,20 @@ class ParameterCount:
 
     @property
     def without_blocks(self) -> int:
-        return self.word_embedding + self.position_embedding + self.embedding_layernorm + self.final_layernorm
+        tables = self.word_embedding + self.position_embedding + self.token_types
+        return tables + self.embedding_layernorm + self.final_layernorm + self.heads
 
     @property
     def without_embeddings(self) -> int:
         """What the original's FLOP counter multiplies: all but the embedding tables and their LayerNorm."""
-        return self.blocks + self.final_layernorm
+        return self.blocks + self.final_layernorm + self.heads
 
 
 def count_parameters(model: ModelSection, padded_vocabulary_size: int) -> ParameterCount:
     """Parameters of the whole model; a block of f = 4h has 12h^2 + 13h."""
     hidden = model.hidden_size
     block = _sharded_block(model) + _replicated_block(model)
+    ends = ends_of(model, padded_vocabulary_size)
     return ParameterCount(
         block=block,
         blocks=model.layers * block,
@@ -56,6 +61,8 @@ def count_parameters(model: ModelSection, padded_vocabulary_size: int) -> Parame
         position_embedding=model.positions * hidden if model.position_embedding == "absolute" else 0,
         embedding_layernorm=2 * hidden if model.embedding_layernorm else 0,
         final_layernorm=2 * hidden,
+        token_types=ends.token_types,
+        heads=ends.head + ends.cut_head,
     )
 
 
@@ -116,21 +123,21 @@ def stage_layout(
         own = tuple(parts[index::stages])
         blocks = sum(count for _, count in own)
         per_worker = blocks * (_sharded_block(model) // parallel.tensor + _replicated_block(model))
-        per_worker += _ends_parameters(
-            model, padded_vocabulary_size * model.hidden_size // parallel.tensor, is_first, is_last
-        )
+        per_worker += _ends_parameters(model, padded_vocabulary_size, parallel.tensor, is_first, is_last)
         result.append(StageBlocks(index, own[0][0], blocks, is_first, is_last, per_worker, own))
     return tuple(result)
 
 
-def _ends_parameters(model: ModelSection, table: int, embedding: bool, head: bool) -> int:
-    """Parameters of a stage beside its blocks; `table` is one worker's part of the word embedding."""
+def _ends_parameters(model: ModelSection, vocabulary: int, tensor: int, embedding: bool, head: bool) -> int:
+    """Parameters of one worker of a stage beside its blocks."""
+    ends, table = ends_of(model, vocabulary), vocabulary * model.hidden_size // tensor
     count = table if embedding or head else 0  # tied: a stage that has both ends holds it once
     if embedding:
         count += model.positions * model.hidden_size if model.position_embedding == "absolute" else 0
         count += 2 * model.hidden_size if model.embedding_layernorm else 0
+        count += ends.token_types
     if head:
-        count += 2 * model.hidden_size
+        count += 2 * model.hidden_size + ends.head + ends.cut_head // tensor
     return count
 
 
@@ -250,7 +257,9 @@ def _attention_forward(model: ModelSection, length: int) -> int:
 
 
 def _logits_forward(model: ModelSection, padded_vocabulary_size: int, length: int) -> int:
-    return 2 * length * model.hidden_size * padded_vocabulary_size
+    """Operations of the model's end for one sample: logits of what is predicted, and what each token passes before."""
+    logits = 2 * predicted_tokens(model, length) * model.hidden_size * padded_vocabulary_size
+    return logits + 2 * length * ends_of(model, padded_vocabulary_size).dense
 
 
 @dataclass(frozen=True)

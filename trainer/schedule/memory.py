@@ -15,6 +15,7 @@ from trainer.config.model import ModelSection, OptimizerSection, ParallelSection
 from trainer.config.recompute_choice import recomputed_between, recomputed_part
 from trainer.config.tensor_shares import sends_shares
 from trainer.schedule import flops
+from trainer.schedule.ends import predicted_tokens
 from trainer.schedule.interleaving import held_counts, rounds
 from trainer.schedule.pieces import PIECE_ELEMENTS, SOFTMAX_ELEMENTS
 
@@ -184,6 +185,7 @@ def _part_activations(shape: MemoryShape, stage: flops.StageBlocks, size: int, p
         ends += tokens * shape.stream * shape.mask if model.hidden_dropout > 0.0 else 0
     if head:
         ends += tokens * model.hidden_size * shape.width  # the final LayerNorm's output
+        ends += 3 * unit if model.family == "bert" else 0  # of the words' head: dense layer, GELU, LayerNorm
     held = {"nothing": _block(shape, size), "attention": _outside_attention(shape, size), "block": kept}
     first, blocks = stage.parts[part]
     recomputed = recomputed_between(model, first, blocks)
@@ -257,6 +259,7 @@ def _handed_over(shape: MemoryShape, elements: int) -> int:
 
 def _head(shape: MemoryShape, tokens: int) -> int:
     rows = shape.vocabulary // shape.parallel.tensor
+    every, tokens = tokens, predicted_tokens(shape.model, tokens)
     height = min(tokens, max(1, PIECE_ELEMENTS[shape.kind] // rows))
     soft = min(height, max(1, SOFTMAX_ELEMENTS[shape.kind] // rows)) * rows * 4
     pieces = height * rows * shape.width + (2 * soft if shape.width < 4 else soft)
@@ -265,6 +268,7 @@ def _head(shape: MemoryShape, tokens: int) -> int:
     if height < tokens and shape.width < 4:
         pieces += shape.table * (4 + shape.width)  # summed over pieces in fp32; each piece's own
     hidden = tokens * shape.model.hidden_size * shape.width
+    hidden += every * shape.model.hidden_size * shape.width if tokens < every else 0  # from which they were gathered
     return hidden + max(made + pieces, _handed_over(shape, shape.table))
 
 

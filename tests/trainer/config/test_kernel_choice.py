@@ -74,12 +74,17 @@ def shipped(name: str, *overrides: str) -> RunCard:
         ("setup-test-n2", "efficient"),
         ("rehearsal", "efficient"),
         ("demo", "dense"),
+        ("bert-4l", "efficient"),
+        ("bert-12l", "efficient"),
+        ("bert-large", "efficient"),
+        ("bert-1b", "efficient"),
     ],
 )
 def test_each_shipped_card(card: str, name: str) -> None:
     """All that ask for a fused kernel get one, where they are launched and on their nodes."""
     assert set(shipped_cards()) == {
-        "tr11-176B-ml", "tr11-176B-ml-24n", "setup-test-n2", "rehearsal", "demo",
+        "tr11-176B-ml", "tr11-176B-ml-24n", "setup-test-n2", "rehearsal", "demo", "bert-4l", "bert-12l",
+        "bert-large", "bert-1b",
     }  # fmt: skip
     loaded = shipped(card)
     choice = attention_of(loaded)

@@ -18,6 +18,7 @@ from trainer.config.card import TrainerConfig
 from trainer.config.stage_units import BLOCK, EMBEDDING, OTHERS
 from trainer.engine import Engine
 from trainer.model import initial, loss, matmul
+from trainer.model.bert_heads import PretrainingHeads, TokenTypes
 from trainer.model.block import TransformerBlock
 from trainer.model.kernels import DenseKernel
 from trainer.model.layers import Dropout, LayerNorm, LearnedPositions, VocabularyParallelEmbedding, new_parameter
@@ -72,7 +73,10 @@ def test_slices_tile_the_whole(parts: int, rows: int, columns: int, dim: int | N
 
 
 def test_stages_are_counted_by_the_names_of_the_classes() -> None:
-    dealt = (VocabularyParallelEmbedding, TransformerBlock, LearnedPositions, LayerNorm, Dropout)
+    dealt = (
+        VocabularyParallelEmbedding, TransformerBlock, LearnedPositions, LayerNorm, Dropout, TokenTypes,
+        PretrainingHeads,
+    )  # fmt: skip
     assert tuple(kind.__name__ for kind in dealt) == (EMBEDDING, BLOCK, *OTHERS)
 
 

@@ -1,0 +1,283 @@
+"""BERT: against transformers' own, on every shape, resumed, and where it gathers, pads and refuses.
+
+Bounds are those of test_parity.py: 2e-6 on losses (two units in the last place seen, 9.5e-7), 1e-5 on gradient norms
+(1.9e-7 seen) and on masters (1.1e-6 seen), but for the key biases, whose true gradient is zero and which Adam divides by
+its own size: 1e-4 (1.4e-5 seen).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import MegatronBertConfig, MegatronBertForPreTraining
+
+from tests.trainer.bert_cases import bert_batches, bert_samples, tiny_bert
+from tests.trainer.cases import CPU, FP32_LOSS, FP32_NORM, FP32_WEIGHT, Curve, assemble, copy_state, equal, fill, train
+from tests.trainer.spawn import run_ranks
+from trainer.checkpoint.huggingface.megatron_bert import bert_config, bert_tensors
+from trainer.config.card import CardError, TrainerConfig, validate
+from trainer.contract.resumable import model_facts
+from trainer.engine import Engine
+from trainer.model import loss
+from trainer.model.documents import IGNORED
+from trainer.model.families import FAMILIES
+from trainer.model.kernels import PaddedKernel
+from trainer.parallel.mesh import Mesh
+from trainer.schedule import flops
+from trainer.schedule.card_rules import cross_problems
+from trainer.spikes.corruption_check import check_workers
+
+SIZES = (4, 8, 8, 12)
+SHAPES = [(2, 1, 1), (1, 2, 1), (1, 1, 2), (1, 4, 1), (2, 2, 1), (2, 2, 2)]
+BERT = FAMILIES["bert"]
+
+
+# ----------------------------------------------------------------------------- shapes
+def card(shape: tuple[int, int, int], optimizer: str = "adamw") -> TrainerConfig:
+    """Sequence parallelism on the largest shape alone: the others are without."""
+    pipeline, tensor, data = shape
+    cuts = {"sequence_parallel": tensor > 1 and data > 1}
+    return tiny_bert(pipeline, tensor, optimizer={"type": optimizer}, parallel=cuts)
+
+
+@cache
+def curves(shape: tuple[int, int, int], optimizer: str) -> list[Curve]:
+    pipeline, tensor, data = shape
+    return run_ranks(train, pipeline * tensor * data, card(shape, optimizer), SIZES, bert_batches)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
+def test_every_shape_has_one_curve(shape: tuple[int, int, int], optimizer: str) -> None:
+    (reference,), ranks = curves((1, 1, 1), optimizer), curves(shape, optimizer)
+    for rank in ranks:
+        assert rank.disagreements == []
+        assert rank.losses == ranks[0].losses
+    assert max(abs(a - b) for a, b in zip(ranks[0].losses, reference.losses, strict=True)) <= FP32_LOSS
+    relative = [abs(a - b) / b for a, b in zip(ranks[0].norms, reference.norms, strict=True) if a and b]
+    assert len(relative) == len(SIZES) and max(relative) <= FP32_NORM
+    assert abs(ranks[0].evaluation - reference.evaluation) <= FP32_LOSS
+    whole, gathered = assemble([reference.pieces]), assemble([rank.pieces for rank in ranks])
+    assert gathered.keys() == whole.keys()
+    for name, kinds in whole.items():
+        bound = 1e-4 if name.endswith("query_key_value.bias") else FP32_WEIGHT
+        torch.testing.assert_close(gathered[name]["fp32"], kinds["fp32"], rtol=0, atol=bound, msg=name)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 2, 1)], ids=str)
+def test_parameters_are_counted_as_they_are(shape: tuple[int, int, int]) -> None:
+    config, ranks = card(shape), curves(shape, "adamw")
+    vocabulary = config.tokenizer.padded_vocabulary_size
+    whole = assemble([rank.pieces for rank in ranks])
+    count = flops.count_parameters(config.model, vocabulary)
+    assert count.total == sum(kinds["weight"].numel() for kinds in whole.values())
+    stages = flops.stage_layout(config.model, config.parallel, vocabulary)
+    assert stages is not None
+    for index, rank in enumerate(ranks):  # pipeline is the slowest axis
+        held = sum(tensor.numel() for tensor in rank.weights.values())
+        assert held == stages[index // shape[1]].parameters_per_worker
+
+
+def test_only_masked_words_have_logits() -> None:
+    model = tiny_bert().model
+    hidden, length = model.hidden_size, model.sequence_length
+    without = 3 * 2 * (hidden**2 * length)  # the words' dense layer
+    assert flops.model_flops(model, 10_000, 1) - flops.model_flops(model, 0, 1) == 3 * 2 * 2 * hidden * 10_000
+    blocks = flops.model_flops(model.model_copy(update={"family": "gpt"}), 0, 1)
+    assert flops.model_flops(model, 0, 1) == blocks + without
+
+
+def interrupted(config: TrainerConfig) -> tuple[list[float], list[float], bool, list[str]]:
+    """Losses of six steps, and of the last three once more in an engine that is given the state after the third."""
+    mesh = Mesh.create(config.parallel, CPU)
+    losses: list[list[float]] = []
+    states, tensors = [], {}
+    for first in (0, 3):
+        engine = Engine.build(config, mesh)
+        if first:
+            fill(engine, tensors, first)
+        losses.append([])
+        for step in range(first, 6):
+            if step == 3 and not first:
+                tensors = assemble([copy_state(engine)])
+            engine.set_learning_rate(3e-3)
+            losses[-1].append(engine.train_step(bert_batches(config, mesh, step, 8), 8, step).loss)
+        states.append(assemble([copy_state(engine)]))
+        found = check_workers(engine.stage(), mesh, 1, 6)
+        engine._pipeline.destroy()
+    return losses[0][3:], losses[1], equal(*states), [item.fault for item in found if item.first != item.second]
+
+
+def test_a_resumed_training_goes_on_bit_for_bit() -> None:
+    """With dropout. Its workers also pass the check for silent corruption, which takes the layers one by one."""
+    dropout = {"hidden_dropout": 0.1, "attention_dropout": 0.1}
+    ((went_on, resumed, same, faults),) = run_ranks(interrupted, 1, tiny_bert(model=dropout))
+    assert went_on == resumed and same and not faults
+    assert len(set(went_on)) == 3
+
+
+def test_it_learns() -> None:
+    (curve,) = run_ranks(train, 1, tiny_bert(), (16,) * 30, bert_batches)
+    assert abs(curve.losses[0] - 4.85) < 0.1  # ln 64 + ln 2
+    assert sum(curve.losses[-4:]) / 4 < 3.3
+
+
+def test_bf16_stays_within_rounding() -> None:
+    """Bounds as in test_parity.py: a rounding of the loss, averaged over the masked words of a step."""
+    pair = [run_ranks(train, 2, tiny_bert(1, 2, dtype), SIZES, bert_batches)[0] for dtype in ("fp32", "bf16")]
+    exact, rounded = (curve.losses for curve in pair)
+    assert 0 < max(abs(a - b) for a, b in zip(exact, rounded, strict=True)) < 2.0**-9 * 4.85 * 2
+
+
+# ----------------------------------------------------------------------------- transformers
+def theirs(config: TrainerConfig, dtype: str = "float32") -> Any:
+    torch.manual_seed(3)
+    model = MegatronBertForPreTraining(MegatronBertConfig(**bert_config(model_facts(config), dtype)))
+    with torch.no_grad():  # biases and norms away from their trivial start
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    return model
+
+
+def their_loss(model: Any, drawn: dict[str, Tensor]) -> Tensor:
+    """Written out: their own takes -100 for labels that do not count, and a mean over them."""
+    out = model(drawn["text"], attention_mask=drawn["padding_mask"], token_type_ids=drawn["types"])
+    each = functional.cross_entropy(
+        out.prediction_logits.transpose(1, 2), drawn["labels"].clamp(min=0), reduction="none"
+    )
+    masked = (each * drawn["loss_mask"]).sum() / drawn["loss_mask"].sum()
+    return masked + functional.cross_entropy(out.seq_relationship_logits, drawn["is_random"])
+
+
+def ours_as_theirs(config: TrainerConfig, given: dict[str, Tensor]) -> tuple[float, list[float], dict[str, Tensor]]:
+    """Loss before and of three steps of one micro batch each, from their weights; the weights afterwards."""
+    heads = config.model.attention_heads
+    tensors: dict[str, dict[str, Tensor]] = {}
+    for name, item in bert_tensors(config.model.layers).items():
+        value = given[name]
+        if item.part is not None:
+            parts = [given[name.replace(".query.", f".{kind}.")] for kind in ("query", "key", "value")]
+            cut = [part.view(heads, 1, -1, *part.shape[1:]) for part in parts]
+            value = torch.cat(cut, dim=1).reshape(-1, *value.shape[1:])
+        zeros = torch.zeros_like(value)
+        tensors.setdefault(item.key, {"weight": value, "fp32": value, "exp_avg": zeros, "exp_avg_sq": zeros})
+    mesh = Mesh.create(config.parallel, CPU)
+    engine = Engine.build(config, mesh)
+    fill(engine, tensors, 0)
+    engine.set_learning_rate(1e-3)
+    before = engine.evaluate(bert_batches(config, mesh, 0, 8), 1)
+    losses = [engine.train_step(bert_batches(config, mesh, step, 8), 8).loss for step in range(3)]
+    weights = {weight.name: weight.tensor.clone() for weight in engine.sharded_state().weights}
+    engine.close()
+    return before, losses, weights
+
+
+def test_training_equals_transformers_megatron_bert() -> None:
+    """Same weights and samples: loss before, three AdamW steps, and every weight after them but the key biases."""
+    batch = {"micro_batch_size": 8, "global_batch_size": 8}
+    config = tiny_bert(batch=batch, optimizer={"clip_grad": 0.0, "weight_decay": 0.1})
+    model = theirs(config)
+    given = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    groups = [[item for item in model.parameters() if (item.dim() > 1) is decays] for decays in (True, False)]
+    optimizer = torch.optim.AdamW(
+        [{"params": groups[0], "weight_decay": 0.1}, {"params": groups[1], "weight_decay": 0.0}], lr=1e-3
+    )
+    losses = []
+    for step in range(3):
+        optimizer.zero_grad()
+        result = their_loss(model, bert_samples(config, step, 8))
+        result.backward()
+        optimizer.step()
+        losses.append(result.item())
+    ((before, ours, weights),) = run_ranks(ours_as_theirs, 1, config, given)
+    assert abs(before - losses[0]) <= 2e-6
+    torch.testing.assert_close(ours, losses, atol=5e-6, rtol=0)
+    after, items = model.state_dict(), bert_tensors(config.model.layers)
+    assert set(after) - set(items) <= {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"}
+    for name, item in items.items():
+        if ".key.bias" not in name:
+            mine = item.of(weights[item.key], config.model.attention_heads)
+            torch.testing.assert_close(mine, after[name], atol=2e-5, rtol=0, msg=name)
+
+
+# ----------------------------------------------------------------------------- pieces
+def prepared(length: int = 16) -> tuple[dict[str, Tensor], Any]:
+    config = tiny_bert()
+    drawn = bert_samples(config, 1, 4)
+    return drawn, BERT.prepared(drawn, length, config)
+
+
+@pytest.mark.parametrize("length", [16, 8])
+def test_masked_words_are_gathered(length: int) -> None:
+    drawn, ((text, marks), (places, words, swapped)) = prepared(length)
+    cut = drawn["labels"][:, :length]
+    assert torch.equal(text, drawn["text"][:, :length]) and text.is_contiguous()
+    assert words[words >= 0].tolist() == cut[cut >= 0].tolist()
+    assert cut.reshape(-1)[places[words >= 0]].tolist() == words[words >= 0].tolist()
+    assert set(words[int((words >= 0).sum()) :].tolist()) <= {IGNORED}
+    assert marks.dtype == torch.int32 and swapped is drawn["is_random"]
+    expected = torch.where(drawn["padding_mask"] == 0, 0, 1 + drawn["types"])[:, :length]
+    assert torch.equal(marks.long(), expected)
+
+
+def test_room_for_masked_words_has_few_sizes() -> None:
+    config = tiny_bert(model={"sequence_length": 64})
+    rooms = [BERT.prepared(bert_samples(config, step, 8), 64, config)[1][0].numel() for step in range(20)]
+    assert {room % 64 for room in rooms} == {0} and len(set(rooms)) <= 2 and max(rooms) <= 8 * 64 / 4
+
+
+def test_padding_is_not_attended_to() -> None:
+    generator = torch.Generator().manual_seed(1)
+    query, key, value = (torch.randn(2, 3, 6, 4, generator=generator) for _ in range(3))
+    marks = torch.tensor([[1, 1, 2, 2, 0, 0], [0] * 6], dtype=torch.int32)
+    mixed = PaddedKernel()(query, key, value, marks, 0.0)
+    scores = query[0] @ key[0, :, :4].transpose(1, 2) / 2
+    torch.testing.assert_close(mixed[0], scores.softmax(-1) @ value[0, :, :4])
+    assert mixed[1].isfinite().all()  # a sample of nothing but padding
+
+
+@pytest.mark.parametrize("pieces", [1, 5])
+def test_the_projection_adds_a_bias(pieces: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loss and gradients against the plain formula, in one piece and in several."""
+    words, size, tokens = 11, 6, 5
+    monkeypatch.setitem(loss.PIECE_ELEMENTS, "cpu", words * (tokens // pieces))
+    torch.manual_seed(2)
+    embedding = torch.nn.Embedding(words, size)
+    embedding.first_row = 0  # type: ignore[assignment]
+    hidden, bias = torch.randn(tokens, size, requires_grad=True), torch.randn(words, requires_grad=True)
+    wanted = torch.tensor([3, IGNORED, 0, 10, 7])
+    slot = loss.Slot()
+    attached = loss.Attach.apply(hidden, embedding.weight, slot, bias, torch.zeros(2, requires_grad=True))
+    found = loss.projection_loss(attached, embedding, wanted, slot, None, bias.detach())  # type: ignore[arg-type]
+    plain = functional.cross_entropy(hidden @ embedding.weight.t() + bias, wanted, ignore_index=IGNORED)
+    torch.testing.assert_close(found, plain)
+    inputs = (hidden, embedding.weight, bias)
+    for mine, right in zip(torch.autograd.grad(found, inputs), torch.autograd.grad(plain, inputs), strict=True):
+        torch.testing.assert_close(mine, right)
+
+
+@pytest.mark.parametrize(
+    ("sections", "key"),
+    [
+        ({"model": {"position_embedding": "alibi"}}, "model.position_embedding"),
+        ({"model": {"embedding_layernorm": True}}, "model.embedding_layernorm"),
+        ({"parallel": {"pipeline": 2, "partition": "uniform"}}, "parallel.partition"),
+        ({"checkpoint": {"format": "deepspeed"}}, "checkpoint.format"),
+    ],
+)
+def test_what_only_a_gpt_has_is_refused(sections: dict[str, Any], key: str) -> None:
+    problems = cross_problems(tiny_bert(**sections), 2)
+    assert [problem for problem in problems if problem.key.startswith(key)], problems
+    assert 'model.family = "bert"' in str(problems[0])
+
+
+def test_an_unknown_family_is_refused() -> None:
+    value = tiny_bert().model_dump(mode="json")
+    value["model"]["family"] = "rnn"
+    with pytest.raises(CardError, match="'gpt' or 'bert'"):
+        validate(TrainerConfig, value, "card")

@@ -1,0 +1,43 @@
+"""What a family of models has at its ends beside the tied table and the last LayerNorm. Free of torch.
+
+h hidden, V padded vocabulary. BERT: 2 h of token types; heads with a dense layer h^2 + h and a LayerNorm 2 h, a bias of
+each word V, a pooler h^2 + h and an order of sentences 2 h + 2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainer.config.model import ModelSection
+
+MASKED_SHARE = 0.15  # of BERT's tokens: what is predicted, and so has logits
+TOKEN_TYPES = 2
+
+
+@dataclass(frozen=True)
+class ModelEnds:
+    """Parameters: `token_types` at the first stage; at the last one `head`, and `cut_head`, which tensor parallelism
+    divides. `dense`: of `head`, the elements of the matrices that every token passes."""
+
+    token_types: int = 0
+    head: int = 0
+    cut_head: int = 0
+    dense: int = 0
+
+
+def ends_of(model: ModelSection, padded_vocabulary_size: int) -> ModelEnds:
+    """The ends of this model."""
+    if model.family == "gpt":
+        return ModelEnds()
+    hidden = model.hidden_size
+    return ModelEnds(
+        token_types=TOKEN_TYPES * hidden,
+        head=2 * (hidden**2 + hidden) + 2 * hidden + 2 * hidden + 2,
+        cut_head=padded_vocabulary_size,
+        dense=hidden**2,
+    )
+
+
+def predicted_tokens(model: ModelSection, tokens: int) -> int:
+    """Of so many tokens those that have logits."""
+    return tokens if model.family == "gpt" else max(1, round(tokens * MASKED_SHARE))
