@@ -14,14 +14,17 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from tr11ops import __version__
 from tr11ops.agent.allocation import Allocation, read_allocation
 from tr11ops.agent.changes import changes_since_last
 from tr11ops.agent.controller import Controller
+from tr11ops.agent.node_place import NodePlace
+from tr11ops.agent.peers import Newcomer, Peers
 from tr11ops.agent.place import STATES_SECONDS, AttemptContext
 from tr11ops.agent.step import LineTee, StopFlag
 from tr11ops.base.observed import Unknown, known, observed
@@ -30,7 +33,9 @@ from tr11ops.launch.successor import BatchJob, begin_attempt
 from tr11ops.runcard.card import RunCard, card_from_resolved
 from tr11ops.runcard.exit_duration import derived_again
 from tr11ops.runcard.speed import RunHistory
+from tr11ops.rundir.attempts import AttemptVerdict
 from tr11ops.rundir.kill_switch import look_at_switch, mark_switch, place_fault
+from tr11ops.rundir.meeting import remove_meeting_key, write_meeting_key
 from tr11ops.rundir.paths import RunDirectory
 from trainer.config.card import CardError, Problem
 from trainer.contract.end_marker import EXIT_ERROR, EXIT_FINE, EXIT_REFUSED
@@ -38,22 +43,44 @@ from trainer.contract.files import host_name, write_json
 from trainer.contract.sharing import share_file
 from trainer.contract.state_file import read_json
 
+
+@dataclass(frozen=True)
+class Gathered:
+    """The machines that have joined this one, and the stop signals that any of them heard."""
+
+    peers: Peers
+    stop: StopFlag
+
+
 STOP_SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 SCHEDULER_SECONDS = 20.0  # for what may take its time; it is asked again
 
 
-def run_attempt(card: Path, submission: str, foreground_nodes: int | None, environment: Mapping[str, str]) -> int:
-    """Run one attempt to its end; returns the batch script's exit status."""
-    stop = StopFlag()
+def run_attempt(
+    card: Path,
+    submission: str,
+    foreground_nodes: int | None,
+    environment: Mapping[str, str],
+    gathered: Gathered | None = None,
+) -> int:
+    """Run one attempt to its end; returns the batch script's exit status.
+
+    With `gathered`, the foreground's nodes are machines of their own, which have joined this one.
+    """
+    stop = gathered.stop if gathered is not None else StopFlag()
     stop.install(STOP_SIGNALS)
     value, config = read_resolved(card)
     history = observed(lambda: read_history(config.paths))
     value, leaves = derived_again(value, str(card), known(history, RunHistory()))
     config = card_from_resolved(value, str(card))
     allocation = read_allocation(environment, foreground_nodes)
+    if gathered is not None:
+        allocation = replace(allocation, nodes=gathered.peers.names)
     attempt = config.paths.attempt(allocation.job_id)
     tee = LineTee(config.paths.main_log)
     place = with_scheduler(AttemptContext(config, allocation, environment, submission))
+    if gathered is not None:
+        place = replace(place, peers=gathered.peers)
     why = _begin(place, tee)
     if why:
         tee.line(f"tr11: job {allocation.job_id} leaves without training: {why}")
@@ -70,6 +97,62 @@ def run_attempt(card: Path, submission: str, foreground_nodes: int | None, envir
     if leaves.is_derived:
         tee.line(f"tr11: the trainer leaves after {leaves.minutes:g} min, {leaves.why}")
     return Controller(place, stop, tee).run()
+
+
+def run_with_peers(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    """Node 0 of a training on several machines: wait for the others, run the attempt, send them home with its status.
+
+    Returns 2 where a node does not fit, 1 where not all came in time, 0 after a stop that came before the start.
+    """
+    value, config = read_resolved(options.card)
+    host, port = options.master.rsplit(":", 1)
+    place = NodePlace(options.foreground_nodes, 0, host.strip("[]"), int(port))
+    stop = StopFlag()
+    stop.install(STOP_SIGNALS)
+    ours = Newcomer(place.nodes, 0, host_name(), __version__, value)
+    key = write_meeting_key(config.paths, place.master)
+    peers, status, why = None, EXIT_ERROR, "it failed"
+    try:
+        peers = Peers(place, ours, key, stop.received, say)
+        say(f"tr11: node 0 of {place.nodes} waits at {place.master} for the others")
+        directory = RunDirectory(config.paths, config.kill_switch)
+        why = peers.gather(options.wait, lambda: bool(stop.received) or directory.kill_switch_is_set())
+        if peers.is_complete:
+            status = run_attempt(options.card, options.submission, place.nodes, environment, Gathered(peers, stop))
+            status, why = final_word(config, environment, status, options.until_finished)
+        elif why:
+            status = EXIT_REFUSED if peers.is_refused else EXIT_ERROR
+            say(f"tr11: nothing was started: {why}")
+        else:
+            status = EXIT_ERROR if stop.received and options.until_finished else EXIT_FINE
+            cause = f"{signal.Signals(stop.received[0]).name} received" if stop.received else "the kill switch is set"
+            why = f"{cause} before the workers were started"
+            say(f"tr11: {why}: leaving")
+        return status
+    finally:
+        if peers is not None:
+            peers.finish(status, why)
+        remove_meeting_key(config.paths)
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
+
+
+def final_word(config: RunCard, environment: Mapping[str, str], status: int, until_finished: bool) -> tuple[int, str]:
+    """The exit status of an attempt in the foreground, and how it ended.
+
+    With `until_finished` it is 1 in place of 0 where there is more to train: for what starts containers again.
+    """
+    folder = config.paths.attempt(environment.get("TR11_JOB_ID", ""))
+    verdict = known(observed(lambda: AttemptVerdict.read(folder)), None)
+    if verdict is None:
+        return status, "its verdict cannot be read"
+    detail = f": {verdict.message}" if verdict.exit_status != EXIT_FINE else ""
+    if status == EXIT_FINE and verdict.restart and until_finished:
+        say("tr11: the training is not finished: exit status 1, as --until-finished asks")
+        status = EXIT_ERROR
+    return status, f"{verdict.reason}{detail}"
 
 
 def look_after_switch(directory: RunDirectory, name: str, say: Callable[[str], None]) -> str:
@@ -165,12 +248,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--foreground-nodes", type=int, default=None, help="play this many nodes here, without a scheduler"
     )
+    parser.add_argument("--master", default="", help="HOST:PORT where those nodes, other machines, join this one")
+    parser.add_argument("--wait", type=float, default=0.0, help="seconds to wait for them")
+    parser.add_argument("--until-finished", action="store_true", help="exit status 1 while there is more to train")
     options = parser.parse_args(arguments)
     has_begun(os.environ)
     if options.foreground_nodes is None:
         share_output(sys.stdout.fileno())
     try:
-        status = run_attempt(options.card, options.submission, options.foreground_nodes, os.environ)
+        if options.master:
+            status = run_with_peers(options, os.environ)
+        else:
+            status = run_attempt(options.card, options.submission, options.foreground_nodes, os.environ)
+            if options.until_finished:
+                status, _ = final_word(read_resolved(options.card)[1], os.environ, status, True)
         tell_script(os.environ, "told")  # it has seen to queued jobs, also where no verdict could be written
         return status
     except CardError as error:

@@ -170,7 +170,8 @@ class Controller:
 
     def _run(self, number: int, nodes: tuple[str, ...], watch: LaunchWatch) -> LaunchResult:
         slurm = self._config.slurm
-        allocation = replace(self._place.allocation, nodes=nodes)
+        allocation, peers = replace(self._place.allocation, nodes=nodes), self._place.peers
+        port = slurm.master_port or free_port()
         launch = WorkerLaunch(
             number=number,
             attempt=self._folder,
@@ -178,12 +179,12 @@ class Controller:
             job_id=self._job_id,
             nodes=nodes,
             workers_per_node=slurm.workers,
-            master_address=master_address(allocation),
-            master_port=slurm.master_port or free_port(),
+            master_address=master_address(allocation) if peers is None else peers.place.host,
+            master_port=port if peers is None or port != peers.place.port else free_port(),
         )
         environment = {**self._place.environment, "TR11_JOB_ID": self._job_id}
         within = self._config.resilience.end_within_seconds
-        return run_launch(launch, allocation, environment, self._tee, self._stop, watch, within, self._look)
+        return run_launch(launch, allocation, environment, self._tee, self._stop, watch, within, self._look, peers)
 
     def _card(self, number: int) -> Path:
         """The card of a launch: a later one has what is left of the attempt's exit duration."""
@@ -225,6 +226,7 @@ class Controller:
             states=self._surroundings.states,
             overdue=watch.overdue and self._place.swaps_nodes,
             worker_statuses=watch.worker_statuses,
+            lost=self._place.peers.lost() if self._place.peers is not None else {},
         )
         return attribute(evidence)
 

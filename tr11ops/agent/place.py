@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tr11ops.agent.allocation import Allocation
+from tr11ops.agent.peers import Peers
 from tr11ops.agent.relaunch import AllocationState
 from tr11ops.agent.step import LineTee
 from tr11ops.base.observed import Unknown
@@ -28,7 +29,8 @@ class AttemptContext:
     """Where an attempt runs. Both schedulers are None in the foreground, where nothing waits anywhere.
 
     `states` is asked for the nodes' flags between two launches, so it has to give up within seconds. `ordering` is
-    there where the job lives on without a dead node, so that the scheduler may take it for ended.
+    there where the job lives on without a dead node, so that the scheduler may take it for ended. `peers`: the other
+    machines of a training in the foreground.
     """
 
     config: RunCard
@@ -38,6 +40,7 @@ class AttemptContext:
     scheduler: Scheduler | None = None
     states: Scheduler | None = None
     ordering: Ordering | None = None
+    peers: Peers | None = None
 
     @property
     def directory(self) -> RunDirectory:
@@ -74,6 +77,7 @@ class AttemptObservations:
         nodes = place.allocation.nodes
         states = self.states or {}
         barred = self._excluded() if place.swaps_nodes else frozenset()
+        barred |= frozenset(place.peers.lost() if place.peers is not None else ())
         usable = tuple(node for node in nodes if node not in barred and not states.get(node, frozenset()) & GONE)
         return AllocationState(
             usable=usable,

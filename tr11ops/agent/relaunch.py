@@ -114,6 +114,8 @@ def _next(history: Sequence[FailedLaunch], situation: AllocationState) -> Decisi
     suspected = {node for outcome in history if outcome.kind is Kind.NODE for node in outcome.suspects}
     wary = replace(situation, reluctant=situation.reluctant | suspected)
     again = _choose(wary, (node for node in last.nodes if node not in suspected), avoid=blamed)
+    if again is None and situation.may_reuse:  # machines that joined this one, and nothing can replace
+        return EndTask(f"{', '.join(last.blamed) or 'a node'} is gone: start all nodes again to go on")
     if again is None:
         named = f"{', '.join(last.blamed)} may not be used again, and " if last.blamed else ""
         return EndTask(f"{named}no spare node is left")

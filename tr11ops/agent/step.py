@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 from tr11ops.agent.allocation import Allocation
 from tr11ops.agent.exit_records import Death, trainer_is_done
@@ -50,14 +50,39 @@ class WorkerLaunch:
     @property
     def node_command(self) -> list[str]:
         """The node agent's command line, the same on every node. Its clock is compared with the time of this call."""
+        return self.command_at(time.time())
+
+    def command_at(self, began: float | None) -> list[str]:
+        """The same with the controller's own time of the start, in seconds since the epoch, where that is known."""
+        clock = [] if began is None else ["--controller-time", f"{began:.3f}"]
         return [
             sys.executable, "-m", "tr11ops.agent.node",
             "--attempt", str(self.attempt), "--card", str(self.card), "--job-id", self.job_id,
             "--launch", str(self.number), "--node-count", str(len(self.nodes)),
             "--workers", str(self.workers_per_node),
-            "--master-address", self.master_address, "--master-port", str(self.master_port),
-            "--controller-time", f"{time.time():.3f}",
+            "--master-address", self.master_address, "--master-port", str(self.master_port), *clock,
         ]  # fmt: skip
+
+
+class AgentProcess(Protocol):
+    """A node agent, or srun for all of them: a child process, or something on another machine with its face."""
+
+    @property
+    def stdout(self) -> IO[bytes] | None: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self) -> int: ...
+
+    def send_signal(self, number: int, /) -> None: ...
+
+
+class OtherMachines(Protocol):
+    """The machines beside this one, where no scheduler starts agents on them."""
+
+    def start(self, launch: WorkerLaunch) -> Sequence[AgentProcess]: ...
+
+    def end(self, grace_seconds: float) -> None: ...
 
 
 def srun_command(launch: WorkerLaunch) -> list[str]:
@@ -165,15 +190,17 @@ def run_launch(
     watch: LaunchWatch,
     end_within_seconds: float,
     look: Callable[[], None] = lambda: None,
+    others: OtherMachines | None = None,
 ) -> LaunchResult:
     """Run one launch to its end.
 
     A first signal asks the trainer to save and leave; a second one (Ctrl-C twice) ends everything at once. `look` is
-    called many times a second while the launch runs.
+    called many times a second while the launch runs. With `others`, this machine is the launch's first node alone.
     """
     adopt_orphans()
     start = time.time()
     hosts: tuple[str, ...]
+    children: list[AgentProcess]
     if allocation.kind == "slurm":
         kept, hosts = "srun", (host_name(),)
         # A job with spares is submitted with --no-kill; a step that inherited that would hide a dead node.
@@ -184,25 +211,33 @@ def run_launch(
         mine = {CONTROLLER_VARIABLE: str(os.getpid())}
         children = [
             _start(launch.node_command, {**environment, **mine, "TR11_NODE_RANK": str(rank), "TR11_NODE_NAME": name})
-            for rank, name in enumerate(launch.nodes)
+            for rank, name in enumerate(launch.nodes if others is None else launch.nodes[:1])
         ]
+        if others is not None:
+            children += others.start(launch)
+
+    def end(grace_seconds: float) -> None:
+        if others is not None:
+            others.end(grace_seconds)
+        end_descendants(grace_seconds)
+
     pumps = [threading.Thread(target=tee.copy, args=(child.stdout, watch.read), daemon=True) for child in children]
     for pump in pumps:
         pump.start()
     running = _Running(
-        launch, children, tee, stop, watch, end_within_seconds, lambda: _record(children, hosts, kept, launch)
+        launch, children, tee, stop, watch, end_within_seconds, lambda: _record(children, hosts, kept, launch), end
     )
     try:
         statuses = running.wait(look)
     finally:
         if allocation.kind != "slurm":
-            end_descendants(grace_seconds=min(5.0, end_within_seconds / 4))
+            end(min(5.0, end_within_seconds / 4))
         for pump in pumps:
             pump.join(timeout=5.0)
     return LaunchResult(max(statuses), start, time.time())
 
 
-def _record(children: list[subprocess.Popen[bytes]], hosts: Sequence[str], what: str, launch: WorkerLaunch) -> None:
+def _record(children: Sequence[AgentProcess], hosts: Sequence[str], what: str, launch: WorkerLaunch) -> None:
     """Keep the death of children (`what` they are, one for each of `hosts`) that could not record it themselves."""
     for host, child in zip(hosts, children, strict=True):
         code = child.poll()
@@ -224,12 +259,13 @@ class _Running:
     def __init__(
         self,
         launch: WorkerLaunch,
-        children: list[subprocess.Popen[bytes]],
+        children: Sequence[AgentProcess],
         tee: LineTee,
         stop: StopFlag,
         watch: LaunchWatch,
         end_within_seconds: float,
         record_killed: Callable[[], None],
+        end: Callable[[float], None],
     ) -> None:
         self._launch = launch
         self._children = children
@@ -238,6 +274,7 @@ class _Running:
         self._watch = watch
         self._end_within_seconds = end_within_seconds
         self._record_killed = record_killed
+        self._end = end
         self._asked = 0
         self._failed_since: float | None = None
         self._ending = False
@@ -274,13 +311,13 @@ class _Running:
         elif number == signal.SIGINT:
             self._tee.line("tr11: interrupted again: ending the workers now")
             self._ending = True
-            end_descendants(grace_seconds=2.0)
+            self._end(2.0)
 
     def _end_all(self) -> None:
         """End what is left: srun, when it is told to go, tells the nodes that it can reach."""
         self._ending = self._watch.overdue = True
         self._tee.line("tr11: a node failed and the others did not follow: ending them")
-        end_descendants(grace_seconds=self._end_within_seconds / 4)
+        self._end(self._end_within_seconds / 4)
 
     def _patience(self, codes: list[int | None]) -> float:
         """How long to wait for the others when one has failed: only as long as they may still have something to do."""
@@ -291,7 +328,7 @@ class _Running:
         return min(DONE_GRACE_SECONDS if is_done else self._end_within_seconds, self._end_within_seconds) / 2
 
 
-def _ask(children: list[subprocess.Popen[bytes]], launch: WorkerLaunch, tee: LineTee, name: str) -> None:
+def _ask(children: Sequence[AgentProcess], launch: WorkerLaunch, tee: LineTee, name: str) -> None:
     try:
         request_stop(launch.attempt / STOP_REQUEST_FILE, f"{name} to the batch script")
     except OSError as error:

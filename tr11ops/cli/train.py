@@ -1,14 +1,15 @@
-"""`tr11 train`: the whole training on this machine, in the foreground, through the same agent as on a cluster."""
+"""`tr11 train`: the whole training in the foreground, here or on several machines, through the agent of a cluster."""
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tr11ops.cli.common import directory_of, open_scheduler, say
+from tr11ops.agent.node_place import PlaceError, read_place
+from tr11ops.cli.common import Refusal, directory_of, open_scheduler, say, span_option
 from tr11ops.cli.context import RunContext
 from tr11ops.cluster.sbatch_script import code_root
 from tr11ops.launch.facts import LaunchRequest, observe_launch
@@ -21,31 +22,64 @@ from tr11ops.runcard.check import Level, verdict
 from tr11ops.rundir.journal import Journal, user_name
 from tr11ops.rundir.paths import new_tag
 
+if TYPE_CHECKING:
+    from tr11ops.agent.node_place import NodePlace
+    from tr11ops.runcard.card import RunCard
+
 
 def train(
     context: RunContext,
     *,
     nodes: Annotated[
-        int | None, typer.Option("--nodes", min=1, metavar="N", help="Nodes to play here (slurm.nodes).")
+        int | None, typer.Option("--nodes", min=1, metavar="N", help="Nodes of the training (slurm.nodes).")
+    ] = None,
+    node_rank: Annotated[
+        int | None, typer.Option("--node-rank", min=0, metavar="R", help="Which of N machines this is, from 0 on.")
+    ] = None,
+    master: Annotated[
+        str | None, typer.Option("--master", metavar="HOST:PORT", help="Where node 0 waits for the other machines.")
     ] = None,
     workers: Annotated[
         int | None,
         typer.Option("--workers-per-node", min=1, metavar="N", help="Workers of each (slurm.workers_per_node)."),
     ] = None,
+    wait: Annotated[
+        str, typer.Option("--wait", metavar="TIME", help="How long nodes wait for each other: 90s, 45m.")
+    ] = "15m",
+    until_finished: Annotated[
+        bool, typer.Option("--until-finished", help="Exit code 1 after a stop from which the training is to go on.")
+    ] = False,
 ) -> None:
-    """Train here and now, without a scheduler: all workers of the card run on this machine.
+    """Train here and now, without a scheduler.
 
-    Ctrl-C saves and stops; a second Ctrl-C ends the workers at once.
+    All workers of the card run on this machine, which plays its nodes. With --node-rank and --master they run on as
+    many machines that share the run directory: type the same on each, with its own rank. Containers' launchers may
+    set MASTER_ADDR, MASTER_PORT, NNODES and NODE_RANK in their place.
+
+    Ctrl-C saves and stops, on any node; a second Ctrl-C ends the workers at once. When a node is lost, all end, and
+    the same commands go on from the last checkpoint.
 
     Examples:
       tr11 train --run demo
       tr11 train --nodes 1 --workers-per-node 2 --set parallel.pipeline=1 --set parallel.tensor=2
+      tr11 train --nodes 2 --node-rank 0 --master node1:29500
+      tr11 train --nodes 2 --node-rank 1 --master node1:29500
     """
     path = context.card_path
-    sizes = [f"slurm.nodes={nodes}"] * (nodes is not None) + [f"slurm.workers_per_node={workers}"] * (
-        workers is not None
-    )
-    card = load_card(path, [*(context.overrides), *sizes], os.environ)
+    seconds = span_option(wait, "m")
+    workers_size = [f"slurm.workers_per_node={workers}"] * (workers is not None)
+    sizes = [f"slurm.nodes={nodes}"] * (nodes is not None) + workers_size
+    card = load_card(path, [*context.overrides, *sizes], os.environ)
+    try:
+        place, said = read_place(nodes, node_rank, master, os.environ, card.slurm.nodes)
+    except PlaceError as error:
+        raise Refusal(str(error), exit_code=2) from None
+    for line in said:
+        say(f"tr11: {line}")
+    if place is not None and place.nodes != card.slurm.nodes:
+        card = load_card(path, [*context.overrides, f"slurm.nodes={place.nodes}", *workers_size], os.environ)
+    if place is not None and place.rank > 0:
+        raise typer.Exit(_join(card, place, seconds, until_finished))
     directory = directory_of(card)
     request = LaunchRequest(on_scheduler=False)
     facts = observe_launch(card, directory, request, scheduler=None, other_scheduler=open_scheduler, user=user_name())
@@ -66,19 +100,36 @@ def train(
     keep_inputs(paths, path.read_text(encoding="utf-8", errors="replace"), resolved_card(card))
     job_id = f"foreground-{tag}"
     command = [*agent_command("batch", paths.card, tag), "--foreground-nodes", str(card.slurm.nodes)]
+    if place is not None:
+        command += ["--master", place.master, "--wait", str(seconds)]
+    command += ["--until-finished"] * until_finished
     Journal(directory.journal).write(
         "train", "", {"tag": tag, "job_id": job_id, "nodes": card.slurm.nodes}, user_name()
     )
-    root = code_root()
-    places = [str(root)] if root else []
-    environment = {
-        **os.environ,
-        **card.slurm.environment,
-        "TR11_JOB_ID": job_id,
-        "PYTHONPATH": os.pathsep.join([*places, *filter(None, [os.environ.get("PYTHONPATH")])]),
-    }
     # The agent takes this process's place: Ctrl-C reaches it directly, and the lock lives as long as it does.
     os.set_inheritable(lock, True)
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execve(sys.executable, command, environment)
+    os.execve(sys.executable, command, {**_environment(card), "TR11_JOB_ID": job_id})
+
+
+def _environment(card: RunCard) -> dict[str, str]:
+    """Of the agent and the workers: this shell's, the card's, and where the code lies."""
+    root = code_root()
+    places = [str(root)] if root else []
+    path = os.pathsep.join([*places, *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, **card.slurm.environment, "PYTHONPATH": path}
+
+
+def _join(card: RunCard, place: NodePlace, seconds: float, until_finished: bool) -> int:
+    """Run the part of a node other than 0; what is checked of the run is checked on node 0, this node's health here."""
+    from dataclasses import asdict
+
+    from tr11ops import __version__
+    from tr11ops.agent.join import Joining, join
+    from tr11ops.agent.peers import Newcomer
+    from trainer.contract.files import host_name
+
+    os.umask(os.umask(0) & ~0o070)
+    hello = asdict(Newcomer(place.nodes, place.rank, host_name(), __version__, resolved_card(card)))
+    return join(Joining(place, card.paths, hello, _environment(card), seconds, until_finished), say)

@@ -55,6 +55,15 @@ def by_node_state(evidence: Evidence) -> Attribution | None:
     )
 
 
+def by_lost_machine(evidence: Evidence) -> Attribution | None:
+    """Machines whose agents node 0 has lost, where no scheduler knows of nodes."""
+    blamed = _ordered(evidence.lost, evidence)
+    if not blamed:
+        return None
+    said = tuple(f"{node}: the connection to its agent was lost: {evidence.lost[node]}" for node in blamed)
+    return Attribution(Kind.NODE, said[0], 0.95, blamed, evidence=said, fault=_of_nodes(blamed))
+
+
 def by_health(evidence: Evidence) -> Attribution | None:
     """Nodes that their own health checks condemned."""
     bad = {report.node: report.bad_checks for report in evidence.reports if report.bad_checks}
@@ -197,8 +206,8 @@ def by_silence(evidence: Evidence) -> Attribution | None:
 
 
 ATTRIBUTORS: tuple[Attributor, ...] = (
-    by_operator, by_node_state, by_health, by_refusal, by_unwritable, by_last_words, by_death, by_error, by_first_exit,
-    by_lost_peer, by_silence,
+    by_operator, by_node_state, by_lost_machine, by_health, by_refusal, by_unwritable, by_last_words, by_death,
+    by_error, by_first_exit, by_lost_peer, by_silence,
 )  # fmt: skip
 
 

@@ -53,7 +53,7 @@ class Evidence:
     `states` are the nodes' flags as the scheduler gives them, None where it did not answer. `overdue`: the step did
     not end by itself after its first failure, and was ended. `worker_statuses`: exit status by global rank, as the
     launchers printed it. `ended_by`: who asked for an end at once, without saving. `unwritable`: why the batch host
-    cannot write the run directory now.
+    cannot write the run directory now. `lost`: machines without a scheduler whose agents are gone, and why.
     """
 
     nodes: tuple[str, ...]
@@ -68,6 +68,7 @@ class Evidence:
     states: Mapping[str, frozenset[str]] | None = None
     overdue: bool = False
     worker_statuses: Mapping[int, int] = field(default_factory=dict)
+    lost: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
