@@ -42,6 +42,7 @@ from trainer.parallel.mesh import Mesh
 from trainer.parallel.micro_batch import Batch
 from trainer.parallel.shard import sharding_of
 from trainer.parallel.state import FRAGMENT_KINDS, MASTERS, Fragment, LocalTensor, ShardedState
+from trainer.pipeline.early_loss import EarlyLoss
 from trainer.pipeline.interleaved import InterleavedEngine, Links
 from trainer.pipeline.library import PipelineEngine, TorchBackend, deepspeed, get_accelerator, instructions, quiet
 from trainer.pipeline.stages import stage_module, sum_copied_gradients, sum_over_replicas
@@ -54,14 +55,12 @@ class StepResult:
     """One training step, in rank 0's numbers on every rank. `loss`: mean over the global batch.
 
     `grad_norm`: of all gradients before clipping; infinite when the step was skipped because a gradient was not finite.
-    `zeros`: zero elements among the clipped gradients, None unless they are counted. `loss_scale`: that of this step,
-    None unless the dtype is fp16. `update_seconds`: this rank's time in the optimizer.
+    `loss_scale`: that of this step, None unless the dtype is fp16. `update_seconds`: this rank's time in the optimizer.
     """
 
     loss: float
     grad_norm: float | None
     skipped: bool
-    zeros: int | None = None
     loss_scale: float | None = None
     update_seconds: float = 0.0
 
@@ -97,6 +96,7 @@ class Engine:
         watch: UpdateWatch | None,
         compute: ComputeClock,
         ahead: BatchesAhead,
+        early_loss: EarlyLoss,
         compiler: Compiler | None = None,
     ):
         self.config = config
@@ -110,6 +110,7 @@ class Engine:
         self._watch = watch
         self.compute = compute
         self._ahead = ahead
+        self._early_loss = early_loss
         self.compiler = compiler
         self._shape: tuple[int, int] | None = None  # of one micro batch: samples, tokens
         self._modules = [module for _, module in stage]
@@ -159,6 +160,7 @@ class Engine:
             if interleaves:
                 pipeline.links = Links.of(mesh)
             compute = ComputeClock(mesh.device)
+            early_loss = EarlyLoss(pipeline)
             ahead = BatchesAhead(mesh.device, mesh.is_first_stage, mesh.is_last_stage)
             own = pipeline._INSTRUCTION_MAP
             pipeline._INSTRUCTION_MAP = own | {
@@ -171,10 +173,11 @@ class Engine:
                 pipeline._INSTRUCTION_MAP |= {
                     instructions.ForwardPass: ahead.following(compute.timed("forward", own[instructions.ForwardPass])),
                     instructions.BackwardPass: compute.timed("backward", own[instructions.BackwardPass]),
+                    instructions.OptimizerStep: early_loss.before(own[instructions.OptimizerStep]),
                 }
                 optimizer.register_step_pre_hook(lambda *_: compute.begin("optimizer"))
                 optimizer.register_step_post_hook(lambda *_: compute.end("optimizer"))
-        return cls(config, mesh, pipeline, stage, optimizer, watch, compute, ahead, compiler)
+        return cls(config, mesh, pipeline, stage, optimizer, watch, compute, ahead, early_loss, compiler)
 
     @property
     def needs_data(self) -> bool:
@@ -210,12 +213,19 @@ class Engine:
         watch = self._trained[1]
         watch.begin()
         self.compute.begin_step()
-        loss = engine.train_batch(data_iter=self._ahead.of(prepared, engine.micro_batches))
+        engine.train_batch(data_iter=self._ahead.of(prepared, engine.micro_batches))
         self.compute.end_step()
         self.steps += 1
         norm = engine.get_global_grad_norm()
-        loss, norm, skipped = self._of_first_rank(float(loss), norm, engine.skipped_steps > skipped_before)
-        return StepResult(loss, norm, skipped, watch.zeros(), scale, watch.seconds)
+        skipped = engine.skipped_steps > skipped_before
+        loss, norm, skipped = self._of_first_rank(self._early_loss.value(), norm, skipped)
+        return StepResult(loss, norm, skipped, scale, watch.seconds)
+
+    def take_zeros(self) -> int:
+        """Zero elements among the clipped gradients of all steps since the last call; 0 where they are not counted.
+        Collective. The host waits for the last of these steps.
+        """
+        return self._trained[1].take_zeros()
 
     def _of_first_rank(self, loss: float, norm: float | None, skipped: bool) -> tuple[float, float | None, bool]:
         """Rank 0's numbers of a step, on every rank. Collective.

@@ -256,6 +256,7 @@ class Trainer:
             if action is not None:
                 self._answer(action)
             if isinstance(action, RollBack):
+                self.engine.take_zeros()  # those of an interval that is not logged
                 interval, self.dropped = Interval(), DroppedSteps(config.recovery.dropped_steps)
                 continue
             self.dropped = self.dropped.after(result.loss, result.grad_norm, result.skipped)
@@ -294,7 +295,7 @@ class Trainer:
         self.profiler.after_step(self.progress.iteration)
         self.dumps.after_step(step, self.engine.named_parameters(), self._facts())
         tokens = global_batch * length
-        interval.add(result.loss, time.perf_counter() - began, global_batch, tokens, result.skipped, result.zeros)
+        interval.add(result.loss, time.perf_counter() - began, global_batch, tokens, result.skipped)
         interval.time("optimizer", result.update_seconds)
         clock = self.engine.compute
         if is_traced:
@@ -432,6 +433,7 @@ class Trainer:
 
     def _log(self, interval: Interval, result: StepResult) -> None:
         progress, length = self.progress, None
+        interval.zeros = self.engine.take_zeros()
         if self.config.curriculum is not None:
             length = sequence_length_at(progress.iteration, self.config.curriculum, self.config.model.sequence_length)
         record = StepRecord(

@@ -37,11 +37,16 @@ A100 = Device("cuda", (8, 0))
 
 
 class _Alone(TorchDispatchMode):
-    """Answers for the other workers and for the device. `reads`: by function, how often the device was read."""
+    """Answers for the other workers and for the device. `reads`: by function, how often the host waited to read it.
+
+    `copies`: copies to the host for which it did not wait. `order`: the functions of both, as they came.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.reads: Counter[str] = Counter()
+        self.copies: Counter[str] = Counter()
+        self.order: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         options = kwargs or {}
@@ -49,13 +54,17 @@ class _Alone(TorchDispatchMode):
             work = Work.boxed(FakeWork())
             return work if len(func._schema.returns) == 1 else (args[0], work)
         if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
-            self.reads[_asker()] += 1
+            asker = _asker()
+            self.reads[asker] += 1
+            self.order.append(asker)
             return 1.0 if args[0].dtype.is_floating_point else 0
         if func is torch.ops.aten.equal.default and args[0].is_meta:
             self.reads[_asker()] += 1
             return True
         if func is torch.ops.aten._to_copy.default and args[0].is_meta and options.get("device", META) != META:
-            self.reads[_asker()] += 1
+            asker = _asker()
+            (self.copies if options.get("non_blocking") else self.reads)[asker] += 1
+            self.order.append(asker)
             return torch.zeros(args[0].shape, dtype=options.get("dtype") or args[0].dtype)
         return func(*args, **options)
 
@@ -109,8 +118,8 @@ def _world(rank: int, size: int) -> Iterator[_Alone]:
 class MetaStage:
     """The worker of stage `stage`, of replica 0 and tensor rank 0, after its first step."""
 
-    def __init__(self, config: TrainerConfig, mesh: Mesh, reads: Counter[str], replicas: int):
-        self.config, self.mesh, self.reads = config, mesh, reads
+    def __init__(self, config: TrainerConfig, mesh: Mesh, host: _Alone, replicas: int):
+        self.config, self.mesh, self.reads, self.copies, self.order = config, mesh, host.reads, host.copies, host.order
         self._replicas = replicas
         self.engine = Engine.build(config, mesh)
         pipeline: Any = self.engine._pipeline
@@ -122,7 +131,8 @@ class MetaStage:
         """One step of so many micro batches a replica. Nothing that waits for the garbage collector is freed in it."""
         gc.collect()
         gc.disable()
-        self.reads.clear()
+        for noted in (self.reads, self.copies, self.order):
+            noted.clear()
         size = self.config.batch.micro_batch_at(self.config.batch.global_batch_size)
         try:
             with Counts() as counts:
@@ -154,4 +164,4 @@ def meta_stage(config: TrainerConfig, stage: int = 0, replicas: int = 1) -> Iter
     """The worker in a world of `replicas` copies of the card's model."""
     tensor, pipeline = config.parallel.tensor, config.parallel.pipeline
     with _world(stage * replicas * tensor, pipeline * replicas * tensor) as alone:
-        yield MetaStage(config, Mesh.create(config.parallel, META), alone.reads, replicas)
+        yield MetaStage(config, Mesh.create(config.parallel, META), alone, replicas)

@@ -187,6 +187,29 @@ def params_norm(config: TrainerConfig) -> float:
     return norm
 
 
+def zeros_of(config: TrainerConfig, taken_after: tuple[int, ...]) -> list[int]:
+    """Zeros among the gradients of four steps, asked for after some of them."""
+    mesh = Mesh.create(config.parallel, CPU)
+    engine = Engine.build(config, mesh)
+    found = []
+    for step in range(4):
+        engine.train_step(batches(config, mesh, step, SIZE), SIZE)
+        if step + 1 in taken_after:
+            found.append(engine.take_zeros())
+    assert engine.take_zeros() == 0
+    engine.close()
+    return found
+
+
+def test_zeros_are_counted_until_they_are_asked_for() -> None:
+    value = tiny(1, 2, position_embedding="absolute", max_position_embeddings=20).model_dump(mode="json")
+    value["logging"]["zeros_in_gradient"] = True
+    card = TrainerConfig.model_validate(value)
+    each, twice = run_ranks(zeros_of, 2, card, (1, 2, 3, 4)), run_ranks(zeros_of, 2, card, (3, 4))
+    assert each[0] == each[1] and twice[0] == twice[1] == [sum(each[0][:3]), each[0][3]]
+    assert all(count >= 4 * 32 for count in each[0]), "positions behind the samples' end"
+
+
 def test_params_norm_counts_each_weight_once() -> None:
     tensors = start((1, 1, 1))
     expected = math.sqrt(sum(kinds["weight"].double().square().sum().item() for kinds in tensors.values()))

@@ -28,7 +28,8 @@ BLOOM_1B7 = {
     "layers": 24, "hidden_size": 2048, "attention_heads": 16, "sequence_length": 2048, "init_std": 0.0127,
     "attention_dropout": 0.1, "hidden_dropout": 0.1,
 }  # fmt: skip
-READS = {"trainer.pipeline.library.agreed": 1, "trainer.engine.train_step": 1}  # norm; loss
+NORM, LOSS = "trainer.pipeline.library.agreed", "trainer.pipeline.early_loss.updated"
+READS, COPIES = {NORM: 1}, {LOSS: 1}
 
 
 @dataclass(frozen=True)
@@ -54,13 +55,15 @@ BUDGETS = {
 
 @dataclass(frozen=True)
 class Seen:
-    """Steps of one and of two micro batches. `reads`: of the device by the host, in the second. `checks`: the norm of
-    all weights, and their comparison with the copies.
+    """Steps of one and of two micro batches. `reads`: of the device by the host, in the second; `copies`: those that it
+    does not wait for; `order`: of both. `checks`: the norm of all weights, and their comparison with the copies.
     """
 
     one: Counts
     two: Counts
     reads: dict[str, int]
+    copies: dict[str, int]
+    order: list[str]
     checks: Counts
 
 
@@ -80,12 +83,12 @@ def card(name: str) -> TrainerConfig:
 def seen(name: str) -> Seen:
     with meta_stage(card(name), STAGES.get(name, 0), REPLICAS if name in STAGES else 1) as worker:
         one, two = worker.counted(1), worker.counted(2)
-        reads = dict(worker.reads)
+        reads, copies, order = dict(worker.reads), dict(worker.copies), list(worker.order)
         with Counts() as checks:
             if name == "1.7B":
                 worker.engine.params_norm()
                 worker.engine.disagreeing_parameters()
-        return Seen(one, two, reads, checks)
+        return Seen(one, two, reads, copies, order, checks)
 
 
 def found(name: str) -> Budget:
@@ -101,15 +104,21 @@ def test_the_budget(name: str) -> None:
 
 @pytest.mark.parametrize("name", BUDGETS)
 def test_what_the_host_reads_in_a_step(name: str) -> None:
-    """Whatever the number of micro batches: the norm, by which the update is clipped or dropped, and then the loss."""
-    assert seen(name).reads == READS
+    """Whatever the number of micro batches it waits once, for the norm, by which the update is clipped or dropped. The
+    loss has come by then, and nothing waits for the update.
+    """
+    assert (seen(name).reads, seen(name).copies, seen(name).order) == (READS, COPIES, [LOSS, NORM])
     assert not any(seen(name).two.operations[operation] for operation in ("nonzero", "equal", "masked_select"))
 
 
-def test_fp32_reads_as_little() -> None:
-    with meta_stage(tiny()) as worker:
+def test_fp32_and_counted_zeros_read_as_little() -> None:
+    value = tiny().model_dump(mode="json")
+    value["logging"]["zeros_in_gradient"] = True
+    with meta_stage(TrainerConfig.model_validate(value)) as worker:
         worker.counted(2)
-        assert worker.reads == READS
+        assert (worker.reads, worker.order) == (READS, [LOSS, NORM])
+        worker.engine.take_zeros()
+        assert worker.reads == READS | {"trainer.optim.watch.take_zeros": 1}, "at the logging interval"
 
 
 def test_products_of_the_176b_stages_are_those_of_the_formula() -> None:

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class Interval:
-    """Running sums between two log lines. `tokens` counts what was trained on: cut samples count as cut."""
+    """Running sums between two log lines. `tokens` counts what was trained on: cut samples count as cut. `zeros` is set
+    once, at its end.
+    """
 
     steps: int = 0
     loss: float = 0.0
@@ -39,7 +41,7 @@ class Interval:
     zeros: int = 0
     timers: dict[str, float] = field(default_factory=dict)
 
-    def add(self, loss: float, seconds: float, samples: int, tokens: int, skipped: bool, zeros: int | None) -> None:
+    def add(self, loss: float, seconds: float, samples: int, tokens: int, skipped: bool) -> None:
         self.steps += 1
         self.loss += loss
         self.seconds += seconds
@@ -47,7 +49,6 @@ class Interval:
         self.tokens += tokens
         self.skipped += int(skipped)
         self.nan += int(not math.isfinite(loss))
-        self.zeros += zeros or 0
 
     def time(self, name: str, seconds: float) -> None:
         """Add to one of the timers, which TensorBoard shows per step."""

@@ -54,8 +54,7 @@ class UpdateWatch:
             self._runs.setdefault(id(partition), []).append(_Run(where.start, where.numel))
 
     def begin(self) -> None:
-        """Forget the last step."""
-        self._zeros.zero_()
+        """Forget the last step's time."""
         self._seconds = 0.0
 
     @property
@@ -63,11 +62,15 @@ class UpdateWatch:
         """Time in the optimizer's own update during this step, on this rank (launch time only, on a GPU)."""
         return self._seconds
 
-    def zeros(self) -> int | None:
-        """Zero elements among all gradients of this step; None when they are not counted. Collective."""
+    def take_zeros(self) -> int:
+        """Zero elements among all gradients of the steps since the last call; 0 when they are not counted. Collective.
+
+        It reads the device, which nothing else here does: it is called where the count is logged.
+        """
         if not self._count_zeros:
-            return None
+            return 0
         total = self._zeros.clone()
+        self._zeros.zero_()
         if self._mesh.world_size > 1:
             dist.all_reduce(total)
         return int(total)

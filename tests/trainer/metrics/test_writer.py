@@ -60,9 +60,9 @@ def test_a_tensorboard_that_fails_is_said_once(tmp_path, capsys):
 
 def test_a_nan_loss_is_counted_and_visible(tmp_path, capsys):
     interval = Interval()
-    interval.add(math.nan, 0.5, 16, 256, False, 3)
-    interval.add(2.0, 0.5, 16, 128, True, None)
-    assert (interval.nan, interval.skipped, interval.steps, interval.tokens, interval.zeros) == (1, 1, 2, 384, 3)
+    interval.add(math.nan, 0.5, 16, 256, False)
+    interval.add(2.0, 0.5, 16, 128, True)
+    assert (interval.nan, interval.skipped, interval.steps, interval.tokens) == (1, 1, 2, 384)
     metrics = writer(tmp_path)
     metrics.step(record(1, interval.loss / 2, interval.nan), {"mfu": 0.5}, AROUND)
     shown = capsys.readouterr().out
