@@ -7,10 +7,11 @@ import traceback
 from trainer.config.card import CardError
 from trainer.contract.checkpoints import CheckpointError
 from trainer.data.errors import DataError
-from trainer.parallel.agreement import lost_a_rank
+from trainer.parallel.agreement import LostRanksError, lost_a_rank
 from trainer.spikes.detect import NotFiniteError
 
 REFUSALS = (CardError, CheckpointError, DataError)
+SAY_ALL = (NotFiniteError, LostRanksError)
 
 
 def is_refusal(error: Exception, steps_done: int) -> bool:
@@ -22,5 +23,5 @@ def is_refusal(error: Exception, steps_done: int) -> bool:
 
 
 def failure_text(error: Exception) -> str:
-    """A divergence is the training's, and its line says all; of any other failure the place counts."""
-    return f"tr11: stopped: {error}" if isinstance(error, NotFiniteError) else traceback.format_exc().rstrip()
+    """Of a divergence, and of a check that did not end, the line says all; of any other failure the place counts."""
+    return f"tr11: stopped: {error}" if isinstance(error, SAY_ALL) else traceback.format_exc().rstrip()

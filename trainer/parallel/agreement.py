@@ -16,6 +16,10 @@ from trainer.contract.files import host_name
 T = TypeVar("T")
 
 
+class LostRanksError(RuntimeError):
+    """The ranks have lost each other where nothing but that can be meant. One line."""
+
+
 @dataclass(frozen=True)
 class _Fault:
     """What went wrong, on which rank of the crew; `host` is the host of the rank that says so."""

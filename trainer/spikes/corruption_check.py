@@ -4,6 +4,8 @@ Each stage computes on its own, forward and backward: the first from the last mi
 drawn hidden states, so that a wrong stage does not make those after it look wrong. All replicas have the same weights,
 the same input and the same random numbers, so each worker is compared with itself and with the same place of the other
 replicas. A layer is held at a time: the check needs no more memory than a step does with full recomputation.
+
+Tensor ranks agree before each of their operations that all can go on: where one cannot, the others do not wait for it.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import wraps
 from typing import Any
 from unittest import mock
@@ -24,12 +26,14 @@ from trainer.contract.corruption import WorkerDigests
 from trainer.contract.files import host_name
 from trainer.model.documents import hidden_of, joined
 from trainer.model.stage import Stage
+from trainer.parallel.agreement import LostRanksError, one_line
 from trainer.parallel.guard import digest
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.micro_batch import Batch, each_tensor, tensors_of
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 # What the layers call between tensor ranks, and the place of the argument that holds this worker's own part.
+PEER_FAULT = "a tensor rank that it computes with could not go on"
 SHARED = {"all_reduce": 0, "reduce_scatter_tensor": 1, "all_gather_into_tensor": 1, "all_gather": 1}
 
 
@@ -44,11 +48,26 @@ def use_repeatable_kernels() -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
+class _PeerFault(RuntimeError):
+    """Another tensor rank could not go on."""
+
+
 def check_workers(stage: Stage, mesh: Mesh, seed: int, iteration: int) -> list[WorkerDigests]:
     """Every worker's outcome, by rank, on every worker. Leaves weights, gradients and random streams alone. Collective.
 
-    A worker that cannot compute says so in its outcome.
+    A worker that cannot compute says so in its outcome, and so do its tensor ranks (`PEER_FAULT`). Raises
+    LostRanksError where one has died, or has not come within the timeout of the groups.
     """
+    try:
+        return _outcomes(stage, mesh, seed, iteration)
+    except RuntimeError as error:
+        raise LostRanksError(
+            f"the check of the arithmetic after iteration {iteration} did not end: a rank has died or hangs"
+            f" ({one_line(error)})"
+        ) from error
+
+
+def _outcomes(stage: Stage, mesh: Mesh, seed: int, iteration: int) -> list[WorkerDigests]:
     key = f"{seed}/corruption/{iteration}/{mesh.pipeline_rank}"
     if mesh.sequence_parallel:
         key += f"/{mesh.tensor_rank}"
@@ -57,11 +76,19 @@ def check_workers(stage: Stage, mesh: Mesh, seed: int, iteration: int) -> list[W
     first: tuple[int, ...] = ()
     second: tuple[int, ...] = ()
     fault = ""
+    all_go_on = _agreement(mesh)
     with _beside_the_training(stage.module, mesh.device):
         try:
-            first, second = (_compute(stage, batch, mesh, drawn) for _ in range(2))
+            first, second = (_compute(stage, batch, mesh, drawn, all_go_on) for _ in range(2))
+            all_go_on(True)
+        except _PeerFault:
+            fault = PEER_FAULT
         except (RuntimeError, ValueError) as error:
-            fault = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            fault = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+            with suppress(_PeerFault):
+                all_go_on(False)
+    if fault:
+        first, second = (), ()
     place = (mesh.rank, mesh.pipeline_rank, mesh.data_rank, mesh.tensor_rank)
     own = WorkerDigests(*place, host_name(), _name_of(mesh.device), first, second, fault)
     if mesh.world_size == 1:
@@ -69,6 +96,21 @@ def check_workers(stage: Stage, mesh: Mesh, seed: int, iteration: int) -> list[W
     everyone: list[Any] = [None] * mesh.world_size
     dist.all_gather_object(everyone, own, group=mesh.cpu_group)
     return everyone
+
+
+def _agreement(mesh: Mesh) -> Callable[[bool], None]:
+    """Says to the tensor ranks whether this one can go on, and raises _PeerFault where one cannot. Collective."""
+    add = dist.all_reduce  # as it is outside of the check, which watches it
+
+    def all_go_on(can: bool) -> None:
+        if mesh.tensor_group is None:
+            return
+        unable = torch.tensor(int(not can), dtype=torch.int32, device=mesh.device)
+        add(unable, dist.ReduceOp.MAX, group=mesh.tensor_group)
+        if int(unable):
+            raise _PeerFault(PEER_FAULT)
+
+    return all_go_on
 
 
 def _common_batch(stage: Stage, mesh: Mesh) -> Batch | None:
@@ -85,11 +127,13 @@ def _common_batch(stage: Stage, mesh: Mesh) -> Batch | None:
     return read, compared
 
 
-def _compute(stage: Stage, batch: Batch | None, mesh: Mesh, seed: int) -> tuple[int, ...]:
+def _compute(
+    stage: Stage, batch: Batch | None, mesh: Mesh, seed: int, all_go_on: Callable[[bool], None]
+) -> tuple[int, ...]:
     """Forward, then backward, a layer at a time; digests of all results, and of what was given to tensor ranks."""
     seen: list[Tensor] = []
     streams, last = [_entrance(stage, batch, mesh, seed)], len(stage.layers) - 1
-    with _witnessed(seen):
+    with _witnessed(seen, all_go_on):
         with torch.no_grad():
             for index, layer in enumerate(stage.layers[:-1]):
                 torch.manual_seed(seed + index)
@@ -136,13 +180,16 @@ def _exit(stage: Stage, result: Tensor, batch: Batch | None) -> tuple[Tensor, Te
 
 
 @contextmanager
-def _witnessed(seen: list[Tensor]) -> Iterator[None]:
-    """Within it, what this worker gives to a sum of tensor ranks is noted first: afterwards all have the same."""
+def _witnessed(seen: list[Tensor], all_go_on: Callable[[bool], None]) -> Iterator[None]:
+    """Within it, what this worker gives to a sum of tensor ranks is noted first: afterwards all have the same. And none
+    of them begins it before all can.
+    """
 
     def noting(operation: Callable[..., Any], place: int) -> Callable[..., Any]:
         @wraps(operation)
         def noted(*arguments: Any, **options: Any) -> Any:
             seen.append(digest(arguments[place]))
+            all_go_on(True)
             return operation(*arguments, **options)
 
         return noted

@@ -15,7 +15,12 @@ from trainer.contract.files import write_json
 from trainer.contract.requests import RequestAnswer, leave_answer
 from trainer.engine import Engine
 from trainer.parallel.mesh import Mesh
-from trainer.spikes.corruption_check import allow_repeatable_kernels, check_workers, use_repeatable_kernels
+from trainer.spikes.corruption_check import (
+    PEER_FAULT,
+    allow_repeatable_kernels,
+    check_workers,
+    use_repeatable_kernels,
+)
 
 MOST_NAMED = 4  # suspects in one answer; the findings have all
 NO_REPEATABLE_KERNELS = (
@@ -76,7 +81,9 @@ class CorruptionWatch:
         if self.mesh.rank:
             return
         suspects = judge(outcomes)
-        faults = [f"rank {outcome.rank} on {outcome.host}: {outcome.fault}" for outcome in outcomes if outcome.fault]
+        unable = [outcome for outcome in outcomes if outcome.fault]
+        unable.sort(key=lambda outcome: outcome.fault == PEER_FAULT)  # those that stopped others come first
+        faults = [f"rank {outcome.rank} on {outcome.host}: {outcome.fault}" for outcome in unable]
         for line in faults[:1]:
             self.say(f"tr11: {len(faults)} of {len(outcomes)} ranks could not check their arithmetic; {line}")
         if not suspects:
@@ -84,8 +91,8 @@ class CorruptionWatch:
             ranks = "1 rank" if compared == 1 else f"{compared} ranks"
             line = f"{ranks} computed as before ({time.perf_counter() - began:.1f} s)"
             self.say(f"tr11: {line}")
-            unable = f"; {len(faults)} could not be checked: {faults[0]}" if faults else ""
-            self._answer(request, None if faults else iteration, f"iteration {iteration}: {line}{unable}")
+            left = f"; {len(faults)} could not be checked: {faults[0]}" if faults else ""
+            self._answer(request, None if faults else iteration, f"iteration {iteration}: {line}{left}")
             return
         for suspect in suspects:
             self.say(f"tr11: SILENT CORRUPTION: {suspect}")

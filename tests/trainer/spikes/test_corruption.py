@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import count
 from pathlib import Path
 
+import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from tests.trainer.cases import CPU, Piece, batches, copy_state, tiny
 from tests.trainer.spawn import run_ranks
@@ -18,10 +23,12 @@ from trainer.contract.attempt import AttemptIdentity
 from trainer.contract.corruption import Suspect, WorkerDigests, judge
 from trainer.contract.files import host_name
 from trainer.contract.requests import RequestAnswer
+from trainer.control.failure import failure_text
 from trainer.engine import Engine
 from trainer.model.layers import ColumnParallelLinear
+from trainer.parallel.agreement import LostRanksError
 from trainer.parallel.mesh import Mesh
-from trainer.spikes.corruption_check import check_workers
+from trainer.spikes.corruption_check import PEER_FAULT, check_workers
 from trainer.spikes.corruption_watch import CorruptionWatch
 
 
@@ -161,6 +168,83 @@ def test_a_flipped_bit_names_its_worker_and_changes_nothing(tmp_path: Path) -> N
         assert fine.step == 1 and fine.message.startswith("iteration 1: 4 ranks computed as before (")
         assert busy.step is None and "another check is under way" in busy.message
         assert wrong.step is None and wrong.message.startswith("SILENT CORRUPTION at iteration 2: rank ")
+
+
+# ----------------------------------------------------------------------------- ranks that cannot, die or hang
+def stopped_by_one(card: TrainerConfig, call: int) -> tuple[list[str], list[str], list[float]]:
+    """Tensor rank 1 fails in one call of a layer: what was found, what was said, losses before and after."""
+    mesh = Mesh.create(card.parallel, CPU)
+    engine = Engine.build(card, mesh)
+    said: list[str] = []
+    watch = CorruptionWatch(card, mesh, AttemptIdentity("7", 1, card.paths.stop_request("7")), said.append)
+    losses = [engine.train_step(batches(card, mesh, 0, 16), 16, 0).loss]
+    layer = [module for module in engine.stage().module.modules() if isinstance(module, ColumnParallelLinear)][-1]
+    calls = count()
+
+    def fail(*_: object) -> None:
+        if mesh.tensor_rank == 1 and next(calls) == call:
+            raise torch.OutOfMemoryError("out of memory\nmore of it")
+
+    with_fault = layer.register_forward_hook(fail)
+    found = [each.fault for each in check_workers(engine.stage(), mesh, 7, 0)]
+    calls = count()
+    watch.ask(11)
+    watch.after_step(1, engine)
+    with_fault.remove()
+    losses.append(engine.train_step(batches(card, mesh, 1, 16), 16, 1).loss)
+    assert not any(each.fault for each in check_workers(engine.stage(), mesh, 7, 1))
+    engine._pipeline.destroy()
+    return found, said, losses
+
+
+@pytest.mark.parametrize("call", [0, 3], ids=["the-first-time", "the-last-time"])
+def test_a_tensor_rank_that_cannot_go_on_holds_no_other(call: int, tmp_path: Path) -> None:
+    """Neither in a sum that it does not enter, nor at the end; and the training goes on as if nothing had been."""
+    card = tiny(1, 2)
+    card = card.model_copy(update={"run": card.run.model_copy(update={"directory": str(tmp_path)})})
+    fault = "OutOfMemoryError: out of memory"
+    ranks = run_ranks(stopped_by_one, 2, card, call)
+    assert [found for found, _, _ in ranks] == [[PEER_FAULT, fault]] * 2
+    assert ranks[0][1][0].endswith(f"2 of 2 ranks could not check their arithmetic; rank 1 on {host_name()}: {fault}")
+    answer = RequestAnswer.read(card.paths.answer(11))
+    assert answer is not None and answer.step is None and f"rank 1 on {host_name()}: {fault}" in answer.message
+    assert ranks[0][2] == ranks[1][2] == run_ranks(unchecked, 2, card)[0]
+
+
+def unchecked(card: TrainerConfig) -> list[float]:
+    mesh = Mesh.create(card.parallel, CPU)
+    engine = Engine.build(card, mesh)
+    losses = [engine.train_step(batches(card, mesh, step, 16), 16, step).loss for step in range(2)]
+    engine._pipeline.destroy()
+    return losses
+
+
+def left_alone(card: TrainerConfig, dies: bool, ended: Path) -> str:
+    """The last rank does not come to the check; what the first says of it, which waits two seconds for each group."""
+    mesh = Mesh.create(card.parallel, CPU)
+    engine = Engine.build(card, mesh)
+    engine.train_step(batches(card, mesh, 0, 16), 16, 0)
+    dist.barrier()
+    for group in {dist.group.WORLD, mesh.tensor_group} - {None}:
+        _set_pg_timeout(timedelta(seconds=2), group)
+    if mesh.rank:
+        if dies:
+            dist.destroy_process_group()  # as the system closes a dead process's connections
+        while not dies and not ended.exists():
+            time.sleep(0.05)
+        return ""
+    with pytest.raises(LostRanksError) as caught:
+        check_workers(engine.stage(), mesh, 7, 3)
+    ended.touch()
+    return failure_text(caught.value)
+
+
+@pytest.mark.parametrize("dies", [True, False], ids=["dead", "hanging"])
+@pytest.mark.parametrize("shape", [(1, 2), (2, 1)], ids=["tensor-rank", "stage"])
+def test_a_rank_that_does_not_come_ends_the_check(shape: tuple[int, int], dies: bool, tmp_path: Path) -> None:
+    line = run_ranks(left_alone, 2, tiny(*shape), dies, tmp_path / "ended")[0]
+    start = "tr11: stopped: the check of the arithmetic after iteration 3 did not end: a rank has died or hangs ("
+    assert line.startswith(start) and "\n" not in line
 
 
 def test_who_asked_before_a_training_that_ends_is_answered(tmp_path: Path) -> None:
