@@ -89,8 +89,9 @@ class Disagreeing(Trainer):
     def _step(self, interval: Interval) -> StepResult:
         pipeline = self.engine._pipeline
         if self.rank == self.world_size - 1 and self.steps_done == 13:
-            train_batch, norm = pipeline.train_batch, pipeline.get_global_grad_norm
-            pipeline.train_batch = lambda data_iter: train_batch(data_iter=data_iter) * 50
+            early, norm = self.engine._early_loss, pipeline.get_global_grad_norm
+            loss = early.value
+            early.value = lambda: loss() * 50  # type: ignore[method-assign]
             pipeline.get_global_grad_norm = lambda: norm() * 50
         return super()._step(interval)
 
