@@ -1,0 +1,54 @@
+"""Trainings in 8-bit floats and with compiled blocks, cut in two by a save and a resume: bit for bit the whole one.
+
+Graphs are those of torch's AOT compiler, as in `test_compiled.py`. What inductor makes of a graph of one length and of
+one of any length may round in other places: there a resume under a curriculum is not promised bit for bit.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch._dynamo.utils import counters
+
+from tests.trainer.courses import attempt, card, curve
+from tests.trainer.spawn import run_ranks
+from trainer.config.card import TrainerConfig
+from trainer.contract.manifest import Manifest
+from trainer.model import compiled
+
+HALF, END = 3, 6
+FLOAT8: dict[str, Any] = {"precision": {"dtype": "bf16", "float8": True}}
+COMPILED: dict[str, Any] = {
+    "model": {"compile_blocks": True, "hidden_dropout": 0.2, "attention_dropout": 0.2},
+    "curriculum": {"kind": "linear", "start_length": 8, "step": 4, "total_steps": 4},
+}
+
+
+def traced_attempt(config: TrainerConfig, number: int) -> tuple[str, int, bool]:
+    """An attempt, in a process of its own, with torch's own operations in place of inductor's; and whether any block
+    was compiled.
+    """
+    compiled.BACKEND = "aot_eager"
+    return *attempt(config, number), bool(counters["stats"]["unique_graphs"])
+
+
+def saved(config: TrainerConfig) -> dict[str, str]:
+    """Digests of the tensors' files of the last checkpoint, by name."""
+    manifest = Manifest.read(config.paths.checkpoints / f"global_step{END}")
+    assert manifest is not None
+    return {entry.path: entry.digest for entry in manifest.files if entry.path.startswith(("weights/", "optimizer/"))}
+
+
+@pytest.mark.parametrize("options", [FLOAT8, COMPILED], ids=["float8", "compiled"])
+def test_a_resume_is_bitwise(options: dict[str, Any], tmp_path: Path) -> None:
+    def until(name: str, last: int) -> TrainerConfig:
+        return card(tmp_path, **options, run={"directory": str(tmp_path / name), "exit_interval": last})
+
+    whole, rest = until("whole", END), until("cut", END)
+    for config, number in ((whole, 1), (until("cut", HALF), 1), (rest, 2)):
+        ends = run_ranks(traced_attempt, 2, config, number, launch=False)
+        assert ends == [("exit-interval", config.run.exit_interval, options is COMPILED)] * 2
+    assert curve(rest) == curve(whole) and set(curve(whole)) == set(range(1, END + 1))
+    assert saved(rest) == saved(whole) != {}
