@@ -126,7 +126,15 @@ def stage(small_twin: Twin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     )
 
 
-def test_a_crash_is_relaunched_on_the_spare_and_finishes(stage: Stage) -> None:
+def diagnosed(capsys: pytest.CaptureFixture[str], code: int, *words: str) -> dict[str, Any]:
+    """What `tr11 diagnose` says of the run."""
+    capsys.readouterr()
+    assert execute(["diagnose", "--json", *words]) == code
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return document
+
+
+def test_a_crash_is_relaunched_on_the_spare_and_finishes(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
     stage.launch(3, samples=1200)
     attempt = stage.train()
     inject(stage.twin, "worker-crash", node=NODES[1])
@@ -142,9 +150,14 @@ def test_a_crash_is_relaunched_on_the_spare_and_finishes(stage: Stage) -> None:
     entry = next(entry for entry in read_journal(stage.directory.journal).entries if entry.kind == "launch-failed")
     assert (entry.data["blamed"], entry.data["suspects"]) == ([], [NODES[1]])
     assert stage.started() == [attempt]
+    judged = [one["attribution"] for one in diagnosed(capsys, 0, "--all")["launches"]]
+    assert [(one["by"], one["blamed"], one["suspects"]) for one in judged] == [
+        ("agent", [], [NODES[1]]),
+        ("agent", [], []),
+    ]
 
 
-def test_a_black_hole_burns_one_task_and_others_run_elsewhere(stage: Stage) -> None:
+def test_a_black_hole_burns_one_task_and_others_run_elsewhere(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
     inject(stage.twin, "black-hole", node=NODES[1])
     stage.launch(5, spares=0)
     second = stage.train(attempt=1)
@@ -160,6 +173,9 @@ def test_a_black_hole_burns_one_task_and_others_run_elsewhere(stage: Stage) -> N
     assert NODES[1] not in stage.launches(second)[0]["nodes"]
     assert stage.waiting().excluded == (NODES[1],)
     assert stage.waiting().pending_tasks == (3, 4, 5)
+    found = diagnosed(capsys, 1, "--job", first)
+    assert (found["attribution"]["by"], found["attribution"]["blamed"]) == ("agent", [NODES[1]])
+    assert found["action"] == "exclude_and_resubmit"
 
 
 def test_a_fault_that_follows_the_rank_blames_no_node(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from tr11ops.agent.allocation import free_port, master_address
 from tr11ops.agent.breaker import attempts_before, must_hold, read_burned
-from tr11ops.agent.exit_records import read_marker
 from tr11ops.agent.mitigation import ActingAttempt, Mitigation, concurrent_attempt, forbidding_verdict, switch_of
 from tr11ops.agent.place import AttemptContext, AttemptObservations
 from tr11ops.agent.recurrence import NodeFault, of_node, of_software, same_elsewhere, suspected_before
@@ -28,7 +27,7 @@ from tr11ops.agent.traces import (
 from tr11ops.cluster.hostlist import compress
 from tr11ops.diagnose.attribution.attributors import attribute
 from tr11ops.diagnose.attribution.evidence import Attribution, Evidence, Kind
-from tr11ops.diagnose.attribution.records import read_failures, read_reports
+from tr11ops.diagnose.attribution.records import all_failures, read_marker, read_ranks, read_reports
 from tr11ops.diagnose.attribution.srun import parse_lines
 from tr11ops.queue.pending import PendingJobs
 from tr11ops.rundir.attempts import (
@@ -221,8 +220,9 @@ class Controller:
             ended_by=self._ended_by(),
             unwritable="" if in_order else self._write(replace(record, end=end.end, exit_status=end.status)),
             srun=parse_lines(watch.srun_lines),
-            failures=read_failures(self._folder, record.launch),
+            failures=all_failures(self._folder, record),
             reports=read_reports(self._folder, record.launch),
+            ranks=read_ranks(self._folder),
             states=self._surroundings.states,
             overdue=watch.overdue and self._place.swaps_nodes,
             worker_statuses=watch.worker_statuses,

@@ -7,15 +7,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.contract.end_marker import EndMarker
+from tr11ops.diagnose.attribution.records import read_marker
 from trainer.contract.files import write_json
-from trainer.contract.paths import END_MARKER_FILE
-
-
-def read_marker(attempt: Path, launch: int) -> EndMarker | None:
-    """The end marker, if it is this launch's. Raises OSError or ValueError when it cannot be read."""
-    marker = EndMarker.read(attempt / END_MARKER_FILE)
-    return marker if marker is not None and marker.launch == launch else None
 
 
 def trainer_is_done(attempt: Path, launch: int) -> bool:

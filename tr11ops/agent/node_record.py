@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
+import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from trainer.contract.end_marker import EXIT_ERROR
 from trainer.contract.files import host_name, write_json
@@ -51,6 +55,7 @@ class NodeRecord:
         self._value: dict[str, Any] = {
             "node": host_name(), "node_rank": node_rank, "launch": launch, "pid": os.getpid(),
             "start": time.time(), "end": None, "exit_status": None, "ended_processes": [], "checks": [],
+            "addresses": own_addresses(),
         }  # fmt: skip
 
     def write(self, **changes: Any) -> None:
@@ -60,6 +65,17 @@ class NodeRecord:
             write_json(self._path, self._value)
         except OSError as error:
             print(f"tr11: the record of {host_name()} could not be written: {error}", flush=True)
+
+
+def own_addresses() -> list[str]:
+    """The addresses of this node's interfaces by which its peers may speak of it; empty where they are not known."""
+    try:
+        interfaces = psutil.net_if_addrs().values()
+    except OSError:
+        return []
+    kinds = (socket.AF_INET, socket.AF_INET6)
+    found = {entry.address.partition("%")[0] for own in interfaces for entry in own if entry.family in kinds}
+    return sorted(one for one in found if not ipaddress.ip_address(one).is_loopback)
 
 
 def launch_has_failed(attempt: Path, launch: int) -> bool:

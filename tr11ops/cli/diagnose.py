@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tr11ops.cli.common import Refusal
+from tr11ops.cli.common import Refusal, kind_to_watch, looking, open_scheduler
 from tr11ops.cli.context import JSON, RunContext
 from tr11ops.cli.logs_print import byte_progress
 from tr11ops.cli.logs_sources import attempt_named
 
 if TYPE_CHECKING:
     from tr11ops.diagnose.diagnosis import Diagnosis
+    from tr11ops.rundir.paths import RunDirectory
 
 UNOBSERVED = 3
 NEEDS_PERSON = 1
@@ -32,8 +33,9 @@ def diagnose(
 ) -> None:
     """Say what ended a training: the first cause apart from what followed from it, where it was, and what to do.
 
-    Without FILE it reads the logs of the run that the card names. Any training's logs will do: Megatron's, torchrun's,
-    Slurm's, the kernel's; several files are judged together.
+    Without FILE it reads the logs of the run that the card names, and asks the attempt's own records too who is to
+    blame: the answer is the agent's. Any training's logs will do: Megatron's, torchrun's, Slurm's, the kernel's;
+    several files are judged together.
 
     Exit code 0 where nothing is to be done, 1 where something is, 3 where a log could not be read.
 
@@ -45,10 +47,12 @@ def diagnose(
     """
     from tr11ops.diagnose.screen import lines
 
-    paths = _given(files) if files else _of_run(context, job)
     if files and job is not None:
         raise Refusal("--job names an attempt of a run: give it, or files", exit_code=2)
+    paths = _given(files) if files else _of_run(context, job)
     found = _judged(paths, every)
+    if not files:
+        found = [_with_conclusion(context, one, job) for one in found]
     if context.as_json:
         document = found[-1].document()
         context.emit({**document, "launches": [one.document() for one in found]} if every else document)
@@ -70,20 +74,49 @@ def _given(files: list[Path]) -> list[Path]:
 
 
 def _of_run(context: RunContext, job: str | None) -> list[Path]:
-    """The main log of the run, or the logs of one attempt's workers."""
+    """The main log of the run, or the logs of one attempt's workers: none where only its records are there."""
+    from tr11ops.diagnose.attribution.conclusion import read_launch
+
     _, directory = context.seen()
     if job is not None:
         attempt = attempt_named(directory, job)
         logs = sorted({path for _, _, path in directory.worker_logs(attempt)})
         batch = directory.paths.attempt(attempt) / "batch.log"
         logs += [batch] if batch.is_file() else []
-        if not logs:
-            raise Refusal(f"--job {job}: no log of this attempt is there", exit_code=2)
+        if not logs and read_launch(directory.paths.attempt(attempt), None) is None:
+            raise Refusal(f"--job {job}: neither a log nor a record of this attempt is there", exit_code=2)
         return logs
     main_log = directory.paths.main_log
     if not main_log.exists():
         raise Refusal(f"{main_log} does not exist yet: this run has not started")
     return [main_log]
+
+
+def _with_conclusion(context: RunContext, found: Diagnosis, job: str | None) -> Diagnosis:
+    """The same with what the records of its attempt say of node and blame, where there are any."""
+    from tr11ops.diagnose.attribution.conclusion import conclude
+    from tr11ops.diagnose.attribution.joined import joined
+
+    directory = context.directory
+    attempt = attempt_named(directory, job) if job is not None else found.launch
+    if not attempt:
+        return found
+    number = found.number if job is None else None
+    conclusion = conclude(
+        directory.paths.attempt(attempt), number, found.told, lambda: _step_code(context, directory, attempt)
+    )
+    return found if conclusion is None else joined(found, conclusion)
+
+
+def _step_code(context: RunContext, directory: RunDirectory, attempt: str) -> int | None:
+    """The derived exit code by the scheduler's records; None where it has none, or does not answer."""
+    from tr11ops.cluster.base import SchedulerError
+
+    try:
+        job = looking(open_scheduler(kind_to_watch(directory, context.scheduler))).job(attempt)
+    except SchedulerError:
+        return None
+    return None if job is None else job.derived_exit_code
 
 
 def _judged(paths: list[Path], every: bool) -> list[Diagnosis]:

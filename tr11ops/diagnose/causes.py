@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tr11ops.base.units import counted
+from tr11ops.diagnose.attribution.log_evidence import evidence_of
 from tr11ops.diagnose.diagnosis import Diagnosis, QuotedLine
 from tr11ops.diagnose.numbers import Unhealthy, judge_steps
 from tr11ops.diagnose.places import LaunchPlaces
@@ -44,9 +45,13 @@ class _Candidates:
 
 def judge(launches: Sequence[LogLaunch]) -> Diagnosis:
     """The diagnosis of the newest launches, one of each file."""
-    merged = _merged(launches)
-    candidates = _candidates(launches)
+    merged = merged_launch(launches)
     places = LaunchPlaces(merged, merged.reports)
+    found = _judge(merged, _candidates(launches), places)
+    return replace(found, number=merged.number, told=evidence_of(merged, places))
+
+
+def _judge(merged: LogLaunch, candidates: _Candidates, places: LaunchPlaces) -> Diagnosis:
     root = _root(candidates)
     if root is not None and root.signature.role is Role.SYMPTOM and _left_quietly(root, candidates, merged):
         root = None
@@ -76,12 +81,12 @@ def judge_after(launches: Sequence[LogLaunch], before: Sequence[LogLaunch]) -> D
     return replace(earlier, evidence=(*earlier.evidence, found.root_cause), explanation=why)
 
 
-def _merged(launches: Sequence[LogLaunch]) -> LogLaunch:
+def merged_launch(launches: Sequence[LogLaunch]) -> LogLaunch:
     """What several files say of one launch, together."""
     if len(launches) == 1:
         return launches[0]
     main = max(launches, key=lambda launch: (launch.progress is not None, len(launch.sightings)))
-    together = LogLaunch(main.file, main.first_line, main.label)
+    together = LogLaunch(main.file, main.first_line, main.label, number=main.number)
     together.nodes = next((launch.nodes for launch in launches if launch.nodes), ())
     together.world_size = next((launch.world_size for launch in launches if launch.world_size), None)
     together.sightings = [one for launch in launches for one in launch.sightings]

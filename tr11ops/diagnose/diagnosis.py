@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tr11ops.diagnose.signature import FaultClass, NextStep
+
+if TYPE_CHECKING:
+    from tr11ops.diagnose.attribution.evidence import Conclusion, Evidence
 
 SCHEMA = 1
 
@@ -38,7 +41,11 @@ class QuotedLine:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """`consequences` are examples; `consequence_count` counts all. `root_cause` is None where no line tells of one."""
+    """`consequences` are examples; `consequence_count` counts all. `root_cause` is None where no line tells of one.
+
+    `launch` and `number`: the attempt and its launch, where the log says. `told`: what the log says of the launch's
+    nodes. `conclusion`: who is to blame by the attempt's records, where they were asked.
+    """
 
     fault: FaultClass
     step: NextStep
@@ -49,6 +56,9 @@ class Diagnosis:
     consequence_count: int
     explanation: str
     launch: str = ""
+    number: int | None = None
+    told: Evidence | None = None
+    conclusion: Conclusion | None = None
 
     def document(self) -> Mapping[str, Any]:
         """For --json."""
@@ -62,5 +72,7 @@ class Diagnosis:
             "consequences": [{**line.document(), "meaning": line.meaning} for line in self.consequences],
             "consequence_count": self.consequence_count,
             "launch": self.launch,
+            "launch_number": self.number,
+            "attribution": None if self.conclusion is None else self.conclusion.document(),
             "explanation": self.explanation,
         }

@@ -10,6 +10,7 @@ from tr11ops.diagnose.diagnosis import Diagnosis
 from tr11ops.diagnose.matcher import matcher
 from tr11ops.diagnose.reading import blocks, in_order
 from tr11ops.diagnose.scan import LogScan
+from tr11ops.diagnose.sighting import LogLaunch
 
 
 def diagnose_files(
@@ -17,7 +18,8 @@ def diagnose_files(
 ) -> list[Diagnosis]:
     """The diagnosis of the last launch in these logs; with `every`, of each launch, the oldest first.
 
-    `progress` is told how many bytes were read so far. Raises OSError; ValueError for a damaged compressed file.
+    `progress` is told how many bytes were read so far. Without logs nothing is known. Raises OSError; ValueError for a
+    damaged compressed file.
     """
     read = 0
 
@@ -36,5 +38,7 @@ def diagnose_files(
         logs.append(scan.launches())
     if every and len(logs) == 1:
         return [judge([launch]) for launch in logs[0]]
+    if not logs:
+        return [judge([LogLaunch("")])]
     before = [launches[-2] for launches in logs if len(launches) > 1]
     return [judge_after([launches[-1] for launches in logs], before)]

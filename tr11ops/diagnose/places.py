@@ -4,16 +4,32 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from tr11ops.cluster.hostlist import HostlistError, expand
+from tr11ops.diagnose.attribution.names import NodeNames
 from tr11ops.diagnose.diagnosis import QuotedLine
 from tr11ops.diagnose.sighting import LogLaunch, Sighting, WorkerFailure
 from tr11ops.diagnose.signature import Role
 
 HEAD_LINES = 200
 WITNESSES = 2
+_WORKER_LOG = re.compile(r"(?:^|/)workers/(?P<node>[^/]+)/rank-(?P<rank>\d+)\.log$")
 _ANY_NUMBER = re.compile(r"\d+")
+
+
+@dataclass(frozen=True)
+class WorkerLog:
+    """Whose log a file is, by its path."""
+
+    node: str
+    rank: int
+
+
+def worker_of(file: str) -> WorkerLog | None:
+    """The worker whose own log this is in a run directory, `workers/NODE/rank-R.log`; None for another file."""
+    match = _WORKER_LOG.search(file)
+    return WorkerLog(match["node"], int(match["rank"])) if match else None
 
 
 class LaunchPlaces:
@@ -21,9 +37,10 @@ class LaunchPlaces:
 
     def __init__(self, launch: LogLaunch, reports: Sequence[WorkerFailure]) -> None:
         self._launch = launch
-        self._reports = reports
+        self._names = NodeNames(launch.nodes)
+        self._reports = [replace(report, host=self.host_of(report)) for report in reports]
         self._of_rank: dict[int, str] = {}
-        for report in reports:
+        for report in self._reports:
             if report.rank is not None and report.host:
                 self._of_rank[report.rank] = report.host
         for one in launch.sightings:
@@ -35,11 +52,22 @@ class LaunchPlaces:
         )
         self._exits = [one for one in launch.sightings if one.named.get("tasks") and _node_named(one)]
 
+    def host_of(self, report: WorkerFailure) -> str | None:
+        """The node of a report as the node list calls it, else as the report does."""
+        return report.host and (self._names.of_host(report.host) or report.host)
+
     def quoted(self, one: Sighting, is_root: bool = False) -> QuotedLine:
         """The line with its place. For the root cause, what the launchers say of the first death counts too."""
         origin, named = one.origin, one.named
+        writer = worker_of(one.file)
         rank = int(named["rank"]) if named.get("rank", "").isdigit() else origin.rank
+        if writer is not None and rank is None:
+            rank = writer.rank
         node = _node_named(one) or (self._of_rank.get(rank) if rank is not None else None)
+        if node is None and writer is not None and writer.rank == rank:
+            node = writer.node
+        if node is None and origin.task is not None and origin.local_rank is not None:
+            node, rank = self._by_task(origin.task, origin.local_rank, rank)
         if rank is None and not self._has_launcher:
             rank = origin.task if origin.task is not None else _only_task(named.get("tasks"))
         if is_root and rank is None:
@@ -93,6 +121,15 @@ class LaunchPlaces:
         if not nodes or not world or world % len(nodes) or rank >= world:
             return None
         return nodes[rank // (world // len(nodes))]
+
+    def _by_task(self, task: int, local_rank: int, rank: int | None) -> tuple[str | None, int | None]:
+        """Node and rank by srun's label and torchrun's prefix, where each task is the launcher of a node."""
+        nodes, world = self._launch.nodes, self._launch.world_size
+        if task >= len(nodes):
+            return None, rank
+        if rank is None and world and world % len(nodes) == 0 and local_rank < world // len(nodes):
+            rank = task * (world // len(nodes)) + local_rank
+        return nodes[task], rank
 
     def _by_first_exit(self, rank: int | None, task: int | None) -> str | None:
         """The node of the first task that srun saw fail, where it is the only one or that of this rank."""

@@ -60,10 +60,21 @@ def lines(found: Diagnosis) -> Iterator[str]:
         where = _place(root)
         if where:
             yield from _row("where", where)
-    yield from _row("why", found.explanation)
+    yield from _row("to blame", _blame(found)) if found.conclusion is not None else ()
+    yield from _row("why", found.explanation, most=8)
     yield from _quoted("evidence", found.evidence)
     if found.consequence_count:
         yield from _quoted("then", found.consequences[:2], found.consequence_count)
+
+
+def _blame(found: Diagnosis) -> str:
+    """Who is to blame, by the attempt's records."""
+    assert found.conclusion is not None
+    judged = found.conclusion.found
+    sure = f"({judged.kind}, confidence {judged.confidence:.2f})"
+    if judged.blamed:
+        return f"{', '.join(judged.blamed)} {sure}"
+    return f"{', '.join(judged.suspects)}, only suspected {sure}" if judged.suspects else f"no node {sure}"
 
 
 def _place(line: QuotedLine) -> str:

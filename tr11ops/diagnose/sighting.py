@@ -74,6 +74,7 @@ class LogLaunch:
     file: str
     first_line: int = 1
     label: str = ""
+    number: int | None = None  # of the attempt's launches
     nodes: tuple[str, ...] = ()
     sightings: list[Sighting] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)

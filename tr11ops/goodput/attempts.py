@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -129,13 +129,10 @@ def _end(
 
 
 def _launches(folder: Path, doubts: list[str]) -> Iterator[LaunchRecord]:
-    names = {entry.name for entry in fields(LaunchRecord)}
     paths = [path for path in (folder / "launches").glob("*.json") if path.stem.isdigit()]
     for path in sorted(paths, key=lambda path: int(path.stem)):
         try:
-            value = {name: item for name, item in (read_json(path) or {}).items() if name in names}
-            lists = {name: tuple(item) for name, item in value.items() if isinstance(item, list)}
-            launch = LaunchRecord(**{**value, **lists})
+            launch = LaunchRecord.of(read_json(path) or {})
             for moment in (launch.start, launch.end or 0.0, launch.first_sign or 0.0):
                 _checked(moment)
             yield launch

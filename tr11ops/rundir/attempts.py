@@ -6,6 +6,7 @@ state/attempts/JOB/verdict.json       how the attempt ended, and whether the nex
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,15 @@ class LaunchRecord:
     @staticmethod
     def path(attempt: Path, launch: int) -> Path:
         return attempt / "launches" / f"{launch}.json"
+
+    @classmethod
+    def of(cls, value: Mapping[str, Any]) -> LaunchRecord:
+        """The record that a file holds; what another tr11 wrote beside is left out. Raises TypeError."""
+        names = {entry.name for entry in fields(cls)}
+        known: dict[str, Any] = {}
+        for name in names & set(value):
+            known[name] = tuple(value[name]) if isinstance(value[name], list) else value[name]
+        return cls(**known)
 
     def write(self, attempt: Path) -> None:
         """Raises OSError as the file system does."""

@@ -7,6 +7,7 @@ most confident one wins, the earlier one on a tie; so a further source of eviden
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Callable, Iterable, Sequence
 
 from tr11ops.diagnose.attribution.error_text import read_error
@@ -15,9 +16,9 @@ from trainer.contract.end_marker import EXIT_REFUSED
 
 Attributor = Callable[[Evidence], Attribution | None]
 
+CLOCKS_SECONDS = 2.0  # what two nodes' clocks may be apart
+_TOLD_TO_GO = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP})
 GONE = frozenset({"down", "not_responding", "fail", "failing", "unknown"})  # node states that end whatever ran there
-
-_PEER = re.compile(r"\brank \d+ on ([^\s,:;()]+)")
 
 
 # ----------------------------------------------------------------------------- one function a source
@@ -164,12 +165,13 @@ def _is_own(failure: Failure) -> bool:
 def by_first_exit(evidence: Evidence) -> Attribution | None:
     """The node whose task srun saw end first, where no worker left a first error of its own.
 
-    A node whose workers lost a peer, or several that ended alike before srun ended the rest, say nothing.
+    A node whose workers lost a peer, one whose task was told to go, or several that ended alike before srun ended the
+    rest, say nothing.
     """
     if evidence.marker is not None or any(one.signal is not None or _is_own(one) for one in evidence.failures):
         return None
     victims = {one.host for one in evidence.failures}
-    own = [line for line in evidence.srun if line.is_own and not line.lost_node]
+    own = [line for line in evidence.srun if line.is_own and not line.lost_node and not line.told_to_go]
     nodes = list(dict.fromkeys(node for line in own for node in line.nodes))
     culprits = [node for node in nodes if node not in victims]
     if len(culprits) != 1 or (len(nodes) > 1 and not victims):
@@ -181,15 +183,59 @@ def by_first_exit(evidence: Evidence) -> Attribution | None:
 
 
 def by_lost_peer(evidence: Evidence) -> Attribution | None:
-    """The node whose rank the others lost first, where they name it: a suspect, since it may be a victim too."""
+    """The node that the others lost first, where they name it, its rank or its address: it may be a victim too."""
+    names = evidence.names
     for failure in sorted(evidence.failures, key=lambda one: one.time):
-        named = _PEER.search(failure.error)
-        if named and named[1] in evidence.nodes and named[1] != failure.host and not _is_own(failure):
+        if _is_own(failure):
+            continue
+        named = names.named_in(failure.error)
+        if named is not None and named != failure.host:
             fault = f"lost: {signature(failure.error)}"
             return Attribution(
-                Kind.UNKNOWN, str(failure), 0.5, suspects=(named[1],), evidence=(str(failure),), fault=fault
+                Kind.UNKNOWN, str(failure), 0.5, suspects=(named,), evidence=(str(failure),), fault=fault
             )
     return None
+
+
+def by_first_missed(evidence: Evidence) -> Attribution | None:
+    """The node whose worker was gone first, well before any of the others', where no worker left a word of its own."""
+    if evidence.marker is not None or any(one.signal is not None or _is_own(one) for one in evidence.failures):
+        return None
+    missed = sorted(
+        ((one.first_missed, one.node) for one in evidence.reports if one.first_missed is not None),
+        key=lambda pair: pair[0].time,
+    )
+    if not missed or len(evidence.nodes) < 2:
+        return None
+    first, node = missed[0]
+    if any(other.time - first.time < CLOCKS_SECONDS for other, _ in missed[1:]):
+        return None
+    said = f"rank {first.rank} on {node} was gone first: {first.how}"
+    return Attribution(
+        Kind.UNKNOWN,
+        said,
+        0.45,
+        suspects=(node,),
+        evidence=(said,),
+        fault=f"gone: {signature(first.how)} at {first.rank}",
+    )
+
+
+def by_step_codes(evidence: Evidence) -> Attribution | None:
+    """The highest exit status of the job's steps: it outlives the signals by which the job itself was ended.
+
+    It says how a worker ended, and of which node only where there is one.
+    """
+    code = evidence.derived_exit_code
+    if evidence.marker is not None or code is None or code <= 128 or code - 128 in _TOLD_TO_GO:
+        return None
+    try:
+        name = signal.Signals(code - 128).name
+    except ValueError:
+        return None
+    said = f"a step of the job was ended by {name} (DerivedExitCode {code - 128})"
+    alone = evidence.nodes if len(evidence.nodes) == 1 else ()
+    return Attribution(Kind.UNKNOWN, said, 0.4, suspects=alone, evidence=(said,), fault=f"step: {name}")
 
 
 def by_silence(evidence: Evidence) -> Attribution | None:
@@ -207,7 +253,7 @@ def by_silence(evidence: Evidence) -> Attribution | None:
 
 ATTRIBUTORS: tuple[Attributor, ...] = (
     by_operator, by_node_state, by_lost_machine, by_health, by_refusal, by_unwritable, by_last_words, by_death,
-    by_error, by_first_exit, by_lost_peer, by_silence,
+    by_error, by_first_exit, by_lost_peer, by_silence, by_first_missed, by_step_codes,
 )  # fmt: skip
 
 

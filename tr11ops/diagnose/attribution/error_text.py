@@ -59,8 +59,10 @@ class ErrorText:
 
     @property
     def condemns_node(self) -> bool:
-        """Whether it is a text of broken hardware, and of nothing else."""
+        """Whether it is a text of broken hardware, and of nothing else. A link has two ends: it condemns neither."""
         best = self.best
+        if best is not None and best.fault in _NETWORK:
+            return False
         is_mixed = any(one.role in _FOLLOWS for one in self.signatures)
         return best is not None and best.blame is NodeBlame.NODE and not is_mixed
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from tr11ops.diagnose.attribution.names import NodeNames, unshared
 from tr11ops.diagnose.attribution.srun import SrunLine
 from trainer.contract.end_marker import EndMarker
 
@@ -38,12 +39,27 @@ class Failure:
 
 
 @dataclass(frozen=True)
+class MissedWorker:
+    """A worker that was gone. `time`: when its agent missed it, by that node's clock. `how` it ended: the launcher's."""
+
+    rank: int
+    time: float
+    how: str
+
+
+@dataclass(frozen=True)
 class NodeReport:
-    """What one node's agent recorded. `bad_checks`: `name: why` of each health check that condemned the node."""
+    """What one node's agent recorded.
+
+    `bad_checks`: `name: why` of each health check that condemned the node. `addresses`: of its network interfaces.
+    `first_missed`: of its failed workers, which was missed first.
+    """
 
     node: str
     exit_status: int | None = None
     bad_checks: tuple[str, ...] = ()
+    addresses: tuple[str, ...] = ()
+    first_missed: MissedWorker | None = None
 
 
 @dataclass(frozen=True)
@@ -54,6 +70,8 @@ class Evidence:
     not end by itself after its first failure, and was ended. `worker_statuses`: exit status by global rank, as the
     launchers printed it. `ended_by`: who asked for an end at once, without saving. `unwritable`: why the batch host
     cannot write the run directory now. `lost`: machines without a scheduler whose agents are gone, and why.
+    `ranks`: node by global rank. `derived_exit_code`: the highest exit status of the job's steps by the scheduler's
+    records, 128 + n after signal n, None where there are none.
     """
 
     nodes: tuple[str, ...]
@@ -69,6 +87,13 @@ class Evidence:
     overdue: bool = False
     worker_statuses: Mapping[int, int] = field(default_factory=dict)
     lost: Mapping[str, str] = field(default_factory=dict)
+    ranks: Mapping[int, str] = field(default_factory=dict)
+    derived_exit_code: int | None = None
+
+    @property
+    def names(self) -> NodeNames:
+        """What the nodes are called in texts."""
+        return NodeNames(self.nodes, self.ranks, unshared({one.node: one.addresses for one in self.reports}))
 
 
 @dataclass(frozen=True)
@@ -88,3 +113,24 @@ class Attribution:
     suspects: tuple[str, ...] = ()
     evidence: tuple[str, ...] = ()
     fault: str = ""
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """Who is to blame for the end of a launch. `by_agent`: the agent itself came to it, when the launch ended."""
+
+    found: Attribution
+    by_agent: bool
+
+    def document(self) -> Mapping[str, object]:
+        """For --json."""
+        found = self.found
+        return {
+            "by": "agent" if self.by_agent else "evidence",
+            "kind": found.kind.value,
+            "summary": found.summary,
+            "confidence": round(found.confidence, 2),
+            "blamed": list(found.blamed),
+            "suspects": list(found.suspects),
+            "evidence": list(found.evidence),
+        }

@@ -1,13 +1,22 @@
-"""Reads what a launch left in its attempt's folder: the workers' failures, the node agents' records."""
+"""Reads what a launch left in its attempt's folder: failures, node agents' records, torch elastic's files."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tr11ops.diagnose.attribution.evidence import Failure, NodeReport
+from tr11ops.diagnose.attribution.evidence import Failure, MissedWorker, NodeReport
+from tr11ops.rundir.attempts import LaunchRecord
+from trainer.contract.end_marker import EndMarker
+from trainer.contract.paths import END_MARKER_FILE
 from trainer.contract.state_file import read_json
+
+
+def read_marker(attempt: Path, launch: int) -> EndMarker | None:
+    """The end marker, if it is this launch's. Raises OSError or ValueError when it cannot be read."""
+    marker = EndMarker.read(attempt / END_MARKER_FILE)
+    return marker if marker is not None and marker.launch == launch else None
 
 
 def read_failures(attempt: Path, launch: int) -> tuple[Failure, ...]:
@@ -26,6 +35,55 @@ def read_failures(attempt: Path, launch: int) -> tuple[Failure, ...]:
     return tuple(sorted(found, key=lambda one: one.time))
 
 
+def all_failures(attempt: Path, record: LaunchRecord) -> tuple[Failure, ...]:
+    """The failures of a launch, the first one first; torch elastic's files speak where a node has no better word."""
+    own = read_failures(attempt, record.launch)
+    hosts = {one.host for one in own}
+    files = read_elastic_errors(attempt, record.nodes, record.start)
+    return tuple(sorted((*own, *(one for one in files if one.host not in hosts)), key=lambda one: one.time))
+
+
+def read_elastic_errors(attempt: Path, nodes: Sequence[str], since: float) -> tuple[Failure, ...]:
+    """What workers left in the error files of torch elastic, written since `since` (seconds since the epoch).
+
+    Such a file says when a worker failed and why; its path says on which node of the launch, the n-th of `nodes`, and
+    as which of its workers.
+    """
+    found = []
+    for path in (attempt / "torchrun").glob("*/*/attempt_*/*/error.json"):
+        number = path.relative_to(attempt).parts[1]
+        place = int(number) if number.isdecimal() else len(nodes)
+        if place >= len(nodes):
+            continue
+        try:
+            told = (read_json(path) or {})["message"]
+            text, when = (told, path.stat().st_mtime) if isinstance(told, str) else (told["message"], _moment(told))
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if when >= since:
+            error = str(text).strip().splitlines()
+            found.append(Failure(nodes[place], None, when, error[-1] if error else "no words"))
+    return tuple(sorted(found, key=lambda one: one.time))
+
+
+def _moment(told: Mapping[str, Any]) -> float:
+    return float(told["extraInfo"]["timestamp"])
+
+
+def read_ranks(attempt: Path) -> dict[int, str]:
+    """Node by global rank, as the workers' logs lie; of a rank that has moved, where it wrote last."""
+    newest: dict[int, tuple[float, str]] = {}
+    for path in (attempt / "workers").glob("*/rank-*.log"):
+        number = path.stem.removeprefix("rank-")
+        try:
+            written = path.stat().st_mtime
+        except OSError:
+            continue
+        if number.isdecimal():
+            newest[int(number)] = max(newest.get(int(number), (0.0, "")), (written, path.parent.name))
+    return {rank: node for rank, (_, node) in sorted(newest.items())}
+
+
 def read_reports(attempt: Path, launch: int) -> tuple[NodeReport, ...]:
     """The node agents' records of this launch."""
     found = []
@@ -39,8 +97,23 @@ def read_reports(attempt: Path, launch: int) -> tuple[NodeReport, ...]:
             for check in (checks if isinstance(checks, list) else [])
             if isinstance(check, dict) and check.get("result") == "bad"
         )
-        found.append(NodeReport(value["node"], status if isinstance(status, int) else None, bad))
+        addresses = value.get("addresses")
+        own = tuple(map(str, addresses)) if isinstance(addresses, list) else ()
+        found.append(NodeReport(value["node"], status if isinstance(status, int) else None, bad, own, _missed(value)))
     return tuple(found)
+
+
+def _missed(record: Mapping[str, Any]) -> MissedWorker | None:
+    """The failed worker of a node's record that was missed first, those that were told to go left out."""
+    found = []
+    for value in record.get("failed_workers") or ():
+        try:
+            one = MissedWorker(int(value["rank"]), float(value["time"]), str(value["how"]))
+        except (KeyError, TypeError, ValueError):
+            continue
+        if one.how != "ended by SIGTERM":
+            found.append(one)
+    return min(found, key=lambda one: one.time, default=None)
 
 
 def read_objects(folder: Path) -> Iterator[dict[str, Any]]:

@@ -38,9 +38,12 @@ class SrunLine:
     @property
     def by_signal(self) -> bool:
         """Did a signal end the task, other than those by which tasks are told to go?"""
-        return (
-            bool(self.what) and not _EXIT.match(self.what) and not self.what.startswith(("Terminated", "User defined"))
-        )
+        return bool(self.what) and not _EXIT.match(self.what) and not self.told_to_go
+
+    @property
+    def told_to_go(self) -> bool:
+        """Was the task ended by a signal that asks for it, at the end of a job's time or by a person?"""
+        return self.what.startswith(("Terminated", "User defined"))
 
     @property
     def exit_code(self) -> int | None:

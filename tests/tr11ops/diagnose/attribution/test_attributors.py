@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tr11ops.diagnose.attribution.attributors import attribute, signature
 from tr11ops.diagnose.attribution.error_text import read_error
-from tr11ops.diagnose.attribution.evidence import Evidence, Failure, Kind, NodeReport
+from tr11ops.diagnose.attribution.evidence import Evidence, Failure, Kind, MissedWorker, NodeReport
 from tr11ops.diagnose.attribution.srun import parse_lines
 from trainer.contract.end_marker import EndMarker
 
@@ -241,6 +241,63 @@ def test_a_rank_that_the_others_lost_makes_its_node_a_suspect():
         evidence(failures=(failure(ONE, 0, words), failure(THREE, 4, "RankLost: connection closed by rank 0")))
     )
     assert (found.kind, found.blamed, found.suspects) == (Kind.UNKNOWN, (), (TWO,))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:3412",
+        "DistBackendError: NCCL error: remote process exited: Call to recv from 10.0.0.2<41264> failed",
+        "RankLost: no word within 30 s from rank 3",
+    ],
+)
+def test_a_peers_address_or_rank_makes_its_node_a_suspect(error):
+    reports = tuple(NodeReport(node, addresses=(f"10.0.0.{place}",)) for place, node in enumerate(NODES, 1))
+    found = attribute(evidence(failures=(failure(ONE, 0, error),), reports=reports, ranks={3: TWO}))
+    assert (found.kind, found.blamed, found.suspects) == (Kind.UNKNOWN, (), (TWO,))
+    assert error in found.evidence[0]
+    alike = tuple(NodeReport(node, addresses=("10.0.0.2",)) for node in NODES)  # one machine plays them all
+    assert attribute(evidence(failures=(failure(ONE, 0, error),), reports=alike)).suspects == ()
+
+
+def test_the_steps_exit_code_tells_what_the_jobs_own_hides():
+    found = attribute(evidence(derived_exit_code=134))
+    assert (found.kind, found.summary) == (Kind.UNKNOWN, "a step of the job was ended by SIGABRT (DerivedExitCode 6)")
+    assert (found.blamed, found.suspects) == ((), ())
+    assert attribute(evidence(nodes=(ONE,), derived_exit_code=137)).suspects == (ONE,)
+    for told_to_go in (143, 130, 138, 1, 0, 250):
+        assert "step of the job" not in attribute(evidence(derived_exit_code=told_to_go)).summary
+    better = attribute(evidence(derived_exit_code=134, failures=(failure(TWO, 2, "the worker was ended", 1.0, 6),)))
+    assert better.suspects == (TWO,)
+
+
+def test_the_worker_that_was_gone_first_makes_a_suspect():
+    def missed(two: float, three: float) -> tuple[NodeReport, ...]:
+        return (
+            NodeReport(TWO, first_missed=MissedWorker(2, two, "exit status 7")),
+            NodeReport(THREE, first_missed=MissedWorker(4, three, "exit status 1")),
+        )
+
+    found = attribute(evidence(reports=missed(100.0, 130.0)))
+    assert (found.kind, found.blamed, found.suspects) == (Kind.UNKNOWN, (), (TWO,))
+    assert found.evidence == ("rank 2 on jean-zay-iam02 was gone first: exit status 7",)
+    assert attribute(evidence(reports=missed(100.0, 101.0))).suspects == ()  # clocks differ by as much
+    own = (failure(THREE, 4, "IndexError: list index out of range"),)
+    assert attribute(evidence(reports=missed(100.0, 130.0), failures=own)).suspects == (THREE,)
+
+
+def test_a_task_that_was_told_to_go_names_no_node():
+    lines = (
+        "srun: error: jean-zay-iam02: tasks 2-3: Terminated\nsrun: error: jean-zay-iam01: task 0: User defined signal 1"
+    )
+    found = attribute(evidence(lines))
+    assert (found.kind, found.suspects) == (Kind.UNKNOWN, ())
+
+
+def test_a_link_has_two_ends_and_condemns_neither():
+    error = "NET/IB : Got completion from peer 10.0.0.9<41264> with status=12 opcode=0 len=0 vendor err 129"
+    found = attribute(evidence(failures=(failure(TWO, 2, error),)))
+    assert found.blamed == ()
 
 
 def test_a_save_that_failed_at_the_end_is_storage():

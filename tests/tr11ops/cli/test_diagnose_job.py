@@ -1,0 +1,94 @@
+"""`tr11 diagnose --job` and `--run` on the embedded scheduler: a job whose worker fails, judged as its agent judged it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tr11ops.cli.local_bench import LocalBench
+from tr11ops.launch.plan import resolved_card
+from tr11ops.runcard.card import load_card
+from trainer.contract.files import write_json
+
+# What stands in for a node agent: the worker of the second node fails, the first one's loses it.
+AGENT = """
+import json, os, sys, time
+from pathlib import Path
+from trainer.contract.files import write_json
+attempt, launch, rank = Path(sys.argv[1]), int(sys.argv[2]), int(os.environ["TR11_NODE_RANK"])
+host = os.environ["TR11_NODE_NAME"]
+error = "RuntimeError: CUDA error: uncorrectable ECC error encountered" if rank else "RankLost: connection closed by rank 1"
+log = attempt / "workers" / host / f"rank-{rank}.log"
+log.parent.mkdir(parents=True, exist_ok=True)
+log.write_text(error + "\\n")
+value = {"rank": rank, "host": host, "time": time.time() - rank, "launch": launch, "error": error}
+write_json(attempt / "failures" / f"rank-{rank}.json", value)
+sys.exit(1)
+"""
+SCRIPT = """
+import sys
+from tr11ops.agent import batch, step
+step.WorkerLaunch.node_command = property(
+    lambda self: [sys.executable, "-c", {agent!r}, str(self.attempt), str(self.number)]
+)
+sys.exit(batch.main(["--card", {card!r}, "--submission", "t"]))
+"""
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def failed(bench: LocalBench) -> Iterator[str]:
+    """The number of a job that has failed, with all that its agent recorded."""
+    card = load_card(bench.card, ["run.exit_duration_minutes=5", "slurm.nodes=2"], {})
+    card.paths.root.mkdir(parents=True, exist_ok=True)
+    resolved = bench.folder / "card.json"
+    write_json(resolved, resolved_card(card))
+    program = bench.folder / "controller.py"
+    program.write_text(SCRIPT.format(agent=AGENT, card=str(resolved)))
+    number = bench.submit(f"cd {ROOT}\nPYTHONPATH={ROOT} {sys.executable} {program}")
+    bench.wait(lambda jobs: any(job.raw_id == number and job.state.is_final for job in jobs))
+    yield number
+
+
+def diagnosed(bench: LocalBench, *words: str) -> dict[str, Any]:
+    found = bench.tr11("diagnose", "--run", str(bench.card), "--scheduler", "local", "--json", *words)
+    assert found.code == 1, found.err
+    document: dict[str, Any] = found.json
+    return document
+
+
+def recorded(bench: LocalBench, number: str) -> dict[str, Any]:
+    launches = load_card(bench.card, [], {}).paths.attempt(number) / "launches"
+    value: dict[str, Any] = json.loads(max(launches.glob("*.json")).read_text())
+    return value
+
+
+def test_a_job_is_judged_as_its_agent_did(bench: LocalBench, failed: str) -> None:
+    record = recorded(bench, failed)
+    of_job, of_run = diagnosed(bench, "--job", failed), diagnosed(bench)
+    for found in (of_job, of_run):
+        judged = found["attribution"]
+        assert (judged["by"], judged["kind"], judged["blamed"]) == ("agent", "node", record["blamed"])
+        assert judged["summary"] == record["summary"]
+        assert (found["verdict"], found["action"]) == ("gpu_hardware", "exclude_and_resubmit")
+        assert found["root_cause"]["node"] == record["blamed"][0]
+    assert of_job["root_cause"]["rank"] == 1
+    shown = bench.tr11("diagnose", "--run", str(bench.card), "--job", failed)
+    assert f"to blame  {record['blamed'][0]} (node, confidence" in shown.out
+    assert all(len(line) <= 80 for line in shown.out.splitlines())
+
+
+def test_without_logs_its_records_are_judged(bench: LocalBench, failed: str) -> None:
+    folder = load_card(bench.card, [], {}).paths.attempt(failed)
+    for log in folder.glob("workers/*/*.log"):
+        log.unlink()
+    found = diagnosed(bench, "--job", failed)
+    assert (found["root_cause"], found["action"]) == (None, "exclude_and_resubmit")
+    assert found["attribution"]["blamed"] == recorded(bench, failed)["blamed"]
+    none = bench.tr11("diagnose", "--run", str(bench.card), "--job", "999")
+    assert none.code == 2 and "neither a log nor a record" in none.err

@@ -1,0 +1,120 @@
+"""A log's diagnosis and the attempt's records are one answer; the agent's own conclusion stands."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tr11ops.diagnose.attribution.conclusion import conclude
+from tr11ops.diagnose.attribution.evidence import Attribution, Conclusion, Kind
+from tr11ops.diagnose.attribution.joined import joined
+from tr11ops.diagnose.diagnosis import Diagnosis, QuotedLine
+from tr11ops.diagnose.look import diagnose_files
+from tr11ops.diagnose.signature import FaultClass, NextStep
+from tr11ops.rundir.attempts import LaunchRecord
+
+NODES = ("n1", "n2")
+BEGUN = LaunchRecord(2, NODES, 100.0)
+AGENTS = replace(
+    BEGUN, end=200.0, exit_status=1, cause="node", summary="rank 3 on n2: the worker was ended by SIGKILL",
+    confidence=0.78, suspects=("n2",), evidence=("rank 3 on n2: the worker was ended by SIGKILL",), fault="died",
+)  # fmt: skip
+
+
+def put(folder: Path, name: str, value: dict[str, object]) -> None:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value))
+
+
+def failure(rank: int, host: str, error: str, time: float) -> dict[str, object]:
+    return {"rank": rank, "host": host, "time": time, "launch": 2, "error": error}
+
+
+def test_the_agents_conclusion_stands(tmp_path: Path) -> None:
+    AGENTS.write(tmp_path)
+    replace(AGENTS, launch=1, suspects=("n1",)).write(tmp_path)
+    put(tmp_path, "failures/rank-0.json", failure(0, "n1", "RuntimeError: No CUDA GPUs are available", 101.0))
+    found = conclude(tmp_path, None, None)
+    assert found is not None and found.by_agent
+    assert (found.found.kind, found.found.suspects, found.found.confidence) == (Kind.NODE, ("n2",), 0.78)
+    first = conclude(tmp_path, 1, None)
+    assert first is not None and first.found.suspects == ("n1",)
+    assert conclude(tmp_path, 9, None) is None and conclude(tmp_path / "none", None, None) is None
+
+
+def test_without_the_agents_word_the_records_are_asked(tmp_path: Path) -> None:
+    BEGUN.write(tmp_path)
+    assert conclude(tmp_path, None, None) is None  # it may still train: nothing is left that tells of an end
+    (tmp_path / "launches" / "3.json").write_text('{"launch": "three"}')  # not one
+    put(tmp_path, "failures/rank-0.json", failure(0, "n1", "RankLost: connection closed by rank 3 on n2", 102.0))
+    put(tmp_path, "failures/rank-3.json", failure(3, "n2", "RuntimeError: No CUDA GPUs are available", 101.0))
+    found = conclude(tmp_path, None, None)
+    assert found is not None and not found.by_agent
+    assert (found.found.kind, found.found.blamed) == (Kind.NODE, ("n2",))
+    assert found.document()["by"] == "evidence"
+
+
+def test_a_log_speaks_for_a_node_that_left_no_record(tmp_path: Path) -> None:
+    BEGUN.write(tmp_path)
+    put(tmp_path, "failures/rank-0.json", failure(0, "n1", "RankLost: connection closed", 102.0))
+    log = tmp_path / "workers" / "n2" / "rank-3.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("RuntimeError: CUDA error: uncorrectable ECC error encountered\n")
+    [told] = diagnose_files([log])
+    found = conclude(tmp_path, None, told.told)
+    assert found is not None and found.found.blamed == ("n2",)
+
+
+def test_the_schedulers_step_code_counts_where_all_else_is_silent(tmp_path: Path) -> None:
+    BEGUN.write(tmp_path)
+    found = conclude(tmp_path, None, None, lambda: 134)
+    assert found is not None and "SIGABRT" in found.found.summary
+    put(tmp_path, "failures/rank-3.json", failure(3, "n2", "KeyError: 'text'", 101.0))
+    asked: list[int] = []
+    conclude(tmp_path, None, None, lambda: asked.append(1))
+    assert asked == []
+
+
+def diagnosis(fault: FaultClass, step: NextStep, node: str | None = "n1", confidence: float = 0.6) -> Diagnosis:
+    line = QuotedLine("train.log", 7, "words", rank=1, node=node)
+    return Diagnosis(fault, step, confidence, line, (), (), 0, "A reason.")
+
+
+def of(kind: Kind, blamed: tuple[str, ...] = (), suspects: tuple[str, ...] = (), sure: float = 0.95) -> Conclusion:
+    return Conclusion(Attribution(kind, "what it says", sure, blamed, suspects), by_agent=True)
+
+
+@pytest.mark.parametrize(
+    ("fault", "step", "conclusion", "expected"),
+    [
+        (FaultClass.UNKNOWN, NextStep.RESUBMIT, of(Kind.NODE, ("n2",)), ("slurm_node_fail", "exclude_and_resubmit")),
+        (FaultClass.NCCL_TIMEOUT, NextStep.RESUBMIT, of(Kind.NODE, ("n2",)), ("nccl_timeout", "exclude_and_resubmit")),
+        # a death or an error of one rank excludes no node, whatever the log's words make of it
+        (FaultClass.GPU_HARDWARE, NextStep.EXCLUDE_AND_RESUBMIT, of(Kind.NODE, (), ("n2",)), ("gpu_hardware", "resubmit")),
+        (FaultClass.UNKNOWN, NextStep.PAGE, of(Kind.NODE, (), ("n2",)), ("unknown", "resubmit")),
+        (FaultClass.GPU_HARDWARE, NextStep.EXCLUDE_AND_RESUBMIT, of(Kind.SOFTWARE, (), ("n2",)), ("gpu_hardware", "fix_config")),
+        (FaultClass.UNKNOWN, NextStep.RESUBMIT, of(Kind.STORAGE), ("storage", "fix_storage")),
+        (FaultClass.UNKNOWN, NextStep.PAGE, of(Kind.OPERATOR, sure=1.0), ("clean_exit", "none")),
+        (FaultClass.SLURM_TIME_LIMIT, NextStep.RESUBMIT, of(Kind.OPERATOR, sure=1.0), ("slurm_time_limit", "resubmit")),
+        (FaultClass.CUDA_OOM, NextStep.FIX_CONFIG, of(Kind.UNKNOWN, (), ("n2",), 0.6), ("cuda_oom", "fix_config")),
+    ],
+)  # fmt: skip
+def test_class_of_the_log_and_blame_of_the_records(
+    fault: FaultClass, step: NextStep, conclusion: Conclusion, expected: tuple[str, str]
+) -> None:
+    found = joined(diagnosis(fault, step), conclusion)
+    assert (found.fault.value, found.step.value) == expected
+    assert "what it says" in found.explanation and found.confidence <= 0.9
+
+
+def test_the_node_is_the_conclusions() -> None:
+    victim = joined(diagnosis(FaultClass.NCCL_NETWORK, NextStep.RESUBMIT), of(Kind.NODE, ("n2",))).root_cause
+    assert victim is not None and (victim.node, victim.rank) == ("n2", None)
+    unplaced = joined(diagnosis(FaultClass.UNKNOWN, NextStep.PAGE, node=None), of(Kind.NODE, ("n2",))).root_cause
+    assert unplaced is not None and (unplaced.node, unplaced.rank) == ("n2", 1)
+    own = joined(diagnosis(FaultClass.STORAGE, NextStep.FIX_STORAGE), of(Kind.STORAGE)).root_cause
+    assert own is not None and (own.node, own.rank) == ("n1", 1)

@@ -1,0 +1,89 @@
+"""What is concluded of an attempt's launch: the agent's own conclusion, else the same attributors' on what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from tr11ops.diagnose.attribution.attributors import attribute
+from tr11ops.diagnose.attribution.evidence import Attribution, Conclusion, Evidence, Kind
+from tr11ops.diagnose.attribution.records import all_failures, read_marker, read_objects, read_ranks, read_reports
+from tr11ops.rundir.attempts import LaunchRecord
+from trainer.contract.end_marker import EndMarker
+
+
+def read_launch(attempt: Path, number: int | None) -> LaunchRecord | None:
+    """The record of a launch, of the last one where `number` is None; None where none can be read."""
+    found = []
+    for value in read_objects(attempt / "launches"):
+        try:
+            found.append(LaunchRecord.of({**value, "launch": int(value["launch"])}))
+        except (KeyError, TypeError, ValueError):
+            continue
+    wanted = [record for record in found if number is None or record.launch == number]
+    return max(wanted, key=lambda record: record.launch, default=None)
+
+
+def conclude(
+    attempt: Path, number: int | None, told: Evidence | None, step_code: Callable[[], int | None] = lambda: None
+) -> Conclusion | None:
+    """Who is to blame for the end of a launch (of the last one where `number` is None).
+
+    The agent's conclusion stands. Where the agent left none, the attributors are asked about the records in the
+    attempt's folder and what a log told beside them; None where neither tells of an end. `step_code` gives the derived
+    exit code of the job; it is asked only where it counts.
+    """
+    record = read_launch(attempt, number)
+    if record is None:
+        return None
+    agents = of_record(record)
+    if agents is not None:
+        return Conclusion(agents, by_agent=True)
+    left = evidence_left(attempt, record, told)
+    if not (left.srun or left.failures or left.marker or any(one.bad_checks for one in left.reports)):
+        left = replace(left, derived_exit_code=step_code())
+        if left.derived_exit_code is None:
+            return None
+    return Conclusion(attribute(left), by_agent=False)
+
+
+def of_record(record: LaunchRecord) -> Attribution | None:
+    """What the agent concluded of a launch; None where it came to nothing."""
+    if not record.summary or record.cause not in set(Kind):
+        return None
+    return Attribution(
+        Kind(record.cause),
+        record.summary,
+        record.confidence if record.confidence is not None else 0.5,
+        record.blamed,
+        record.suspects,
+        record.evidence,
+        record.fault,
+    )
+
+
+def evidence_left(attempt: Path, record: LaunchRecord, told: Evidence | None) -> Evidence:
+    """What is left of a launch whose agent said nothing; a log speaks for the nodes that left no record."""
+    failures = all_failures(attempt, record)
+    heard = {one.host for one in failures}
+    reports = read_reports(attempt, record.launch)
+    # one clock for all times: a log's are of the same hours, or no times at all, so they come after the records'
+    last = failures[-1].time if failures else 0.0
+    more = () if told is None else tuple(one for one in told.failures if one.host not in heard)
+    return Evidence(
+        record.nodes,
+        record.exit_status if record.exit_status is not None else 1,
+        marker=_marker(attempt, record.launch),
+        srun=() if told is None else told.srun,
+        failures=(*failures, *(replace(one, time=last + 1.0 + place) for place, one in enumerate(more))),
+        reports=reports,
+        ranks=read_ranks(attempt),
+    )
+
+
+def _marker(attempt: Path, launch: int) -> EndMarker | None:
+    try:
+        return read_marker(attempt, launch)
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,98 @@
+"""What a log tells of a launch, as evidence about its nodes. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import datetime
+from typing import NamedTuple
+
+from tr11ops.diagnose.attribution.evidence import Evidence, Failure
+from tr11ops.diagnose.attribution.srun import parse_lines
+from tr11ops.diagnose.lines import split_prefixes
+from tr11ops.diagnose.places import LaunchPlaces
+from tr11ops.diagnose.sighting import LogLaunch, Sighting, WorkerFailure
+from tr11ops.diagnose.signature import Role
+
+_SAYS_WHY = frozenset({Role.CAUSE, Role.DEATH, Role.SYMPTOM})
+_NOT_A_WORKERS = re.compile(r"^(?:srun|slurmstepd|slurmctld|slurmd)\b|^torch\.distributed\.elastic|^tr11: ")
+
+
+def evidence_of(launch: LogLaunch, places: LaunchPlaces) -> Evidence:
+    """The evidence in a log: srun's lines, the workers' own words with the nodes they are of, torchrun's reports.
+
+    Times are those of the lines where all have one, else their order counts: seconds or lines, only to be compared.
+    """
+    left = [one for one in launch.sightings if not launch.has_overcome(one)]
+    srun = parse_lines(body for one in left if (body := _body(one)).startswith(("srun: ", "slurmstepd: ")))
+    reports = [one for one in launch.reports if one.exit_code not in {None, -15}]
+    words, unplaced = _words(left, places)
+    has_times = all(_seconds(time) is not None for time in (*(one.origin.time for one, _ in words), *_times(reports)))
+
+    def moment(time: str | None, line: int) -> float:
+        seconds = _seconds(time) if has_times else None
+        return float(line) if seconds is None else seconds
+
+    failures = [
+        Failure(place.node, place.rank, moment(one.origin.time, one.line_number), _body(one)) for one, place in words
+    ]
+    spoke = {(one.host, one.rank) for one in failures}
+    for report in reports:
+        host = places.host_of(report)
+        number = -report.exit_code if report.exit_code is not None and report.exit_code < 0 else None
+        is_mute = (host, report.rank) not in spoke and not unplaced
+        if host is not None and (number is not None or is_mute):
+            failures.append(Failure(host, report.rank, moment(report.time, report.line_number), _told(report), number))
+    nodes = launch.nodes or tuple(dict.fromkeys([one.host for one in failures] + [n for s in srun for n in s.nodes]))
+    return Evidence(nodes, 1, srun=srun, failures=tuple(sorted(failures, key=lambda one: one.time)))
+
+
+class _Speaker(NamedTuple):
+    node: str
+    rank: int | None
+
+
+def _words(sightings: list[Sighting], places: LaunchPlaces) -> tuple[list[tuple[Sighting, _Speaker]], bool]:
+    """Workers' own words, each with its node; and whether there are others, of no one in particular.
+
+    The words of a single writer that does not say where it is are those of the first worker to fail.
+    """
+    found, unplaced = [], []
+    for one in sightings:
+        is_workers = not one.signature.family.startswith("slurm") and not _NOT_A_WORKERS.match(_body(one))
+        if one.signature.role not in _SAYS_WHY or not is_workers:
+            continue
+        quoted = places.quoted(one)
+        if quoted.node is not None:
+            found.append((one, _Speaker(quoted.node, quoted.rank)))
+        elif one.signature.role is Role.CAUSE:
+            unplaced.append(one)
+    if len(unplaced) == 1:
+        quoted = places.quoted(unplaced[0], is_root=True)
+        if quoted.node is not None:
+            return [*found, (unplaced[0], _Speaker(quoted.node, quoted.rank))], False
+    return found, bool(unplaced)
+
+
+def _told(report: WorkerFailure) -> str:
+    return report.said or f"the worker left with exit code {report.exit_code}"
+
+
+def _body(one: Sighting) -> str:
+    return split_prefixes(one.text)[1].strip()
+
+
+def _times(reports: list[WorkerFailure]) -> Iterator[str | None]:
+    return (report.time for report in reports)
+
+
+def _seconds(time: str | None) -> float | None:
+    """`MM-DD HH:MM:SS[.f]` as seconds within a year that has all days."""
+    if time is None:
+        return None
+    try:
+        form = "%Y-%m-%d %H:%M:%S.%f" if "." in time else "%Y-%m-%d %H:%M:%S"
+        moment = datetime.strptime(f"2020-{time[:21]}", form)
+    except ValueError:
+        return None
+    return (moment - datetime(2020, 1, 1)).total_seconds()
