@@ -40,7 +40,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class MissedWorker:
-    """A worker that was gone. `time`: when its agent missed it, by that node's clock. `how` it ended: the launcher's."""
+    """A worker that was gone. `time`: when its agent missed it, by that node's clock. `how` it ended."""
 
     rank: int
     time: float
