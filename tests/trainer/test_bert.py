@@ -225,6 +225,26 @@ def test_masked_words_are_gathered(length: int) -> None:
     assert torch.equal(marks.long(), expected)
 
 
+def test_the_order_of_sentences_can_be_left_out() -> None:
+    """Its head is kept, so that checkpoints have one form, and gets gradients of zero."""
+    config = tiny_bert(data={"binary_head": False}, optimizer={"weight_decay": 0.0})
+    ((plain, order, start),) = run_ranks(left_out, 1, config)
+    assert abs(plain - 4.16) < 0.1  # ln 64 alone
+    assert torch.equal(order, start)
+
+
+def left_out(config: TrainerConfig) -> tuple[float, Tensor, Tensor]:
+    """Loss of one step, and the weight of the order's head after it and before."""
+    mesh = Mesh.create(config.parallel, CPU)
+    engine = Engine.build(config, mesh)
+    weight = dict(engine.named_parameters())["heads.order.weight"]
+    start = weight.detach().clone()
+    found = engine.train_step(bert_batches(config, mesh, 0, 8), 8).loss
+    after = weight.detach().clone()
+    engine.close()
+    return found, after, start
+
+
 def test_room_for_masked_words_has_few_sizes() -> None:
     config = tiny_bert(model={"sequence_length": 64})
     rooms = [BERT.prepared(bert_samples(config, step, 8), 64, config)[1][0].numel() for step in range(20)]

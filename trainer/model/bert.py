@@ -91,7 +91,10 @@ class BertFamily(Family):
         places[: found.numel()] = found
         wanted = torch.full_like(places, IGNORED)
         wanted[: found.numel()] = words[found]
-        return (text.contiguous(), marks.contiguous()), (places, wanted, micro_batch["is_random"])
+        swapped = micro_batch["is_random"]
+        if not config.data.binary_head:
+            swapped = torch.full_like(swapped, IGNORED)
+        return (text.contiguous(), marks.contiguous()), (places, wanted, swapped)
 
     def tokens(self, micro_batch: Any) -> Tensor:
         """The text, with its masks."""

@@ -79,7 +79,8 @@ class PretrainingHead(LanguageModelHead):
         """Mean cross-entropy of the masked words, plus that of the order; an fp32 scalar, alike on all tensor ranks.
 
         `labels`: places of tokens among batch x sequence [places], the words there [places] (below zero: not counted),
-        and whether the sentences were swapped [batch]. Raises RuntimeError unless `attach` made `hidden` just before.
+        and whether the sentences were swapped [batch], below zero where that is not asked. Raises RuntimeError unless
+        `attach` made `hidden` just before.
         """
         if self._waiting is None:
             raise RuntimeError("loss() needs hidden states that attach() has just prepared")
@@ -120,14 +121,20 @@ class PretrainingHeads(nn.Module):
 
 
 class _OrderLoss(torch.autograd.Function):
-    """Adds the cross-entropy of logits [batch, 2] to a loss. Their gradient waits in the slot, as the weight's does."""
+    """Adds the cross-entropy of logits [batch, 2] to a loss. Their gradient waits in the slot, as the weight's does.
+
+    What is wanted below zero does not count; of a micro batch where none does nothing is added, and gradients are zero.
+    """
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, logits: Tensor, wanted: Tensor, slot: Slot) -> Tensor:
         logarithms = torch.log_softmax(logits.float(), dim=1)
         ctx.slot, ctx.dtype = slot, logits.dtype
-        ctx.gradient = (logarithms.exp() - functional.one_hot(wanted, 2)) / len(wanted)
-        return loss + functional.nll_loss(logarithms, wanted)
+        shares = (wanted >= 0).float()
+        shares /= shares.sum().clamp(min=1)
+        right = functional.one_hot(wanted.clamp(min=0), 2)
+        ctx.gradient = (logarithms.exp() - right) * shares.unsqueeze(1)
+        return loss - (logarithms * right * shares.unsqueeze(1)).sum()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
