@@ -24,6 +24,7 @@ from trainer.contract.checkpoints import CheckpointError
 from trainer.contract.files import write_json
 from trainer.control.resume import load_weights
 from trainer.data.errors import DataError
+from trainer.data.rows import MicroBatch, NextTokenRow, RowFormat
 from trainer.data.samples import open_samples
 from trainer.engine import Engine, init_distributed
 from trainer.parallel.mesh import Mesh, worker_device
@@ -34,7 +35,10 @@ WINDOWS_BETWEEN_REPORTS = 16  # of each replica
 
 
 class Windows(Protocol):
-    """A list of token windows: `read` fills one row of sequence_length + 1 ids."""
+    """Samples by number: `read` fills one row, of which `row` says what it holds."""
+
+    @property
+    def row(self) -> RowFormat: ...
 
     def __len__(self) -> int: ...
 
@@ -46,6 +50,11 @@ class TokenWindows:
     """Windows from an integer array [n, sequence_length + 1]."""
 
     tokens: np.ndarray
+
+    @property
+    def row(self) -> NextTokenRow:
+        """Tokens that follow each other."""
+        return NextTokenRow(self.tokens.shape[1] - 1)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -89,9 +98,7 @@ def read_windows(path: Path, sequence_length: int, rows: int) -> TokenWindows:
     return TokenWindows(tokens)
 
 
-def evaluate(
-    engine: Engine, windows: Windows, count: int, sequence_length: int, report: Callable[[int], None]
-) -> list[float]:
+def evaluate(engine: Engine, windows: Windows, count: int, report: Callable[[int], None]) -> list[float]:
     """The loss of each of the first `count` windows, the same list on every rank. Collective.
 
     `engine` must have a micro batch of one. `report` hears how many windows are done.
@@ -101,7 +108,7 @@ def evaluate(
     for first in range(0, rounds, WINDOWS_BETWEEN_REPORTS):
         size = min(WINDOWS_BETWEEN_REPORTS, rounds - first)
         mine = [(first + turn) * mesh.data + mesh.data_rank for turn in range(size)]
-        found = engine.evaluate_each(_batches(windows, mine, count, sequence_length), size)
+        found = engine.evaluate_each(_batches(windows, mine, count), size)
         everywhere: list[list[float]] = [[] for _ in range(mesh.world_size)]
         dist.all_gather_object(everywhere, found, group=mesh.cpu_group)
         for replica in range(mesh.data):
@@ -113,14 +120,11 @@ def evaluate(
     return losses
 
 
-def _batches(
-    windows: Windows, indices: list[int], count: int, sequence_length: int
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def _batches(windows: Windows, indices: list[int], count: int) -> Iterator[MicroBatch]:
     for index in indices:
-        row = np.empty((1, sequence_length + 1), dtype=np.int64)
-        windows.read(min(index, count - 1), row[0])
-        window = torch.from_numpy(row)
-        yield window[:, :-1].contiguous(), window[:, 1:].contiguous()
+        rows = np.empty((1, windows.row.length), dtype=np.int64)
+        windows.read(min(index, count - 1), rows[0])
+        yield windows.row.micro_batch(torch.from_numpy(rows))
 
 
 def run(options: argparse.Namespace) -> None:
@@ -145,7 +149,7 @@ def run(options: argparse.Namespace) -> None:
     windows, count, source = _windows(config, options, mesh, engine)
     step = load_weights(config, mesh, engine, options.checkpoint, say)
     length = config.model.sequence_length
-    losses = evaluate(engine, windows, count, length, lambda done: say(f"evaluated {done} of {count} windows"))
+    losses = evaluate(engine, windows, count, lambda done: say(f"evaluated {done} of {count} windows"))
     mean = math.fsum(losses) / count
     if rank == 0:
         perplexity = math.exp(min(20.0, mean)) if math.isfinite(mean) else math.nan
@@ -171,6 +175,9 @@ def _for_evaluation(config: TrainerConfig, options: argparse.Namespace, world_si
     value["parallel"]["virtual_stages"] = 1
     value["evaluation"]["iterations"] = -(-wanted // data_parallel) if options.split else 0
     value["curriculum"] = None
+    # The batch is another one, so what is counted in steps is another length; no step is made here.
+    value["batch"]["train_iterations"] = None
+    value["schedule"].update(decay_iterations=None, warmup_iterations=None)
     return TrainerConfig.model_validate(value)
 
 
@@ -179,6 +186,8 @@ def _windows(
 ) -> tuple[Windows, int, str]:
     """What is evaluated, how many windows of it, and its name. Collective. Raises DataError."""
     if options.tokens is not None:
+        if config.model.family != "gpt":
+            raise DataError(f"{options.tokens}: windows of tokens are a GPT's samples, not a {config.model.family}'s")
         windows = read_windows(options.tokens, config.model.sequence_length, config.tokenizer.padded_vocabulary_size)
         count = min(options.samples or len(windows), len(windows))
         return windows, count, str(options.tokens)
@@ -188,7 +197,7 @@ def _windows(
     if name not in names:
         raise DataError(f"--split {options.split}: there is no such data; this card has {', '.join(names)}")
     if not engine.needs_data:
-        return _NoWindows(), options.samples or _default_count(config), name
+        return _NoWindows(NextTokenRow(config.model.sequence_length)), options.samples or _default_count(config), name
     source = samples.source(name)
     count = min(options.samples or _default_count(config), len(source))
     return source, count, name
@@ -198,8 +207,11 @@ def _default_count(config: TrainerConfig) -> int:
     return config.evaluation.iterations * config.batch.global_batch_size
 
 
+@dataclass(frozen=True)
 class _NoWindows:
     """What a rank of an inner stage reads: nothing."""
+
+    row: RowFormat
 
     def __len__(self) -> int:
         return 0

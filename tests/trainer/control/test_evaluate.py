@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,11 @@ import torch
 from tests.trainer.cases import CPU, VOCABULARY, tiny
 from tests.trainer.spawn import run_ranks
 from trainer.config.card import TrainerConfig
-from trainer.control.evaluate import evaluate, read_windows
+from trainer.control.evaluate import _for_evaluation, evaluate, read_windows
 from trainer.data.errors import DataError
 from trainer.engine import Engine
 from trainer.parallel.mesh import Mesh
+from trainer.schedule.card_rules import cross_problems
 
 
 def losses_of(config: TrainerConfig, file: Path) -> tuple[list[float], list[int]]:
@@ -24,7 +26,7 @@ def losses_of(config: TrainerConfig, file: Path) -> tuple[list[float], list[int]
     engine = Engine.build(one, mesh, for_training=False)
     windows = read_windows(file, one.model.sequence_length, VOCABULARY)
     heard: list[int] = []
-    found = evaluate(engine, windows, len(windows), one.model.sequence_length, heard.append)
+    found = evaluate(engine, windows, len(windows), heard.append)
     engine.close()
     return found, heard
 
@@ -66,3 +68,15 @@ def test_a_file_that_is_no_array(tmp_path: Path) -> None:
     (tmp_path / "windows.npy").write_bytes(b"not an array")
     with pytest.raises(DataError, match=r"cannot be read as an \.npy array"):
         read_windows(tmp_path / "windows.npy", 16, VOCABULARY)
+
+
+def test_a_card_that_counts_in_steps_is_evaluated() -> None:
+    """Its batch is another one then: what it says in steps must not be held against it."""
+    value = tiny().model_dump(mode="json")
+    value["batch"] |= {"train_iterations": 10, "train_samples": 160}
+    value["schedule"] |= {"decay_iterations": 9, "warmup_iterations": 2}
+    config = TrainerConfig.model_validate(value)
+    assert cross_problems(config, 1) == []
+    changed = _for_evaluation(config, Namespace(split="valid", samples=5), 1)
+    assert cross_problems(changed, 1) == []
+    assert (changed.batch.train_samples, changed.evaluation.iterations) == (160, 5)
