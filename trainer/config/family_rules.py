@@ -1,4 +1,4 @@
-"""What a card may say of models of other families than GPT. Pure."""
+"""What a card may not say of a family's models. Pure."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from trainer.config.stage_units import units_of
 
 
 def family_problems(config: TrainerConfig) -> Iterator[Problem]:
-    """Keys that mean something for a GPT alone."""
+    """Of a BERT: keys that mean something for a GPT alone."""
     model = config.model
-    if model.family == "gpt":
+    if model.family != "bert":
         return
     if model.position_embedding != "absolute":
         rule = f'has no meaning with model.family = "{model.family}": its positions are learned'

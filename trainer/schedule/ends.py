@@ -27,7 +27,7 @@ class ModelEnds:
 
 def ends_of(model: ModelSection, padded_vocabulary_size: int) -> ModelEnds:
     """The ends of this model."""
-    if model.family == "gpt":
+    if model.family != "bert":
         return ModelEnds()
     hidden = model.hidden_size
     return ModelEnds(
@@ -40,4 +40,4 @@ def ends_of(model: ModelSection, padded_vocabulary_size: int) -> ModelEnds:
 
 def predicted_tokens(model: ModelSection, tokens: int) -> int:
     """Of so many tokens those that have logits."""
-    return tokens if model.family == "gpt" else max(1, round(tokens * MASKED_SHARE))
+    return max(1, round(tokens * MASKED_SHARE)) if model.family == "bert" else tokens
