@@ -95,14 +95,19 @@ def _screen(
     yield ""
     yield from text_plot(curves, WIDTH, PLOT_LINES)
     yield ""
-    letters = ascii_uppercase[: len(courses)]
+    yield from comparison_lines(compared, axis)
+
+
+def comparison_lines(compared: CurveComparison, axis: str) -> Iterator[str]:
+    """The table, a column for each run by its letter, and a sentence for each run but the first."""
+    letters = ascii_uppercase[: len(compared.names)]
     head = [axis, *letters, *(f"{letter}-A" for letter in letters[1:])]
     table = [head, *(comparison_cells(compared, index, axis) for index in range(len(compared.rows)))]
     widths = [max(len(row[column]) for row in table) for column in range(len(head))]
     for row in table:
         yield "  ".join(f"{text:>{width}}" for text, width in zip(row, widths, strict=True))
     yield ""
-    for index in range(1, len(courses)):
+    for index in range(1, len(compared.names)):
         yield from textwrap.wrap(compared.sentence(index, axis), WIDTH)
 
 
@@ -111,8 +116,15 @@ def _document(courses: Sequence[NamedCourse], compared: CurveComparison, axis: s
         "schema": SCHEMA,
         "by": axis,
         "value": value,
-        "lines": compared.lines,
         "runs": [{"name": course.name, "file": str(course.path)} for course in courses],
+        **comparison_document(compared, axis),
+    }
+
+
+def comparison_document(compared: CurveComparison, axis: str) -> dict[str, object]:
+    """A comparison for a machine: what `--json` has beside the names of the runs."""
+    return {
+        "lines": compared.lines,
         "rows": [
             {
                 "x": row.x,
@@ -124,5 +136,5 @@ def _document(courses: Sequence[NamedCourse], compared: CurveComparison, axis: s
             for row in compared.rows
         ],
         "reached": list(compared.reached),
-        "sentences": [compared.sentence(index, axis) for index in range(1, len(courses))],
+        "sentences": [compared.sentence(index, axis) for index in range(1, len(compared.names))],
     }

@@ -46,6 +46,7 @@ GROUPS: Mapping[str, Mapping[str, LazyCommand]] = {
     },
     "Run": {
         "launch": LazyCommand("launch", "launch", "Check a run card and submit it: --array 1-10 for ten tasks."),
+        "sweep": LazyCommand("sweep", "app", "A study: a card's keys varied, as one array; compare.", is_group=True),
         "train": LazyCommand("train", "train", "Train here and now, without a scheduler."),
         "pause": LazyCommand("pause", "pause", "Stop after this task: queued jobs are held."),
         "resume": LazyCommand("resume", "resume", "Let a stopped or paused run go on."),
@@ -154,6 +155,8 @@ def load(name: str) -> Any:
         single.command(name, cls=PageCommand, help=flowing(target.__doc__ or ""))(with_run_options(target))
         return typer.main.get_command(single)
     target.info.cls, target.info.help = PageGroup, flowing(target.info.help)
+    if target.registered_callback is not None:  # the group is a command of its own
+        target.registered_callback.callback = with_run_options(target.registered_callback.callback)
     for command in target.registered_commands:
         command.callback, command.cls = with_run_options(command.callback), PageCommand
         command.help = flowing(command.help or command.callback.__doc__ or "")

@@ -43,7 +43,8 @@ def show_differences(main: RunCard, other: RunCard) -> None:
 def keep_card(job: LaunchJob, main: RunCard) -> None:
     """Write the rehearsal's own card beside its run, for `tr11 status` and all other commands."""
     path = job.directory.root / CARD_FILE
-    write_text(path, card_text(job.card, main.run.name))
+    head = f"The rehearsal of {main.run.name}, written by `tr11 launch --rehearse`; it is written again each time."
+    write_text(path, card_text(job.card, head))
     say(f"its card, for status, logs and kill: --run {path}")
 
 

@@ -44,6 +44,7 @@ from tr11ops.cluster.local_rules import (
 )
 from tr11ops.cluster.local_store import LocalStore, default_folder, nodes_from_environment
 from tr11ops.cluster.local_view import find_job, submission_jobs
+from tr11ops.cluster.task_marks import tasks_apart
 from trainer.contract.files import login_name
 
 START_PATIENCE_SECONDS = 10.0
@@ -134,7 +135,7 @@ class LocalScheduler:
         """All jobs of the folder, those that ended within `keep_seconds` too."""
         recover(self.store)
         oldest = time.time() - self.store.settings().keep_seconds
-        return tuple(
+        return tasks_apart(
             job
             for submission in self.store.everything()
             if name in {None, submission.request.name} and user in {None, submission.user}
@@ -156,7 +157,9 @@ class LocalScheduler:
         if submission.is_over and submission.end_time < time.time() - self.store.settings().keep_seconds:
             return None
         one_task = next(iter(reference.tasks)) if reference.tasks is not None and len(reference.tasks) == 1 else None
-        return find_job(submission, one_task)
+        job = find_job(submission, one_task)
+        apart = () if job is None else tasks_apart((job,))
+        return apart[0] if len(apart) == 1 else job
 
     def nodes(self) -> tuple[Node, ...]:
         """The simulated nodes; each shows the whole machine's processors and memory."""

@@ -28,6 +28,7 @@ from tr11ops.cluster.slurm_command import (
     client_environment,
     run_command,
 )
+from tr11ops.cluster.task_marks import tasks_apart
 
 _UNREACHABLE = re.compile(
     r"unable to (contact|connect)|timed out|connection (refused|reset|failure)|communication|zero bytes|"
@@ -90,7 +91,7 @@ class SlurmScheduler:
         found = self._jobs_as_table(name, user) if self._has_table and name else None
         if found is None or any(map(_is_merged, found)):
             found = tuple(self._records())
-        return tuple(job for job in found if name in (None, job.name) and user in (None, job.user))
+        return tasks_apart(job for job in found if name in (None, job.name) and user in (None, job.user))
 
     def _jobs_as_table(self, name: str, user: str | None) -> tuple[Job, ...] | None:
         filters = [f"--name={name}", *([f"--user={user}"] if user else [])]
@@ -107,6 +108,12 @@ class SlurmScheduler:
 
         For an array's id it is the record of the waiting tasks, or of the last task once all have started.
         """
+        found = self._job(job_id)
+        apart = () if found is None else tasks_apart((found,))
+        return apart[0] if len(apart) == 1 else found
+
+    def _job(self, job_id: str) -> Job | None:
+        """As `job`, as Slurm has it."""
         wanted = _plain_id(job_id)
         base, _, task = wanted.partition("_")
         task_number = int(task) if task.isdigit() else None
@@ -180,7 +187,7 @@ class SlurmScheduler:
         ends with 0 (seen in 22.05): it gets its other name first.
         """
         wanted = _plain_id(job_id)
-        found = self.job(wanted) if wanted.isdecimal() else None
+        found = self._job(wanted) if wanted.isdecimal() else None
         if found is not None and found.array_id not in {None, wanted} and found.task_id is not None:
             wanted = f"{found.array_id}_{found.task_id}"
         self._ask(["scancel", wanted])

@@ -111,11 +111,9 @@ def flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def card_text(card: RunCard, of: str) -> str:
-    """The card as a file of its own, for `tr11 status --run FILE` and all other commands."""
-    tables = card.model_dump(mode="json", exclude_defaults=True)
-    head = [f"The rehearsal of {of}, written by `tr11 launch --rehearse`; it is written again each time."]
-    return write_card(_escaped(tables, ()), {}, head)
+def card_text(card: RunCard, head: str) -> str:
+    """The card as a file of its own, for `tr11 status --run FILE` and all other commands; `head` is its first line."""
+    return write_card(_escaped(card.model_dump(mode="json", exclude_defaults=True), ()), {}, [head])
 
 
 def _escaped(value: Any, key: tuple[str, ...]) -> Any:

@@ -149,8 +149,27 @@ def submit(
     SubmissionUnknown when its answer was lost and the job is not found by its comment, OSError when the run directory
     cannot be written to.
     """
+    record = record_before(plan, scheduler.name, card_toml=card_toml, user=user, why=why, chain=chain, left=left)
+    try:
+        job_id = scheduler.submit(plan.request)
+    except SchedulerUnreachable as error:
+        found = look_up(plan.tag, scheduler, pause)
+        if found is None:
+            record_lost(plan.directory, record, error)
+            raise SubmissionUnknown(plan.tag, str(error)) from None
+        job_id = found
+    except SchedulerError as error:
+        record_refused(plan.directory, record, error)
+        raise
+    return record_taken(plan.directory, record, job_id, why)
+
+
+# ----------------------------------------------------------------------------- the record, before and after
+def record_before(
+    plan: LaunchPlan, scheduler: str, *, card_toml: str, user: str, why: str = "", chain: str = "", left: int = 0
+) -> Submission:
+    """Keep what is about to be sent, and that it is. Raises OSError when the run directory cannot be written to."""
     directory, request = plan.directory, plan.request
-    journal = Journal(directory.journal)
     paths = directory.submission(plan.tag)
     write_text(paths.script, request.script)
     keep_inputs(paths, card_toml, plan.card)
@@ -161,27 +180,31 @@ def submit(
     record = replace(_record(plan, scheduler, user), chain=chain, left=left)
     directory.write_submission(replace(record, note=BEING_SUBMITTED))
     keep_reserve(directory)
-    said = {"tag": plan.tag, "array": request.array, "nodes": request.nodes, "scheduler": scheduler.name}
+    said = {"tag": plan.tag, "array": request.array, "nodes": request.nodes, "scheduler": scheduler}
     if plan.card["data"]["on_resume"] == "switch":
         said["data_on_resume"] = "switch"
-    journal.write("launch", why, said, user)
-    try:
-        job_id = scheduler.submit(request)
-    except SchedulerUnreachable as error:
-        found = _look_up(plan.tag, scheduler, pause)
-        if found is None:
-            directory.write_submission(replace(record, note=f"the scheduler's answer was lost: {error}"))
-            journal.write("launch-unknown", str(error), {"tag": plan.tag}, user)
-            raise SubmissionUnknown(plan.tag, str(error)) from None
-        job_id = found
-    except SchedulerError as error:
-        paths.record.unlink(missing_ok=True)
-        journal.write("launch-refused", str(error), {"tag": plan.tag}, user)
-        raise
+    Journal(directory.journal).write("launch", why, said, user)
+    return record
+
+
+def record_taken(directory: RunDirectory, record: Submission, job_id: str, why: str = "") -> Submission:
+    """The scheduler has taken it as job `job_id`; returns the record that says so. Raises OSError."""
     done = replace(record, job_id=job_id)
     directory.write_submission(done)
-    journal.write("submitted", why, {"tag": plan.tag, "job_id": job_id}, user)
+    Journal(directory.journal).write("submitted", why, {"tag": record.tag, "job_id": job_id}, record.user)
     return done
+
+
+def record_refused(directory: RunDirectory, record: Submission, error: SchedulerError) -> None:
+    """The scheduler has not taken it: there is no such submission. Raises OSError."""
+    directory.submission(record.tag).record.unlink(missing_ok=True)
+    Journal(directory.journal).write("launch-refused", str(error), {"tag": record.tag}, record.user)
+
+
+def record_lost(directory: RunDirectory, record: Submission, error: SchedulerError) -> None:
+    """No one knows whether it was taken. Raises OSError."""
+    directory.write_submission(replace(record, note=f"the scheduler's answer was lost: {error}"))
+    Journal(directory.journal).write("launch-unknown", str(error), {"tag": record.tag}, record.user)
 
 
 def settle(
@@ -217,12 +240,12 @@ def settle(
         raise LaunchBusy(f"job {', '.join(arrived)} of an earlier launch has just come: look with `tr11 status`")
 
 
-def _record(plan: LaunchPlan, scheduler: Scheduler, user: str) -> Submission:
+def _record(plan: LaunchPlan, scheduler: str, user: str) -> Submission:
     request = plan.request
     return Submission(
         tag=plan.tag,
         job_id=None,
-        scheduler=scheduler.name,
+        scheduler=scheduler,
         time=time.time(),
         user=user,
         host=host_name(),
@@ -236,7 +259,7 @@ def _record(plan: LaunchPlan, scheduler: Scheduler, user: str) -> Submission:
     )
 
 
-def _look_up(tag: str, scheduler: Scheduler, pause: Callable[[float], None]) -> str | None:
+def look_up(tag: str, scheduler: Scheduler, pause: Callable[[float], None] = time.sleep) -> str | None:
     """The job that carries a tag, once the scheduler answers again; None when it does not, or has no such job.
 
     A submission whose answer was lost may have been taken all the same (measured on Slurm 22.05).

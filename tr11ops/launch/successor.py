@@ -84,7 +84,7 @@ def _why_leave(job: BatchJob, record: Submission) -> str:
         other = job.scheduler.job(str(record.job_id))
     except SchedulerError:
         return ""  # the lease on the checkpoints keeps the two apart
-    if other is None or other.state.is_final:
+    if other is None or other.state.is_final or other.raw_id == job.number:  # a task by its two names
         return ""
     return f"job {record.job_id} of the same submission is {other.state.lower()}"
 

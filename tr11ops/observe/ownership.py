@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tr11ops.base.observed import Observed, Unknown, known
-from tr11ops.cluster.base import Job, Scheduler
+from tr11ops.cluster.base import Job, Overview
 from tr11ops.cluster.parts import array_number
+from tr11ops.cluster.task_marks import is_cell
 from tr11ops.observe.files import read_submissions
 from tr11ops.rundir.paths import DAMAGED, RunDirectory, Submission, parse_comment
 
@@ -65,13 +66,13 @@ class Ownership:
         return self._is_recorded(job) or self._works_here(job)
 
     def split(self, jobs: Iterable[Job]) -> tuple[tuple[Job, ...], tuple[Job, ...]]:
-        """Jobs of this run, and others of its name."""
+        """Jobs of this run, and others of its name; the cells of a sweep have one name, and are known to be others."""
         ours: list[Job] = []
         namesakes: list[Job] = []
         for job in jobs:
             if self.has(job):
                 ours.append(job)
-            elif job.name == self._directory.paths.name:
+            elif job.name == self._directory.paths.name and not is_cell(job.comment):
                 namesakes.append(job)
         return tuple(ours), tuple(namesakes)
 
@@ -111,7 +112,7 @@ class OwnJobs:
     doubt: str = ""
 
 
-def read_own_jobs(directory: RunDirectory, scheduler: Scheduler, array_id: str | None = None) -> OwnJobs:
+def read_own_jobs(directory: RunDirectory, scheduler: Overview, array_id: str | None = None) -> OwnJobs:
     """Ask for the run's jobs, and read whose they are. Raises SchedulerError.
 
     Where submissions cannot be read, a job of the run's name without a mark may be one of them: that is unknown.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tr11ops.base.observed import Unknown, cause, known, observed
 from tr11ops.base.units import counted
-from tr11ops.cluster.base import Job, JobState, Scheduler, SchedulerError
+from tr11ops.cluster.base import Job, JobState, Overview, Scheduler, SchedulerError
 from tr11ops.observe.derived import finish_time, newest_marker
 from tr11ops.observe.files import read_attempts, read_checkpoints, read_heartbeats, read_steps
 from tr11ops.observe.foreground import foreground_trainings
@@ -63,7 +63,7 @@ class StopView:
         return None if self.iteration is None else self.iteration - (self.checkpoint or 0)
 
 
-def look(card: RunCard, directory: RunDirectory, scheduler: Scheduler) -> StopView:
+def look(card: RunCard, directory: RunDirectory, scheduler: Overview) -> StopView:
     """Look at the run. A scheduler that does not answer leaves a doubt: the switch works without it."""
     doubt, found = "", OwnJobs()
     try:

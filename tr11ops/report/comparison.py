@@ -11,17 +11,25 @@ from tr11ops.report.charts.lines import Curve, Panel, Readout, line_chart, numbe
 from tr11ops.report.charts.scale import Scale
 from tr11ops.report.page import Column, Page, ReportSection, Table, table
 
-COLOURS = ("blue", "orange", "green", "purple", "grey")
+COLOURS = ("blue", "orange", "green", "purple", "grey", "red", "teal", "brown")
 MOST_POINTS = 400  # of a curve
 
 
 def page_of_comparison(curves: Sequence[RunCurve], compared: CurveComparison, axis: str, value: str, made: str) -> Page:
     """`made` says when the page was made."""
     sentences = tuple(compared.sentence(index, axis) for index in range(1, len(curves)))
-    title = f"{value} by {axis}"
+    sections = (
+        ReportSection("curves", f"{value} by {axis}", sentences[1:], (comparison_chart(curves, axis, value),)),
+        ReportSection("table", "Side by side", (_means(compared),), table=comparison_table(compared, axis)),
+    )
+    return page_of_sections(" against ".join(compared.names), sentences[0], sections, made)
+
+
+def page_of_sections(name: str, sentence: str, sections: Sequence[ReportSection], made: str) -> Page:
+    """A page that is about no one run's state: a title, a sentence, and sections."""
     return Page(
-        name=" against ".join(compared.names),
-        sentence=sentences[0],
+        name=name,
+        sentence=sentence,
         verdict="",
         verdict_class="",
         answer="",
@@ -29,15 +37,23 @@ def page_of_comparison(curves: Sequence[RunCurve], compared: CurveComparison, ax
         share=None,
         progress="",
         tiles=(),
-        sections=(
-            ReportSection("curves", title, sentences[1:], (_chart(curves, axis, value),)),
-            ReportSection(
-                "table", "Side by side", (f"Means of the last {compared.lines} lines up to each place.",),
-                table=comparison_table(compared, axis),
-            ),
-        ),
+        sections=tuple(sections),
         footer=(f"Made by tr11 {made}.", "This page needs no network: everything is inside the file."),
+    )
+
+
+def comparison_section(
+    curves: Sequence[RunCurve], compared: CurveComparison, axis: str, value: str, key: str
+) -> ReportSection:
+    """Curves over one axis, and their table; `key` is the section's own name in its page."""
+    return ReportSection(
+        key, f"{value} by {axis}", (_means(compared),), (comparison_chart(curves, axis, value, key),),
+        table=comparison_table(compared, axis),
     )  # fmt: skip
+
+
+def _means(compared: CurveComparison) -> str:
+    return f"Means of the last {compared.lines} lines up to each place."
 
 
 def comparison_table(compared: CurveComparison, axis: str) -> Table | None:
@@ -57,14 +73,14 @@ def comparison_cells(compared: CurveComparison, index: int, axis: str) -> list[s
     return [axis_text(row.x, axis), *levels, *differences]
 
 
-def _chart(curves: Sequence[RunCurve], axis: str, value: str) -> str:
+def comparison_chart(curves: Sequence[RunCurve], axis: str, value: str, key: str = "comparison") -> str:
     """Two panels: means of stretches, and what was highest in each, so that no spike is lost among the means."""
     scale = Scale.over(place for curve in curves for place in (curve.x[0], curve.x[-1]))
     panels = [_panel(value, curves, _mean), _panel(f"{value}, the highest of each stretch", curves, max)]
     places = sorted({point[0] for curve in panels[0].curves for point in curve.points if point is not None})
     rows = [(x, (axis_text(x, axis), *(_shown(curve.level(x, 1).mean) for curve in curves))) for x in places]
     ticks = [(place, axis_text(place, axis)) for place in scale.ticks(7)]
-    return line_chart("comparison", panels, scale, ticks, Readout((axis, *(curve.name for curve in curves)), rows))
+    return line_chart(key, panels, scale, ticks, Readout((axis, *(curve.name for curve in curves)), rows))
 
 
 def _panel(title: str, curves: Sequence[RunCurve], summary: Callable[[Sequence[float]], float]) -> Panel:

@@ -21,12 +21,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from tr11ops.cluster.task_marks import COMMENT_PREFIX
 from trainer.contract.files import write_atomically, write_json
 from trainer.contract.paths import RunPaths, checkpoint_steps
 from trainer.contract.sharing import make_shared
 from trainer.contract.state_file import DamagedFile, read_json, set_aside
 
-COMMENT_PREFIX = "tr11:"
 SUBMISSION_SCHEMA = 1
 DAMAGED = "damaged: "  # begins the note of a submission whose record cannot be read any more
 _TAG = re.compile(r"\d{8}-\d{6}-[0-9a-f]{8}")

@@ -1,0 +1,188 @@
+"""How a study is found and shown: its cells in a table, once or again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tr11ops.base.units import finite
+from tr11ops.cli.common import CLUSTERS, Refusal, directory_of, in_time, looking, open_scheduler, read_card
+from tr11ops.cli.terminal import drawing_console
+from tr11ops.cluster.base import SchedulerError
+from tr11ops.sweep.grid import SweepError
+from tr11ops.sweep.look import CellProgress, CellState, NoScheduler, OneLook, look_at_cell
+from tr11ops.sweep.manifest import CARD, FILE, SweepManifest, require_manifest
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from tr11ops.cluster.base import Scheduler
+    from tr11ops.runcard.card import RunCard
+
+SCHEMA = 1
+WATCH_SECONDS = 5.0
+_STYLES = {
+    CellState.DONE: "green", CellState.RUNNING: "cyan", CellState.QUEUED: "cyan", CellState.STOPPED: "yellow",
+    CellState.FAILED: "bold red", CellState.NEW: "yellow", CellState.UNKNOWN: "magenta",
+}  # fmt: skip
+
+FolderArgument = Annotated[
+    Path, typer.Argument(metavar="[FOLDER]", show_default=False, help="Folder of the study [this one].")
+]
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """What a study refuses, as a command's refusal."""
+    try:
+        yield
+    except SweepError as error:
+        raise Refusal(str(error), error.exit_code) from None
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study on disk: its folder, its manifest, and each cell's card by name."""
+
+    folder: Path
+    manifest: SweepManifest
+    cards: dict[str, RunCard]
+
+    def card_text(self, name: str) -> str:
+        """The card of a cell as it is written. Raises OSError."""
+        return (self.folder / name / CARD).read_text(encoding="utf-8")
+
+
+def open_study(folder: Path) -> Study:
+    """Read the study in a folder. Raises SweepError, Refusal, CardError for a cell's card, OSError."""
+
+    def read() -> Study:
+        place = folder.absolute()
+        if not place.is_dir():
+            raise Refusal(f"{folder}: is not a folder; name one that holds a {FILE}", exit_code=2)
+        manifest = require_manifest(place)
+        cards = {cell.name: read_card(str(place / cell.name / CARD)) for cell in manifest.cells}
+        return Study(place, manifest, cards)
+
+    return in_time(read)
+
+
+@dataclass(frozen=True)
+class StudyLook:
+    """A study at one moment. `scheduler` is None where there is none, and `no_scheduler` says why."""
+
+    study: Study
+    cells: tuple[CellProgress, ...]
+    scheduler: Scheduler | None
+    no_scheduler: str = ""
+
+    @property
+    def exit_code(self) -> int:
+        """1 where a cell failed, else 3 where one could not be seen."""
+        states = {cell.state for cell in self.cells}
+        return 1 if CellState.FAILED in states else 3 if CellState.UNKNOWN in states else 0
+
+    def document(self) -> dict[str, object]:
+        """For --json."""
+        manifest = self.study.manifest
+        return {
+            "schema": SCHEMA,
+            "name": manifest.name,
+            "directory": str(self.study.folder),
+            "user": manifest.user,
+            "rule": manifest.rule,
+            "exit_code": self.exit_code,
+            "cells": [{**cell_values(cell), "settings": one.settings}
+                      for cell, one in zip(self.cells, manifest.cells, strict=True)],
+        }  # fmt: skip
+
+    def screen(self, width: int | None = None, height: int | None = None) -> RenderableType:
+        """The table. Columns keep to the terminal's width; a cell's name is never cut."""
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, pad_edge=False)
+        table.add_column("cell", no_wrap=True)
+        table.add_column("state", no_wrap=True)
+        for title in ("iteration", "loss", "tokens/s"):
+            table.add_column(title, justify="right", no_wrap=True)
+        table.add_column("", overflow="ellipsis", no_wrap=True)
+        for cell in self.cells:
+            table.add_row(cell.name, Text(cell.state.value, _STYLES[cell.state]), *_measured(cell), cell.why)
+        done = sum(cell.state is CellState.DONE for cell in self.cells)
+        head = f"sweep {self.study.manifest.name}: {done} of {len(self.cells)} done"
+        return Group(Text(head, "bold"), table)
+
+
+def cell_values(cell: CellProgress) -> dict[str, Any]:
+    """One cell for a machine."""
+    return {
+        "number": cell.number,
+        "name": cell.name,
+        "state": cell.state.value,
+        "why": cell.why,
+        "directory": str(cell.directory.root),
+        "job_ids": [job.job_id for job in cell.jobs],
+        "iteration": cell.iteration,
+        "total_iterations": cell.card.total_iterations,
+        "consumed_samples": cell.samples,
+        "loss": None if cell.loss is None else finite(cell.loss),
+        "tokens_per_second": cell.tokens_per_second,
+        "checkpoint": cell.view.checkpoint,
+    }
+
+
+def _measured(cell: CellProgress) -> tuple[str, str, str]:
+    iteration = f"{cell.iteration or 0}/{cell.card.total_iterations}"
+    loss = "-" if cell.loss is None else f"{cell.loss:.4f}"
+    return iteration, loss, "-" if cell.tokens_per_second is None else f"{cell.tokens_per_second:,.0f}"
+
+
+def look_at(study: Study, kind: str) -> StudyLook:
+    """Look at every cell. `kind` is what --scheduler says; auto: where the study went last."""
+    wanted = study.manifest.scheduler if kind == "auto" and study.manifest.scheduler in CLUSTERS else kind
+    edge: Scheduler | None = None
+    why = ""
+    try:
+        edge = open_scheduler(wanted)
+    except (SchedulerError, OSError) as error:
+        why = f"no {wanted} scheduler here: {error}"
+    queue = OneLook(NoScheduler(why) if edge is None else looking(edge))
+    cells = tuple(
+        look_at_cell(one.number, one.name, card, directory_of(card), queue)
+        for one in study.manifest.cells
+        if (card := study.cards[one.name])
+    )
+    return StudyLook(study, cells, edge, why)
+
+
+def show_table(look: StudyLook) -> None:
+    """The table on standard output."""
+    console = drawing_console()
+    console.print(look.screen(console.width))
+
+
+def watch_study(study: Study, kind: str, as_json: bool) -> int:
+    """Look again and again until Ctrl-C; returns the exit code of the last look."""
+    from tr11ops.cli.status_watch import watch_lines, watch_live
+
+    console = drawing_console()
+    again = partial(look_at, study, kind)
+    if as_json or not console.is_terminal or console.is_dumb_terminal:
+        return watch_lines(again, WATCH_SECONDS, as_json, console)
+    return watch_live(again, WATCH_SECONDS, console)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Rows of text in columns: the first to the left, all others to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        cells = (f"{text:>{width}}" for text, width in zip(row[1:], widths[1:], strict=True))
+        yield "  ".join((f"{row[0]:<{widths[0]}}", *cells)).rstrip()

@@ -1,0 +1,183 @@
+"""What a study is, in the one file of its folder: the grid, each cell, and every array that was submitted for it.
+
+sweep.json    sweep.d/NNNNNNNN.json    (see `tr11ops.rundir.versioned`)
+CELL/         a run directory, with its card as CELL/tr11.toml
+arrays/       what the array's own script printed, where no cell's was begun
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tr11ops.rundir.journal import user_name
+from tr11ops.rundir.paths import write_text
+from tr11ops.rundir.versioned import VersionedFile
+from tr11ops.sweep.grid import SweepError
+from tr11ops.sweep.plan import SweepPlan
+from trainer.contract.files import now
+from trainer.contract.sharing import make_shared
+from trainer.contract.state_file import read_json
+
+SCHEMA = 1
+FILE = "sweep.json"
+CARD = "tr11.toml"
+VERSIONS_KEPT = 16
+
+
+@dataclass(frozen=True)
+class ManifestCell:
+    """One cell: its task number, name, settings by key, and the digest of the card that it was made with."""
+
+    number: int
+    name: str
+    settings: dict[str, str]
+    derived: dict[str, Any]
+    card_hash: str
+
+
+@dataclass(frozen=True)
+class SweepArray:
+    """One array: its number, where and when it was submitted, and the submission's tag of each cell, by number."""
+
+    job_id: str
+    scheduler: str
+    time: float
+    user: str
+    tags: dict[str, str]
+
+
+@dataclass(frozen=True)
+class SweepManifest:
+    """A study. `version` counts changes. `card` is the card that it was planned from."""
+
+    version: int
+    name: str
+    user: str
+    created: float
+    card: str
+    rule: str
+    equal_samples: bool
+    at_once: int
+    cells: tuple[ManifestCell, ...]
+    arrays: tuple[SweepArray, ...] = ()
+
+    @property
+    def scheduler(self) -> str:
+        """Where its last array went; "" before the first."""
+        return self.arrays[-1].scheduler if self.arrays else ""
+
+
+def manifest_of(plan: SweepPlan, card: Path, at_once: int) -> SweepManifest:
+    """The first version, of a study that is about to be made."""
+    cells = tuple(
+        ManifestCell(cell.number, cell.name, dict(cell.grid.settings), dict(cell.derived), cell.card.digest)
+        for cell in plan.cells
+    )
+    request = plan.request
+    return SweepManifest(
+        1, request.name, user_name(), now(), str(card), request.rule, request.equal_samples, at_once, cells
+    )
+
+
+def require_free(plan: SweepPlan) -> None:
+    """Refuse a folder in which something is already. Nothing is made. Raises SweepError, OSError."""
+    folder = plan.request.folder
+    try:
+        found = read_manifest(folder)
+    except SweepError as error:
+        raise SweepError(f"{error}; choose another --directory", 1) from None
+    if found is not None:
+        if found.user != user_name():
+            raise SweepError(f"{folder} is sweep {found.name} of {found.user}; choose another --directory", 1)
+        if {cell.card_hash for cell in found.cells} == {cell.card.digest for cell in plan.cells}:
+            raise SweepError(f"{folder} is this very sweep; `tr11 sweep resume {folder}` takes up what is not done", 1)
+        raise SweepError(f"{folder} is another sweep, {found.name}, of other cells; choose another --directory", 1)
+    if os.path.lexists(folder) and not folder.is_dir():
+        raise SweepError(f"{folder} is not a folder; choose another --directory", 1)
+    if folder.is_dir() and any(folder.iterdir()):
+        raise SweepError(f"{folder} is not empty, and no sweep; choose another --directory", 1)
+
+
+def create(plan: SweepPlan, manifest: SweepManifest, texts: Mapping[str, str]) -> None:
+    """Make the folder, the manifest, and each cell's card (`texts`, by name). Raises SweepError where another was
+    faster, OSError as the file system does."""
+    folder = plan.request.folder
+    make_shared(folder / "arrays")
+    made = _file(folder).commit(
+        lambda: None if _file(folder).numbers() else (1, _text(manifest), manifest), lambda: (1, _text(manifest))
+    )
+    if made is None:
+        raise SweepError(
+            f"{folder} has just become a sweep, by someone else; look with `tr11 sweep status {folder}`", 1
+        )
+    for name, text in texts.items():
+        write_text(folder / name / CARD, text)
+
+
+def add_array(folder: Path, array: SweepArray) -> SweepManifest:
+    """Put an array on record. Raises OSError, SweepError where the manifest cannot be read."""
+
+    def following() -> tuple[int, str, SweepManifest] | None:
+        taken = _file(folder).numbers()
+        known = require_manifest(folder)
+        number = max([known.version, *taken]) + 1
+        fresh = replace(known, version=number, arrays=(*known.arrays, array))
+        return number, _text(fresh), fresh
+
+    def newest() -> tuple[int, str]:
+        known = require_manifest(folder)
+        return known.version, _text(known)
+
+    done = _file(folder).commit(following, newest)
+    assert done is not None  # `following` always makes one
+    return done
+
+
+def require_manifest(folder: Path) -> SweepManifest:
+    """The manifest of a study that must be there. Raises SweepError, OSError."""
+    found = read_manifest(folder)
+    if found is None:
+        raise SweepError(f"{folder} is no sweep: there is no {FILE}; name its folder")
+    return found
+
+
+def read_manifest(folder: Path) -> SweepManifest | None:
+    """The newest version, None where there is none. Raises SweepError when it is damaged, OSError."""
+    numbers = _file(folder).numbers() if folder.is_dir() else []
+    problem = ""
+    for path in (*(_file(folder).file(number) for number in reversed(numbers)), folder / FILE):
+        try:
+            value = read_json(path)
+            if value is not None:
+                return _manifest(value)
+        except NotADirectoryError:
+            return None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            problem = problem or f"{path} is not the manifest of a sweep: {' '.join(str(error).split())}"
+    if problem:
+        raise SweepError(problem, 1)
+    return None
+
+
+def _manifest(value: Mapping[str, Any]) -> SweepManifest:
+    if value["schema"] != SCHEMA:
+        raise ValueError(f"its schema is {value['schema']!r}, this tr11 knows {SCHEMA}")
+    names = [name for name in SweepManifest.__dataclass_fields__ if name not in {"cells", "arrays"}]
+    cells = tuple(
+        ManifestCell(**{key: one[key] for key in ManifestCell.__dataclass_fields__}) for one in value["cells"]
+    )
+    arrays = tuple(SweepArray(**{key: one[key] for key in SweepArray.__dataclass_fields__}) for one in value["arrays"])
+    return SweepManifest(**{name: value[name] for name in names}, cells=cells, arrays=arrays)
+
+
+def _file(folder: Path) -> VersionedFile:
+    return VersionedFile(folder / FILE, VERSIONS_KEPT)
+
+
+def _text(manifest: SweepManifest) -> str:
+    return json.dumps({"schema": SCHEMA, **asdict(manifest)}, indent=1) + "\n"

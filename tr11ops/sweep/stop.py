@@ -1,0 +1,32 @@
+"""Stopping a study: what waits is cancelled, what runs saves and leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tr11ops.base.observed import cause
+from tr11ops.cluster.base import Scheduler, SchedulerError
+from tr11ops.queue.holds import can_modify
+from tr11ops.queue.stop import Signalled, stop_by_scheduler
+from tr11ops.sweep.look import CellProgress
+
+
+def stop_cells(cells: Iterable[CellProgress], scheduler: Scheduler, user: str, now: bool) -> Signalled:
+    """Cancel what waits first, for it would start in the place of what leaves. `now`: also end what runs, unsaved."""
+    listed = tuple(cells)
+    asked: list[str] = []
+    refused: list[tuple[str, str]] = []
+    for job in (job for cell in listed for job in cell.view.queued):
+        if not can_modify(job, user):
+            refused.append((job.job_id, f"{job.user} owns it"))
+            continue
+        try:
+            scheduler.cancel(job.job_id)
+        except SchedulerError as error:
+            refused.append((job.job_id, cause(error)))
+        else:
+            asked.append(job.job_id)
+    for cell in listed:
+        found = stop_by_scheduler(cell.view, scheduler, user, now)
+        asked, refused = [*asked, *found.asked], [*refused, *found.refused]
+    return Signalled(tuple(asked), tuple(refused))
