@@ -78,4 +78,6 @@ def compare(curves: Sequence[RunCurve], rows: int = ROWS, lines: int = LINES) ->
 
 def axis_text(x: float, axis: str) -> str:
     """A place on the axis as a table shows it."""
-    return f"{x:,.2f} h" if axis == "hours" else f"{x:,.0f}"
+    if axis != "hours":
+        return f"{x:,.0f}"
+    return f"{x:,.2f} h" if x >= 1 else f"{x:.3g} h"

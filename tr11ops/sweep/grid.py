@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 BATCH_KEY = "batch.global_batch_size"
-MOST_CELLS = 32  # so many marks fit in the one comment that an array has
+MOST_CELLS = 24  # so many marks fit in the one comment that an array has
 OWN_KEYS = ("run.name", "run.variant", "run.directory", "run.kill_switch")
 _VALUE = re.compile(r"""(?:\[[^\]]*\]|\{[^}]*\}|"[^"]*"|'[^']*'|[^,\[{"'])+""")
 _SHORT = {

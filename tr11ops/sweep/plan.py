@@ -105,9 +105,9 @@ def _number(text: str) -> int:
 def _derived(base: RunCard, one: GridCell, request: SweepRequest, batches: Sequence[int]) -> dict[str, Any]:
     settings = dict(one.settings)
     batch = _number(settings[BATCH_KEY]) if BATCH_KEY in settings else base.batch.global_batch_size
-    found = equal_overrides(base, batch, batches) if request.equal_samples else {}
-    found |= rule_overrides(base, batch, request.rule)
-    return without_named(found, (*settings, *request.named))
+    equal = equal_overrides(base, batch, batches) if request.equal_samples else {}
+    ruled = without_named(rule_overrides(base, batch, request.rule), request.named)
+    return without_named({**equal, **ruled}, tuple(settings))
 
 
 def _overrides(one: GridCell, request: SweepRequest, derived: dict[str, Any]) -> tuple[str, ...]:
@@ -129,7 +129,8 @@ def _require_differences(cells: Sequence[SweepCell]) -> None:
     """Two values may be written differently and mean the same, and a rule may make two cells equal."""
     seen: dict[str, SweepCell] = {}
     for cell in cells:
-        said = cell.card.model_copy(update={"run": cells[0].card.run}).digest
+        run = cell.card.run.model_copy(update={"variant": "main", "directory": "run"})
+        said = cell.card.model_copy(update={"run": run}).digest
         other = seen.setdefault(said, cell)
         if other is not cell:
             raise SweepError(f"cells {other.name} and {cell.name} say the same; leave one of the two values out")

@@ -1,0 +1,192 @@
+"""`tr11 sweep` on the embedded scheduler, whose nodes are taken: what it makes, submits, shows, refuses and cancels."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.tr11ops.cli.local_bench import Answer, LocalBench
+from tr11ops.rundir.paths import parse_comment
+from tr11ops.sweep import manifest
+from trainer.contract.end_marker import EndMarker
+from trainer.contract.files import write_json
+
+BATCH = "batch.global_batch_size"
+NAMES = ["batch8", "batch16", "batch32"]
+
+
+def sweep(bench: LocalBench, *words: str) -> Answer:
+    return bench.tr11("sweep", "--run", str(bench.card), "--scheduler", "local", "--directory", "study", *words)
+
+
+@pytest.fixture
+def waiting(bench: LocalBench) -> LocalBench:
+    """A study of three cells that wait, because all nodes are taken."""
+    bench.block()
+    done = sweep(bench, "--grid", f"{BATCH}=8,16,32")
+    assert done.code == 0, done.out + done.err
+    return bench
+
+
+def end(bench: LocalBench, name: str, reason: str, iteration: int) -> None:
+    """Let an attempt of a cell have ended so."""
+    attempt = bench.folder / "study" / name / "state" / "attempts" / "77"
+    attempt.mkdir(parents=True)
+    marker = EndMarker(reason, iteration, iteration, True, "", 2e9, "host", "77")
+    write_json(attempt / "end.json", marker.__dict__)
+
+
+def cells(bench: LocalBench) -> dict[str, str]:
+    return {cell["name"]: cell["state"] for cell in bench.tr11("sweep", "status", "study", "--json").json["cells"]}
+
+
+def test_a_dry_run_shows_every_cell_and_makes_nothing(bench: LocalBench) -> None:
+    before = sorted(bench.folder.iterdir())
+    shown = sweep(bench, "--grid", f"{BATCH}=8,16,32", "--dry-run")
+    assert shown.code == 0 and "nothing was submitted" in shown.out
+    rows = [line.split() for line in shown.out.splitlines() if line.startswith("batch")]
+    assert [(row[0], row[2]) for row in rows] == [("batch8", "0.001"), ("batch16", "0.001414"), ("batch32", "0.002")]
+    told = sweep(bench, "--grid", f"{BATCH}=8,16,32", "--dry-run", "--json").json
+    assert [cell["name"] for cell in told["cells"]] == NAMES == list(told["checks"])
+    assert (told["submitted"], told["exit_code"]) == (False, 0)
+    assert sorted(bench.folder.iterdir()) == before and len(bench.scheduler.jobs()) == 0
+
+
+def test_one_array_of_runs_of_their_own(waiting: LocalBench) -> None:
+    jobs = [job for job in waiting.living() if job.name == "small-sweep"]
+    assert [job.job_id for job in jobs] == [f"2_{number}" for number in (1, 2, 3)]  # of one array, one at a time
+    assert len({parse_comment(job.comment) for job in jobs}) == 3
+    known = manifest.require_manifest(waiting.folder / "study")
+    assert [array.job_id for array in known.arrays] == ["2"] and len(set(known.arrays[0].tags.values())) == 3
+    for number, name in enumerate(NAMES, 1):
+        root = waiting.folder / "study" / name
+        [record] = [json.loads(path.read_text()) for path in root.glob("state/submissions/*/submission.json")]
+        assert (record["job_id"], record["tag"]) == (f"2_{number}", known.arrays[0].tags[str(number)])
+        told = waiting.tr11("status", "--run", str(root / "tr11.toml"), "--scheduler", "local", "--json").json
+        assert (told["verdict"], [job["id"] for job in told["jobs"]]) == ("queued", [f"2_{number}"])
+        assert not [alert for alert in told.get("findings", []) if alert["detector"] == "namesake"]
+    assert cells(waiting) == dict.fromkeys(NAMES, "queued")
+
+
+def test_killing_one_cell_leaves_the_others_queued(waiting: LocalBench) -> None:
+    card = str(waiting.folder / "study" / "batch16" / "tr11.toml")
+    assert waiting.tr11("kill", "--run", card, "--scheduler", "local", "--yes").code == 0
+    held = {job.job_id: job.reason for job in waiting.living() if job.name == "small-sweep"}
+    assert held.pop("2_2") == "JobHeldUser" and set(held) == {"2_1", "2_3"}
+    assert "JobHeldUser" not in held.values()
+
+
+def test_stop_cancels_and_resume_takes_up_what_is_open(waiting: LocalBench) -> None:
+    end(waiting, "batch32", "finished", 2)
+    assert cells(waiting) == {"batch8": "queued", "batch16": "queued", "batch32": "done"}
+    nothing = waiting.tr11("sweep", "resume", "study")
+    assert nothing.code == 0 and "nothing to take up" in nothing.out
+    waiting.scheduler.cancel("2_3")
+    assert waiting.tr11("sweep", "stop", "study", "--dry-run").out.count("cancel") == 2
+    assert waiting.tr11("sweep", "stop", "study").code == 2  # no one can be asked here
+    assert waiting.tr11("sweep", "stop", "study", "--yes", "--json").json["asked"] == ["2_1", "2_2"]
+    end(waiting, "batch8", "exit-duration", 1)
+    assert cells(waiting) == {"batch8": "stopped", "batch16": "not begun", "batch32": "done"}
+    shown = waiting.tr11("sweep", "resume", "study", "--dry-run", "--json").json
+    assert (shown["taken_up"], shown["submitted"]) == (["batch8", "batch16"], False)
+    again = waiting.tr11("sweep", "resume", "study", "--json").json
+    assert (again["taken_up"], again["submitted"]) == (["batch8", "batch16"], True)
+    jobs = [job.job_id for job in waiting.living() if job.name == "small-sweep"]
+    assert jobs == [f"{again['job_id']}_1", f"{again['job_id']}_2"]
+    known = manifest.require_manifest(waiting.folder / "study")
+    assert [sorted(array.tags) for array in known.arrays] == [["1", "2", "3"], ["1", "2"]]
+
+
+def test_a_failed_cell_is_said_and_needs_a_person(waiting: LocalBench) -> None:
+    end(waiting, "batch8", "error", 3)
+    for number in (1, 2, 3):
+        waiting.scheduler.cancel(f"2_{number}")
+    told = waiting.tr11("sweep", "status", "study")
+    assert told.code == 1 and "failed" in told.out and max(map(len, told.out.splitlines())) <= 80
+
+
+# ----------------------------------------------------------------------------- what is refused
+def refused(answer: Answer, said: str, code: int) -> None:
+    assert (answer.code, answer.err.count("\n")) == (code, 1), answer.out + answer.err
+    assert said in answer.err
+
+
+def test_folders_that_are_taken_are_refused(waiting: LocalBench) -> None:
+    refused(sweep(waiting, "--grid", f"{BATCH}=8,16,32"), "is this very sweep; `tr11 sweep resume", 1)
+    refused(sweep(waiting, "--grid", f"{BATCH}=8,16"), "is another sweep, small-sweep", 1)
+    path = waiting.folder / "study" / "sweep.d" / "00000002.json"
+    path.write_text(path.read_text().replace(f'"user": "{manifest.user_name()}"', '"user": "someone"', 1))
+    refused(sweep(waiting, "--grid", f"{BATCH}=8,16,32"), "is sweep small-sweep of someone", 1)
+    shutil.rmtree(waiting.folder / "study" / "sweep.d")
+    (waiting.folder / "study" / "sweep.json").write_text("{")
+    refused(sweep(waiting, "--grid", f"{BATCH}=8,16,32"), "is not the manifest of a sweep", 1)
+    refused(waiting.tr11("sweep", "status", "study"), "is not the manifest of a sweep", 1)
+    (waiting.folder / "study" / "sweep.json").unlink()
+    refused(sweep(waiting, "--grid", f"{BATCH}=8,16,32"), "is not empty, and no sweep", 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "give what to vary: --grid"),
+        (("--grid", "batch.globalbatch=8"), "every cell: batch.globalbatch: is not a known key"),
+        (("--grid", f"{BATCH}=8,9"), f"cell batch9: {BATCH} = 9: must be divisible"),
+        (("--grid", f"{BATCH}=8", "--grid", f"{BATCH}=16"), "stands twice"),
+        (("--grid", "tokenizer.path=a/b,ab"), "two cells would be called pathab"),
+        (("--grid", f"{BATCH}=8,16", "--name", "a b"), "run.name = 'a b'"),
+    ],
+)
+def test_a_wrong_grid_is_one_line_and_makes_nothing(bench: LocalBench, words: tuple[str, ...], said: str) -> None:
+    refused(sweep(bench, *words), said, 2)
+    assert not (bench.folder / "study").exists() and not bench.scheduler.jobs()
+
+
+def test_a_cell_that_a_launch_would_refuse_stops_all(bench: LocalBench) -> None:
+    shutil.rmtree(bench.folder / "data" / "tokenizer")
+    answer = sweep(bench, "--grid", f"{BATCH}=8,16")
+    assert answer.code == 1 and "every cell" in answer.out and "nothing was submitted" in answer.out
+    assert not (bench.folder / "study").exists() and not bench.scheduler.jobs()
+
+
+@pytest.mark.parametrize("command", ["status", "resume", "stop", "compare"])
+def test_what_is_no_study_is_said(bench: LocalBench, command: str) -> None:
+    refused(bench.tr11("sweep", command, str(bench.folder)), "is no sweep: there is no sweep.json", 2)
+    refused(bench.tr11("sweep", command, "nowhere"), "nowhere: is not a folder", 2)
+
+
+# ----------------------------------------------------------------------------- comparison
+def log(root: Path, name: str, batch: int, losses: list[float]) -> None:
+    path = root / "small-sweep-logs" / "logs" / name / "metrics.jsonl"
+    path.parent.mkdir(parents=True)
+    lines = [
+        {"kind": "step", "time": 1e9 + step, "job_id": "1", "iteration": step, "total_iterations": len(losses),
+         "consumed_samples": step * batch, "consumed_tokens": step * batch * 16, "seconds_per_iteration": 1.0,
+         "learning_rate": 1e-3, "global_batch_size": batch, "lm_loss": loss, "grad_norm": 1.0,
+         "samples_per_second": float(batch), "tflops": 0.1}
+        for step, loss in enumerate(losses, 1)
+    ]  # fmt: skip
+    lines.append({"kind": "validation", "time": 2e9, "job_id": "1", "iteration": len(losses), "lm_loss": losses[-1] + 1})
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_cells_are_compared_at_equal_samples(waiting: LocalBench) -> None:
+    log(waiting.folder / "study" / "batch8", "batch8", 8, [8 - 0.01 * step for step in range(400)])
+    log(waiting.folder / "study" / "batch16", "batch16", 16, [7 - 0.02 * step for step in range(200)])
+    told = waiting.tr11("sweep", "compare", "study", "--json", "--output", "page.html").json
+    assert [row["name"] for row in told["cells"]] == ["batch16", "batch8", "batch32"]  # the lowest loss first
+    best = told["cells"][0]
+    assert best["loss"] == pytest.approx(7 - 0.02 * 189.5, abs=1e-9)  # the mean of the last twenty lines
+    assert best["validation_loss"] == pytest.approx(7 - 0.02 * 199 + 1) and best["hours"] == pytest.approx(200 / 3600)
+    assert told["cells"][2]["loss"] is None and told["compared"]["samples"]["cells"] == ["batch8", "batch16"]
+    last = told["compared"]["samples"]["rows"][-1]
+    assert last["x"] == 3200 and last["differences"] == pytest.approx([-0.895], abs=1e-9) and last["sure"] == [True]
+    page = (waiting.folder / "page.html").read_text()
+    assert "loss by samples" in page and "loss by hours" in page and "batch16" in page and "<svg" in page
+    shown = waiting.tr11("sweep", "compare", "study").out
+    assert max(map(len, shown.splitlines())) <= 80 and "batch16 is 0.895 below batch8 at samples 3,200" in shown
+    alone = waiting.tr11("sweep", "compare", "study", "--cell", "batch8", "--json").json
+    assert [row["name"] for row in alone["cells"]] == ["batch8"] and alone["compared"] == {}
+    refused(waiting.tr11("sweep", "compare", "study", "--cell", "batch9"), "--cell batch9: is no cell", 2)

@@ -1,0 +1,118 @@
+"""A study on a real Slurm: one array of three cells, each a run of its own to every command."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tr11ops.launch.run_inputs import write_card
+from tr11ops.cli.main import execute
+from tr11ops.cluster.base import BatchRequest, Job
+from tr11ops.cluster.slurm import SlurmScheduler
+from tr11ops.rundir.paths import parse_comment
+from tr11ops.twin.twin import Twin
+
+BATCH = "batch.global_batch_size"
+WHOLE = ("--set", "slurm.gpus_per_node=8", "--set", "slurm.workers_per_node=1")
+
+
+@pytest.fixture
+def place(twin: Twin, slurm: SlurmScheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with a card, in which commands reach the twin, whose nodes are all taken."""
+    for name, value in twin.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    write_card(tmp_path)
+    nodes = twin.plan.gpu_node_names
+    blocker = slurm.submit(
+        BatchRequest("#!/bin/bash\nsleep 600\n", "block", len(nodes), 900, str(tmp_path / "b.out"), tmp_path,
+                     gpus_per_node=8)
+    )  # fmt: skip
+    wait(lambda: (job := slurm.job(blocker)) is not None and job.state.is_active)
+    yield tmp_path
+
+
+def wait(condition: Callable[[], bool], seconds: float = 300.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def typed(capture: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    capture.readouterr()
+    code = execute([*words])
+    out, err = capture.readouterr()
+    assert "Traceback" not in out + err
+    return code, out + err
+
+
+def document(capture: pytest.CaptureFixture[str], *words: str) -> Any:
+    capture.readouterr()
+    assert execute([*words, "--json"]) == 0
+    return json.loads(capture.readouterr().out)
+
+
+def living(slurm: SlurmScheduler) -> dict[str, Job]:
+    return {job.job_id: job for job in slurm.jobs() if job.name == "small-sweep" and not job.state.is_final}
+
+
+def test_three_cells_are_one_array_and_three_runs(
+    place: Path, slurm: SlurmScheduler, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = document(capsys, "sweep", "--run", "small.toml", "--grid", f"{BATCH}=8,16,32", "--directory", "study",
+                    "--at-once", "2", *WHOLE)  # fmt: skip
+    number = done["job_id"]
+    rows = subprocess.run(["squeue", "--noheader", "--name=small-sweep", "--Format=JobArrayID:.40"], capture_output=True,
+                          text=True, check=True).stdout.split()  # fmt: skip
+    assert done["submitted"] and rows == [f"{number}_[1-3%2]"]  # to Slurm it is one array
+    jobs = living(slurm)
+    assert list(jobs) == [f"{number}_{task}" for task in (1, 2, 3)]
+    assert jobs == {job.job_id: job for job in slurm.jobs(name="small-sweep") if not job.state.is_final} or all(
+        parse_comment(job.comment) == parse_comment(jobs[job.job_id].comment) for job in slurm.jobs(name="small-sweep")
+    )
+    seen = document(capsys, "sweep", "status", "study")
+    assert [(cell["state"], cell["job_ids"]) for cell in seen["cells"]] == [
+        ("queued", [f"{number}_{task}"]) for task in (1, 2, 3)
+    ]
+    second = "study/batch16/tr11.toml"
+    told = document(capsys, "status", "--run", second, "--scheduler", "slurm")
+    assert told["verdict"] == "queued" and [job["id"] for job in told["jobs"]] == [f"{number}_2"]
+    again = typed(capsys, "launch", "--run", second, "--scheduler", "slurm")
+    assert again[0] == 1 and f"this run is already queued: job {number}_2" in again[1]
+
+    assert typed(capsys, "kill", "--run", second, "--scheduler", "slurm", "--yes")[0] == 0  # holds its own task alone
+    held = {job_id: "Held" in job.reason for job_id, job in living(slurm).items()}
+    assert held == {f"{number}_1": False, f"{number}_2": True, f"{number}_3": False}
+    slurm.cancel(f"{number}_3")
+    assert document(capsys, "sweep", "resume", "study")["taken_up"] == ["batch32"]
+    assert len(living(slurm)) == 3
+    asked = document(capsys, "sweep", "stop", "study", "--yes")["asked"]
+    assert len(asked) == 3
+    wait(lambda: not living(slurm))
+
+
+def test_a_task_runs_its_own_cells_script(place: Path, slurm: SlurmScheduler, capsys: pytest.CaptureFixture[str]) -> None:
+    """What starts is a single job of its run: the agent knows of no array, and its attempt is in its own directory."""
+    done = document(capsys, "sweep", "--run", "small.toml", "--grid", f"{BATCH}=8,16", "--directory", "study", *WHOLE)
+    scripts = {path.parents[3].name: path for path in place.glob("study/*/state/submissions/*/train.sbatch")}
+    for name, path in scripts.items():
+        path.write_text(f'#!/bin/bash\necho "{name} ${{SLURM_ARRAY_JOB_ID:-none}} $SLURM_JOB_ID $PWD"\n')
+    [blocker] = [job for job in slurm.jobs() if job.name == "block" and not job.state.is_final]
+    slurm.cancel(blocker.raw_id)
+    wait(lambda: not living(slurm))
+    said = {name: (path.parent / f"small-sweep-{job.raw_id}.out").read_text().split()
+            for name, path in scripts.items()
+            for job in slurm.jobs()
+            if job.job_id == f"{done['job_id']}_{('batch8', 'batch16').index(name) + 1}"}  # fmt: skip
+    assert {name: (words[0], words[1], words[3]) for name, words in said.items()} == {
+        name: (name, "none", str(place / "study" / name)) for name in ("batch8", "batch16")
+    }
+    states = [cell["state"] for cell in document(capsys, "sweep", "status", "study")["cells"]]
+    assert states == ["not begun", "not begun"]
