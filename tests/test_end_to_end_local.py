@@ -149,15 +149,20 @@ def test_interrupting_a_foreground_training_saves(playground):
 def test_a_sweep_of_three_cells_takes_up_the_one_that_was_killed(playground):
     """Three runs of one array train at once; one's agent is killed with -9, and `resume` finishes exactly that one."""
     card = playground.card("tr11.toml", nodes=1, workers=1, tensor=1)
-    short = ["parallel.pipeline=1", "batch.ramp=none", "batch.train_samples=480", "checkpoint.interval=2"]
+    short = ["parallel.pipeline=1", "batch.ramp=none", "batch.train_samples=320", "checkpoint.interval=2"]
     words = [word for text in short for word in ("--set", text)]
     done = playground.tr11("sweep", "--run", card, "--scheduler", "local", "--grid", "run.seed=1,2,3", "--at-once", "0",
                            "--directory", "study", "--json", *words)  # fmt: skip
     assert json.loads(done.stdout)["submitted"]
 
-    def seen() -> dict[str, dict]:
+    scheduler = LocalScheduler(playground.folder / "scheduler")
+
+    def is_idle() -> bool:
+        return all(job.state.is_final for job in scheduler.jobs(name="small-sweep"))
+
+    def states() -> dict[str, str]:
         shown = playground.tr11("sweep", "status", "study", "--json", expect=None).stdout
-        return {cell["name"]: cell for cell in json.loads(shown)["cells"]}
+        return {cell["name"]: cell["state"] for cell in json.loads(shown)["cells"]}
 
     def saved() -> int:
         found = playground.folder.glob("study/seed2/checkpoints/*/latest")
@@ -166,29 +171,29 @@ def test_a_sweep_of_three_cells_takes_up_the_one_that_was_killed(playground):
     playground.wait(lambda: saved() >= 2, "a checkpoint of the second cell")
     [attempt] = playground.folder.glob("study/seed2/state/attempts/*/attempt.json")
     psutil.Process(json.loads(attempt.read_text())["pid"]).kill()
-    over = {"done", "failed", "stopped"}  # its worker outlives the agent for as long as a last save takes, or does not
-    playground.wait(lambda: {cell["state"] for cell in seen().values()} <= over, "the end of all three")
-    states = {name: cell["state"] for name, cell in seen().items()}
-    assert states.pop("seed2") != "done" and states == {"seed1": "done", "seed3": "done"}
+    playground.wait(is_idle, "the end of all three")
+    before = states()  # the killed one's worker outlives the agent for as long as a last save takes, or does not
+    assert before.pop("seed2") in {"failed", "stopped"} and before == {"seed1": "done", "seed3": "done"}
 
     again = json.loads(playground.tr11("sweep", "resume", "study", "--json").stdout)
     assert again["submitted"] and again["taken_up"] == ["seed2"]
-    playground.wait(lambda: seen()["seed2"]["state"] == "done", "the second cell")
+    playground.wait(is_idle, "the second cell")
+    assert set(states().values()) == {"done"}
     steps = {
         name: [json.loads(line) for path in playground.folder.glob(f"study/{name}/*-logs/logs/*/metrics.jsonl")
                for line in path.read_text().splitlines()]
         for name in ("seed1", "seed2", "seed3")
     }  # fmt: skip
     trained = {name: [one for one in found if one["kind"] == "step"] for name, found in steps.items()}
-    assert {name: found[-1]["iteration"] for name, found in trained.items()} == dict.fromkeys(trained, 30)
+    assert {name: found[-1]["iteration"] for name, found in trained.items()} == dict.fromkeys(trained, 20)
     jobs = {name: len({one["job_id"] for one in found}) for name, found in trained.items()}
     assert jobs == {"seed1": 1, "seed2": 2, "seed3": 1}  # no one else trained again
     first = {one["job_id"] for one in trained["seed2"]}.difference({trained["seed2"][-1]["job_id"]})
     resumed = [one["iteration"] for one in trained["seed2"] if one["job_id"] not in first]
-    assert 1 < resumed[0] <= 30  # from its checkpoint
+    assert 1 < resumed[0] <= 20  # from its checkpoint
 
     page = playground.folder / "study.html"
     shown = playground.tr11("sweep", "compare", "study", "--output", str(page), "--json").stdout
     assert {row["name"] for row in json.loads(shown)["cells"]} == {"seed1", "seed2", "seed3"}
     assert set(json.loads(shown)["compared"]) == {"samples", "hours"}
-    assert page.read_text().count("<svg") >= 2 and "http" not in page.read_text().replace("http://www.w3.org", "")
+    assert page.read_text().count("<svg") == 4 and "://" not in page.read_text()  # two axes, means and highest values

@@ -98,7 +98,9 @@ def test_three_cells_are_one_array_and_three_runs(
     wait(lambda: not living(slurm))
 
 
-def test_a_task_runs_its_own_cells_script(place: Path, slurm: SlurmScheduler, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_task_runs_its_own_cells_script(
+    place: Path, slurm: SlurmScheduler, capsys: pytest.CaptureFixture[str]
+) -> None:
     """What starts is a single job of its run: the agent knows of no array, and its attempt is in its own directory."""
     done = document(capsys, "sweep", "--run", "small.toml", "--grid", f"{BATCH}=8,16", "--directory", "study", *WHOLE)
     scripts = {path.parents[3].name: path for path in place.glob("study/*/state/submissions/*/train.sbatch")}

@@ -8,7 +8,9 @@ import shlex
 GROUPS = frozenset(
     {"alerts", "backup", "checkpoints", "config", "cron", "nodes", "data", "perms", "twin"}
 )  # commands of two words each
-WITHOUT_RUN = frozenset({"compare", "data", "import", "init", "list", "runbook", "sweep", "twin"})  # that are about no run
+WITHOUT_RUN = frozenset(
+    {"compare", "data", "import", "init", "list", "runbook", "sweep", "twin"}
+)  # that are about no run
 # in backquotes within a sentence, or the whole text; a hint such as `tr11 COMMAND --help` is no command
 _QUOTED = re.compile(r"`tr11 ([a-z][^`\n]*)`")
 

@@ -22,7 +22,9 @@ COMMENT = array_comment(
 )
 
 
-def job(state: JobState, task: int | None = None, raw: str = "12", waiting: tuple[int, ...] = (), **more: object) -> Job:
+def job(
+    state: JobState, task: int | None = None, raw: str = "12", waiting: tuple[int, ...] = (), **more: object
+) -> Job:
     name = f"12_{task}" if task is not None else "12_[2-3]"
     return Job(name, raw, "12", task, "study", "me", state, pending_tasks=waiting, comment=COMMENT, **more)  # type: ignore[arg-type]
 
@@ -39,7 +41,9 @@ def test_waiting_tasks_are_jobs_of_their_own() -> None:
 def test_a_started_task_keeps_its_own_number() -> None:
     [running] = tasks_apart([job(JobState.RUNNING, 1, "14", nodes=("n1",))])
     assert (running.job_id, running.raw_id, running.array_id) == ("12_1", "14", None)
-    [last] = tasks_apart([job(JobState.RUNNING, 3, "12", nodes=("n1",))])  # Slurm gives the last task the array's number
+    [last] = tasks_apart(
+        [job(JobState.RUNNING, 3, "12", nodes=("n1",))]
+    )  # Slurm gives the last task the array's number
     assert (last.job_id, last.raw_id) == ("12_3", "12")
 
 

@@ -53,7 +53,7 @@ def test_every_combination_is_a_cell_with_a_name() -> None:
 def test_a_value_may_be_a_list_or_a_table() -> None:
     axis = parse_axis("batch.ramp={ start = 8, increment = 8, samples = 48 },none")
     assert axis.values == ("{ start = 8, increment = 8, samples = 48 }", "none")
-    assert parse_axis('data.weights=[1, 2],[3, 4]').values == ("[1, 2]", "[3, 4]")
+    assert parse_axis("data.weights=[1, 2],[3, 4]").values == ("[1, 2]", "[3, 4]")
 
 
 @pytest.mark.parametrize(
