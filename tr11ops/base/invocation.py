@@ -5,12 +5,9 @@ from __future__ import annotations
 import re
 import shlex
 
-GROUPS = frozenset(
-    {"alerts", "backup", "checkpoints", "config", "cron", "nodes", "data", "perms", "twin"}
-)  # commands of two words each
-WITHOUT_RUN = frozenset(
-    {"compare", "data", "import", "init", "list", "runbook", "sweep", "twin"}
-)  # that are about no run
+# Commands of two words each, and those that are about no run.
+GROUPS = frozenset({"alerts", "backup", "checkpoints", "config", "cron", "nodes", "data", "perms", "sweep", "twin"})
+WITHOUT_RUN = frozenset({"compare", "data", "import", "init", "list", "runbook", "sweep", "twin"})
 # in backquotes within a sentence, or the whole text; a hint such as `tr11 COMMAND --help` is no command
 _QUOTED = re.compile(r"`tr11 ([a-z][^`\n]*)`")
 

@@ -73,7 +73,7 @@ def test_a_value_may_be_a_list_or_a_table() -> None:
     ],
 )  # fmt: skip
 def test_a_grid_that_cannot_be_is_refused(texts: list[str], said: str) -> None:
-    with pytest.raises(SweepError, match=".") as caught:
+    with pytest.raises(SweepError) as caught:
         cells_of([parse_axis(text) for text in texts])
     assert said in str(caught.value) and "\n" not in str(caught.value)
 
