@@ -36,6 +36,11 @@ TOGETHER = [
     ),
     *_left(LeftReason.ELSEWHERE, "optimizer.type, with a LayerNorm after the embedding", "--use-bnb-optimizer"),
     *_left(LeftReason.ELSEWHERE, "optimizer.embedding_alpha", "--alpha:1"),
+    *_left(
+        LeftReason.ELSEWHERE,
+        "data.mask_probability, short_sequence_probability and binary_head",
+        "--mask-prob:1 --short-seq-prob:1 --bert-no-binary-head",
+    ),
 ]
 
 _DROPPED = [
@@ -120,7 +125,7 @@ LEFT = [
     *_left(
         LeftReason.NO_EFFECT,
         "belongs to other models than GPT",
-        "--vocab-extra-ids:1 --mask-prob:1 --short-seq-prob:1 --decoder-seq-length:1",
+        "--vocab-extra-ids:1 --decoder-seq-length:1",
     ),
     *_left(
         LeftReason.NO_COUNTERPART, "tr11 queues the next attempt itself: `tr11 launch --array`", "--adlr-autoresume"

@@ -22,23 +22,18 @@ from tr11ops.importer.options import (
 )
 from tr11ops.importer.options_left import TOGETHER
 from tr11ops.importer.options_table import RULES
+from tr11ops.importer.place_family import place_family
 from tr11ops.importer.place_interleaving import place_interleaving
 from tr11ops.importer.place_optimizer import place_optimizer
 from tr11ops.importer.place_recompute import place_recompute
 from tr11ops.importer.results import LeftReason
 from tr11ops.importer.traced import Traced
 
-_PROGRAM = "pretrain_gpt.py"
 _TOGETHER = frozenset(rule.option for rule in TOGETHER)
 
 
 def place_training(builder: Builder, launch: ParsedLaunch) -> None:
     """Place every option of the training's command, or tell what becomes of it."""
-    program = launch.program.rpartition("/")[2]
-    if program and program != _PROGRAM:
-        builder.leave(
-            program, "", launch.line, LeftReason.DECISION, f"is not {_PROGRAM}: tr11 trains GPT models with it"
-        )
     uses: dict[str, OptionUse] = {}
     for use in launch.options:
         uses[use.option] = use
@@ -50,6 +45,7 @@ def place_training(builder: Builder, launch: ParsedLaunch) -> None:
     _folders(builder, uses)
     _data_path(builder, uses.get("--data-path"))
     _scale(builder, uses)
+    place_family(builder, launch, uses)
     place_optimizer(builder, uses)
     place_recompute(builder, uses)
     place_interleaving(builder, uses)

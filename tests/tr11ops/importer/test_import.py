@@ -190,6 +190,34 @@ def test_old_names_of_optimizers(options: str, expected: dict[str, object]) -> N
     assert found.tables["optimizer"] == expected
 
 
+BERT_DATA = "--tokenizer-type BertWordPieceLowerCase --vocab-file /v.txt --mask-prob 0.2 --short-seq-prob 0.3"
+
+
+def test_a_script_of_bert_gives_its_family_and_masking() -> None:
+    script = minimal(f"{BERT_DATA} --bert-no-binary-head").replace("pretrain_gpt.py", "pretrain_bert.py")
+    found = import_text(script.replace("--tokenizer-name-or-path /t", ""), "x")
+    assert (found.exit_code, found.decisions, found.problems) == (0, (), ())
+    assert found.tables["model"]["family"] == "bert"
+    assert found.tables["data"] == {
+        "prefixes": ["/d/a"], "split": "969,30,1", "mask_probability": 0.2, "short_sequence_probability": 0.3,
+        "binary_head": False,
+    }  # fmt: skip
+
+
+def test_masking_does_nothing_to_a_gpt() -> None:
+    found = import_text(minimal("--mask-prob 0.2 --bert-no-binary-head"), "x")
+    reasons = {item.option: item.reason for item in found.unplaced}
+    assert reasons["--mask-prob"] is reasons["--bert-no-binary-head"] is LeftReason.NO_EFFECT
+    assert "family" not in found.tables["model"] and "mask_probability" not in found.tables["data"]
+
+
+def test_programs_of_other_models_need_a_decision() -> None:
+    found = import_text(minimal().replace("pretrain_gpt.py", "pretrain_t5.py"), "x")
+    assert found.exit_code == 1 and any(
+        "is none of pretrain_gpt.py, pretrain_bert.py" in d.why for d in found.decisions
+    )
+
+
 def test_alpha_does_nothing_to_other_optimizers() -> None:
     found = import_text(minimal("--optimizer mylamb --alpha 2.0"), "x")
     (item,) = (item for item in found.unplaced if item.option == "--alpha")
