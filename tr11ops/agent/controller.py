@@ -180,6 +180,8 @@ class Controller:
             workers_per_node=slurm.workers,
             master_address=master_address(allocation) if peers is None else peers.place.host,
             master_port=port if peers is None or port != peers.place.port else free_port(),
+            container=slurm.container if allocation.kind == "slurm" else None,
+            uses_gpus=slurm.gpus_per_node > 0,
         )
         environment = {**self._place.environment, "TR11_JOB_ID": self._job_id}
         within = self._config.resilience.end_within_seconds

@@ -23,6 +23,7 @@ from tr11ops.agent.allocation import Allocation
 from tr11ops.agent.exit_records import Death, trainer_is_done
 from tr11ops.base.processes import CONTROLLER_VARIABLE, adopt_orphans, end_descendants, exit_status
 from tr11ops.diagnose.attribution.srun import PREFIXES, parse_lines
+from tr11ops.runcard.containers import ContainerSection
 from trainer.contract.attempt import request_stop
 from trainer.contract.files import host_name
 from trainer.contract.paths import STOP_REQUEST_FILE
@@ -46,6 +47,8 @@ class WorkerLaunch:
     workers_per_node: int
     master_address: str
     master_port: int
+    container: ContainerSection | None = None
+    uses_gpus: bool = False
 
     @property
     def node_command(self) -> list[str]:
@@ -55,8 +58,9 @@ class WorkerLaunch:
     def command_at(self, began: float | None) -> list[str]:
         """The same with the controller's own time of the start, in seconds since the epoch, where that is known."""
         clock = [] if began is None else ["--controller-time", f"{began:.3f}"]
+        python = sys.executable if self.container is None else self.container.python
         return [
-            sys.executable, "-m", "tr11ops.agent.node",
+            python, "-m", "tr11ops.agent.node",
             "--attempt", str(self.attempt), "--card", str(self.card), "--job-id", self.job_id,
             "--launch", str(self.number), "--node-count", str(len(self.nodes)),
             "--workers", str(self.workers_per_node),
@@ -94,8 +98,30 @@ def srun_command(launch: WorkerLaunch) -> list[str]:
     return [
         # `--overlap`: what a dead node still holds of the launch before must not keep this one waiting.
         "srun", "--wait=60", "--kill-on-bad-exit=1", "--overlap", "--jobid", launch.job_id, "--nodes", count,
-        "--ntasks", count, "--ntasks-per-node=1", "--nodelist", ",".join(launch.nodes), *launch.node_command,
+        "--ntasks", count, "--ntasks-per-node=1", "--nodelist", ",".join(launch.nodes), *in_container(launch),
+        *launch.node_command,
     ]  # fmt: skip
+
+
+def in_container(launch: WorkerLaunch) -> list[str]:
+    """What stands before the node agent's command so that it runs in the card's image; empty without one.
+
+    Signals and exit codes go through: Pyxis is part of srun, and Apptainer passes them on.
+    """
+    section = launch.container
+    if section is None:
+        return []
+    if section.runtime == "pyxis":
+        mounts = [f"--container-mounts={','.join(map(_pyxis_mount, section.mounts))}"] if section.mounts else []
+        # The image's own entry point would stand between srun and the agent, and hear the signals in its place.
+        return [f"--container-image={section.image}", *mounts, "--no-container-entrypoint"]
+    binds = [word for mount in section.mounts for word in ("--bind", mount)]
+    return ["apptainer", "exec", *(["--nv"] if launch.uses_gpus else []), *binds, section.image]
+
+
+def _pyxis_mount(mount: str) -> str:
+    """Pyxis wants both sides of a mount."""
+    return mount if ":" in mount else f"{mount}:{mount}"
 
 
 class LineTee:

@@ -12,7 +12,9 @@ import typer
 
 from tr11ops.base.invocation import command_for
 from tr11ops.base.observed import observed
+from tr11ops.cli import completion
 from tr11ops.cli.common import (
+    CLUSTERS,
     Refusal,
     card_path,
     directory_of,
@@ -22,7 +24,8 @@ from tr11ops.cli.common import (
     open_scheduler,
     say,
 )
-from tr11ops.cli.context import JSON, SCHEDULER, RunContext
+from tr11ops.cli.context import JSON, RunContext
+from tr11ops.cli.launch_kubernetes import show_manifest
 from tr11ops.cli.launch_view import print_json, show_first_data, show_view
 from tr11ops.cli.rehearse import differences_value, keep_card, rehearsal_options, show_differences
 from tr11ops.cli.repair import change_queue
@@ -38,8 +41,17 @@ if TYPE_CHECKING:
 
 
 def launch(
-    context: Annotated[RunContext, SCHEDULER, JSON],
+    context: Annotated[RunContext, JSON],
     *,
+    scheduler: Annotated[
+        str,
+        typer.Option(
+            "--scheduler",
+            metavar="slurm|local|auto|kubernetes",
+            help="Which scheduler to talk to; auto: Slurm where there is one.",
+            autocompletion=completion.words(*CLUSTERS, "kubernetes"),
+        ),
+    ] = "auto",
     array: Annotated[
         str | None, typer.Option("--array", metavar="1-10", help="Array of attempts, one after another.")
     ] = None,
@@ -77,6 +89,7 @@ def launch(
 
     Nothing is submitted or created when a check refuses. Attempts of --array are queued as slurm.chain says: by
     default as a job array, where the site has none as dependent jobs, and where few jobs may wait, one by one.
+    With --scheduler kubernetes --dry-run it prints the objects of an indexed Job, for `kubectl apply -f -`.
 
     Exit code 0: submitted; 1: something is in the way; 2: wrong card or option; 3: no answer from the scheduler.
 
@@ -87,7 +100,15 @@ def launch(
       tr11 launch --rehearse --run tr11-176B-ml
       tr11 launch --repair
       tr11 launch --replace --dry-run
+      tr11 launch --scheduler kubernetes --dry-run | kubectl apply -f -
     """
+    if scheduler == "kubernetes":
+        useless = {
+            "--array": array, "--exclude": exclude, "--after": after, "--rehearse": rehearse, "--repair": repair,
+            "--replace": replace_queue, "--verify": verify,
+        }  # fmt: skip
+        show_manifest(context, [name for name, value in useless.items() if value], nodes, dry_run)
+        return
     given = {"--repair": repair, "--rehearse": rehearse, "--replace": replace_queue}
     named = [option for option, is_given in given.items() if is_given]
     if len(named) > 1:
@@ -103,7 +124,7 @@ def launch(
         job = prepare(
             context.run,
             options,
-            context.scheduler,
+            scheduler,
             array=array,
             exclude=exclude or [],
             nodes=nodes,

@@ -93,6 +93,9 @@ def train(
     if card.slurm.setup:
         say("tr11: slurm.setup is for a job's shell and is not run here")
 
+    if card.slurm.container is not None:
+        say("tr11: slurm.container is for a job and is not used here: start tr11 inside the image")
+
     os.umask(os.umask(0) & ~0o070)  # what the training makes is its group's too, as in a batch job
     tag = new_tag()
     lock = hold_launch_lock(directory.launch_lock)

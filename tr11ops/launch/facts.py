@@ -18,6 +18,7 @@ from tr11ops.cluster.select import start_of_watchdog
 from tr11ops.cluster.site import SiteRules
 from tr11ops.launch.archives import ArchiveFacts, look_at_archives
 from tr11ops.launch.chain import QueueChain
+from tr11ops.launch.container import ContainerFacts, look_at_container
 from tr11ops.launch.extra_observations import (
     AccessFault,
     ClockFacts,
@@ -157,6 +158,7 @@ class LaunchFacts:
     damaged: Observed[tuple[Damage, ...]] = ()  # state files
     grants: Observed[Grants | None] = None  # None: nothing is granted or limited here
     rehearsal_refusal: str = ""  # why a card that trains nothing must not be launched here
+    container: ContainerFacts | None = None  # None: the card has none
     compiler_obstacle: str | None = None  # what this machine lacks to compile the card's blocks, where it asks for that
 
 
@@ -218,6 +220,7 @@ def observe_launch(
         periodic_jobs=read_jobs(directory),
         start_of_watchdog=start_of_watchdog(),
         scheduler=own,
+        container=look_at_container(card),
         damaged=_observed(lambda: find_damage(directory)),
         rehearsal_refusal="" if has_data else rehearsal_refusal(os.environ),
         compiler_obstacle=compiler_obstacle(device_type(card)) if card.model.compile_blocks else None,

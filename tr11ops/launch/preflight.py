@@ -13,6 +13,7 @@ from tr11ops.cluster.base import Node, Partition
 from tr11ops.cluster.sbatch_options import format_time_limit
 from tr11ops.launch.archives import archive_checks
 from tr11ops.launch.chain import chain_checks, coverage_checks, coverage_of
+from tr11ops.launch.container import container_checks
 from tr11ops.launch.facts import LaunchFacts, LaunchRequest
 from tr11ops.launch.grants import grant_checks
 from tr11ops.launch.margins import is_measured, margin_checks
@@ -68,6 +69,8 @@ def _checks(
     yield from switch_checks(directory, facts)
     yield from damage_checks(known(facts.damaged, ()))
     yield from archive_checks(known(facts.archives, ()))
+    if request.on_scheduler:
+        yield from container_checks(card, directory, facts.container, facts.scheduler)
     if card.rehearsal is None:
         yield from attention_checks(card)
         yield from memory_checks(card)

@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import Field
 
 from tr11ops.runcard.addresses import expand_addresses
+from tr11ops.runcard.containers import KubernetesSection
 from tr11ops.runcard.copies import BackupSection, HubSection
 from tr11ops.runcard.find import PathBase, base_of, find_card, shipped_cards, shipped_folder
 from tr11ops.runcard.load import (
@@ -44,6 +45,7 @@ __all__ = [
     "CronSection",
     "FilesystemSection",
     "HubSection",
+    "KubernetesSection",
     "LoadedCard",
     "PathBase",
     "PermsSection",
@@ -116,6 +118,7 @@ class RunCard(TrainerConfig):
     perms: PermsSection = PermsSection()
     filesystems: list[FilesystemSection] = Field(default=[])
     rehearsal: RehearsalSection | None = None
+    kubernetes: KubernetesSection | None = None
 
     @property
     def world_size(self) -> int:
@@ -145,7 +148,11 @@ class RunCard(TrainerConfig):
     @property
     def digest(self) -> str:
         """A stable hash of every setting (blake2b-128, hexadecimal): equal exactly when two cards say the same."""
-        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        value = self.model_dump(mode="json")
+        for table, key in ((value, "kubernetes"), (value["slurm"], "container")):
+            if table[key] is None:  # cards without them keep the hash that they had before there were such sections
+                del table[key]
+        text = json.dumps(value, sort_keys=True, separators=(",", ":"))
         return hashlib.blake2b(text.encode("utf-8"), digest_size=16).hexdigest()
 
 

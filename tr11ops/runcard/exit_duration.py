@@ -23,6 +23,7 @@ LEAST_SPARE_SECONDS = 60.0  # beyond what must be done
 SPARE_SHARE = 0.25  # of what must be done: no save is as long as the last one
 LARGEST_SPARE_SHARE = 0.125  # of the time limit
 LARGEST_KEPT_SHARE = 0.5  # of the time limit: an attempt that keeps more trains less than it waits to save
+UNKNOWN_STEP_SECONDS = 300.0
 _DERIVED = "exit_duration_is_derived"
 
 
@@ -66,6 +67,16 @@ def exit_plan(card: RunCard, history: RunHistory | None = None) -> ExitPlan:
     if kept > LARGEST_KEPT_SHARE * limit:
         return ExitPlan(None, f"too little of slurm.time_limit is left beside {words}")
     return ExitPlan(_rounded((limit - kept) / 60), f"{duration(kept)} before the limit: {words}, the rest to spare")
+
+
+def seconds_to_end(card: RunCard, history: RunHistory | None = None) -> float:
+    """What a training needs from the word to stop until it has saved, with time to spare, where no limit bounds that.
+
+    Where nothing says how long a step takes, five minutes stand for it.
+    """
+    parts = _parts(card, history)
+    need = sum(seconds for _, seconds, _ in parts) + (UNKNOWN_STEP_SECONDS if len(parts) == 1 else 0.0)
+    return need + max(LEAST_SPARE_SECONDS, SPARE_SHARE * need)
 
 
 def _rounded(minutes: float) -> float:

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from tr11ops.runcard.containers import ContainerSection
 from tr11ops.runcard.slurm_syntax import TimeLimit
 from trainer.config.card import Section
 
@@ -74,6 +75,7 @@ class SlurmSection(Section):
         default="auto", description="how the next attempt is queued: a job array, dependent jobs, or by the job itself"
     )
     comment: str = Field(default="", pattern=r"^[^\"'\\`$]{0,200}$", description="shown by squeue; no quotes")
+    container: ContainerSection | None = Field(default=None, description="run node agents and workers in an image")
 
     @property
     def allocated_nodes(self) -> int:

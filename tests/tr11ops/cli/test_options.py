@@ -21,7 +21,7 @@ FORMS = {
     "--since": {"TIME", "TIME|last"},  # last: the hand-over before
     "--iterations": {"FIRST-LAST"},
     "--array": {"1-10"},
-    "--scheduler": {"slurm|local|auto"},
+    "--scheduler": {"slurm|local|auto", "slurm|local|auto|kubernetes"},
     "--workers": {"N", None},
     "--run": {"CARD"},
 }
@@ -108,7 +108,8 @@ def test_values_are_completed(recorded: Path) -> None:
     with beside(recorded):
         assert values("status", "--run", "tr11") == ["tr11-176B-ml", "tr11-176B-ml-24n", "tr11.toml"]
         assert values("status", "--run", str(recorded) + "/tr") == [f"{recorded}/tr11.toml"]
-        assert values("launch", "--scheduler", "") == ["slurm", "local", "auto"]
+        assert values("status", "--scheduler", "") == ["slurm", "local", "auto"]
+        assert values("launch", "--scheduler", "k") == ["kubernetes"]
         assert values("goodput", "--by", "d") == ["day"]
         assert values("init", "--preset", "") == ["toy", "1b", "7b", "176b"]
         assert values("runbook", "NAME", "hu") == ["hung"]
