@@ -22,14 +22,19 @@ from trainer.contract.units import size
 from trainer.data.progress import progress_bar, say
 from trainer.data.tokenizer import TOKENIZER_FILE
 
-HELP = "write a checkpoint's weights as a Hugging Face BLOOM folder"
+HELP = "write a checkpoint's weights as a Hugging Face BLOOM or Megatron-BERT folder"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The options; the same as `tr11 checkpoints export`."""
     parser.add_argument("checkpoint", type=Path, metavar="STEP", help="folder of the checkpoint")
     parser.add_argument(
-        "--format", "--to", dest="to", choices=["hf"], default="hf", help="format: hf is Hugging Face's BLOOM"
+        "--format",
+        "--to",
+        dest="to",
+        choices=["hf"],
+        default="hf",
+        help="format: hf is Hugging Face's BLOOM, or Megatron-BERT",
     )
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="folder to write")
     parser.add_argument("--dtype", choices=list(DTYPES), help="of the tensors; default: as in the checkpoint")

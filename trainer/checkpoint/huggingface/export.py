@@ -1,4 +1,4 @@
-"""A checkpoint's weights as a Hugging Face BLOOM folder: config.json, sharded safetensors, tokenizer.
+"""A checkpoint's weights as a Hugging Face BLOOM or Megatron-BERT: config.json, sharded safetensors, tokenizer.
 
 Tensors are streamed from the checkpoint into the shards a few rows at a time, so the memory needed does not grow with
 the model. The folder appears whole or not at all.
@@ -10,7 +10,7 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from trainer.checkpoint.compatibility import check_model
 from trainer.checkpoint.files import digesting
+from trainer.checkpoint.huggingface.megatron_bert import MODEL_TYPE, FusedRows, bert_config, bert_tensors
 from trainer.checkpoint.huggingface.names import (
     DTYPES,
     ROOT,
@@ -48,11 +49,16 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "
 
 @dataclass(frozen=True)
 class _Item:
-    """A tensor on its way: our name, BLOOM's full name, its shape and target dtype."""
+    """A tensor on its way: our name, their full name, its shape and target dtype. `fused`: of which rows it is made."""
 
     key: str
     name: str
     facts: TensorFacts
+    fused: FusedRows | None = None
+
+    def blocks(self) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Offsets and sizes, in our tensor, of what makes up theirs, in order."""
+        return row_blocks(self.facts, BLOCK_BYTES) if self.fused is None else self.fused.blocks(self.facts.shape)
 
     @property
     def bytes(self) -> int:
@@ -110,6 +116,8 @@ def plan_export(
     """
     saved = source.facts.model
     check_model(saved, card_facts or {})
+    if saved.get("model.family") == "bert":
+        return _plan_bert(source, dtype, max_shard_bytes, {**(card_facts or {}), **saved}, tokenizer, extra or {})
     shape, remarks = bloom_shape({**(card_facts or {}), **saved})
     stored = source.tensors("weights")
     _check_tensors(shape, stored)
@@ -117,11 +125,7 @@ def plan_export(
     if tokens is not None and (rows := used_rows(source, tokens)) < shape.vocabulary_size:
         remarks.append(f"{shape.vocabulary_size - rows} empty rows behind the vocabulary are padding: left out")
         shape = replace(shape, vocabulary_size=rows)
-    names = {kind: name for name, kind in DTYPES.items()}
-    kept = stored["embedding.word.weight"].dtype
-    chosen = dtype or names.get(kept)
-    if chosen is None:
-        raise CheckpointError(f"the weights are {kept}; choose one with --dtype: {', '.join(DTYPES)}")
+    chosen = dtype or _kept_dtype(stored)
     if tokenizer is not None and tokenizer.vocabulary_size > shape.vocabulary_size:
         raise CheckpointError(
             f"the tokenizer has {tokenizer.vocabulary_size} tokens and the model {shape.vocabulary_size} rows; "
@@ -134,6 +138,42 @@ def plan_export(
     ids = tokenizer.ids if tokenizer else {}
     config = config_document(shape, chosen, {**(extra or {}), **ids})
     return ExportPlan(source, _shards(items, max_shard_bytes), config, tokenizer, tuple(remarks))
+
+
+def _kept_dtype(stored: Mapping[str, TensorFacts]) -> str:
+    """That of the weights. Raises CheckpointError for one that is not written."""
+    kept = stored[WORDS].dtype
+    name = next((name for name, kind in DTYPES.items() if kind == kept), None)
+    if name is None:
+        raise CheckpointError(f"the weights are {kept}; choose one with --dtype: {', '.join(DTYPES)}")
+    return name
+
+
+def _plan_bert(
+    source: TensorSource,
+    dtype: str | None,
+    max_shard_bytes: int,
+    facts: Mapping[str, Any],
+    tokenizer: TokenizerFiles | None,
+    extra: Mapping[str, Any],
+) -> ExportPlan:
+    """The same of a BERT. Rows that pad its vocabulary are kept: they are not zero, as no step leaves them so."""
+    stored = source.tensors("weights")
+    wanted = bert_tensors(facts.get("model.layers", 0))
+    if {item.key for item in wanted.values()} != set(stored):
+        odd = sorted({item.key for item in wanted.values()} ^ set(stored))
+        raise CheckpointError(f"the checkpoint and a BERT of its layers differ in {odd[0]} (and {len(odd) - 1} more)")
+    chosen = dtype or _kept_dtype(stored)
+    config = bert_config(facts, str(DTYPES[chosen]).removeprefix("torch."))
+    items = []
+    for theirs, item in wanted.items():
+        whole = stored[item.key].shape
+        rows = None if item.part is None else FusedRows(facts["model.attention_heads"], item.part)
+        shape = whole if rows is None else (whole[0] // 3, *whole[1:])
+        items.append(_Item(item.key, theirs, TensorFacts(shape, DTYPES[chosen]), rows))
+    std = {key: value for key, value in extra.items() if key == "initializer_range"}
+    ids = tokenizer.ids if tokenizer else {}
+    return ExportPlan(source, _shards(items, max_shard_bytes), {**config, **std, **ids}, tokenizer, ())
 
 
 def write_export(
@@ -164,14 +204,14 @@ def write_export(
 
 
 def is_export(folder: Path) -> bool:
-    """True for a folder that holds a BLOOM as `write_export` leaves it, and nothing below it."""
+    """True for a folder that holds a model as `write_export` leaves it, and nothing below it."""
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     has_weights = (folder / SINGLE).is_file() or (folder / INDEX).is_file()
-    is_bloom = isinstance(config, dict) and config.get("model_type") == "bloom"
-    return is_bloom and has_weights and not any(path.is_dir() for path in folder.iterdir())
+    is_ours = isinstance(config, dict) and config.get("model_type") in ("bloom", MODEL_TYPE)
+    return is_ours and has_weights and not any(path.is_dir() for path in folder.iterdir())
 
 
 def used_rows(source: TensorSource, tokens: int) -> int:
@@ -243,7 +283,7 @@ def _write_shard(
     with digesting(folder / name) as stream:
         stream.write(len(text).to_bytes(8, "little") + text)
         for item in items:
-            for offsets, sizes in row_blocks(item.facts, BLOCK_BYTES):
+            for offsets, sizes in item.blocks():
                 block = source.read("weights", item.key, offsets, sizes)
                 if not is_finite(block):
                     raise CheckpointError(f"{item.key} holds NaN or infinity: such a model is not exported")

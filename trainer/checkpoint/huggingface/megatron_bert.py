@@ -6,11 +6,9 @@ whose rows are [heads, 3, head size].
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
-
-from torch import Tensor
 
 from trainer.contract.checkpoints import CheckpointError
 
@@ -50,12 +48,19 @@ class BertTensor:
     key: str
     part: int | None = None
 
-    def of(self, ours: Tensor, heads: int) -> Tensor:
-        """Their tensor, from ours of the name `key`."""
-        if self.part is None:
-            return ours
-        cut = ours.view(heads, 3, -1, *ours.shape[1:])[:, self.part]
-        return cut.reshape(-1, *ours.shape[1:])
+
+@dataclass(frozen=True)
+class FusedRows:
+    """The rows of one of query, key and value (`part` 0, 1, 2) in ours, which are [heads, 3, head size]."""
+
+    heads: int
+    part: int
+
+    def blocks(self, shape: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Offsets and sizes in our tensor, a head at a time, of theirs of `shape`."""
+        size, rest = shape[0] // self.heads, shape[1:]
+        for head in range(self.heads):
+            yield ((3 * head + self.part) * size, *(0 for _ in rest)), (size, *rest)
 
 
 def bert_tensors(layers: int) -> dict[str, BertTensor]:

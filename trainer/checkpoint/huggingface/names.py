@@ -91,7 +91,8 @@ WORDS = "embedding.word.weight"
 def facts_of_card(config: TrainerConfig) -> dict[str, Any]:
     """What a run card says of the model, under the keys that a checkpoint's facts have too."""
     model = config.model
-    return {
+    others = {} if model.family == "gpt" else {"model.family": model.family}
+    return others | {
         "model.layers": model.layers,
         "model.hidden_size": model.hidden_size,
         "model.attention_heads": model.attention_heads,
