@@ -38,10 +38,11 @@ from trainer.data.corpus import build_corpus
 from trainer.data.dataset import SampleSource, read_rows
 from trainer.data.index import build_index_maps, build_sample_index
 from trainer.data.indexed_write import IndexedWriter
+from trainer.data.learn_tokenizer import train_tokenizer
 from trainer.data.sources import ReadOptions, plan_splits
 from trainer.data.stream import SampleReader, SampleStream
 from trainer.data.tokenize import PreprocessRequest, preprocess
-from trainer.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+from trainer.data.tokenizer import Tokenizer, load_tokenizer
 from trainer.data.workers import WorkerPool
 
 MEGATRON_SHARE = 0.80  # its rule for the last epoch; everything else is the same

@@ -31,6 +31,10 @@ JsonKey = Annotated[str, typer.Option("--json-key", metavar="KEY", help="Key of 
 TokenizerType = Annotated[
     str, typer.Option(metavar="TYPE", help="huggingface, gpt2_bpe, bert_wordpiece or bert_wordpiece_lower.")
 ]
+LearntType = Annotated[
+    str,
+    typer.Option(metavar="TYPE", help="huggingface (byte-level BPE), bert_wordpiece or bert_wordpiece_lower."),
+]
 VocabFile = Annotated[Path | None, typer.Option(help="vocab.json of gpt2_bpe, vocab.txt of bert_wordpiece.")]
 MergeFile = Annotated[Path | None, typer.Option(help="merges.txt of gpt2_bpe.")]
 MaxLine = Annotated[
@@ -69,7 +73,8 @@ def tokenizer(
     ctx: typer.Context,
     *,
     corpus: Annotated[Path, typer.Option(help="JSON lines to learn from, plain or .gz, .xz, .zst.")],
-    out: Annotated[Path, typer.Option("--output", "-o", "--out", help="Folder for tokenizer.json.")],
+    out: Annotated[Path, typer.Option("--output", "-o", "--out", help="Folder for tokenizer.json or vocab.txt.")],
+    tokenizer_type: LearntType = "huggingface",
     vocab_size: Annotated[int, typer.Option(min=1, help="Tokens in all, special ones and bytes too.")] = 4096,
     json_key: JsonKey = "text",
     special_token: Annotated[list[str] | None, typer.Option(help="One more special token; may be repeated.")] = None,
@@ -77,10 +82,11 @@ def tokenizer(
     force: Force = False,
     json: Json = False,
 ) -> None:
-    """Train a byte-level BPE tokenizer (any text can be encoded; <|endoftext|> is id 0).
+    """Learn a tokenizer: byte-level BPE (any text can be encoded; <|endoftext|> is id 0), or WordPiece for BERT and T5.
 
     Examples:
       tr11 data tokenizer --corpus data/corpus.jsonl --vocab-size 4096 --output data/tokenizer
+      tr11 data tokenizer --corpus data/corpus.jsonl --tokenizer-type bert_wordpiece_lower --output data/wordpiece
     """
     _run(ctx)
 

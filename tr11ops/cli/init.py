@@ -13,6 +13,7 @@ from tr11ops.base.units import quantity
 from tr11ops.cli import completion
 from tr11ops.cli.common import Refusal, SchedulerOption, SetOption, card_path, is_terminal, open_scheduler, say
 from tr11ops.cluster.site import read_site
+from tr11ops.launch.first_data import dataset_suffix
 from tr11ops.launch.presets import PRESETS, preset_tables, token_count, tokens_of, with_tokens
 from tr11ops.launch.starter import Answers, example_tables, places, proposed_nodes, starter_tables, starter_text
 from tr11ops.runcard.card import RunCard, load_card, shipped_folder
@@ -211,13 +212,16 @@ def _completed(tables: dict[str, dict[str, Any]], asker: _Asker, overrides: list
     directory = tables["run"]["directory"]
     data, tokenizer = tables.setdefault("data", {}), tables.setdefault("tokenizer", {})
     if not {"data.prefixes", "data.train_group", "data.train_groups_file"} & asker.known:
-        prefix = asker.text(
-            "data.prefix", "Indexed dataset, without .bin or .idx", f"{directory}/data/corpus_text_document"
-        )
+        made = f"{directory}/data/corpus{dataset_suffix(tables['model'].get('family', 'gpt'))}"
+        prefix = asker.text("data.prefix", "Indexed dataset, without .bin or .idx", made)
         for key in ("weights", "train_group", "train_groups_file", "cache"):
             data.pop(key, None)
         data["prefixes"] = [prefix]
-    if "tokenizer.path" not in asker.known:
+    if "vocabulary_file" in tokenizer:
+        if "tokenizer.vocabulary_file" not in asker.known:
+            made = f"{directory}/data/tokenizer/vocab.txt"
+            tokenizer["vocabulary_file"] = asker.text("tokenizer.vocabulary_file", "File of the vocabulary", made)
+    elif "tokenizer.path" not in asker.known:
         tokenizer["path"] = asker.text("tokenizer.path", "Folder of the tokenizer", f"{directory}/data/tokenizer")
     done, problems = apply_overrides(tables, overrides, RunCard)
     if problems:

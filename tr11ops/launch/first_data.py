@@ -10,7 +10,7 @@ from tr11ops.runcard.card import RunCard
 from tr11ops.rundir.datasets import prefixes_of
 from tr11ops.rundir.tokenizer import TOKENIZER_FILE
 
-SUFFIX = "_text_document"  # what `tr11 data preprocess` adds to its --output-prefix
+DOCUMENTS, SENTENCES = "_text_document", "_text_sentence"  # what `tr11 data preprocess` adds to its --output-prefix
 MOST_DATASETS = 3  # a mixture of many is no one's first try
 
 
@@ -20,30 +20,52 @@ def data_commands(card: RunCard, current: Path) -> tuple[str, ...]:
     Only what is not there at all is made: a damaged dataset is for a person to look at.
     """
     missing = [prefix for prefix in prefixes_of(card.data) if not _is_there(prefix)]
-    tokenizer = card.tokenizer.path
     if card.rehearsal is not None or not 0 < len(missing) <= MOST_DATASETS:
         return ()
-    if tokenizer is None or not all(prefix.endswith(SUFFIX) for prefix in missing):
+    suffix = dataset_suffix(card.model.family)
+    if _tokenizer_file(card) is None or not all(prefix.endswith(suffix) for prefix in missing):
         return ()
-    return tuple(dict.fromkeys(_commands(card, missing, tokenizer, current)))
+    return tuple(dict.fromkeys(_commands(card, [prefix.removesuffix(suffix) for prefix in missing], current)))
+
+
+def dataset_suffix(family: str) -> str:
+    """How the name ends that `tr11 data preprocess` gives to what a family of models reads."""
+    return DOCUMENTS if family == "gpt" else SENTENCES
+
+
+def _tokenizer_file(card: RunCard) -> Path | None:
+    """The file that `tr11 data tokenizer` would make; None where it makes none of this type, or the card names none."""
+    tokenizer = card.tokenizer
+    if tokenizer.type == "huggingface":
+        return None if tokenizer.path is None else Path(tokenizer.path) / TOKENIZER_FILE
+    file = tokenizer.vocabulary_file
+    return Path(file) if file is not None and tokenizer.type.startswith("bert_") else None
 
 
 def _is_there(prefix: str) -> bool:
     return Path(f"{prefix}.idx").exists() or Path(f"{prefix}.bin").exists()
 
 
-def _commands(card: RunCard, missing: list[str], tokenizer: str, current: Path) -> Iterator[str]:
-    for prefix in missing:
-        stem = prefix.removesuffix(SUFFIX)
+def _commands(card: RunCard, stems: list[str], current: Path) -> Iterator[str]:
+    file = _tokenizer_file(card)
+    assert file is not None
+    is_wordpiece = card.tokenizer.type != "huggingface"
+    kind = f"--tokenizer-type {card.tokenizer.type} " if is_wordpiece else ""
+    used = (
+        f"{kind}--vocab-file {_shown(str(file), current)}"
+        if is_wordpiece
+        else (f"--tokenizer {_shown(str(card.tokenizer.path), current)}")
+    )
+    sentences = "--split-sentences --no-append-eod " if dataset_suffix(card.model.family) == SENTENCES else ""
+    for stem in stems:
         corpus = _shown(f"{stem}.jsonl", current)
         if not Path(f"{stem}.jsonl").exists():
             yield f"tr11 data corpus --output {corpus}"
-        if Path(tokenizer).is_absolute() and not (Path(tokenizer) / TOKENIZER_FILE).exists():
+        if file.is_absolute() and not file.exists():
             size = card.tokenizer.vocabulary_size or card.tokenizer.padded_vocabulary_size
-            made = f"--vocab-size {size} --output {_shown(tokenizer, current)}"
-            yield f"tr11 data tokenizer --corpus {_shown(f'{missing[0].removesuffix(SUFFIX)}.jsonl', current)} {made}"
-        used = f"--tokenizer {_shown(tokenizer, current)} --output-prefix {_shown(stem, current)}"
-        yield f"tr11 data preprocess --input {corpus} {used}"
+            made = f"{kind}--vocab-size {size} --output {_shown(str(file.parent), current)}"
+            yield f"tr11 data tokenizer --corpus {_shown(f'{stems[0]}.jsonl', current)} {made}"
+        yield f"tr11 data preprocess --input {corpus} {used} {sentences}--output-prefix {_shown(stem, current)}"
 
 
 def _shown(path: str, current: Path) -> str:

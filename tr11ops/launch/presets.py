@@ -87,19 +87,32 @@ def token_count(text: str) -> int:
 
 
 def tokens_of(tables: Mapping[str, Any]) -> int:
-    """How many tokens the training of these tables reads."""
-    return int(tables["batch"]["train_samples"]) * int(tables["model"]["sequence_length"])
+    """How many tokens the training of these tables reads, whether they count samples or steps."""
+    return _samples_of(tables["batch"]) * int(tables["model"]["sequence_length"])
+
+
+def _samples_of(batch: Mapping[str, Any]) -> int:
+    if "train_samples" in batch:
+        return int(batch["train_samples"])
+    return int(batch["train_iterations"]) * int(batch["global_batch_size"])
 
 
 def with_tokens(tables: Mapping[str, Any], tokens: int) -> dict[str, Any]:
-    """The tables for a training that reads so many tokens: its decay ends where it did, as a part of the whole."""
+    """The tables for a training that reads so many tokens: its decay ends where it did, as a part of the whole.
+
+    They count as they did: samples, or steps of the full batch.
+    """
     batch, schedule = dict(tables["batch"]), dict(tables.get("schedule", {}))
-    before, samples = int(batch["train_samples"]), -(-tokens // int(tables["model"]["sequence_length"]))
-    batch["train_samples"] = samples
-    if "decay_samples" in schedule:
-        schedule["decay_samples"] = max(1, round(schedule["decay_samples"] * samples / before))
-    if "warmup_samples" in schedule:
-        schedule["warmup_samples"] = min(schedule["warmup_samples"], samples // WARMUP_SHARE)
+    samples = -(-tokens // int(tables["model"]["sequence_length"]))
+    unit, whole = "samples", samples
+    if "train_samples" not in batch:
+        unit, whole = "iterations", -(-samples // int(batch["global_batch_size"]))
+    before = int(batch[f"train_{unit}"])
+    batch[f"train_{unit}"] = whole
+    if f"decay_{unit}" in schedule:
+        schedule[f"decay_{unit}"] = max(1, round(schedule[f"decay_{unit}"] * whole / before))
+    if f"warmup_{unit}" in schedule:
+        schedule[f"warmup_{unit}"] = min(schedule[f"warmup_{unit}"], whole // WARMUP_SHARE)
     if "ramp" in batch:
         batch["ramp"] = {**batch["ramp"], "samples": max(1, min(batch["ramp"]["samples"], samples // RAMP_SHARE))}
     return {**tables, "batch": batch, "schedule": schedule}

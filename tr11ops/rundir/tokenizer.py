@@ -44,7 +44,9 @@ def look_at_tokenizer(card: RunCard, environment: Mapping[str, str]) -> Tokenize
 
     A hub id is looked for in the cache that `environment`, the workers', names.
     """
-    named = card.tokenizer.path
+    named, vocabulary = card.tokenizer.path, card.tokenizer.vocabulary_file
+    if vocabulary is not None:
+        return _read_vocabulary(Path(vocabulary))
     if named is None:
         return TokenizerFacts()
     if Path(named).is_absolute():
@@ -58,6 +60,18 @@ def look_at_tokenizer(card: RunCard, environment: Mapping[str, str]) -> Tokenize
         fix = f"fetch it where there is internet: {fetch_command(named, FILES, environment)}"
         return TokenizerFacts(fault=fault, fix=fix)
     return _read(path, named)
+
+
+def _read_vocabulary(path: Path) -> TokenizerFacts:
+    """vocab.json of GPT-2's BPE, ids by piece; or vocab.txt of WordPiece, a piece a line."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        pieces = json.loads(text) if path.suffix == ".json" else text.splitlines()
+        return TokenizerFacts(size=len(pieces))
+    except OSError as error:
+        return TokenizerFacts(fault=f"{path}: {error.strerror or error}")
+    except (ValueError, TypeError):
+        return TokenizerFacts(fault=f"{path} is not a vocabulary")
 
 
 def _read(path: Path, named: str) -> TokenizerFacts:

@@ -17,6 +17,14 @@ from trainer.data.corpus import DEFAULT_MIN_BYTES, build_corpus, record_path
 from trainer.data.end_tokens import end_token_warning
 from trainer.data.errors import DataError, InputFault, explain_os_errors
 from trainer.data.indexed import IndexedDataset
+from trainer.data.learn_tokenizer import (
+    LearntType,
+    check_vocabulary_size,
+    is_trained,
+    load_learnt,
+    request_path,
+    train_tokenizer,
+)
 from trainer.data.lines import MAX_LINE_MIB, MIB, BadLine, read_pieces, texts_of
 from trainer.data.made import was_interrupted
 from trainer.data.merge import merge
@@ -24,15 +32,9 @@ from trainer.data.progress import progress_bar, say
 from trainer.data.sources import ReadOptions, open_splits
 from trainer.data.text_file import TextFile
 from trainer.data.tokenize import PreprocessRequest, preprocess
-from trainer.data.tokenizer import (
-    TokenizerSpec,
-    check_vocabulary_size,
-    is_trained,
-    load_tokenizer,
-    request_path,
-    train_tokenizer,
-)
+from trainer.data.tokenizer import TokenizerSpec
 
+LEARNT_TYPES = ("huggingface", "bert_wordpiece", "bert_wordpiece_lower")
 TOKENIZER_TYPES = ("huggingface", "gpt2_bpe", "bert_wordpiece", "bert_wordpiece_lower")
 
 
@@ -47,7 +49,7 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--min-bytes", type=positive, default=DEFAULT_MIN_BYTES)
     command.add_argument("--force", action="store_true")
 
-    command = commands.add_parser("tokenizer", help="train a byte-level BPE tokenizer")
+    command = commands.add_parser("tokenizer", help="learn a tokenizer from texts")
     command.set_defaults(
         run=make_tokenizer,
         sentence=lambda made: (
@@ -55,6 +57,7 @@ def add_commands(commands: Commands) -> None:
         ),
     )
     command.add_argument("--corpus", type=Path, required=True)
+    command.add_argument("--tokenizer-type", choices=LEARNT_TYPES, default="huggingface")
     command.add_argument("--vocab-size", type=positive, default=4096)
     command.add_argument("--output", "-o", "--out", dest="out", type=Path, required=True)
     command.add_argument("--json-key", default="text")
@@ -155,9 +158,10 @@ def _tell_of_interruption(record: Path) -> None:
 
 
 def make_tokenizer(options: argparse.Namespace) -> dict[str, Any]:
-    """Train a byte-level BPE tokenizer."""
+    """Learn a tokenizer from a corpus."""
+    kind: LearntType = options.tokenizer_type
     try:
-        check_vocabulary_size(options.vocab_size)
+        check_vocabulary_size(options.vocab_size, kind, len(options.special_token))
     except DataError as error:
         raise DataUsageError(f"--vocab-size: {error}") from error
     corpus: Path = options.corpus
@@ -170,12 +174,13 @@ def make_tokenizer(options: argparse.Namespace) -> dict[str, Any]:
         "vocabulary_size": options.vocab_size,
         "special_tokens": options.special_token,
         "json_key": options.json_key,
+        **({} if kind == "huggingface" else {"type": kind}),
     }
     _tell_of_interruption(request_path(options.out))
-    kept = not options.force and is_trained(options.out, request)
+    kept = not options.force and is_trained(options.out, request, kind)
     if kept:
         say(f"{options.out} is trained from this corpus already; --force trains it again")
-        tokenizer = load_tokenizer(options.out)
+        tokenizer = load_learnt(options.out, kind)
     else:
         with progress_bar() as bar:
             task = bar.add_task("reading", total=status.st_size)
@@ -183,6 +188,7 @@ def make_tokenizer(options: argparse.Namespace) -> dict[str, Any]:
                 _texts(corpus, options.json_key, options.max_line_mib, lambda count: bar.advance(task, count)),
                 options.vocab_size,
                 options.out,
+                kind=kind,
                 extra_special_tokens=options.special_token,
                 request=request,
                 force=options.force,

@@ -1,30 +1,25 @@
-"""Tokenizers: training a byte-level BPE, and the one way to load any kind."""
+"""Tokenizers: the one way to load any kind."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from tokenizers import Tokenizer as Engine
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from trainer.config.hub_files import HUB_ID, HubFileError, hub_file
-from trainer.contract.files import write_atomically, write_json
 from trainer.contract.manifest import file_digest
-from trainer.data.errors import DataError, explain_os_errors
-from trainer.data.made import begin_record, check_replaceable
+from trainer.data.errors import DataError
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
 END_OF_DOCUMENT = "<|endoftext|>"
-PADDING = "<|padding|>"
-SPECIAL_TOKENS = (END_OF_DOCUMENT, PADDING)
-BYTES_ALPHABET = 256
 # Spellings of the end of a document in tokenizers made elsewhere, looked for in this order when no config names it.
 KNOWN_END_TOKENS = (END_OF_DOCUMENT, "</s>", "<|end_of_text|>", "<eos>", "[EOS]", "[SEP]")
 
@@ -117,10 +112,15 @@ def _load_bert(vocabulary: Path, lowercase: bool) -> Tokenizer:
     engine = _read((vocabulary,), lambda: Engine(models.WordPiece.from_file(str(vocabulary), unk_token="[UNK]")))
     if engine.token_to_id("[UNK]") is None:
         raise DataError(f"{vocabulary} has no [UNK], so it is not a vocabulary of WordPiece; name another file")
+    split_words(engine, lowercase)
+    return Tokenizer(engine, (vocabulary,), *_end_token(engine, vocabulary))
+
+
+def split_words(engine: Engine, lowercase: bool) -> None:
+    """Let WordPiece read words as BERT does."""
     engine.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     engine.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     engine.decoder = decoders.WordPiece()
-    return Tokenizer(engine, (vocabulary,), *_end_token(engine, vocabulary))
 
 
 def _read(files: tuple[Path, ...], load: Callable[[], Engine]) -> Engine:
@@ -171,93 +171,3 @@ def _end_token(engine: Engine, file: Path) -> tuple[str, int]:
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:200]
-
-
-def train_tokenizer(
-    texts: Iterator[str],
-    vocabulary_size: int,
-    folder: str | Path,
-    *,
-    extra_special_tokens: Sequence[str] = (),
-    request: dict[str, Any] | None = None,
-    on_learning: Callable[[], None] = lambda: None,
-    force: bool = False,
-) -> Tokenizer:
-    """Learn byte-level BPE from `texts` and save it to `folder` (`tokenizer.json` is written last).
-
-    Special tokens come first (`<|endoftext|>` is id 0, `<|padding|>` id 1), the 256 bytes next, so that any text can be
-    encoded. `request` is saved beside it, see `is_trained`; with it, a tokenizer that this function did not make is
-    replaced with `force` alone. `on_learning` is called when all texts have been read.
-    Raises DataError when the size is too small, or larger than what the texts can teach, or another tokenizer is there.
-    """
-    target = Path(folder)
-    if request is not None:
-        check_replaceable(
-            (target / TOKENIZER_FILE, target / CONFIG_FILE),
-            request_path(target),
-            lambda record: bool(record["digest"] == file_digest(target / TOKENIZER_FILE)),
-            force,
-        )
-    special = [*SPECIAL_TOKENS, *extra_special_tokens]
-    check_vocabulary_size(vocabulary_size, len(special))
-    engine = Engine(models.BPE())
-    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    engine.decoder = decoders.ByteLevel()
-    engine.post_processor = processors.ByteLevel(trim_offsets=False)
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary_size,
-        special_tokens=special,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-
-    def read_all() -> Iterator[str]:
-        yield from texts
-        on_learning()
-
-    engine.train_from_iterator(read_all(), trainer=trainer)
-    learnt = engine.get_vocab_size(with_added_tokens=True)
-    if learnt < vocabulary_size:
-        raise DataError(
-            f"the corpus teaches only {learnt} tokens, {vocabulary_size} were asked; use a larger corpus or"
-            f" --vocab-size {learnt}"
-        )
-    with explain_os_errors("writing the tokenizer to", target):
-        if request is not None:
-            begin_record(request_path(target), request)
-        write_json(
-            target / CONFIG_FILE,
-            {
-                "tokenizer_class": "PreTrainedTokenizerFast",
-                "eos_token": END_OF_DOCUMENT,
-                "bos_token": END_OF_DOCUMENT,
-                "unk_token": END_OF_DOCUMENT,
-                "pad_token": PADDING,
-                "clean_up_tokenization_spaces": False,
-            },
-        )
-        write_atomically(target / TOKENIZER_FILE, engine.to_str(pretty=False))
-        if request is not None:
-            write_json(request_path(target), {"request": request, "digest": file_digest(target / TOKENIZER_FILE)})
-    return load_tokenizer(target)
-
-
-def check_vocabulary_size(vocabulary_size: int, special_tokens: int = len(SPECIAL_TOKENS)) -> None:
-    """Raise DataError unless the size has room for the special tokens and all bytes."""
-    least = BYTES_ALPHABET + special_tokens
-    if vocabulary_size < least:
-        raise DataError(f"vocabulary size {vocabulary_size} must be at least {least}: all bytes and the special tokens")
-
-
-def request_path(folder: Path) -> Path:
-    """Where a trained tokenizer keeps what it was trained from."""
-    return folder / "training.json"
-
-
-def is_trained(folder: Path, request: dict[str, Any]) -> bool:
-    """True when `folder` holds, unchanged, the tokenizer that `request` describes."""
-    try:
-        record = json.loads(request_path(folder).read_text(encoding="utf-8"))
-        return bool(record["request"] == request and record["digest"] == file_digest(folder / TOKENIZER_FILE))
-    except (OSError, ValueError, KeyError, TypeError):
-        return False

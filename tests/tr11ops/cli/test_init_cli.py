@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -9,10 +12,12 @@ import pytest
 from tests.tr11ops.cli.local_bench import LocalBench
 from tr11ops.cluster.base import Node, Partition
 from tr11ops.cluster.site import SiteRules
-from tr11ops.launch.presets import PRESETS, preset_tables, token_count, with_tokens
+from tr11ops.launch.first_data import data_commands
+from tr11ops.launch.presets import PRESETS, preset_tables, token_count, tokens_of, with_tokens
 from tr11ops.launch.starter import Answers, example_tables, places, proposed_nodes, starter_tables, starter_text
 from tr11ops.runcard.card import load_card, shipped_cards, shipped_folder
 from tr11ops.runcard.estimate import estimate
+from tr11ops.rundir.tokenizer import look_at_tokenizer
 
 GPU = Partition("gpu", 20 * 3600, tuple(f"g{number}" for number in range(1, 9)), is_default=True)
 CPU = Partition("cpu", None, tuple(f"c{number}" for number in range(1, 31)))
@@ -149,3 +154,36 @@ def test_a_person_is_asked_for_size_and_tokens(bench: LocalBench, monkeypatch: p
     assert asked[:2] == ["Size of the model", "Tokens to train on"]
     card = load_card(bench.folder / "tr11.toml")
     assert (card.model.layers, card.batch.train_samples) == (30, -(-10 * 10**9 // 2048))
+
+
+@pytest.mark.parametrize("name", [name for name in shipped_cards() if name != "rehearsal"])
+def test_every_shipped_card_is_a_start(name: str, bench: LocalBench) -> None:
+    """Also those that count steps, read sentences, or have a vocabulary of pieces."""
+    answer = bench.tr11("init", "--scheduler", "local", "--yes", "--example", name, "-o", "mine.toml")
+    assert answer.code == 0, answer.err
+    doubled = bench.tr11("init", "--scheduler", "local", "--yes", "--example", name, "-o", "b.toml", "--tokens", "1B")
+    assert doubled.code == 0, doubled.err
+    tables = tomllib.loads((bench.folder / "b.toml").read_text())
+    one_step = tables["batch"]["global_batch_size"] * tables["model"]["sequence_length"]
+    assert 0 <= tokens_of(tables) - 1_000_000_000 < one_step
+
+
+def test_a_berts_first_data_is_sentences_and_pieces(bench: LocalBench) -> None:
+    words = ("--set", "tokenizer.vocabulary_size=300", "--set", "tokenizer.padded_vocabulary_size=384")
+    done = bench.tr11("init", "--scheduler", "local", "--yes", "--example", "bert-4l", "-o", "b.toml", *words)
+    assert done.code == 0, done.err
+    card = load_card(bench.folder / "b.toml", environment={})
+    [prefix], vocabulary = card.data.prefixes, Path(str(card.tokenizer.vocabulary_file))
+    _, tokenizer, preprocess = data_commands(card, bench.folder)
+    corpus = Path(prefix.removesuffix("_text_sentence") + ".jsonl")
+    corpus.parent.mkdir(parents=True)
+    text = "Some words. " + " ".join(f"Word{number} is another. " for number in range(60))
+    corpus.write_text("".join(json.dumps({"text": text}) + "\n" for _ in range(40)))
+    for command in (tokenizer.replace("--vocab-size 300", "--vocab-size 100"), preprocess):
+        answer = bench.tr11(*shlex.split(command)[1:])
+        assert answer.code == 0, (command, answer.err)
+    assert len(vocabulary.read_text().splitlines()) == 100 and Path(f"{prefix}.idx").is_file()
+    assert look_at_tokenizer(card, {}).size == 100
+    vocabulary.unlink()
+    assert "No such file" in look_at_tokenizer(card, {}).fault
+    assert len(data_commands(card, bench.folder)) == 0, "the dataset is there"

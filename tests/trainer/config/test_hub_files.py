@@ -8,7 +8,8 @@ import pytest
 
 from trainer.config.hub_files import HubFileError, cache_folder, cached_file, hub_file, is_hub_id
 from trainer.data.errors import DataError
-from trainer.data.tokenizer import load_tokenizer, train_tokenizer
+from trainer.data.learn_tokenizer import train_tokenizer
+from trainer.data.tokenizer import load_tokenizer
 
 ID = "bigscience/bloom"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.data.data_helpers import texts
-from trainer.data.tokenizer import train_tokenizer
+from trainer.data.learn_tokenizer import train_tokenizer
 
 
 @pytest.fixture(scope="session")

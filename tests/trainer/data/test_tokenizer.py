@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from tests.trainer.data.data_helpers import texts
 from trainer.data.errors import DataError
-from trainer.data.tokenizer import TokenizerSpec, is_trained, load_tokenizer, train_tokenizer
+from trainer.data.learn_tokenizer import LearntType, is_trained, train_tokenizer
+from trainer.data.tokenizer import TokenizerSpec, load_tokenizer
 
 
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=200))
@@ -208,3 +209,26 @@ def test_anothers_tokenizer_is_replaced_with_force_alone(tmp_path: Path) -> None
         train_tokenizer(iter(words), 260, folder, request=request)
     (folder / "training.json").write_text('{"request": {}, "report": null}')  # one that was killed
     train_tokenizer(iter(words), 260, folder, request=request)
+
+
+@pytest.mark.parametrize("kind", ["bert_wordpiece", "bert_wordpiece_lower"])
+def test_wordpiece_is_learnt_and_read_by_transformers(kind: LearntType, tmp_path: Path) -> None:
+    """The same pieces as BertTokenizerFast finds with our vocabulary; the special tokens come first."""
+    from transformers import BertTokenizerFast
+
+    request = {"corpus": "x", "type": kind}
+    lines = [f"Alpha beta, Gamma delta {number} unbelievable" for number in range(200)]
+    ours = train_tokenizer(iter(lines), 90, tmp_path, kind=kind, request=request)
+    pieces = (tmp_path / "vocab.txt").read_text().split("\n")[:-1]
+    assert pieces[:5] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"] and len(pieces) == 90
+    theirs = BertTokenizerFast(str(tmp_path / "vocab.txt"), do_lower_case=kind.endswith("lower"))
+    for text in lines[::50]:
+        assert ours.encode_batch([text])[0] == theirs(text, add_special_tokens=False)["input_ids"]
+    assert is_trained(tmp_path, request, kind) and not is_trained(tmp_path, {**request, "corpus": "y"}, kind)
+
+
+def test_wordpiece_has_room_for_every_character(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="must be at least 6"):
+        train_tokenizer(iter(["abc"]), 5, tmp_path, kind="bert_wordpiece")
+    with pytest.raises(DataError, match="characters and special tokens"):
+        train_tokenizer(iter(["abcdefghij klmnop"] * 9), 9, tmp_path, kind="bert_wordpiece")

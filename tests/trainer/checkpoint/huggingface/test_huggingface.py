@@ -28,7 +28,7 @@ from trainer.checkpoint.reader import open_checkpoint
 from trainer.checkpoint.rewrite import write_checkpoint
 from trainer.config.card import TrainerConfig
 from trainer.contract.checkpoints import CheckpointError
-from trainer.data.tokenizer import train_tokenizer
+from trainer.data.learn_tokenizer import train_tokenizer
 from trainer.engine import Engine
 from trainer.parallel.mesh import Mesh
 
