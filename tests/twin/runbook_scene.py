@@ -39,10 +39,10 @@ SHAPE = (
     "slurm.workers_per_node=1", "parallel.tensor=1", "batch.train_samples=4000000", "schedule.decay_samples=4000000",
     "rehearsal.step_seconds=5", "rehearsal.start_seconds=10", "rehearsal.save_seconds=5", "checkpoint.interval=30000",
     "rehearsal.collective_seconds=60000",  # ranks wait for one that hangs for as long as the real ones do: for ever
+    "rehearsal.log_scale=1",  # in whole tenths: other work on the machine makes no step look slow
     "resilience.end_within_seconds=2", "resilience.exclusion_cap_percent=50",
 )  # fmt: skip
 CAPITALS = re.compile(r"[A-Z]{4,}|\b(RUN|JOB)\b")
-FAULTY = Path(__file__).parent / "faulty"
 
 
 def cure(page: str) -> str:
@@ -84,14 +84,12 @@ class Scene:
     # ------------------------------------------------------------------ commands
     @property
     def environment(self) -> dict[str, str]:
-        root = Path(__file__).parents[2]
         return {
             **os.environ,
             **self.twin.environment,
-            "PYTHONPATH": f"{root}:{FAULTY}",
+            "PYTHONPATH": str(Path(__file__).parents[2]),
             "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
             "HOME": str(self.folder),
-            "TR11_TEST_FAULTS": str(self.folder / "faults.json"),
         }
 
     def shell(self, commands: str, expect: Sequence[int] = (0,)) -> str:
@@ -206,10 +204,6 @@ class Scene:
         return f"not in time: {what}\n{self.status()}\n{log}"
 
     # ------------------------------------------------------------------ faults
-    def make_ill(self, **faults: Any) -> None:
-        """From now on the training has these faults (tests/twin/faulty/sitecustomize.py), in place of others."""
-        write_json(self.folder / "faults.json", faults)
-
     def until_still(self) -> None:
         """Until no steps come any more."""
         seen = -1
@@ -218,8 +212,7 @@ class Scene:
             time.sleep(STILL_SECONDS)
 
     def heal(self) -> None:
-        """The training is well again."""
-        self.make_ill()
+        """The twin and its training are well again."""
         heal(self.twin)
 
     def age(self, seconds: float, heartbeats: bool = True, logs: bool = True) -> None:

@@ -162,15 +162,16 @@ def down(scene: Scene) -> None:
     assert "unfinished-end" not in scene.findings()
 
 
-@scenario("slow", "slow-node", alone=True, card=("parallel.pipeline=1", "rehearsal.step_seconds=10"))
+@scenario(
+    "slow", "slow-node", alone=True,
+    card=("parallel.pipeline=1", "rehearsal.step_seconds=10", "rehearsal.log_scale=30"),
+)  # fmt: skip
 def slow(scene: Scene) -> None:
     """One node makes every step longer. First the site repairs it after the restart. Then its workers are stopped for
     four fifths of the time: its ranks' own compute times name it, and not the node whose rank waits for it."""
-    scene.make_ill(scale=30)
-    last = scene.train(steps=30).nodes[-1]
-    scene.make_ill(scale=30, slow={last: 8})
+    inject(scene.twin, "slow-steps", node=scene.train(steps=30).nodes[-1])
     scene.treat("slow")
-    scene.make_ill(scale=30)
+    scene.heal()
     last = scene.train(steps=30).nodes[-1]
     scene.until(lambda: "slow-node" not in scene.findings(), "ten steps without the slow node")
     inject(scene.twin, "slow-node", node=last)
@@ -334,7 +335,7 @@ def kill_switch_left_on(scene: Scene) -> None:
 @scenario("hung")
 def hung(scene: Scene) -> None:
     job = scene.train()
-    scene.make_ill(hangs={job.nodes[-1]: job.raw_id})
+    inject(scene.twin, "step-hang", node=job.nodes[-1])
     scene.until_still()
     scene.age(900)
     scene.treat("hung")
@@ -343,7 +344,7 @@ def hung(scene: Scene) -> None:
 @scenario("stalled")
 def stalled(scene: Scene) -> None:
     job = scene.train()
-    scene.make_ill(waits=job.raw_id)
+    inject(scene.twin, "data-wait", node=job.nodes[-1])
     scene.until_still()
     scene.age(900, heartbeats=False)
     scene.treat("stalled")
@@ -353,7 +354,7 @@ def stalled(scene: Scene) -> None:
 def lingering(scene: Scene) -> None:
     """A worker does not go after the trainer's last word."""
     job = scene.train()
-    scene.make_ill(hangs={job.nodes[-1]: job.raw_id})
+    inject(scene.twin, "step-hang", node=job.nodes[-1])
     scene.until_still()
     scene.age(2000)
     marker = EndMarker("exit-duration", 8, 5, True, "", time.time() - 1900, "n1", job.raw_id, 1)
@@ -554,7 +555,7 @@ def log_not_growing(scene: Scene) -> None:
 @scenario("clock-skew")
 def clock_skew(scene: Scene) -> None:
     last = scene.train().nodes[-1]
-    scene.make_ill(ahead={last: 300})
+    inject(scene.twin, "clock-ahead", node=last)
     scene.treat("clock-skew", NODE=last)
     assert last not in scene.train().nodes
 
@@ -578,8 +579,7 @@ def wild_numbers(scene: Scene) -> None:
     """Some data are poison: the training stays wild on every launch that does not pass over them."""
     before = saved_now(scene)
     job = scene.train(steps=12)
-    first = scene.steps()[-1]["iteration"] + 5
-    scene.make_ill(spike=first)
+    first = int(inject(scene.twin, "loss-spike", path=str(scene.paths.root)).fault.details["iteration"])
     scene.train(steps=8)
     assert saved_now(scene) > before
     words = {"STEP": str(before), "FIRST": str(first), "LAST": str(first + 100)}

@@ -142,3 +142,7 @@ class RehearsalSection(Section):
     collective_seconds: float = Field(
         default=60, gt=0, le=86_400, description="how long ranks wait for one that hangs; not scaled"
     )
+    log_scale: float | None = Field(
+        default=None, gt=0, le=10**6,
+        description="the log's seconds of a step are whole tenths of a second, at least one, times this; else measured",
+    )  # fmt: skip

@@ -22,7 +22,7 @@ from tr11ops.base.observed import Observed, Unknown
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.files import append_line, write_atomically
 from trainer.contract.sharing import make_shared
-from trainer.contract.state_file import open_for_reading, read_bytes
+from trainer.contract.state_file import read_bytes
 
 LARGEST = 1e30  # bytes or inodes; JSON knows integers of any length
 HOUR_SECONDS = 3600.0
@@ -116,7 +116,7 @@ def append_usage(directory: RunDirectory, samples: Sequence[Usage], now: float) 
     path = usage_path(directory)
     make_shared(path.parent)
     text = "\n".join(_line(sample) for sample in samples)
-    append_line(path, ("\n" if _is_cut(path) else "") + text)
+    append_line(path, text)
     status = path.stat()
     if status.st_uid == os.geteuid():
         path.chmod(0o664)
@@ -144,17 +144,6 @@ def newest(samples: Iterable[Usage]) -> dict[str, Usage]:
 
 def _line(sample: Usage) -> str:
     return json.dumps({key: item for key, item in asdict(sample).items() if item is not None})
-
-
-def _is_cut(path: Path) -> bool:
-    """Whether the last write ended inside a line, as on a full disk: what follows must begin on a line of its own."""
-    try:
-        with open_for_reading(path) as stream:
-            size = stream.seek(0, os.SEEK_END)
-            stream.seek(max(0, size - 1))
-            return size > 0 and stream.read(1) != b"\n"
-    except FileNotFoundError:
-        return False
 
 
 _TEXTS = frozenset({"name", "source", "path"})

@@ -10,14 +10,13 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 
-from tr11ops.twin import fault_directories, fault_site
+from tr11ops.twin import fault_directories, fault_site, fault_training
 from tr11ops.twin.fault_client import ask_client, retried
 from tr11ops.twin.fault_scripts import TEXTS, restore_script, spoil_script
 from tr11ops.twin.fault_store import FaultStore, InjectedFault
 from tr11ops.twin.fault_training import LOOK_SECONDS as SAMPLE_SECONDS
-from tr11ops.twin.fault_training import SIGNAL, BadSample, fatal_iteration
+from tr11ops.twin.fault_training import SIGNAL, BadSample, Break
 from tr11ops.twin.node_processes import StepWatch, scan
 from tr11ops.twin.plan import TwinError
 from tr11ops.twin.processes import ProcessRecord, end, send
@@ -29,7 +28,6 @@ SLOW_PERIOD_SECONDS = 0.5
 BLACK_HOLE_SECONDS = 0.02  # between two looks for new tasks
 KEEPS_SLURMD_DEAD = frozenset({"slurmd-killed", "half-dead", "node-dead", "batch-host-dead"})
 
-Break = Callable[[Twin, FaultStore, InjectedFault], InjectedFault]
 Mend = Callable[[Twin, FaultStore, InjectedFault], str]
 
 
@@ -220,10 +218,6 @@ def _kill_batch_script(twin: Twin, store: FaultStore, fault: InjectedFault) -> I
     return fault
 
 
-def _spoil_sample(_twin: Twin, store: FaultStore, fault: InjectedFault) -> InjectedFault:
-    return store.write(replace(fault, details={"iteration": str(fatal_iteration(Path(fault.target)))}))
-
-
 def _end_bad_sample(_twin: Twin, _store: FaultStore, fault: InjectedFault) -> str:
     return f"iteration {fault.details.get('iteration', '?')} can be trained again"
 
@@ -260,8 +254,13 @@ EFFECTS: Mapping[str, tuple[Break, Mend]] = {
     "read-only": (_of_target(fault_directories.make_read_only), _uncover),
     "unmounted": (_of_target(fault_directories.hide), _uncover),
     "torn-state": (_of_target(fault_directories.tear_state), _continue),
-    "bad-sample": (_spoil_sample, _end_bad_sample),
+    "bad-sample": (fault_training.spoil_data, _end_bad_sample),
     "batch-killed": (_kill_batch_script, _continue),
+    "step-hang": (fault_training.befall_job, fault_training.leave_well),
+    "data-wait": (fault_training.befall_job, fault_training.leave_well),
+    "slow-steps": (fault_training.keep(factor=fault_training.SLOW_FACTOR), fault_training.leave_well),
+    "clock-ahead": (fault_training.keep(seconds=fault_training.CLOCK_AHEAD_SECONDS), fault_training.leave_well),
+    "loss-spike": (fault_training.spoil_data, fault_training.leave_well),
     **dict.fromkeys(TEXTS, (_of_target(spoil_script), _restore_script)),
 }
 

@@ -75,6 +75,16 @@ _KINDS = (
               is_instant=True),
     FaultKind("bad-sample", "directory", "a rank of the run there dies (SIGSEGV) at one iteration of every launch, on "
               "any node", "ends the killer", needs_agent=True),
+    FaultKind("step-hang", "busy node", "no step of the node's job ends on it, without a word; of stand-ins",
+              "lets the step go on"),
+    FaultKind("data-wait", "busy node", "the node's job waits for its data from the next step on; of stand-ins",
+              "gives it the data"),
+    FaultKind("slow-steps", "node", "the workers there take eight times as long for each step; of stand-ins",
+              "lets them go on at full speed"),
+    FaultKind("clock-ahead", "node", "the workers there see a clock that is five minutes ahead; of stand-ins",
+              "sets it right"),
+    FaultKind("loss-spike", "directory", "from an iteration on, loss and gradient of the run there are wild, unless it "
+              "skips data; of stand-ins", "ends that"),
 )  # fmt: skip
 KINDS: Mapping[str, FaultKind] = {kind.name: kind for kind in _KINDS}
 

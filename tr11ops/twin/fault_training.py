@@ -1,16 +1,22 @@
-"""A fault that the training itself carries: one rank dies at the same iteration of every launch, wherever it runs."""
+"""Faults that the training itself carries: a rank that dies at one iteration of every launch, and what stand-ins do.
+
+The latter are read from the twin's records by the stand-in's workers themselves (`stand_in.ailments`).
+"""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from tr11ops.base.observed import known, observed
 from tr11ops.base.tail import tail_lines
+from tr11ops.twin.fault_store import FaultStore, InjectedFault
 from tr11ops.twin.node_processes import scan
-from tr11ops.twin.plan import TwinFolders
+from tr11ops.twin.plan import TwinError, TwinFolders
 from tr11ops.twin.processes import ProcessRecord
+from tr11ops.twin.twin import Twin
 from trainer.contract.metrics_record import MetricsRecord, parse_record
 
 SIGNAL = signal.SIGSEGV
@@ -19,6 +25,10 @@ FIRST_ITERATION = 7
 AHEAD = 5  # iterations, of a run that trains already
 LOOK_SECONDS = 0.02
 TAIL_BYTES = 4096
+SLOW_FACTOR = 8.0  # of the seconds of a step
+CLOCK_AHEAD_SECONDS = 300.0
+
+Break = Callable[[Twin, FaultStore, InjectedFault], InjectedFault]
 
 
 class BadSample:
@@ -55,3 +65,31 @@ def last_step(run: Path) -> MetricsRecord | None:
         if step := next(found, None):
             return step
     return None
+
+
+# ----------------------------------------------------------------------------- what stand-ins do by themselves
+def keep(**details: float) -> Break:
+    """A fault that is all in its record."""
+
+    def record(_twin: Twin, store: FaultStore, fault: InjectedFault) -> InjectedFault:
+        return store.write(replace(fault, details={name: f"{value:g}" for name, value in details.items()}))
+
+    return record
+
+
+def befall_job(twin: Twin, store: FaultStore, fault: InjectedFault) -> InjectedFault:
+    """A fault of the job that runs on the node now: another one there is well. Raises TwinError when none trains."""
+    daemons = scan(twin.folders, [fault.target])[fault.target].daemons
+    steps = {daemon.title[0] for daemon in daemons if daemon.title is not None and daemon.title[1].isdecimal()}
+    if not steps:
+        raise TwinError(f"{fault.kind}: no job trains on {fault.target}")
+    return store.write(replace(fault, details={"job": max(steps, key=int)}))
+
+
+def spoil_data(_twin: Twin, store: FaultStore, fault: InjectedFault) -> InjectedFault:
+    """From an iteration on that is still to come, whichever launch does it."""
+    return store.write(replace(fault, details={"iteration": str(fatal_iteration(Path(fault.target)))}))
+
+
+def leave_well(_twin: Twin, _store: FaultStore, fault: InjectedFault) -> str:
+    return f"the training on {fault.target} is well again"

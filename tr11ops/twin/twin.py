@@ -46,10 +46,11 @@ from tr11ops.twin.plan import (
     slurmdbd_conf,
     twin_record,
 )
-from tr11ops.twin.ports import claimed_ports
+from tr11ops.twin.ports import claimed_ports, is_free
 from tr11ops.twin.processes import MARK, ProcessRecord, end, marked, read_ledger, spawn
 
 Progress = Callable[[str], None]
+PORT_SECONDS = 10.0  # how long a controller's port may stay taken after its end
 
 
 @dataclass(frozen=True)
@@ -196,6 +197,10 @@ class Twin:
         """Start a node's slurmd, or "slurmctld", again after it was ended."""
         if self.process(name).is_alive:
             raise TwinError(f"{name} of twin {self.plan.name!r} runs: end it first")
+        if name == "slurmctld":  # a child of the one before may hold its port for a moment longer
+            deadline = time.monotonic() + PORT_SECONDS
+            while not is_free(self.ports.controller) and time.monotonic() < deadline:
+                time.sleep(0.05)
         return self._spawn(find_programs(search_path(os.environ)), name)
 
     def configure(self, without: Collection[str] = ()) -> None:

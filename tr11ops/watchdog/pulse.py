@@ -8,7 +8,6 @@ its turn first and looks then: what it acts on is never older than what another 
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -35,8 +34,8 @@ from tr11ops.watchdog.lock import WatchdogLock, acquire_lock
 from tr11ops.watchdog.log_lines import Remark, State, lines, remarks, seen_something, state_of
 from tr11ops.watchdog.policy import plan, standing
 from tr11ops.watchdog.verdict import Verdict, judge
+from trainer.contract.files import append_line
 from trainer.contract.numbered_files import refresh
-from trainer.contract.sharing import make_shared, open_shared
 
 if TYPE_CHECKING:
     from tr11ops.alerts.service import AlertOutcome
@@ -300,21 +299,6 @@ def _log(path: Path, texts: tuple[str, ...], notes: list[str]) -> None:
     if not texts:
         return
     try:
-        append_lines(path, texts)
+        append_line(path, "\n".join(texts))
     except OSError as error:
         notes.append(f"the run's log could not be written: {cause(error)}")
-
-
-def append_lines(path: Path, texts: tuple[str, ...]) -> None:
-    """One write of whole lines; a last line that someone left unfinished is ended first. Raises OSError."""
-    make_shared(path.parent)
-    descriptor = open_shared(path, os.O_RDWR | os.O_APPEND)
-    try:
-        status = os.fstat(descriptor)
-        torn = status.st_size > 0 and os.pread(descriptor, 1, status.st_size - 1) != b"\n"
-        content = ("\n" if torn else "") + "".join(f"{text}\n" for text in texts)
-        data = content.encode("utf-8", errors="replace")
-        if os.write(descriptor, data) != len(data):
-            raise OSError(28, "no space left for the whole line", str(path))
-    finally:
-        os.close(descriptor)

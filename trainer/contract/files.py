@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import getpass
 import json
 import os
 import socket
+import stat
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -99,10 +102,26 @@ def login_name() -> str:
 
 
 def append_line(path: Path, text: str) -> None:
-    """Append one whole line in a single write, so that writers never interleave inside a line on a local disk."""
+    """Append a whole line, or several, in a single write: on a local disk writers never interleave inside one.
+
+    A line that was cut before it, as on a full disk, is ended first. Raises OSError, also where a part did not fit.
+    """
     make_shared(path.parent)
     descriptor = open_shared(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK)  # a pipe fails at once
     try:
-        os.write(descriptor, (text + "\n").encode("utf-8"))
+        start = "\n" if _ends_cut(path, os.fstat(descriptor)) else ""
+        data = f"{start}{text}\n".encode(errors="replace")
+        if os.write(descriptor, data) != len(data):
+            raise OSError(errno.ENOSPC, "no space left for the whole line", str(path))
     finally:
         os.close(descriptor)
+
+
+def _ends_cut(path: Path, status: os.stat_result) -> bool:
+    """Whether the last write ended inside a line. No, where that cannot be seen."""
+    if not stat.S_ISREG(status.st_mode) or not status.st_size:
+        return False
+    with suppress(OSError), path.open("rb", buffering=0) as stream:
+        stream.seek(status.st_size - 1)
+        return stream.read(1) not in (b"\n", b"")
+    return False

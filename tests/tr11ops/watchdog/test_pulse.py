@@ -26,7 +26,7 @@ from tr11ops.rundir.action_log import replay
 from tr11ops.rundir.journal import read_journal
 from tr11ops.rundir.paths import RunDirectory, Submission, new_tag
 from tr11ops.watchdog import pulse as pulse_module
-from tr11ops.watchdog.pulse import Pulse, WatchedRun, append_lines, take_pulse
+from tr11ops.watchdog.pulse import Pulse, WatchedRun, take_pulse
 from tr11ops.watchdog.verdict import VerdictWord
 from trainer.contract.heartbeat import Heartbeat, write_heartbeat
 
@@ -137,28 +137,6 @@ def test_a_run_never_launched_is_looked_at_and_not_created(tmp_path: Path) -> No
     assert found.verdict.exit_code != 0 and not card.paths.root.exists()
 
 
-def test_a_line_that_someone_left_unfinished_is_ended_first(tmp_path: Path) -> None:
-    path = tmp_path / "main_log.txt"
-    path.write_text("iteration 7 | cut he")
-    append_lines(path, ("[2022-05-01 12:00:00] PULSE: x",))
-    append_lines(path, ("one", "two"))
-    assert path.read_text() == "iteration 7 | cut he\n[2022-05-01 12:00:00] PULSE: x\none\ntwo\n"
-    assert path.stat().st_mode & 0o060 == 0o060
-
-
-def test_lines_go_out_in_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writes: list[bytes] = []
-    real = os.write
-
-    def write(descriptor: int, data: bytes) -> int:
-        writes.append(data)
-        return real(descriptor, data)
-
-    monkeypatch.setattr(os, "write", write)
-    append_lines(tmp_path / "main_log.txt", ("a", "b"))
-    assert writes == [b"a\nb\n"]
-
-
 @pytest.mark.parametrize("fault", ["full", "read-only", "folder"])
 def test_an_unwritable_log_is_said_and_changes_no_verdict(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, fault: str
@@ -168,10 +146,10 @@ def test_an_unwritable_log_is_said_and_changes_no_verdict(
     else:
         number = errno.ENOSPC if fault == "full" else errno.EROFS
 
-        def refuse(path: Path, texts: tuple[str, ...]) -> None:
+        def refuse(path: Path, text: str) -> None:
             raise OSError(number, os.strerror(number), str(path))
 
-        monkeypatch.setattr(pulse_module, "append_lines", refuse)
+        monkeypatch.setattr(pulse_module, "append_line", refuse)
     found = scene.pulse()
     assert found.verdict.exit_code == 0 and "the run's log could not be written" in found.notes[0]
     assert len(scene.alerts) == 1

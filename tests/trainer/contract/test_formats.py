@@ -198,3 +198,24 @@ def test_appended_lines_stay_whole(tmp_path):
     for number in range(3):
         append_line(tmp_path / "log" / "file", f"line {number}")
     assert (tmp_path / "log" / "file").read_text() == "line 0\nline 1\nline 2\n"
+
+
+def test_a_line_that_was_cut_is_ended_first(tmp_path):
+    path = tmp_path / "log"
+    path.write_text("iteration 7 | cut he")
+    append_line(path, "one")
+    append_line(path, "two\nthree")
+    assert path.read_text() == "iteration 7 | cut he\none\ntwo\nthree\n"
+    assert path.stat().st_mode & 0o060 == 0o060
+
+
+def test_a_line_that_does_not_fit_is_an_error(tmp_path, monkeypatch):
+    """What a full disk leaves is half a line; the next one is whole again."""
+    path, write = tmp_path / "log", os.write
+    append_line(path, "before")
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:3]))
+    with pytest.raises(OSError, match="no space left for the whole line"):
+        append_line(path, "middle")
+    monkeypatch.setattr(os, "write", write)
+    append_line(path, "after")
+    assert path.read_text() == "before\nmid\nafter\n"

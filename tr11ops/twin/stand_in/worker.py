@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 from tr11ops.runcard.sections import RehearsalSection
 from tr11ops.twin.stand_in import checkpoint
+from tr11ops.twin.stand_in.ailments import Ailments
 from tr11ops.twin.stand_in.crew import StandInGroup
 from trainer.config.card import CardError, TrainerConfig
 from trainer.contract.attempt import AttemptIdentity, tell
@@ -66,10 +67,12 @@ class Seat:
 def run(config: TrainerConfig, pace: RehearsalSection, card_hash: str, seat: Seat, flag: SignalFlag) -> NoReturn:
     """Pretend to train until something says stop, leave an end marker, and end this process with its exit status."""
     paths, rank = config.paths, seat.rank
+    ailments = Ailments(config, os.environ)
+    ailments.mistake_the_time()
     attempt = AttemptIdentity.from_environment(os.environ, paths)
-    heartbeat = HeartbeatWriter(paths, rank, attempt.job_id, launch=attempt.launch)
+    heartbeat = HeartbeatWriter(paths, rank, attempt.job_id, time.time, attempt.launch)  # the time as it is mistaken
     watch_for_kill_now(config.kill_switch, lambda request: end_now(paths, attempt, heartbeat, rank, request))
-    training = StandIn(config, pace, card_hash, seat, attempt, heartbeat, flag)
+    training = StandIn(config, pace, card_hash, seat, attempt, heartbeat, flag, ailments)
     try:
         reason = training.train()
     except Exception as error:  # whatever it is, it is recorded before the process goes
@@ -93,6 +96,7 @@ class StandIn:
     attempt: AttemptIdentity
     heartbeat: HeartbeatWriter
     flag: SignalFlag
+    ailments: Ailments
 
     def __post_init__(self) -> None:
         self.started = time.monotonic()
@@ -203,6 +207,9 @@ class StandIn:
     def _log(self, total: int, samples: int, length: int, loss: float, seconds: float) -> None:
         """The line and the record of one step; on the last rank, as in the trainer."""
         progress = self.progress
+        if self.pace.log_scale is not None:
+            seconds = max(0.1, round(seconds, 1)) * self.pace.log_scale  # without the noise of a shared machine
+        loss, gradient_norm = self.ailments.numbers(progress.iteration, loss, 1.0)
         rows = self.config.tokenizer.padded_vocabulary_size
         record = StepRecord(
             iteration=progress.iteration,
@@ -213,7 +220,7 @@ class StandIn:
             learning_rate=self.learning_rate.at(progress.scheduled_samples, progress.scheduled_tokens),
             global_batch_size=samples,
             lm_loss=loss,
-            grad_norm=1.0,
+            grad_norm=gradient_norm,
             samples_per_second=samples / seconds,
             tflops=tflops_per_gpu(self.config.model, rows, samples, seconds, self.seat.world, length),
         )
@@ -252,7 +259,8 @@ class StandIn:
         """What all ranks do next."""
         minutes = self.config.checkpoint.interval_minutes
         due = minutes is not None and time.monotonic() - self.last_save >= minutes * 60
-        return self.switches.agree(self.progress.iteration, self.steps_done > 0, due)
+        trained = self.steps_done > 0
+        return self.switches.agree(self.progress.iteration, trained, due, trained and self.ailments.data_are_missing())
 
     def _largest(self, values: list[int]) -> list[int]:
         largest: list[int] = self.crew.meet("decision", values, _largest)
@@ -264,6 +272,10 @@ class StandIn:
         As with real work, what is missed while this process is stopped is still to be done afterwards.
         """
         left = seconds / self.pace.time_scale
+        if phase == "training":
+            while self.ailments.step_hangs():
+                time.sleep(PIECE_SECONDS)  # and no heartbeat
+            left *= self.ailments.slowness()
         while True:
             self.heartbeat.beat(phase, self.progress.iteration)
             if left <= 0:
