@@ -252,6 +252,7 @@ class Lease:
         self.me = me
         self.superseded_by: LeaseClaim | None = None
         self.lost = False
+        self.is_hidden = False  # our own claim cannot be found, nor a later one
         self._clock, self._pause = clock, pause
         self._watch: HolderWatch | None = None
         self._watching = threading.Lock()
@@ -292,10 +293,16 @@ class Lease:
         self.lost = True
         epoch, content = self.folder.newest()
         self.superseded_by = _parse(epoch, content)
+        self.is_hidden = epoch < self.me.epoch
         raise LeaseLost(self.words())
 
     def words(self) -> str:
         """Why this trainer stops, when it has lost the lease."""
+        if self.is_hidden:
+            return (
+                f"this trainer's lease on the run is not in {self.folder.path} any more (unmounted, or removed by hand); "
+                "nothing more is published here"
+            )
         new = self.superseded_by
         by = f": {new} has taken over (epoch {new.epoch}, ours was {self.me.epoch})" if new is not None else ""
         return f"another trainer holds this run's lease{by}; nothing more is published here"

@@ -122,7 +122,7 @@ def test_a_folder_that_was_emptied_by_hand_fences_everyone(tmp_path: Path) -> No
     assert mine.take() is None
     for path in (tmp_path / "state" / "lease").iterdir():
         path.unlink()
-    with pytest.raises(LeaseLost):
+    with pytest.raises(LeaseLost, match=r"is not in .*/state/lease any more \(unmounted, or removed by hand\)"):
         mine.check()
     mine.release()
 
