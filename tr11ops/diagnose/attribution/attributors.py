@@ -18,7 +18,8 @@ Attributor = Callable[[Evidence], Attribution | None]
 
 CLOCKS_SECONDS = 2.0  # what two nodes' clocks may be apart
 _TOLD_TO_GO = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP})
-GONE = frozenset({"down", "not_responding", "fail", "failing", "unknown"})  # node states that end whatever ran there
+# Node states that end whatever ran there. Not "unknown": a controller that has just started says it of every node.
+GONE = frozenset({"down", "not_responding", "fail", "failing"})
 
 
 # ----------------------------------------------------------------------------- one function a source

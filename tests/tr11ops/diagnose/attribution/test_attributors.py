@@ -92,6 +92,14 @@ def test_a_dead_node_is_named_by_its_state_and_by_silence():
     assert attribute(evidence(NODE_DEAD, failures=victims)).kind is Kind.UNKNOWN  # without the wait it is no sign
 
 
+def test_a_controller_that_has_just_started_blames_no_node():
+    """It says "unknown" of every node until that has spoken to it."""
+    states = dict.fromkeys((ONE, TWO, THREE), frozenset({"unknown"}))
+    killed = failure(TWO, 2, "the worker was ended by SIGKILL", 1.2, 9)
+    found = attribute(evidence(WORKER_KILLED, failures=(killed,), states=states))
+    assert (found.blamed, found.suspects) == ((), (TWO,))
+
+
 def test_a_black_hole_leaves_only_sruns_line():
     lines = "srun: error: jean-zay-iam02: task 1: Aborted\nsrun: launch/slurm: _step_signal: Terminating StepId=9.0\n"
     found = attribute(evidence(lines + "srun: error: jean-zay-iam[01,03]: tasks 0,2: Killed"))
