@@ -1,0 +1,270 @@
+"""Random faults of a rehearsal, and what must hold after each: who is guilty is avoided, who is innocent is not touched."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.twin.operation import Operation
+from tr11ops.rundir.exclusions import AUTOMATIC_OWNER, EXCLUDED, INCLUDED
+from tr11ops.rundir.journal import JournalEntry, read_journal
+from tr11ops.rundir.paths import RunDirectory
+from tr11ops.twin.fault_training import last_step
+from tr11ops.twin.faults import heal, inject
+from tr11ops.twin.plan import TwinError
+from tr11ops.twin.stand_in import checkpoint
+from tr11ops.twin.twin import Twin
+from trainer.contract.logline import parse_step
+from trainer.contract.paths import read_latest
+
+SAVED = re.compile(r"successfully saved checkpoint at iteration +(\d+)")
+LOADED = re.compile(r"successfully loaded checkpoint from .* at iteration +(\d+)")
+MORE_STEPS = 3  # beyond the last one before the fault: then the training goes on
+PERSON = "tests"
+
+
+@dataclass(frozen=True)
+class DrawnFault:
+    """A kind of fault of this test. `weight`: how often it lies in the bag. `target`: "node", "elsewhere" or "run".
+
+    `is_guilty`: the node must not be in the launch that trains afterwards. `ends_launch`: the launch it befalls ends.
+    `lasts`: seconds until it is healed; None: until the training goes on. `may_hold`: a person is asked, who lets it go.
+    """
+
+    kind: str
+    weight: int
+    target: str = "node"
+    is_guilty: bool = False
+    ends_launch: bool = True
+    lasts: float | None = None
+    may_hold: bool = False
+
+
+KINDS = (
+    DrawnFault("black-hole", 3, is_guilty=True),
+    DrawnFault("node-dead", 3, is_guilty=True),
+    DrawnFault("half-dead", 3, is_guilty=True),
+    DrawnFault("step-hang", 2, is_guilty=True),
+    DrawnFault("slow-steps", 1, is_guilty=True, ends_launch=False),
+    DrawnFault("worker-crash", 3),
+    DrawnFault("worker-stop", 2),
+    DrawnFault("bad-sample", 2, target="run", may_hold=True),
+    DrawnFault("data-wait", 2, ends_launch=False, lasts=2.0),
+    DrawnFault("loss-spike", 2, target="run", ends_launch=False),
+    DrawnFault("clock-ahead", 1, ends_launch=False),
+    DrawnFault("drain", 2, ends_launch=False),
+    DrawnFault("slurmd-killed", 1, target="elsewhere", ends_launch=False, lasts=12.0),
+    DrawnFault("controller-frozen", 2, target="controller", ends_launch=False, lasts=12.0),
+    DrawnFault("controller-restarted", 2, target="controller", ends_launch=False),
+    DrawnFault("disk-full", 1, target="run", ends_launch=False, lasts=4.0, may_hold=True),
+    DrawnFault("read-only", 1, target="run", ends_launch=False, lasts=4.0, may_hold=True),
+    DrawnFault("unmounted", 1, target="run", ends_launch=False, lasts=4.0, may_hold=True),
+)
+
+
+@dataclass
+class FaultJudge:
+    """Draws faults for a run that trains, has each one recovered from, and keeps what was done wrongly in `wrong`."""
+
+    twin: Twin
+    run: Operation
+    draw: random.Random
+    wrong: list[str] = field(default_factory=list)
+    done: list[dict[str, Any]] = field(default_factory=list)
+    bag: list[DrawnFault] = field(default_factory=list)
+    resumed: int = 0
+
+    def __post_init__(self) -> None:
+        self.directory = RunDirectory(self.run.paths, self.run.card.kill_switch)
+
+    def iteration(self) -> int:
+        """The last step that was logged; 0 where the log cannot be seen. Half a line, of a full disk, is none."""
+        step = last_step(self.run.paths.root)
+        return (step.iteration or 0) if step is not None else 0
+
+    # ------------------------------------------------------------------ one fault
+    def next(self) -> None:
+        """One fault at random, to its end: the training goes on, and everything is healed."""
+        self.trains_beyond(self.iteration() + self.draw.randint(1, 6))
+        if not self.bag:
+            self.bag = [kind for kind in KINDS for _ in range(kind.weight)]
+            self.draw.shuffle(self.bag)
+        fault = self.bag.pop()
+        where = self._place(fault)
+        launches, before, began = len(self.run.launches()), self.iteration(), time.time()
+        try:
+            target = inject(self.twin, fault.kind, **where).fault.target
+        except TwinError as error:
+            if "right to mount" not in str(error):
+                raise
+            return
+        if fault.lasts is not None:
+            time.sleep(fault.lasts)
+            self._heal()
+        elif fault.ends_launch:
+            self.until(lambda: self._ended(launches) or self._is_held(), f"{fault.kind} on {target}: the launch's end")
+        if fault.kind == "slow-steps":
+            self._exclude_as_its_page_says(target)
+        held = self.trains_beyond(max(before, self.iteration()) + MORE_STEPS, fault)
+        node = target if "node" in where else ""
+        self._judge(fault, node, launches, began)
+        self._heal()
+        back = sorted(self.run.excluded())
+        for name in back:
+            self._include(name)
+        seconds = round(time.time() - began, 1)
+        self.done.append({"kind": fault.kind, "node": node, "began": began, "seconds": seconds, "held": held})
+
+    def _place(self, fault: DrawnFault) -> dict[str, str]:
+        if fault.target == "run":
+            return {"path": str(self.run.paths.root)}
+        if fault.target == "controller":
+            return {}
+        used = self.run.launches()[-1]["nodes"]
+        if fault.target == "elsewhere":
+            job = next(job for job in self.run.jobs() if job.state.is_active)
+            return {"node": self.draw.choice([name for name in self.twin.plan.gpu_node_names if name not in job.nodes])}
+        suspected: list[str] = next((one["suspects"] for one in self.run.launches()[::-1] if one["suspects"]), [])
+        # the second time on the same node is its own fault, by the rules: once is what is tried here
+        free = [name for name in used if name not in suspected or fault.is_guilty]
+        return {"node": self.draw.choice(free)}
+
+    def _ended(self, launches: int) -> bool:
+        return len(self.run.launches()) > launches
+
+    def _exclude_as_its_page_says(self, node: str) -> None:
+        """`tr11 status` names the node; then what runbooks/slow-node.md has typed."""
+        named: set[str] = set()
+
+        def is_named() -> bool:
+            found = json.loads(self.run.tr11("status", "--json", expect=None).stdout)["findings"]
+            named.update(one["subject"] for one in found if one["detector"] == "slow-node")
+            return bool(named)
+
+        self.until(is_named, f"the slow node {node} is named")
+        if named != {node}:
+            self.wrong.append(f"slow-steps on {node}: tr11 status names {sorted(named)}")
+        self.run.tr11("nodes", "exclude", node, "--yes", "--reason", PERSON)
+        self.run.tr11("kill", "--wait", "--yes", "--reason", PERSON)
+        self.run.tr11("resume", "--yes", "--reason", PERSON)
+
+    def _heal(self) -> None:
+        def is_healed() -> bool:
+            return all(not healing.error for healing in heal(self.twin))
+
+        self.until(is_healed, "everything is healed")
+
+    def _include(self, node: str) -> None:
+        """As a person does once the site has repaired it. The controller may still be busy with what was broken."""
+        self.until(
+            lambda: (
+                self.run.tr11("nodes", "include", node, "--force", "--yes", "--reason", PERSON, expect=None).returncode
+                == 0
+            ),
+            f"{node} may be used again",
+        )
+
+    # ------------------------------------------------------------------ waiting
+    def until(self, condition: Callable[[], object], what: str) -> None:
+        self.run.until(condition, what)
+
+    def trains_beyond(self, iteration: int, fault: DrawnFault | None = None) -> bool:
+        """Wait until that iteration is done. What is held meanwhile is let go by a person; True when it was.
+
+        For a fault that is the nodes' own, or none, that is wrong: no one had to be asked.
+        """
+        was_held = False
+
+        def is_beyond() -> bool:
+            nonlocal was_held
+            if self.iteration() > iteration:
+                return True
+            if self._is_held():
+                was_held = True
+                if fault is None or not fault.may_hold:
+                    self.wrong.append(f"{fault.kind if fault else 'no fault'}: everything is held")
+                self._heal()
+                self._let_go()
+            return False
+
+        self.until(is_beyond, f"iteration {iteration + 1}" + (f" after {fault.kind}" if fault else ""))
+        return was_held
+
+    def _let_go(self) -> None:
+        """`tr11 resume`; and where the record of the hold was hidden with the run directory, what `tr11 status` types."""
+        self.resumed += 1
+        self.run.tr11("resume", "--yes", "--reason", PERSON, expect=None)
+        if self._is_held():
+            for job in self.run.jobs():
+                self.run.slurm.release(job.array_id or job.raw_id)
+
+    def _is_held(self) -> bool:
+        jobs = self.run.jobs()
+        return (
+            bool(jobs)
+            and not any(job.state.is_active for job in jobs)
+            and all(job.reason.startswith("JobHeld") for job in jobs)
+        )
+
+    # ------------------------------------------------------------------ judging
+    def _judge(self, fault: DrawnFault, node: str, launches: int, began: float) -> None:
+        now = self.run.launches()
+        excluded = self.run.excluded()
+        if fault.is_guilty and node in now[-1]["nodes"]:
+            self.wrong.append(f"{fault.kind} on {node}: it trains on it again")
+        if not fault.is_guilty and node in excluded:
+            self.wrong.append(f"{fault.kind} on {node}: an innocent node is excluded")
+        others = excluded - {node}
+        if others:
+            self.wrong.append(f"{fault.kind} on {node}: others are excluded: {sorted(others)}")
+        if not fault.ends_launch and not fault.is_guilty and not fault.may_hold and len(now) != launches:
+            self.wrong.append(f"{fault.kind} on {node}: a launch ended: {now[launches - 1]['summary']}")
+
+    def exclusions(self) -> list[JournalEntry]:
+        """What the journal has of exclusions made and ended, in order."""
+        entries = read_journal(self.directory.journal).entries
+        return sorted((one for one in entries if one.kind in {EXCLUDED, INCLUDED}), key=lambda one: one.time)
+
+    def check_journal(self) -> None:
+        """Every exclusion that tr11 made was of a node with a guilty fault then, or was taken back by itself."""
+        guilty = {kind.kind for kind in KINDS if kind.is_guilty}
+        entries = self.exclusions()
+        for place, entry in enumerate(entries):
+            if entry.kind != EXCLUDED or entry.data["owner"] != AUTOMATIC_OWNER:
+                continue
+            node = entry.data["node"]
+            at_fault = any(
+                one["node"] == node and one["kind"] in guilty and one["began"] <= entry.time for one in self.done
+            )
+            back = next((one for one in entries[place + 1 :] if one.data["node"] == node), None)
+            taken_back = back is not None and back.kind == INCLUDED and back.data["owner"] == AUTOMATIC_OWNER
+            if not at_fault and not taken_back:
+                self.wrong.append(f"journal: {node} was excluded and had no fault: {entry.why}")
+
+    def check_chain(self, samples: int) -> None:
+        """No step was lost, repeated or changed: the chain of the last checkpoint is that of a run without faults."""
+        last = read_latest(self.run.paths.checkpoints)
+        assert last is not None
+        chain = checkpoint.FIRST_LINK
+        for number in range(1, last + 1):
+            chain = checkpoint.next_link(chain, number, number * samples)
+        assert checkpoint.load(self.run.paths.checkpoints, last, 0)[1] == chain
+
+    def check_resumes(self) -> int:
+        """Each launch goes on from the newest checkpoint that had been saved; returns the most steps done again."""
+        saved = reached = most = 0
+        for line in self.run.log().splitlines():
+            if found := SAVED.search(line):
+                saved = int(found[1])
+            elif (step := parse_step(line)) is not None:
+                reached = step.iteration
+            elif found := LOADED.search(line):
+                most = max(most, reached - int(found[1]))
+                if int(found[1]) < saved:
+                    self.wrong.append(f"a launch went on from {found[1]}, and {saved} was saved")
+        return most

@@ -1,0 +1,69 @@
+"""Random faults, one after another, under a rehearsal that runs to its end.
+
+TR11_FAULTS sets how many (100), TR11_FAULT_SEED with which draw they begin; a failure prints its seed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.plugins.twin_fixture import require_slurm
+from tests.twin.fault_judge import FaultJudge
+from tests.twin.operation import Operation
+from tr11ops.twin.plan import TwinPlan
+from tr11ops.twin.twin import Twin
+
+FAULTS = int(os.environ.get("TR11_FAULTS", "100"))
+STEPS_PER_FAULT, BATCH = 36, 60  # 28 go by from one fault to the next, most of them while the controller is frozen
+PLAN = TwinPlan(
+    name="soakfaults", nodes=12, gpus=8, cpu_nodes=0, slurmd_timeout_seconds=5, kill_wait_seconds=2,
+    message_timeout_seconds=5,
+)  # fmt: skip
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(FAULTS * 120 + 900)
+def test_random_faults_under_a_rehearsal(twin_home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    require_slurm()
+    seed = int(os.environ.get("TR11_FAULT_SEED") or random.randrange(10**6))
+    steps = FAULTS * STEPS_PER_FAULT + 150
+    changes = (
+        f"batch.train_samples={steps * BATCH}", f"schedule.decay_samples={steps * BATCH}", "schedule.warmup_samples=600",
+        "rehearsal.collective_seconds=10", "resilience.launches_per_attempt=1000",
+    )  # fmt: skip
+    with Twin.up(PLAN, twin_home) as twin:
+        run = Operation(twin, tmp_path, nodes=4, spares=2, changes=changes)
+        run.launch("--array", f"1-{2 * FAULTS + 20}")
+        judge = FaultJudge(twin, run, random.Random(seed))
+        run.until_step(3)
+        began = time.monotonic()
+        try:
+            for number in range(FAULTS):
+                judge.next()
+                with capsys.disabled():
+                    print(f"{number + 1}/{FAULTS} {json.dumps(judge.done[-1:])} {judge.wrong[-1:]}", flush=True)
+            seconds = time.monotonic() - began
+            run.until(lambda: any(end.reason == "finished" for end in run.ends()), "the end of the training")
+            judge.check_journal()
+            judge.check_chain(BATCH)
+            again = judge.check_resumes()
+            figures = {
+                "seed": seed, "faults": len(judge.done), "kinds": dict(Counter(one["kind"] for one in judge.done)),
+                "seconds_per_fault": round(seconds / max(1, len(judge.done)), 1), "launches": len(run.launches()),
+                "tasks": len(run.attempts()), "asked_a_person": judge.resumed, "most_steps_done_again": again,
+                "wrong": judge.wrong,
+            }  # fmt: skip
+            with capsys.disabled():
+                print(f"\nrandom faults: {json.dumps(figures)}")
+            assert not judge.wrong
+            assert run.ends()[-1].iteration == steps
+        except BaseException as error:
+            error.add_note(f"again: TR11_FAULT_SEED={seed} TR11_FAULTS={FAULTS}; wrong so far: {judge.wrong}")
+            raise
