@@ -300,8 +300,8 @@ class Lease:
         """Why this trainer stops, when it has lost the lease."""
         if self.is_hidden:
             return (
-                f"this trainer's lease on the run is not in {self.folder.path} any more (unmounted, or removed by hand); "
-                "nothing more is published here"
+                f"this trainer's lease on the run is not in {self.folder.path} any more (unmounted, or removed by "
+                "hand); nothing more is published here"
             )
         new = self.superseded_by
         by = f": {new} has taken over (epoch {new.epoch}, ours was {self.me.epoch})" if new is not None else ""
