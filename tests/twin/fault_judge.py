@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.twin.operation import Operation
+from tr11ops.cluster.base import Job, SchedulerError
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER, EXCLUDED, INCLUDED
 from tr11ops.rundir.journal import JournalEntry, read_journal
 from tr11ops.rundir.paths import RunDirectory
@@ -127,7 +128,7 @@ class FaultJudge:
             return {}
         used = self.run.launches()[-1]["nodes"]
         if fault.target == "elsewhere":
-            job = next(job for job in self.run.jobs() if job.state.is_active)
+            job = next(job for job in self.jobs() if job.state.is_active)
             return {"node": self.draw.choice([name for name in self.twin.plan.gpu_node_names if name not in job.nodes])}
         suspected: list[str] = next((one["suspects"] for one in self.run.launches()[::-1] if one["suspects"]), [])
         # the second time on the same node is its own fault, by the rules: once is what is tried here
@@ -200,11 +201,25 @@ class FaultJudge:
         self.resumed += 1
         self.run.tr11("resume", "--yes", "--reason", PERSON, expect=None)
         if self._is_held():
-            for job in self.run.jobs():
+            for job in self.jobs():
                 self.run.slurm.release(job.array_id or job.raw_id)
 
+    def jobs(self) -> list[Job]:
+        """As of the run; a controller that is being started again is asked until it answers."""
+        found: list[Job] = []
+
+        def answers() -> bool:
+            try:
+                found[:] = self.run.jobs()
+            except SchedulerError:
+                return False
+            return True
+
+        self.until(answers, "the controller's answer")
+        return found
+
     def _is_held(self) -> bool:
-        jobs = self.run.jobs()
+        jobs = self.jobs()
         return (
             bool(jobs)
             and not any(job.state.is_active for job in jobs)
