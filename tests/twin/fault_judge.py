@@ -25,6 +25,7 @@ from trainer.contract.paths import read_latest
 
 SAVED = re.compile(r"successfully saved checkpoint at iteration +(\d+)")
 LOADED = re.compile(r"successfully loaded checkpoint from .* at iteration +(\d+)")
+STUCK_SECONDS = 15.0  # the scheduler looks for what may start every second
 MORE_STEPS = 3  # beyond the last one before the fault: then the training goes on
 PERSON = "tests"
 
@@ -79,6 +80,8 @@ class FaultJudge:
     done: list[dict[str, Any]] = field(default_factory=list)
     bag: list[DrawnFault] = field(default_factory=list)
     resumed: int = 0
+    replaced: int = 0
+    stuck_since: float | None = None
 
     def __post_init__(self) -> None:
         self.directory = RunDirectory(self.run.paths, self.run.card.kill_switch)
@@ -191,6 +194,7 @@ class FaultJudge:
                     self.wrong.append(f"{fault.kind if fault else 'no fault'}: everything is held")
                 self._heal()
                 self._let_go()
+            self._replace_what_is_miscounted()
             return False
 
         self.until(is_beyond, f"iteration {iteration + 1}" + (f" after {fault.kind}" if fault else ""))
@@ -203,6 +207,18 @@ class FaultJudge:
         if self._is_held():
             for job in self.jobs():
                 self.run.slurm.release(job.array_id or job.raw_id)
+
+    def _replace_what_is_miscounted(self) -> None:
+        """What runbooks/queued-too-long.md has typed, where Slurm waits for a task of the array and none runs."""
+        jobs = self.jobs()
+        if not jobs or any(not job.reason.startswith("JobArrayTaskLimit") for job in jobs):
+            self.stuck_since = None
+        elif self.stuck_since is None:
+            self.stuck_since = time.monotonic()
+        elif time.monotonic() - self.stuck_since > STUCK_SECONDS:
+            self.stuck_since = None
+            self.replaced += 1
+            self.run.tr11("launch", "--replace", "--yes")
 
     def jobs(self) -> list[Job]:
         """As of the run; a controller that is being started again is asked until it answers."""

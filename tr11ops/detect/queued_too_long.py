@@ -22,7 +22,10 @@ NEEDS = ("jobs", "kill_switch", "pause", "attempts", "heartbeats")
 
 CRITICAL_FACTOR = 3.0  # times watch.longest_queue_minutes
 # Waiting for a time or for another task, not for nodes. Prefixes, as versions of Slurm add words.
-OTHER_REASONS = ("BeginTime", "Dependency", "JobArrayTaskLimit")
+OTHER_REASONS = ("BeginTime", "Dependency")
+# Waiting for a task of its own array. Where none runs, Slurm has miscounted: 22.05 does so when it is started again
+# while a task lives on that has lost a node, and then starts no other one ever.
+BEHIND_ANOTHER = "JobArrayTaskLimit"
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
@@ -55,6 +58,9 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     if row.cause is Cause.LIMIT:
         evidence += [row.meaning, way_out(job)]
     what = "others below a limit" if row.cause is Cause.LIMIT else "nodes"
+    if job.reason.startswith(BEHIND_ANOTHER):
+        evidence.append("no task of its array runs: the scheduler has miscounted, and starts none until it comes anew")
+        what = "a task of its own array, none of which runs,"
     left = usable_nodes(snapshot, job.partition)
     if left is not None and job.node_count:
         evidence.append(f"{job.node_count} nodes are asked for, {left} of the partition are usable and not excluded")
@@ -64,7 +70,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         f"nothing trains: job {job.job_id} has waited for {what} for {duration(waited)}",
         subject=array_number(job),
         evidence=tuple(evidence),
-        fix=derived.command(snapshot, "nodes list"),
+        fix=derived.command(snapshot, "launch --replace" if job.reason.startswith(BEHIND_ANOTHER) else "nodes list"),
     )
 
 

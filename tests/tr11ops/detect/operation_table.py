@@ -84,7 +84,7 @@ TABLE: list[tuple[str, Snapshot, Any, list[str]]] = [
     ("since yesterday", queued(jobs=(pending(reason="Priority"),)), queued_too_long, ["CRITICAL"]),
     ("nodes are down", queued("Nodes_required_for_job_are_DOWN"), queued_too_long, ["WARNING"]),
     ("no reason given", queued(""), queued_too_long, ["WARNING"]),
-    ("behind the task before it", queued("JobArrayTaskLimit"), queued_too_long, []),
+    ("behind a task of its array, and none runs", queued("JobArrayTaskLimit"), queued_too_long, ["WARNING"]),
     ("waits for another job", queued("Dependency"), queued_too_long, []),
     ("begins tomorrow", queued("BeginTime"), queued_too_long, []),
     ("held", queued("JobHeldUser"), queued_too_long, []),
