@@ -68,6 +68,8 @@ KINDS = (
     DrawnFault("unmounted", 1, target="run", ends_launch=False, lasts=4.0, may_hold=True),
 )
 
+GUILTY = frozenset(kind.kind for kind in KINDS if kind.is_guilty)
+
 
 @dataclass
 class FaultJudge:
@@ -250,7 +252,8 @@ class FaultJudge:
             self.wrong.append(f"{fault.kind} on {node}: it trains on it again")
         if not fault.is_guilty and node in excluded:
             self.wrong.append(f"{fault.kind} on {node}: an innocent node is excluded")
-        others = excluded - {node}
+        # while a controller that was started again refuses changes, an exclusion may come after its node's repair
+        others = excluded - {node} - {one["node"] for one in self.done if one["kind"] in GUILTY}
         if others:
             self.wrong.append(f"{fault.kind} on {node}: others are excluded: {sorted(others)}")
         if not fault.ends_launch and not fault.is_guilty and not fault.may_hold and len(now) != launches:
@@ -263,14 +266,13 @@ class FaultJudge:
 
     def check_journal(self) -> None:
         """Every exclusion that tr11 made was of a node with a guilty fault then, or was taken back by itself."""
-        guilty = {kind.kind for kind in KINDS if kind.is_guilty}
         entries = self.exclusions()
         for place, entry in enumerate(entries):
             if entry.kind != EXCLUDED or entry.data["owner"] != AUTOMATIC_OWNER:
                 continue
             node = entry.data["node"]
             at_fault = any(
-                one["node"] == node and one["kind"] in guilty and one["began"] <= entry.time for one in self.done
+                one["node"] == node and one["kind"] in GUILTY and one["began"] <= entry.time for one in self.done
             )
             back = next((one for one in entries[place + 1 :] if one.data["node"] == node), None)
             taken_back = back is not None and back.kind == INCLUDED and back.data["owner"] == AUTOMATIC_OWNER
