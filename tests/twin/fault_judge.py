@@ -126,7 +126,7 @@ class FaultJudge:
         seconds = round(time.time() - began, 1)
         self.done.append({"kind": fault.kind, "node": node, "began": began, "seconds": seconds, "held": held})
 
-    def _place(self, fault: DrawnFault) -> dict[str, str]:
+    def _place(self, fault: DrawnFault) -> dict[str, Any]:
         if fault.target == "run":
             return {"path": str(self.run.paths.root)}
         if fault.target == "controller":
