@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from tr11ops.diagnose.attribution.error_text import read_error
 from tr11ops.diagnose.attribution.evidence import Attribution, Evidence, Failure, Kind
+from tr11ops.diagnose.attribution.weights import weights
 from trainer.contract.end_marker import EXIT_REFUSED
 
 Attributor = Callable[[Evidence], Attribution | None]
@@ -34,7 +35,7 @@ def by_operator(evidence: Evidence) -> Attribution | None:
     if marker is not None and marker.reason not in {"error", "refused", "signal"}:
         return Attribution(Kind.OPERATOR, marker.message, 1.0, fault="operator")
     if marker is not None and marker.reason == "signal":  # unless something else was the reason for the signal
-        return Attribution(Kind.OPERATOR, marker.message, 0.5, fault="operator")
+        return _weighed("signal-marker", Kind.OPERATOR, marker.message, fault="operator")
     return None
 
 
@@ -52,9 +53,8 @@ def by_node_state(evidence: Evidence) -> Attribution | None:
         return None
     blamed = _ordered(lines, evidence)
     said = tuple(dict.fromkeys(lines[node] for node in blamed))
-    return Attribution(
-        Kind.NODE, f"{', '.join(blamed)}: lost to the scheduler", 0.95, blamed, evidence=said, fault=_of_nodes(blamed)
-    )
+    summary = f"{', '.join(blamed)}: lost to the scheduler"
+    return _weighed("node-state", Kind.NODE, summary, blamed, evidence=said, fault=_of_nodes(blamed))
 
 
 def by_lost_machine(evidence: Evidence) -> Attribution | None:
@@ -63,7 +63,7 @@ def by_lost_machine(evidence: Evidence) -> Attribution | None:
     if not blamed:
         return None
     said = tuple(f"{node}: the connection to its agent was lost: {evidence.lost[node]}" for node in blamed)
-    return Attribution(Kind.NODE, said[0], 0.95, blamed, evidence=said, fault=_of_nodes(blamed))
+    return _weighed("lost-machine", Kind.NODE, said[0], blamed, evidence=said, fault=_of_nodes(blamed))
 
 
 def by_health(evidence: Evidence) -> Attribution | None:
@@ -73,7 +73,7 @@ def by_health(evidence: Evidence) -> Attribution | None:
         return None
     blamed = _ordered(bad, evidence)
     lines = tuple(f"{node}: health check {check}" for node in blamed for check in bad[node])
-    return Attribution(Kind.NODE, lines[0], 0.95, blamed, evidence=lines, fault=_of_nodes(blamed))
+    return _weighed("health", Kind.NODE, lines[0], blamed, evidence=lines, fault=_of_nodes(blamed))
 
 
 def by_refusal(evidence: Evidence) -> Attribution | None:
@@ -81,14 +81,14 @@ def by_refusal(evidence: Evidence) -> Attribution | None:
     marker = evidence.marker
     if marker is not None and marker.reason == "refused":
         fault = f"refused: {signature(marker.message)}"
-        return Attribution(
-            Kind.CONFIGURATION, marker.message, 0.97, evidence=(f"end marker: {marker.message}",), fault=fault
+        return _weighed(
+            "refused", Kind.CONFIGURATION, marker.message, evidence=(f"end marker: {marker.message}",), fault=fault
         )
     statuses = evidence.worker_statuses
     if statuses and all(status == EXIT_REFUSED for status in statuses.values()) and not evidence.failures:
         ranks = ", ".join(str(rank) for rank in sorted(statuses)[:8])
         said = f"workers {ranks} left with exit status {EXIT_REFUSED}: the card is refused"
-        return Attribution(Kind.CONFIGURATION, said, 0.9, evidence=(said,), fault="refused")
+        return _weighed("refused-status", Kind.CONFIGURATION, said, evidence=(said,), fault="refused")
     return None
 
 
@@ -97,7 +97,9 @@ def by_unwritable(evidence: Evidence) -> Attribution | None:
     if not evidence.unwritable or evidence.marker is not None:
         return None
     why = f"the run directory cannot be written: {evidence.unwritable}"
-    return Attribution(Kind.STORAGE, why, 0.9, evidence=(why,), fault="storage: the run directory cannot be written")
+    return _weighed(
+        "unwritable", Kind.STORAGE, why, evidence=(why,), fault="storage: the run directory cannot be written"
+    )
 
 
 def by_death(evidence: Evidence) -> Attribution | None:
@@ -110,17 +112,17 @@ def by_death(evidence: Evidence) -> Attribution | None:
             fault = f"died: {signature(first.error)}"
             said = tuple(str(one) for one in died[:4])
             summary = f"{first.error}, on {len(together)} nodes at once"
-            return Attribution(Kind.UNKNOWN, summary, 0.6, evidence=said, fault=fault)
+            return _weighed("death-everywhere", Kind.UNKNOWN, summary, evidence=said, fault=fault)
         fault = f"died: {signature(first.error)} at {first.rank}"
-        sure = 0.78 if len({one.host for one in died}) == 1 else 0.7
-        return Attribution(
-            Kind.NODE, str(first), sure, suspects=(first.host,), evidence=_lines(first, evidence), fault=fault
+        rule = "death" if len({one.host for one in died}) == 1 else "death-several"
+        return _weighed(
+            rule, Kind.NODE, str(first), suspects=(first.host,), evidence=_lines(first, evidence), fault=fault
         )
     killed = next((line for line in evidence.srun if line.is_own and line.by_signal), None)
     if killed is None or len(killed.nodes) != 1:
         return None
-    return Attribution(
-        Kind.NODE, killed.text, 0.76, suspects=killed.nodes, evidence=(killed.text,),
+    return _weighed(
+        "death-by-srun", Kind.NODE, killed.text, suspects=killed.nodes, evidence=(killed.text,),
         fault=f"died: {signature(killed.what)}",
     )  # fmt: skip
 
@@ -138,15 +140,19 @@ def by_error(evidence: Evidence) -> Attribution | None:
     alone = (first.host,) if len({one.host for one in alike}) == 1 < len(evidence.nodes) else ()
     error = read_error(first.error)
     if alone and error.condemns_node:
-        return Attribution(Kind.NODE, str(first), 0.88, alone, evidence=_lines(first, evidence), fault=fault)
+        return _weighed(
+            "error-of-hardware", Kind.NODE, str(first), alone, evidence=_lines(first, evidence), fault=fault
+        )
     if error.is_storage or error.is_numerics:
         kind = Kind.STORAGE if error.is_storage else Kind.NUMERICS
-        return Attribution(kind, str(first), 0.88, evidence=said, fault=f"{kind}: {same}")
+        return _weighed(f"error-{kind}", kind, str(first), evidence=said, fault=f"{kind}: {same}")
     if alone and error.may_be_nodes_own:
-        return Attribution(Kind.NODE, str(first), 0.79, suspects=alone, evidence=_lines(first, evidence), fault=fault)
+        return _weighed(
+            "error-of-one-node", Kind.NODE, str(first), suspects=alone, evidence=_lines(first, evidence), fault=fault
+        )
     if not alone and error.is_configuration:
-        return Attribution(Kind.CONFIGURATION, str(first), 0.85, evidence=said, fault=fault)
-    return Attribution(Kind.UNKNOWN, str(first), 0.6, suspects=alone, evidence=said, fault=fault)
+        return _weighed("error-everywhere", Kind.CONFIGURATION, str(first), evidence=said, fault=fault)
+    return _weighed("error-unknown", Kind.UNKNOWN, str(first), suspects=alone, evidence=said, fault=fault)
 
 
 def by_last_words(evidence: Evidence) -> Attribution | None:
@@ -156,7 +162,7 @@ def by_last_words(evidence: Evidence) -> Attribution | None:
         return None
     kind = Kind.STORAGE if read_error(marker.message).is_storage else Kind.UNKNOWN
     said = (f"end marker: {marker.message}",)
-    return Attribution(kind, marker.message, 0.9, evidence=said, fault=f"{kind}: {signature(marker.message)}")
+    return _weighed("last-words", kind, marker.message, evidence=said, fault=f"{kind}: {signature(marker.message)}")
 
 
 def _is_own(failure: Failure) -> bool:
@@ -178,8 +184,13 @@ def by_first_exit(evidence: Evidence) -> Attribution | None:
     if len(culprits) != 1 or (len(nodes) > 1 and not victims):
         return None
     line = next(line for line in own if culprits[0] in line.nodes)
-    return Attribution(
-        Kind.NODE, line.text, 0.7, suspects=(culprits[0],), evidence=(line.text,), fault=f"exit: {signature(line.what)}"
+    return _weighed(
+        "first-exit",
+        Kind.NODE,
+        line.text,
+        suspects=(culprits[0],),
+        evidence=(line.text,),
+        fault=f"exit: {signature(line.what)}",
     )
 
 
@@ -192,8 +203,8 @@ def by_lost_peer(evidence: Evidence) -> Attribution | None:
         named = names.named_in(failure.error)
         if named is not None and named != failure.host:
             fault = f"lost: {signature(failure.error)}"
-            return Attribution(
-                Kind.UNKNOWN, str(failure), 0.5, suspects=(named,), evidence=(str(failure),), fault=fault
+            return _weighed(
+                "lost-peer", Kind.UNKNOWN, str(failure), suspects=(named,), evidence=(str(failure),), fault=fault
             )
     return None
 
@@ -212,14 +223,8 @@ def by_first_missed(evidence: Evidence) -> Attribution | None:
     if any(other.time - first.time < CLOCKS_SECONDS for other, _ in missed[1:]):
         return None
     said = f"rank {first.rank} on {node} was gone first: {first.how}"
-    return Attribution(
-        Kind.UNKNOWN,
-        said,
-        0.45,
-        suspects=(node,),
-        evidence=(said,),
-        fault=f"gone: {signature(first.how)} at {first.rank}",
-    )
+    fault = f"gone: {signature(first.how)} at {first.rank}"
+    return _weighed("first-missed", Kind.UNKNOWN, said, suspects=(node,), evidence=(said,), fault=fault)
 
 
 def by_step_codes(evidence: Evidence) -> Attribution | None:
@@ -236,7 +241,7 @@ def by_step_codes(evidence: Evidence) -> Attribution | None:
         return None
     said = f"a step of the job was ended by {name} (DerivedExitCode {code - 128})"
     alone = evidence.nodes if len(evidence.nodes) == 1 else ()
-    return Attribution(Kind.UNKNOWN, said, 0.4, suspects=alone, evidence=(said,), fault=f"step: {name}")
+    return _weighed("step-codes", Kind.UNKNOWN, said, suspects=alone, evidence=(said,), fault=f"step: {name}")
 
 
 def by_silence(evidence: Evidence) -> Attribution | None:
@@ -249,7 +254,7 @@ def by_silence(evidence: Evidence) -> Attribution | None:
     if not silent or len(silent) > len(evidence.nodes) / 2:
         return None
     said = f"{', '.join(silent)}: nothing was heard after the others had ended"
-    return Attribution(Kind.NODE, said, 0.75, silent, evidence=(said,), fault=_of_nodes(silent))
+    return _weighed("silence", Kind.NODE, said, silent, evidence=(said,), fault=_of_nodes(silent))
 
 
 ATTRIBUTORS: tuple[Attributor, ...] = (
@@ -267,6 +272,19 @@ def attribute(evidence: Evidence) -> Attribution:
     quoted += tuple(line.text for line in evidence.srun[:3])
     summary = quoted[0] if quoted else f"the workers ended with status {evidence.status} and no word"
     return Attribution(Kind.UNKNOWN, summary, 0.3, evidence=quoted, fault=f"unknown: {signature(summary)}")
+
+
+def _weighed(
+    rule: str,
+    kind: Kind,
+    summary: str,
+    blamed: tuple[str, ...] = (),
+    suspects: tuple[str, ...] = (),
+    evidence: tuple[str, ...] = (),
+    fault: str = "",
+) -> Attribution:
+    """A conclusion with the weight of the rule that led to it."""
+    return Attribution(kind, summary, weights()[rule], blamed, suspects, evidence, fault, rule)
 
 
 # ----------------------------------------------------------------------------- words

@@ -103,7 +103,8 @@ class Attribution:
     The death or the error of one rank makes a suspect and no more: see `recurrence` for the second time.
 
     `fault` names the fault itself, free of hosts and numbers that change from time to time: two launches with the same
-    `fault` on different nodes met the same fault, and the nodes are innocent.
+    `fault` on different nodes met the same fault, and the nodes are innocent. `rule`: which weight it has; "" where it
+    is a fact and no guess.
     """
 
     kind: Kind
@@ -113,6 +114,7 @@ class Attribution:
     suspects: tuple[str, ...] = ()
     evidence: tuple[str, ...] = ()
     fault: str = ""
+    rule: str = ""
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,8 @@ class SrunLine:
     @property
     def by_signal(self) -> bool:
         """Did a signal end the task, other than those by which tasks are told to go?"""
-        return bool(self.what) and not _EXIT.match(self.what) and not self.told_to_go
+        is_refused = "credential" in self.what.lower()
+        return bool(self.what) and not _EXIT.match(self.what) and not self.told_to_go and not is_refused
 
     @property
     def told_to_go(self) -> bool:
@@ -58,7 +59,11 @@ def parse_lines(lines: Iterable[str]) -> tuple[SrunLine, ...]:
     for text in lines:
         lost = _LOST.match(text)
         task = _TASK.match(text)
-        if lost:
+        if lost and "credential" in text.lower():  # clocks or munge keys differ, on either side: no node is lost
+            what = text.rpartition(": ")[2]
+            named = node_names(next(group for group in lost.groups() if group))
+            found.append(SrunLine(text, named, what=what, is_own=not ending))
+        elif lost:
             names = next(group for group in lost.groups() if group)
             found.append(SrunLine(text, node_names(names), lost_node=True))
         elif task:
