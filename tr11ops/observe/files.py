@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tr11ops.base.observed import Observed, Unknown, cause, observed
+from tr11ops.base.observed import Observed, Unknown, cause, known, observed
 from tr11ops.base.tail import tail_lines
 from tr11ops.base.units import number_in
 from tr11ops.observe.snapshot import Attempt, Checkpoint, Checkpoints, KillSwitch, Step
@@ -155,9 +155,16 @@ def _attempt(paths: RunPaths, job_id: str, changed: float) -> Attempt:
         label=f"{array}_{task}" if array and task else job_id,
         start=_number(record, "start"),
         nodes=tuple(map(str, nodes)) if isinstance(nodes, list) else (),
-        failure=_text(verdict, "message"),
+        failure=_text(verdict, "message") or ("" if end is not None or verdict else _why_without_verdict(path.parent)),
         changes=tuple(map(str, changes)) if isinstance(changes, list) else (),
     )
+
+
+def _why_without_verdict(attempt: Path) -> str:
+    """What ended an attempt whose agent was ended too: what the agent would have said."""
+    from tr11ops.diagnose.attribution.conclusion import why_it_ended  # signatures: most looks need none
+
+    return known(observed(lambda: why_it_ended(attempt)), "")
 
 
 def _details(path: Path) -> dict[str, Any]:

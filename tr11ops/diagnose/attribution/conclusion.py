@@ -8,7 +8,14 @@ from pathlib import Path
 
 from tr11ops.diagnose.attribution.attributors import attribute
 from tr11ops.diagnose.attribution.evidence import Attribution, Conclusion, Evidence, Kind
-from tr11ops.diagnose.attribution.records import all_failures, read_marker, read_objects, read_ranks, read_reports
+from tr11ops.diagnose.attribution.records import (
+    all_failures,
+    read_failures,
+    read_marker,
+    read_objects,
+    read_ranks,
+    read_reports,
+)
 from tr11ops.rundir.attempts import LaunchRecord
 from trainer.contract.end_marker import EndMarker
 
@@ -46,6 +53,18 @@ def conclude(
         if left.derived_exit_code is None:
             return None
     return Conclusion(attribute(left), by_agent=False)
+
+
+def why_it_ended(attempt: Path) -> str:
+    """In one line, why the last launch of an attempt whose agent left no verdict ended; "" where no record tells.
+
+    Where the agent came to no conclusion either, it is asked for only if a worker recorded its failure.
+    """
+    record = read_launch(attempt, None)
+    if record is None or (of_record(record) is None and not read_failures(attempt, record.launch)):
+        return ""
+    found = conclude(attempt, record.launch, None)
+    return "" if found is None else found.found.summary
 
 
 def of_record(record: LaunchRecord) -> Attribution | None:

@@ -8,13 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from tr11ops.base.observed import known
 from tr11ops.diagnose.attribution.conclusion import conclude
 from tr11ops.diagnose.attribution.evidence import Attribution, Conclusion, Kind
 from tr11ops.diagnose.attribution.joined import joined
 from tr11ops.diagnose.diagnosis import Diagnosis, QuotedLine
 from tr11ops.diagnose.look import diagnose_files
 from tr11ops.diagnose.signature import FaultClass, NextStep
+from tr11ops.observe.files import read_attempts
 from tr11ops.rundir.attempts import LaunchRecord
+from trainer.contract.paths import RunPaths
 
 NODES = ("n1", "n2")
 BEGUN = LaunchRecord(2, NODES, 100.0)
@@ -118,3 +121,22 @@ def test_the_node_is_the_conclusions() -> None:
     assert unplaced is not None and (unplaced.node, unplaced.rank) == ("n2", 1)
     own = joined(diagnosis(FaultClass.STORAGE, NextStep.FIX_STORAGE), of(Kind.STORAGE)).root_cause
     assert own is not None and (own.node, own.rank) == ("n1", 1)
+
+
+def test_detectors_and_status_quote_what_the_agent_would_say(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path, "small", "main")
+    attempt = paths.attempt("7")
+    BEGUN.write(attempt)
+
+    def quoted() -> str:
+        [seen] = known(read_attempts(paths), ())
+        return seen.failure
+
+    assert quoted() == ""  # it may still train
+    put(attempt, "failures/rank-0.json", failure(0, "n1", "RankLost: connection closed by rank 3", 102.0))
+    put(attempt, "failures/rank-3.json", failure(3, "n2", "RuntimeError: No CUDA GPUs are available", 103.0))
+    assert quoted() == "rank 3 on n2: RuntimeError: No CUDA GPUs are available"  # the agent was ended too
+    AGENTS.write(attempt)
+    assert quoted() == AGENTS.summary
+    put(attempt, "verdict.json", {"message": "the verdict's words"})
+    assert quoted() == "the verdict's words"
