@@ -23,9 +23,9 @@ from trainer.model.kernels import build_kernel
 from trainer.model.layers import Dropout, LayerNorm, LearnedPositions, VocabularyParallelEmbedding
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.micro_batch import Batch
+from trainer.schedule.ends import PLACES
 
 TIED_KEY = "embedding"
-ROOM = 64  # the places of masked tokens are filled up to a multiple of this, so that few shapes come up
 
 
 class BertFamily(Family):
@@ -86,7 +86,7 @@ class BertFamily(Family):
         marks = ((types + FIRST_MARK) * padding_mask).to(torch.int32)
         words = labels.masked_fill(loss_mask <= 0, IGNORED).reshape(-1)
         found = (words >= 0).nonzero().squeeze(1)
-        room = min(words.numel(), max(1, -(-found.numel() // ROOM)) * ROOM)
+        room = min(words.numel(), max(1, -(-found.numel() // PLACES)) * PLACES)
         places = torch.zeros(room, dtype=torch.int64)
         places[: found.numel()] = found
         wanted = torch.full_like(places, IGNORED)

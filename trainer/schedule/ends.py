@@ -12,6 +12,7 @@ from trainer.config.model import ModelSection
 
 MASKED_SHARE = 0.15  # of BERT's tokens: what is predicted, and so has logits
 TOKEN_TYPES = 2
+PLACES = 64  # the places of a micro batch's masked tokens are filled up to a multiple of this: few shapes come up
 
 
 @dataclass(frozen=True)
@@ -41,3 +42,9 @@ def ends_of(model: ModelSection, padded_vocabulary_size: int) -> ModelEnds:
 def predicted_tokens(model: ModelSection, tokens: int) -> int:
     """Of so many tokens those that have logits."""
     return max(1, round(tokens * MASKED_SHARE)) if model.family == "bert" else tokens
+
+
+def places_with_logits(model: ModelSection, tokens: int) -> int:
+    """Of a micro batch of so many tokens the places that logits are made of."""
+    predicted = predicted_tokens(model, tokens)
+    return min(tokens, -(-predicted // PLACES) * PLACES) if predicted < tokens else tokens

@@ -15,7 +15,7 @@ from trainer.config.model import ModelSection, OptimizerSection, ParallelSection
 from trainer.config.recompute_choice import recomputed_between, recomputed_part
 from trainer.config.tensor_shares import sends_shares
 from trainer.schedule import flops
-from trainer.schedule.ends import predicted_tokens
+from trainer.schedule.ends import places_with_logits
 from trainer.schedule.interleaving import held_counts, rounds
 from trainer.schedule.pieces import PIECE_ELEMENTS, SOFTMAX_ELEMENTS
 
@@ -259,7 +259,7 @@ def _handed_over(shape: MemoryShape, elements: int) -> int:
 
 def _head(shape: MemoryShape, tokens: int) -> int:
     rows = shape.vocabulary // shape.parallel.tensor
-    every, tokens = tokens, predicted_tokens(shape.model, tokens)
+    every, tokens = tokens, places_with_logits(shape.model, tokens)
     height = min(tokens, max(1, PIECE_ELEMENTS[shape.kind] // rows))
     soft = min(height, max(1, SOFTMAX_ELEMENTS[shape.kind] // rows)) * rows * 4
     pieces = height * rows * shape.width + (2 * soft if shape.width < 4 else soft)
