@@ -55,7 +55,7 @@ def compare_cells(
     """Compare the cells: results, then the loss against samples and against wall time.
 
     `valid.` is the last validation loss. `~` marks a difference that may be noise: less than two standard errors.
-    Minutes are of training, without waits. At most eight curves are drawn: choose them with --cell.
+    `min` are minutes of training, without waits. At most eight curves are drawn: choose them with --cell.
 
     Examples:
       tr11 sweep compare demo-sweep

@@ -13,7 +13,7 @@ import typer
 
 from tr11ops.base.units import finite
 from tr11ops.cli.common import CLUSTERS, Refusal, directory_of, in_time, looking, open_scheduler, read_card
-from tr11ops.cli.terminal import drawing_console
+from tr11ops.cli.terminal import USUAL, drawing_console
 from tr11ops.cluster.base import SchedulerError
 from tr11ops.sweep.grid import SweepError
 from tr11ops.sweep.look import CellProgress, CellState, NoScheduler, OneLook, look_at_cell
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 WATCH_SECONDS = 5.0
+LEAST_ROOM = 8  # columns in which a reason still says something
 _STYLES = {
     CellState.DONE: "green", CellState.RUNNING: "cyan", CellState.QUEUED: "cyan", CellState.STOPPED: "yellow",
     CellState.FAILED: "bold red", CellState.NEW: "yellow", CellState.UNKNOWN: "magenta",
@@ -108,14 +109,18 @@ class StudyLook:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(box=None, pad_edge=False)
-        table.add_column("cell", no_wrap=True)
-        table.add_column("state", no_wrap=True)
-        for title in ("iteration", "loss", "tokens/s"):
-            table.add_column(title, justify="right", no_wrap=True)
-        table.add_column("", overflow="ellipsis", no_wrap=True)
-        for cell in self.cells:
-            table.add_row(cell.name, Text(cell.state.value, _STYLES[cell.state]), *_measured(cell), cell.why)
+        rows = [(cell.name, cell.state.value, *_measured(cell)) for cell in self.cells]
+        titles = ("cell", "state", "iteration", "loss", "tokens/s")
+        widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
+        room = (width or USUAL) - sum(widths) - 2 * len(widths)  # what is left for the reason
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for index, title in enumerate(titles):
+            table.add_column(title, no_wrap=True, justify="right" if index > 1 else "left")
+        table.add_column("", no_wrap=True)
+        for cell, row in zip(self.cells, rows, strict=True):
+            why = Text(cell.why if room >= LEAST_ROOM else "")
+            why.truncate(max(LEAST_ROOM, room), overflow="ellipsis")
+            table.add_row(row[0], Text(row[1], _STYLES[cell.state]), *row[2:], why)
         done = sum(cell.state is CellState.DONE for cell in self.cells)
         head = f"sweep {self.study.manifest.name}: {done} of {len(self.cells)} done"
         return Group(Text(head, "bold"), table)

@@ -110,7 +110,7 @@ def _last_validation(path: Path) -> float:
 
 
 # ----------------------------------------------------------------------------- words
-TITLES = ("cell", "state", "batch", "rate", "steps", "samples", "minutes", "loss", "valid.")
+TITLES = ("cell", "state", "batch", "rate", "steps", "samples", "min", "loss", "valid.")
 
 
 def result_cells(row: CellResult) -> tuple[str, ...]:

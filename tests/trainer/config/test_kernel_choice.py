@@ -78,13 +78,16 @@ def shipped(name: str, *overrides: str) -> RunCard:
         ("bert-12l", "efficient"),
         ("bert-large", "efficient"),
         ("bert-1b", "efficient"),
+        ("chronicle-bnb", "dense"),
+        ("chronicle-cl", "dense"),
+        ("chronicle-embnorm", "dense"),
     ],
 )
 def test_each_shipped_card(card: str, name: str) -> None:
     """All that ask for a fused kernel get one, where they are launched and on their nodes."""
     assert set(shipped_cards()) == {
         "tr11-176B-ml", "tr11-176B-ml-24n", "setup-test-n2", "rehearsal", "demo", "bert-4l", "bert-12l",
-        "bert-large", "bert-1b",
+        "bert-large", "bert-1b", "chronicle-bnb", "chronicle-cl", "chronicle-embnorm",
     }  # fmt: skip
     loaded = shipped(card)
     choice = attention_of(loaded)
