@@ -29,6 +29,7 @@ from trainer.model.layers import VocabularyParallelEmbedding
 from trainer.model.matmul import compute_dtype
 from trainer.parallel.comm import copy_to_tensor_region, gather_sequence
 from trainer.parallel.mesh import Mesh
+from trainer.parallel.widened import add_widened
 from trainer.schedule.pieces import PIECE_ELEMENTS, SOFTMAX_ELEMENTS
 
 BOUND_BY_ARITHMETIC = ("cpu",)  # kinds of device on which an exponential costs more than a pass over a strip in cache
@@ -190,7 +191,7 @@ class _Gradients:
         elif self.weight.dtype == torch.float32 == logits.dtype:
             self.weight.addmm_(*factors)
         else:
-            self.weight = self.weight.float().add_(_product(*factors))
+            self.weight = add_widened(self.weight.float(), _product(*factors))
 
 
 @torch.no_grad()
@@ -257,8 +258,16 @@ def _softmax_losses(
         else:
             shares = torch.where(here, shares.clamp(min=SMALLEST_SHARE), shares)
             of_target /= shares
-    logits.scatter_(1, local, torch.where(here, of_target.to(logits.dtype), logits.gather(1, local)))
+    _put(logits, local, torch.where(here, of_target.to(logits.dtype), logits.gather(1, local)))
     return losses, shares
+
+
+def _put(rows: Tensor, places: Tensor, values: Tensor) -> None:
+    """Set one number of each row [tokens, words]: `values` at `places`, both [tokens, 1]."""
+    if rows.device.type == "cpu":  # there torch's scatter widens all of a bf16 tensor first, and rounds it again
+        rows[torch.arange(rows.shape[0]), places.squeeze(1)] = values.squeeze(1)
+    else:
+        rows.scatter_(1, places, values)
 
 
 def _soften_in_cache(values: Tensor, local: Tensor, target: Tensor, room: Tensor, replaces: bool) -> Tensor:

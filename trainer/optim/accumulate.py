@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from trainer.parallel.widened import add_widened
+
 
 @torch.no_grad()
 def add_to_accumulated(
@@ -14,15 +16,22 @@ def add_to_accumulated(
 ) -> None:
     """Takes the place of DeepSpeed's own addition of a bf16 gradient to the fp32 one, in its bf16 optimizer.
 
-    The library widens the gradient into a tensor of its own first. The addition widens each number as it reads it, with
-    the same result: 10 bytes an element are moved in place of 18, and none are held.
+    The library widens the gradient into a tensor of its own first. Here 10 bytes an element are moved in place of 18,
+    and none are held, with the same result.
     """
     gradient = parameter.grad
     if gradient is None:
         return
     accumulated = optimizer.fp32_groups_gradients[group][index]
-    accumulated.add_(gradient.view(accumulated.shape))
+    add_widened(accumulated, gradient.view(accumulated.shape))
     parameter._hp_grad = accumulated  # type: ignore[attr-defined]
     optimizer.fp32_groups_has_gradients[group][index] = True
     if clear_lp_grads:
         gradient.zero_()
+
+
+def clear_gradients(optimizer: Any, set_to_none: bool = True) -> None:
+    """Takes the place of DeepSpeed's own clearing behind a step: of the bf16 gradients alone. Each way out of the step
+    itself has cleared the fp32 ones.
+    """
+    optimizer.clear_lp_grads(set_to_none)

@@ -30,7 +30,7 @@ with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
     from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
     from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
-from trainer.optim.accumulate import add_to_accumulated
+from trainer.optim.accumulate import add_to_accumulated, clear_gradients
 
 __all__ = [
     "LayerSpec",
@@ -68,6 +68,7 @@ def _of_rank_0(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
 bf16_optimizer.get_global_norm_of_tensors = _of_rank_0(bf16_optimizer.get_global_norm_of_tensors)
 DeepSpeedZeroOptimizer.scaled_global_norm = _of_rank_0(DeepSpeedZeroOptimizer.scaled_global_norm)
 bf16_optimizer.BF16_Optimizer._update_hp_grad = add_to_accumulated
+bf16_optimizer.BF16_Optimizer.zero_grad = clear_gradients
 
 
 @contextlib.contextmanager

@@ -117,9 +117,14 @@ def sum_copied_gradients(engine: Any) -> None:
 def sum_over_replicas(engine: Any) -> None:
     """Takes the place of DeepSpeed's instruction to reduce gradients, for bf16: each flat buffer is summed in place.
 
-    The library joins buffers of less than 500 million elements first: a copy of all gradients, 4 bytes a parameter.
+    The library joins buffers of less than 500 million elements first, a copy of all gradients, 4 bytes a parameter; and
+    copies each buffer onto itself behind the sum.
     """
-    engine.buffered_allreduce_fallback(grads=None, elements_per_buffer=0)
+    group = engine.mpu.get_data_parallel_group()
+    for gradients in engine.optimizer.get_grads_for_reduction()[0]:
+        summed = engine.allreduce_bucket([gradients], group, engine.mpu.get_data_parallel_world_size())
+        if summed.data_ptr() != gradients.data_ptr():
+            gradients.copy_(summed.view_as(gradients))
 
 
 def stage_module(config: TrainerConfig, mesh: Mesh, layers: list[Layer]) -> StageModule:
