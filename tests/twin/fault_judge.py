@@ -25,6 +25,7 @@ from trainer.contract.paths import read_latest
 
 SAVED = re.compile(r"successfully saved checkpoint at iteration +(\d+)")
 LOADED = re.compile(r"successfully loaded checkpoint from .* at iteration +(\d+)")
+REPAIR_SECONDS = 30.0
 STUCK_SECONDS = 15.0  # the scheduler looks for what may start every second
 MORE_STEPS = 3  # beyond the last one before the fault: then the training goes on
 PERSON = "tests"
@@ -84,6 +85,8 @@ class FaultJudge:
     resumed: int = 0
     replaced: int = 0
     stuck_since: float | None = None
+    zombies: int = 0
+    repaired_at: float = 0.0
 
     def __post_init__(self) -> None:
         self.directory = RunDirectory(self.run.paths, self.run.card.kill_switch)
@@ -185,6 +188,7 @@ class FaultJudge:
         For a fault that is the nodes' own, or none, that is wrong: no one had to be asked.
         """
         was_held = False
+        self.repaired_at = time.monotonic()
 
         def is_beyond() -> bool:
             nonlocal was_held
@@ -197,6 +201,7 @@ class FaultJudge:
                 self._heal()
                 self._let_go()
             self._replace_what_is_miscounted()
+            self._end_a_zombie()
             return False
 
         self.until(is_beyond, f"iteration {iteration + 1}" + (f" after {fault.kind}" if fault else ""))
@@ -221,6 +226,15 @@ class FaultJudge:
             self.stuck_since = None
             self.replaced += 1
             self.run.tr11("launch", "--replace", "--yes")
+
+    def _end_a_zombie(self) -> None:
+        """What runbooks/zombie.md has typed, as the watchdog's rounds do: a job without its batch host ends no more."""
+        if time.monotonic() - self.repaired_at < REPAIR_SECONDS:
+            return
+        self.repaired_at = time.monotonic()
+        if any(job.state.is_active for job in self.jobs()):
+            said = self.run.tr11("launch", "--repair", "--yes", expect=None).stdout
+            self.zombies += sum(line.startswith("cancel ") for line in said.splitlines())
 
     def jobs(self) -> list[Job]:
         """As of the run; a controller that is being started again is asked until it answers."""

@@ -57,7 +57,7 @@ def test_random_faults_under_a_rehearsal(twin_home: Path, tmp_path: Path, capsys
             figures = {
                 "seed": seed, "faults": len(judge.done), "kinds": dict(Counter(one["kind"] for one in judge.done)),
                 "seconds_per_fault": round(seconds / max(1, len(judge.done)), 1), "launches": len(run.launches()),
-                "tasks": len(run.attempts()), "asked_a_person": judge.resumed, "miscounted_arrays": judge.replaced, "most_steps_done_again": again,
+                "tasks": len(run.attempts()), "asked_a_person": judge.resumed, "miscounted_arrays": judge.replaced, "zombies": judge.zombies, "most_steps_done_again": again,
                 "wrong": judge.wrong,
             }  # fmt: skip
             with capsys.disabled():
