@@ -103,7 +103,7 @@ def test_a_healthy_run_is_healthy_by_every_clock(directory: RunDirectory, ahead:
 
 @pytest.mark.parametrize("ahead", [HOUR, -HOUR, 0.0])
 def test_a_run_that_hangs_hangs_by_every_clock(directory: RunDirectory, ahead: float) -> None:
-    queue = train(directory, silent=2 * HOUR)
+    queue = train(directory, silent=2 * HOUR + 20.0)
     seen, verdict, _ = judged(directory, queue, ahead)
     assert (verdict.word, verdict.exit_code) == (VerdictWord.STALLED, 1)
     assert "2 h 00 min" in verdict.why and abs(seen.time - time.time()) < 60.0
