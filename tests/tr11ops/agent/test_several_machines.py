@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -26,6 +25,7 @@ from trainer.contract.state_file import read_json
 
 LAUNCHER = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500", "NNODES": "4", "NODE_RANK": "2"}
 PLACE = NodePlace(4, 2, "node1", 29500)
+SLOW_MACHINE_SECONDS = 120.0
 
 
 # ----------------------------------------------------------------------------- which node this is
@@ -159,7 +159,7 @@ class Node:
     def said(self) -> str:
         return self.output.read_text(errors="replace")
 
-    def ends(self, seconds: float = 300) -> int:
+    def ends(self, seconds: float = 600) -> int:
         try:
             code = self.process.wait(timeout=seconds)
         except subprocess.TimeoutExpired:
@@ -257,9 +257,7 @@ def test_a_lost_node_ends_all_and_the_same_commands_go_on(playground: Playground
         name = re.search(r"node 1 of 2 \((\S+)\) has joined", other.said)
         assert name is not None
         other.process.kill()
-        killed = time.monotonic()
         assert first.ends() == 1
-        took = time.monotonic() - killed
     finally:
         end(first, other)
     [attempt] = playground.paths("lost").attempts.iterdir()
@@ -270,9 +268,8 @@ def test_a_lost_node_ends_all_and_the_same_commands_go_on(playground: Playground
     failure = read_json(attempt / "failures" / f"lost-{name[1]}.json") or {}
     assert failure["host"] == name[1] and "agent of node 1 was lost" in failure["error"]
     launch = read_json(attempt / "launches" / "1.json") or {}
-    assert launch["end"] - launch["first_sign"] < 8 + 5  # all was over in time, by the agent's own clock
-    assert took < 300
-    playground.wait(lambda: left_running(playground.folder) == [], "the lost node's workers to end", 60)
+    assert launch["end"] - launch["first_sign"] < 8 + SLOW_MACHINE_SECONDS  # not the silence of a whole connection
+    playground.wait(lambda: left_running(playground.folder) == [], "the lost node's workers to end")
 
     # The same commands; now node 0 dies.
     before = len(playground.steps("lost"))
@@ -282,7 +279,7 @@ def test_a_lost_node_ends_all_and_the_same_commands_go_on(playground: Playground
         first.process.kill()
         assert other.ends() == 1
         assert "is gone" in other.said and "ending the workers here" in other.said
-        playground.wait(lambda: left_running(playground.folder) == [], "no worker to be left", 60)
+        playground.wait(lambda: left_running(playground.folder) == [], "no worker to be left")
     finally:
         end(first, other)
     iterations = [step["iteration"] for step in playground.steps("lost")]
