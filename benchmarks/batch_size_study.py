@@ -1,0 +1,172 @@
+"""A batch-size study on real text: a BERT of 4 layers, batches at equal samples, several optimizers, by `tr11 sweep`.
+
+    python benchmarks/batch_size_study.py FOLDER [--samples 16384] [--batches 64,256,1024] [--optimizers adamw,lamb]
+
+The text is what every Python installation carries, split in sentences; a vocabulary of 4,096 pieces is learnt from it.
+Each optimizer has a rate of its own at the smallest batch, and the square-root rule gives the others; `adamw-one-rate`
+is AdamW without that rule. Prints the unigram floor (the loss of who knows how often each piece comes, and no more) and
+the tables of `tr11 sweep compare`; leaves FOLDER/OPTIMIZER.html. What was begun in FOLDER is gone on with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+TR11 = Path(sys.executable).parent / "tr11"
+WORDS, LENGTH = 4096, 64
+# name: what [optimizer] holds, the rate at the smallest batch, the rule for the others
+OPTIMIZERS = {
+    "adamw": ('type = "adamw"', 1e-3, "sqrt"),
+    "adamw-one-rate": ('type = "adamw"', 1e-3, "none"),
+    "lamb": ('type = "lamb"\nlamb_variant = "floored"', 1e-2, "sqrt"),
+    "lamb-layer-noise": ('type = "lamb"\nlamb_variant = "layer-noise"', 1e-2, "sqrt"),
+    "lamb-embedding-lr": ('type = "lamb"\nlamb_variant = "embedding-lr"', 1e-2, "sqrt"),
+}
+CARD = """
+[run]
+name = "bert-study"
+directory = "run"
+seed = 43
+
+[slurm]
+nodes = 1
+workers_per_node = 1
+cpus_per_task = 1
+time_limit = "10:00:00"
+signal_seconds_before_limit = 120
+
+[slurm.environment]
+OMP_NUM_THREADS = "1"
+
+[model]
+family = "bert"
+layers = 4
+hidden_size = 128
+attention_heads = 4
+sequence_length = {length}
+position_embedding = "absolute"
+init_std = 0.02
+attention_dropout = 0.0
+hidden_dropout = 0.0
+
+[batch]
+micro_batch_size = 64
+global_batch_size = {batch}
+train_samples = {samples}
+
+[optimizer]
+{optimizer}
+epsilon = 1e-6
+weight_decay = 0.01
+
+[schedule]
+learning_rate = {rate}
+min_learning_rate = 1e-5
+decay_style = "linear"
+warmup_fraction = 0.02
+
+[precision]
+dtype = "fp32"
+
+[checkpoint]
+interval_minutes = 30
+
+[evaluation]
+interval = {interval}
+iterations = 16
+
+[data]
+prefixes = ["data/corpus_text_sentence"]
+split = "949,50,1"
+workers = 0
+
+[tokenizer]
+type = "bert_wordpiece_lower"
+vocabulary_file = "data/vocabulary/vocab.txt"
+padded_vocabulary_size = {rows}
+
+[logging]
+tensorboard = false
+"""
+
+
+def prepare(data: Path, megabytes: int) -> None:
+    """Corpus, vocabulary and sentence data, as far as they are not there."""
+    data.mkdir(parents=True, exist_ok=True)
+    corpus, vocabulary = data / "corpus.jsonl", data / "vocabulary"
+    kind = ("--tokenizer-type", "bert_wordpiece_lower")
+    tr11("data", "corpus", "--output", str(corpus), "--min-bytes", str(megabytes * 10**6))
+    tr11("data", "tokenizer", "--corpus", str(corpus), *kind, "--vocab-size", str(WORDS), "--output", str(vocabulary))
+    tr11(
+        "data", "preprocess", "--input", str(corpus), *kind, "--vocab-file", str(vocabulary / "vocab.txt"),
+        "--split-sentences", "--no-append-eod", "--output-prefix", str(data / "corpus"),
+    )  # fmt: skip
+
+
+def unigram_floor(data: Path) -> float:
+    """-sum p ln p over the words of the data, in nats."""
+    ids = np.fromfile(data / "corpus_text_sentence.bin", dtype=np.uint16)
+    counts = Counter(ids.tolist())
+    return -sum(count / len(ids) * math.log(count / len(ids)) for count in counts.values())
+
+
+def tr11(*words: str, folder: Path | None = None) -> str:
+    """Type a command; what it printed. Raises CalledProcessError."""
+    return subprocess.run([str(TR11), *words], cwd=folder, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def study(folder: Path, name: str, batches: list[int], samples: int, at_once: int) -> None:
+    """Run one optimizer's sweep to its end, and print how its cells compare."""
+    optimizer, rate, rule = OPTIMIZERS[name]
+    card, place = folder / f"{name}.toml", folder / name
+    shape = {"batch": batches[0], "samples": samples, "length": LENGTH, "rows": WORDS + 128}
+    interval = max(1, samples // batches[0] // 8)
+    card.write_text(CARD.format(optimizer=optimizer, rate=rate, interval=interval, **shape))
+    if (place / "sweep.json").exists():
+        tr11("sweep", "resume", str(place), "--scheduler", "local")
+    else:
+        grid = f"batch.global_batch_size={','.join(map(str, batches))}"
+        words = ("--run", str(card), "--grid", grid, "--rule", rule, "--equal-samples", "--directory", str(place))
+        tr11("sweep", *words, "--scheduler", "local", "--at-once", str(at_once), folder=folder)
+    while any(cell["state"] in {"running", "queued"} for cell in states(place)):
+        time.sleep(5)
+    print(f"\n{name}\n{tr11('sweep', 'compare', str(place), '--output', str(folder / f'{name}.html'))}", flush=True)
+
+
+def states(place: Path) -> list[dict[str, object]]:
+    done = subprocess.run(
+        [str(TR11), "sweep", "status", str(place), "--json"], stdout=subprocess.PIPE, text=True, check=False
+    )
+    found: list[dict[str, object]] = json.loads(done.stdout)["cells"]
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--samples", type=int, default=16_384)
+    parser.add_argument("--batches", default="64,256,1024")
+    parser.add_argument("--optimizers", default=",".join(OPTIMIZERS))
+    parser.add_argument("--megabytes", type=int, default=8, help="of text")
+    parser.add_argument("--at-once", type=int, default=2)
+    options = parser.parse_args()
+    folder = options.folder.absolute()
+    os.environ["TR11_LOCAL_SCHEDULER"] = str(folder / "scheduler")
+    prepare(folder / "data", options.megabytes)
+    print(f"unigram floor {unigram_floor(folder / 'data'):.3f} nats, of {WORDS} pieces", flush=True)
+    for optimizer in options.optimizers.split(","):
+        study(folder, optimizer, list(map(int, options.batches.split(","))), options.samples, options.at_once)
+
+
+if __name__ == "__main__":
+    main()
