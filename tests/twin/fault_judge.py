@@ -138,7 +138,9 @@ class FaultJudge:
         if fault.target == "elsewhere":
             job = next(job for job in self.jobs() if job.state.is_active)
             return {"node": self.draw.choice([name for name in self.twin.plan.gpu_node_names if name not in job.nodes])}
-        suspected: list[str] = next((one["suspects"] for one in self.run.launches()[::-1] if one["suspects"]), [])
+        suspected: list[str] = next(
+            (one["suspects"] for one in self.run.launches()[::-1] if one["cause"] == "node" and one["suspects"]), []
+        )
         # the second time on the same node is its own fault, by the rules: once is what is tried here
         free = [name for name in used if name not in suspected or fault.is_guilty]
         return {"node": self.draw.choice(free)}
