@@ -94,7 +94,7 @@ def object_server() -> Iterator[tuple[str, int]]:
     if sys.platform != "linux":
         pytest.skip("the object-store server is started on Linux alone")
     command = [str(package._get_binary_path()), "-scheme", "http", "-backend", "memory", "-host", "127.0.0.1"]
-    with claimed_ports(1) as port:
+    with claimed_ports(1, beside_twins=True) as port:
         process = subprocess.Popen(
             [*command, "-port", str(port), "-log-level", "error"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )

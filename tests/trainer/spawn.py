@@ -79,7 +79,7 @@ def run_ranks(
     """Call `function(*arguments)` on `world_size` ranks; see the module's text. Raises RanksFailed."""
     context = fork_server()
     # Not a port that the system deals out: another test would have it before rank 0 listens.
-    with claimed_ports(1) as port, tempfile.TemporaryDirectory(prefix="ranks-") as folder:
+    with claimed_ports(1, beside_twins=True) as port, tempfile.TemporaryDirectory(prefix="ranks-") as folder:
         ends: list[Connection] = []
         workers = []
         for rank in range(world_size):

@@ -40,13 +40,16 @@ def _claim(block: int) -> socket.socket | None:
 
 
 @contextlib.contextmanager
-def claimed_ports(count: int) -> Iterator[int]:
+def claimed_ports(count: int, beside_twins: bool = False) -> Iterator[int]:
     """The first of `count` consecutive free ports; while the context is open no other twin takes them.
 
-    Leave the context when the daemons listen. Raises TwinError when there is no such range.
+    Leave the context when the daemons listen. `beside_twins`: for something else than a twin, from the other end: a
+    twin's controller that is being restarted does not listen for a moment, and finds its port again. Raises TwinError
+    when there is no such range.
     """
     blocks = -(-count // BLOCK)
-    for start in range(FIRST_BLOCK, LAST_BLOCK - blocks + 2):
+    starts = range(FIRST_BLOCK, LAST_BLOCK - blocks + 2)
+    for start in reversed(starts) if beside_twins else starts:
         with contextlib.ExitStack() as held:
             locks = [_claim(block) for block in range(start, start + blocks)]
             for lock in locks:

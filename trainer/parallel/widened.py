@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-STRIP = 1 << 17  # numbers widened at a time on a CPU: 512 KiB, which stay in a processor's cache
+from trainer.schedule.pieces import WIDENED_ELEMENTS
 
 
 def add_widened(total: Tensor, part: Tensor) -> Tensor:
@@ -13,12 +13,12 @@ def add_widened(total: Tensor, part: Tensor) -> Tensor:
     On a GPU the addition widens each number as it reads it. On a CPU torch widens all of the tensor first, in new
     memory; so there the sum is made in strips.
     """
-    is_plain = total.device.type != "cpu" or total.dtype == part.dtype or total.numel() <= STRIP
+    is_plain = total.device.type != "cpu" or total.dtype == part.dtype or total.numel() <= WIDENED_ELEMENTS
     if is_plain or not (total.is_contiguous() and part.is_contiguous()):
         return total.add_(part)
     flat, added = total.view(-1), part.view(-1)
-    room = flat.new_empty(STRIP)
-    for begin in range(0, flat.numel(), STRIP):
-        strip = flat[begin : begin + STRIP]
-        strip.add_(room[: strip.numel()].copy_(added[begin : begin + STRIP]))
+    room = flat.new_empty(WIDENED_ELEMENTS)
+    for begin in range(0, flat.numel(), WIDENED_ELEMENTS):
+        strip = flat[begin : begin + WIDENED_ELEMENTS]
+        strip.add_(room[: strip.numel()].copy_(added[begin : begin + WIDENED_ELEMENTS]))
     return total

@@ -17,7 +17,7 @@ from trainer.config.tensor_shares import sends_shares
 from trainer.schedule import flops
 from trainer.schedule.ends import places_with_logits
 from trainer.schedule.interleaving import held_counts, rounds
-from trainer.schedule.pieces import PIECE_ELEMENTS, SOFTMAX_ELEMENTS
+from trainer.schedule.pieces import PIECE_ELEMENTS, SOFTMAX_ELEMENTS, WIDENED_ELEMENTS
 
 RESERVED = 2 << 30  # CUDA context, NCCL's buffers, the allocator's rounding: assumed
 REDUCE_BUCKET = 1 << 26  # elements that DeepSpeed sums fp16 and fp32 gradients in
@@ -252,9 +252,9 @@ def _working(shape: MemoryShape, stage: flops.StageBlocks, size: int) -> tuple[M
 
 
 def _handed_over(shape: MemoryShape, elements: int) -> int:
-    """A gradient as autograd makes it; on CPUs bf16's is widened beside it, to be added to the accumulated ones."""
-    widened = 4 if shape.precision.dtype == "bf16" and shape.kind == "cpu" else 0
-    return elements * (0 if shape.width == 4 else 2 + widened)
+    """A gradient as autograd makes it; on CPUs bf16's is widened in strips, to be added to the accumulated ones."""
+    widened = min(elements, WIDENED_ELEMENTS) * 4 if shape.precision.dtype == "bf16" and shape.kind == "cpu" else 0
+    return 0 if shape.width == 4 else elements * 2 + widened
 
 
 def _head(shape: MemoryShape, tokens: int) -> int:
@@ -262,14 +262,18 @@ def _head(shape: MemoryShape, tokens: int) -> int:
     every, tokens = tokens, places_with_logits(shape.model, tokens)
     height = min(tokens, max(1, PIECE_ELEMENTS[shape.kind] // rows))
     soft = min(height, max(1, SOFTMAX_ELEMENTS[shape.kind] // rows)) * rows * 4
-    pieces = height * rows * shape.width + (2 * soft if shape.width < 4 else soft)
-    pieces += height * shape.model.hidden_size * shape.width  # hidden states, those that do not count zero
+    strips = 2 * soft if shape.width < 4 else soft
+    piece = height * (rows + shape.model.hidden_size) * shape.width  # logits; hidden states, those not counted zero
     made = shape.table * (4 if shape.precision.dtype == "fp16" else shape.width)  # the weight's gradient
-    if height < tokens and shape.width < 4:
-        pieces += shape.table * (4 + shape.width)  # summed over pieces in fp32; each piece's own
+    if height >= tokens:  # one piece: made when the soft-max is over
+        pieces = piece + max(strips, made)
+    elif shape.width == 4:  # further pieces are added as they are made
+        pieces = piece + made + strips
+    else:  # summed in fp32; beside it the first piece's, when the second one's comes
+        pieces = piece + shape.table * 4 + max(strips, made + _handed_over(shape, shape.table))
     hidden = tokens * shape.model.hidden_size * shape.width
     hidden += every * shape.model.hidden_size * shape.width if tokens < every else 0  # from which they were gathered
-    return hidden + max(made + pieces, _handed_over(shape, shape.table))
+    return hidden + max(pieces, _handed_over(shape, shape.table))
 
 
 def _step(shape: MemoryShape, stage: flops.StageBlocks) -> tuple[MemoryPart, ...]:

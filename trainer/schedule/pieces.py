@@ -6,3 +6,4 @@ from __future__ import annotations
 # sums of the weight's gradient as possible: each reads and writes all of it, which is as much as 5 GB of logits.
 PIECE_ELEMENTS = {"cpu": 1 << 21, "cuda": 1 << 31}
 SOFTMAX_ELEMENTS = {"cpu": 1 << 19, "cuda": 1 << 26}
+WIDENED_ELEMENTS = 1 << 17  # widened at a time on a CPU: 512 KiB, which stay in a processor's cache

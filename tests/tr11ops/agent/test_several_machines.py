@@ -139,7 +139,7 @@ def playground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Playground]
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    with claimed_ports(1) as first:
+    with claimed_ports(1, beside_twins=True) as first:
         yield first
 
 

@@ -13,7 +13,7 @@ from trainer.debug import group_probe
 
 
 def test_two_ranks_talk(capfd: pytest.CaptureFixture[str]) -> None:
-    with claimed_ports(1) as port:
+    with claimed_ports(1, beside_twins=True) as port:
         shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PATH": "/usr/bin"}
         other = subprocess.Popen(
             [sys.executable, "-m", "trainer.debug.group_probe"], env={**shared, "RANK": "1"}, stdout=subprocess.PIPE

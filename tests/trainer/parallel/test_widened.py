@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from trainer.model.loss import _put
-from trainer.parallel.widened import STRIP, add_widened
+from trainer.parallel.widened import add_widened
+from trainer.schedule.pieces import WIDENED_ELEMENTS
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("shape", [(7,), (3, STRIP + 5), (2, STRIP)], ids=str)
+@pytest.mark.parametrize("shape", [(7,), (3, WIDENED_ELEMENTS + 5), (2, WIDENED_ELEMENTS)], ids=str)
 def test_strips_add_what_torch_adds(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     torch.manual_seed(1)
     total, part = torch.randn(shape), (torch.randn(shape) * 100).to(dtype)
