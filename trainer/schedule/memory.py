@@ -265,9 +265,7 @@ def _head(shape: MemoryShape, tokens: int) -> int:
     strips = 2 * soft if shape.width < 4 else soft
     piece = height * (rows + shape.model.hidden_size) * shape.width  # logits; hidden states, those not counted zero
     made = shape.table * (4 if shape.precision.dtype == "fp16" else shape.width)  # the weight's gradient
-    if height >= tokens:  # one piece: made when the soft-max is over
-        pieces = piece + max(strips, made)
-    elif shape.width == 4:  # further pieces are added as they are made
+    if height >= tokens or shape.width == 4:  # of one piece, or further ones are added as they are made
         pieces = piece + made + strips
     else:  # summed in fp32; beside it the first piece's, when the second one's comes
         pieces = piece + shape.table * 4 + max(strips, made + _handed_over(shape, shape.table))
