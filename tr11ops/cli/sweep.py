@@ -260,7 +260,7 @@ def stop(
     scheduler: SchedulerOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Stop a study: what runs saves and leaves, what waits is cancelled. `tr11 sweep resume` takes it up again.
+    """Stop a study: what runs saves and leaves, queued jobs are cancelled. `tr11 sweep resume` takes it up again.
 
     Exit code 0: asked, or nothing to stop; 1: a job is someone else's; 3: the scheduler did not answer.
 

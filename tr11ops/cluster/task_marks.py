@@ -3,7 +3,7 @@
     tr11-tasks:1=TAG@MARK,2=TAG@MARK [the card's comment]
 
 A scheduler has one name and one comment for an array. Each task of such an array is shown as a job of its own, with the
-comment that its run would have had, so that whoever asks whose a job is gets the answer of any other job.
+comment that its run would have had, so that it belongs to that run for every command.
 """
 
 from __future__ import annotations

@@ -59,7 +59,9 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         evidence += [row.meaning, way_out(job)]
     what = "others below a limit" if row.cause is Cause.LIMIT else "nodes"
     if job.reason.startswith(BEHIND_ANOTHER):
-        evidence.append("no task of its array runs: the scheduler has miscounted, and starts none until it comes anew")
+        evidence.append(
+            "no task of its array runs: the scheduler has miscounted, and starts none until they are queued again"
+        )
         what = "a task of its own array, none of which runs,"
     left = usable_nodes(snapshot, job.partition)
     if left is not None and job.node_count:

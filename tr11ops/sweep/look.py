@@ -1,4 +1,4 @@
-"""Where each cell of a study stands: by the queue, the trainers' end markers and the checkpoints, at each look anew."""
+"""Where each cell of a study stands: by queue, end markers and checkpoints, which are read again at each look."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stopping a study: what waits is cancelled, what runs saves and leaves."""
+"""Stopping a study: queued jobs are cancelled, what runs saves and leaves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tr11ops.sweep.look import CellProgress
 
 
 def stop_cells(cells: Iterable[CellProgress], scheduler: Scheduler, user: str, now: bool) -> Signalled:
-    """Cancel what waits first, for it would start in the place of what leaves. `now`: also end what runs, unsaved."""
+    """Cancel queued jobs first, for they would start in place of what leaves. `now`: also end what runs, unsaved."""
     listed = tuple(cells)
     asked: list[str] = []
     refused: list[tuple[str, str]] = []
