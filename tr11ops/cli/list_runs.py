@@ -26,10 +26,11 @@ from tr11ops.cli.common import (
 )
 from tr11ops.cli.context import emit
 from tr11ops.cluster.base import Overview, SchedulerError
+from tr11ops.cluster.shared import SharedOverview
 from tr11ops.observe.look import facts_of
 from tr11ops.status.assessment import assess
 from tr11ops.status.extra_observations import ExtraObservations
-from tr11ops.status.run_list import ListedRun, SharedOverview, exit_code_of, newest_card, run_directories
+from tr11ops.status.run_list import ListedRun, exit_code_of, newest_card, run_directories
 from trainer.config.card import CardError
 
 SCHEMA = 1

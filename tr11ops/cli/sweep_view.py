@@ -15,8 +15,9 @@ from tr11ops.base.units import finite
 from tr11ops.cli.common import CLUSTERS, Refusal, directory_of, in_time, looking, open_scheduler, read_card
 from tr11ops.cli.terminal import USUAL, drawing_console
 from tr11ops.cluster.base import SchedulerError
+from tr11ops.cluster.shared import SharedOverview
 from tr11ops.sweep.grid import SweepError
-from tr11ops.sweep.look import CellProgress, CellState, NoScheduler, OneLook, look_at_cell
+from tr11ops.sweep.look import CellProgress, CellState, NoScheduler, look_at_cell
 from tr11ops.sweep.manifest import CARD, FILE, SweepManifest, require_manifest
 
 if TYPE_CHECKING:
@@ -159,7 +160,7 @@ def look_at(study: Study, kind: str) -> StudyLook:
         edge = open_scheduler(wanted)
     except (SchedulerError, OSError) as error:
         why = f"no {wanted} scheduler here: {error}"
-    queue = OneLook(NoScheduler(why) if edge is None else looking(edge))
+    queue = SharedOverview(NoScheduler(why) if edge is None else looking(edge))
     cells = tuple(
         look_at_cell(one.number, one.name, card, directory_of(card), queue)
         for one in study.manifest.cells

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from tr11ops.cluster.base import Job, Node, Overview, SchedulerError
 from tr11ops.runcard.card import RunCard, card_from_resolved
 from trainer.contract.state_file import read_json
 
-T = TypeVar("T")
 DEEPEST = 4  # folders below a root in which run directories are looked for
 _MARK = Path("state") / "submissions"  # every run that was launched has it
 _PROGRESS = ("iteration", "total_iterations", "loss", "remaining_seconds", "eta", "done_again")
@@ -67,35 +65,6 @@ def newest_card(root: Path) -> RunCard:
             raise ValueError(f"its card names another directory, {card.paths.root}")
         return card
     raise ValueError("nothing was launched there")
-
-
-class SharedOverview:
-    """An Overview for looks at many runs: nodes are asked for once, and a scheduler that failed is not asked again."""
-
-    def __init__(self, scheduler: Overview) -> None:
-        self.name = scheduler.name
-        self._scheduler = scheduler
-        self._nodes: tuple[Node, ...] | None = None
-        self._error: SchedulerError | None = None
-
-    def jobs(self, name: str | None = None, user: str | None = None) -> tuple[Job, ...]:
-        """As a Scheduler's."""
-        return self._asked(lambda: self._scheduler.jobs(name=name, user=user))
-
-    def nodes(self) -> tuple[Node, ...]:
-        """As a Scheduler's."""
-        if self._nodes is None:
-            self._nodes = self._asked(self._scheduler.nodes)
-        return self._nodes
-
-    def _asked(self, call: Callable[[], tuple[T, ...]]) -> tuple[T, ...]:
-        if self._error is not None:
-            raise self._error
-        try:
-            return call()
-        except SchedulerError as error:
-            self._error = error
-            raise
 
 
 def exit_code_of(runs: Sequence[ListedRun]) -> int:

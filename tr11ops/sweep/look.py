@@ -9,7 +9,7 @@ from statistics import median
 
 from tr11ops.base.observed import Observed, Unknown, known
 from tr11ops.base.redact import one_line
-from tr11ops.cluster.base import Job, Node, Overview, SchedulerError, SchedulerUnreachable
+from tr11ops.cluster.base import Job, Node, Overview, SchedulerUnreachable
 from tr11ops.launch.history import RECENT_STEPS
 from tr11ops.observe.files import read_attempts, read_steps
 from tr11ops.observe.snapshot import Attempt
@@ -55,32 +55,6 @@ class CellProgress:
     def jobs(self) -> tuple[Job, ...]:
         """Its jobs that are not over."""
         return (*self.view.running, *self.view.queued)
-
-
-class OneLook:
-    """An Overview that asks once for all cells of a study; one that failed fails for each."""
-
-    def __init__(self, scheduler: Overview) -> None:
-        self.name = scheduler.name
-        self._scheduler = scheduler
-        self._jobs: tuple[Job, ...] | None = None
-        self._error: SchedulerError | None = None
-
-    def jobs(self, name: str | None = None, user: str | None = None) -> tuple[Job, ...]:
-        """All jobs, whatever the name and the user. Raises SchedulerError."""
-        if self._error is not None:
-            raise self._error
-        if self._jobs is None:
-            try:
-                self._jobs = self._scheduler.jobs()
-            except SchedulerError as error:
-                self._error = error
-                raise
-        return self._jobs
-
-    def nodes(self) -> tuple[Node, ...]:
-        """As a Scheduler's."""
-        return self._scheduler.nodes()
 
 
 class NoScheduler:
