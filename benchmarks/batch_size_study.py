@@ -23,15 +23,18 @@ from pathlib import Path
 import numpy as np
 
 TR11 = Path(sys.executable).parent / "tr11"
-WORDS, LENGTH = 4096, 64
-# name: what [optimizer] holds, the rate at the smallest batch, the rule for the others
-OPTIMIZERS = {
-    "adamw": ('type = "adamw"', 1e-3, "sqrt"),
-    "adamw-one-rate": ('type = "adamw"', 1e-3, "none"),
-    "lamb": ('type = "lamb"\nlamb_variant = "floored"', 1e-2, "sqrt"),
-    "lamb-layer-noise": ('type = "lamb"\nlamb_variant = "layer-noise"', 1e-2, "sqrt"),
-    "lamb-embedding-lr": ('type = "lamb"\nlamb_variant = "embedding-lr"', 1e-2, "sqrt"),
+WORDS, LENGTH = 2048, 16
+BATCH, RATE = "batch.global_batch_size", "schedule.learning_rate"
+LAMB = 'type = "lamb"\nlamb_variant = "{}"'
+# name: what [optimizer] holds, the rates at the smallest batch, the rule for the others
+STUDIES = {
+    "adamw": ('type = "adamw"', ("1e-3", "4e-3"), "none"),
+    "lamb": (LAMB.format("floored"), ("1e-2",), "sqrt"),
+    "lamb-layer-noise": (LAMB.format("layer-noise"), ("1e-2",), "sqrt"),
+    "lamb-embedding-lr": (LAMB.format("embedding-lr"), ("1e-2",), "sqrt"),
 }
+LONG, LONG_BATCH, LONG_RATE = "long", 32, "2e-3"  # the one run that is to get past the plateau: AdamW
+VALID = 4096  # samples of one evaluation
 CARD = """
 [run]
 name = "bert-study"
@@ -55,18 +58,19 @@ hidden_size = 128
 attention_heads = 4
 sequence_length = {length}
 position_embedding = "absolute"
-init_std = 0.02
+init_std = 0.08
 attention_dropout = 0.0
 hidden_dropout = 0.0
 
 [batch]
-micro_batch_size = 64
+micro_batch_size = {micro}
 global_batch_size = {batch}
 train_samples = {samples}
 
 [optimizer]
 {optimizer}
 epsilon = 1e-6
+beta2 = 0.98
 weight_decay = 0.01
 
 [schedule]
@@ -83,12 +87,14 @@ interval_minutes = 30
 
 [evaluation]
 interval = {interval}
-iterations = 16
+iterations = {valid}
 
 [data]
 prefixes = ["data/corpus_text_sentence"]
 split = "949,50,1"
 workers = 0
+binary_head = false
+mask_probability = 0.16
 
 [tokenizer]
 type = "bert_wordpiece_lower"
@@ -126,20 +132,26 @@ def tr11(*words: str, folder: Path | None = None) -> str:
 
 
 def study(folder: Path, name: str, batches: list[int], samples: int, at_once: int) -> None:
-    """Run one optimizer's sweep to its end, and print how its cells compare."""
-    optimizer, rate, rule = OPTIMIZERS[name]
+    """Run one optimizer's sweep, or the long run, to its end, and print how its cells compare."""
+    optimizer, rates, rule = STUDIES["adamw"] if name == LONG else STUDIES[name]
+    rates = (LONG_RATE,) if name == LONG else rates
     card, place = folder / f"{name}.toml", folder / name
-    shape = {"batch": batches[0], "samples": samples, "length": LENGTH, "rows": WORDS + 128}
-    interval = max(1, samples // batches[0] // 8)
-    card.write_text(CARD.format(optimizer=optimizer, rate=rate, interval=interval, **shape))
+    smallest = batches[0]
+    steps = samples // smallest
+    interval = max(1, steps // 16) if name == LONG else steps
+    shape = {"batch": smallest, "micro": min(smallest, 64), "samples": samples, "length": LENGTH, "rows": WORDS + 128}
+    card.write_text(
+        CARD.format(optimizer=optimizer, rate=rates[0], interval=interval, valid=VALID // smallest, **shape)
+    )
     if (place / "sweep.json").exists():
         tr11("sweep", "resume", str(place), "--scheduler", "local")
     else:
-        grid = f"batch.global_batch_size={','.join(map(str, batches))}"
-        words = ("--run", str(card), "--grid", grid, "--rule", rule, "--equal-samples", "--directory", str(place))
+        grids = ["--grid", f"{BATCH}={','.join(map(str, batches))}"]
+        grids = ["--grid", f"{RATE}={','.join(rates)}", *grids] if len(rates) > 1 else grids
+        words = ("--run", str(card), *grids, "--rule", rule, "--equal-samples", "--directory", str(place))
         tr11("sweep", *words, "--scheduler", "local", "--at-once", str(at_once), folder=folder)
     while any(cell["state"] in {"running", "queued"} for cell in states(place)):
-        time.sleep(5)
+        time.sleep(10)
     print(f"\n{name}\n{tr11('sweep', 'compare', str(place), '--output', str(folder / f'{name}.html'))}", flush=True)
 
 
@@ -154,18 +166,22 @@ def states(place: Path) -> list[dict[str, object]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--samples", type=int, default=16_384)
-    parser.add_argument("--batches", default="64,256,1024")
-    parser.add_argument("--optimizers", default=",".join(OPTIMIZERS))
-    parser.add_argument("--megabytes", type=int, default=8, help="of text")
-    parser.add_argument("--at-once", type=int, default=2)
+    parser.add_argument("--samples", type=int, default=12_288, help="of every cell; of --studies long: --long-samples")
+    parser.add_argument("--long-samples", type=int, default=128_000)
+    parser.add_argument("--batches", default="64,256,1024,4096")
+    parser.add_argument("--studies", default=",".join((LONG, *STUDIES)))
+    parser.add_argument("--megabytes", type=int, default=12, help="of text")
+    parser.add_argument("--at-once", type=int, default=1)
     options = parser.parse_args()
     folder = options.folder.absolute()
     os.environ["TR11_LOCAL_SCHEDULER"] = str(folder / "scheduler")
     prepare(folder / "data", options.megabytes)
     print(f"unigram floor {unigram_floor(folder / 'data'):.3f} nats, of {WORDS} pieces", flush=True)
-    for optimizer in options.optimizers.split(","):
-        study(folder, optimizer, list(map(int, options.batches.split(","))), options.samples, options.at_once)
+    for name in options.studies.split(","):
+        if name == LONG:
+            study(folder, name, [LONG_BATCH], options.long_samples, 1)
+        else:
+            study(folder, name, list(map(int, options.batches.split(","))), options.samples, options.at_once)
 
 
 if __name__ == "__main__":

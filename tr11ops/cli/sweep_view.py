@@ -1,4 +1,4 @@
-"""How a study is found and shown: its cells in a table, once or again and again."""
+"""How a study is found and shown: its cells in a table, once or again and again (`tr11 sweep status`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tr11ops.base.units import finite
-from tr11ops.cli.common import CLUSTERS, Refusal, directory_of, in_time, looking, open_scheduler, read_card
+from tr11ops.cli.common import (
+    CLUSTERS,
+    JsonOption,
+    Refusal,
+    SchedulerOption,
+    check_scheduler_word,
+    directory_of,
+    in_time,
+    looking,
+    open_scheduler,
+    read_card,
+)
+from tr11ops.cli.context import emit
 from tr11ops.cli.terminal import USUAL, drawing_console
 from tr11ops.cluster.base import SchedulerError
 from tr11ops.cluster.shared import SharedOverview
@@ -192,3 +204,31 @@ def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     for row in rows:
         cells = (f"{text:>{width}}" for text, width in zip(row[1:], widths[1:], strict=True))
         yield "  ".join((f"{row[0]:<{widths[0]}}", *cells)).rstrip()
+
+
+def study_status(
+    folder: FolderArgument = Path(),
+    *,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh in place until Ctrl-C.")] = False,
+    scheduler: SchedulerOption = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """The cells of a study: state, iteration, loss, tokens a second.
+
+    Exit code 0: none failed; 1: one failed; 3: one could not be seen.
+
+    Examples:
+      tr11 sweep status demo-sweep
+      tr11 sweep status --watch
+    """
+    check_scheduler_word(scheduler)
+    with refusals():
+        study = open_study(folder)
+    if watch:
+        raise typer.Exit(watch_study(study, scheduler, as_json))
+    look = look_at(study, scheduler)
+    if as_json:
+        emit(look.document())
+    else:
+        show_table(look)
+    raise typer.Exit(look.exit_code)

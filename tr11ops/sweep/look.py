@@ -1,4 +1,4 @@
-"""Where each cell of a study stands: by queue, end markers and checkpoints, which are read again at each look."""
+"""Where each cell of a study stands: by queue, signs of life, end markers and checkpoints, read again at each look."""
 
 from __future__ import annotations
 
@@ -7,16 +7,21 @@ from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
 
-from tr11ops.base.observed import Observed, Unknown, known
+from tr11ops.base.observed import Observed, Unknown, known, observed
 from tr11ops.base.redact import one_line
-from tr11ops.cluster.base import Job, Node, Overview, SchedulerUnreachable
+from tr11ops.cluster.base import Job, Node, Overview, SchedulerError, SchedulerUnreachable
 from tr11ops.launch.history import RECENT_STEPS
-from tr11ops.observe.files import read_attempts, read_steps
+from tr11ops.observe.derived import identifiers
+from tr11ops.observe.files import read_attempts, read_steps, read_submissions
+from tr11ops.observe.lease import LeaseHolder, read_holder
+from tr11ops.observe.lost_host import SILENCE_SECONDS
+from tr11ops.observe.ownership import Ownership
 from tr11ops.observe.snapshot import Attempt
 from tr11ops.queue.stop import StopView
 from tr11ops.queue.stop import look as look_at_run
 from tr11ops.runcard.card import RunCard
 from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.files import host_name, now
 from trainer.contract.logline import StepRecord
 
 
@@ -34,6 +39,8 @@ class CellState(StrEnum):
 
 OPEN = frozenset({CellState.STOPPED, CellState.FAILED, CellState.NEW})  # what `tr11 sweep resume` takes up
 
+LISTED = frozenset({CellState.DONE, CellState.RUNNING, CellState.QUEUED})  # what needs no sign of life
+
 
 @dataclass(frozen=True)
 class CellProgress:
@@ -50,6 +57,7 @@ class CellProgress:
     samples: int | None = None
     loss: float | None = None
     tokens_per_second: float | None = None
+    stranger: LeaseHolder | None = None  # a living trainer of no job that the scheduler lists
 
     @property
     def jobs(self) -> tuple[Job, ...]:
@@ -78,16 +86,59 @@ def look_at_cell(number: int, name: str, card: RunCard, directory: RunDirectory,
     attempts = read_attempts(directory.paths)
     steps = [step.record for step in known(read_steps(directory.paths), ())]
     last = steps[-1] if steps else None
+    stranger = _stranger(view, directory, queue)
     state, why = _state(view, attempts)
+    if state not in LISTED and stranger is not None:
+        state, why = CellState.RUNNING, f"job {stranger.job_id} on {stranger.host}, {_not_known(queue)}"
+    elif state is CellState.FAILED and (begun := _begun(known(attempts, ()), directory, queue)):
+        state, why = CellState.UNKNOWN, begun
     return CellProgress(
         number, name, card, directory, state, why, view,
         iteration=last.iteration if last else None,
         samples=last.consumed_samples if last else None,
         loss=last.lm_loss if last else None,
-        tokens_per_second=token_rate(steps, card.model.sequence_length),
+        tokens_per_second=token_rate(steps, card.model.sequence_length), stranger=stranger,
     )  # fmt: skip
 
 
+# ----------------------------------------------------------------------------- what the scheduler does not list
+def _stranger(view: StopView, directory: RunDirectory, queue: Overview) -> LeaseHolder | None:
+    """The trainer that holds the lease and lives, though no job of the run does: another scheduler or machine runs it.
+
+    None for one whose job the scheduler knows to be over, and for this machine's own, which is known by its process.
+    """
+    if view.running or view.holder is None:
+        return None
+    holder = known(observed(lambda: read_holder(directory.paths, now())), None)
+    if holder is None or holder.is_of(host_name()) or _is_over(directory, queue, holder.job_id):
+        return None
+    return holder
+
+
+def _begun(attempts: Sequence[Attempt], directory: RunDirectory, queue: Overview) -> str:
+    """Why the newest attempt, which left no word, may still be one that starts; "" where it is over."""
+    newest = attempts[0]
+    is_young = newest.end is None and now() - newest.changed < SILENCE_SECONDS
+    if not is_young or newest.job_id.startswith("foreground") or _is_over(directory, queue, newest.job_id):
+        return ""
+    return f"job {newest.label or newest.job_id} has just begun, {_not_known(queue)}"
+
+
+def _not_known(queue: Overview) -> str:
+    return f"not known to the {queue.name} scheduler" if queue.name else "with no scheduler to ask"
+
+
+def _is_over(directory: RunDirectory, queue: Overview, job_id: str) -> bool:
+    """Whether the scheduler lists this job of the run as one that has ended. Its silence says nothing."""
+    try:
+        listed = [job for job in queue.jobs() if job.state.is_final and job_id in identifiers(job)]
+    except SchedulerError:
+        return False
+    submissions, _ = read_submissions(directory)
+    return any(map(Ownership(directory, known(submissions, ()), scheduler=queue.name).has, listed))
+
+
+# ----------------------------------------------------------------------------- what is on record
 def _state(view: StopView, attempts: Observed[tuple[Attempt, ...]]) -> tuple[CellState, str]:
     """By what can be seen: the queue goes before the records of what has ended."""
     if view.finished is not None:

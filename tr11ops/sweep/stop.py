@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from tr11ops.base.observed import cause
 from tr11ops.cluster.base import Scheduler, SchedulerError
@@ -30,3 +30,13 @@ def stop_cells(cells: Iterable[CellProgress], scheduler: Scheduler, user: str, n
         found = stop_by_scheduler(cell.view, scheduler, user, now)
         asked, refused = [*asked, *found.asked], [*refused, *found.refused]
     return Signalled(tuple(asked), tuple(refused))
+
+
+def out_of_reach(cells: Iterable[CellProgress]) -> Iterator[tuple[CellProgress, str, str]]:
+    """Cells that train where the scheduler cannot stop them: (cell, number of the attempt, why)."""
+    for cell in cells:
+        if cell.stranger is not None:
+            yield cell, cell.stranger.job_id, cell.why
+        elif cell.view.foreground and not cell.view.running:
+            holder = cell.view.holder
+            yield cell, holder.job_id if holder is not None else "foreground", cell.view.foreground[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -13,8 +14,11 @@ from tr11ops.rundir.paths import parse_comment
 from tr11ops.sweep import manifest
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.files import write_json
+from trainer.contract.lease import LeaseClaim, LeaseFolder
+from trainer.contract.paths import RunPaths
 
 BATCH = "batch.global_batch_size"
+FAR = 4e9  # a time that no test reaches
 NAMES = ["batch8", "batch16", "batch32"]
 
 
@@ -31,11 +35,11 @@ def waiting(bench: LocalBench) -> LocalBench:
     return bench
 
 
-def end(bench: LocalBench, name: str, reason: str, iteration: int) -> None:
+def end(bench: LocalBench, name: str, reason: str, iteration: int, job_id: str = "77") -> None:
     """Let an attempt of a cell have ended so."""
-    attempt = bench.folder / "study" / name / "state" / "attempts" / "77"
-    attempt.mkdir(parents=True)
-    marker = EndMarker(reason, iteration, iteration, True, "", 2e9, "host", "77")
+    attempt = bench.folder / "study" / name / "state" / "attempts" / job_id
+    attempt.mkdir(parents=True, exist_ok=True)
+    marker = EndMarker(reason, iteration, iteration, True, "", 2e9, "host", job_id)
     write_json(attempt / "end.json", marker.__dict__)
 
 
@@ -98,6 +102,43 @@ def test_stop_cancels_and_resume_takes_up_what_is_open(waiting: LocalBench) -> N
     assert jobs == [f"{again['job_id']}_1", f"{again['job_id']}_2"]
     known = manifest.require_manifest(waiting.folder / "study")
     assert [sorted(array.tags) for array in known.arrays] == [["1", "2", "3"], ["1", "2"]]
+
+
+def living(bench: LocalBench, name: str, job_id: str) -> None:
+    """Let a trainer of a cell hold its lease and show life, in an attempt of that number, for as long as a test is."""
+    folder = bench.folder / "study" / name
+    (folder / "state" / "attempts" / job_id).mkdir(parents=True)
+    claim = LeaseClaim(job_id, 0, "elsewhere", 1, "someone", 1.0, "token")
+    leases = LeaseFolder(RunPaths(folder, "small-sweep", name))
+    assert leases.claim(1, claim)
+    os.utime(leases.file(1), (FAR, FAR))
+
+
+def test_a_cell_that_another_scheduler_runs_is_no_failed_one(waiting: LocalBench) -> None:
+    for number in (1, 2, 3):
+        waiting.scheduler.cancel(f"2_{number}")
+    [over] = [job.raw_id for job in waiting.scheduler.jobs() if job.job_id == "2_2"]
+    living(waiting, "batch8", "77")  # a number that this scheduler never gave
+    living(waiting, "batch16", over)  # killed a moment ago: the scheduler knows that its job is over
+    begun = waiting.folder / "study" / "batch32" / "state" / "attempts" / "78"  # no trainer in it yet
+    begun.mkdir(parents=True)
+    os.utime(begun, (FAR, FAR))
+    told = waiting.tr11("sweep", "status", "study", "--json")
+    assert [cell["state"] for cell in told.json["cells"]] == ["running", "failed", "unknown"] and told.code == 1
+    assert (
+        "job 77" in told.json["cells"][0]["why"] and "not known to the local scheduler" in told.json["cells"][0]["why"]
+    )
+    assert "nothing was submitted" in waiting.tr11("sweep", "resume", "study").err
+    end(waiting, "batch32", "exit-duration", 1, "78")
+    assert waiting.tr11("sweep", "resume", "study", "--dry-run", "--json").json["taken_up"] == ["batch16", "batch32"]
+    stopped = waiting.tr11("sweep", "stop", "study", "--yes")
+    assert (stopped.code, "cell batch8 is not stopped" in stopped.err, "tr11 kill --run" in stopped.err) == (
+        1,
+        True,
+        True,
+    )
+    told_of = waiting.tr11("sweep", "stop", "study", "--yes", "--json").json
+    assert [one["job_id"] for one in told_of["refused"]] == ["77"] and told_of["asked"] == []
 
 
 def test_a_failed_cell_is_said_and_needs_a_person(waiting: LocalBench) -> None:
