@@ -116,6 +116,7 @@ class FaultJudge:
             time.sleep(fault.lasts)
             self._heal()
         elif fault.ends_launch:
+            self.repaired_at = time.monotonic()
             self.until(lambda: self._ended(launches) or self._is_held(), f"{fault.kind} on {target}: the launch's end")
         if fault.kind == "slow-steps":
             self._exclude_as_its_page_says(target)
@@ -146,6 +147,7 @@ class FaultJudge:
         return {"node": self.draw.choice(free)}
 
     def _ended(self, launches: int) -> bool:
+        self._end_a_zombie()  # what is queued may wait for the end of a job that has lost its batch host
         return len(self.run.launches()) > launches
 
     def _exclude_as_its_page_says(self, node: str) -> None:
@@ -210,10 +212,11 @@ class FaultJudge:
         return was_held
 
     def _let_go(self) -> None:
-        """`tr11 resume`; and where the record of the hold was hidden with the run directory, what `tr11 status` types."""
+        """`tr11 resume`, which must know every hold of tr11's own, also one made while the run directory was away."""
         self.resumed += 1
-        self.run.tr11("resume", "--yes", "--reason", PERSON, expect=None)
+        said = self.run.tr11("resume", "--yes", "--reason", PERSON, expect=None)
         if self._is_held():
+            self.wrong.append(f"tr11 resume leaves what tr11 holds: {said.stdout}{said.stderr}")
             for job in self.jobs():
                 self.run.slurm.release(job.array_id or job.raw_id)
 

@@ -68,6 +68,8 @@ class Mitigation:
         self._waiting = waiting
         self._tee = tee
         self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mitigation")
+        # a hold that the scheduler refuses is tried for minutes: no exclusion waits behind it
+        self._exclusions = ThreadPoolExecutor(max_workers=1, thread_name_prefix="exclusions")
         self._pending: list[Future[object]] = []
         self._held: Future[PendingChanges] | None = None
         self._partition_nodes: tuple[str, ...] | None = None
@@ -77,7 +79,7 @@ class Mitigation:
     def exclude_nodes(self, found: Attribution) -> None:
         """Begin to exclude the blamed nodes from this run: on its list, and in its queued jobs."""
         if found.blamed:
-            self._later(lambda: self._exclude(found))
+            self._later(lambda: self._exclude(found), self._exclusions)
 
     def _exclude(self, found: Attribution) -> None:
         resilience, limit = self._attempt.config.resilience, self._limit()
@@ -101,7 +103,7 @@ class Mitigation:
 
     def take_back(self, others: Sequence[NodeFault], why: str) -> None:
         """Begin to end the automatic exclusions that rest on these faults: on the run's list, in the queued jobs."""
-        self._later(lambda: self._take_back(others, why))
+        self._later(lambda: self._take_back(others, why), self._exclusions)
 
     def _take_back(self, others: Sequence[NodeFault], why: str) -> None:
         directory = self._attempt.directory
@@ -144,7 +146,7 @@ class Mitigation:
 
     def prepare(self) -> None:
         """Ask now what the scheduler may be too dead to say later: how many nodes there are."""
-        self._later(self._count_nodes)
+        self._later(self._count_nodes, self._exclusions)
 
     def _count_nodes(self) -> None:
         if self._scheduler is None:
@@ -175,16 +177,32 @@ class Mitigation:
     def _hold(self, waiting: PendingJobs, switch: str) -> PendingChanges:
         held = waiting.hold()
         if switch and held.changed:
-            self._on_record(
+            is_recorded = self._on_record(
                 lambda: record_holds(self._attempt.directory, held.changed, AUTOMATIC_OWNER, switch, switch)
             )
+            if not is_recorded:
+                self._mark(held.changed, switch, is_for_fault=False)
         return held
 
-    def _on_record(self, change: Callable[[], None]) -> None:
+    def _on_record(self, change: Callable[[], None]) -> bool:
+        """Write a record; whether it is in the run directory, and not in an empty one that hides it."""
         try:
             change()
         except OSError as error:
             self._tee.line(f"tr11: what is held could not be put on record: {error}")
+            return False
+        return (self._attempt.folder / "attempt.json").exists()
+
+    def _mark(self, held: tuple[str, ...], why: str, is_for_fault: bool) -> None:
+        """Leave word of a hold with the held jobs, where the run directory has none of it."""
+        if self._waiting is None or not held:
+            return
+        try:
+            self._waiting.mark_held(held, why, is_for_fault)
+            where = "who holds it, and why, is in the comment of"
+        except SchedulerError as error:
+            where = f"no record remains ({error}); release by hand what is held of"
+        self._tee.line(f"tr11: the run directory is away or cannot be written: {where} job {', '.join(held)}")
 
     def queue_behind(self, ordering: Ordering, job_id: str) -> None:
         """Begin to make the array's other tasks wait for the end of job `job_id`."""
@@ -229,8 +247,8 @@ class Mitigation:
         except OSError as error:
             self._tee.line(f"tr11: the journal cannot be written: {error}")
 
-    def _later(self, action: Callable[[], object]) -> None:
-        self._pending.append(self._beside.submit(action))
+    def _later(self, action: Callable[[], object], thread: ThreadPoolExecutor | None = None) -> None:
+        self._pending.append((thread or self._beside).submit(action))
 
     def wait(self) -> None:
         """Wait for everything that was begun. A bug in it must not hide how the attempt ended."""
@@ -250,17 +268,26 @@ class Mitigation:
         if hold:
             verdict = self._finish_hold(verdict, hold, switch)
         verdict = replace(verdict, job_id=self._attempt.job_id, submission=self._attempt.submission, time=time.time())
-        try:
-            verdict.write(self._attempt.folder)
-        except OSError as error:
-            self._tee.line(f"tr11: the verdict could not be recorded: {error}")
+        if not self._write(verdict):
+            self._mark(verdict.held, verdict.held_because, is_for_fault=not switch)
         saved = f", checkpoint {verdict.checkpoint_step}" if verdict.checkpoint_step is not None else ""
         where = f" at iteration {verdict.iteration}{saved}" if verdict.iteration is not None else ""
         detail = f": {verdict.message}" if verdict.exit_status != EXIT_FINE else ""
         self._tee.line(f"tr11: attempt {self._attempt.job_id} ended: {verdict.reason}{where}{detail}")
         self.wait()
-        self._beside.shutdown()
+        for thread in (self._beside, self._exclusions):
+            thread.shutdown()
         return verdict.exit_status
+
+    def _write(self, verdict: AttemptVerdict) -> bool:
+        """Whether the verdict is on record, where a later look finds it."""
+        is_there = (self._attempt.folder / "attempt.json").exists()
+        try:
+            verdict.write(self._attempt.folder)
+        except OSError as error:
+            self._tee.line(f"tr11: the verdict could not be recorded: {error}")
+            return False
+        return is_there
 
     def _finish_hold(self, verdict: AttemptVerdict, why: str, switch: str) -> AttemptVerdict:
         self.hold(switch)

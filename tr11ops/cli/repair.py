@@ -75,7 +75,8 @@ def _plan(job: LaunchJob, replaces: bool) -> Repair:
     snapshot = observe(job.directory, facts, job.scheduler, look_now(job.directory, facts, job.scheduler))
     if replaces:
         return plan_replacement(snapshot, job.user)
-    return plan_repair(snapshot, held_by_tr11(job.directory), switch_of(job.directory), user=job.user)
+    held = held_by_tr11(job.directory, snapshot.pending_jobs)
+    return plan_repair(snapshot, held, switch_of(job.directory), user=job.user)
 
 
 def _value(change: Repair) -> dict[str, Any]:

@@ -158,7 +158,7 @@ def _undoing(place: StopContext, view: StopView) -> Undoing:
         "kill switch": read_request(directory.kill_switch, "kill"),
         "pause": read_request(directory.paths.pause, "pause"),
     }
-    held = held_jobs(view.queued, held_by_tr11(directory))
+    held = held_jobs(view.queued, held_by_tr11(directory, view.queued))
     left_over = tuple(job for job in held.ours if is_left_over(job, view.finished))
     ours = tuple(job for job in held.ours if job not in left_over)
     others = tuple(job for job in ours if not can_modify(job, place.user))

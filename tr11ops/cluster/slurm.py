@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from tr11ops.cluster import slurm_table, slurm_text
@@ -19,6 +19,7 @@ from tr11ops.cluster.base import (
     SchedulerUnreachable,
     TestResult,
 )
+from tr11ops.cluster.parts import names_of
 from tr11ops.cluster.sbatch_options import sbatch_options
 from tr11ops.cluster.site import config_time
 from tr11ops.cluster.slurm_command import (
@@ -34,7 +35,7 @@ _UNREACHABLE = re.compile(
     r"unable to (contact|connect)|timed out|connection (refused|reset|failure)|communication|zero bytes|"
     r"could not establish a configuration|unable to establish controller|transport endpoint|standby mode|munge|"
     r"authentication|temporarily unavailable|unexpected message|no route to host|"
-    r"unable to resolve|network is unreachable|controller is not responding",
+    r"unable to resolve|network is unreachable|controller is not responding|try again in a bit",
     re.IGNORECASE,
 )
 # sbatch then tries again for minutes; it is stopped at these words: no job came of it
@@ -56,6 +57,9 @@ _UNKNOWN_JOB = re.compile(r"invalid job id|job \S+ not found", re.IGNORECASE)
 _HARMLESS = re.compile(r"no longer pending|already finished|already completing or completed", re.IGNORECASE)
 _PER_TASK = re.compile(r"^\d+(?:_\S+)?: (?P<answer>.+)$")
 _MERGED = re.compile(r"\w+(,\w+)+")  # squeue's own words for one reason have spaces or colons behind a comma
+# a task that lost a node and lives on has these said of its whole array for as long as it runs, once slurmctld was
+# restarted (22.05); what waits of the array can be changed all the same, when it is named
+_ARRAY_BUSY = re.compile(r"DB index is being set|unexpected message", re.IGNORECASE)
 _RETRYING = "in transitional state, retrying"
 # for questions only, so that no job inherits it: times as seconds since the epoch, array expressions never cut short
 _READABLE = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
@@ -194,11 +198,11 @@ class SlurmScheduler:
 
     def hold(self, job_id: str) -> None:
         """Keep a pending job or the pending tasks of an array from starting."""
-        self._change(["scontrol", "hold", _plain_id(job_id)])
+        self._change(job_id, lambda name: ["hold", name])
 
     def release(self, job_id: str) -> None:
         """Undo `hold`."""
-        self._change(["scontrol", "release", _plain_id(job_id)])
+        self._change(job_id, lambda name: ["release", name])
 
     def signal(self, job_id: str, signal_name: str, batch_only: bool = True) -> None:
         """Send a signal to what runs of a job. Raises SchedulerError when nothing of it runs.
@@ -225,11 +229,15 @@ class SlurmScheduler:
 
     def exclude(self, job_id: str, nodes: tuple[str, ...]) -> None:
         """Set the excluded nodes of pending work in place; an empty tuple takes the exclusion away."""
-        self._change(["scontrol", "update", f"JobId={_plain_id(job_id)}", f"ExcNodeList={','.join(nodes)}"])
+        self._change(job_id, lambda name: ["update", f"JobId={name}", f"ExcNodeList={','.join(nodes)}"])
+
+    def set_comment(self, job_id: str, comment: str) -> None:
+        """Set the comment of pending work in place."""
+        self._change(job_id, lambda name: ["update", f"JobId={name}", f"Comment={comment}"])
 
     def run_after(self, job_id: str, after: str) -> None:
         """Let pending work start only after the end of job `after` (its own number), however that ends."""
-        self._change(["scontrol", "update", f"JobId={_plain_id(job_id)}", f"Dependency=afterany:{_plain_id(after)}"])
+        self._change(job_id, lambda name: ["update", f"JobId={name}", f"Dependency=afterany:{_plain_id(after)}"])
 
     # -- how -------------------------------------------------------------------------------------------------------
 
@@ -259,15 +267,33 @@ class SlurmScheduler:
     def _ask(self, arguments: list[str]) -> str:
         return _answer(self._run(arguments), arguments[0])
 
-    def _change(self, arguments: list[str]) -> None:
+    def _change(self, job_id: str, words: Callable[[str], list[str]]) -> None:
+        """Run scontrol with the `words` that change what is named so. An array that Slurm refuses to change as a whole
+        is changed by the names of its waiting tasks."""
+        name = _plain_id(job_id)
+        try:
+            self._change_named(words(name))
+        except SchedulerError as error:
+            waiting = self._waiting_tasks(name) if name.isdecimal() and _ARRAY_BUSY.search(str(error)) else ""
+            if not waiting:
+                raise
+            self._change_named(words(waiting))
+
+    def _waiting_tasks(self, array_id: str) -> str:
+        """The name of all tasks of an array that wait: "7_[2-10]"; "" where none does, or it is none."""
+        waiting = [job for job in self._records(array_id) if job.state is JobState.PENDING and job.array_id == array_id]
+        names = names_of(waiting, waiting)
+        return names[0] if names else ""
+
+    def _change_named(self, words: list[str]) -> None:
         """A change of pending work; that some tasks of an array run or have ended does not spoil it."""
-        result = self._run(arguments)
+        result = self._run(["scontrol", *words])
         if result.returncode == 0:
             return
         answers = [match["answer"] for match in map(_PER_TASK.match, result.stderr.splitlines()) if match]
         done = [answer for answer in answers if answer == "No error"]
         if not done or any(answer not in done and not _HARMLESS.search(answer) for answer in answers):
-            raise _failure(_message(result, arguments[0]))
+            raise _failure(_message(result, "scontrol"))
 
 
 def _is_merged(job: Job) -> bool:

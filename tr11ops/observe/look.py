@@ -87,9 +87,9 @@ def observe(
     attempts = files.read_attempts(paths)
     steps = files.read_steps(paths)
     switch_fault = place_fault(directory)
-    waits_held = any(is_held(job) for job in known(mine, ()) if job.state is JobState.PENDING)
-    all_attempts = known(observed(directory.attempt_ids), [])[::-1] if waits_held else None  # who holds it, may be old
-    operation = see_operation(directory, facts.operation, facts.name, heartbeats, attempts, all_attempts)
+    held = tuple(job for job in known(mine, ()) if job.state is JobState.PENDING and is_held(job))
+    all_attempts = known(observed(directory.attempt_ids), [])[::-1] if held else None  # who holds it, may be old
+    operation = see_operation(directory, facts.operation, facts.name, heartbeats, attempts, all_attempts, held)
     ahead = skews(known(operation.clocks, ()), facts.operation.clock_skew_seconds)
     living = frozenset(job.raw_id for job in known(mine, ()) if job.state.is_active)
     beats = known(heartbeats, ())

@@ -16,7 +16,7 @@ from tr11ops.rundir.copy_policy import CopyPolicy
 if TYPE_CHECKING:
     from tr11ops.rundir import cron_records as periodic
     from tr11ops.rundir.disk_usage import Usage
-from tr11ops.rundir.holds import HoldRecord
+from tr11ops.rundir.hold_records import HoldRecord
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from tr11ops.observe.snapshot import Attempt
 from tr11ops.rundir import cron_records as periodic
 from tr11ops.rundir.copy_policy import CopyPolicy
 from tr11ops.rundir.disk_usage import read_usage
-from tr11ops.rundir.holds import holds_path, read_by_attempts, read_commanded
+from tr11ops.rundir.holds import holds_path, read_by_attempts, read_commanded, read_marked
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.heartbeat import Heartbeat
 from trainer.contract.paths import RunPaths, checkpoint_name, checkpoint_steps
@@ -122,10 +122,12 @@ def see_operation(
     heartbeats: Observed[tuple[Heartbeat, ...]],
     attempts: Observed[tuple[Attempt, ...]],
     attempts_of_holds: Iterable[str] | None = None,
+    queued: Iterable[Job] = (),
 ) -> OperationObservations:
     """Look at everything around the run called `name`. `heartbeats` and `attempts` are those just read.
 
-    `attempts_of_holds`: the attempts whose verdicts may hold something; None for `attempts` alone.
+    `attempts_of_holds`: the attempts whose verdicts may hold something; None for `attempts` alone. `queued`: the run's
+    queued jobs, for what their comments say of a hold.
     """
     state = directory.paths.state
     commanded = observed(lambda: read_commanded(directory.paths))
@@ -135,7 +137,11 @@ def see_operation(
         ended_jobs=read_ended_jobs(directory.site, name),
         holds=commanded
         if isinstance(commanded, Unknown)
-        else (*commanded, *read_by_attempts(directory.paths, kept if attempts_of_holds is None else attempts_of_holds)),
+        else (
+            *commanded,
+            *read_by_attempts(directory.paths, kept if attempts_of_holds is None else attempts_of_holds),
+            *read_marked(directory.paths, queued),
+        ),
         holds_changed=None if isinstance(changed, Unknown) else changed.st_mtime,
         backup=read_copy(state / "backup" / "status.json"),
         sync=read_copy(state / "sync" / "status.json"),

@@ -15,7 +15,8 @@ from tr11ops.cluster.base import Job, JobState, Scheduler, SchedulerError, Sched
 from tr11ops.cluster.parts import covered, covers, names_of, split
 from tr11ops.cluster.pending import HeldBy, is_held, reason_of_job
 from tr11ops.observe.snapshot import Snapshot
-from tr11ops.rundir.holds import HoldRecord, forget_holds, record_holds
+from tr11ops.rundir.hold_records import HoldRecord
+from tr11ops.rundir.holds import forget_holds, record_holds
 from tr11ops.rundir.paths import RunDirectory
 
 

@@ -9,14 +9,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 from tr11ops.base.retry import RetryPolicy, retry
 from tr11ops.cluster.base import Job, JobState, Scheduler, SchedulerError, SchedulerUnreachable
-from tr11ops.cluster.parts import array_number, covered
+from tr11ops.cluster.parts import array_number, covered, covers, names_of
 from tr11ops.cluster.pending import is_held
+from tr11ops.cluster.task_marks import is_cell
 from tr11ops.observe.ownership import read_own_jobs
 from tr11ops.queue.holds import not_held, shows
+from tr11ops.rundir.hold_marks import with_mark
 from tr11ops.rundir.paths import RunDirectory
 
 T = TypeVar("T")
@@ -30,6 +32,14 @@ class Ordering(Protocol):
 
     def run_after(self, job_id: str, after: str) -> None:
         """Let pending work start only after the end of job `after`, however that ends."""
+
+
+@runtime_checkable
+class Commenting(Protocol):
+    """A scheduler that can change the comment of queued jobs."""
+
+    def set_comment(self, job_id: str, comment: str) -> None:
+        """Set the comment of pending work in place."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +95,22 @@ class PendingJobs:
         for name in released.changed:
             self._say(f"tr11: the waiting tasks of job {name} are released")
         return released
+
+    def mark_held(self, names: Iterable[str], why: str, is_for_fault: bool) -> None:
+        """Have held jobs say in their comments that tr11 holds them, and why: for where no record can be written.
+
+        Raises SchedulerError when that cannot be done, and for what has no comment of its own.
+        """
+        wanted = tuple(names)
+        if not isinstance(self.scheduler, Commenting):
+            raise SchedulerError(f"scheduler {self.scheduler.name} keeps no comments that can be changed")
+        for job in self.retry(self.look):
+            if not is_held(job) or not any(covers(name, job) for name in wanted):
+                continue
+            if is_cell(job.comment):
+                raise SchedulerError(f"job {job.job_id} shares its comment with other runs")
+            [name], comment = names_of([job], [job]), with_mark(job.comment, why, is_for_fault, time.time())
+            self.retry(lambda name=name, text=comment: self.scheduler.set_comment(name, text))  # type: ignore[misc]
 
     def run_after(self, ordering: Ordering, job_id: str) -> bool:
         """Keep the array's other tasks from starting before job `job_id` has ended; False when it could not be done.

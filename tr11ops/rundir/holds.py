@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from tr11ops.base.observed import known, observed
 from tr11ops.base.redact import one_line
+from tr11ops.cluster.base import Job
 from tr11ops.cluster.parts import without
 from tr11ops.rundir.attempts import AttemptVerdict
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER
+from tr11ops.rundir.hold_marks import marked_holds
+from tr11ops.rundir.hold_records import HoldRecord, ReleaseRecord
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.rundir.reserve import with_reserve
 from trainer.contract.files import write_json
@@ -27,29 +30,6 @@ LARGEST_TIME = 1e18
 MOST_RELEASES_KEPT = 100  # an older one matters only to a verdict that is older still
 SWITCHES = frozenset({"kill-switch", "pause"})  # ends of attempts that hold what is queued until `tr11 resume`
 ENDS_IN_ORDER = frozenset({"exit-duration", "exit-interval", "signal"})  # after these only a switch holds anything
-
-
-@dataclass(frozen=True)
-class HoldRecord:
-    """Queued work that tr11 holds: `job` is the number of a job or an array, or names tasks of one ("12_[4-10]").
-
-    `is_for_fault`: it must not start before a person has looked; else it was held for a kill switch, a pause, or by a
-    person's command. `time` is in seconds since the epoch.
-    """
-
-    job: str
-    who: str = ""
-    time: float | None = None
-    why: str = ""
-    is_for_fault: bool = False
-
-
-@dataclass(frozen=True)
-class ReleaseRecord:
-    """Work that tr11 released: its name, and when (seconds since the epoch)."""
-
-    job: str
-    time: float
 
 
 # ----------------------------------------------------------------------------- what is read
@@ -75,16 +55,26 @@ def read_by_attempts(paths: RunPaths, attempts: Iterable[str]) -> tuple[HoldReco
     return tuple(_by_attempts(paths, attempts, releases_in(value)))
 
 
-def read_holds(directory: RunDirectory) -> tuple[HoldRecord, ...]:
-    """Everything that tr11 holds, the commands' records first. What cannot be read is not known to be tr11's."""
+def read_marked(paths: RunPaths, queued: Iterable[Job]) -> tuple[HoldRecord, ...]:
+    """What queued jobs of the run say in their own comments that tr11 holds: the run directory was away then."""
+    value = known(observed(lambda: read_json(holds_path(paths))), None) or {}
+    return tuple(marked_holds(queued, releases_in(value)))
+
+
+def read_holds(directory: RunDirectory, queued: Iterable[Job] = ()) -> tuple[HoldRecord, ...]:
+    """Everything that tr11 holds, the commands' records first. What cannot be read is not known to be tr11's.
+
+    `queued`: the run's queued jobs, for what only their comments tell.
+    """
     paths = directory.paths
     attempts = reversed(known(observed(directory.attempt_ids), []))
-    return (*known(observed(lambda: read_commanded(paths)), ()), *read_by_attempts(paths, attempts))
+    commanded = known(observed(lambda: read_commanded(paths)), ())
+    return (*commanded, *read_by_attempts(paths, attempts), *read_marked(paths, queued))
 
 
-def held_by_tr11(directory: RunDirectory) -> frozenset[str]:
+def held_by_tr11(directory: RunDirectory, queued: Iterable[Job] = ()) -> frozenset[str]:
     """Names of jobs, arrays and tasks that tr11 has held: by a command, or by the run's own controller."""
-    return frozenset(record.job for record in read_holds(directory))
+    return frozenset(record.job for record in read_holds(directory, queued))
 
 
 def releasable(records: Iterable[HoldRecord]) -> frozenset[str]:

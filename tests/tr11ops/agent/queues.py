@@ -32,6 +32,9 @@ class Queue:
     def release(self, job_id: str) -> None:
         self._change(job_id, reason="Resources")
 
+    def set_comment(self, job_id: str, comment: str) -> None:
+        self._change(job_id, comment=comment)
+
     def run_after(self, job_id: str, after: str) -> None:
         self._change(job_id, dependency=f"afterany:{after}(unfulfilled)")
 

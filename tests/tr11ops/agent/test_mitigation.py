@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +19,14 @@ from tr11ops.agent.step import LineTee
 from tr11ops.cluster.base import SchedulerError
 from tr11ops.cluster.pending import is_held
 from tr11ops.diagnose.attribution.evidence import Attribution, Kind
+from tr11ops.queue.holds import held_jobs
 from tr11ops.queue.pending import PendingJobs
 from tr11ops.runcard.card import load_card
-from tr11ops.rundir.exclusions import INCLUDED, exclude, read_version
-from tr11ops.rundir.holds import held_by_tr11
+from tr11ops.rundir.attempts import of_failure
+from tr11ops.rundir.exclusions import AUTOMATIC_OWNER, INCLUDED, exclude, read_version
+from tr11ops.rundir.holds import forget_holds, held_by_tr11, read_holds
 from tr11ops.rundir.journal import read_journal
-from tr11ops.rundir.paths import RunDirectory
+from tr11ops.rundir.paths import RunDirectory, parse_comment
 
 FOUND = Attribution(Kind.NODE, "rank 3 on x2: ended by SIGSEGV", 0.85, ("x2",), fault="died at 3")
 
@@ -52,6 +57,22 @@ def test_a_bad_node_is_on_the_list_and_in_the_queue(scene: Scene):
     scene.mitigation.exclude_nodes(FOUND)
     scene.mitigation.wait()
     assert scene.excluded == ("x2", "x8") and not scene.mitigation.refused
+
+
+def test_an_exclusion_waits_for_no_hold(scene: Scene, monkeypatch: pytest.MonkeyPatch):
+    """Slurm may refuse for minutes to have the queued jobs held, or put in order."""
+    may_answer = threading.Event()
+    monkeypatch.setattr(scene.queue, "run_after", lambda *_: may_answer.wait(300))
+    scene.mitigation.queue_behind(scene.queue, "11")
+    try:
+        scene.mitigation.exclude_nodes(FOUND)
+        deadline = time.monotonic() + 300
+        while scene.excluded != ("x2", "x8"):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    finally:
+        may_answer.set()
+    scene.mitigation.wait()
 
 
 def test_without_a_record_the_queue_keeps_its_list(scene: Scene, monkeypatch: pytest.MonkeyPatch):
@@ -107,3 +128,31 @@ def test_what_could_not_be_released_stays_on_record(scene: Scene, monkeypatch: p
     scene.mitigation.wait()
     assert held_by_tr11(scene.directory) == ({"7"} if is_refused else set())
     assert is_held(scene.queue.waiting["7"]) is is_refused
+
+
+@pytest.mark.parametrize("switch", ["", "pause"])
+@pytest.mark.parametrize("is_away", [True, False])
+def test_a_hold_while_the_run_directory_is_away_has_a_name(scene: Scene, is_away: bool, switch: str):
+    """The held job's comment says who holds it and why; its mark of the run stays, and a release ends it."""
+    job, directory = scene.queue.waiting["7"], scene.directory
+    scene.queue.waiting["7"] = replace(job, comment=directory.comment("20260101-000000-00000000"))
+    if not is_away:
+        directory.paths.attempt("11").mkdir(parents=True)
+        (directory.paths.attempt("11") / "attempt.json").write_text("{}")
+    scene.mitigation.finish(of_failure("the lease is not in state/lease", 5, 5), hold="superseded", switch=switch)
+    held = scene.queue.waiting["7"]
+    assert is_held(held) and parse_comment(held.comment) == ("20260101-000000-00000000", directory.mark)
+    assert ("held-by-tr11@" in held.comment) is is_away
+    assert ("is in the comment of job 7" in scene.log.read_text()) is is_away
+    shutil.rmtree(directory.root)  # the file system is back, with nothing of what was written meanwhile
+    directory.paths.state.mkdir(parents=True)
+    records = read_holds(directory, [held])
+    if not is_away:
+        assert records == ()
+        return
+    [record] = records
+    assert (record.job, record.who, record.why) == ("7", AUTOMATIC_OWNER, "superseded")
+    assert record.is_for_fault is (not switch)
+    assert held_jobs([held], [record.job]).ours == (held,)
+    forget_holds(directory, ["7"])
+    assert read_holds(directory, [held]) == ()

@@ -227,6 +227,31 @@ def test_a_change_of_an_array_forgives_tasks_that_run_or_ended() -> None:
             SlurmScheduler(runner=Recording(bad(refusal))).exclude("7", ("x1",))
 
 
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        "Job update not available right now, the DB index is being set, try again in a bit for job 4",
+        "Unexpected message received for job 4",
+    ],
+)
+@pytest.mark.parametrize("is_array", [True, False])
+def test_what_waits_of_a_refused_array_is_changed_by_name(refusal: str, is_array: bool) -> None:
+    """As 22.05 has it after a restart of slurmctld, while a task of the array lives on without a lost node."""
+    text = (DATA / "22.05" / "show-job.txt").read_text()
+    found = text[text.index("\nJobId=4 ") + 1 :].split("\n\n")[0] + "\n"
+    if not is_array:
+        found = "\n".join(line for line in found.replace("ArrayJobId=4 ", "").splitlines() if "ArrayTaskId" not in line)
+    asked = Recording(bad(refusal), good(found), good(""))
+    if is_array:
+        SlurmScheduler(runner=asked).exclude("4", ("x1",))
+        assert asked.asked[-1][2:] == ["JobId=4_[2-10]", "ExcNodeList=x1"]
+    else:
+        with pytest.raises(SchedulerUnreachable, match="for job 4"):
+            SlurmScheduler(runner=asked).exclude("4", ("x1",))
+    with pytest.raises(SchedulerUnreachable):  # named already: it is asked again later
+        SlurmScheduler(runner=Recording(bad(refusal))).hold("4_[2-10]")
+
+
 def test_refusals_are_one_line_with_slurms_reason(request_: BatchRequest) -> None:
     words = "sbatch: error: invalid partition specified: nope\nsbatch: error: Batch job submission failed: Invalid x\n"
     with pytest.raises(SchedulerError) as caught:

@@ -47,7 +47,7 @@ from tr11ops.detect import (
 from tr11ops.detect.finding import Finding
 from tr11ops.observe.operation import LeastUsed
 from tr11ops.observe.snapshot import Snapshot
-from tr11ops.rundir.holds import HoldRecord
+from tr11ops.rundir.hold_records import HoldRecord
 from tr11ops.status.build import status_of
 from tr11ops.status.care import nodes as row_of_nodes
 from tr11ops.status.extra_observations import ExtraObservations, node_use

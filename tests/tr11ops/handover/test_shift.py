@@ -40,7 +40,7 @@ from tr11ops.runcard.card import load_card, shipped_folder
 from tr11ops.runcard.differences import differences
 from tr11ops.rundir.attempts import LaunchRecord
 from tr11ops.rundir.exclusion import Exclusion
-from tr11ops.rundir.holds import HoldRecord
+from tr11ops.rundir.hold_records import HoldRecord
 from tr11ops.rundir.journal import Journal, JournalEntry, read_journal
 from tr11ops.rundir.journal_lines import lines_of
 from tr11ops.rundir.paths import Submission

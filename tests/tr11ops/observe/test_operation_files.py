@@ -25,7 +25,7 @@ from tr11ops.observe.snapshot import Attempt
 from tr11ops.runcard.card import load_card, shipped_folder
 from tr11ops.rundir import cron_records as periodic
 from tr11ops.rundir.attempts import AttemptVerdict
-from tr11ops.rundir.holds import HoldRecord
+from tr11ops.rundir.hold_records import HoldRecord
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.files import write_json

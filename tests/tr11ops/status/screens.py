@@ -28,7 +28,7 @@ from tr11ops.observe.operation import CopyStatus
 from tr11ops.observe.snapshot import KillSwitch, Snapshot
 from tr11ops.rundir.cron_records import ChainState
 from tr11ops.rundir.exclusion import Exclusion
-from tr11ops.rundir.holds import HoldRecord
+from tr11ops.rundir.hold_records import HoldRecord
 from tr11ops.status.build import status_of
 from tr11ops.status.extra_observations import AtWork, ExtraObservations
 from tr11ops.watchdog.verdict import judge
