@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.waiting import end_of_file, until
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.manifest import Manifest
 from trainer.contract.paths import RunPaths
@@ -131,12 +130,4 @@ class Playground:
 
     def wait(self, condition: Callable[[], bool], what: str, seconds: float = 600.0) -> None:
         """Wait for a condition; fails with the end of the log, so that a failure can be understood from the report."""
-        until = time.monotonic() + seconds
-        while not condition():
-            if time.monotonic() > until:
-                log = self.paths().main_log
-                tail = log.read_text(errors="replace")[-3000:] if log.exists() else "(no log)"
-                raise AssertionError(
-                    f"{what}: not within {seconds:.0f} s; load {os.getloadavg()}; the log ends:\n{tail}"
-                )
-            time.sleep(0.5)
+        until(condition, what, seconds=seconds, context=lambda: end_of_file(self.paths().main_log))

@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.plugins.command_server import tr11_command
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 REAL = (sys.executable, "-c", "from tr11ops.cli.main import run; run()")
@@ -64,7 +64,4 @@ def test_it_ends_with_the_tests(tmp_path: Path) -> None:
     )  # fmt: skip
     version, *_, name = done.stdout.split("\n")[:-1]
     assert version.startswith("tr11 ")
-    deadline = time.monotonic() + 300
-    while f"@{name}" in Path("/proc/net/unix").read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: f"@{name}" not in Path("/proc/net/unix").read_text(), "the end of the server")

@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import subprocess
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from tests.plugins.command_server import tr11_command
 from tests.twin.rehearsal_inputs import ends_of, steps_of
+from tests.waiting import PATIENCE_SECONDS, end_of_file, until
 from tr11ops.cluster.base import Job
 from tr11ops.cluster.slurm import SlurmScheduler
 from tr11ops.runcard.card import RunCard, load_card, shipped_folder
@@ -24,7 +24,6 @@ from trainer.contract.manifest import Manifest as CheckpointManifest
 from trainer.contract.manifest import manifest_faults
 from trainer.contract.paths import RunPaths, read_latest
 
-DEADLINE_SECONDS = 600.0
 SHAPE = (
     "slurm.workers_per_node=1", "slurm.gpus_per_node=8", "parallel.tensor=1", "parallel.pipeline=1", "model.layers=2",
     "batch.ramp=none", "batch.global_batch_size=60", "batch.micro_batch_size=1", "checkpoint.interval=5",
@@ -57,7 +56,7 @@ class Operation:
 
     # ------------------------------------------------------------------ commands
     def tr11(
-        self, *words: str, expect: int | None = 0, seconds: float = DEADLINE_SECONDS
+        self, *words: str, expect: int | None = 0, seconds: float = PATIENCE_SECONDS
     ) -> subprocess.CompletedProcess[str]:
         """Type a command for this run; no traceback may ever be shown."""
         command = [*tr11_command(), *words, "--run", str(self.card_path)]
@@ -117,14 +116,8 @@ class Operation:
         return self.paths.main_log.read_text(errors="replace") if self.paths.main_log.exists() else ""
 
     # ------------------------------------------------------------------ waiting
-    def until(self, condition: Callable[[], object], what: str, seconds: float = DEADLINE_SECONDS) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition():
-            if time.monotonic() > deadline:
-                lines = [line for line in self.log().splitlines() if "default" not in line][-25:]
-                words = "\n".join(lines)
-                raise AssertionError(f"not within {seconds:.0f} s: {what}; load {os.getloadavg()}; log:\n{words}")
-            time.sleep(0.2)
+    def until(self, condition: Callable[[], object], what: str, seconds: float = PATIENCE_SECONDS) -> None:
+        until(condition, what, seconds=seconds, pause=0.2, context=lambda: end_of_file(self.paths.main_log))
 
     def until_step(self, iteration: int) -> None:
         self.until(lambda: self.iteration() >= iteration, f"step {iteration}")

@@ -19,18 +19,17 @@ directory = "run"
 [rehearsal]
 time_scale = 100
 start_seconds = 5
-step_seconds = {step_seconds}
+step_seconds = 5
 save_seconds = 1
 bytes_per_rank = 256
 collective_seconds = 6000
 
 [slurm]
 nodes = 3
-spare_nodes = {spares}
+spare_nodes = 1
 workers_per_node = 2
 time_limit = "00:30:00"
 signal_seconds_before_limit = 60
-setup = [{setup}]
 
 [parallel]
 tensor = 2
@@ -44,7 +43,7 @@ sequence_length = 32
 [batch]
 micro_batch_size = 2
 global_batch_size = 12
-train_samples = {samples}
+train_samples = 12_000_000
 
 [schedule]
 learning_rate = 1e-3

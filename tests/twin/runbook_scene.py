@@ -18,6 +18,7 @@ from unittest.mock import patch
 
 from tests.plugins.command_server import tr11_command
 from tests.twin.rehearsal_inputs import rehearsal_card, steps_of
+from tests.waiting import PATIENCE_SECONDS, Found, end_of_file, until
 from tr11ops.base.shipped import read_shipped
 from tr11ops.cli.main import execute
 from tr11ops.cluster.base import Job, JobState
@@ -31,8 +32,6 @@ from trainer.contract.files import write_json
 from trainer.contract.paths import RunPaths
 from trainer.contract.state_file import read_json
 
-DEADLINE_SECONDS = 600.0
-POLL_SECONDS = 0.1
 STILL_SECONDS = 3.0  # the length of sixty steps: no load delays one so long
 STAYS_SECONDS = 0.3  # between two looks at a fault before it is treated
 SHAPE = (
@@ -96,7 +95,7 @@ class Scene:
         """Type commands in the run's folder; each must succeed, and no traceback may ever be shown."""
         done = subprocess.run(
             ["bash", "-e", "-c", commands], cwd=self.folder, env=self.environment, capture_output=True, text=True,
-            timeout=DEADLINE_SECONDS, stdin=subprocess.DEVNULL,
+            timeout=PATIENCE_SECONDS, stdin=subprocess.DEVNULL,
         )  # fmt: skip
         shown = f"{commands}\n-> {done.returncode}\n{done.stdout}\n{done.stderr}"
         assert "Traceback" not in done.stdout + done.stderr, shown
@@ -166,14 +165,18 @@ class Scene:
             self.shell("tr11 resume --yes")
         if not self.jobs():
             self.launch("--array", "1-9")
-        began, deadline = time.time(), time.monotonic() + DEADLINE_SECONDS
-        while True:
-            running = [job for job in self.jobs() if job.state is JobState.RUNNING]
-            for job in running:
-                if sum(step["job_id"] == job.raw_id and step["time"] > began for step in self.steps()) >= steps:
+        began = time.time()
+
+        def training() -> Job | None:
+            for job in self.jobs():
+                done = sum(step["job_id"] == job.raw_id and step["time"] > began for step in self.steps())
+                if job.state is JobState.RUNNING and done >= steps:
                     return job
-            assert time.monotonic() < deadline, self.told(f"{steps} steps more")
-            time.sleep(POLL_SECONDS)
+            return None
+
+        found = self.until(training, f"{steps} steps more")
+        assert found is not None
+        return found
 
     def stop(self) -> None:
         """Cancel what this run has in the queue, and wait until its nodes are free."""
@@ -192,16 +195,9 @@ class Scene:
     def running(self) -> Job:
         return next(job for job in self.jobs() if job.state.is_active)
 
-    def until(self, condition: Callable[[], object], what: str, seconds: float = DEADLINE_SECONDS) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < deadline, self.told(what)
-            time.sleep(POLL_SECONDS)
-
-    def told(self, what: str) -> str:
-        """What did not come in time, and what can be seen of the run."""
-        log = self.paths.main_log.read_text(errors="replace")[-3000:] if self.paths.main_log.exists() else ""
-        return f"not in time: {what}\n{self.status()}\n{log}"
+    def until(self, condition: Callable[[], Found], what: str) -> Found:
+        """Wait; what did not come in time is shown with what can be seen of the run."""
+        return until(condition, what, pause=0.1, context=lambda: f"{self.status()}\n{end_of_file(self.paths.main_log)}")
 
     # ------------------------------------------------------------------ faults
     def until_still(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,8 @@ import pytest
 
 from tests.plugins.twin_fixture import require_slurm
 from tests.twin.rehearsal_inputs import SMALL, ends_of, rehearsal_card, steps_of
+from tests.twin.small_run import enter
+from tests.waiting import end_of_file, until
 from tr11ops.cli.main import execute
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.cluster.slurm import SlurmScheduler
@@ -23,8 +24,6 @@ from tr11ops.twin.plan import TwinPlan
 from tr11ops.twin.twin import Twin
 from trainer.contract.files import write_json
 from trainer.contract.paths import RunPaths
-
-DEADLINE_SECONDS = 600.0
 
 
 @dataclass
@@ -52,24 +51,18 @@ class Scene:
         return [job for job in self.slurm.jobs() if self.directory.mark in job.comment]
 
     def wait(self, condition: Callable[[], Any]) -> Any:
-        deadline = time.monotonic() + DEADLINE_SECONDS
-        while not (found := condition()):
-            assert time.monotonic() < deadline, [*self.jobs(), self.log()[-3000:]]
-            time.sleep(0.2)
-        return found
+        return until(condition, pause=0.2, context=lambda: [*self.jobs(), end_of_file(self.directory.paths.main_log)])
 
     def log(self) -> str:
         main_log = self.directory.paths.main_log
         return main_log.read_text(errors="replace") if main_log.exists() else ""
 
 
-def enter(
+def scene_in(
     twin: Twin, folder: Path, monkeypatch: pytest.MonkeyPatch, capture: pytest.CaptureFixture[str], *changes: str
 ) -> Scene:
-    for name, value in twin.environment.items():
-        monkeypatch.setenv(name, value)
+    enter(twin, folder, monkeypatch)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    monkeypatch.chdir(folder)
     return Scene(folder, SlurmScheduler(twin.environment), changes, capture)
 
 
@@ -79,7 +72,7 @@ def scene(
     capsys: pytest.CaptureFixture[str],
 ) -> Scene:  # fmt: skip
     """On the shared twin; the `slurm` fixture cancels what is left."""
-    return enter(twin, tmp_path, monkeypatch, capsys, "run.exit_interval=4", "batch.train_samples=80",
+    return scene_in(twin, tmp_path, monkeypatch, capsys, "run.exit_interval=4", "batch.train_samples=80",
                  "schedule.decay_samples=80")  # fmt: skip
 
 
@@ -173,7 +166,7 @@ def test_an_allocation_without_its_batch_script_is_ended(
     mortal: Twin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The batch host dies in a job that survives its nodes: it would run on for ever."""
-    scene = enter(mortal, tmp_path, monkeypatch, capsys, "slurm.spare_nodes=1")
+    scene = scene_in(mortal, tmp_path, monkeypatch, capsys, "slurm.spare_nodes=1")
     tag = new_tag()
     number = subprocess.run(
         ["sbatch", "--parsable", "--no-kill", "-N3", f"--comment={scene.directory.comment(tag)}",

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 
 from tests.plugins.command_server import tr11_command
 from tests.tr11ops.launch.run_inputs import write_card
+from tests.waiting import until
 from tr11ops.base.shipped import shipped
 from tr11ops.cluster.slurm import SlurmScheduler
 from tr11ops.cron.chain import Link, links_of
@@ -61,11 +61,10 @@ class Place:
         return sorted(int(parts[3].partition("@")[0]) for parts in found if parts[3].endswith(self.directory.mark))
 
     def until(self, condition: Callable[[], object], what: str) -> None:
-        deadline = time.monotonic() + 300
-        while not condition():
-            outputs = "\n".join(path.read_text() for path in self.folder.rglob("*.out"))
-            assert time.monotonic() < deadline, f"{what}\n{outputs}"
-            time.sleep(0.2)
+        def outputs() -> str:
+            return "\n".join(path.read_text() for path in self.folder.rglob("*.out"))
+
+        until(condition, what, pause=0.2, context=outputs)
 
 
 @pytest.fixture

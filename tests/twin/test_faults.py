@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from tests.plugins.command_server import tr11_command
 from tests.plugins.twin_fixture import require_slurm
+from tests.waiting import PATIENCE_SECONDS, until
 from tr11ops.cli.main import execute
 from tr11ops.cluster.base import BatchRequest
 from tr11ops.cluster.slurm import SlurmScheduler
@@ -31,7 +32,6 @@ from tr11ops.twin.plan import TwinError, TwinFolders, TwinPlan
 from tr11ops.twin.processes import ProcessRecord
 from tr11ops.twin.twin import Twin
 
-DEADLINE_SECONDS = 600.0
 PLAN = TwinPlan(
     name="faults", nodes=4, gpus=0, cpu_nodes=0, slurmd_timeout_seconds=5, kill_wait_seconds=2,
     message_timeout_seconds=5,
@@ -67,16 +67,9 @@ def here(broken_twin: Twin) -> Iterator[Twin]:
     until(lambda: set((broken_twin.node_states() or {"": ""}).values()) == {"idle"}, "all nodes idle")
 
 
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {DEADLINE_SECONDS:.0f} s: {what}"
-        time.sleep(0.1)
-
-
 def client(twin: Twin, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        words, env={**os.environ, **twin.environment}, capture_output=True, text=True, timeout=DEADLINE_SECONDS
+        words, env={**os.environ, **twin.environment}, capture_output=True, text=True, timeout=PATIENCE_SECONDS
     )
     assert not check or done.returncode == 0, done.stderr
     return done
@@ -85,7 +78,7 @@ def client(twin: Twin, *words: str, check: bool = True) -> subprocess.CompletedP
 def tr11(*words: str) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
         [*tr11_command(), *words], env={**os.environ, "COLUMNS": "200"}, capture_output=True, text=True,
-        timeout=DEADLINE_SECONDS,
+        timeout=PATIENCE_SECONDS,
     )  # fmt: skip
     assert "Traceback" not in done.stderr, done.stderr
     return done

@@ -6,132 +6,42 @@ measure of their length, and the lines of the log about saves.
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.tr11ops.launch.run_inputs import write_dataset
+from tests.twin.small_run import SmallRun, enter, on_stage
 from tr11ops.cli.main import execute
-from tr11ops.cluster.base import Job
-from tr11ops.cluster.slurm import SlurmScheduler
 from tr11ops.goodput.account import Goodput, account
 from tr11ops.goodput.history import read_history
 from tr11ops.goodput.timeline import Bucket
-from tr11ops.rundir.paths import RunDirectory
-from tr11ops.twin.faults import heal, inject
+from tr11ops.twin.faults import inject
 from tr11ops.twin.twin import Twin
-from trainer.contract.paths import RunPaths
 
-PATIENCE_SECONDS = 600.0
-CARD = """
-[run]
-name = "goodput"
-directory = "run"
-[rehearsal]
-time_scale = 100
-start_seconds = 100
-step_seconds = 40
-save_seconds = 40
-evaluation_seconds = 50
-bytes_per_rank = 256
-collective_seconds = 6000
-[slurm]
-nodes = 2
-spare_nodes = 1
-workers_per_node = 1
-time_limit = "00:30:00"
-[model]
-layers = 2
-hidden_size = 32
-attention_heads = 4
-sequence_length = 32
-[batch]
-micro_batch_size = 2
-global_batch_size = 12
-train_samples = 12_000_000
-[schedule]
-learning_rate = 1e-3
-[checkpoint]
-interval = 4
-[evaluation]
-interval = 6
-iterations = 1
-[data]
-prefixes = ["data/none"]
-[tokenizer]
-padded_vocabulary_size = 512
-[logging]
-tensorboard = false
-[resilience]
-end_within_seconds = 8
-exclusion_cap_percent = 50
-"""
-
-
-class Stage:
-    """A run in the current folder, on the twin that the environment names."""
-
-    def __init__(self, folder: Path, twin: Twin) -> None:
-        self.slurm, self.twin = SlurmScheduler(twin.environment), twin
-        self.paths = RunPaths(folder / "run", "goodput", "main")
-        self.directory = RunDirectory(self.paths, self.paths.root / "kill-switch")
-        write_dataset(folder / "data" / "none")
-        (folder / "tr11.toml").write_text(CARD)
-
-    def jobs(self) -> tuple[Job, ...]:
-        return tuple(job for job in self.slurm.jobs() if job.name == "goodput")
-
-    def steps(self) -> list[dict[str, Any]]:
-        if not self.paths.metrics.exists():
-            return []
-        found = [json.loads(line) for line in self.paths.metrics.read_text().splitlines()]
-        return [step for step in found if step["kind"] == "step"]
-
-    def iteration(self, job: str = "") -> int:
-        return max((step["iteration"] for step in self.steps() if job in {"", step["job_id"]}), default=0)
-
-    def attempts(self) -> list[str]:
-        return sorted((path.parent.name for path in self.paths.attempts.glob("*/attempt.json")), key=int)
-
-    def launches(self, attempt: str) -> list[dict[str, Any]]:
-        paths = sorted((self.paths.attempt(attempt) / "launches").glob("*.json"))
-        return [json.loads(path.read_text()) for path in paths]
-
-    def wait(self, condition: Callable[[], object], what: str) -> None:
-        until = time.monotonic() + PATIENCE_SECONDS
-        while not condition():
-            if time.monotonic() > until:
-                raise AssertionError(f"{what}: not in time; load {os.getloadavg()}")
-            time.sleep(0.1)
+CHANGES = (
+    "slurm.nodes=2", "slurm.workers_per_node=1", "parallel.tensor=1", "checkpoint.interval=4", "evaluation.interval=6",
+    "evaluation.iterations=1", "rehearsal.start_seconds=100", "rehearsal.step_seconds=40", "rehearsal.save_seconds=40",
+    "rehearsal.evaluation_seconds=50",
+)  # fmt: skip
 
 
 @pytest.fixture
-def stage(twin: Twin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
-    for name, value in twin.environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.chdir(tmp_path)
-    made = Stage(tmp_path, twin)
-    yield made
-    assert not [healing.error for healing in heal(twin) if healing.error]
-    for job in made.jobs():
-        if not job.state.is_final:
-            made.slurm.cancel(job.array_id or job.raw_id)
-    made.wait(lambda: all(job.state.is_final for job in made.jobs()), "the end of all jobs")
+def stage(twin: Twin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallRun]:
+    enter(twin, tmp_path, monkeypatch)
+    with on_stage(SmallRun(tmp_path, twin)) as run:
+        yield run
 
 
 def wall(goodput: Goodput, bucket: Bucket) -> float:
     return goodput.buckets[bucket].wall_micros / 1e6
 
 
-def test_a_fault_a_restart_and_a_switch_cost_what_they_cost(stage: Stage) -> None:
+def test_a_fault_a_restart_and_a_switch_cost_what_they_cost(stage: SmallRun) -> None:
     submitted = time.time()
-    assert execute(["launch", "--array", "1-3", "--scheduler", "slurm"]) == 0
+    stage.launch(3, *CHANGES)
     launching = time.time() - submitted  # the submission is noted at some moment of the command's time
     stage.wait(lambda: stage.iteration() >= 9, "nine steps")
     (first,) = stage.attempts()

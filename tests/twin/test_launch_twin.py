@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.tr11ops.launch.run_inputs import write_card
+from tests.twin.small_run import enter
 from tr11ops.cli.launch import prepare
 from tr11ops.cli.main import execute
 from tr11ops.cluster.base import BatchRequest, Job
@@ -32,9 +33,7 @@ SLURM = "\n[slurm.environment]\nNOTE = \"a 'quoted' word\"\n"
 @pytest.fixture
 def place(twin: Twin, slurm: SlurmScheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with a card, in which commands reach the twin."""
-    for name, value in twin.environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.chdir(tmp_path)
+    enter(twin, tmp_path, monkeypatch)
     write_card(tmp_path, extra=SLURM)
     yield tmp_path
 

@@ -6,15 +6,15 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.tr11ops.launch.run_inputs import write_card
+from tests.twin.small_run import enter
+from tests.waiting import until
 from tr11ops.cli.main import execute
 from tr11ops.cluster.base import BatchRequest, Job
 from tr11ops.cluster.slurm import SlurmScheduler
@@ -69,7 +69,7 @@ class Place:
     def block(self, nodes: int) -> Job:
         """A job of ours, but not of the run, that holds nodes."""
         number = self.submit("sleep 900", "block", nodes)
-        self.wait(lambda: (job := self.slurm.job(number)) is not None and job.state.is_active)
+        until(lambda: (job := self.slurm.job(number)) is not None and job.state.is_active)
         job = self.slurm.job(number)
         assert job is not None
         return job
@@ -86,21 +86,13 @@ class Place:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def wait(self, condition: Callable[[], Any], seconds: float = 600.0) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-
 
 @pytest.fixture
 def place(
     twin: Twin, slurm: SlurmScheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> Iterator[Place]:  # fmt: skip
-    for name, value in twin.environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.chdir(tmp_path)
+    enter(twin, tmp_path, monkeypatch)
     write_card(tmp_path)
     (tmp_path / "run").mkdir()
     here = Place(tmp_path, twin, slurm, capsys)
@@ -164,7 +156,7 @@ def test_a_node_that_the_site_removes_stops_no_launch(place: Place) -> None:
     assert place.type_in("exclude", f"{first},{gone}", "--yes", *CAP)[0] == 0
     try:
         inject(place.twin, "node-removed", node=gone)
-        place.wait(lambda: len(place.slurm.nodes()) == len(place.nodes))  # the others, and the one without GPUs
+        until(lambda: len(place.slurm.nodes()) == len(place.nodes))  # the others, and the one without GPUs
         refused = place.slurm.test(
             BatchRequest("#!/bin/bash\n", "x", 1, 60, "/dev/null", place.folder, exclude=(gone,))
         )
@@ -190,7 +182,7 @@ def test_a_node_that_the_site_removes_stops_no_launch(place: Place) -> None:
         heal(place.twin)
         place.control("update", f"PartitionName={place.twin.plan.partition}", "State=UP")
         # the controller was restarted: each node is unknown until it has registered, the one that was gone first
-        place.wait(lambda: {node.name for node in place.slurm.nodes() if node.is_usable} >= usable)
+        until(lambda: {node.name for node in place.slurm.nodes() if node.is_usable} >= usable)
 
 
 def test_the_health_job_runs_on_the_named_node_and_tells(place: Place) -> None:
@@ -209,7 +201,7 @@ def test_the_health_job_runs_on_the_named_node_and_tells(place: Place) -> None:
     assert refused[0] == 1 and "fan 3" in refused[2]
     assert place.type_in("include", bad, "--yes")[0] == 0  # repaired: the card has no such script any more
     assert read_version(place.directory.exclusions).exclusions == ()
-    place.wait(lambda: all(job.state.is_final for job in place.slurm.jobs() if job.name == "tr11-health"))
+    until(lambda: all(job.state.is_final for job in place.slurm.jobs() if job.name == "tr11-health"))
 
 
 def test_busy_nodes_are_checked_and_drained_ones_are_unknown(place: Place) -> None:
@@ -325,7 +317,7 @@ def test_a_bad_node_ends_the_step_before_the_others_wait_for_it(place: Place) ->
         "echo status $?", "agents", 3,
     )  # fmt: skip
     out = place.folder / f"agents-{number}.out"
-    place.wait(lambda: out.exists() and "status " in out.read_text())
+    until(lambda: out.exists() and "status " in out.read_text())
     text = out.read_text()
     assert "health check script:own.sh: bad: GPU 3 is gone" in text
     assert f"task 1: Exited with exit code {EXIT_BAD_NODE}" in text and "status 0" not in text

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from tests.plugins.twin_fixture import require_slurm
-from tests.twin.rehearsal_inputs import CARD
+from tests.twin.small_run import SmallRun, enter
+from tests.waiting import until
 from tr11ops.base import deadline
 from tr11ops.cli import pulse as command
-from tr11ops.cli.common import directory_of, read_card
 from tr11ops.cli.context import RunContext
 from tr11ops.cli.main import execute
-from tr11ops.cluster.base import BatchRequest, Job, JobState
+from tr11ops.cluster.base import BatchRequest, JobState
 from tr11ops.cluster.slurm import SlurmScheduler
 from tr11ops.rundir.action_log import Result
 from tr11ops.rundir.paths import new_tag
@@ -29,7 +29,6 @@ from tr11ops.watchdog.log_lines import State
 from tr11ops.watchdog.pulse import Pulse, WatchedRun, take_pulse
 from tr11ops.watchdog.stacks import folder_of, keep_stacks
 
-PATIENCE_SECONDS = 600.0
 GIVEN_UP_SECONDS = 4 * 3600.0  # three times the patience with a first step, of which nothing was learned, and more
 COMMANDS = ("squeue", "scontrol", "sinfo", "sbatch", "scancel", "sacct")
 
@@ -42,15 +41,8 @@ def pulse_twin(twin_home: Path) -> Iterator[Twin]:
         yield made
 
 
-class Stage:
-    """A run on the twin that is watched from its folder, with every call of Slurm's commands on record."""
-
-    def __init__(self, folder: Path, twin: Twin) -> None:
-        self.folder, self.twin = folder, twin
-        (folder / "tr11.toml").write_text(CARD.format(step_seconds=5, spares=1, samples=12_000_000, setup=""))
-        self.card = read_card(None)
-        self.directory = directory_of(self.card)
-        self.slurm = SlurmScheduler(twin.environment)
+class WatchedSmallRun(SmallRun):
+    """A run that is watched from its folder, with every call of Slurm's commands on record."""
 
     def pulse(self, *, act: bool = False, later: float = 0.0, timeout: float | None = None) -> Pulse:
         """A pass, looked at from `later`; `timeout` is the patience with a silent controller."""
@@ -63,39 +55,24 @@ class Stage:
         return take_pulse(run, hands, email=False, now=lambda: time.time() + later)
 
     def until(self, state: State, later: float = 0.0) -> Pulse:
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while (seen := self.pulse(later=later)).state is not state:
-            assert time.monotonic() < deadline, f"never {state}; last {seen.state}: {seen.lines}, {seen.notes}"
-            time.sleep(0.3)
-        return seen
+        def reached() -> Pulse | None:
+            seen = self.pulse(later=later)
+            return seen if seen.state is state else None
 
-    def jobs(self) -> list[Job]:
-        return [job for job in self.slurm.jobs() if job.name == self.card.run.name and not job.state.is_final]
-
-    def running(self) -> Job:
-        return next(job for job in self.jobs() if job.state is JobState.RUNNING)
+        found = until(reached, state, pause=0.3, context=lambda: self.pulse(later=later))
+        assert found is not None
+        return found
 
     def until_it_trains(self) -> None:
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while self.pulse().state is not State.RUNNING:
-            assert time.monotonic() < deadline, self.pulse().lines
-            time.sleep(0.3)
+        self.until(State.RUNNING)
 
     def wait_for(self, number: str) -> None:
         """Until the job runs."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while not any(job.raw_id == number and job.state is JobState.RUNNING for job in self.slurm.jobs()):
-            assert time.monotonic() < deadline, self.slurm.jobs()
-            time.sleep(0.2)
-
-    def clear(self) -> None:
-        for job in self.slurm.jobs():
-            if not job.state.is_final:
-                self.slurm.cancel(job.array_id or job.raw_id)
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while any(not job.state.is_final for job in self.slurm.jobs()):
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
+        until(
+            lambda: any(job.raw_id == number and job.state is JobState.RUNNING for job in self.slurm.jobs()),
+            f"the start of {number}",
+            context=self.slurm.jobs,
+        )
 
     def calls(self) -> list[str]:
         path = self.folder / "calls"
@@ -105,9 +82,8 @@ class Stage:
 
 
 @pytest.fixture
-def stage(pulse_twin: Twin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
-    for name, value in pulse_twin.environment.items():
-        monkeypatch.setenv(name, value)
+def stage(pulse_twin: Twin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WatchedSmallRun]:
+    enter(pulse_twin, tmp_path, monkeypatch)
     tools = tmp_path / "tools"
     tools.mkdir()
     for name in COMMANDS:
@@ -115,8 +91,7 @@ def stage(pulse_twin: Twin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert real is not None
         (tools / name).write_text(f'#!/bin/sh\necho {name} >> {tmp_path}/calls\nexec {real} "$@"\n')
         (tools / name).chmod(0o755)
-    monkeypatch.chdir(tmp_path)
-    made = Stage(tmp_path, pulse_twin)
+    made = WatchedSmallRun(tmp_path, pulse_twin)
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
     yield made
     assert not [healing.error for healing in heal(pulse_twin) if healing.error]
@@ -127,7 +102,7 @@ def said(seen: Pulse, words: str) -> bool:
     return any(words in line for line in seen.lines)
 
 
-def test_each_state_of_a_run_is_told_apart(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_state_of_a_run_is_told_apart(stage: WatchedSmallRun, capsys: pytest.CaptureFixture[str]) -> None:
     filler = stage.slurm.submit(
         BatchRequest("#!/bin/bash\nsleep 600\n", "filler", 5, 1200, "/dev/null", stage.folder, partition="gpu_p5")
     )
@@ -207,7 +182,7 @@ def test_each_state_of_a_run_is_told_apart(stage: Stage, capsys: pytest.CaptureF
     heal(stage.twin)
 
 
-def test_a_lost_batch_host_is_half_dead_or_ended_in_one_pass(stage: Stage) -> None:
+def test_a_lost_batch_host_is_half_dead_or_ended_in_one_pass(stage: WatchedSmallRun) -> None:
     assert execute(["launch", "--scheduler", "slurm"]) == 0
     stage.until_it_trains()
     job = stage.running()

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.plugins.twin_fixture import require_slurm
-from tests.tr11ops.launch.run_inputs import write_checkpoint, write_dataset
-from tests.twin.rehearsal_inputs import CARD
+from tests.tr11ops.launch.run_inputs import write_checkpoint
+from tests.twin.small_run import SmallRun, enter, on_stage
 from tr11ops.cli.main import execute
-from tr11ops.cluster.base import BatchRequest, Job, JobState
-from tr11ops.cluster.slurm import SlurmScheduler
+from tr11ops.cluster.base import BatchRequest, JobState
 from tr11ops.rundir.exclusions import EXCLUDED, INCLUDED, exclude, read_version
 from tr11ops.rundir.journal import read_journal
-from tr11ops.rundir.paths import RunDirectory
 from tr11ops.twin.faults import heal, inject
 from tr11ops.twin.plan import TwinPlan
 from tr11ops.twin.twin import Twin
-from trainer.contract.paths import RunPaths
 
 NODES = tuple(f"jean-zay-iam0{number}" for number in range(1, 7))
-PATIENCE_SECONDS = 600.0
 
 
 @pytest.fixture(scope="module")
@@ -37,93 +31,11 @@ def small_twin(twin_home: Path) -> Iterator[Twin]:
         yield made
 
 
-class Stage:
-    """A run that is launched and watched; what is typed goes to the twin."""
-
-    def __init__(self, folder: Path, twin: Twin) -> None:
-        self.folder, self.twin = folder, twin
-        self.slurm = SlurmScheduler(twin.environment)
-        self.paths = RunPaths(folder / "run", "heal", "main")
-        self.directory = RunDirectory(self.paths, self.paths.root / "kill-switch")
-        self.array = ""
-
-    def launch(
-        self, tasks: int, spares: int = 1, samples: int = 12_000_000, setup: str = "", step_seconds: int = 5
-    ) -> None:
-        write_dataset(self.folder / "data" / "none")
-        card = CARD.format(spares=spares, samples=samples, setup=setup, step_seconds=step_seconds)
-        (self.folder / "tr11.toml").write_text(card)
-        assert execute(["launch", "--array", f"1-{tasks}", "--scheduler", "slurm"]) == 0
-        self.array = next(job.array_id or job.raw_id for job in self.jobs() if not job.state.is_final)
-
-    def jobs(self) -> list[Job]:
-        return [job for job in self.slurm.jobs() if job.name == "heal"]
-
-    def started(self) -> list[str]:
-        """Numbers of the attempts that got as far as a folder."""
-        return sorted((path.name for path in self.paths.attempts.glob("*")), key=int)
-
-    def waiting(self) -> Job:
-        return next(job for job in self.jobs() if job.state is JobState.PENDING)
-
-    def launches(self, attempt: str) -> list[dict[str, Any]]:
-        return [self._read(path) for path in sorted((self.paths.attempt(attempt) / "launches").glob("*.json"))]
-
-    def verdict(self, attempt: str) -> dict[str, Any]:
-        return self._read(self.paths.attempt(attempt) / "verdict.json")
-
-    def iteration(self, attempt: str) -> int:
-        steps = (
-            [json.loads(line) for line in self.paths.metrics.read_text().splitlines()]
-            if self.paths.metrics.exists()
-            else []
-        )
-        return max(
-            (step["iteration"] for step in steps if step.get("job_id") == attempt and "iteration" in step), default=0
-        )
-
-    def wait(self, condition: Callable[[], object], what: str) -> None:
-        until = time.monotonic() + PATIENCE_SECONDS
-        while not condition():
-            if time.monotonic() > until:
-                log = (
-                    self.paths.main_log.read_text(errors="replace")[-3000:]
-                    if self.paths.main_log.exists()
-                    else "(none)"
-                )
-                raise AssertionError(f"{what}: not in time; load {os.getloadavg()}; the log ends:\n{log}")
-            time.sleep(0.2)
-
-    def train(self, attempt: int = 0, beyond: int = 5) -> str:
-        """Wait until the attempt of that order trains; returns its number."""
-        self.wait(lambda: len(self.started()) > attempt, f"attempt {attempt}")
-        name = self.started()[attempt]
-        self.wait(lambda: self.iteration(name) > beyond, f"steps of attempt {attempt}")
-        return name
-
-    def _read(self, path: Path) -> dict[str, Any]:
-        value: dict[str, Any] = json.loads(path.read_text())
-        return value
-
-
 @pytest.fixture
-def stage(small_twin: Twin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
-    for name, value in small_twin.environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.chdir(tmp_path)
-    made = Stage(tmp_path, small_twin)
-    yield made
-    assert not [healing.error for healing in heal(small_twin) if healing.error]
-    for job in made.slurm.jobs():
-        if not job.state.is_final:
-            made.slurm.cancel(job.array_id or job.raw_id)
-    made.wait(
-        lambda: (
-            all(job.state.is_final for job in made.slurm.jobs())
-            and all(node.states == {"idle"} for node in made.slurm.nodes())
-        ),
-        "an idle twin",
-    )
+def stage(small_twin: Twin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallRun]:
+    enter(small_twin, tmp_path, monkeypatch)
+    with on_stage(SmallRun(tmp_path, small_twin)) as run:
+        yield run
 
 
 def diagnosed(capsys: pytest.CaptureFixture[str], code: int, *words: str) -> dict[str, Any]:
@@ -134,11 +46,11 @@ def diagnosed(capsys: pytest.CaptureFixture[str], code: int, *words: str) -> dic
     return document
 
 
-def test_a_crash_is_relaunched_on_the_spare_and_finishes(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
-    stage.launch(3, samples=1200)
+def test_a_crash_is_relaunched_on_the_spare_and_finishes(stage: SmallRun, capsys: pytest.CaptureFixture[str]) -> None:
+    stage.launch(3, "batch.train_samples=1200")
     attempt = stage.train()
     inject(stage.twin, "worker-crash", node=NODES[1])
-    stage.wait((stage.paths.attempt(attempt) / "verdict.json").exists, "the end")
+    stage.wait_for_verdict(attempt)
     first, second = stage.launches(attempt)
     assert (first["cause"], first["blamed"], first["suspects"]) == ("node", [], [NODES[1]])
     assert (first["nodes"], second["nodes"]) == (list(NODES[:3]), [NODES[0], *NODES[2:4]])
@@ -146,10 +58,10 @@ def test_a_crash_is_relaunched_on_the_spare_and_finishes(stage: Stage, capsys: p
     assert second["iteration_after"] == 100 and second["checkpoint_before"] >= 5
     verdict = stage.verdict(attempt)
     assert (verdict["reason"], verdict["blamed"], verdict["held"]) == ("finished", [], [stage.array])
-    assert stage.waiting().excluded == ()  # one killed worker is no proof
+    assert stage.queued().excluded == ()  # one killed worker is no proof
     entry = next(entry for entry in read_journal(stage.directory.journal).entries if entry.kind == "launch-failed")
     assert (entry.data["blamed"], entry.data["suspects"]) == ([], [NODES[1]])
-    assert stage.started() == [attempt]
+    assert stage.attempts() == [attempt]
     judged = [one["attribution"] for one in diagnosed(capsys, 0, "--all")["launches"]]
     assert [(one["by"], one["blamed"], one["suspects"]) for one in judged] == [
         ("agent", [], [NODES[1]]),
@@ -157,11 +69,13 @@ def test_a_crash_is_relaunched_on_the_spare_and_finishes(stage: Stage, capsys: p
     ]
 
 
-def test_a_black_hole_burns_one_task_and_others_run_elsewhere(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_black_hole_burns_one_task_and_others_run_elsewhere(
+    stage: SmallRun, capsys: pytest.CaptureFixture[str]
+) -> None:
     inject(stage.twin, "black-hole", node=NODES[1])
-    stage.launch(5, spares=0)
+    stage.launch(5, "slurm.spare_nodes=0")
     second = stage.train(attempt=1)
-    first = stage.started()[0]
+    first = stage.attempts()[0]
     verdict = stage.verdict(first)
     assert (verdict["cause"], verdict["blamed"], verdict["restart"], verdict["exit_status"]) == (
         "node",
@@ -171,29 +85,31 @@ def test_a_black_hole_burns_one_task_and_others_run_elsewhere(stage: Stage, caps
     )
     assert [launch["suspects"] for launch in stage.launches(first)] == [[NODES[1]], []]  # the second time counts
     assert NODES[1] not in stage.launches(second)[0]["nodes"]
-    assert stage.waiting().excluded == (NODES[1],)
-    assert stage.waiting().pending_tasks == (3, 4, 5)
+    assert stage.queued().excluded == (NODES[1],)
+    assert stage.queued().pending_tasks == (3, 4, 5)
     found = diagnosed(capsys, 1, "--job", first)
     assert (found["attribution"]["by"], found["attribution"]["blamed"]) == ("agent", [NODES[1]])
     assert found["action"] == "exclude_and_resubmit"
 
 
-def test_a_fault_that_follows_the_rank_blames_no_node(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fault_that_follows_the_rank_blames_no_node(stage: SmallRun, capsys: pytest.CaptureFixture[str]) -> None:
     """One rank dies of SIGSEGV at one iteration, on whatever node it is: two tasks see that, and no node is lost."""
     stage.paths.root.mkdir()
     inject(stage.twin, "bad-sample", path=str(stage.paths.root))
-    stage.launch(5, spares=0, step_seconds=40)  # 0.4 s each: the rank dies before the next step is done
-    stage.wait(lambda: stage.waiting().reason.startswith("JobHeld"), "the hold")
-    first, second = stage.started()
-    stage.wait((stage.paths.attempt(second) / "verdict.json").exists, "the second verdict")
+    stage.launch(
+        5, "slurm.spare_nodes=0", "rehearsal.step_seconds=40"
+    )  # 0.4 s each: the rank dies before the next step is done
+    stage.wait(lambda: stage.queued().reason.startswith("JobHeld"), "the hold")
+    first, second = stage.attempts()
+    stage.wait_for_verdict(second)
     [zero, one], [two] = stage.launches(first), stage.launches(second)
     assert (zero["cause"], zero["suspects"], zero["fault"]) == ("node", one["blamed"], two["fault"])
     assert (one["cause"], one["reached"], one["fault"]) == ("node", 7, two["fault"])
     assert (two["cause"], two["blamed"], two["suspects"] == one["blamed"]) == ("software", [], False)
-    assert stage.verdict(second)["held"] == [stage.array] and stage.waiting().pending_tasks == (3, 4, 5)
+    assert stage.verdict(second)["held"] == [stage.array] and stage.queued().pending_tasks == (3, 4, 5)
     said = f"the same fault came back after iteration 7 on {one['blamed'][0]} and {two['suspects'][0]}"
     assert said in stage.verdict(second)["message"]
-    assert stage.waiting().excluded == ()
+    assert stage.queued().excluded == ()
     assert not read_version(stage.directory.exclusions).exclusions
     kinds = [(entry.kind, entry.data.get("node")) for entry in read_journal(stage.directory.journal).entries]
     assert [kind for kind in kinds if kind[0] in {EXCLUDED, INCLUDED}] == [
@@ -204,58 +120,58 @@ def test_a_fault_that_follows_the_rank_blames_no_node(stage: Stage, capsys: pyte
     assert "software or data, not the nodes" in capsys.readouterr().out
 
 
-def test_batch_scripts_killed_before_their_agents_burn_two(stage: Stage) -> None:
-    stage.launch(5, setup='"sleep 3000"')
+def test_batch_scripts_killed_before_their_agents_burn_two(stage: SmallRun) -> None:
+    stage.launch(5, 'slurm.setup=["sleep 3000"]')
     [submission] = stage.directory.submissions.iterdir()
     for count in (1, 2):
         marks = submission / "agent-silent"
         stage.wait(lambda count=count, marks=marks: len(list(marks.glob("*"))) == count, "the mark")  # type: ignore[misc]
         inject(stage.twin, "batch-killed")
-    stage.wait(lambda: stage.waiting().reason.startswith("JobHeld"), "the hold")
-    [third] = stage.started()
-    stage.wait((stage.paths.attempt(third) / "verdict.json").exists, "the third verdict")
+    stage.wait(lambda: stage.queued().reason.startswith("JobHeld"), "the hold")
+    [third] = stage.attempts()
+    stage.wait_for_verdict(third)
     assert stage.verdict(third)["message"] == "2 tasks ended before their agents began"
-    assert stage.verdict(third)["held"] == [stage.array] and stage.waiting().pending_tasks == (4, 5)
+    assert stage.verdict(third)["held"] == [stage.array] and stage.queued().pending_tasks == (4, 5)
 
 
-def test_bad_input_holds_the_array(stage: Stage) -> None:
+def test_bad_input_holds_the_array(stage: SmallRun) -> None:
     inject(stage.twin, "partition-down")  # no task starts before the checkpoint is there
     stage.launch(3)
     write_checkpoint(stage.paths.checkpoints, 5)  # a real training's, which a stand-in refuses
     heal(stage.twin, kind="partition-down")
     stage.wait(
-        lambda: stage.started() and (stage.paths.attempt(stage.started()[0]) / "verdict.json").exists(), "the end"
+        lambda: stage.attempts() and (stage.paths.attempt(stage.attempts()[0]) / "verdict.json").exists(), "the end"
     )
-    [attempt] = stage.started()
+    [attempt] = stage.attempts()
     verdict = stage.verdict(attempt)
     assert (verdict["reason"], verdict["exit_status"], verdict["restart"]) == ("refused", 2, False)
     assert (verdict["held"], len(stage.launches(attempt))) == ([stage.array], 1)
-    assert stage.waiting().reason.startswith("JobHeld") and stage.waiting().pending_tasks == (2, 3)
+    assert stage.queued().reason.startswith("JobHeld") and stage.queued().pending_tasks == (2, 3)
     assert "ALERT" in stage.paths.main_log.read_text()
     [held] = [entry for entry in read_journal(stage.directory.journal).entries if entry.kind == "array-held"]
     assert held.data["jobs"] == [stage.array]
 
 
-def test_ten_queued_tasks_never_start_once_the_switch_is_set(stage: Stage) -> None:
+def test_ten_queued_tasks_never_start_once_the_switch_is_set(stage: SmallRun) -> None:
     stage.launch(11)
     attempt = stage.train()
     stage.directory.kill_switch.touch()  # by anyone who may write there
-    stage.wait((stage.paths.attempt(attempt) / "verdict.json").exists, "the end")
+    stage.wait_for_verdict(attempt)
     verdict = stage.verdict(attempt)
     assert (verdict["reason"], verdict["exit_status"], verdict["held"]) == ("kill-switch", 0, [stage.array])
-    assert stage.waiting().pending_tasks == tuple(range(2, 12)) and stage.waiting().reason.startswith("JobHeld")
+    assert stage.queued().pending_tasks == tuple(range(2, 12)) and stage.queued().reason.startswith("JobHeld")
     # One that is let go by mistake holds the rest again, and leaves.
     stage.slurm.release(stage.array)
     stage.wait(
-        lambda: len(stage.started()) == 2 and (stage.paths.attempt(stage.started()[1]) / "verdict.json").exists(),
+        lambda: len(stage.attempts()) == 2 and (stage.paths.attempt(stage.attempts()[1]) / "verdict.json").exists(),
         "task 2",
     )
-    second = stage.started()[1]
+    second = stage.attempts()[1]
     assert (stage.verdict(second)["reason"], stage.launches(second)) == ("kill-switch", [])
-    assert stage.waiting().pending_tasks == tuple(range(3, 12)) and stage.waiting().reason.startswith("JobHeld")
+    assert stage.queued().pending_tasks == tuple(range(3, 12)) and stage.queued().reason.startswith("JobHeld")
 
 
-def test_a_dead_node_costs_neither_the_job_nor_the_next_task(stage: Stage) -> None:
+def test_a_dead_node_costs_neither_the_job_nor_the_next_task(stage: SmallRun) -> None:
     stage.launch(3)
     attempt = stage.train()
     inject(stage.twin, "node-dead", node=NODES[2])
@@ -269,12 +185,12 @@ def test_a_dead_node_costs_neither_the_job_nor_the_next_task(stage: Stage) -> No
     stage.wait(lambda: stage.iteration(attempt) > reached + 20, "more steps")
     # Slurm takes a job that lost a node for ended, and starts the next task of the array beside it, if it is faster
     # than the controller: that one does not train, and none follows it.
-    beside = stage.started()[1:]
+    beside = stage.attempts()[1:]
     assert [(stage.launches(other), stage.verdict(other)["reason"]) for other in beside] in ([], [([], "superseded")])
-    assert (stage.waiting().pending_tasks or (stage.waiting().task_id,)) == ((3,) if beside else (2, 3))
+    assert (stage.queued().pending_tasks or (stage.queued().task_id,)) == ((3,) if beside else (2, 3))
 
 
-def test_a_task_that_was_given_excluded_nodes_leaves_them_alone(stage: Stage) -> None:
+def test_a_task_that_was_given_excluded_nodes_leaves_them_alone(stage: SmallRun) -> None:
     block = stage.slurm.submit(
         BatchRequest("#!/bin/bash\nsleep 600\n", "block", 6, 900, str(stage.folder / "b.out"), stage.folder)
     )
@@ -289,13 +205,13 @@ def test_a_task_that_was_given_excluded_nodes_leaves_them_alone(stage: Stage) ->
     stage.wait(lambda: all(node.states == {"idle"} for node in stage.slurm.nodes()), "the blocker's end on all nodes")
     stage.slurm.release(stage.array)
     second = stage.train(attempt=1)
-    first = stage.started()[0]
+    first = stage.attempts()[0]
     assert (stage.launches(first), stage.verdict(first)["cause"]) == ([], "node")
     assert stage.launches(second)[0]["nodes"] == list(NODES[2:5])
-    assert stage.waiting().excluded == NODES[:2]
+    assert stage.queued().excluded == NODES[:2]
 
 
-def test_the_next_task_ends_a_job_without_its_batch_host(stage: Stage) -> None:
+def test_the_next_task_ends_a_job_without_its_batch_host(stage: SmallRun) -> None:
     stage.launch(4)
     first = stage.train(beyond=10)
     inject(stage.twin, "batch-host-dead", node=NODES[0])
@@ -304,5 +220,5 @@ def test_the_next_task_ends_a_job_without_its_batch_host(stage: Stage) -> None:
     assert stage.launches(second)[0]["checkpoint_before"] >= 10
     stage.wait(lambda: next(job for job in stage.jobs() if job.raw_id == first).state.is_final, "the end of the zombie")
     stage.wait(lambda: stage.iteration(second) > stage.iteration(first) + 20, "more steps")
-    assert stage.started() == [first, second]
-    assert stage.waiting().pending_tasks == (3, 4)
+    assert stage.attempts() == [first, second]
+    assert stage.queued().pending_tasks == (3, 4)

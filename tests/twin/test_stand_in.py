@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import pytest
 from tests.plugins.twin_fixture import require_slurm
 from tests.tr11ops.launch.run_inputs import write_checkpoint
 from tests.twin.rehearsal_inputs import ends_of, rehearsal_card, steps_of, write_resolved
+from tests.waiting import PATIENCE_SECONDS, until
 from tr11ops.agent.allocation import free_port
 from tr11ops.agent.node import NodeTask
 from tr11ops.cluster.rehearsal import is_rehearsal, rehearsal_refusal
@@ -34,8 +34,6 @@ from trainer.contract.logline import parse_step
 from trainer.contract.manifest import FileEntry, Manifest, manifest_faults
 from trainer.contract.paths import read_latest
 from trainer.schedule.progress import Progress
-
-DEADLINE_SECONDS = 600.0
 
 
 # ----------------------------------------------------------------------------- where it may run
@@ -105,7 +103,7 @@ def test_started_by_hand_outside_a_twin_it_leaves_a_refusal(tmp_path: Path) -> N
     environment = {key: value for key, value in os.environ.items() if not key.startswith("SLURM")}
     done = subprocess.run(
         [sys.executable, "-m", "tr11ops.twin.stand_in", str(path)], env={**environment, "TR11_JOB_ID": "9"},
-        capture_output=True, text=True, timeout=DEADLINE_SECONDS,
+        capture_output=True, text=True, timeout=PATIENCE_SECONDS,
     )  # fmt: skip
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and "on a twin alone" in done.stderr
     [end] = ends_of(card.paths)
@@ -115,7 +113,7 @@ def test_started_by_hand_outside_a_twin_it_leaves_a_refusal(tmp_path: Path) -> N
 
 def test_it_loads_no_torch() -> None:
     code = "import sys; import tr11ops.twin.stand_in.launcher; print('torch' in sys.modules, 'numpy' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_SECONDS)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert done.stdout.split() == ["False", "False"], done.stderr
 
 
@@ -146,7 +144,7 @@ class Ranks:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(DEADLINE_SECONDS)
+            thread.join(PATIENCE_SECONDS)
         assert not any(thread.is_alive() for thread in threads)
         return self.results
 
@@ -197,7 +195,7 @@ def test_a_rank_that_hangs_is_named_after_the_time_out(ranks: Callable[[float], 
 
     def meet(crew: StandInGroup) -> Any:
         if crew.rank == 2:
-            return given_up.wait(DEADLINE_SECONDS)
+            return given_up.wait(PATIENCE_SECONDS)
         try:
             return crew.meet("step", 1, sum)
         finally:
@@ -298,10 +296,12 @@ class Rehearsal:
         )  # fmt: skip
 
     def until_step(self, iteration: int, process: subprocess.Popen[str]) -> None:
-        deadline = time.monotonic() + DEADLINE_SECONDS
-        while not (steps := steps_of(self.card.paths)) or steps[-1]["iteration"] < iteration:
-            assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0]
-            time.sleep(0.1)
+        def reached() -> bool:
+            steps = steps_of(self.card.paths)
+            return process.poll() is not None or (bool(steps) and steps[-1]["iteration"] >= iteration)
+
+        until(reached, f"step {iteration}", pause=0.1)
+        assert process.poll() is None, process.communicate()[0]
 
     def end(self, job: str) -> EndMarker | None:
         return EndMarker.read(self.card.paths.end_marker(job))
@@ -313,7 +313,7 @@ def test_no_step_is_lost_through_a_crash_a_stop_and_two_resumes(twin: Twin, tmp_
     first = place.start("a")
     place.until_step(12, first)
     crash = inject(twin, "worker-crash").fault
-    out = first.communicate(timeout=DEADLINE_SECONDS)[0]
+    out = first.communicate(timeout=PATIENCE_SECONDS)[0]
     assert first.returncode != 0 and place.end("a") is None
     assert "failed (exitcode: -9) local_rank: 0" in out and f"srun: error: {crash.target}: task 1" in out
     failures = {path.name for path in (place.card.paths.attempt("a") / "failures").iterdir()}
@@ -323,14 +323,14 @@ def test_no_step_is_lost_through_a_crash_a_stop_and_two_resumes(twin: Twin, tmp_
     place.until_step(22, second)
     assert place.card.paths.heartbeat(3).exists()
     place.card.kill_switch.touch()
-    out = second.communicate(timeout=DEADLINE_SECONDS)[0]
+    out = second.communicate(timeout=PATIENCE_SECONDS)[0]
     assert second.returncode == 0, out
     end = place.end("b")
     assert end is not None and (end.reason, end.checkpoint_step) == ("kill-switch", end.iteration)
     place.card.kill_switch.unlink()
 
     third = place.start("c")
-    out = third.communicate(timeout=DEADLINE_SECONDS)[0]
+    out = third.communicate(timeout=PATIENCE_SECONDS)[0]
     end = place.end("c")
     assert third.returncode == 0 and end is not None and (end.reason, end.iteration) == ("finished", STEPS), out
     lines = [record for line in out.splitlines() if (record := parse_step(line)) is not None]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import until
 from tr11ops.base.observed import Unknown
 from tr11ops.cluster.base import BatchRequest, Job, JobState
 from tr11ops.cluster.slurm import SlurmScheduler
@@ -50,13 +51,13 @@ class Run:
         return seen, judge(seen, detect_all(seen))
 
     def wait(self, enough: Callable[[Snapshot, Verdict], bool]) -> tuple[Snapshot, Verdict]:
-        deadline = time.monotonic() + 300
-        while time.monotonic() < deadline:
-            seen, verdict = self.look()
-            if enough(seen, verdict):
-                return seen, verdict
-            time.sleep(0.5)
-        raise AssertionError(f"never seen; last: {verdict}, {seen.jobs}")
+        def seen_enough() -> tuple[Snapshot, Verdict] | None:
+            found = self.look()
+            return found if enough(*found) else None
+
+        found = until(seen_enough, pause=0.5, context=self.look)
+        assert found is not None
+        return found
 
     def running(self) -> Job:
         seen, _ = self.wait(lambda seen, _: bool(seen.jobs) and any(job.state is JobState.RUNNING for job in seen.jobs))

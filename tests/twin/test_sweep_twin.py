@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.tr11ops.launch.run_inputs import write_card
+from tests.twin.small_run import enter
+from tests.waiting import until
 from tr11ops.cli.main import execute
 from tr11ops.cluster.base import BatchRequest, Job
 from tr11ops.cluster.slurm import SlurmScheduler
@@ -25,24 +26,15 @@ WHOLE = ("--set", "slurm.gpus_per_node=8", "--set", "slurm.workers_per_node=1")
 @pytest.fixture
 def place(twin: Twin, slurm: SlurmScheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with a card, in which commands reach the twin, whose nodes are all taken."""
-    for name, value in twin.environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.chdir(tmp_path)
+    enter(twin, tmp_path, monkeypatch)
     write_card(tmp_path)
     nodes = twin.plan.gpu_node_names
     blocker = slurm.submit(
         BatchRequest("#!/bin/bash\nsleep 600\n", "block", len(nodes), 900, str(tmp_path / "b.out"), tmp_path,
                      gpus_per_node=8)
     )  # fmt: skip
-    wait(lambda: (job := slurm.job(blocker)) is not None and job.state.is_active)
+    until(lambda: (job := slurm.job(blocker)) is not None and job.state.is_active)
     yield tmp_path
-
-
-def wait(condition: Callable[[], bool], seconds: float = 300.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def typed(capture: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
@@ -95,7 +87,7 @@ def test_three_cells_are_one_array_and_three_runs(
     assert len(living(slurm)) == 3
     asked = document(capsys, "sweep", "stop", "study", "--yes")["asked"]
     assert len(asked) == 3
-    wait(lambda: not living(slurm))
+    until(lambda: not living(slurm))
 
 
 def test_a_task_runs_its_own_cells_script(
@@ -108,7 +100,7 @@ def test_a_task_runs_its_own_cells_script(
         path.write_text(f'#!/bin/bash\necho "{name} ${{SLURM_ARRAY_JOB_ID:-none}} $SLURM_JOB_ID $PWD"\n')
     [blocker] = [job for job in slurm.jobs() if job.name == "block" and not job.state.is_final]
     slurm.cancel(blocker.raw_id)
-    wait(lambda: not living(slurm))
+    until(lambda: not living(slurm))
     said = {name: (path.parent / f"small-sweep-{job.raw_id}.out").read_text().split()
             for name, path in scripts.items()
             for job in slurm.jobs()

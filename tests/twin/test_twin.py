@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from huggingface_hub import HfApi
 
 from tests.plugins.command_server import tr11_command
 from tests.plugins.twin_fixture import require_slurm
+from tests.waiting import PATIENCE_SECONDS, until
 from tr11ops.backup.remote import open_remote
 from tr11ops.cluster.base import BatchRequest, JobState
 from tr11ops.cluster.grants import read_grants
@@ -35,7 +36,6 @@ from tr11ops.twin.processes import ProcessRecord, end, marked, start_ticks
 from tr11ops.twin.services import BUCKET, advice
 from tr11ops.twin.twin import Twin
 
-DEADLINE_SECONDS = 600.0
 SMALL = TwinPlan(name="small", nodes=2, gpus=4, cpu_nodes=0)
 
 
@@ -54,20 +54,13 @@ def home(twin_home: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {DEADLINE_SECONDS:.0f} s: {what}"
-        time.sleep(0.2)
-
-
 def run(arguments: list[str], check: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
         arguments,
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=DEADLINE_SECONDS,
+        timeout=PATIENCE_SECONDS,
         check=False,
     )
     assert not check or done.returncode == 0, done.stderr

@@ -7,13 +7,13 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
+from tests.waiting import until
 from tr11ops.agent.allocation import Allocation, free_port, master_address, read_allocation
 from tr11ops.agent.batch import read_resolved
 from tr11ops.agent.node import NodeTask
@@ -157,9 +157,7 @@ def test_a_stop_signal_reaches_the_agent_as_a_request(tmp_path):
     child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=ROOT)
     assert child.stdout.readline() == "up\n"
     os.kill(child.pid, signal.SIGUSR1)
-    deadline = time.monotonic() + 300
-    while not (tmp_path / "stop-request.json").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until((tmp_path / "stop-request.json").exists, "the request to stop")
     child.communicate(timeout=300)
     assert child.returncode == 0
     assert "signal" in json.loads((tmp_path / "stop-request.json").read_text())["by"]

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.tr11ops.launch.run_inputs import write_card
+from tests.waiting import until
 from tr11ops.launch.plan import resolved_card
 from tr11ops.runcard.card import load_card
 from tr11ops.runcard.exit_duration import exit_plan
@@ -219,9 +219,7 @@ def test_a_signal_saves_and_leaves_and_no_launch_follows(stage: Stage):
 def test_a_signal_during_the_teardown_is_not_lost(stage: Stage):
     process = stage.start("step die", "step")
     failures = stage.paths.attempt("1") / "failures"
-    deadline = time.monotonic() + 300
-    while not failures.exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(failures.exists, "the first failure", pause=0.01)
     process.send_signal(signal.SIGUSR1)
     shown, _ = process.communicate(timeout=300)
     launches = stage.launches()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.tr11ops.launch.run_inputs import write_card
+from tests.waiting import until
 from tr11ops.cli.main import execute
 from tr11ops.cluster.base import BatchRequest, Job
 from tr11ops.cluster.local import LocalScheduler
@@ -71,10 +71,7 @@ class LocalBench:
         return [job for job in self.scheduler.jobs() if not job.state.is_final]
 
     def wait(self, condition: Any, seconds: float = 600.0) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition(self.scheduler.jobs()):
-            assert time.monotonic() < deadline, self.scheduler.jobs()
-            time.sleep(0.05)
+        until(lambda: condition(self.scheduler.jobs()), seconds=seconds, context=self.scheduler.jobs)
 
     def clear(self) -> None:
         """End every job and wait until none is left."""

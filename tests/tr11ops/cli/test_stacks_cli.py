@@ -17,6 +17,7 @@ from tests.tr11ops.cli.local_bench import Answer, LocalBench
 from tests.tr11ops.cli.run_folder import run_directory
 from tests.tr11ops.cli.trainings import running
 from tests.tr11ops.diagnose.stacks.processes import require_stacks
+from tests.waiting import until
 
 # A package whose names are those of a real training's collective: what is told of a stack are names.
 COLLECTIVE = "import time\n\n\ndef all_reduce():\n    time.sleep(3000)\n"
@@ -45,10 +46,7 @@ def job(bench: LocalBench) -> Iterator[str]:
     start = f"TR11_JOB_ID=$SLURM_JOB_ID TR11_NODE_NAME=local-node1 {sys.executable} worker.py {pids} &"
     script = "\n".join([*(f"RANK={rank} {start}" for rank in range(RANKS)), "wait"])
     number = running(bench, script)
-    until = time.monotonic() + 300
-    while len(list(pids.glob("*"))) < RANKS:
-        assert time.monotonic() < until, "the workers never started"
-        time.sleep(0.05)
+    until(lambda: len(list(pids.glob("*"))) == RANKS, "the start of the workers")
     yield number
 
 

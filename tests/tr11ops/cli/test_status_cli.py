@@ -18,6 +18,7 @@ import pytest
 
 from tests.tr11ops.cli.status_place import COMMAND, Place
 from tests.tr11ops.status_cases import record, save_checkpoint
+from tests.waiting import until
 from tr11ops.cli.terminal import drawing_console
 from tr11ops.cluster.base import JobState
 from tr11ops.cluster.local import LocalScheduler
@@ -36,14 +37,11 @@ def scheduler(place: Place) -> Iterator[LocalScheduler]:
     for job in found.jobs():
         if not job.state.is_final:
             found.cancel(job.array_id or job.raw_id)
-    wait_for_end(found)
+    until_all_ended(found)
 
 
-def wait_for_end(scheduler: LocalScheduler) -> None:
-    deadline = time.monotonic() + 300
-    while any(not job.state.is_final for job in scheduler.jobs()):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+def until_all_ended(scheduler: LocalScheduler) -> None:
+    until(lambda: all(job.state.is_final for job in scheduler.jobs()), "the end of all jobs")
 
 
 def train(place: Place, job_id: str) -> None:
@@ -67,13 +65,12 @@ def train(place: Place, job_id: str) -> None:
 
 
 def wait_for_start(scheduler: LocalScheduler) -> str:
-    deadline = time.monotonic() + 300
-    while time.monotonic() < deadline:
-        for job in scheduler.jobs():
-            if job.state is JobState.RUNNING:
-                return job.raw_id
-        time.sleep(0.1)
-    raise AssertionError("no task started")
+    def running() -> str | None:
+        return next((job.raw_id for job in scheduler.jobs() if job.state is JobState.RUNNING), None)
+
+    found = until(running, "the start of a task")
+    assert found is not None
+    return found
 
 
 def test_a_run_directory_that_is_not_there_is_not_down(place: Place) -> None:
@@ -155,7 +152,7 @@ def test_a_running_array_on_the_embedded_scheduler(place: Place, scheduler: Loca
         assert place.status(**plainly).stdout.isascii()
     assert max(map(len, place.status(COLUMNS="60").stdout.splitlines())) <= 60
     scheduler.cancel(job_id)
-    wait_for_end(scheduler)
+    until_all_ended(scheduler)
     done = place.status()
     assert (done.returncode, done.stdout.split()[0]) == (1, "DOWN"), done.stdout
     assert f"the last submission was job {job_id}, array 1-3%1" in done.stdout

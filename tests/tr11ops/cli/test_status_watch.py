@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from tests.tr11ops.status_cases import HOUR, beats, snapshot, steps
+from tests.waiting import until
 from tr11ops.cli.status import StatusResult
 from tr11ops.cli.status_watch import Watcher, watch_lines
 from tr11ops.detect.registry import detect_all
@@ -24,11 +25,8 @@ def look_at(seen: Snapshot) -> StatusResult:
     return StatusResult(Assessment(seen, findings, judge(seen, findings), ExtraObservations()))
 
 
-def until(watcher: Watcher, count: int) -> None:
-    deadline = time.monotonic() + 300
-    while watcher.poll(time.monotonic()) < count:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+def until_looks(watcher: Watcher, count: int) -> None:
+    until(lambda: watcher.poll(time.monotonic()) >= count, f"look {count}", pause=0.01)
 
 
 def test_a_look_that_fails_is_said_and_the_next_one_is_tried() -> None:
@@ -41,17 +39,17 @@ def test_a_look_that_fails_is_said_and_the_next_one_is_tried() -> None:
         return found
 
     watcher = Watcher(look, 0.0)
-    until(watcher, 1)
+    until_looks(watcher, 1)
     first = watcher.last
     watcher.seconds = 1000.0  # what fails now is not tried again at once
-    until(watcher, 2)
+    until_looks(watcher, 2)
     hint = watcher.hint(time.monotonic())
     assert "the last look failed (OSError: [Errno 28] No space left on device" in hint
     assert "\n" not in hint
     assert watcher.last is first, "what was seen stays on the screen"
     assert "seen" in hint
     watcher._due = 0.0
-    until(watcher, 3)
+    until_looks(watcher, 3)
     assert "failed" not in watcher.hint(time.monotonic())
 
 
@@ -79,10 +77,7 @@ def test_a_slow_look_makes_longer_pauses() -> None:
     watcher = Watcher(lambda: look_at(snapshot()), 1.0)
     began = time.monotonic() - 20.0  # as if it had been asked then
     watcher.poll(began)
-    deadline = time.monotonic() + 300
-    while watcher.began is not None:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: watcher.began is None, "the end of the look", pause=0.01)
     assert watcher.poll(time.monotonic() + 30.0) == 1
     assert watcher.began is None, "twice twenty seconds have not passed"
     watcher.poll(time.monotonic() + 45.0)
@@ -95,7 +90,7 @@ def test_the_frame_never_exceeds_the_window(width: int, height: int) -> None:
     from tr11ops.cli.status_watch import _frame
 
     watcher = Watcher(lambda: look_at(snapshot(heartbeats=beats(age=HOUR), steps=steps(age=HOUR))), 10.0)
-    until(watcher, 1)
+    until_looks(watcher, 1)
     target = io.StringIO()
     console = Console(file=target, width=width, height=height, color_system=None, legacy_windows=False)
     console.print(_frame(watcher, console, time.monotonic()))

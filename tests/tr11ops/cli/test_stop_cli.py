@@ -19,6 +19,7 @@ from tests.tr11ops.cli.local_bench import Answer, LocalBench
 from tests.tr11ops.cli.run_folder import run_directory
 from tests.tr11ops.cli.trainings import END, running, trainer_script
 from tests.tr11ops.launch.run_inputs import write_card, write_checkpoint
+from tests.waiting import until
 from tr11ops.cli import resume
 from tr11ops.cli.main import execute
 from tr11ops.cluster.base import Job, JobState, SchedulerError
@@ -427,9 +428,7 @@ def test_the_thread_outlives_what_it_does_besides(
         raise RuntimeError("no recorder")
 
     requests.watch_for_kill_now(path, seen.append, fails)
-    deadline = time.monotonic() + 300
-    while not seen and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: seen, "the request", pause=0.01)
     assert [request.why for request in seen] == ["now"]
     assert "RuntimeError: no recorder" in capsys.readouterr().out
 
@@ -443,9 +442,7 @@ def test_an_end_at_once_is_seen_by_a_thread(tmp_path: Path, monkeypatch: pytest.
     time.sleep(0.2)
     assert not seen
     new_request("kill-now", "ana", "now", tmp_path).write(path)
-    deadline = time.monotonic() + 300
-    while not seen and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: seen, "the request", pause=0.01)
     assert [request.why for request in seen] == ["now"]
 
 

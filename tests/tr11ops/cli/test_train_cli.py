@@ -7,12 +7,12 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from tests.tr11ops.cli.local_bench import LocalBench
 from tests.tr11ops.cli.run_folder import run_directory
 from tests.tr11ops.launch.run_inputs import write_dataset
+from tests.waiting import until
 from trainer.contract.paths import read_latest
 from trainer.contract.state_file import read_json
 
@@ -43,10 +43,12 @@ def test_ctrl_c_saves_and_the_next_training_goes_on(bench: LocalBench) -> None:
     log = directory.paths.main_log
     process = start(bench)
     try:
-        deadline = time.monotonic() + 300
-        while not log.exists() or b" iteration        5/" not in log.read_bytes():
-            assert process.poll() is None and time.monotonic() < deadline, (bench.folder / "out.txt").read_text()
-            time.sleep(0.1)
+        until(
+            lambda: process.poll() is not None or (log.exists() and b" iteration        5/" in log.read_bytes()),
+            "step 5",
+            context=(bench.folder / "out.txt").read_text,
+        )
+        assert process.poll() is None, (bench.folder / "out.txt").read_text()
         running = "this run is already running: tr11 train, process"
         assert running in bench.launch("--set", "slurm.nodes=1").out
         assert running in bench.tr11("train", "--run", str(bench.card)).err

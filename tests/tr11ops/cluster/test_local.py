@@ -8,27 +8,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
+from tests.waiting import PATIENCE_SECONDS, is_gone, until
 from tr11ops.cluster.base import BatchRequest, Job, JobState, SchedulerError, SchedulerUnreachable
 from tr11ops.cluster.local import LocalScheduler, LocalSettings
 from tr11ops.cluster.local_processes import with_environment
 from tr11ops.cluster.local_records import simulated_nodes
 
 ROOT = Path(__file__).parents[3]
-DEADLINE_SECONDS = 600.0
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {DEADLINE_SECONDS:.0f} s: {what}"
-        time.sleep(0.05)
 
 
 @pytest.fixture
@@ -90,10 +83,6 @@ def supervisors(scheduler: LocalScheduler) -> list[psutil.Process]:
 
 def supervisor_of(scheduler: LocalScheduler, job_id: str) -> psutil.Process:
     return psutil.Process(int((scheduler.store.job_folder(int(job_id)) / "supervisor.lock").read_text()))
-
-
-def is_gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
 # A process that leaves its session, its parent and its environment behind, and does not obey TERM.
@@ -259,7 +248,7 @@ def test_many_clients_at_once_share_nodes_and_numbers(scheduler: LocalScheduler)
         subprocess.Popen([sys.executable, "-c", program, str(folder)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
         for _ in range(3)
     ]
-    outputs = [client.communicate(timeout=DEADLINE_SECONDS)[0] for client in clients]
+    outputs = [client.communicate(timeout=PATIENCE_SECONDS)[0] for client in clients]
     assert [client.returncode for client in clients] == [0, 0, 0]
     ids = [line for output in outputs for line in output.split()]
     assert len(set(ids)) == 9

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import until
 from tr11ops.cluster.base import BatchRequest, Job, JobState, Scheduler, SchedulerError
 from tr11ops.cluster.local import LocalScheduler, LocalSettings
 from tr11ops.cluster.parts import tasks_of
 from tr11ops.cluster.select import choose_scheduler
 
-DEADLINE_SECONDS = 600.0
 HOSTILE_NAME = 'it\'s "one" $(touch substituted) `touch ticked` ; %% \\ ü'
 
 
@@ -48,10 +48,7 @@ class Cluster:
         return self.scheduler.submit(self.request(body, **changes))
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + DEADLINE_SECONDS
-        while not condition():
-            assert time.monotonic() < deadline, f"not within {DEADLINE_SECONDS:.0f} s: {what}"
-            time.sleep(self.poll_seconds)
+        until(condition, what, pause=self.poll_seconds)
 
     def state(self, job_id: str) -> JobState:
         job = self.scheduler.job(job_id)

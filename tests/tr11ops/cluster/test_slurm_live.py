@@ -5,26 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.waiting import until
 from tr11ops.cluster.base import BatchRequest, Job, JobState, SchedulerUnreachable
 from tr11ops.cluster.slurm import SlurmScheduler
 from tr11ops.cluster.slurm_command import CommandResult, run_command
 from tr11ops.twin.plan import TwinPlan
 from tr11ops.twin.twin import Twin
-
-DEADLINE_SECONDS = 600.0
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {DEADLINE_SECONDS:.0f} s: {what}"
-        time.sleep(0.2)
 
 
 def has_state(scheduler: SlurmScheduler, job_id: str, state: JobState) -> bool:

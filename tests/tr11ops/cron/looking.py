@@ -1,9 +1,7 @@
-"""Waiting for what a round of a periodic job puts on record, for tests."""
+"""What a round of a periodic job puts on record, for tests."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from tests.tr11ops.cron.rounds import run_directory
@@ -14,10 +12,3 @@ def state_of(folder: Path, name: str = "pulse") -> PeriodicJobState:
     state = read_job(run_directory(folder), name)
     assert isinstance(state, PeriodicJobState), state
     return state
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 600.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.tr11ops.cron.looking import state_of, wait_for
+from tests.tr11ops.cron.looking import state_of
 from tests.tr11ops.cron.rounds import job, place, run_directory
+from tests.waiting import until
 from tr11ops.cron import daemon as module
 from tr11ops.cron.daemon import Daemon, RecordTrigger
 from tr11ops.cron.jobs import PeriodicJob
@@ -77,13 +78,13 @@ def test_two_daemons_start_each_round_once_and_a_third_goes_on(tmp_path: Path) -
     daemons: list[subprocess.Popen[str]] = []
     try:
         daemons += [start(tmp_path, 0.3, script), start(tmp_path, 0.3, script)]
-        wait_for(lambda: lines(tmp_path / "runs") >= 3)
+        until(lambda: lines(tmp_path / "runs") >= 3)
         daemons[0].kill()
         daemons[0].wait()
         before = lines(tmp_path / "runs")
-        wait_for(lambda: lines(tmp_path / "runs") >= before + 2)
+        until(lambda: lines(tmp_path / "runs") >= before + 2)
         daemons.append(start(tmp_path, 0.3, script))
-        wait_for(lambda: lines(tmp_path / "runs") >= before + 4)
+        until(lambda: lines(tmp_path / "runs") >= before + 4)
         for process in daemons[1:]:
             process.send_signal(signal.SIGTERM)
         for process in daemons[1:]:
@@ -104,7 +105,7 @@ def test_two_daemons_start_each_round_once_and_a_third_goes_on(tmp_path: Path) -
 def test_a_signal_waits_for_the_running_job_and_starts_no_other(tmp_path: Path) -> None:
     process = start(tmp_path, 3600, "touch started; while [ ! -e go ]; do sleep 0.02; done; touch done")
     try:
-        wait_for((tmp_path / "started").exists)
+        until((tmp_path / "started").exists)
         process.send_signal(signal.SIGTERM)
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.5)
@@ -121,7 +122,7 @@ def test_a_signal_waits_for_the_running_job_and_starts_no_other(tmp_path: Path) 
 def test_a_second_signal_ends_the_job_too(tmp_path: Path) -> None:
     process = start(tmp_path, 3600, "touch started; sleep 600")
     try:
-        wait_for((tmp_path / "started").exists)
+        until((tmp_path / "started").exists)
         process.send_signal(signal.SIGTERM)
         time.sleep(0.2)
         process.send_signal(signal.SIGINT)
@@ -139,7 +140,7 @@ def run_daemon_until(there: Daemon, condition: object) -> None:
     thread = threading.Thread(target=there.run)
     thread.start()
     try:
-        wait_for(condition)  # type: ignore[arg-type]
+        until(condition)  # type: ignore[arg-type]
     finally:
         there.stop()
         thread.join(20)

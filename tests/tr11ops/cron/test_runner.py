@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.tr11ops.cron.looking import state_of, wait_for
+from tests.tr11ops.cron.looking import state_of
 from tests.tr11ops.cron.rounds import job, place, run_directory
+from tests.waiting import until
 from tr11ops.cluster.local_processes import mark
 from tr11ops.cron.output import HEAD_BYTES, LARGEST_LOG_BYTES, TAIL_BYTES
 from tr11ops.cron.runner import CUT_OFF, failure, run_due, run_job
@@ -105,13 +106,13 @@ def test_a_round_ends_in_time_with_all_that_it_started(tmp_path: Path) -> None:
         child.GRACE_SECONDS = before
     assert done.result == "failed" and "time-out" in state_of(tmp_path).message
     pid = int((tmp_path / "child").read_text())
-    wait_for(lambda: mark(pid).start == "gone")
+    until(lambda: mark(pid).start == "gone")
 
 
 def test_what_a_job_leaves_behind_is_ended(tmp_path: Path) -> None:
     run_job(place(tmp_path, "sleep 600 & echo $! > child"), job())
     assert state_of(tmp_path).exit_code == 0
-    wait_for(lambda: mark(int((tmp_path / "child").read_text())).start == "gone")
+    until(lambda: mark(int((tmp_path / "child").read_text())).start == "gone")
 
 
 def test_little_time_left_is_left_for_the_next_round(tmp_path: Path) -> None:
@@ -188,7 +189,7 @@ def test_a_signal_ends_the_job_and_is_recorded(tmp_path: Path) -> None:
     there = place(tmp_path, "touch started; sleep 600")
     thread = threading.Thread(target=run_job, args=(there, job()))
     thread.start()
-    wait_for((tmp_path / "started").exists)
+    until((tmp_path / "started").exists)
     there.must_end.set()
     thread.join(20)
     assert not thread.is_alive()
@@ -200,7 +201,7 @@ def test_a_second_start_is_skipped_and_noted(tmp_path: Path) -> None:
     there = place(tmp_path, "touch started; while [ ! -e go ]; do sleep 0.02; done")
     thread = threading.Thread(target=run_job, args=(there, job()))
     thread.start()
-    wait_for((tmp_path / "started").exists)
+    until((tmp_path / "started").exists)
     second = run_job(place(tmp_path, "touch second", way="hand"), job(), forced=True)
     (tmp_path / "go").touch()
     thread.join(20)
@@ -287,15 +288,15 @@ def test_a_killed_owner_is_replaced_once_its_job_is_over(tmp_path: Path) -> None
     command = ["once", str(tmp_path), "3600", script]
     runner = subprocess.Popen([sys.executable, "-m", "tests.tr11ops.cron.rounds", *command])
     try:
-        wait_for((tmp_path / "started").exists)
+        until((tmp_path / "started").exists)
     finally:
         runner.kill()
         runner.wait()
     assert state_of(tmp_path).is_running
     assert run_job(place(tmp_path, "true"), job(), forced=True).result == "running"
     (tmp_path / "go").touch()
-    wait_for((tmp_path / "ends").exists)
-    wait_for(lambda: not ClaimFolder(run_directory(tmp_path), "pulse").newest().is_living(time.time()))  # type: ignore[union-attr]
+    until((tmp_path / "ends").exists)
+    until(lambda: not ClaimFolder(run_directory(tmp_path), "pulse").newest().is_living(time.time()))  # type: ignore[union-attr]
     assert run_due(place(tmp_path, "true"), (job(),)) == ()  # a round is started at most once
     slow = place(tmp_path, "cat run/state/cron/pulse.json > during; exit 2")
     assert run_job(slow, job(), forced=True).result == "failed"

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import is_gone, until
 from tr11ops.base.observed import Unknown
 from tr11ops.detect.filesystem_rules import filling, full, when
 from tr11ops.filesystems.look import FilesystemResult, look_at
@@ -253,22 +254,9 @@ def test_a_command_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) 
     )
     with pytest.raises(SourceError, match="du gave no answer in 1 s"):
         runner(tmp_path).run(["du", "-bs"], 1.0)
-    assert len(pids.read_text().split()) == 2
-    for pid in pids.read_text().split():
-        assert is_gone(int(pid))
-
-
-def is_gone(pid: int) -> bool:
-    """Whether a killed process ends (a grandchild's death takes the kernel a moment)."""
-    deadline = time.monotonic() + 300
-    while time.monotonic() < deadline:
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] in "ZX":
-                return True
-        except (FileNotFoundError, ProcessLookupError):
-            return True
-        time.sleep(0.01)
-    return False
+    started = [int(pid) for pid in pids.read_text().split()]
+    assert len(started) == 2
+    until(lambda: all(is_gone(pid) for pid in started), "the end of what du started")
 
 
 def test_an_interrupted_look_ends_its_commands(tmp_path: Path) -> None:
@@ -285,7 +273,8 @@ def test_an_interrupted_look_ends_its_commands(tmp_path: Path) -> None:
     thread.start()
     [look] = look_at([section("X", "du", path=str(tmp_path))], under_test, NOW, 60.0)
     thread.join()
-    assert look.usage == Unknown("du was interrupted") and is_gone(int(pid.read_text()))
+    assert look.usage == Unknown("du was interrupted")
+    until(lambda: is_gone(int(pid.read_text())), "the end of du")
 
 
 def test_ctrl_c_leaves_no_walk_behind(tmp_path: Path) -> None:
@@ -307,4 +296,4 @@ def test_ctrl_c_leaves_no_walk_behind(tmp_path: Path) -> None:
             assert process.wait(60.0) != 0
         finally:
             process.kill()
-    assert is_gone(int(pid.read_text()))
+    until(lambda: is_gone(int(pid.read_text())), "the end of what du started")

@@ -9,13 +9,13 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from tests.waiting import until
 from tr11ops.agent.memory_watch import MemoryWatch, WorkerWatch, descendants
 from tr11ops.agent.node_record import NodeSettings, launch_has_failed
 from tr11ops.health.base import EXIT_BAD_NODE
@@ -45,13 +45,6 @@ def agent(folder: Path, worker: str, prelude: str = "", **resilience: Any) -> su
 
 def record(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "nodes" / "x02.json").read_text())
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 600.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def script(folder: Path, body: str) -> str:
@@ -98,7 +91,7 @@ def test_the_record_is_there_while_the_workers_run(tmp_path: Path) -> None:
     found = record(tmp_path)
     assert found["end"] is None and found["exit_status"] is None and found["checks"]
     child.send_signal(signal.SIGUSR1)
-    wait_for((tmp_path / "stop-request.json").exists)
+    until((tmp_path / "stop-request.json").exists)
     child.kill()
     child.communicate()
 

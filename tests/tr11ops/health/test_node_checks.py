@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tr11ops.health.recorded_system import RecordedSystem, text
+from tests.waiting import is_gone, until
 from tr11ops.health import clock, leftovers, local_disk, memory, network, run_directory, scripts, shared_memory
 from tr11ops.health.base import (
     CheckOutcome,
@@ -222,10 +223,7 @@ def test_a_script_that_is_not_there_or_hangs(tmp_path: Path) -> None:
     with pytest.raises(Unanswered, match="no answer within"):
         scripts.run_script(ThisNode(), replace(WANTED, seconds=1.0), hanging)
     pid = int((tmp_path / "pid").read_text())
-    deadline = time.monotonic() + 300
-    while Path(f"/proc/{pid}").exists() and Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z":
-        assert time.monotonic() < deadline  # what the script started is ended with it
-        time.sleep(0.02)
+    until(lambda: is_gone(pid), "the end of what the script started")
 
 
 # ------------------------------------------------------------------ the registry

@@ -8,16 +8,15 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import psutil
 import pytest
 import torch
 
+from tests.waiting import until
 from tr11ops.backup.claim import ArchiveLock
 from tr11ops.cli.main import execute
 from tr11ops.cli.upload_job import export_options
@@ -299,14 +298,14 @@ def test_killed_at_any_request_the_same_command_goes_on(
             pid: list[int] = []
 
             def kill(pid: list[int] = pid) -> None:
-                _wait(lambda: pid)
+                until(lambda: pid, "the upload")
                 os.killpg(pid[0], signal.SIGKILL)
 
             if kind == "export":
                 pid.append(start())
-                _wait(lambda: any(Path("run/state/upload").glob("*/.model.partial-*")))
+                until(lambda: any(Path("run/state/upload").glob("*/.model.partial-*")), "a part of a file", pause=0.01)
                 os.kill(pid[0], signal.SIGKILL)  # of the command alone: the export must not go on without it
-                _wait(lambda: not any(_exporters(tmp_path)))
+                until(lambda: not any(_exporters(tmp_path)), "the end of the export")
                 shutil.copytree(prepared / "exports", "run/state/upload", dirs_exist_ok=True)  # another one got through
             else:
                 hub_server.on(kind, kill)
@@ -349,13 +348,6 @@ def _until_json(runner: subprocess.Popen[str]) -> str:
         assert line
         lines.append(line)
     return "".join([*lines, "}"])
-
-
-def _wait(check: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 300
-    while not check():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_a_hub_that_is_away_is_no_failure_of_the_export(

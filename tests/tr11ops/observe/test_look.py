@@ -13,6 +13,7 @@ import pytest
 
 from tests.tr11ops.observe.filling import fill, submission
 from tests.tr11ops.status_cases import NOW, ended, pending, running, save_checkpoint, save_marker
+from tests.waiting import until
 from tr11ops.base.observed import Unknown
 from tr11ops.cluster.base import BatchRequest, Job, JobState, Node, SchedulerError, SchedulerUnreachable
 from tr11ops.cluster.local import LocalScheduler
@@ -287,10 +288,7 @@ def local(tmp_path: Path) -> Iterator[LocalScheduler]:
     for job in scheduler.jobs():
         if not job.state.is_final:
             scheduler.cancel(job.raw_id if job.array_id is None else job.array_id)
-    deadline = time.monotonic() + 300
-    while any(not job.state.is_final for job in scheduler.jobs()):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    until(lambda: all(job.state.is_final for job in scheduler.jobs()), "the end of all jobs")
 
 
 def test_the_embedded_scheduler_with_nine_thousand_queued_tasks(directory: RunDirectory, local: LocalScheduler) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.process import BaseProcess
@@ -16,6 +15,7 @@ import psutil
 
 from tests.trainer.cases import VOCABULARY, tiny
 from tests.trainer.spawn import fork_server
+from tests.waiting import until
 from trainer.config.card import TrainerConfig
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.heartbeat import Heartbeat
@@ -105,11 +105,8 @@ class Processes:
         os.kill(worker.pid, signal.SIGSTOP)
 
     def wait(self, condition: Callable[[], object], seconds: float = 600.0) -> None:
-        until = time.monotonic() + seconds
-        while not condition():
-            logs = "\n".join(path.read_text()[-2000:] for path in self.folder.glob("*.out"))
-            assert time.monotonic() < until, logs
-            time.sleep(0.05)
+        logs = self.folder.glob("*.out")
+        until(condition, seconds=seconds, context=lambda: "\n".join(path.read_text()[-2000:] for path in logs))
 
     def clear(self) -> None:
         for training in self.started:

@@ -9,8 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import psutil
@@ -19,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.trainer.data.data_helpers import ROOT, numbered_documents, write_pair
+from tests.waiting import is_gone, until
 from trainer.data.errors import DataError
 from trainer.data.groups import parse_group
 from trainer.data.sources import PlannedSource, ReadOptions, plan_groups
@@ -54,20 +54,6 @@ def pools(plans: Mapping[str, PlannedSource]) -> Iterator[dict[int, WorkerPool]]
 def pool(plans: Mapping[str, PlannedSource]) -> Iterator[WorkerPool]:
     with contextlib.closing(WorkerPool(plans, 2)) as made:
         yield made
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
-
-
-def alive(process_id: int) -> bool:
-    try:
-        return psutil.Process(process_id).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 @given(
@@ -132,10 +118,10 @@ def test_evaluation_between_training_steps_hundreds_of_times(plans: Mapping[str,
                     assert [next(evaluation)[0].tolist() for _ in range(count)] == expected[name][:count]
                     evaluation.close()
             ids = train.process_ids + valid.process_ids
-            assert all(alive(number) for number in ids)
+            assert not any(is_gone(number) for number in ids)
     finally:
         stop.set()
-    assert not any(alive(number) for number in ids)
+    assert all(is_gone(number) for number in ids)
 
 
 def test_a_killed_worker_is_one_clear_error(pool: WorkerPool) -> None:
@@ -147,13 +133,13 @@ def test_a_killed_worker_is_one_clear_error(pool: WorkerPool) -> None:
             pass
     assert "\n" not in str(caught.value)
     pool.close()
-    assert not any(alive(number) for number in pool.process_ids)
+    assert all(is_gone(number) for number in pool.process_ids)
 
 
 def test_a_worker_killed_before_its_first_answer(pool: WorkerPool) -> None:
     for number in pool.process_ids:
         os.kill(number, signal.SIGKILL)
-    until(lambda: not any(alive(number) for number in pool.process_ids))
+    until(lambda: all(is_gone(number) for number in pool.process_ids))
     with pytest.raises(DataError, match="was killed"):
         next(SampleStream(pool.reader("train"), 2))
 
@@ -164,7 +150,7 @@ def test_a_stopped_worker_is_an_error_and_can_be_closed(plans: Mapping[str, Plan
     with pytest.raises(DataError, match=r"has not answered for 0\.2 s though it is alive"):
         next(SampleStream(pool.reader("train"), 2))
     pool.close()
-    assert not alive(pool.process_ids[0])
+    assert is_gone(pool.process_ids[0])
 
 
 def test_a_rank_can_wait_for_a_steps_data_a_moment_at_a_time(plans: Mapping[str, PlannedSource]) -> None:
@@ -207,7 +193,7 @@ def test_data_that_vanishes_or_is_cut_off_is_named(tmp_path: Path) -> None:
             with pytest.raises(DataError, match=r"train data: .*a\.bin has 10: .*truncated") as caught:
                 next(SampleStream(pool.reader("train"), 2))
             assert "\n" not in str(caught.value)
-        assert all(alive(number) for number in pool.process_ids)
+        assert not any(is_gone(number) for number in pool.process_ids)
 
 
 def test_close_ends_workers_that_are_about_to_write(plans: Mapping[str, PlannedSource]) -> None:
@@ -217,7 +203,7 @@ def test_close_ends_workers_that_are_about_to_write(plans: Mapping[str, PlannedS
         next(stream)
     pool.close()
     pool.close()
-    assert not any(alive(number) for number in pool.process_ids)
+    assert all(is_gone(number) for number in pool.process_ids)
 
 
 def test_pipes_full_on_both_sides_are_emptied(plans: Mapping[str, PlannedSource]) -> None:
@@ -258,10 +244,10 @@ def test_a_rank_killed_outright_leaves_no_worker(
     words = rank.stdout.readline().split()
     workers = [int(word) for word in words[:2]]
     try:
-        assert all(alive(number) for number in workers)
+        assert not any(is_gone(number) for number in workers)
         rank.kill()
         rank.wait()
-        until(lambda: not any(alive(number) for number in workers))
+        until(lambda: all(is_gone(number) for number in workers))
     finally:
         rank.stdout.close()
         if sibling:

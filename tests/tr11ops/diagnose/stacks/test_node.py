@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from tests.tr11ops.diagnose.stacks.processes import SLEEPS, require_stacks, started
+from tests.waiting import until
 from tr11ops.diagnose.stacks import node
 from tr11ops.diagnose.stacks.groups import grouped
 from tr11ops.diagnose.stacks.node import FoundWorker, answers_here, read_worker, workers_here
@@ -109,12 +110,15 @@ def test_a_rank_whose_process_is_gone_is_dead_unless_it_left(tmp_path: Path) -> 
     assert judge(grouped(answer.workers)).sentence == "ranks 0,3 on node a have ended"
 
 
-def until(worker: FoundWorker, kind: WaitKind, function: str) -> WorkerStack:
+def until_it_waits(worker: FoundWorker, kind: WaitKind, function: str) -> WorkerStack:
     """What it does, once it is there, in that function."""
-    deadline = time.monotonic() + 300
-    while wait_of(found := read_worker(worker)).kind is not kind or function not in {f.name for f in found.frames}:
-        assert time.monotonic() < deadline, found
-        time.sleep(0.1)
+
+    def waits() -> WorkerStack | None:
+        found = read_worker(worker)
+        return found if wait_of(found).kind is kind and function in {frame.name for frame in found.frames} else None
+
+    found = until(waits, f"{kind} in {function}", context=lambda: read_worker(worker))
+    assert found is not None
     return found
 
 
@@ -129,11 +133,11 @@ def test_a_hung_loader_a_hung_file_and_a_stopped_rank_are_told_apart(tmp_path: P
     )
     with started(*programs) as [loader, reader, sleeper]:
         sleeper.send_signal(signal.SIGSTOP)
-        until(FoundWorker(0, "a", loader.pid), WaitKind.DATA_LOADER, "_try_get_data")
+        until_it_waits(FoundWorker(0, "a", loader.pid), WaitKind.DATA_LOADER, "_try_get_data")
         if Path(f"/proc/{os.getpid()}/syscall").exists():
-            read = until(FoundWorker(1, "a", reader.pid), WaitKind.FILE, "read_index")
+            read = until_it_waits(FoundWorker(1, "a", reader.pid), WaitKind.FILE, "read_index")
             assert (read.call, read.path) == ("read", str(pipe))
-        until(FoundWorker(2, "a", sleeper.pid), WaitKind.STOPPED, "<module>")  # its stack is read all the same
+        until_it_waits(FoundWorker(2, "a", sleeper.pid), WaitKind.STOPPED, "<module>")  # its stack is read all the same
         [answer] = answers_here(tmp_path, JOB, "a", 300.0)
         assert [one.rank for one in answer.workers] == [0, 1, 2], "the loader's own process is no worker"
 

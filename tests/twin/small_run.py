@@ -1,0 +1,116 @@
+"""One small rehearsal in a folder on a twin: launched by tr11's commands, seen through its files and Slurm."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tr11ops.launch.run_inputs import write_dataset
+from tests.twin.rehearsal_inputs import CARD, steps_of
+from tests.waiting import end_of_file, until
+from tr11ops.cli.main import execute
+from tr11ops.cluster.base import Job, JobState
+from tr11ops.cluster.slurm import SlurmScheduler
+from tr11ops.launch.rehearse import card_text
+from tr11ops.runcard.card import load_card
+from tr11ops.rundir.paths import RunDirectory
+from tr11ops.twin.faults import heal
+from tr11ops.twin.twin import Twin
+
+
+class SmallRun:
+    """A run of the card of 3 nodes, one of them spare or more, in the current folder, on the twin that the environment names."""
+
+    def __init__(self, folder: Path, twin: Twin, *changes: str) -> None:
+        self.folder, self.twin, self.slurm = folder, twin, SlurmScheduler(twin.environment)
+        self.write_card(*changes)
+        self.array = ""
+
+    def write_card(self, *changes: str) -> None:
+        """The card with changes as in `--set`."""
+        path = self.folder / "tr11.toml"
+        path.write_text(CARD)
+        self.card = load_card(path, changes, {}, directory=self.folder)
+        path.write_text(card_text(self.card, "a test"))
+        self.paths, self.directory = self.card.paths, RunDirectory(self.card.paths, self.card.kill_switch)
+
+    def launch(self, tasks: int, *changes: str) -> None:
+        write_dataset(self.folder / "data" / "none")
+        self.write_card(*changes)
+        assert execute(["launch", "--array", f"1-{tasks}", "--scheduler", "slurm"]) == 0
+        self.array = next(job.array_id or job.raw_id for job in self.jobs() if not job.state.is_final)
+
+    # ------------------------------------------------------------------ what is seen
+    def jobs(self) -> list[Job]:
+        """All its jobs, also those that are over."""
+        return [job for job in self.slurm.jobs() if job.name == self.card.run.name]
+
+    def queued(self) -> Job:
+        return next(job for job in self.jobs() if job.state is JobState.PENDING)
+
+    def running(self) -> Job:
+        return next(job for job in self.jobs() if job.state is JobState.RUNNING)
+
+    def attempts(self) -> list[str]:
+        """Numbers of the attempts that got as far as a folder."""
+        return sorted((path.name for path in self.paths.attempts.glob("*")), key=int)
+
+    def launches(self, attempt: str) -> list[dict[str, Any]]:
+        return [_read(path) for path in sorted((self.paths.attempt(attempt) / "launches").glob("*.json"))]
+
+    def verdict(self, attempt: str) -> dict[str, Any]:
+        return _read(self.paths.attempt(attempt) / "verdict.json")
+
+    def steps(self) -> list[dict[str, Any]]:
+        return steps_of(self.paths)
+
+    def iteration(self, attempt: str = "") -> int:
+        """The last step of an attempt, or of all."""
+        return max((step["iteration"] for step in self.steps() if attempt in {"", step["job_id"]}), default=0)
+
+    # ------------------------------------------------------------------ waiting
+    def wait(self, condition: Callable[[], object], what: str) -> None:
+        until(condition, what, pause=0.2, context=lambda: end_of_file(self.paths.main_log))
+
+    def wait_for_verdict(self, attempt: str) -> None:
+        self.wait((self.paths.attempt(attempt) / "verdict.json").exists, f"the verdict of {attempt}")
+
+    def train(self, attempt: int = 0, beyond: int = 5) -> str:
+        """Wait until the attempt of that order trains; returns its number."""
+        self.wait(lambda: len(self.attempts()) > attempt, f"attempt {attempt}")
+        name = self.attempts()[attempt]
+        self.wait(lambda: self.iteration(name) > beyond, f"steps of attempt {attempt}")
+        return name
+
+    def clear(self) -> None:
+        """Cancel everything on the twin, and wait until its nodes are idle."""
+        for job in self.slurm.jobs():
+            if not job.state.is_final:
+                self.slurm.cancel(job.array_id or job.raw_id)
+        self.wait(lambda: all(job.state.is_final for job in self.slurm.jobs()), "the end of all jobs")
+
+
+@contextmanager
+def on_stage(run: SmallRun) -> Iterator[SmallRun]:
+    """The run for one test: then the twin is whole again, and nothing is queued."""
+    yield run
+    assert not [healing.error for healing in heal(run.twin) if healing.error]
+    run.clear()
+    run.wait(lambda: all(node.states == {"idle"} for node in run.slurm.nodes()), "an idle twin")
+
+
+def enter(twin: Twin, folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """Commands that are typed from now on are typed in this folder, and reach the twin."""
+    for name, value in twin.environment.items():
+        patch.setenv(name, value)
+    patch.chdir(folder)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(path.read_text())
+    return value
