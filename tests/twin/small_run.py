@@ -43,12 +43,16 @@ class SmallRun:
         write_dataset(self.folder / "data" / "none")
         self.write_card(*changes)
         assert execute(["launch", "--array", f"1-{tasks}", "--scheduler", "slurm"]) == 0
-        self.array = next(job.array_id or job.raw_id for job in self.jobs() if not job.state.is_final)
+        self.array = next(job.array_id or job.raw_id for job in self.living())
 
     # ------------------------------------------------------------------ what is seen
     def jobs(self) -> list[Job]:
         """All its jobs, also those that are over."""
         return [job for job in self.slurm.jobs() if job.name == self.card.run.name]
+
+    def living(self) -> list[Job]:
+        """Its jobs that are not over."""
+        return [job for job in self.jobs() if not job.state.is_final]
 
     def queued(self) -> Job:
         return next(job for job in self.jobs() if job.state is JobState.PENDING)

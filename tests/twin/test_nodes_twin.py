@@ -100,7 +100,7 @@ def place(
     for job in slurm.jobs():
         if not job.state.is_final:
             slurm.cancel(job.array_id or job.raw_id)
-    here.wait(lambda: all("idle" in node.states or not node.is_usable for node in slurm.nodes()))
+    until(lambda: all("idle" in node.states or not node.is_usable for node in slurm.nodes()))
 
 
 def script(folder: Path, body: str) -> tuple[str, str]:

@@ -35,7 +35,7 @@ COMMANDS = ("squeue", "scontrol", "sinfo", "sbatch", "scancel", "sacct")
 
 @pytest.fixture(scope="module")
 def pulse_twin(twin_home: Path) -> Iterator[Twin]:
-    """Five nodes of its own: they are killed here, and Slurm has to notice within seconds."""
+    """Nodes of its own: one is killed here, and Slurm has to notice within seconds."""
     require_slurm()
     with Twin.up(TwinPlan(name="pulse", nodes=5, gpus=0, cpu_nodes=0, slurmd_timeout_seconds=5), twin_home) as made:
         yield made
@@ -82,8 +82,12 @@ class WatchedSmallRun(SmallRun):
 
 
 @pytest.fixture
-def stage(pulse_twin: Twin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WatchedSmallRun]:
-    enter(pulse_twin, tmp_path, monkeypatch)
+def stage(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[WatchedSmallRun]:
+    """A run on the twin of that name."""
+    on: Twin = request.getfixturevalue(request.param)
+    enter(on, tmp_path, monkeypatch)
     tools = tmp_path / "tools"
     tools.mkdir()
     for name in COMMANDS:
@@ -91,10 +95,10 @@ def stage(pulse_twin: Twin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert real is not None
         (tools / name).write_text(f'#!/bin/sh\necho {name} >> {tmp_path}/calls\nexec {real} "$@"\n')
         (tools / name).chmod(0o755)
-    made = WatchedSmallRun(tmp_path, pulse_twin)
+    made = WatchedSmallRun(tmp_path, on)
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
     yield made
-    assert not [healing.error for healing in heal(pulse_twin) if healing.error]
+    assert not [healing.error for healing in heal(on) if healing.error]
     made.clear()
 
 
@@ -102,6 +106,7 @@ def said(seen: Pulse, words: str) -> bool:
     return any(words in line for line in seen.lines)
 
 
+@pytest.mark.parametrize("stage", ["twin"], indirect=True)  # where a node may be slow to answer
 def test_each_state_of_a_run_is_told_apart(stage: WatchedSmallRun, capsys: pytest.CaptureFixture[str]) -> None:
     filler = stage.slurm.submit(
         BatchRequest("#!/bin/bash\nsleep 600\n", "filler", 5, 1200, "/dev/null", stage.folder, partition="gpu_p5")
@@ -156,7 +161,7 @@ def test_each_state_of_a_run_is_told_apart(stage: WatchedSmallRun, capsys: pytes
     capsys.readouterr()
     assert execute(["pulse", "--act", "--no-email"]) == 1
     assert "submitted as job" in capsys.readouterr().out
-    (again,) = {job.array_id for job in stage.jobs()}
+    (again,) = {job.array_id for job in stage.living()}
     assert not stage.pulse(act=True).plan.actions
     stage.clear()
     assert not stage.pulse(act=True).plan.actions and again, "twice without any progress"
@@ -182,6 +187,7 @@ def test_each_state_of_a_run_is_told_apart(stage: WatchedSmallRun, capsys: pytes
     heal(stage.twin)
 
 
+@pytest.mark.parametrize("stage", ["pulse_twin"], indirect=True)
 def test_a_lost_batch_host_is_half_dead_or_ended_in_one_pass(stage: WatchedSmallRun) -> None:
     assert execute(["launch", "--scheduler", "slurm"]) == 0
     stage.until_it_trains()
@@ -197,8 +203,8 @@ def test_a_lost_batch_host_is_half_dead_or_ended_in_one_pass(stage: WatchedSmall
     acted = stage.pulse(act=True, later=60)
     assert [one.action.name for one in acted.done] == ["exclude", "cancel", "resubmit"]
     assert {one.result for one in acted.done} == {Result.DONE}, acted.lines
-    assert not any(one.raw_id == job.raw_id and one.state is JobState.RUNNING for one in stage.jobs())
-    fresh = [one for one in stage.jobs() if one.raw_id != job.raw_id]  # the first task may have started by now
+    assert not any(one.raw_id == job.raw_id and one.state is JobState.RUNNING for one in stage.living())
+    fresh = [one for one in stage.living() if one.raw_id != job.raw_id]  # the first task may have started by now
     assert {one.excluded for one in fresh} == {(host,)}
     assert len({one.array_id for one in fresh}) == 1 and fresh[0].array_id is not None
     assert not stage.pulse(act=True, later=60).plan.actions
