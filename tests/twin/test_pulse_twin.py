@@ -82,9 +82,7 @@ class WatchedSmallRun(SmallRun):
 
 
 @pytest.fixture
-def stage(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[WatchedSmallRun]:
+def stage(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WatchedSmallRun]:
     """A run on the twin of that name."""
     on: Twin = request.getfixturevalue(request.param)
     enter(on, tmp_path, monkeypatch)
