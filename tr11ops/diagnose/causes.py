@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tr11ops.base.units import counted
 from tr11ops.diagnose.attribution.log_evidence import evidence_of
@@ -19,14 +20,26 @@ from tr11ops.diagnose.sighting import LogLaunch, Sighting, WorkerFailure
 from tr11ops.diagnose.signature import FaultClass, NextStep, NodeBlame, Role
 
 STRONG = 0.75  # a cause with this confidence says more than a bare exception
+PLAIN = 0.65  # the least of an exception; a line that only holds the words of an error has less
 HIGHEST = 0.97
 SHOWN = 8
 SILENT = 3  # lines of the watchdog in a row that say that the job runs, and no step
 CLEAR = 0.7  # a symptom with this confidence says as much as a death
 CAUTIOUS = 0.9  # the most where a signature alone does not prove its class
-AFTER_THE_END = 0.85  # the most for what fails once the training has come to its end
+AFTER_THE_END = 0.85  # the most for what fails once the training has come to its end, or may be of two classes
 _FINISHED = "end-finished"
 _STEP_CANCELLED = "step-cancelled"
+_TOLD = frozenset({"elastic-signal", "end-signal", "told-to-go"})
+_LOADER = "dataloader-worker"
+_ORDERED_ENDS = frozenset({FaultClass.SLURM_TIME_LIMIT, FaultClass.SLURM_PREEMPTED})
+_CANCELLED: Any = {  # what a step's end is where nothing came before it
+    "role": Role.STOP,
+    "fault": FaultClass.SLURM_USER_CANCEL,
+    "step": NextStep.NONE,
+    "confidence": 0.7,
+    "meaning": "someone cancelled the step, and nothing had failed before",
+}
+_CHAIN_LINES = 200  # of what a data loader's worker raised, below the line that says that it did
 
 
 @dataclass(frozen=True)
@@ -96,9 +109,17 @@ def merged_launch(launches: Sequence[LogLaunch]) -> LogLaunch:
     return together
 
 
+_MAY_BE_ROOTS = frozenset({Role.CAUSE, Role.SYMPTOM, Role.STOP, Role.DEATH, Role.END})
+
+
 # ----------------------------------------------------------------------------- candidates
 def _candidates(launches: Sequence[LogLaunch]) -> _Candidates:
     left = [one for launch in launches for one in launch.sightings if not launch.has_overcome(one)]
+    surest = max(
+        (one.signature.confidence for one in left if not one.is_retried and one.signature.role in _MAY_BE_ROOTS),
+        default=0.0,
+    )
+    left = [one for one in left if not (one.is_retried and _may_fail_once(one) and one.signature.confidence < surest)]
     ends = tuple(one for one in left if one.signature.role is Role.END)
     if any(end.signature.id == _FINISHED for end in ends):  # then one step more is enough to have overcome it
         last = {launch.file: launch.progress.line_number for launch in launches if launch.progress is not None}
@@ -119,24 +140,61 @@ def _candidates(launches: Sequence[LogLaunch]) -> _Candidates:
     )
 
 
+def _may_fail_once(one: Sighting) -> bool:
+    return one.signature.role in {Role.CAUSE, Role.SYMPTOM}
+
+
 def _root(found: _Candidates) -> Sighting | None:
     """The first cause; None where no line tells of one."""
-    end = found.ends[0] if found.ends else None
     strong = _first([one for one in found.causes if one.signature.confidence >= STRONG])
-    cause = strong or _first(found.causes)
+    cause = strong and _plainest(strong, found.causes)
+    cause = cause or _first([one for one in found.causes if one.signature.confidence >= PLAIN])
+    stop, told = _first(found.stops), _first([one for one in found.consequences if one.signature.id == _STEP_CANCELLED])
+    end = _end(found, stop)
     failed = [one for one in (cause, *found.deaths) if one is not None and not one.signature.lasting]
-    before_end = [one for one in failed if end is not None and _is_before(one, end)]
-    if end is not None and not before_end:
+    if end is not None and not any(_is_before(one, end) for one in failed):
         return _failed_after(end, found) or end
-    stop = _first(found.stops)
-    told = [one for one in found.consequences if one.signature.id == _STEP_CANCELLED]
-    begun = None if stop is None else _earlier(stop, _first(told))
     clear = [one for one in found.symptoms if one.signature.confidence >= CLEAR]
-    died = _earlier(_first(found.deaths), _first(clear))
-    for one in (cause, died, _first(found.symptoms)):
+    died, lost = _earlier(_first(found.deaths), _first(clear)), _first(found.symptoms)
+    if stop is None and told is not None and found.consequences[0] is told and _is_first(told, [*failed, *found.symptoms, *found.summaries]):
+        return replace(told, signature=replace(told.signature, **_CANCELLED))
+    begun = None if stop is None else _earlier(stop, told)
+    if stop is not None and stop.signature.fault in _ORDERED_ENDS and not clear:
+        lost = None  # peers that are gone when the time is up are gone because of it
+    for one in (cause, died, lost):
         if one is not None and (begun is None or _is_before(one, begun)):
             return one
-    return stop or cause or died or _first(found.symptoms)
+    vague = _first(found.causes)
+    return stop or cause or died or vague or lost
+
+
+def _is_first(one: Sighting, others: Sequence[Sighting]) -> bool:
+    return not any(_is_before(other, one) or other.line_number < one.line_number for other in others)
+
+
+def _end(found: _Candidates, stop: Sighting | None) -> Sighting | None:
+    """The clean end; None where it was one only because the job was told to go."""
+    end = found.ends[0] if found.ends else None
+    if end is None or stop is None or stop.signature.fault not in _ORDERED_ENDS:
+        return end
+    told = [one for one in (*found.consequences, *found.ends) if one.signature.id in _TOLD]
+    return None if any(_is_before(one, end) or one is end for one in told) else end
+
+
+def _plainest(strong: Sighting, causes: Sequence[Sighting]) -> Sighting:
+    """The first strong cause; in place of what NCCL saw of it, an error of the same class that says it more surely."""
+    if strong.raised is not None or "Cuda failure" not in strong.text:
+        return strong
+    return next(
+        (
+            one
+            for one in causes
+            if "Cuda failure" not in one.text
+            and one.signature.fault is strong.signature.fault
+            and one.signature.confidence >= strong.signature.confidence
+        ),
+        strong,
+    )
 
 
 def _failed_after(end: Sighting, found: _Candidates) -> Sighting | None:
@@ -195,14 +253,16 @@ def _may_follow_numbers(root: Sighting) -> bool:
 # ----------------------------------------------------------------------------- answers
 def _of_root(root: Sighting, launch: LogLaunch, found: _Candidates, places: LaunchPlaces) -> Diagnosis:
     signature = root.signature
-    quoted = places.quoted(root, is_root=signature.role not in {Role.END, Role.STOP})
+    cited = _original(root, found.causes)
+    quoted = places.quoted(cited, is_root=signature.role not in {Role.END, Role.STOP})
     if signature.fault is FaultClass.NCCL_TIMEOUT and "rank" not in root.named:
         quoted = places.without_witness(quoted, [one for one in found.symptoms if one.signature.id == signature.id])
-    alike = [one for one in _all(found) if one is not root and one.signature.id == signature.id]
+    alike = [one for one in _all(found) if one is not root and one is not cited and one.signature.id == signature.id]
     backing = [
         one
         for one in _all(found)
-        if one is not root and one not in alike and one.signature.fault is signature.fault and _is_proof(one)
+        if one is not root and one is not cited and one not in alike
+        and one.signature.fault is signature.fault and _is_proof(one)
     ]
     roots = [report for report in launch.reports if report.is_root and report.exit_code != -15]
     confidence = _confidence(root, found, launch, len(alike), roots)
@@ -222,6 +282,22 @@ def _of_root(root: Sighting, launch: LogLaunch, found: _Candidates, places: Laun
         _explanation(root, quoted, launch, len(after)),
         launch.label,
     )
+
+
+def _original(root: Sighting, causes: Sequence[Sighting]) -> Sighting:
+    """The exception that a data loader's worker raised, in place of the line that says that it raised one."""
+    if root.signature.id != _LOADER or root.raised is None or "Caught" not in root.text:
+        return root
+    inner = [
+        one
+        for one in causes
+        if one.raised is not None
+        and one.raised.follows
+        and one.file == root.file
+        and one.origin.writer == root.origin.writer
+        and 0 < one.line_number - root.line_number < _CHAIN_LINES
+    ]
+    return inner[0] if inner else root
 
 
 def _all(found: _Candidates) -> list[Sighting]:
@@ -255,6 +331,8 @@ def _confidence(
     if root.origin.rank is not None and roots:
         value += 0.02 if any(report.rank == root.origin.rank for report in roots) else -0.05
     most = HIGHEST if signature.confidence > CAUTIOUS else CAUTIOUS
+    if root.signature.id == _LOADER and "Caught" in root.text:  # the data, or the program that reads them
+        most = AFTER_THE_END
     if signature.role is Role.CAUSE and any(_is_before(end, root) for end in found.ends):
         most = AFTER_THE_END
     return max(0.05, min(most, value))

@@ -16,6 +16,7 @@ HIGH_SPIKE = 2.0  # by itself
 SPIKE_NORM = 4.0
 BASE = 100
 FEWEST = 3
+NEAR = 3  # lines between a spike and the first loss that is not finite: one event
 SLOW = 0.97  # times the median of TFLOPs before, for three steps and to the end
 SLOW_STEPS = 3
 SLOW_BASE = 8
@@ -37,7 +38,10 @@ class Unhealthy:
 def judge_steps(launch: LogLaunch) -> Unhealthy | None:
     """None where the steps are fine, or too few."""
     steps = [step for step in launch.steps if step.is_whole]
-    return _spike(steps) or _without_loss(steps) or _slower(steps)
+    spike, broken = _spike(steps), _without_loss(steps)
+    if spike is not None and broken is not None and broken.line_number - spike.line_number <= NEAR:
+        return broken
+    return spike or broken or _slower(steps)
 
 
 def _is_finite(step: TrainingStep) -> bool:

@@ -28,6 +28,11 @@ _ORDER = (
     Role.WARNING,
 )  # fmt: skip
 _EXCEPTION = "python-exception"
+_QUOTED = re.compile(r"\s*(?:\++ \S|# |#SBATCH\b|\$ |echo )")  # commands and comments, which name errors and are none
+_RETRIED = re.compile(
+    r"\b(?:[Rr]etrying|will (?:be )?retr(?:y|ied)|[Tt]rying again|will try again|entering retry|backing off|thrown while requesting)\b"
+    r"|\b(?:[Rr]etry|[Aa]ttempt)[ :#]*(?P<try>\d+) ?(?:/|of) ?(?P<tries>\d+)"
+)
 _LATE = "start-megatron"  # rank 0 may print it when it dies, with all that its buffer holds
 _IS_OVER_FOR_CERTAIN = frozenset({Role.STOP, Role.DEATH, Role.END, Role.SUMMARY})
 _IS_OVER = _IS_OVER_FOR_CERTAIN | {Role.CAUSE, Role.SYMPTOM}
@@ -112,7 +117,7 @@ class LogScan:
         if self._reports.is_open or body.strip().strip("*").strip() in HEADS:
             self._reports.feed(body, self._line)
             self._sequential = self._sequential or SEQUENTIAL_LINES
-        matches = list(self._matcher.match(body, numbers))
+        matches = [] if raised is None and _QUOTED.match(body) else list(self._matcher.match(body, numbers))
         if raised is not None and not raised.said and raised.source:
             matches += self._matcher.match_text(raised.source)  # a bare AssertionError: what was asserted says more
         if raised is None and matches and self._is_in_frame(prefix.writer, body):
@@ -158,7 +163,9 @@ class LogScan:
                 return
         progress = self._launch.progress
         self._launch.sightings.append(
-            Sighting(self._file, self._line, text[:TEXT], signature, origin, named, progress, raised)
+            Sighting(
+                self._file, self._line, text[:TEXT], signature, origin, named, progress, raised, _is_retried(text)
+            )
         )
 
     def _forget(self, name: str) -> bool:
@@ -217,6 +224,12 @@ class LogScan:
                     self._step_block = block[max(0, at - TAIL_BYTES) : _line_end(block, at)]
                     return
                 at = line
+
+
+def _is_retried(text: str) -> bool:
+    """Whether a line says that what failed is tried once more; the last of several tries is not."""
+    found = _RETRIED.search(text)
+    return found is not None and (found["try"] is None or int(found["try"]) < int(found["tries"]))
 
 
 def _steps(tail: bytes, last_line: int) -> Iterator[TrainingStep]:

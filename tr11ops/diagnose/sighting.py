@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tr11ops.diagnose.lines import LineOrigin
-from tr11ops.diagnose.signature import FaultSignature
+from tr11ops.diagnose.signature import FaultSignature, Role
 from tr11ops.diagnose.tracebacks import RaisedException
 
 
@@ -34,7 +34,10 @@ class ProgressMark:
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """One line that a signature matches. `named`: the groups of its pattern. `progress`: the last step before it."""
+    """One line that a signature matches. `named`: the groups of its pattern. `progress`: the last step before it.
+
+    `is_retried`: the line says that it will be tried again.
+    """
 
     file: str
     line_number: int
@@ -44,6 +47,7 @@ class Sighting:
     named: Mapping[str, str]
     progress: ProgressMark | None = None
     raised: RaisedException | None = None
+    is_retried: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +94,14 @@ class LogLaunch:
         last = self.progress
         if one.signature.lasting or last is None or last.line_number <= one.line_number:
             return False
-        if last.iteration is not None and one.progress is not None and one.progress.iteration is not None:
-            ahead = last.iteration - one.progress.iteration
-            return ahead >= STEPS_AFTER or ahead < 0
-        if self.steps and one.progress is None:
-            return sum(step.line_number > one.line_number for step in self.steps) >= STEPS_AFTER
-        return last.line_number - one.line_number > LINES_AFTER
+        before = one.progress
+        is_counted = last.iteration is not None and before is not None and before.iteration is not None
+        if is_counted and (not self.steps or one.signature.role is not Role.END):  # a bar is drawn again at its end
+            assert last.iteration is not None and before is not None and before.iteration is not None
+            ahead = last.iteration - before.iteration
+            if ahead >= STEPS_AFTER or ahead < 0:
+                return True
+        if not self.steps:
+            return not is_counted and last.line_number - one.line_number > LINES_AFTER
+        after = {step.iteration or step.text for step in self.steps if step.line_number > one.line_number}
+        return len(after) >= STEPS_AFTER
