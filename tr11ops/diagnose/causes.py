@@ -7,6 +7,7 @@ order of the scheduler or of a person is the cause unless something had failed b
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,16 +18,19 @@ from tr11ops.diagnose.diagnosis import Diagnosis, QuotedLine
 from tr11ops.diagnose.numbers import Unhealthy, judge_steps
 from tr11ops.diagnose.places import LaunchPlaces
 from tr11ops.diagnose.sighting import LogLaunch, Sighting, WorkerFailure
-from tr11ops.diagnose.signature import FaultClass, NextStep, NodeBlame, Role
+from tr11ops.diagnose.signature import SURE_END, FaultClass, NextStep, NodeBlame, Role
 
 STRONG = 0.75  # a cause with this confidence says more than a bare exception
 PLAIN = 0.65  # the least of an exception; a line that only holds the words of an error has less
 HIGHEST = 0.97
+AFTER_STEPS = 0.55  # for what the training seems to have overcome
+WHOLE = 0.65  # for a training that came to its last step and says nothing
 SHOWN = 8
 SILENT = 3  # lines of the watchdog in a row that say that the job runs, and no step
 CLEAR = 0.7  # a symptom with this confidence says as much as a death
 CAUTIOUS = 0.9  # the most where a signature alone does not prove its class
 AFTER_THE_END = 0.85  # the most for what fails once the training has come to its end, or may be of two classes
+_STEPS = re.compile(r"^(?!\W*[Ee]poch).*?\b(\d+)/ *(\d+)\b")
 _FINISHED = "end-finished"
 _STEP_CANCELLED = "step-cancelled"
 _TOLD = frozenset({"elastic-signal", "end-signal", "told-to-go"})
@@ -61,6 +65,8 @@ def judge(launches: Sequence[LogLaunch]) -> Diagnosis:
     merged = merged_launch(launches)
     places = LaunchPlaces(merged, merged.reports)
     found = _judge(merged, _candidates(launches), places)
+    if found.fault is FaultClass.UNKNOWN and found.root_cause is not None:
+        found = _printed_early(merged, places) or found
     return replace(found, number=merged.number, told=evidence_of(merged, places))
 
 
@@ -76,6 +82,20 @@ def _judge(merged: LogLaunch, candidates: _Candidates, places: LaunchPlaces) -> 
         if unhealthy is not None and unhealthy.is_grave:
             return _from_steps(merged, unhealthy, places, root)
     return _of_root(root, merged, candidates, places)
+
+
+def _printed_early(launch: LogLaunch, places: LaunchPlaces) -> Diagnosis | None:
+    """What a program raised before steps that came late out of a buffer, where a worker left with an exit code of 1."""
+    left = [report.line_number for report in launch.reports if report.is_root and report.exit_code == 1]
+    left += [one.line_number for one in launch.sightings if "failed (exitcode: 1)" in one.text]
+    raised = [one for one in launch.sightings if one.signature.role is Role.CAUSE and one.raised is not None]
+    if not left or not raised or launch.progress is None or max(left) < launch.progress.line_number:
+        return None
+    root = raised[-1]
+    why = f"{root.signature.meaning[:1].upper()}{root.signature.meaning[1:]}. Steps were printed after it, and a worker left with an exit code of 1."
+    return Diagnosis(
+        root.signature.fault, root.signature.step, AFTER_STEPS, places.quoted(root, is_root=True), (), (), 0, why, launch.label
+    )  # fmt: skip
 
 
 def judge_after(launches: Sequence[LogLaunch], before: Sequence[LogLaunch]) -> Diagnosis:
@@ -149,7 +169,7 @@ def _root(found: _Candidates) -> Sighting | None:
     strong = _first([one for one in found.causes if one.signature.confidence >= STRONG])
     cause = strong and _plainest(strong, found.causes)
     cause = cause or _first([one for one in found.causes if one.signature.confidence >= PLAIN])
-    stop, told = _first(found.stops), _first([one for one in found.consequences if one.signature.id == _STEP_CANCELLED])
+    stop, told = _first(found.stops), _first([one for one in found.consequences if one.signature.id == _STEP_CANCELLED and "DUE TO" not in one.text])
     end = _end(found, stop)
     failed = [one for one in (cause, *found.deaths) if one is not None and not one.signature.lasting]
     if end is not None and not any(_is_before(one, end) for one in failed):
@@ -161,11 +181,11 @@ def _root(found: _Candidates) -> Sighting | None:
     begun = None if stop is None else _earlier(stop, told)
     if stop is not None and stop.signature.fault in _ORDERED_ENDS and not clear:
         lost = None  # peers that are gone when the time is up are gone because of it
-    for one in (cause, died, lost):
+    vague = _first([one for one in found.causes if one.signature.fault is not FaultClass.UNKNOWN])
+    for one in (cause, died if stop is not None else _earlier(died, vague), lost if stop is not None else vague, lost):
         if one is not None and (begun is None or _is_before(one, begun)):
             return one
-    vague = _first(found.causes)
-    return stop or cause or died or vague or lost
+    return stop or cause or _earlier(died, vague) or lost
 
 
 def _is_first(one: Sighting, others: Sequence[Sighting]) -> bool:
@@ -175,6 +195,9 @@ def _is_first(one: Sighting, others: Sequence[Sighting]) -> bool:
 def _end(found: _Candidates, stop: Sighting | None) -> Sighting | None:
     """The clean end; None where it was one only because the job was told to go."""
     end = found.ends[0] if found.ends else None
+    others = (found.causes, found.deaths, found.stops, found.symptoms, found.summaries)
+    if end is not None and end.signature.confidence < SURE_END:
+        return end if not any(others) else None
     if end is None or stop is None or stop.signature.fault not in _ORDERED_ENDS:
         return end
     told = [one for one in (*found.consequences, *found.ends) if one.signature.id in _TOLD]
@@ -230,9 +253,15 @@ def _first(sightings: Sequence[Sighting]) -> Sighting | None:
         return None
     first = sightings[0]
     for one in sightings[1:]:
-        if one.file != first.file and _is_before(one, first):
+        if _is_before(one, first) or (one.file == first.file and _is_earlier(one, first)):
             first = one
     return first
+
+
+def _is_earlier(one: Sighting, other: Sighting) -> bool:
+    """Whether a later line of a log tells of an earlier time; its writers need not take turns."""
+    times = one.origin.time, other.origin.time
+    return None not in times and one.origin.writer != other.origin.writer and str(times[0])[:14] < str(times[1])[:14]
 
 
 def _is_before(one: Sighting, other: Sighting) -> bool:
@@ -367,13 +396,16 @@ def _from_steps(
 
 def _nothing(launch: LogLaunch, found: _Candidates, places: LaunchPlaces) -> Diagnosis:
     """No line says what went wrong, or that anything did."""
+    untold = [places.quoted(one, is_root=True) for one in found.causes[:1]]
     report = _first_report(launch)
     evidence = tuple(places.quoted(one) for one in [*found.warnings, *found.summaries][:SHOWN])
     if found.summaries or report is not None:
         who = "" if report is None or report.rank is None else f": rank {report.rank} on {report.host} was the first"
         why = f"The workers failed{who}, but no line says why. Look at that worker's own log."
-        root = evidence[0] if evidence else None
-        if report is not None:
+        root = next(iter([*untold, *evidence]), None)
+        if untold:
+            why = "The workers failed; this line says so, and no line says why."
+        elif report is not None:
             said = f"exit code {report.exit_code}"
             root = QuotedLine(launch.file, report.line_number, said, report.rank, report.host, None, report.time)
         elif found.summaries:
@@ -390,6 +422,13 @@ def _nothing(launch: LogLaunch, found: _Candidates, places: LaunchPlaces) -> Dia
         root = places.quoted(found.consequences[0])
         why = f"The processes were told to go, and no line says by whom.{done}"
         return Diagnosis(FaultClass.UNKNOWN, NextStep.RESUBMIT, 0.5, root, evidence, (), 0, why, launch.label)
+    if untold:
+        why = f"This line says that something failed, and nothing that is known.{done}"
+        return Diagnosis(FaultClass.UNKNOWN, NextStep.PAGE, 0.45, untold[0], evidence, (), 0, why, launch.label)
+    if launch.progress is not None and (steps := _STEPS.search(launch.progress.text)) and steps[1] == steps[2]:
+        last = QuotedLine(launch.file, launch.progress.line_number, launch.progress.text.strip())
+        why = f"It came to its last step, {steps[1]}, and nothing says that anything went wrong."
+        return Diagnosis(FaultClass.CLEAN_EXIT, NextStep.NONE, WHOLE, last, evidence, (), 0, why, launch.label)
     why = f"Nothing in this log says that anything went wrong.{done}"
     return Diagnosis(FaultClass.UNKNOWN, NextStep.NONE, 0.6, None, evidence, (), 0, why, launch.label)
 

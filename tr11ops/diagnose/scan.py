@@ -11,8 +11,9 @@ from tr11ops.diagnose.elastic import HEADS, ReportReader
 from tr11ops.diagnose.lines import full_origin, plain, split_prefixes
 from tr11ops.diagnose.matcher import CandidateLine, Matcher, text_of
 from tr11ops.diagnose.sighting import LogLaunch, ProgressMark, Sighting, TrainingStep
-from tr11ops.diagnose.signature import FaultSignature, Role
+from tr11ops.diagnose.signature import SURE_END, FaultSignature, Role
 from tr11ops.diagnose.steps import PROGRESS_WORDS, step_of
+from tr11ops.diagnose.topics import UNTOLD, of_exception, of_line
 from tr11ops.diagnose.tracebacks import HEAD, RaisedException, TracebackReader
 
 KEPT = 8  # sightings of one signature in a launch, and as many of each further writer
@@ -28,7 +29,8 @@ _ORDER = (
     Role.WARNING,
 )  # fmt: skip
 _EXCEPTION = "python-exception"
-_QUOTED = re.compile(r"\s*(?:\++ \S|# |#SBATCH\b|\$ |echo )")  # commands and comments, which name errors and are none
+# Commands, comments, source in boxes and settings name errors and are none.
+_QUOTED = re.compile(r"\s*(?:\++ \S|# |#SBATCH\b|\$ |echo |\u2502|[\w-]+ \.{3,} )")
 _RETRIED = re.compile(
     r"\b(?:[Rr]etrying|will (?:be )?retr(?:y|ied)|[Tt]rying again|will try again|entering retry|backing off|thrown while requesting)\b"
     r"|\b(?:[Rr]etry|[Aa]ttempt)[ :#]*(?P<try>\d+) ?(?:/|of) ?(?P<tries>\d+)"
@@ -126,7 +128,20 @@ class LogScan:
             return
         if matches or raised:
             signature, named = _best(matches, raised, self._exception)
-            self._add(text, signature, named, raised)
+            found = self._by_topic(signature, body, raised)
+            if found is not None:
+                self._add(text, found, named, raised)
+
+    def _by_topic(self, signature: FaultSignature, body: str, raised: RaisedException | None) -> FaultSignature | None:
+        """What a line means by its words where no signature says more; None where it means nothing."""
+        if signature is UNTOLD:
+            return of_line(body)
+        if signature is not self._exception:
+            return signature
+        if raised is None:
+            name, _, said = body.partition(":")
+            return of_exception(name, said, ()) or signature
+        return of_exception(raised.name, raised.said, raised.frames) or signature
 
     def _is_in_frame(self, writer: Writer, body: str) -> bool:
         """Whether the line is source code that a traceback quotes."""
@@ -265,12 +280,21 @@ def _line_end(block: bytes, at: int) -> int:
 def _best(
     matches: list[tuple[FaultSignature, re.Match[str]]], raised: RaisedException | None, generic: FaultSignature
 ) -> tuple[FaultSignature, dict[str, str]]:
-    matches = [one for one in matches if one[0] is not generic] or matches
+    for vague in (UNTOLD, generic):
+        matches = [one for one in matches if one[0] is not vague] or matches
+    if raised is not None and matches and matches[0][0] is UNTOLD:
+        matches = []
     if not matches:
         return generic, {}
-    signature, match = min(matches, key=lambda one: (_ORDER.index(one[0].role), -one[0].confidence))
+    signature, match = min(matches, key=lambda one: _rank(one[0]))
     groups = match.groupdict()
     return signature, {name: value for name, value in groups.items() if value is not None}
+
+
+def _rank(signature: FaultSignature) -> tuple[int, float]:
+    """Which of the signatures of one line counts: the least. An end that is not sure comes after all that is one."""
+    is_vague = signature.role is Role.END and signature.confidence < SURE_END
+    return len(_ORDER) if is_vague else _ORDER.index(signature.role), -signature.confidence
 
 
 def _nodes(names: str | None) -> tuple[str, ...]:

@@ -75,6 +75,8 @@ class Role(StrEnum):
     START = "start"
 
 
+SURE_END = 0.9  # confidence of an END; one that is less sure is one only where nothing failed
+
 USUAL_STEP: Mapping[FaultClass, NextStep] = {
     FaultClass.GPU_HARDWARE: NextStep.EXCLUDE_AND_RESUBMIT,
     FaultClass.NCCL_NETWORK: NextStep.RESUBMIT,

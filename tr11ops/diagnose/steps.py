@@ -17,7 +17,7 @@ _OTHER = re.compile(
     re.IGNORECASE,
 )
 _NO_STEP = re.compile(r"loss scale|valid(?:ation)? loss|test loss|\bError\b|Exception|OVERFLOW", re.IGNORECASE)
-_LOSS = re.compile(r"\b(?:lm )?loss['\"]?\s*[:=]\s*([-+]?(?:\d[.\d]*(?:[Ee][-+]?\d+)?|nan|inf))", re.IGNORECASE)
+_LOSS = re.compile(r"\b(?:lm )?loss['\"]?(?:\s*[:=]\s*|\s+)([-+]?(?:\d[.\d]*(?:[Ee][-+]?\d+)?|nan|inf))", re.IGNORECASE)
 _LM_LOSS = re.compile(r"\blm loss: *([-+]?(?:\d[.\d]*(?:[Ee][-+]?\d+)?|nan|inf))", re.IGNORECASE)
 _NORM = re.compile(r"\bgrad[_ ]norm['\"]?\s*[:=]\s*([-+]?(?:\d[.\d]*(?:[Ee][-+]?\d+)?|nan|inf))", re.IGNORECASE)
 _TFLOPS = re.compile(r"\bTFLOPs: ([\d.]+)")

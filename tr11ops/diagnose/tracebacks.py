@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 HEAD: Final = "Traceback (most recent call last):"
@@ -15,6 +15,7 @@ _NOT_ONE = re.compile(r"^(?:INFO|WARNING|WARN|ERROR|DEBUG|srun|slurmstepd|Epoch|
 _KNOWN = re.compile(r"(?:Error|Exception|Interrupt|Exit|Warning|Expired|Empty|Full|Fail\w*|Iteration|Timeout)\d*$")
 LINES_AT_MOST = 400  # of one traceback, its own and those of others between them
 OTHERS_AT_MOST = 60
+FRAMES = 60  # the innermost ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class RaisedException:
     """The line that names an exception.
 
     `follows`: raised while another one was handled. `is_ignored`: Python printed it and went on. `where`: the innermost
-    frame, as printed; `source`: its line of code.
+    frame, as printed; `source`: its line of code. `frames`: all of them, the outermost first.
     """
 
     name: str
@@ -31,12 +32,14 @@ class RaisedException:
     follows: bool
     is_ignored: bool
     source: str = ""
+    frames: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
 class _Open:
     where: str = ""
     source: str = ""
+    frames: list[str] = field(default_factory=list)
     lines: int = 0
     others: int = 0
 
@@ -72,6 +75,7 @@ class TracebackReader:
         if not body.strip() or body[:1].isspace():
             if body.lstrip().startswith('File "'):
                 self._open.where, self._open.source = body.strip(), ""
+                self._open.frames.append(self._open.where)
             elif not self._open.source:
                 self._open.source = body.strip()
             return None
@@ -101,6 +105,6 @@ class TracebackReader:
     def _closed(self, match: re.Match[str]) -> RaisedException:
         assert self._open is not None
         said, opened = match["said"] or "", self._open
-        found = RaisedException(match["name"], said, opened.where, self._follows, self._ignored, opened.source)
+        found = RaisedException(match["name"], said, opened.where, self._follows, self._ignored, opened.source, tuple(opened.frames[-FRAMES:]))
         self._open, self._follows, self._ignored, self._quiet = None, False, False, 0
         return found

@@ -13,6 +13,7 @@ from tr11ops.diagnose.lines import split_prefixes
 from tr11ops.diagnose.places import LaunchPlaces
 from tr11ops.diagnose.sighting import LogLaunch, Sighting, WorkerFailure
 from tr11ops.diagnose.signature import Role
+from tr11ops.diagnose.topics import FAMILY as TOPICS
 
 _SAYS_WHY = frozenset({Role.CAUSE, Role.DEATH, Role.SYMPTOM})
 _NOT_A_WORKERS = re.compile(r"^(?:srun|slurmstepd|slurmctld|slurmd)\b|^torch\.distributed\.elastic|^tr11: ")
@@ -59,6 +60,8 @@ def _words(sightings: list[Sighting], places: LaunchPlaces) -> tuple[list[tuple[
     """
     found, unplaced = [], []
     for one in sightings:
+        if one.signature.family == TOPICS and one.raised is None:
+            continue
         is_workers = not one.signature.family.startswith("slurm") and not _NOT_A_WORKERS.match(_body(one))
         if one.signature.role not in _SAYS_WHY or not is_workers:
             continue

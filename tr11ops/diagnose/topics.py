@@ -1,0 +1,131 @@
+"""What an error speaks of, where no signature knows it: by words that it holds in any order, and by its traceback.
+
+Whoever writes an error names the thing that failed and what happened to it; the words are fewer than the sentences.
+What is found so is less sure than a signature, and never above 0.9.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from tr11ops.diagnose.signature import USUAL_STEP, FaultClass, FaultSignature, NextStep, NodeBlame, Role, Rule
+
+FILE = Path(__file__).with_name("topics.toml")
+FAMILY: Final = "topics"
+LINE: Final = 0.55  # the most for a line of a log that no exception stands behind
+WARNED: Final = 0.4  # for one that calls itself a warning
+LONGEST = 600  # characters of an error that are looked at
+_KIND = re.compile(r"(?:Error|Exception)$")  # each exception ends so: it says nothing of what failed
+_INFORMS = re.compile(r"^I\d{4} |\b(?:INFO|DEBUG|TRACE|NOTICE)\b")
+_WARNS = re.compile(r"^W\d{4} |\[W\b|\bWARN(?:ING)?\b|\b(?:User|Future|Runtime|Deprecation)?Warning\b|\b[Ww]arning:")
+_SAYS_ERROR = re.compile(r"\b(?:ERROR|FATAL|CRITICAL|SEVERE|PANIC)\b|\b(?:[Ff]atal|[Ee]rror|[Pp]anic)\b ?[:\]]|^E\d{4} |\[E\b")
+_HARMLESS = re.compile(
+    r"\b(?:0 (?:errors?|failed|failures)|no errors?|non-fatal|ignor(?:ed|ing)|skipp(?:ed|ing)|fall(?:s|ing)? back"
+    r"|fallback|recovered|harmless|deprecat\w+|will continue|continuing|resum(?:ed|ing) training|optional|on_?error"
+    r"|in case of|if (?:it|this|the)|handler|errors? (?:handling|rate)|timeout ?[:=]|timeout_)\b",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Topic:
+    """All of `words` must be found, `unless` not; one frame of the traceback must match `frames`."""
+
+    signature: FaultSignature
+    words: tuple[re.Pattern[str], ...]
+    unless: re.Pattern[str] | None
+    frames: re.Pattern[str] | None
+    is_state: bool
+
+    def is_of(self, text: str, frames: Sequence[str]) -> bool:
+        if self.unless is not None and self.unless.search(text):
+            return False
+        if self.frames is not None and not any(self.frames.search(frame) for frame in frames):
+            return False
+        return all(words.search(text) for words in self.words)
+
+
+UNTOLD: Final = FaultSignature(
+    "error-line", FAMILY, Role.CAUSE, FaultClass.UNKNOWN, NextStep.PAGE, NodeBlame.UNKNOWN, WARNED,
+    "a line says that something failed, and nothing that is known", "https://docs.python.org/3/library/logging.html",
+)  # fmt: skip
+# Lines that may tell of an error: their words are rare where a training is well.
+ERROR_LINE: Final = Rule(
+    re.compile(
+        r"\b(?:ERROR|FATAL|CRITICAL|SEVERE|PANIC)\b|\b[Ee]rror:|\b[Ff]atal\b|\b[Pp]anic(?:ked)?\b|\b[Aa]bort(?:ed|ing)\b"
+        r"|\b[Ff]ailed (?:to|on|with|for|after|while|in)\b|\bfailed:|[Ff]ailure\b|\b[Cc]annot\b|\b[Cc]ould not\b|\b[Uu]nable to\b"
+        r"|\b[Ee]xceed(?:ed|s)\b|\b[Tt]imed out\b|\b[Tt]imeout\b|\bTIMEOUT\b|not respond|[Uu]nreachable|\b[Dd]enied\b"
+        r"|\b[Rr]efused\b|[Cc]orrupt|[Mm]ismatch|[Pp]re-?empt|PREEMPT|[Rr]eclaim|[Ee]victed|\b[Kk]illed\b|[Hh]alted\b"
+        r"|[Rr]ebooted|[Ee]rror (?:detected|received|logged|on|at|code|while|during|from|when|accessing)|Hardware Error|_EXCEPTION\b|_ERROR_"
+        r"|write error|link error|read error|transport error|fabric error|bus error|I/O error|OutOfMemory|ut of memory|was saved with|not compatible| died\b"
+        r"|undefined symbol|build stopped|No such file|[Ss]egmentation fault|Unsupported|[Aa]uthentication required|closed rendezvous|\(Fatal\)|[Ee]xpired|[Ii]nsufficient|[Dd]iverged|[Ee]xploded|[Ii]ncomplete|\b(?:lost|Lost)\b"
+        r"|\b[Ii]nvalid\b|\b[Dd]id not\b|\b[Dd]oes not\b|[Dd]isconnected|[Ll]ink (?:is )?(?:down|not ready)|\b[Hh]ung (?:for|in|at)\b"
+        r"|[Ss]talled|\b[Ss]tuck (?:in|at|for)\b|[Uu]nexpected|[Uu]nhealthy|not permitted|not found\b|interruption notice"
+        r"|[Uu]nknown |[Dd]etected (?:NaN|nan|Inf|inf)|[Mm]issing |[Rr]eset required|needs reset"
+    ),
+    UNTOLD,
+)
+
+
+def of_exception(name: str, said: str, frames: Sequence[str]) -> FaultSignature | None:
+    """The topic of an exception that the program raised; None where it is the program's own affair."""
+    found = _first(f"{_KIND.sub('', name)}: {said}", frames)
+    return None if found is None or found.signature.fault is FaultClass.USER_CODE else found.signature
+
+
+def of_line(text: str) -> FaultSignature | None:
+    """The topic of a line of a log; None where it is no error, `UNTOLD` where it is one and does not say of what."""
+    if _HARMLESS.search(text[:LONGEST]):
+        return None
+    found = _first(text, ())
+    informs, warns = _INFORMS.search(text) is not None, _WARNS.search(text) is not None
+    if found is None or (informs and not found.is_state):
+        is_error = not informs and not warns and _SAYS_ERROR.search(text)
+        return UNTOLD if is_error else None
+    return _less_sure(found.signature, WARNED if warns else LINE)
+
+
+def _first(text: str, frames: Sequence[str]) -> Topic | None:
+    text = text[:LONGEST]
+    return next((topic for topic in topics() if topic.is_of(text, frames)), None)
+
+
+@cache
+def _less_sure(signature: FaultSignature, most: float) -> FaultSignature:
+    return replace(signature, confidence=min(most, signature.confidence))
+
+
+@cache
+def topics() -> tuple[Topic, ...]:
+    """All topics, in the order in which they are asked. Raises ValueError that names the one that is wrong."""
+    return tuple(_topic(entry) for entry in tomllib.loads(FILE.read_text(encoding="utf-8"))["topic"])
+
+
+def _topic(entry: Mapping[str, Any]) -> Topic:
+    try:
+        fault = FaultClass(entry["class"])
+        signature = FaultSignature(
+            f"topic-{entry['id']}",
+            FAMILY,
+            Role.CAUSE,
+            fault,
+            NextStep(entry["action"]) if "action" in entry else USUAL_STEP[fault],
+            NodeBlame.UNKNOWN,
+            float(entry["confidence"]),
+            entry["meaning"],
+            FILE.name,
+            examples=tuple(entry.get("match", ())),
+            counterexamples=tuple(entry.get("no_match", ())),
+        )
+        words = tuple(re.compile(words, re.IGNORECASE) for words in entry.get("words", ()))
+        unless = re.compile(entry["unless"], re.IGNORECASE) if "unless" in entry else None
+        frames = re.compile(entry["frames"]) if "frames" in entry else None
+        return Topic(signature, words, unless, frames, entry.get("level") == "state")
+    except (KeyError, ValueError, re.error) as error:
+        raise ValueError(f"{FILE.name}: {entry.get('id', 'a topic')}: {error}") from error
