@@ -9,69 +9,43 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from tr11ops.base.units import counted
 from tr11ops.diagnose.attribution.log_evidence import evidence_of
 from tr11ops.diagnose.diagnosis import Diagnosis, QuotedLine
 from tr11ops.diagnose.numbers import Unhealthy, judge_steps
 from tr11ops.diagnose.places import LaunchPlaces
+from tr11ops.diagnose.roots import CLEAR, STRONG, Candidates, candidates_of, is_before, root_of
 from tr11ops.diagnose.sighting import LogLaunch, Sighting, WorkerFailure
-from tr11ops.diagnose.signature import SURE_END, FaultClass, NextStep, NodeBlame, Role
+from tr11ops.diagnose.signature import FaultClass, NextStep, NodeBlame, Role
+from tr11ops.diagnose.topics import FAMILY as TOPICS
 
-STRONG = 0.75  # a cause with this confidence says more than a bare exception
-PLAIN = 0.65  # the least of an exception; a line that only holds the words of an error has less
 HIGHEST = 0.97
 AFTER_STEPS = 0.55  # for what the training seems to have overcome
 WHOLE = 0.65  # for a training that came to its last step and says nothing
 SHOWN = 8
 SILENT = 3  # lines of the watchdog in a row that say that the job runs, and no step
-CLEAR = 0.7  # a symptom with this confidence says as much as a death
 CAUTIOUS = 0.9  # the most where a signature alone does not prove its class
 AFTER_THE_END = 0.85  # the most for what fails once the training has come to its end, or may be of two classes
 _STEPS = re.compile(r"^(?!\W*[Ee]poch).*?\b(\d+)/ *(\d+)\b")
-_FINISHED = "end-finished"
-_STEP_CANCELLED = "step-cancelled"
-_TOLD = frozenset({"elastic-signal", "end-signal", "told-to-go"})
 _LOADER = "dataloader-worker"
-_ORDERED_ENDS = frozenset({FaultClass.SLURM_TIME_LIMIT, FaultClass.SLURM_PREEMPTED})
-_CANCELLED: Any = {  # what a step's end is where nothing came before it
-    "role": Role.STOP,
-    "fault": FaultClass.SLURM_USER_CANCEL,
-    "step": NextStep.NONE,
-    "confidence": 0.7,
-    "meaning": "someone cancelled the step, and nothing had failed before",
-}
+_OF_THE_MACHINE = frozenset({FaultClass.STORAGE, FaultClass.HOST_OOM, FaultClass.GCS, FaultClass.CUDA_OOM})
 _CHAIN_LINES = 200  # of what a data loader's worker raised, below the line that says that it did
-
-
-@dataclass(frozen=True)
-class _Candidates:
-    """What of a launch may have ended it, each in the order of the log."""
-
-    causes: tuple[Sighting, ...]
-    stops: tuple[Sighting, ...]
-    deaths: tuple[Sighting, ...]
-    symptoms: tuple[Sighting, ...]
-    summaries: tuple[Sighting, ...]
-    warnings: tuple[Sighting, ...]
-    consequences: tuple[Sighting, ...]
-    ends: tuple[Sighting, ...]
 
 
 def judge(launches: Sequence[LogLaunch]) -> Diagnosis:
     """The diagnosis of the newest launches, one of each file."""
     merged = merged_launch(launches)
     places = LaunchPlaces(merged, merged.reports)
-    found = _judge(merged, _candidates(launches), places)
+    found = _judge(merged, candidates_of(launches), places)
     if found.fault is FaultClass.UNKNOWN and found.root_cause is not None:
         found = _printed_early(merged, places) or found
     return replace(found, number=merged.number, told=evidence_of(merged, places))
 
 
-def _judge(merged: LogLaunch, candidates: _Candidates, places: LaunchPlaces) -> Diagnosis:
-    root = _root(candidates)
+def _judge(merged: LogLaunch, candidates: Candidates, places: LaunchPlaces) -> Diagnosis:
+    root = root_of(candidates)
     if root is not None and root.signature.role is Role.SYMPTOM and _left_quietly(root, candidates, merged):
         root = None
     if root is None:
@@ -92,10 +66,10 @@ def _printed_early(launch: LogLaunch, places: LaunchPlaces) -> Diagnosis | None:
     if not left or not raised or launch.progress is None or max(left) < launch.progress.line_number:
         return None
     root = raised[-1]
-    why = f"{root.signature.meaning[:1].upper()}{root.signature.meaning[1:]}. Steps were printed after it, and a worker left with an exit code of 1."
-    return Diagnosis(
-        root.signature.fault, root.signature.step, AFTER_STEPS, places.quoted(root, is_root=True), (), (), 0, why, launch.label
-    )  # fmt: skip
+    why = f"{_sentence(root)} Steps were printed after it, and a worker left with an exit code of 1."
+    fault, step = root.signature.fault, root.signature.step
+    line = places.quoted(root, is_root=True)
+    return Diagnosis(fault, step, AFTER_STEPS, line, (), (), 0, why, launch.label)
 
 
 def judge_after(launches: Sequence[LogLaunch], before: Sequence[LogLaunch]) -> Diagnosis:
@@ -129,110 +103,7 @@ def merged_launch(launches: Sequence[LogLaunch]) -> LogLaunch:
     return together
 
 
-_MAY_BE_ROOTS = frozenset({Role.CAUSE, Role.SYMPTOM, Role.STOP, Role.DEATH, Role.END})
-
-
-# ----------------------------------------------------------------------------- candidates
-def _candidates(launches: Sequence[LogLaunch]) -> _Candidates:
-    left = [one for launch in launches for one in launch.sightings if not launch.has_overcome(one)]
-    surest = max(
-        (one.signature.confidence for one in left if not one.is_retried and one.signature.role in _MAY_BE_ROOTS),
-        default=0.0,
-    )
-    left = [one for one in left if not (one.is_retried and _may_fail_once(one) and one.signature.confidence < surest)]
-    ends = tuple(one for one in left if one.signature.role is Role.END)
-    if any(end.signature.id == _FINISHED for end in ends):  # then one step more is enough to have overcome it
-        last = {launch.file: launch.progress.line_number for launch in launches if launch.progress is not None}
-        left = [one for one in left if one.signature.lasting or one.line_number > last.get(one.file, 0)]
-
-    def of(role: Role) -> tuple[Sighting, ...]:
-        return tuple(one for one in left if one.signature.role is role)
-
-    return _Candidates(
-        of(Role.CAUSE),
-        of(Role.STOP),
-        of(Role.DEATH),
-        of(Role.SYMPTOM),
-        of(Role.SUMMARY),
-        of(Role.WARNING),
-        of(Role.CONSEQUENCE),
-        ends,
-    )
-
-
-def _may_fail_once(one: Sighting) -> bool:
-    return one.signature.role in {Role.CAUSE, Role.SYMPTOM}
-
-
-def _root(found: _Candidates) -> Sighting | None:
-    """The first cause; None where no line tells of one."""
-    strong = _first([one for one in found.causes if one.signature.confidence >= STRONG])
-    cause = strong and _plainest(strong, found.causes)
-    cause = cause or _first([one for one in found.causes if one.signature.confidence >= PLAIN])
-    stop, told = _first(found.stops), _first([one for one in found.consequences if one.signature.id == _STEP_CANCELLED and "DUE TO" not in one.text])
-    end = _end(found, stop)
-    failed = [one for one in (cause, *found.deaths) if one is not None and not one.signature.lasting]
-    if end is not None and not any(_is_before(one, end) for one in failed):
-        return _failed_after(end, found) or end
-    clear = [one for one in found.symptoms if one.signature.confidence >= CLEAR]
-    died, lost = _earlier(_first(found.deaths), _first(clear)), _first(found.symptoms)
-    if stop is None and told is not None and found.consequences[0] is told and _is_first(told, [*failed, *found.symptoms, *found.summaries]):
-        return replace(told, signature=replace(told.signature, **_CANCELLED))
-    begun = None if stop is None else _earlier(stop, told)
-    if stop is not None and stop.signature.fault in _ORDERED_ENDS and not clear:
-        lost = None  # peers that are gone when the time is up are gone because of it
-    vague = _first([one for one in found.causes if one.signature.fault is not FaultClass.UNKNOWN])
-    for one in (cause, died if stop is not None else _earlier(died, vague), lost if stop is not None else vague, lost):
-        if one is not None and (begun is None or _is_before(one, begun)):
-            return one
-    return stop or cause or _earlier(died, vague) or lost
-
-
-def _is_first(one: Sighting, others: Sequence[Sighting]) -> bool:
-    return not any(_is_before(other, one) or other.line_number < one.line_number for other in others)
-
-
-def _end(found: _Candidates, stop: Sighting | None) -> Sighting | None:
-    """The clean end; None where it was one only because the job was told to go."""
-    end = found.ends[0] if found.ends else None
-    others = (found.causes, found.deaths, found.stops, found.symptoms, found.summaries)
-    if end is not None and end.signature.confidence < SURE_END:
-        return end if not any(others) else None
-    if end is None or stop is None or stop.signature.fault not in _ORDERED_ENDS:
-        return end
-    told = [one for one in (*found.consequences, *found.ends) if one.signature.id in _TOLD]
-    return None if any(_is_before(one, end) or one is end for one in told) else end
-
-
-def _plainest(strong: Sighting, causes: Sequence[Sighting]) -> Sighting:
-    """The first strong cause; in place of what NCCL saw of it, an error of the same class that says it more surely."""
-    if strong.raised is not None or "Cuda failure" not in strong.text:
-        return strong
-    return next(
-        (
-            one
-            for one in causes
-            if "Cuda failure" not in one.text
-            and one.signature.fault is strong.signature.fault
-            and one.signature.confidence >= strong.signature.confidence
-        ),
-        strong,
-    )
-
-
-def _failed_after(end: Sighting, found: _Candidates) -> Sighting | None:
-    """What the program raised once the training had come to its end: a copy, an upload, an evaluation that failed."""
-    raised = [one for one in found.causes if one.raised is not None and one.signature.confidence >= STRONG]
-    return _first([one for one in raised if _is_before(end, one)])
-
-
-def _earlier(one: Sighting | None, other: Sighting | None) -> Sighting | None:
-    if one is None or other is None:
-        return one or other
-    return other if _is_before(other, one) else one
-
-
-def _left_quietly(root: Sighting, found: _Candidates, launch: LogLaunch) -> bool:
+def _left_quietly(root: Sighting, found: Candidates, launch: LogLaunch) -> bool:
     """Whether the first worker to leave said nothing at all, and the symptom is what another one had of it."""
     if root.signature.confidence >= CLEAR:
         return False
@@ -247,31 +118,6 @@ def _first_report(launch: LogLaunch) -> WorkerFailure | None:
     return min(roots, key=lambda report: report.time or "~", default=None)
 
 
-def _first(sightings: Sequence[Sighting]) -> Sighting | None:
-    """The first one by the log, or by the times where they are of several files."""
-    if not sightings:
-        return None
-    first = sightings[0]
-    for one in sightings[1:]:
-        if _is_before(one, first) or (one.file == first.file and _is_earlier(one, first)):
-            first = one
-    return first
-
-
-def _is_earlier(one: Sighting, other: Sighting) -> bool:
-    """Whether a later line of a log tells of an earlier time; its writers need not take turns."""
-    times = one.origin.time, other.origin.time
-    return None not in times and one.origin.writer != other.origin.writer and str(times[0])[:14] < str(times[1])[:14]
-
-
-def _is_before(one: Sighting, other: Sighting) -> bool:
-    if one.file == other.file:
-        return one.line_number < other.line_number
-    if one.origin.time is None or other.origin.time is None:
-        return False
-    return one.origin.time < other.origin.time
-
-
 def _may_follow_numbers(root: Sighting) -> bool:
     """Whether an end may be what broken numbers lead to; a training may also run on with them to a clean end."""
     return root.signature.fault in {
@@ -280,9 +126,11 @@ def _may_follow_numbers(root: Sighting) -> bool:
 
 
 # ----------------------------------------------------------------------------- answers
-def _of_root(root: Sighting, launch: LogLaunch, found: _Candidates, places: LaunchPlaces) -> Diagnosis:
+def _of_root(root: Sighting, launch: LogLaunch, found: Candidates, places: LaunchPlaces) -> Diagnosis:
     signature = root.signature
     cited = _original(root, found.causes)
+    if cited.signature.fault in _OF_THE_MACHINE and cited.signature.family != TOPICS:  # it is not the loader's own
+        signature = cited.signature
     quoted = places.quoted(cited, is_root=signature.role not in {Role.END, Role.STOP})
     if signature.fault is FaultClass.NCCL_TIMEOUT and "rank" not in root.named:
         quoted = places.without_witness(quoted, [one for one in found.symptoms if one.signature.id == signature.id])
@@ -290,8 +138,11 @@ def _of_root(root: Sighting, launch: LogLaunch, found: _Candidates, places: Laun
     backing = [
         one
         for one in _all(found)
-        if one is not root and one is not cited and one not in alike
-        and one.signature.fault is signature.fault and _is_proof(one)
+        if one is not root
+        and one is not cited
+        and one not in alike
+        and one.signature.fault is signature.fault
+        and _is_proof(one)
     ]
     roots = [report for report in launch.reports if report.is_root and report.exit_code != -15]
     confidence = _confidence(root, found, launch, len(alike), roots)
@@ -329,7 +180,7 @@ def _original(root: Sighting, causes: Sequence[Sighting]) -> Sighting:
     return inner[0] if inner else root
 
 
-def _all(found: _Candidates) -> list[Sighting]:
+def _all(found: Candidates) -> list[Sighting]:
     return [
         *found.causes, *found.deaths, *found.stops, *found.symptoms, *found.summaries, *found.warnings, *found.ends,
     ]  # fmt: skip
@@ -340,7 +191,7 @@ def _is_proof(one: Sighting) -> bool:
 
 
 def _confidence(
-    root: Sighting, found: _Candidates, launch: LogLaunch, alike: int, roots: Sequence[WorkerFailure]
+    root: Sighting, found: Candidates, launch: LogLaunch, alike: int, roots: Sequence[WorkerFailure]
 ) -> float:
     signature = root.signature
     value = signature.confidence
@@ -362,14 +213,14 @@ def _confidence(
     most = HIGHEST if signature.confidence > CAUTIOUS else CAUTIOUS
     if root.signature.id == _LOADER and "Caught" in root.text:  # the data, or the program that reads them
         most = AFTER_THE_END
-    if signature.role is Role.CAUSE and any(_is_before(end, root) for end in found.ends):
+    if signature.role is Role.CAUSE and any(is_before(end, root) for end in found.ends):
         most = AFTER_THE_END
     return max(0.05, min(most, value))
 
 
 def _explanation(root: Sighting, quoted: QuotedLine, launch: LogLaunch, after: int) -> str:
     signature = root.signature
-    said = f"{signature.meaning[:1].upper()}{signature.meaning[1:]}."
+    said = _sentence(root)
     done = root.progress.iteration if root.progress is not None else None
     if done is not None and signature.role is not Role.START:
         said += f" The last step before it was {done}."
@@ -384,6 +235,10 @@ def _explanation(root: Sighting, quoted: QuotedLine, launch: LogLaunch, after: i
     return said
 
 
+def _sentence(one: Sighting) -> str:
+    return f"{one.signature.meaning[:1].upper()}{one.signature.meaning[1:]}."
+
+
 def _from_steps(
     launch: LogLaunch, unhealthy: Unhealthy, places: LaunchPlaces, root: Sighting | None = None
 ) -> Diagnosis:
@@ -394,7 +249,7 @@ def _from_steps(
     )
 
 
-def _nothing(launch: LogLaunch, found: _Candidates, places: LaunchPlaces) -> Diagnosis:
+def _nothing(launch: LogLaunch, found: Candidates, places: LaunchPlaces) -> Diagnosis:
     """No line says what went wrong, or that anything did."""
     untold = [places.quoted(one, is_root=True) for one in found.causes[:1]]
     report = _first_report(launch)
@@ -433,7 +288,7 @@ def _nothing(launch: LogLaunch, found: _Candidates, places: LaunchPlaces) -> Dia
     return Diagnosis(FaultClass.UNKNOWN, NextStep.NONE, 0.6, None, evidence, (), 0, why, launch.label)
 
 
-def _hang(launch: LogLaunch, found: _Candidates) -> Sighting | None:
+def _hang(launch: LogLaunch, found: Candidates) -> Sighting | None:
     """The first of several lines that say that the job runs, where no step came any more; what it hangs at, if told."""
     last = 0 if launch.progress is None else launch.progress.line_number
     silent = [one for one in found.warnings if one.signature.id == "pulse-running" and one.line_number > last]

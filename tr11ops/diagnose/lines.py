@@ -9,9 +9,16 @@ from dataclasses import dataclass, replace
 ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_=>()*+#-/][^\x1b]?|.?)")
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
-_DAY = r"(?P<date>\d{4}[-/]\d\d[-/]\d\d)[T _](?P<clock>\d\d:\d\d:\d\d(?:[.,]\d+)?)(?:Z|[+-]\d\d:?\d\d)?"
+_DAY = r"(?P<date>\d{4}[-/]\d\d[-/]\d\d)[T _](?P<clock>\d\d:\d\d:\d\d(?:[.,]\d+)?)(?: ?(?:Z|[+-]\d\d:?\d\d)\b)?"
 _GLOG = r"[IWEFCD](?P<month>\d\d)(?P<day>\d\d) (?P<clock>\d\d:\d\d:\d\d\.\d+)"
 _PREFIXES = (
+    re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d) (?:stdout|stderr) [FP] "),  # a container's runtime
+    re.compile(r"\[(?:pod|container|job|task)/[\w./-]{1,200}\] "),
+    re.compile(
+        r"(?:[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d [\d:]{8} \d{4})?\[\d+,(?P<rank>\d+)\]<std(?:err|out|diag)>: ?"
+    ),  # MPI's
+    re.compile(r"\((?:\w{1,60}, )?(?:[\w.]{1,60} )?pid=\d+(?:, ip=[\w.:]+)?\) "),  # Ray's
+    re.compile(r"[\w.-]{1,60}-\d+ +\| "),  # docker compose's
     re.compile(r"\[default(?P<local_rank>\d+)\]:"),
     re.compile(r"\[rank(?P<rank>\d+)\]:\s?"),
     re.compile(r"\[(?P<local_rank>\d+)\]:\s?(?=\S)"),

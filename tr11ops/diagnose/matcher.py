@@ -16,7 +16,7 @@ from tr11ops.diagnose.catalogue import rules
 from tr11ops.diagnose.lines import plain
 from tr11ops.diagnose.literals import required_words
 from tr11ops.diagnose.signature import FaultSignature, Role, Rule
-from tr11ops.diagnose.topics import ERROR_LINE
+from tr11ops.diagnose.topics import error_lines
 
 SHOWN_BYTES = 4096  # of a line, on either side of the word that was found in it
 WORD_HITS = 2000  # of one word in one block; what is beyond repeats itself
@@ -131,7 +131,7 @@ def text_of(block: bytes, candidate: CandidateLine) -> str:
 @cache
 def matcher() -> Matcher:
     """The matcher of the whole catalogue; built once."""
-    return Matcher((*rules(), ERROR_LINE))
+    return Matcher((*rules(), *error_lines()))
 
 
 def known_roles(text: str) -> frozenset[Role]:

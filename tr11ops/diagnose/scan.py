@@ -30,11 +30,19 @@ _ORDER = (
 )  # fmt: skip
 _EXCEPTION = "python-exception"
 # Commands, comments, source in boxes and settings name errors and are none.
-_QUOTED = re.compile(r"\s*(?:\++ \S|# |#SBATCH\b|\$ |echo |\u2502|[\w-]+ \.{3,} )")
+_QUOTED = re.compile(
+    r"\s*(?:\++ \S|# |#SBATCH\b|\$ |echo |\u2502|[\w-]+ \.{3,} )"
+    r"|\s{2,}(?:(?:raise|if|elif|return|assert|except|with|for|while)\b|print\(|self\.|(?!what\()[\w.]+\()"
+)
 _RETRIED = re.compile(
-    r"\b(?:[Rr]etrying|will (?:be )?retr(?:y|ied)|[Tt]rying again|will try again|entering retry|backing off|thrown while requesting)\b"
+    r"\b(?:[Rr]etrying|will (?:be )?retr(?:y|ied)|[Tt]rying again|will try again|entering retry|backing off)\b"
+    r"|\bthrown while requesting\b"
     r"|\b(?:[Rr]etry|[Aa]ttempt)[ :#]*(?P<try>\d+) ?(?:/|of) ?(?P<tries>\d+)"
 )
+_MILD = re.compile(
+    r"\[(?:INFO|WARNING|WARN|DEBUG)\]|\b(?:INFO|WARNING|DEBUG)(?::| *[|-] )|- (?:INFO|WARNING|DEBUG) -|\bUserWarning:"
+)
+LEVEL = 160  # characters in which a line names its level
 _LATE = "start-megatron"  # rank 0 may print it when it dies, with all that its buffer holds
 _IS_OVER_FOR_CERTAIN = frozenset({Role.STOP, Role.DEATH, Role.END, Role.SUMMARY})
 _IS_OVER = _IS_OVER_FOR_CERTAIN | {Role.CAUSE, Role.SYMPTOM}
@@ -179,7 +187,16 @@ class LogScan:
         progress = self._launch.progress
         self._launch.sightings.append(
             Sighting(
-                self._file, self._line, text[:TEXT], signature, origin, named, progress, raised, _is_retried(text)
+                self._file,
+                self._line,
+                text[:TEXT],
+                signature,
+                origin,
+                named,
+                progress,
+                raised,
+                _is_retried(text),
+                raised is None and _MILD.search(text[:LEVEL]) is not None,
             )
         )
 

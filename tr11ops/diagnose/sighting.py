@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tr11ops.diagnose.lines import LineOrigin
-from tr11ops.diagnose.signature import FaultSignature, Role
+from tr11ops.diagnose.signature import FaultSignature
 from tr11ops.diagnose.tracebacks import RaisedException
 
 
@@ -36,7 +36,7 @@ class ProgressMark:
 class Sighting:
     """One line that a signature matches. `named`: the groups of its pattern. `progress`: the last step before it.
 
-    `is_retried`: the line says that it will be tried again.
+    `is_retried`: the line says that it will be tried again; `is_mild`: it calls itself a warning, or less.
     """
 
     file: str
@@ -48,6 +48,7 @@ class Sighting:
     progress: ProgressMark | None = None
     raised: RaisedException | None = None
     is_retried: bool = False
+    is_mild: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +97,12 @@ class LogLaunch:
             return False
         before = one.progress
         is_counted = last.iteration is not None and before is not None and before.iteration is not None
-        if is_counted and (not self.steps or one.signature.role is not Role.END):  # a bar is drawn again at its end
+        after = {step.iteration or step.text for step in self.steps if step.line_number > one.line_number}
+        if is_counted and len(after) != 1:  # a bar is drawn once more when a training ends
             assert last.iteration is not None and before is not None and before.iteration is not None
             ahead = last.iteration - before.iteration
             if ahead >= STEPS_AFTER or ahead < 0:
                 return True
         if not self.steps:
             return not is_counted and last.line_number - one.line_number > LINES_AFTER
-        after = {step.iteration or step.text for step in self.steps if step.line_number > one.line_number}
         return len(after) >= STEPS_AFTER

@@ -8,11 +8,12 @@ import re
 from tr11ops.diagnose.sighting import TrainingStep
 
 # Words that lines of steps hold, the surest first; and how such a line is told from others with the same word.
-PROGRESS_WORDS = (b"consumed samples", b"loss", b"it/s", b"s/it")
+PROGRESS_WORDS = (b"consumed samples", b"loss", b"it/s", b"s/it", b", skipped=")
 _MEGATRON = re.compile(r"\biteration\s+(\d{1,15})/\s*(\d{1,15}) \|")
 _OTHER = re.compile(
     r"(?:\b(?:iter(?:ation)?|step|global_step|Step|Iter)s?['\"]?\s*[:=#/ ]\s*(\d{1,12})\b.*\bloss)"
-    r"|\{'loss': |\|\s*train(?:_inner)?\s*\|.*\bloss[ =].*\bnum_updates[ =](\d{1,12})\b"
+    r"|\bstep=(?P<deepspeed>\d{1,12}), skipped=|\{'loss': "
+    r"|\|\s*train(?:_inner)?\s*\|.*\bloss[ =].*\bnum_updates[ =](\d{1,12})\b"
     r"|\b(\d{1,12})/\d{1,12} \[[\d:]+<[^\]]*(?:it/s|s/it)",
     re.IGNORECASE,
 )
@@ -40,7 +41,7 @@ def step_of(text: str) -> TrainingStep | None:
     other = _OTHER.search(text)
     if other is None or _NO_STEP.search(text):
         return None
-    number = other[1] or other[2] or other[3]
+    number = next((group for group in other.groups() if group), None)
     return TrainingStep(
         int(number) if number else None, _number(_LOSS.search(text)), grad_norm=_number(_NORM.search(text))
     )

@@ -24,7 +24,9 @@ LONGEST = 600  # characters of an error that are looked at
 _KIND = re.compile(r"(?:Error|Exception)$")  # each exception ends so: it says nothing of what failed
 _INFORMS = re.compile(r"^I\d{4} |\b(?:INFO|DEBUG|TRACE|NOTICE)\b")
 _WARNS = re.compile(r"^W\d{4} |\[W\b|\bWARN(?:ING)?\b|\b(?:User|Future|Runtime|Deprecation)?Warning\b|\b[Ww]arning:")
-_SAYS_ERROR = re.compile(r"\b(?:ERROR|FATAL|CRITICAL|SEVERE|PANIC)\b|\b(?:[Ff]atal|[Ee]rror|[Pp]anic)\b ?[:\]]|^E\d{4} |\[E\b")
+_SAYS_ERROR = re.compile(
+    r"\b(?:ERROR|FATAL|CRITICAL|SEVERE|PANIC)\b|\b(?:[Ff]atal|[Ee]rror|[Pp]anic)\b ?[:\]]|^E\d{4} |\[E\b"
+)
 _HARMLESS = re.compile(
     r"\b(?:0 (?:errors?|failed|failures)|no errors?|non-fatal|ignor(?:ed|ing)|skipp(?:ed|ing)|fall(?:s|ing)? back"
     r"|fallback|recovered|harmless|deprecat\w+|will continue|continuing|resum(?:ed|ing) training|optional|on_?error"
@@ -55,22 +57,6 @@ UNTOLD: Final = FaultSignature(
     "error-line", FAMILY, Role.CAUSE, FaultClass.UNKNOWN, NextStep.PAGE, NodeBlame.UNKNOWN, WARNED,
     "a line says that something failed, and nothing that is known", "https://docs.python.org/3/library/logging.html",
 )  # fmt: skip
-# Lines that may tell of an error: their words are rare where a training is well.
-ERROR_LINE: Final = Rule(
-    re.compile(
-        r"\b(?:ERROR|FATAL|CRITICAL|SEVERE|PANIC)\b|\b[Ee]rror:|\b[Ff]atal\b|\b[Pp]anic(?:ked)?\b|\b[Aa]bort(?:ed|ing)\b"
-        r"|\b[Ff]ailed (?:to|on|with|for|after|while|in)\b|\bfailed:|[Ff]ailure\b|\b[Cc]annot\b|\b[Cc]ould not\b|\b[Uu]nable to\b"
-        r"|\b[Ee]xceed(?:ed|s)\b|\b[Tt]imed out\b|\b[Tt]imeout\b|\bTIMEOUT\b|not respond|[Uu]nreachable|\b[Dd]enied\b"
-        r"|\b[Rr]efused\b|[Cc]orrupt|[Mm]ismatch|[Pp]re-?empt|PREEMPT|[Rr]eclaim|[Ee]victed|\b[Kk]illed\b|[Hh]alted\b"
-        r"|[Rr]ebooted|[Ee]rror (?:detected|received|logged|on|at|code|while|during|from|when|accessing)|Hardware Error|_EXCEPTION\b|_ERROR_"
-        r"|write error|link error|read error|transport error|fabric error|bus error|I/O error|OutOfMemory|ut of memory|was saved with|not compatible| died\b"
-        r"|undefined symbol|build stopped|No such file|[Ss]egmentation fault|Unsupported|[Aa]uthentication required|closed rendezvous|\(Fatal\)|[Ee]xpired|[Ii]nsufficient|[Dd]iverged|[Ee]xploded|[Ii]ncomplete|\b(?:lost|Lost)\b"
-        r"|\b[Ii]nvalid\b|\b[Dd]id not\b|\b[Dd]oes not\b|[Dd]isconnected|[Ll]ink (?:is )?(?:down|not ready)|\b[Hh]ung (?:for|in|at)\b"
-        r"|[Ss]talled|\b[Ss]tuck (?:in|at|for)\b|[Uu]nexpected|[Uu]nhealthy|not permitted|not found\b|interruption notice"
-        r"|[Uu]nknown |[Dd]etected (?:NaN|nan|Inf|inf)|[Mm]issing |[Rr]eset required|needs reset"
-    ),
-    UNTOLD,
-)
 
 
 def of_exception(name: str, said: str, frames: Sequence[str]) -> FaultSignature | None:
@@ -104,7 +90,18 @@ def _less_sure(signature: FaultSignature, most: float) -> FaultSignature:
 @cache
 def topics() -> tuple[Topic, ...]:
     """All topics, in the order in which they are asked. Raises ValueError that names the one that is wrong."""
-    return tuple(_topic(entry) for entry in tomllib.loads(FILE.read_text(encoding="utf-8"))["topic"])
+    return tuple(_topic(entry) for entry in _document()["topic"])
+
+
+@cache
+def error_lines() -> tuple[Rule, ...]:
+    """The rules that find lines which may tell of an error; each means `UNTOLD`."""
+    return tuple(Rule(re.compile(pattern), UNTOLD) for pattern in _document()["lines"])
+
+
+@cache
+def _document() -> Mapping[str, Any]:
+    return tomllib.loads(FILE.read_text(encoding="utf-8"))
 
 
 def _topic(entry: Mapping[str, Any]) -> Topic:

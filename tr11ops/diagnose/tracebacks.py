@@ -105,6 +105,14 @@ class TracebackReader:
     def _closed(self, match: re.Match[str]) -> RaisedException:
         assert self._open is not None
         said, opened = match["said"] or "", self._open
-        found = RaisedException(match["name"], said, opened.where, self._follows, self._ignored, opened.source, tuple(opened.frames[-FRAMES:]))
+        found = RaisedException(
+            match["name"],
+            said,
+            opened.where,
+            self._follows,
+            self._ignored,
+            opened.source,
+            tuple(opened.frames[-FRAMES:]),
+        )
         self._open, self._follows, self._ignored, self._quiet = None, False, False, 0
         return found

@@ -1,0 +1,191 @@
+"""Which line of a launch is the first cause: the candidates, each for what it is, and the order among them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tr11ops.diagnose.sighting import LogLaunch, Sighting
+from tr11ops.diagnose.signature import SURE_END, FaultClass, NextStep, Role
+
+STRONG = 0.75  # a cause with this confidence says more than a bare exception
+PLAIN = 0.65  # the least of an exception; a line that only holds the words of an error has less
+CLEAR = 0.7  # a symptom with this confidence says as much as a death
+_FINISHED = "end-finished"
+_STEP_CANCELLED = "step-cancelled"
+_TOLD = frozenset({"elastic-signal", "end-signal", "told-to-go"})
+_GOING = _TOLD | {"srun-ending"}
+_ORDERED_ENDS = frozenset({FaultClass.SLURM_TIME_LIMIT, FaultClass.SLURM_PREEMPTED})
+_CANCELLED: Any = {  # what a step's end is where nothing came before it
+    "role": Role.STOP,
+    "fault": FaultClass.SLURM_USER_CANCEL,
+    "step": NextStep.NONE,
+    "confidence": 0.7,
+    "meaning": "someone cancelled the step, and nothing had failed before",
+}
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """What of a launch may have ended it, each in the order of the log."""
+
+    causes: tuple[Sighting, ...]
+    stops: tuple[Sighting, ...]
+    deaths: tuple[Sighting, ...]
+    symptoms: tuple[Sighting, ...]
+    summaries: tuple[Sighting, ...]
+    warnings: tuple[Sighting, ...]
+    consequences: tuple[Sighting, ...]
+    ends: tuple[Sighting, ...]
+
+
+_MAY_BE_ROOTS = frozenset({Role.CAUSE, Role.SYMPTOM, Role.STOP, Role.DEATH, Role.END})
+
+
+# ----------------------------------------------------------------------------- candidates
+def candidates_of(launches: Sequence[LogLaunch]) -> Candidates:
+    left = [one for launch in launches for one in launch.sightings if not launch.has_overcome(one)]
+    surest = max(
+        (one.signature.confidence for one in left if not one.is_retried and one.signature.role in _MAY_BE_ROOTS),
+        default=0.0,
+    )
+    left = [one for one in left if not _is_outdone(one, left)]
+    left = [one for one in left if not (one.is_retried and _may_fail_once(one) and one.signature.confidence < surest)]
+    ends = tuple(one for one in left if one.signature.role is Role.END)
+    if any(end.signature.id == _FINISHED for end in ends):  # then one step more is enough to have overcome it
+        last = {launch.file: launch.progress.line_number for launch in launches if launch.progress is not None}
+        left = [one for one in left if one.signature.lasting or one.line_number > last.get(one.file, 0)]
+
+    def of(role: Role) -> tuple[Sighting, ...]:
+        return tuple(one for one in left if one.signature.role is role)
+
+    return Candidates(
+        of(Role.CAUSE),
+        of(Role.STOP),
+        of(Role.DEATH),
+        of(Role.SYMPTOM),
+        of(Role.SUMMARY),
+        of(Role.WARNING),
+        of(Role.CONSEQUENCE),
+        ends,
+    )
+
+
+def _is_outdone(one: Sighting, left: Sequence[Sighting]) -> bool:
+    """Whether a mere warning need not be the cause: something else failed, or nothing did."""
+    if not one.is_mild or not _may_fail_once(one) or one.signature.lasting:
+        return False
+    graver = [other for other in left if other.signature.role in _MAY_BE_ROOTS and not other.is_mild]
+    failed = any(other.signature.role in {Role.SUMMARY, Role.CONSEQUENCE} for other in left)
+    return bool(graver) or not failed
+
+
+def _may_fail_once(one: Sighting) -> bool:
+    return one.signature.role in {Role.CAUSE, Role.SYMPTOM}
+
+
+def root_of(found: Candidates) -> Sighting | None:
+    """The first cause; None where no line tells of one."""
+    strong = first_of([one for one in found.causes if one.signature.confidence >= STRONG])
+    cause = strong and _plainest(strong, found.causes)
+    cause = cause or first_of([one for one in found.causes if one.signature.confidence >= PLAIN])
+    stop, told = (
+        first_of(found.stops),
+        first_of(
+            [one for one in found.consequences if one.signature.id == _STEP_CANCELLED and "DUE TO" not in one.text]
+        ),
+    )
+    end = _end(found, stop)
+    failed = [one for one in (cause, *found.deaths) if one is not None and not one.signature.lasting]
+    if end is not None and not any(is_before(one, end) for one in failed):
+        return _failed_after(end, found) or end
+    clear = [one for one in found.symptoms if one.signature.confidence >= CLEAR]
+    died, lost = _earlier(first_of(found.deaths), first_of(clear)), first_of(found.symptoms)
+    if (
+        stop is None
+        and told is not None
+        and found.consequences[0] is told
+        and _is_first(told, [*failed, *found.symptoms, *found.summaries])
+    ):
+        return replace(told, signature=replace(told.signature, **_CANCELLED))
+    begun = None if stop is None else _earlier(stop, told)
+    if stop is not None and stop.signature.fault in _ORDERED_ENDS and not clear:
+        lost = None  # peers that are gone when the time is up are gone because of it
+    vague = first_of([one for one in found.causes if one.signature.fault is not FaultClass.UNKNOWN])
+    if begun is not None:  # a process that dies when it was told to go is no cause
+        going = first_of([one for one in found.consequences if one.signature.id in _GOING])
+        died = died if died is not None and is_before(died, _earlier(begun, going) or begun) else None
+    for one in (cause, died if stop is not None else _earlier(died, vague), lost if stop is not None else vague, lost):
+        if one is not None and (begun is None or is_before(one, begun)):
+            return one
+    return stop or cause or _earlier(died, vague) or lost
+
+
+def _is_first(one: Sighting, others: Sequence[Sighting]) -> bool:
+    return not any(is_before(other, one) or other.line_number < one.line_number for other in others)
+
+
+def _end(found: Candidates, stop: Sighting | None) -> Sighting | None:
+    """The clean end; None where it was one only because the job was told to go."""
+    end = found.ends[0] if found.ends else None
+    others = (found.causes, found.deaths, found.stops, found.symptoms, found.summaries)
+    if end is not None and end.signature.confidence < SURE_END:
+        return end if not any(others) else None
+    if end is None or stop is None or stop.signature.fault not in _ORDERED_ENDS:
+        return end
+    told = [one for one in (*found.consequences, *found.ends) if one.signature.id in _TOLD]
+    return None if any(is_before(one, end) or one is end for one in told) else end
+
+
+def _plainest(strong: Sighting, causes: Sequence[Sighting]) -> Sighting:
+    """The first strong cause; in place of what NCCL saw of it, an error of the same class that says it more surely."""
+    if strong.raised is not None or "Cuda failure" not in strong.text:
+        return strong
+    return next(
+        (
+            one
+            for one in causes
+            if "Cuda failure" not in one.text
+            and one.signature.fault is strong.signature.fault
+            and one.signature.confidence >= strong.signature.confidence
+        ),
+        strong,
+    )
+
+
+def _failed_after(end: Sighting, found: Candidates) -> Sighting | None:
+    """What the program raised once the training had come to its end: a copy, an upload, an evaluation that failed."""
+    raised = [one for one in found.causes if one.raised is not None and one.signature.confidence >= STRONG]
+    return first_of([one for one in raised if is_before(end, one)])
+
+
+def _earlier(one: Sighting | None, other: Sighting | None) -> Sighting | None:
+    if one is None or other is None:
+        return one or other
+    return other if is_before(other, one) else one
+
+
+def first_of(sightings: Sequence[Sighting]) -> Sighting | None:
+    """The first one by the log, or by the times where they are of several files."""
+    if not sightings:
+        return None
+    first = sightings[0]
+    for one in sightings[1:]:
+        if is_before(one, first) or (one.file == first.file and _is_earlier(one, first)):
+            first = one
+    return first
+
+
+def _is_earlier(one: Sighting, other: Sighting) -> bool:
+    """Whether a later line of a log tells of an earlier time; its writers need not take turns."""
+    times = one.origin.time, other.origin.time
+    return None not in times and one.origin.writer != other.origin.writer and str(times[0])[:14] < str(times[1])[:14]
+
+
+def is_before(one: Sighting, other: Sighting) -> bool:
+    if one.file == other.file:
+        return one.line_number < other.line_number
+    if one.origin.time is None or other.origin.time is None:
+        return False
+    return one.origin.time < other.origin.time
