@@ -59,6 +59,11 @@ def bert_samples(config: TrainerConfig, step: int, count: int) -> dict[str, Tens
 
 def bert_batches(config: TrainerConfig, mesh: Mesh, step: int, count: int) -> Iterator[dict[str, Tensor]]:
     """This replica's micro batches of global batch number `step`: the same samples whatever the topology."""
-    drawn, size = bert_samples(config, step, count), config.batch.micro_batch_size
+    return micro_batches(config, mesh, bert_samples(config, step, count))
+
+
+def micro_batches(config: TrainerConfig, mesh: Mesh, drawn: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    """The shares of this replica, of the fields of a global batch."""
+    count, size = len(next(iter(drawn.values()))), config.batch.micro_batch_size
     for index in range(mesh.data_rank, count // size, mesh.data):
         yield {name: field[index * size : (index + 1) * size] for name, field in drawn.items()}

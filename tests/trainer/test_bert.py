@@ -17,9 +17,11 @@ from torch.nn import functional
 from transformers import MegatronBertConfig, MegatronBertForPreTraining
 
 from tests.trainer.bert_cases import bert_batches, bert_samples, tiny_bert
-from tests.trainer.cases import CPU, FP32_LOSS, FP32_NORM, FP32_WEIGHT, Curve, assemble, copy_state, equal, fill, train
+from tests.trainer.cases import CPU, Curve, assemble, train
+from tests.trainer.mapped_cases import compare_training
+from tests.trainer.one_curve import compare_curves, interrupted
 from tests.trainer.spawn import run_ranks
-from trainer.checkpoint.huggingface.megatron_bert import FusedRows, bert_config, bert_tensors
+from trainer.checkpoint.huggingface.megatron_bert import bert_config, bert_tensors
 from trainer.config.card import CardError, TrainerConfig, validate
 from trainer.contract.resumable import model_facts
 from trainer.engine import Engine
@@ -30,7 +32,6 @@ from trainer.model.kernels import PaddedKernel
 from trainer.parallel.mesh import Mesh
 from trainer.schedule import flops
 from trainer.schedule.card_rules import cross_problems
-from trainer.spikes.corruption_check import check_workers
 
 SIZES = (4, 8, 8, 12)
 SHAPES = [(2, 1, 1), (1, 2, 1), (1, 1, 2), (1, 4, 1), (2, 2, 1), (2, 2, 2)]
@@ -38,40 +39,28 @@ BERT = FAMILIES["bert"]
 
 
 # ----------------------------------------------------------------------------- shapes
-def card(shape: tuple[int, int, int]) -> TrainerConfig:
+def card(shape: tuple[int, int, int], optimizer: str = "adamw") -> TrainerConfig:
     """Sequence parallelism on the largest shape alone: the others are without."""
     pipeline, tensor, data = shape
     cuts = {"sequence_parallel": tensor > 1 and data > 1}
-    return tiny_bert(pipeline, tensor, parallel=cuts)
+    return tiny_bert(pipeline, tensor, optimizer={"type": optimizer}, parallel=cuts)
 
 
 @cache
-def curves(shape: tuple[int, int, int]) -> list[Curve]:
+def curves(shape: tuple[int, int, int], optimizer: str) -> list[Curve]:
     pipeline, tensor, data = shape
-    return run_ranks(train, pipeline * tensor * data, card(shape), SIZES, bert_batches)
+    return run_ranks(train, pipeline * tensor * data, card(shape, optimizer), SIZES, bert_batches)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_every_shape_has_one_curve(shape: tuple[int, int, int]) -> None:
-    """Of AdamW; of all others see optim/test_every_shape.py."""
-    (reference,), ranks = curves((1, 1, 1)), curves(shape)
-    for rank in ranks:
-        assert rank.disagreements == []
-        assert rank.losses == ranks[0].losses
-    assert max(abs(a - b) for a, b in zip(ranks[0].losses, reference.losses, strict=True)) <= FP32_LOSS
-    relative = [abs(a - b) / b for a, b in zip(ranks[0].norms, reference.norms, strict=True) if a and b]
-    assert len(relative) == len(SIZES) and max(relative) <= FP32_NORM
-    assert abs(ranks[0].evaluation - reference.evaluation) <= FP32_LOSS
-    whole, gathered = assemble([reference.pieces]), assemble([rank.pieces for rank in ranks])
-    assert gathered.keys() == whole.keys()
-    for name, kinds in whole.items():
-        bound = 1e-4 if name.endswith("query_key_value.bias") else FP32_WEIGHT
-        torch.testing.assert_close(gathered[name]["fp32"], kinds["fp32"], rtol=0, atol=bound, msg=name)
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
+def test_every_shape_has_one_curve(shape: tuple[int, int, int], optimizer: str) -> None:
+    compare_curves(curves((1, 1, 1), optimizer), curves(shape, optimizer))
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (2, 2, 1)], ids=str)
 def test_parameters_are_counted_as_they_are(shape: tuple[int, int, int]) -> None:
-    config, ranks = card(shape), curves(shape)
+    config, ranks = card(shape), curves(shape, "adamw")
     vocabulary = config.tokenizer.padded_vocabulary_size
     whole = assemble([rank.pieces for rank in ranks])
     count = flops.count_parameters(config.model, vocabulary)
@@ -92,31 +81,10 @@ def test_only_masked_words_have_logits() -> None:
     assert flops.model_flops(model, 0, 1) == blocks + without
 
 
-def interrupted(config: TrainerConfig) -> tuple[list[float], list[float], bool, list[str]]:
-    """Losses of six steps, and of the last three once more in an engine that is given the state after the third."""
-    mesh = Mesh.create(config.parallel, CPU)
-    losses: list[list[float]] = []
-    states, tensors = [], {}
-    for first in (0, 3):
-        engine = Engine.build(config, mesh)
-        if first:
-            fill(engine, tensors, first)
-        losses.append([])
-        for step in range(first, 6):
-            if step == 3 and not first:
-                tensors = assemble([copy_state(engine)])
-            engine.set_learning_rate(3e-3)
-            losses[-1].append(engine.train_step(bert_batches(config, mesh, step, 8), 8, step).loss)
-        states.append(assemble([copy_state(engine)]))
-        found = check_workers(engine.stage(), mesh, 1, 6)
-        engine._pipeline.destroy()
-    return losses[0][3:], losses[1], equal(*states), [item.fault for item in found if item.first != item.second]
-
-
 def test_a_resumed_training_goes_on_bit_for_bit() -> None:
     """With dropout. Its workers also pass the check for silent corruption, which takes the layers one by one."""
     dropout = {"hidden_dropout": 0.1, "attention_dropout": 0.1}
-    ((went_on, resumed, same, faults),) = run_ranks(interrupted, 1, tiny_bert(model=dropout))
+    ((went_on, resumed, same, faults),) = run_ranks(interrupted, 1, tiny_bert(model=dropout), bert_batches)
     assert went_on == resumed and same and not faults
     assert len(set(went_on)) == 3
 
@@ -154,58 +122,14 @@ def their_loss(model: Any, drawn: dict[str, Tensor]) -> Tensor:
     return masked + functional.cross_entropy(out.seq_relationship_logits, drawn["is_random"])
 
 
-def ours_as_theirs(config: TrainerConfig, given: dict[str, Tensor]) -> tuple[float, list[float], dict[str, Tensor]]:
-    """Loss before and of three steps of one micro batch each, from their weights; the weights afterwards."""
-    heads = config.model.attention_heads
-    tensors: dict[str, dict[str, Tensor]] = {}
-    for name, item in bert_tensors(config.model.layers).items():
-        value = given[name]
-        if item.part is not None:
-            parts = [given[name.replace(".query.", f".{kind}.")] for kind in ("query", "key", "value")]
-            cut = [part.view(heads, 1, -1, *part.shape[1:]) for part in parts]
-            value = torch.cat(cut, dim=1).reshape(-1, *value.shape[1:])
-        zeros = torch.zeros_like(value)
-        tensors.setdefault(item.key, {"weight": value, "fp32": value, "exp_avg": zeros, "exp_avg_sq": zeros})
-    mesh = Mesh.create(config.parallel, CPU)
-    engine = Engine.build(config, mesh)
-    fill(engine, tensors, 0)
-    engine.set_learning_rate(1e-3)
-    before = engine.evaluate(bert_batches(config, mesh, 0, 8), 1)
-    losses = [engine.train_step(bert_batches(config, mesh, step, 8), 8).loss for step in range(3)]
-    weights = {weight.name: weight.tensor.clone() for weight in engine.sharded_state().weights}
-    engine.close()
-    return before, losses, weights
-
-
 def test_training_equals_transformers_megatron_bert() -> None:
-    """Same weights and samples: loss before, three AdamW steps, and every weight after them but the key biases."""
+    """Same weights and samples."""
     batch = {"micro_batch_size": 8, "global_batch_size": 8}
     config = tiny_bert(batch=batch, optimizer={"clip_grad": 0.0, "weight_decay": 0.1})
-    model = theirs(config)
-    given = {name: value.detach().clone() for name, value in model.state_dict().items()}
-    groups = [[item for item in model.parameters() if (item.dim() > 1) is decays] for decays in (True, False)]
-    optimizer = torch.optim.AdamW(
-        [{"params": groups[0], "weight_decay": 0.1}, {"params": groups[1], "weight_decay": 0.0}], lr=1e-3
-    )
-    losses = []
-    for step in range(3):
-        optimizer.zero_grad()
-        result = their_loss(model, bert_samples(config, step, 8))
-        result.backward()
-        optimizer.step()
-        losses.append(result.item())
-    ((before, ours, weights),) = run_ranks(ours_as_theirs, 1, config, given)
-    assert abs(before - losses[0]) <= 2e-6
-    torch.testing.assert_close(ours, losses, atol=5e-6, rtol=0)
-    after, items = model.state_dict(), bert_tensors(config.model.layers)
-    assert set(after) - set(items) <= {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"}
-    for name, item in items.items():
-        if ".key.bias" not in name:
-            mine = weights[item.key]
-            if item.part is not None:
-                cut = FusedRows(config.model.attention_heads, item.part).blocks(tuple(after[name].shape))
-                mine = torch.cat([mine[offsets[0] : offsets[0] + sizes[0]] for offsets, sizes in cut])
-            torch.testing.assert_close(mine, after[name], atol=2e-5, rtol=0, msg=name)
+    model, items = theirs(config), bert_tensors(config.model.layers)
+    tied = {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"}
+    assert set(model.state_dict()) - set(items) <= tied
+    compare_training(config, model, items, lambda step: their_loss(model, bert_samples(config, step, 8)), bert_batches)
 
 
 # ----------------------------------------------------------------------------- pieces
@@ -302,5 +226,5 @@ def test_what_only_a_gpt_has_is_refused(sections: dict[str, Any], key: str) -> N
 def test_an_unknown_family_is_refused() -> None:
     value = tiny_bert().model_dump(mode="json")
     value["model"]["family"] = "rnn"
-    with pytest.raises(CardError, match="'gpt' or 'bert'"):
+    with pytest.raises(CardError, match="'gpt', 'bert' or 't5'"):
         validate(TrainerConfig, value, "card")

@@ -186,7 +186,7 @@ def export(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Folder to write.")],
     to: Annotated[
         str,
-        typer.Option("--format", "--to", metavar="hf", help="Format: hf is Hugging Face's BLOOM, or Megatron-BERT."),
+        typer.Option("--format", "--to", metavar="hf", help="hf: Hugging Face's BLOOM, Megatron-BERT or Blenderbot."),
     ] = "hf",
     dtype: Annotated[
         str | None, typer.Option("--dtype", metavar="bf16|fp32|fp16", help="Else as the checkpoint's weights.")
@@ -200,7 +200,7 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier export in DIR.")] = False,
     verify: Annotated[bool, typer.Option(help="Compare the digests of the weights first; reads them twice.")] = True,
 ) -> None:
-    """Write a checkpoint's weights as a Hugging Face BLOOM or Megatron-BERT: config.json, safetensors, tokenizer.
+    """Write a checkpoint's weights as a Hugging Face BLOOM, Megatron-BERT or Blenderbot: config, weights, tokenizer.
 
     The folder appears whole or not at all. Memory does not grow with the model. STEP as a path needs no card; the
     card then says what the checkpoint does not: tokenizer, epsilon of the LayerNorms.

@@ -107,9 +107,10 @@ def _table(title: str, rows: Iterable[Row], names: int = 25) -> Table:
 
 def _size_rows(found: Estimate) -> list[Row]:
     count = found.parameters
+    decoder = f", {count.decoder_block:,} one of the decoder" if count.decoder_block else ""
     degrees = f"tensor {found.tensor_parallel} x pipeline {found.pipeline_parallel} x data {found.data_parallel}"
     rows = [
-        ("parameters", f"{count.total:,}", f"{count.block:,} a block"),
+        ("parameters", f"{count.total:,}", f"{count.block:,} a block{decoder}"),
         ("  without embeddings", f"{count.without_embeddings:,}", ""),
         ("workers", f"{found.world_size:,}", degrees),
     ]

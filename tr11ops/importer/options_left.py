@@ -34,12 +34,17 @@ TOGETHER = [
         "--num-layers-per-virtual-pipeline-stage:1 --num-virtual-stages-per-pipeline-rank:1 "
         "--virtual-pipeline-model-parallel-size:1 --microbatch-group-size-per-virtual-pipeline-stage:1",
     ),
-    *_left(LeftReason.ELSEWHERE, "optimizer.type and embedding_init, model.embedding_layernorm", "--use-bnb-optimizer"),
+    *_left(LeftReason.ELSEWHERE, "optimizer.type, with a LayerNorm after the embedding", "--use-bnb-optimizer"),
     *_left(LeftReason.ELSEWHERE, "optimizer.embedding_alpha", "--alpha:1"),
     *_left(
         LeftReason.ELSEWHERE,
         "data.mask_probability, short_sequence_probability and binary_head",
         "--mask-prob:1 --short-seq-prob:1 --bert-no-binary-head",
+    ),
+    *_left(
+        LeftReason.ELSEWHERE,
+        "model.decoder_sequence_length and data.extra_ids",
+        "--decoder-seq-length:1 --vocab-extra-ids:1",
     ),
 ]
 
@@ -100,7 +105,7 @@ _DECISIONS = [
         "it makes another model, for which there is no key",
         (
             "--apply-residual-connection-post-layernorm --openai-gelu --onnx-safe --fp32-residual-connection "
-            "--untie-embeddings-and-output-weights --swiglu --disable-bias-linear "
+            "--init-method-xavier-uniform --untie-embeddings-and-output-weights --swiglu --disable-bias-linear "
             "--use-rotary-position-embeddings --glu-activation:1 --num-experts:* --normalization:1"
         ),
     ),
@@ -122,11 +127,6 @@ LEFT = [
     *TOGETHER,
     *(rule for why, options in _DROPPED for rule in _left(LeftReason.DROPPED, why, options)),
     *(rule for why, options in _DECISIONS for rule in _left(LeftReason.DECISION, why, options)),
-    *_left(
-        LeftReason.NO_EFFECT,
-        "belongs to other models than GPT",
-        "--vocab-extra-ids:1 --decoder-seq-length:1",
-    ),
     *_left(
         LeftReason.NO_COUNTERPART, "tr11 queues the next attempt itself: `tr11 launch --array`", "--adlr-autoresume"
     ),

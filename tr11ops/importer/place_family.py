@@ -6,14 +6,17 @@ from collections.abc import Mapping
 
 from tr11ops.importer.builder import Builder
 from tr11ops.importer.launch import ParsedLaunch
-from tr11ops.importer.options import Converter, OptionUse, number, off
+from tr11ops.importer.options import Converter, OptionUse, integer, number, off
 from tr11ops.importer.results import LeftReason
 
-_FAMILIES = {"pretrain_gpt.py": "gpt", "pretrain_bert.py": "bert"}
-_OF_BERT: Mapping[str, tuple[str, Converter]] = {
-    "--mask-prob": ("data.mask_probability", number),
-    "--short-seq-prob": ("data.short_sequence_probability", number),
-    "--bert-no-binary-head": ("data.binary_head", off),
+_FAMILIES = {"pretrain_gpt.py": "gpt", "pretrain_bert.py": "bert", "pretrain_t5.py": "t5"}
+_MASKING = ("bert", "t5")
+_OWN_OPTIONS: Mapping[str, tuple[str, Converter, tuple[str, ...]]] = {
+    "--mask-prob": ("data.mask_probability", number, _MASKING),
+    "--short-seq-prob": ("data.short_sequence_probability", number, _MASKING),
+    "--bert-no-binary-head": ("data.binary_head", off, ("bert",)),
+    "--decoder-seq-length": ("model.decoder_sequence_length", integer, ("t5",)),
+    "--vocab-extra-ids": ("data.extra_ids", integer, ("t5",)),
 }
 
 
@@ -22,16 +25,16 @@ def place_family(builder: Builder, launch: ParsedLaunch, uses: Mapping[str, Opti
     program = launch.program.rpartition("/")[2]
     family = _FAMILIES.get(program, "gpt")
     if program and program not in _FAMILIES:
-        why = f"is none of {', '.join(_FAMILIES)}: tr11 trains GPT and BERT models with them"
+        why = f"is none of {', '.join(_FAMILIES)}: tr11 trains GPT, BERT and T5 models with them"
         builder.leave(program, "", launch.line, LeftReason.DECISION, why)
     if family != "gpt":
         builder.put("model.family", family, program, launch.line)
-    for option, (key, convert) in _OF_BERT.items():
+    for option, (key, convert, families) in _OWN_OPTIONS.items():
         use = uses.get(option)
         if use is None:
             continue
-        if family == "bert":
+        if family in families:
             builder.take(key, use.values, convert, use.option, use.line)
         else:
-            why = "belongs to other models than GPT"
+            why = f"belongs to other models than {family.upper()}"
             builder.leave(use.option, use.text, use.line, LeftReason.NO_EFFECT, why)

@@ -10,7 +10,7 @@ from trainer.config.base import has_secret
 from trainer.config.card import ModelSection, ParallelSection, Problem
 from trainer.config.initial_std import WHAT_IT_COST, too_large
 from trainer.config.rules import Rule
-from trainer.config.tensor_shares import uneven_lengths
+from trainer.config.tensor_shares import UNCUT_FAMILIES, uneven_lengths
 from trainer.schedule.devices import device_peak
 from trainer.schedule.flops import busiest_stage, stage_layout
 
@@ -66,7 +66,7 @@ def card_warnings(card: RunCard) -> list[Problem]:
 
 def _initial_warnings(card: RunCard) -> Iterator[Problem]:
     """Initial weights far too large for the width."""
-    advice = too_large(card.model.init_std, card.model.hidden_size) if card.model.init_method == "normal" else None
+    advice = too_large(card.model.init_std, card.model.hidden_size)
     if advice is not None:
         rule = f"is large for {card.model.hidden_size} columns: {WHAT_IT_COST}"
         yield Problem("model.init_std", card.model.init_std, rule, f"use {advice}")
@@ -112,6 +112,8 @@ def _sequence_warnings(card: RunCard) -> Iterator[Problem]:
     """Lengths that keep sequence parallelism off."""
     tensor = card.parallel.tensor
     if tensor == 1 or card.parallel.sequence_parallel or card.model.partition_activations:
+        return
+    if card.model.family in UNCUT_FAMILIES:
         return
     curriculum = {} if card.curriculum is None else card.curriculum.model_dump()
     for section, key, value in uneven_lengths(tensor, card.model.model_dump(), curriculum):

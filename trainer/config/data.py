@@ -162,9 +162,6 @@ class DataSection(Section):
         default=0.1, ge=0, le=1, description="bert, t5: share of samples that are shorter than they could be"
     )
     binary_head: bool = Field(default=True, description="bert: two segments a sample, whose order is learned")
-    decoder_sequence_length: int = Field(
-        default=128, ge=3, le=LARGEST_WIDTH, description="t5: tokens of the decoder; longer spans are shortened"
-    )
     extra_ids: int = Field(
         default=100, gt=0, le=10_000, description="t5: sentinels, behind the vocabulary unless it has <extra_id_0>, ..."
     )

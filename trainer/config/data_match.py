@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -19,9 +20,12 @@ CURSOR_KEY = "data"
 PROBES = 16  # samples whose digests are kept, spread evenly over all of them
 # With another value of one of these, the samples that follow are others, whatever the files hold.
 DECISIVE = ("run.seed", "model.sequence_length", "data.order", "data.split", "data.weights", "data.train_group")
-# Of the families that are trained on masked words: keys of [data] that shape their samples.
-_MASKING = ("mask_probability", "short_sequence_probability")
-MASKING_KEYS = {"bert": (*_MASKING, "binary_head"), "t5": (*_MASKING, "decoder_sequence_length", "extra_ids")}
+# Of the families that are trained on masked words: keys that shape their samples.
+_MASKING = ("data.mask_probability", "data.short_sequence_probability")
+MASKING_KEYS = {
+    "bert": (*_MASKING, "data.binary_head"),
+    "t5": (*_MASKING, "model.decoder_sequence_length", "data.extra_ids"),
+}
 _LONGEST = 60
 
 
@@ -61,7 +65,7 @@ def data_facts(config: TrainerConfig) -> dict[str, Any]:
         "batch.train_samples": config.batch.train_samples,
         "data.order": data.order,
         "tokenizer.path": config.tokenizer.path or config.tokenizer.vocabulary_file,
-        **{f"data.{key}": getattr(data, key) for key in masking},
+        **{key: attrgetter(key)(config) for key in masking},
     }
     if data.uses_groups:
         return {**facts, "data.train_group": data.train_group, "data.train_groups_file": data.train_groups_file}

@@ -9,9 +9,9 @@ from trainer.config.stage_units import units_of
 
 
 def family_problems(config: TrainerConfig) -> Iterator[Problem]:
-    """Of a BERT: keys that mean something for a GPT alone."""
+    """Of a BERT or a T5: keys that mean something for a GPT alone."""
     model = config.model
-    if model.family != "bert":
+    if not model.looks_ahead:
         return
     if model.position_embedding != "absolute":
         rule = f'has no meaning with model.family = "{model.family}": its positions are learned'
@@ -19,9 +19,28 @@ def family_problems(config: TrainerConfig) -> Iterator[Problem]:
     if model.embedding_layernorm:
         rule = f'is not a part of model.family = "{model.family}"'
         yield Problem("model.embedding_layernorm", True, rule, "leave it out")
-    if config.parallel.pipeline > 1 and units_of(config.parallel.partition) is None:
+    if model.has_decoder:
+        yield from _decoder_problems(config)
+    elif config.parallel.pipeline > 1 and units_of(config.parallel.partition) is None:
         rule = f'may part what model.family = "{model.family}" has at its end'
         yield Problem("parallel.partition", config.parallel.partition, rule, "use type:transformer|embedding")
     if config.checkpoint.format == "deepspeed":
         rule = f'has no place for the tensors of model.family = "{model.family}"'
         yield Problem("checkpoint.format", "deepspeed", rule, 'use "tr11"')
+
+
+def _decoder_problems(config: TrainerConfig) -> Iterator[Problem]:
+    """What is not there where two sequences go through the model."""
+    model, parallel = config.model, config.parallel
+    has_no = f'model.family = "{model.family}" has no'
+    if parallel.pipeline > 1:
+        yield Problem("parallel.pipeline", parallel.pipeline, f"must be 1: {has_no} pipeline", "use tensor ranks")
+    if parallel.sequence_parallel:
+        rule = f"cannot be: {has_no} sequence parallelism"
+        yield Problem("parallel.sequence_parallel", True, rule, "leave it out")
+    if config.curriculum is not None:
+        rule = f"cannot be: {has_no} curriculum, which would cut off text that the decoder is to fill in"
+        yield Problem("curriculum", config.curriculum.kind, rule, "leave the section out")
+    if model.positions < model.decoder_sequence_length:
+        rule = f"must be at least model.decoder_sequence_length ({model.decoder_sequence_length})"
+        yield Problem("model.max_position_embeddings", model.positions, rule, "raise it")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from trainer.config.base import LARGEST_WIDTH, MOST_ITERATIONS, MOST_LAYERS, MOST_WAYS, Section
-from trainer.config.optimizer_names import with_new_names
 
 DEFAULT_VOCABULARY_MULTIPLE = 128
 
@@ -48,15 +46,20 @@ class ParallelSection(Section):
 class ModelSection(Section):
     """[model]: a pre-layer-norm transformer with tied input and output embedding."""
 
-    family: Literal["gpt", "bert"] = Field(
-        default="gpt", description="predicts the next token; or masked tokens and the order of two sentences"
+    family: Literal["gpt", "bert", "t5"] = Field(
+        default="gpt",
+        description="predicts the next token; or masked tokens and the order of two sentences; or, with an encoder and "
+        "a decoder, the spans that were cut out",
     )
-    layers: int = Field(gt=0, le=MOST_LAYERS, description="transformer blocks")
+    layers: int = Field(gt=0, le=MOST_LAYERS, description="transformer blocks; t5: of the encoder, and of the decoder")
     hidden_size: int = Field(gt=0, le=LARGEST_WIDTH, description="width of the residual stream")
     attention_heads: int = Field(
         gt=0, le=LARGEST_WIDTH, description="must divide hidden_size, unless kv_channels is given"
     )
-    sequence_length: int = Field(gt=0, le=LARGEST_WIDTH, description="tokens in one sample")
+    sequence_length: int = Field(gt=0, le=LARGEST_WIDTH, description="tokens in one sample; t5: of the encoder")
+    decoder_sequence_length: int = Field(
+        default=128, ge=3, le=LARGEST_WIDTH, description="t5: tokens of the decoder; longer spans are shortened"
+    )
     kv_channels: int | None = Field(
         default=None, gt=0, le=LARGEST_WIDTH, description="width of one head; default: hidden_size / attention_heads"
     )
@@ -76,10 +79,6 @@ class ModelSection(Section):
     layernorm_epsilon: float = Field(default=1e-5, gt=0, description="added to the variance")
     attention_dropout: float = Field(default=0.1, ge=0, lt=1, description="on the attention probabilities")
     hidden_dropout: float = Field(default=0.1, ge=0, lt=1, description="on what each half of a block adds")
-    init_method: Literal["normal", "xavier"] = Field(
-        default="normal",
-        description="how matrices begin: normal with init_std, or evenly within sqrt(6 / (rows + columns)) of zero",
-    )
     init_std: float = Field(default=0.02, gt=0, description="sigma of the normal initial weights")
     activation_checkpointing: bool = Field(
         default=False, description="recompute block activations in the backward pass"
@@ -108,7 +107,12 @@ class ModelSection(Section):
     @property
     def looks_ahead(self) -> bool:
         """Whether a token's attention goes to those behind it too."""
-        return self.family == "bert"
+        return self.family in ("bert", "t5")
+
+    @property
+    def has_decoder(self) -> bool:
+        """Whether a decoder of as many blocks, which attend to the encoder's result too, stands behind the blocks."""
+        return self.family == "t5"
 
     @property
     def ffn(self) -> int:
@@ -126,17 +130,10 @@ class ModelSection(Section):
 class OptimizerSection(Section):
     """[optimizer]: AdamW with decoupled weight decay, in fp32 or with moments in 8 bits, or LAMB."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _take_old_names(cls, value: Any) -> Any:
-        """`type = "mylamb"` and the like, by the keys that they stand for."""
-        return with_new_names(value) if isinstance(value, Mapping) else value
-
     type: Literal["adamw", "adam8bit", "lamb"] = Field(
         default="adamw",
         description="fp32 moments; moments in 8 bits, but for the word embedding and small tensors; or LAMB, whose "
-        "step of each tensor is as long as the tensor's norm says; also by old names: ptadamw, mylamb, mylamb2, "
-        "mylamb3, lambtp",
+        "step of each tensor is as long as the tensor's norm says",
     )
     lamb_variant: Literal["paper", "nvlamb", "apex", "floored", "embedding-lr", "layer-noise"] = Field(
         default="paper",
@@ -144,16 +141,12 @@ class OptimizerSection(Section):
         "all, weights' norms at least 1e-5 an element (`floored`); also large tensors step further (`embedding-lr`); "
         "also momentum and noise are normalised apart (`layer-noise`)",
     )
-    lamb_norms: Literal["exact", "local", "mean-weight", "stale"] = Field(
+    lamb_norms: Literal["exact", "local", "mean-weight"] = Field(
         default="exact",
-        description="lamb: norms are of whole tensors (`stale`: the direction's of the step before, so that no rank "
-        "waits for another), of a tensor rank's slices, or the weight's a mean of the slices",
+        description="lamb: norms are of whole tensors, of a tensor rank's slices, or the weight's a mean of the slices",
     )
     embedding_alpha: float = Field(
         default=1.0, ge=0, le=1000, description="embedding-lr: the largest tensor steps 1 + this times as far"
-    )
-    embedding_init: Literal["normal", "xavier"] | None = Field(
-        default=None, description="how the word embedding begins; default: as model.init_method says"
     )
     beta1: float = Field(default=0.9, ge=0, lt=1, description="decay of the first moment")
     beta2: float = Field(default=0.999, ge=0, lt=1, description="decay of the second moment")

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+UNCUT_FAMILIES = ("t5",)
+"""Of whose two sequences, side by side in one tensor, no rank could have an even stretch."""
+
 
 def is_cut_by_default(parallel: Mapping[str, Any], model: Mapping[str, Any], curriculum: Mapping[str, Any]) -> bool:
     """Sequence parallelism of a card without `parallel.sequence_parallel`, given its sections as plain keys.
@@ -13,6 +16,8 @@ def is_cut_by_default(parallel: Mapping[str, Any], model: Mapping[str, Any], cur
     """
     tensor = parallel.get("tensor", 1)
     if type(tensor) is not int or tensor < 2 or model.get("partition_activations") is True:
+        return False
+    if model.get("family") in UNCUT_FAMILIES:
         return False
     return next(uneven_lengths(tensor, model, curriculum), None) is None
 

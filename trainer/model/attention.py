@@ -1,7 +1,8 @@
-"""Causal self-attention with heads cut over tensor ranks."""
+"""Attention with heads cut over tensor ranks: of a sequence to itself, and of a decoder to an encoder's result."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from torch import Tensor, nn
@@ -16,12 +17,44 @@ from trainer.model.random import tensor_region
 from trainer.parallel.mesh import Mesh
 
 
-class SelfAttention(nn.Module):
+class _Attention(nn.Module):
+    """What both kinds share: the inner part, between the projections.
+
+    `kernel` is shared by all blocks of a worker. `recompute`: the inner part is computed again in the backward pass,
+    which keeps the first projections' results alone.
+    """
+
+    def __init__(self, model: ModelSection, mesh: Mesh, kernel: Kernel, recompute: bool):
+        super().__init__()
+        self.mesh = mesh
+        self.kernel = kernel
+        self.head_size = model.head_size
+        self.dropout = model.attention_dropout
+        self.recompute = recompute
+
+    def _recomputed(self, mix: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        if not self.recompute:
+            return mix
+        keeps_random = self.dropout > 0.0
+        return partial(checkpoint, mix, use_reentrant=False, preserve_rng_state=keeps_random, determinism_check="none")
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, documents: Tensor | None) -> Tensor:
+        """Each [batch, sequence, heads, head size] -> mixed values [batch, sequence of the queries, width]."""
+        batch, length = query.shape[:2]
+        query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+        if self.training and self.dropout > 0.0:
+            with tensor_region(self.mesh):
+                mixed = self.kernel(query, key, value, documents, self.dropout)
+        else:
+            mixed = self.kernel(query, key, value, documents, 0.0)
+        return mixed.transpose(1, 2).reshape(batch, length, -1)
+
+
+class SelfAttention(_Attention):
     """Query, key and value in one projection: rows [heads, 3, head size], so a slice of rows is whole heads.
 
-    `kernel` and `rotary` (None unless positions are rotary) are shared by all blocks of a worker. `recompute`: what
-    lies between the two projections is computed again in the backward pass, which keeps the first one's result alone.
-    `in_float8`: the projections multiply in 8-bit floats.
+    `rotary` (None unless positions are rotary) is shared by all blocks of a worker, as the kernel is. `in_float8`: the
+    projections multiply in 8-bit floats.
     """
 
     def __init__(
@@ -33,14 +66,9 @@ class SelfAttention(nn.Module):
         recompute: bool = False,
         in_float8: bool = False,
     ):
-        super().__init__()
+        super().__init__(model, mesh, kernel, recompute)
         width = model.attention_heads * model.head_size
-        self.mesh = mesh
-        self.kernel = kernel
         self.rotary = rotary
-        self.head_size = model.head_size
-        self.dropout = model.attention_dropout
-        self.recompute = recompute
         self.query_key_value = ColumnParallelLinear(model.hidden_size, 3 * width, model.init_std, mesh, in_float8)
         std = output_projection_std(model.init_std, model.layers)
         self.dense = RowParallelLinear(width, model.hidden_size, std, mesh, in_float8)
@@ -51,13 +79,7 @@ class SelfAttention(nn.Module):
 
     def mix(self, fused: Tensor, documents: Tensor | None) -> Tensor:
         """What lies between the two projections: [batch, sequence, 3 x width] -> [batch, sequence, width]."""
-        mix = self._mix
-        if self.recompute:
-            keeps_random = self.dropout > 0.0
-            mix = partial(
-                checkpoint, mix, use_reentrant=False, preserve_rng_state=keeps_random, determinism_check="none"
-            )
-        return mix(fused, documents)
+        return self._recomputed(self._mix)(fused, documents)
 
     def _mix(self, fused: Tensor, documents: Tensor | None) -> Tensor:
         """Query, key and value side by side [batch, sequence, 3 x width] -> mixed values [batch, sequence, width]."""
@@ -65,10 +87,26 @@ class SelfAttention(nn.Module):
         query, key, value = fused.view(batch, length, -1, 3, self.head_size).unbind(3)
         if self.rotary is not None:
             query, key = self.rotary.rotate(query, documents), self.rotary.rotate(key, documents)
-        query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-        if self.training and self.dropout > 0.0:
-            with tensor_region(self.mesh):
-                mixed = self.kernel(query, key, value, documents, self.dropout)
-        else:
-            mixed = self.kernel(query, key, value, documents, 0.0)
-        return mixed.transpose(1, 2).reshape(batch, length, -1)
+        return self._attend(query, key, value, documents)
+
+
+class CrossAttention(_Attention):
+    """Queries of one sequence, keys and values of another: rows [heads, head size], and [heads, 2, head size]."""
+
+    def __init__(self, model: ModelSection, mesh: Mesh, kernel: Kernel, recompute: bool, in_float8: bool):
+        super().__init__(model, mesh, kernel, recompute)
+        size, width, std = model.hidden_size, model.attention_heads * model.head_size, model.init_std
+        self.query = ColumnParallelLinear(size, width, std, mesh, in_float8)
+        self.key_value = ColumnParallelLinear(size, 2 * width, std, mesh, in_float8)
+        self.dense = RowParallelLinear(width, size, output_projection_std(std, model.layers), mesh, in_float8)
+
+    def mix(self, query: Tensor, key_value: Tensor, marks: Tensor) -> Tensor:
+        """What lies between the projections: [batch, own sequence, width] and [batch, other sequence, 2 x width] ->
+        [batch, own sequence, width]. `marks` [batch, other sequence]: 0 where that is padding.
+        """
+        return self._recomputed(self._mix)(query, key_value, marks)
+
+    def _mix(self, query: Tensor, key_value: Tensor, marks: Tensor) -> Tensor:
+        batch, length, _ = key_value.shape
+        key, value = key_value.view(batch, length, -1, 2, self.head_size).unbind(3)
+        return self._attend(query.view(batch, query.shape[1], -1, self.head_size), key, value, marks)

@@ -17,10 +17,10 @@ from trainer.config.recompute_choice import recomputed_part
 from trainer.model.bert_heads import FIRST_MARK, PretrainingHead, PretrainingHeads, TokenTypes
 from trainer.model.block import TransformerBlock
 from trainer.model.compiled import Compiler
-from trainer.model.documents import IGNORED, Stream, joined
+from trainer.model.documents import IGNORED
 from trainer.model.family import Family, Layer
 from trainer.model.kernels import build_kernel
-from trainer.model.layers import Dropout, LayerNorm, LearnedPositions, VocabularyParallelEmbedding
+from trainer.model.layers import Dropout, LayerNorm, LearnedPositions, VocabularyParallelEmbedding, embed_marked
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.micro_batch import Batch
 from trainer.schedule.ends import PLACES
@@ -50,7 +50,7 @@ class BertFamily(Family):
         words = (VocabularyParallelEmbedding, (vocabulary, size, std, mesh), "embedding.word.")
         norm = (size, model.layernorm_epsilon, mesh)
         layers = [
-            Layer(*words, tied_key=TIED_KEY, forward=_embedded),
+            Layer(*words, tied_key=TIED_KEY, forward=embed_marked),
             Layer(LearnedPositions, (model.positions, size, std, mesh), "embedding.position."),
             Layer(TokenTypes, (size, std, mesh), "embedding.type."),
         ]
@@ -100,9 +100,3 @@ class BertFamily(Family):
         """The text, with its masks."""
         text: Tensor = micro_batch["text"]
         return text
-
-
-def _embedded(embedding: VocabularyParallelEmbedding, read: tuple[Tensor, Tensor]) -> Stream:
-    """Tokens and marks [batch, sequence] -> their vectors, and the marks again."""
-    tokens, marks = read
-    return joined(embedding(tokens), marks)

@@ -77,35 +77,35 @@ class TransformerBlock(nn.Module):
     def _compute_cut(self, hidden: Tensor, documents: Tensor | None) -> Tensor:
         """The same with collectives in between, which are not compiled."""
         run, dense, down = self.run, self.attention.dense, self.mlp.down
-        fused = self.attention.query_key_value(run(_normed)(self, hidden))
+        fused = self.attention.query_key_value(run(input_normed)(self, hidden))
         summed = dense.exchange(dense.product(self.attention.mix(fused, documents)))
-        hidden, normed = run(_added_and_normed)(self, hidden, summed)
-        summed = down.exchange(down.product(run(_activated)(self, self.mlp.up(normed))))
-        return run(_added)(self, hidden, summed)
+        hidden, normed = run(added_and_normed)(self, hidden, summed)
+        summed = down.exchange(down.product(run(activated)(self, self.mlp.up(normed))))
+        return run(added)(self, hidden, summed)
 
 
 # The parts of a block, from one collective to the next, each with the block as its first argument.
 
 
-def _normed(block: TransformerBlock, hidden: Tensor) -> Tensor:
+def input_normed(block: TransformerBlock, hidden: Tensor) -> Tensor:
     normed: Tensor = block.input_norm(hidden)
     return normed
 
 
-def _added_and_normed(block: TransformerBlock, hidden: Tensor, summed: Tensor) -> tuple[Tensor, Tensor]:
-    hidden = hidden + _dropped(block, block.attention.dense.finish(summed))
+def added_and_normed(block: TransformerBlock, hidden: Tensor, summed: Tensor) -> tuple[Tensor, Tensor]:
+    hidden = hidden + dropped(block, block.attention.dense.finish(summed))
     return hidden, block.post_attention_norm(hidden)
 
 
-def _activated(block: TransformerBlock, hidden: Tensor) -> Tensor:
+def activated(block: TransformerBlock, hidden: Tensor) -> Tensor:
     return block.mlp.activate(hidden)
 
 
-def _added(block: TransformerBlock, hidden: Tensor, summed: Tensor) -> Tensor:
-    return hidden + _dropped(block, block.mlp.down.finish(summed))
+def added(block: TransformerBlock, hidden: Tensor, summed: Tensor) -> Tensor:
+    return hidden + dropped(block, block.mlp.down.finish(summed))
 
 
-def _dropped(block: TransformerBlock, branch: Tensor) -> Tensor:
+def dropped(block: TransformerBlock, branch: Tensor) -> Tensor:
     return functional.dropout(branch, block.dropout, block.training) if block.dropout > 0.0 else branch
 
 
@@ -113,10 +113,10 @@ def _dropped(block: TransformerBlock, branch: Tensor) -> Tensor:
 
 
 def _projected(block: TransformerBlock, hidden: Tensor) -> Tensor:
-    fused: Tensor = block.attention.query_key_value(_normed(block, hidden))
+    fused: Tensor = block.attention.query_key_value(input_normed(block, hidden))
     return fused
 
 
 def _finished(block: TransformerBlock, hidden: Tensor, mixed: Tensor) -> Tensor:
-    hidden, normed = _added_and_normed(block, hidden, block.attention.dense.product(mixed))
-    return _added(block, hidden, block.mlp.down.product(_activated(block, block.mlp.up(normed))))
+    hidden, normed = added_and_normed(block, hidden, block.attention.dense.product(mixed))
+    return added(block, hidden, block.mlp.down.product(activated(block, block.mlp.up(normed))))

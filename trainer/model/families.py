@@ -6,8 +6,13 @@ from trainer.config.card import ModelSection
 from trainer.model.bert import BertFamily
 from trainer.model.family import Family
 from trainer.model.gpt import GPTFamily
+from trainer.model.t5 import T5Family
 
-FAMILIES: dict[str, Family] = {"gpt": GPTFamily(), "bert": BertFamily()}
+FAMILIES: dict[str, Family] = {
+    "gpt": GPTFamily(),
+    "bert": BertFamily(),
+    "t5": T5Family(),
+}
 
 
 def family_of(model: ModelSection) -> Family:

@@ -84,6 +84,15 @@ def build_kernel(model: ModelSection, mesh: Mesh, documents: DocumentRules | Non
     return DenseKernel(slopes, stays_inside, mesh.device, backends)
 
 
+def build_causal_kernel(model: ModelSection, mesh: Mesh, dtype: str) -> CausalKernel:
+    """That of a decoder's own tokens, beside the kernel of `build_kernel` for a model that looks ahead.
+
+    Padding stands behind all tokens, where causal attention does not look.
+    """
+    is_fused = kernel_for(model, mesh, None, dtype).is_fused
+    return CausalKernel(() if mesh.device.type != "cuda" else FUSED if is_fused else BACKENDS["math"])
+
+
 class CausalKernel:
     """Causal attention without any bias: torch's own fused kernels. `backends`: the only ones it may take."""
 

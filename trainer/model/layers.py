@@ -135,6 +135,12 @@ class VocabularyParallelEmbedding(nn.Module):
         return _leave_region(rows.masked_fill(elsewhere.unsqueeze(-1), 0.0), self.mesh)
 
 
+def embed_marked(embedding: VocabularyParallelEmbedding, read: tuple[Tensor, Tensor]) -> Stream:
+    """Tokens and their marks, both [batch, sequence] -> their vectors, and the marks again."""
+    tokens, marks = read
+    return joined(embedding(tokens), marks)
+
+
 class LearnedPositions(nn.Module):
     """Adds a learned vector per position to [batch, sequence, features]; positions may count within documents."""
 

@@ -120,13 +120,13 @@ class Attach(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, slot: Slot, *beside: Tensor) -> Tensor:
-        ctx.slot, ctx.has_beside = slot, bool(beside)
+        ctx.slot, ctx.beside = slot, len(beside)
         return hidden.view_as(hidden)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         slot: Slot = ctx.slot
-        beside = (slot.bias, slot.order) if ctx.has_beside else ()
+        beside = (slot.bias, slot.order)[: ctx.beside]
         found = gradient, slot.gradient, None, *beside
         slot.gradient = slot.bias = slot.order = None
         return found

@@ -1,7 +1,7 @@
 """What a family of models has at its ends beside the tied table and the last LayerNorm. Free of torch.
 
 h hidden, V padded vocabulary. BERT: 2 h of token types; heads with a dense layer h^2 + h and a LayerNorm 2 h, a bias of
-each word V, a pooler h^2 + h and an order of sentences 2 h + 2.
+each word V, a pooler h^2 + h and an order of sentences 2 h + 2. T5: the encoder's LayerNorm 2 h, a bias of each word V.
 """
 
 from __future__ import annotations
@@ -28,15 +28,27 @@ class ModelEnds:
 
 def ends_of(model: ModelSection, padded_vocabulary_size: int) -> ModelEnds:
     """The ends of this model."""
+    hidden = model.hidden_size
+    if model.has_decoder:
+        return ModelEnds(head=2 * hidden, cut_head=padded_vocabulary_size)
     if model.family != "bert":
         return ModelEnds()
-    hidden = model.hidden_size
     return ModelEnds(
         token_types=TOKEN_TYPES * hidden,
         head=2 * (hidden**2 + hidden) + 2 * hidden + 2 * hidden + 2,
         cut_head=padded_vocabulary_size,
         dense=hidden**2,
     )
+
+
+def tokens_between_layers(model: ModelSection, length: int) -> int:
+    """Tokens of a sample that go from layer to layer: of both sides, where there is a decoder."""
+    return length + model.decoder_sequence_length if model.has_decoder else length
+
+
+def tokens_at_the_end(model: ModelSection, length: int) -> int:
+    """Tokens of a sample that reach the model's end: the decoder's, where there is one."""
+    return model.decoder_sequence_length if model.has_decoder else length
 
 
 def predicted_tokens(model: ModelSection, tokens: int) -> int:

@@ -1,7 +1,7 @@
 """Sizes and costs of a model, from its card alone: parameters, FLOPs, bytes, files. Free of torch.
 
 Formulas: Megatron-DeepSpeed's, as the BLOOM training used them. V padded vocabulary, h hidden, f feed-forward,
-s sequence, L layers, B batch.
+s sequence, L layers, B batch. Of a T5 every multiplication is counted, on the side where it is made.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from itertools import pairwise
 from trainer.config.card import ModelSection, OptimizerSection, ParallelSection, PrecisionSection
 from trainer.config.recompute_choice import recomputed_between, recomputed_blocks
 from trainer.config.stage_units import units_of
-from trainer.schedule.ends import ends_of, predicted_tokens
+from trainer.schedule.ends import ends_of, predicted_tokens, tokens_at_the_end
 from trainer.schedule.interleaving import idle_passes
 
 ADAM_BYTES = 8  # two fp32 moments of each parameter
@@ -33,6 +33,7 @@ class ParameterCount:
     final_layernorm: int
     token_types: int = 0
     heads: int = 0  # beside the tied projection
+    decoder_block: int = 0  # one of the decoder's
 
     @property
     def total(self) -> int:
@@ -53,16 +54,18 @@ def count_parameters(model: ModelSection, padded_vocabulary_size: int) -> Parame
     """Parameters of the whole model; a block of f = 4h has 12h^2 + 13h."""
     hidden = model.hidden_size
     block = _sharded_block(model) + _replicated_block(model)
+    decoder = block + _sharded_cross(model) + _replicated_cross(model) if model.has_decoder else 0
     ends = ends_of(model, padded_vocabulary_size)
     return ParameterCount(
         block=block,
-        blocks=model.layers * block,
+        blocks=model.layers * (block + decoder),
         word_embedding=padded_vocabulary_size * hidden,
         position_embedding=model.positions * hidden if model.position_embedding == "absolute" else 0,
         embedding_layernorm=2 * hidden if model.embedding_layernorm else 0,
         final_layernorm=2 * hidden,
         token_types=ends.token_types,
         heads=ends.head + ends.cut_head,
+        decoder_block=decoder,
     )
 
 
@@ -80,6 +83,25 @@ def attention_width(model: ModelSection) -> int:
 def _replicated_block(model: ModelSection) -> int:
     """What every tensor rank holds of a block: two LayerNorms and the biases of the row-parallel matrices."""
     return 6 * model.hidden_size
+
+
+def _sharded_cross(model: ModelSection) -> int:
+    """What a decoder's block has more, and tensor parallelism divides: four matrices, the biases of three."""
+    heads = attention_width(model)
+    return 4 * model.hidden_size * heads + 3 * heads
+
+
+def _replicated_cross(model: ModelSection) -> int:
+    """The same of what every tensor rank holds: a LayerNorm and a row-parallel bias."""
+    return 3 * model.hidden_size
+
+
+def _decoder_per_worker(model: ModelSection, tensor: int) -> int:
+    """Parameters of the decoder's blocks on one worker."""
+    if not model.has_decoder:
+        return 0
+    cut = _sharded_block(model) + _sharded_cross(model)
+    return model.layers * (cut // tensor + _replicated_block(model) + _replicated_cross(model))
 
 
 # ----------------------------------------------------------------------------- pipeline stages
@@ -124,6 +146,7 @@ def stage_layout(
         blocks = sum(count for _, count in own)
         per_worker = blocks * (_sharded_block(model) // parallel.tensor + _replicated_block(model))
         per_worker += _ends_parameters(model, padded_vocabulary_size, parallel.tensor, is_first, is_last)
+        per_worker += _decoder_per_worker(model, parallel.tensor)  # which has no pipeline
         result.append(StageBlocks(index, own[0][0], blocks, is_first, is_last, per_worker, own))
     return tuple(result)
 
@@ -177,9 +200,13 @@ def tflops_per_gpu(
 ) -> float:
     """TFLOPs of each worker in a step of `seconds`, by the original's formula, so that logs can be compared.
 
-    Recomputed activations count as work. The formula takes f = 4h for granted.
+    Recomputed activations count as work. The formula takes f = 4h for granted. There is none for a T5: what is carried
+    out is counted.
     """
     length = sequence_length or model.sequence_length
+    if model.has_decoder:
+        operations = hardware_flops(model, padded_vocabulary_size, 1, length) * global_batch_size
+        return operations / (seconds * world_size * 1e12)
     hidden, layers = model.hidden_size, model.layers
     relative = 1 + length / (6 * hidden) + padded_vocabulary_size / (16 * layers * hidden)
     operations = 24 * passes(model) * global_batch_size * length * layers * hidden**2 * relative
@@ -196,15 +223,21 @@ def approximate_tflops_per_gpu(
 ) -> float:
     """The rule of thumb beside it: 2 operations per parameter, token and pass; attention scores are left out.
 
-    Passes: one forward, two backward, and the share of one more that is recomputed.
+    Passes: one forward, two backward, and the share of one more that is recomputed. Of a T5 a parameter is taken to
+    meet the mean of both sides' tokens.
     """
-    tokens = global_batch_size * (sequence_length or model.sequence_length)
+    tokens = global_batch_size * tokens_of_a_parameter(model, sequence_length or model.sequence_length)
     return 2 * passes(model) * parameters * tokens / (seconds * world_size * 1e12)
+
+
+def tokens_of_a_parameter(model: ModelSection, length: int) -> float:
+    """Tokens of a sample that a parameter meets: all of them, or the mean of what the two sides of a T5 have."""
+    return (length + model.decoder_sequence_length) / 2 if model.has_decoder else length
 
 
 def passes(model: ModelSection) -> float:
     """What a step costs, in forward passes: one, a backward pass worth two, and what of the blocks is recomputed."""
-    whole = model.layers * _block_forward(model, model.sequence_length)
+    whole = _blocks_forward(model, model.sequence_length)
     return 3 + _recomputed_forward(model, model.sequence_length) / whole
 
 
@@ -214,7 +247,7 @@ def counted_gigaflops(model: ModelSection, padded_vocabulary_size: int, samples:
     Always at the full sequence length, also under a curriculum, so that the TensorBoard axis can be compared.
     """
     parameters = count_parameters(model, padded_vocabulary_size).without_embeddings
-    return 6 * samples * model.sequence_length * parameters / 1e9
+    return 6 * samples * tokens_of_a_parameter(model, model.sequence_length) * parameters / 1e9
 
 
 def model_flops(
@@ -226,7 +259,7 @@ def model_flops(
     of these samples, where a curriculum makes them shorter than the card's.
     """
     length = sequence_length or model.sequence_length
-    forward = model.layers * _block_forward(model, length)
+    forward = _blocks_forward(model, length)
     return 3 * samples * (forward + _logits_forward(model, padded_vocabulary_size, length))
 
 
@@ -241,8 +274,32 @@ def hardware_flops(
 def _recomputed_forward(model: ModelSection, length: int) -> int:
     """Operations that the backward pass of one sample does over again."""
     selective = model.recompute_granularity == "selective"
-    each = _attention_forward(model, length) if selective else _block_forward(model, length)
-    return recomputed_blocks(model) * each
+    whole = _scores_forward(model, length) if selective else _blocks_forward(model, length)
+    return recomputed_blocks(model) * whole // model.layers
+
+
+def _blocks_forward(model: ModelSection, length: int) -> int:
+    """Operations of all blocks for one sample, the decoder's too."""
+    forward = model.layers * _block_forward(model, length)
+    if not model.has_decoder:
+        return forward
+    answer, matrix = model.decoder_sequence_length, model.hidden_size * attention_width(model)
+    cross = 4 * answer * matrix + 4 * length * matrix + _cross_scores_forward(model, length)
+    return forward + model.layers * (_block_forward(model, answer) + cross)
+
+
+def _scores_forward(model: ModelSection, length: int) -> int:
+    """Of these, attention's scores and their use."""
+    forward = model.layers * _attention_forward(model, length)
+    if not model.has_decoder:
+        return forward
+    answer = _attention_forward(model, model.decoder_sequence_length)
+    return forward + model.layers * (answer + _cross_scores_forward(model, length))
+
+
+def _cross_scores_forward(model: ModelSection, length: int) -> int:
+    """Operations of one decoder block's scores over the encoder's tokens and their use, for one sample."""
+    return 4 * model.decoder_sequence_length * length * attention_width(model)
 
 
 def _block_forward(model: ModelSection, length: int) -> int:
@@ -258,7 +315,7 @@ def _attention_forward(model: ModelSection, length: int) -> int:
 
 def _logits_forward(model: ModelSection, padded_vocabulary_size: int, length: int) -> int:
     """Operations of the model's end for one sample: logits of what is predicted, and what each token passes before."""
-    logits = 2 * predicted_tokens(model, length) * model.hidden_size * padded_vocabulary_size
+    logits = 2 * predicted_tokens(model, tokens_at_the_end(model, length)) * model.hidden_size * padded_vocabulary_size
     return logits + 2 * length * ends_of(model, padded_vocabulary_size).dense
 
 
@@ -310,8 +367,8 @@ def mixed_peak(
     if wide is None or float8 is None:
         return None
     length = length or model.sequence_length
-    linear = model.layers * (_block_forward(model, length) - _attention_forward(model, length))
-    rest = model.layers * _attention_forward(model, length) + _logits_forward(model, padded_vocabulary_size, length)
+    linear = _blocks_forward(model, length) - _scores_forward(model, length)
+    rest = _scores_forward(model, length) + _logits_forward(model, padded_vocabulary_size, length)
     return (linear + rest) / (linear / float8 + rest / wide)
 
 

@@ -15,7 +15,7 @@ from trainer.config.model import ModelSection, OptimizerSection, ParallelSection
 from trainer.config.recompute_choice import recomputed_between, recomputed_part
 from trainer.config.tensor_shares import sends_shares
 from trainer.schedule import flops
-from trainer.schedule.ends import places_with_logits
+from trainer.schedule.ends import places_with_logits, tokens_at_the_end, tokens_between_layers
 from trainer.schedule.interleaving import held_counts, rounds
 from trainer.schedule.pieces import PIECE_ELEMENTS, SOFTMAX_ELEMENTS, WIDENED_ELEMENTS
 
@@ -173,35 +173,53 @@ def _activations(shape: MemoryShape, stage: flops.StageBlocks, size: int, micro_
 
 def _part_activations(shape: MemoryShape, stage: flops.StageBlocks, size: int, part: int) -> int:
     """What one micro batch keeps in a part of a stage."""
-    model, tokens = shape.model, size * shape.model.sequence_length
+    model, length = shape.model, shape.model.sequence_length
+    tokens, last = size * tokens_between_layers(model, length), size * tokens_at_the_end(model, length)
     unit = tokens * shape.stream * shape.width  # the residual stream of one micro batch
     kept = tokens * model.hidden_size * shape.width
     if shape.parallel.sequence_parallel or model.partition_activations:
         kept //= shape.parallel.tensor
     head, embedding = stage.head and part == len(stage.parts) - 1, stage.embedding and part == 0
-    ends = tokens * (shape.stream if head else shape.message) * shape.width  # the part's own output
+    ends = (last * shape.stream if head else tokens * shape.message) * shape.width  # the part's own output
     if embedding:
         ends += unit if model.embedding_layernorm else 0
         ends += tokens * shape.stream * shape.mask if model.hidden_dropout > 0.0 else 0
     if head:
-        ends += tokens * model.hidden_size * shape.width  # the final LayerNorm's output
+        ends += last * model.hidden_size * shape.width  # the final LayerNorm's output
         ends += 3 * unit if model.family == "bert" else 0  # of the words' head: dense layer, GELU, LayerNorm
-    held = {"nothing": _block(shape, size), "attention": _outside_attention(shape, size), "block": kept}
+    tokens = size * length
+    outside = _outside_attention(shape, tokens)
+    held = {"nothing": outside + _inside_attention(shape, tokens, length), "attention": outside, "block": kept}
+    if model.has_decoder:
+        decoder = zip(held.items(), _decoder(shape, size, kept), strict=True)
+        held = {kind: bytes_ + more for (kind, bytes_), more in decoder}
     first, blocks = stage.parts[part]
     recomputed = recomputed_between(model, first, blocks)
     kind = "attention" if model.recompute_granularity == "selective" else "block"
     return recomputed * held[kind] + (blocks - recomputed) * held["nothing"] + ends
 
 
-def _block(shape: MemoryShape, size: int) -> int:
-    """What one block keeps of one micro batch without recomputation."""
-    return _outside_attention(shape, size) + _inside_attention(shape, size)
+def _decoder(shape: MemoryShape, size: int, kept: int) -> tuple[int, int, int]:
+    """What a decoder's block keeps, and an encoder's more: recomputed not at all, in attention's inner part, wholly.
 
-
-def _outside_attention(shape: MemoryShape, size: int) -> int:
-    """Of it, what does not lie between attention's two projections, with the results of both."""
+    `kept`: both sides of the residual stream. Each block hands on a copy of the side that it leaves alone.
+    """
     model, parts = shape.model, shape.parallel.tensor
-    tokens = size * model.sequence_length
+    text, answer = size * model.sequence_length, size * model.decoder_sequence_length
+    heads = flops.attention_width(model)
+    cross = answer * (2 * shape.stream + 2 * heads // parts) + text * 2 * heads // parts
+    cross = cross * shape.width + 2 * answer * 4
+    cross += answer * shape.stream * shape.mask if model.hidden_dropout > 0.0 else 0
+    outside = _outside_attention(shape, answer) + cross + kept
+    inside = _inside_attention(shape, answer, model.decoder_sequence_length)
+    inside += _inside_attention(shape, answer, model.sequence_length)
+    return outside + inside, outside, kept
+
+
+def _outside_attention(shape: MemoryShape, tokens: int) -> int:
+    """What one block keeps of so many tokens outside of what lies between attention's two projections, with the results
+    of both."""
+    model, parts = shape.model, shape.parallel.tensor
     heads = flops.attention_width(model)
     columns = 4 * shape.stream + (3 * heads + heads + 2 * model.ffn) // parts
     kept = tokens * columns * shape.width
@@ -210,10 +228,9 @@ def _outside_attention(shape: MemoryShape, size: int) -> int:
     return kept + 4 * tokens * 4  # statistics of LayerNorms, fp32
 
 
-def _inside_attention(shape: MemoryShape, size: int) -> int:
-    """What one block keeps between attention's projections, of one micro batch without recomputation."""
+def _inside_attention(shape: MemoryShape, tokens: int, keys: int) -> int:
+    """What one block keeps of so many tokens between attention's projections. `keys`: what each token attends to."""
     model, parts = shape.model, shape.parallel.tensor
-    tokens = size * model.sequence_length
     heads = flops.attention_width(model)
     columns = 2 * heads // parts if model.position_embedding == "rotary" else 0
     if shape.kind == "cpu":
@@ -221,7 +238,7 @@ def _inside_attention(shape: MemoryShape, size: int) -> int:
     kept = tokens * columns * shape.width
     kept += 4 * tokens * (model.attention_heads // parts)  # statistics of the soft-max, fp32
     if shape.attention == "math":
-        scores = tokens * model.sequence_length * model.attention_heads // parts
+        scores = tokens * keys * model.attention_heads // parts
         kept += scores * (shape.width if model.attention_dropout == 0.0 else 2 * shape.width + 1)
     return kept
 
@@ -229,13 +246,19 @@ def _inside_attention(shape: MemoryShape, size: int) -> int:
 # ----------------------------------------------------------------------------- what comes and goes
 def _working(shape: MemoryShape, stage: flops.StageBlocks, size: int) -> tuple[MemoryPart, ...]:
     """The largest of what stands beside all activations, and what the tied head holds meanwhile."""
-    model, tokens = shape.model, size * shape.model.sequence_length
+    model, length = shape.model, shape.model.sequence_length
+    tokens = size * length
     matrix = model.hidden_size * max(model.ffn, 3 * flops.attention_width(model)) // shape.parallel.tensor
     block = _handed_over(shape, matrix) + (matrix if shape.precision.float8 else 0)  # the weight, rounded
     block += tokens * shape.width * (3 * shape.stream + 2 * model.ffn // shape.parallel.tensor)
     # A recomputed block before the last one takes the place of one whose backward pass is over.
     last = recomputed_part(model, sum(stage.parts[-1]) - 1)
-    block += {"nothing": 0, "attention": _inside_attention(shape, size), "block": _block(shape, size)}[last]
+    outside, inside = _outside_attention(shape, tokens), _inside_attention(shape, tokens, length)
+    block += {"nothing": 0, "attention": inside, "block": outside + inside}[last]
+    if (
+        model.has_decoder
+    ):  # gradients of both sides, and of the encoder's result, which all blocks of the decoder add to
+        block += size * (2 * tokens_between_layers(model, length) + length) * shape.stream * shape.width
     if shape.parallel.sequence_parallel:
         # Whole sequences: what is gathered, its gradient, copies of both for the collectives, of which the last may not
         # be freed yet, and the head's.
@@ -243,7 +266,8 @@ def _working(shape: MemoryShape, stage: flops.StageBlocks, size: int) -> tuple[M
     found = [MemoryPart("one block's backward pass", block)]
     waiting = 0
     if stage.head:
-        found.append(MemoryPart("logits and their gradients", _head(shape, tokens)))
+        at_the_end = size * tokens_at_the_end(model, length)
+        found.append(MemoryPart("logits and their gradients", _head(shape, at_the_end)))
         waiting = shape.table * shape.width if stage.embedding else 0  # until the embedding's own gradient comes
     if stage.embedding:
         found.append(MemoryPart("the embedding's gradient", _handed_over(shape, shape.table)))

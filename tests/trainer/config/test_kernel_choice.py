@@ -78,6 +78,7 @@ def shipped(name: str, *overrides: str) -> RunCard:
         ("bert-12l", "efficient"),
         ("bert-large", "efficient"),
         ("bert-1b", "efficient"),
+        ("t5-small", "efficient"),
         ("chronicle-bnb", "dense"),
         ("chronicle-cl", "dense"),
         ("chronicle-embnorm", "dense"),
@@ -87,7 +88,7 @@ def test_each_shipped_card(card: str, name: str) -> None:
     """All that ask for a fused kernel get one, where they are launched and on their nodes."""
     assert set(shipped_cards()) == {
         "tr11-176B-ml", "tr11-176B-ml-24n", "setup-test-n2", "rehearsal", "demo", "bert-4l", "bert-12l",
-        "bert-large", "bert-1b", "chronicle-bnb", "chronicle-cl", "chronicle-embnorm",
+        "bert-large", "bert-1b", "t5-small", "chronicle-bnb", "chronicle-cl", "chronicle-embnorm",
     }  # fmt: skip
     loaded = shipped(card)
     choice = attention_of(loaded)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 from tests.trainer.bert_cases import bert_batches
 from tests.trainer.cases import CPU, batches, tiny
 from tests.trainer.spawn import run_ranks
+from tests.trainer.t5_cases import t5_batches
 from trainer.config.card import TrainerConfig
 from trainer.engine import Engine
 from trainer.model import matmul
@@ -59,7 +60,7 @@ def count(cards: list[TrainerConfig]) -> list[Counted]:
 
 def _count(config: TrainerConfig) -> Counted:
     mesh = Mesh.create(config.parallel, CPU)
-    draw = bert_batches if config.model.family == "bert" else batches
+    draw: Callable[..., Any] = {"bert": bert_batches, "t5": t5_batches}.get(config.model.family, batches)
     gc.collect()  # what the card before left must not be freed below
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         engine = Engine.build(config, mesh)
@@ -169,7 +170,12 @@ ALONE = {
     "activations": card(64, hidden_dropout=0.1, **NARROW),
     "fp32": card(64, "fp32", hidden_size=256, sequence_length=128),
 }
-BERT = {"bert": card(8192, family="bert", position_embedding="absolute", embedding_layernorm=False, **NARROW)}
+MARKED = {"position_embedding": "absolute", "embedding_layernorm": False, **NARROW}
+BERT = {"bert": card(8192, family="bert", **MARKED)}
+T5 = {
+    "t5": card(8192, family="t5", **MARKED),
+    "t5, recomputed": card(64, family="t5", activation_checkpointing=True, **MARKED | {"layers": 4}),
+}
 CUT = {"three axes": card(64, pipeline=2, tensor=2, layers=4, hidden_size=256, sequence_length=128)}
 CUT["sequence parallel"] = sequence_parallel(CUT["three axes"])
 CUT["sequence parallel, recomputed"] = sequence_parallel(
@@ -180,8 +186,8 @@ CUT["two parts"] = in_two_parts(card(64, pipeline=2, tensor=2, layers=6, **NARRO
 
 @pytest.mark.parametrize(
     ("cards", "world", "bounds"),
-    [(ALONE, 1, (0.98, 1.1)), (BERT, 1, (0.98, 1.25)), (CUT, 4, (1.0, 1.25))],
-    ids=["one-rank", "bert", "four-ranks"],
+    [(ALONE, 1, (0.98, 1.1)), (BERT | T5, 1, (0.98, 1.25)), (CUT, 4, (1.0, 1.25))],
+    ids=["one-rank", "marked", "four-ranks"],
 )
 def test_the_count_is_what_is_allocated(
     cards: dict[str, TrainerConfig], world: int, bounds: tuple[float, float]

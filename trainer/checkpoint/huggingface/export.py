@@ -1,4 +1,4 @@
-"""A checkpoint's weights as a Hugging Face BLOOM or Megatron-BERT: config.json, sharded safetensors, tokenizer.
+"""A checkpoint's weights as a Hugging Face BLOOM, Megatron-BERT or Blenderbot: config, sharded safetensors, tokenizer.
 
 Tensors are streamed from the checkpoint into the shards a few rows at a time, so the memory needed does not grow with
 the model. The folder appears whole or not at all.
@@ -20,7 +20,8 @@ from torch import Tensor
 
 from trainer.checkpoint.compatibility import check_model
 from trainer.checkpoint.files import digesting
-from trainer.checkpoint.huggingface.megatron_bert import MODEL_TYPE, FusedRows, bert_config, bert_tensors
+from trainer.checkpoint.huggingface import blenderbot, megatron_bert
+from trainer.checkpoint.huggingface.mapped import FusedRows, MappedTensor
 from trainer.checkpoint.huggingface.names import (
     DTYPES,
     ROOT,
@@ -49,12 +50,16 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "
 
 @dataclass(frozen=True)
 class _Item:
-    """A tensor on its way: our name, their full name, its shape and target dtype. `fused`: of which rows it is made."""
+    """A tensor on its way: our name, their full name, its shape and target dtype. `fused`: of which rows it is made.
+
+    `leading`: dimensions of size 1 that theirs has in front of the shape.
+    """
 
     key: str
     name: str
     facts: TensorFacts
     fused: FusedRows | None = None
+    leading: int = 0
 
     def blocks(self) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
         """Offsets and sizes, in our tensor, of what makes up theirs, in order."""
@@ -116,8 +121,10 @@ def plan_export(
     """
     saved = source.facts.model
     check_model(saved, card_facts or {})
-    if saved.get("model.family") == "bert":
-        return _plan_bert(source, dtype, max_shard_bytes, {**(card_facts or {}), **saved}, tokenizer, extra or {})
+    mapped = _MAPPED.get(saved.get("model.family", "gpt"))
+    if mapped is not None:
+        facts = {**(card_facts or {}), **saved}
+        return _plan_mapped(mapped, source, dtype, max_shard_bytes, facts, tokenizer, extra or {})
     shape, remarks = bloom_shape({**(card_facts or {}), **saved})
     stored = source.tensors("weights")
     _check_tensors(shape, stored)
@@ -149,7 +156,24 @@ def _kept_dtype(stored: Mapping[str, TensorFacts]) -> str:
     return name
 
 
-def _plan_bert(
+@dataclass(frozen=True)
+class _Architecture:
+    """One of theirs whose tensors are made of ours. `std`: its key for the deviation of initial weights."""
+
+    tensors: Callable[[int], dict[str, MappedTensor]]
+    config: Callable[[Mapping[str, Any], str], dict[str, Any]]
+    std: str
+    remarks: tuple[str, ...] = ()
+
+
+_MAPPED = {
+    "bert": _Architecture(megatron_bert.bert_tensors, megatron_bert.bert_config, "initializer_range"),
+    "t5": _Architecture(blenderbot.t5_tensors, blenderbot.t5_config, "init_std", (blenderbot.REMARK,)),
+}
+
+
+def _plan_mapped(
+    theirs: _Architecture,
     source: TensorSource,
     dtype: str | None,
     max_shard_bytes: int,
@@ -157,23 +181,30 @@ def _plan_bert(
     tokenizer: TokenizerFiles | None,
     extra: Mapping[str, Any],
 ) -> ExportPlan:
-    """The same of a BERT. Rows that pad its vocabulary are kept: they are not zero, as no step leaves them so."""
+    """The same of a BERT or a T5. Rows that pad its vocabulary are kept: no step leaves them zero."""
     stored = source.tensors("weights")
-    wanted = bert_tensors(facts.get("model.layers", 0))
+    wanted = theirs.tensors(facts.get("model.layers", 0))
     if {item.key for item in wanted.values()} != set(stored):
         odd = sorted({item.key for item in wanted.values()} ^ set(stored))
-        raise CheckpointError(f"the checkpoint and a BERT of its layers differ in {odd[0]} (and {len(odd) - 1} more)")
+        family = facts["model.family"]
+        raise CheckpointError(
+            f"the checkpoint and a {family} of its layers differ in {odd[0]} (and {len(odd) - 1} more)"
+        )
     chosen = dtype or _kept_dtype(stored)
-    config = bert_config(facts, str(DTYPES[chosen]).removeprefix("torch."))
-    items = []
-    for theirs, item in wanted.items():
-        whole = stored[item.key].shape
-        rows = None if item.part is None else FusedRows(facts["model.attention_heads"], item.part)
-        shape = whole if rows is None else (whole[0] // 3, *whole[1:])
-        items.append(_Item(item.key, theirs, TensorFacts(shape, DTYPES[chosen]), rows))
-    std = {key: value for key, value in extra.items() if key == "initializer_range"}
+    config = theirs.config(facts, str(DTYPES[chosen]).removeprefix("torch."))
+    items = [
+        _Item(
+            item.key,
+            name,
+            TensorFacts(item.shape(stored[item.key].shape), DTYPES[chosen]),
+            item.rows(facts["model.attention_heads"]),
+            item.leading,
+        )
+        for name, item in wanted.items()
+    ]
+    std = {theirs.std: extra["initializer_range"]} if "initializer_range" in extra else {}
     ids = tokenizer.ids if tokenizer else {}
-    return ExportPlan(source, _shards(items, max_shard_bytes), {**config, **std, **ids}, tokenizer, ())
+    return ExportPlan(source, _shards(items, max_shard_bytes), {**config, **std, **ids}, tokenizer, theirs.remarks)
 
 
 def write_export(
@@ -210,7 +241,11 @@ def is_export(folder: Path) -> bool:
     except (OSError, ValueError):
         return False
     has_weights = (folder / SINGLE).is_file() or (folder / INDEX).is_file()
-    is_ours = isinstance(config, dict) and config.get("model_type") in ("bloom", MODEL_TYPE)
+    is_ours = isinstance(config, dict) and config.get("model_type") in (
+        "bloom",
+        megatron_bert.MODEL_TYPE,
+        blenderbot.MODEL_TYPE,
+    )
     return is_ours and has_weights and not any(path.is_dir() for path in folder.iterdir())
 
 
@@ -274,7 +309,7 @@ def _write_shard(
     for item in items:
         header[item.name] = {
             "dtype": _SAFETENSORS_NAMES[item.facts.dtype],
-            "shape": list(item.facts.shape),
+            "shape": [*[1] * item.leading, *item.facts.shape],
             "data_offsets": [begin, begin + item.bytes],
         }
         begin += item.bytes

@@ -33,12 +33,12 @@ def _bert(config: TrainerConfig) -> BertTask:
 
 
 def _t5(config: TrainerConfig) -> T5Task:
-    data = config.data
+    data, model = config.data, config.model
     return T5Task(
         seed=config.run.seed,
         short_probability=data.short_sequence_probability,
         vocabulary=_vocabulary(config, data.extra_ids),
-        rules=T5Rules(config.model.sequence_length, data.decoder_sequence_length, data.mask_probability),
+        rules=T5Rules(model.sequence_length, model.decoder_sequence_length, data.mask_probability),
     )
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tests.trainer.cases import tiny
+from tests.trainer.cases import CPU, tiny
+from trainer.checkpoint import randomness, store
 from trainer.checkpoint.huggingface.import_ import HuggingFaceModel
 from trainer.checkpoint.publishing import CheckpointInfo, Extras
 from trainer.checkpoint.rewrite import write_checkpoint
 from trainer.config.card import TrainerConfig
+from trainer.contract.resumable import model_facts
+from trainer.engine import Engine
+from trainer.parallel.mesh import Mesh
 
 EXTRAS = Extras({"iteration": 0, "consumed_samples": 0, "consumed_tokens": 0})
 
@@ -33,6 +38,20 @@ def made_by_transformers(heads: int = 6, vocabulary: int = 64) -> Any:
         for parameter in model.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
     return model.eval()
+
+
+def train_and_save(config: TrainerConfig, folder: Path, draw: Callable[..., Any]) -> float:
+    """Three steps and a save; the loss of four samples afterwards. To be run by `run_ranks`."""
+    mesh = Mesh.create(config.parallel, CPU)
+    engine = Engine.build(config, mesh)
+    for step in range(3):
+        engine.set_learning_rate(1e-2)
+        engine.train_step(draw(config, mesh, step, 8), 8)
+    extras = Extras(EXTRAS.cursor, randomness.capture())
+    store.save(folder, 3, engine.sharded_state(), extras, CheckpointInfo(mesh.degrees(), model_facts(config)))
+    loss = engine.evaluate(draw(config, mesh, 9, 4), 1)
+    engine.close()
+    return loss
 
 
 def make_checkpoint(model: Path, folder: Path, dtype: str) -> Path:

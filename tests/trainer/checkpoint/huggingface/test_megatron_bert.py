@@ -10,40 +10,20 @@ import torch
 from transformers import MegatronBertForPreTraining
 
 from tests.trainer.bert_cases import bert_batches, bert_samples, tiny_bert
-from tests.trainer.cases import CPU
-from tests.trainer.checkpoint.huggingface.models import EXTRAS
+from tests.trainer.checkpoint.huggingface.models import train_and_save
 from tests.trainer.spawn import run_ranks
-from trainer.checkpoint import randomness, store
 from trainer.checkpoint.huggingface.export import is_export, plan_export, write_export
 from trainer.checkpoint.huggingface.names import facts_of_card
-from trainer.checkpoint.publishing import CheckpointInfo, Extras
 from trainer.checkpoint.reader import open_checkpoint
 from trainer.config.card import TrainerConfig
 from trainer.contract.checkpoints import CheckpointError
-from trainer.contract.resumable import model_facts
-from trainer.engine import Engine
-from trainer.parallel.mesh import Mesh
-
-
-def train_and_save(config: TrainerConfig, folder: Path) -> float:
-    """Three steps and a save; the loss of four samples afterwards."""
-    mesh = Mesh.create(config.parallel, CPU)
-    engine = Engine.build(config, mesh)
-    for step in range(3):
-        engine.set_learning_rate(1e-2)
-        engine.train_step(bert_batches(config, mesh, step, 8), 8)
-    extras = Extras(EXTRAS.cursor, randomness.capture())
-    store.save(folder, 3, engine.sharded_state(), extras, CheckpointInfo(mesh.degrees(), model_facts(config)))
-    loss = engine.evaluate(bert_batches(config, mesh, 9, 4), 1)
-    engine.close()
-    return loss
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainerConfig, Path, float]:
     config = tiny_bert(1, 2, batch={"micro_batch_size": 4}, model={"activation": "gelu"})
     folder = tmp_path_factory.mktemp("bert")
-    return config, folder / "global_step3", run_ranks(train_and_save, 2, config, folder)[0]
+    return config, folder / "global_step3", run_ranks(train_and_save, 2, config, folder, bert_batches)[0]
 
 
 def test_an_export_has_the_same_loss(saved: tuple[TrainerConfig, Path, float], tmp_path: Path) -> None:

@@ -1,0 +1,164 @@
+"""Tokens per second of one process on the CPU: our T5 beside transformers' Blenderbot and T5 of the same sizes.
+
+    python benchmarks/t5_step.py [--dtype fp32|bf16] [--steps 5] [--threads N]
+
+A step is forward, backward, clipping and AdamW. Blenderbot is the same network as ours (but for the tied embedding's
+gradient path). `transformers`' T5 is not: it has relative positions, root-mean-square norms and no biases, which is a
+little less to compute. Samples are full: no token is padding, and every token of the decoder counts. All take turns
+step by step; medians of wall time are compared, and the best steps by the processor time that they took.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from models import Shape, Step, loop
+from torch import Tensor
+from transformers import (
+    BlenderbotConfig,
+    BlenderbotForConditionalGeneration,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from tr11ops.agent.allocation import free_port
+from trainer.checkpoint.huggingface.blenderbot import t5_config
+from trainer.config.card import TrainerConfig, validate
+from trainer.contract.resumable import model_facts
+from trainer.engine import Engine, init_distributed
+from trainer.parallel.mesh import Mesh
+
+SHAPE = Shape(layers=4, hidden=256, heads=8, vocabulary=8192, length=256, micro=4, accumulated=2)
+DECODER = 64
+
+
+def card(shape: Shape) -> TrainerConfig:
+    """The run card of such a training."""
+    return validate(
+        TrainerConfig,
+        {
+            "run": {"name": "speed", "directory": "unused"},
+            "model": {
+                "family": "t5",
+                "layers": shape.layers,
+                "hidden_size": shape.hidden,
+                "attention_heads": shape.heads,
+                "sequence_length": shape.length,
+                "decoder_sequence_length": DECODER,
+                "position_embedding": "absolute",
+                "attention_dropout": 0.0,
+                "hidden_dropout": 0.0,
+            },
+            "batch": {
+                "micro_batch_size": shape.micro,
+                "global_batch_size": shape.micro * shape.accumulated,
+                "train_samples": 10**6,
+            },
+            "schedule": {"learning_rate": 1e-4},
+            "precision": {"dtype": shape.dtype},
+            "checkpoint": {"interval": 1000},
+            "data": {"prefixes": ["unused"]},
+            "tokenizer": {"padded_vocabulary_size": shape.vocabulary},
+        },
+        "benchmark",
+    )
+
+
+def ours(config: TrainerConfig, device: torch.device) -> Step:
+    """One step of our engine."""
+    engine = Engine.build(config, Mesh.create(config.parallel, device))
+
+    def fields(window: Tensor) -> dict[str, Tensor]:
+        text, answer, labels = parts_of(window, config.model.sequence_length)
+        sides = {"text_enc": text, "text_dec": answer, "labels": labels, "loss_mask": torch.ones_like(labels)}
+        return sides | {"enc_mask": torch.ones_like(text), "dec_mask": torch.ones_like(answer)}
+
+    def step(windows: list[Tensor]) -> float:
+        return engine.train_step(map(fields, windows), config.batch.global_batch_size).loss
+
+    return step
+
+
+def parts_of(window: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens of the encoder, of the decoder, and labels, of a window that holds them in this order."""
+    return window[:, :length], window[:, length:-1].contiguous(), window[:, length + 1 :].contiguous()
+
+
+def loss_of(model: Any, length: int) -> Callable[[Tensor], Tensor]:
+    """Their loss of a window. A mask is given, as a training has one."""
+
+    def loss(window: Tensor) -> Tensor:
+        text, answer, labels = parts_of(window, length)
+        mask = torch.ones_like(text)
+        found = model(input_ids=text, attention_mask=mask, decoder_input_ids=answer, labels=labels, use_cache=False)
+        return found.loss  # type: ignore[no-any-return]
+
+    return loss
+
+
+def relative(shape: Shape) -> T5ForConditionalGeneration:
+    """transformers' T5 of the same sizes."""
+    return T5ForConditionalGeneration(
+        T5Config(
+            vocab_size=shape.vocabulary,
+            d_model=shape.hidden,
+            d_kv=shape.hidden // shape.heads,
+            d_ff=4 * shape.hidden,
+            num_layers=shape.layers,
+            num_heads=shape.heads,
+            dropout_rate=0.0,
+            feed_forward_proj="gelu_new",
+        )
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32")
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+    device = torch.device("cpu")
+    init_distributed(device)
+    shape = Shape(**{**vars(SHAPE), "dtype": options.dtype})
+    config = card(shape)
+    alike = BlenderbotForConditionalGeneration(BlenderbotConfig(**t5_config(model_facts(config), "float32")))
+    other = relative(shape)
+    steps = {
+        "tr11": ours(config, device),
+        "Blenderbot": loop(alike, shape, device, loss_of(alike, shape.length)),
+        "T5": loop(other, shape, device, loss_of(other, shape.length)),
+    }
+    drawn = Shape(**{**vars(shape), "length": shape.length + DECODER})
+    generator = torch.Generator().manual_seed(1)
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    processor: dict[str, list[float]] = {name: [] for name in steps}
+    for turn in range(options.steps + 1):  # the first one warms up and is not counted
+        windows = drawn.windows(generator)
+        for name, step in steps.items():
+            began, used = time.perf_counter(), time.process_time()
+            step(windows)
+            if turn:
+                seconds[name].append(time.perf_counter() - began)
+                processor[name].append(time.process_time() - used)
+    print(f"{options.dtype}, {options.threads} threads, {drawn.tokens} tokens a step, {options.steps} steps each:")
+    for name in steps:
+        rate, speed = (statistics.median(seconds[key]) for key in (name, "tr11"))
+        cost, ours_cost = (min(processor[key]) for key in (name, "tr11"))
+        print(
+            f"  {name:12} {drawn.tokens / rate:8.0f} tokens/s, tr11 is {rate / speed:5.2f}x;"
+            f" {drawn.tokens / cost:8.0f} tokens a processor second, tr11 is {cost / ours_cost:5.2f}x"
+        )
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
