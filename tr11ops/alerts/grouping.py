@@ -8,16 +8,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from tr11ops.alerts.state import Alert
 from tr11ops.detect.finding import Severity
+from trainer.contract.record import Record
 
 _ORDER = ("opened", "raised", "reopened", "again", "escalated", "assigned", "repeated", "cleared")
 
 
-@dataclass(frozen=True)
-class MessagePart:
+class MessagePart(Record):
     """That something is said of an alert, and to whom: kind of message and addresses."""
 
     alert: Alert
@@ -25,8 +24,7 @@ class MessagePart:
     to: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class MessageGroup:
+class MessageGroup(Record):
     """One message: its parts, the most severe first, and who gets it; `urls`: the delivery URLs do too."""
 
     parts: tuple[MessagePart, ...]

@@ -19,7 +19,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,6 +31,7 @@ from tr11ops.base.retry import RetryPolicy
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.files import write_atomically, write_beside, write_json
 from trainer.contract.numbered_files import NumberedFiles
+from trainer.contract.record import Record
 from trainer.contract.sharing import make_shared
 from trainer.contract.state_file import read_json, read_text
 
@@ -45,8 +46,7 @@ _LEFTOVER_SECONDS = 3600.0
 _NAME = re.compile(r"[a-z0-9-]{1,120}\.json")
 
 
-@dataclass(frozen=True)
-class OutboxEntry:
+class OutboxEntry(Record):
     """A message on one route ("mail" or "urls"): who has it already, how often it was tried, and when it is next.
 
     `left` are addresses that wait for it; for "urls" no one is named, because the file says who. `done` are those that
@@ -67,8 +67,7 @@ class OutboxEntry:
         return f"{self.message.id}-{self.route}"
 
 
-@dataclass(frozen=True)
-class DeliveryReport:
+class DeliveryReport(Record):
     """What came of one try: who has it now, who is left, and why. `withdrawn` are left out for good, on purpose."""
 
     done: tuple[str, ...] = ()
@@ -90,8 +89,7 @@ class Route(Protocol):
     def send(self, entry: OutboxEntry) -> DeliveryReport: ...
 
 
-@dataclass(frozen=True)
-class Delivery:
+class Delivery(Record):
     """What one round of sending did."""
 
     sent: tuple[OutboxEntry, ...] = ()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
+
+from trainer.contract.record import Record
 
 if TYPE_CHECKING:
     from tr11ops.runcard.card import RunCard
@@ -17,8 +18,7 @@ ACKNOWLEDGED_SECONDS = 86_400.0  # an acknowledgement holds so long
 FIRST_MONDAY = date(1970, 1, 5)
 
 
-@dataclass(frozen=True)
-class Policy:
+class Policy(Record):
     """The rules of one run, and what its messages say of it.
 
     `run` is its name, `directory` its run directory, `typed` the card as the person named it, `host` and `folder` where

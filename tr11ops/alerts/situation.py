@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from tr11ops.alerts.state import Alert
 from tr11ops.detect.finding import Severity
+from trainer.contract.record import Record
 
 # By which of its acts the watchdog ends the faults that a detector finds.
 _ACTS = {
@@ -32,8 +32,7 @@ _BY_ITSELF = {
 _NOTHING = "tr11 does nothing about it by itself."
 
 
-@dataclass(frozen=True)
-class Act:
+class Act(Record):
     """One act of the watchdog: its kind as in the journal (`resubmit`, ...), in words, and when it was done."""
 
     name: str
@@ -41,8 +40,7 @@ class Act:
     time: float = 0.0
 
 
-@dataclass(frozen=True)
-class Spell:
+class Spell(Record):
     """What became of a time: iterations trained, the loss before and now, node-hours held, and their useful share.
 
     `wanted_hours` also counts the nodes that the run waited for; `lost_hours` of them trained nothing that was kept.
@@ -57,8 +55,7 @@ class Spell:
     lost_hours: float = 0.0
 
 
-@dataclass(frozen=True)
-class RunSituation:
+class RunSituation(Record):
     """The run at one look. `progress` and `eta` are "" where they are not known.
 
     `trained` is when the last iteration ended, None where that is not known. `may_act`: the watchdog may act on its

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from tr11ops.detect.finding import Severity
+from trainer.contract.record import Record
 
 CLOSED_KEPT = 2000  # incidents; at some 300 bytes each the book stays below a megabyte
 
 
-@dataclass(frozen=True)
-class Alert:
+class Alert(Record):
     """One incident, from the first look that saw it to the all-clear, and who deals with it.
 
     `began` is the first look that saw the fault, `opened` when people were first told (`began` until then), `last_seen`
@@ -76,8 +76,7 @@ class Alert:
         return self.acknowledged_at is not None
 
 
-@dataclass(frozen=True)
-class Incident:
+class Incident(Record):
     """What remains of an alert for reports. Times as in `Alert`; `resolved` is None while the fault stands."""
 
     fingerprint: str
@@ -91,8 +90,7 @@ class Incident:
     resolved: float | None
 
 
-@dataclass(frozen=True)
-class Message:
+class Message(Record):
     """One message to people: written once, sent to each of `to` (and to every delivery URL) once.
 
     `id` is the same however often the message is made again, and names its file and its Message-ID. `kind` is
@@ -119,8 +117,7 @@ class Message:
     urls: bool = True
 
 
-@dataclass(frozen=True)
-class UndeliveredMessages:
+class UndeliveredMessages(Record):
     """Messages that no server has taken yet: how many, when the oldest was written, and the last thing that failed."""
 
     count: int = 0
@@ -128,8 +125,7 @@ class UndeliveredMessages:
     trouble: str = ""
 
 
-@dataclass(frozen=True)
-class AlertEvent:
+class AlertEvent(Record):
     """Something for the journal: kind, who, why and data, as `Journal.write` takes them.
 
     `id` goes into the data, so that an entry that a kill made the journal hold twice is known as one.
@@ -143,8 +139,7 @@ class AlertEvent:
     data: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class AlertState:
+class AlertState(Record):
     """All alerts that are open or were lately closed, and what is decided but not yet on its way.
 
     `messages` and `events` are written in the same stroke as what caused them, so that no kill can part them; they

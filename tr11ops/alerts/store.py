@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ from tr11ops.base.units import number_in
 from tr11ops.detect.finding import Severity
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.rundir.versioned import VersionedFile
+from trainer.contract.record import Record
 from trainer.contract.state_file import DamagedFile, read_text
 
 T = TypeVar("T")
@@ -29,8 +30,7 @@ class NewerSchema(ValueError):
     """The book was written by a newer tr11: it must not be replaced by one that knows less."""
 
 
-@dataclass(frozen=True)
-class StoredAlerts:
+class StoredAlerts(Record):
     """A version of the book. `damage` says what was wrong with the newest, where an older one, or none, was read."""
 
     number: int

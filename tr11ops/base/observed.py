@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cache
 from typing import Any, TypeAlias, TypeVar
+
+from trainer.contract.record import Record
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Unknown:
+class Unknown(Record):
     """An observation that failed, and why. It is never the same as "there is none"."""
 
     why: str

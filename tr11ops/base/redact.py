@@ -14,26 +14,27 @@ from tr11ops.base.secret_shapes import SHAPES
 LONGEST_TEXT = 300
 HIDDEN = "***"
 
-_TOKEN = re.compile(r"\b(?:(?:hf|api_org|hf_oauth|hf_jwt)_[A-Za-z0-9._-]{6,}|ya29\.\S+)")  # the hub's, Google's
-_KEY = re.compile(r"-----BEGIN.*", re.DOTALL)
-_HEADER = re.compile(r"(?i)\b(authorization\s*:\s*(?:bearer\s+|basic\s+)?|bearer\s+|basic\s+)[^\s\"',;]+")
-_FIELD = re.compile(
+# Patterns as text: `re` compiles each at its first use, and most commands have nothing to hide.
+_TOKEN = r"\b(?:(?:hf|api_org|hf_oauth|hf_jwt)_[A-Za-z0-9._-]{6,}|ya29\.\S+)"  # the hub's, Google's
+_KEY = r"(?s)-----BEGIN.*"
+_HEADER = r"(?i)\b(authorization\s*:\s*(?:bearer\s+|basic\s+)?|bearer\s+|basic\s+)[^\s\"',;]+"
+_FIELD = (
     r"(?i)\b((?:[a-z-]*(?:signature|token|passw(?:or)?d|credential|secret)|[a-z_]+_token|api_?key)(?:\s*=\s*|\s*:\s+)"
     r"|(?:upload_id|key)(?:=|:\s+))"
     r"[^\s&\"',;]+"
 )
-_USER_INFO = re.compile(r"(?i)\b([a-z][a-z0-9+.-]*://)[^\s/@]*@")
-_QUERY = re.compile(r"(?i)\b([a-z][a-z0-9+.-]*://[^\s?\"'<>]*)\?[^\s\"'<>]*")  # signed addresses are credentials too
+_USER_INFO = r"(?i)\b([a-z][a-z0-9+.-]*://)[^\s/@]*@"
+_QUERY = r"(?i)\b([a-z][a-z0-9+.-]*://[^\s?\"'<>]*)\?[^\s\"'<>]*"  # signed addresses are credentials too
 
 
 def redact(text: str, secrets: Iterable[str] = ()) -> str:
     """The text without the given secrets, tokens, keys, authorization headers, users in URLs and queries of URLs."""
     for secret in sorted(filter(None, secrets), key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
-    text = _USER_INFO.sub(rf"\1{HIDDEN}@", text)
-    text = _QUERY.sub(r"\1?...", text)
-    text = _FIELD.sub(rf"\1{HIDDEN}", _HEADER.sub(rf"\1{HIDDEN}", text))
-    text = _KEY.sub(HIDDEN, _TOKEN.sub(HIDDEN, text))
+    text = re.sub(_USER_INFO, rf"\1{HIDDEN}@", text)
+    text = re.sub(_QUERY, r"\1?...", text)
+    text = re.sub(_FIELD, rf"\1{HIDDEN}", re.sub(_HEADER, rf"\1{HIDDEN}", text))
+    text = re.sub(_KEY, HIDDEN, re.sub(_TOKEN, HIDDEN, text))
     for shape in SHAPES:
         text = shape.hide(text, HIDDEN)
     return text

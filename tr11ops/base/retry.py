@@ -9,10 +9,11 @@ import math
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeVar
 
 from tr11ops.base.units import duration
+from trainer.contract.record import Record
 
 T = TypeVar("T")
 LONGEST_ASKED_SECONDS = 3600.0
@@ -36,8 +37,7 @@ def _silence(_: str) -> None:
     """Nothing is said."""
 
 
-@dataclass(frozen=True)
-class RetryPolicy:
+class RetryPolicy(Record):
     """How often, how long and how loudly something is tried again. All times in seconds.
 
     It is given up after `tries` failures in a row, or where a wait would end later than `seconds` after the first of

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
+
+from trainer.contract.record import Record
 
 _NO_VALUE = r"(?!(?:none|null|true|false|unset|required|\*+)(?![A-Za-z0-9_-])|<|\$|/\w+/|\.{3,})"
 _VALUE = r"[^\s\"',;&<>(){}\[\]]"
 _ASSIGNED = r"[\"']?\s{0,3}[=:]\s{0,3}[\"']?"
 
 
-@dataclass(frozen=True)
-class SecretShape:
+class SecretShape(Record):
     """One kind of secret. `kind` is what a person reads."""
 
     kind: str

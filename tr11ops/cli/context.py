@@ -11,7 +11,6 @@ import inspect
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
@@ -31,6 +30,7 @@ from tr11ops.cli.common import (
     nothing_there,
     read_card,
 )
+from trainer.contract.record import Record
 
 if TYPE_CHECKING:
     from tr11ops.runcard.card import RunCard
@@ -40,8 +40,7 @@ RUN_NAMES = frozenset({"run", "overrides", "scheduler"})  # of the options that 
 JSON, SCHEDULER = "as_json", "scheduler"  # for Annotated[RunContext, JSON, SCHEDULER]
 
 
-@dataclass(frozen=True)
-class RunContext:
+class RunContext(Record):
     """The run that a command line means. Card and directory are read when they are first asked for, once."""
 
     run: str | None = None  # as it was typed

@@ -6,7 +6,6 @@ import os
 import sys
 import threading
 import time
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -26,6 +25,7 @@ from tr11ops.cli.common import (
 )
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
 from tr11ops.cli.terminal import NARROWEST, drawing_console, lines_to_fill
+from trainer.contract.record import Record
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from tr11ops.runcard.card import RunCard
     from tr11ops.rundir.paths import RunDirectory
     from tr11ops.status.assessment import Assessment
+    from tr11ops.status.document import Status
 
 WATCH_SECONDS = 10.0
 SHORTEST_WATCH_SECONDS = 1.0
@@ -128,8 +129,7 @@ def status(
     raise typer.Exit(look.exit_code)
 
 
-@dataclass(frozen=True)
-class StatusResult:
+class StatusResult(Record):
     """One assessment, as it is printed."""
 
     seen: Assessment
@@ -151,8 +151,7 @@ class StatusResult:
         return render(self.seen.status, Screen(wide, shows_unicode(os.environ, _encoding()), height=height))
 
 
-@dataclass(frozen=True)
-class View:
+class View(Record):
     """What to look at, and through which scheduler; each `look` is a fresh observation."""
 
     card: RunCard
@@ -242,7 +241,7 @@ def _write_metrics(view: View, path: Path, seconds: float | None) -> int:
             try:
                 look = view.look()
                 code = look.exit_code
-                write_atomically(path, exposition(look.document()))
+                write_atomically(path, exposition(look.seen.status))
             except OSError as error:
                 words = f"{path} could not be written: {error.strerror or error}"
                 if seconds is None:
@@ -264,7 +263,7 @@ def _serve(view: View, host: str, port: int) -> int:
     over = threading.Event()
     source = _Source(view)
     try:
-        bound, end = serve(source.document, host, port, (view.facts.name, view.facts.variant))
+        bound, end = serve(source.status, host, port, (view.facts.name, view.facts.variant))
     except OSError as error:
         raise Refusal(f"--prometheus {host}:{port} cannot be served: {error.strerror or error}") from None
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -277,20 +276,20 @@ def _serve(view: View, host: str, port: int) -> int:
 
 
 class _Source:
-    """The document for a scrape; one look at a time, and none sooner than SCRAPE_SECONDS after the last."""
+    """The status for a scrape; one look at a time, and none sooner than SCRAPE_SECONDS after the last."""
 
     def __init__(self, view: View) -> None:
         self._view = view
         self._lock = threading.Lock()
-        self._document: dict[str, object] | None = None
+        self._status: Status | None = None
         self._seen = 0.0
 
-    def document(self) -> dict[str, object]:
+    def status(self) -> Status:
         with self._lock:
-            if self._document is None or time.monotonic() - self._seen >= SCRAPE_SECONDS:
-                self._document = self._view.look().document()
+            if self._status is None or time.monotonic() - self._seen >= SCRAPE_SECONDS:
+                self._status = self._view.look().seen.status
                 self._seen = time.monotonic()
-            return self._document
+            return self._status
 
 
 def _encoding() -> str:

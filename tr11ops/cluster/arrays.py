@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from trainer.contract.record import Record
 
 LARGEST_ARRAY_INDEX = 4_000_000  # Slurm's MaxArraySize cannot be configured beyond this
 MOST_ARRAY_TASKS = 10_000  # of one submission
@@ -20,8 +21,7 @@ class ArraySyntaxError(ValueError):
         self.fix = fix
 
 
-@dataclass(frozen=True)
-class ArraySpec:
+class ArraySpec(Record):
     """An array as it is submitted: sorted `indices`, of which `throttle` may run at once (None: no limit).
 
     `step` is that of a single range, 1 for any other array.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from tr11ops.base.retry import Unavailable
+from trainer.contract.record import Record
 
 
 class JobState(StrEnum):
@@ -44,8 +45,7 @@ _ACTIVE = frozenset({JobState.CONFIGURING, JobState.RUNNING, JobState.SUSPENDED,
 _NOT_FINAL = _ACTIVE | {JobState.PENDING, JobState.UNKNOWN}
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(Record):
     """One job, or one task of an array; the waiting tasks of an array are one Job with `pending_tasks` set.
 
     Times are seconds since the epoch; None where the scheduler does not say.
@@ -79,8 +79,7 @@ class Job:
     priority: int | None = None  # 0: the scheduler never starts it
 
 
-@dataclass(frozen=True)
-class Node:
+class Node(Record):
     """One node: `states` are lower-case flags such as {"idle"}, {"mixed", "drain"}, {"down", "not_responding"}."""
 
     name: str
@@ -98,8 +97,7 @@ class Node:
         return not (self.states & bad)
 
 
-@dataclass(frozen=True)
-class Partition:
+class Partition(Record):
     """A partition's limits; None means: no limit. One that is not up starts nothing, a closed one takes no job."""
 
     name: str
@@ -110,8 +108,7 @@ class Partition:
     is_closed: bool = False
 
 
-@dataclass(frozen=True)
-class BatchRequest:
+class BatchRequest(Record):
     """A batch script and how it should run. `script` is the whole text, `#SBATCH` lines included.
 
     Every limit is a field too, so that each scheduler can enforce it without reading comments.
@@ -144,8 +141,7 @@ class BatchRequest:
     environment: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class TestResult:
+class TestResult(Record):
     """What `sbatch --test-only` said: whether the request can ever run, and the scheduler's words."""
 
     accepted: bool

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from tr11ops.cluster.base import BatchRequest, JobState
+from trainer.contract.record import Record
 
 PARTITION = "local"
 DEFAULT_NODE_COUNT = 8
@@ -19,8 +20,7 @@ def simulated_nodes(count: int) -> tuple[str, ...]:
     return tuple(f"{NODE_PREFIX}{number}" for number in range(1, count + 1))
 
 
-@dataclass(frozen=True)
-class LocalSettings:
+class LocalSettings(Record):
     """What the embedded scheduler pretends to be. Times in seconds; None means: no limit, or not checked."""
 
     nodes: tuple[str, ...] = simulated_nodes(DEFAULT_NODE_COUNT)
@@ -46,8 +46,7 @@ class LocalSettings:
         return LocalSettings(**{**value, "nodes": tuple(dict.fromkeys(nodes))})
 
 
-@dataclass(frozen=True)
-class ProcessMark:
+class ProcessMark(Record):
     """One process for ever: the id alone may be reused, so the boot and the start time go with it."""
 
     pid: int
@@ -55,8 +54,7 @@ class ProcessMark:
     boot: str
 
 
-@dataclass(frozen=True)
-class TaskRecord:
+class TaskRecord(Record):
     """One started task: its allocation, its processes and how it ended."""
 
     raw_id: int
@@ -85,8 +83,7 @@ class TaskRecord:
         return TaskRecord(**{**value, **marks, "nodes": tuple(value["nodes"]), "state": JobState(value["state"])})
 
 
-@dataclass(frozen=True)
-class WaitingTask:
+class WaitingTask(Record):
     """One task that has not started. `task_id` is None for a job without an array."""
 
     task_id: int | None
@@ -94,16 +91,14 @@ class WaitingTask:
     excluded: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Dropped:
+class Dropped(Record):
     """Tasks that were cancelled before they started, in one record."""
 
     task_ids: tuple[int | None, ...]
     time: float
 
 
-@dataclass(frozen=True)
-class LocalSubmission:
+class LocalSubmission(Record):
     """One submission: a job, or an array of them."""
 
     job_id: int

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 from enum import Enum
 
 from tr11ops.cluster.arrays import ArraySpec, ArraySyntaxError, named_tasks, parse_array
@@ -17,6 +16,7 @@ from tr11ops.cluster.local_records import (
     TaskRecord,
     WaitingTask,
 )
+from trainer.contract.record import Record
 
 
 # ----------------------------------------------------------------------------- arrays
@@ -28,8 +28,7 @@ def array_of(text: str) -> ArraySpec:
         raise SchedulerError(f"invalid job array {text!r}: {error}") from None
 
 
-@dataclass(frozen=True)
-class JobReference:
+class JobReference(Record):
     """What a job id names: a job or a whole array (`tasks` is None), or some tasks of an array."""
 
     number: int
@@ -57,8 +56,7 @@ class DependencyVerdict(Enum):
     NEVER = "never"
 
 
-@dataclass(frozen=True)
-class DependencyTerm:
+class DependencyTerm(Record):
     """One condition: a kind, and the job or array task that it looks at (none for `singleton`)."""
 
     kind: str
@@ -67,8 +65,7 @@ class DependencyTerm:
     delay_seconds: int = 0
 
 
-@dataclass(frozen=True)
-class Dependency:
+class Dependency(Record):
     """Conditions of which all must hold, or, after Slurm's `?` separator, any one."""
 
     terms: tuple[DependencyTerm, ...]

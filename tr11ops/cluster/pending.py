@@ -7,11 +7,11 @@ their place. A reason that is not in the table is taken for one that needs a per
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 
 from tr11ops.cluster.base import Job
+from trainer.contract.record import Record
 
 
 class Wait(StrEnum):
@@ -44,8 +44,7 @@ class HeldBy(StrEnum):
     UNKNOWN = "someone"
 
 
-@dataclass(frozen=True)
-class JobReason:
+class JobReason(Record):
     """One row: `pattern` is matched with the whole name (or sentence) in which blanks stand for underscores."""
 
     pattern: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -11,13 +11,13 @@ from tr11ops.cron.schedule import DAY_SECONDS, Daily, Every, Schedule, is_due
 from tr11ops.runcard.card import CardError, RunCard
 from tr11ops.runcard.slurm_syntax import parse_time_limit
 from trainer.config.card import Problem, nearest
+from trainer.contract.record import Record
 
 ChainName: TypeAlias = Literal["hourly", "daily"]
 FINE_OR_PERSON = frozenset({0, 1})
 
 
-@dataclass(frozen=True)
-class PeriodicJob:
+class PeriodicJob(Record):
     """One periodic job: the words behind `tr11`, when it runs, and how long a round may take.
 
     `answers` are the exit codes with which it has done its work; any other is a failed round. `chain` is the chain of

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from datetime import datetime, time, timedelta
 from typing import TypeAlias
 from zoneinfo import ZoneInfo
+
+from trainer.contract.record import Record
 
 LARGEST_SLACK_SECONDS = 30.0
 LARGEST_TOLERANCE_SECONDS = 600.0
 DAY_SECONDS = 86_400.0
 
 
-@dataclass(frozen=True)
-class Every:
+class Every(Record):
     """At whole multiples of so many seconds since the epoch: every hour is at minute 0."""
 
     seconds: float
@@ -43,8 +43,7 @@ class Every:
         return f"every {self.seconds:g} s"
 
 
-@dataclass(frozen=True)
-class Daily:
+class Daily(Record):
     """Each day at a time of day, "HH:MM", in a time zone. On the day that lacks it: as late as if the clock had stood.
 
     Raises ValueError for a zone that this machine does not know.

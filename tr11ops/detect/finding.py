@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
+
+from trainer.contract.record import Record
 
 
 class Severity(IntEnum):
@@ -14,8 +15,7 @@ class Severity(IntEnum):
     CRITICAL = 3
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(Record):
     """One conclusion from a snapshot.
 
     `detector` is the detector's name (its file in `tr11ops/detect/`), `subject` what it is about (a job, a node, a

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 
 from tr11ops.base.units import duration, first_few
 from trainer.contract.heartbeat import Heartbeat
+from trainer.contract.record import Record
 
 QUICK_SECONDS = 2.0  # per iteration; heartbeats are a second apart at least, so ranks may then show different ones
 APART_SECONDS = 1.0  # ranks that began the same last step have heartbeats no further apart than that
 
 
-@dataclass(frozen=True)
-class RankProgress:
+class RankProgress(Record):
     """All ranks' last heartbeats, and those of the odd ones out: fewer than half, behind or in another phase."""
 
     beats: tuple[Heartbeat, ...]

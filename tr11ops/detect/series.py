@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from statistics import median
 
 from tr11ops.base.observed import known
 from tr11ops.observe.snapshot import Snapshot, Step
 from trainer.contract.logline import StepRecord
+from trainer.contract.record import Record
 
 LEARNING_LINES = 10  # before a median means anything
 RECENT_LINES = 50  # what a look an hour later must still find, at the pace of the largest run
 
 
-@dataclass(frozen=True)
-class High:
+class High(Record):
     """A line whose value lies far above what was usual before it; `index` among the steps of the snapshot."""
 
     index: int

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from statistics import fmean, median
 
 from tr11ops.base.observed import Unknown, known
@@ -18,6 +17,7 @@ from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe import bounds, derived
 from tr11ops.observe.snapshot import Snapshot, Step
 from trainer.contract.logline import StepRecord
+from trainer.contract.record import Record
 
 BOUND = "`watch.slow_percent` (3 %), and 4 times the spread of the lines"
 SEVERITIES = "WARNING"
@@ -32,8 +32,7 @@ LEAST_HISTORY = 20  # lines of the same launch before its speed is known
 NOISE_FACTOR = 4.0  # times the spread of single lines: a machine shared with others is never steady
 
 
-@dataclass(frozen=True)
-class Slowdown:
+class Slowdown(Record):
     """The speed of the last lines and the usual one, in `unit`; `bound` is the least that counts as usual."""
 
     last: tuple[float, ...]

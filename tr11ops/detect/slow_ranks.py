@@ -8,7 +8,6 @@ outlier is in `step_statistics`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from statistics import median
 
 from tr11ops.detect.step_statistics import (
@@ -22,6 +21,7 @@ from tr11ops.detect.step_statistics import (
     without_longest,
 )
 from trainer.contract.compute_record import EVERY_STEPS, RECENT_STEPS, ComputeTimes
+from trainer.contract.record import Record
 
 MIN_STEPS = 5  # of a record: fewer may be the first ones, in which kernels are chosen and compiled
 MAX_BEHIND = 20  # iterations of a record: who is further behind the newest has written none since
@@ -30,8 +30,7 @@ _Seconds = Callable[[ComputeTimes], float]  # of a step, from a record
 _Judge = Callable[[Sequence[ComparedRank], float], list[bool]]
 
 
-@dataclass(frozen=True)
-class SlowRank:
+class SlowRank(Record):
     """A rank that takes `factor` times as long as is usual among `peers` ranks (itself included) of its place."""
 
     times: ComputeTimes

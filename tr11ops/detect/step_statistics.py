@@ -26,10 +26,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import fmean, median
 
 from tr11ops.base.robust import error_of_median, robust_sigma
+from trainer.contract.record import Record
 
 NOISE_FACTOR = 6.0  # times the error: a run has hundreds of ranks, and the largest of many is far out by chance
 SPREAD_FACTOR = 4.0  # times what ranks differ by: that is not chance, and who differs by less than percent is not slow
@@ -38,8 +38,7 @@ LONG_STEPS = 2  # that may be chance, beside the longest one of each ten
 ALWAYS_SLOW = 2.0  # times its peers' time, however much the ranks differ anyway
 
 
-@dataclass(frozen=True)
-class ComparedRank:
+class ComparedRank(Record):
     """A rank beside the usual one of its place: factor, r of single steps, and the factors of both halves of them."""
 
     host: str

@@ -6,7 +6,6 @@ epoch.
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import sys
@@ -23,6 +22,7 @@ from tr11ops.observe.ownership import Ownership
 from tr11ops.rundir.exclusions import EXCLUDED, INCLUDED
 from tr11ops.rundir.journal import JournalEntry, Ledger, read_journal
 from tr11ops.rundir.paths import RunDirectory, Submission
+from tr11ops.rundir.step_time import is_step_time
 from trainer.contract.metrics_record import STEP, VALIDATION, records
 from trainer.contract.paths import MANIFEST_FILE, RunPaths, checkpoint_steps
 from trainer.contract.state_file import open_for_reading
@@ -103,7 +103,7 @@ def read_metrics(path: Path) -> _Metrics:
         if record.kind == VALIDATION:
             found.validations.append(record.time)
         elif record.kind == STEP and iteration is not None and record.job_id:
-            told = None if math.isnan(seconds) else seconds
+            told = seconds if is_step_time(seconds) else None
             found.steps.append(StepMark(record.time, iteration, told, sys.intern(record.job_id)))
     return found
 

@@ -38,7 +38,6 @@ MOST_CHANGES = 12
 LEAST_HOURS = 0.05  # less of a bucket is not worth a word
 
 
-@dataclass(frozen=True)
 class HandoverMaterial(Assessment):
     """Everything that a hand-over is made of, read once. `begun` and `ended` are where the shift began and ended."""
 

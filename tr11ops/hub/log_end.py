@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
 
 from tr11ops.logs.lines import STAMP_BYTES
+from tr11ops.rundir.step_time import usual_step_seconds
 from trainer.contract.logline import StepRecord, parse_step
 
-RECENT_STEPS = 20
+RECENT_STEPS = 20  # of the throughput
 STEPS_SHOWN = 100
 
 
@@ -36,13 +36,15 @@ class LogEnd:
 
     @property
     def seconds_per_iteration(self) -> float | None:
-        """The median of the recent steps; None where no line tells."""
-        return _median(step.seconds_per_iteration for step in self.steps[-RECENT_STEPS:])
+        """The usual time of a recent step, as `tr11 status` has it beside the run; None where no line tells."""
+        return usual_step_seconds(step.seconds_per_iteration for step in self.steps)
 
     @property
     def tflops(self) -> float | None:
         """The median of the recent steps, per worker; None where no line tells."""
-        return _median(step.tflops for step in self.steps[-RECENT_STEPS:])
+        told = [step.tflops for step in self.steps[-RECENT_STEPS:]]
+        sound = [value for value in told if math.isfinite(value) and value > 0]
+        return median(sound) if sound else None
 
     @property
     def remaining_seconds(self) -> float | None:
@@ -72,8 +74,3 @@ def _step(line: bytes) -> StepRecord | None:
         return parse_step(line.decode("utf-8", "replace"))
     except (ValueError, OverflowError):  # numbers that no training has
         return None
-
-
-def _median(values: Iterable[float]) -> float | None:
-    sound = [value for value in values if math.isfinite(value) and value > 0]
-    return median(sound) if sound else None

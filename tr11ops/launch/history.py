@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import re
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
 
 from tr11ops.base.tail import tail_lines
 from tr11ops.runcard.speed import RunHistory
+from tr11ops.rundir.step_time import usual_step_seconds
 from trainer.contract.metrics_record import STEP, VALIDATION, MetricsRecord, parse_record
 from trainer.contract.paths import RunPaths
 
 TAIL_BYTES = 4 << 20  # some weeks of the largest run's log, whose steps take minutes
-RECENT_STEPS = 100
 _SAVE = re.compile(r"time \(ms\) \| save-checkpoint: (?P<milliseconds>\d+(?:\.\d+)?)")
 
 
@@ -23,10 +21,8 @@ def read_history(paths: RunPaths) -> RunHistory:
     saves = [float(match["milliseconds"]) / 1000 for line in _tail(paths.main_log) if (match := _SAVE.search(line))]
     records = [record for line in _tail(paths.metrics) if (record := parse_record(line)) is not None]
     steps = [record for record in records if record.is_step]
-    seconds = [record.number("seconds_per_iteration") for record in steps]
-    seconds = [value for value in seconds if not math.isnan(value)]
     return RunHistory(
-        step=median(seconds[-RECENT_STEPS:]) if seconds else None,
+        step=usual_step_seconds(record.number("seconds_per_iteration") for record in steps),
         step_iteration=steps[-1].iteration if steps else None,
         save=max(saves, default=None),
         evaluation=_longest_evaluation(records),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from tr11ops.base.observed import Observed, Unknown, cause
@@ -19,13 +19,13 @@ from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.heartbeat import Heartbeat
 from trainer.contract.lease import file_system_time
+from trainer.contract.record import Record
 
 BEATS_STAMPED = 8  # heartbeats whose stamps are looked at; they come from as many nodes
 FILE_SYSTEM, SCHEDULER = "the file system's", "the scheduler's"
 
 
-@dataclass(frozen=True)
-class Moment:
+class Moment(Record):
     """Now, by the run's clock (seconds since the epoch).
 
     `ahead`: how far this machine's clock is ahead of it (behind: below zero), 0.0 within the bound, Unknown where it

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
-from statistics import median
 
 from tr11ops.base.invocation import command_for
 from tr11ops.base.observed import Unknown, known
@@ -19,8 +17,10 @@ from tr11ops.observe import bounds
 from tr11ops.observe.snapshot import Attempt, KillSwitch, Snapshot
 from tr11ops.observe.training import TRAINING_PHASES
 from tr11ops.rundir.paths import parse_comment
+from tr11ops.rundir.step_time import usual_step_seconds
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.heartbeat import Heartbeat
+from trainer.contract.record import Record
 
 MINUTE = 60.0
 HOUR = 3600.0
@@ -29,8 +29,6 @@ DAY = 86400.0
 STARTING_PHASE = "starting"
 TRAINING_PHASE = "training"
 ENDED_PHASE = "ended"
-RECENT_STEPS = 100
-SHORTEST_PACE, LONGEST_PACE = 1e-6, 1e8  # seconds per iteration
 LEAVING_SECONDS = 15 * MINUTE  # from the end marker, or from COMPLETING, to the end of the allocation
 
 
@@ -197,10 +195,8 @@ def total_iterations(snapshot: Snapshot) -> int | None:
 
 
 def seconds_per_iteration(snapshot: Snapshot) -> float | None:
-    """Median of the recent steps: the mean would carry the few slow ones into every forecast."""
-    recent = [step.record.seconds_per_iteration for step in known(snapshot.steps, ())[-RECENT_STEPS:]]
-    likely = [value for value in recent if SHORTEST_PACE < value < LONGEST_PACE]  # garbage would overflow a forecast
-    return median(likely) if likely else None
+    """The usual time of a recent step; None without one."""
+    return usual_step_seconds(step.record.seconds_per_iteration for step in known(snapshot.steps, ()))
 
 
 def remaining_seconds(snapshot: Snapshot) -> float | None:
@@ -259,8 +255,7 @@ def queue_coverage_seconds(snapshot: Snapshot, only_sure: bool = False) -> float
 
 
 # ----------------------------------------------------------------------------- life
-@dataclass(frozen=True)
-class Liveness:
+class Liveness(Record):
     """The last sign of life of one attempt: when, in which phase, and how long silence is normal there."""
 
     time: float

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from tr11ops.base.observed import Unknown, known
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Snapshot
 from trainer.contract.end_marker import EndMarker
+from trainer.contract.record import Record
 
 if TYPE_CHECKING:
     from tr11ops.runcard.card import RunCard
@@ -25,8 +25,7 @@ LEAST_WINDOW_SECONDS = 2 * derived.HOUR  # less says nothing about weeks
 RECENT_STEPS = 20
 
 
-@dataclass(frozen=True)
-class EqualSteps:
+class EqualSteps(Record):
     """Consecutive steps that cost the same: `weight` is one step's time against one of the full batch and length."""
 
     iterations: int
@@ -34,8 +33,7 @@ class EqualSteps:
     batch_size: int = 0
 
 
-@dataclass(frozen=True)
-class ForecastEnd:
+class ForecastEnd(Record):
     """When the training will be done, in seconds from the look.
 
     `earliest`: at the recent pace, nothing in between. `likely`: as the `window` seconds before the last step went,
@@ -48,8 +46,7 @@ class ForecastEnd:
     share: float | None = None
 
 
-@dataclass(frozen=True)
-class NextCheckpoint:
+class NextCheckpoint(Record):
     """The next save that is due: after `step` iterations (None where the clock says when), in `seconds`.
 
     `seconds` is None before the first steps have shown a pace: it is `iterations` away then. `why` is
@@ -62,8 +59,7 @@ class NextCheckpoint:
     iterations: int | None = None
 
 
-@dataclass(frozen=True)
-class Throughput:
+class Throughput(Record):
     """The median of the recent steps, and the best that the run has kept up, in `unit` (of each worker, or of all)."""
 
     current: float

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from tr11ops.base.observed import Observed
 from tr11ops.cluster.base import Job
 from tr11ops.rundir.copy_policy import CopyPolicy
+from trainer.contract.record import Record
 
 if TYPE_CHECKING:
     from tr11ops.rundir import cron_records as periodic
@@ -19,8 +20,7 @@ if TYPE_CHECKING:
 from tr11ops.rundir.hold_records import HoldRecord
 
 
-@dataclass(frozen=True)
-class FilesystemRule:
+class FilesystemRule(Record):
     """From when a watched file system counts as full: one [[filesystems]] table of the card, sizes in bytes."""
 
     name: str
@@ -32,8 +32,7 @@ class FilesystemRule:
     forecast_days: float = 14.0
 
 
-@dataclass(frozen=True)
-class OperationFacts:
+class OperationFacts(Record):
     """What the run card says of the operation, as far as watching needs it. None or empty: not asked for.
 
     `allocated_nodes` are those that one attempt asks for, spares included. `archive_interval` is how many steps lie
@@ -60,8 +59,7 @@ class OperationFacts:
     resubmissions: int = 0  # how often in 24 hours the periodic watchdog may submit again; 0: it only looks
 
 
-@dataclass(frozen=True)
-class Copied:
+class Copied(Record):
     """One sound copy of a checkpoint that is on record: which archive of the card has it, whole or its weights."""
 
     archive: str
@@ -69,8 +67,7 @@ class Copied:
     step: int
 
 
-@dataclass(frozen=True)
-class FoundSecret:
+class FoundSecret(Record):
     """A kind of secret in a log: `line` of the first (0: it has none), `time` of the finding, when it was revoked."""
 
     path: str
@@ -99,8 +96,7 @@ def found_secrets(value: object) -> tuple[FoundSecret, ...]:
     return found
 
 
-@dataclass(frozen=True)
-class CopyStatus:
+class CopyStatus(Record):
     """The last success of a backup or a synchronisation: when, and the newest step whose copy was verified.
 
     A backup also says all its sound copies (None: by an older tr11, which did not say), and in one line for each copy
@@ -116,8 +112,7 @@ class CopyStatus:
     secrets: tuple[FoundSecret, ...] = ()
 
 
-@dataclass(frozen=True)
-class UnwritableDirectory:
+class UnwritableDirectory(Record):
     """A folder of the run that no one can write to, as seen from this host: its file system is full, or read-only."""
 
     path: str
@@ -125,8 +120,7 @@ class UnwritableDirectory:
     is_full: bool
 
 
-@dataclass(frozen=True)
-class ClockReading:
+class ClockReading(Record):
     """One file of the run directory: the time that its writer put into it, and the file system's own time of it."""
 
     host: str
@@ -135,8 +129,7 @@ class ClockReading:
     what: str
 
 
-@dataclass(frozen=True)
-class LeastUsed:
+class LeastUsed(Record):
     """The file that was read or changed longest ago among some that the run needs."""
 
     what: str  # "checkpoint global_step800", "data"
@@ -144,7 +137,7 @@ class LeastUsed:
     time: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True)  # and no Record: Snapshot takes its values by name
 class OperationObservations:
     """The part of a Snapshot that is of the operation around the run; each value may be unknown for itself."""
 

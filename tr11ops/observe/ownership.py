@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cached_property
 
 from tr11ops.base.observed import Observed, Unknown, known
@@ -13,6 +12,7 @@ from tr11ops.cluster.parts import array_number
 from tr11ops.cluster.task_marks import is_cell
 from tr11ops.observe.files import read_submissions
 from tr11ops.rundir.paths import DAMAGED, RunDirectory, Submission, parse_comment
+from trainer.contract.record import Record
 
 OWN_COMMENT = "tr11-"  # of tr11's other jobs: copies, periodic jobs
 CLOCK_SECONDS = 60.0  # by which the clocks of a submission's record and of the scheduler may differ
@@ -100,8 +100,7 @@ def own_jobs(
     return ownership.split(job for job in jobs if not job.state.is_final)
 
 
-@dataclass(frozen=True)
-class OwnJobs:
+class OwnJobs(Record):
     """The jobs of a run that are not over, and others of its name that are not of it.
 
     `doubt` says which jobs may be of the run or not, and why that is not known: they are in neither. "" for none.

@@ -21,11 +21,11 @@ from tr11ops.rundir.paths import Submission
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.heartbeat import Heartbeat
 from trainer.contract.logline import StepRecord
+from trainer.contract.record import Record
 from trainer.contract.resumable import ResumeNeed
 
 
-@dataclass(frozen=True)
-class RunFacts:
+class RunFacts(Record):
     """What the run card says, as far as watching needs it.
 
     `task_seconds` is how long one array task trains (the exit duration, else the time limit); None where the card
@@ -47,8 +47,7 @@ class RunFacts:
     need: ResumeNeed = field(default_factory=ResumeNeed)
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(Record):
     """One logged step. `time` and `job_id` are None and empty where only `main_log.txt` could be read."""
 
     record: StepRecord
@@ -56,8 +55,7 @@ class Step:
     job_id: str = ""
 
 
-@dataclass(frozen=True)
-class Attempt:
+class Attempt(Record):
     """One allocation's folder in the run directory.
 
     `end` is None when the trainer left no end marker; `failure` is then what the batch script found instead ("" if it
@@ -75,8 +73,7 @@ class Attempt:
     changes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Checkpoint:
+class Checkpoint(Record):
     """One checkpoint folder. It is complete when it has a manifest; `faults`: why no training resumes from it.
 
     `verified` says what was compared with the manifest: "sizes", "digests", or "" when nothing was.
@@ -94,8 +91,7 @@ class Checkpoint:
         return self.complete and not self.faults
 
 
-@dataclass(frozen=True)
-class Checkpoints:
+class Checkpoints(Record):
     """All steps that have a folder (ascending), the step that `latest` names, and the newest folders, looked into.
 
     `examined` is newest first; it ends at the first sound checkpoint.
@@ -110,8 +106,7 @@ class Checkpoints:
         return next((checkpoint for checkpoint in self.examined if checkpoint.is_sound), None)
 
 
-@dataclass(frozen=True)
-class KillSwitch:
+class KillSwitch(Record):
     """The stop file that was found. Who and why are empty where the file does not say."""
 
     path: Path

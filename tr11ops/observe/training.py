@@ -11,12 +11,12 @@ from typing import Any
 
 from tr11ops.base.observed import Observed
 from trainer.contract.compute_record import ComputeTimes
+from trainer.contract.record import Record
 
 TRAINING_PHASES = ("training", "data-wait")  # in which iterations are to be finished
 
 
-@dataclass(frozen=True)
-class TrainingFacts:
+class TrainingFacts(Record):
     """What the run card says of the training, as far as its detectors need it; the defaults are the card's.
 
     `stall_iterations`: iteration times without a new iteration that count as a stall. `slow_percent`: see `[watch]`.
@@ -33,8 +33,7 @@ class TrainingFacts:
     checkpoint_minutes: float | None = None
 
 
-@dataclass(frozen=True)
-class Phase:
+class Phase(Record):
     """One phase of one launch. `ended` is None for the last one of a launch: it lasts, or no one saw its end."""
 
     job_id: str
@@ -45,8 +44,7 @@ class Phase:
     ended: float | None = None
 
 
-@dataclass(frozen=True)
-class TrainingEvent:
+class TrainingEvent(Record):
     """What the trainer noted beside its steps: `spike`, `roll-back`, `skipped` or `validation`, with its `values`."""
 
     kind: str
@@ -55,8 +53,7 @@ class TrainingEvent:
     values: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class LogFile:
+class LogFile(Record):
     """A log that is there: `bytes` long, last written to at `changed` by the file system's clock."""
 
     name: str
@@ -64,8 +61,7 @@ class LogFile:
     changed: float
 
 
-@dataclass(frozen=True)
-class LaunchEnd:
+class LaunchEnd(Record):
     """When the workers of one launch were gone, by the batch controller's record: why, and which nodes it found bad.
 
     `decision`: what followed, in one line.
@@ -79,8 +75,7 @@ class LaunchEnd:
     blamed: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Corruption:
+class Corruption(Record):
     """A worker whose results cannot be trusted, by a check of the arithmetic at `iteration` of an attempt.
 
     `certain`: it differs from itself, or from replicas that agree; else it or another one is wrong. `why` is in words.
@@ -94,8 +89,7 @@ class Corruption:
     why: str
 
 
-@dataclass(frozen=True)
-class NodeWarning:
+class NodeWarning(Record):
     """What a health check of a node said before the newest attempt's workers began there, where it was not fine."""
 
     node: str
@@ -104,7 +98,7 @@ class NodeWarning:
     why: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True)  # and no Record: Snapshot takes its values by name
 class TrainingObservations:
     """The part of a Snapshot that the trainer left beside its steps."""
 

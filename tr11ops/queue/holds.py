@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tr11ops.base import deadline
 from tr11ops.base.observed import Unknown, cause, known
@@ -18,11 +18,11 @@ from tr11ops.observe.snapshot import Snapshot
 from tr11ops.rundir.hold_records import HoldRecord
 from tr11ops.rundir.holds import forget_holds, record_holds
 from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.record import Record
 
 
 # ----------------------------------------------------------------------------- is it held, and by whom?
-@dataclass(frozen=True)
-class HeldJobs:
+class HeldJobs(Record):
     """The held jobs of a queue, or parts of them: `ours` tr11 holds and may release; `others` someone else holds.
 
     `taken_over` are those of `others` that tr11 has on record as held, while by now another one holds them.
@@ -76,8 +76,7 @@ def standing_holds(snapshot: Snapshot) -> tuple[HoldRecord, ...]:
 
 
 # ----------------------------------------------------------------------------- hold and release
-@dataclass(frozen=True)
-class HoldResult:
+class HoldResult(Record):
     """What came of holding, or releasing, queued jobs: `done` are names of jobs, arrays and tasks, `refused` say why.
 
     `unanswered` are those of `refused` for which the scheduler was silent: it may have come about all the same.

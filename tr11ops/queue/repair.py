@@ -7,7 +7,7 @@ left alone, and said. Pure.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 from tr11ops.base.observed import Unknown
@@ -19,10 +19,10 @@ from tr11ops.observe import derived
 from tr11ops.observe.lost_host import batch_host, has_lost_its_host, is_zombie, seconds_to_wait
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.queue.holds import HeldJobs, can_modify, held_jobs
+from trainer.contract.record import Record
 
 
-@dataclass(frozen=True)
-class RepairStep:
+class RepairStep(Record):
     """One thing to do to what `job` names, in the order of the plan; `jobs` are the jobs, or parts, that it changes."""
 
     action: Literal["cancel", "release"]
@@ -34,8 +34,7 @@ class RepairStep:
         return f"{self.action} {self.job}: {self.why}"
 
 
-@dataclass(frozen=True)
-class Repair:
+class Repair(Record):
     """What will be done. `resubmit` attempts are launched behind `after` (None: at once), then come the steps.
 
     `left_alone` says what is wrong but not ours to repair; `doubts` what could not be seen, and `refusals` why it must

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tr11ops.base.observed import Observed, Unknown, observed
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from tr11ops.rundir.paths import RunDirectory
 
 
-@dataclass(frozen=True)
 class ReportMaterial(Assessment):
     """One run, seen as a whole. `end` is when the training will be done, None where that is not known.
 

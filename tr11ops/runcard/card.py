@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from tr11ops.runcard.slurm_syntax import parse_attempts, parse_time_limit
 from tr11ops.runcard.watching import AlertsSection, CronSection, FilesystemSection, WatchSection
 from trainer.config.base import is_private, salvage
 from trainer.config.card import CardError, Problem, TrainerConfig, derive_numbers, validate
+from trainer.contract.record import Record
 from trainer.schedule.card_rules import cross_rules
 from trainer.schedule.path import batch_size_at, path_of
 
@@ -178,8 +179,7 @@ def card_from_resolved(value: Mapping[str, Any], source: str) -> RunCard:
     return _checked({name: item for name, item in value.items() if name != "derived"}, [], source)
 
 
-@dataclass(frozen=True)
-class LoadedCard:
+class LoadedCard(Record):
     """A card that was read and checked, and the folder that its relative paths were taken from."""
 
     card: RunCard

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tr11ops.base.units import duration
 from tr11ops.runcard.card import RunCard, card_from_resolved, resolved
 from tr11ops.runcard.rules import advised_exit_minutes
 from tr11ops.runcard.speed import assumed_speed
+from trainer.contract.record import Record
 from trainer.schedule import flops
 
 if TYPE_CHECKING:
@@ -27,8 +27,7 @@ UNKNOWN_STEP_SECONDS = 300.0
 _DERIVED = "exit_duration_is_derived"
 
 
-@dataclass(frozen=True)
-class ExitPlan:
+class ExitPlan(Record):
     """`minutes`: when the trainer leaves, None where nothing says so. `why`: how that was derived, or why it cannot be;
     "" where the card itself says when it leaves, in minutes or by an early signal.
     """

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from tr11ops.base.shipped import shipped
 from trainer.config.card import CardError, Problem, nearest
+from trainer.contract.record import Record
 from trainer.contract.state_file import read_json
 
 
@@ -61,8 +61,7 @@ def _shipped_names() -> str:
 
 
 # ----------------------------------------------------------------------------- relative paths
-@dataclass(frozen=True)
-class PathBase:
+class PathBase(Record):
     """The folder that a card's relative paths are taken from, and why that one.
 
     card: it holds the card. shipped: the card comes with tr11, so it is where the command is typed. recorded: a run of

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from statistics import median
 
 from tr11ops.runcard.card import RunCard
+from trainer.contract.record import Record
 from trainer.schedule import flops
 from trainer.schedule.devices import DevicePeak, device_peak
 from trainer.schedule.interleaving import idle_passes
 from trainer.schedule.path import Segment, TrainingPath
 
 
-@dataclass(frozen=True)
-class RunHistory:
+class RunHistory(Record):
     """Measured times, in seconds; None where the run has no record of it.
 
     `step`: the median of the recent ones, at `step_iteration` (the last that was logged). `save` and `evaluation`: the
@@ -39,8 +39,7 @@ LARGEST_FIXED_SHARE = 0.5
 LEAST_STEPS = 3  # of a level, before their median counts
 
 
-@dataclass(frozen=True)
-class Speed:
+class Speed(Record):
     """Seconds of a step of the full batch and length, and of those segments that were measured, by their number.
 
     `basis` says what it rests on.

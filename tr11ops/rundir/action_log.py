@@ -7,12 +7,13 @@ killed process leaves; anyone who comes next looks what became of it (`settle` i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER, EXCLUDED
 from tr11ops.rundir.journal import JournalEntry, Ledger
+from trainer.contract.record import Record
 
 INTENT, OUTCOME = "act-intent", "act-outcome"  # kinds of journal entries
 DAY_SECONDS = 86400.0
@@ -28,8 +29,7 @@ class Result(StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True)
-class ProgressRecord:
+class ProgressRecord(Record):
     """How far the training had come: last iteration and newest sound checkpoint, -1 where there is none."""
 
     iteration: int = -1
@@ -39,8 +39,7 @@ class ProgressRecord:
         return self.iteration > other.iteration or self.checkpoint > other.checkpoint
 
 
-@dataclass(frozen=True)
-class ActionRecord:
+class ActionRecord(Record):
     """One action that was begun. `number` names it in the journal, `incident` is the trouble that it was to end.
 
     `tag` is that of a submission, `owes` how many attempts must be launched again for what a cancellation took away.
@@ -63,8 +62,7 @@ class ActionRecord:
         return self.result in {Result.OPEN, Result.UNKNOWN}
 
 
-@dataclass(frozen=True)
-class ActionHistory:
+class ActionHistory(Record):
     """The actions of the last days, oldest first, and the nodes that tr11 excluded by itself (time, node).
 
     `doubt` says why the journal may not tell all; nothing is done then.

@@ -7,20 +7,20 @@ state/attempts/JOB/verdict.json       how the attempt ended, and whether the nex
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
 from trainer.contract.end_marker import EXIT_ERROR, EXIT_HELD, EndMarker, exit_code
 from trainer.contract.files import write_json
+from trainer.contract.record import Record
 from trainer.contract.state_file import DamagedFile, read_json
 
 VERDICT_FILE = "verdict.json"
 SUPERSEDED = "superseded"  # the end of an attempt that found another one of its run training
 
 
-@dataclass(frozen=True)
-class LaunchRecord:
+class LaunchRecord(Record):
     """One launch. Times are seconds since the epoch, None where there is none (yet).
 
     `first_sign`: when the first failed process was seen. `decision`: what followed, in one line. `iteration_*` and
@@ -67,8 +67,7 @@ class LaunchRecord:
         write_json(self.path(attempt, self.launch), asdict(self))
 
 
-@dataclass(frozen=True)
-class AttemptVerdict:
+class AttemptVerdict(Record):
     """How an attempt ended; written when its last launch has ended.
 
     `restart`: should the next task train on? `held`: the waiting jobs that were held because it should not;

@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -25,6 +25,7 @@ from tr11ops.base.typed_fields import typed_fields
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.files import write_json
 from trainer.contract.paths import MANIFEST_FILE, checkpoint_name
+from trainer.contract.record import Record
 from trainer.contract.sharing import make_shared
 from trainer.contract.state_file import content_of, read_json
 
@@ -40,8 +41,7 @@ RECEIPT_SUFFIX = ".copy.json"
 SCHEMA = 1
 
 
-@dataclass(frozen=True)
-class CopiedFile:
+class CopiedFile(Record):
     """One file of a copy: its path in the checkpoint, bytes, SHA-256; in a tar, where its first byte is."""
 
     path: str
@@ -50,8 +50,7 @@ class CopiedFile:
     offset: int | None = None
 
 
-@dataclass(frozen=True)
-class Receipt:
+class Receipt(Record):
     """The destination's own record of one whole copy. Times in seconds since the epoch."""
 
     run: str
@@ -73,8 +72,7 @@ class Receipt:
         return sum(file.bytes for file in self.files)
 
 
-@dataclass(frozen=True)
-class CopyRecord:
+class CopyRecord(Record):
     """What the run knows of one copy. `verified`: when every byte was read back; `reread`: the last re-read's end.
 
     `damaged` are files that a later reading found changed or missing; a copy with any is no copy.

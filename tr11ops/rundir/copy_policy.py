@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias, TypeVar
 
 from tr11ops.runcard.copies import BackupSection
 from tr11ops.rundir.copies import Kind
+from trainer.contract.record import Record
 
 ArchiveName: TypeAlias = Literal["store", "url"]
 
 
-@dataclass(frozen=True)
-class CopyPolicy:
+class CopyPolicy(Record):
     """The card's [backup] as far as it says what is copied. Intervals in steps, 0: none; archives the card lacks get
     nothing.
     """
@@ -48,8 +47,7 @@ class CopyPolicy:
         )
 
 
-@dataclass(frozen=True)
-class WantedCopy:
+class WantedCopy(Record):
     """One copy that shall exist, and which key of the card asks for it."""
 
     step: int

@@ -12,7 +12,7 @@ same names: of two records of one job the later round counts.
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from tr11ops.base.units import number_in
 from tr11ops.rundir.fallback import existing_fallback
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.files import write_json
+from trainer.contract.record import Record
 from trainer.contract.sharing import make_shared
 from trainer.contract.state_file import read_json
 
@@ -30,8 +31,7 @@ _CHAIN = "chain-"
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,63}")
 
 
-@dataclass(frozen=True)
-class PeriodicJobState:
+class PeriodicJobState(Record):
     """The last round of one periodic job. Times are seconds since the epoch.
 
     `ended` and `exit_code` are None while it runs, and for ever if what ran it was killed. An exit code below 0 is the
@@ -60,8 +60,7 @@ class PeriodicJobState:
         return self.ended is None
 
 
-@dataclass(frozen=True)
-class ChainState:
+class ChainState(Record):
     """The next link of a chain: `job_id` begins at `next_due` and queues the one after it first. `time`: of the record.
 
     A chain whose `next_due` is long over, or whose job is not in the queue any more, is dead.

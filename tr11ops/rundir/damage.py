@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from trainer.contract.record import Record
 
 
-@dataclass(frozen=True)
-class Damage:
+class Damage(Record):
     """One damaged state file: where, what is wrong with it, and what is missing for it.
 
     `is_set_aside`: the next launch, or the watchdog when it acts, moves it out of the way.

@@ -12,7 +12,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -21,6 +21,7 @@ from typing import Any, Literal
 from tr11ops.base.observed import Observed, Unknown
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.files import append_line, write_atomically
+from trainer.contract.record import Record
 from trainer.contract.sharing import make_shared
 from trainer.contract.state_file import read_bytes
 
@@ -40,8 +41,7 @@ Kind = Literal["bytes", "inodes"]
 KINDS: tuple[Kind, ...] = ("bytes", "inodes")
 
 
-@dataclass(frozen=True)
-class Usage:
+class Usage(Record):
     """One look at one file system. Counts are None where the source does not say.
 
     `bytes_share` and `inodes_share` are used/limit (1.0 is full), from sources that know only those. `bytes_free` is
@@ -72,8 +72,7 @@ class Usage:
         return None if share is None else 100.0 * share
 
 
-@dataclass(frozen=True)
-class Forecast:
+class Forecast(Record):
     """When a file system will be full, of what (bytes or inodes), and how that was judged.
 
     `full_at`: seconds since the epoch at the trend of the last days; None when it does not grow or is not known.

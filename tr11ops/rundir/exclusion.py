@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from trainer.contract.record import Record
 
 
-@dataclass(frozen=True)
-class Exclusion:
+class Exclusion(Record):
     """One node that must not be used: by the run's own list, or by a queued job's exclude list.
 
     `until` is when it is due for a check (None: never); `evidence` quotes what was seen, `job_id` the attempt in which.

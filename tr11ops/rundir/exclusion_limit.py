@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from typing import Self
 
 from tr11ops.cluster.base import Node
+from trainer.contract.record import Record
 
 DEFAULT_PERCENT = 10.0
 KEY = "resilience.exclusion_cap_percent"
@@ -40,8 +40,7 @@ def partition_nodes(nodes: Iterable[Node], *named: str | None) -> tuple[Node, ..
     return every
 
 
-@dataclass(frozen=True)
-class ExclusionLimit:
+class ExclusionLimit(Record):
     """The limit of one run at one moment. `names`: the nodes that count, None where they are not known (all count)."""
 
     most: int

@@ -21,12 +21,13 @@ import stat
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from tr11ops.base.units import number_in
 from trainer.contract.files import host_name, login_name
+from trainer.contract.record import Record
 from trainer.contract.sharing import make_shared, open_shared
 from trainer.contract.state_file import is_damage
 
@@ -39,8 +40,7 @@ LARGEST_BYTES = 256 << 20  # of one writer's file: years of a busy run
 _HASH_BYTES = len(',"hash":""}') + 64  # at the end of a line
 
 
-@dataclass(frozen=True)
-class JournalEntry:
+class JournalEntry(Record):
     """One thing that was seen or done. `time` is in seconds since the epoch, `sequence` counts from 0 per writer."""
 
     time: float
@@ -54,8 +54,7 @@ class JournalEntry:
     hash: str = ""
 
 
-@dataclass(frozen=True)
-class JournalFault:
+class JournalFault(Record):
     """Something wrong with a journal file. `kind` is torn (a write that was cut), broken (changed) or unreadable."""
 
     file: str
@@ -67,8 +66,7 @@ class JournalFault:
         return f"journal {self.file} line {self.line}: {self.message}"
 
 
-@dataclass(frozen=True)
-class Ledger:
+class Ledger(Record):
     """All entries of all writers in order of time, and what was wrong with the files."""
 
     entries: tuple[JournalEntry, ...]

@@ -12,13 +12,13 @@ proven: no one is told that the run is stopped, and no folder is made.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 from tr11ops.base.observed import cause
 from tr11ops.rundir.identity import run_id, short
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.files import write_json
+from trainer.contract.record import Record
 from trainer.contract.sharing import make_shared
 from trainer.contract.state_file import read_json
 
@@ -26,8 +26,7 @@ MARKED_FILE = "kill-switch.json"
 NEVER_MARKED = "its place was never marked as this run's; the next launch or attempt does that"
 
 
-@dataclass(frozen=True)
-class SwitchPlace:
+class SwitchPlace(Record):
     """What is known of a switch's place. `fault`: why it is not proven to be the run's, "" when nothing speaks against
     it; `note`: why it is believed without a mark; `other_run`: the directory of the run that it belongs to.
     """

@@ -16,7 +16,7 @@ import re
 import secrets
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from typing import Any
 from tr11ops.cluster.task_marks import COMMENT_PREFIX
 from trainer.contract.files import write_atomically, write_json
 from trainer.contract.paths import RunPaths, checkpoint_steps
+from trainer.contract.record import Record
 from trainer.contract.sharing import make_shared
 from trainer.contract.state_file import DamagedFile, read_json, set_aside
 
@@ -50,8 +51,7 @@ def parse_comment(comment: str) -> tuple[str, str] | None:
     return (match.group(1), match.group(2)) if match else None
 
 
-@dataclass(frozen=True)
-class Submission:
+class Submission(Record):
     """What is known of one submission. `job_id` is None when the scheduler never said whether it took it.
 
     `chain` says how its next attempt is queued ("array", "afterany", "self", "" for none). With "self", `left` attempts
@@ -105,8 +105,7 @@ class Submission:
         )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class SubmissionPaths:
+class SubmissionPaths(Record):
     """The files that one submission leaves behind, in a folder named by its tag."""
 
     folder: Path
@@ -139,8 +138,7 @@ class SubmissionPaths:
         return self.folder / "submission.json"
 
 
-@dataclass(frozen=True)
-class RunDirectory:
+class RunDirectory(Record):
     """Where everything of one run lives.
 
     `paths` are those that the trainer knows too; `kill_switch` is the stop file (outside if the card says so).

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +21,7 @@ from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import RunDirectory, Submission
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.heartbeat import Heartbeat
+from trainer.contract.record import Record
 from trainer.contract.state_file import (
     LARGEST_BYTES,
     DamagedFile,
@@ -37,8 +37,7 @@ MOST_LISTED = 4096  # entries of one folder that are looked at
 SET_ASIDE = "state-file-set-aside"
 
 
-@dataclass(frozen=True)
-class StateFile:
+class StateFile(Record):
     """One kind of file, as a pattern below the run directory ({variant} and {logs} stand for the run's).
 
     `rule`: a damaged one is set "aside" by the next launch, or by the watchdog when it acts; or its writer replaces it

@@ -15,12 +15,12 @@ import secrets
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from trainer.contract.files import write_atomically
 from trainer.contract.numbered_files import NumberedFiles
+from trainer.contract.record import Record
 from trainer.contract.sharing import make_shared
 
 T = TypeVar("T")
@@ -29,8 +29,7 @@ PATIENCE_SECONDS = 30.0  # with others who change it all the time
 _LEFTOVER_SECONDS = 3600.0
 
 
-@dataclass(frozen=True)
-class VersionedFile:
+class VersionedFile(Record):
     """The versions beside `copy`, of which the last `kept` are kept. Every method raises OSError as the file system."""
 
     copy: Path

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tr11ops.base.observed import Unknown, known
@@ -17,6 +16,7 @@ from tr11ops.observe.snapshot import KillSwitch, Snapshot
 from tr11ops.status.extra_observations import ExtraObservations
 from tr11ops.status.parts import Need
 from tr11ops.watchdog.verdict import Verdict, VerdictWord
+from trainer.contract.record import Record
 
 if TYPE_CHECKING:
     from tr11ops.alerts.state import Alert
@@ -39,8 +39,7 @@ NEEDS = {  # each kind of need, in words that name no one: what is published say
 }
 
 
-@dataclass(frozen=True)
-class SleepAnswer:
+class SleepAnswer(Record):
     """`may_sleep` is None where it cannot be told. `text` is a sentence without a full stop."""
 
     may_sleep: bool | None

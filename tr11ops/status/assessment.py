@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ from tr11ops.observe.snapshot import RunFacts, Snapshot
 from tr11ops.status.answer import SleepAnswer, answer
 from tr11ops.status.extra_observations import ExtraObservations
 from tr11ops.watchdog.verdict import Verdict, judge
+from trainer.contract.record import Record
 
 if TYPE_CHECKING:
     from tr11ops.cluster.base import Overview
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from tr11ops.status.document import Status
 
 
-@dataclass(frozen=True)
-class Assessment:
+class Assessment(Record):
     """A Snapshot, what the detectors found in it, the verdict, and what was observed beside it."""
 
     snapshot: Snapshot

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from tr11ops.base.observed import Observed, Unknown, known, observed, observed_fields, unknown_fields
@@ -13,6 +13,7 @@ from tr11ops.observe.snapshot import Snapshot
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.status.parts import NodeUse
 from tr11ops.status.samples import Rates, best_rates
+from trainer.contract.record import Record
 from trainer.contract.state_file import read_json
 
 if TYPE_CHECKING:
@@ -24,8 +25,7 @@ SYNC = "sync"
 COPY_CLAIMS = {"store": "copy-store", "url": "copy-url", SYNC: "hub-sync"}  # by what is copied to
 
 
-@dataclass(frozen=True)
-class AtWork:
+class AtWork(Record):
     """Someone copies to an archive of the card, or to the hub (`to` is "sync"), since `since` (epoch seconds)."""
 
     to: str
@@ -35,8 +35,7 @@ class AtWork:
     step: int | None = None
 
 
-@dataclass(frozen=True)
-class ExtraObservations:
+class ExtraObservations(Record):
     """Observed beside a Snapshot. `launch_nodes` are those of the running attempt's last launch; None when none runs.
 
     `course` is what the card's steps cost against each other; empty: all alike. `drill` is the last restore that was

@@ -7,46 +7,45 @@ not be observed is `tr11_unknown{what="..."} 1` instead.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from tr11ops.status.document import unknown_names
+from tr11ops.status.document import Status, unknown_names
+from tr11ops.status.parts import ShownAlert
 from tr11ops.watchdog.verdict import VerdictWord
 
 if TYPE_CHECKING:
     from prometheus_client.core import GaugeMetricFamily
 
-Document = Mapping[str, Any]
-
-# name -> (help, path in the document); one plain number each, labelled with run and variant
-NUMBERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "tr11_iteration": ("Last finished iteration.", ("iteration",)),
-    "tr11_iterations_planned": ("Iterations of the whole training.", ("total_iterations",)),
-    "tr11_loss": ("Language-model loss of the last logged step; absent when it was not a number.", ("loss",)),
-    "tr11_seconds_per_iteration": ("Median time of the recent steps.", ("seconds_per_iteration",)),
-    "tr11_tflops": ("TFLOPs of a worker in the last step.", ("tflops",)),
-    "tr11_throughput_best_percent": ("Throughput of the recent steps, of the best.", ("throughput", "percent")),
-    "tr11_learning_rate": ("Learning rate of the last step.", ("learning_rate",)),
-    "tr11_global_batch_size": ("Samples in the last step.", ("global_batch_size",)),
-    "tr11_consumed_samples": ("Samples since the start of the training.", ("consumed_samples",)),
-    "tr11_consumed_tokens": ("Tokens since the start of the training.", ("consumed_tokens",)),
-    "tr11_remaining_seconds": ("Training time to go at the recent pace, nothing in between.", ("remaining_seconds",)),
-    "tr11_finish_likely_seconds": ("Time to go as the last weeks went.", ("finish", "likely_seconds")),
-    "tr11_queue_coverage_seconds": ("Training time in the running and queued tasks.", ("queue_coverage_seconds",)),
-    "tr11_nodes_used": ("Nodes that the running launch trains on.", ("node_use", "used")),
-    "tr11_nodes_spare": ("Nodes that the run holds beside these.", ("node_use", "spare")),
-    "tr11_nodes_excluded": ("Nodes that the run must not use.", ("node_use", "excluded")),
-    "tr11_checkpoint_step": ("Step of the newest whole checkpoint.", ("last_checkpoint", "step")),
-    "tr11_checkpoint_age_seconds": ("Age of the newest whole checkpoint.", ("last_checkpoint", "age_seconds")),
-    "tr11_checkpoint_due_seconds": ("Time until the next save is due.", ("next_checkpoint", "seconds")),
-    "tr11_backup_age_seconds": ("Age of the last verified backup.", ("backup", "age_seconds")),
-    "tr11_backup_step": ("Step of the last verified backup.", ("backup", "step")),
-    "tr11_sync_age_seconds": ("Age of the last copy of the logs.", ("sync", "age_seconds")),
-    "tr11_copies_missing": ("Copies of checkpoints that the card wants and that are not there.", ("copies_missing",)),
-    "tr11_copies_damaged": ("Copies that were found damaged.", ("copies_damaged",)),
-    "tr11_restore_drill_age_seconds": ("Age of the last restore that was tried.", ("restore_drill", "age_seconds")),
-    "tr11_exit_code": ("What `tr11 status` returns: 0 fine, 1 needs a person, 3 not observed.", ("exit_code",)),
+# name -> (help, what of the status); one plain number each, labelled with run and variant
+NUMBERS: Mapping[str, tuple[str, str]] = {
+    "tr11_iteration": ("Last finished iteration.", "iteration"),
+    "tr11_iterations_planned": ("Iterations of the whole training.", "total_iterations"),
+    "tr11_loss": ("Language-model loss of the last logged step; absent when it was not a number.", "loss"),
+    "tr11_seconds_per_iteration": ("Median time of the recent steps.", "seconds_per_iteration"),
+    "tr11_tflops": ("TFLOPs of a worker in the last step.", "tflops"),
+    "tr11_throughput_best_percent": ("Throughput of the recent steps, of the best.", "throughput.percent"),
+    "tr11_learning_rate": ("Learning rate of the last step.", "learning_rate"),
+    "tr11_global_batch_size": ("Samples in the last step.", "global_batch_size"),
+    "tr11_consumed_samples": ("Samples since the start of the training.", "consumed_samples"),
+    "tr11_consumed_tokens": ("Tokens since the start of the training.", "consumed_tokens"),
+    "tr11_remaining_seconds": ("Training time to go at the recent pace, nothing in between.", "remaining_seconds"),
+    "tr11_finish_likely_seconds": ("Time to go as the last weeks went.", "finish.likely_seconds"),
+    "tr11_queue_coverage_seconds": ("Training time in the running and queued tasks.", "queue_coverage_seconds"),
+    "tr11_nodes_used": ("Nodes that the running launch trains on.", "node_use.used"),
+    "tr11_nodes_spare": ("Nodes that the run holds beside these.", "node_use.spare"),
+    "tr11_nodes_excluded": ("Nodes that the run must not use.", "node_use.excluded"),
+    "tr11_checkpoint_step": ("Step of the newest whole checkpoint.", "last_checkpoint.step"),
+    "tr11_checkpoint_age_seconds": ("Age of the newest whole checkpoint.", "last_checkpoint.age_seconds"),
+    "tr11_checkpoint_due_seconds": ("Time until the next save is due.", "next_checkpoint.seconds"),
+    "tr11_backup_age_seconds": ("Age of the last verified backup.", "backup.age_seconds"),
+    "tr11_backup_step": ("Step of the last verified backup.", "backup.step"),
+    "tr11_sync_age_seconds": ("Age of the last copy of the logs.", "sync.age_seconds"),
+    "tr11_copies_missing": ("Copies of checkpoints that the card wants and that are not there.", "copies_missing"),
+    "tr11_copies_damaged": ("Copies that were found damaged.", "copies_damaged"),
+    "tr11_restore_drill_age_seconds": ("Age of the last restore that was tried.", "restore_drill.age_seconds"),
+    "tr11_exit_code": ("What `tr11 status` returns: 0 fine, 1 needs a person, 3 not observed.", "exit_code"),
 }  # fmt: skip
 SEVERITIES = ("info", "warning", "critical")
 # What may be unknown, by its name in the document's lines; a fixed set, as each makes a time series.
@@ -61,91 +60,86 @@ LOOK = "look"  # at all
 UNKNOWN_HELP = "1 for what could not be observed."
 
 
-def families(document: Document) -> Iterator[GaugeMetricFamily]:
-    """Every metric of one status document (`tr11ops.status.document`)."""
-    run = (str(document["run"]["name"]), str(document["run"]["variant"]))
+def families(status: Status) -> Iterator[GaugeMetricFamily]:
+    """Every metric of one status (`tr11ops.status.document`)."""
+    run = (status.run.name, status.run.variant)
     for name, (words, path) in NUMBERS.items():
-        value = _at(document, path)
-        if isinstance(value, int | float) and not isinstance(value, bool):
+        value = _at(status, path)
+        if value is not None and math.isfinite(value):  # else not even its name
             yield _family(name, words, (), [((), float(value))], run)
-    yield _family("tr11_time_seconds", "When the run was looked at.", (), _one(_seconds(document["time"])), run)
-    verdicts = [((word.value,), float(document["verdict"] == word.value)) for word in VerdictWord]
+    yield _family("tr11_time_seconds", "When the run was looked at.", (), _one(status.time), run)
+    verdicts = [((word.value,), float(status.verdict is word)) for word in VerdictWord]
     yield _family("tr11_verdict", "1 for the verdict's word, 0 for all others.", ("word",), verdicts, run)
-    sleep = None if document["may_sleep"] is None else float(document["may_sleep"])
+    sleep = None if status.may_sleep is None else float(status.may_sleep)
     yield _family("tr11_may_sleep", "1: no one needs to get up; absent: it cannot be told.", (), _one(sleep), run)
-    yield from _state(document, run)
-    yield from _operation(document, run)
-    unknown = [((what,), 1.0) for what in unknown_whats(document)]
+    yield from _state(status, run)
+    yield from _operation(status, run)
+    unknown = [((what,), 1.0) for what in unknown_whats(status.unknown)]
     yield _family("tr11_unknown", UNKNOWN_HELP, ("what",), unknown, run)
 
 
-def _state(document: Document, run: tuple[str, str]) -> Iterator[GaugeMetricFamily]:
-    found = [finding["severity"] for finding in document["findings"]]
+def _state(status: Status, run: tuple[str, str]) -> Iterator[GaugeMetricFamily]:
+    found = [finding.severity for finding in status.findings]
     counts = [((severity,), float(found.count(severity))) for severity in SEVERITIES]
     yield _family("tr11_findings", "Faults that this look found.", ("severity",), counts, run)
-    if document["alerts"] is not None:
+    if status.alerts is not None:
         alerts = [
-            ((severity, owned), float(sum(_is(alert, severity, owned) for alert in document["alerts"])))
+            ((severity, owned), float(sum(_is(alert, severity, owned) for alert in status.alerts)))
             for severity in SEVERITIES
             for owned in ("yes", "no")
         ]
         yield _family(
             "tr11_alerts_open", "Open alerts, by whether someone has them.", ("severity", "owned"), alerts, run
         )
-    if document["kill_switch"] is not None:
-        yield _family(
-            "tr11_kill_switch", "1: the kill switch is set.", (), _one(float(document["kill_switch"]["set"])), run
-        )
-    if document["jobs"] is not None:
-        states = sorted({job["state"] for job in document["jobs"]})
-        jobs = [
-            ((state,), float(sum(job["tasks"] for job in document["jobs"] if job["state"] == state)))
-            for state in states
-        ]
+    if status.kill_switch is not None:
+        yield _family("tr11_kill_switch", "1: the kill switch is set.", (), _one(float(status.kill_switch.set_)), run)
+    if status.jobs is not None:
+        states = sorted({job.state for job in status.jobs})
+        jobs = [((state,), float(sum(job.tasks for job in status.jobs if job.state == state))) for state in states]
         yield _family("tr11_jobs", "Jobs and array tasks of the run, by Slurm's word.", ("state",), jobs, run)
 
 
-def _is(alert: Mapping[str, Any], severity: str, owned: str) -> bool:
-    has = "yes" if alert["owner"] or alert["acknowledged_by"] else "no"
-    return bool(alert["severity"] == severity) and has == owned
+def _is(alert: ShownAlert, severity: str, owned: str) -> bool:
+    has = "yes" if alert.owner or alert.acknowledged_by else "no"
+    return alert.severity == severity and has == owned
 
 
-def _operation(document: Document, run: tuple[str, str]) -> Iterator[GaugeMetricFamily]:
-    now = _seconds(document["time"]) or 0.0
-    jobs = document["periodic_jobs"] or ()
-    started = [((job["name"],), now - moment) for job in jobs if (moment := _seconds(job["started"])) is not None]
+def _operation(status: Status, run: tuple[str, str]) -> Iterator[GaugeMetricFamily]:
+    now = status.time
+    jobs = status.periodic_jobs or ()
+    started = [((job.name,), now - moment) for job in jobs if (moment := job.started) is not None]
     yield _family("tr11_periodic_age_seconds", "Since the last start of a periodic job.", ("job",), started, run)
-    failures = [((job["name"],), float(job["failures_in_a_row"])) for job in jobs]
+    failures = [((job.name,), float(job.failures_in_a_row)) for job in jobs]
     yield _family("tr11_periodic_failures", "Failed rounds of a periodic job in a row.", ("job",), failures, run)
-    late = [((job["name"],), float(job["late"])) for job in jobs]
+    late = [((job.name,), float(job.late)) for job in jobs]
     yield _family("tr11_periodic_late", "1: a round of a periodic job was left out.", ("job",), late, run)
-    disks = document["filesystems"] or ()
+    disks = status.filesystems or ()
     used = [
-        ((disk["name"], kind), disk[f"{kind}_percent"])
+        ((disk.name, kind), percent)
         for disk in disks
-        for kind in ("bytes", "inodes")
-        if disk[f"{kind}_percent"] is not None
+        for kind, percent in (("bytes", disk.bytes_percent), ("inodes", disk.inodes_percent))
+        if percent is not None
     ]
     yield _family("tr11_filesystem_used_percent", "Of the limit, in bytes and in inodes.", ("name", "kind"), used, run)
-    drill = document["restore_drill"]
-    passed = None if drill is None else float(drill["passed"])
+    drill = status.restore_drill
+    passed = None if drill is None else float(drill.passed)
     yield _family("tr11_restore_drill_passed", "1: the last restore that was tried passed.", (), _one(passed), run)
-    full = [((disk["name"],), moment) for disk in disks if (moment := _seconds(disk["full_at"])) is not None]
+    full = [((disk.name,), until) for disk in disks if (until := disk.full_at) is not None]
     yield _family("tr11_filesystem_full_seconds", "When it will be full, at its trend.", ("name",), full, run)
 
 
-def unknown_whats(document: Document) -> list[str]:
-    """What the document's lines of `unknown` are about; what has no name of its own is "other"."""
-    names = (name.replace(" ", "_") for line in document["unknown"] for name in unknown_names(line))
+def unknown_whats(lines: Iterable[str]) -> list[str]:
+    """What the status's lines of `unknown` are about; what has no name of its own is "other"."""
+    names = (name.replace(" ", "_") for line in lines for name in unknown_names(line))
     return sorted({name if name in WHATS else OTHER for name in names})
 
 
 # ----------------------------------------------------------------------------- how
-def _at(document: Document, path: tuple[str, ...]) -> Any:
-    value: Any = document
-    for key in path:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value
+def _at(status: Status, path: str) -> float | None:
+    value: object = status
+    for name in path.split("."):
+        value = None if value is None else getattr(value, name)
+    return value if isinstance(value, int | float) else None
 
 
 def _one(value: float | None) -> list[tuple[tuple[str, ...], float]]:
@@ -163,7 +157,8 @@ def _family(
 
     family = GaugeMetricFamily(name, words, labels=("run", "variant", *labels))
     for values, value in samples:
-        family.add_metric([*run, *map(_printable, values)], value)
+        if math.isfinite(value):
+            family.add_metric([*run, *map(_printable, values)], value)
     return family
 
 
@@ -172,24 +167,20 @@ def _printable(text: str) -> str:
     return str(text).encode("utf-8", "replace").decode("utf-8")
 
 
-def _seconds(stamp: str | None) -> float | None:
-    return None if stamp is None else datetime.fromisoformat(stamp).timestamp()
-
-
 class StatusCollector:
-    """Gives Prometheus' own client the metrics of the document that `document_now` makes when it asks.
+    """Gives Prometheus' own client the metrics of the status that `status_now` gives when it asks.
 
     Where that fails there is one metric: `tr11_unknown{what="look"}` of this `run` (name, variant).
     """
 
-    def __init__(self, document_now: Callable[[], Document], run: tuple[str, str]) -> None:
-        self._document_now = document_now
+    def __init__(self, status_now: Callable[[], Status], run: tuple[str, str]) -> None:
+        self._status_now = status_now
         self._run = run
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
         """Called by the client at each scrape."""
         try:
-            return tuple(families(self._document_now()))
+            return tuple(families(self._status_now()))
         except Exception:  # the client would answer with a traceback
             return (_family("tr11_unknown", UNKNOWN_HELP, ("what",), [((LOOK,), 1.0)], self._run),)
 
@@ -198,26 +189,26 @@ class StatusCollector:
         return ()
 
 
-def exposition(document: Document) -> str:
+def exposition(status: Status) -> str:
     """The text that a textfile collector reads."""
     from prometheus_client import CollectorRegistry, generate_latest
 
     registry = CollectorRegistry()
-    registry.register(StatusCollector(lambda: document, ("", "")))
+    registry.register(StatusCollector(lambda: status, ("", "")))
     return generate_latest(registry).decode("utf-8")
 
 
 def serve(
-    document_now: Callable[[], Document], host: str, port: int, run: tuple[str, str]
+    status_now: Callable[[], Status], host: str, port: int, run: tuple[str, str]
 ) -> tuple[int, Callable[[], None]]:
     """Serve /metrics in threads of their own; returns the port and what ends it. Raises OSError as the network does.
 
-    `document_now` is called at each scrape; `run` (name, variant) is for a scrape at which that fails.
+    `status_now` is called at each scrape; `run` (name, variant) is for a scrape at which that fails.
     """
     from prometheus_client import CollectorRegistry, start_http_server
 
     registry = CollectorRegistry()
-    registry.register(StatusCollector(document_now, run))
+    registry.register(StatusCollector(status_now, run))
     server, thread = start_http_server(port, addr=host, registry=registry)
 
     def end() -> None:

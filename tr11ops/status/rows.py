@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import tzinfo
 
 from tr11ops.base.glyphs import bar, sparkline
@@ -18,6 +17,7 @@ from tr11ops.status.document import Status, losses_of
 from tr11ops.status.parts import Finish, ShownAttempt, ShownFinding, ShownJob, StopFile
 from tr11ops.watchdog.verdict import VerdictWord
 from trainer.contract.paths import checkpoint_name
+from trainer.contract.record import Record
 
 LABEL_WIDTH = 10
 JOBS_SHOWN = 6
@@ -33,8 +33,7 @@ SEVERITY_STYLES = {"info": "cyan", "warning": "yellow", "critical": "bold red"}
 Row = tuple[str, str, str]  # label, text, style
 
 
-@dataclass(frozen=True)
-class Screen:
+class Screen(Record):
     """How the screen is drawn: width and height in characters, whether Unicode may be used, the zone of its times.
 
     Without a height it may be as long as it likes; with one, what is wrong comes before what is not.

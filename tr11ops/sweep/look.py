@@ -10,7 +10,6 @@ from statistics import median
 from tr11ops.base.observed import Observed, Unknown, known, observed
 from tr11ops.base.redact import one_line
 from tr11ops.cluster.base import Job, Node, Overview, SchedulerError, SchedulerUnreachable
-from tr11ops.launch.history import RECENT_STEPS
 from tr11ops.observe.derived import identifiers
 from tr11ops.observe.files import read_attempts, read_steps, read_submissions
 from tr11ops.observe.lease import LeaseHolder, read_holder
@@ -21,6 +20,7 @@ from tr11ops.queue.stop import StopView
 from tr11ops.queue.stop import look as look_at_run
 from tr11ops.runcard.card import RunCard
 from tr11ops.rundir.paths import RunDirectory
+from tr11ops.rundir.step_time import RECENT_STEPS
 from trainer.contract.files import host_name, now
 from trainer.contract.logline import StepRecord
 

@@ -5,7 +5,7 @@ RUNNING is not alive, PENDING is not waiting, silence is not absence.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 
 from tr11ops.base.observed import Unknown
@@ -16,6 +16,7 @@ from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.unfinished_end import BAD_REASONS
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import KillSwitch, Snapshot
+from trainer.contract.record import Record
 
 
 class VerdictWord(StrEnum):
@@ -34,8 +35,7 @@ class VerdictWord(StrEnum):
 EXIT_CODES = {VerdictWord.STALLED: 1, VerdictWord.DOWN: 1, VerdictWord.UNKNOWN: 3}
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(Record):
     """The word, and one sentence of why, without a full stop. `is_critical`: some finding of the look is."""
 
     word: VerdictWord

@@ -8,10 +8,11 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+
+from trainer.contract.record import Record
 
 # Ceilings far beyond any training: they keep every derived number finite and every loop over levels or stages short.
 MOST_WAYS = 100_000
@@ -60,8 +61,7 @@ def _may_be_shown(key: str, value: object) -> bool:
     return not has_secret(text) and not any(shape.search(text) for shape in _DOUBTFUL_SHAPES)
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(Record):
     """One thing wrong with a card: which key, what it holds, the rule it breaks, and how to repair it.
 
     As text it does not repeat what may be a secret.

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+
+from trainer.contract.record import Record
 
 LARGEST_RATIO = 2.5  # of the wide bound; 0.02 on 11,600 columns was 3.4 and diverged
 WHAT_IT_COST = "a 104B training diverged right after its warm-up, twice, and again with another seed"
 
 
-@dataclass(frozen=True)
-class StdAdvice:
+class StdAdvice(Record):
     """Deviations that a width bears: sqrt(1/(3h)), which trained the 176B model, and at most about sqrt(2/(5h))."""
 
     narrow: float

@@ -7,10 +7,10 @@ memory-efficient kernel takes both a mask and dropout; the math kernel takes eve
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from trainer.config.model import ModelSection
+from trainer.contract.record import Record
 
 SMALLEST_FLEX_HEAD = 16
 LARGEST_FLASH_HEAD = 256
@@ -28,8 +28,7 @@ WHAT: dict[KernelName, str] = {
 DROP_IT = "change that, or drop the key"
 
 
-@dataclass(frozen=True)
-class Device:
+class Device(Record):
     """What a worker computes on. `capability`: CUDA compute capability (AMD: what torch reports); CPUs have none."""
 
     kind: Literal["cpu", "cuda"]
@@ -38,8 +37,7 @@ class Device:
     maker: Literal["nvidia", "amd"] = "nvidia"
 
 
-@dataclass(frozen=True)
-class KernelChoice:
+class KernelChoice(Record):
     """The kernel, and why no better one serves. `refusal`: what the card forbids about it; None when it may train."""
 
     name: KernelName

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from trainer.contract.record import Record
 
 # Names of the classes that the engine deals, by which DeepSpeed counts. The head is the embedding again.
 EMBEDDING, BLOCK = "VocabularyParallelEmbedding", "TransformerBlock"
 OTHERS = ("LearnedPositions", "LayerNorm", "Dropout", "TokenTypes", "PretrainingHeads")
 
 
-@dataclass(frozen=True)
-class Units:
+class Units(Record):
     """`ends`: the embedding and the head weigh 1 each. `blocks`: each transformer block does."""
 
     ends: bool

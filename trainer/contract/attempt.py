@@ -9,18 +9,17 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
 from trainer.contract.files import host_name, write_json
 from trainer.contract.paths import RunPaths
+from trainer.contract.record import Record
 
 STOP_SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 
 
-@dataclass(frozen=True)
-class AttemptIdentity:
+class AttemptIdentity(Record):
     """Who started this trainer: read from the environment that the node agent (or a person) gave it.
 
     `stop_request` is a file whose existence asks for save-and-exit: unlike a signal it cannot come before a worker has

@@ -7,12 +7,13 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
 
 from trainer.contract.attempt import AttemptIdentity, tell
 from trainer.contract.files import host_name, write_unflushed
 from trainer.contract.paths import RunPaths
+from trainer.contract.record import Record
 from trainer.contract.state_file import read_json
 
 EVERY_STEPS = 10
@@ -20,8 +21,7 @@ RECENT_STEPS = 20
 LARGEST_BYTES = 16 << 10
 
 
-@dataclass(frozen=True)
-class RankPosition:
+class RankPosition(Record):
     """Where a rank stands: its pipeline stage, and its part of the layers there. Ranks of one place do equal work."""
 
     stage: int
@@ -33,8 +33,7 @@ class RankPosition:
         return cls(rank // (world_size // pipeline), rank % tensor)
 
 
-@dataclass(frozen=True)
-class ComputeTimes:
+class ComputeTimes(Record):
     """A rank's mean seconds of a step in each part, over the `steps` up to `iteration`, waiting excluded.
 
     `longest`: seconds of the longest of these steps, in all parts. `stage` and `part`: see `RankPosition`. `processor`:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Literal
+
+from trainer.contract.record import Record
 
 How = Literal["repeat", "minority", "undecided"]
 WORDS: dict[How, str] = {
@@ -19,8 +20,7 @@ WORDS: dict[How, str] = {
 }
 
 
-@dataclass(frozen=True)
-class WorkerDigests:
+class WorkerDigests(Record):
     """What one worker computed, as digests in the order in which it did: `first` and `second` time.
 
     `stage`, `replica` and `part` are its pipeline, data and tensor coordinates. `fault`: why it could not compute.
@@ -37,8 +37,7 @@ class WorkerDigests:
     fault: str = ""
 
 
-@dataclass(frozen=True)
-class Suspect:
+class Suspect(Record):
     """A worker whose results cannot be trusted, and how that shows."""
 
     rank: int

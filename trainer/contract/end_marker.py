@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.contract.files import read_record
+from trainer.contract.record import Record
 
 
-@dataclass(frozen=True)
-class EndMarker:
+class EndMarker(Record):
     """The trainer's own word on how it ended. Its absence after a job ended means: it did not end by itself.
 
     `reason` is one of END_REASONS; `restart` says whether the next array task should go on training.

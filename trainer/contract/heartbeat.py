@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from trainer.contract.files import read_record, write_unflushed
+from trainer.contract.record import Record
 
 
-@dataclass(frozen=True)
-class Heartbeat:
+class Heartbeat(Record):
     """Where one rank is: written at every change of phase and every step, replaced atomically.
 
     `request` is the number of the last request (see `trainer.contract.requests`) that this rank has honoured; 0: none

@@ -26,6 +26,7 @@ from pathlib import Path
 from trainer.contract.files import host_name, login_name
 from trainer.contract.numbered_files import NumberedFiles
 from trainer.contract.paths import LATEST_FILE, RunPaths
+from trainer.contract.record import Record
 
 RENEW_SECONDS = 1.0  # between two signs of life of a holder
 WATCH_SECONDS = 10.0  # a holder that was silent for so long is dead
@@ -40,8 +41,7 @@ class LeaseLost(ValueError):
     """This trainer does not hold the lease any more: it must not publish anything. One line."""
 
 
-@dataclass(frozen=True)
-class LeaseClaim:
+class LeaseClaim(Record):
     """One trainer's claim. `renewed` counts its signs of life; `held` is False once it has let go."""
 
     job_id: str

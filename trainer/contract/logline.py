@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
+from trainer.contract.record import Record
 
-@dataclass(frozen=True)
-class StepRecord:
+
+class StepRecord(Record):
     """What one training step (or the mean over a log interval) measured. Times in seconds, lengths in tokens."""
 
     iteration: int
@@ -90,7 +91,12 @@ _FIELDS: dict[str, tuple[str, type]] = {
     "samples_per_second": (rf"samples per second:\s*{_NUMBER} \|", float),
     "tflops": (rf"TFLOPs:\s*{_NUMBER} \|", float),
 }
-_COMPILED_FIELDS = {name: (re.compile(pattern), kind) for name, (pattern, kind) in _FIELDS.items()}
+
+
+@cache
+def _compiled_fields() -> tuple[tuple[str, re.Pattern[str], type], ...]:
+    """Compiled by the first who reads a line: most who import this read metrics or write lines."""
+    return tuple((name, re.compile(pattern), kind) for name, (pattern, kind) in _FIELDS.items())
 
 
 def parse_step(line: str) -> StepRecord | None:
@@ -103,7 +109,7 @@ def parse_step(line: str) -> StepRecord | None:
     if head is None:
         return None
     found: dict[str, Any] = {}
-    for name, (pattern, kind) in _COMPILED_FIELDS.items():
+    for name, pattern, kind in _compiled_fields():
         match = pattern.search(line)
         if match:
             found[name] = kind(match.group(1))

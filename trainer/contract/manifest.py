@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
 from typing import Any
 
 from trainer.contract.files import write_json
 from trainer.contract.paths import MANIFEST_FILE
+from trainer.contract.record import Record
 from trainer.contract.state_file import read_json
 
 MANIFEST_SCHEMA = 1
@@ -25,8 +26,7 @@ class NewerFormat(ValueError):
     """A file of a newer tr11: this one cannot judge it. One line."""
 
 
-@dataclass(frozen=True)
-class FileEntry:
+class FileEntry(Record):
     """One file of a checkpoint: path relative to the checkpoint's folder, bytes, SHA-256 in hexadecimal."""
 
     path: str
@@ -34,8 +34,7 @@ class FileEntry:
     digest: str
 
 
-@dataclass(frozen=True)
-class Manifest:
+class Manifest(Record):
     """What a complete checkpoint says of itself; written last, so its existence means completeness."""
 
     step: int

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.contract import state_file
+from trainer.contract.record import Record
 from trainer.contract.state_file import read_bytes
 
 LATEST_FILE = "latest"
@@ -23,8 +23,7 @@ PHASES_FILE = "phases.jsonl"
 
 
 # ----------------------------------------------------------------------------- where things live
-@dataclass(frozen=True)
-class RunPaths:
+class RunPaths(Record):
     """Every path below a run's root that the trainer touches.
 
     `root` is the run directory, `name` the run's name, `variant` the experiment inside it (usually `main`).

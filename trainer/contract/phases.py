@@ -12,9 +12,10 @@ import json
 import math
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
+from trainer.contract.record import Record
 from trainer.contract.sharing import make_shared, open_shared
 from trainer.contract.state_file import read_bytes
 
@@ -22,8 +23,7 @@ from trainer.contract.state_file import read_bytes
 PHASES = ("starting", "loading", "training", "data-wait", "saving", "evaluating", "ending", "ended")
 
 
-@dataclass(frozen=True)
-class PhaseRecord:
+class PhaseRecord(Record):
     """The begin of a phase: seconds since the epoch, the iteration that was done by then, the launch it belongs to."""
 
     time: float

@@ -15,13 +15,13 @@ from typing import Any, Literal
 
 from trainer.contract.files import write_json
 from trainer.contract.paths import RunPaths, checkpoint_name, checkpoint_step
+from trainer.contract.record import Record
 from trainer.contract.state_file import read_json
 
 SpikeKind = Literal["gradient norm", "loss", "not finite"]
 
 
-@dataclass(frozen=True)
-class Spike:
+class Spike(Record):
     """What a detector saw at `iteration`. `first_sign` is the earliest step that was out of the ordinary.
 
     `median` is NaN when too few steps were seen. `lasting` is False for a single non-finite step whose update was
@@ -45,8 +45,7 @@ class Spike:
         return f"tr11: SPIKE at iteration {self.iteration}: {found}"
 
 
-@dataclass(frozen=True)
-class RollBack:
+class RollBack(Record):
     """Go back to the checkpoint of `to_step`, train again up to the skipped range, pass over it, and train on."""
 
     spike: Spike
@@ -81,8 +80,7 @@ BY_HAND = "by hand"  # the kind of a roll-back that a person asked for
 Moves = tuple[tuple[str, str], ...]  # (name before, name after) in the folder of checkpoints, in the order of renaming
 
 
-@dataclass(frozen=True)
-class RecoveryEvent:
+class RecoveryEvent(Record):
     """One roll-back: what was seen where, the step gone back to, and the iterations skipped since. `time`: epoch.
 
     `moved` are the checkpoints that it set aside. Of a roll-back by hand: `latest` is what that file named before,
@@ -111,8 +109,7 @@ class RecoveryEvent:
         return self.skip_last < self.skip_first
 
 
-@dataclass(frozen=True)
-class PendingMoves:
+class PendingMoves(Record):
     """Renames that were decided and may not be done yet. `latest`: what that file names then, "" to leave it.
 
     `note`: the record of another kind that `metrics.jsonl` gets when all is done, for those who read its steps.
@@ -123,8 +120,7 @@ class PendingMoves:
     note: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class RecoveryRecord:
+class RecoveryRecord(Record):
     """All roll-backs of one variant of a run, in the order they were made. `pending`: what is not finished of them."""
 
     events: tuple[RecoveryEvent, ...] = ()

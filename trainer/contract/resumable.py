@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from trainer.contract.manifest import FileEntry, Manifest, NewerFormat, manifest_faults
 from trainer.contract.paths import LATEST_FILE, MANIFEST_FILE, RunPaths, checkpoint_name, checkpoint_steps
+from trainer.contract.record import Record
 from trainer.contract.state_file import read_bytes, read_json
 
 if TYPE_CHECKING:
@@ -33,8 +34,7 @@ CURSOR_PREFIXES = (CURSOR_FILE, "mp_rank_")
 WEIGHTS_ALONE = "it holds weights alone, from which no training resumes"
 
 
-@dataclass(frozen=True)
-class ResumeNeed:
+class ResumeNeed(Record):
     """What a training needs of the checkpoint that it starts from.
 
     `model`: facts under the card's keys; those that both sides know must agree. `optimizer`: False where the weights
@@ -54,8 +54,7 @@ class ResumeNeed:
         return ResumeNeed({key: fact for key, fact in self.model.items() if key != "precision.dtype"}, optimizer=False)
 
 
-@dataclass(frozen=True)
-class ResumeFault:
+class ResumeFault(Record):
     """Why a training does not resume from a checkpoint: one line, and what kind of reason that is.
 
     `key`: the card's key that differs, where it is of another model.
@@ -71,8 +70,7 @@ class ResumeFault:
         return self.kind in {"newer format", "other model"}
 
 
-@dataclass(frozen=True)
-class ResumeSearch:
+class ResumeSearch(Record):
     """What a search for a resumable checkpoint came to. `passed`: those tried before the one that was found."""
 
     step: int | None

@@ -8,12 +8,12 @@ A device is what `torch.cuda.get_device_name` names: half of an MI250X card, whi
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Literal
 
+from trainer.contract.record import Record
 
-@dataclass(frozen=True)
-class DevicePeak:
+
+class DevicePeak(Record):
     """TFLOPs of one device; None for a dtype that its matrix units do not have.
 
     `capability`: what `torch.cuda.get_device_capability` says of it, by which kernels are chosen. `float8`: where the

@@ -6,17 +6,15 @@ each word V, a pooler h^2 + h and an order of sentences 2 h + 2. T5: the encoder
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from trainer.config.model import ModelSection
+from trainer.contract.record import Record
 
 MASKED_SHARE = 0.15  # of BERT's tokens: what is predicted, and so has logits
 TOKEN_TYPES = 2
 PLACES = 64  # the places of a micro batch's masked tokens are filled up to a multiple of this: few shapes come up
 
 
-@dataclass(frozen=True)
-class ModelEnds:
+class ModelEnds(Record):
     """Parameters: `token_types` at the first stage; at the last one `head`, and `cut_head`, which tensor parallelism
     divides. `dense`: of `head`, the elements of the matrices that every token passes."""
 

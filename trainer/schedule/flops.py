@@ -6,12 +6,12 @@ s sequence, L layers, B batch. Of a T5 every multiplication is counted, on the s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 
 from trainer.config.card import ModelSection, OptimizerSection, ParallelSection, PrecisionSection
 from trainer.config.recompute_choice import recomputed_between, recomputed_blocks
 from trainer.config.stage_units import units_of
+from trainer.contract.record import Record
 from trainer.schedule.ends import ends_of, predicted_tokens, tokens_at_the_end
 from trainer.schedule.interleaving import idle_passes
 
@@ -21,8 +21,7 @@ MASTER_BYTES = 4  # fp32 copy of each parameter
 GRADIENT_BYTES = 4  # gradients are accumulated in fp32
 
 
-@dataclass(frozen=True)
-class ParameterCount:
+class ParameterCount(Record):
     """Parameters by their place; tied embeddings counted once."""
 
     block: int  # one transformer block
@@ -105,8 +104,7 @@ def _decoder_per_worker(model: ModelSection, tensor: int) -> int:
 
 
 # ----------------------------------------------------------------------------- pipeline stages
-@dataclass(frozen=True)
-class StageBlocks:
+class StageBlocks(Record):
     """What one pipeline stage owns: so many `blocks`, in parts that are adjacent each, the first at `first_block`."""
 
     index: int
@@ -164,8 +162,7 @@ def _ends_parameters(model: ModelSection, vocabulary: int, tensor: int, embeddin
     return count
 
 
-@dataclass(frozen=True)
-class Busiest:
+class Busiest(Record):
     """The stage with most operations. `excess`: its share over the mean of all; so much longer is a step than with even
     stages. `for_blocks`: it has more blocks than another stage; else only the logits make it the busiest.
     """
@@ -319,8 +316,7 @@ def _logits_forward(model: ModelSection, padded_vocabulary_size: int, length: in
     return logits + 2 * length * ends_of(model, padded_vocabulary_size).dense
 
 
-@dataclass(frozen=True)
-class Utilization:
+class Utilization(Record):
     """Operations per second of each worker, in TFLOPs, and their share of the device's dense peak.
 
     `mfu` counts what the model needs, `hfu` also what is recomputed; None where the device's peak is not known.
@@ -429,8 +425,7 @@ def worker_state_bytes(
     return whole + -(-(parameters_per_worker * MASTER_BYTES + moments) // data_parallel)
 
 
-@dataclass(frozen=True)
-class CheckpointFiles:
+class CheckpointFiles(Record):
     """Files of one checkpoint in the original's DeepSpeed layout."""
 
     layer: int

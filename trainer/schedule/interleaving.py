@@ -7,14 +7,14 @@ then no stage waits for the last one to send a round back. Rounds are as even as
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
+
+from trainer.contract.record import Record
 
 FORWARD_TIME, BACKWARD_TIME = 1, 2
 
 
-@dataclass(frozen=True)
-class Pass:
+class Pass(Record):
     """One micro batch forward or backward through one part of a worker's stage.
 
     `taken`: places, in the worker's order, of passes whose message has been taken by the time this one begins.

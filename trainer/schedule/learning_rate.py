@@ -6,15 +6,15 @@ Formulas: Megatron's. Trainings counted in iterations use the same ones, with it
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from trainer.config.card import TrainerConfig
+from trainer.contract.record import Record
 from trainer.schedule.path import path_of
 
 
-@dataclass(frozen=True)
-class LearningRatePlan:
+class LearningRatePlan(Record):
     """The learning rate of a whole training; built once by `plan_of`, then asked before every step.
 
     `warmup_samples` has a fraction where the card gives the warm-up as a share of the decay. With `decay_tokens` the

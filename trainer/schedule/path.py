@@ -8,14 +8,13 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from trainer.config.card import BatchSection, TrainerConfig
+from trainer.contract.record import Record
 from trainer.schedule.curriculum import last_step_of_length, sequence_length_at
 
 
-@dataclass(frozen=True)
-class Position:
+class Position(Record):
     """Where a training stands: steps completed, and what they took. A skipped iteration counts in all three."""
 
     iteration: int = 0
@@ -26,8 +25,7 @@ class Position:
 START = Position()
 
 
-@dataclass(frozen=True)
-class Segment:
+class Segment(Record):
     """Consecutive steps of one global batch and one sequence length: `iterations` of them, from `start` on."""
 
     start: Position
@@ -50,8 +48,7 @@ class Segment:
         return self.after(self.iterations)
 
 
-@dataclass(frozen=True)
-class BatchLevel:
+class BatchLevel(Record):
     """Consecutive steps of one global batch: `iterations` of them, the first of which starts at `consumed_samples`.
 
     `first_iteration` counts from 1, as the log does.
@@ -63,8 +60,7 @@ class BatchLevel:
     consumed_samples: int
 
 
-@dataclass(frozen=True)
-class TrainingPath:
+class TrainingPath(Record):
     """Every step from `start` to the end of the training, in segments of equal steps.
 
     Skipped ranges do not show: a skipped iteration takes what a trained one takes.

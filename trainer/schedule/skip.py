@@ -12,9 +12,9 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from trainer.config.card import TrainerConfig
+from trainer.contract.record import Record
 from trainer.contract.recovery import IterationRange
 from trainer.schedule.path import Position, path_of
 
@@ -65,8 +65,7 @@ def skipped_between(after: int, until: int, ranges: Sequence[IterationRange]) ->
     return sum(max(0, min(item.last, until) - max(item.first, after + 1) + 1) for item in ranges)
 
 
-@dataclass(frozen=True)
-class Skipped:
+class Skipped(Record):
     """One passage over skipped iterations: `first` to `last`, and where the training stands behind them."""
 
     first: int
@@ -91,8 +90,7 @@ class Skipped:
         )
 
 
-@dataclass(frozen=True)
-class SkipPlan:
+class SkipPlan(Record):
     """All ranges that a training skips: those of its card, and those that recoveries added."""
 
     ranges: tuple[IterationRange, ...]

@@ -165,10 +165,15 @@ def test_it_starts_without_the_heavy_libraries(place: Place) -> None:
         "heavy = 'torch numpy transformers deepspeed rich.markdown typer.rich_utils apscheduler asyncio fsspec httpx "
         "huggingface_hub jinja2 markdown_it multiprocessing plotly prometheus_client pygments rich.live rich.progress "
         "smtplib ssl submitit tarfile tr11ops.alerts.notify tr11ops.launch.session tr11ops.watchdog.pulse'.split();"
-        "print([name for name in heavy if name in sys.modules], file=sys.stderr)"
+        "print([name for name in heavy if name in sys.modules], file=sys.stderr);"
+        "own = [module for name, module in sys.modules.items() if name.startswith(('tr11ops.', 'trainer.'))];"
+        "sources = {module.__name__: open(module.__file__).read() for module in own if module.__file__};"
+        "print([name for name, text in sources.items() if '@dataclass(frozen=True)\\n' in text], file=sys.stderr)"
     )
     done = place.typed([sys.executable, "-c", program, "status", "--run", "demo", "--scheduler", "local"])
-    assert done.stderr.strip() == "[]", done.stderr
+    heavy, eager = done.stderr.splitlines()
+    assert heavy == "[]", heavy
+    assert eager == "[]", f"make these a trainer.contract.record.Record: {eager}"
 
 
 # ----------------------------------------------------------------------------- watching

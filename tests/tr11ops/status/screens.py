@@ -30,6 +30,7 @@ from tr11ops.rundir.cron_records import ChainState
 from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.hold_records import HoldRecord
 from tr11ops.status.build import status_of
+from tr11ops.status.document import Status
 from tr11ops.status.extra_observations import AtWork, ExtraObservations
 from tr11ops.watchdog.verdict import judge
 
@@ -74,8 +75,8 @@ SCREENS: dict[str, tuple[Snapshot, int, bool]] = {
 }
 
 
-def full() -> dict[str, object]:
-    """The document of a run of which everything is known, so that every key at every depth is in it."""
+def full() -> Status:
+    """The status of a run of which everything is known, so that every key at every depth is in it."""
     given = snapshot(
         kill_switch=KillSwitch(Path("/k"), "ben", NOW, "new data"),
         exclusions=(Exclusion("n77", "Xid 79", "ana", NOW + 9),),
@@ -94,7 +95,7 @@ def full() -> dict[str, object]:
         copying=(AtWork("store", "ana", "login1", NOW - 60, 31000),),
         drill=DrillRecord(NOW - DAY, "store", 30000, passed=True),
     )
-    return status_of(given, (FAULT, *findings), judge(given, ()), surroundings).document()
+    return status_of(given, (FAULT, *findings), judge(given, ()), surroundings)
 
 
 def keys_below(value: object) -> set[str]:

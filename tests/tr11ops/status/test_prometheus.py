@@ -11,7 +11,6 @@ import subprocess
 import sys
 import urllib.request
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -28,7 +27,9 @@ from tr11ops.cli.status import target_of
 from tr11ops.detect.registry import detect_all
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.status.build import status_of
+from tr11ops.status.document import Status
 from tr11ops.status.extra_observations import ExtraObservations
+from tr11ops.status.parts import ShownFilesystem, ShownPeriodicJob
 from tr11ops.status.prometheus import exposition, serve, unknown_whats
 from tr11ops.watchdog.verdict import judge
 
@@ -36,9 +37,9 @@ Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 RUN = {"run": "tr11-176B-ml", "variant": "main"}
 
 
-def document(seen: Snapshot, surroundings: ExtraObservations = ExtraObservations()) -> dict[str, Any]:  # noqa: B008  frozen
+def status(seen: Snapshot, surroundings: ExtraObservations = ExtraObservations()) -> Status:  # noqa: B008  frozen
     findings = detect_all(seen)
-    return status_of(seen, findings, judge(seen, findings), surroundings).document()
+    return status_of(seen, findings, judge(seen, findings), surroundings)
 
 
 def parsed(text: str) -> Samples:
@@ -59,7 +60,7 @@ def value(samples: Samples, name: str, **labels: str) -> float | None:
 
 
 def test_the_metrics_of_a_healthy_run() -> None:
-    samples = parsed(exposition(document(snapshot())))
+    samples = parsed(exposition(status(snapshot())))
     assert value(samples, "tr11_iteration") == 31219
     assert value(samples, "tr11_loss") == 2.3
     assert value(samples, "tr11_may_sleep") == 1
@@ -81,7 +82,7 @@ def test_every_metric_is_documented_and_the_reverse() -> None:
 
 
 def test_what_is_unknown_has_no_value_but_a_name() -> None:
-    blind = document(SCREENS["blind-60-ascii"][0], ExtraObservations(alerts=Unknown("no rights")))
+    blind = status(SCREENS["blind-60-ascii"][0], ExtraObservations(alerts=Unknown("no rights")))
     samples = parsed(exposition(blind))
     for name in ("tr11_iteration", "tr11_loss", "tr11_may_sleep", "tr11_jobs", "tr11_kill_switch", "tr11_alerts_open"):
         assert not [key for key in samples if key[0] == name], name
@@ -92,25 +93,25 @@ def test_what_is_unknown_has_no_value_but_a_name() -> None:
 
 def test_reasons_make_no_time_series() -> None:
     lines = ["end of attempt 1007: torn", "heartbeat 3.json: torn", "jobs, kill switch: away, at 12:00", "a:b"]
-    assert unknown_whats({"unknown": lines}) == ["jobs", "kill_switch", "other"]
+    assert unknown_whats(lines) == ["jobs", "kill_switch", "other"]
 
 
 def test_no_number_is_ever_written_for_nothing() -> None:
     for _, seen, *_ in TABLE:
-        written = document(seen)
+        written = status(seen)
         samples = parsed(exposition(written))
         assert all(math.isfinite(number) for number in samples.values())
-        assert (value(samples, "tr11_iteration") is None) == (written["iteration"] is None)
-    assert value(parsed(exposition(document(idle(steps=())))), "tr11_seconds_per_iteration") is None
+        assert (value(samples, "tr11_iteration") is None) == (written.iteration is None)
+    assert value(parsed(exposition(status(idle(steps=())))), "tr11_seconds_per_iteration") is None
+    wild = FULL._replace(loss=math.nan, grad_norm=math.inf, filesystems=(full_disk()._replace(bytes_percent=math.inf),))
+    assert all(math.isfinite(number) for number in parsed(exposition(wild)).values())
 
 
 @given(st.text(max_size=40), st.text(max_size=40))
 def test_hostile_labels_are_read_back_as_they_were(job: str, disk: str) -> None:
-    written = {
-        **full(),
-        "periodic_jobs": [{**full_job(), "name": job}],
-        "filesystems": [{**full_disk(), "name": disk}],
-    }
+    written = FULL._replace(
+        periodic_jobs=(full_job()._replace(name=job),), filesystems=(full_disk()._replace(name=disk),)
+    )
     samples = parsed(exposition(written))
     (periodic,) = [dict(labels)["job"] for name, labels in samples if name == "tr11_periodic_late"]
     disks = {dict(labels)["name"] for name, labels in samples if name == "tr11_filesystem_used_percent"}
@@ -121,17 +122,19 @@ def test_hostile_labels_are_read_back_as_they_were(job: str, disk: str) -> None:
 FULL = full()
 
 
-def full_job() -> dict[str, Any]:
-    return FULL["periodic_jobs"][0]  # type: ignore[index,no-any-return]
+def full_job() -> ShownPeriodicJob:
+    assert FULL.periodic_jobs
+    return FULL.periodic_jobs[0]
 
 
-def full_disk() -> dict[str, Any]:
-    return FULL["filesystems"][0]  # type: ignore[index,no-any-return]
+def full_disk() -> ShownFilesystem:
+    assert FULL.filesystems
+    return FULL.filesystems[0]
 
 
 @pytest.mark.parametrize("name", ['a"b', "a\\b", "a\nb", "\ud800", "ü{}", ""])
 def test_names_that_break_a_careless_writer(name: str) -> None:
-    samples = parsed(exposition({**FULL, "periodic_jobs": [{**full_job(), "name": name}]}))
+    samples = parsed(exposition(FULL._replace(periodic_jobs=(full_job()._replace(name=name),))))
     assert value(samples, "tr11_periodic_failures", job=name.encode("utf-8", "replace").decode()) == 0
 
 
@@ -139,9 +142,9 @@ def test_names_that_break_a_careless_writer(name: str) -> None:
 def test_it_is_served_and_looked_at_again() -> None:
     looks: list[int] = []
 
-    def look() -> dict[str, Any]:
+    def look() -> Status:
         looks.append(1)
-        return {**document(snapshot()), "iteration": len(looks)}
+        return status(snapshot())._replace(iteration=len(looks))
 
     port, end = serve(look, "127.0.0.1", 0, ("r", "main"))
     try:
@@ -156,7 +159,7 @@ def test_it_is_served_and_looked_at_again() -> None:
 
 
 def test_a_look_that_fails_is_unknown_and_not_an_error_page(capfd: pytest.CaptureFixture[str]) -> None:
-    def look() -> dict[str, Any]:
+    def look() -> Status:
         raise OSError(5, "Input/output error")
 
     port, end = serve(look, "127.0.0.1", 0, ("r", "main"))
@@ -225,7 +228,7 @@ def test_what_is_served_is_not_watched(place: Place) -> None:
 
 
 def test_the_served_page_as_typed_and_a_port_that_is_taken(place: Place) -> None:
-    port, end = serve(lambda: document(snapshot()), "127.0.0.1", 0, ("r", "main"))
+    port, end = serve(lambda: status(snapshot()), "127.0.0.1", 0, ("r", "main"))
     taken = place.status("--scheduler", "local", "--prometheus", f"127.0.0.1:{port}")
     end()
     assert taken.returncode == 1

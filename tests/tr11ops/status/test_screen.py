@@ -189,7 +189,7 @@ def test_the_described_keys_are_the_written_ones() -> None:
     """Each row of the table is a key (or two) of the document, and names all that is inside it; nothing else is there."""
     described = (Path(__file__).parents[3] / "docs" / "status-json.md").read_text(encoding="utf-8")
     rows = [line.split("|")[1:3] for line in described.splitlines() if line.startswith("| `")]
-    written = full()
+    written = full().document()
     found: list[str] = []
     for names, words in rows:
         keys = re.findall(r"`([a-z_]+)`", names)
@@ -202,7 +202,7 @@ def test_the_described_keys_are_the_written_ones() -> None:
 
 
 def test_the_document_of_everything() -> None:
-    written = full()
+    written = full().document()
     assert json.loads(json.dumps(written, allow_nan=False)) == written
     assert (written["may_sleep"], written["answer"]) == (False, "Do not sleep: a person is needed")
     assert written["node_use"] == {"used": 48, "spare": 0, "excluded": 1}
