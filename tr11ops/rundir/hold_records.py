@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from trainer.contract.record import Record
 
 
-@dataclass(frozen=True)
-class HoldRecord:
+class HoldRecord(Record):
     """Queued work that tr11 holds: `job` is the number of a job or an array, or names tasks of one ("12_[4-10]").
 
     `is_for_fault`: it must not start before a person has looked; else it was held for a kill switch, a pause, or by a
@@ -20,8 +19,7 @@ class HoldRecord:
     is_for_fault: bool = False
 
 
-@dataclass(frozen=True)
-class ReleaseRecord:
+class ReleaseRecord(Record):
     """Work that tr11 released: its name, and when (seconds since the epoch)."""
 
     job: str
