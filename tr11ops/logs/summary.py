@@ -24,6 +24,9 @@ SILENT_PULSES = 3
 _VALIDATION = re.compile(r"(\S+) loss at iteration (\d{1,15}) \| lm loss value: *([-+.\dEe]+|nan|-?inf) \|")
 _STAMP = re.compile(r"^\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\] ")
 _CONSUMED, _LOSS = b" | consumed samples", b" lm loss: "
+StepColumns = tuple[list[int], list[int], list[float]]  # iterations, totals, losses; a loss that is missing is NaN
+_HEAD, _BAR = b"iteration %8d/%8d", ord("|")
+_HEAD_BYTES = len(_HEAD % (1, 1))  # of numbers of up to eight digits
 _EVALUATION = re.compile(rb" loss at iteration \d{1,15} \| lm loss value: ")
 _PULSES = {
     "pulse-alert": "not running nor scheduled",
@@ -155,22 +158,19 @@ class _Scan:
             found.append((start, block[start : end if end >= 0 else len(block)].decode("utf-8", "replace"), ()))
         return sorted(found)
 
-    def _steps(self, found: list[tuple[int, int, float]]) -> None:
-        """Iteration, total and loss of some steps in a row; at once where each follows the one before it."""
-        iterations = [iteration for iteration, _, _ in found]
-        losses = [loss for _, _, loss in found]
+    def _steps(self, found: StepColumns) -> None:
+        """Some steps in a row; at once where each follows the one before it."""
+        iterations, totals, losses = found
         number = 0
-        while number < len(found):
+        while number < len(iterations):
             before = self._previous
             if self._start is None and before is not None and self._summary.steps > 1:
-                end = number
-                while end < len(found) and iterations[end] == before + self._interval:
-                    before, end = iterations[end], end + 1
+                end = number + _following(iterations[number:], before, self._interval)
                 if end > number:
-                    self._run(iterations[number:end], losses[number:end], found[end - 1][1])
+                    self._run(iterations[number:end], losses[number:end], totals[end - 1])
                     number = end
                     continue
-            self._step(iterations[number], found[number][1], losses[number])
+            self._step(iterations[number], totals[number], losses[number])
             number += 1
 
     def _run(self, iterations: list[int], losses: list[float], total: int) -> None:
@@ -181,7 +181,7 @@ class _Scan:
         self._ended, found.total = None, total
         found.steps += len(iterations)
         found.highest = max(iterations[-1], found.highest or 0)
-        finite = [loss for loss in losses if math.isfinite(loss)]
+        finite = losses if math.isfinite(sum(losses)) else [loss for loss in losses if math.isfinite(loss)]
         found.without_loss += len(losses) - len(finite)
         if finite:
             lowest = min(finite)
@@ -268,24 +268,55 @@ class _Scan:
         self._running, self._running_count = [], 0
 
 
-def _step_lines(block: bytes, start: int, end: int) -> list[tuple[int, int, float]]:
-    """Iteration, total and loss (NaN where there is none) of the lines of steps in a part of a block of whole lines.
+def _following(iterations: list[int], before: int, interval: int) -> int:
+    """How many of these, from the first one on, follow the one before them by the interval."""
+    if iterations == list(range(before + interval, before + interval * (len(iterations) + 1), interval)):
+        return len(iterations)
+    count = 0
+    while count < len(iterations) and iterations[count] == before + interval:
+        before, count = iterations[count], count + 1
+    return count
+
+
+def _step_lines(block: bytes, start: int, end: int) -> StepColumns:
+    """The lines of steps in a part of a block of whole lines.
 
     A line that a crash or a full disk cut says nothing sure. Plain searches: an expression takes four times as long.
+    Where a line stands as the one before it did, one iteration on, its numbers are not read again.
     """
-    found = []
+    iterations: list[int] = []
+    totals: list[int] = []
+    losses: list[float] = []
+    iteration, step, total, width = -1, 0, 0, 0
     at = block.find(_CONSUMED, start, end)
     while at >= 0:
         line_end = block.find(b"\n", at)
         line_end = len(block) if line_end < 0 else line_end
-        head = block[max(start, at - 64) : at].rpartition(b"iteration ")[2].split(b"/")
-        loss = block.find(_LOSS, at, line_end)
-        if len(head) == 2 and head[0].strip().isdigit() and head[1].strip().isdigit():
-            text = block[loss + len(_LOSS) : block.find(b" |", loss, line_end)] if loss >= 0 else b"nan"
-            if block[line_end - 3 : line_end].rstrip().endswith(b"|"):
-                found.append((int(head[0]), int(head[1]), _number(text)))
+        if step > 0 and block.startswith(_HEAD % (iteration + step, total), max(start, at - _HEAD_BYTES)):
+            iteration += step
+        else:
+            before, numbers = iteration, _numbers(block[max(start, at - 64) : at])
+            iteration, total = numbers or (-1, 0)
+            step = iteration - before if numbers and before >= 0 else 0
+        loss = at + width
+        if not block.startswith(_LOSS, loss):
+            loss = block.find(_LOSS, at, line_end)
+            width = loss - at if loss >= 0 else 0
+        text = block[loss + len(_LOSS) : block.find(b" |", loss + len(_LOSS), line_end)] if loss >= 0 else b"nan"
+        if iteration >= 0 and (block[line_end - 1] == _BAR or block[line_end - 3 : line_end].rstrip().endswith(b"|")):
+            iterations.append(iteration)
+            totals.append(total)
+            losses.append(_number(text))
         at = block.find(_CONSUMED, line_end, end)
-    return found
+    return iterations, totals, losses
+
+
+def _numbers(head: bytes) -> tuple[int, int] | None:
+    """Iteration and total of the text before what a step consumed; None where it is no step's."""
+    parts = head.rpartition(b"iteration ")[2].split(b"/")
+    if len(parts) != 2 or not parts[0].strip().isdigit() or not parts[1].strip().isdigit():
+        return None
+    return int(parts[0]), int(parts[1])
 
 
 def _number(text: str | bytes) -> float:
