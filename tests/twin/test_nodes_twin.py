@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from tr11ops.health.base import EXIT_BAD_NODE
 from tr11ops.nodes.queue_exclusions import RunQueue, sync_queue_exclusions
 from tr11ops.queue.given_nodes import known_names
 from tr11ops.queue.pending import PendingJobs
+from tr11ops.rundir.attempts import LaunchRecord
 from tr11ops.rundir.exclusions import read_version
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.twin.faults import heal, inject
@@ -234,6 +236,35 @@ def test_the_search_names_the_bad_one_of_four(place: Place) -> None:
     document = json.loads(out)
     assert (document["bad"], document["kind"], document["nodes"]) == ([bad], "node", list(four))
     assert all(test["outcome"] != "unknown" for one in document["rounds"] for test in one)
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_the_search_takes_spares_and_leaves_what_trains(place: Place, is_taken: bool) -> None:
+    """Short steps inside the job that holds them. Once a launch needs a node, its step is gone and says nothing."""
+    number = place.submit("sleep 900", "small", 6, ours=True)
+    place.wait(lambda: (found := place.slurm.job(number)) is not None and found.state.is_active)
+    job = place.slurm.job(number)
+    assert job is not None
+    training, spares = job.nodes[:2], job.nodes[2:]
+    attempt, seen = place.directory.paths.attempt(job.raw_id), place.folder / "seen"
+    LaunchRecord(1, training, 1.0).write(attempt)
+    command = f'echo $SLURMD_NODENAME >> {seen}; test "$SLURMD_NODENAME" != {spares[1]}'
+    if is_taken:
+        command = f"echo $SLURMD_NODENAME >> {seen}; exec sleep 700"
+
+        def take() -> None:
+            place.wait(seen.exists)
+            LaunchRecord(2, (*training, *spares), 2.0).write(attempt)
+
+        threading.Thread(target=take, daemon=True).start()
+    code, out, err = place.type_in("search", "--command", command, "--json")
+    document = json.loads(out)
+    assert set(document["nodes"]) == set(spares) and set(seen.read_text().split()) <= set(spares), err
+    assert (code, document["bad"]) == ((3, []) if is_taken else (1, [spares[1]])), out
+    if is_taken:
+        assert all(f"job {job.raw_id} trains on" in test["why"] for test in document["rounds"][0])
+        shown = ["squeue", "--steps", "--noheader", f"--jobs={job.raw_id}", "--format=%j"]
+        place.wait(lambda: "sh" not in subprocess.run(shown, capture_output=True, text=True).stdout.split())
 
 
 def test_nodes_are_measured_in_one_job_and_talk(place: Place) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -15,12 +16,15 @@ from tr11ops.cli import completion
 from tr11ops.cli.common import Refusal, say, timeout_option
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext
 from tr11ops.cli.nodes_check import free_nodes, job_place, shared_folder
-from tr11ops.cli.nodes_view import SCHEMA, open_desk
+from tr11ops.cli.nodes_view import SCHEMA, NodesContext, open_desk
+from tr11ops.cluster.base import JobState, SchedulerError
 from tr11ops.cluster.hostlist import compress
+from tr11ops.nodes.check import with_code
 from tr11ops.nodes.group_job import PROBE, GroupRequest
 from tr11ops.nodes.group_runner import LocalGroups, SlurmGroups
 from tr11ops.nodes.search import SearchResult, SearchRound, found_bad, plan_round, result_of, search
-from tr11ops.nodes.suspects import COMMAND, NOTHING, FaultModel, GroupOutcome, node_chances
+from tr11ops.nodes.spares import PooledGroups, SpareGroups, spares_of
+from tr11ops.nodes.suspects import COMMAND, NOTHING, FaultModel, GroupOutcome, GroupTest, node_chances
 
 WIDTH = 79
 SHOWN = 5
@@ -53,27 +57,39 @@ def search_nodes(
     least: Annotated[int, typer.Option("--group", metavar="NODES", min=1, help="Nodes of the smallest group.")] = 2,
     rounds: Annotated[int, typer.Option("--rounds", metavar="COUNT", min=1, max=50, help="At most so many.")] = 8,
     seconds: Annotated[float, timeout_option("A job that has not ended by then has failed.")] = 300,
+    spares: Annotated[
+        bool, typer.Option("--spares/--no-spares", help="Also the nodes that a running attempt holds as spares.")
+    ] = True,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the first round; run nothing.")] = False,
 ) -> None:
     """Find the one or two bad nodes among many: jobs on disjoint groups, regrouped by what failed, until one is sure.
 
     Without --command the nodes compute, copy memory and reduce over the group, and every number is checked. A fault may
-    come and go (--detection), or show only between two nodes. Nodes that are busy or down are left out. Nothing is
-    excluded: the command to do so is printed. Exit code 0: nothing is bad; 1: a node is; 3: it could not be found out.
+    come and go (--detection), or show only between two nodes. Spares of the run's attempt are searched inside its job,
+    as long as no launch needs them. Nodes that train, are busy or down are left out. Nothing is excluded: the command
+    to do so is printed. Exit code 0: nothing is bad; 1: a node is; 3: it could not be found out.
 
     Examples:
       tr11 nodes search
       tr11 nodes search jean-zay-iam[01-16] --detection 0.5
+      tr11 nodes search --no-spares --dry-run
       tr11 nodes search --command 'python -m trainer.debug.group_probe' --group 4
     """
     desk = open_desk(context)
-    names, left_out = free_nodes(desk, nodes or ())
+    free, left_out = free_nodes(desk, nodes or ())
+    holders = spares_of(desk.directory.paths, desk.own_jobs, desk.user) if spares and _is_slurm(desk) else {}
+    holders = {node: holders[node] for node, _ in left_out if node in holders}
+    left_out = [(node, why) for node, why in left_out if node not in holders]
+    names = [*free, *holders]
     if len(names) < 2:
         raise Refusal(f"{counted(len(names), 'node is', 'nodes are')} free to be searched, of 2 at least", exit_code=3)
     if least > len(names):
         raise Refusal(f"--group {least}: only {counted(len(names), 'node')} can be searched", exit_code=2)
     for node, why in left_out:
         say(f"left out: {node}: {why}")
+    for job_id in sorted(set(holders.values())):
+        held = sorted(node for node, holder in holders.items() if holder == job_id)
+        say(f"spares of job {job_id}, searched inside it: {compress(held)}")
     model = FaultModel(detection=detection)
     if dry_run:
         groups = plan_round(names, model.suspicions(names), model, least, random.Random(0))
@@ -87,11 +103,14 @@ def search_nodes(
     request = GroupRequest((), command or PROBE, seconds)
     done: list[SearchRound] = []
     try:
-        run = (
-            SlurmGroups(desk.scheduler, job_place(desk, folder), request)
-            if desk.scheduler.name == "slurm"
-            else LocalGroups(request)
-        )
+        run: Callable[[Sequence[tuple[str, ...]]], Sequence[GroupTest]] = LocalGroups(request)
+        if _is_slurm(desk):
+            place = job_place(desk, folder)
+            environment = with_code(dict(os.environ), place.code_root)
+            inside = SpareGroups(
+                desk.directory.paths, holders, request, environment, lambda job_id: _runs(desk, job_id)
+            )
+            run = PooledGroups(holders, SlurmGroups(desk.scheduler, place, request), inside)
         for one in search(names, run, model, least=least, most_rounds=rounds):
             done.append(one)
             if not context.as_json:
@@ -102,6 +121,18 @@ def search_nodes(
     result = result_of(done)
     context.emit(_document(result, names), _verdict_lines(result))
     raise typer.Exit(_exit_code(result))
+
+
+def _is_slurm(desk: NodesContext) -> bool:
+    return desk.scheduler.name == "slurm"
+
+
+def _runs(desk: NodesContext, job_id: str) -> bool:
+    try:
+        job = desk.scheduler.job(job_id)
+    except SchedulerError:
+        return False
+    return job is not None and job.state is JobState.RUNNING
 
 
 def _exit_code(result: SearchResult) -> int:

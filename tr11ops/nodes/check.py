@@ -291,14 +291,15 @@ class UnstartedCheck:
 def _submitting(code_root: Path | None) -> Iterator[None]:
     """The environment of a submission: no options inherited from a job around us, and our code found on the node."""
     before = dict(os.environ)
-    _replace_environment(_with_code(client_environment(before), code_root))
+    _replace_environment(with_code(client_environment(before), code_root))
     try:
         yield
     finally:
         _replace_environment(before)
 
 
-def _with_code(environment: Mapping[str, str], code_root: Path | None) -> dict[str, str]:
+def with_code(environment: Mapping[str, str], code_root: Path | None) -> dict[str, str]:
+    """The environment in which a process, here or on a node, finds this code. None: where it is installed."""
     paths = (str(code_root) if code_root else "", environment.get("PYTHONPATH", ""))
     return {**environment, **({"PYTHONPATH": os.pathsep.join(filter(None, paths))} if any(paths) else {})}
 
@@ -315,7 +316,7 @@ class ProcessCheck:
 
     def __init__(self, way: Way, request: HealthRequest, code_root: Path | None, slots: Semaphore):
         self._node, self._slots = way.node, slots
-        self._environment = _with_code(client_environment(dict(os.environ)), code_root)
+        self._environment = with_code(client_environment(dict(os.environ)), code_root)
         self._command = [sys.executable, "-m", "tr11ops.nodes.health_job", json.dumps(request_values(request))]
         if way.inside:
             step = ["srun", "--jobid", way.inside, "--overlap", "--nodes=1", "--ntasks=1", "--nodelist", way.node]

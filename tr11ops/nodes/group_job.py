@@ -32,17 +32,7 @@ def run_group(request: Mapping[str, Any]) -> dict[str, str]:
     (status 1 without a word of the command's, but srun's own) is unknown.
     """
     asked = GroupRequest(**{**request, "nodes": tuple(request["nodes"])})
-    command = asked.command.replace("{python}", sys.executable)
-    words = ["sh", "-c", command]
-    if asked.on_slurm:
-        words = [
-            "srun",
-            f"--nodes={len(asked.nodes)}",
-            "--ntasks-per-node=1",
-            "--kill-on-bad-exit=1",
-            "--wait=30",
-            *words,
-        ]
+    words = words_of(asked)
     environment = dict(os.environ) if asked.on_slurm else {**os.environ, "SLURMD_NODENAME": asked.nodes[0]}
     try:
         done = subprocess.run(
@@ -53,16 +43,31 @@ def run_group(request: Mapping[str, Any]) -> dict[str, str]:
         return _values(GroupOutcome.FAILED, f"did not end within {asked.seconds:g} s")
     except OSError as error:
         return _values(GroupOutcome.UNKNOWN, f"{words[0]}: {error.strerror}")
-    if done.returncode == 0:
+    return outcome_of(done.returncode, done.stdout)
+
+
+def words_of(asked: GroupRequest, inside: str = "") -> list[str]:
+    """The command line: on Slurm a step of the allocation around it, or of the running job `inside`, beside others."""
+    words = ["sh", "-c", asked.command.replace("{python}", sys.executable)]
+    if not asked.on_slurm:
+        return words
+    there = [f"--jobid={inside}", "--overlap", f"--nodelist={','.join(asked.nodes)}"] if inside else []
+    count = len(asked.nodes)
+    return ["srun", *there, f"--nodes={count}", "--ntasks-per-node=1", "--kill-on-bad-exit=1", "--wait=30", *words]
+
+
+def outcome_of(status: int, said: str) -> dict[str, str]:
+    """What a step's exit status and all that it printed mean, as plain values."""
+    if status == 0:
         return _values(GroupOutcome.PASSED, "")
-    lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
     own = [line for line in lines if not line.startswith("srun: ")]
     refused = [line for line in lines if "Unable to create step" in line or "Unable to confirm allocation" in line]
     if refused and not own:
         return _values(GroupOutcome.UNKNOWN, refused[0])
-    said = [line for line in own if not line.endswith(": fine")][-1:]
-    said = said or [line.removeprefix("srun: error: ") for line in lines if line.startswith("srun: error: ")][:1]
-    return _values(GroupOutcome.FAILED, ": ".join([f"exit status {done.returncode}", *said]))
+    last = [line for line in own if not line.endswith(": fine")][-1:]
+    last = last or [line.removeprefix("srun: error: ") for line in lines if line.startswith("srun: error: ")][:1]
+    return _values(GroupOutcome.FAILED, ": ".join([f"exit status {status}", *last]))
 
 
 def group_test(nodes: Sequence[str], values: Mapping[str, Any]) -> GroupTest:
@@ -73,6 +78,11 @@ def group_test(nodes: Sequence[str], values: Mapping[str, Any]) -> GroupTest:
 def request_of(request: GroupRequest) -> dict[str, Any]:
     """The request as JSON can carry it."""
     return {**asdict(request), "nodes": list(request.nodes)}
+
+
+def unknown(nodes: Sequence[str], why: str) -> GroupTest:
+    """A test that could not be made, and says nothing of its nodes."""
+    return GroupTest(frozenset(nodes), GroupOutcome.UNKNOWN, why)
 
 
 def _values(outcome: GroupOutcome, why: str) -> dict[str, str]:

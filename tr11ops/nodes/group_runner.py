@@ -12,7 +12,7 @@ from typing import Any
 
 from tr11ops.cluster.base import Scheduler, SchedulerError
 from tr11ops.nodes.check import POLL_SECONDS, PROCESSES_AT_ONCE, SETTLE_SECONDS, EndedJobs, HealthPlace, submit_to
-from tr11ops.nodes.group_job import GroupRequest, group_test, request_of, run_group
+from tr11ops.nodes.group_job import GroupRequest, group_test, request_of, run_group, unknown
 from tr11ops.nodes.suspects import GroupOutcome, GroupTest
 
 START_SECONDS = 120.0  # for a job to start on nodes that were free a moment ago
@@ -36,13 +36,13 @@ class SlurmGroups:
                     values = request_of(replace(self.request, nodes=group))
                     jobs[index] = submit_to(self.place, group, minutes, run_group, values)
                 except Exception as error:  # a refusal of sbatch comes as submitit's own kind of error
-                    found[index] = _unknown(group, f"no job could be started: {' '.join(str(error).split())[:160]}")
+                    found[index] = unknown(group, f"no job could be started: {' '.join(str(error).split())[:160]}")
             self._wait(groups, jobs, found)
         finally:
             for job in jobs.values():
                 with suppress(SchedulerError):  # it has a short time limit of its own
                     self.scheduler.cancel(job.job_id)
-        return [found.get(index) or _unknown(group, "did not start in time") for index, group in enumerate(groups)]
+        return [found.get(index) or unknown(group, "did not start in time") for index, group in enumerate(groups)]
 
     def _wait(self, groups: Sequence[tuple[str, ...]], jobs: dict[int, Any], found: dict[int, GroupTest]) -> None:
         ends, gone = EndedJobs(self.scheduler), dict[int, float]()
@@ -85,8 +85,4 @@ def _read(group: tuple[str, ...], job: Any) -> GroupTest:
         return group_test(group, job.task(0).result())  # the other nodes have no task of submitit's
     except Exception as error:  # whatever broke the job comes back as submitit's own kind of error
         lines = [line for line in str(error).splitlines() if line.strip()]
-        return _unknown(group, f"the job failed: {lines[-1] if lines else error!r}")
-
-
-def _unknown(group: Sequence[str], why: str) -> GroupTest:
-    return GroupTest(frozenset(group), GroupOutcome.UNKNOWN, why)
+        return unknown(group, f"the job failed: {lines[-1] if lines else error!r}")
