@@ -71,6 +71,25 @@ def join(joining: Joining, say: Callable[[str], None]) -> int:
             signal.signal(number, handler)
 
 
+def tell_refusal(joining: Joining) -> bool:
+    """Tell node 0 why this node cannot start (`hello["unable"]`), so that it waits no more; was it heard?
+
+    Tried for `joining.wait_seconds`: node 0 may not listen yet.
+    """
+    until = time.monotonic() + joining.wait_seconds
+    while True:
+        try:
+            channel, _ = _try_once(joining)
+            channel.close()
+            return False  # one that takes such a node in is of another kind
+        except ChannelRefused:
+            return True
+        except (OSError, ValueError):
+            if time.monotonic() > until:
+                return False
+        time.sleep(RETRY_SECONDS)
+
+
 def _connect(joining: Joining, received: list[int], say: Callable[[str], None]) -> tuple[Channel, str] | int:
     """Node 0's connection and the name that this node has there, or the exit status."""
     place, said = joining.place, ""

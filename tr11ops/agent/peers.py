@@ -21,6 +21,7 @@ from typing import IO, Any
 from tr11ops.agent.channel import Channel, ChannelLost, Greeting
 from tr11ops.agent.node_place import NodePlace
 from tr11ops.agent.step import WorkerLaunch
+from tr11ops.base.redact import one_line
 from tr11ops.base.units import counted, duration
 from tr11ops.runcard.differences import differences
 from trainer.contract.files import write_json
@@ -66,6 +67,11 @@ def objection(ours: Newcomer, other: Newcomer) -> str:
         text = f"{name} has another card than node 0, in {', '.join(keys[:4])}{more}"
         return f"{text}: give the same card, --set and variables on all"
     return ""
+
+
+def inability(newcomer: Newcomer, why: object) -> str:
+    """That a node says of itself why it cannot start, for node 0 to read; "" where it says nothing. Pure."""
+    return f"node {newcomer.rank} ({newcomer.host}) cannot start: {one_line(str(why))}" if why else ""
 
 
 def _compared(card: Mapping[str, Any]) -> dict[str, Any]:
@@ -206,7 +212,7 @@ class Peers:
     def _take_in(self, channel: Channel, greeting: Greeting) -> RemoteNode | None:
         try:
             newcomer = Newcomer.of_words(greeting.hello)
-            against = objection(self._ours, newcomer)
+            against = inability(newcomer, greeting.hello.get("unable")) or objection(self._ours, newcomer)
         except ValueError as error:
             newcomer, against = None, str(error)
         with self._lock:

@@ -17,14 +17,17 @@ from tr11ops.launch.plan import resolved_card
 from tr11ops.launch.preflight import preflight
 from tr11ops.launch.render import agent_command
 from tr11ops.launch.submit import hold_launch_lock, keep_inputs
-from tr11ops.runcard.card import load_card
+from tr11ops.runcard.card import load_card, paths_of_refused
 from tr11ops.runcard.check import Level, verdict
 from tr11ops.rundir.journal import Journal, user_name
 from tr11ops.rundir.paths import new_tag
+from trainer.config.base import CardError
 
 if TYPE_CHECKING:
     from tr11ops.agent.node_place import NodePlace
     from tr11ops.runcard.card import RunCard
+
+TELL_SECONDS = 60.0  # for node 0 to begin to listen to a node that cannot start
 
 
 def train(
@@ -69,7 +72,11 @@ def train(
     seconds = span_option(wait, "m")
     workers_size = [f"slurm.workers_per_node={workers}"] * (workers is not None)
     sizes = [f"slurm.nodes={nodes}"] * (nodes is not None) + workers_size
-    card = load_card(path, [*context.overrides, *sizes], os.environ)
+    try:
+        card = load_card(path, [*context.overrides, *sizes], os.environ)
+    except CardError as error:
+        _tell_node_0(context, (nodes, node_rank, master), seconds, error)
+        raise
     try:
         place, said = read_place(nodes, node_rank, master, os.environ, card.slurm.nodes)
     except PlaceError as error:
@@ -114,6 +121,32 @@ def train(
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(sys.executable, command, {**_environment(card), "TR11_JOB_ID": job_id})
+
+
+def _tell_node_0(
+    context: RunContext, options: tuple[int | None, int | None, str | None], seconds: float, error: CardError
+) -> None:
+    """Where this is another node than 0 and its card is refused: node 0 must not wait for it."""
+    from dataclasses import asdict
+
+    from tr11ops import __version__
+    from tr11ops.agent.join import Joining, tell_refusal
+    from tr11ops.agent.node_place import LARGEST_COUNT
+    from tr11ops.agent.peers import Newcomer
+    from trainer.contract.files import host_name
+
+    try:
+        place, _ = read_place(*options, os.environ, LARGEST_COUNT)
+    except PlaceError:
+        return
+    paths = paths_of_refused(context.card_path, context.overrides, os.environ)
+    if place is None or place.rank == 0 or paths is None:
+        return
+    say(f"tr11: the card is refused here: telling node 0 at {place.master}")
+    hello = asdict(Newcomer(place.nodes, place.rank, host_name(), __version__, {}))
+    hello["unable"] = f"its card is refused: {error.problems[0]}"
+    if not tell_refusal(Joining(place, paths, hello, os.environ, min(seconds, TELL_SECONDS))):
+        say(f"tr11: node 0 at {place.master} was not met: end it by hand if it waits")
 
 
 def _environment(card: RunCard) -> dict[str, str]:

@@ -35,6 +35,8 @@ from tr11ops.runcard.slurm_syntax import parse_attempts, parse_time_limit
 from tr11ops.runcard.watching import AlertsSection, CronSection, FilesystemSection, WatchSection
 from trainer.config.base import is_private, salvage
 from trainer.config.card import CardError, Problem, TrainerConfig, derive_numbers, validate
+from trainer.config.run import RunSection
+from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record
 from trainer.schedule.card_rules import cross_rules
 from trainer.schedule.path import batch_size_at, path_of
@@ -214,8 +216,24 @@ def load_with_base(
     undefined variables as written, for commands that touch no path.
     Raises CardError with every problem found, one line each.
     """
-    source, current = str(path), directory or Path.cwd()
-    variables = environment or {}
+    tables, problems, base = _prepared(path, overrides, environment or {}, directory or Path.cwd(), keep_undefined)
+    return LoadedCard(_checked(tables, problems, str(path)), base)
+
+
+def paths_of_refused(path: Path, overrides: Sequence[str], environment: Mapping[str, str]) -> RunPaths | None:
+    """Where the run lives whose card `load_card` refuses; None where that cannot be said either. Raises nothing."""
+    try:
+        tables, _, _ = _prepared(path, overrides, environment, Path.cwd(), False)
+        run = validate(RunSection, tables.get("run") or {}, str(path))
+    except CardError:
+        return None
+    return RunPaths(Path(run.directory), run.name, run.variant)
+
+
+def _prepared(
+    path: Path, overrides: Sequence[str], variables: Mapping[str, str], current: Path, keep_undefined: bool
+) -> tuple[dict[str, Any], list[Problem], PathBase]:
+    """The tables of a card as they are to be judged, what is wrong with them so far, and where its paths begin."""
     problems: list[Problem] = []
     tables = _usable(read_tables(path), problems)
     own_run, _ = expand({"run": tables.get("run")}, variables, SHELL_KEYS, True)
@@ -231,7 +249,7 @@ def load_with_base(
     tables = make_absolute(
         tables, PATH_KEYS, lambda key: current if key in typed else base.folder, variables.get("HOME", "")
     )
-    return LoadedCard(_checked(tables, problems, source), base)
+    return tables, problems, base
 
 
 def _usable(tables: Mapping[str, Any], problems: list[Problem]) -> dict[str, Any]:
