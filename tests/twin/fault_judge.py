@@ -148,6 +148,7 @@ class FaultJudge:
 
     def _ended(self, launches: int) -> bool:
         self._end_a_zombie()  # what is queued may wait for the end of a job that has lost its batch host
+        self._replace_what_is_miscounted()
         return len(self.run.launches()) > launches
 
     def _exclude_as_its_page_says(self, node: str) -> None:

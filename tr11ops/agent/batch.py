@@ -183,7 +183,8 @@ def with_scheduler(place: AttemptContext) -> AttemptContext:
 
         slurm, quick = SlurmScheduler(timeout_seconds=SCHEDULER_SECONDS), SlurmScheduler(timeout_seconds=STATES_SECONDS)
         lives_on = place.config.slurm.spare_nodes > 0
-        return replace(place, scheduler=slurm, states=quick, ordering=slurm if lives_on else None)
+        ordering = slurm if lives_on else None
+        return replace(place, scheduler=slurm, states=quick, ordering=ordering, step_codes=quick)
     if place.allocation.kind == "local":
         from tr11ops.cluster.local import LocalScheduler
 

@@ -230,7 +230,9 @@ class Controller:
             worker_statuses=watch.worker_statuses,
             lost=self._place.peers.lost() if self._place.peers is not None else {},
         )
-        return attribute(evidence)
+        failed = not in_order or end.status != 0
+        code = self._surroundings.step_code() if failed else None  # each time: the next launch's is to be told apart
+        return attribute(replace(evidence, derived_exit_code=code) if evidence.needs_step_code else evidence)
 
     def _across_attempts(self, record: LaunchRecord, found: Attribution) -> Attribution:
         """What `found` is once earlier launches are looked at.

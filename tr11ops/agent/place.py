@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from tr11ops.agent.allocation import Allocation
 from tr11ops.agent.peers import Peers
@@ -24,13 +25,20 @@ STATES_SECONDS = 5.0  # how long a relaunch waits for the scheduler's word on it
 DRAINING = frozenset({"drain", "draining", "drained", "maintenance"})
 
 
+class StepCodes(Protocol):
+    """A scheduler that keeps the exit status of a job's steps, also when what started them was ended first."""
+
+    def step_code(self, job_id: str) -> int | None:
+        """The highest so far, 128 + n after signal n; None where there is none."""
+
+
 @dataclass(frozen=True)
 class AttemptContext:
     """Where an attempt runs. Both schedulers are None in the foreground, where nothing waits anywhere.
 
     `states` is asked for the nodes' flags between two launches, so it has to give up within seconds. `ordering` is
     there where the job lives on without a dead node, so that the scheduler may take it for ended. `peers`: the other
-    machines of a training in the foreground.
+    machines of a training in the foreground. `step_codes`: asked as `states` is.
     """
 
     config: RunCard
@@ -41,6 +49,7 @@ class AttemptContext:
     states: Scheduler | None = None
     ordering: Ordering | None = None
     peers: Peers | None = None
+    step_codes: StepCodes | None = None
 
     @property
     def directory(self) -> RunDirectory:
@@ -59,6 +68,7 @@ class AttemptObservations:
         self._place = place
         self._tee = tee
         self.started = time.time()
+        self._step_code: int | None = None
         self.states: Mapping[str, frozenset[str]] | None = None  # the nodes' flags at the last look, None: unknown
 
     def look(self) -> None:
@@ -70,6 +80,22 @@ class AttemptObservations:
             self.states = {node.name: node.states for node in self._place.states.nodes()}
         except SchedulerError as error:
             self._tee.line(f"tr11: the scheduler does not tell the nodes' states: {error}")
+
+    def step_code(self) -> int | None:
+        """The highest exit status of the job's steps, where it is another one than at the last look; else None.
+
+        A later launch that ended no worse than an earlier one, or than a probe of tr11's, is not seen.
+        """
+        codes = self._place.step_codes
+        if codes is None:
+            return None
+        try:
+            found = codes.step_code(self._place.allocation.job_id)
+        except SchedulerError as error:
+            self._tee.line(f"tr11: the scheduler does not tell how the steps ended: {error}")
+            return None
+        before, self._step_code = self._step_code, found
+        return found if found != before else None
 
     def situation(self) -> AllocationState:
         """The allocation as it is now."""

@@ -29,6 +29,7 @@ from tr11ops.cluster.slurm_command import (
     client_environment,
     run_command,
 )
+from tr11ops.cluster.slurm_text import exit_pair, shell_exit_code
 from tr11ops.cluster.task_marks import tasks_apart
 
 _UNREACHABLE = re.compile(
@@ -131,6 +132,16 @@ class SlurmScheduler:
                 output = job.output.replace("%a", str(task_number))
                 return replace(job, job_id=wanted, task_id=task_number, pending_tasks=(), output=output)
         return None
+
+    def step_code(self, job_id: str) -> int | None:
+        """The highest exit status so far of the steps of a job, which may still run; 128 + n after signal n.
+
+        None where Slurm does not say it, or knows the job no more.
+        """
+        number = _plain_id(job_id)
+        told = slurm_text.records(self._ask(["scontrol", "--details", "show", "job", number]), "JobId")
+        own = next((record for record in told if record["JobId"] == number), {})
+        return shell_exit_code(*exit_pair(own.get("DerivedExitCode", "")))
 
     def _records(self, *job_ids: str) -> list[Job]:
         """What `scontrol show job` tells of a job, a task, or all tasks of an array (nothing if it knows none); of all.

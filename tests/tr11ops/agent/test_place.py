@@ -9,6 +9,7 @@ import pytest
 from tr11ops.agent.allocation import Allocation, SchedulerKind
 from tr11ops.agent.place import AttemptContext, AttemptObservations
 from tr11ops.agent.step import LineTee
+from tr11ops.cluster.base import SchedulerError
 from tr11ops.runcard.card import load_card, shipped_folder
 
 NODES = tuple(f"n{number}" for number in range(1, 6))
@@ -20,3 +21,26 @@ def test_spare_nodes_do_not_train(tmp_path: Path, kind: SchedulerKind, held: int
     card = load_card(shipped_folder() / "demo.toml", [f"run.directory={tmp_path}", "slurm.spare_nodes=1"], {})
     place = AttemptContext(card, Allocation(kind, "7", None, None, NODES[:held]), {}, "t")
     assert AttemptObservations(place, LineTee(tmp_path / "log.txt")).situation().needed == needed
+
+
+class Steps:
+    """A scheduler that tells these exit codes, one after another."""
+
+    def __init__(self, *codes: int | SchedulerError | None) -> None:
+        self.codes = list(codes)
+
+    def step_code(self, job_id: str) -> int | None:
+        code = self.codes.pop(0)
+        if isinstance(code, SchedulerError):
+            raise code
+        return code
+
+
+def test_a_steps_exit_code_counts_for_the_launch_that_left_it(tmp_path: Path) -> None:
+    """Slurm keeps the highest of all steps of the job: what an earlier launch left says nothing of a later one."""
+    card = load_card(shipped_folder() / "demo.toml", [f"run.directory={tmp_path}"], {})
+    codes = Steps(134, 134, SchedulerError("silent"), 139, None)
+    place = AttemptContext(card, Allocation("slurm", "7", None, None, NODES), {}, "t", step_codes=codes)
+    seen = AttemptObservations(place, LineTee(tmp_path / "log.txt"))
+    assert [seen.step_code() for _ in range(4)] == [134, None, None, 139]
+    assert "does not tell how the steps ended: silent" in (tmp_path / "log.txt").read_text()

@@ -252,6 +252,15 @@ def test_what_waits_of_a_refused_array_is_changed_by_name(refusal: str, is_array
         SlurmScheduler(runner=Recording(bad(refusal))).hold("4_[2-10]")
 
 
+def test_the_steps_exit_code_is_told_of_a_job_that_runs() -> None:
+    """As 22.05 shows it between two steps: one was ended by SIGABRT, and the job runs on."""
+    shown = (
+        "JobId=24 JobName=x\n   JobState=RUNNING Reason=None\n   Restarts=0 ExitCode=0:0\n   DerivedExitCode=0:6\n\n"
+    )
+    assert SlurmScheduler(runner=Recording(good(shown))).step_code("24") == 134
+    assert SlurmScheduler(runner=Recording(good(shown))).step_code("25") is None
+
+
 def test_refusals_are_one_line_with_slurms_reason(request_: BatchRequest) -> None:
     words = "sbatch: error: invalid partition specified: nope\nsbatch: error: Batch job submission failed: Invalid x\n"
     with pytest.raises(SchedulerError) as caught:

@@ -48,7 +48,7 @@ def conclude(
     if agents is not None:
         return Conclusion(agents, by_agent=True)
     left = evidence_left(attempt, record, told)
-    if not (left.srun or left.failures or left.marker or any(one.bad_checks for one in left.reports)):
+    if left.needs_step_code:
         left = replace(left, derived_exit_code=step_code())
         if left.derived_exit_code is None:
             return None

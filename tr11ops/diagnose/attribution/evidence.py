@@ -91,6 +91,11 @@ class Evidence:
     derived_exit_code: int | None = None
 
     @property
+    def needs_step_code(self) -> bool:
+        """Whether no line of srun, worker, health check or trainer tells of an end, so that the step's code counts."""
+        return not (self.srun or self.failures or self.marker or any(one.bad_checks for one in self.reports))
+
+    @property
     def names(self) -> NodeNames:
         """What the nodes are called in texts."""
         return NodeNames(self.nodes, self.ranks, unshared({one.node: one.addresses for one in self.reports}))
