@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tr11ops.diagnose.error_files import LARGEST_BYTES, MARK, error_file_lines
+
 BLOCK_BYTES = 2 << 20
 LONGEST_LINE_BYTES = 8 << 20  # a line that is longer goes on in a block of its own
 GZIP, BZIP2, XZ, ZSTANDARD = b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd"
@@ -27,6 +29,10 @@ def blocks(path: Path, progress: Callable[[int], None] = lambda amount: None) ->
     rest = b""
     try:
         with opened(path) as file:
+            if path.suffix == ".json" and (told := _error_file(path)) is not None:
+                progress(path.stat().st_size)
+                yield told
+                return
             while block := file.read(BLOCK_BYTES):
                 progress(len(block))
                 cut = block.rfind(b"\n") + 1
@@ -44,6 +50,14 @@ def blocks(path: Path, progress: Callable[[int], None] = lambda amount: None) ->
         raise
     if rest:
         yield rest
+
+
+def _error_file(path: Path) -> bytes | None:
+    """The lines of an error file of torch elastic; None where it is another file."""
+    if not path.is_file() or path.stat().st_size > LARGEST_BYTES:
+        return None
+    content = path.read_bytes()
+    return error_file_lines(content) if content.lstrip().startswith(MARK) else None
 
 
 @contextmanager
