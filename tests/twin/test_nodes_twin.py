@@ -242,7 +242,7 @@ def test_the_search_names_the_bad_one_of_four(place: Place) -> None:
 def test_the_search_takes_spares_and_leaves_what_trains(place: Place, is_taken: bool) -> None:
     """Short steps inside the job that holds them. Once a launch needs a node, its step is gone and says nothing."""
     number = place.submit("sleep 900", "small", 6, ours=True)
-    place.wait(lambda: (found := place.slurm.job(number)) is not None and found.state.is_active)
+    until(lambda: (found := place.slurm.job(number)) is not None and found.state.is_active)
     job = place.slurm.job(number)
     assert job is not None
     training, spares = job.nodes[:2], job.nodes[2:]
@@ -253,7 +253,7 @@ def test_the_search_takes_spares_and_leaves_what_trains(place: Place, is_taken: 
         command = f"echo $SLURMD_NODENAME >> {seen}; exec sleep 700"
 
         def take() -> None:
-            place.wait(seen.exists)
+            until(seen.exists)
             LaunchRecord(2, (*training, *spares), 2.0).write(attempt)
 
         threading.Thread(target=take, daemon=True).start()
@@ -264,7 +264,7 @@ def test_the_search_takes_spares_and_leaves_what_trains(place: Place, is_taken: 
     if is_taken:
         assert all(f"job {job.raw_id} trains on" in test["why"] for test in document["rounds"][0])
         shown = ["squeue", "--steps", "--noheader", f"--jobs={job.raw_id}", "--format=%j"]
-        place.wait(lambda: "sh" not in subprocess.run(shown, capture_output=True, text=True).stdout.split())
+        until(lambda: "sh" not in subprocess.run(shown, capture_output=True, text=True).stdout.split())
 
 
 def test_nodes_are_measured_in_one_job_and_talk(place: Place) -> None:
