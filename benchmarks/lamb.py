@@ -24,7 +24,15 @@ from trainer.parallel.mesh import Mesh
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.trainer.timm_lamb import timm_lamb
 
-VARIANTS = ("paper", "layer-noise")
+KINDS: dict[str, dict[str, str]] = {
+    "paper": {},
+    "apex": {"lamb_variant": "apex"},
+    "floored": {"lamb_variant": "floored"},
+    "embedding-lr": {"lamb_variant": "embedding-lr"},
+    "layer-noise": {"lamb_variant": "layer-noise"},
+    "paper, stale norms": {"lamb_norms": "stale"},
+    "layer-noise, stale norms": {"lamb_variant": "layer-noise", "lamb_norms": "stale"},
+}
 
 
 def shapes(layers: int, hidden: int) -> list[tuple[int, ...]]:
@@ -32,10 +40,10 @@ def shapes(layers: int, hidden: int) -> list[tuple[int, ...]]:
     return [(3 * hidden, hidden), (hidden, hidden), (4 * hidden, hidden), (hidden, 4 * hidden)] * layers
 
 
-def ours(variant: str, tensors: list[Tensor]) -> Callable[[], object]:
+def ours(kind: str, tensors: list[Tensor]) -> Callable[[], object]:
     """A step of ours over one flat partition."""
     flat = nn.Parameter(torch.cat([tensor.flatten() for tensor in tensors]))
-    section = OptimizerSection.model_validate({"type": "lamb", "lamb_variant": variant})
+    section = OptimizerSection.model_validate({"type": "lamb", **KINDS[kind]})
     groups = [{"params": [flat], "weight_decay": 0.01}]
     optimizer = build_optimizer(groups, section, 1e-3, (), Mesh.single(torch.device("cpu")))
     shares, start = [], 0
@@ -65,7 +73,7 @@ def main() -> None:
     tensors = [torch.randn(shape) * 0.02 for shape in shapes(arguments.layers, arguments.hidden)]
     elements = sum(tensor.numel() for tensor in tensors)
     lamb = timm_lamb()
-    steps = {f"lamb, {variant}": ours(variant, tensors) for variant in VARIANTS}
+    steps = {f"lamb, {kind}": ours(kind, tensors) for kind in KINDS}
     steps["timm Lamb"] = theirs(lambda parameters: lamb(parameters, lr=1e-3, max_grad_norm=None), tensors)
     steps["torch AdamW, fused"] = theirs(lambda parameters: torch.optim.AdamW(parameters, fused=True), tensors)
     best = dict.fromkeys(steps, float("inf"))
@@ -77,7 +85,7 @@ def main() -> None:
                 best[name] = min(best[name], time.process_time() - began)
     for name, seconds in best.items():
         ratio = best["timm Lamb"] / seconds
-        print(f"{name:20} {seconds / elements * 1e9:6.2f} ns an element  {ratio:5.2f}x timm Lamb's speed")
+        print(f"{name:30} {seconds / elements * 1e9:6.2f} ns an element  {ratio:5.2f}x timm Lamb's speed")
 
 
 if __name__ == "__main__":

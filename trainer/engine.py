@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import chain
@@ -323,6 +323,15 @@ class Engine:
         for name in SCALER_FIELDS if self.scaler_state() else ():
             if name in state:
                 setattr(self._pipeline.optimizer.loss_scaler, name, state[name])
+
+    def optimizer_sums(self) -> dict[str, list[float]]:
+        """What a resumed run must know of the optimizer beside `sharded_state`; empty for most."""
+        return {} if self._optimizer is None else self._optimizer.tensor_sums()
+
+    def restore_optimizer_sums(self, sums: Mapping[str, Sequence[float]]) -> None:
+        """Go on with what `optimizer_sums` gave, after `finish_load`; empty where nothing was kept. Collective."""
+        if self._optimizer is not None:
+            self._optimizer.set_tensor_sums(sums)
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """This stage's parameters under their logical names, in the order of the model."""

@@ -10,6 +10,7 @@ from trainer.checkpoint import randomness, store
 from trainer.checkpoint.deepspeed.collective import load_deepspeed, save_deepspeed
 from trainer.checkpoint.store import Extras
 from trainer.config.card import TrainerConfig
+from trainer.contract.resumable import OPTIMIZER_SUMS
 from trainer.control.resume import checkpoint_info
 from trainer.engine import Engine
 from trainer.parallel.mesh import Mesh
@@ -29,7 +30,8 @@ def saved_and_loaded(config: TrainerConfig, folder: Path) -> list[list[float]]:
     mesh = Mesh.create(config.parallel, CPU)
     engine = Engine.build(config, mesh)
     steps(engine, config, mesh, 0, 3)
-    extras = Extras({"iteration": 3, "consumed_samples": 48, "consumed_tokens": 768}, randomness.capture())
+    counted = {"iteration": 3, "consumed_samples": 48, "consumed_tokens": 768}
+    extras = Extras(counted | {OPTIMIZER_SUMS: engine.optimizer_sums()}, randomness.capture())
     info = checkpoint_info(config, mesh, "", "")
     store.save(folder / "ours", 3, engine.sharded_state(), extras, info)
     save_deepspeed(folder / "original", 3, engine.sharded_state(), extras, info, mesh)
@@ -41,6 +43,7 @@ def saved_and_loaded(config: TrainerConfig, folder: Path) -> list[list[float]]:
         else:
             loaded = load_deepspeed(folder / layout / "global_step3", state, info)
         engine.finish_load(ShardedState(state.weights, state.fragments, loaded.optimizer_step))
+        engine.restore_optimizer_sums(loaded.cursor[OPTIMIZER_SUMS])
         losses.append(steps(engine, config, mesh, 3, 5))
     state = engine.sharded_state()
     engine.masters_from_weights(state)

@@ -141,9 +141,10 @@ class OptimizerSection(Section):
         "all, weights' norms at least 1e-5 an element (`floored`); also large tensors step further (`embedding-lr`); "
         "also momentum and noise are normalised apart (`layer-noise`)",
     )
-    lamb_norms: Literal["exact", "local", "mean-weight"] = Field(
+    lamb_norms: Literal["exact", "local", "mean-weight", "stale"] = Field(
         default="exact",
-        description="lamb: norms are of whole tensors, of a tensor rank's slices, or the weight's a mean of the slices",
+        description="lamb: norms are of whole tensors (`stale`: the direction's of the step before, so that no rank "
+        "waits for another), of a tensor rank's slices, or the weight's a mean of the slices",
     )
     embedding_alpha: float = Field(
         default=1.0, ge=0, le=1000, description="embedding-lr: the largest tensor steps 1 + this times as far"

@@ -27,6 +27,7 @@ FaultsOf = Callable[[Path, Manifest], list[str]]
 # The names in a checkpoint of ours: folders of each part, and the file that says where the training stood.
 WEIGHTS, OPTIMIZER, RNG = "weights", "optimizer", "rng"
 CURSOR_FILE = "cursor.json"
+OPTIMIZER_SUMS = "optimizer_sums"  # of a cursor: what some optimizers keep of each whole tensor
 # How the files of each part begin, in our layout and in the original's (plain and universal).
 WEIGHTS_PREFIXES = (f"{WEIGHTS}/", "layer_", "zero/")
 OPTIMIZER_PREFIXES = (f"{OPTIMIZER}/", "bf16", "zero_pp_rank_", "zero/")

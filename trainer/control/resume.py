@@ -24,7 +24,7 @@ from trainer.contract.paths import (
     checkpoint_steps,
     read_latest,
 )
-from trainer.contract.resumable import WEIGHTS, ResumeNeed, model_facts
+from trainer.contract.resumable import OPTIMIZER_SUMS, WEIGHTS, ResumeNeed, model_facts
 from trainer.engine import Engine
 from trainer.parallel.agreement import RankGroup
 from trainer.parallel.mesh import Mesh
@@ -93,6 +93,7 @@ def load_step(
         randomness.restore(rng)
     if not weights_only:
         engine.restore_scaler(cursor.get("loss_scaler", {}))
+        engine.restore_optimizer_sums(cursor.get(OPTIMIZER_SUMS, {}))
     progress = Progress() if fresh else Progress.from_cursor(cursor)
     say(f"  successfully loaded checkpoint from {place.parent} at iteration {int(cursor['iteration'])}")
     if fresh:

@@ -16,6 +16,7 @@ from trainer.checkpoint.writer import AsyncSaver, Failed, Finished, Outcome
 from trainer.config.card import TrainerConfig
 from trainer.config.data_match import CURSOR_KEY
 from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.resumable import OPTIMIZER_SUMS
 from trainer.control.resume import checkpoint_info, optimizer_facts
 from trainer.engine import Engine
 from trainer.parallel.agreement import lost_a_rank
@@ -161,11 +162,13 @@ class Saver:
         )
 
     def _extras(self, progress: Progress, plan: LearningRatePlan) -> Extras:
+        sums = self._engine.optimizer_sums()
         cursor = {
             **asdict(progress),
             "schedule": plan.facts(),
             "optimizer": optimizer_facts(self._config),
             "loss_scaler": self._engine.scaler_state(),
+            **({OPTIMIZER_SUMS: sums} if sums else {}),
             **({CURSOR_KEY: self._data} if self._data is not None else {}),
         }
         return Extras(cursor=cursor, rng=randomness.capture() if self._config.checkpoint.save_random_state else {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from trainer.contract.resumable import OPTIMIZER_SUMS
 from trainer.debug.snapshot import StateSnapshot
 from trainer.debug.verdict import DiffFinding, FaultKind, show_value
 
@@ -11,8 +12,8 @@ _SCHEDULE = ("learning_rate", "loss_scale")
 _DATA = ("consumed_samples", "consumed_tokens", "samples_digest", "consumed_valid_samples")
 _STEP = "optimizer_step"
 _ALIKE = (_STEP, "learning_rate", "consumed_samples", "consumed_tokens")  # on all ranks
-# Names of the state itself, and what is no property of the training's course.
-_IGNORED = {"step", "iteration"}
+# Names of the state itself, what is no property of the training's course, and what follows from the tensors.
+_IGNORED = {"step", "iteration", OPTIMIZER_SUMS}
 
 
 def fact_findings(a: StateSnapshot, b: StateSnapshot) -> list[DiffFinding]:

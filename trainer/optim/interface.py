@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -87,6 +87,19 @@ class TrainingOptimizer(torch.optim.Optimizer, ABC):
     @abstractmethod
     def set_moments(self, share: PartitionShare, moments: Mapping[str, Tensor]) -> None:
         """Take the moments of a share, shaped as `moments` gives them, on any device."""
+
+    def tensor_sums(self) -> dict[str, list[float]]:
+        """What a resume needs beside the state of the elements: some numbers of each whole tensor, by its name.
+
+        The same on all ranks; empty where an optimizer keeps none.
+        """
+        return {}
+
+    def set_tensor_sums(self, sums: Mapping[str, Sequence[float]]) -> None:
+        """Go on with what `tensor_sums` gave, on whatever topology. Collective; after `set_steps_done`.
+
+        Where nothing was kept (`sums` is empty), an optimizer makes them anew as well as it can.
+        """
 
     def partition(self, group: int) -> Tensor:
         """The flat fp32 master weights of a group."""

@@ -2,12 +2,15 @@
 
 The variants differ in which tensors adapt, and in how a ratio is made; `LambRules` says it. Norms are of whole logical
 tensors, so that tensor parallelism, pipeline stages and ZeRO-1 change nothing, but where `NormOf` says so.
+
+A step goes over the elements twice: for the norms, and, when all ranks have added them up, to move. With the norms of
+the step before (`NormOf.STALE`) it goes once, and the ranks add up for the next step while the training goes on.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar, NamedTuple
@@ -25,11 +28,15 @@ WEIGHT = 0  # the first of the sums; the directions' follow
 
 
 class NormOf(StrEnum):
-    """Of what the norms in a ratio are, where tensor ranks hold slices. All but EXACT depend on their number."""
+    """Of what the norms in a ratio are. LOCAL and MEAN_WEIGHT depend on the number of tensor ranks, which hold slices.
+
+    At the first step MEAN_WEIGHT and STALE are LOCAL, with a floor under the weight's norm.
+    """
 
     EXACT = "exact"  # whole tensors
     LOCAL = "local"  # this rank's slices
     MEAN_WEIGHT = "mean-weight"  # the weight: the root mean square over the slices; the direction: this rank's slice
+    STALE = "stale"  # whole tensors; the direction as it was one step earlier
 
 
 @dataclass(frozen=True)
@@ -82,8 +89,9 @@ class Chunk(NamedTuple):
 class Lamb(FlatStateOptimizer):
     """LAMB with decoupled decay inside the ratio, on fp32 partitions.
 
-    A ratio is 1 where the weight or its direction is zero. Gradients come clipped already. Only single multiplications,
-    additions, divisions and roots: each is rounded alike wherever an element lies, so that tied copies stay equal.
+    A ratio is 1 where the weight or its direction is zero. Gradients come clipped already, and a step uses them up. Only
+    single multiplications, additions, divisions and roots: each is rounded alike wherever an element lies, so that tied
+    copies stay equal.
     """
 
     state_names: ClassVar[tuple[str, ...]] = MOMENTS
@@ -105,6 +113,7 @@ class Lamb(FlatStateOptimizer):
         self._mesh, self._tied_copies = mesh, tied_copies
         self._shares: dict[Tensor, list[PartitionShare]] = {}
         self._norms: TensorNorms
+        self._knows_norms = False  # those that the next step's ratios are made of
 
     def materialise(self, shares: Iterable[PartitionShare]) -> None:
         """Zero state; agree with all ranks on the tensors that there are. What lies outside of shares never moves."""
@@ -128,19 +137,74 @@ class Lamb(FlatStateOptimizer):
                     state["step"] += 1
                     numbers = LambStep.of(group, int(state["step"].item()), self.rules.corrects_mean)
                     stepped.append((partition, numbers))
-        self._norms.clear()
-        for partition, numbers in stepped:
-            for share, chunk in self._chunks(partition):
+        keeps = self.rules.norm_of is NormOf.STALE
+        knows, self._knows_norms = self._knows_norms, keeps
+        if not knows:
+            self._norms.clear()
+            for share, chunk, numbers in self._chunks(stepped):
                 self.advance(chunk, numbers)
-                for kind, values in enumerate((chunk.weights, *self.directions_of(chunk, numbers)), WEIGHT):
-                    self._norms.add(kind, share, values)
-        self._norms.reduce()
-        for partition, numbers in stepped:
-            rates = [self._rates(kind, numbers) for kind in range(WEIGHT + 1, WEIGHT + 1 + self.directions)]
-            for share, chunk in self._chunks(partition):
-                number = self._norms.number[share.name]
-                self.move(chunk, numbers, [each[number] for each in rates])
+                directions = self.directions_of(chunk, numbers)
+                self._count(share, chunk.weights, *directions)
+                self.hold(chunk, directions)
+            self._norms.reduce()
+        rates = {numbers: self._rates(numbers, knows) for _, numbers in stepped}
+        if keeps:
+            self._norms.clear()
+        for share, chunk, numbers in self._chunks(stepped):
+            if knows:
+                self.advance(chunk, numbers)
+            directions = self.directions_of(chunk, numbers) if knows else self.held(chunk, numbers)
+            if keeps:
+                self._count(share, None, *directions)
+            number = self._norms.number[share.name]
+            self.move(chunk, numbers, directions, [each[number] for each in rates[numbers]])
+            if keeps:
+                self._count(share, chunk.weights)
+        if keeps:
+            self._norms.reduce()
         return loss
+
+    def _count(self, share: PartitionShare, *parts: Tensor | None) -> None:
+        """Take weights and directions of some elements, in this order, into the norms."""
+        for kind, values in enumerate(parts, WEIGHT):
+            if values is not None:
+                self._norms.add(kind, share, values)
+
+    # ------------------------------------------------------------------ norms of the step before
+    def tensor_sums(self) -> dict[str, list[float]]:
+        """Sums of squares of each tensor's last directions, where the next step needs them."""
+        if not self._knows_norms:
+            return {}
+        kinds = torch.stack([self._norms.squares(kind) for kind in self._directions]).T.tolist()
+        return dict(zip(self._norms.number, kinds, strict=True))
+
+    def set_tensor_sums(self, sums: Mapping[str, Sequence[float]]) -> None:
+        """Take them, and add up the weights' anew. Without them the next step takes its own directions' norms."""
+        self._knows_norms = self.rules.norm_of is NormOf.STALE and self.steps_done() > 0 and self._fit(sums)
+        if not self._knows_norms:
+            return
+        self._norms.clear()
+        for partition, shares in self._shares.items():
+            for share in shares:
+                for place in _places(partition, share):
+                    self._count(share, partition.data[place])
+        self._norms.reduce()
+        rows = torch.tensor([sums[name] for name in self._norms.number], dtype=torch.float64)
+        for kind in self._directions:
+            self._norms.set_squares(kind, rows[:, kind - 1].to(self._mesh.device))
+
+    def set_steps_done(self, steps: int) -> None:
+        """Set the update count; the norms of an earlier course are forgotten."""
+        super().set_steps_done(steps)
+        self._knows_norms = False
+
+    @property
+    def _directions(self) -> range:
+        """Of the norms, those of directions."""
+        return range(WEIGHT + 1, WEIGHT + 1 + self.directions)
+
+    def _fit(self, sums: Mapping[str, Sequence[float]]) -> bool:
+        return all(len(sums.get(name, ())) == self.directions for name in self._norms.number)
 
     # ------------------------------------------------------------------ one chunk
     def advance(self, chunk: Chunk, numbers: LambStep) -> None:
@@ -150,35 +214,48 @@ class Lamb(FlatStateOptimizer):
         squares.mul_(numbers.beta2).add_((chunk.gradient * chunk.gradient).mul_(1.0 - numbers.beta2))
 
     def directions_of(self, chunk: Chunk, numbers: LambStep) -> tuple[Tensor, ...]:
-        """In which directions the weights go, each before its ratio: new tensors, made alike before and after norms."""
+        """In which directions the weights go, each before its ratio: new tensors."""
         mean, squares = (chunk.state[name] for name in MOMENTS)
         direction = numbers.scaled(mean, squares)
         return (direction.add_(chunk.weights * numbers.decay) if numbers.decay else direction,)
 
-    def move(self, chunk: Chunk, numbers: LambStep, rates: list[Tensor]) -> None:
-        """Move the weights along each direction, by its rate (a scalar)."""
-        for direction, rate in zip(self.directions_of(chunk, numbers), rates, strict=True):
+    def hold(self, chunk: Chunk, directions: tuple[Tensor, ...]) -> None:
+        """Put directions by until their norms are known: in the place of the gradient, which is in the moments now."""
+        chunk.gradient.copy_(directions[0])
+
+    def held(self, chunk: Chunk, numbers: LambStep) -> tuple[Tensor, ...]:
+        """What `hold` put by."""
+        return (chunk.gradient,)
+
+    def move(self, chunk: Chunk, numbers: LambStep, directions: tuple[Tensor, ...], rates: list[Tensor]) -> None:
+        """Move the weights along each direction, by its rate (a scalar). The directions are used up."""
+        for direction, rate in zip(directions, rates, strict=True):
             chunk.weights.sub_(direction.mul_(rate))
 
-    def _chunks(self, partition: Tensor) -> Iterator[tuple[PartitionShare, Chunk]]:
-        size = chunk_elements(partition.device)
-        state = {name: self.state[partition][name] for name in self.state_names}
-        assert partition.grad is not None
-        for share in self._shares.get(partition, ()):
-            for start in range(share.start, share.start + share.numel, size):
-                place = slice(start, min(start + size, share.start + share.numel))
-                held = {name: tensor[place] for name, tensor in state.items()}
-                yield share, Chunk(partition.data[place], partition.grad[place], held)
+    def _chunks(self, stepped: Iterable[tuple[Tensor, LambStep]]) -> Iterator[tuple[PartitionShare, Chunk, LambStep]]:
+        for partition, numbers in stepped:
+            state = {name: self.state[partition][name] for name in self.state_names}
+            assert partition.grad is not None
+            for share in self._shares.get(partition, ()):
+                for place in _places(partition, share):
+                    held = {name: tensor[place] for name, tensor in state.items()}
+                    yield share, Chunk(partition.data[place], partition.grad[place], held), numbers
 
     # ------------------------------------------------------------------ ratios
-    def _rates(self, kind: int, numbers: LambStep) -> Tensor:
-        """What each tensor's direction is multiplied by: learning rate, ratio and embedding factor, fp32 [tensors]."""
+    def _rates(self, numbers: LambStep, knows: bool) -> list[Tensor]:
+        """For each direction what a tensor's is multiplied by: rate, ratio and embedding factor; fp32 [tensors].
+
+        `knows`: the directions' norms are of the step before.
+        """
+        return [self._rates_of(kind, numbers, knows) for kind in self._directions]
+
+    def _rates_of(self, kind: int, numbers: LambStep, knows: bool) -> Tensor:
         norms, rules = self._norms, self.rules
-        first = numbers.step == 1 and rules.norm_of is NormOf.MEAN_WEIGHT
-        if rules.norm_of is NormOf.EXACT:
-            weight, direction = norms.whole(WEIGHT), norms.whole(kind)
-        elif rules.norm_of is NormOf.LOCAL or first:
+        first = numbers.step == 1 and rules.norm_of in {NormOf.MEAN_WEIGHT, NormOf.STALE}
+        if rules.norm_of is NormOf.LOCAL or first:
             weight, direction = norms.of_slice(WEIGHT), norms.of_slice(kind)
+        elif rules.norm_of in {NormOf.EXACT, NormOf.STALE}:
+            weight, direction = norms.whole(WEIGHT), norms.whole(kind)
         else:
             slices = torch.where(norms.is_sharded, float(self._mesh.tensor), 1.0)
             weight, direction = norms.whole(WEIGHT) / slices.sqrt(), norms.of_slice(kind)
@@ -186,7 +263,16 @@ class Lamb(FlatStateOptimizer):
         if floor:
             weight = torch.maximum(weight, norms.elements * floor)
         ratio = torch.where((weight > 0) & (direction > 0), weight / direction, 1.0)
+        if knows:  # a tensor that had no direction then may have one now: it waits for a step
+            ratio = torch.where(direction > 0, ratio, 0.0)
         if not (rules.adapts_all or numbers.decay):
             ratio = torch.ones_like(ratio)
         factor = 1.0 + rules.embedding_alpha * norms.elements / norms.elements.max()
         return (ratio * factor * numbers.learning_rate).float()
+
+
+def _places(partition: Tensor, share: PartitionShare) -> Iterator[slice]:
+    """A share's elements of its partition, in pieces that are worked on at a time."""
+    size, stop = chunk_elements(partition.device), share.start + share.numel
+    for start in range(share.start, stop, size):
+        yield slice(start, min(start + size, stop))

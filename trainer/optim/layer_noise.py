@@ -37,10 +37,17 @@ class LayerNoiseLamb(Lamb):
         mean, squares = (chunk.state[name] for name in MOMENTS)
         return numbers.scaled(mean, squares), numbers.scaled(chunk.gradient - mean, chunk.state[NOISE])
 
-    def move(self, chunk: Chunk, numbers: LambStep, rates: list[Tensor]) -> None:
+    def hold(self, chunk: Chunk, directions: tuple[Tensor, ...]) -> None:
+        """The gradient is needed once more: the directions are made again."""
+
+    def held(self, chunk: Chunk, numbers: LambStep) -> tuple[Tensor, ...]:
+        """The same directions, from the same numbers."""
+        return self.directions_of(chunk, numbers)
+
+    def move(self, chunk: Chunk, numbers: LambStep, directions: tuple[Tensor, ...], rates: list[Tensor]) -> None:
         """Decay, move along both directions, and take the gradient into the momentum."""
         if numbers.decay:
             chunk.weights.mul_(1.0 - numbers.learning_rate * numbers.decay)
-        super().move(chunk, numbers, rates)
+        super().move(chunk, numbers, directions, rates)
         mean = chunk.state[MOMENTS[0]]
         mean.mul_(numbers.beta1).add_(chunk.gradient * (1.0 - numbers.beta1))

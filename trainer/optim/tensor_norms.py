@@ -33,9 +33,11 @@ class TensorNorms:
         self.elements = torch.tensor([numel for numel, _ in facts], dtype=torch.float64, device=mesh.device)
         self.is_sharded = torch.tensor([sharded for _, sharded in facts], dtype=torch.bool, device=mesh.device)
         self._sums = torch.zeros((mesh.tensor, kinds, len(known)), dtype=torch.float64, device=mesh.device)
+        self._under_way: dist.Work | None = None
 
     def clear(self) -> None:
         """Begin a step."""
+        self._settle()
         self._sums.zero_()
 
     def add(self, kind: int, share: PartitionShare, values: Tensor) -> None:
@@ -45,15 +47,32 @@ class TensorNorms:
             self._sums[self._mesh.tensor_rank, kind, self.number[share.name]] += torch.dot(wide, wide)
 
     def reduce(self) -> None:
-        """Add up what all ranks counted. Collective."""
+        """Begin to add up what all ranks counted; whoever reads a norm waits for it. Collective."""
         if self._mesh.world_size > 1:
-            dist.all_reduce(self._sums)
+            self._under_way = dist.all_reduce(self._sums, async_op=True)
+
+    def squares(self, kind: int) -> Tensor:
+        """Sums of squares of whole tensors, fp64 [tensors]. What all tensor ranks hold alike counts once."""
+        self._settle()
+        rows = self._sums[:, kind]
+        return torch.where(self.is_sharded, rows.sum(0), rows[0])
+
+    def set_squares(self, kind: int, squares: Tensor) -> None:
+        """Take what `squares` gave, on whatever ranks. Not collective: all ranks say the same."""
+        self._settle()
+        self._sums[:, kind] = 0.0
+        self._sums[0, kind] = squares
 
     def whole(self, kind: int) -> Tensor:
-        """Norms of whole tensors, fp64 [tensors]. What all tensor ranks hold alike counts once."""
-        rows = self._sums[:, kind]
-        return torch.where(self.is_sharded, rows.sum(0), rows[0]).sqrt()
+        """Norms of whole tensors, fp64 [tensors]."""
+        return self.squares(kind).sqrt()
 
     def of_slice(self, kind: int) -> Tensor:
         """Norms of this tensor rank's slices alone, fp64 [tensors]."""
+        self._settle()
         return self._sums[self._mesh.tensor_rank, kind].sqrt()
+
+    def _settle(self) -> None:
+        if self._under_way is not None:
+            self._under_way.wait()
+            self._under_way = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from collections.abc import Iterator
@@ -22,6 +23,8 @@ from trainer.parallel.mesh import Mesh
 RATE, BETAS, EPSILON, DECAY, STEPS = 1e-2, (0.9, 0.999), 1e-6, 0.1, 12
 SHAPES = {"decayed": ((40, 30), (17,)), "kept": ((30,), (5,))}  # tensors of the two groups
 VARIANTS = ("paper", "apex", "floored", "embedding-lr", "layer-noise")
+KINDS = [(variant, {}) for variant in VARIANTS]
+KINDS += [("paper", {"lamb_norms": "stale"}), ("layer-noise", {"lamb_norms": "stale"})]
 
 
 def course() -> tuple[dict[str, list[Tensor]], list[dict[str, list[Tensor]]]]:
@@ -155,30 +158,45 @@ def test_it_is_the_formula(variant: str, alpha: float) -> None:
         torch.testing.assert_close(ours.double(), theirs, rtol=2e-6, atol=2e-6)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_a_bias_that_begins_at_zero_moves(variant: str) -> None:
-    (_, kept), _ = stepped(variant)
+@pytest.mark.parametrize(("variant", "keys"), KINDS, ids=str)
+def test_a_bias_that_begins_at_zero_moves(variant: str, keys: dict[str, str]) -> None:
+    (_, kept), _ = stepped(variant, **keys)
     assert bool((kept[-5:] != 0).all())
 
 
 # ----------------------------------------------------------------------------- state
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_state_given_back_goes_on_alike(variant: str) -> None:
-    whole, _ = stepped(variant)
-    halfway, first = stepped(variant, STEPS // 2)
+def gone_on(variant: str, with_sums: bool, **keys: Any) -> list[Tensor]:
+    """The weights after all steps, of which the second half was made with the state of another optimizer."""
+    halfway, first = stepped(variant, STEPS // 2, **keys)
     _, gradients = course()
-    again, second = stepped(variant, 1)
+    again, second = stepped(variant, 1, **keys)
     sizes = [partition.numel() for partition in halfway]
     for group, size in enumerate(sizes):
         second.partition(group).data.copy_(first.partition(group).data)
         for share in shares_in(group, 0, size):
             second.set_moments(share, {name: values.clone() for name, values in first.moments(share).items()})
     second.set_steps_done(first.steps_done())
+    second.set_tensor_sums(json.loads(json.dumps(first.tensor_sums())) if with_sums else {})
     for each in gradients[STEPS // 2 :]:
         for group, name in enumerate(SHAPES):
             second.partition(group).grad = cut(each[name], 0, sizes[group])
         second.step()
-    assert all(torch.equal(one.detach(), other) for one, other in zip(again, whole, strict=True))
+    return [partition.detach() for partition in again]
+
+
+@pytest.mark.parametrize(("variant", "keys"), KINDS, ids=str)
+def test_state_given_back_goes_on_alike(variant: str, keys: dict[str, str]) -> None:
+    whole, optimizer = stepped(variant, **keys)
+    assert bool(optimizer.tensor_sums()) == ("lamb_norms" in keys)
+    assert all(map(torch.equal, gone_on(variant, True, **keys), whole))
+
+
+def test_lost_norms_are_made_anew() -> None:
+    """One step of six then takes its own directions' norms."""
+    whole, _ = stepped("paper", lamb_norms="stale")
+    found = gone_on("paper", False, lamb_norms="stale")
+    for one, other in zip(found, whole, strict=True):
+        assert 0 < float((one - other).norm() / other.norm()) < RATE
 
 
 def test_the_noise_has_a_state_of_its_own() -> None:
@@ -204,5 +222,5 @@ def test_the_gradient_is_left_as_it_was() -> None:
     state = {name: torch.zeros(5) for name in optimizer.state_names}
     chunk = Chunk(torch.ones(5), gradient.clone(), state)
     optimizer.advance(chunk, numbers)
-    optimizer.move(chunk, numbers, [torch.tensor(0.1), torch.tensor(0.1)])
+    optimizer.move(chunk, numbers, optimizer.directions_of(chunk, numbers), [torch.tensor(0.1), torch.tensor(0.1)])
     assert torch.equal(chunk.gradient, gradient)
