@@ -140,7 +140,7 @@ class Engine:
         with quiet(), mesh.groups.shared_with(TorchBackend):
             module = stage_module(config, mesh, layers)
             stage = module.owned(layers)
-            initialise_stage(stage, config.run.seed, mesh)
+            initialise_stage(stage, config.run.seed, mesh, lambda name: family.begins_xavier(name, config))
             if mesh.is_last_stage:
                 module.loss_fn = head.loss
             if for_training:

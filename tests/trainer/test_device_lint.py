@@ -36,6 +36,7 @@ ALLOWED: dict[tuple[str, str, str], str] = {
     ("model/random.py", "tensor_region", ".item()"): "a seed drawn on the processor",
     ("optim/adam8bit.py", "Adam8bit.step", ".item()"): "the count of steps, in host memory",
     ("optim/lamb.py", "Lamb.step", ".item()"): "the count of steps, in host memory",
+    ("optim/lamb.py", "Lamb.tensor_sums", ".tolist()"): "a few numbers a tensor, at a save",
     ("optim/interface.py", "TrainingOptimizer.steps_done", ".item()"): "the count of steps, in host memory",
 }
 NUMPY_ALONE = "data/"  # its lists are of arrays: no tensor is made there but of memory that is mapped

@@ -86,7 +86,8 @@ def initial_weights(case: Case) -> Iterator[Defect]:
     """A standard deviation far above what the width bears."""
     hidden = case.card.integer("model.hidden_size")
     std = case.card.number("model.init_std", 0.02) or 0.0
-    advice = too_large(std, hidden) if hidden > 0 else None
+    drawn = case.card.value("model.init_method", "normal") == "normal"
+    advice = too_large(std, hidden) if hidden > 0 and drawn else None
     if advice is not None:
         line, given = case.line("--init-method-std"), "" if case.has("--init-method-std") else " (the default)"
         yield defect("init-std-too-large", line, std=std, given=given, hidden=hidden, cost=WHAT_IT_COST, advice=advice)

@@ -34,7 +34,7 @@ TOGETHER = [
         "--num-layers-per-virtual-pipeline-stage:1 --num-virtual-stages-per-pipeline-rank:1 "
         "--virtual-pipeline-model-parallel-size:1 --microbatch-group-size-per-virtual-pipeline-stage:1",
     ),
-    *_left(LeftReason.ELSEWHERE, "optimizer.type, with a LayerNorm after the embedding", "--use-bnb-optimizer"),
+    *_left(LeftReason.ELSEWHERE, "optimizer.type and embedding_init, model.embedding_layernorm", "--use-bnb-optimizer"),
     *_left(LeftReason.ELSEWHERE, "optimizer.embedding_alpha", "--alpha:1"),
     *_left(
         LeftReason.ELSEWHERE,
@@ -105,7 +105,7 @@ _DECISIONS = [
         "it makes another model, for which there is no key",
         (
             "--apply-residual-connection-post-layernorm --openai-gelu --onnx-safe --fp32-residual-connection "
-            "--init-method-xavier-uniform --untie-embeddings-and-output-weights --swiglu --disable-bias-linear "
+            "--untie-embeddings-and-output-weights --swiglu --disable-bias-linear "
             "--use-rotary-position-embeddings --glu-activation:1 --num-experts:* --normalization:1"
         ),
     ),

@@ -23,6 +23,7 @@ from tr11ops.importer.options import (
     whole_if_possible,
 )
 from tr11ops.importer.options_left import LEFT
+from trainer.config.optimizer_names import OLD_NAMES
 
 _TOKENIZERS = one_of(
     PretrainedFromHF="huggingface",
@@ -40,16 +41,12 @@ def _switch(option: str, key: str, convert: Converter = on, note: str = "") -> O
     return OptionRule(option, 0, key, convert, note)
 
 
-# Names of the old trainers: the optimizer, and the keys that go with it.
-OPTIMIZERS: Mapping[str, tuple[str, Mapping[str, str]]] = {
-    "adam": ("adamw", {}),
-    "adamw": ("adamw", {}),
-    "ptadamw": ("adamw", {}),
-    "lamb": ("lamb", {"lamb_variant": "apex"}),
-    "mylamb": ("lamb", {"lamb_variant": "floored"}),
-    "mylamb2": ("lamb", {"lamb_variant": "layer-noise"}),
-    "mylamb3": ("lamb", {"lamb_variant": "embedding-lr"}),
-    "lambtp": ("lamb", {"lamb_variant": "paper", "lamb_norms": "local"}),
+# Names of the old trainers, and the keys that mean the same. Their `lamb` was Apex's.
+OPTIMIZERS: Mapping[str, Mapping[str, str]] = {
+    "adam": {"type": "adamw"},
+    "adamw": {"type": "adamw"},
+    "lamb": {"type": "lamb", "lamb_variant": "apex"},
+    **OLD_NAMES,
 }
 
 _KEYS = [
@@ -72,6 +69,7 @@ _KEYS = [
     _key("--attention-dropout", "model.attention_dropout", number),
     _key("--hidden-dropout", "model.hidden_dropout", number),
     _key("--init-method-std", "model.init_std", number),
+    _switch("--init-method-xavier-uniform", "model.init_method", always("xavier")),
     _switch("--no-bias-gelu-fusion", "model.activation", always("gelu"), "unfused, the exact GELU was used"),
     _switch("--checkpoint-activations", "model.activation_checkpointing"),
     _switch("--partition-activations", "model.partition_activations"),
@@ -90,7 +88,7 @@ _KEYS = [
     _key("--train-iters", "batch.train_iterations", integer),
     _key("--train-tokens", "batch.train_tokens", integer),
     # optimizer and schedule
-    _key("--optimizer", "optimizer.type", one_of(**{word: name for word, (name, _) in OPTIMIZERS.items()})),
+    _key("--optimizer", "optimizer.type", one_of(**{word: keys["type"] for word, keys in OPTIMIZERS.items()})),
     _key("--adam-beta1", "optimizer.beta1", number),
     _key("--adam-beta2", "optimizer.beta2", number),
     _key("--adam-eps", "optimizer.epsilon", number),

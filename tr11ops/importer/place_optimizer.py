@@ -21,7 +21,7 @@ def _lamb(builder: Builder, use: OptionUse | None, alpha: OptionUse | None) -> N
     keys: Mapping[str, str] = {}
     if use is not None and builder.value("optimizer.type", "") == "lamb":
         word = card_text(use.values[-1])
-        _, keys = OPTIMIZERS[word]
+        keys = {key: value for key, value in OPTIMIZERS[word].items() if key != "type"}
         for key, value in keys.items():
             builder.put(f"optimizer.{key}", value, use.option, use.line, note=f"the original's {word}")
     if alpha is None:
@@ -37,8 +37,9 @@ def _eight_bits(builder: Builder, use: OptionUse | None) -> None:
     """`--use-bnb-optimizer`, which replaced whatever Adam was asked for, and the embedding by a stable one."""
     if use is None:
         return
-    note = "the original's word embedding then began xavier-uniform; here model.init_std says how it begins"
-    builder.put("optimizer.type", "adam8bit", use.option, use.line, note=note)
+    builder.put("optimizer.type", "adam8bit", use.option, use.line)
+    note = "the original's word embedding then began xavier-uniform"
+    builder.put("optimizer.embedding_init", "xavier", use.option, use.line, note=note)
     if not builder.value("model.embedding_layernorm", False):
         note = "came with the original's 8-bit optimizer"
         builder.put("model.embedding_layernorm", True, use.option, use.line, note=note)

@@ -66,7 +66,7 @@ def card_warnings(card: RunCard) -> list[Problem]:
 
 def _initial_warnings(card: RunCard) -> Iterator[Problem]:
     """Initial weights far too large for the width."""
-    advice = too_large(card.model.init_std, card.model.hidden_size)
+    advice = too_large(card.model.init_std, card.model.hidden_size) if card.model.init_method == "normal" else None
     if advice is not None:
         rule = f"is large for {card.model.hidden_size} columns: {WHAT_IT_COST}"
         yield Problem("model.init_std", card.model.init_std, rule, f"use {advice}")

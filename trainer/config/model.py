@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from trainer.config.base import LARGEST_WIDTH, MOST_ITERATIONS, MOST_LAYERS, MOST_WAYS, Section
+from trainer.config.optimizer_names import with_new_names
 
 DEFAULT_VOCABULARY_MULTIPLE = 128
 
@@ -79,6 +81,10 @@ class ModelSection(Section):
     layernorm_epsilon: float = Field(default=1e-5, gt=0, description="added to the variance")
     attention_dropout: float = Field(default=0.1, ge=0, lt=1, description="on the attention probabilities")
     hidden_dropout: float = Field(default=0.1, ge=0, lt=1, description="on what each half of a block adds")
+    init_method: Literal["normal", "xavier"] = Field(
+        default="normal",
+        description="how matrices begin: normal with init_std, or evenly within sqrt(6 / (rows + columns)) of zero",
+    )
     init_std: float = Field(default=0.02, gt=0, description="sigma of the normal initial weights")
     activation_checkpointing: bool = Field(
         default=False, description="recompute block activations in the backward pass"
@@ -130,10 +136,17 @@ class ModelSection(Section):
 class OptimizerSection(Section):
     """[optimizer]: AdamW with decoupled weight decay, in fp32 or with moments in 8 bits, or LAMB."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _take_old_names(cls, value: Any) -> Any:
+        """`type = "mylamb"` and the like, by the keys that they stand for."""
+        return with_new_names(value) if isinstance(value, Mapping) else value
+
     type: Literal["adamw", "adam8bit", "lamb"] = Field(
         default="adamw",
         description="fp32 moments; moments in 8 bits, but for the word embedding and small tensors; or LAMB, whose "
-        "step of each tensor is as long as the tensor's norm says",
+        "step of each tensor is as long as the tensor's norm says; also by old names: ptadamw, mylamb, mylamb2, "
+        "mylamb3, lambtp",
     )
     lamb_variant: Literal["paper", "nvlamb", "apex", "floored", "embedding-lr", "layer-noise"] = Field(
         default="paper",
@@ -148,6 +161,9 @@ class OptimizerSection(Section):
     )
     embedding_alpha: float = Field(
         default=1.0, ge=0, le=1000, description="embedding-lr: the largest tensor steps 1 + this times as far"
+    )
+    embedding_init: Literal["normal", "xavier"] | None = Field(
+        default=None, description="how the word embedding begins; default: as model.init_method says"
     )
     beta1: float = Field(default=0.9, ge=0, lt=1, description="decay of the first moment")
     beta2: float = Field(default=0.999, ge=0, lt=1, description="decay of the second moment")

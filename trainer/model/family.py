@@ -73,6 +73,11 @@ class Family(ABC):
     def prepared(self, micro_batch: Any, length: int, config: TrainerConfig) -> Batch:
         """What the data gave of a micro batch, as the stages take it, each sample cut to its first `length` tokens."""
 
+    def begins_xavier(self, name: str, config: TrainerConfig) -> bool:
+        """Whether the matrix `name` begins in Xavier's distribution, as the card says; else in the normal one."""
+        own = config.optimizer.embedding_init if name == self.tied_name else None
+        return (own or config.model.init_method) == "xavier"
+
     @abstractmethod
     def tokens(self, micro_batch: Any) -> Tensor:
         """Of what the data gave: the tokens [batch, sequence] by which a sample is known again."""
@@ -97,7 +102,12 @@ def logical_parameters(stage: Sequence[tuple[str, nn.Module]]) -> Iterator[tuple
                 yield prefix + name, parameter
 
 
-def initialise_stage(stage: Sequence[tuple[str, nn.Module]], seed: int, mesh: Mesh) -> None:
-    """Set the initial weights of a stage: functions of the seed and the logical names alone."""
+def initialise_stage(
+    stage: Sequence[tuple[str, nn.Module]],
+    seed: int,
+    mesh: Mesh,
+    is_xavier: Callable[[str], bool] = lambda name: False,
+) -> None:
+    """Set the initial weights of a stage: functions of the seed, the logical names and `is_xavier` of them alone."""
     for name, parameter in logical_parameters(stage):
-        initialise(name, parameter, seed, mesh.tensor_rank)
+        initialise(name, parameter, seed, mesh.tensor_rank, is_xavier(name))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -18,11 +18,15 @@ from torch import Tensor, nn
 from trainer.parallel.shard import Sharding, sharding_of
 
 BLOCK_ELEMENTS = 1 << 18
+Draw = Callable[..., Tensor]  # (shape, generator=, dtype=) -> values
 
 
 @dataclass(frozen=True)
 class Initial:
-    """Distribution of a parameter at the start: normal around `mean` with deviation `std`; constant when `std` is 0."""
+    """Distribution of a parameter at the start: normal around `mean` with deviation `std`; constant when `std` is 0.
+
+    A card may ask for Xavier's distribution instead of the normal one: see `initialise`.
+    """
 
     mean: float
     std: float = 0.0
@@ -37,10 +41,16 @@ def output_projection_std(std: float, layers: int) -> float:
     return std / math.sqrt(2.0 * layers)
 
 
+def xavier_bound(rows: int, columns: int) -> float:
+    """Of Glorot and Bengio's uniform initialisation of a matrix [rows, columns]: sqrt(6 / (rows + columns))."""
+    return math.sqrt(6.0 / (rows + columns))
+
+
 @torch.no_grad()
-def initialise(name: str, parameter: nn.Parameter, seed: int, tensor_rank: int) -> None:
+def initialise(name: str, parameter: nn.Parameter, seed: int, tensor_rank: int, is_xavier: bool = False) -> None:
     """Fill this worker's slice of the logical parameter `name`.
 
+    `is_xavier`: a matrix that is drawn at random is so evenly within the bound of the whole matrix, however it is cut.
     Raises ValueError when the layer did not say how the parameter begins.
     """
     initial = getattr(parameter, "initial", None)
@@ -49,14 +59,20 @@ def initialise(name: str, parameter: nn.Parameter, seed: int, tensor_rank: int) 
     if initial.std == 0.0:
         parameter.fill_(initial.mean)
         return
-    for rows, block in _blocks(name, seed, tuple(parameter.shape), sharding_of(parameter), tensor_rank):
-        parameter[rows].copy_(block.mul_(initial.std).add_(initial.mean))
+    local, sharding = tuple(parameter.shape), sharding_of(parameter)
+    draw: Draw = torch.randn
+    scale = initial.std
+    if is_xavier and parameter.dim() == 2:
+        rows, columns = sharding.global_shape(local)
+        draw, scale = _even, xavier_bound(rows, columns)
+    for place, block in _blocks(name, seed, local, sharding, tensor_rank, draw):
+        parameter[place].copy_(block.mul_(scale).add_(initial.mean))
 
 
 def _blocks(
-    name: str, seed: int, local: tuple[int, ...], sharding: Sharding, tensor_rank: int
+    name: str, seed: int, local: tuple[int, ...], sharding: Sharding, tensor_rank: int, draw: Draw
 ) -> Iterator[tuple[slice, Tensor]]:
-    """Yield (rows of the local slice, standard normal values for them)."""
+    """Yield (rows of the local slice, values for them as `draw` gives them)."""
     whole = sharding.global_shape(local)
     columns = math.prod(whole[1:])
     height = max(1, BLOCK_ELEMENTS // columns)
@@ -65,12 +81,17 @@ def _blocks(
     inner = tuple(slice(start, start + size) for start, size in zip(offsets[1:], local[1:], strict=True))
     for index in range(first // height, -(-last // height)):
         begin = index * height
-        block = _normal(f"{seed}/{name}/{index}", (min(height, whole[0] - begin), *whole[1:]))
+        shape = (min(height, whole[0] - begin), *whole[1:])
+        block = draw(shape, generator=_generator(f"{seed}/{name}/{index}"), dtype=torch.float32)
         low, high = max(first, begin), min(last, begin + height)
         yield slice(low - first, high - first), block[(slice(low - begin, high - begin), *inner)]
 
 
-def _normal(key: str, shape: tuple[int, ...]) -> Tensor:
+def _even(shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype) -> Tensor:
+    """Values that lie evenly in [-1, 1)."""
+    return torch.rand(shape, generator=generator, dtype=dtype).mul_(2.0).sub_(1.0)
+
+
+def _generator(key: str) -> torch.Generator:
     digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
-    return torch.randn(shape, generator=generator, dtype=torch.float32)
+    return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)

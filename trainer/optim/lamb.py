@@ -89,9 +89,9 @@ class Chunk(NamedTuple):
 class Lamb(FlatStateOptimizer):
     """LAMB with decoupled decay inside the ratio, on fp32 partitions.
 
-    A ratio is 1 where the weight or its direction is zero. Gradients come clipped already, and a step uses them up. Only
-    single multiplications, additions, divisions and roots: each is rounded alike wherever an element lies, so that tied
-    copies stay equal.
+    A ratio is 1 where the weight or its direction is zero. Gradients come clipped already, and a step uses them up.
+    Only single multiplications, additions, divisions and roots: each is rounded alike wherever an element lies, so that
+    tied copies stay equal.
     """
 
     state_names: ClassVar[tuple[str, ...]] = MOMENTS
@@ -113,12 +113,14 @@ class Lamb(FlatStateOptimizer):
         self._mesh, self._tied_copies = mesh, tied_copies
         self._shares: dict[Tensor, list[PartitionShare]] = {}
         self._norms: TensorNorms
-        self._knows_norms = False  # those that the next step's ratios are made of
+        self._group_of: dict[Tensor, int] = {}
+        self._known: frozenset[int] = frozenset()  # groups of which the norms for the next step are at hand
 
     def materialise(self, shares: Iterable[PartitionShare]) -> None:
         """Zero state; agree with all ranks on the tensors that there are. What lies outside of shares never moves."""
         shares = list(shares)
         super().materialise(shares)
+        self._group_of = {group["params"][0]: number for number, group in enumerate(self.param_groups)}
         for state in self.state.values():
             state["step"] = torch.zeros((), dtype=torch.float32)  # in host memory: it is read at every step
         for share in shares:
@@ -127,7 +129,10 @@ class Lamb(FlatStateOptimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update the shares of every partition that has a gradient. Collective over all ranks."""
+        """Update the shares of every partition that has a gradient. Collective over all ranks.
+
+        ZeRO-1 steps its groups one by one where the weights are not bf16: `param_groups` is then one of them.
+        """
         loss = None if closure is None else closure()
         stepped = []
         for group in self.param_groups:
@@ -137,10 +142,10 @@ class Lamb(FlatStateOptimizer):
                     state["step"] += 1
                     numbers = LambStep.of(group, int(state["step"].item()), self.rules.corrects_mean)
                     stepped.append((partition, numbers))
-        keeps = self.rules.norm_of is NormOf.STALE
-        knows, self._knows_norms = self._knows_norms, keeps
+        groups = frozenset(self._group_of[partition] for partition, _ in stepped)
+        keeps, knows = self.rules.norm_of is NormOf.STALE, groups <= self._known
         if not knows:
-            self._norms.clear()
+            self._norms.clear(groups)
             for share, chunk, numbers in self._chunks(stepped):
                 self.advance(chunk, numbers)
                 directions = self.directions_of(chunk, numbers)
@@ -149,7 +154,8 @@ class Lamb(FlatStateOptimizer):
             self._norms.reduce()
         rates = {numbers: self._rates(numbers, knows) for _, numbers in stepped}
         if keeps:
-            self._norms.clear()
+            self._norms.clear(groups)
+            self._known |= groups
         for share, chunk, numbers in self._chunks(stepped):
             if knows:
                 self.advance(chunk, numbers)
@@ -173,17 +179,17 @@ class Lamb(FlatStateOptimizer):
     # ------------------------------------------------------------------ norms of the step before
     def tensor_sums(self) -> dict[str, list[float]]:
         """Sums of squares of each tensor's last directions, where the next step needs them."""
-        if not self._knows_norms:
+        if self._known != self._all_groups:
             return {}
         kinds = torch.stack([self._norms.squares(kind) for kind in self._directions]).T.tolist()
         return dict(zip(self._norms.number, kinds, strict=True))
 
     def set_tensor_sums(self, sums: Mapping[str, Sequence[float]]) -> None:
         """Take them, and add up the weights' anew. Without them the next step takes its own directions' norms."""
-        self._knows_norms = self.rules.norm_of is NormOf.STALE and self.steps_done() > 0 and self._fit(sums)
-        if not self._knows_norms:
+        if self.rules.norm_of is not NormOf.STALE or not self.steps_done() or not self._fit(sums):
             return
-        self._norms.clear()
+        self._known = self._all_groups
+        self._norms.clear(self._known)
         for partition, shares in self._shares.items():
             for share in shares:
                 for place in _places(partition, share):
@@ -196,12 +202,16 @@ class Lamb(FlatStateOptimizer):
     def set_steps_done(self, steps: int) -> None:
         """Set the update count; the norms of an earlier course are forgotten."""
         super().set_steps_done(steps)
-        self._knows_norms = False
+        self._known = frozenset()
 
     @property
     def _directions(self) -> range:
         """Of the norms, those of directions."""
         return range(WEIGHT + 1, WEIGHT + 1 + self.directions)
+
+    @property
+    def _all_groups(self) -> frozenset[int]:
+        return frozenset(self._group_of.values())
 
     def _fit(self, sums: Mapping[str, Sequence[float]]) -> bool:
         return all(len(sums.get(name, ())) == self.directions for name in self._norms.number)

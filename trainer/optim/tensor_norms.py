@@ -23,22 +23,30 @@ class TensorNorms:
 
     def __init__(self, mesh: Mesh, shares: Iterable[PartitionShare], kinds: int, idle: Collection[str] = ()):
         self._mesh, self._idle = mesh, frozenset(idle)
-        known = {share.name: (share.whole_numel, share.is_sharded) for share in shares}
+        known = {share.name: (share.whole_numel, share.is_sharded, share.group) for share in shares}
         if mesh.world_size > 1:
-            everywhere: list[dict[str, tuple[int, bool]]] = [{}] * mesh.world_size
+            everywhere: list[dict[str, tuple[int, bool, int]]] = [{}] * mesh.world_size
             dist.all_gather_object(everywhere, known, group=mesh.cpu_group)
             known = {name: facts for part in everywhere for name, facts in part.items()}
         self.number = {name: number for number, name in enumerate(sorted(known))}
         facts = [known[name] for name in self.number]
-        self.elements = torch.tensor([numel for numel, _ in facts], dtype=torch.float64, device=mesh.device)
-        self.is_sharded = torch.tensor([sharded for _, sharded in facts], dtype=torch.bool, device=mesh.device)
+        self.elements = torch.tensor([numel for numel, _, _ in facts], dtype=torch.float64, device=mesh.device)
+        self.is_sharded = torch.tensor([sharded for _, sharded, _ in facts], dtype=torch.bool, device=mesh.device)
         self._sums = torch.zeros((mesh.tensor, kinds, len(known)), dtype=torch.float64, device=mesh.device)
+        self._groups = [group for _, _, group in facts]
+        self._members: dict[frozenset[int], Tensor] = {}  # numbers of the tensors of some groups
+        self._counted = torch.arange(len(known), device=mesh.device)  # of those that are counted now
+        self._part = self._sums  # their sums, while the ranks add them up
         self._under_way: dist.Work | None = None
 
-    def clear(self) -> None:
-        """Begin a step."""
+    def clear(self, groups: frozenset[int]) -> None:
+        """Begin to count the tensors of these parameter groups anew; what is known of all others stays."""
         self._settle()
-        self._sums.zero_()
+        if groups not in self._members:
+            members = [number for number, group in enumerate(self._groups) if group in groups]
+            self._members[groups] = torch.tensor(members, dtype=torch.int64, device=self._mesh.device)
+        self._counted = self._members[groups]
+        self._sums[..., self._counted] = 0.0
 
     def add(self, kind: int, share: PartitionShare, values: Tensor) -> None:
         """Count some elements of a tensor, which are widened to fp64 for it. Not collective."""
@@ -49,7 +57,8 @@ class TensorNorms:
     def reduce(self) -> None:
         """Begin to add up what all ranks counted; whoever reads a norm waits for it. Collective."""
         if self._mesh.world_size > 1:
-            self._under_way = dist.all_reduce(self._sums, async_op=True)
+            self._part = self._sums[..., self._counted].contiguous()
+            self._under_way = dist.all_reduce(self._part, async_op=True)
 
     def squares(self, kind: int) -> Tensor:
         """Sums of squares of whole tensors, fp64 [tensors]. What all tensor ranks hold alike counts once."""
@@ -76,3 +85,4 @@ class TensorNorms:
         if self._under_way is not None:
             self._under_way.wait()
             self._under_way = None
+            self._sums[..., self._counted] = self._part

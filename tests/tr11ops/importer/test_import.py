@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from tr11ops.importer.importing import import_script, import_text, read_script
-from tr11ops.importer.options_table import RULES
+from tr11ops.importer.options_table import OPTIMIZERS, RULES
 from tr11ops.importer.results import Imported, LeftReason
 from tr11ops.importer.sbatch import gpus_of, read_directives
 from tr11ops.importer.traced import LARGEST_SCRIPT_BYTES, ScriptError
 from tr11ops.runcard.card import RunCard, load_card, shipped_folder
 from tr11ops.runcard.toml_writer import toml_value, write_card
 from trainer.config.card import CardError
+from trainer.config.model import OptimizerSection
 
 SCRIPTS = Path(__file__).parents[2] / "data" / "slurm_scripts"
 NAMES = sorted(path.stem for path in SCRIPTS.glob("*.slurm"))
@@ -147,7 +148,7 @@ def test_eight_bit_adam_resuming_from_another_run() -> None:
     assert [item.why for item in found.unplaced if item.option == "--optimizer"] == [
         "overruled on line 44 by --use-bnb-optimizer"
     ]
-    assert "xavier-uniform" in found.text
+    assert tables["optimizer"]["embedding_init"] == "xavier"
     assert (
         tables["checkpoint"]["load"].endswith("/checkpoints/emb-norm")
         and tables["checkpoint"]["load_optimizer"] is False
@@ -181,13 +182,48 @@ def test_eight_bit_adam_brings_the_layernorm_of_its_embedding(options: str) -> N
         ),
         ("--optimizer lambtp", {"type": "lamb", "lamb_variant": "paper", "lamb_norms": "local"}),
         ("--optimizer ptadamw", {"type": "adamw"}),
-        ("--optimizer lamb --use-bnb-optimizer", {"type": "adam8bit"}),
+        ("--optimizer lamb --use-bnb-optimizer", {"type": "adam8bit", "embedding_init": "xavier"}),
     ],
 )
 def test_old_names_of_optimizers(options: str, expected: dict[str, object]) -> None:
     found = import_text(minimal(options), "x")
     assert (found.exit_code, found.decisions, found.problems) == (0, (), ())
     assert found.tables["optimizer"] == expected
+
+
+# A job of the large-batch trainer, as its shell scripts have it: master, nodes, rank and rate are arguments.
+LARGE_BATCH = """#!/bin/bash
+#SBATCH --job-name=bert-4l
+#SBATCH --nodes=2
+#SBATCH --gres=gpu:8
+#SBATCH --time=20:00:00
+export LOCAL_WORLD_SIZE=8
+MP_SIZE=1
+GLOBAL_BATCH=1024
+DISTRIBUTED_ARGS="--nproc_per_node $LOCAL_WORLD_SIZE --nnodes 2 --node_rank $SLURM_PROCID --master_addr a --master_port 6000"
+BERT_ARGS="--num-layers 4 --hidden-size 128 --num-attention-heads 16 --seq-length 512 --max-position-embeddings 512 \\
+    --lr 1.4e-2 --lr-decay-style linear --lr-decay-iters 15840 --lr-warmup-fraction .02 --min-lr 1e-5 \\
+    --train-iters 16000 --micro-batch-size 64 --global-batch-size $GLOBAL_BATCH --tensor-model-parallel-size $MP_SIZE \\
+    --tokenizer-type BertWordPieceLowerCase --vocab-file /data/vocab.txt --vocab-extra-ids 0 --pad-vocab-size-to 30592 \\
+    --data-path /data/my-bert_text_sentence --data-impl mmap --split 949,50,1 --fp16 --weight-decay 1e-2 --adam-eps 1e-6 \\
+    --clip-grad 1.0 --eval-iters 10 --exit-duration-in-mins 1100"
+OPTIMIZER="@OPTIONS@"
+srun python -m torch.distributed.launch $DISTRIBUTED_ARGS pretrain_bert.py $BERT_ARGS $OPTIMIZER \\
+    --save /runs/bert-4l/checkpoints/main --save-interval 1000
+"""
+
+
+@pytest.mark.parametrize("name", ["adam", "lamb", "mylamb", "mylamb2", "mylamb3", "lambtp", "ptadamw"])
+def test_a_job_of_the_large_batch_trainer(name: str) -> None:
+    alpha = "--alpha 1.0" if name == "mylamb3" else ""
+    options = f"--optimizer {name} {alpha} --init-method-xavier-uniform"
+    found = import_text(LARGE_BATCH.replace("@OPTIONS@", options), "x")
+    assert (found.exit_code, found.decisions, found.problems) == (0, (), ())
+    assert found.tables["model"]["family"] == "bert" and found.tables["model"]["init_method"] == "xavier"
+    own = {"epsilon": 1e-6, "weight_decay": 1e-2, "clip_grad": 1.0, **({"embedding_alpha": 1.0} if alpha else {})}
+    assert found.tables["optimizer"] == own | OPTIMIZERS[name]
+    assert OptimizerSection.model_validate(found.tables["optimizer"]).type == OPTIMIZERS[name]["type"]
+    assert not any(item.option in {"--alpha", "--optimizer"} for item in found.unplaced)
 
 
 BERT_DATA = "--tokenizer-type BertWordPieceLowerCase --vocab-file /v.txt --mask-prob 0.2 --short-seq-prob 0.3"

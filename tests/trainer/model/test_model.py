@@ -91,8 +91,8 @@ def test_undeclared_parameter_is_refused() -> None:
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.sampled_from([1, 2, 4]), st.sampled_from([0, 1]), st.integers(1, 300))
-def test_initial_weights_are_slices_of_one_tensor(degree: int, dim: int, block: int) -> None:
+@given(st.sampled_from([1, 2, 4]), st.sampled_from([0, 1]), st.integers(1, 300), st.booleans())
+def test_initial_weights_are_slices_of_one_tensor(degree: int, dim: int, block: int, is_xavier: bool) -> None:
     shape, kept = (24, 8), initial.BLOCK_ELEMENTS
     initial.BLOCK_ELEMENTS = block
     try:
@@ -100,15 +100,43 @@ def test_initial_weights_are_slices_of_one_tensor(degree: int, dim: int, block: 
         for rank in range(degree):
             mesh = of_tensor_rank(rank, degree)
             parts.append(new_parameter(shape, mesh, dim, initial.Initial(0.0, 0.3)))
-            initial.initialise("some.weight", parts[-1], 5, rank)
+            initial.initialise("some.weight", parts[-1], 5, rank, is_xavier)
         whole = new_parameter(shape, ALONE, None, initial.Initial(0.0, 0.3))
-        initial.initialise("some.weight", whole, 5, 0)
+        initial.initialise("some.weight", whole, 5, 0, is_xavier)
         other = new_parameter(shape, ALONE, None, initial.Initial(0.0, 0.3))
-        initial.initialise("other.weight", other, 5, 0)
+        initial.initialise("other.weight", other, 5, 0, is_xavier)
     finally:
         initial.BLOCK_ELEMENTS = kept
     assert torch.equal(torch.cat([part.detach() for part in parts], dim=dim), whole)
     assert not torch.equal(whole, other)
+
+
+def begun(tensor: int) -> dict[str, Tensor]:
+    """The largest weight of each matrix at the start, and the word embedding."""
+    config = tiny(1, tensor)
+    stable = {"optimizer": config.optimizer.model_copy(update={"embedding_init": "xavier"})}
+    every = {"model": config.model.model_copy(update={"init_method": "xavier"})}
+    mesh, found = Mesh.create(config.parallel, CPU), {}
+    for name, changes in {"stable": stable, "every": every}.items():
+        engine = Engine.build(config.model_copy(update=changes), mesh)
+        for key, parameter in engine.named_parameters():
+            if parameter.dim() == 2:
+                found[f"{name} {key}"] = parameter.detach().abs().max() if tensor == 1 else parameter.detach().clone()
+        found[name] = dict(engine.named_parameters())["embedding.word.weight"].detach().clone()
+        engine._pipeline.destroy()
+    return found
+
+
+def test_a_card_chooses_how_matrices_begin() -> None:
+    (alone,), halves = run_ranks(begun, 1, 1), run_ranks(begun, 2, 2)
+    for name in ("stable", "every"):
+        assert torch.equal(torch.cat([half[name] for half in halves]), alone[name])
+    assert torch.equal(alone["stable"], alone["every"])
+    bounds = {"embedding.word": 64 + 32, "blocks.0.attention.query_key_value": 96 + 32, "blocks.1.mlp.down": 32 + 128}
+    for name, sides in bounds.items():
+        bound = math.sqrt(6 / sides)
+        assert 0.95 * bound < alone[f"every {name}.weight"] <= bound
+        assert ("word" in name) == bool(alone[f"stable {name}.weight"] == alone[f"every {name}.weight"])
 
 
 # ----------------------------------------------------------------------------- collectives and loss

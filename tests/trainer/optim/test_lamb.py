@@ -59,8 +59,13 @@ def shares_in(group: int, first: int, last: int) -> Iterator[PartitionShare]:
         begin = end
 
 
-def stepped(variant: str, steps: int = STEPS, **keys: Any) -> tuple[list[Tensor], TrainingOptimizer]:
-    """All weights of both groups, flat, after so many steps on one rank; and the optimizer."""
+def stepped(
+    variant: str, steps: int = STEPS, apart: bool = False, **keys: Any
+) -> tuple[list[Tensor], TrainingOptimizer]:
+    """All weights of both groups, flat, after so many steps on one rank; and the optimizer.
+
+    `apart`: one group after the other, as ZeRO-1 steps fp32 and fp16.
+    """
     start, gradients = course()
     sizes = [sum(math.prod(shape) for shape in shapes) for shapes in SHAPES.values()]
     partitions = [torch.nn.Parameter(cut(start[name], 0, size)) for name, size in zip(SHAPES, sizes, strict=True)]
@@ -71,10 +76,14 @@ def stepped(variant: str, steps: int = STEPS, **keys: Any) -> tuple[list[Tensor]
     mesh = Mesh.single(torch.device("cpu"))
     optimizer = build_optimizer(groups, section(variant, **keys), RATE, (), mesh)
     optimizer.materialise([share for group, size in enumerate(sizes) for share in shares_in(group, 0, size)])
+    every = optimizer.param_groups
     for each in gradients[:steps]:
         for name, partition in zip(SHAPES, partitions, strict=True):
             partition.grad = cut(each[name], 0, partition.numel())
-        optimizer.step()
+        for chosen in [[group] for group in every] if apart else [every]:
+            optimizer.param_groups = chosen
+            optimizer.step()
+    optimizer.param_groups = every
     assert optimizer.steps_done() == steps
     return [partition.detach() for partition in partitions], optimizer
 
@@ -189,6 +198,13 @@ def test_state_given_back_goes_on_alike(variant: str, keys: dict[str, str]) -> N
     whole, optimizer = stepped(variant, **keys)
     assert bool(optimizer.tensor_sums()) == ("lamb_norms" in keys)
     assert all(map(torch.equal, gone_on(variant, True, **keys), whole))
+
+
+@pytest.mark.parametrize(("variant", "keys"), KINDS, ids=str)
+def test_groups_may_step_one_by_one(variant: str, keys: dict[str, str]) -> None:
+    together, _ = stepped(variant, **keys)
+    one_by_one, _ = stepped(variant, apart=True, **keys)
+    assert all(map(torch.equal, one_by_one, together))
 
 
 def test_lost_norms_are_made_anew() -> None:
