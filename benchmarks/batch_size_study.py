@@ -33,7 +33,8 @@ STUDIES = {
     "lamb-layer-noise": (LAMB.format("layer-noise"), ("1e-2",), "sqrt"),
     "lamb-embedding-lr": (LAMB.format("embedding-lr"), ("1e-2",), "sqrt"),
 }
-LONG, LONG_BATCH, LONG_RATE = "long", 32, "2e-3"  # the one run that is to get past the plateau: AdamW
+LONG, LONG_RATE = "long", "1.5e-3"  # the one run that is to get past the plateau: AdamW
+MASKED, LONG_MASKED = 0.16, 0.15  # two of 13 tokens, and one
 VALID = 4096  # samples of one evaluation
 CARD = """
 [run]
@@ -94,7 +95,7 @@ prefixes = ["data/corpus_text_sentence"]
 split = "949,50,1"
 workers = 0
 binary_head = false
-mask_probability = 0.16
+mask_probability = {masked}
 
 [tokenizer]
 type = "bert_wordpiece_lower"
@@ -140,6 +141,7 @@ def study(folder: Path, name: str, batches: list[int], samples: int, at_once: in
     steps = samples // smallest
     interval = max(1, steps // 16) if name == LONG else steps
     shape = {"batch": smallest, "micro": min(smallest, 64), "samples": samples, "length": LENGTH, "rows": WORDS + 128}
+    shape["masked"] = LONG_MASKED if name == LONG else MASKED
     card.write_text(
         CARD.format(optimizer=optimizer, rate=rates[0], interval=interval, valid=VALID // smallest, **shape)
     )
@@ -167,7 +169,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--samples", type=int, default=12_288, help="of every cell; of --studies long: --long-samples")
-    parser.add_argument("--long-samples", type=int, default=128_000)
+    parser.add_argument("--long-samples", type=int, default=96_000)
     parser.add_argument("--batches", default="64,256,1024,4096")
     parser.add_argument("--studies", default=",".join((LONG, *STUDIES)))
     parser.add_argument("--megabytes", type=int, default=12, help="of text")
@@ -179,7 +181,7 @@ def main() -> None:
     print(f"unigram floor {unigram_floor(folder / 'data'):.3f} nats, of {WORDS} pieces", flush=True)
     for name in options.studies.split(","):
         if name == LONG:
-            study(folder, name, [LONG_BATCH], options.long_samples, 1)
+            study(folder, name, [int(options.batches.split(",")[0])], options.long_samples, 1)
         else:
             study(folder, name, list(map(int, options.batches.split(","))), options.samples, options.at_once)
 

@@ -65,8 +65,11 @@ def resume_study(
     edge = look.scheduler
     if edge is None:
         raise Refusal(f"{look.no_scheduler}; nothing was submitted", exit_code=3)
+    for cell in chosen:
+        if cell.fault:
+            raise Refusal(f"cell {cell.name}: {cell.fault}; nothing was submitted", exit_code=2)
     limit = study.manifest.at_once if at_once is None else at_once
-    jobs = {cell.number: cell_job(cell.card, study.card_text(cell.name), edge) for cell in chosen}
+    jobs = {cell.number: cell_job(cell.card, study.card_text(cell.name), edge) for cell in chosen if cell.card}
     names = {cell.number: cell.name for cell in chosen}
     sent = SentArray("", {}, check_cells(jobs)) if dry_run else None
     with refusals():

@@ -71,10 +71,15 @@ def compare_cells(
     for name in cells or ():
         if name not in known:
             raise Refusal(f"--cell {name}: is no cell of {study.folder}; the cells are {', '.join(known)}", exit_code=2)
-    states = {cell.name: cell.state.value for cell in look_at(study, scheduler).cells}
+        if study.cards[name].card is None:
+            raise Refusal(f"--cell {name}: {study.cards[name].fault}", exit_code=2)
+    look = look_at(study, scheduler)
+    for fault in look.faults:
+        say(f"tr11: {fault}")
+    states = {cell.name: cell.state.value for cell in look.cells}
     chosen = list(dict.fromkeys(cells or known))
     try:
-        courses = [read_course(name, states[name], study.cards[name]) for name in chosen]
+        courses = [read_course(name, states[name], card) for name in chosen if (card := study.cards[name].card)]
         result = study_result(study.manifest.name, courses, lines, rows)
     except ValueError as error:
         raise Refusal(str(error), exit_code=3) from None

@@ -18,16 +18,17 @@ from tr11ops.cli.common import (
     Refusal,
     SchedulerOption,
     check_scheduler_word,
-    directory_of,
     in_time,
     looking,
     open_scheduler,
     read_card,
+    say,
 )
 from tr11ops.cli.context import emit
 from tr11ops.cli.terminal import USUAL, drawing_console
 from tr11ops.cluster.base import SchedulerError
 from tr11ops.cluster.shared import SharedOverview
+from tr11ops.sweep.cards import CellCard, read_cell_card
 from tr11ops.sweep.grid import SweepError
 from tr11ops.sweep.look import CellProgress, CellState, NoScheduler, look_at_cell
 from tr11ops.sweep.manifest import CARD, FILE, SweepManifest, require_manifest
@@ -66,7 +67,7 @@ class Study:
 
     folder: Path
     manifest: SweepManifest
-    cards: dict[str, RunCard]
+    cards: dict[str, CellCard]
 
     def card_text(self, name: str) -> str:
         """The card of a cell as it is written. Raises OSError."""
@@ -74,17 +75,21 @@ class Study:
 
 
 def open_study(folder: Path) -> Study:
-    """Read the study in a folder. Raises SweepError, Refusal, CardError for a cell's card, OSError."""
+    """Read the study in a folder. One card that is damaged hides no other cell. Raises SweepError, Refusal, OSError."""
 
     def read() -> Study:
         place = folder.absolute()
         if not place.is_dir():
             raise Refusal(f"{folder}: is not a folder; name one that holds a {FILE}", exit_code=2)
         manifest = require_manifest(place)
-        cards = {cell.name: read_card(str(place / cell.name / CARD)) for cell in manifest.cells}
+        cards = {cell.name: read_cell_card(place, manifest.name, cell, _load) for cell in manifest.cells}
         return Study(place, manifest, cards)
 
     return in_time(read)
+
+
+def _load(path: Path, overrides: Sequence[str]) -> RunCard:
+    return read_card(str(path), overrides)
 
 
 @dataclass(frozen=True)
@@ -100,7 +105,13 @@ class StudyLook:
     def exit_code(self) -> int:
         """1 where a cell failed, else 3 where one could not be seen."""
         states = {cell.state for cell in self.cells}
-        return 1 if CellState.FAILED in states else 3 if CellState.UNKNOWN in states else 0
+        is_unseen = CellState.UNKNOWN in states or any(cell.card is None for cell in self.cells)
+        return 1 if CellState.FAILED in states else 3 if is_unseen else 0
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """What is wrong with the cells' cards, a line for each."""
+        return tuple(f"cell {cell.name}: {cell.fault}" for cell in self.cells if cell.fault)
 
     def document(self) -> dict[str, object]:
         """For --json."""
@@ -149,16 +160,17 @@ def cell_values(cell: CellProgress) -> dict[str, Any]:
         "directory": str(cell.directory.root),
         "job_ids": [job.job_id for job in cell.jobs],
         "iteration": cell.iteration,
-        "total_iterations": cell.card.total_iterations,
+        "total_iterations": cell.total_iterations,
         "consumed_samples": cell.samples,
         "loss": None if cell.loss is None else finite(cell.loss),
         "tokens_per_second": cell.tokens_per_second,
         "checkpoint": cell.view.checkpoint,
+        "card_fault": cell.fault or None,
     }
 
 
 def _measured(cell: CellProgress) -> tuple[str, str, str]:
-    iteration = f"{cell.iteration or 0}/{cell.card.total_iterations}"
+    iteration = f"{cell.iteration or 0}/{cell.total_iterations or '-'}"
     loss = "-" if cell.loss is None else f"{cell.loss:.4f}"
     return iteration, loss, "-" if cell.tokens_per_second is None else f"{cell.tokens_per_second:,.0f}"
 
@@ -173,11 +185,7 @@ def look_at(study: Study, kind: str) -> StudyLook:
     except (SchedulerError, OSError) as error:
         why = f"no {wanted} scheduler here: {error}"
     queue = SharedOverview(NoScheduler(why) if edge is None else looking(edge))
-    cells = tuple(
-        look_at_cell(one.number, one.name, card, directory_of(card), queue)
-        for one in study.manifest.cells
-        if (card := study.cards[one.name])
-    )
+    cells = tuple(look_at_cell(one.number, one.name, study.cards[one.name], queue) for one in study.manifest.cells)
     return StudyLook(study, cells, edge, why)
 
 
@@ -231,4 +239,6 @@ def study_status(
         emit(look.document())
     else:
         show_table(look)
+    for fault in look.faults:
+        say(f"tr11: {fault}")
     raise typer.Exit(look.exit_code)

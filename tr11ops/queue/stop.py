@@ -11,7 +11,7 @@ from tr11ops.base.observed import Unknown, cause, known, observed
 from tr11ops.base.units import counted
 from tr11ops.cluster.base import Job, JobState, Overview, Scheduler, SchedulerError
 from tr11ops.observe.derived import finish_time, newest_marker
-from tr11ops.observe.files import read_attempts, read_checkpoints, read_heartbeats, read_steps
+from tr11ops.observe.files import ANY_MODEL, read_attempts, read_checkpoints, read_heartbeats, read_steps
 from tr11ops.observe.foreground import foreground_trainings
 from tr11ops.observe.ownership import OwnJobs, read_own_jobs
 from tr11ops.queue.holds import can_modify
@@ -63,8 +63,11 @@ class StopView:
         return None if self.iteration is None else self.iteration - (self.checkpoint or 0)
 
 
-def look(card: RunCard, directory: RunDirectory, scheduler: Overview) -> StopView:
-    """Look at the run. A scheduler that does not answer leaves a doubt: the switch works without it."""
+def look(card: RunCard | None, directory: RunDirectory, scheduler: Overview) -> StopView:
+    """Look at the run. A scheduler that does not answer leaves a doubt: the switch works without it.
+
+    Without a card any sound checkpoint counts.
+    """
     doubt, found = "", OwnJobs()
     try:
         found = read_own_jobs(directory, scheduler)
@@ -76,7 +79,8 @@ def look(card: RunCard, directory: RunDirectory, scheduler: Overview) -> StopVie
     if stateless:
         unclear.append(f"the state of job {', '.join(stateless)} is not known")
     steps = known(read_steps(directory.paths), ())
-    checkpoints = read_checkpoints(directory.paths.checkpoints, need=ResumeNeed.of(card))
+    need = ANY_MODEL if card is None else ResumeNeed.of(card)
+    checkpoints = read_checkpoints(directory.paths.checkpoints, need=need)
     newest = None if isinstance(checkpoints, Unknown) else checkpoints.newest_sound
     iteration = steps[-1].record.iteration if steps else None
     return StopView(

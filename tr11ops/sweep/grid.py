@@ -84,7 +84,8 @@ def cells_of(axes: Sequence[GridAxis]) -> tuple[GridCell, ...]:
     for axis in axes:
         count *= len(axis.values)
     if count > MOST_CELLS:
-        raise SweepError(f"the grid has {count} cells; a sweep takes at most {MOST_CELLS}: make it two")
+        least = -(-count // MOST_CELLS)
+        raise SweepError(f"the grid has {count} cells; a sweep takes at most {MOST_CELLS}: make it {least} sweeps")
     found = tuple(
         GridCell(number, cell_name(zip(keys, values, strict=True)), tuple(zip(keys, values, strict=True)))
         for number, values in enumerate(itertools.product(*(axis.values for axis in axes)), start=1)

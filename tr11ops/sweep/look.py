@@ -21,6 +21,7 @@ from tr11ops.queue.stop import look as look_at_run
 from tr11ops.runcard.card import RunCard
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.rundir.step_time import RECENT_STEPS
+from tr11ops.sweep.cards import CellCard
 from trainer.contract.files import host_name, now
 from trainer.contract.logline import StepRecord
 
@@ -44,11 +45,14 @@ LISTED = frozenset({CellState.DONE, CellState.RUNNING, CellState.QUEUED})  # wha
 
 @dataclass(frozen=True)
 class CellProgress:
-    """One cell at one moment. `why` says what the state rests on. None: not known, or nothing was logged."""
+    """One cell at one moment. `why` says what the state rests on. None: not known, or nothing was logged.
+
+    `card` is None where it cannot be used, and `fault` says why, or what it says otherwise than was planned.
+    """
 
     number: int
     name: str
-    card: RunCard
+    card: RunCard | None
     directory: RunDirectory
     state: CellState
     why: str
@@ -58,6 +62,12 @@ class CellProgress:
     loss: float | None = None
     tokens_per_second: float | None = None
     stranger: LeaseHolder | None = None  # a living trainer of no job that the scheduler lists
+    fault: str = ""
+
+    @property
+    def total_iterations(self) -> int | None:
+        """How many steps it is to take; None where its card does not tell."""
+        return None if self.card is None else self.card.total_iterations
 
     @property
     def jobs(self) -> tuple[Job, ...]:
@@ -80,8 +90,9 @@ class NoScheduler:
         raise SchedulerUnreachable(self._why)
 
 
-def look_at_cell(number: int, name: str, card: RunCard, directory: RunDirectory, queue: Overview) -> CellProgress:
+def look_at_cell(number: int, name: str, found: CellCard, queue: Overview) -> CellProgress:
     """Look at one cell; changes nothing. What cannot be read is unknown."""
+    card, directory = found.card, found.directory
     view = look_at_run(card, directory, queue)
     attempts = read_attempts(directory.paths)
     steps = [step.record for step in known(read_steps(directory.paths), ())]
@@ -97,7 +108,9 @@ def look_at_cell(number: int, name: str, card: RunCard, directory: RunDirectory,
         iteration=last.iteration if last else None,
         samples=last.consumed_samples if last else None,
         loss=last.lm_loss if last else None,
-        tokens_per_second=token_rate(steps, card.model.sequence_length), stranger=stranger,
+        tokens_per_second=None if card is None else token_rate(steps, card.model.sequence_length),
+        stranger=stranger,
+        fault=found.fault,
     )  # fmt: skip
 
 

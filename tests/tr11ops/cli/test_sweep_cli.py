@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -147,6 +148,36 @@ def test_a_failed_cell_is_said_and_needs_a_person(waiting: LocalBench) -> None:
         waiting.scheduler.cancel(f"2_{number}")
     told = waiting.tr11("sweep", "status", "study")
     assert told.code == 1 and "failed" in told.out and max(map(len, told.out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said", "code"),
+    [
+        (lambda path: path.write_text(path.read_text() + "x = ["), "is not TOML", 3),
+        (lambda path: path.unlink(), "there is no card; if planning was cut short, remove", 3),
+        (
+            lambda path: path.write_text(path.read_text().replace("global_batch_size = 16", "global_batch_size = 4")),
+            f"{BATCH} = 4 where 16 was planned",
+            0,
+        ),
+        (
+            lambda path: path.write_text(path.read_text().replace("study/batch16", "study/batch8")),
+            "study/batch8, not the folder that it is in",
+            0,
+        ),
+    ],
+)
+def test_a_spoilt_card_hides_no_other_cell(
+    waiting: LocalBench, spoil: Callable[[Path], object], said: str, code: int
+) -> None:
+    spoil(waiting.folder / "study" / "batch16" / "tr11.toml")
+    shown = waiting.tr11("sweep", "status", "study")
+    assert (shown.code, shown.out.count("queued"), shown.err.count("\n")) == (code, 3, 1) and said in shown.err
+    told = waiting.tr11("sweep", "status", "study", "--json").json["cells"]
+    assert [said in (cell["card_fault"] or "") for cell in told] == [False, True, False]
+    assert waiting.tr11("sweep", "compare", "study").code == 0
+    assert "2_3" in waiting.tr11("sweep", "stop", "study", "--yes", "--json").json["asked"]
+    refused(waiting.tr11("sweep", "resume", "study", "--json"), said, 2)
 
 
 # ----------------------------------------------------------------------------- what is refused
