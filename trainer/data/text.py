@@ -5,14 +5,16 @@ The samples come from the card through the very code that feeds the training, so
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 
 from trainer.config.card import TrainerConfig
 from trainer.data.dataset import BlendedDataset, DocumentSource, SampleSource, read_rows
 from trainer.data.errors import DataError
+from trainer.data.masked.of_card import masked_task
 from trainer.data.order import ReplicaShare, make_order
 from trainer.data.tokenizer import Tokenizer
 from trainer.schedule.path import path_of
@@ -55,6 +57,8 @@ def read_samples(
         raise DataError("data.order is cyclic: what was read depends on the number of replicas; give --replicas")
     if config.data.order == "single" and last >= len(source):
         raise DataError(f"samples {first}-{last} are not all in the data, which has 0-{len(source) - 1}")
+    task = None if tokenizer is None else masked_task(config)
+    names = {} if task is None else task.vocabulary.added
     cyclic = config.data.order == "cyclic"
     micro, count = (config.batch.micro_batch_size, replicas or 1) if cyclic else (1, 1)
     shares = [ReplicaShare(len(source), micro, replica, count) for replica in range(count)]
@@ -65,10 +69,21 @@ def read_samples(
         numbers = np.concatenate([part for part in parts if part is not None])
         for consumed, number in enumerate(numbers.tolist(), begin):
             if first <= consumed <= last:
-                yield _read(source, consumed, number, tokenizer)
+                yield _read(source, consumed, number, tokenizer, names)
 
 
-def _read(source: SampleSource, consumed: int, number: int, tokenizer: Tokenizer | None) -> ReadSample:
+def _text(tokens: list[int], tokenizer: Tokenizer, names: Mapping[int, str]) -> str:
+    """The tokens' text; what masked training adds to the vocabulary stands there by its name."""
+    runs = groupby(tokens, key=names.__contains__)
+    parts = [
+        " ".join(map(names.__getitem__, run)) if is_added else tokenizer.decode(list(run)) for is_added, run in runs
+    ]
+    return " ".join(parts)
+
+
+def _read(
+    source: SampleSource, consumed: int, number: int, tokenizer: Tokenizer | None, names: Mapping[int, str]
+) -> ReadSample:
     tokens = source.row.tokens(read_rows(source, np.array([number]))[0]).tolist()
     member: SampleSource | DocumentSource = source
     place = number
@@ -77,5 +92,5 @@ def _read(source: SampleSource, consumed: int, number: int, tokenizer: Tokenizer
     if not isinstance(member, DocumentSource):
         raise TypeError(f"{type(member).__name__} has no documents")
     documents = tuple(member.documents_of(place))
-    text = None if tokenizer is None else tokenizer.decode(tokens)
+    text = None if tokenizer is None else _text(tokens, tokenizer, names)
     return ReadSample(consumed, member.prefix, documents, tuple(tokens), text)

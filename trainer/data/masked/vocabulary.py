@@ -43,6 +43,12 @@ class MaskingVocabulary:
         bits = np.unpackbits(np.frombuffer(self.continuations, dtype=np.uint8), count=self.size)
         return bits.astype(np.bool_)
 
+    @property
+    def added(self) -> dict[int, str]:
+        """Names of begin, end and sentinels by their ids, which the tokenizer may not have."""
+        sentinels = {number: SENTINEL.format(place) for place, number in enumerate(self.sentinels)}
+        return {self.begin: "[BOS]", self.end: "[EOS]", **sentinels}
+
 
 def masking_vocabulary(tokenizer: Tokenizer, extra_ids: int = 0) -> MaskingVocabulary:
     """The vocabulary of a WordPiece tokenizer, with `extra_ids` sentinels.

@@ -18,7 +18,9 @@ from trainer.config.data_match import DataMismatch
 from trainer.config.data_rules import data_problems
 from trainer.data.errors import DataError
 from trainer.data.indexed_write import IndexedWriter
-from trainer.data.samples import match_data, open_samples, record_of
+from trainer.data.samples import match_data, open_samples, plan_data, record_of, wanted_data
+from trainer.data.text import read_samples
+from trainer.data.tokenizer import TokenizerSpec, load_tokenizer
 from trainer.engine import Engine
 from trainer.parallel.mesh import Mesh
 
@@ -71,6 +73,23 @@ def test_a_resume_with_another_masking_is_refused(tmp_path: Path) -> None:
     assert match_data(config, opened(config), saved, "step", True) == []
     other = card(tmp_path, data={"mask_probability": 0.3})
     with pytest.raises(DataMismatch, match=r"data.mask_probability was 0.15, is 0.3; 16 of 16 samples"):
+        match_data(other, opened(other), saved, "step", True)
+
+
+def test_a_t5s_samples_are_shown_with_their_sentinels_and_compared_by_both_lengths(tmp_path: Path) -> None:
+    config = card(tmp_path, model={"family": "t5", "decoder_sequence_length": 8}, data={"extra_ids": 5})
+    source = plan_data(config, wanted_data(config))["train"].open()
+    [shown] = read_samples(
+        config,
+        source,
+        0,
+        0,
+        tokenizer=load_tokenizer(TokenizerSpec("bert_wordpiece", None, str(tmp_path / "vocab.txt"))),
+    )
+    assert shown.text is not None and shown.text.split().count("<extra_id_0>") == 1
+    saved = {"data": record_of(config, opened(config)).document()}
+    other = card(tmp_path, model={"family": "t5", "decoder_sequence_length": 5}, data={"extra_ids": 5})
+    with pytest.raises(DataMismatch, match=r"model.decoder_sequence_length was 8, is 5"):
         match_data(other, opened(other), saved, "step", True)
 
 
