@@ -277,21 +277,19 @@ def _recomputed_forward(model: ModelSection, length: int) -> int:
 
 def _blocks_forward(model: ModelSection, length: int) -> int:
     """Operations of all blocks for one sample, the decoder's too."""
-    forward = model.layers * _block_forward(model, length)
-    if not model.has_decoder:
-        return forward
-    answer, matrix = model.decoder_sequence_length, model.hidden_size * attention_width(model)
-    cross = 4 * answer * matrix + 4 * length * matrix + _cross_scores_forward(model, length)
-    return forward + model.layers * (_block_forward(model, answer) + cross)
+    each, answer = _block_forward(model, length), model.decoder_sequence_length
+    if model.has_decoder:
+        cross = 4 * (answer + length) * model.hidden_size * attention_width(model)
+        each += _block_forward(model, answer) + cross + _cross_scores_forward(model, length)
+    return model.layers * each
 
 
 def _scores_forward(model: ModelSection, length: int) -> int:
     """Of these, attention's scores and their use."""
-    forward = model.layers * _attention_forward(model, length)
-    if not model.has_decoder:
-        return forward
-    answer = _attention_forward(model, model.decoder_sequence_length)
-    return forward + model.layers * (answer + _cross_scores_forward(model, length))
+    each = _attention_forward(model, length)
+    if model.has_decoder:
+        each += _attention_forward(model, model.decoder_sequence_length) + _cross_scores_forward(model, length)
+    return model.layers * each
 
 
 def _cross_scores_forward(model: ModelSection, length: int) -> int:
