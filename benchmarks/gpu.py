@@ -44,7 +44,7 @@ from trainer.model.kernels import BACKENDS, CausalKernel, DenseKernel, FlexKerne
 from trainer.model.positions import alibi_slopes
 from trainer.parallel.mesh import Mesh, worker_device
 from trainer.schedule.devices import peak_tflops
-from trainer.schedule.flops import utilization
+from trainer.schedule.utilization import utilization
 
 BUDGET_SECONDS = 480.0
 RESULTS = Path(__file__).with_name("RESULTS.md")

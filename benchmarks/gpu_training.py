@@ -25,7 +25,8 @@ from tr11ops.agent.allocation import free_port
 from trainer.engine import init_distributed
 from trainer.parallel.mesh import worker_device
 from trainer.schedule.devices import peak_tflops
-from trainer.schedule.flops import count_parameters, utilization
+from trainer.schedule.flops import count_parameters
+from trainer.schedule.utilization import utilization
 
 SYSTEMS = ("tr11", "transformers", "torch.compile")
 WARM_UP = 3

@@ -1,4 +1,4 @@
-"""The models that the training benchmarks compare: our engine, transformers' BLOOM, and a plain PyTorch model.
+"""The models that the training benchmarks compare: our engine, transformers' BLOOM or BERT, and a plain PyTorch model.
 
 All three are the same network (but for the tied embedding's gradient path, which each library makes in its own way)
 under the same optimizer. Not a measurement by itself.
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import BloomConfig, BloomForCausalLM
+from transformers import BloomConfig, BloomForCausalLM, MegatronBertConfig, MegatronBertForPreTraining
 
 from trainer.config.card import TrainerConfig, validate
 from trainer.engine import Engine
@@ -21,7 +21,8 @@ from trainer.model.positions import alibi_slopes
 from trainer.parallel.mesh import Mesh
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-Step = Callable[[list[Tensor]], float]
+Step = Callable[[list[Any]], float]
+MASKED, IGNORED = 0.15, -100  # BERT's share of tokens that are predicted; what transformers leaves out
 
 
 @dataclass(frozen=True)
@@ -37,11 +38,31 @@ class Shape:
     accumulated: int
     dtype: str = "fp32"
     recompute: bool = False
+    family: str = "gpt"
 
     @property
     def tokens(self) -> int:
         """Of one replica's step."""
         return self.micro * self.accumulated * self.length
+
+    def batches(self, generator: torch.Generator) -> list[Any]:
+        """One step's micro batches, of the family's fields."""
+        return self.windows(generator) if self.family == "gpt" else self.masked_samples(generator)
+
+    def masked_samples(self, generator: torch.Generator) -> list[dict[str, Tensor]]:
+        """One step's samples of BERT: two segments of half the length, nothing padded, 15 % of the words masked."""
+        size, half = (self.micro, self.length), torch.arange(self.length) >= self.length // 2
+        found = []
+        for _ in range(self.accumulated):
+            text = torch.randint(0, self.vocabulary, size, generator=generator)
+            chosen = torch.rand(size, generator=generator) < MASKED
+            found.append({
+                "text": text.masked_fill(chosen, 0), "types": half.long().expand(size),
+                "labels": text.masked_fill(~chosen, IGNORED), "loss_mask": chosen.float(),
+                "is_random": torch.randint(0, 2, size[:1], generator=generator),
+                "padding_mask": torch.ones(size, dtype=torch.int64),
+            })  # fmt: skip
+        return found
 
     def windows(self, generator: torch.Generator, device: torch.device | None = None) -> list[Tensor]:
         """One step's token windows, each [micro, length + 1]."""
@@ -52,6 +73,9 @@ class Shape:
 
 def card(shape: Shape, tensor: int = 1, pipeline: int = 1, data: int = 1) -> TrainerConfig:
     """The run card of such a training."""
+    own: dict[str, Any] = {"embedding_layernorm": True}
+    if shape.family == "bert":
+        own = {"family": "bert", "position_embedding": "absolute", "activation": "gelu"}
     return validate(
         TrainerConfig,
         {
@@ -62,7 +86,7 @@ def card(shape: Shape, tensor: int = 1, pipeline: int = 1, data: int = 1) -> Tra
                 "hidden_size": shape.hidden,
                 "attention_heads": shape.heads,
                 "sequence_length": shape.length,
-                "embedding_layernorm": True,
+                **own,
                 "attention_dropout": 0.0,
                 "hidden_dropout": 0.0,
                 "activation_checkpointing": shape.recompute,
@@ -86,9 +110,10 @@ def engine_step(config: TrainerConfig, device: torch.device) -> Step:
     """One step of our engine on token windows; returns the loss. The process group must be up."""
     engine = Engine.build(config, Mesh.create(config.parallel, device))
 
-    def step(windows: list[Tensor]) -> float:
-        batches = ((window[:, :-1].contiguous(), window[:, 1:].contiguous()) for window in windows)
-        return engine.train_step(batches, config.batch.global_batch_size).loss
+    def step(batches: list[Any]) -> float:
+        if config.model.family == "gpt":
+            batches = [(window[:, :-1].contiguous(), window[:, 1:].contiguous()) for window in batches]
+        return engine.train_step(iter(batches), config.batch.global_batch_size).loss
 
     return step
 
@@ -110,6 +135,33 @@ def transformers_bloom(shape: Shape, device: torch.device) -> Step:
     return loop(model, shape, device, lambda window: model(input_ids=window[:, :-1], labels=window[:, :-1]).loss)
 
 
+def transformers_bert(shape: Shape, device: torch.device) -> Step:
+    """One step of transformers' Megatron-BERT, both heads."""
+    config = MegatronBertConfig(
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        intermediate_size=4 * shape.hidden,
+        max_position_embeddings=shape.length,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    model = MegatronBertForPreTraining(config)
+
+    def loss(drawn: dict[str, Tensor]) -> Tensor:
+        found: Tensor = model(
+            drawn["text"],
+            attention_mask=drawn["padding_mask"],
+            token_type_ids=drawn["types"],
+            labels=drawn["labels"],
+            next_sentence_label=drawn["is_random"],
+        ).loss
+        return found
+
+    return loop(model, shape, device, loss)
+
+
 def plain_loop(shape: Shape, device: torch.device, compiled: bool = False) -> Step:
     """One step of the network as a person would write it in PyTorch: fused attention, torch's cross-entropy."""
     model = PlainModel(shape)
@@ -120,7 +172,7 @@ def plain_loop(shape: Shape, device: torch.device, compiled: bool = False) -> St
     return loop(model, shape, device, torch.compile(loss) if compiled else loss)
 
 
-def loop(model: nn.Module, shape: Shape, device: torch.device, loss: Callable[[Tensor], Tensor]) -> Step:
+def loop(model: nn.Module, shape: Shape, device: torch.device, loss: Callable[[Any], Tensor]) -> Step:
     """torch's fused AdamW, gradients accumulated and clipped as ours are.
 
     In bf16 weights, gradients and moments are all bf16, which is less than our engine keeps (it has fp32 masters).
@@ -128,7 +180,7 @@ def loop(model: nn.Module, shape: Shape, device: torch.device, loss: Callable[[T
     model.to(device, DTYPES[shape.dtype]).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
-    def step(windows: list[Tensor]) -> float:
+    def step(windows: list[Any]) -> float:
         total = 0.0
         for window in windows:
             value = loss(window) / len(windows)

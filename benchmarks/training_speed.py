@@ -1,7 +1,8 @@
 """Tokens per second of one process on the CPU: our engine beside transformers' BLOOM and a plain PyTorch loop.
 
-    python benchmarks/training_speed.py [--dtype fp32|bf16] [--steps 5] [--threads N] [--compiled]
+    python benchmarks/training_speed.py [--family gpt|bert] [--dtype fp32|bf16] [--steps 5] [--threads N] [--compiled]
 
+`--family bert` compares BERT with transformers' Megatron-BERT: masked words and the order of sentences.
 `--compiled` adds our engine with `model.compile_blocks`, and the time of its first step. All train the same model of
 6.9 million parameters with the same optimizer. They take turns step by step, so that a busy moment of the machine falls
 on all; medians are compared, and, since other programs may share the cores, the best steps by the processor time that
@@ -16,7 +17,7 @@ import statistics
 import time
 
 import torch
-from models import Shape, card, engine_step, plain_loop, transformers_bloom
+from models import Shape, card, engine_step, plain_loop, transformers_bert, transformers_bloom
 
 from tr11ops.agent.allocation import free_port
 from trainer.engine import init_distributed
@@ -26,6 +27,7 @@ SHAPE = Shape(layers=6, hidden=256, heads=8, vocabulary=8192, length=256, micro=
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--family", choices=["gpt", "bert"], default="gpt")
     parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
@@ -35,12 +37,13 @@ def main() -> None:
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
     device = torch.device("cpu")
     init_distributed(device)
-    shape = Shape(**{**vars(SHAPE), "dtype": options.dtype})
+    shape = Shape(**{**vars(SHAPE), "dtype": options.dtype, "family": options.family})
     steps = {
         "tr11": engine_step(card(shape), device),
-        "transformers": transformers_bloom(shape, device),
-        "plain loop": plain_loop(shape, device),
+        "transformers": (transformers_bert if options.family == "bert" else transformers_bloom)(shape, device),
     }
+    if options.family == "gpt":
+        steps["plain loop"] = plain_loop(shape, device)
     if options.compiled:
         config = card(shape)
         model = config.model.model_copy(update={"compile_blocks": True})
@@ -49,7 +52,7 @@ def main() -> None:
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     processor: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(options.steps + 1):  # the first one warms up and is not counted
-        windows = shape.windows(generator)
+        windows = shape.batches(generator)
         for name, step in steps.items():
             began, used = time.perf_counter(), time.process_time()
             step(windows)
@@ -58,7 +61,8 @@ def main() -> None:
             if turn:
                 seconds[name].append(time.perf_counter() - began)
                 processor[name].append(time.process_time() - used)
-    print(f"{options.dtype}, {options.threads} threads, {shape.tokens} tokens a step, {options.steps} steps each:")
+    what = f"{options.family}, {options.dtype}, {options.threads} threads"
+    print(f"{what}, {shape.tokens} tokens a step, {options.steps} steps each:")
     print(f"  {'':14} {'tokens/s':>10} {'tr11 is':>8}   {'tokens/processor second':>24} {'tr11 is':>8}")
     for name in steps:
         rate, speed = (statistics.median(seconds[key]) for key in (name, "tr11"))

@@ -10,7 +10,7 @@ import logging
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import chain
 from typing import Any
@@ -45,6 +45,7 @@ from trainer.parallel.state import FRAGMENT_KINDS, MASTERS, Fragment, LocalTenso
 from trainer.pipeline.early_loss import EarlyLoss
 from trainer.pipeline.interleaved import InterleavedEngine, Links
 from trainer.pipeline.library import PipelineEngine, TorchBackend, deepspeed, get_accelerator, instructions, quiet
+from trainer.pipeline.partial_losses import Measured, PartialLosses
 from trainer.pipeline.stages import stage_module, sum_copied_gradients, sum_over_replicas
 
 SCALER_FIELDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
@@ -56,6 +57,7 @@ class StepResult:
 
     `grad_norm`: of all gradients before clipping; infinite when the step was skipped because a gradient was not finite.
     `loss_scale`: that of this step, None unless the dtype is fp16. `update_seconds`: this rank's time in the optimizer.
+    `parts`: the losses of which it is the sum, by the family's names; none where it is one.
     """
 
     loss: float
@@ -63,6 +65,7 @@ class StepResult:
     skipped: bool
     loss_scale: float | None = None
     update_seconds: float = 0.0
+    parts: Mapping[str, float] = field(default_factory=dict)
 
 
 def init_distributed(device: torch.device, timeout: timedelta = START_TIMEOUT) -> None:
@@ -113,6 +116,7 @@ class Engine:
         self._early_loss = early_loss
         self.compiler = compiler
         self._shape: tuple[int, int] | None = None  # of one micro batch: samples, tokens
+        self._parts: PartialLosses | None = pipeline.module.partial_losses
         self._modules = [module for _, module in stage]
         self._last_batch: Batch | None = None
         if optimizer is not None:
@@ -141,8 +145,9 @@ class Engine:
             module = stage_module(config, mesh, layers)
             stage = module.owned(layers)
             initialise_stage(stage, config.run.seed, mesh, lambda name: family.begins_xavier(name, config))
+            module.partial_losses = parts = PartialLosses.of(family.parts(config), head, mesh)
             if mesh.is_last_stage:
-                module.loss_fn = head.loss
+                module.loss_fn = head.loss if parts is None else parts.loss
             if for_training:
                 groups = parameter_groups(logical_parameters(stage), config.optimizer.weight_decay)
                 rate, embeddings = config.schedule.learning_rate, {family.tied_name}
@@ -218,8 +223,9 @@ class Engine:
         self.steps += 1
         norm = engine.get_global_grad_norm()
         skipped = engine.skipped_steps > skipped_before
-        loss, norm, skipped = self._of_first_rank(self._early_loss.value(), norm, skipped)
-        return StepResult(loss, norm, skipped, scale, watch.seconds)
+        losses, norm, skipped = self._of_first_rank(self._early_loss.values(), norm, skipped)
+        parts = {} if self._parts is None else dict(zip(self._parts.names.losses, losses[1:], strict=True))
+        return StepResult(losses[0], norm, skipped, scale, watch.seconds, parts)
 
     def take_zeros(self) -> int:
         """Zero elements among the clipped gradients of all steps since the last call; 0 where they are not counted.
@@ -227,39 +233,56 @@ class Engine:
         """
         return self._trained[1].take_zeros()
 
-    def _of_first_rank(self, loss: float, norm: float | None, skipped: bool) -> tuple[float, float | None, bool]:
+    def _of_first_rank(
+        self, losses: list[float], norm: float | None, skipped: bool
+    ) -> tuple[list[float], float | None, bool]:
         """Rank 0's numbers of a step, on every rank. Collective.
 
         Each group of ranks may add the same terms in another order, and anyone who decides by a number of its own could
         wait in a collective that the others never enter.
         """
         told = torch.tensor(
-            [loss, math.nan if norm is None else float(norm), norm is None, skipped], dtype=torch.float64
+            [math.nan if norm is None else float(norm), norm is None, skipped, *losses], dtype=torch.float64
         )
         dist.broadcast(told, 0, group=self.mesh.cpu_group)
-        agreed_loss, agreed_norm, has_none, was_skipped = told.tolist()
-        return agreed_loss, None if has_none else agreed_norm, bool(was_skipped)
+        agreed_norm, has_none, was_skipped, *agreed = told.tolist()
+        return agreed, None if has_none else agreed_norm, bool(was_skipped)
 
     def evaluate(self, batches: Iterator[Any], micro_batches: int) -> float:
-        """Mean loss over `micro_batches` micro batches of each replica, without training; the same on every rank.
+        """The loss that `measure` finds."""
+        return self.measure(batches, micro_batches).loss
+
+    def evaluate_each(self, batches: Iterator[Any], micro_batches: int) -> list[float]:
+        """The losses that `measure_each` finds."""
+        return [found.loss for found in self.measure_each(batches, micro_batches)]
+
+    def measure(self, batches: Iterator[Any], micro_batches: int) -> Measured:
+        """Means over `micro_batches` micro batches of each replica, without training; the same on every rank.
 
         Always at the full sequence length, and in micro batches of the full batch's size.
         """
-        self._expect_evaluation()
-        ahead = self._ahead.of(self._prepared(batches, self.config.model.sequence_length), micro_batches)
-        return float(self._pipeline.eval_batch(ahead, num_micro_batches=micro_batches))
+        ahead = self._evaluating(batches, micro_batches)
+        loss = float(self._pipeline.eval_batch(ahead, num_micro_batches=micro_batches))
+        return Measured(loss, self._parts.mean() if self._parts is not None else {})
 
-    def evaluate_each(self, batches: Iterator[Any], micro_batches: int) -> list[float]:
-        """The loss of each of this replica's `micro_batches` micro batches, without training; on every rank of it."""
-        self._expect_evaluation()
-        ahead = self._ahead.of(self._prepared(batches, self.config.model.sequence_length), micro_batches)
+    def measure_each(self, batches: Iterator[Any], micro_batches: int) -> list[Measured]:
+        """Each of this replica's `micro_batches` micro batches, without training; on every rank of it."""
+        ahead = self._evaluating(batches, micro_batches)
         found = self._pipeline.eval_batch(ahead, num_micro_batches=micro_batches, reduce_output=None, bcast_loss=False)
         losses = torch.zeros(micro_batches, dtype=torch.float64, device=self.mesh.device)
         if self.mesh.is_last_stage:
             losses += torch.stack([loss.detach().double().reshape(()) for loss in found])
         if self.mesh.pipeline_group is not None:
             dist.broadcast(losses, self.mesh.pipeline_ranks[-1], group=self.mesh.pipeline_group)
-        return [float(loss) for loss in losses]
+        parts = self._parts.each() if self._parts is not None else [{} for _ in losses]
+        return [Measured(float(loss), own) for loss, own in zip(losses, parts, strict=True)]
+
+    def _evaluating(self, batches: Iterator[Any], micro_batches: int) -> Iterator[Batch]:
+        """Micro batches to evaluate, on their way to the device."""
+        self._expect_evaluation()
+        if self._parts is not None:
+            self._parts.begin(micro_batches)
+        return self._ahead.of(self._prepared(batches, self.config.model.sequence_length), micro_batches)
 
     @property
     def _trained(self) -> tuple[TrainingOptimizer, UpdateWatch]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 import time
@@ -52,6 +51,7 @@ from trainer.model.documents import DocumentRules
 from trainer.model.kernels import kernel_for
 from trainer.parallel.agreement import RankGroup, lost_a_rank
 from trainer.parallel.mesh import Mesh, worker_device
+from trainer.pipeline.partial_losses import Measured
 from trainer.schedule.card_rules import cross_problems
 from trainer.schedule.curriculum import sequence_length_at
 from trainer.schedule.path import batch_size_at, path_of
@@ -295,7 +295,7 @@ class Trainer:
         self.profiler.after_step(self.progress.iteration)
         self.dumps.after_step(step, self.engine.named_parameters(), self._facts())
         tokens = global_batch * length
-        interval.add(result.loss, time.perf_counter() - began, global_batch, tokens, result.skipped)
+        interval.add(result.loss, time.perf_counter() - began, global_batch, tokens, result.skipped, result.parts)
         interval.time("optimizer", result.update_seconds)
         clock = self.engine.compute
         if is_traced:
@@ -414,20 +414,21 @@ class Trainer:
         micro_batches = batch.micro_batches(batch.global_batch_size, self.mesh.data)
         progress = self.progress
         for group in groups:
-            stream, losses = open_stream(group), []
+            stream, found = open_stream(group), []
             try:
                 for _ in range(count):
                     decision = self._ready("evaluating", stream, batch.global_batch_size).decision
                     if decision is not None and decision.reason != "exit-interval":
                         return decision
                     with self._first_time("evaluation"):
-                        losses.append(self.engine.evaluate(stream, micro_batches))
+                        found.append(self.engine.measure(stream, micro_batches))
             finally:
                 stream.close()
             name = f"{prefix} {group}" if prefix and len(groups) > 1 else prefix
+            mean = Measured.mean(found)
             self.metrics.validation(
                 group, progress.iteration, progress.consumed_samples, progress.consumed_tokens,
-                math.fsum(losses) / count, self.account.gigaflops(progress.consumed_samples), name,
+                mean.loss, self.account.gigaflops(progress.consumed_samples), name, mean.parts,
             )  # fmt: skip
         return None
 
@@ -436,6 +437,7 @@ class Trainer:
         interval.zeros = self.engine.take_zeros()
         if self.config.curriculum is not None:
             length = sequence_length_at(progress.iteration, self.config.curriculum, self.config.model.sequence_length)
+        loss, other_losses = interval.losses()
         record = StepRecord(
             iteration=progress.iteration,
             total_iterations=self.total,
@@ -444,7 +446,7 @@ class Trainer:
             seconds_per_iteration=interval.seconds / interval.steps,
             learning_rate=self._learning_rate(),
             global_batch_size=interval.samples // interval.steps,
-            lm_loss=interval.loss / interval.steps,
+            lm_loss=loss,
             grad_norm=result.grad_norm,
             samples_per_second=interval.samples / interval.seconds,
             tflops=self.account.tflops(interval),
@@ -454,6 +456,7 @@ class Trainer:
             curriculum_length=length,
             skipped_iterations=interval.skipped,
             nan_iterations=interval.nan,
+            other_losses=other_losses,
         )
         self.metrics.step(record, self.account.numbers(interval), self.account.surroundings(interval, progress))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,11 +67,13 @@ def batches(config: TrainerConfig, mesh: Mesh, step: int, count: int) -> Iterato
 
 @dataclass(frozen=True)
 class Curve:
-    """What a short training showed on one rank."""
+    """What a short training showed on one rank. `parts`: of each step's loss; `measured`: of the evaluation."""
 
     losses: list[float]
     norms: list[float | None]
+    parts: list[Mapping[str, float]]
     evaluation: float
+    measured: Mapping[str, float]
     params_norm: float
     disagreements: list[str]
     weights: dict[str, Tensor]
@@ -96,11 +98,13 @@ def train(config: TrainerConfig, sizes: tuple[int, ...] = RAMP, draw: Callable[.
     for step, size in enumerate(sizes):
         engine.set_learning_rate(3e-3 * min(1.0, (step + 1) / 5))
         results.append(engine.train_step(draw(config, mesh, step, size), size))
-    evaluation = engine.evaluate(draw(config, mesh, 1000, 16), 16 // config.batch.micro_batch_size // mesh.data)
+    evaluation = engine.measure(draw(config, mesh, 1000, 16), 16 // config.batch.micro_batch_size // mesh.data)
     curve = Curve(
         [result.loss for result in results],
         [result.grad_norm for result in results],
-        evaluation,
+        [result.parts for result in results],
+        evaluation.loss,
+        evaluation.parts,
         engine.params_norm(),
         engine.disagreeing_parameters(),
         {weight.name: weight.tensor.clone() for weight in engine.sharded_state().weights},

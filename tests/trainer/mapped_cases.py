@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from trainer.checkpoint.huggingface.mapped import MappedTensor
 from trainer.config.card import TrainerConfig
 from trainer.engine import Engine
 from trainer.parallel.mesh import Mesh
+from trainer.pipeline.partial_losses import Measured
 
 STEPS = 3
 
@@ -63,8 +65,8 @@ def train_theirs(model: Any, loss_of: Callable[[int], Tensor]) -> list[float]:
 
 def train_ours(
     config: TrainerConfig, given: dict[str, Tensor], draw: Callable[..., Any]
-) -> tuple[float, list[float], dict[str, Tensor]]:
-    """Loss before and of as many steps of one micro batch each, from their weights; the weights afterwards."""
+) -> tuple[Measured, list[float], dict[str, Tensor]]:
+    """What is measured before, and losses of as many steps of one micro batch each, from their weights; the weights afterwards."""
     zeros = {name: torch.zeros_like(value) for name, value in given.items()}
     tensors = {
         name: {"weight": value, "fp32": value, "exp_avg": zeros[name], "exp_avg_sq": zeros[name]}
@@ -74,7 +76,7 @@ def train_ours(
     engine = Engine.build(config, mesh)
     fill(engine, tensors, 0)
     engine.set_learning_rate(1e-3)
-    before = engine.evaluate(draw(config, mesh, 0, 8), 1)
+    before = engine.measure(draw(config, mesh, 0, 8), 1)
     losses = [engine.train_step(draw(config, mesh, step, 8), 8).loss for step in range(STEPS)]
     weights = {weight.name: weight.tensor.clone() for weight in engine.sharded_state().weights}
     engine.close()
@@ -87,6 +89,7 @@ def compare_training(
     items: Mapping[str, MappedTensor],
     loss_of: Callable[[int], Tensor],
     draw: Callable[..., Any],
+    measured: Mapping[str, float] | None = None,
 ) -> None:
     """Loss before, of three AdamW steps, and every weight after them but the key biases, whose true gradient is zero."""
     heads = config.model.attention_heads
@@ -94,7 +97,8 @@ def compare_training(
     given = weights_as_ours(items, state, heads)
     losses = train_theirs(model, loss_of)
     ((before, ours, weights),) = run_ranks(train_ours, 1, config, given, draw)
-    assert abs(before - losses[0]) <= 2e-6
+    assert abs(before.loss - losses[0]) <= 2e-6
+    assert before.parts == pytest.approx(measured or {}, abs=2e-6, rel=0)
     torch.testing.assert_close(ours, losses, atol=5e-6, rtol=0)
     after = model.state_dict()
     for name, item in items.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 
 from tests.trainer.cases import CPU, FP32_LOSS, FP32_NORM, FP32_WEIGHT, Curve, assemble, copy_state, equal, fill
@@ -26,6 +27,11 @@ def compare_curves(alone: list[Curve], ranks: list[Curve]) -> None:
     relative = [abs(a - b) / b for a, b in zip(ranks[0].norms, reference.norms, strict=True) if a and b]
     assert len(relative) == len(reference.losses) and max(relative) <= FP32_NORM
     assert abs(ranks[0].evaluation - reference.evaluation) <= FP32_LOSS
+    for rank in ranks:
+        for total, parts, exact in zip(rank.losses, rank.parts, reference.parts, strict=True):
+            assert parts == pytest.approx(exact, abs=FP32_LOSS, rel=0)
+            assert not parts or abs(sum(parts.values()) - total) <= FP32_LOSS
+        assert rank.measured == pytest.approx(reference.measured, abs=FP32_LOSS, rel=0)
     whole, gathered = assemble([reference.pieces]), assemble([rank.pieces for rank in ranks])
     assert gathered.keys() == whole.keys()
     for name, kinds in whole.items():

@@ -24,7 +24,7 @@ from tests.trainer.spawn import run_ranks
 from trainer.checkpoint.huggingface.megatron_bert import bert_config, bert_tensors
 from trainer.config.card import CardError, TrainerConfig, validate
 from trainer.contract.resumable import model_facts
-from trainer.engine import Engine
+from trainer.engine import Engine, StepResult
 from trainer.model import loss
 from trainer.model.documents import IGNORED
 from trainer.model.families import FAMILIES
@@ -34,7 +34,7 @@ from trainer.schedule import flops
 from trainer.schedule.card_rules import cross_problems
 
 SIZES = (4, 8, 8, 12)
-SHAPES = [(2, 1, 1), (1, 2, 1), (1, 1, 2), (1, 4, 1), (2, 2, 1), (2, 2, 2)]
+SHAPES = [(2, 1, 1), (1, 2, 1), (1, 1, 2), (1, 4, 1), (1, 8, 1), (2, 2, 1), (2, 2, 2)]
 BERT = FAMILIES["bert"]
 
 
@@ -43,7 +43,7 @@ def card(shape: tuple[int, int, int]) -> TrainerConfig:
     """Sequence parallelism on the largest shape alone: the others are without."""
     pipeline, tensor, data = shape
     cuts = {"sequence_parallel": tensor > 1 and data > 1}
-    return tiny_bert(pipeline, tensor, parallel=cuts)
+    return tiny_bert(pipeline, tensor, parallel=cuts, model={"attention_heads": 8})
 
 
 @cache
@@ -77,6 +77,8 @@ def test_only_masked_words_have_logits() -> None:
     hidden, length = model.hidden_size, model.sequence_length
     without = 3 * 2 * (hidden**2 * length)  # the words' dense layer
     assert flops.model_flops(model, 10_000, 1) - flops.model_flops(model, 0, 1) == 3 * 2 * 2 * hidden * 10_000
+    half = [flops.model_flops(model, rows, 1, mask_probability=0.5) for rows in (0, 10_000)]
+    assert half[1] - half[0] == 3 * 2 * 8 * hidden * 10_000
     blocks = flops.model_flops(model.model_copy(update={"family": "gpt"}), 0, 1)
     assert flops.model_flops(model, 0, 1) == blocks + without
 
@@ -112,14 +114,19 @@ def theirs(config: TrainerConfig, dtype: str = "float32") -> Any:
     return model
 
 
-def their_loss(model: Any, drawn: dict[str, Tensor]) -> Tensor:
+def their_parts(model: Any, drawn: dict[str, Tensor]) -> dict[str, Tensor]:
     """Written out: their own takes -100 for labels that do not count, and a mean over them."""
     out = model(drawn["text"], attention_mask=drawn["padding_mask"], token_type_ids=drawn["types"])
     each = functional.cross_entropy(
         out.prediction_logits.transpose(1, 2), drawn["labels"].clamp(min=0), reduction="none"
     )
-    masked = (each * drawn["loss_mask"]).sum() / drawn["loss_mask"].sum()
-    return masked + functional.cross_entropy(out.seq_relationship_logits, drawn["is_random"])
+    mask, words, order = drawn["loss_mask"], out.prediction_logits.argmax(-1), out.seq_relationship_logits
+    return {
+        "lm": (each * mask).sum() / mask.sum(),
+        "sop": functional.cross_entropy(order, drawn["is_random"]),
+        "lm accuracy": ((words == drawn["labels"]) * mask).sum() / mask.sum(),
+        "sop accuracy": (order.argmax(-1) == drawn["is_random"]).float().mean(),
+    }
 
 
 def test_training_equals_transformers_megatron_bert() -> None:
@@ -129,7 +136,14 @@ def test_training_equals_transformers_megatron_bert() -> None:
     model, items = theirs(config), bert_tensors(config.model.layers)
     tied = {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"}
     assert set(model.state_dict()) - set(items) <= tied
-    compare_training(config, model, items, lambda step: their_loss(model, bert_samples(config, step, 8)), bert_batches)
+    with torch.no_grad():
+        before = {name: value.item() for name, value in their_parts(model, bert_samples(config, 0, 8)).items()}
+
+    def loss_of(step: int) -> Tensor:
+        parts = their_parts(model, bert_samples(config, step, 8))
+        return parts["lm"] + parts["sop"]
+
+    compare_training(config, model, items, loss_of, bert_batches, before)
 
 
 # ----------------------------------------------------------------------------- pieces
@@ -156,17 +170,18 @@ def test_the_order_of_sentences_can_be_left_out() -> None:
     """Its head is kept, so that checkpoints have one form, and gets gradients of zero."""
     config = tiny_bert(data={"binary_head": False}, optimizer={"weight_decay": 0.0})
     ((plain, order, start),) = run_ranks(left_out, 1, config)
-    assert abs(plain - 4.16) < 0.1  # ln 64 alone
+    assert abs(plain.loss - 4.16) < 0.1  # ln 64 alone
+    assert plain.parts == {"lm": plain.loss}
     assert torch.equal(order, start)
 
 
-def left_out(config: TrainerConfig) -> tuple[float, Tensor, Tensor]:
-    """Loss of one step, and the weight of the order's head after it and before."""
+def left_out(config: TrainerConfig) -> tuple[StepResult, Tensor, Tensor]:
+    """One step, and the weight of the order's head after it and before."""
     mesh = Mesh.create(config.parallel, CPU)
     engine = Engine.build(config, mesh)
     weight = dict(engine.named_parameters())["heads.order.weight"]
     start = weight.detach().clone()
-    found = engine.train_step(bert_batches(config, mesh, 0, 8), 8).loss
+    found = engine.train_step(bert_batches(config, mesh, 0, 8), 8)
     after = weight.detach().clone()
     engine.close()
     return found, after, start

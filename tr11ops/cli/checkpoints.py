@@ -222,7 +222,7 @@ def import_(
     context: Annotated[RunContext, JSON],
     folder: Annotated[Path, typer.Argument(metavar="HF_DIR", help="Folder with config.json and the weights.")],
 ) -> None:
-    """Make the first checkpoint of a run from a Hugging Face BLOOM, so that a training starts from it.
+    """Make the first checkpoint of a run from a Hugging Face BLOOM or Megatron-BERT, so that a training starts.
 
     Weights in the card's precision, fp32 masters equal to the model's own numbers, empty moments, step 0. The card's
     model must be that of HF_DIR, and the run must hold no checkpoint yet. Reads .safetensors and pytorch_model*.bin.

@@ -120,7 +120,12 @@ def _run(command: list[str]) -> None:
 
 def _sentence(found: dict[str, Any]) -> str:
     shape = " x ".join(f"{name} {degree}" for name, degree in sorted(found["topology"].items(), reverse=True))
+    parts = "".join(
+        f"{name} {value:.4f}, " if " " in name else f"{name} loss {value:.6f}, "
+        for name, value in found["parts"].items()
+    )
     return (
-        f"step {found['step']} on {found['source']}: loss {found['loss']:.6f}, perplexity {found['perplexity']:.4f} "
+        f"step {found['step']} on {found['source']}: loss {found['loss']:.6f}, {parts}"
+        f"perplexity {found['perplexity']:.4f} "
         f"({found['windows']} windows, {found['tokens']:,} tokens, {shape}, {found['seconds']:.1f} s)"
     )

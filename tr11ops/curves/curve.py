@@ -12,7 +12,7 @@ from tr11ops.curves.steps import LoggedStep
 from trainer.contract.logline import StepRecord
 
 CurveAxis = Literal["iteration", "samples", "tokens", "hours"]
-CurveValue = Literal["loss", "grad-norm", "learning-rate", "batch", "tflops"]
+CurveValue = Literal["loss", "sop-loss", "grad-norm", "learning-rate", "batch", "tflops"]
 AXES: tuple[str, ...] = get_args(CurveAxis)
 VALUES: tuple[str, ...] = get_args(CurveValue)
 _FIELDS = {
@@ -75,13 +75,20 @@ def curve_of(name: str, steps: Iterable[LoggedStep], axis: CurveAxis, value: Cur
         distance = record.iteration - iterations[-1] if iterations else 1
         seconds = record.seconds_per_iteration if math.isfinite(record.seconds_per_iteration) else 0.0
         spent = (hours[-1] if hours else 0.0) + distance * seconds / 3600.0
-        own = getattr(record, _FIELDS[value])
+        own = _measured(record, value)
         iterations.append(record.iteration)
         hours.append(spent)
         x.append(spent if axis == "hours" else _place(record, axis))
         y.append(math.nan if own is None else float(own))
     kept = [index for index, own in enumerate(y) if math.isfinite(own)]
     return RunCurve(name, [x[index] for index in kept], [y[index] for index in kept])
+
+
+def _measured(record: StepRecord, value: CurveValue) -> float | None:
+    if value == "sop-loss":
+        return dict(record.other_losses).get("sop")
+    found: float | None = getattr(record, _FIELDS[value])
+    return found
 
 
 def _place(record: StepRecord, axis: str) -> float:

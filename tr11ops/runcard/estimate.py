@@ -157,7 +157,7 @@ def estimate(
     path = path_of(card)
     levels, iterations, trained = path.batch_levels, path.total_iterations, path.end.consumed_samples
     stages = flops.stage_layout(model, card.parallel, vocabulary)
-    full = card.batch.global_batch_size
+    full, masked = card.batch.global_batch_size, card.data.mask_probability
     data_parallel = card.data_parallel_degree
     speed = _speed(card, path, seconds_per_iteration, assumed_tflops, steps)
     return Estimate(
@@ -170,7 +170,7 @@ def estimate(
         data_parallel=data_parallel,
         parameters=count,
         stages=stages,
-        busiest_stage_excess=flops.busiest_stage(model, stages, vocabulary).excess if stages else None,
+        busiest_stage_excess=flops.busiest_stage(model, stages, vocabulary, masked).excess if stages else None,
         iterations=iterations,
         ramp_iterations=sum(level.iterations for level in levels if level.batch_size < full),
         train_samples=card.batch.train_samples,
@@ -181,10 +181,12 @@ def estimate(
         first_step=_step_shape(card, levels[0].batch_size),
         full_step=_step_shape(card, full),
         rates=_rate_points(card, path),
-        model_flops_per_iteration=flops.model_flops(model, vocabulary, full),
-        hardware_flops_per_iteration=flops.hardware_flops(model, vocabulary, full),
+        model_flops_per_iteration=flops.model_flops(model, vocabulary, full, None, masked),
+        hardware_flops_per_iteration=flops.hardware_flops(model, vocabulary, full, None, masked),
         total_model_flops=sum(
-            flops.model_flops(model, vocabulary, segment.iterations * segment.batch_size, segment.sequence_length)
+            flops.model_flops(
+                model, vocabulary, segment.iterations * segment.batch_size, segment.sequence_length, masked
+            )
             for segment in path.segments
         ),
         weight_bytes=flops.weight_bytes(count.total, card.precision),

@@ -29,7 +29,7 @@ def shape_of(card: RunCard) -> MemoryShape:
     return MemoryShape(
         card.model, card.parallel, card.batch, card.precision, card.optimizer,
         card.tokenizer.padded_vocabulary_size, card.data_parallel_degree, attention_of(card).name,
-        device_type(card),
+        device_type(card), card.data.mask_probability,
     )  # fmt: skip
 
 

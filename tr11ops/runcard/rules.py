@@ -74,16 +74,17 @@ def _initial_warnings(card: RunCard) -> Iterator[Problem]:
 
 def _stage_warnings(card: RunCard) -> Iterator[Problem]:
     """Pipeline stages with different numbers of blocks, where one with more of them holds the others up."""
-    excess = _uneven_share(card.model, card.parallel, card.tokenizer.padded_vocabulary_size)
+    excess = _uneven_share(card, card.model, card.parallel)
     if excess > UNEVEN_SHARE:
         rule = f"gives some pipeline stages more blocks: a step takes {excess:.0%} longer than with even ones"
         yield Problem("model.layers", card.model.layers, rule, _even_layers(card))
 
 
-def _uneven_share(model: ModelSection, parallel: ParallelSection, vocabulary: int) -> float:
+def _uneven_share(card: RunCard, model: ModelSection, parallel: ParallelSection) -> float:
     """How much longer a step is where a stage has more blocks than another; 0 where that is not why, or not known."""
+    vocabulary = card.tokenizer.padded_vocabulary_size
     stages = stage_layout(model, parallel, vocabulary)
-    busiest = busiest_stage(model, stages, vocabulary) if stages else None
+    busiest = busiest_stage(model, stages, vocabulary, card.data.mask_probability) if stages else None
     return busiest.excess if busiest is not None and busiest.for_blocks else 0.0
 
 
@@ -95,7 +96,7 @@ def _even_layers(card: RunCard) -> str:
         model = card.model.model_copy(update={"layers": count, "recompute_blocks": None})
         vocabulary = card.tokenizer.padded_vocabulary_size
         is_known = stage_layout(model, parallel, vocabulary) is not None
-        return is_known and _uneven_share(model, parallel, vocabulary) <= UNEVEN_SHARE
+        return is_known and _uneven_share(card, model, parallel) <= UNEVEN_SHARE
 
     for partition in (card.parallel.partition, "type:transformer"):
         parallel = card.parallel.model_copy(update={"partition": partition})

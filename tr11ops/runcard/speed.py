@@ -103,10 +103,11 @@ def step_weights(card: RunCard, segments: Iterable[Segment]) -> list[float]:
     """
     full = _slots(card, card.batch.global_batch_size)
     vocabulary, fixed = card.tokenizer.padded_vocabulary_size, fixed_share(card)
-    operations = flops.hardware_flops(card.model, vocabulary, 1)
+    masked = card.data.mask_probability
+    operations = flops.hardware_flops(card.model, vocabulary, 1, None, masked)
     weights = []
     for segment in segments:
-        work = flops.hardware_flops(card.model, vocabulary, 1, segment.sequence_length) / operations
+        work = flops.hardware_flops(card.model, vocabulary, 1, segment.sequence_length, masked) / operations
         weights.append(fixed + (1 - fixed) * _slots(card, segment.batch_size) / full * work)
     return weights
 

@@ -7,14 +7,21 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
+from dataclasses import fields
 from functools import cache
 from typing import Any
 
 from trainer.contract.record import Record
 
+LOSS_SUFFIX = "_loss"
+
 
 class StepRecord(Record):
-    """What one training step (or the mean over a log interval) measured. Times in seconds, lengths in tokens."""
+    """What one training step (or the mean over a log interval) measured. Times in seconds, lengths in tokens.
+
+    `other_losses`: name and mean of what is learned beside the words, such as BERT's order of sentences ("sop").
+    """
 
     iteration: int
     total_iterations: int
@@ -33,6 +40,12 @@ class StepRecord(Record):
     curriculum_length: int | None = None
     skipped_iterations: int = 0
     nan_iterations: int = 0
+    other_losses: tuple[tuple[str, float], ...] = ()
+
+    def values(self) -> dict[str, Any]:
+        """Every number by its key in `metrics.jsonl`; another loss is NAME_loss."""
+        found = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "other_losses"}
+        return found | {f"{name}{LOSS_SUFFIX}": loss for name, loss in self.other_losses}
 
 
 def format_step(record: StepRecord) -> str:
@@ -48,6 +61,7 @@ def format_step(record: StepRecord) -> str:
         f" learning rate: {record.learning_rate:.3E} |",
         f" global batch size: {record.global_batch_size:5d} |",
         f" lm loss: {_scientific(record.lm_loss)} |",
+        *(f" {name} loss: {_scientific(loss)} |" for name, loss in record.other_losses),
     ]
     if record.loss_scale is not None:
         parts.append(f" loss scale: {record.loss_scale:.1f} |")
@@ -99,6 +113,11 @@ def _compiled_fields() -> tuple[tuple[str, re.Pattern[str], type], ...]:
     return tuple((name, re.compile(pattern), kind) for name, (pattern, kind) in _FIELDS.items())
 
 
+@cache
+def _other_loss() -> re.Pattern[str]:
+    return re.compile(rf"(?<=\| )(?!lm\b)(\w+) loss:\s*{_NUMBER} (?=\|)")
+
+
 def parse_step(line: str) -> StepRecord | None:
     """Read one per-iteration line of this or of an older training; None if the line is not one.
 
@@ -123,15 +142,27 @@ def parse_step(line: str) -> StepRecord | None:
     found.setdefault("consumed_tokens", 0)
     found.setdefault("global_batch_size", 0)
     found.setdefault("grad_norm", None)
+    if others := _other_loss().findall(line):
+        found["other_losses"] = tuple((name, float(value)) for name, value in others)
     return StepRecord(iteration=int(head.group(1)), total_iterations=int(head.group(2)), **found)
 
 
-def format_validation(name: str, iteration: int, loss: float) -> str:
-    """The three lines that report one validation group (dashes, values, dashes)."""
-    perplexity = math.exp(min(20.0, loss)) if math.isfinite(loss) else math.nan
-    line = (
-        f" {name} loss at iteration {iteration} | lm loss value: {_scientific(loss)} |"
-        f" lm loss PPL: {_scientific(perplexity)} | "
-    )
+def perplexity_of(loss: float) -> float:
+    """As the original has it: of a loss above 20 that of 20."""
+    return math.exp(min(20.0, loss)) if math.isfinite(loss) else math.nan
+
+
+def format_validation(
+    name: str,
+    iteration: int,
+    loss: float,
+    other_losses: Mapping[str, float] | None = None,
+    scores: Mapping[str, float] | None = None,
+) -> str:
+    """The three lines that report one validation group (dashes, values, dashes). `scores`: shares, by name."""
+    line = f" {name} loss at iteration {iteration} |"
+    for key, value in {"lm": loss, **(other_losses or {})}.items():
+        line += f" {key} loss value: {_scientific(value)} | {key} loss PPL: {_scientific(perplexity_of(value))} |"
+    line += "".join(f" {key}: {value:.4f} |" for key, value in (scores or {}).items()) + " "
     rule = "-" * (len(line) + 1)
     return f"{rule}\n{line}\n{rule}"

@@ -18,7 +18,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainer.contract.logline import StepRecord
+from trainer.contract.logline import LOSS_SUFFIX, StepRecord
 from trainer.contract.state_file import open_for_reading
 
 STEP, VALIDATION = "step", "validation"
@@ -60,6 +60,11 @@ class MetricsRecord(NamedTuple):
             return None
         return int(value)
 
+    def other_losses(self) -> dict[str, float]:
+        """The losses beside `lm_loss`, by name."""
+        names = (key.removesuffix(LOSS_SUFFIX) for key in self.values if key.endswith(LOSS_SUFFIX))
+        return {name: self.number(f"{name}{LOSS_SUFFIX}") for name in names if name not in ("", "lm")}
+
     def step(self) -> StepRecord | None:
         """What a step measured. None for another kind, for a step that lacks one of the trainer's counters, and for
         one that holds something else than a number: it is of no trainer.
@@ -77,6 +82,7 @@ class MetricsRecord(NamedTuple):
             "curriculum_length": self.integer("curriculum_length"),
             "skipped_iterations": self.integer("skipped_iterations") or 0,
             "nan_iterations": self.integer("nan_iterations") or 0,
+            "other_losses": tuple(self.other_losses().items()),
         }
         return StepRecord(**found)
 
@@ -85,7 +91,7 @@ class MetricsRecord(NamedTuple):
         return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
-_MEASURED = tuple(entry.name for entry in fields(StepRecord))
+_MEASURED = tuple(entry.name for entry in fields(StepRecord) if entry.name != "other_losses")
 
 
 def parse_record(line: str | bytes) -> MetricsRecord | None:

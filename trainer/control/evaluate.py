@@ -9,7 +9,7 @@ import argparse
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -22,12 +22,15 @@ import torch.distributed as dist
 from trainer.config.card import CardError, TrainerConfig, load_trainer_config
 from trainer.contract.checkpoints import CheckpointError
 from trainer.contract.files import write_json
+from trainer.contract.logline import perplexity_of
 from trainer.control.resume import load_weights
 from trainer.data.errors import DataError
 from trainer.data.rows import MicroBatch, NextTokenRow, RowFormat
 from trainer.data.samples import open_samples
 from trainer.engine import Engine, init_distributed
+from trainer.metrics.writer import LM
 from trainer.parallel.mesh import Mesh, worker_device
+from trainer.pipeline.partial_losses import Measured
 from trainer.schedule.card_rules import cross_problems
 
 REFUSALS = (CardError, CheckpointError, DataError)
@@ -65,7 +68,11 @@ class TokenWindows:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What an evaluation found. `loss`: mean over the windows, in nats per token; `losses`: one per window."""
+    """What an evaluation found. `loss`: mean over the windows, in nats per token; `losses`: one per window.
+
+    `parts`: means of the losses of which it is the sum, and of scores, for a family that has them; `perplexity` is then
+    that of the predicted words alone.
+    """
 
     checkpoint: str
     step: int
@@ -77,6 +84,7 @@ class Evaluation:
     topology: dict[str, int]
     seconds: float
     losses: list[float]
+    parts: Mapping[str, float]
 
 
 def read_windows(path: Path, sequence_length: int, rows: int) -> TokenWindows:
@@ -98,26 +106,26 @@ def read_windows(path: Path, sequence_length: int, rows: int) -> TokenWindows:
     return TokenWindows(tokens)
 
 
-def evaluate(engine: Engine, windows: Windows, count: int, report: Callable[[int], None]) -> list[float]:
-    """The loss of each of the first `count` windows, the same list on every rank. Collective.
+def evaluate(engine: Engine, windows: Windows, count: int, report: Callable[[int], None]) -> list[Measured]:
+    """Each of the first `count` windows, the same list on every rank. Collective.
 
     `engine` must have a micro batch of one. `report` hears how many windows are done.
     """
-    mesh, losses = engine.mesh, [math.nan] * count
+    mesh, measured = engine.mesh, [Measured(math.nan)] * count
     rounds = -(-count // mesh.data)
     for first in range(0, rounds, WINDOWS_BETWEEN_REPORTS):
         size = min(WINDOWS_BETWEEN_REPORTS, rounds - first)
         mine = [(first + turn) * mesh.data + mesh.data_rank for turn in range(size)]
-        found = engine.evaluate_each(_batches(windows, mine, count), size)
-        everywhere: list[list[float]] = [[] for _ in range(mesh.world_size)]
+        found = engine.measure_each(_batches(windows, mine, count), size)
+        everywhere: list[list[Measured]] = [[] for _ in range(mesh.world_size)]
         dist.all_gather_object(everywhere, found, group=mesh.cpu_group)
         for replica in range(mesh.data):
-            for turn, loss in enumerate(everywhere[mesh.rank_at(0, replica, 0)]):
+            for turn, one in enumerate(everywhere[mesh.rank_at(0, replica, 0)]):
                 index = (first + turn) * mesh.data + replica
                 if index < count:  # the last round is filled up with copies of the last window
-                    losses[index] = loss
+                    measured[index] = one
         report(min(count, (first + size) * mesh.data))
-    return losses
+    return measured
 
 
 def _batches(windows: Windows, indices: list[int], count: int) -> Iterator[MicroBatch]:
@@ -149,13 +157,13 @@ def run(options: argparse.Namespace) -> None:
     windows, count, source = _windows(config, options, mesh, engine)
     step = load_weights(config, mesh, engine, options.checkpoint, say)
     length = config.model.sequence_length
-    losses = evaluate(engine, windows, count, lambda done: say(f"evaluated {done} of {count} windows"))
-    mean = math.fsum(losses) / count
+    measured = evaluate(engine, windows, count, lambda done: say(f"evaluated {done} of {count} windows"))
+    mean = Measured.mean(measured)
     if rank == 0:
-        perplexity = math.exp(min(20.0, mean)) if math.isfinite(mean) else math.nan
+        perplexity = perplexity_of(mean.parts.get(LM, mean.loss))
         found = Evaluation(
-            str(options.checkpoint), step, source, count, count * length, mean, perplexity,
-            mesh.degrees(), time.perf_counter() - began, losses,
+            str(options.checkpoint), step, source, count, count * length, mean.loss, perplexity,
+            mesh.degrees(), time.perf_counter() - began, [one.loss for one in measured], mean.parts,
         )  # fmt: skip
         write_json(options.output, asdict(found))
     engine.close()

@@ -10,8 +10,9 @@ from trainer.config.card import TrainerConfig
 from trainer.metrics.writer import Interval, StepSurroundings
 from trainer.parallel.mesh import Mesh
 from trainer.schedule.devices import peak_tflops
-from trainer.schedule.flops import Utilization, counted_gigaflops, mixed_peak, tflops_per_gpu, utilization
+from trainer.schedule.flops import counted_gigaflops, mixed_peak, tflops_per_gpu
 from trainer.schedule.progress import Progress
+from trainer.schedule.utilization import Utilization, utilization
 
 
 class Account:
@@ -19,12 +20,15 @@ class Account:
 
     def __init__(self, config: TrainerConfig, mesh: Mesh):
         self._model, self._rows = config.model, config.tokenizer.padded_vocabulary_size
+        self._masked = config.data.mask_probability
         self._world_size, self._replicas = mesh.world_size, mesh.data
         name = torch.cuda.get_device_name(mesh.device) if mesh.device.type == "cuda" else None
         self.device = name or "cpu"
         self._peak = None if name is None else peak_tflops(name, config.precision.dtype)
         if config.precision.float8 and name is not None:
-            self._peak = mixed_peak(self._model, self._rows, self._peak, peak_tflops(name, "float8"))
+            self._peak = mixed_peak(
+                self._model, self._rows, self._peak, peak_tflops(name, "float8"), None, self._masked
+            )
 
     def tflops(self, interval: Interval) -> float:
         """TFLOPs of each worker by the original's formula, recomputation counted."""
@@ -66,5 +70,12 @@ class Account:
     def _utilization(self, interval: Interval) -> Utilization:
         length = interval.tokens // max(1, interval.samples)
         return utilization(
-            self._model, self._rows, interval.samples, interval.seconds, self._world_size, self._peak, length
+            self._model,
+            self._rows,
+            interval.samples,
+            interval.seconds,
+            self._world_size,
+            self._peak,
+            length,
+            self._masked,
         )

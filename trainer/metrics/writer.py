@@ -11,15 +11,17 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trainer.config.card import LoggingSection
 from trainer.contract.attempt import tell
 from trainer.contract.files import append_line
-from trainer.contract.logline import StepRecord, format_step, format_validation
+from trainer.contract.logline import LOSS_SUFFIX, StepRecord, format_step, format_validation, perplexity_of
 from trainer.contract.paths import RunPaths
 from trainer.contract.sharing import make_shared
+
+LM = "lm"  # the loss of what is predicted, beside others of which the whole is the sum
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -39,16 +41,28 @@ class Interval:
     samples: int = 0
     tokens: int = 0
     zeros: int = 0
+    parts: dict[str, float] = field(default_factory=dict)
     timers: dict[str, float] = field(default_factory=dict)
 
-    def add(self, loss: float, seconds: float, samples: int, tokens: int, skipped: bool) -> None:
+    def add(
+        self, loss: float, seconds: float, samples: int, tokens: int, skipped: bool,
+        parts: Mapping[str, float] | None = None,
+    ) -> None:  # fmt: skip
+        """One step. `parts`: the losses of which its loss is the sum, where there are several."""
         self.steps += 1
+        for name, value in (parts or {}).items():
+            self.parts[name] = self.parts.get(name, 0.0) + value
         self.loss += loss
         self.seconds += seconds
         self.samples += samples
         self.tokens += tokens
         self.skipped += int(skipped)
         self.nan += int(not math.isfinite(loss))
+
+    def losses(self) -> tuple[float, tuple[tuple[str, float], ...]]:
+        """Means: of what is predicted, and of each other loss by name."""
+        means = {name: value / self.steps for name, value in self.parts.items()}
+        return means.pop(LM, self.loss / self.steps), tuple(means.items())
 
     def time(self, name: str, seconds: float) -> None:
         """Add to one of the timers, which TensorBoard shows per step."""
@@ -110,7 +124,7 @@ class MetricsWriter:
         if not self.is_writer:
             return
         tell(format_step(record))
-        self._append({"kind": "step", **asdict(record), **extra})
+        self._append({"kind": "step", **record.values(), **extra})
         if record.iteration % self.logging.tensorboard_interval:
             return
         with self._tensorboard() as events:
@@ -119,15 +133,31 @@ class MetricsWriter:
                 self._rates(events, record, around)
 
     def validation(
-        self, group: str, iteration: int, samples: int, tokens: int, loss: float, gigaflops: float, prefix: str = ""
+        self,
+        group: str,
+        iteration: int,
+        samples: int,
+        tokens: int,
+        loss: float,
+        gigaflops: float,
+        prefix: str = "",
+        parts: Mapping[str, float] | None = None,
     ) -> None:
-        """Report one validation group's mean loss; `prefix` names an evaluation out of turn in the log line."""
+        """Report one validation group's mean loss; `prefix` names an evaluation out of turn in the log line.
+
+        `parts`: the losses of which it is the sum, and scores ("lm accuracy"), where the model has them.
+        """
         if not self.is_writer:
             return
-        tell(format_validation(prefix or group, iteration, loss))
-        perplexity = math.exp(min(20.0, loss)) if math.isfinite(loss) else math.nan
+        scores = {name: value for name, value in (parts or {}).items() if " " in name}
+        others = {name: value for name, value in (parts or {}).items() if " " not in name}
+        loss = others.pop(LM, loss)
+        tell(format_validation(prefix or group, iteration, loss, others, scores))
+        perplexity = perplexity_of(loss)
         self._append(
             {"kind": "validation", "name": group, "iteration": iteration, "lm_loss": loss, "perplexity": perplexity}
+            | {f"{name}{LOSS_SUFFIX}": value for name, value in others.items()}
+            | {name.replace(" ", "_"): value for name, value in scores.items()}
         )
         with self._tensorboard() as events:
             if events is None:
@@ -135,6 +165,8 @@ class MetricsWriter:
             values = [("lm loss validation", loss)]
             if self.logging.tensorboard_validation_perplexity:
                 values.append(("lm loss validation ppl", perplexity))
+            values += [(f"{name} loss validation", value) for name, value in others.items()]
+            values += [(f"{name} validation", value) for name, value in scores.items()]
             for tag, value in values:
                 full = f"lm-loss-validation/{group}/{tag}"
                 events.add_scalar(full, value, iteration)
@@ -183,6 +215,7 @@ class MetricsWriter:
             "learning-rate/learning-rate": record.learning_rate if logging.tensorboard_learning_rate else None,
             "batch-size/batch-size": record.global_batch_size if logging.tensorboard_batch_size else None,
             "lm-loss-training/lm loss": record.lm_loss,
+            **{f"lm-loss-training/{name} loss": loss for name, loss in record.other_losses},
             "loss-scale/loss-scale": record.loss_scale if logging.tensorboard_loss_scale else None,
             "grad-norm/grad-norm": record.grad_norm,
             "num-zeros/num-zeros": record.num_zeros if logging.zeros_in_gradient else None,

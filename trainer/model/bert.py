@@ -14,11 +14,11 @@ from torch import Tensor
 
 from trainer.config.card import DataSection, TrainerConfig
 from trainer.config.recompute_choice import recomputed_part
-from trainer.model.bert_heads import FIRST_MARK, PretrainingHead, PretrainingHeads, TokenTypes
+from trainer.model.bert_heads import FIRST_MARK, LM, SOP, PretrainingHead, PretrainingHeads, TokenTypes
 from trainer.model.block import TransformerBlock
 from trainer.model.compiled import Compiler
 from trainer.model.documents import IGNORED
-from trainer.model.family import Family, Layer
+from trainer.model.family import Family, Layer, LossParts
 from trainer.model.kernels import build_kernel
 from trainer.model.layers import Dropout, LayerNorm, LearnedPositions, VocabularyParallelEmbedding, embed_marked
 from trainer.parallel.mesh import Mesh
@@ -36,6 +36,14 @@ class BertFamily(Family):
 
     tied_name: ClassVar[str] = "embedding.word.weight"
     fields: ClassVar[tuple[str, ...]] = ("text", "types", "labels", "is_random", "loss_mask", "padding_mask")
+
+    def parts(self, config: TrainerConfig) -> LossParts:
+        """That of the masked words and that of the order of sentences ("sop"), and how many of each are right.
+
+        Without the order the loss is one.
+        """
+        losses = (LM, SOP) if config.data.binary_head else (LM,)
+        return LossParts(losses, tuple(f"{name} accuracy" for name in losses))
 
     def head(self, mesh: Mesh) -> PretrainingHead:
         """Both losses."""

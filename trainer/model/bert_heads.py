@@ -23,6 +23,7 @@ from trainer.parallel.comm import reduce_from_tensor_region, stretch
 from trainer.parallel.mesh import Mesh
 
 TYPES = 2  # first sentence, second sentence
+LM, SOP = "lm", "sop"  # the two losses: of masked words, and of the order of sentences
 FIRST_MARK = 1  # of a token of the first type; padding is marked 0
 
 
@@ -87,8 +88,14 @@ class PretrainingHead(LanguageModelHead):
         places, words, swapped = labels
         (embedding, slot, bias, logits), self._waiting = self._waiting, None
         chosen = hidden.reshape(-1, hidden.shape[-1]).index_select(0, places)
-        loss = projection_loss(chosen, embedding, words, slot, self.group, bias.detach())
-        return _OrderLoss.apply(loss, logits.detach(), swapped, slot)
+        right = None if torch.is_grad_enabled() else torch.zeros((), device=hidden.device)
+        loss = projection_loss(chosen, embedding, words, slot, self.group, bias.detach(), right)
+        both, order = _OrderLoss.apply(loss, logits.detach(), swapped, slot)
+        self.measured = {LM: loss.detach(), SOP: order}
+        if right is not None:
+            in_order = ((logits.argmax(dim=1) == swapped) * _shares(swapped)).sum()
+            self.measured |= {f"{LM} accuracy": right, f"{SOP} accuracy": in_order}
+        return both
 
 
 class PretrainingHeads(nn.Module):
@@ -120,23 +127,32 @@ class PretrainingHeads(nn.Module):
         return reduce_from_tensor_region(mine, self.mesh.tensor_group)
 
 
+def _shares(wanted: Tensor) -> Tensor:
+    """What each sample weighs in a mean [batch]: nothing where `wanted` is below zero."""
+    counts = (wanted >= 0).float()
+    return counts / counts.sum().clamp(min=1)
+
+
 class _OrderLoss(torch.autograd.Function):
-    """Adds the cross-entropy of logits [batch, 2] to a loss. Their gradient waits in the slot, as the weight's does.
+    """Adds the cross-entropy of logits [batch, 2] to a loss: the sum, and what was added, which has no gradient.
+
+    The logits' gradient waits in the slot, as the weight's does.
 
     What is wanted below zero does not count; of a micro batch where none does nothing is added, and gradients are zero.
     """
 
     @staticmethod
-    def forward(ctx: Any, loss: Tensor, logits: Tensor, wanted: Tensor, slot: Slot) -> Tensor:
+    def forward(ctx: Any, loss: Tensor, logits: Tensor, wanted: Tensor, slot: Slot) -> tuple[Tensor, Tensor]:
         logarithms = torch.log_softmax(logits.float(), dim=1)
         ctx.slot, ctx.dtype = slot, logits.dtype
-        shares = (wanted >= 0).float()
-        shares /= shares.sum().clamp(min=1)
+        shares = _shares(wanted)
         right = functional.one_hot(wanted.clamp(min=0), 2)
         ctx.gradient = (logarithms.exp() - right) * shares.unsqueeze(1)
-        return loss - (logarithms * right * shares.unsqueeze(1)).sum()
+        order = -(logarithms * right * shares.unsqueeze(1)).sum()
+        ctx.mark_non_differentiable(order)
+        return loss + order, order
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> Any:
         ctx.slot.order = (ctx.gradient * gradient).to(ctx.dtype)
         return gradient, None, None, None

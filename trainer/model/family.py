@@ -7,7 +7,7 @@ batch is made of, what the loss is, and what is tied.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -36,8 +36,25 @@ class Layer:
     forward: Callable[[Any, Any], Any] | None = None
 
 
+@dataclass(frozen=True)
+class LossParts:
+    """Names of what a head measures of each micro batch: `losses`, of which the loss is the sum, and `scores`, which it
+    measures where nothing is trained. Each is a mean over the micro batch, as the loss is.
+
+    The first of the losses is "lm".
+    """
+
+    losses: tuple[str, ...] = ()
+    scores: tuple[str, ...] = ()
+
+
 class Head(Protocol):
     """The end of a model: its last layer, which the family makes of it, gives what `loss` takes."""
+
+    @property
+    def measured(self) -> Mapping[str, Tensor]:
+        """The parts of the last loss by name, fp32 scalars, alike on all tensor ranks; scores only where no gradients
+        were asked for."""
 
     def loss(self, hidden: Tensor, labels: Any) -> Tensor:
         """An fp32 scalar, the same on all tensor ranks, from the last layer's output and a batch's second part."""
@@ -52,6 +69,10 @@ class Family(ABC):
 
     tied_name: ClassVar[str]
     fields: ClassVar[tuple[str, ...]]
+
+    def parts(self, config: TrainerConfig) -> LossParts:
+        """What the head measures beside the loss, see `LossParts`. By default nothing: the loss is one."""
+        return LossParts()
 
     @abstractmethod
     def head(self, mesh: Mesh) -> Head:

@@ -70,6 +70,7 @@ class LanguageModelHead:
     def __init__(self, mesh: Mesh):
         self.group = mesh.tensor_group
         self._enter = gather_sequence if mesh.sequence_parallel else copy_to_tensor_region
+        self.measured: dict[str, Tensor] = {}
         self._pending: tuple[VocabularyParallelEmbedding, Slot] | None = None
 
     def attach(self, embedding: VocabularyParallelEmbedding, stream: Stream) -> Tensor:
@@ -102,17 +103,23 @@ def projection_loss(
     slot: Slot,
     group: ProcessGroup | None,
     bias: Tensor | None = None,
+    hits: Tensor | None = None,
 ) -> Tensor:
     """Mean cross-entropy of the labels `wanted` [tokens], given hidden states `flat` [tokens, features].
 
-    `bias`: of this worker's words, detached; its gradient goes to the slot beside the weight's.
+    `bias`: of this worker's words, detached; its gradient goes to the slot beside the weight's. `hits`: an fp32 scalar
+    to which the share of labels that have the largest logit is added, where no gradients are asked for.
     """
     weight = embedding.weight.detach().to(compute_dtype(flat))
     rows = _Rows(embedding.first_row, group, None if bias is None else bias.to(weight.dtype))
     counted = (wanted >= 0).sum().clamp(min=1).float()
     if torch.is_grad_enabled() and flat.requires_grad:
         return _ProjectionLoss.apply(flat, weight, wanted, counted, (rows, slot))
-    return _cross_entropy(flat.to(weight.dtype), weight, wanted, rows, None) / counted
+    found = torch.zeros_like(counted)
+    loss = _cross_entropy(flat.to(weight.dtype), weight, wanted, rows, None, None if hits is None else found) / counted
+    if hits is not None:
+        hits += found / counted
+    return loss
 
 
 class Attach(torch.autograd.Function):
@@ -195,8 +202,18 @@ class _Gradients:
 
 
 @torch.no_grad()
-def _cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, rows: _Rows, gradients: _Gradients | None) -> Tensor:
-    """Sum of the tokens' losses; its gradients with respect to `hidden` and `weight` go to `gradients`."""
+def _cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    rows: _Rows,
+    gradients: _Gradients | None,
+    hits: Tensor | None = None,
+) -> Tensor:
+    """Sum of the tokens' losses; its gradients with respect to `hidden` and `weight` go to `gradients`.
+
+    To `hits` the number of labels with the largest logit is added.
+    """
     tokens, kind = hidden.shape[0], hidden.device.type
     height = min(tokens, max(1, PIECE_ELEMENTS[kind] // weight.shape[0]))
     counts = labels >= 0
@@ -207,6 +224,8 @@ def _cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, rows: _Rows, 
         logits = torch.mm(hidden[part], weight.t(), out=room[: min(height, tokens - begin)])
         if rows.bias is not None:
             logits.add_(rows.bias)
+        if hits is not None:
+            hits += _largest(logits, labels[part], rows)
         losses, shares = _softmax_losses(logits, labels[part], rows, gradients is not None)
         total += losses.masked_fill_(~counts[part], 0.0).sum()
         if gradients is not None:
@@ -260,6 +279,17 @@ def _softmax_losses(
             of_target /= shares
     _put(logits, local, torch.where(here, of_target.to(logits.dtype), logits.gather(1, local)))
     return losses, shares
+
+
+def _largest(logits: Tensor, labels: Tensor, rows: _Rows) -> Tensor:
+    """How many of the labels have no larger logit beside theirs, of the words of all tensor ranks."""
+    local = labels - rows.first
+    here = (local >= 0) & (local < logits.shape[1])
+    own = logits.gather(1, local.masked_fill(~here, 0).unsqueeze(1)).squeeze(1).float()
+    both = torch.stack((logits.amax(dim=1).float(), own.masked_fill(~here, -torch.inf)))
+    if rows.group is not None:
+        dist.all_reduce(both, dist.ReduceOp.MAX, group=rows.group)
+    return ((both[0] == both[1]) & (labels >= 0)).sum()
 
 
 def _put(rows: Tensor, places: Tensor, values: Tensor) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from trainer.config.card import TrainerConfig
 from trainer.config.recompute_choice import recomputed_part
@@ -16,6 +17,7 @@ from trainer.model.recompute import recompute_function
 from trainer.parallel.gradient_copies import sum_copies
 from trainer.parallel.mesh import Mesh
 from trainer.pipeline.library import LayerSpec, PipelineModule, PipeModelDataParallelTopology, TiedLayerSpec
+from trainer.pipeline.partial_losses import PartialLosses
 
 
 class StageModule(PipelineModule):
@@ -33,6 +35,7 @@ class StageModule(PipelineModule):
 
     def __init__(self, mesh: Mesh, borders: StageBorders, parts: int, **settings: Any):
         self._mesh = mesh
+        self.partial_losses: PartialLosses | None = None
         self.borders = borders
         self.parts_count = parts
         super().__init__(**settings)
@@ -95,6 +98,10 @@ class StageModule(PipelineModule):
         gives_loss = self._mesh.is_last_stage and self.active_part == self.parts_count - 1
         result = super().forward(forward_input if takes_tokens else self.borders.enter(forward_input))
         return result if gives_loss else self.borders.leave(result)
+
+    def get_additional_losses(self) -> OrderedDict[str, Tensor] | None:
+        """Of what the library takes means beside the loss, on every rank."""
+        return None if self.partial_losses is None else self.partial_losses.of_micro_batch()
 
     def _is_checkpointable(self, funcs: list[Any]) -> bool:
         """Whether the library, which asks layer by layer, recomputes these."""

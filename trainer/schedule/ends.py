@@ -9,7 +9,7 @@ from __future__ import annotations
 from trainer.config.model import ModelSection
 from trainer.contract.record import Record
 
-MASKED_SHARE = 0.15  # of BERT's tokens: what is predicted, and so has logits
+MASK_PROBABILITY = 0.15  # the card's default: of BERT's tokens those that are predicted, and so have logits
 TOKEN_TYPES = 2
 PLACES = 64  # the places of a micro batch's masked tokens are filled up to a multiple of this: few shapes come up
 
@@ -49,12 +49,12 @@ def tokens_at_the_end(model: ModelSection, length: int) -> int:
     return model.decoder_sequence_length if model.has_decoder else length
 
 
-def predicted_tokens(model: ModelSection, tokens: int) -> int:
+def predicted_tokens(model: ModelSection, tokens: int, mask_probability: float = MASK_PROBABILITY) -> int:
     """Of so many tokens those that have logits."""
-    return max(1, round(tokens * MASKED_SHARE)) if model.family == "bert" else tokens
+    return max(1, round(tokens * mask_probability)) if model.family == "bert" else tokens
 
 
-def places_with_logits(model: ModelSection, tokens: int) -> int:
+def places_with_logits(model: ModelSection, tokens: int, mask_probability: float = MASK_PROBABILITY) -> int:
     """Of a micro batch of so many tokens the places that logits are made of."""
-    predicted = predicted_tokens(model, tokens)
+    predicted = predicted_tokens(model, tokens, mask_probability)
     return min(tokens, -(-predicted // PLACES) * PLACES) if predicted < tokens else tokens

@@ -12,7 +12,7 @@ from trainer.config.card import ModelSection, OptimizerSection, ParallelSection,
 from trainer.config.recompute_choice import recomputed_between, recomputed_blocks
 from trainer.config.stage_units import units_of
 from trainer.contract.record import Record
-from trainer.schedule.ends import ends_of, predicted_tokens, tokens_at_the_end
+from trainer.schedule.ends import MASK_PROBABILITY, ends_of, predicted_tokens, tokens_at_the_end
 from trainer.schedule.interleaving import idle_passes
 
 ADAM_BYTES = 8  # two fp32 moments of each parameter
@@ -171,14 +171,19 @@ class Busiest(Record):
     for_blocks: bool
 
 
-def busiest_stage(model: ModelSection, stages: tuple[StageBlocks, ...], padded_vocabulary_size: int) -> Busiest:
+def busiest_stage(
+    model: ModelSection,
+    stages: tuple[StageBlocks, ...],
+    padded_vocabulary_size: int,
+    mask_probability: float = MASK_PROBABILITY,
+) -> Busiest:
     """Counted are forward and backward passes of blocks, their recomputation, and the logits."""
     length = model.sequence_length
     whole = _recomputed_forward(model, length) / max(1, recomputed_blocks(model))
     work = [
         3 * stage.blocks * _block_forward(model, length)
         + stage.recomputed(model) * whole
-        + 3 * stage.head * _logits_forward(model, padded_vocabulary_size, length)
+        + 3 * stage.head * _logits_forward(model, padded_vocabulary_size, length, mask_probability)
         for stage in stages
     ]
     busiest = stages[work.index(max(work))]
@@ -248,23 +253,32 @@ def counted_gigaflops(model: ModelSection, padded_vocabulary_size: int, samples:
 
 
 def model_flops(
-    model: ModelSection, padded_vocabulary_size: int, samples: int, sequence_length: int | None = None
+    model: ModelSection,
+    padded_vocabulary_size: int,
+    samples: int,
+    sequence_length: int | None = None,
+    mask_probability: float = MASK_PROBABILITY,
 ) -> int:
     """Operations that `samples` samples need: a forward pass and twice that backward, nothing recomputed.
 
     2 for each multiply-add; attention scores over the full window, as the usual formula has it. `sequence_length`:
-    of these samples, where a curriculum makes them shorter than the card's.
+    of these samples, where a curriculum makes them shorter than the card's. `mask_probability`: a BERT's, by which few
+    of its tokens have logits.
     """
     length = sequence_length or model.sequence_length
     forward = _blocks_forward(model, length)
-    return 3 * samples * (forward + _logits_forward(model, padded_vocabulary_size, length))
+    return 3 * samples * (forward + _logits_forward(model, padded_vocabulary_size, length, mask_probability))
 
 
 def hardware_flops(
-    model: ModelSection, padded_vocabulary_size: int, samples: int, sequence_length: int | None = None
+    model: ModelSection,
+    padded_vocabulary_size: int,
+    samples: int,
+    sequence_length: int | None = None,
+    mask_probability: float = MASK_PROBABILITY,
 ) -> int:
     """Operations carried out: `model_flops`, and what of the blocks' forward passes is recomputed."""
-    needed = model_flops(model, padded_vocabulary_size, samples, sequence_length)
+    needed = model_flops(model, padded_vocabulary_size, samples, sequence_length, mask_probability)
     return needed + samples * _recomputed_forward(model, sequence_length or model.sequence_length)
 
 
@@ -308,43 +322,11 @@ def _attention_forward(model: ModelSection, length: int) -> int:
     return 4 * length * length * attention_width(model)
 
 
-def _logits_forward(model: ModelSection, padded_vocabulary_size: int, length: int) -> int:
+def _logits_forward(model: ModelSection, padded_vocabulary_size: int, length: int, mask_probability: float) -> int:
     """Operations of the model's end for one sample: logits of what is predicted, and what each token passes before."""
-    logits = 2 * predicted_tokens(model, tokens_at_the_end(model, length)) * model.hidden_size * padded_vocabulary_size
+    predicted = predicted_tokens(model, tokens_at_the_end(model, length), mask_probability)
+    logits = 2 * predicted * model.hidden_size * padded_vocabulary_size
     return logits + 2 * length * ends_of(model, padded_vocabulary_size).dense
-
-
-class Utilization(Record):
-    """Operations per second of each worker, in TFLOPs, and their share of the device's dense peak.
-
-    `mfu` counts what the model needs, `hfu` also what is recomputed; None where the device's peak is not known.
-    """
-
-    model_tflops: float
-    hardware_tflops: float
-    mfu: float | None
-    hfu: float | None
-
-
-def utilization(
-    model: ModelSection,
-    padded_vocabulary_size: int,
-    samples: int,
-    seconds: float,
-    world_size: int,
-    peak_tflops: float | None,
-    sequence_length: int | None = None,
-) -> Utilization:
-    """How well `world_size` workers used their devices when `samples` samples took `seconds`.
-
-    `peak_tflops` of one device in the training's dtype: `trainer.schedule.devices.peak_tflops`.
-    """
-    scale = seconds * world_size * 1e12
-    needed = model_flops(model, padded_vocabulary_size, samples, sequence_length) / scale
-    done = hardware_flops(model, padded_vocabulary_size, samples, sequence_length) / scale
-    if peak_tflops is None:
-        return Utilization(needed, done, None, None)
-    return Utilization(needed, done, needed / peak_tflops, done / peak_tflops)
 
 
 def mixed_peak(
@@ -353,6 +335,7 @@ def mixed_peak(
     wide: float | None,
     float8: float | None,
     length: int | None = None,
+    mask_probability: float = MASK_PROBABILITY,
 ) -> float | None:
     """Peak in TFLOPs where the linear layers of the blocks run at the rate `float8` and all else at `wide`.
 
@@ -362,7 +345,8 @@ def mixed_peak(
         return None
     length = length or model.sequence_length
     linear = _blocks_forward(model, length) - _scores_forward(model, length)
-    rest = _scores_forward(model, length) + _logits_forward(model, padded_vocabulary_size, length)
+    logits = _logits_forward(model, padded_vocabulary_size, length, mask_probability)
+    rest = _scores_forward(model, length) + logits
     return (linear + rest) / (linear / float8 + rest / wide)
 
 

@@ -15,7 +15,7 @@ from trainer.config.model import ModelSection, OptimizerSection, ParallelSection
 from trainer.config.recompute_choice import recomputed_between, recomputed_part
 from trainer.config.tensor_shares import sends_shares
 from trainer.schedule import flops
-from trainer.schedule.ends import places_with_logits, tokens_at_the_end, tokens_between_layers
+from trainer.schedule.ends import MASK_PROBABILITY, places_with_logits, tokens_at_the_end, tokens_between_layers
 from trainer.schedule.interleaving import held_counts, rounds
 from trainer.schedule.pieces import PIECE_ELEMENTS, SOFTMAX_ELEMENTS, WIDENED_ELEMENTS
 
@@ -64,6 +64,7 @@ class MemoryShape:
     data_parallel: int
     attention: KernelName
     kind: Literal["cpu", "cuda"] = "cuda"
+    mask_probability: float = MASK_PROBABILITY
 
     @property
     def width(self) -> int:
@@ -283,7 +284,7 @@ def _handed_over(shape: MemoryShape, elements: int) -> int:
 
 def _head(shape: MemoryShape, tokens: int) -> int:
     rows = shape.vocabulary // shape.parallel.tensor
-    every, tokens = tokens, places_with_logits(shape.model, tokens)
+    every, tokens = tokens, places_with_logits(shape.model, tokens, shape.mask_probability)
     height = min(tokens, max(1, PIECE_ELEMENTS[shape.kind] // rows))
     soft = min(height, max(1, SOFTMAX_ELEMENTS[shape.kind] // rows)) * rows * 4
     strips = 2 * soft if shape.width < 4 else soft

@@ -25,6 +25,12 @@ def test_levels_and_differences_are_exact() -> None:
     assert [round(row.difference(1), 9) for row in compared.rows] == [-0.25, -0.5, -0.75, -1.0]
 
 
+def test_another_loss_is_a_value() -> None:
+    steps = changed(quiet(1, 4), 3, 4, other_losses=(("sop", 0.5),))
+    curve = curve_of("a", steps, "iteration", "sop-loss")
+    assert (list(curve.x), list(curve.y)) == ([3.0, 4.0], [0.5, 0.5])
+
+
 def test_the_shorter_run_ends_the_table() -> None:
     compared = compare([line("a", 0.0, 100), line("b", 0.0, 40)], rows=2, lines=5)
     assert compared.rows[-1].x == 40.0

@@ -101,13 +101,14 @@ finite = st.floats(min_value=0, max_value=1e9, allow_nan=False)
         grad_norm=st.one_of(st.none(), finite), samples_per_second=finite, tflops=finite,
         loss_scale=st.one_of(st.none(), finite), params_norm=st.one_of(st.none(), finite),
         curriculum_length=st.one_of(st.none(), st.integers(0, 10**5)), skipped_iterations=st.integers(0, 1000),
-        nan_iterations=st.integers(0, 1000),
+        nan_iterations=st.integers(0, 1000), other_losses=st.sampled_from([(), (("sop", 0.5), ("other", 2.0))]),
     ),
     st.sampled_from(["", "[default7]:", "[x01] [default0]:"]),
 )  # fmt: skip
 def test_every_line_reads_back_to_what_it_prints(record, prefix):
     read = parse_step(prefix + format_step(record))
     assert format_step(read) == format_step(record)
+    assert read.other_losses == record.other_losses
 
 
 def test_validation_lines():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tracemalloc
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,15 @@ FULL = StepRecord(7, 100, 700, 7000, 1.5, 1e-4, 100, 2.5, 0.3, 66.0, 150.0)
 
 
 def line(**changes: Any) -> str:
-    return json.dumps({"kind": "step", **asdict(FULL), "time": 50.0, "job_id": "12", **changes})
+    return json.dumps({"kind": "step", **FULL.values(), "time": 50.0, "job_id": "12", **changes})
 
 
-def test_a_step_is_read_back_whole() -> None:
-    record = parse_record(line())
+@pytest.mark.parametrize("others", [(), (("sop", 0.5), ("other", 2.0))], ids=str)
+def test_a_step_is_read_back_whole(others: tuple[tuple[str, float], ...]) -> None:
+    full = replace(FULL, other_losses=others)
+    record = parse_record(line(**full.values()))
     assert record is not None and record.is_step
-    assert (record.step(), record.time, record.job_id) == (FULL, 50.0, "12")
+    assert (record.step(), record.time, record.job_id) == (full, 50.0, "12")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "7", "null", line()[:-1], "[" * 5000, '{"kind": 5}', '{"kind": null}'])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,28 @@ def test_a_tensorboard_that_fails_is_said_once(tmp_path, capsys):
     metrics.close()
     assert capsys.readouterr().out.count("TensorBoard cannot be written") == 1
     assert len(metrics.paths.metrics.read_text().splitlines()) == 3
+
+
+def test_each_part_of_a_loss_is_shown(tmp_path, capsys):
+    interval = Interval()
+    for lm in (4.0, 5.0):
+        interval.add(lm + 0.5, 0.5, 16, 256, False, {"lm": lm, "sop": 0.5})
+    assert interval.losses() == (4.5, (("sop", 0.5),))
+    metrics = writer(tmp_path)
+    metrics.step(replace(record(1, 4.5), other_losses=(("sop", 0.5),)), {}, AROUND)
+    found = {"lm": 4.0, "sop": 0.25, "lm accuracy": 0.5, "sop accuracy": 0.75}
+    metrics.validation("valid", 2, 32, 512, 4.25, 5.0, parts=found)
+    shown = capsys.readouterr().out
+    assert " | lm loss: 4.500000E+00 | sop loss: 5.000000E-01 | grad norm" in shown
+    assert "| lm loss value: 4.000000E+00 | lm loss PPL: 5.459815E+01 | sop loss value: 2.500000E-01 |" in shown
+    assert "| lm accuracy: 0.5000 | sop accuracy: 0.7500 | \n" in shown
+    step, validation = (json.loads(line) for line in metrics.paths.metrics.read_text().splitlines())
+    assert (step["lm_loss"], step["sop_loss"]) == (4.5, 0.5) and "other_losses" not in step
+    wanted = {"lm_loss": 4.0, "sop_loss": 0.25, "lm_accuracy": 0.5, "sop_accuracy": 0.75}
+    assert {name: validation[name] for name in wanted} == wanted
+    metrics.step(record(2), {}, AROUND)
+    plain = json.loads(metrics.paths.metrics.read_text().splitlines()[-1])
+    assert [key for key in plain if key.endswith("loss")] == ["lm_loss"]
 
 
 def test_a_nan_loss_is_counted_and_visible(tmp_path, capsys):

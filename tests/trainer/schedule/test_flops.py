@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from trainer.config.card import ModelSection, OptimizerSection, ParallelSection, PrecisionSection
 from trainer.schedule import flops
 from trainer.schedule.devices import device_peak, peak_tflops
+from trainer.schedule.utilization import utilization
 
 BLOOM = ModelSection(
     layers=70,
@@ -81,11 +82,11 @@ def test_the_counter_of_the_tensorboard_axis() -> None:
 def test_utilization_of_the_176b_training() -> None:
     """105.22 s a step on A100s was 48 % of their peak with what was recomputed, 36 % without."""
     peak = peak_tflops("NVIDIA A100-SXM4-80GB", "bf16")
-    found = flops.utilization(BLOOM, VOCABULARY, 2048, 105.22, 384, peak)
+    found = utilization(BLOOM, VOCABULARY, 2048, 105.22, 384, peak)
     assert found.hardware_tflops == pytest.approx(149.02, abs=0.005)
     assert found.hfu == pytest.approx(0.478, abs=5e-4)
     assert found.mfu == pytest.approx(0.360, abs=5e-4)
-    unknown = flops.utilization(BLOOM, VOCABULARY, 2048, 105.22, 384, None)
+    unknown = utilization(BLOOM, VOCABULARY, 2048, 105.22, 384, None)
     assert (unknown.mfu, unknown.hfu) == (None, None)
     assert unknown.model_tflops == found.model_tflops
 

@@ -77,6 +77,8 @@ def tiles(material: ReportMaterial, zone: tzinfo) -> Iterator[Tile]:
     if steps:
         last = steps[-1].record
         yield Tile("loss", f"{last.lm_loss:.4g}")
+        for name, loss in last.other_losses:
+            yield Tile(f"{name} loss", f"{loss:.4g}")
         yield Tile("tokens", quantity(last.consumed_tokens))
     yield Tile("ETA", "reached" if share(material) == 100 else eta(material, zone) or "not known")
     if steps:

@@ -13,7 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -225,7 +225,7 @@ class StandIn:
             tflops=tflops_per_gpu(self.config.model, rows, samples, seconds, self.seat.world, length),
         )
         tell(format_step(record))
-        self._record({"kind": "step", **asdict(record), "device": "stand-in"})
+        self._record({"kind": "step", **record.values(), "device": "stand-in"})
 
     def _record(self, value: dict[str, Any]) -> None:
         line = json.dumps({**value, "time": time.time(), "job_id": self.attempt.job_id})

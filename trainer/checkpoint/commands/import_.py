@@ -1,4 +1,4 @@
-"""`import`: a Hugging Face BLOOM as the first checkpoint of a run."""
+"""`import`: a Hugging Face BLOOM or Megatron-BERT as the first checkpoint of a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from trainer.checkpoint.commands.export import read_card
-from trainer.checkpoint.huggingface.import_ import HuggingFaceModel
+from trainer.checkpoint.huggingface.import_ import HuggingFaceFolder, HuggingFaceModel
+from trainer.checkpoint.huggingface.import_bert import MegatronBertFolder
 from trainer.checkpoint.huggingface.names import bloom_shape, facts_of_card
 from trainer.checkpoint.publishing import CheckpointInfo, Extras
 from trainer.checkpoint.rewrite import source_bytes, write_checkpoint
@@ -20,7 +21,7 @@ from trainer.contract.units import size
 from trainer.data.progress import progress_bar
 from trainer.schedule.progress import Progress
 
-HELP = "make the first checkpoint of a run from a Hugging Face BLOOM folder"
+HELP = "make the first checkpoint of a run from a Hugging Face BLOOM or Megatron-BERT folder"
 STEP = 0
 
 
@@ -81,15 +82,20 @@ def _padding(rows: int) -> str:
     return f"{rows} rows of zeros added as padding, " if rows > 0 else f"{-rows} empty rows of padding left out, "
 
 
-def open_for(folder: Path, card: TrainerConfig) -> HuggingFaceModel:
+def open_for(folder: Path, card: TrainerConfig) -> HuggingFaceFolder:
     """Open a Hugging Face model and check that it is the card's. Raises CheckpointError with the first difference."""
     wanted = facts_of_card(card)
-    try:
-        bloom_shape(wanted)
-    except CheckpointError as error:
-        raise CheckpointError(f"the run card's model: {error}") from None
-    source = HuggingFaceModel(folder, card.precision.dtype)
-    found, tokens = source.shape.vocabulary_size, card.tokenizer.vocabulary_size
+    source: HuggingFaceFolder
+    if card.model.family == "bert":
+        wanted["model.max_position_embeddings"] = card.model.positions
+        source = MegatronBertFolder(folder, card.precision.dtype)
+    else:
+        try:
+            bloom_shape(wanted)
+        except CheckpointError as error:
+            raise CheckpointError(f"the run card's model: {error}") from None
+        source = HuggingFaceModel(folder, card.precision.dtype)
+    found, tokens = source.rows, card.tokenizer.vocabulary_size
     if tokens is not None and tokens > found:
         raise CheckpointError(
             f"{folder} has {found} rows of the vocabulary, and tokenizer.vocabulary_size is {tokens}: name the"

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainer.checkpoint.huggingface.mapped import MappedTensor, needed_fact, only
+from trainer.contract.checkpoints import CheckpointError
 
 MODEL_TYPE = "megatron-bert"
 _ENDS = {
@@ -38,6 +39,7 @@ _BLOCK_PARTS = {
 _FUSED = "attention.query_key_value"
 _SPLIT = ("attention.self.query", "attention.self.key", "attention.self.value")
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
+_READ_ACTIVATIONS = {theirs: ours for ours, theirs in ACTIVATIONS.items()} | {"gelu_new": "gelu_tanh"}
 
 
 def bert_tensors(layers: int) -> dict[str, MappedTensor]:
@@ -78,4 +80,49 @@ def bert_config(facts: Mapping[str, Any], dtype: str) -> dict[str, Any]:
         "tie_word_embeddings": True,
         "dtype": dtype,
         "torch_dtype": dtype,  # the same, for transformers < 4.56
+    }
+
+
+def facts_of_config(config: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """The model's facts under the card's keys, of its config.json. Raises CheckpointError naming `path` and the key."""
+    only = {
+        "model_type": (MODEL_TYPE, None),
+        "type_vocab_size": (2, 2),
+        "position_embedding_type": ("absolute", "absolute"),
+        "tie_word_embeddings": (True, True),
+        "is_decoder": (False, False),
+    }
+    for key, (value, default) in only.items():
+        if config.get(key, default) != value:
+            raise CheckpointError(f"{path}: {key} = {config.get(key)!r}: only {value!r} can be imported as a BERT")
+    counts = {
+        "model.layers": "num_hidden_layers",
+        "model.hidden_size": "hidden_size",
+        "model.attention_heads": "num_attention_heads",
+        "model.ffn_hidden_size": "intermediate_size",
+        "model.max_position_embeddings": "max_position_embeddings",
+        "tokenizer.padded_vocabulary_size": "vocab_size",
+    }
+    facts: dict[str, Any] = {"model.family": "bert"}
+    for ours, theirs in counts.items():
+        value = config.get(theirs)
+        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+            raise CheckpointError(f"{path}: {theirs} = {value!r}: must be a whole number above 0")
+        facts[ours] = value
+    hidden, heads = facts["model.hidden_size"], facts["model.attention_heads"]
+    if hidden % heads:
+        raise CheckpointError(f"{path}: num_attention_heads = {heads}: must divide hidden_size = {hidden}")
+    epsilon = config.get("layer_norm_eps", 1e-12)
+    if not isinstance(epsilon, float) or not 0.0 < epsilon < 1.0:
+        raise CheckpointError(f"{path}: layer_norm_eps = {epsilon!r}: must be a number between 0 and 1")
+    activation = config.get("hidden_act", "gelu")
+    if activation not in _READ_ACTIVATIONS:
+        known = ", ".join(_READ_ACTIVATIONS)
+        raise CheckpointError(f"{path}: hidden_act = {activation!r}: only {known} can be imported")
+    return facts | {
+        "model.kv_channels": hidden // heads,
+        "model.activation": _READ_ACTIVATIONS[activation],
+        "model.position_embedding": "absolute",
+        "model.embedding_layernorm": False,
+        "model.layernorm_epsilon": epsilon,
     }

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from transformers import MegatronBertForPreTraining
 from tests.trainer.bert_cases import bert_batches, bert_samples, tiny_bert
 from tests.trainer.checkpoint.huggingface.models import train_and_save
 from tests.trainer.spawn import run_ranks
+from trainer.checkpoint.commands.import_ import open_for
 from trainer.checkpoint.huggingface.export import is_export, plan_export, write_export
 from trainer.checkpoint.huggingface.names import facts_of_card
 from trainer.checkpoint.reader import open_checkpoint
@@ -62,3 +65,94 @@ def test_what_it_cannot_say_is_refused(saved: tuple[TrainerConfig, Path, float])
     source.facts.model["model.kv_channels"] = 12  # type: ignore[index]
     with pytest.raises(CheckpointError, match="Megatron-BERT architecture of Hugging Face has only 8"):
         plan_export(source)
+
+
+# ----------------------------------------------------------------------------- import
+@pytest.fixture(scope="module")
+def exported_once(saved: tuple[TrainerConfig, Path, float], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config, place, _ = saved
+    folder = tmp_path_factory.mktemp("export") / "hf"
+    write_export(plan_export(open_checkpoint(place), card_facts=facts_of_card(config), max_shard_bytes=20_000), folder)
+    return folder
+
+
+@pytest.fixture
+def exported(exported_once: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(exported_once, tmp_path / "hf"))
+
+
+def whole(source: Any, key: str, part: Any = "weights") -> torch.Tensor:
+    shape = source.tensors(part)[key].shape
+    found: torch.Tensor = source.read(part, key, (0,) * len(shape), shape)
+    return found
+
+
+def test_an_import_is_the_inverse_of_an_export(saved: tuple[TrainerConfig, Path, float], exported: Path) -> None:
+    config, place, _ = saved
+    ours, theirs = open_checkpoint(place), open_for(exported, config)
+    assert theirs.tensors("weights") == ours.tensors("weights") and theirs.padding_rows == 0
+    for key in ours.tensors("weights"):
+        assert torch.equal(whole(theirs, key), whole(ours, key)), key
+        assert torch.equal(whole(theirs, f"{key}/fp32", "optimizer"), whole(ours, key))
+    fused = "blocks.1.attention.query_key_value.weight"  # any rows of it
+    for first, count in ((0, 1), (5, 40), (23, 2)):
+        some = whole(ours, fused)[first : first + count, 3:10]
+        assert torch.equal(theirs.read("weights", fused, (first, 3), (count, 7)), some)
+    write_export(plan_export(theirs, card_facts=facts_of_card(config)), exported.parent / "again")
+    again = open_for(exported.parent / "again", config)
+    assert all(torch.equal(whole(again, key), whole(ours, key)) for key in ours.tensors("weights"))
+
+
+def test_padding_is_of_zeros_and_only_zeros_are_cut(saved: tuple[TrainerConfig, Path, float], exported: Path) -> None:
+    config, _, _ = saved
+
+    def with_rows(padded: int, tokens: int) -> TrainerConfig:
+        value = config.model_dump(mode="json")
+        value["tokenizer"] |= {"padded_vocabulary_size": padded, "vocabulary_size": tokens}
+        return TrainerConfig.model_validate(value)
+
+    more, exact = open_for(exported, with_rows(80, 60)), open_for(exported, config)
+    assert more.padding_rows == 16
+    for key in ("embedding.word.weight", "heads.word_bias"):
+        assert torch.equal(whole(more, key)[:64], whole(exact, key)) and not whole(more, key)[64:].any()
+    with pytest.raises(CheckpointError, match=r"row 63 of the vocabulary is not empty"):
+        open_for(exported, with_rows(48, 40))
+
+
+@pytest.mark.parametrize(
+    ("values", "rule"),
+    [
+        ({"model_type": "bert"}, "only 'megatron-bert' can be imported"),
+        ({"hidden_act": "relu"}, "hidden_act = 'relu': only gelu"),
+        ({"position_embedding_type": "relative_key"}, "only 'absolute'"),
+        ({"num_hidden_layers": 3}, r"has no tensor bert\.encoder\.layer\.2\."),
+        ({"num_hidden_layers": 1}, "is no part of a Megatron-BERT for pre-training"),
+        ({"vocab_size": "64"}, "vocab_size = '64': must be a whole number"),
+        ({"num_attention_heads": 5}, "must divide hidden_size"),
+        ({"layer_norm_eps": 1e-12}, r"set model\.layernorm_epsilon = 1e-12"),
+        ({"max_position_embeddings": 20}, r"position_embeddings\.weight has shape \(16, 32\)"),
+    ],
+    ids=str,
+)
+def test_another_bert_is_refused(
+    saved: tuple[TrainerConfig, Path, float], exported: Path, values: dict[str, Any], rule: str
+) -> None:
+    path = exported / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    with pytest.raises(CheckpointError, match=rule):
+        open_for(exported, saved[0])
+
+
+def test_a_model_that_transformers_saved_is_read(saved: tuple[TrainerConfig, Path, float], exported: Path) -> None:
+    """It repeats the tied tensors in torch's own format; a copy that differs is refused."""
+    config, _, _ = saved
+    state = MegatronBertForPreTraining.from_pretrained(exported).state_dict()
+    state["bert.embeddings.position_ids"] = torch.arange(16.0).unsqueeze(0)
+    for path in exported.glob("*.safetensors*"):
+        path.unlink()
+    torch.save(state, exported / "pytorch_model.bin")
+    assert torch.equal(whole(open_for(exported, config), "heads.word_bias"), state["cls.predictions.bias"])
+    state["cls.predictions.decoder.bias"] = state["cls.predictions.bias"] + 1
+    torch.save(state, exported / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"decoder\.bias differs from cls\.predictions\.bias"):
+        open_for(exported, config)
