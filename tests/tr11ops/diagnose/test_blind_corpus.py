@@ -13,10 +13,10 @@ FOLDER = Path(__file__).parents[2] / "data" / "diagnose" / "blind"
 CERTAIN = 0.9
 
 
-@pytest.mark.parametrize("labels", ["set1.toml", "set2.toml"])
+@pytest.mark.parametrize("labels", ["set1.toml", "set2.toml", "set3.toml"])
 def test_classes_lines_and_no_false_certainty(labels: str) -> None:
     known = tomllib.loads((FOLDER / labels).read_text(encoding="utf-8"))
-    assert len(known) >= 100
+    assert len(known) >= 80
     wrong, elsewhere, certain, lines = [], [], [], 0
     for name, label in known.items():
         found = diagnose_files([FOLDER / f"{name}.log.gz"])[0]
