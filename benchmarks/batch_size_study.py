@@ -1,26 +1,30 @@
 """A batch-size study on real text: a BERT of 4 layers, batches at equal samples, several optimizers, by `tr11 sweep`.
 
-    python benchmarks/batch_size_study.py FOLDER [--samples 16384] [--batches 64,256,1024] [--optimizers adamw,lamb]
+    python benchmarks/batch_size_study.py FOLDER [--samples 12288] [--batches 64,256,1024,4096] [--studies long,lamb]
 
-The text is what every Python installation carries, split in sentences; a vocabulary of 4,096 pieces is learnt from it.
-Each optimizer has a rate of its own at the smallest batch, and the square-root rule gives the others; `adamw-one-rate`
-is AdamW without that rule. Prints the unigram floor (the loss of who knows how often each piece comes, and no more) and
-the tables of `tr11 sweep compare`; leaves FOLDER/OPTIMIZER.html. What was begun in FOLDER is gone on with.
+The text is what every Python installation carries, split in sentences; a vocabulary of 2,048 pieces is learnt from it.
+AdamW is tried with two rates at every batch; each LAMB has a rate at the smallest batch, and the square-root rule gives
+the others. `long` is one longer run of AdamW at the smallest batch. The loss is that of the masked words alone: no head
+looks at the order of sentences. Prints the unigram floor (the loss of who knows how often each piece is masked, and no
+more) and the tables of `tr11 sweep compare`; leaves FOLDER/STUDY.html. What was begun in FOLDER is gone on with.
+`batch_size_plot.py` draws it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import subprocess
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from trainer.config.card import load_trainer_config
+from trainer.data.samples import plan_data, wanted_data
 
 TR11 = Path(sys.executable).parent / "tr11"
 WORDS, LENGTH = 2048, 16
@@ -120,11 +124,19 @@ def prepare(data: Path, megabytes: int) -> None:
     )  # fmt: skip
 
 
-def unigram_floor(data: Path) -> float:
-    """-sum p ln p over the words of the data, in nats."""
-    ids = np.fromfile(data / "corpus_text_sentence.bin", dtype=np.uint16)
-    counts = Counter(ids.tolist())
-    return -sum(count / len(ids) * math.log(count / len(ids)) for count in counts.values())
+def masked_floor(study: Path) -> float:
+    """The loss on the validation samples' masked words of who knows how often each is masked in training, in nats."""
+    card = next(path for cell in sorted(study.iterdir()) for path in sorted(cell.glob("state/attempts/*/card.json")))
+    config = load_trainer_config(card)
+    counts = {}
+    for role, most in (("train", 60_000), ("valid", VALID)):
+        samples = plan_data(config, wanted_data(config))[role].open()
+        counts[role] = np.zeros(config.tokenizer.padded_vocabulary_size)
+        for number in range(min(most, len(samples))):
+            fields = samples.fields(number)
+            counts[role] += np.bincount(fields["labels"][fields["loss_mask"] > 0], minlength=len(counts[role]))
+    known = np.log((counts["train"] + 1) / (counts["train"] + 1).sum())
+    return float(-(counts["valid"] * known).sum() / counts["valid"].sum())
 
 
 def tr11(*words: str, folder: Path | None = None) -> str:
@@ -154,7 +166,8 @@ def study(folder: Path, name: str, batches: list[int], samples: int, at_once: in
         tr11("sweep", *words, "--scheduler", "local", "--at-once", str(at_once), folder=folder)
     while any(cell["state"] in {"running", "queued"} for cell in states(place)):
         time.sleep(10)
-    print(f"\n{name}\n{tr11('sweep', 'compare', str(place), '--output', str(folder / f'{name}.html'))}", flush=True)
+    print(f"\n{name}: unigram floor of the masked words {masked_floor(place):.3f} nats", flush=True)
+    print(f"{tr11('sweep', 'compare', str(place), '--output', str(folder / f'{name}.html'))}", flush=True)
 
 
 def states(place: Path) -> list[dict[str, object]]:
@@ -168,8 +181,8 @@ def states(place: Path) -> list[dict[str, object]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--samples", type=int, default=12_288, help="of every cell; of --studies long: --long-samples")
-    parser.add_argument("--long-samples", type=int, default=96_000)
+    parser.add_argument("--samples", type=int, default=12_288, help="of every cell")
+    parser.add_argument("--long-samples", type=int, default=96_000, help="of the long run")
     parser.add_argument("--batches", default="64,256,1024,4096")
     parser.add_argument("--studies", default=",".join((LONG, *STUDIES)))
     parser.add_argument("--megabytes", type=int, default=12, help="of text")
@@ -178,7 +191,6 @@ def main() -> None:
     folder = options.folder.absolute()
     os.environ["TR11_LOCAL_SCHEDULER"] = str(folder / "scheduler")
     prepare(folder / "data", options.megabytes)
-    print(f"unigram floor {unigram_floor(folder / 'data'):.3f} nats, of {WORDS} pieces", flush=True)
     for name in options.studies.split(","):
         if name == LONG:
             study(folder, name, [int(options.batches.split(",")[0])], options.long_samples, 1)

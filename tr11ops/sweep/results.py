@@ -18,13 +18,14 @@ from trainer.contract.metrics_record import VALIDATION, records
 
 MOST_CURVES = 8  # that can be told apart in one plot
 AXES: tuple[CurveAxis, ...] = ("samples", "hours")
+TEST_SET = "test"  # the test share of `data.split`
 SHARE = 10  # of the shortest course: a mean over more than a tenth of it would hide how it fell
 
 
 @dataclass(frozen=True)
 class CellResult:
-    """One cell's outcome. `loss` is the mean of the last `lines` lines, `validation` the last one that was measured;
-    `hours` are of training, without waits. NaN where nothing was logged."""
+    """One cell's outcome. `loss` is the mean of the last `lines` lines, `validation` the last one on the first
+    validation set; `hours` are of training, without waits. NaN where nothing was logged."""
 
     name: str
     state: str
@@ -102,9 +103,13 @@ def _row(course: CellCourse, lines: int) -> CellResult:
 
 
 def _last_validation(path: Path) -> float:
-    last = math.nan
+    """The last loss on the first validation set; test sets come behind them all, at the end of a training."""
+    name, last = None, math.nan
     for record in records(path):
-        if record.kind == VALIDATION:
+        if record.kind != VALIDATION or record.values.get("name") == TEST_SET:
+            continue
+        name = record.values.get("name") if name is None else name
+        if record.values.get("name") == name:
             last = record.number("lm_loss")
     return last
 

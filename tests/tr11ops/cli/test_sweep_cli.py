@@ -240,8 +240,9 @@ def log(root: Path, name: str, batch: int, losses: list[float]) -> None:
          "samples_per_second": float(batch), "tflops": 0.1}
         for step, loss in enumerate(losses, 1)
     ]  # fmt: skip
-    lines.append(
-        {"kind": "validation", "time": 2e9, "job_id": "1", "iteration": len(losses), "lm_loss": losses[-1] + 1}
+    lines.extend(
+        {"kind": "validation", "name": name, "time": 2e9, "job_id": "1", "iteration": len(losses), "lm_loss": loss}
+        for name, loss in (("valid", losses[-1] + 1), ("other", 1.0), ("test", 2.0))
     )
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
