@@ -90,8 +90,8 @@ class Disagreeing(Trainer):
         pipeline = self.engine._pipeline
         if self.rank == self.world_size - 1 and self.steps_done == 13:
             early, norm = self.engine._early_loss, pipeline.get_global_grad_norm
-            loss = early.value
-            early.value = lambda: loss() * 50  # type: ignore[method-assign]
+            losses = early.values
+            early.values = lambda: [loss * 50 for loss in losses()]  # type: ignore[method-assign]
             pipeline.get_global_grad_norm = lambda: norm() * 50
         return super()._step(interval)
 

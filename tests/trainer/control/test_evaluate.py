@@ -26,7 +26,7 @@ def losses_of(config: TrainerConfig, file: Path) -> tuple[list[float], list[int]
     engine = Engine.build(one, mesh, for_training=False)
     windows = read_windows(file, one.model.sequence_length, VOCABULARY)
     heard: list[int] = []
-    found = evaluate(engine, windows, len(windows), heard.append)
+    found = [one.loss for one in evaluate(engine, windows, len(windows), heard.append)]
     engine.close()
     return found, heard
 
