@@ -62,3 +62,12 @@ def interrupted(config: TrainerConfig, draw: Callable[..., Any]) -> tuple[list[f
         found = check_workers(engine.stage(), mesh, 1, 6)
         engine._pipeline.destroy()
     return losses[0][3:], losses[1], equal(*states), [item.fault for item in found if item.first != item.second]
+
+
+def goes_on(config: TrainerConfig, tensors: dict[str, Any], first: int, draw: Callable[..., Any]) -> list[float]:
+    """Losses of three steps from a state of whole tensors after `first` steps. To be run by `run_ranks`."""
+    mesh = Mesh.create(config.parallel, CPU)
+    engine = Engine.build(config, mesh)
+    fill(engine, tensors, first)
+    engine.set_learning_rate(3e-3)
+    return [engine.train_step(draw(config, mesh, step, 8), 8, step).loss for step in range(first, first + 3)]

@@ -1,6 +1,6 @@
 """T5: against transformers' Blenderbot, which is built alike, on every shape, resumed, and what it refuses.
 
-Bounds are those of test_parity.py and test_bert.py; with an epsilon of 1e-6, as the cards have, that no element's step is
+Bounds are those of test_parity.py and test_bert.py; with an epsilon of 1e-6, as the cards have, no element's step is
 the sign of a rounding. Beside what `transformers` calls T5 nothing can be put: that one
 has relative positions, root-mean-square norms and no biases.
 """
@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import BlenderbotConfig, BlenderbotForConditionalGeneration
 
-from tests.trainer.cases import Curve, assemble, train
+from tests.trainer.cases import FP32_LOSS, Curve, assemble, train
 from tests.trainer.mapped_cases import compare_training
-from tests.trainer.one_curve import compare_curves, interrupted
+from tests.trainer.one_curve import compare_curves, goes_on, interrupted
 from tests.trainer.spawn import run_ranks
 from tests.trainer.t5_cases import DECODER, t5_batches, t5_samples, tiny_t5
 from trainer.checkpoint.huggingface.blenderbot import t5_config, t5_tensors
@@ -77,6 +77,16 @@ def test_a_resumed_training_goes_on_bit_for_bit() -> None:
     ((went_on, resumed, same, faults),) = run_ranks(interrupted, 1, tiny_t5(model=model), t5_batches)
     assert went_on == resumed and same and not faults
     assert len(set(went_on)) == 3
+
+
+@pytest.mark.parametrize("shape", [(2, 1), (1, 2)], ids=str)
+def test_a_reshaped_training_goes_on(shape: tuple[int, int]) -> None:
+    """The state of one rank, on two: losses within the rounding of other sums."""
+    whole, first = assemble([curves((1, 1), "adamw")[0].pieces]), len(SIZES)
+    (alone,) = run_ranks(goes_on, 1, tiny_t5(optimizer={"epsilon": 1e-6}, model=EIGHT), whole, first, t5_batches)
+    config = tiny_t5(shape[0], optimizer={"epsilon": 1e-6}, model=EIGHT)
+    for losses in run_ranks(goes_on, 2, config, whole, first, t5_batches):
+        assert losses == pytest.approx(alone, abs=FP32_LOSS, rel=0)
 
 
 @pytest.mark.parametrize("granularity", ["full", "selective"])
