@@ -252,7 +252,7 @@ class Trainer:
             if iteration % config.logging.interval == 0:
                 self._log(interval, result)
                 interval = Interval()
-            action = self.spikes.observe(iteration, result.loss, result.grad_norm, result.skipped)
+            action = self.spikes.observe(iteration, result.loss, result.grad_norm, result.skipped, self._await_save)
             if action is not None:
                 self._answer(action)
             if isinstance(action, RollBack):
@@ -388,7 +388,6 @@ class Trainer:
         )
         if not isinstance(action, RollBack):
             return
-        self._await_save()
         self.heartbeat.beat("loading", self.progress.iteration)
         self.spikes.roll_back(action, self.fence)
         resumed = load_step(self.config, self.mesh, self.engine, action.to_step, self._say)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch.distributed as dist
 
 from trainer.checkpoint.publishing import Fence
@@ -33,14 +35,27 @@ class SpikeWatch:
         """What the card and the roll-backs pass over."""
         return SkipPlan.of(self._config, self.record.ranges)
 
-    def observe(self, iteration: int, loss: float, grad_norm: float | None, skipped: bool) -> RollBack | Flag | None:
-        """Take one step's numbers, the same on all ranks; returns what is to be done, if anything. Collective then."""
+    def observe(
+        self,
+        iteration: int,
+        loss: float,
+        grad_norm: float | None,
+        skipped: bool,
+        finish_saves: Callable[[], object] = lambda: None,
+    ) -> RollBack | Flag | None:
+        """Take one step's numbers, the same on all ranks; returns what is to be done, if anything. Collective then.
+
+        `finish_saves` is called before a checkpoint to go back to is looked for: one that is still being written in the
+        background may be the newest from before the spike. Collective too.
+        """
         settings = self._config.recovery
         if settings.on_spike == "off":
             return None
         self._detector, spike = self._detector.observe(iteration, loss, grad_norm, skipped)
         if spike is None:
             return None
+        if settings.on_spike == "roll_back":
+            finish_saves()
         folder, used = self._config.paths.checkpoints, self.record.automatic
         return self._crew.on_first(
             "the search for a checkpoint before the spike",
