@@ -144,7 +144,7 @@ class Scene:
         wanted = set(detectors)
         self.until(lambda: wanted <= self.findings(), f"{wanted}")
         time.sleep(STAYS_SECONDS)
-        self.until(lambda: wanted <= self.findings(), f"{wanted} again", seconds=60.0)
+        self.until(lambda: wanted <= self.findings(), f"{wanted} again")
         [commands] = {cure(page_of(detector)) for detector in detectors}
         for word, value in {"REASON": "as the page says", **words}.items():
             commands = re.sub(rf"(?<![A-Z]){word}(?![A-Z])", value, commands)
