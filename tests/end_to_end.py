@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.twin.rehearsal_inputs import steps_of
 from tests.waiting import end_of_file, until
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.manifest import Manifest
@@ -117,9 +118,7 @@ class Playground:
         return RunPaths(self.folder / directory, "small", "main")
 
     def steps(self, directory: str = "run") -> list[dict[str, Any]]:
-        path = self.paths(directory).metrics
-        records = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-        return [record for record in records if record["kind"] == "step"]
+        return steps_of(self.paths(directory))
 
     def ends(self, directory: str = "run") -> list[EndMarker]:
         found = [EndMarker.read(path) for path in self.paths(directory).attempts.glob("*/end.json")]

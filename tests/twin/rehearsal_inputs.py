@@ -90,10 +90,11 @@ def write_resolved(card: RunCard, path: Path) -> Path:
 
 
 def steps_of(paths: RunPaths) -> list[dict[str, Any]]:
-    """All step records, in the order in which they were written."""
+    """All step records, in the order in which they were written; a line that is still being written is none yet."""
     if not paths.metrics.exists():
         return []
-    records = [json.loads(line) for line in paths.metrics.read_text().splitlines()]
+    whole, _, _ = paths.metrics.read_text().rpartition("\n")
+    records = [json.loads(line) for line in whole.splitlines()]
     return [record for record in records if record["kind"] == "step"]
 
 
