@@ -17,6 +17,7 @@ from typing import IO, cast
 import torch
 from torch.serialization import get_crc32_options, set_crc32_options
 
+_READ_BYTES = 8  # of what is written to an archive, by torch's writer
 _SMALL_BYTES = 64 << 10  # nothing but a tensor's own bytes is written in a piece larger than this
 
 
@@ -45,9 +46,12 @@ class Envelopes:
 def _make(dtype: torch.dtype, shape: tuple[int, ...]) -> Envelope:
     size = math.prod(shape) * dtype.itemsize
     recorder = _Recorder()
+    # Uninitialised: of a large tensor one page is touched, since the recorder drops the content unread. But its first
+    # bytes are read: content that begins as a descriptor of a zip file does, as freed memory may, gets into the id.
+    blank = torch.empty(shape, dtype=dtype)
+    blank.view(-1)[:_READ_BYTES].zero_()
     with _without_crc32():
-        # Uninitialised: of a large tensor no page is touched, since the recorder drops the content unread.
-        torch.save(torch.empty(shape, dtype=dtype), cast(IO[bytes], recorder))
+        torch.save(blank, cast(IO[bytes], recorder))
     if size > _SMALL_BYTES:
         assert recorder.dropped == size, f"torch.save wrote {recorder.dropped} bytes for a tensor of {size}"
         return Envelope(recorder.before.getvalue(), recorder.after.getvalue())
