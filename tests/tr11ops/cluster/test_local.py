@@ -163,8 +163,9 @@ def test_trouble_with_the_state_folder_does_not_end_a_job(scheduler: LocalSchedu
     good = settings.read_text()
     settings.write_text("not JSON at all")
     state = scheduler.store.job_folder(int(job_id)) / "state.json"
-    saved = state.read_text()
-    state.write_text("{")
+    with scheduler.store.changing():  # else the supervisor, which notes the start, may write a good one over it
+        saved = state.read_text()
+        state.write_text("{")
     scheduler.store.wake(int(job_id))
     log = scheduler.store.job_folder(int(job_id)) / "supervisor.log"
     until(lambda: "state.json" in text_of(log), "the supervisor complains")
