@@ -22,6 +22,7 @@ from trainer.parallel.mesh import Mesh
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 Step = Callable[[list[Any]], float]
+DECODER = 64  # tokens of a T5's decoder
 MASKED, IGNORED = 0.15, -100  # BERT's share of tokens that are predicted; what transformers leaves out
 
 
@@ -76,6 +77,8 @@ def card(shape: Shape, tensor: int = 1, pipeline: int = 1, data: int = 1) -> Tra
     own: dict[str, Any] = {"embedding_layernorm": True}
     if shape.family == "bert":
         own = {"family": "bert", "position_embedding": "absolute", "activation": "gelu"}
+    if shape.family == "t5":
+        own = {"family": "t5", "position_embedding": "absolute", "decoder_sequence_length": DECODER}
     return validate(
         TrainerConfig,
         {

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from models import Shape, Step, loop
+from models import DECODER, Shape, Step, card, engine_step, loop
 from torch import Tensor
+from training_turns import take_turns
 from transformers import (
     BlenderbotConfig,
     BlenderbotForConditionalGeneration,
@@ -29,60 +28,23 @@ from transformers import (
 
 from tr11ops.agent.allocation import free_port
 from trainer.checkpoint.huggingface.blenderbot import t5_config
-from trainer.config.card import TrainerConfig, validate
+from trainer.config.card import TrainerConfig
 from trainer.contract.resumable import model_facts
-from trainer.engine import Engine, init_distributed
-from trainer.parallel.mesh import Mesh
+from trainer.engine import init_distributed
 
-SHAPE = Shape(layers=4, hidden=256, heads=8, vocabulary=8192, length=256, micro=4, accumulated=2)
-DECODER = 64
-
-
-def card(shape: Shape) -> TrainerConfig:
-    """The run card of such a training."""
-    return validate(
-        TrainerConfig,
-        {
-            "run": {"name": "speed", "directory": "unused"},
-            "model": {
-                "family": "t5",
-                "layers": shape.layers,
-                "hidden_size": shape.hidden,
-                "attention_heads": shape.heads,
-                "sequence_length": shape.length,
-                "decoder_sequence_length": DECODER,
-                "position_embedding": "absolute",
-                "attention_dropout": 0.0,
-                "hidden_dropout": 0.0,
-            },
-            "batch": {
-                "micro_batch_size": shape.micro,
-                "global_batch_size": shape.micro * shape.accumulated,
-                "train_samples": 10**6,
-            },
-            "schedule": {"learning_rate": 1e-4},
-            "precision": {"dtype": shape.dtype},
-            "checkpoint": {"interval": 1000},
-            "data": {"prefixes": ["unused"]},
-            "tokenizer": {"padded_vocabulary_size": shape.vocabulary},
-        },
-        "benchmark",
-    )
+SHAPE = Shape(layers=4, hidden=256, heads=8, vocabulary=8192, length=256, micro=4, accumulated=2, family="t5")
 
 
 def ours(config: TrainerConfig, device: torch.device) -> Step:
-    """One step of our engine."""
-    engine = Engine.build(config, Mesh.create(config.parallel, device))
+    """One step of our engine on windows that hold both sides."""
+    step = engine_step(config, device)
 
     def fields(window: Tensor) -> dict[str, Tensor]:
         text, answer, labels = parts_of(window, config.model.sequence_length)
         sides = {"text_enc": text, "text_dec": answer, "labels": labels, "loss_mask": torch.ones_like(labels)}
         return sides | {"enc_mask": torch.ones_like(text), "dec_mask": torch.ones_like(answer)}
 
-    def step(windows: list[Tensor]) -> float:
-        return engine.train_step(map(fields, windows), config.batch.global_batch_size).loss
-
-    return step
+    return lambda windows: step([fields(window) for window in windows])
 
 
 def parts_of(window: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -139,24 +101,8 @@ def main() -> None:
     }
     drawn = Shape(**{**vars(shape), "length": shape.length + DECODER})
     generator = torch.Generator().manual_seed(1)
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    processor: dict[str, list[float]] = {name: [] for name in steps}
-    for turn in range(options.steps + 1):  # the first one warms up and is not counted
-        windows = drawn.windows(generator)
-        for name, step in steps.items():
-            began, used = time.perf_counter(), time.process_time()
-            step(windows)
-            if turn:
-                seconds[name].append(time.perf_counter() - began)
-                processor[name].append(time.process_time() - used)
-    print(f"{options.dtype}, {options.threads} threads, {drawn.tokens} tokens a step, {options.steps} steps each:")
-    for name in steps:
-        rate, speed = (statistics.median(seconds[key]) for key in (name, "tr11"))
-        cost, ours_cost = (min(processor[key]) for key in (name, "tr11"))
-        print(
-            f"  {name:12} {drawn.tokens / rate:8.0f} tokens/s, tr11 is {rate / speed:5.2f}x;"
-            f" {drawn.tokens / cost:8.0f} tokens a processor second, tr11 is {cost / ours_cost:5.2f}x"
-        )
+    what = f"{options.dtype}, {options.threads} threads"
+    take_turns(steps, lambda: drawn.windows(generator), options.steps, what, drawn.tokens)
     torch.distributed.destroy_process_group()
 
 

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
-import time
 
 import torch
 from models import Shape, card, engine_step, plain_loop, transformers_bert, transformers_bloom
+from training_turns import take_turns
 
 from tr11ops.agent.allocation import free_port
 from trainer.engine import init_distributed
@@ -49,28 +48,13 @@ def main() -> None:
         model = config.model.model_copy(update={"compile_blocks": True})
         steps["compiled"] = engine_step(config.model_copy(update={"model": model}), device)
     generator = torch.Generator().manual_seed(1)
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    processor: dict[str, list[float]] = {name: [] for name in steps}
-    for turn in range(options.steps + 1):  # the first one warms up and is not counted
-        windows = shape.batches(generator)
-        for name, step in steps.items():
-            began, used = time.perf_counter(), time.process_time()
-            step(windows)
-            if not turn and name == "compiled":
-                print(f"first step of compiled blocks: {time.perf_counter() - began:.1f} s")
-            if turn:
-                seconds[name].append(time.perf_counter() - began)
-                processor[name].append(time.process_time() - used)
+
+    def on_first(name: str, seconds: float) -> None:
+        if name == "compiled":
+            print(f"first step of compiled blocks: {seconds:.1f} s")
+
     what = f"{options.family}, {options.dtype}, {options.threads} threads"
-    print(f"{what}, {shape.tokens} tokens a step, {options.steps} steps each:")
-    print(f"  {'':14} {'tokens/s':>10} {'tr11 is':>8}   {'tokens/processor second':>24} {'tr11 is':>8}")
-    for name in steps:
-        rate, speed = (statistics.median(seconds[key]) for key in (name, "tr11"))
-        cost, ours_cost = (min(processor[key]) for key in (name, "tr11"))
-        print(
-            f"  {name:14} {shape.tokens / rate:10.0f} {rate / speed:7.2f}x   {shape.tokens / cost:24.0f}"
-            f" {cost / ours_cost:7.2f}x"
-        )
+    take_turns(steps, lambda: shape.batches(generator), options.steps, what, shape.tokens, on_first)
     torch.distributed.destroy_process_group()
 
 

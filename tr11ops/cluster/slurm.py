@@ -59,7 +59,7 @@ _HARMLESS = re.compile(r"no longer pending|already finished|already completing o
 _PER_TASK = re.compile(r"^\d+(?:_\S+)?: (?P<answer>.+)$")
 _MERGED = re.compile(r"\w+(,\w+)+")  # squeue's own words for one reason have spaces or colons behind a comma
 # a task that lost a node and lives on has these said of its whole array for as long as it runs, once slurmctld was
-# restarted (22.05); what waits of the array can be changed all the same, when it is named
+# restarted (22.05); the array's waiting tasks can be changed all the same, when they are named
 _ARRAY_BUSY = re.compile(r"DB index is being set|unexpected message", re.IGNORECASE)
 _RETRYING = "in transitional state, retrying"
 # for questions only, so that no job inherits it: times as seconds since the epoch, array expressions never cut short
