@@ -3,8 +3,6 @@
 `RunCard` is the trainer's schema (`trainer.config.card.TrainerConfig`) with the operation's sections beside it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -33,7 +31,7 @@ from tr11ops.runcard.rules import operation_rules
 from tr11ops.runcard.sections import PermsSection, RehearsalSection, ResilienceSection, SlurmSection
 from tr11ops.runcard.slurm_syntax import parse_attempts, parse_time_limit
 from tr11ops.runcard.watching import AlertsSection, CronSection, FilesystemSection, WatchSection
-from trainer.config.base import is_private, salvage
+from trainer.config.base import is_private, left_out, salvage
 from trainer.config.card import CardError, Problem, TrainerConfig, derive_numbers, validate
 from trainer.config.run import RunSection
 from trainer.contract.paths import RunPaths
@@ -112,13 +110,13 @@ class RunCard(TrainerConfig):
     """A whole run: the training's sections and the operation's."""
 
     slurm: SlurmSection
-    resilience: ResilienceSection = ResilienceSection()
-    hub: HubSection = HubSection()
-    backup: BackupSection = BackupSection()
-    alerts: AlertsSection = AlertsSection()
-    watch: WatchSection = WatchSection()
-    cron: CronSection = CronSection()
-    perms: PermsSection = PermsSection()
+    resilience: ResilienceSection = left_out(ResilienceSection)
+    hub: HubSection = left_out(HubSection)
+    backup: BackupSection = left_out(BackupSection)
+    alerts: AlertsSection = left_out(AlertsSection)
+    watch: WatchSection = left_out(WatchSection)
+    cron: CronSection = left_out(CronSection)
+    perms: PermsSection = left_out(PermsSection)
     filesystems: list[FilesystemSection] = Field(default=[])
     rehearsal: RehearsalSection | None = None
     kubernetes: KubernetesSection | None = None

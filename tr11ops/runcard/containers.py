@@ -1,7 +1,5 @@
 """Sections of the run card for what runs in containers: under Slurm, and on Kubernetes."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field

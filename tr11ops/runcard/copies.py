@@ -1,7 +1,5 @@
 """The run card's sections that say what is copied away: logs to the hub, checkpoints to archives, and what may go."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator

@@ -1,7 +1,5 @@
 """The operation's sections of the run card, each key with its rule; `tr11ops.runcard.card` composes them."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field

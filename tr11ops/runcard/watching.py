@@ -1,7 +1,5 @@
 """The run card's sections that say how a run is watched: alerts, findings' bounds, file systems, periodic jobs."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field

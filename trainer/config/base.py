@@ -8,9 +8,9 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from trainer.contract.record import Record
 
@@ -100,6 +100,15 @@ class Section(BaseModel):
 SectionType = TypeVar("SectionType", bound=BaseModel)
 
 
+def left_out(schema: type[SectionType]) -> SectionType:
+    """The default of a table that a card need not have: an empty one.
+
+    It is made with the card that lacks it: a table made here would cost each command a validator of its own.
+    """
+    default: Any = Field(default_factory=dict, validate_default=True)
+    return cast(SectionType, default)
+
+
 def validate(schema: type[SectionType], value: Mapping[str, Any], source: str) -> SectionType:
     """Build `schema` from plain tables; raises CardError with every problem, unknown keys with the nearest known."""
     try:
@@ -172,7 +181,8 @@ def salvage(schema: type[SectionType], value: Mapping[str, Any], faulty: Collect
         if () in inner or (name not in value and field.is_required()):
             continue
         if name not in value:
-            found[name] = field.get_default(call_default_factory=True)
+            default = field.get_default(call_default_factory=True)
+            found[name] = section() if section is not None and default == {} else default
         elif section is not None and isinstance(value[name], Mapping):
             found[name] = salvage(section, value[name], inner)
         elif not inner:

@@ -4,8 +4,6 @@
 Imports pydantic and the standard library only; never torch.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +16,7 @@ from trainer.config.base import (
     CardError,
     Problem,
     Section,
+    left_out,
     nearest,
     validate,
 )
@@ -80,20 +79,20 @@ class TrainerConfig(Section):
     """Everything the trainer reads: the training sections of one run card."""
 
     run: RunSection
-    parallel: ParallelSection = ParallelSection()
+    parallel: ParallelSection = left_out(ParallelSection)
     model: ModelSection
     batch: BatchSection
-    optimizer: OptimizerSection = OptimizerSection()
+    optimizer: OptimizerSection = left_out(OptimizerSection)
     schedule: ScheduleSection
     curriculum: CurriculumSection | None = None
-    precision: PrecisionSection = PrecisionSection()
-    checkpoint: CheckpointSection = CheckpointSection()
-    evaluation: EvaluationSection = EvaluationSection()
+    precision: PrecisionSection = left_out(PrecisionSection)
+    checkpoint: CheckpointSection = left_out(CheckpointSection)
+    evaluation: EvaluationSection = left_out(EvaluationSection)
     data: DataSection
     tokenizer: TokenizerSection
-    logging: LoggingSection = LoggingSection()
-    recovery: RecoverySection = RecoverySection()
-    debug: DebugSection = DebugSection()
+    logging: LoggingSection = left_out(LoggingSection)
+    recovery: RecoverySection = left_out(RecoverySection)
+    debug: DebugSection = left_out(DebugSection)
 
     @model_validator(mode="before")
     @classmethod

@@ -1,7 +1,5 @@
 """Sections of the run card that say what the training reads and how it proceeds: batch, schedule, data."""
 
-from __future__ import annotations
-
 from pathlib import PurePath
 from typing import Annotated, Literal
 

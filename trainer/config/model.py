@@ -1,7 +1,5 @@
 """Sections of the run card that say what is trained, and how its numbers are kept: model, precision, optimizer."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Literal
 

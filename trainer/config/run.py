@@ -1,7 +1,5 @@
 """Sections of the run card that say how the training runs: identity, exits, checkpoints, logs, recovery, dumps."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field
