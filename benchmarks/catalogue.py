@@ -29,8 +29,9 @@ from tr11ops.rundir.checkpoint_scan import list_rows
 from tr11ops.rundir.copies import CopyRecord, identity_of, write_copy
 from tr11ops.rundir.copy_policy import CopyPolicy
 from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.manifest import FileEntry, Manifest
-from trainer.contract.paths import RunPaths, checkpoint_name
+from trainer.contract.paths import RunPaths
 
 FOLDERS = ("weights", "optimizer", "rng")
 TOPOLOGY = {"tensor": 4, "pipeline": 12, "data": 8}

@@ -13,7 +13,7 @@ import trainer
 from tests.shared_tree import not_the_groups
 from tr11ops.agent.batch import share_output
 from tr11ops.queue.stop import Request, place_request
-from tr11ops.rundir.holds import forget_holds, record_holds
+from tr11ops.rundir.hold_store import forget_holds, record_holds
 from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.files import append_line, write_unflushed

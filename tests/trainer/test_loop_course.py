@@ -23,8 +23,8 @@ from tests.trainer.courses import (
     run,
 )
 from tests.trainer.spawn import RanksFailed, run_ranks
+from trainer.contract.checkpoint_names import checkpoint_steps, read_latest
 from trainer.contract.end_marker import EndMarker
-from trainer.contract.paths import checkpoint_steps, read_latest
 from trainer.contract.recovery import (
     BY_HAND,
     PendingMoves,

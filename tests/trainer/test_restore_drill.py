@@ -19,8 +19,8 @@ from tr11ops.backup.source import read_source
 from tr11ops.backup.transfer import Transfer
 from tr11ops.rundir.copies import Kind, Receipt, location_of
 from trainer.config.card import TrainerConfig
+from trainer.contract.checkpoint_names import checkpoint_steps
 from trainer.contract.manifest import Manifest, manifest_faults
-from trainer.contract.paths import checkpoint_steps
 
 
 def training(folder: Path, name: str) -> TrainerConfig:

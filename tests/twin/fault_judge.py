@@ -20,8 +20,8 @@ from tr11ops.twin.faults import heal, inject
 from tr11ops.twin.plan import TwinError
 from tr11ops.twin.stand_in import checkpoint
 from tr11ops.twin.twin import Twin
+from trainer.contract.checkpoint_names import read_latest
 from trainer.contract.logline import parse_step
-from trainer.contract.paths import read_latest
 
 SAVED = re.compile(r"successfully saved checkpoint at iteration +(\d+)")
 LOADED = re.compile(r"successfully loaded checkpoint from .* at iteration +(\d+)")

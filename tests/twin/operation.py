@@ -19,10 +19,11 @@ from tr11ops.cluster.slurm import SlurmScheduler
 from tr11ops.runcard.card import RunCard, load_card, shipped_folder
 from tr11ops.twin.fault_store import FaultStore
 from tr11ops.twin.twin import Twin
+from trainer.contract.checkpoint_names import read_latest
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.manifest import Manifest as CheckpointManifest
 from trainer.contract.manifest import manifest_faults
-from trainer.contract.paths import RunPaths, read_latest
+from trainer.contract.paths import RunPaths
 
 SHAPE = (
     "slurm.workers_per_node=1", "slurm.gpus_per_node=8", "parallel.tensor=1", "parallel.pipeline=1", "model.layers=2",

@@ -17,16 +17,16 @@ import pytest
 from tests.twin.runbook_scene import Scene, cure
 from tr11ops.detect.registry import DETECTORS
 from tr11ops.detect.runbooks import page_of
-from tr11ops.queue.holds import hold
+from tr11ops.queue.held_jobs import hold
 from tr11ops.rundir.exclusions import exclude
 from tr11ops.rundir.paths import new_tag
 from tr11ops.twin.faults import heal, inject
 from tr11ops.twin.hub.server import HubServer
 from tr11ops.twin.twin import Twin
+from trainer.contract.checkpoint_names import checkpoint_name, read_latest
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.files import write_json
 from trainer.contract.manifest import FileEntry, Manifest, file_digest
-from trainer.contract.paths import checkpoint_name, read_latest
 from trainer.contract.state_file import read_json
 
 DAY = 86400.0

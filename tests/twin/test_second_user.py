@@ -16,7 +16,7 @@ import pytest
 from tests.plugins.twin_fixture import require_slurm
 from tests.twin.operation import Operation
 from tr11ops.cli.common import directory_of
-from tr11ops.rundir.holds import held_by_tr11
+from tr11ops.rundir.hold_store import held_by_tr11
 from tr11ops.twin.plan import TwinPlan
 from tr11ops.twin.twin import Twin
 

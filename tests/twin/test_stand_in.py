@@ -28,11 +28,11 @@ from tr11ops.twin.stand_in import checkpoint
 from tr11ops.twin.stand_in.crew import RankLost, StandInGroup
 from tr11ops.twin.twin import Twin
 from trainer.config.card import CardError
+from trainer.contract.checkpoint_names import read_latest
 from trainer.contract.checkpoints import CheckpointError
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.logline import parse_step
 from trainer.contract.manifest import FileEntry, Manifest, manifest_faults
-from trainer.contract.paths import read_latest
 from trainer.schedule.progress import Progress
 
 

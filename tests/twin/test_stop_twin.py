@@ -15,7 +15,7 @@ from tr11ops.cluster.base import Job, JobState
 from tr11ops.cluster.parts import tasks_of
 from tr11ops.cluster.slurm import SlurmScheduler
 from tr11ops.twin.twin import Twin
-from trainer.contract.paths import checkpoint_steps
+from trainer.contract.checkpoint_names import checkpoint_steps
 
 DATA_WORKER = ["--set", "data.workers=1"]
 

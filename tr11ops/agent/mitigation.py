@@ -34,7 +34,7 @@ from tr11ops.runcard.card import RunCard
 from tr11ops.rundir.attempts import SUPERSEDED, AttemptVerdict
 from tr11ops.rundir.exclusion_limit import ExclusionLimit, partition_nodes, way_past
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER, read_version
-from tr11ops.rundir.holds import forget_holds, record_holds
+from tr11ops.rundir.hold_store import forget_holds, record_holds
 from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import RunDirectory, Submission
 from trainer.contract.end_marker import EXIT_FINE

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tr11ops.alerts.incidents import ACKNOWLEDGED, ASSIGNED, RESOLVED, SNOOZED
+from tr11ops.alerts.mail_text.shared import clean
 from tr11ops.alerts.state import Alert, AlertState, event_of
-from tr11ops.alerts.wording import clean
 from tr11ops.base.moments import span_seconds
 
 Change = Callable[[Alert, float], Alert]

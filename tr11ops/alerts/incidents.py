@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from tr11ops.alerts.fingerprint import fingerprint
+from tr11ops.alerts.mail_text.shared import clean
 from tr11ops.alerts.policy import ACKNOWLEDGED_SECONDS, FLAP_SECONDS, Policy
 from tr11ops.alerts.state import CLOSED_KEPT, Alert, AlertEvent, AlertState, elapsed, event_of, incident_of
-from tr11ops.alerts.wording import clean
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.runbooks import page_of
 

@@ -11,9 +11,9 @@ from email.policy import default
 from email.utils import parseaddr
 
 from tr11ops.alerts.changes import Change, acknowledge, apply, seconds_of, snooze
+from tr11ops.alerts.mail_text.shared import clean
 from tr11ops.alerts.policy import Policy
 from tr11ops.alerts.state import Alert, AlertState
-from tr11ops.alerts.wording import clean
 
 DEFAULT_SNOOZE = "2h"
 MOST_ANSWERED = 500  # Message-IDs of replies that were heeded

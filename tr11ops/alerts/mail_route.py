@@ -20,10 +20,10 @@ from email.message import EmailMessage
 from email.policy import SMTP
 from email.utils import format_datetime
 
-from tr11ops.alerts.messages import is_alarm
+from tr11ops.alerts.mail_text.alert import is_alarm
+from tr11ops.alerts.mail_text.shared import clean
 from tr11ops.alerts.outbox import DeliveryReport, OutboxEntry
 from tr11ops.alerts.state import Message
-from tr11ops.alerts.wording import clean
 from tr11ops.base.deadline import within
 from tr11ops.base.observed import cause
 from tr11ops.base.units import duration

@@ -15,12 +15,12 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from tr11ops.alerts.digest_text import digest_message
 from tr11ops.alerts.grouping import MessagePart, grouped
 from tr11ops.alerts.incidents import is_worth_a_message
-from tr11ops.alerts.messages import alert_message
+from tr11ops.alerts.mail_text.alert import alert_message
+from tr11ops.alerts.mail_text.daily_summary import digest_message
+from tr11ops.alerts.mail_text.site import site_message
 from tr11ops.alerts.policy import FLAP_SECONDS, Policy, unique
-from tr11ops.alerts.site_message import site_message
 from tr11ops.alerts.situation import RunSituation
 from tr11ops.alerts.state import Alert, AlertState, Message, UndeliveredMessages, elapsed
 from tr11ops.detect.finding import Severity

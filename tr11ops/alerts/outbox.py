@@ -23,7 +23,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from tr11ops.alerts.messages import is_alarm
+from tr11ops.alerts.mail_text.alert import is_alarm
 from tr11ops.alerts.state import Message
 from tr11ops.alerts.store import alerts_folder, record
 from tr11ops.base.observed import cause

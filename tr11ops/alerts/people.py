@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tr11ops.alerts.changes import Change, apply, resolve_prefix
-from tr11ops.alerts.digest_text import digest, digest_message, trial_message
 from tr11ops.alerts.grouping import MessagePart
 from tr11ops.alerts.mail_route import is_address
+from tr11ops.alerts.mail_text.alert import alert_message
+from tr11ops.alerts.mail_text.daily_summary import digest, digest_message, trial_message
 from tr11ops.alerts.mailbox import Mailbox, MailboxError, mailbox_of
-from tr11ops.alerts.messages import alert_message
 from tr11ops.alerts.notify import Notification, digest_readers, tell, told
 from tr11ops.alerts.outbox import OutboxEntry
 from tr11ops.alerts.policy import Policy

@@ -28,9 +28,9 @@ from tr11ops.alerts.changes import (
     seconds_of,
     snooze,
 )
+from tr11ops.alerts.mail_text.shared import clean
 from tr11ops.alerts.state import AlertState
 from tr11ops.alerts.store import alerts_folder
-from tr11ops.alerts.wording import clean
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.sharing import make_shared
 

@@ -28,7 +28,7 @@ from tr11ops.rundir.copies import CopyRecord, Receipt, location_of, write_copy
 from tr11ops.rundir.copy_policy import CopyPolicy
 from tr11ops.rundir.identity import run_id
 from tr11ops.rundir.paths import RunDirectory
-from trainer.contract.paths import read_latest
+from trainer.contract.checkpoint_names import read_latest
 
 if TYPE_CHECKING:
     from tr11ops.runcard.card import RunCard

@@ -19,8 +19,8 @@ from tr11ops.backup.source import CopySource, read_source
 from tr11ops.backup.tar_layout import offsets, tar_layout
 from tr11ops.backup.transfer import CheckpointChanged, CopyError, Transfer, in_threads
 from tr11ops.rundir.copies import CopiedFile, Kind, Receipt
+from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.files import host_name, now
-from trainer.contract.paths import checkpoint_name
 
 Format: TypeAlias = Literal["files", "tar"]
 

@@ -27,8 +27,8 @@ from tr11ops.backup.tar_layout import BLOCK, tar_layout
 from tr11ops.backup.transfer import Transfer
 from tr11ops.rundir.copies import CopiedFile, CopyRecord, Receipt, latest_record, write_copy
 from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.files import write_json
-from trainer.contract.paths import checkpoint_name
 from trainer.contract.sharing import make_shared
 from trainer.contract.state_file import read_json
 

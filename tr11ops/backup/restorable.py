@@ -19,7 +19,8 @@ from tr11ops.backup.receipts import TAR_SUFFIX
 from tr11ops.backup.restore import RestoreError
 from tr11ops.backup.source import OPTIMIZER_PREFIXES
 from tr11ops.rundir.copies import CHECKPOINT_KINDS, FOLDERS, CopiedFile, Kind, Receipt
-from trainer.contract.paths import MANIFEST_FILE, checkpoint_name, checkpoint_step
+from trainer.contract.checkpoint_names import checkpoint_name, checkpoint_step
+from trainer.contract.paths import MANIFEST_FILE
 
 LARGEST_MANIFEST_BYTES = 64 << 20
 READ_AHEAD_BYTES = 64 << 10

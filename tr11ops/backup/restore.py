@@ -26,8 +26,9 @@ from tr11ops.backup.retried import retried
 from tr11ops.backup.transfer import ByteCounter, CopyError, CopyStopped, Transfer, in_threads
 from tr11ops.rundir.copies import CopiedFile, Receipt
 from tr11ops.rundir.links import sync_folder
+from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.manifest import Manifest, file_digest, manifest_faults
-from trainer.contract.paths import MANIFEST_FILE, checkpoint_name
+from trainer.contract.paths import MANIFEST_FILE
 from trainer.contract.sharing import make_shared, open_shared
 
 HASH_BYTES = 4 << 20

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tr11ops.backup.source import read_source
 from tr11ops.backup.transfer import CopyError
 from tr11ops.base.units import duration, size
-from trainer.contract.paths import checkpoint_name
+from trainer.contract.checkpoint_names import checkpoint_name
 
 if TYPE_CHECKING:
     from tr11ops.backup.due import CopyPlan, Due

@@ -17,7 +17,7 @@ from tr11ops.rundir.checkpoint_scan import NO_CARD, CheckpointRow, list_rows, re
 from tr11ops.rundir.clocks import Clocks
 from tr11ops.rundir.copies import CopyRecord, read_copies
 from tr11ops.rundir.paths import RunDirectory
-from trainer.contract.paths import LATEST_FILE, checkpoint_name, read_latest
+from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name, read_latest
 from trainer.contract.resumable import ResumeNeed
 
 T = TypeVar("T")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name
 from trainer.contract.files import write_atomically
 from trainer.contract.lease import trained_into
-from trainer.contract.paths import LATEST_FILE, checkpoint_name
 from trainer.contract.resumable import ResumeNeed, judge, moves_back, size_faults
 
 

@@ -23,9 +23,9 @@ from tr11ops.rundir.claims import ClaimFolder
 from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import RunDirectory
 from trainer.config.card import TrainerConfig
+from trainer.contract.checkpoint_names import checkpoint_name, checkpoint_step
 from trainer.contract.files import now
 from trainer.contract.lease import LeaseClaim, LeaseFolder, clocks_of
-from trainer.contract.paths import checkpoint_name, checkpoint_step
 from trainer.contract.recovery import (
     BY_HAND,
     IterationRange,

@@ -20,8 +20,9 @@ from tr11ops.cluster.local_processes import is_alive
 from tr11ops.rundir.claims import TOLERANCE_SECONDS, Claim, ClaimFolder
 from tr11ops.rundir.clocks import Clocks
 from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.checkpoint_names import checkpoint_step
 from trainer.contract.lease import LeaseFolder, read_lease
-from trainer.contract.paths import RunPaths, checkpoint_step
+from trainer.contract.paths import RunPaths
 from trainer.contract.phases import PhaseRecord, parse_phase
 from trainer.contract.recovery import RecoveryRecord, read_recovery
 from trainer.contract.resumable import resume_order

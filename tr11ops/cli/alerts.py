@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tr11ops.alerts.mail_text.shared import moment as said
 from tr11ops.alerts.people import read_digest, send_digest, send_test
 from tr11ops.alerts.reading import incidents, open_alerts, waiting
 from tr11ops.alerts.sending import policy_for
-from tr11ops.alerts.wording import moment as said
 from tr11ops.base.observed import Unknown
 from tr11ops.base.units import counted
 from tr11ops.cli.alerts_change import ack, assign, resolve, snooze

@@ -23,7 +23,13 @@ from tr11ops.cli.common import Refusal, directory_of
 from tr11ops.cli.context import JSON, RunContext
 from tr11ops.cli.trainer_child import child_words, run_trainer_module
 from tr11ops.runcard.card import resolved
-from trainer.contract.paths import LATEST_FILE, checkpoint_name, checkpoint_step, checkpoint_steps, read_latest
+from trainer.contract.checkpoint_names import (
+    LATEST_FILE,
+    checkpoint_name,
+    checkpoint_step,
+    checkpoint_steps,
+    read_latest,
+)
 
 if TYPE_CHECKING:
     from tr11ops.runcard.card import RunCard

@@ -22,7 +22,7 @@ from tr11ops.cli.common import (
 from tr11ops.cli.context import JSON, RunContext, emit
 from tr11ops.rundir.clocks import Clocks
 from tr11ops.rundir.journal import Journal, user_name
-from trainer.contract.paths import LATEST_FILE, checkpoint_name, checkpoint_step
+from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name, checkpoint_step
 from trainer.contract.resumable import ResumeNeed
 
 if TYPE_CHECKING:

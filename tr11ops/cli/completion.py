@@ -57,7 +57,7 @@ def steps(ctx: typer.Context, incomplete: str) -> list[str]:
     """The steps that the run has saved, and `latest`."""
 
     def find() -> Iterable[str]:
-        from trainer.contract.paths import LATEST_FILE, checkpoint_steps
+        from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_steps
 
         return [LATEST_FILE, *map(str, checkpoint_steps(_directory(ctx).paths.checkpoints))]
 

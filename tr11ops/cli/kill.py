@@ -35,7 +35,7 @@ from tr11ops.cli.stopping import (
     stop_without_files,
     way_on,
 )
-from tr11ops.queue.holds import to_hold
+from tr11ops.queue.held_jobs import to_hold
 from tr11ops.queue.stop import acknowledgements, wait_for_end
 from trainer.contract.requests import new_request, read_request
 

@@ -18,7 +18,7 @@ from tr11ops.cli.stopping import (
     standing_lines,
     way_on,
 )
-from tr11ops.queue.holds import to_hold
+from tr11ops.queue.held_jobs import to_hold
 from trainer.contract.requests import new_request, read_request
 
 PAUSE_SCHEMA = 1

@@ -15,7 +15,7 @@ from tr11ops.launch.repair import RepairOutcome, carry_out, relaunch_of
 from tr11ops.launch.session import check_launch
 from tr11ops.observe.look import facts_of, look_now, observe
 from tr11ops.queue.repair import plan_repair, plan_replacement
-from tr11ops.rundir.holds import held_by_tr11
+from tr11ops.rundir.hold_store import held_by_tr11
 
 if TYPE_CHECKING:
     from tr11ops.launch.session import LaunchJob

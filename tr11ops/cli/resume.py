@@ -11,8 +11,8 @@ from tr11ops.cli.stopping import ReasonOption, StopContext, record, require_swit
 from tr11ops.cluster.parts import names_of, split
 from tr11ops.cluster.pending import Cause, Wait, is_held, reason_of_job
 from tr11ops.observe.derived import is_left_over
-from tr11ops.queue.holds import can_modify, held_jobs, release
-from tr11ops.rundir.holds import held_by_tr11
+from tr11ops.queue.held_jobs import can_modify, held_jobs, release
+from tr11ops.rundir.hold_store import held_by_tr11
 from tr11ops.rundir.paths import remove_stop_file
 from trainer.contract.requests import read_request
 

@@ -26,7 +26,7 @@ from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
 from tr11ops.cli.stopping import ReasonOption, StopContext, scene
 from tr11ops.cluster.pending import is_held
 from tr11ops.rundir.claims import ClaimTaken
-from trainer.contract.paths import read_latest
+from trainer.contract.checkpoint_names import read_latest
 from trainer.contract.recovery import read_recovery
 from trainer.schedule.skip import RangeError, parse_range
 

@@ -18,8 +18,8 @@ from tr11ops.hub.upload import Work
 from tr11ops.runcard.copies import REPOSITORY
 from tr11ops.rundir.copies import identity_of
 from tr11ops.rundir.tokenizer import tokenizer_place, workers_environment
+from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.manifest import Manifest
-from trainer.contract.paths import checkpoint_name
 from trainer.schedule.flops import count_parameters
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from tr11ops.base.observed import Unknown
 from tr11ops.base.units import duration
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.observe import bounds, derived
+from tr11ops.observe import derived, normal_silence
 from tr11ops.observe.snapshot import Checkpoint, Snapshot
 
 BOUND = "1.5 intervals; 2.5"
@@ -64,11 +64,11 @@ def _of_minutes(snapshot: Snapshot, sound: Checkpoint | None) -> tuple[float, st
     stepped = derived.step_times(snapshot, names)
     if minutes is None or not stepped:
         return 0.0, ""
-    began = bounds.launch_trained_since(snapshot, names)
+    began = normal_silence.launch_trained_since(snapshot, names)
     since = max([min(stepped) if began is None else began, *([sound.created] if sound and sound.created else [])])
     late = max(0.0, snapshot.time - since)
     # What a save takes is no delay: the interval counts from the begin of one to the begin of the next.
-    saved_in = bounds.longest(snapshot, "saving") or 0.0
+    saved_in = normal_silence.longest(snapshot, "saving") or 0.0
     return (late - saved_in) / (60.0 * minutes), (
         f"no checkpoint for {duration(late)} of training (the interval is {duration(60.0 * minutes)})"
     )

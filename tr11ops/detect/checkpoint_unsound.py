@@ -8,7 +8,7 @@ from tr11ops.base.observed import Unknown
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Snapshot
-from trainer.contract.paths import checkpoint_name
+from trainer.contract.checkpoint_names import checkpoint_name
 
 BOUND = "manifest, sizes, the last reading of all bytes"
 SEVERITIES = "WARNING, CRITICAL when none is whole"

@@ -15,8 +15,8 @@ from tr11ops.detect import series
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Checkpoint, Snapshot, Step
+from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.logline import StepRecord
-from trainer.contract.paths import checkpoint_name
 
 BOUND = "the same iteration before the restart; else 3 times the schedule's slope"
 SEVERITIES = "WARNING, CRITICAL when the training began again"

@@ -11,7 +11,7 @@ from tr11ops.cluster.pending import Cause, reason_of_job
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Snapshot
-from tr11ops.queue.holds import held_jobs, record_of
+from tr11ops.queue.held_jobs import held_jobs, record_of
 
 BOUND = "the scheduler's reason"
 SEVERITIES = (

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tr11ops.base.units import counted, duration
 from tr11ops.cluster.base import JobState
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.observe import bounds, derived
+from tr11ops.observe import derived, normal_silence
 from tr11ops.observe.snapshot import KillSwitch, Snapshot
 
 BOUND = "at once; held work: a day; a running job: an hour"
@@ -52,7 +52,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
             fix=release,
         )
     for job in snapshot.active_jobs:
-        if job.state is JobState.RUNNING and age is not None and age > bounds.UNLEARNED_SECONDS:
+        if job.state is JobState.RUNNING and age is not None and age > normal_silence.UNLEARNED_SECONDS:
             yield Finding(
                 NAME,
                 Severity.CRITICAL,

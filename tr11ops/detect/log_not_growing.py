@@ -12,7 +12,7 @@ from tr11ops.base.observed import Unknown, known
 from tr11ops.base.units import duration, size
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.observe import bounds, derived
+from tr11ops.observe import derived, normal_silence
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.observe.training import TRAINING_PHASES
 
@@ -27,7 +27,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     pace = derived.seconds_per_iteration(snapshot)
     for job in snapshot.active_jobs:
         if job.state is JobState.RUNNING and pace is not None:
-            patience = bounds.training_patience(snapshot, pace, snapshot.run.training.log_interval)
+            patience = normal_silence.training_patience(snapshot, pace, snapshot.run.training.log_interval)
             yield from _of_job(snapshot, job, patience)
 
 

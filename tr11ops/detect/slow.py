@@ -14,7 +14,7 @@ from tr11ops.base.robust import robust_sigma
 from tr11ops.cluster.hostlist import compress
 from tr11ops.detect import series
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.observe import bounds, derived
+from tr11ops.observe import derived, normal_silence
 from tr11ops.observe.snapshot import Snapshot, Step
 from trainer.contract.logline import StepRecord
 from trainer.contract.record import Record
@@ -123,7 +123,7 @@ def _beside_no_save(snapshot: Snapshot, steps: tuple[Step, ...]) -> tuple[Step, 
     if not saves or not steps:
         return steps
     began, pace = max(saves), derived.seconds_per_iteration(snapshot) or 0.0
-    end = began + bounds.phase_patience(snapshot, "saving")
+    end = began + normal_silence.phase_patience(snapshot, "saving")
     examined = () if isinstance(snapshot.checkpoints, Unknown) else snapshot.checkpoints.examined
     for entry in examined:
         if entry.created is not None and entry.created >= began:

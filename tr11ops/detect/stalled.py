@@ -13,7 +13,7 @@ from tr11ops.base.observed import Unknown, known
 from tr11ops.base.units import duration
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.observe import bounds, derived
+from tr11ops.observe import derived, normal_silence
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.observe.training import TRAINING_PHASES
 
@@ -40,7 +40,7 @@ def _without_life(snapshot: Snapshot, job: Job) -> Iterator[Finding]:
         return
     silent = None if job.start_time is None else snapshot.time - job.start_time
     over = derived.marker_of(snapshot, derived.identifiers(job)) is not None
-    if silent is not None and silent > bounds.UNLEARNED_SECONDS and not over:
+    if silent is not None and silent > normal_silence.UNLEARNED_SECONDS and not over:
         title = f"job {job.job_id} has held its nodes for {duration(silent)} without any sign of life"
         yield _finding(snapshot, job, title, ())
 
@@ -53,10 +53,10 @@ def _without_progress(snapshot: Snapshot, job: Job, life: derived.Liveness) -> I
     last, facts = known(snapshot.steps, ())[-1].record.iteration, snapshot.run.training
     if life.iteration is not None and life.iteration > last + facts.log_interval:
         return  # it trains on, and the log does not tell: log-not-growing
-    since = bounds.trains_since(snapshot, names)
-    patience = bounds.training_patience(snapshot, pace, facts.log_interval)
+    since = normal_silence.trains_since(snapshot, names)
+    patience = normal_silence.training_patience(snapshot, pace, facts.log_interval)
     if since is None:  # an older trainer, which keeps no phases: there may have been a save or an evaluation
-        since, patience = max(finished), max(patience, bounds.UNLEARNED_SECONDS)
+        since, patience = max(finished), max(patience, normal_silence.UNLEARNED_SECONDS)
     silent = snapshot.time - max(since, *finished)
     if silent <= patience:
         return

@@ -23,8 +23,9 @@ from tr11ops.rundir.exclusions import EXCLUDED, INCLUDED
 from tr11ops.rundir.journal import JournalEntry, Ledger, read_journal
 from tr11ops.rundir.paths import RunDirectory, Submission
 from tr11ops.rundir.step_time import is_step_time
+from trainer.contract.checkpoint_names import checkpoint_steps
 from trainer.contract.metrics_record import STEP, VALIDATION, records
-from trainer.contract.paths import MANIFEST_FILE, RunPaths, checkpoint_steps
+from trainer.contract.paths import MANIFEST_FILE, RunPaths
 from trainer.contract.state_file import open_for_reading
 
 _CREATED = re.compile(r'"created":\s*(\d+(?:\.\d+)?)')

@@ -14,7 +14,7 @@ from tr11ops.goodput.timeline import Bucket
 from tr11ops.observe import derived
 from tr11ops.observe.past_steps import PastProgress
 from tr11ops.observe.snapshot import Snapshot
-from tr11ops.queue.holds import standing_holds
+from tr11ops.queue.held_jobs import standing_holds
 from tr11ops.runcard.differences import differences
 from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER

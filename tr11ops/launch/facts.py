@@ -47,10 +47,10 @@ from tr11ops.rundir.submissions import read_traces
 from tr11ops.rundir.tokenizer import TokenizerFacts, look_at_tokenizer, workers_environment
 from trainer.config.compiler_choice import compiler_obstacle
 from trainer.config.data_match import DataRecord
+from trainer.contract.checkpoint_names import checkpoint_steps, read_latest
 from trainer.contract.checkpoints import refusal
 from trainer.contract.files import host_name, now
 from trainer.contract.manifest import manifest_faults
-from trainer.contract.paths import checkpoint_steps, read_latest
 from trainer.contract.resumable import CURSOR_FILE, ResumeNeed, ResumeSearch, search, size_faults
 from trainer.contract.state_file import read_json
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from tr11ops.cluster.base import SchedulerError
 from tr11ops.launch.session import LaunchJob, LaunchView, carry_out_locked
 from tr11ops.launch.submit import launch_lock
-from tr11ops.queue.holds import release
+from tr11ops.queue.held_jobs import release
 from tr11ops.queue.repair import Repair, RepairStep
 from tr11ops.runcard.card import parse_attempts
 from tr11ops.rundir.journal import Journal

@@ -10,8 +10,8 @@ from tr11ops.runcard.card import RunCard
 from tr11ops.runcard.check import PreflightCheck, ok, refused, unknown, warning
 from tr11ops.rundir.paths import RunDirectory
 from trainer.config.data_match import data_facts, decisive_differences, fact_differences
+from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.manifest import Manifest
-from trainer.contract.paths import checkpoint_name
 
 
 def checkpoint_checks(card: RunCard, directory: RunDirectory, facts: LaunchFacts) -> Iterator[PreflightCheck]:

@@ -13,7 +13,7 @@ from tr11ops.base.observed import Unknown, known
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.cluster.parts import array_number
 from tr11ops.cluster.pending import JobReason, Wait, reason_of_job
-from tr11ops.observe import bounds
+from tr11ops.observe import normal_silence
 from tr11ops.observe.snapshot import Attempt, KillSwitch, Snapshot
 from tr11ops.observe.training import TRAINING_PHASES
 from tr11ops.rundir.paths import parse_comment
@@ -296,7 +296,9 @@ def liveness_of(snapshot: Snapshot, job: Job | None) -> Liveness | None:
         between = _between_launches(snapshot, names, max([last.time, *stepped])) if job is not None else None
         if between is not None:
             done = max(beat.iteration for beat in beats)
-            return Liveness(between, STARTING_PHASE, done, bounds.phase_patience(snapshot, STARTING_PHASE), last.job_id)
+            return Liveness(
+                between, STARTING_PHASE, done, normal_silence.phase_patience(snapshot, STARTING_PHASE), last.job_id
+            )
         patience = {phase: patience_in(snapshot, phase, bool(stepped)) for phase in {beat.phase for beat in beats}}
         slowest = max(beats, key=lambda beat: patience[beat.phase])
         return Liveness(
@@ -327,7 +329,7 @@ def _between_launches(snapshot: Snapshot, names: frozenset[str], last_sign: floa
 
 def step_times(snapshot: Snapshot, names: frozenset[str]) -> list[float]:
     """When the newest launch of an attempt finished its steps, as far as they are seen."""
-    began = bounds.launch_began(snapshot, names)
+    began = normal_silence.launch_began(snapshot, names)
     found = [step.time for step in known(snapshot.steps, ()) if step.time is not None and step.job_id in names]
     return [time for time in found if began is None or time >= began]
 
@@ -336,10 +338,10 @@ def patience_in(snapshot: Snapshot, phase: str, stepped: bool) -> float:
     """Silence that is normal in a phase. Before a launch's first finished step even `training` takes its time."""
     pace = seconds_per_iteration(snapshot)
     if phase not in TRAINING_PHASES:
-        return bounds.phase_patience(snapshot, phase)
+        return normal_silence.phase_patience(snapshot, phase)
     if not stepped or pace is None:
-        return bounds.first_step_patience(snapshot)
-    return bounds.training_patience(snapshot, pace)
+        return normal_silence.first_step_patience(snapshot)
+    return normal_silence.training_patience(snapshot, pace)
 
 
 def liveness_outside(snapshot: Snapshot) -> Liveness | None:

@@ -19,12 +19,13 @@ from tr11ops.observe.snapshot import Attempt, Checkpoint, Checkpoints, KillSwitc
 from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.exclusions import read_version
 from tr11ops.rundir.paths import RunDirectory, Submission
+from trainer.contract.checkpoint_names import checkpoint_steps, read_latest
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.heartbeat import Heartbeat
 from trainer.contract.logline import parse_step
 from trainer.contract.manifest import manifest_faults
 from trainer.contract.metrics_record import parse_record
-from trainer.contract.paths import RunPaths, checkpoint_steps, read_latest
+from trainer.contract.paths import RunPaths
 from trainer.contract.resumable import ResumeNeed, judge, size_faults
 from trainer.contract.state_file import read_json
 

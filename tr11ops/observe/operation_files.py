@@ -34,10 +34,11 @@ from tr11ops.observe.snapshot import Attempt
 from tr11ops.rundir import cron_records as periodic
 from tr11ops.rundir.copy_policy import CopyPolicy
 from tr11ops.rundir.disk_usage import read_usage
-from tr11ops.rundir.holds import holds_path, read_by_attempts, read_commanded, read_marked
+from tr11ops.rundir.hold_store import holds_path, read_by_attempts, read_commanded, read_marked
 from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.checkpoint_names import checkpoint_name, checkpoint_steps
 from trainer.contract.heartbeat import Heartbeat
-from trainer.contract.paths import RunPaths, checkpoint_name, checkpoint_steps
+from trainer.contract.paths import RunPaths
 from trainer.contract.state_file import open_for_reading, read_json
 
 if TYPE_CHECKING:

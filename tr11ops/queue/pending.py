@@ -17,7 +17,7 @@ from tr11ops.cluster.parts import array_number, covered, covers, names_of
 from tr11ops.cluster.pending import is_held
 from tr11ops.cluster.task_marks import is_cell
 from tr11ops.observe.ownership import read_own_jobs
-from tr11ops.queue.holds import not_held, shows
+from tr11ops.queue.held_jobs import not_held, shows
 from tr11ops.rundir.hold_marks import with_mark
 from tr11ops.rundir.paths import RunDirectory
 

@@ -18,7 +18,7 @@ from tr11ops.cluster.pending import Cause, HeldBy, Wait, is_held, reason_of_job
 from tr11ops.observe import derived
 from tr11ops.observe.lost_host import batch_host, has_lost_its_host, is_zombie, seconds_to_wait
 from tr11ops.observe.snapshot import Snapshot
-from tr11ops.queue.holds import HeldJobs, can_modify, held_jobs
+from tr11ops.queue.held_jobs import HeldJobs, can_modify, held_jobs
 from trainer.contract.record import Record
 
 

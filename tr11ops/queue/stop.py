@@ -14,7 +14,7 @@ from tr11ops.observe.derived import finish_time, newest_marker
 from tr11ops.observe.files import ANY_MODEL, read_attempts, read_checkpoints, read_heartbeats, read_steps
 from tr11ops.observe.foreground import foreground_trainings
 from tr11ops.observe.ownership import OwnJobs, read_own_jobs
-from tr11ops.queue.holds import can_modify
+from tr11ops.queue.held_jobs import can_modify
 from tr11ops.runcard.card import RunCard
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.rundir.reserve import with_reserve

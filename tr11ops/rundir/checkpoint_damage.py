@@ -11,9 +11,9 @@ from pathlib import Path
 from tr11ops.rundir.checkpoint_digests import DigestRecord, digest_of, read_digest, write_digest
 from tr11ops.rundir.journal import Journal, user_name
 from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.files import host_name
 from trainer.contract.manifest import Manifest
-from trainer.contract.paths import checkpoint_name
 
 
 def put_on_record(directory: RunDirectory, record: DigestRecord, why: str = "") -> None:

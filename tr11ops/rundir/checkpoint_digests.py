@@ -18,8 +18,8 @@ from pathlib import Path
 
 from tr11ops.base.typed_fields import typed_fields
 from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.files import write_json
-from trainer.contract.paths import checkpoint_name
 from trainer.contract.sharing import make_shared
 from trainer.contract.state_file import read_json
 

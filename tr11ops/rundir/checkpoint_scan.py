@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tr11ops.rundir.copies import identity_of
+from trainer.contract.checkpoint_names import checkpoint_name, checkpoint_step
 from trainer.contract.manifest import Manifest
-from trainer.contract.paths import MANIFEST_FILE, checkpoint_name, checkpoint_step
+from trainer.contract.paths import MANIFEST_FILE
 from trainer.contract.resumable import ResumeFault, ResumeNeed, lack_of, unnamed_files
 
 Layout = Literal["tr11", "deepspeed", "unknown"]

@@ -23,8 +23,9 @@ from typing import Any, Literal, TypeAlias
 
 from tr11ops.base.typed_fields import typed_fields
 from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.files import write_json
-from trainer.contract.paths import MANIFEST_FILE, checkpoint_name
+from trainer.contract.paths import MANIFEST_FILE
 from trainer.contract.record import Record
 from trainer.contract.sharing import make_shared
 from trainer.contract.state_file import content_of, read_json

@@ -2,7 +2,8 @@
 
     tr11:TAG@MARK [the card's comment] held-by-tr11@1795465040/fault:WHY
 
-It is read beside the records of `tr11ops.rundir.holds`, and is over once one of them says that tr11 released the job.
+It is read beside the records of `tr11ops.rundir.hold_store`, and is over once one of them says that tr11 released
+the job.
 """
 
 from __future__ import annotations

@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from tr11ops.cluster.task_marks import COMMENT_PREFIX
+from trainer.contract.checkpoint_names import checkpoint_steps
 from trainer.contract.files import write_atomically, write_json
-from trainer.contract.paths import RunPaths, checkpoint_steps
+from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record
 from trainer.contract.sharing import make_shared
 from trainer.contract.state_file import DamagedFile, read_json, set_aside

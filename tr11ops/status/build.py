@@ -20,7 +20,7 @@ from tr11ops.observe import derived
 from tr11ops.observe.forecast import end_of, next_checkpoint, throughput_of
 from tr11ops.observe.operation import CopyStatus
 from tr11ops.observe.snapshot import KillSwitch, Snapshot
-from tr11ops.queue.holds import standing_holds
+from tr11ops.queue.held_jobs import standing_holds
 from tr11ops.status import parts
 from tr11ops.status.answer import answer, watchdog_missing
 from tr11ops.status.build_attempts import attempts_of, relaunches_of

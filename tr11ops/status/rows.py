@@ -16,7 +16,7 @@ from tr11ops.cluster.hostlist import compress
 from tr11ops.status.document import Status, losses_of
 from tr11ops.status.parts import Finish, ShownAttempt, ShownFinding, ShownJob, StopFile
 from tr11ops.watchdog.verdict import VerdictWord
-from trainer.contract.paths import checkpoint_name
+from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.record import Record
 
 LABEL_WIDTH = 10

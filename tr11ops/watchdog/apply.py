@@ -21,7 +21,7 @@ from tr11ops.cluster.pending import is_held as job_is_held
 from tr11ops.nodes.queue_exclusions import RunQueue, exclude_nodes
 from tr11ops.observe.ownership import read_own_jobs
 from tr11ops.observe.snapshot import Snapshot
-from tr11ops.queue.holds import hold, release
+from tr11ops.queue.held_jobs import hold, release
 from tr11ops.rundir.action_log import INTENT, OUTCOME, ActionRecord, ProgressRecord, Result, intent_data, outcome_data
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER
 from tr11ops.rundir.journal import Journal

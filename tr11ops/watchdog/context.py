@@ -13,7 +13,7 @@ from tr11ops.base.observed import known, observed
 from tr11ops.observe.lease import read_holder
 from tr11ops.rundir.attempts import SUPERSEDED, AttemptVerdict
 from tr11ops.rundir.exclusions import INCLUDED
-from tr11ops.rundir.holds import read_holds, releasable
+from tr11ops.rundir.hold_store import read_holds, releasable
 from tr11ops.rundir.journal import Ledger
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.rundir.pause import read_pause

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from trainer.checkpoint.files import Bytes, as_bytes, make_folder, sync_folder, write_files
 from trainer.contract import checkpoints, replacing
+from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name
 from trainer.contract.checkpoints import CheckpointError
 from trainer.contract.files import now, write_beside
 from trainer.contract.manifest import FileEntry, Manifest, manifest_faults
-from trainer.contract.paths import LATEST_FILE, checkpoint_name
 from trainer.contract.replacing import Report
 from trainer.contract.resumable import CURSOR_FILE, RNG, ResumeNeed, has_resumable, lack_of
 from trainer.contract.sharing import make_shared

@@ -33,9 +33,9 @@ from trainer.checkpoint.save_plan import INDEX_FILE
 from trainer.checkpoint.sharded_files import STEP_KEY
 from trainer.checkpoint.source import Part, TensorFacts, TensorSource
 from trainer.contract import checkpoints
+from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.checkpoints import CheckpointError
 from trainer.contract.manifest import FileEntry
-from trainer.contract.paths import checkpoint_name
 from trainer.contract.resumable import OPTIMIZER, RNG
 from trainer.contract.sharing import make_shared
 from trainer.parallel.agreement import one_line

@@ -37,9 +37,9 @@ from trainer.checkpoint.publishing import (
 from trainer.checkpoint.save_plan import INDEX_FILE, FolderShare, plan_share
 from trainer.checkpoint.sharded_files import STEP_KEY, TensorPiece
 from trainer.contract import checkpoints
+from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.checkpoints import CheckpointError, Verify
 from trainer.contract.manifest import FileEntry, Manifest, manifest_faults
-from trainer.contract.paths import checkpoint_name
 from trainer.contract.replacing import Report
 from trainer.contract.resumable import (
     CURSOR_FILE,

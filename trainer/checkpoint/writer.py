@@ -36,10 +36,10 @@ from trainer.checkpoint.save_plan import FolderShare, plan_share, signature
 from trainer.checkpoint.sharded_files import TensorPiece
 from trainer.checkpoint.staging import Staging
 from trainer.checkpoint.store import CheckpointInfo, Extras
+from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.checkpoints import CheckpointError
 from trainer.contract.files import host_name
 from trainer.contract.manifest import FileEntry
-from trainer.contract.paths import checkpoint_name
 from trainer.contract.replacing import Report
 from trainer.parallel.agreement import RankGroup, lost_a_rank
 from trainer.parallel.state import ShardedState

@@ -14,10 +14,11 @@ from functools import partial as bind
 from pathlib import Path
 from typing import Literal
 
+from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name, checkpoint_steps, read_latest
 from trainer.contract.lease import Lease
 from trainer.contract.lease import refusal as kept_out
 from trainer.contract.manifest import FileEntry, Manifest, manifest_faults
-from trainer.contract.paths import LATEST_FILE, RunPaths, checkpoint_name, checkpoint_steps, read_latest
+from trainer.contract.paths import RunPaths
 from trainer.contract.replacing import Report, settle_replaced
 from trainer.contract.resumable import (
     FaultsOf,

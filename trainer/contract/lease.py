@@ -23,9 +23,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainer.contract.checkpoint_names import LATEST_FILE
 from trainer.contract.files import host_name, login_name
 from trainer.contract.numbered_files import NumberedFiles
-from trainer.contract.paths import LATEST_FILE, RunPaths
+from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record
 
 RENEW_SECONDS = 1.0  # between two signs of life of a holder

@@ -1,21 +1,15 @@
-"""Formats that the trainer writes and the operations toolkit reads. Standard library only (and two rooms
-of its own that need no more: `trainer.contract.logline`, `trainer.contract.state_file`).
+"""Where everything lies in a run directory that the trainer writes and the operations toolkit reads.
 
-Everything here is part of the run-directory contract: a change of any literal is a change of the contract.
+Standard library only. All of it is part of the run-directory contract: whoever changes a literal changes the contract.
 """
 
 from __future__ import annotations
 
-import os
-import re
 from pathlib import Path
 
-from trainer.contract import state_file
+from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name, read_latest
 from trainer.contract.record import Record
-from trainer.contract.state_file import read_bytes
 
-LATEST_FILE = "latest"
-LARGEST_LATEST = 4096  # bytes; it is one name
 MANIFEST_FILE = "manifest.json"
 END_MARKER_FILE = "end.json"
 STOP_REQUEST_FILE = "stop-request.json"
@@ -156,42 +150,6 @@ class RunPaths(Record):
     def phases(self, job_id: str) -> Path:
         """Each change of phase of an attempt's trainer, one line each (see `trainer.contract.phases`)."""
         return self.attempt(job_id) / PHASES_FILE
-
-
-def checkpoint_name(step: int) -> str:
-    """Folder name of the checkpoint of one global step, e.g. `global_step12659`."""
-    return f"global_step{step}"
-
-
-def checkpoint_step(name: str) -> int | None:
-    """The step that a checkpoint folder's name says, or None if it is not such a name."""
-    match = re.fullmatch(r"global_step(\d+)", name)
-    return int(match.group(1)) if match else None
-
-
-def checkpoint_steps(folder: Path) -> list[int]:
-    """Steps of all checkpoint folders below `folder` (complete or not), ascending by number."""
-    try:
-        names = [entry.name for entry in os.scandir(folder) if entry.is_dir()]
-    except FileNotFoundError:
-        return []
-    return sorted(step for step in map(checkpoint_step, names) if step is not None)
-
-
-def read_latest(folder: Path) -> int | None:
-    """The step that `latest` names, or None when there is no such file. Raises ValueError when it is garbled."""
-    try:
-        text = read_bytes(folder / LATEST_FILE, LARGEST_LATEST).decode("utf-8", errors="replace").strip()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        if not state_file.is_damage(error):
-            raise
-        raise ValueError(f"{folder / LATEST_FILE}: {error.strerror}") from None
-    step = checkpoint_step(text)
-    if step is None:
-        raise ValueError(f"{folder / LATEST_FILE} says {text[:40]!r}, expected global_stepN")
-    return step
 
 
 def newest_step(paths: RunPaths) -> int | None:

@@ -13,8 +13,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from trainer.contract.checkpoint_names import checkpoint_name, checkpoint_step
 from trainer.contract.files import write_json
-from trainer.contract.paths import RunPaths, checkpoint_name, checkpoint_step
+from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record
 from trainer.contract.state_file import read_json
 

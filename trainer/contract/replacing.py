@@ -20,8 +20,8 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
+from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.manifest import Manifest, manifest_faults
-from trainer.contract.paths import checkpoint_name
 from trainer.contract.resumable import ResumeFault, ResumeNeed, lack_of, model_fault, read_whole, unnamed_files
 
 Report = Callable[[str], None]

@@ -13,8 +13,9 @@ from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name, checkpoint_steps
 from trainer.contract.manifest import FileEntry, Manifest, NewerFormat, manifest_faults
-from trainer.contract.paths import LATEST_FILE, MANIFEST_FILE, RunPaths, checkpoint_name, checkpoint_steps
+from trainer.contract.paths import MANIFEST_FILE, RunPaths
 from trainer.contract.record import Record
 from trainer.contract.state_file import read_bytes, read_json
 

@@ -14,15 +14,9 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name, checkpoint_steps, read_latest
 from trainer.contract.files import append_line, now, write_atomically
-from trainer.contract.paths import (
-    LATEST_FILE,
-    MANIFEST_FILE,
-    RunPaths,
-    checkpoint_name,
-    checkpoint_steps,
-    read_latest,
-)
+from trainer.contract.paths import MANIFEST_FILE, RunPaths
 from trainer.contract.recovery import Moves, RecoveryRecord, write_recovery
 from trainer.contract.replacing import free_name
 

@@ -15,15 +15,15 @@ from trainer.checkpoint.deepspeed.collective import load_deepspeed
 from trainer.checkpoint.deepspeed.inspect import is_deepspeed_layout
 from trainer.checkpoint.store import CheckpointInfo
 from trainer.config.card import TrainerConfig
-from trainer.contract.checkpoints import CheckpointError
-from trainer.contract.paths import (
+from trainer.contract.checkpoint_names import (
     LATEST_FILE,
-    MANIFEST_FILE,
     checkpoint_name,
     checkpoint_step,
     checkpoint_steps,
     read_latest,
 )
+from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.paths import MANIFEST_FILE
 from trainer.contract.resumable import OPTIMIZER_SUMS, WEIGHTS, ResumeNeed, model_facts
 from trainer.engine import Engine
 from trainer.parallel.agreement import RankGroup

@@ -19,12 +19,12 @@ from tr11ops.agent.step import LineTee
 from tr11ops.cluster.base import SchedulerError
 from tr11ops.cluster.pending import is_held
 from tr11ops.diagnose.attribution.evidence import Attribution, Kind
-from tr11ops.queue.holds import held_jobs
+from tr11ops.queue.held_jobs import held_jobs
 from tr11ops.queue.pending import PendingJobs
 from tr11ops.runcard.card import load_card
 from tr11ops.rundir.attempts import of_failure
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER, INCLUDED, exclude, read_version
-from tr11ops.rundir.holds import forget_holds, held_by_tr11, read_holds
+from tr11ops.rundir.hold_store import forget_holds, held_by_tr11, read_holds
 from tr11ops.rundir.journal import read_journal
 from tr11ops.rundir.paths import RunDirectory, parse_comment
 

@@ -15,8 +15,8 @@ from tr11ops.backup.folder import FolderArchive
 from tr11ops.backup.source import read_source
 from tr11ops.backup.transfer import Transfer
 from tr11ops.rundir.copies import Receipt, location_of
+from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.manifest import FileEntry, Manifest, file_digest
-from trainer.contract.paths import checkpoint_name
 
 RUN, VARIANT = "tr11-test", "main"
 SIZES = {

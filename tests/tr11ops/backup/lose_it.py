@@ -26,8 +26,8 @@ from tr11ops.checkpoints.prune import Pruner, PruneResult
 from tr11ops.checkpoints.use import Clocks
 from tr11ops.cli.main import execute
 from tr11ops.rundir.copies import CopyRecord
+from trainer.contract.checkpoint_names import checkpoint_steps
 from trainer.contract.manifest import Manifest, manifest_faults
-from trainer.contract.paths import checkpoint_steps
 
 Kind: TypeAlias = Literal["folder", "tar", "bucket"]
 KINDS: tuple[Kind, ...] = ("folder", "tar", "bucket")

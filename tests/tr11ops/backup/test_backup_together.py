@@ -17,7 +17,7 @@ from tests.tr11ops.backup.round_nursery import RoundNursery
 from tr11ops.backup.claim import CLAIM_SECONDS, ArchiveLock, ArchiveLocked, claims_of, owner_of
 from tr11ops.checkpoints.prune import PruneBusy, Pruner
 from tr11ops.rundir.claims import Claim
-from trainer.contract.paths import checkpoint_steps
+from trainer.contract.checkpoint_names import checkpoint_steps
 
 KILLS = 50
 

@@ -19,7 +19,7 @@ from tests.tr11ops.backup.lose_it import Case, copied, faults_of, invoke, refuse
 from tests.tr11ops.backup.round_cases import DAY, flip
 from tr11ops.backup.base import ArchivePermanentError, ArchiveUnavailable
 from tr11ops.backup.drill import LoadResult, choose_copy, run_drill
-from trainer.contract.paths import read_latest
+from trainer.contract.checkpoint_names import read_latest
 
 
 # ----------------------------------------------------------------------------- what prune goes by

@@ -17,9 +17,10 @@ from tr11ops.checkpoints.use import Clocks
 from tr11ops.rundir.copies import CopyRecord, Kind, identity_of, location_of, write_copy
 from tr11ops.rundir.copy_policy import CopyPolicy
 from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.checkpoint_names import checkpoint_name, checkpoint_steps
 from trainer.contract.files import write_atomically
 from trainer.contract.manifest import FileEntry, Manifest, file_digest
-from trainer.contract.paths import RunPaths, checkpoint_name, checkpoint_steps
+from trainer.contract.paths import RunPaths
 from trainer.contract.replacing import SUPERSEDED_SUFFIX, free_name
 
 NOW = 1_795_289_822.25

@@ -18,9 +18,9 @@ from tr11ops.checkpoints.prune import BEGUN, REMOVED
 from tr11ops.checkpoints.quarantine import list_quarantined
 from tr11ops.rundir.claims import Claim, ClaimFolder
 from tr11ops.rundir.journal import read_journal
+from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.checkpoints import find_resumable, partial_path
 from trainer.contract.files import write_atomically
-from trainer.contract.paths import checkpoint_name
 
 
 def scene(folder: Path) -> tuple[Shelf, dict[str, str]]:

@@ -22,9 +22,10 @@ from tr11ops.cli.main import execute
 from tr11ops.runcard.card import RunCard
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.twin.stand_in.checkpoint import VERSIONS
+from trainer.contract.checkpoint_names import read_latest
 from trainer.contract.lease import LeaseClaim, LeaseFolder
 from trainer.contract.manifest import Manifest
-from trainer.contract.paths import RunPaths, read_latest
+from trainer.contract.paths import RunPaths
 
 
 class Desk:

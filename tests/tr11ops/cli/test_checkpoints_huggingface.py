@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tr11ops.cli.main import execute
-from trainer.contract.paths import read_latest
+from trainer.contract.checkpoint_names import read_latest
 
 SETTINGS = (
     "run.directory=run", "model.hidden_size=48", "model.attention_heads=6", "tokenizer.padded_vocabulary_size=64",

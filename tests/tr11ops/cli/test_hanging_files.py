@@ -14,7 +14,7 @@ from tests.tr11ops.cli.local_bench import LocalBench
 from tests.tr11ops.cli.run_folder import run_directory
 from tr11ops.base import deadline
 from tr11ops.cluster.pending import is_held
-from tr11ops.rundir.holds import record_holds
+from tr11ops.rundir.hold_store import record_holds
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.requests import read_request
 
@@ -124,14 +124,14 @@ def test_queued_jobs_are_held_though_their_record_is_silent(
     launched = bench.launch("--array", "1-3")
     assert launched.code == 0, (launched.out, launched.err)
     with monkeypatch.context() as patch:
-        patch.setattr("tr11ops.queue.holds.record_holds", hang)
+        patch.setattr("tr11ops.queue.held_jobs.record_holds", hang)
         killed = bench.kill("--yes", "--json")
     assert killed.code == 0 and "cannot be recorded (not done within 5 s)" in killed.err, killed.err
     assert [job.job_id for job in bench.scheduler.jobs() if is_held(job)] == ["2_[1-3%1]"]
     assert (killed.json["action"], killed.json["held"]) == ("set", ["2"])
     record_holds(run_directory(bench), ["2"], "ana", "")
     with monkeypatch.context() as patch:
-        patch.setattr("tr11ops.queue.holds.forget_holds", hang)
+        patch.setattr("tr11ops.queue.held_jobs.forget_holds", hang)
         resumed = bench.tr11("resume", "--yes", "--run", str(bench.card), "--scheduler", "local")
     assert resumed.code == 0 and "released: job 2" in resumed.err and "it stays on record" in resumed.err
     assert not any(is_held(job) for job in bench.scheduler.jobs())

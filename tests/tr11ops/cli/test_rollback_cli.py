@@ -15,9 +15,9 @@ from tests.tr11ops.launch.run_inputs import write_checkpoint
 from tr11ops.cluster.base import SchedulerError
 from tr11ops.cluster.local import LocalScheduler
 from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.checkpoint_names import checkpoint_steps, read_latest
 from trainer.contract.files import write_atomically
 from trainer.contract.lease import Lease
-from trainer.contract.paths import checkpoint_steps, read_latest
 from trainer.contract.recovery import PendingMoves, RecoveryRecord, read_recovery, write_recovery
 
 

@@ -24,9 +24,9 @@ from tr11ops.cli import resume
 from tr11ops.cli.main import execute
 from tr11ops.cluster.base import Job, JobState, SchedulerError
 from tr11ops.cluster.local import LocalScheduler
-from tr11ops.queue.holds import to_hold
+from tr11ops.queue.held_jobs import to_hold
 from tr11ops.queue.stop import Acknowledgements, StopView, acknowledgements
-from tr11ops.rundir.holds import held_by_tr11
+from tr11ops.rundir.hold_store import held_by_tr11
 from tr11ops.rundir.journal import read_journal
 from tr11ops.rundir.reserve import RESERVE_FILE, keep_reserve
 from trainer.contract import requests
@@ -128,7 +128,7 @@ def test_what_is_released_on_a_full_disk_comes_off_the_record(
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
         write_json(path, value)
 
-    monkeypatch.setattr("tr11ops.rundir.holds.write_json", write)
+    monkeypatch.setattr("tr11ops.rundir.hold_store.write_json", write)
     done = tr11(bench, "resume", "--yes", "--json")
     assert (done.code, done.json["released"], held(bench)) == (0, ["2"], [])
     assert held_by_tr11(run_directory(bench)) == frozenset()

@@ -13,7 +13,7 @@ from tests.tr11ops.cli.local_bench import LocalBench
 from tests.tr11ops.cli.run_folder import run_directory
 from tests.tr11ops.launch.run_inputs import write_dataset
 from tests.waiting import until
-from trainer.contract.paths import read_latest
+from trainer.contract.checkpoint_names import read_latest
 from trainer.contract.state_file import read_json
 
 SETTINGS = (

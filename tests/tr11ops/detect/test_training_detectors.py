@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.tr11ops.detect.training_course import Course, Over, at, findings, later, moved, names, only
 from tests.tr11ops.status_cases import HOUR, NOW, record, snapshot
 from tr11ops.detect import registry
-from tr11ops.observe import bounds
+from tr11ops.observe import normal_silence
 from tr11ops.observe.snapshot import Step
 from tr11ops.observe.training import LaunchEnd, Phase, TrainingEvent
 from tr11ops.watchdog.verdict import VerdictWord, judge
@@ -107,8 +107,8 @@ def test_an_evaluation_hangs_beyond_what_evaluations_took() -> None:
 
     course.hook = stop
     seen = course.run().see()
-    patience = bounds.phase_patience(seen, "evaluating")
-    longest = bounds.longest(seen, "evaluating")
+    patience = normal_silence.phase_patience(seen, "evaluating")
+    longest = normal_silence.longest(seen, "evaluating")
     assert longest is not None and 300 < longest <= 450
     assert patience == 5 * longest
     assert findings(later(course, patience)) == []
@@ -121,12 +121,12 @@ def test_an_evaluation_hangs_beyond_what_evaluations_took() -> None:
 
 def test_a_save_and_a_start_that_are_quick_are_learned_too() -> None:
     seen = at(150).see()
-    assert bounds.phase_patience(seen, "saving") == 600.0, "a floor below which a busy file system is no fault"
-    assert bounds.phase_patience(seen, "ending") == 3600.0, "nothing was learned"
-    assert 600.0 <= bounds.phase_patience(seen, "starting") <= 1000.0
-    (first,) = bounds.first_steps(seen)
+    assert normal_silence.phase_patience(seen, "saving") == 600.0, "a floor below which a busy file system is no fault"
+    assert normal_silence.phase_patience(seen, "ending") == 3600.0, "nothing was learned"
+    assert 600.0 <= normal_silence.phase_patience(seen, "starting") <= 1000.0
+    (first,) = normal_silence.first_steps(seen)
     assert 3 * 105 <= first < 3.2 * 105
-    assert bounds.first_step_patience(seen) == 5 * first
+    assert normal_silence.first_step_patience(seen) == 5 * first
 
 
 def test_between_two_launches_no_one_hangs() -> None:
@@ -140,7 +140,7 @@ def test_between_two_launches_no_one_hangs() -> None:
         == "job 1000_1 on 2 nodes: starting, last sign of life 8 min 17 s ago"
     )
     assert names(later(course, 500)) == ["hung"]
-    patience = bounds.phase_patience(seen, "starting")
+    patience = normal_silence.phase_patience(seen, "starting")
     assert "while starting" in only(later(course, patience + 4, launch_ends=ended), "hung").title
     alive = later(course, 500, launch_ends=(LaunchEnd("2001", 1, course.clock - 3.0),))
     assert names(alive) == ["hung"], "these are of a later launch"

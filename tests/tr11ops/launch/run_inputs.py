@@ -8,9 +8,9 @@ import struct
 from pathlib import Path
 from typing import Any
 
+from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.files import write_atomically
 from trainer.contract.manifest import FileEntry, Manifest, file_digest
-from trainer.contract.paths import checkpoint_name
 
 
 def write_dataset(prefix: Path, lengths: tuple[int, ...] = (500, 700, 300), code: int = 8, item: int = 2) -> None:

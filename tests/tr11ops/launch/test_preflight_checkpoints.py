@@ -15,9 +15,9 @@ from tr11ops.runcard.speed import RunHistory
 from tr11ops.rundir.checkpoint_digests import DigestRecord, write_digest
 from tr11ops.rundir.copies import identity_of
 from trainer.config.data_match import DataRecord, data_facts
+from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.files import write_json
 from trainer.contract.manifest import file_digest
-from trainer.contract.paths import checkpoint_name
 
 
 def test_digests_are_compared_where_asked(bench: Bench) -> None:

@@ -16,7 +16,7 @@ from tests.tr11ops.walk.nursery import REFUSED, WalkNursery
 from tests.tr11ops.walk.run import Run
 from tests.tr11ops.walk.surroundings import HOW, NTH, RUNS, Surroundings
 from tests.tr11ops.walk.truth import prints_of
-from trainer.contract.paths import checkpoint_name, checkpoint_step
+from trainer.contract.checkpoint_names import checkpoint_name, checkpoint_step
 
 AT = st.integers(1, 150)
 

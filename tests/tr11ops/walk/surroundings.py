@@ -14,7 +14,7 @@ from tests.tr11ops.backup.round_cases import in_memory
 from tests.tr11ops.walk.judge import Harm, Judge
 from tests.tr11ops.walk.nursery import WalkNursery
 from tests.tr11ops.walk.world import World
-from trainer.contract.paths import checkpoint_name
+from trainer.contract.checkpoint_names import checkpoint_name
 
 RUNS = st.sampled_from([0, 0, 0, 1])
 NTH = st.integers(0, 40)

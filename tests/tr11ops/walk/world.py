@@ -26,8 +26,8 @@ from tr11ops.checkpoints.verify import verify
 from tr11ops.rundir.checkpoint_damage import put_on_record
 from tr11ops.rundir.clocks import Clocks
 from tr11ops.rundir.copies import CopyRecord
+from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name
 from trainer.contract.files import write_atomically
-from trainer.contract.paths import LATEST_FILE, checkpoint_name
 from trainer.contract.recovery import read_recovery
 from trainer.contract.resumable import model_facts
 

@@ -24,7 +24,7 @@ from tr11ops.observe.files import read_exclusions
 from tr11ops.observe.look import facts_of, observe
 from tr11ops.runcard.card import load_card
 from tr11ops.rundir.action_log import ActionRecord, ProgressRecord, Result, replay
-from tr11ops.rundir.holds import held_by_tr11
+from tr11ops.rundir.hold_store import held_by_tr11
 from tr11ops.rundir.journal import Journal, read_journal
 from tr11ops.rundir.paths import RunDirectory, Submission, new_tag, parse_comment
 from tr11ops.watchdog import pulse as pulse_module

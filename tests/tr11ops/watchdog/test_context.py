@@ -15,7 +15,7 @@ from tr11ops.observe.lease import LeaseHolder
 from tr11ops.runcard.card import load_card
 from tr11ops.rundir.attempts import AttemptVerdict, LaunchRecord
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER
-from tr11ops.rundir.holds import forget_holds, held_by_tr11, record_holds
+from tr11ops.rundir.hold_store import forget_holds, held_by_tr11, record_holds
 from tr11ops.rundir.journal import Journal, read_journal
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.watchdog.context import limits_of, read_circumstances

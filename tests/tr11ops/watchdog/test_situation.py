@@ -10,7 +10,7 @@ import pytest
 from tests.tr11ops.goodput.eventful import CARD, eventful
 from tests.tr11ops.goodput.past import BEGIN, Past
 from tests.tr11ops.status_cases import NOW, running, snapshot
-from tr11ops.alerts.digest_text import digest
+from tr11ops.alerts.mail_text.daily_summary import digest
 from tr11ops.alerts.policy import Policy
 from tr11ops.alerts.state import AlertState
 from tr11ops.base.observed import Unknown

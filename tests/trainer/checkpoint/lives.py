@@ -23,8 +23,8 @@ from tests.trainer.checkpoint.synthetic import Model, Shape, differences, state
 from trainer.checkpoint import store
 from trainer.checkpoint.store import CheckpointInfo, Extras
 from trainer.checkpoint.writer import AsyncSaver, Failed
+from trainer.contract.checkpoint_names import checkpoint_name, checkpoint_steps
 from trainer.contract.checkpoints import CheckpointError
-from trainer.contract.paths import checkpoint_name, checkpoint_steps
 from trainer.parallel.agreement import lost_a_rank
 from trainer.parallel.state import ShardedState
 

@@ -18,8 +18,8 @@ from tests.trainer.checkpoint.synthetic import Model, Shape, differences, state
 from trainer.checkpoint import store
 from trainer.checkpoint.store import CheckpointInfo, Extras
 from trainer.checkpoint.writer import AsyncSaver, Finished
+from trainer.contract.checkpoint_names import checkpoint_steps
 from trainer.contract.checkpoints import CheckpointError
-from trainer.contract.paths import checkpoint_steps
 from trainer.contract.replacing import SUPERSEDED_SUFFIX
 
 MODEL = Model(layers=2, hidden=8, vocabulary=8)

@@ -20,9 +20,9 @@ from tests.trainer.checkpoint.synthetic import Model, Shape, differences, state
 from trainer.checkpoint import store
 from trainer.checkpoint.store import CheckpointInfo, Extras
 from trainer.checkpoint.writer import AsyncSaver, Failed, Finished, Outcome
+from trainer.contract.checkpoint_names import checkpoint_steps, read_latest
 from trainer.contract.checkpoints import CheckpointError
 from trainer.contract.manifest import Manifest
-from trainer.contract.paths import checkpoint_steps, read_latest
 from trainer.parallel.agreement import lost_a_rank
 from trainer.parallel.state import ShardedState
 

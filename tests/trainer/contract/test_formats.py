@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainer.contract.checkpoint_names import checkpoint_step, checkpoint_steps, read_latest
 from trainer.contract.end_marker import END_REASONS, EndMarker
 from trainer.contract.files import append_line, write_atomically, write_json
 from trainer.contract.heartbeat import Heartbeat, write_heartbeat
 from trainer.contract.logline import StepRecord, format_step, format_validation, parse_step
 from trainer.contract.manifest import FileEntry, Manifest, file_digest, manifest_faults
-from trainer.contract.paths import checkpoint_step, checkpoint_steps, read_latest
 
 RECORD = StepRecord(
     iteration=31219, total_iterations=115311, consumed_samples=47768496, consumed_tokens=97829879808,

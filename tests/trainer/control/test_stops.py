@@ -15,10 +15,10 @@ from tests.trainer.control.trainers import Processes, at, beat, card, ended, job
 from tests.trainer.spawn import run_ranks
 from trainer.config.card import TrainerConfig
 from trainer.contract.attempt import AttemptIdentity
+from trainer.contract.checkpoint_names import checkpoint_steps, read_latest
 from trainer.contract.heartbeat import Heartbeat
 from trainer.contract.lease import LeaseClaim, LeaseFolder
 from trainer.contract.manifest import Manifest
-from trainer.contract.paths import checkpoint_steps, read_latest
 from trainer.contract.requests import Request, RequestAnswer, new_request
 from trainer.control.lifecycle import HeartbeatWriter, SignalFlag
 from trainer.engine import StepResult

@@ -17,10 +17,10 @@ from tests.trainer.cases import VOCABULARY, tiny
 from tests.trainer.spawn import fork_server
 from tests.waiting import until
 from trainer.config.card import TrainerConfig
+from trainer.contract.checkpoint_names import checkpoint_steps
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.heartbeat import Heartbeat
 from trainer.contract.manifest import Manifest
-from trainer.contract.paths import checkpoint_steps
 from trainer.data.indexed_write import IndexedWriter
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.courses import card
+from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.manifest import MANIFEST_FILE
-from trainer.contract.paths import checkpoint_name
 from trainer.contract.recovery import RollBack
 from trainer.spikes.detect import Flag, SpikeDetector
 from trainer.spikes.recovery import SpikeWatch

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config.card import TrainerConfig
+from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name
 from trainer.contract.checkpoints import (
     CheckpointError,
     find_resumable,
@@ -26,7 +27,6 @@ from trainer.contract.checkpoints import (
 )
 from trainer.contract.files import write_beside
 from trainer.contract.manifest import STAND_IN, FileEntry, Manifest, file_digest
-from trainer.contract.paths import LATEST_FILE, checkpoint_name
 from trainer.contract.recovery import read_recovery
 from trainer.contract.replacing import retire, settle_replaced, take_place
 from trainer.contract.resumable import CURSOR_FILE, WEIGHTS

@@ -15,8 +15,8 @@ from trainer.checkpoint.huggingface.names import bloom_shape, facts_of_card
 from trainer.checkpoint.publishing import CheckpointInfo, Extras
 from trainer.checkpoint.rewrite import source_bytes, write_checkpoint
 from trainer.config.card import TrainerConfig
+from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name, checkpoint_steps
 from trainer.contract.checkpoints import CheckpointError
-from trainer.contract.paths import LATEST_FILE, checkpoint_name, checkpoint_steps
 from trainer.contract.units import size
 from trainer.data.progress import progress_bar
 from trainer.schedule.progress import Progress

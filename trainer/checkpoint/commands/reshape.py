@@ -21,10 +21,10 @@ from trainer.checkpoint.publishing import CheckpointInfo, Extras, LatestStays
 from trainer.checkpoint.reader import open_checkpoint
 from trainer.checkpoint.rewrite import source_bytes, write_checkpoint
 from trainer.checkpoint.source import CheckpointFacts, Part, TensorFacts, TensorSource
+from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name, checkpoint_steps, read_latest
 from trainer.contract.checkpoints import CheckpointError
 from trainer.contract.lease import trained_into
 from trainer.contract.manifest import Manifest, manifest_faults
-from trainer.contract.paths import LATEST_FILE, checkpoint_name, checkpoint_steps, read_latest
 from trainer.contract.resumable import ResumeFault, ResumeNeed, model_fault, moves_back, read_whole
 from trainer.contract.units import size
 from trainer.data.progress import progress_bar, say

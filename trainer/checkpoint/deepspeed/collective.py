@@ -31,8 +31,8 @@ from trainer.checkpoint.deepspeed.content import (
     optimizer_contents,
     rank_contents,
 )
+from trainer.checkpoint.deepspeed.file_names import layer_file, module_name, optimizer_file, place_of, rank_file
 from trainer.checkpoint.deepspeed.layout import DeepSpeedSource, open_deepspeed_layout
-from trainer.checkpoint.deepspeed.names import layer_file, module_name, optimizer_file, place_of, rank_file
 from trainer.checkpoint.deepspeed.partition import fragments_of
 from trainer.checkpoint.deepspeed.write import UNKNOWN_SETTINGS, write_file
 from trainer.checkpoint.publishing import (
@@ -47,9 +47,9 @@ from trainer.checkpoint.publishing import (
 from trainer.checkpoint.sharded_files import TensorPiece
 from trainer.checkpoint.source import Part, TensorSource
 from trainer.checkpoint.store import Loaded, SaveResult
+from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.checkpoints import CheckpointError
 from trainer.contract.manifest import FileEntry, Manifest
-from trainer.contract.paths import checkpoint_name
 from trainer.contract.replacing import Report
 from trainer.contract.resumable import RNG
 from trainer.parallel.agreement import RankGroup

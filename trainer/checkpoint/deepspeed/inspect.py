@@ -10,8 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from trainer.checkpoint.deepspeed.index import FlatRun, Slice, StoredTensor
-from trainer.checkpoint.deepspeed.names import (
+from trainer.checkpoint.deepspeed.file_names import (
     EMBEDDING_POSITION,
     FIRST_BLOCK,
     OPTIONAL_IN_EMBEDDING,
@@ -25,6 +24,7 @@ from trainer.checkpoint.deepspeed.names import (
     rank_file,
     sort_names,
 )
+from trainer.checkpoint.deepspeed.index import FlatRun, Slice, StoredTensor
 from trainer.checkpoint.deepspeed.states import OpenFiles, attributes
 from trainer.checkpoint.source import TensorFacts
 from trainer.contract.checkpoints import CheckpointError

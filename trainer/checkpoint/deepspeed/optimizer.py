@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import Tensor
 
+from trainer.checkpoint.deepspeed.file_names import optimizer_file, rank_file
 from trainer.checkpoint.deepspeed.index import FlatRun, Slice, StoredTensor, missing_elements
 from trainer.checkpoint.deepspeed.inspect import AGAIN, Layout, Roles
-from trainer.checkpoint.deepspeed.names import optimizer_file, rank_file
 from trainer.checkpoint.deepspeed.partition import fragments_of
 from trainer.checkpoint.deepspeed.states import OpenFiles, attributes
 from trainer.checkpoint.source import TensorFacts

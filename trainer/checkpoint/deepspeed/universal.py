@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainer.checkpoint.deepspeed.file_names import EMBEDDING_POSITION, OPTIONAL_IN_EMBEDDING, Names
 from trainer.checkpoint.deepspeed.index import FlatRun, Slice, StoredTensor
 from trainer.checkpoint.deepspeed.inspect import AGAIN, Layout, Roles, check_manifest, client_of, role_table
-from trainer.checkpoint.deepspeed.names import EMBEDDING_POSITION, OPTIONAL_IN_EMBEDDING, Names
 from trainer.checkpoint.deepspeed.optimizer import OptimizerLayout
 from trainer.checkpoint.deepspeed.states import OpenFiles, attributes
 from trainer.checkpoint.source import TensorFacts

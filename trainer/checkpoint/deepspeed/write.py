@@ -26,7 +26,7 @@ from trainer.checkpoint.deepspeed.content import (
     optimizer_contents,
     rank_contents,
 )
-from trainer.checkpoint.deepspeed.names import (
+from trainer.checkpoint.deepspeed.file_names import (
     EMBEDDING_POSITION,
     block_suffixes,
     cut_dimension,
@@ -44,9 +44,9 @@ from trainer.checkpoint.publishing import CheckpointInfo, Extras, Fence, make_ma
 from trainer.checkpoint.rewrite import row_blocks
 from trainer.checkpoint.source import Part, TensorFacts, TensorSource, state_kinds
 from trainer.contract import checkpoints
+from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.checkpoints import CheckpointError
 from trainer.contract.manifest import FileEntry
-from trainer.contract.paths import checkpoint_name
 from trainer.contract.resumable import RNG
 from trainer.contract.sharing import make_shared
 from trainer.model.gpt import TIED_NAME

@@ -21,9 +21,9 @@ from trainer.checkpoint.deepspeed.layout import open_deepspeed_layout
 from trainer.checkpoint.deepspeed.write import write_deepspeed_layout
 from trainer.checkpoint.publishing import CheckpointInfo, Extras
 from trainer.checkpoint.reader import open_checkpoint
+from trainer.contract.checkpoint_names import read_latest
 from trainer.contract.checkpoints import CheckpointError
 from trainer.contract.manifest import Manifest, manifest_faults
-from trainer.contract.paths import read_latest
 from trainer.engine import Engine
 from trainer.parallel.mesh import Mesh
 

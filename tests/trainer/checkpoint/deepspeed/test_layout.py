@@ -20,16 +20,16 @@ from torch import Tensor
 from tests.trainer.checkpoint.memory_source import Sizes, differences, extras_of, info_of, memory_source
 from trainer.checkpoint.deepspeed import partition
 from trainer.checkpoint.deepspeed.content import OptimizerSettings
+from trainer.checkpoint.deepspeed.file_names import cut_dimension, place_of
 from trainer.checkpoint.deepspeed.layout import DeepSpeedSource, open_deepspeed_layout
-from trainer.checkpoint.deepspeed.names import cut_dimension, place_of
 from trainer.checkpoint.deepspeed.states import open_states
 from trainer.checkpoint.deepspeed.write import write_deepspeed_layout
 from trainer.checkpoint.reader import open_checkpoint
 from trainer.checkpoint.rewrite import write_checkpoint
 from trainer.checkpoint.source import Part, TensorSource
+from trainer.contract.checkpoint_names import read_latest
 from trainer.contract.checkpoints import CheckpointError
 from trainer.contract.manifest import Manifest, manifest_faults
-from trainer.contract.paths import read_latest
 
 SIZES = Sizes()
 

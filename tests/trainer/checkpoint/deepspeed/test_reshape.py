@@ -16,9 +16,10 @@ from trainer.checkpoint.__main__ import main
 from trainer.checkpoint.publishing import CheckpointInfo
 from trainer.checkpoint.reader import open_checkpoint
 from trainer.checkpoint.rewrite import write_checkpoint
+from trainer.contract.checkpoint_names import read_latest
 from trainer.contract.lease import LeaseClaim, LeaseFolder
 from trainer.contract.manifest import Manifest, manifest_faults
-from trainer.contract.paths import RunPaths, read_latest
+from trainer.contract.paths import RunPaths
 
 SIZES = Sizes()
 SOURCE = memory_source(SIZES)

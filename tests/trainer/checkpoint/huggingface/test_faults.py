@@ -29,8 +29,8 @@ from trainer.checkpoint.huggingface.import_ import HuggingFaceModel
 from trainer.checkpoint.reader import open_checkpoint
 from trainer.checkpoint.source import TensorSource
 from trainer.config.card import TrainerConfig
+from trainer.contract.checkpoint_names import checkpoint_steps
 from trainer.contract.checkpoints import CheckpointError
-from trainer.contract.paths import checkpoint_steps
 
 
 @pytest.fixture(scope="module")

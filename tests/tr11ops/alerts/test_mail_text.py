@@ -24,7 +24,7 @@ from tests.tr11ops.alerts.office import (
 from tests.tr11ops.detect.pages import PAGES
 from tr11ops.alerts.incidents import look
 from tr11ops.alerts.mail_route import compose
-from tr11ops.alerts.messages import MOST_TITLES
+from tr11ops.alerts.mail_text.alert import MOST_TITLES
 from tr11ops.alerts.notify import tell
 from tr11ops.alerts.policy import Policy
 from tr11ops.alerts.situation import Act, RunSituation, Spell, what_tr11_does

@@ -15,14 +15,14 @@ from tr11ops.cluster.base import Job
 from tr11ops.cluster.parts import names_of
 from tr11ops.detect import held
 from tr11ops.observe.look import facts_of, observe
-from tr11ops.queue.holds import held_jobs, standing_holds
+from tr11ops.queue.held_jobs import held_jobs, standing_holds
 from tr11ops.queue.repair import plan_repair
 from tr11ops.queue.stop import look
 from tr11ops.runcard.card import RunCard, load_card
 from tr11ops.rundir.action_log import ActionHistory
 from tr11ops.rundir.attempts import AttemptVerdict
 from tr11ops.rundir.hold_records import HoldRecord
-from tr11ops.rundir.holds import held_by_tr11, record_holds
+from tr11ops.rundir.hold_store import held_by_tr11, record_holds
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.watchdog.actions import ActionLimits, PolicyContext
 from tr11ops.watchdog.policy import plan

@@ -5,10 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 
-from tr11ops.alerts.policy import Policy
-from tr11ops.alerts.situation import RunSituation, Spell
-from tr11ops.alerts.state import Alert, AlertState, Message, UndeliveredMessages, stamp
-from tr11ops.alerts.wording import (
+from tr11ops.alerts.mail_text.shared import (
     LONGEST_SUBJECT,
     clean,
     command,
@@ -18,6 +15,9 @@ from tr11ops.alerts.wording import (
     place,
     wrapped,
 )
+from tr11ops.alerts.policy import Policy
+from tr11ops.alerts.situation import RunSituation, Spell
+from tr11ops.alerts.state import Alert, AlertState, Message, UndeliveredMessages, stamp
 from tr11ops.base.units import counted, duration, node_time
 from tr11ops.detect.finding import Severity
 

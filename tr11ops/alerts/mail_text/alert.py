@@ -11,10 +11,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from tr11ops.alerts.grouping import MessagePart
-from tr11ops.alerts.policy import Policy
-from tr11ops.alerts.situation import RunSituation, is_cured, what_tr11_does
-from tr11ops.alerts.state import Alert, Message, stamp
-from tr11ops.alerts.wording import (
+from tr11ops.alerts.mail_text.shared import (
     LONGEST_SUBJECT,
     WIDTH,
     clean,
@@ -25,6 +22,9 @@ from tr11ops.alerts.wording import (
     place,
     wrapped,
 )
+from tr11ops.alerts.policy import Policy
+from tr11ops.alerts.situation import RunSituation, is_cured, what_tr11_does
+from tr11ops.alerts.state import Alert, Message, stamp
 from tr11ops.base.invocation import for_card
 from tr11ops.base.runbook_pages import page_lines
 from tr11ops.base.units import duration, node_time

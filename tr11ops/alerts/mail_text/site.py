@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tr11ops.alerts.mail_text.shared import LONGEST_SUBJECT, clean, message_identity, moment, wrapped
 from tr11ops.alerts.policy import Policy
 from tr11ops.alerts.state import Alert, Message, stamp
-from tr11ops.alerts.wording import LONGEST_SUBJECT, clean, message_identity, moment, wrapped
 
 
 def site_message(alert: Alert, kind: str, policy: Policy, now: float) -> Message:

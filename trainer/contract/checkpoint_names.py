@@ -1,0 +1,52 @@
+"""What a checkpoint is called: its folder, `global_stepN`, and the file `latest`, which holds the name of one.
+
+The names of the files inside it: `trainer.checkpoint.deepspeed.file_names`. Standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from trainer.contract import state_file
+from trainer.contract.state_file import read_bytes
+
+LATEST_FILE = "latest"
+LARGEST_LATEST = 4096  # bytes; it is one name
+
+
+def checkpoint_name(step: int) -> str:
+    """Folder name of the checkpoint of one global step, e.g. `global_step12659`."""
+    return f"global_step{step}"
+
+
+def checkpoint_step(name: str) -> int | None:
+    """The step that a checkpoint folder's name says, or None if it is not such a name."""
+    match = re.fullmatch(r"global_step(\d+)", name)
+    return int(match.group(1)) if match else None
+
+
+def checkpoint_steps(folder: Path) -> list[int]:
+    """Steps of all checkpoint folders below `folder` (complete or not), ascending by number."""
+    try:
+        names = [entry.name for entry in os.scandir(folder) if entry.is_dir()]
+    except FileNotFoundError:
+        return []
+    return sorted(step for step in map(checkpoint_step, names) if step is not None)
+
+
+def read_latest(folder: Path) -> int | None:
+    """The step that `latest` names, or None when there is no such file. Raises ValueError when it is garbled."""
+    try:
+        text = read_bytes(folder / LATEST_FILE, LARGEST_LATEST).decode("utf-8", errors="replace").strip()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if not state_file.is_damage(error):
+            raise
+        raise ValueError(f"{folder / LATEST_FILE}: {error.strerror}") from None
+    step = checkpoint_step(text)
+    if step is None:
+        raise ValueError(f"{folder / LATEST_FILE} says {text[:40]!r}, expected global_stepN")
+    return step
