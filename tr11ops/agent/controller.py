@@ -29,7 +29,7 @@ from tr11ops.diagnose.attribution.attributors import attribute
 from tr11ops.diagnose.attribution.evidence import Attribution, Evidence, Kind
 from tr11ops.diagnose.attribution.records import all_failures, read_marker, read_ranks, read_reports
 from tr11ops.diagnose.attribution.srun import parse_lines
-from tr11ops.queue.pending import PendingJobs
+from tr11ops.queue.queued_jobs import PendingJobs
 from tr11ops.rundir.attempts import (
     SUPERSEDED,
     AttemptVerdict,

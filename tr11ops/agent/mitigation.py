@@ -29,7 +29,7 @@ from tr11ops.nodes.queue_exclusions import (
     sync_queue_exclusions,
 )
 from tr11ops.queue.given_nodes import known_names
-from tr11ops.queue.pending import Ordering, PendingChanges, PendingJobs
+from tr11ops.queue.queued_jobs import Ordering, PendingChanges, PendingJobs
 from tr11ops.runcard.card import RunCard
 from tr11ops.rundir.attempts import SUPERSEDED, AttemptVerdict
 from tr11ops.rundir.exclusion_limit import ExclusionLimit, partition_nodes, way_past

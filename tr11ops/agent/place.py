@@ -15,7 +15,7 @@ from tr11ops.base.observed import Unknown
 from tr11ops.cluster.base import Scheduler, SchedulerError
 from tr11ops.diagnose.attribution.attributors import GONE
 from tr11ops.observe.files import read_exclusions
-from tr11ops.queue.pending import Ordering
+from tr11ops.queue.queued_jobs import Ordering
 from tr11ops.runcard.card import RunCard
 from tr11ops.runcard.rules import SIGNAL_SLACK_SECONDS
 from tr11ops.rundir.paths import RunDirectory

@@ -9,7 +9,7 @@ from tr11ops.cli.common import DryRunOption, Refusal, YesOption, agree, say
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
 from tr11ops.cli.stopping import ReasonOption, StopContext, record, require_switch, scene, standing_lines
 from tr11ops.cluster.parts import names_of, split
-from tr11ops.cluster.pending import Cause, Wait, is_held, reason_of_job
+from tr11ops.cluster.pending_reasons import Cause, Wait, is_held, reason_of_job
 from tr11ops.observe.derived import is_left_over
 from tr11ops.queue.held_jobs import can_modify, held_jobs, release
 from tr11ops.rundir.hold_store import held_by_tr11

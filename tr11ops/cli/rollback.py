@@ -24,7 +24,7 @@ from tr11ops.cli.checkpoints_verify import read_them
 from tr11ops.cli.common import DryRunOption, Refusal, YesOption, agree, say
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
 from tr11ops.cli.stopping import ReasonOption, StopContext, scene
-from tr11ops.cluster.pending import is_held
+from tr11ops.cluster.pending_reasons import is_held
 from tr11ops.rundir.claims import ClaimTaken
 from trainer.contract.checkpoint_names import read_latest
 from trainer.contract.recovery import read_recovery

@@ -16,7 +16,7 @@ from tr11ops.base.observed import known, observed
 from tr11ops.base.units import counted, duration
 from tr11ops.cli.common import Refusal, in_time, looking, nothing_there, open_scheduler, say
 from tr11ops.cluster.base import SchedulerError
-from tr11ops.cluster.pending import is_held
+from tr11ops.cluster.pending_reasons import is_held
 from tr11ops.queue.held_jobs import can_modify, hold, to_hold
 from tr11ops.queue.stop import STOP_SIGNAL, acknowledgements, look, place_request, stop_by_scheduler
 from tr11ops.rundir.fallback import write_or_fall_back

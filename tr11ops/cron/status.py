@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tr11ops.base.observed import Observed, Unknown, known
 from tr11ops.base.units import duration
-from tr11ops.cluster.pending import Wait, is_held, reason_of_job
+from tr11ops.cluster.pending_reasons import Wait, is_held, reason_of_job
 from tr11ops.cron.chain import Link
 from tr11ops.cron.jobs import ChainName, PeriodicJob
 from tr11ops.cron.runner import CUT_OFF

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tr11ops.cluster.pending import Cause
+from tr11ops.cluster.pending_reasons import Cause
 from tr11ops.detect.blocked import blocked
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe import derived

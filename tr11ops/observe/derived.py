@@ -12,7 +12,7 @@ from tr11ops.base.invocation import command_for
 from tr11ops.base.observed import Unknown, known
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.cluster.parts import array_number
-from tr11ops.cluster.pending import JobReason, Wait, reason_of_job
+from tr11ops.cluster.pending_reasons import JobReason, Wait, reason_of_job
 from tr11ops.observe import normal_silence
 from tr11ops.observe.snapshot import Attempt, KillSwitch, Snapshot
 from tr11ops.observe.training import TRAINING_PHASES

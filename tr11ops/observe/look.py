@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from tr11ops.base.observed import Observed, Unknown, all_unknown, cause, known, observed
 from tr11ops.cluster.base import Job, JobState, Node, Overview, SchedulerError, SchedulerUnreachable
 from tr11ops.cluster.parts import array_number
-from tr11ops.cluster.pending import is_held
+from tr11ops.cluster.pending_reasons import is_held
 from tr11ops.observe import files
 from tr11ops.observe.clock import Moment, corrected_attempts, corrected_beats, corrected_steps, moment_of, skews
 from tr11ops.observe.operation_files import operation_facts, see_operation

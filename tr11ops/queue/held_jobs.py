@@ -1,6 +1,7 @@
 """Is this queued job held, and by whom? And: hold it, release it. Only what tr11 has held is ever released by it.
 
-`cluster/pending.py` reads the scheduler's reasons, `rundir/hold_store.py` the records; here they become one answer.
+`cluster/pending_reasons.py` reads the scheduler's reasons, `rundir/hold_store.py` the records; here they become one
+answer.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from tr11ops.base import deadline
 from tr11ops.base.observed import Unknown, cause, known
 from tr11ops.cluster.base import Job, JobState, Scheduler, SchedulerError, SchedulerUnreachable
 from tr11ops.cluster.parts import covered, covers, names_of, split
-from tr11ops.cluster.pending import HeldBy, is_held, reason_of_job
+from tr11ops.cluster.pending_reasons import HeldBy, is_held, reason_of_job
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.rundir.hold_records import HoldRecord
 from tr11ops.rundir.hold_store import forget_holds, record_holds

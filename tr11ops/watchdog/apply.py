@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 from tr11ops.base.observed import Unknown, cause, known, observed
 from tr11ops.cluster.base import Job, JobState, Scheduler, SchedulerError, SchedulerUnreachable
 from tr11ops.cluster.parts import covers
-from tr11ops.cluster.pending import is_held as job_is_held
+from tr11ops.cluster.pending_reasons import is_held as job_is_held
 from tr11ops.nodes.queue_exclusions import RunQueue, exclude_nodes
 from tr11ops.observe.ownership import read_own_jobs
 from tr11ops.observe.snapshot import Snapshot

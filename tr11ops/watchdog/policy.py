@@ -14,7 +14,7 @@ from tr11ops.base.observed import Unknown, known
 from tr11ops.base.units import duration
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.cluster.parts import covers, names_of
-from tr11ops.cluster.pending import is_held, reason_of
+from tr11ops.cluster.pending_reasons import is_held, reason_of
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.nodes_left import excluded_nodes, exclusion_limit
 from tr11ops.observe import derived

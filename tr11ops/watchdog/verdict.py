@@ -11,7 +11,7 @@ from enum import StrEnum
 from tr11ops.base.observed import Unknown
 from tr11ops.base.units import counted, duration
 from tr11ops.cluster.base import Job, JobState
-from tr11ops.cluster.pending import Cause, Wait, reason_of_job
+from tr11ops.cluster.pending_reasons import Cause, Wait, reason_of_job
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.unfinished_end import BAD_REASONS
 from tr11ops.observe import derived

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.tr11ops.agent.queues import Queue, job
 from tr11ops.agent.breaker import NO_VERDICT, Burned, must_hold, read_burned
 from tr11ops.cluster.base import JobState
-from tr11ops.queue.pending import PendingChanges, PendingJobs
+from tr11ops.queue.queued_jobs import PendingChanges, PendingJobs
 from tr11ops.rundir.attempts import AttemptVerdict, LaunchRecord, of_failure, without_restart
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.end_marker import EXIT_HELD

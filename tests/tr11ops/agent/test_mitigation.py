@@ -17,10 +17,10 @@ from tr11ops.agent.mitigation import ActingAttempt, Mitigation
 from tr11ops.agent.recurrence import NodeFault
 from tr11ops.agent.step import LineTee
 from tr11ops.cluster.base import SchedulerError
-from tr11ops.cluster.pending import is_held
+from tr11ops.cluster.pending_reasons import is_held
 from tr11ops.diagnose.attribution.evidence import Attribution, Kind
 from tr11ops.queue.held_jobs import held_jobs
-from tr11ops.queue.pending import PendingJobs
+from tr11ops.queue.queued_jobs import PendingJobs
 from tr11ops.runcard.card import load_card
 from tr11ops.rundir.attempts import of_failure
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER, INCLUDED, exclude, read_version

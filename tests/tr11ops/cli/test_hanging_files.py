@@ -13,7 +13,7 @@ import pytest
 from tests.tr11ops.cli.local_bench import LocalBench
 from tests.tr11ops.cli.run_folder import run_directory
 from tr11ops.base import deadline
-from tr11ops.cluster.pending import is_held
+from tr11ops.cluster.pending_reasons import is_held
 from tr11ops.rundir.hold_store import record_holds
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.requests import read_request

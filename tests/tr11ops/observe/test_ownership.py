@@ -17,7 +17,7 @@ from tr11ops.observe.derived import other_variants
 from tr11ops.observe.foreground import foreground_trainings
 from tr11ops.observe.look import facts_of, observe
 from tr11ops.observe.ownership import Ownership
-from tr11ops.queue.pending import PendingJobs
+from tr11ops.queue.queued_jobs import PendingJobs
 from tr11ops.queue.repair import plan_repair, plan_replacement
 from tr11ops.queue.stop import look
 from tr11ops.runcard.card import RunCard, load_card

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tr11ops.status_cases import pending
-from tr11ops.cluster.pending import TABLE, UNKNOWN, Cause, Wait, reason_of, reason_of_job
+from tr11ops.cluster.pending_reasons import TABLE, UNKNOWN, Cause, Wait, reason_of, reason_of_job
 
 # All names of `enum job_state_reason`: of Slurm 22.05, then those that came until 25.05.
 RESOURCES = ("Unknown", "Mem", "Energy", "Node", "GRES", "License", "BB", "Billing", "Cpu", "Memory")
