@@ -56,7 +56,7 @@ class Own(Record):
 
 
 def is_written(kind: type) -> bool:
-    return "__eq__" in vars(kind)
+    return "__dataclass_fields__" in vars(kind)
 
 
 def test_it_behaves_as_the_library_s() -> None:
@@ -80,6 +80,28 @@ def test_it_behaves_as_the_library_s() -> None:
     assert Box[int](3) == Box(3)
     assert Own("a").text == "A" and Own("a") == Own("a")
     assert copy.copy(point) == copy.deepcopy(point) == pickle.loads(pickle.dumps(point)) == point
+
+
+def test_records_of_few_fields_and_of_fields_that_do_not_count() -> None:
+    class Nothing(Record):
+        pass
+
+    class Half(Record):
+        shown: int
+        hidden: float = field(default=0.0, repr=False, hash=False)
+
+    assert Nothing() == Nothing() and hash(Nothing()) == hash(()) and repr(Nothing()).endswith("Nothing()")
+    assert Half(1) != Half(1, 2.0) and hash(Half(1)) == hash(Half(1, 2.0)) == hash((1,))
+    assert repr(Half(1)).endswith("Half(shown=1)")
+    assert Half(shown=1, hidden=float("nan")) != Half(shown=1, hidden=float("nan"))
+
+
+def test_a_field_that_no_one_can_give_is_refused() -> None:
+    class Hidden(Record):
+        x: int = field(default=0, init=False)
+
+    with pytest.raises(TypeError, match=r"Hidden\.x: a record takes every field, by its place or its name"):
+        Hidden()
 
 
 def test_a_class_is_written_at_its_first_use_and_not_before() -> None:
