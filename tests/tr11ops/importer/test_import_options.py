@@ -1,0 +1,230 @@
+"""The table of options and the directives: each option becomes a key of the card, or asks for a decision."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import BaseModel
+
+from tests.tr11ops.importer.old_scripts import minimal, value_at
+from tr11ops.importer.importing import import_text
+from tr11ops.importer.options_table import RULES
+from tr11ops.importer.results import LeftReason
+from tr11ops.importer.sbatch import gpus_of, read_directives
+from tr11ops.runcard.card import RunCard
+
+# ----------------------------------------------------------------------------- the table of options
+SPECIFIED = """
+--num-layers --hidden-size --num-attention-heads --kv-channels --ffn-hidden-size --seq-length --encoder-seq-length
+--max-position-embeddings --position-embedding-type --make-vocab-size-divisible-by --pad-vocab-size-to --layernorm-epsilon
+--embed-layernorm --sync-tp-duplicated-parameters --kill-switch-path --micro-batch-size --global-batch-size
+--rampup-batch-size --train-iters --train-samples --train-tokens --lr --min-lr --lr-decay-style --lr-decay-samples
+--lr-decay-iters --lr-decay-tokens --lr-warmup-samples --lr-warmup-iters --lr-warmup-fraction --override-lr-scheduler
+--use-checkpoint-lr-scheduler --clip-grad --weight-decay --adam-beta1 --adam-beta2 --adam-eps --attention-dropout
+--hidden-dropout --init-method-std --use-bnb-optimizer --fp16 --bf16 --loss-scale --checkpoint-activations
+--deepspeed-activation-checkpointing --partition-activations --abort-on-unmet-fused-kernel-constraints
+--pp-partition-method --skip-train-iteration-range --exit-interval --exit-duration-in-mins --save --load --save-interval
+--no-load-optim --no-load-rng --finetune --no-save-optim --no-save-rng --universal-checkpoint --eval-interval --eval-iters
+--log-interval --log-params-norm --log-num-zeros-in-grad --tensorboard-dir --tensorboard-log-interval
+--tensorboard-queue-size --log-timers-to-tensorboard --log-batch-size-to-tensorboard --log-validation-ppl-to-tensorboard
+--no-log-learnig-rate-to-tensorboard --no-log-loss-scale-to-tensorboard --data-path --split --train-weighted-split-paths
+--valid-weighted-split-paths --test-weighted-split-paths --train-weighted-split-paths-path
+--valid-weighted-split-paths-path --test-weighted-split-paths-path --data-impl --num-workers --valid-num-workers
+--dataloader-type --tokenizer-type --tokenizer-name-or-path --reset-position-ids --reset-attention-mask --eod-mask-loss
+--zero-stage --eval-only --inference --log-level --log-level-replica --codecarbon-dir --seed --deepspeed
+--deepspeed_config --distributed-backend --tensor-model-parallel-size --pipeline-model-parallel-size --optimizer
+--vocab-file --merge-file --recompute-activations --recompute-granularity --recompute-method --recompute-num-layers
+--num-layers-per-virtual-pipeline-stage --num-virtual-stages-per-pipeline-rank --no-overlap-p2p-communication
+--microbatch-group-size-per-virtual-pipeline-stage --overlap-p2p-communication-warmup-flush
+"""
+
+
+FOUR_LAYERS = "--num-layers 4 --pipeline-model-parallel-size 2"
+
+
+BY_LAYERS = "--num-layers-per-virtual-pipeline-stage"
+
+
+RECOMPUTE_BLOCK = "--recompute-granularity full --recompute-method block"
+
+
+def test_every_option_has_a_rule_and_every_key_is_of_the_card() -> None:
+    assert set(SPECIFIED.split()) - RULES.keys() == set()
+    for rule in RULES.values():
+        assert bool(rule.key) == bool(rule.convert) == (rule.reason is None), rule.option
+        if rule.key:
+            section, name = rule.key.split(".")
+            schema = next(
+                item
+                for item in (RunCard.model_fields[section].annotation,)
+                if isinstance(item, type) and issubclass(item, BaseModel)
+            )
+            assert name in schema.model_fields, rule.option
+        else:
+            assert rule.note
+
+
+@pytest.mark.parametrize(
+    ("options", "key", "value"),
+    [
+        ("--kv-channels 32", "model.kv_channels", 32),
+        ("--position-embedding-type rotary", "model.position_embedding", "rotary"),
+        ("--no-bias-gelu-fusion", "model.activation", "gelu"),
+        ("--lr-warmup-fraction 0.1", "schedule.warmup_fraction", 0.1),
+        ("--attention-dropout=0", "model.attention_dropout", 0.0),
+        ("--valid-weighted-split-paths 'v1: 1 0.9:0.95 /d/a, 2 0:1 /d/b' 'v2: 1 0:1 /d/c' --train-weighted-split-paths 't: 1 0:0.9 /d/a'",
+         "data.valid_groups", ["v1: 1 0.9:0.95 /d/a, 2 0:1 /d/b", "v2: 1 0:1 /d/c"]),
+        ("--train-weighted-split-paths t: 1 0:0.9 /d/a", "data.train_group", "t: 1 0:0.9 /d/a"),
+        ("--split 969, 30, 1", "data.split", "969,30,1"),
+        ("--exit-interval 10", "run.exit_interval", 10),
+        ("--finetune --load /other/checkpoints/main", "checkpoint.load", "/other/checkpoints/main"),
+        ("--no-save-rng", "checkpoint.save_random_state", False),
+        ("--use-checkpoint-lr-scheduler", "schedule.on_resume", "checkpoint"),
+        ("--dataloader-type cyclic", "data.order", "cyclic"),
+        ("--initial-loss-scale 4096", "precision.initial_scale_power", 12),
+        ("--no-log-learnig-rate-to-tensorboard", "logging.tensorboard_learning_rate", False),
+        ("--seed 1 --seed 7", "run.seed", 7),
+        ("--make-vocab-size-divisible-by 64", "tokenizer.divisible_by", 64),
+        ("--recompute-activations", "model.activation_checkpointing", True),
+        ("--recompute-activations", "model.recompute_granularity", "selective"),
+        ("--recompute-granularity selective", "model.activation_checkpointing", True),
+        (RECOMPUTE_BLOCK + " --recompute-num-layers 1", "model.recompute_granularity", "full"),
+        (RECOMPUTE_BLOCK + " --recompute-num-layers 1", "model.recompute_blocks", 1),
+        (RECOMPUTE_BLOCK + " --recompute-num-layers 99", "model.recompute_blocks", 2),
+        ("--recompute-granularity full --recompute-method uniform --recompute-num-layers 2",
+         "model.activation_checkpointing", True),
+        (f"{FOUR_LAYERS} {BY_LAYERS} 1", "parallel.virtual_stages", 2),
+        (f"{FOUR_LAYERS} {BY_LAYERS} 1", "parallel.partition", "type:transformer"),
+        (f"{FOUR_LAYERS} {BY_LAYERS} 1 --pp-partition-method 'type:transformer|embedding'",
+         "parallel.partition", "type:transformer|embedding"),
+        (f"{FOUR_LAYERS} {BY_LAYERS} 2", "parallel.virtual_stages", 1),
+        (f"{FOUR_LAYERS} --num-virtual-stages-per-pipeline-rank 2", "parallel.virtual_stages", 2),
+    ],
+)  # fmt: skip
+def test_options_become_keys(options: str, key: str, value: object) -> None:
+    assert value_at(import_text(minimal(options), "x").tables, key) == value
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ("--seed $SEED", "${SEED} is only known when the script runs"),
+        ("--seed ten", "it is not a whole number"),
+        ("--weight-decay nan", "it is not a finite number"),
+        ("--lr-decay-style step", "is none of constant, linear, cosine"),
+        ("--skip-train-iteration-range 10", "is not a range"),
+        ("--kill-switch-path /k/$SLURM_JOB_ID", "${SLURM_JOB_ID} is only known inside the job"),
+        ("--kill-switch-path $(mktemp)", "is only known inside the job"),
+        ("--data-path 0.5 /a 0.5", "neither one prefix nor pairs"),
+        ("--initial-loss-scale 1000", "power of two"),
+        ("--swiglu", "another model"),
+        ("--num-layer 3", "did it mean --num-layers?"),
+        ("--eval-only False", "use `tr11 eval`"),
+        ("--recompute-granularity half", "is none of full, selective"),
+        (RECOMPUTE_BLOCK + " --recompute-num-layers few", "give --set model.recompute_blocks=..."),
+        (f"{FOUR_LAYERS} {BY_LAYERS} 3", "4 layers on 2 stages cannot be cut in parts of 3 layers"),
+        (BY_LAYERS + " 0", "it must be at least 1: give --set parallel.virtual_stages=..."),
+        ("-- stray", "belongs to no option"),
+    ],
+)
+def test_what_cannot_be_placed_asks_for_a_decision(options: str, why: str) -> None:
+    found = import_text(minimal(options), "x")
+    assert any(why in item.why for item in found.decisions), found.decisions
+    assert found.exit_code == 1
+
+
+def test_interleaved_stages_make_a_sound_card() -> None:
+    given = f"{FOUR_LAYERS} {BY_LAYERS} 1 --num-virtual-stages-per-pipeline-rank 2 --no-overlap-p2p-communication"
+    rounds = "--microbatch-group-size-per-virtual-pipeline-stage"
+    found = import_text(minimal(f"{given} {rounds} 2"), "x")
+    assert (found.exit_code, found.decisions, found.problems) == (0, (), ())
+    assert {item.option: item.reason for item in found.unplaced if "p2p" in item.option or item.option == rounds} == {
+        "--no-overlap-p2p-communication": LeftReason.DROPPED,
+        rounds: LeftReason.ELSEWHERE,
+    }
+    other = import_text(minimal(f"{given} {rounds} 3"), "x").unplaced
+    assert next(item.reason for item in other if item.option == rounds) is LeftReason.NO_COUNTERPART
+    alone = import_text(minimal(f"{rounds} 2"), "x").unplaced
+    assert next(item.reason for item in alone if item.option == rounds) is LeftReason.NO_EFFECT
+
+
+def test_a_training_counted_in_iterations() -> None:
+    text = minimal("--lr-decay-iters 90 --lr-warmup-iters 10").replace("--train-samples 400", "--train-iters 100")
+    found = import_text(text, "x")
+    assert found.problems == () and found.exit_code == 0
+    assert found.tables["batch"] == {"micro_batch_size": 1, "global_batch_size": 4, "train_iterations": 100}
+    assert found.tables["schedule"]["decay_iterations"] == 90 and found.tables["schedule"]["warmup_iterations"] == 10
+
+
+def test_substitutions_are_told_and_the_known_ones_are_not() -> None:
+    before = "A=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)\nB=`pwd`\nC=$(wc -l < list)\nD=$((E * 2))"
+    found = import_text(minimal(before=before), "x")
+    told = [(item.option, item.line, item.why) for item in found.unplaced if item.why.startswith("in a value")]
+    assert told == [
+        ("$(wc -l < list)", 8, "in a value: is not evaluated"),
+        ("$((E * 2))", 9, "in a value: E is not known"),
+    ]
+
+
+def test_the_minimal_script_leaves_nothing_open() -> None:
+    found = import_text(minimal(), "x")
+    assert (found.exit_code, found.decisions, found.problems) == (0, (), ())
+    assert found.tables["logging"]["tensorboard"] is False and found.tables["schedule"]["decay_style"] == "linear"
+
+
+def test_checkpoints_that_lie_in_the_save_folder_itself() -> None:
+    text = minimal().replace("--save /r/checkpoints/main", "--save /r/old")
+    found = import_text(text, "x")
+    assert found.tables["run"]["directory"] == "/r/old" and [item.key for item in found.decisions] == [
+        "checkpoint.load"
+    ]
+    assert import_text(text, "x", ["checkpoint.load=/r/old"]).exit_code == 0
+
+
+def test_exported_variables_go_where_they_belong() -> None:
+    before = "\n".join(
+        [
+            "export OMP_NUM_THREADS=1",
+            "export PATH=/opt/bin:$PATH",
+            "export WHERE=$TMPDIR/x",
+            "export D=/used",
+            "MASTER_PORT=7000",
+        ]
+    )
+    found = import_text(minimal("--log-path $D", before=before), "x")
+    assert found.tables["slurm"]["environment"] == {"OMP_NUM_THREADS": "1"}
+    assert found.tables["slurm"]["setup"] == ['export PATH="/opt/bin:$PATH"', 'export WHERE="$TMPDIR/x"']
+    assert found.tables["slurm"]["master_port"] == 7000
+
+
+# ----------------------------------------------------------------------------- #SBATCH
+def test_directives_in_all_their_forms() -> None:
+    text = '#!/bin/bash\n#SBATCH -N4 -t 10 --gres gpu:a100:8 # remark\n#SBATCH -J "two words" --exclusive -p=x\n##SBATCH --qos=no\n# SBATCH --qos=no\nx\n#SBATCH -n 3\n'
+    found = [(item.name, item.value, item.line, item.read) for item in read_directives(text)]
+    assert found == [
+        ("nodes", "4", 2, True), ("time", "10", 2, True), ("gres", "gpu:a100:8", 2, True),
+        ("job-name", "two words", 3, True), ("exclusive", "", 3, True), ("partition", "x", 3, True),
+        ("ntasks", "3", 7, False),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("gres", "count"), [("gpu:8", 8), ("gpu:a100:4", 4), ("gpu", 1), ("shard:2,gpu:h100:2(S:0)", 2), ("tmp:1", None)]
+)
+def test_gpus_of_gres(gres: str, count: int | None) -> None:
+    assert gpus_of(gres) == count
+
+
+@pytest.mark.parametrize(
+    ("head", "key", "value"),
+    [
+        ("#SBATCH --nodes=2-4", "slurm.nodes", 2),
+        ("#SBATCH --nodes=1 --signal=B:USR1@600", "slurm.signal_seconds_before_limit", 600),
+        ("#SBATCH --nodes=1 --exclude=n[1-3],n7", "slurm.exclude", ["n[1-3],n7"]),
+        ("#SBATCH --nodes=1 --mail-user=a@b.c", "alerts.recipients", ["a@b.c"]),
+        ("#SBATCH --nodes=1 --gpus-per-node=h100:2", "slurm.gpus_per_node", 2),
+        ("#SBATCH --nodes=1 -J a/b", "run.name", "a-b"),
+    ],
+)
+def test_directives_become_keys(head: str, key: str, value: object) -> None:
+    found = import_text(minimal(head=head), "x")
+    assert value_at(found.tables, key) == value and found.problems == ()
