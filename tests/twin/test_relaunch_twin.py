@@ -27,7 +27,10 @@ NODES = tuple(f"jean-zay-iam0{number}" for number in range(1, 7))
 def small_twin(twin_home: Path) -> Iterator[Twin]:
     """Six nodes of its own: they are killed here, and Slurm has to notice within seconds."""
     require_slurm()
-    with Twin.up(TwinPlan(name="relaunch", nodes=6, gpus=0, cpu_nodes=0, slurmd_timeout_seconds=6), twin_home) as made:
+    with Twin.up(
+        TwinPlan(name="relaunch", nodes=6, gpus=0, cpu_nodes=0, slurmd_timeout_seconds=6, message_timeout_seconds=5),
+        twin_home,
+    ) as made:
         yield made
 
 

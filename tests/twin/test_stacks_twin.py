@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,9 @@ PATIENT = ("--timeout", "200s")  # on a machine that is busy with other tests
 def stacks_twin(twin_home: Path) -> Iterator[Twin]:
     require_slurm()
     require_stacks()
-    with Twin.up(TwinPlan(name="stacks", nodes=NODES, gpus=8, cpu_nodes=0), twin_home) as made:
+    with Twin.up(
+        TwinPlan(name="stacks", nodes=NODES, gpus=8, cpu_nodes=0, message_timeout_seconds=5), twin_home
+    ) as made:
         yield made
         assert not [healing.error for healing in heal(made) if healing.error]
 
@@ -50,11 +53,14 @@ def test_the_stopped_rank_of_eight_nodes_is_named(stacks_twin: Twin, tmp_path: P
     assert shown.splitlines()[0].startswith(f"rank 5 on node {node} is stopped (SIGSTOP)")
 
     inject(stacks_twin, "half-dead", node=job.nodes[2])  # its slurmd is gone, its worker waits on
-    lost = json.loads(run.tr11("stacks", "--json", *PATIENT, expect=1).stdout)
+    environment = {**os.environ, **stacks_twin.environment}
+    with ThreadPoolExecutor() as beside:  # both wait for srun to give the lost node up
+        kept = beside.submit(keep_stacks, run.paths, job.raw_id, job.nodes, NODES, environment)
+        lost = json.loads(run.tr11("stacks", "--json", *PATIENT, expect=1).stdout)
     assert lost["nodes"]["silent"] == [job.nodes[2]] and len(lost["nodes"]["answered"]) == 7
     assert lost["odd"]["ranks"] == [5], "what is certain comes first"
 
-    told = keep_stacks(run.paths, job.raw_id, job.nodes, NODES, {**os.environ, **stacks_twin.environment})
+    told = kept.result()
     assert told.startswith("the stacks of 7 nodes are in ") and f"rank 5 on node {node} is stopped" in told
     assert (folder_of(run.paths, job.raw_id) / f"{node}.txt").read_text().startswith("rank 5, process ")
     run.tr11("kill", "--now", "--yes", "--reason", "the test is over")

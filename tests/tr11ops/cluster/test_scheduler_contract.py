@@ -22,6 +22,15 @@ from tr11ops.cluster.select import choose_scheduler
 HOSTILE_NAME = 'it\'s "one" $(touch substituted) `touch ticked` ; %% \\ ü'
 
 
+@dataclass(frozen=True)
+class Limited:
+    """A job that runs into its time limit while the other tests go on: Slurm's limits are whole minutes."""
+
+    job_id: str
+    folder: Path
+    limit_seconds: int
+
+
 @dataclass
 class Cluster:
     """A scheduler under test, and what differs between them."""
@@ -29,9 +38,8 @@ class Cluster:
     scheduler: Scheduler
     folder: Path
     nodes: tuple[str, ...]
-    shortest_limit_seconds: int
-    early_seconds: int
     poll_seconds: float
+    limited: Limited
 
     def request(self, body: str, **changes: object) -> BatchRequest:
         plain = BatchRequest(
@@ -75,19 +83,25 @@ class Cluster:
         self.until(lambda: all(job.state.is_final for job in self.array(array_id)), f"array {array_id} has ended")
         return {job.task_id: job for job in self.array(array_id) if job.task_id is not None}
 
+    def left(self) -> list[Job]:
+        """The test's jobs that are not over."""
+        return [job for job in self.scheduler.jobs() if not job.state.is_final and job.job_id != self.limited.job_id]
+
     def unfinished(self) -> set[str]:
-        return {job.job_id for job in self.scheduler.jobs() if not job.state.is_final}
+        return {job.job_id for job in self.left()}
 
     def lines(self, name: str) -> list[str]:
-        path = self.folder / name
-        return path.read_text().splitlines() if path.exists() else []
+        return lines_of(self.folder / name)
 
     def clear(self) -> None:
         """Cancel what a test left, and wait until nothing of it runs."""
-        left = {job.array_id or job.job_id for job in self.scheduler.jobs() if not job.state.is_final}
-        for job_id in left:
+        for job_id in {job.array_id or job.job_id for job in self.left()}:
             self.scheduler.cancel(job_id)
-        self.until(lambda: all(job.state.is_final for job in self.scheduler.jobs()), "all jobs have ended")
+        self.until(lambda: not self.left(), "all jobs have ended")
+
+
+def lines_of(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
 
 
 @pytest.fixture(scope="module", params=["local", "slurm"])
@@ -103,12 +117,32 @@ def scheduler(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
         yield choose_scheduler("auto")
 
 
+@pytest.fixture(scope="module")
+def limited(scheduler: Scheduler, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Limited]:
+    """A job that hears of its limit, and does not end by itself."""
+    body = "\n".join(
+        [
+            "trap 'echo early >> said' USR1",
+            "trap 'echo late >> said' TERM",  # heard, and not obeyed: KILL must follow
+            "(trap '' TERM; trap 'echo child >> said' USR1; while true; do sleep 0.2; done) &",
+            "echo $! > child",
+            "while true; do sleep 0.2; done",
+        ]
+    )
+    folder = tmp_path_factory.mktemp("limited")
+    folder.chmod(0o777)
+    limit, early = (60, 30) if scheduler.name == "slurm" else (3, 1)
+    request = BatchRequest(f"#!/bin/bash\n{body}\n", "limited", 1, limit, "job-%j.txt", folder)
+    job_id = scheduler.submit(replace(request, signal_seconds_before_limit=early))
+    yield Limited(job_id, folder, limit)
+    scheduler.cancel(job_id)
+
+
 @pytest.fixture
-def cluster(scheduler: Scheduler, tmp_path: Path) -> Iterator[Cluster]:
+def cluster(scheduler: Scheduler, limited: Limited, tmp_path: Path) -> Iterator[Cluster]:
     tmp_path.chmod(0o777)
     default = next(partition for partition in scheduler.partitions() if partition.is_default)
-    limit, early, poll = (60, 30, 0.5) if scheduler.name == "slurm" else (3, 1, 0.1)
-    under_test = Cluster(scheduler, tmp_path, default.node_names, limit, early, poll)
+    under_test = Cluster(scheduler, tmp_path, default.node_names, 0.5 if scheduler.name == "slurm" else 0.1, limited)
     try:
         yield under_test
     finally:
@@ -428,31 +462,19 @@ def test_nodes_show_what_runs_on_them(cluster: Cluster) -> None:
         assert job.partition in nodes[name].partitions
 
 
-def test_the_time_limit_warns_then_ends_the_whole_tree(cluster: Cluster) -> None:
-    body = "\n".join(
-        [
-            "trap 'echo early >> said' USR1",
-            "trap 'echo late >> said' TERM",  # heard, and not obeyed: KILL must follow
-            "(trap '' TERM; trap 'echo child >> said' USR1; while true; do sleep 0.2; done) &",
-            "echo $! > child",
-            "while true; do sleep 0.2; done",
-        ]
-    )
-    job_id = cluster.submit(
-        body,
-        time_limit_seconds=cluster.shortest_limit_seconds,
-        signal_seconds_before_limit=cluster.early_seconds,
-    )
-    job = cluster.ended(job_id)
-    assert job.state is JobState.TIMEOUT
-    assert cluster.lines("said") == ["early", "late"]  # the early signal is for the script alone
-    assert job.time_limit_seconds == cluster.shortest_limit_seconds
-    pid = int(cluster.lines("child")[0])
-    cluster.until(lambda: not Path(f"/proc/{pid}").exists(), "the child has ended")
-
-
 def test_a_quoted_script_is_passed_byte_for_byte(cluster: Cluster) -> None:
     text = "tab\t quote' dollar$HOME back\\slash ü end"
     job_id = cluster.submit(f"printf %s {shlex.quote(text)}\n#SBATCH --time=nonsense\n")
     cluster.ended(job_id)
     assert (cluster.folder / f"job-{job_id}.txt").read_text() == text
+
+
+def test_the_time_limit_warns_then_ends_the_whole_tree(cluster: Cluster) -> None:
+    """The last test: the others ran in the meantime."""
+    limited = cluster.limited
+    job = cluster.ended(limited.job_id)
+    assert job.state is JobState.TIMEOUT
+    assert lines_of(limited.folder / "said") == ["early", "late"]  # the early signal is for the script alone
+    assert job.time_limit_seconds == limited.limit_seconds
+    pid = int(lines_of(limited.folder / "child")[0])
+    cluster.until(lambda: not Path(f"/proc/{pid}").exists(), "the child has ended")
