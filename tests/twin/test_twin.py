@@ -23,8 +23,8 @@ from tests.waiting import PATIENCE_SECONDS, until
 from tr11ops.backup.remote import open_remote
 from tr11ops.cluster.base import BatchRequest, JobState
 from tr11ops.cluster.grants import read_grants
-from tr11ops.cluster.local_processes import boot_mark
 from tr11ops.cluster.pending_reasons import Cause, reason_of_job
+from tr11ops.cluster.process_marks import boot_mark
 from tr11ops.cluster.site import read_site
 from tr11ops.cluster.slurm import SlurmScheduler
 from tr11ops.twin.accounting import ACCOUNT

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tr11ops.cluster.local_processes import is_alive
+from tr11ops.cluster.process_marks import is_alive
 from tr11ops.rundir.claims import TOLERANCE_SECONDS, Claim, ClaimFolder
 from tr11ops.rundir.clocks import Clocks
 from tr11ops.rundir.paths import RunDirectory

@@ -13,8 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from signal import Signals
 
-import psutil
-
 from tr11ops.cluster.base import (
     BatchRequest,
     Job,
@@ -24,7 +22,6 @@ from tr11ops.cluster.base import (
     TestResult,
 )
 from tr11ops.cluster.local_environment import submitted_environment
-from tr11ops.cluster.local_processes import descendants, is_alive, send
 from tr11ops.cluster.local_records import (
     PARTITION,
     Dropped,
@@ -44,6 +41,7 @@ from tr11ops.cluster.local_rules import (
 )
 from tr11ops.cluster.local_store import LocalStore, default_folder, nodes_from_environment
 from tr11ops.cluster.local_view import find_job, submission_jobs
+from tr11ops.cluster.process_marks import is_alive
 from tr11ops.cluster.task_marks import tasks_apart
 from trainer.contract.files import login_name
 
@@ -166,7 +164,7 @@ class LocalScheduler:
         recover(self.store)
         settings = self.store.settings()
         busy = {node for one in self.store.active() for task in one.running for node in task.nodes}
-        memory = psutil.virtual_memory().total // 2**20
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**20
         return tuple(
             Node(
                 name=node,
@@ -235,6 +233,10 @@ class LocalScheduler:
         tasks = [task for task in submission.running if reference.names(task.task_id)]
         if not tasks:
             raise SchedulerError(f"job {job_id} is not running: no process to signal")
+        import psutil  # which takes longer to import than all that a look at the queue needs
+
+        from tr11ops.cluster.local_processes import descendants, send
+
         for task in tasks:
             started = self._wait_for_batch(submission.job_id, task)
             if started is None or started.batch is None or not is_alive(started.batch):

@@ -1,4 +1,4 @@
-"""Processes of the embedded scheduler's tasks: who is who for ever, who descends from whom, and ending them all."""
+"""Processes of the embedded scheduler's tasks: who descends from whom, and ending them all."""
 
 from __future__ import annotations
 
@@ -7,48 +7,13 @@ import os
 import signal
 import time
 from collections.abc import Collection
-from functools import cache
-from pathlib import Path
 
 import psutil
 
-from tr11ops.cluster.local_records import ProcessMark
+from tr11ops.cluster.local_records import SUPERVISOR_MODULE, ProcessMark
+from tr11ops.cluster.process_marks import is_alive
 
-SUPERVISOR_MODULE = "tr11ops.cluster.local_supervisor"
 KILL_SECONDS = 10.0  # what is still there after so many has hung in the kernel
-
-
-@cache
-def boot_mark() -> str:
-    """What tells this boot of this machine from every other."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return f"{os.uname().nodename}@{psutil.boot_time():.0f}"
-
-
-def start_mark(pid: int) -> str | None:
-    """When a process started, in a form that clock changes leave alone; None if there is no such process."""
-    if Path("/proc/self/stat").exists():
-        try:
-            fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            return None
-        return None if fields[0] == b"Z" else fields[19].decode()
-    try:
-        return repr(psutil.Process(pid).create_time())
-    except psutil.NoSuchProcess:
-        return None
-
-
-def mark(pid: int) -> ProcessMark:
-    """Name a living process for ever. A process that is gone gets a mark that matches nothing."""
-    return ProcessMark(pid, start_mark(pid) or "gone", boot_mark())
-
-
-def is_alive(process: ProcessMark | None) -> bool:
-    """Does exactly this process still run, on this machine, since this boot?"""
-    return process is not None and process.boot == boot_mark() and start_mark(process.pid) == process.start
 
 
 def is_supervisor(process: psutil.Process) -> bool:

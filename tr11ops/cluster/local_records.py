@@ -11,6 +11,7 @@ from tr11ops.cluster.base import BatchRequest, JobState
 from trainer.contract.record import Record
 
 PARTITION = "local"
+SUPERVISOR_MODULE = "tr11ops.cluster.local_supervisor"
 DEFAULT_NODE_COUNT = 8
 NODE_PREFIX = "local-node"
 

@@ -9,13 +9,11 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
-
 import tr11ops
 from tr11ops.cluster.base import JobState, SchedulerError
-from tr11ops.cluster.local_processes import SUPERVISOR_MODULE, boot_mark, kill_task_leftovers
-from tr11ops.cluster.local_records import TaskRecord
+from tr11ops.cluster.local_records import SUPERVISOR_MODULE, TaskRecord
 from tr11ops.cluster.local_store import LocalStore
+from tr11ops.cluster.process_marks import boot_mark
 
 START_PATIENCE_SECONDS = 120.0
 
@@ -67,6 +65,9 @@ def recover(store: LocalStore) -> None:
 def _recover_one(store: LocalStore, job_id: int, lock: int) -> None:
     submission = store.load(job_id)
     lost = submission.running if submission else ()
+    if lost:
+        from tr11ops.cluster.local_processes import kill_task_leftovers  # with psutil, which few commands need
+
     for task in lost:
         kill_task_leftovers(task_variables(store, task), task.step)
     with store.changing():
@@ -92,4 +93,8 @@ def task_variables(store: LocalStore, task: TaskRecord) -> dict[str, str]:
 def _end_of(task: TaskRecord) -> float:
     """When a task whose supervisor died has ended: now, or, after a reboot, not later than that."""
     rebooted = task.step is not None and task.step.boot != boot_mark()
-    return max(task.start_time, min(time.time(), psutil.boot_time())) if rebooted else time.time()
+    if not rebooted:
+        return time.time()
+    import psutil
+
+    return max(task.start_time, min(time.time(), psutil.boot_time()))

@@ -19,8 +19,9 @@ from pathlib import Path
 
 from tr11ops.base.processes import adopt_orphans, show_as
 from tr11ops.cluster.base import JobState
-from tr11ops.cluster.local_processes import descendants, mark, send
+from tr11ops.cluster.local_processes import descendants, send
 from tr11ops.cluster.local_records import ProcessMark
+from tr11ops.cluster.process_marks import mark
 
 
 @dataclass(frozen=True)

@@ -21,19 +21,14 @@ import psutil
 from tr11ops.base.processes import adopt_orphans, show_as
 from tr11ops.cluster.base import JobState, SchedulerError
 from tr11ops.cluster.local_environment import interpreter, task_environment
-from tr11ops.cluster.local_processes import (
-    descendants,
-    is_supervisor,
-    kill_task_leftovers,
-    mark,
-    send,
-)
+from tr11ops.cluster.local_processes import descendants, is_supervisor, kill_task_leftovers, send
 from tr11ops.cluster.local_records import LocalSettings, LocalSubmission, TaskRecord, WaitingTask
 from tr11ops.cluster.local_recovery import recover, task_variables
 from tr11ops.cluster.local_rules import DependencyVerdict, choose_nodes, dependency_verdict, parse_dependency
 from tr11ops.cluster.local_step import BatchCommand, RunningTask, start_step
 from tr11ops.cluster.local_store import LocalStore
 from tr11ops.cluster.local_view import output_path
+from tr11ops.cluster.process_marks import mark
 
 IDLE_SECONDS = 5.0  # wake-ups come through the FIFO and the pipes; this is for what has neither, a dead peer
 TROUBLE_SECONDS = 0.5

@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from tr11ops.cluster.local_processes import is_alive
 from tr11ops.cluster.local_records import ProcessMark
+from tr11ops.cluster.process_marks import is_alive
 
 Ending: TypeAlias = Literal["by itself", "time", "asked"]
 GRACE_SECONDS = 10.0  # between TERM and KILL

@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 
 from tr11ops.base.observed import Unknown, cause, known, observed
 from tr11ops.base.units import duration
-from tr11ops.cluster.local_processes import mark
+from tr11ops.cluster.process_marks import mark
 from tr11ops.cluster.sbatch_script import code_root
 from tr11ops.cron.child import Child, Ending, end_orphan
 from tr11ops.cron.jobs import PeriodicJob, due, wanted

@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from tr11ops.cluster.local_processes import is_alive, mark
 from tr11ops.cluster.local_records import ProcessMark
+from tr11ops.cluster.process_marks import is_alive, mark
 from tr11ops.rundir.journal import user_name
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.files import host_name, write_atomically

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tr11ops.cluster.local_processes import boot_mark
+from tr11ops.cluster.process_marks import boot_mark
 from tr11ops.twin.plan import TwinFolders
 from tr11ops.twin.processes import ProcessRecord, command_name, environment_of, start_ticks
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from tr11ops.cluster.local_processes import boot_mark, start_mark
+from tr11ops.cluster.process_marks import boot_mark, start_mark
 
 MARK = "TR11_TWIN_MARK"  # in the environment of every daemon; its value is unique for each twin
 DEFAULT_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)

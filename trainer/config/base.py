@@ -5,7 +5,6 @@ Imports pydantic and the standard library only; never torch.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TypeVar, cast
@@ -202,5 +201,7 @@ def _sections(schema: type[BaseModel], value: Any) -> Any:
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """The known word closest to a misspelt one, or None when nothing is near."""
+    import difflib  # for a key that is not known
+
     found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return found[0] if found else None

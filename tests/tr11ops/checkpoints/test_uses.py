@@ -10,7 +10,7 @@ import pytest
 
 from tests.tr11ops.checkpoints.shelf import Shelf
 from tr11ops.checkpoints.use import LEASE_SECONDS, Uses, read_uses, restart_uses
-from tr11ops.cluster.local_processes import mark
+from tr11ops.cluster.process_marks import mark
 from tr11ops.rundir.claims import Claim, ClaimFolder
 from tr11ops.rundir.clocks import Clocks, read_clocks
 from trainer.contract.checkpoints import find_resumable
