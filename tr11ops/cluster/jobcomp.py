@@ -22,7 +22,7 @@ from tr11ops.cluster.slurm_text import (
 )
 
 # a job's name and its folder may hold blanks and "=", so they end where the next key begins
-_HEAD = re.compile(
+_HEAD = (  # compiled where there is such a file
     r"JobId=(?P<id>\d+) UserId=(?P<user>[^\s(]*)\S* GroupId=\S* Name=(?P<name>.*?) JobState=(?P<state>[A-Z_]+) "
     r"Partition=(?P<partition>\S*) TimeLimit=(?P<limit>\S*) StartTime=(?P<start>\S*) EndTime=(?P<end>\S*) "
     r"NodeList=(?P<nodes>\S*) NodeCnt=(?P<count>\d*) ProcCnt=\d* WorkDir=(?P<directory>.*?) "
@@ -34,7 +34,7 @@ _RESIZING = "RESIZING"
 
 def ended_job(line: str) -> Job | None:
     """The job of one line; None for a line that tells of no end, or is of another form."""
-    match = _HEAD.match(line)
+    match = re.match(_HEAD, line)
     if match is None or match["state"] == _RESIZING:
         return None
     rest = dict(_PAIR.findall(match["rest"]))
