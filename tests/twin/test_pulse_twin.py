@@ -37,7 +37,10 @@ COMMANDS = ("squeue", "scontrol", "sinfo", "sbatch", "scancel", "sacct")
 def pulse_twin(twin_home: Path) -> Iterator[Twin]:
     """Nodes of its own: one is killed here, and Slurm has to notice within seconds."""
     require_slurm()
-    with Twin.up(TwinPlan(name="pulse", nodes=5, gpus=0, cpu_nodes=0, slurmd_timeout_seconds=5), twin_home) as made:
+    with Twin.up(
+        TwinPlan(name="pulse", nodes=5, gpus=0, cpu_nodes=0, slurmd_timeout_seconds=5, message_timeout_seconds=5),
+        twin_home,
+    ) as made:
         yield made
 
 

@@ -204,7 +204,7 @@ def test_up_again_takes_the_same_shape_and_refuses_another(home: Path) -> None:
 
 def test_a_dead_node_shows_and_comes_back(home: Path) -> None:
     name = SMALL.node_names[1]
-    with Twin.up(replace(SMALL, slurmd_timeout_seconds=6), home) as running:
+    with Twin.up(replace(SMALL, slurmd_timeout_seconds=5, message_timeout_seconds=5), home) as running:
         assert end([running.process(name)], 5.0) == ()
         status = running.status()
         assert [record.name for record in status.dead] == [name]
