@@ -24,7 +24,7 @@ from tr11ops.twin.twin import Twin
 from trainer.contract.paths import RunPaths
 
 ROOT = Path(__file__).parents[2]
-EVERY = 10  # seconds from link to link: a link's work is done in far less, also beside other work
+EVERY = 6  # seconds from link to link: a link's work is done in less, also beside other work
 SETTINGS = ("cron.partition=compil", 'cron.skip=["pulse", "digest"]')
 
 
