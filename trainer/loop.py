@@ -346,7 +346,7 @@ class Trainer:
         """Tell how a save in the background has ended, also to anyone who asked for it. Collective while there is
         one."""
         self._saver.poll()
-        self.switches.settle(self._saver.saved_step, self._saver.in_flight)
+        self.switches.settle(self._saver.was_saved)
 
     def _next_batch(self) -> int:
         """Samples of the next step, in micro batches of its size; none where it is passed over."""
@@ -484,7 +484,9 @@ class Trainer:
         """Stand still until the save in the background has ended; its fault, if it failed. Collective."""
         if self._saver.in_flight is not None:
             self.heartbeat.beat("saving", self.progress.iteration)
-        return self._saver.wait()
+        fault = self._saver.wait()
+        self.switches.settle(self._saver.was_saved)  # a roll-back may follow
+        return fault
 
     def _end(self, decision: StopDecision) -> str:
         """Save what is not saved, then leave the end marker: nothing that follows it may matter."""
@@ -495,7 +497,7 @@ class Trainer:
                 fault = self._await_save()
             if fault is not None and self.progress.iteration != self.saver.saved_step:
                 decision = self._after_failed_save(fault, decision)
-            self.switches.settle(self.saver.saved_step, None)
+            self.switches.settle(self.saver.was_saved, is_last=True)
         self._say(decision.line)
         self.heartbeat.beat("ending", self.progress.iteration)
         dist.barrier(group=self.mesh.cpu_group)

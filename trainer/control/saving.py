@@ -55,6 +55,7 @@ class Saver:
         self._fence = fence
         self._data = data
         self._failed: list[int] = []
+        self._ended = {} if saved_step is None else {saved_step: True}  # how each save that is told of ended
         self._fault: CheckpointError | None = None
         self._last_save = now
 
@@ -63,6 +64,10 @@ class Saver:
         """The step that is being saved in the background."""
         return self._writer.in_flight
 
+    def was_saved(self, step: int) -> bool | None:
+        """Whether the save of a step came about; None where it has not ended, or was not tried."""
+        return self._ended.get(step)
+
     def minutes_are_over(self, now: float) -> bool:
         """Whether `checkpoint.interval_minutes` have passed since the last save began (or since the start)."""
         minutes = self._config.checkpoint.interval_minutes
@@ -70,7 +75,7 @@ class Saver:
 
     def went_back_to(self, step: int) -> None:
         """The training has gone back to its own checkpoint of `step`."""
-        self.saved_step = step
+        self.saved_step, self._ended = step, {step: True}
 
     def save(self, progress: Progress, plan: LearningRatePlan, now: float) -> float:
         """Save this iteration unless it is saved; returns the seconds that the training stood still. Collective.
@@ -181,7 +186,7 @@ class Saver:
                 self._failed_at(outcome)
 
     def _succeeded(self, save: Finished) -> None:
-        self.saved_step, self._fault = save.step, None
+        self.saved_step, self._fault, self._ended[save.step] = save.step, None, True
         self._say(f"  successfully saved checkpoint at iteration {save.step:7d} to {self._config.paths.checkpoints}")
         stall = f" (the training stood still for {save.stall * 1000:.2f})" if save.stall < save.seconds else ""
         self._say(f"time (ms) | save-checkpoint: {save.seconds * 1000:.2f}{stall}")
@@ -192,6 +197,6 @@ class Saver:
 
     def _failed_at(self, save: Failed) -> None:
         newest = "there is none yet" if self.saved_step is None else f"the newest is of step {self.saved_step}"
-        self._fault = save.fault
+        self._fault, self._ended[save.step] = save.fault, False
         self._failed.append(save.step)
         self._say(f"tr11: WARNING: SAVE FAILED at iteration {save.step}, {newest}: {save.fault}")

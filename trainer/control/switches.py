@@ -73,7 +73,7 @@ class Switches:
         self._heartbeat, self.lease, self._clock = heartbeat, lease, clock
         self._largest, self._is_first = largest, is_first
         self._honoured: set[int] = set()
-        self._asked: tuple[int, int] | None = None  # a request for a checkpoint, and the iteration that answers it
+        self._asked: list[tuple[int, int]] = []  # requests for checkpoints, each with the iteration that answers it
         self._hold = hold_from(os.environ, self._stop_is_seen) if self._is_first else None
 
     # ------------------------------------------------------------------ agreeing
@@ -90,7 +90,7 @@ class Switches:
         self._heartbeat.acknowledge(signs[STOP_REQUEST])
         if signs[SAVE_REQUEST]:
             self._heartbeat.acknowledge(signs[SAVE_REQUEST])
-            self._asked = (signs[SAVE_REQUEST], iteration)
+            self._asked.append((signs[SAVE_REQUEST], iteration))
         self._heartbeat.acknowledge(signs[PROFILE])
         self._heartbeat.acknowledge(signs[CHECK])
         decision = self._decide(signs, iteration, trained, now)
@@ -163,17 +163,21 @@ class Switches:
         return decision
 
     # ------------------------------------------------------------------ answering
-    def settle(self, saved_step: int | None, in_flight: int | None) -> None:
-        """RequestAnswer a request for a checkpoint once its save has ended. Costs nothing while there is none."""
-        if self._asked is None or in_flight == self._asked[1]:
-            return
-        (number, iteration), self._asked = self._asked, None
-        if not self._is_first or number == BY_HAND:
-            return
-        fine = saved_step == iteration
-        text = f"checkpoint of iteration {iteration}" if fine else f"the save at iteration {iteration} failed"
-        step = iteration if fine else None
-        leave_answer(self._paths, RequestAnswer(number, step, text, self._clock(), self._attempt.job_id))
+    def settle(self, was_saved: Callable[[int], bool | None], is_last: bool = False) -> None:
+        """Answer each request for a checkpoint whose save has ended. Costs nothing while there is none.
+
+        `was_saved`: see `Saver.was_saved`. `is_last`: no save follows, so what was not saved has failed.
+        """
+        waiting = []
+        for number, iteration in self._asked:
+            fine = was_saved(iteration)
+            if fine is None and not is_last:
+                waiting.append((number, iteration))
+            elif self._is_first and number != BY_HAND:
+                text = f"checkpoint of iteration {iteration}" if fine else f"the save at iteration {iteration} failed"
+                step = iteration if fine else None
+                leave_answer(self._paths, RequestAnswer(number, step, text, self._clock(), self._attempt.job_id))
+        self._asked = waiting
 
     # ------------------------------------------------------------------ drills
     def enter(self, phase: str, iteration: int) -> None:

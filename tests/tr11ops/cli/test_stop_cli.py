@@ -252,8 +252,19 @@ def test_a_scheduler_that_refuses_a_hold_stops_no_kill(bench: LocalBench, monkey
     assert "not held: job 2 (Access/permission denied)" in answer.err
 
 
-def test_kill_waits_for_the_end_and_no_task_starts(bench: LocalBench) -> None:
-    number = running(bench, f"{trainer_script(bench, END)}")
+def test_kill_waits_for_the_end_and_no_task_starts(
+    bench: LocalBench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The switch is set before the queue is held: here the training needs longer to end than that takes."""
+    is_held, hold_for_real = tmp_path / "is-held", LocalScheduler.hold
+
+    def hold(self: LocalScheduler, job_id: str) -> None:
+        hold_for_real(self, job_id)
+        is_held.touch()
+
+    monkeypatch.setattr(LocalScheduler, "hold", hold)
+    wait = f"while [ ! -e {is_held} ]; do sleep 0.05; done"
+    number = running(bench, f"{wait}\n{trainer_script(bench, END)}")
     bench.launch("--array", "1-3", "--after", number)
     answer = tr11(bench, "kill", "--yes", "--wait", "--json")
     assert answer.code == 0 and answer.json["ended"][0]["reason"] == "kill-switch"

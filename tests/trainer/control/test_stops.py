@@ -139,6 +139,36 @@ def test_a_requested_checkpoint_is_saved_at_once(tmp_path: Path) -> None:
     assert not config.paths.checkpoint_request.exists()
 
 
+class AskedTwice(Trainer):
+    """Someone asks for checkpoints at two steps; how their saves end is heard of only at the end."""
+
+    requests: dict[int, Request]
+
+    def _step(self, interval: Interval) -> StepResult:
+        result = super()._step(interval)
+        if self.rank == 0 and self.progress.iteration in self.requests:
+            self.requests[self.progress.iteration].write(self.config.paths.checkpoint_request)
+        return result
+
+    def _hear_of_saves(self) -> None:
+        """As where a save takes as long as all steps that follow."""
+
+
+def asked_twice(config: TrainerConfig, requests: dict[int, Request]) -> tuple[str, int]:
+    AskedTwice.requests = requests
+    return attend(AskedTwice, config, "1")
+
+
+def test_each_request_hears_of_its_own_save_however_late(tmp_path: Path) -> None:
+    config = card(tmp_path, checkpoint={"interval": 100_000}, run={"exit_interval": 9})
+    wanted = {step: new_request("checkpoint", "ana", f"at {step}", config.paths.root) for step in (3, 5)}
+    assert run_ranks(asked_twice, 2, config, wanted, launch=False) == [("exit-interval", 9)] * 2
+    assert checkpoint_steps(config.paths.checkpoints) == [3, 5, 9]
+    for step, request in wanted.items():
+        answer = RequestAnswer.read(config.paths.answer(request.id))
+        assert answer is not None and answer.step == step
+
+
 def test_a_pause_lets_the_named_attempt_train_and_no_other(tmp_path: Path) -> None:
     config = card(tmp_path, run={"exit_interval": 2})
     new_request("pause", "ana", "", config.paths.root, exempt="1").write(config.paths.pause)

@@ -179,7 +179,7 @@ class StandIn:
             if agreed.save and self.steps_done:
                 self._save()
             self._step(total)
-            self.switches.settle(self.saved_step, None)
+            self.switches.settle(self._was_saved)
             iteration = self.progress.iteration
             if settings.interval is not None and iteration % settings.interval == 0:
                 self._save()
@@ -309,6 +309,10 @@ class StandIn:
         self._say(f"time (ms) | save-checkpoint: {(time.perf_counter() - began) * 1000:.2f}")
         return ""
 
+    def _was_saved(self, step: int) -> bool:
+        """Whether the save of a step came about; each has ended before it is asked for."""
+        return step == self.saved_step
+
     def _publish(self, partial: Path, parts: Sequence[Any]) -> None:
         assert self.lease is not None
         entries = [FileEntry(**part) for part in parts]
@@ -327,7 +331,7 @@ class StandIn:
             elif fault:
                 lost = f"the last save failed, all steps after {self.saved_step or 0} are lost: {fault}"
                 decision = StopDecision("error", True, f"{lost} (leaving: {decision.reason})")
-        self.switches.settle(self.saved_step, None)
+        self.switches.settle(self._was_saved)
         self._say(decision.line)
         self.heartbeat.beat("ending", self.progress.iteration)
         self.crew.meet("end", None, len)
