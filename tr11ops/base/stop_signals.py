@@ -2,11 +2,44 @@
 
 from __future__ import annotations
 
+import queue
 import signal
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopEvent(threading.Event):
+    """An event that a signal handler may set, also while this very thread is inside `wait`.
+
+    `threading.Event` takes a lock to be set and another time to be waited for: a handler that sets it in the middle of
+    a wait waits for its own thread, for ever. `queue.SimpleQueue.put` is documented as safe there.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._was_set = False
+        self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def is_set(self) -> bool:
+        return self._was_set
+
+    def set(self) -> None:
+        self._was_set = True
+        self._woken.put(None)
+
+    def clear(self) -> None:
+        """A stop is not taken back. Raises NotImplementedError."""
+        raise NotImplementedError("a stop is not taken back")
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if not self._was_set:
+            with suppress(queue.Empty):
+                self._woken.get(timeout=None if timeout is None else max(0.0, timeout))
+                self._woken.put(None)  # for the others that wait
+        return self._was_set
 
 
 @contextmanager

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +16,7 @@ from tr11ops.backup.round_values import CARDS_ARCHIVES, BackupContext, RoundPrun
 from tr11ops.backup.screen_round import lines, value
 from tr11ops.backup.service import run_round
 from tr11ops.backup.submit import SubmitContext, submit
-from tr11ops.base.stop_signals import STOP_SIGNALS, obeying
+from tr11ops.base.stop_signals import STOP_SIGNALS, StopEvent, obeying
 from tr11ops.checkpoints.prune import PruneBusy, Pruner, PruneResult
 from tr11ops.cli.backup_plan import show_plan
 from tr11ops.cli.common import (
@@ -211,15 +210,16 @@ def place_of(card: RunCard, is_quiet: bool) -> Iterator[BackupContext]:
 
 
 @contextmanager
-def stopping() -> Iterator[threading.Event]:
+def stopping() -> Iterator[StopEvent]:
     """An event that a signal to end sets; a second one of Ctrl-C ends at once."""
-    stop = threading.Event()
+    stop = StopEvent()
 
     def obey(number: int) -> None:
         if stop.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt
         stop.set()
-        say("stopping: what was sent is kept, the next round goes on from there")
+        with suppress(RuntimeError):  # the signal came in the middle of another line
+            say("stopping: what was sent is kept, the next round goes on from there")
 
     with obeying(obey, (*STOP_SIGNALS, signal.SIGUSR1)):
         yield stop

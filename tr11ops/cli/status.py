@@ -256,22 +256,20 @@ def _write_metrics(view: View, path: Path, seconds: float | None) -> int:
 
 def _serve(view: View, host: str, port: int) -> int:
     """Serve the metrics until Ctrl-C or SIGTERM."""
-    import signal
-
+    from tr11ops.base.stop_signals import StopEvent, obeying
     from tr11ops.status.prometheus import serve
 
-    over = threading.Event()
+    over = StopEvent()
     source = _Source(view)
     try:
         bound, end = serve(source.status, host, port, (view.facts.name, view.facts.variant))
     except OSError as error:
         raise Refusal(f"--prometheus {host}:{port} cannot be served: {error.strerror or error}") from None
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: over.set())
     place = f"[{host}]" if ":" in host else host
-    say(f"metrics on http://{place}:{bound}/metrics; Ctrl-C ends")
-    over.wait()
-    end()
+    with obeying(lambda _: over.set()):
+        say(f"metrics on http://{place}:{bound}/metrics; Ctrl-C ends")
+        over.wait()
+        end()
     return 0
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tr11ops.base.observed import cause
-from tr11ops.base.stop_signals import obeying
+from tr11ops.base.stop_signals import StopEvent, obeying
 from tr11ops.base.units import counted, duration, size
 from tr11ops.cli.common import (
     Refusal,
@@ -209,7 +208,7 @@ def _bar(sends: tuple[Send, ...], shown: ExitStack, as_json: bool) -> Progress |
 # ----------------------------------------------------------------------------- on and on
 def _follow(card: RunCard, interval: float, rebuild: bool, as_json: bool, public: bool) -> None:
 
-    stop, running = threading.Event(), RunningDigests()
+    stop, running = StopEvent(), RunningDigests()
     pending = [rebuild]
 
     def sleep(seconds: float) -> None:

@@ -6,7 +6,6 @@ two of them start each round once.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -18,6 +17,7 @@ from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.triggers.base import BaseTrigger
 
 from tr11ops.base.observed import cause
+from tr11ops.base.stop_signals import StopEvent
 from tr11ops.cron.jobs import PeriodicJob
 from tr11ops.cron.runner import CronContext, last_starts, run_job
 from tr11ops.cron.schedule import Schedule, next_due, slack
@@ -61,7 +61,7 @@ class Daemon:
         self._jobs = jobs
         self._say = say
         self._reload = reload
-        self._stop = threading.Event()
+        self._stop = StopEvent()
         pool = {"default": ThreadPoolExecutor(max(8, 2 * len(jobs)))}
         defaults = {"coalesce": True, "max_instances": 1, "misfire_grace_time": None}
         self._scheduler = BackgroundScheduler(timezone=UTC, executors=pool, job_defaults=defaults)

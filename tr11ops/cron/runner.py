@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from tr11ops.base.observed import Unknown, cause, known, observed
+from tr11ops.base.stop_signals import StopEvent
 from tr11ops.base.units import duration
 from tr11ops.cluster.process_marks import mark
 from tr11ops.cluster.sbatch_script import code_root
@@ -74,7 +74,7 @@ class CronContext:
     environment: Mapping[str, str]
     command: Callable[[PeriodicJob], list[str]]
     clock: Callable[[], float] = time.time
-    must_end: threading.Event = field(default_factory=threading.Event)
+    must_end: StopEvent = field(default_factory=StopEvent)
     seconds_left: Callable[[], float] = lambda: float("inf")
     fallback: RunDirectory | None = None
 
