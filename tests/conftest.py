@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Generator
 
 import pytest
@@ -13,6 +14,10 @@ from tr11ops.rundir import fallback
 # The first example imports what the others find loaded, and three parts of the tests run at a time.
 settings.register_profile("tr11", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tr11")
+
+# A shell starts what it puts into the background with Ctrl-C ignored, and every process begun from there inherits that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = [
     "tests.plugins.twin_fixture",

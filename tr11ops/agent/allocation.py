@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import random
 import socket
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from tr11ops.cluster.hostlist import expand
 
 ADDRESS_SECONDS = 30.0
+FIRST_PORT, LAST_PORT = 10_000, 19_999  # above the daemons' own, Slurm's among them
+PORTS_TRIED = 100
+_GIVEN_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")  # from which Linux answers who asks for any port
 SchedulerKind = Literal["slurm", "local", "foreground"]
 
 
@@ -75,7 +82,15 @@ def master_address(allocation: Allocation) -> str:
 
 
 def free_port() -> int:
-    """A TCP port that is free on this host now; the batch script runs on the first node, where rank 0 listens."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port that is free on this host now; the batch script runs on the first node, where rank 0 listens.
+
+    It is none that the kernel gives to whoever asks for any: `srun` asks for some at each step, between this answer and
+    rank 0's listening. Where the kernel gives all of them away, one of those.
+    """
+    first_given = int(_GIVEN_PORTS.read_text().split()[0]) if _GIVEN_PORTS.exists() else FIRST_PORT
+    kept = range(FIRST_PORT, min(first_given, LAST_PORT + 1))
+    for port in (*random.sample(kept, min(len(kept), PORTS_TRIED)), 0):
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            return int(probe.getsockname()[1])
+    raise OSError(errno.EADDRINUSE, "no TCP port is free on this host")

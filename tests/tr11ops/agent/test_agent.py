@@ -4,6 +4,7 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -14,6 +15,7 @@ import psutil
 import pytest
 
 from tests.waiting import until
+from tr11ops.agent import allocation
 from tr11ops.agent.allocation import Allocation, free_port, master_address, read_allocation
 from tr11ops.agent.batch import read_resolved
 from tr11ops.agent.node import NodeTask
@@ -69,7 +71,33 @@ def test_allocation_of_an_array_task():
     with pytest.raises(RuntimeError, match="inside a job"):
         read_allocation({}, None)
     assert master_address(alone) == "127.0.0.1"
-    assert 1024 <= free_port() <= 65535
+
+
+@pytest.mark.parametrize("given", ["32768\t60999\n", "15000 65535\n", "1024 65535\n", None])
+def test_the_port_of_rank_0_is_none_that_srun_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str | None
+) -> None:
+    """What asks for any port gets one of the kernel's range: a step's srun took rank 0's before it listened."""
+    file = tmp_path / "ip_local_port_range"
+    if given is not None:
+        file.write_text(given)
+    monkeypatch.setattr(allocation, "_GIVEN_PORTS", file)
+    first_given = int(given.split()[0]) if given else 65_536
+    ports = [free_port() for _ in range(200)]
+    assert all(1024 <= port <= 65535 for port in ports)
+    if first_given > allocation.FIRST_PORT:
+        assert max(ports) < first_given and len(set(ports)) > 100  # two launches on a node seldom try the same
+
+
+def test_a_port_that_someone_listens_on_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(allocation, "_GIVEN_PORTS", Path("/nowhere"))
+        monkeypatch.setattr(allocation, "FIRST_PORT", port)
+        monkeypatch.setattr(allocation, "LAST_PORT", port)
+        assert free_port() != port
 
 
 def test_srun_ends_the_whole_step_and_never_hides_a_dead_node():
