@@ -17,6 +17,7 @@ from trainer.contract.lease import Lease
 from trainer.contract.requests import watch_for_kill_now
 from trainer.control.leaving import end_now
 from trainer.control.lifecycle import HeartbeatWriter, SignalFlag
+from trainer.control.loading import without_collections
 from trainer.debug.flight_recorder import OperationsOnRequest
 
 
@@ -50,7 +51,8 @@ def main(arguments: list[str]) -> None:
     )
     # A newcomer watches the one who holds the lease for some seconds: these.
     lease = Lease.begin(paths, attempt.job_id, attempt.launch) if rank == 0 else None
-    from trainer.loop import run
+    with without_collections():
+        from trainer.loop import run
 
     run(config, card, attempt, heartbeat, flag, start_time, lease)
 

@@ -13,11 +13,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, PContext, SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.run import main
-
 from trainer.contract.sharing import share_folder
+from trainer.control.loading import without_collections
+
+with without_collections():
+    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, PContext, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import main
 
 _told: set[int] = set()
 _close = PContext.close

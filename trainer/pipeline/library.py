@@ -24,11 +24,20 @@ with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
     from deepspeed.accelerator import get_accelerator
     from deepspeed.comm.torch import TorchBackend
     from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
-    from deepspeed.runtime import bf16_optimizer
+    from deepspeed.runtime import bf16_optimizer, compiler
     from deepspeed.runtime.pipe import schedule as instructions
     from deepspeed.runtime.pipe.engine import PipelineEngine
     from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
     from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
+
+    # Every engine asks whether its optimizer is Muon, which no card can name. Muon's module compiles its kernels as it
+    # is loaded, for which torch's compiler would be loaded: a quarter of a worker's start.
+    _compile = compiler.compile
+    compiler.compile = lambda: compiler.dummy_decorator
+    try:
+        import deepspeed.runtime.zero.muon.muon_optimizer
+    finally:
+        compiler.compile = _compile
 
 from trainer.optim.accumulate import add_to_accumulated, clear_gradients
 

@@ -1,0 +1,30 @@
+"""What a worker loads before it trains: each second is paid by every rank, at every start."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+
+from trainer.control.loading import without_collections
+
+
+def test_no_compiler_is_loaded_unless_the_card_asks() -> None:
+    """Neither by what the loop imports nor by what each of DeepSpeed's engines asks of its optimizer."""
+    code = (
+        "import trainer.loop, sys\n"
+        "from deepspeed.runtime.zero.muon.muon_optimizer import MuonWithAuxAdam\n"
+        "print([name for name in ('torch._dynamo', 'torch._inductor') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1:] == ["[]"], done.stderr
+
+
+def test_collections_go_on_after_loading() -> None:
+    frozen = gc.get_freeze_count()
+    try:
+        with without_collections():
+            assert not gc.isenabled()
+        assert gc.isenabled() and gc.get_freeze_count() > frozen
+    finally:
+        gc.unfreeze()
