@@ -35,7 +35,7 @@ class Disk:
         """`full` or `read-only`."""
         self.fill() if fault == "full" else self.remount("ro")
 
-    def mend(self, fault: str) -> None:
+    def heal(self, fault: str) -> None:
         """End what `break_as` has begun."""
         self.free() if fault == "full" else self.remount("rw")
 

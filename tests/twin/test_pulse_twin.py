@@ -49,13 +49,13 @@ class WatchedSmallRun(SmallRun):
 
     def pulse(self, *, act: bool = False, later: float = 0.0, timeout: float | None = None) -> Pulse:
         """A pass, looked at from `later`; `timeout` is the patience with a silent controller."""
-        eye, hand = command._edges(self.directory, "slurm")
+        reader, hand = command._edges(self.directory, "slurm")
         assert hand is not None
         if timeout is not None:
-            eye = SlurmScheduler(self.twin.environment, timeout_seconds=timeout)
-        hands = command._hands(RunContext(), hand) if act else None
-        run = WatchedRun(self.card, self.directory, eye, "root")
-        return take_pulse(run, hands, email=False, now=lambda: time.time() + later)
+            reader = SlurmScheduler(self.twin.environment, timeout_seconds=timeout)
+        actuator = command._actuator(RunContext(), hand) if act else None
+        run = WatchedRun(self.card, self.directory, reader, "root")
+        return take_pulse(run, actuator, email=False, now=lambda: time.time() + later)
 
     def until(self, state: State, later: float = 0.0) -> Pulse:
         def reached() -> Pulse | None:

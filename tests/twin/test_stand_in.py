@@ -132,12 +132,12 @@ class Ranks:
         self.results: dict[int, Any] = {}
 
     def run(self, action: Callable[[StandInGroup], Any], ranks: range = range(4)) -> dict[int, Any]:
-        def one(crew: StandInGroup) -> None:
+        def one(group: StandInGroup) -> None:
             try:
-                self.results[crew.rank] = action(crew)
+                self.results[group.rank] = action(group)
             except RankLost as error:
-                self.results[crew.rank] = error
-                crew.close()
+                self.results[group.rank] = error
+                group.close()
 
         self.results = {}
         threads = [threading.Thread(target=one, args=(self.crews[rank],), daemon=True) for rank in ranks]
@@ -155,20 +155,20 @@ def ranks() -> Iterator[Callable[[float], Ranks]]:
 
     def make(timeout: float) -> Ranks:
         made.append(Ranks(timeout))
-        assert made[-1].run(lambda crew: crew.join()) == dict.fromkeys(range(4))
+        assert made[-1].run(lambda group: group.join()) == dict.fromkeys(range(4))
         return made[-1]
 
     yield make
     for each in made:
-        for crew in each.crews:
-            crew.close()
+        for group in each.crews:
+            group.close()
 
 
 def test_all_ranks_hear_the_same_in_every_meeting(ranks: Callable[[float], Ranks]) -> None:
     four = ranks(60.0)
 
-    def meet_often(crew: StandInGroup) -> list[Any]:
-        return [crew.meet("step", crew.rank * 10 + number, list) for number in range(50)]
+    def meet_often(group: StandInGroup) -> list[Any]:
+        return [group.meet("step", group.rank * 10 + number, list) for number in range(50)]
 
     expected = [[number, 10 + number, 20 + number, 30 + number] for number in range(50)]
     assert four.run(meet_often) == dict.fromkeys(range(4), expected)
@@ -178,11 +178,11 @@ def test_all_ranks_hear_the_same_in_every_meeting(ranks: Callable[[float], Ranks
 def test_a_dead_rank_ends_all_others_at_once(ranks: Callable[[float], Ranks], dead: int) -> None:
     four = ranks(600.0)
 
-    def meet(crew: StandInGroup) -> Any:
-        if crew.rank == dead:
-            crew.close()
+    def meet(group: StandInGroup) -> Any:
+        if group.rank == dead:
+            group.close()
             return "dead"
-        return crew.meet("step", 1, sum)
+        return group.meet("step", 1, sum)
 
     results = four.run(meet)
     words = {rank: str(result) for rank, result in results.items() if rank != dead}
@@ -193,13 +193,13 @@ def test_a_dead_rank_ends_all_others_at_once(ranks: Callable[[float], Ranks], de
 def test_a_rank_that_hangs_is_named_after_the_time_out(ranks: Callable[[float], Ranks]) -> None:
     given_up = threading.Event()
 
-    def meet(crew: StandInGroup) -> Any:
-        if crew.rank == 2:
+    def meet(group: StandInGroup) -> Any:
+        if group.rank == 2:
             return given_up.wait(PATIENCE_SECONDS)
         try:
-            return crew.meet("step", 1, sum)
+            return group.meet("step", 1, sum)
         finally:
-            if crew.rank == 0:
+            if group.rank == 0:
                 given_up.set()
 
     results = ranks(3.0).run(meet)

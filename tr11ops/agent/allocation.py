@@ -84,8 +84,8 @@ def master_address(allocation: Allocation) -> str:
 def free_port() -> int:
     """A TCP port that is free on this host now; the batch script runs on the first node, where rank 0 listens.
 
-    It is none that the kernel gives to whoever asks for any: `srun` asks for some at each step, between this answer and
-    rank 0's listening. Where the kernel gives all of them away, one of those.
+    It is none that the kernel gives to a program that asks for any: `srun` asks for some at each step, between this
+    answer and rank 0's listening. Where the kernel gives all of them away, one of those.
     """
     first_given = int(_GIVEN_PORTS.read_text().split()[0]) if _GIVEN_PORTS.exists() else FIRST_PORT
     kept = range(FIRST_PORT, min(first_given, LAST_PORT + 1))

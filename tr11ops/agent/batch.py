@@ -177,7 +177,7 @@ def _begin(place: AttemptContext, tee: LineTee) -> str:
 
 
 def with_scheduler(place: AttemptContext) -> AttemptContext:
-    """The scheduler that gave the allocation: to change what waits, and for the quick question between launches."""
+    """The scheduler that gave the allocation: to change queued jobs, and for the quick question between launches."""
     if place.allocation.kind == "slurm":
         from tr11ops.cluster.slurm import SlurmScheduler
 

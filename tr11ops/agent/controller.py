@@ -377,8 +377,8 @@ class Controller:
         return f"{switch} is set" if switch else ""
 
     def _failed(self, message: str) -> AttemptVerdict:
-        standing = read_progress(self._paths)
-        return self._with_history(of_failure(message, standing.iteration, standing.checkpoint))
+        training_progress = read_progress(self._paths)
+        return self._with_history(of_failure(message, training_progress.iteration, training_progress.checkpoint))
 
     def _with_history(self, verdict: AttemptVerdict) -> AttemptVerdict:
         return replace(

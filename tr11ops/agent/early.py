@@ -1,4 +1,4 @@
-"""The end of an attempt whose agent never began: whose fault that is, on record, and what follows for what waits.
+"""The end of an attempt whose agent never began: whose fault that is, on record, and what follows for the queued jobs.
 
 The batch script runs this in its own environment, which the card's set-up has not touched; and where that does not
 work, on another node of the job. So that this runs, and where, is evidence: see `judge`.
@@ -109,7 +109,7 @@ def last_lines(output: str, printed: int) -> tuple[str, ...]:
 
 
 def record(end: EarlyEnd, card: Path, submission: str, environment: Mapping[str, str]) -> int:
-    """Put the end on record and see to what waits; returns the script's exit status. Raises CardError, OSError."""
+    """Put the end on record and see to the queued jobs; returns the script's exit status. Raises CardError, OSError."""
     value, config = read_resolved(card)
     allocation = read_allocation(environment, None)
     place = with_scheduler(AttemptContext(config, allocation, environment, submission))
@@ -118,7 +118,7 @@ def record(end: EarlyEnd, card: Path, submission: str, environment: Mapping[str,
     try:
         write_json(folder / "attempt.json", attempt_record(allocation, card, submission))
         write_json(folder / "card.json", value)
-    except OSError as error:  # what waits matters more
+    except OSError as error:  # the queued jobs matter more
         tee.line(f"tr11: the attempt cannot be recorded: {error}")
     found = judge(end, config.slurm.setup, config.slurm.setup_minutes)
     return Controller(place, StopFlag(), tee).end_without_launch(found)

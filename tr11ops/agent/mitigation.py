@@ -260,7 +260,7 @@ class Mitigation:
 
     # ------------------------------------------------------------------ the end
     def finish(self, verdict: AttemptVerdict, hold: str = "", switch: str = "") -> int:
-        """Hold what waits if `hold` says why, write the verdict, and return the batch script's exit status.
+        """Hold the queued jobs if `hold` says why, write the verdict, and return the batch script's exit status.
 
         `switch`: the kill switch or pause for which alone it is held; nothing speaks against going on without that.
         """

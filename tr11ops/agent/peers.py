@@ -162,7 +162,7 @@ class Peers:
     def gather(self, seconds: float, leaves: Callable[[], bool]) -> str:
         """Wait until all are here; returns why they are not, "" when they are. `leaves` ends the waiting, without why.
 
-        Whoever is here when it comes to nothing is told why.
+        Everyone here is told why when it comes to nothing.
         """
         until = time.monotonic() + seconds
         while True:

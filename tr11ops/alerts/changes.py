@@ -1,4 +1,5 @@
-"""What people do about alerts: acknowledge, snooze, assign, close. Pure: from a book to the book after it."""
+"""What people do about alerts: acknowledge, snooze, assign, close. Pure: from an alert state to the alert state after
+it."""
 
 from __future__ import annotations
 
@@ -22,28 +23,30 @@ class NoSuchAlert(ValueError):
     """A fingerprint that names no alert, or several. The text is for the person who typed it."""
 
 
-def resolve_prefix(book: AlertState, typed: str) -> Alert:
+def resolve_prefix(alert_state: AlertState, typed: str) -> Alert:
     """The open alert that a fingerprint, or the beginning of one, names. Raises NoSuchAlert."""
     shown = clean(typed, 40)
-    found = [alert for alert in book.open_alerts if alert.fingerprint.startswith(typed.lower())]
+    found = [alert for alert in alert_state.open_alerts if alert.fingerprint.startswith(typed.lower())]
     if len(typed) < SHORTEST_PREFIX:
         raise NoSuchAlert(f"{shown!r} is too short for a fingerprint: type three characters or more of it")
     if len(found) > 1:
         names = ", ".join(alert.fingerprint for alert in found[:4])
         raise NoSuchAlert(f"{shown!r} is the beginning of {len(found)} open alerts ({names}): type more of it")
     if not found:
-        over = any(alert.fingerprint.startswith(typed.lower()) for alert in book.alerts)
+        over = any(alert.fingerprint.startswith(typed.lower()) for alert in alert_state.alerts)
         raise NoSuchAlert(f"{shown!r} is " + ("over already" if over else "not an open alert; see: tr11 alerts list"))
     return found[0]
 
 
-def apply(book: AlertState, fingerprint: str, change: Change, kind: str, who: str, why: str, now: float) -> AlertState:
-    """The book after one person's change of one alert, with its entry for the journal."""
-    alert = resolve_prefix(book, fingerprint)
+def apply(
+    alert_state: AlertState, fingerprint: str, change: Change, kind: str, who: str, why: str, now: float
+) -> AlertState:
+    """The alert state after one person's change of one alert, with its entry for the journal."""
+    alert = resolve_prefix(alert_state, fingerprint)
     after = change(alert, now)
     more = {"until": after.snoozed_until} if kind == SNOOZED else {"owner": after.owner} if kind == ASSIGNED else {}
     event = event_of(after, kind, clean(who, LONGEST_WHO), clean(why, LONGEST_WHY), now, **more)
-    return book.with_alert(after).with_events((event,))
+    return alert_state.with_alert(after).with_events((event,))
 
 
 def acknowledge(who: str, why: str = "") -> tuple[Change, str]:

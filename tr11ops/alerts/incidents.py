@@ -1,4 +1,5 @@
-"""What a look at the run does to the book: incidents begin, go on, come back and end. Pure; tells no one anything."""
+"""What a look at the run does to the alert state: incidents begin, go on, come back and end. Pure; tells no one
+anything."""
 
 from __future__ import annotations
 
@@ -27,20 +28,21 @@ RESOLVED_KEPT_SECONDS = 2 * 86_400.0  # as a whole alert: so long it may be aske
 
 
 def look(
-    book: AlertState, findings: Iterable[Finding], blind: frozenset[str], policy: Policy, now: float
+    alert_state: AlertState, findings: Iterable[Finding], blind: frozenset[str], policy: Policy, now: float
 ) -> AlertState:
-    """The book after a look that saw `findings`; detectors in `blind` could not judge, and theirs stays as it is.
+    """The alert state after a look that saw `findings`; detectors in `blind` could not judge, and theirs stays as it
+    is.
 
     A fault that nothing sees for `resolve_after` looks in a row ends its incident; a look that could not judge is no
     look. One that comes back within an hour of that is the same incident. One that has become milder for as many looks
     is that from then on; when only a remark is left of it, it is over.
     """
     seen = _merged(findings)
-    book = _renamed(book, seen, now)
+    alert_state = _renamed(alert_state, seen, now)
     changed: list[Alert] = []
     over: list[Alert] = []
     events: list[AlertEvent] = []
-    for alert in book.alerts:
+    for alert in alert_state.alerts:
         finding = seen.get(alert.fingerprint)
         if finding is not None and is_over(alert, now):
             over.append(alert)
@@ -59,8 +61,8 @@ def look(
         alert = _opened(name, finding, now)
         changed.append(alert)
         events.append(_opening(alert, now))
-    closed = (*book.closed, *map(incident_of, over))
-    done = replace(book, alerts=tuple(changed), closed=closed, looked=now, blind=tuple(sorted(blind)))
+    closed = (*alert_state.closed, *map(incident_of, over))
+    done = replace(alert_state, alerts=tuple(changed), closed=closed, looked=now, blind=tuple(sorted(blind)))
     return _tidied(done.with_events(events), now)
 
 
@@ -71,22 +73,24 @@ def is_over(alert: Alert, now: float) -> bool:
     return min(elapsed(alert.resolved_at, now), elapsed(alert.last_sent, now)) > FLAP_SECONDS
 
 
-def _renamed(book: AlertState, seen: dict[str, Finding], now: float) -> AlertState:
-    """The book with the alerts of an older tr11 under the fingerprints of today.
+def _renamed(alert_state: AlertState, seen: dict[str, Finding], now: float) -> AlertState:
+    """The alert state with the alerts of an older tr11 under the fingerprints of today.
 
     An older one put faults of several names (nodes, say) into one alert. Each finding whose name the old alert
     mentions goes on from it: people know of it. The old alert is then gone; one that mentions none ends as always.
     """
     continued = set()
     for name, finding in seen.items():
-        if not finding.identity or book.find(name) is not None:
+        if not finding.identity or alert_state.find(name) is not None:
             continue
-        old = next((alert for alert in book.alerts if _mentions(alert, finding) and not is_over(alert, now)), None)
+        old = next(
+            (alert for alert in alert_state.alerts if _mentions(alert, finding) and not is_over(alert, now)), None
+        )
         if old is not None:
-            book = book.with_alert(replace(old, fingerprint=name, identity=finding.identity))
+            alert_state = alert_state.with_alert(replace(old, fingerprint=name, identity=finding.identity))
             continued.add(old.fingerprint)
     gone = continued - seen.keys()
-    return replace(book, alerts=tuple(alert for alert in book.alerts if alert.fingerprint not in gone))
+    return replace(alert_state, alerts=tuple(alert for alert in alert_state.alerts if alert.fingerprint not in gone))
 
 
 def _mentions(alert: Alert, finding: Finding) -> bool:
@@ -204,20 +208,20 @@ def _unacknowledged(alert: Alert) -> Alert:
     return replace(alert, acknowledged_by="", acknowledged_at=None, acknowledged_why="")
 
 
-def _tidied(book: AlertState, now: float) -> AlertState:
+def _tidied(alert_state: AlertState, now: float) -> AlertState:
     """Keep of old incidents, of which no one waits for word, no more than a report needs."""
     old = [
         alert
-        for alert in book.alerts
+        for alert in alert_state.alerts
         if alert.resolved_at is not None
         and alert.said is None
         and elapsed(alert.resolved_at, now) > RESOLVED_KEPT_SECONDS
     ]
     if not old:
-        return book
+        return alert_state
     gone = {alert.fingerprint for alert in old}
-    kept = tuple(alert for alert in book.alerts if alert.fingerprint not in gone)
-    return replace(book, alerts=kept, closed=(*book.closed, *map(incident_of, old))[-CLOSED_KEPT:])
+    kept = tuple(alert for alert in alert_state.alerts if alert.fingerprint not in gone)
+    return replace(alert_state, alerts=kept, closed=(*alert_state.closed, *map(incident_of, old))[-CLOSED_KEPT:])
 
 
 def is_worth_a_message(alert: Alert) -> bool:

@@ -68,9 +68,9 @@ def _first_line(mail: EmailMessage) -> str:
 
 
 def apply_mails(
-    book: AlertState, mails: Iterable[bytes], policy: Policy, now: float
+    alert_state: AlertState, mails: Iterable[bytes], policy: Policy, now: float
 ) -> tuple[AlertState, tuple[str, ...]]:
-    """The book after all replies, and one line for each that was not heeded. Each reply counts once."""
+    """The alert state after all replies, and one line for each that was not heeded. Each reply counts once."""
     notes: list[str] = []
     for content in mails:
         try:
@@ -78,9 +78,9 @@ def apply_mails(
         except Exception as error:  # the library's parser raises anything on garbage, and anyone may write to a mailbox
             notes.append(f"a reply cannot be read: {type(error).__name__}")
             continue
-        if reply.is_automatic or reply.identity in book.answered:
+        if reply.is_automatic or reply.identity in alert_state.answered:
             continue
-        alerts = _meant(book, reply, policy)
+        alerts = _meant(alert_state, reply, policy)
         if not alerts:
             continue
         shown = clean(reply.sender, 60)
@@ -89,20 +89,22 @@ def apply_mails(
                 raise ValueError("is none of the people of this run")
             change, kind, why = _asked(reply)
             for alert in alerts:
-                book = apply(book, alert.fingerprint, change, kind, reply.sender, why or "reply by mail", now)
+                alert_state = apply(
+                    alert_state, alert.fingerprint, change, kind, reply.sender, why or "reply by mail", now
+                )
         except ValueError as error:
             notes.append(f"reply of {shown}: {clean(str(error), 120)}")
         if reply.identity:
-            book = replace(book, answered=(*book.answered, reply.identity)[-MOST_ANSWERED:])
-    return book, tuple(notes)
+            alert_state = replace(alert_state, answered=(*alert_state.answered, reply.identity)[-MOST_ANSWERED:])
+    return alert_state, tuple(notes)
 
 
-def _meant(book: AlertState, reply: MailReply, policy: Policy) -> tuple[Alert, ...]:
+def _meant(alert_state: AlertState, reply: MailReply, policy: Policy) -> tuple[Alert, ...]:
     """The open alerts of the message that a reply answers; where that names none, of the thread that it is in."""
     for identity in reply.answers:
         if not identity.endswith(f"@{policy.domain}>"):
             continue
-        found = tuple(alert for alert in book.open_alerts if identity in (*alert.mails, *alert.thread.split()))
+        found = tuple(alert for alert in alert_state.open_alerts if identity in (*alert.mails, *alert.thread.split()))
         if found:
             return found
     return ()

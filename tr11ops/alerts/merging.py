@@ -1,4 +1,5 @@
-"""Two books of alerts that went on from one: the run's own, and that of a machine which could not write it. Pure."""
+"""two alert states of alerts that went on from one: the run's own, and that of a machine which could not write it.
+Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from tr11ops.alerts.state import CLOSED_KEPT, Alert, AlertState, incident_of
 
 
 def merged(home: AlertState, local: AlertState) -> AlertState:
-    """What both books know: of each alert the later word, every incident, and all that is still to be done."""
+    """What both alert states know: of each alert the later word, every incident, and all that is still to be done."""
     alerts = _open_in(home, local)
     closed = {(one.fingerprint, one.began): one for one in (*home.closed, *local.closed)}
     for alert in _open_in(local, home).values():
@@ -20,7 +21,7 @@ def merged(home: AlertState, local: AlertState) -> AlertState:
     standing = {(alert.fingerprint, alert.began) for alert in alerts.values()}
     ended = sorted((one for key, one in closed.items() if key not in standing), key=lambda one: one.began)
     newest = home if (home.looked or 0.0) >= (local.looked or 0.0) else local
-    digests = [book.digested for book in (home, local) if book.digested is not None]
+    digests = [alert_state.digested for alert_state in (home, local) if alert_state.digested is not None]
     return replace(
         newest,
         alerts=tuple(alerts.values()),
@@ -33,10 +34,10 @@ def merged(home: AlertState, local: AlertState) -> AlertState:
     )
 
 
-def _open_in(book: AlertState, other: AlertState) -> dict[str, Alert]:
-    """The alerts of a book, by fingerprint, without the incidents that the other has put away as over."""
+def _open_in(alert_state: AlertState, other: AlertState) -> dict[str, Alert]:
+    """The alerts of an alert state, by fingerprint, without the incidents that the other has put away as over."""
     over = {(one.fingerprint, one.began) for one in other.closed}
-    return {alert.fingerprint: alert for alert in book.alerts if (alert.fingerprint, alert.began) not in over}
+    return {alert.fingerprint: alert for alert in alert_state.alerts if (alert.fingerprint, alert.began) not in over}
 
 
 def _later(one: Alert, other: Alert) -> Alert:

@@ -1,4 +1,4 @@
-"""Who hears of an alert now: the table of docs/alerts.md as a pure function of the book and the moment.
+"""Who hears of an alert now: the table of docs/alerts.md as a pure function of the alert state and the moment.
 
 | | no one knows yet | stands on | is over |
 |---|---|---|---|
@@ -41,33 +41,33 @@ class Notification:
 
 
 def tell(
-    book: AlertState,
+    alert_state: AlertState,
     policy: Policy,
     now: float,
     backlog: UndeliveredMessages | None = None,
     only: frozenset[str] | None = None,
     situation: RunSituation | None = None,
 ) -> tuple[AlertState, tuple[Message, ...]]:
-    """The messages that are due now, and the book that knows of them.
+    """The messages that are due now, and the alert state that knows of them.
 
     `only` limits it to alerts of these fingerprints, and leaves the digest out. `situation` is what the messages say
     of the run.
     """
     words: dict[str, Notification] = {}
     alerts: list[Alert] = []
-    for alert in book.alerts:
+    for alert in alert_state.alerts:
         if only is not None and alert.fingerprint not in only:
             alerts.append(alert)
             continue
-        word = _word(alert, policy, now)
-        after = _stepped(alert, word, policy, now)
-        if word is not None and policy.is_reachable:
-            words[alert.fingerprint] = word
-        elif word is not None and word.kind == "cleared":  # no one is left to wait for it
+        notification = _word(alert, policy, now)
+        after = _stepped(alert, notification, policy, now)
+        if notification is not None and policy.is_reachable:
+            words[alert.fingerprint] = notification
+        elif notification is not None and notification.kind == "cleared":  # no one is left to wait for it
             after = replace(after, said=None)
         alerts.append(after)
     known = ((alert, words[alert.fingerprint]) for alert in alerts if alert.fingerprint in words)
-    parts = (MessagePart(alert, word.kind, word.to) for alert, word in known)
+    parts = (MessagePart(alert, notification.kind, notification.to) for alert, notification in known)
     messages = [
         alert_message(group.parts, group.to, policy, now, situation, group.urls)
         for group in grouped(parts)
@@ -87,30 +87,30 @@ def tell(
         else alert
         for alert in alerts
     ]
-    done = replace(book, alerts=tuple(alerts))
+    done = replace(alert_state, alerts=tuple(alerts))
     if only is None:
         done, digest = _digest(done, policy, now, backlog, situation)
         messages += digest
     return replace(done, messages=(*done.messages, *messages)), tuple(messages)
 
 
-def told(alert: Alert, word: Notification, messages: Iterable[Message], now: float) -> Alert:
+def told(alert: Alert, notification: Notification, messages: Iterable[Message], now: float) -> Alert:
     """The alert after what one look has said of it."""
     identities = tuple(message.message_id for message in messages)
-    cleared = word.kind == "cleared"
+    cleared = notification.kind == "cleared"
     after = replace(
         alert,
         opened=now if alert.sends == 0 else alert.opened,
         said=None if cleared else alert.severity,
         heard=alert.heard if cleared else max(alert.severity, alert.heard or alert.severity),
-        told=alert.told if cleared else unique((*alert.told, *word.to)),
+        told=alert.told if cleared else unique((*alert.told, *notification.to)),
         sends=alert.sends + 1,
         last_sent=now,
         remind=False,
         thread=alert.thread or " ".join(identities),
         mails=(*alert.mails, *identities)[-MOST_MAILS_KEPT:],
     )
-    return replace(after, alarmed=now, escalated=0) if word.kind in ALARMS else after
+    return replace(after, alarmed=now, escalated=0) if notification.kind in ALARMS else after
 
 
 # ----------------------------------------------------------------------------- the table
@@ -167,10 +167,10 @@ def _steps_due(alert: Alert, policy: Policy, now: float) -> int:
     return policy.steps_due(elapsed(alert.alarmed, now))
 
 
-def _stepped(alert: Alert, word: Notification | None, policy: Policy, now: float) -> Alert:
+def _stepped(alert: Alert, notification: Notification | None, policy: Policy, now: float) -> Alert:
     """Steps of the escalation that are over, whether or not they found anyone new."""
     stands_unanswered = alert.is_open and alert.said is not None and not alert.is_acknowledged
-    if not stands_unanswered or alert.snoozed_until is not None or (word and word.kind != "escalated"):
+    if not stands_unanswered or alert.snoozed_until is not None or (notification and notification.kind != "escalated"):
         return alert
     return replace(alert, escalated=max(alert.escalated, _steps_due(alert, policy, now)))
 
@@ -188,19 +188,27 @@ def _mail(name: str) -> tuple[str, ...]:
 
 # ----------------------------------------------------------------------------- the digest
 def _digest(
-    book: AlertState, policy: Policy, now: float, backlog: UndeliveredMessages | None, situation: RunSituation | None
+    alert_state: AlertState,
+    policy: Policy,
+    now: float,
+    backlog: UndeliveredMessages | None,
+    situation: RunSituation | None,
 ) -> tuple[AlertState, tuple[Message, ...]]:
     """The daily summary, once for each day on which anyone looked, also when there is nothing to say."""
     moment = policy.digest_moment(now)
     if moment is None:
-        return book, ()
-    if book.digested is None or book.digested - now > 86_400.0:  # the first look ever; or a clock that ran ahead
-        return replace(book, digested=moment), ()
-    if moment <= book.digested:
-        return book, ()
+        return alert_state, ()
+    if (
+        alert_state.digested is None or alert_state.digested - now > 86_400.0
+    ):  # the first look ever; or a clock that ran ahead
+        return replace(alert_state, digested=moment), ()
+    if moment <= alert_state.digested:
+        return alert_state, ()
     to = digest_readers(policy, now)
-    messages = (digest_message(book, to, policy, now, moment, backlog, situation),) if policy.is_reachable else ()
-    return replace(book, digested=moment), messages
+    messages = (
+        (digest_message(alert_state, to, policy, now, moment, backlog, situation),) if policy.is_reachable else ()
+    )
+    return replace(alert_state, digested=moment), messages
 
 
 def digest_readers(policy: Policy, now: float) -> tuple[str, ...]:

@@ -129,7 +129,7 @@ def take_in(directory: RunDirectory, other: RunDirectory) -> None:
 
 
 def waiting_entries(directory: RunDirectory) -> tuple[OutboxEntry, ...]:
-    """What waits to be sent, the oldest first. Raises OSError or ValueError when it cannot be read."""
+    """The messages to be sent, the oldest first. Raises OSError or ValueError when it cannot be read."""
     entries, troubles = _waiting(directory)
     if troubles and not entries:
         raise ValueError(troubles[0])
@@ -137,7 +137,7 @@ def waiting_entries(directory: RunDirectory) -> tuple[OutboxEntry, ...]:
 
 
 def _waiting(directory: RunDirectory) -> tuple[tuple[OutboxEntry, ...], list[str]]:
-    """What waits, the oldest first, and what is wrong with the files that are no messages."""
+    """The messages, the oldest first, and what is wrong with the files that are no messages."""
     found: list[OutboxEntry] = []
     troubles: list[str] = []
     for name in _names(_outbox(directory)):
@@ -159,7 +159,7 @@ def deliver(
     seconds: float,
     only: frozenset[str] | None = None,
 ) -> Delivery:
-    """Send what waits, as `in_turn` has it, for at most about `seconds`; what is not sent waits for the next round.
+    """Send the messages, as `in_turn` has it, for at most about `seconds`; what is not sent waits for the next round.
 
     As soon as one message of a route is due, all are tried, so that an incident's messages arrive in their order. A
     route that cannot be reached is left for this round; so is one that fails in the middle of several messages.

@@ -19,7 +19,7 @@ from tr11ops.alerts.reading import waiting
 from tr11ops.alerts.sending import flush, policy_for, routes, send_waiting
 from tr11ops.alerts.situation import RunSituation
 from tr11ops.alerts.state import Alert, AlertState, Message
-from tr11ops.alerts.store import commit, read_book
+from tr11ops.alerts.store import commit, read_alert_state
 from tr11ops.alerts.url_route import UrlRoute
 from tr11ops.base.observed import known
 from tr11ops.rundir.paths import RunDirectory
@@ -47,44 +47,44 @@ def change_alerts(
     """Do what a person asks for, all of it or nothing; returns the alerts after it, and notes.
 
     Those who were told hear that an alert is closed, and who is given one that it is theirs. Raises NoSuchAlert,
-    OSError as the file system does, and ValueError when the book was written by a newer tr11.
+    OSError as the file system does, and ValueError when the alert state was written by a newer tr11.
     """
     policy = policy_for(directory, card, typed)
     asked = tuple(wanted)
 
-    def change(book: AlertState) -> tuple[AlertState, tuple[tuple[str, ...], tuple[Message, ...]]]:
-        names = tuple(dict.fromkeys(resolve_prefix(book, one.fingerprint).fingerprint for one in asked))
-        before = {name: book.find(name) for name in names}
+    def change(alert_state: AlertState) -> tuple[AlertState, tuple[tuple[str, ...], tuple[Message, ...]]]:
+        names = tuple(dict.fromkeys(resolve_prefix(alert_state, one.fingerprint).fingerprint for one in asked))
+        before = {name: alert_state.find(name) for name in names}
         for one in asked:
-            name = resolve_prefix(book, one.fingerprint).fingerprint
-            book = apply(book, name, one.change, one.kind, one.who, one.why, now)
-        book, assigned = _assignments(book, before, policy, now)
-        book, messages = tell(book, policy, now, only=frozenset(names))
-        return book, (names, (*assigned, *messages))
+            name = resolve_prefix(alert_state, one.fingerprint).fingerprint
+            alert_state = apply(alert_state, name, one.change, one.kind, one.who, one.why, now)
+        alert_state, assigned = _assignments(alert_state, before, policy, now)
+        alert_state, messages = tell(alert_state, policy, now, only=frozenset(names))
+        return alert_state, (names, (*assigned, *messages))
 
     stored, (names, messages) = commit(directory, change)
     notes = flush(directory, stored, messages, policy, now)
     if messages:
         ids = frozenset(message.id for message in messages)
-        notes += send_waiting(directory, card, policy, stored.book, now, PERSON_SECONDS, ids)[1]
-    alerts = (stored.book.find(name) for name in names)
+        notes += send_waiting(directory, card, policy, stored.alert_state, now, PERSON_SECONDS, ids)[1]
+    alerts = (stored.alert_state.find(name) for name in names)
     return tuple(alert for alert in alerts if alert is not None), tuple(notes)
 
 
 def _assignments(
-    book: AlertState, before: dict[str, Alert | None], policy: Policy, now: float
+    alert_state: AlertState, before: dict[str, Alert | None], policy: Policy, now: float
 ) -> tuple[AlertState, tuple[Message, ...]]:
     """Tell those who have just been given an alert, where their name is a mail address."""
     messages: list[Message] = []
     for name, old in before.items():
-        alert = book.find(name)
+        alert = alert_state.find(name)
         if alert is None or old is None or alert.owner == old.owner or not is_address(alert.owner):
             continue
-        word = Notification("assigned", (alert.owner,))
-        message = alert_message((MessagePart(alert, word.kind, word.to),), word.to, policy, now)
+        notification = Notification("assigned", (alert.owner,))
+        message = alert_message((MessagePart(alert, notification.kind, notification.to),), notification.to, policy, now)
         messages.append(message)
-        book = book.with_alert(told(alert, word, (message,), now))
-    return replace(book, messages=(*book.messages, *messages)), tuple(messages)
+        alert_state = alert_state.with_alert(told(alert, notification, (message,), now))
+    return replace(alert_state, messages=(*alert_state.messages, *messages)), tuple(messages)
 
 
 def send_test(
@@ -130,25 +130,27 @@ def send_digest(
     policy = policy_for(directory, card, typed)
     left = known(waiting(directory), None)
 
-    def change(book: AlertState) -> tuple[AlertState, Message | None]:
+    def change(alert_state: AlertState) -> tuple[AlertState, Message | None]:
         due = policy.digest_moment(now) if not again else now
-        if due is None or (not again and book.digested is not None and due <= book.digested):
-            return book, None
-        message = digest_message(book, digest_readers(policy, now), policy, now, due, left, situation)
-        digested = book.digested if again else due
-        return replace(book, digested=digested, messages=(*book.messages, message)), message
+        if due is None or (not again and alert_state.digested is not None and due <= alert_state.digested):
+            return alert_state, None
+        message = digest_message(alert_state, digest_readers(policy, now), policy, now, due, left, situation)
+        digested = alert_state.digested if again else due
+        return replace(alert_state, digested=digested, messages=(*alert_state.messages, message)), message
 
     stored, message = commit(directory, change)
     if message is None:
         return None, ()
     notes = flush(directory, stored, (message,), policy, now)
-    _, troubles = send_waiting(directory, card, policy, stored.book, now, PERSON_SECONDS, frozenset({message.id}))
+    _, troubles = send_waiting(
+        directory, card, policy, stored.alert_state, now, PERSON_SECONDS, frozenset({message.id})
+    )
     return message, (*notes, *troubles)
 
 
 def read_digest(
     directory: RunDirectory, card: RunCard, now: float, typed: str = "", situation: RunSituation | None = None
 ) -> tuple[str, tuple[str, ...]]:
-    """Subject and lines of the summary as it is now. Raises OSError and ValueError as `read_book` does."""
+    """Subject and lines of the summary as it is now. Raises OSError and ValueError as `read_alert_state` does."""
     left = known(waiting(directory), None)
-    return digest(read_book(directory).book, policy_for(directory, card, typed), now, left, situation)
+    return digest(read_alert_state(directory).alert_state, policy_for(directory, card, typed), now, left, situation)

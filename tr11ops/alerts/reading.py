@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from tr11ops.alerts.outbox import waiting_entries
 from tr11ops.alerts.state import Alert, Incident, UndeliveredMessages
-from tr11ops.alerts.store import read_book
+from tr11ops.alerts.store import read_alert_state
 from tr11ops.base.observed import Observed, observed
 from tr11ops.rundir.paths import RunDirectory
 
 
 def open_alerts(directory: RunDirectory) -> Observed[tuple[Alert, ...]]:
     """The open alerts, the most severe first; empty where no look was ever made."""
-    return observed(lambda: read_book(directory).book.open_alerts)
+    return observed(lambda: read_alert_state(directory).alert_state.open_alerts)
 
 
 def incidents(directory: RunDirectory) -> Observed[tuple[Incident, ...]]:
     """Every incident, also those that are over, oldest first."""
-    return observed(lambda: read_book(directory).book.incidents())  # noqa: PLW0108  the book is read inside
+    return observed(lambda: read_alert_state(directory).alert_state.incidents())  # noqa: PLW0108  the alert state is read inside
 
 
 def waiting(directory: RunDirectory) -> Observed[UndeliveredMessages]:
-    """What waits to be sent."""
+    """The messages still to be sent."""
 
     def read() -> UndeliveredMessages:
         entries = waiting_entries(directory)

@@ -141,19 +141,21 @@ def _change(reply: Reply) -> tuple[Change, str]:
     return acknowledge(reply.who, reply.why)
 
 
-def apply_replies(book: AlertState, replies: Iterable[Reply], now: float) -> tuple[AlertState, dict[str, str]]:
-    """The book after all answers, and why those that were refused were, by file name."""
+def apply_replies(alert_state: AlertState, replies: Iterable[Reply], now: float) -> tuple[AlertState, dict[str, str]]:
+    """The alert state after all answers, and why those that were refused were, by file name."""
     refused: dict[str, str] = {}
     for reply in replies:
         try:
             if reply.fault:
                 raise ValueError(reply.fault)
-            name = resolve_prefix(book, reply.fingerprint).fingerprint
+            name = resolve_prefix(alert_state, reply.fingerprint).fingerprint
             change, kind = _change(reply)
-            book = apply(book, name, change, kind, reply.who, reply.why or f"answer by file {reply.shown}", now)
+            alert_state = apply(
+                alert_state, name, change, kind, reply.who, reply.why or f"answer by file {reply.shown}", now
+            )
         except ValueError as error:
             refused[reply.name] = clean(str(error), 200)
-    return book, refused
+    return alert_state, refused
 
 
 def put_away(directory: RunDirectory, replies: Iterable[Reply], refused: dict[str, str]) -> tuple[str, ...]:

@@ -1,4 +1,5 @@
-"""Carries out what the book has decided: queues its messages, writes its journal entries, talks to the servers."""
+"""Carries out what the alert state has decided: queues its messages, writes its journal entries, talks to the
+servers."""
 
 from __future__ import annotations
 
@@ -31,9 +32,9 @@ def policy_for(directory: RunDirectory, card: RunCard, typed: str = "") -> Polic
     return policy_of(card, mark=directory.mark, host=host_name(), folder=str(Path.cwd()), typed=typed)
 
 
-def about(book: AlertState, message: Message) -> dict[str, Any]:
+def about(alert_state: AlertState, message: Message) -> dict[str, Any]:
     """What the journal keeps of a message: never its text."""
-    alert = book.find(message.alert) if message.alert else None
+    alert = alert_state.find(message.alert) if message.alert else None
     data: dict[str, Any] = {"message": message.id, "kind": message.kind, "to": list(message.to)}
     if len(message.alerts) > 1:
         data["alerts"] = list(message.alerts)
@@ -44,14 +45,14 @@ def about(book: AlertState, message: Message) -> dict[str, Any]:
 def flush(
     directory: RunDirectory, stored: StoredAlerts, mine: tuple[Message, ...], policy: Policy, now: float
 ) -> list[str]:
-    """Carry out what the book has decided: queue its messages, write its journal entries, and strike both off.
+    """Carry out what the alert state has decided: queue its messages, write its journal entries, and strike both off.
 
     Only what this process decided (`mine`, and events of `now`), and what a killed one left behind. Returns troubles.
     """
     ours = {message.id for message in mine}
     notes: list[str] = []
     queued, written = set(), set()
-    for message in stored.book.messages:
+    for message in stored.alert_state.messages:
         if message.id in ours or _is_left_behind(message.time, now):
             try:
                 queue(directory, message, routes_of(message, policy))
@@ -59,7 +60,7 @@ def flush(
             except OSError as error:
                 notes.append(f"outbox: {cause(error)}")
     journal = Journal(directory.journal)
-    for event in stored.book.events:
+    for event in stored.alert_state.events:
         if event.time == now or _is_left_behind(event.time, now):
             try:
                 journal.write(event.kind, event.why, {**event.data, "event": event.id}, event.who, event.time)
@@ -69,7 +70,7 @@ def flush(
                 break
     if queued or written:
         try:
-            commit(directory, lambda book: (_struck(book, queued, written), None))
+            commit(directory, lambda alert_state: (_struck(alert_state, queued, written), None))
         except (OSError, ValueError) as error:
             notes.append(f"the alert state cannot be kept: {cause(error)}")
     return notes
@@ -79,11 +80,11 @@ def _is_left_behind(time: float, now: float) -> bool:
     return abs(now - time) > LEFT_BEHIND_SECONDS
 
 
-def _struck(book: AlertState, queued: set[str], written: set[str]) -> AlertState:
+def _struck(alert_state: AlertState, queued: set[str], written: set[str]) -> AlertState:
     return replace(
-        book,
-        messages=tuple(message for message in book.messages if message.id not in queued),
-        events=tuple(event for event in book.events if event.id not in written),
+        alert_state,
+        messages=tuple(message for message in alert_state.messages if message.id not in queued),
+        events=tuple(event for event in alert_state.events if event.id not in written),
     )
 
 
@@ -94,7 +95,7 @@ def routes_of(message: Message, policy: Policy) -> tuple[str, ...]:
 # ----------------------------------------------------------------------------- sending
 @dataclass(frozen=True)
 class ClosedRoute:
-    """Where the card names no delivery URLs any more, what waits for them is given up."""
+    """Where the card names no delivery URLs any more, messages for them are given up."""
 
     name: str = "urls"
 
@@ -117,12 +118,12 @@ def send_waiting(
     directory: RunDirectory,
     card: RunCard,
     policy: Policy,
-    book: AlertState,
+    alert_state: AlertState,
     now: float,
     seconds: float,
     only: frozenset[str] | None = None,
 ) -> tuple[int, list[str]]:
-    """Send what waits; returns how many deliveries were done, and the troubles."""
+    """Send the queued messages; returns how many deliveries were done, and the troubles."""
     try:
         done = deliver(directory, routes(card, policy, lambda: now), lambda: now, seconds, only)
     except OSError as error:
@@ -131,7 +132,7 @@ def send_waiting(
     journal = Journal(directory.journal)
     for entry in done.sent:
         data = {
-            **about(book, entry.message),
+            **about(alert_state, entry.message),
             "route": entry.route,
             "to": list(entry.done),
             "left_out": list(entry.left),

@@ -1,9 +1,10 @@
-"""One look at the run becomes alerts, and alerts become messages: the book is kept, messages are queued and sent.
+"""One look at the run becomes alerts, and alerts become messages: the alert state is kept, messages are queued and
+sent.
 
-Order of effects: the book (with the messages and journal entries that it calls for, in one stroke), outbox and journal,
-the book without them, then the mail server. A kill between any two of them loses nothing: the next look goes on from
-there. An entry of the journal may then be there twice, under one `event`; a message may go out twice only when the kill
-fell between the server's yes and its record.
+Order of effects: the alert state (with the messages and journal entries that it calls for, in one stroke), outbox and
+journal, the alert state without them, then the mail server. A kill between any two of them loses nothing: the next look
+goes on from there. An entry of the journal may then be there twice, under one `event`; a message may go out twice only
+when the kill fell between the server's yes and its record.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from tr11ops.alerts.replies import Reply, apply_replies, put_away, read_replies
 from tr11ops.alerts.sending import SENT, about, flush, policy_for, routes, routes_of, send_waiting
 from tr11ops.alerts.situation import RunSituation
 from tr11ops.alerts.state import Alert, AlertEvent, AlertState, Message, UndeliveredMessages, stamp
-from tr11ops.alerts.store import NewerSchema, alerts_folder, commit, read_book
+from tr11ops.alerts.store import NewerSchema, alerts_folder, commit, read_alert_state
 from tr11ops.base.observed import Unknown, cause, known
 from tr11ops.base.observed import observed as read_observed
 from tr11ops.detect.finding import Finding
@@ -68,7 +69,7 @@ def process(
     typed: str = "",
     situation: RunSituation | None = None,
 ) -> AlertOutcome:
-    """Take in a look at the run at `now`: keep the book, queue and send messages, call the dead-man URL.
+    """Take in a look at the run at `now`: keep the alert state, queue and send messages, call the dead-man URL.
 
     `blind` are the detectors that could not judge; with `observed` False no detector could, and no absence counts.
     `deliver` False sends nothing: messages are recorded as suppressed, and the next look that may send says them.
@@ -80,7 +81,7 @@ def process(
     try:
         if not directory.exists:  # nothing was launched from here, or its file system is not mounted: make nothing
             raise FileNotFoundError(errno.ENOENT, "there is no run directory", str(directory.root))
-        require_room(alerts_folder(directory))  # one that takes the book but no message would keep all quiet
+        require_room(alerts_folder(directory))  # one that takes the alert state but no message would keep all quiet
         return _recorded(directory, card, policy, sight, deliver)
     except (OSError, NewerSchema) as error:
         trouble = error
@@ -112,9 +113,9 @@ class AlertInput:
     time: float
     situation: RunSituation | None = None
 
-    def of(self, book: AlertState, policy: Policy) -> AlertState:
-        """The book with this look taken in."""
-        return look(book, self.found, _blind(book, self.blind, self.observed), policy, self.time)
+    def of(self, alert_state: AlertState, policy: Policy) -> AlertState:
+        """The alert state with this look taken in."""
+        return look(alert_state, self.found, _blind(alert_state, self.blind, self.observed), policy, self.time)
 
 
 def _recorded(
@@ -125,22 +126,29 @@ def _recorded(
     deliver: bool,
     home: RunDirectory | None = None,
 ) -> AlertOutcome:
-    """As `process`, with book, outbox and journal in `store`. Raises OSError or NewerSchema when it takes no book.
+    """As `process`, with book, outbox and journal in `store`. Raises OSError or NewerSchema when it takes no alert
+    state.
 
-    `home` is the run directory that cannot be written, where `store` is its fallback: what its book knows counts, and
-    what it has not sent yet is sent from here.
+    `home` is the run directory that cannot be written, where `store` is its fallback: what its alert state knows
+    counts, and what it has not sent yet is sent from here.
     """
     now = sight.time
-    known_there = AlertState() if home is None else known(read_observed(lambda: read_book(home).book), AlertState())
+    known_there = (
+        AlertState() if home is None else known(read_observed(lambda: read_alert_state(home).alert_state), AlertState())
+    )
     notes: list[str] = []
     replies = _replies(store, notes)
     inbox = _inbox(store, known_there, card, policy, now, notes)
     before = known(waiting(store), None)
 
-    def change(book: AlertState) -> tuple[AlertState, tuple[tuple[Message, ...], dict[str, str], tuple[str, ...]]]:
+    def change(
+        alert_state: AlertState,
+    ) -> tuple[AlertState, tuple[tuple[Message, ...], dict[str, str], tuple[str, ...]]]:
         if home is not None:
-            book = merged(known_there if book.looked is None else replace(known_there, events=()), book)
-        answered, refused = apply_replies(book, replies, now)
+            alert_state = merged(
+                known_there if alert_state.looked is None else replace(known_there, events=()), alert_state
+            )
+        answered, refused = apply_replies(alert_state, replies, now)
         answered, unheeded = apply_mails(answered, inbox.mails, policy, now)
         answered = replace(answered, mailbox=inbox.seen or answered.mailbox)
         looked = sight.of(answered, policy)
@@ -155,11 +163,11 @@ def _recorded(
     notes += [*put_away(store, replies, refused), *unheeded]
     if not policy.is_reachable:
         notes.append("no one is told of anything: set alerts.recipients in the card")
-    mine = messages if home is None else stored.book.messages
+    mine = messages if home is None else stored.alert_state.messages
     notes += flush(store, stored, mine if deliver else (), policy, now)
     sent = 0
     if deliver:
-        sent, troubles = send_waiting(store, card, policy, stored.book, now, DELIVERY_SECONDS)
+        sent, troubles = send_waiting(store, card, policy, stored.alert_state, now, DELIVERY_SECONDS)
         notes += troubles
     if sight.observed:
         notes += _ping(card)
@@ -167,7 +175,7 @@ def _recorded(
     if isinstance(left, Unknown) and not any(left.why in note for note in notes):
         notes.append(f"outbox: {left.why}")
     return AlertOutcome(
-        open=stored.book.open_alerts,
+        open=stored.alert_state.open_alerts,
         messages=messages,
         suppressed=not deliver,
         sent=sent,
@@ -177,7 +185,7 @@ def _recorded(
 
 
 def _take_over(directory: RunDirectory, local: RunDirectory) -> None:
-    """Queue in the fallback directory what waits in an outbox that takes no claim. Raises OSError."""
+    """Queue in the fallback directory the messages of an outbox that takes no claim. Raises OSError."""
     for entry in known(read_observed(lambda: waiting_entries(directory)), ()):
         queue(local, entry.message, (entry.route,))
 
@@ -197,24 +205,24 @@ def _inbox(
     mailbox = mailbox_of(card)
     if mailbox is None:
         return Inbox()
-    book = merged(known_there, known(read_observed(lambda: read_book(store).book), AlertState()))
+    alert_state = merged(known_there, known(read_observed(lambda: read_alert_state(store).alert_state), AlertState()))
     try:
-        return mailbox.read(policy.domain, book.mailbox, now)
+        return mailbox.read(policy.domain, alert_state.mailbox, now)
     except MailboxError as error:
         notes.append(str(error))
         return Inbox()
 
 
-def _suppressed(book: AlertState, message: Message, now: float) -> AlertEvent:
-    data = {**about(book, message), "suppressed": True}
+def _suppressed(alert_state: AlertState, message: Message, now: float) -> AlertEvent:
+    data = {**about(alert_state, message), "suppressed": True}
     return AlertEvent(
         f"{message.id}-suppressed-{stamp(now)}", SENT, WATCHDOG, "suppressed: no mail was wanted", now, data
     )
 
 
-def _blind(book: AlertState, blind: frozenset[str], observed: bool) -> frozenset[str]:
+def _blind(alert_state: AlertState, blind: frozenset[str], observed: bool) -> frozenset[str]:
     """Who could not judge: everyone, where nothing was observed."""
-    return blind if observed else blind | {alert.detector for alert in book.alerts}
+    return blind if observed else blind | {alert.detector for alert in alert_state.alerts}
 
 
 def _without_record(
@@ -223,7 +231,7 @@ def _without_record(
     """Where nothing can be written, those on duty hear of it all the same, though at each look again."""
     notes = [f"alerts cannot be recorded, so messages go out again at each look: {cause(trouble)}"]
     notes += _ping(card) if sight.observed else []
-    looked = sight.of(known(read_observed(lambda: read_book(directory).book), AlertState()), policy)
+    looked = sight.of(known(read_observed(lambda: read_alert_state(directory).alert_state), AlertState()), policy)
     now = sight.time
     names = frozenset(alert.fingerprint for alert in looked.alerts)
     after, messages = tell(looked, policy, now, only=names, situation=sight.situation)

@@ -1,7 +1,7 @@
 """The alert state: one alert per incident, what people were told of it, and what is still to be done about it.
 
-Values only: what happens to a book is in `incidents.py` (what a look saw) and `notify.py` (who hears of it). Times are
-seconds since the epoch.
+Values only: what happens to an alert state is in `incidents.py` (what a look saw) and `notify.py` (who hears of it).
+Times are seconds since the epoch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from tr11ops.detect.finding import Severity
 from trainer.contract.record import Record
 
-CLOSED_KEPT = 2000  # incidents; at some 300 bytes each the book stays below a megabyte
+CLOSED_KEPT = 2000  # incidents; at some 300 bytes each the alert state stays below a megabyte
 
 
 class Alert(Record):
@@ -143,9 +143,9 @@ class AlertState(Record):
     """All alerts that are open or were lately closed, and what is decided but not yet on its way.
 
     `messages` and `events` are written in the same stroke as what caused them, so that no kill can part them; they
-    leave the book when outbox and journal hold them. `closed` are older incidents, the newest last. `looked` is the
-    last look, `blind` the detectors that could not judge then, `digested` the last digest's moment. `mailbox` says up
-    to where replies were read (UIDVALIDITY, UID), `answered` are the Message-IDs of those that were heeded.
+    leave the alert state when outbox and journal hold them. `closed` are older incidents, the newest last. `looked` is
+    the last look, `blind` the detectors that could not judge then, `digested` the last digest's moment. `mailbox` says
+    up to where replies were read (UIDVALIDITY, UID), `answered` are the Message-IDs of those that were heeded.
     """
 
     alerts: tuple[Alert, ...] = ()
@@ -168,7 +168,7 @@ class AlertState(Record):
         return next((alert for alert in self.alerts if alert.fingerprint == fingerprint), None)
 
     def with_alert(self, alert: Alert) -> AlertState:
-        """The book with this alert in place of the one of the same fingerprint, or added."""
+        """The alert state with this alert in place of the one of the same fingerprint, or added."""
         others = tuple(entry for entry in self.alerts if entry.fingerprint != alert.fingerprint)
         return replace(self, alerts=(*others, alert))
 

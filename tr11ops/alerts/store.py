@@ -1,4 +1,4 @@
-"""The book on disk: whole versions, of which the one with the highest number counts.
+"""The alert state on disk: whole versions, of which the one with the highest number counts.
 
     state/alerts/book.json    state/alerts/book.d/NNNNNNNN.json    (see `tr11ops.rundir.versioned`)
 
@@ -27,14 +27,15 @@ VERSIONS_KEPT = 5
 
 
 class NewerSchema(ValueError):
-    """The book was written by a newer tr11: it must not be replaced by one that knows less."""
+    """The alert state was written by a newer tr11: it must not be replaced by one that knows less."""
 
 
 class StoredAlerts(Record):
-    """A version of the book. `damage` says what was wrong with the newest, where an older one, or none, was read."""
+    """A version of the alert state. `damage` says what was wrong with the newest, where an older one, or none, was
+    read."""
 
     number: int
-    book: AlertState
+    alert_state: AlertState
     damage: str = ""
 
 
@@ -42,29 +43,30 @@ def alerts_folder(directory: RunDirectory) -> Path:
     return directory.paths.state / "alerts"
 
 
-def read_book(directory: RunDirectory) -> StoredAlerts:
+def read_alert_state(directory: RunDirectory) -> StoredAlerts:
     """The newest readable version; an empty book of number 0 where no look was ever made.
 
-    Raises OSError when it cannot be read, ValueError when none of the versions is a book.
+    Raises OSError when it cannot be read, ValueError when none of the versions is an alert state.
     """
     stored = _read(directory)
-    if stored.damage and stored.book == AlertState():
+    if stored.damage and stored.alert_state == AlertState():
         raise ValueError(stored.damage)
     return stored
 
 
 def commit(directory: RunDirectory, change: Callable[[AlertState], tuple[AlertState, T]]) -> tuple[StoredAlerts, T]:
-    """Put `change(newest book)` in place, and return it with what else `change` returned; it may run several times.
+    """Put `change(newest alert state)` in place, and return it with what else `change` returned; it may run several
+    times.
 
     Damaged versions are passed over: where no readable one is left, a new book is begun, and people are told again.
-    Raises OSError as the file system does, TimeoutError when others were always faster, and ValueError when the book
-    was written by a newer tr11.
+    Raises OSError as the file system does, TimeoutError when others were always faster, and ValueError when the alert
+    state was written by a newer tr11.
     """
 
     def following() -> tuple[int, str, tuple[StoredAlerts, T]]:
         stored = _read(directory)
-        book, more = change(stored.book)
-        made = replace(stored, number=stored.number + 1, book=book)
+        alert_state, more = change(stored.alert_state)
+        made = replace(stored, number=stored.number + 1, alert_state=alert_state)
         return made.number, _text(made), (made, more)
 
     done = _versions(directory).commit(following, lambda: _newest(directory))
@@ -95,7 +97,7 @@ def _read(directory: RunDirectory) -> StoredAlerts:
             damage = damage or f"{place} is not a file of alert state: it {error.what}"
             continue
         try:
-            return StoredAlerts(highest, _book(json.loads(text), place), damage)
+            return StoredAlerts(highest, _alert_state(json.loads(text), place), damage)
         except NewerSchema:
             raise
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -110,7 +112,7 @@ def _newest(directory: RunDirectory) -> tuple[int, str]:
 
 # ----------------------------------------------------------------------------- text
 def _text(version: StoredAlerts) -> str:
-    value = {"schema": SCHEMA, "version": version.number, **asdict(version.book)}
+    value = {"schema": SCHEMA, "version": version.number, **asdict(version.alert_state)}
     return json.dumps(_plain(value), separators=(",", ":"), ensure_ascii=True) + "\n"
 
 
@@ -124,7 +126,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _book(value: Any, place: Path) -> AlertState:
+def _alert_state(value: Any, place: Path) -> AlertState:
     if int(value["schema"]) > SCHEMA:
         raise NewerSchema(f"{place} was written by a newer tr11 (schema {value['schema']})")
     return AlertState(

@@ -65,9 +65,9 @@ class UrlRoute:
                     return "is not a delivery URL that apprise knows"
                 target.socket_connect_timeout = self.timeout
                 target.socket_read_timeout = self.timeout
-                desk = apprise.Apprise(asset=target.asset)
-                desk.add(target)
-                taken = desk.notify(
+                apprise_client = apprise.Apprise(asset=target.asset)
+                apprise_client.add(target)
+                taken = apprise_client.notify(
                     title=message.subject,
                     body=message.body,
                     notify_type=_type(apprise, message),

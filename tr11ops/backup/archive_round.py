@@ -63,10 +63,10 @@ class ArchiveRound:
     """One archive's part of one round, while it is this process's turn."""
 
     def __init__(
-        self, place: BackupContext, request: RoundRequest, archive: Archive, turn: ArchiveLock, tally: ArchiveTally
+        self, place: BackupContext, request: RoundRequest, archive: Archive, lock: ArchiveLock, tally: ArchiveTally
     ) -> None:
         self._place, self._request, self._archive = place, request, archive
-        self._turn, self._tally = turn, tally
+        self._turn, self._tally = lock, tally
         self._directory, self._card = place.directory, place.card
         self._reading = RoundReading(place, request, archive, tally, self._journal, self._journal_damage)
         self._run_id = ""
@@ -167,12 +167,12 @@ class ArchiveRound:
         def make(transfer: Callable[[ProgressCallback], Transfer]) -> Receipt:
             self._set_aside(due, seen)
             total = work_bytes(folder, due.step, due.kind, self._format)
-            self._journal("backup-began", due.why, {**about, "identity": due.identity, "mends": due.mends})
+            self._journal("backup-began", due.why, {**about, "identity": due.identity, "mends": due.repairs})
             with self._place.watch(f"{self._archive.name} {due.step} {due.kind}", total) as progress:
                 return copy_source(
                     self._archive, read_source(folder, due.step, due.kind), due.kind,
                     location_of(due.kind, self._card.run.variant, due.step), transfer=transfer(progress),
-                    repair=due.mends, format=self._format, **self._maker,
+                    repair=due.repairs, format=self._format, **self._maker,
                 )  # fmt: skip
 
         def note(error: SourceDamaged) -> None:
@@ -180,7 +180,7 @@ class ArchiveRound:
 
         self._turn.copying(due.step)
         try:
-            self._make(make, note, f"step {due.step} ({due.kind})", due.why, about, due.mends)
+            self._make(make, note, f"step {due.step} ({due.kind})", due.why, about, due.repairs)
         finally:
             self._turn.copying(None)
 

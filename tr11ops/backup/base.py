@@ -71,7 +71,7 @@ class Upload(Protocol):
 
 
 class Archive(Protocol):
-    """One far side. Its methods may be called by many threads at once."""
+    """One destination. Its methods may be called by many threads at once."""
 
     name: str  # "store" or "url": the card's key
     address: str  # as it is shown; holds no credentials

@@ -16,14 +16,14 @@ from tr11ops.rundir.copy_policy import CopyPolicy, WantedCopy, in_order, wanted_
 
 @dataclass(frozen=True)
 class Due:
-    """One copy to make. `archive` is its name on record; `mends`: it replaces what is wrong in a damaged copy."""
+    """One copy to make. `archive` is its name on record; `repairs`: it replaces what is wrong in a damaged copy."""
 
     step: int
     kind: Kind
     archive: str
     why: str
     identity: str
-    mends: bool = False
+    repairs: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def _damaged_beside(
     """Damaged copies that no rule asks for any more, but that can be repaired from what is here."""
     known = {(copy.step, copy.kind, copy.archive) for copy in due}
     return [
-        Due(copy.step, copy.kind, copy.archive, "the copy is damaged", copy.identity, mends=True)
+        Due(copy.step, copy.kind, copy.archive, "the copy is damaged", copy.identity, repairs=True)
         for copy in copies
         if not copy.is_sound and copy.step in here and kind in (None, copy.kind)
         and (copy.step, copy.kind, copy.archive) not in known

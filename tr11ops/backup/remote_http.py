@@ -195,7 +195,7 @@ class Exchange:
 
     @property
     def was_answered(self) -> bool:
-        """Whether the server has said its word before the body's end."""
+        """Whether the server has answered before the body's end."""
         return self._is_early
 
     def response(self) -> http.client.HTTPResponse:

@@ -94,7 +94,7 @@ def unreceipted(archive: Archive, location: str, step: int, variant: str) -> Rec
     )  # fmt: skip
 
 
-def doubts(receipt: Receipt) -> tuple[str, ...]:
+def cautions(receipt: Receipt) -> tuple[str, ...]:
     """What a restored copy would not be proved to be, one line each; none for a copy with a receipt."""
     if receipt.verified:
         return ()

@@ -35,7 +35,7 @@ _COMMENT = re.compile(r"tr11-backup@([0-9a-f]{12})(?![0-9a-f])")
 class SubmitContext:
     """What submitting needs. `words` follow `tr11`, e.g. ("backup", "run")."""
 
-    typed: Invocation
+    invocation: Invocation
     directory: RunDirectory
     scheduler: Scheduler
     words: tuple[str, ...]
@@ -66,65 +66,70 @@ def jobs_of(jobs: Iterable[Job], mark: str) -> tuple[Job, ...]:
     return tuple(sorted(found, key=lambda job: int(job.raw_id) if job.raw_id.isdigit() else 0))
 
 
-def request_of(desk: SubmitContext) -> BatchRequest:
+def request_of(submit_context: SubmitContext) -> BatchRequest:
     """The job: one node of [backup] partition, else of [cron]'s. Raises ValueError for what no script can hold."""
-    backup, cron = desk.typed.card.backup, desk.typed.card.cron
-    folder = desk.directory.paths.state / "backup" / "slurm"
+    backup, cron = submit_context.invocation.card.backup, submit_context.invocation.card.cron
+    folder = submit_context.directory.paths.state / "backup" / "slurm"
     request = BatchRequest(
         script="",
         name=JOB_NAME,
         nodes=1,
         time_limit_seconds=parse_time_limit(backup.time_limit),
         output=str(folder / "%x-%j.out"),
-        working_directory=desk.typed.folder,
+        working_directory=submit_context.invocation.folder,
         partition=backup.partition or cron.partition,
         account=backup.account or cron.account,
         constraint=backup.constraint or cron.constraint,
         quality_of_service=backup.quality_of_service or cron.quality_of_service,
-        comment=desk.comment,
+        comment=submit_context.comment,
         signal_seconds_before_limit=_early(parse_time_limit(backup.time_limit)),
         requeue=True,
     )
-    return replace(request, script=script_of(TEMPLATE, desk.typed, request, desk.typed.command(desk.words)))
+    return replace(
+        request,
+        script=script_of(
+            TEMPLATE, submit_context.invocation, request, submit_context.invocation.command(submit_context.words)
+        ),
+    )
 
 
-def submit(desk: SubmitContext) -> Queued:
+def submit(submit_context: SubmitContext) -> Queued:
     """Queue the round unless it is queued. Raises SchedulerUnreachable (type it again: it is safe), SchedulerError.
 
     Raises OSError, ValueError too.
     """
-    claims = ClaimFolder(desk.directory, CLAIM)
+    claims = ClaimFolder(submit_context.directory, CLAIM)
     for _ in range(LOOKUPS):
         before = claims.newest()
-        found = _find(desk)
+        found = _find(submit_context)
         if found is not None:
             return found
-        if before is not None and before.is_living(desk.clock()):
-            desk.pause(LOOKUP_PAUSE_SECONDS)
+        if before is not None and before.is_living(submit_context.clock()):
+            submit_context.pause(LOOKUP_PAUSE_SECONDS)
             continue
-        mine = claims.take(Claim.of_this_process(desk.clock(), CLAIM_SECONDS), before)
+        mine = claims.take(Claim.of_this_process(submit_context.clock(), CLAIM_SECONDS), before)
         if mine is None:
             continue
         try:
-            found = _find(desk)  # anyone who had the claim before may have queued it since the first look
-            return found if found is not None else _queue(desk)
+            found = _find(submit_context)  # anyone who had the claim before may have queued it since the first look
+            return found if found is not None else _queue(submit_context)
         finally:
             claims.release(mine)
     raise SchedulerError("someone else queues a round at this moment: look again in a minute")
 
 
-def _queue(desk: SubmitContext) -> Queued:
-    request = request_of(desk)
-    folder = desk.directory.paths.state / "backup" / "slurm"
+def _queue(submit_context: SubmitContext) -> Queued:
+    request = request_of(submit_context)
+    folder = submit_context.directory.paths.state / "backup" / "slurm"
     make_shared(folder)
-    _forget_outputs(folder, desk.clock())
+    _forget_outputs(folder, submit_context.clock())
     try:
-        return Queued(desk.scheduler.submit(request), is_new=True)
+        return Queued(submit_context.scheduler.submit(request), is_new=True)
     except SchedulerUnreachable:
         for _ in range(LOOKUPS):  # a submission whose answer was lost may have been taken all the same
-            desk.pause(LOOKUP_PAUSE_SECONDS)
+            submit_context.pause(LOOKUP_PAUSE_SECONDS)
             try:
-                found = _find(desk)
+                found = _find(submit_context)
             except SchedulerUnreachable:
                 continue
             if found is not None:
@@ -140,8 +145,8 @@ def _forget_outputs(folder: Path, now: float) -> None:
                 path.unlink()
 
 
-def _find(desk: SubmitContext) -> Queued | None:
-    found: Sequence[Job] = jobs_of(desk.scheduler.jobs(), desk.directory.mark)
+def _find(submit_context: SubmitContext) -> Queued | None:
+    found: Sequence[Job] = jobs_of(submit_context.scheduler.jobs(), submit_context.directory.mark)
     return Queued(found[0].raw_id, is_new=False, state=str(found[0].state)) if found else None
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from tr11ops.base.observed import Unknown, known, observed
 from tr11ops.checkpoints.pins import Pin, read_pins
-from tr11ops.checkpoints.quarantine import SetAside, list_quarantined, superseded_names
+from tr11ops.checkpoints.quarantine import QuarantinedCheckpoint, list_quarantined, superseded_names
 from tr11ops.checkpoints.use import Uses, read_uses, restart_uses
 from tr11ops.rundir.checkpoint_digests import DigestRecord, read_digest
 from tr11ops.rundir.checkpoint_scan import NO_CARD, CheckpointRow, list_rows, read_row
@@ -62,20 +62,20 @@ class CatalogueEntry(CheckpointRow):
 class Catalogue:
     """All checkpoints of one variant, oldest first. `fault`: what is wrong with what a restart would take.
 
-    `doubts`: what could not be read; while there is one, nothing may be removed. `copies` are all on record, also of
-    checkpoints that are here no more. `loading` names an attempt that may be reading any checkpoint. `superseded`: of a
-    step that was saved again since with another content; no training takes them, and `aside` names them too.
+    `read_errors`: what could not be read; while there is one, nothing may be removed. `copies` are all on record, also
+    of checkpoints that are here no more. `loading` names an attempt that may be reading any checkpoint. `superseded`:
+    of a step that was saved again since with another content; no training takes them, and `quarantined` names them too.
     """
 
     folder: Path
     latest: int | None
     fault: str | None
     checkpoints: tuple[CatalogueEntry, ...]
-    aside: tuple[SetAside, ...] = ()
+    quarantined: tuple[QuarantinedCheckpoint, ...] = ()
     copies: tuple[CopyRecord, ...] = ()
     pins: tuple[Pin, ...] = ()
     uses: Uses = field(default_factory=Uses)
-    doubts: tuple[str, ...] = ()
+    read_errors: tuple[str, ...] = ()
     superseded: tuple[CatalogueEntry, ...] = ()
 
     def at(self, step: int) -> CatalogueEntry | None:
@@ -97,19 +97,19 @@ def read_catalogue(
     Raises OSError when the folder of checkpoints cannot be read.
     """
     folder = directory.paths.checkpoints
-    doubts: list[str] = []
-    latest = _read(doubts, "latest", lambda: read_latest(folder), None)
+    read_errors: list[str] = []
+    latest = _read(read_errors, "latest", lambda: read_latest(folder), None)
     scanned = [*list_rows(folder, latest, need), *_superseded_rows(folder, need)] if rows is None else list(rows)
     living = [_marked(row, latest) for row in scanned if not row.is_superseded]
     older = [row for row in scanned if row.is_superseded]
     no_copies: tuple[CopyRecord, ...] = ()
-    copies = _read(doubts, "copies on record", lambda: read_copies(directory), no_copies)
+    copies = _read(read_errors, "copies on record", lambda: read_copies(directory), no_copies)
     no_pins: tuple[Pin, ...] = ()
-    pins = _read(doubts, "pins", lambda: read_pins(directory), no_pins)
-    uses = _read(doubts, "who uses what", lambda: read_uses(directory, clocks, load), Uses())
+    pins = _read(read_errors, "pins", lambda: read_pins(directory), no_pins)
+    uses = _read(read_errors, "who uses what", lambda: read_uses(directory, clocks, load), Uses())
     if uses.recovery.pending is not None:
-        doubts.append("a roll-back was cut off: the next start of the training finishes it, or `tr11 rollback`")
-    fault = next((doubt for doubt in doubts if doubt.startswith("latest: ")), None)
+        read_errors.append("a roll-back was cut off: the next start of the training finishes it, or `tr11 rollback`")
+    fault = next((read_error for read_error in read_errors if read_error.startswith("latest: ")), None)
     known_of = bind(_known_of, directory, _by_identity(copies), {pin.step: pin for pin in pins}, uses)
     checkpoints = _joined(known_of, living, latest, uses)
     return Catalogue(
@@ -117,11 +117,11 @@ def read_catalogue(
         latest=latest,
         fault=fault.removeprefix("latest: ") if fault else _standing_fault(folder, checkpoints, latest),
         checkpoints=checkpoints,
-        aside=tuple(list_quarantined(folder)) if rows is None else (),
+        quarantined=tuple(list_quarantined(folder)) if rows is None else (),
         copies=copies,
         pins=pins,
         uses=uses,
-        doubts=tuple(doubts),
+        read_errors=tuple(read_errors),
         superseded=tuple(known_of(row) for row in older),
     )
 
@@ -138,10 +138,10 @@ def _standing_fault(folder: Path, checkpoints: Sequence[CatalogueEntry], latest:
     return None
 
 
-def _read(doubts: list[str], what: str, read: Callable[[], T], otherwise: T) -> T:
+def _read(read_errors: list[str], what: str, read: Callable[[], T], otherwise: T) -> T:
     found = observed(read)
     if isinstance(found, Unknown):
-        doubts.append(f"{what}: {found.why}")
+        read_errors.append(f"{what}: {found.why}")
     return known(found, otherwise)
 
 

@@ -297,9 +297,9 @@ class Pruner:
         if any(row.name == victim.name for row in there):
             identity = identity_of(place)
         else:
-            aside = look_at(place, victim.name, "discarded", victim.step)
-            catalogue = replace(catalogue, aside=() if aside is None else (aside,))
-            identity = "" if aside is None else aside.identity
+            quarantined = look_at(place, victim.name, "discarded", victim.step)
+            catalogue = replace(catalogue, quarantined=() if quarantined is None else (quarantined,))
+            identity = "" if quarantined is None else quarantined.identity
         decisions = self._decide(catalogue, policy, clocks)
         if identity != victim.identity or place.is_symlink():
             return "it has changed since it was looked at"

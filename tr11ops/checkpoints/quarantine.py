@@ -39,7 +39,7 @@ _HOME = re.compile(r"(global_step[0-9]+)(\.discarded|\.superseded)?(?:-[0-9]+)?"
 
 
 @dataclass(frozen=True)
-class SetAside:
+class QuarantinedCheckpoint:
     """One such folder. `changed`: its last change, seconds since the epoch; None where not all of it can be seen."""
 
     name: str
@@ -56,22 +56,24 @@ class SetAside:
         return f"{self.files} files, {self.bytes} bytes, {self.changed}"
 
 
-def list_quarantined(folder: Path) -> list[SetAside]:
+def list_quarantined(folder: Path) -> list[QuarantinedCheckpoint]:
     """All of them, by step. Raises OSError when `folder` cannot be read; one that goes meanwhile is left out."""
     found = (look_at(folder / name, name, kind, step) for name, kind, step in _named(folder))
-    return [aside for aside in found if aside is not None]
+    return [quarantined for quarantined in found if quarantined is not None]
 
 
-def look_at(place: Path, name: str, kind: Kind, step: int) -> SetAside | None:
+def look_at(place: Path, name: str, kind: Kind, step: int) -> QuarantinedCheckpoint | None:
     """What lies at `place`, under whatever name it is to be shown; None when it has gone."""
     try:
         tree = walk(place)
     except FileNotFoundError:
         return None
     except OSError:
-        return SetAside(name, step, kind, 0, 0, None, place.is_symlink())
+        return QuarantinedCheckpoint(name, step, kind, 0, 0, None, place.is_symlink())
     changed = tree.changed if tree.is_whole else None
-    return SetAside(name, step, kind, sum(tree.sizes.values()), len(tree.sizes), changed, place.is_symlink())
+    return QuarantinedCheckpoint(
+        name, step, kind, sum(tree.sizes.values()), len(tree.sizes), changed, place.is_symlink()
+    )
 
 
 def hidden_name(name: str) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tr11ops.checkpoints.catalogue import Catalogue, CatalogueEntry
-from tr11ops.checkpoints.quarantine import SetAside
+from tr11ops.checkpoints.quarantine import QuarantinedCheckpoint
 from tr11ops.rundir.clocks import Clocks
 from tr11ops.rundir.copies import CopyRecord
 from tr11ops.rundir.copy_policy import CopyPolicy, WantedCopy, wanted_copies
@@ -102,11 +102,15 @@ def decide_quarantined(
 ) -> tuple[RetentionDecision, ...]:
     """One decision for each checkpoint that a roll-back set aside; a person wants `every` one removed, or these."""
     found = []
-    for aside in catalogue.aside:
-        if aside.kind == "discarded":
-            rule, why = _aside_reason(aside, catalogue, policy, every or aside.name in named)
+    for quarantined in catalogue.quarantined:
+        if quarantined.kind == "discarded":
+            rule, why = _quarantined_reason(quarantined, catalogue, policy, every or quarantined.name in named)
             goes = rule == "goes"
-            found.append(RetentionDecision(aside.name, aside.step, aside.bytes, aside.identity, goes, rule, why))
+            found.append(
+                RetentionDecision(
+                    quarantined.name, quarantined.step, quarantined.bytes, quarantined.identity, goes, rule, why
+                )
+            )
     return tuple(found)
 
 
@@ -207,8 +211,8 @@ def _by_policy(entry: CatalogueEntry, state: _State) -> tuple[str, str]:
 
 def _needed(entry: CatalogueEntry, state: _State) -> tuple[str, str] | None:
     """Whether someone needs it, or may."""
-    if state.catalogue.doubts:
-        return "unknown", f"nothing may go while this is not known: {state.catalogue.doubts[0]}"
+    if state.catalogue.read_errors:
+        return "unknown", f"nothing may go while this is not known: {state.catalogue.read_errors[0]}"
     if entry.used_by:
         return "in use", "; ".join(entry.used_by)
     if entry.pin is not None:
@@ -275,16 +279,30 @@ def _farewell(entry: CatalogueEntry, state: _State) -> str:
     return f"{damage}older than the newest {state.policy.keep_latest}; {where}"
 
 
-def _aside_reason(aside: SetAside, catalogue: Catalogue, policy: RetentionPolicy, is_asked: bool) -> tuple[str, str]:
-    pin = next((entry for entry in catalogue.pins if entry.step == aside.step), None)
-    spikes = [entry for entry in wanted_copies(policy.copies, [aside.step], policy.last_step) if entry.kind == "spike"]
-    copied = any(policy.has(copy) and copy.step == aside.step and copy.kind == "spike" for copy in catalogue.copies)
+def _quarantined_reason(
+    quarantined: QuarantinedCheckpoint, catalogue: Catalogue, policy: RetentionPolicy, is_asked: bool
+) -> tuple[str, str]:
+    pin = next((entry for entry in catalogue.pins if entry.step == quarantined.step), None)
+    spikes = [
+        entry for entry in wanted_copies(policy.copies, [quarantined.step], policy.last_step) if entry.kind == "spike"
+    ]
+    copied = any(
+        policy.has(copy) and copy.step == quarantined.step and copy.kind == "spike" for copy in catalogue.copies
+    )
     reasons = (
-        (bool(catalogue.doubts), "unknown", f"nothing may go while this is not known: {''.join(catalogue.doubts[:1])}"),
+        (
+            bool(catalogue.read_errors),
+            "unknown",
+            f"nothing may go while this is not known: {''.join(catalogue.read_errors[:1])}",
+        ),
         (pin is not None, "pinned", f"pinned by {pin.who}" if pin else ""),
-        (aside.is_link or aside.changed is None, "unclear", "it is a link, or not all of it can be seen"),
+        (quarantined.is_link or quarantined.changed is None, "unclear", "it is a link, or not all of it can be seen"),
         (bool(catalogue.uses.loading), "in use", f"{catalogue.uses.loading} is loading a checkpoint"),
-        (aside.step in catalogue.uses.by_step, "in use", "; ".join(catalogue.uses.by_step.get(aside.step, ()))),
+        (
+            quarantined.step in catalogue.uses.by_step,
+            "in use",
+            "; ".join(catalogue.uses.by_step.get(quarantined.step, ())),
+        ),
         (bool(spikes) and not copied, "not backed up", "no spike weights copy to the url (spike_steps) yet"),
         (not is_asked, "set aside", "a roll-back set it aside; --set-aside removes it"),
     )

@@ -123,8 +123,8 @@ def plan_undo(catalogue: Catalogue, record: RecoveryRecord, who: str) -> Rollbac
             f"the last roll-back was the trainer's own, from iteration {event.iteration} to step {event.to_step}; only "
             "one by hand can be undone"
         )
-    back = tuple((aside, home) for home, aside in event.moved if (catalogue.folder / aside).is_dir())
-    gone = tuple(aside for home, aside in event.moved if (aside, home) not in back)
+    back = tuple((quarantined, home) for home, quarantined in event.moved if (catalogue.folder / quarantined).is_dir())
+    gone = tuple(quarantined for home, quarantined in event.moved if (quarantined, home) not in back)
     kept = [checkpoint_name(entry.step) for entry in catalogue.checkpoints if entry.step <= event.to_step]
     restored = [home for _, home in back]
     newest = max(restored or kept, key=lambda name: checkpoint_step(name) or 0, default=checkpoint_name(event.to_step))

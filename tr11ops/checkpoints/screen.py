@@ -23,13 +23,20 @@ def table(catalogue: Catalogue, now: float) -> str:
     lines = _columns(_HEAD, [_cells(entry, now) for entry in catalogue.checkpoints])
     for entry in catalogue.checkpoints:
         lines += _wrapped(_remarks(entry), f"step {entry.step}: ")
-    if catalogue.aside:
-        rows = [(aside.name, size(aside.bytes), _age(aside.changed, now), aside.kind) for aside in catalogue.aside]
+    if catalogue.quarantined:
+        rows = [
+            (quarantined.name, size(quarantined.bytes), _age(quarantined.changed, now), quarantined.kind)
+            for quarantined in catalogue.quarantined
+        ]
         lines += ["", *_columns(("beside them", "size", "age", "what"), rows, left={"beside them", "what"})]
     shapes = {entry.shape for entry in catalogue.checkpoints}
     shape = f", {shapes.pop()} (tensor x pipeline x data)" if len(shapes) == 1 else ""
     total = size(sum(entry.bytes for entry in catalogue.checkpoints))
-    beside = f", {size(sum(aside.bytes for aside in catalogue.aside))} beside them" if catalogue.aside else ""
+    beside = (
+        f", {size(sum(quarantined.bytes for quarantined in catalogue.quarantined))} beside them"
+        if catalogue.quarantined
+        else ""
+    )
     foot = f"{len(catalogue.checkpoints)} of them, {total}{beside}{shape}"
     return "\n".join([*lines, *_wrapped([foot], ""), *_legend(catalogue.checkpoints)])
 

@@ -40,7 +40,7 @@ def look_for_trainer(directory: RunDirectory, view: StopView, scheduler: Schedul
             words.append(f"a trainer holds the run's lease: {holder.text}")
     if words:
         return Living(tuple(words))
-    unknown = [f"the scheduler does not answer: {view.doubt}"] if view.doubt else []
+    unknown = [f"the scheduler does not answer: {view.read_error}"] if view.read_error else []
     unknown += [view.unclear] if view.unclear else []
     unknown += [f"{what}: {found.why}" for what, found in (("the lease", holder), ("processes here", here))
                 if isinstance(found, Unknown)]  # fmt: skip

@@ -123,5 +123,5 @@ def _document(look: LookBack, found: tuple[Advice, ...]) -> dict[str, Any]:
             {**asdict(advice), "option": advice.option or None, "worth_it": is_worth_it(advice, look.goodput)}
             for advice in found
         ],
-        "unknown": list(look.goodput.doubts),
+        "unknown": list(look.goodput.read_errors),
     }

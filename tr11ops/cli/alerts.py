@@ -76,7 +76,7 @@ def list_alerts(
     if found or over:
         show(made)
     if isinstance(left, Unknown):
-        say(f"tr11: what waits to be sent is unknown: {left.why}")
+        say(f"tr11: the messages still to be sent are unknown: {left.why}")
     elif left.count and left.since is not None:
         what = counted(left.count, "message waits", "messages wait")
         trouble = f" ({plain_text(left.trouble)})" if left.trouble else ""

@@ -32,7 +32,7 @@ def _who(alert: Alert, now: float) -> str:
         parts.append(f"ack {alert.acknowledged_by}")
     if alert.snoozed_until is not None:
         parts.append(f"snoozed {duration(alert.snoozed_until - now)}")
-    return ", ".join(parts) or "nobody"
+    return ", ".join(parts) or "no one"
 
 
 def alert_values(alert: Alert) -> dict[str, Any]:

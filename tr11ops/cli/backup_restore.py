@@ -12,7 +12,7 @@ import typer
 
 from tr11ops.backup.claim import ArchiveLocked
 from tr11ops.backup.drill import choose_copy, run_drill
-from tr11ops.backup.restorable import doubts, restorable
+from tr11ops.backup.restorable import cautions, restorable
 from tr11ops.backup.restore import AlreadyThere, CopyDamaged, restore_checkpoint, restore_file
 from tr11ops.base.units import duration, size
 from tr11ops.checkpoints.latest import LatestRefused, move_latest, require_newest, require_no_trainer
@@ -299,8 +299,8 @@ def _candidate(place: BackupContext, archive: Archive, step: int, kind: Kind | N
 
 def _warn(card: RunCard, archive: Archive, receipt: Receipt) -> None:
     """Say what speaks against a copy; what is read is compared all the same."""
-    for doubt in doubts(receipt):
-        say(doubt)
+    for caution in cautions(receipt):
+        say(caution)
     if not directory_of(card).exists:
         return
     for copy in _records(card):

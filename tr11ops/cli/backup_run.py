@@ -240,10 +240,10 @@ def _prune(card: RunCard, place: BackupContext) -> PruneResult | None:
 def _submit(card: RunCard, path: Path, overrides: Sequence[str], words: list[str], kind: str, as_json: bool) -> None:
     directory = directory_of(card)
     folder = Path.cwd()
-    typed = Invocation(card, (folder / path).absolute(), tuple(overrides or ()), folder, dict(os.environ))
-    desk = SubmitContext(typed, directory, open_scheduler(kind_to_watch(directory, kind)), tuple(words))
+    invocation = Invocation(card, (folder / path).absolute(), tuple(overrides or ()), folder, dict(os.environ))
+    submit_context = SubmitContext(invocation, directory, open_scheduler(kind_to_watch(directory, kind)), tuple(words))
     try:
-        queued = submit(desk)
+        queued = submit(submit_context)
     except ValueError as error:
         raise Refusal(str(error)) from None
     if queued.is_new:

@@ -52,15 +52,15 @@ def list_checkpoints(
     catalogue = in_time_for_all(lambda: open_catalogue(card))
     if context.as_json:
         emit(_document(catalogue), indent=None)
-    elif catalogue.checkpoints or catalogue.aside:
+    elif catalogue.checkpoints or catalogue.quarantined:
         print(table(catalogue, time.time()))
     else:
         print(f"no checkpoint in {catalogue.folder}")
     if catalogue.fault:
         say(f"tr11: {catalogue.fault}")
-    unread = [doubt for doubt in catalogue.doubts if not doubt.startswith("latest: ")]
-    for doubt in unread:
-        say(f"tr11: not known, so nothing may be removed: {doubt}")
+    unread = [read_error for read_error in catalogue.read_errors if not read_error.startswith("latest: ")]
+    for read_error in unread:
+        say(f"tr11: not known, so nothing may be removed: {read_error}")
     raise typer.Exit(1 if catalogue.fault else 3 if unread else 0)
 
 
@@ -81,9 +81,9 @@ def _document(catalogue: Catalogue) -> dict[str, Any]:
         "latest": catalogue.latest,
         "fault": catalogue.fault,
         "checkpoints": [entry.document() for entry in catalogue.checkpoints],
-        "aside": [asdict(aside) for aside in catalogue.aside],
+        "aside": [asdict(quarantined) for quarantined in catalogue.quarantined],
         "loading": catalogue.uses.loading,
-        "doubts": list(catalogue.doubts),
+        "doubts": list(catalogue.read_errors),
     }
 
 
@@ -102,11 +102,13 @@ def find_checkpoint(catalogue: Catalogue, text: str) -> CatalogueEntry:
 
 def find_folder(catalogue: Catalogue, text: str) -> str:
     """The name of the folder that a person means: a step's, or one beside them by its whole name. Raises Refusal."""
-    aside = next((aside for aside in catalogue.aside if aside.name == text), None)
-    if aside is None:
+    quarantined = next((quarantined for quarantined in catalogue.quarantined if quarantined.name == text), None)
+    if quarantined is None:
         return find_checkpoint(catalogue, text).name
-    if aside.kind not in {"discarded", "superseded"}:
-        raise Refusal(f"{catalogue.folder / text} is {aside.kind}, and not of this training to remove: do that by hand")
+    if quarantined.kind not in {"discarded", "superseded"}:
+        raise Refusal(
+            f"{catalogue.folder / text} is {quarantined.kind}, and not of this training to remove: do that by hand"
+        )
     return text
 
 

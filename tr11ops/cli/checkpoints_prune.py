@@ -85,7 +85,7 @@ def remove(
             emit(_plan_document(plan, True), indent=None)
         else:
             _show(plan, True)
-        raise typer.Exit(3 if plan.catalogue.doubts else 1)
+        raise typer.Exit(3 if plan.catalogue.read_errors else 1)
     stays = len(plan.victims) < len(plan.decisions)
     _carry_out(pruner, plan, True, dry_run, yes, context.as_json, code=1 if stays else 0)
 
@@ -104,12 +104,12 @@ def _carry_out(
     """Show the plan, ask, and do it; `code` is the exit code when all went well."""
     if not as_json:
         _show(plan, everything)
-    doubted = bool(plan.catalogue.doubts)
+    doubted = bool(plan.catalogue.read_errors)
     if dry_run or not (plan.victims or plan.leftovers):
         if as_json:
             emit(_plan_document(plan, everything), indent=None)
-        for doubt in plan.catalogue.doubts:
-            say(f"tr11: nothing may be removed while this is not known: {doubt}")
+        for read_error in plan.catalogue.read_errors:
+            say(f"tr11: nothing may be removed while this is not known: {read_error}")
         raise typer.Exit(3 if doubted else code)
     agree(_question(plan), yes)
     result = _remove(pruner, plan, as_json)
@@ -180,7 +180,7 @@ def _plan_document(plan: PrunePlan, everything: bool) -> dict[str, Any]:
         "kept": dict(counts(plan.decisions)),
         "decisions": [asdict(decision) for decision in shown],
         "unfinished": list(plan.leftovers),
-        "doubts": list(plan.catalogue.doubts),
+        "doubts": list(plan.catalogue.read_errors),
     }
 
 

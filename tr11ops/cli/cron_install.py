@@ -80,14 +80,14 @@ def install(
       tr11 cron install --way slurm
       tr11 cron install --way crontab --yes
     """
-    typed, directory, jobs = opened(context)
+    invocation, directory, jobs = opened(context)
     if not directory.exists:
         raise Refusal(f"{directory.root} does not exist: launch the run first, or check --run")
     chosen = _way(way, directory, installing=True)
     if chosen == "slurm":
-        _install_chains(typed, directory, jobs, round_seconds, yes, dry_run, context.as_json)
+        _install_chains(invocation, directory, jobs, round_seconds, yes, dry_run, context.as_json)
     else:
-        _install_lines(_table_place(chosen, typed, directory, jobs), yes, dry_run, context.as_json)
+        _install_lines(_table_place(chosen, invocation, directory, jobs), yes, dry_run, context.as_json)
 
 
 def remove(
@@ -101,7 +101,7 @@ def remove(
     Examples:
       tr11 cron remove --way crontab
     """
-    typed, directory, jobs = opened(context)
+    invocation, directory, jobs = opened(context)
     chosen = _way(way, directory, installing=False)
     if chosen == "slurm":
         say("the hourly and the daily chain end: queued jobs are cancelled")
@@ -110,12 +110,12 @@ def remove(
         agree("End both chains?", yes)
         cancelled: list[str] = []
         for name in CHAINS:
-            cancelled += end_chain(chain_place(name, typed, directory, jobs, None))
+            cancelled += end_chain(chain_place(name, invocation, directory, jobs, None))
         for number in cancelled:
             say(f"cancelled: job {number}")
         _note(directory, "cron-removed", chosen, {"cancelled": cancelled})
         _finish("removed", chosen, context.as_json, jobs=cancelled)
-    place = _table_place(chosen, typed, directory, jobs)
+    place = _table_place(chosen, invocation, directory, jobs)
     change = _table_errors(lambda: plan_removal(place))
     _apply(place, change, "remove", yes, dry_run, context.as_json)
 
@@ -124,8 +124,8 @@ def remove(
 def opened(context: RunContext) -> tuple[Invocation, RunDirectory, tuple[PeriodicJob, ...]]:
     """What a command line means. Raises CardError."""
     card, folder = context.card, Path.cwd()
-    typed = Invocation(card, folder / context.card_path, context.overrides, folder, dict(os.environ))
-    return typed, context.directory, jobs_of(card, context.run)
+    invocation = Invocation(card, folder / context.card_path, context.overrides, folder, dict(os.environ))
+    return invocation, context.directory, jobs_of(card, context.run)
 
 
 def jobs_of(card: RunCard, run: str | None) -> tuple[PeriodicJob, ...]:
@@ -156,7 +156,7 @@ def _way(way: str | None, directory: RunDirectory, installing: bool) -> str:
 
 def chain_place(
     name: str,
-    typed: Invocation,
+    invocation: Invocation,
     directory: RunDirectory,
     jobs: tuple[PeriodicJob, ...],
     round_seconds: int | None,
@@ -166,21 +166,23 @@ def chain_place(
     chain: ChainName = "hourly" if name == "hourly" else "daily"
     rehearsal = ("--round-seconds", str(round_seconds)) if round_seconds else ()
     words = ("--kept-card", str(kept_card_path(directory)), *rehearsal)
-    schedule = Every(round_seconds) if round_seconds else chain_schedule(typed.card, jobs, chain)
+    schedule = Every(round_seconds) if round_seconds else chain_schedule(invocation.card, jobs, chain)
     scheduler, where = open_scheduler("slurm"), placement or Placement()
-    return ChainContext(chain, schedule, typed, directory, scheduler, say, words=words, placement=where)
+    return ChainContext(chain, schedule, invocation, directory, scheduler, say, words=words, placement=where)
 
 
-def _table_place(way: str, typed: Invocation, directory: RunDirectory, jobs: tuple[PeriodicJob, ...]) -> TablePlace:
+def _table_place(
+    way: str, invocation: Invocation, directory: RunDirectory, jobs: tuple[PeriodicJob, ...]
+) -> TablePlace:
     program: Program = "scrontab" if way == "scrontab" else "crontab"
-    return TablePlace(program, typed, directory, jobs)
+    return TablePlace(program, invocation, directory, jobs)
 
 
 def in_crontab(context: RunContext) -> bool:
     """Whether the user's crontab on this machine has the run's lines; False where it cannot be read."""
-    typed, directory, jobs = opened(context)
+    invocation, directory, jobs = opened(context)
     try:
-        return is_installed(_table_place("crontab", typed, directory, jobs))
+        return is_installed(_table_place("crontab", invocation, directory, jobs))
     except TableError:
         return False
 
@@ -190,15 +192,15 @@ def kept_card_path(directory: RunDirectory) -> Path:
     return cron_folder(directory) / "slurm" / "card.json"
 
 
-def keep_card(typed: Invocation, directory: RunDirectory) -> None:
+def keep_card(invocation: Invocation, directory: RunDirectory) -> None:
     """Keep the card as it is now. Raises OSError as the file system does."""
     path = kept_card_path(directory)
     make_shared(path.parent)
-    write_json(path, resolved(typed.card))
+    write_json(path, resolved(invocation.card))
 
 
 def _install_chains(
-    typed: Invocation,
+    invocation: Invocation,
     directory: RunDirectory,
     jobs: tuple[PeriodicJob, ...],
     round_seconds: int | None,
@@ -206,8 +208,8 @@ def _install_chains(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    placement = _placement(typed)
-    every = [chain_place(name, typed, directory, jobs, round_seconds, placement) for name in CHAINS]
+    placement = _placement(invocation)
+    every = [chain_place(name, invocation, directory, jobs, round_seconds, placement) for name in CHAINS]
     places = [place for place in every if of_chain(jobs, place.name)]
     for place in places:
         names = ", ".join(job.name for job in of_chain(jobs, place.name))
@@ -220,7 +222,7 @@ def _install_chains(
     if not places:
         raise Refusal("the card wants no periodic job; see tr11 cron list")
     agree("Have these jobs queue themselves?", yes)
-    keep_card(typed, directory)
+    keep_card(invocation, directory)
     done = []
     for place in places:
         found = have_chain(place)
@@ -232,12 +234,12 @@ def _install_chains(
     _finish("installed" if new else "unchanged", "slurm", as_json, jobs=[found.job_id for found in done])
 
 
-def _placement(typed: Invocation) -> Placement:
+def _placement(invocation: Invocation) -> Placement:
     """Where the chains' jobs shall run. Raises Refusal where nothing tells, SchedulerUnreachable."""
-    scheduler, section = open_scheduler("slurm"), typed.card.cron
+    scheduler, section = open_scheduler("slurm"), invocation.card.cron
     seconds = max(parse_time_limit(section.hourly_time_limit), parse_time_limit(section.daily_time_limit))
     try:
-        return choose_placement(typed.card, scheduler.partitions(), scheduler.nodes(), seconds)
+        return choose_placement(invocation.card, scheduler.partitions(), scheduler.nodes(), seconds)
     except NoPartition as error:
         raise Refusal(str(error), exit_code=2) from None
 

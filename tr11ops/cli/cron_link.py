@@ -42,7 +42,7 @@ def link(
 ) -> None:
     """What one link of a chain runs; the batch script of `tr11 cron install --way slurm` calls it."""
     began = time.monotonic()
-    typed, directory, jobs = _opened_or_kept(context, kept_card)
+    invocation, directory, jobs = _opened_or_kept(context, kept_card)
     if not directory.exists:
         raise Refusal(f"{directory.root} does not exist: this chain ends here")
     number = os.environ.get("SLURM_JOB_ID", "")
@@ -50,7 +50,9 @@ def link(
         raise Refusal("only the batch script of a chain calls this; see tr11 cron install", exit_code=2)
     memory = os.environ.get("SLURM_MEM_PER_NODE", "")
     here = Placement(os.environ.get("SLURM_JOB_PARTITION") or None, int(memory) if memory.isdigit() else None)
-    place = chain_place(chain, typed, directory, jobs, round_seconds, here)  # the next link runs where this one does
+    place = chain_place(
+        chain, invocation, directory, jobs, round_seconds, here
+    )  # the next link runs where this one does
 
     def seconds_left() -> float:
         return place.time_limit_seconds - LINK_MARGIN_SECONDS - (time.monotonic() - began)
@@ -60,10 +62,12 @@ def link(
         say(f"leaving: {begun.leave}")
         return
     try:
-        keep_card(typed, directory)
+        keep_card(invocation, directory)
     except OSError as error:
         say(f"the card could not be kept: {error}")
-    rounds = replace(round_place(typed.card, typed.card_path, context.overrides, "slurm"), seconds_left=seconds_left)
+    rounds = replace(
+        round_place(invocation.card, invocation.card_path, context.overrides, "slurm"), seconds_left=seconds_left
+    )
     done = run_rounds(rounds, of_chain(jobs, place.name))
     for one in done:
         say(one.line)
@@ -96,5 +100,5 @@ def _opened_or_kept(context: RunContext, kept: Path | None) -> tuple[Invocation,
         say(f"{error}\nthe chain goes on with the card as it last was: {kept}")
         card = card_from_resolved(value, str(kept))
         folder = Path.cwd()
-        typed = Invocation(card, folder / (context.run or ""), context.overrides, folder, dict(os.environ))
-        return typed, directory_of(card), every_job(card, directory_of(card), typed.card_path.parent)
+        invocation = Invocation(card, folder / (context.run or ""), context.overrides, folder, dict(os.environ))
+        return invocation, directory_of(card), every_job(card, directory_of(card), invocation.card_path.parent)

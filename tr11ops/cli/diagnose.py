@@ -103,7 +103,7 @@ def _with_conclusion(context: RunContext, found: Diagnosis, job: str | None) -> 
         return found
     number = found.number if job is None else None
     conclusion = conclude(
-        directory.paths.attempt(attempt), number, found.told, lambda: _step_code(context, directory, attempt)
+        directory.paths.attempt(attempt), number, found.log_evidence, lambda: _step_code(context, directory, attempt)
     )
     return found if conclusion is None else joined(found, conclusion)
 

@@ -38,7 +38,7 @@ from tr11ops.observe.look import facts_of
 from tr11ops.observe.past_steps import progress_at
 from tr11ops.rundir.journal import Journal, read_journal
 from tr11ops.status.assessment import assess
-from tr11ops.status.extra_observations import see_surroundings
+from tr11ops.status.extra_observations import observe_extra
 from tr11ops.watchdog.verdict import VerdictWord
 from trainer.contract.files import write_atomically
 from trainer.contract.state_file import read_json
@@ -95,11 +95,11 @@ def handover(
     now = time.time()
     ledger = in_time(lambda: read_journal(directory.journal))
     begun, basis = begin_of(since, now, ledger.entries)
-    eye = in_time(lambda: open_reader(directory, context.scheduler))
+    reader = in_time(lambda: open_reader(directory, context.scheduler))
     facts = facts_of(card, context.run or "")
-    material = in_time(lambda: _gather(card, directory, facts, eye, ledger, begun, now))
+    material = in_time(lambda: _gather(card, directory, facts, reader, ledger, begun, now))
     ahead = min(MOST_AHEAD_SECONDS, max(LEAST_AHEAD_SECONDS, now - begun))
-    coming = coming_events(material.snapshot, material.surroundings, card, ahead)
+    coming = coming_events(material.snapshot, material.extra, card, ahead)
     made = hand_over(material, begun, now, basis, coming)
     text = (
         json.dumps(document(made), indent=1, allow_nan=False) + "\n"
@@ -146,7 +146,7 @@ def begin_of(text: str, now: float, entries: tuple[JournalEntry, ...]) -> tuple[
             raise Refusal("--since last: the last hand-over's time lies ahead; the clock was set back, give a DATE")
         if now - before.time < JUST_NOW_SECONDS:
             say(f"the last hand-over was made {duration(now - before.time)} ago; --since 12h shows more")
-        return before.time, f"since the hand-over by {before.who or 'somebody'}"
+        return before.time, f"since the hand-over by {before.who or 'someone'}"
     with suppress(ValueError):
         return now - span_seconds(text, None), f"the last {text.strip()}"
     try:
@@ -169,8 +169,8 @@ def _gather(
     now: float,
 ) -> HandoverMaterial:
 
-    assessed = assess(directory, facts, scheduler, partial(see_surroundings, directory, card))
-    snapshot, surroundings = assessed.snapshot, assessed.surroundings
+    assessed = assess(directory, facts, scheduler, partial(observe_extra, directory, card))
+    snapshot, extra = assessed.snapshot, assessed.extra
     history = read_history(directory, snapshot.jobs, ledger, snapshot.scheduler)
     seen = incidents(directory)
     standings = observed(lambda: (_standing(directory, begun), _standing(directory, now)))
@@ -190,7 +190,7 @@ def _gather(
         begun=first,
         ended=last,
         cards=_cards(directory, history.submissions),
-        doubts=(*snapshot.unknowns(), *surroundings.unknowns(), *hidden, *faults[:3]),
+        read_errors=(*snapshot.unknowns(), *extra.unknowns(), *hidden, *faults[:3]),
     )
 
 

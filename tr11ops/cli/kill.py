@@ -116,7 +116,7 @@ def kill(
         patience = StopWait(timeout, minutes * 60, lambda: fall_back(place, view.running, request.id, minutes))
         endings = wait_for_end(directory, view.running, place.edge, patience, lambda text: say(f"  {text}"), request.id)
     code = max(_report(place, endings, context.as_json), 0 if is_stopped else 1)
-    unknown = view.unread if not is_stopped else (view.doubt or view.unclear) if wait else ""
+    unknown = view.unread if not is_stopped else (view.read_error or view.unclear) if wait else ""
     if (not wait or all(ending.is_over for ending in endings)) and (held or not unknown):
         say(way_on(place, view))
     if context.as_json:
@@ -132,8 +132,10 @@ def _lines(place: StopContext, view: StopView, before: Request | None, now: bool
     """What is there and what will happen, for a person."""
     what = "will end within seconds, unsaved" if now else "will save and leave"
     lines = [*running_lines(view, what), *queued_lines(view, place.user)]
-    if view.doubt:
-        lines.append(f"jobs:       unknown, the scheduler did not answer ({view.doubt}); the switch works without it")
+    if view.read_error:
+        lines.append(
+            f"jobs:       unknown, the scheduler did not answer ({view.read_error}); the switch works without it"
+        )
     if view.is_idle:
         lines.append(
             "jobs:       nothing of this run is running or queued; launches are refused until the switch is released"
@@ -246,12 +248,12 @@ def _value(
         "kill_switch": str(directory.kill_switch),
         "running": [job.job_id for job in view.running],
         "foreground": list(view.foreground),
-        "queued_tasks": None if view.doubt else view.queued_tasks,
+        "queued_tasks": None if view.read_error else view.queued_tasks,
         "held": list(held),
         "iteration": view.iteration,
         "checkpoint": view.checkpoint,
         "iterations_at_risk": view.lost_iterations,
-        "unknown": view.doubt or view.unclear or None,
+        "unknown": view.read_error or view.unclear or None,
         "receipts": receipts_value(answered) if answered else None,
         "ended": [
             {

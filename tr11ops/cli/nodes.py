@@ -24,7 +24,7 @@ from tr11ops.cli.nodes_view import (
     exclusion_values,
     expiry,
     moment,
-    open_desk,
+    open_nodes_context,
     plain_text,
     show,
     table,
@@ -81,16 +81,16 @@ def list_nodes(
       tr11 nodes list --excluded
       tr11 nodes list jean-zay-iam07 --report -
     """
-    desk = open_desk(context)
-    wanted = set(desk.resolve(nodes or ()))
+    nodes_context = open_nodes_context(context)
+    wanted = set(nodes_context.resolve(nodes or ()))
     if report is not None:
-        write_note(desk, sorted(wanted), report)
+        write_note(nodes_context, sorted(wanted), report)
         return
-    chosen = desk.nodes if everything or wanted else desk.partition_nodes
+    chosen = nodes_context.nodes if everything or wanted else nodes_context.partition_nodes
     now = time.time()
     found = [
         row
-        for row in rows(chosen, desk.exclusions, desk.jobs, now)
+        for row in rows(chosen, nodes_context.exclusions, nodes_context.jobs, now)
         if (not wanted or row.name in wanted) and (row.exclusion is not None or not excluded)
     ]
     if context.as_json:
@@ -144,25 +144,33 @@ def check(
     """
     from tr11ops.rundir.exclusions import due_for_recheck, exclude
 
-    desk = open_desk(context)
-    names = desk.resolve(nodes or ())
+    nodes_context = open_nodes_context(context)
+    names = nodes_context.resolve(nodes or ())
     if due:
-        waiting = {entry.node for entry in due_for_recheck(desk.exclusions, time.time())}
+        waiting = {entry.node for entry in due_for_recheck(nodes_context.exclusions, time.time())}
         names = tuple(name for name in (names or sorted(waiting)) if name in waiting)
         if not names:
             say("no exclusion is due for a check")
     elif not names:
-        names = tuple(node.name for node in desk.partition_nodes)
-    results = check_them(desk, names, timeout) if names else ()
+        names = tuple(node.name for node in nodes_context.partition_nodes)
+    results = check_them(nodes_context, names, timeout) if names else ()
     readmitted, prolonged = [], []
     for entry in results if due else ():
         if entry.is_judged and entry.result is not CheckOutcome.BAD:
             readmitted.append(entry.node)
         elif entry.result is CheckOutcome.BAD:
-            days = desk.card.resilience.exclusion_days
-            exclude(desk.directory, entry.node, why=f"health check: {entry.why}", owner=desk.user, days=days)
+            days = nodes_context.card.resilience.exclusion_days
+            exclude(
+                nodes_context.directory,
+                entry.node,
+                why=f"health check: {entry.why}",
+                owner=nodes_context.user,
+                days=days,
+            )
             prolonged.append(entry.node)
-    failed = readmit(desk, readmitted, "its time was over, and it passed the health checks") if readmitted else []
+    failed = (
+        readmit(nodes_context, readmitted, "its time was over, and it passed the health checks") if readmitted else []
+    )
     if context.as_json:
         values = [result_values(entry) for entry in results]
         found = {"schema": SCHEMA, "nodes": values, "readmitted": readmitted, "prolonged": prolonged, "failed": failed}
@@ -172,7 +180,7 @@ def check(
         for name in readmitted:
             print(f"{name}: may be used again")
         for name in prolonged:
-            print(f"{name}: stays excluded for another {desk.card.resilience.exclusion_days:g} days")
+            print(f"{name}: stays excluded for another {nodes_context.card.resilience.exclusion_days:g} days")
         for line in failed:
             print(line)
     unjudged = sum(not entry.is_judged for entry in results)

@@ -15,7 +15,7 @@ from tr11ops.cli import completion
 from tr11ops.cli.common import Refusal, is_terminal, say, span_option, timeout_option
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext
 from tr11ops.cli.nodes_check import free_nodes, job_place, planned_folder, shared_folder
-from tr11ops.cli.nodes_view import SCHEMA, open_desk, plain_text, show, table
+from tr11ops.cli.nodes_view import SCHEMA, open_nodes_context, plain_text, show, table
 from tr11ops.cluster.hostlist import compress
 from tr11ops.nodes.bench_answer import NodeAnswer
 from tr11ops.nodes.bench_job import BenchRequest
@@ -68,18 +68,29 @@ def bench_nodes(
       tr11 nodes bench jean-zay-iam[01-16] --disk /tmp
       tr11 nodes bench --command './my_benchmark.sh' --repeats 3
     """
-    desk = open_desk(context)
-    names, left_out = free_nodes(desk, nodes or ())
+    nodes_context = open_nodes_context(context)
+    names, left_out = free_nodes(nodes_context, nodes or ())
     for node, why in left_out:
         say(f"left out: {node}: {why}")
     if not names:
         raise Refusal("no node is free to be measured: `tr11 nodes list` shows who uses them", exit_code=3)
-    folder = planned_folder(desk) if dry_run else shared_folder(desk)
+    folder = planned_folder(nodes_context) if dry_run else shared_folder(nodes_context)
     request = BenchRequest(
-        tuple(names), str(folder), repeats, sample, timeout, disk, command, on_slurm=desk.scheduler.name == "slurm"
+        tuple(names),
+        str(folder),
+        repeats,
+        sample,
+        timeout,
+        disk,
+        command,
+        on_slurm=nodes_context.scheduler.name == "slurm",
     )
     try:
-        run = SlurmBench(desk.scheduler, job_place(desk, folder), request) if request.on_slurm else LocalBench(request)
+        run = (
+            SlurmBench(nodes_context.scheduler, job_place(nodes_context, folder), request)
+            if request.on_slurm
+            else LocalBench(request)
+        )
         if dry_run:
             for line in _plan_lines(run, request):
                 typer.echo(line)

@@ -22,7 +22,7 @@ from tr11ops.cli.nodes_view import (
     NodesContext,
     ReasonOption,
     ReportOption,
-    open_desk,
+    open_nodes_context,
     plain_text,
     require_run,
     write_note,
@@ -72,44 +72,50 @@ def exclude(
       tr11 nodes exclude jean-zay-iam07 --reason "Xid 79" --days 7
       tr11 nodes exclude jean-zay-iam07 --report note.txt --yes
     """
-    desk = open_desk(context)
-    require_run(desk)
-    names = desk.resolve(nodes)
-    lasting = desk.card.resilience.exclusion_days if days is None else days
+    nodes_context = open_nodes_context(context)
+    require_run(nodes_context)
+    names = nodes_context.resolve(nodes)
+    lasting = nodes_context.card.resilience.exclusion_days if days is None else days
     if not 0 < lasting <= 36500:
         raise Refusal(f"--days {lasting:g}: must be above 0 and at most 36500", exit_code=2)
-    limit = _limit(desk)
+    limit = _limit(nodes_context)
     if force and not why.strip():
         raise Refusal("--force: say why with --reason, it is kept in the journal", exit_code=2)
     if not force:
-        _refuse_too_many(desk, names, limit)
-    changes = desk.queue_preview(add=names)
-    lines = [f"exclude {name} for {lasting:g} days{_already(desk, name)}" for name in names]
-    lines += [*_queue_lines(changes), *_running_lines(desk, names), *(_left_lines(desk, names, limit) if force else ())]
+        _refuse_too_many(nodes_context, names, limit)
+    changes = nodes_context.queue_preview(add=names)
+    lines = [f"exclude {name} for {lasting:g} days{_already(nodes_context, name)}" for name in names]
+    lines += [
+        *_queue_lines(changes),
+        *_running_lines(nodes_context, names),
+        *(_left_lines(nodes_context, names, limit) if force else ()),
+    ]
     for line in lines:
         say(line)
     failed: list[str] = []
     if not dry_run:
         agree(f"Exclude {len(names)} nodes?" if len(names) > 1 else f"Exclude {names[0]}?", yes)
         done = exclude_nodes(
-            desk.directory, names, desk.queue, why=why, owner=desk.user, evidence=tuple(evidence or ()), days=lasting,
-            limit=limit, forced=force,
+            nodes_context.directory, names, nodes_context.queue, why=why, owner=nodes_context.user,
+            evidence=tuple(evidence or ()), days=lasting, limit=limit, forced=force,
         )  # fmt: skip
         failed += done.failures
         if report is not None:
-            write_note(desk, names, report)
+            write_note(nodes_context, names, report)
     _finish("would-exclude" if dry_run else "excluded", names, changes, failed, context.as_json)
 
 
-def _limit(desk: NodesContext) -> ExclusionLimit:
-    names = [node.name for node in desk.partition_nodes]
-    return ExclusionLimit.of(names, desk.card.slurm.allocated_nodes, desk.card.resilience.exclusion_cap_percent)
+def _limit(nodes_context: NodesContext) -> ExclusionLimit:
+    names = [node.name for node in nodes_context.partition_nodes]
+    return ExclusionLimit.of(
+        names, nodes_context.card.slurm.allocated_nodes, nodes_context.card.resilience.exclusion_cap_percent
+    )
 
 
-def _refuse_too_many(desk: NodesContext, names: Sequence[str], limit: ExclusionLimit) -> None:
+def _refuse_too_many(nodes_context: NodesContext, names: Sequence[str], limit: ExclusionLimit) -> None:
     """Raises Refusal where the new ones are too many; those that are excluded already may stay."""
 
-    ours = {entry.node for entry in desk.exclusions}
+    ours = {entry.node for entry in nodes_context.exclusions}
     if limit.forbids(names, ours):
         total, fresh = limit.counted(ours.union(names)), [name for name in names if name not in ours]
         raise Refusal(
@@ -117,16 +123,16 @@ def _refuse_too_many(desk: NodesContext, names: Sequence[str], limit: ExclusionL
         )
 
 
-def _left_lines(desk: NodesContext, names: Sequence[str], limit: ExclusionLimit) -> list[str]:
+def _left_lines(nodes_context: NodesContext, names: Sequence[str], limit: ExclusionLimit) -> list[str]:
     """What is left for the run where a person excludes more than the limit."""
-    usable = [node.name for node in desk.partition_nodes if node.is_usable]
-    left = len(set(usable) - {entry.node for entry in desk.exclusions} - set(names))
+    usable = [node.name for node in nodes_context.partition_nodes if node.is_usable]
+    left = len(set(usable) - {entry.node for entry in nodes_context.exclusions} - set(names))
     short = f", too few for an attempt, which needs {limit.needed}: it waits" if left < limit.needed else ""
     return [f"--force: {limit}; {left} usable nodes are left{short}"]
 
 
-def _already(desk: NodesContext, name: str) -> str:
-    entry = desk.find(name)
+def _already(nodes_context: NodesContext, name: str) -> str:
+    entry = nodes_context.find(name)
     return "" if entry is None else f" (excluded already, by {entry.owner or '?'}: {entry.why or 'no reason'})"
 
 
@@ -138,10 +144,10 @@ def _queue_lines(changes: Sequence[QueueChange]) -> list[str]:
     ]
 
 
-def _running_lines(desk: NodesContext, names: Sequence[str]) -> list[str]:
+def _running_lines(nodes_context: NodesContext, names: Sequence[str]) -> list[str]:
     return [
         f"job {job.job_id} runs on {name} now: it is not touched"
-        for job in desk.own_jobs
+        for job in nodes_context.own_jobs
         if job.state.is_active
         for name in names
         if name in job.nodes
@@ -183,20 +189,20 @@ def include(
       tr11 nodes include jean-zay-iam07 --reason "GPU replaced"
       tr11 nodes include jean-zay-iam07 --force --yes
     """
-    desk = open_desk(context)
-    names = desk.resolve(nodes)
-    absent = [name for name in names if desk.find(name) is None]
+    nodes_context = open_nodes_context(context)
+    names = nodes_context.resolve(nodes)
+    absent = [name for name in names if nodes_context.find(name) is None]
     for name in absent:
         say(f"{name} is not excluded by this run")
     names = tuple(name for name in names if name not in absent)
-    for node in desk.nodes:
+    for node in nodes_context.nodes:
         if node.name in names and not node.is_usable:
             reason = f" ({plain_text(node.reason)})" if node.reason else ""
             say(f"{node.name} is {'+'.join(sorted(node.states))}{reason} by the site's hand, and stays so")
     if not names:
         _finish("included", (), (), (), context.as_json)
-    changes = desk.queue_preview(remove=names)
-    for line in (*(f"include {name}{_already(desk, name)}" for name in names), *_queue_lines(changes)):
+    changes = nodes_context.queue_preview(remove=names)
+    for line in (*(f"include {name}{_already(nodes_context, name)}" for name in names), *_queue_lines(changes)):
         say(line)
     if dry_run:
         _finish("would-include", names, changes, (), context.as_json)
@@ -204,18 +210,20 @@ def include(
     if not force:
         refused = [
             f"{entry.node}: {entry.result}: {entry.why}"
-            for entry in check_them(desk, names, timeout)
+            for entry in check_them(nodes_context, names, timeout)
             if entry.result in {CheckOutcome.BAD, CheckOutcome.UNKNOWN}
         ]
         if refused:
             raise Refusal("a node has not passed the health checks, nothing was changed:\n" + "\n".join(refused))
-    failed = readmit(desk, names, why)
+    failed = readmit(nodes_context, names, why)
     _finish("included", names, changes, failed, context.as_json)
 
 
-def readmit(desk: NodesContext, names: Sequence[str], why: str) -> list[str]:
+def readmit(nodes_context: NodesContext, names: Sequence[str], why: str) -> list[str]:
     """Take nodes off the ledger and off the queued work's lists; returns what could not be done."""
-    return list(include_nodes(desk.directory, names, desk.queue, why=why, owner=desk.user).failures)
+    return list(
+        include_nodes(nodes_context.directory, names, nodes_context.queue, why=why, owner=nodes_context.user).failures
+    )
 
 
 # ----------------------------------------------------------------------------- history

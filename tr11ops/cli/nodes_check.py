@@ -26,20 +26,20 @@ if TYPE_CHECKING:
     from tr11ops.nodes.check import Answering, NodeCheck, Way
 
 
-def check_them(desk: NodesContext, names: Sequence[str], timeout: float) -> tuple[NodeCheck, ...]:
+def check_them(nodes_context: NodesContext, names: Sequence[str], timeout: float) -> tuple[NodeCheck, ...]:
     """Check nodes at once, say how it goes, and keep the results in the journal. Nothing is left running."""
-    folder = shared_folder(desk)
-    on_slurm = desk.scheduler.name == "slurm"
+    folder = shared_folder(nodes_context)
+    on_slurm = nodes_context.scheduler.name == "slurm"
     if on_slurm:
-        planned = checking.ways(names, desk.nodes, desk.jobs, desk.user)
+        planned = checking.ways(names, nodes_context.nodes, nodes_context.jobs, nodes_context.user)
     else:  # the nodes are this machine, whatever runs on them
         planned = tuple(checking.Way(name) for name in names)
     try:
         with _progress(len(names)) as advance:
-            results = checking.check_nodes(planned, _starter(desk, folder, on_slurm), timeout, advance)
+            results = checking.check_nodes(planned, _starter(nodes_context, folder, on_slurm), timeout, advance)
     finally:
         shutil.rmtree(folder, ignore_errors=True)  # what a job still writes is left behind
-    if desk.directory.exists:
+    if nodes_context.directory.exists:
         for entry in results:
             worse = [
                 {"name": one.name, "result": str(one.result), "why": one.why}
@@ -47,7 +47,12 @@ def check_them(desk: NodesContext, names: Sequence[str], timeout: float) -> tupl
                 if one.result is not CheckOutcome.FINE
             ]
             record_check(
-                desk.directory, entry.node, result=str(entry.result), why=entry.why, owner=desk.user, checks=worse
+                nodes_context.directory,
+                entry.node,
+                result=str(entry.result),
+                why=entry.why,
+                owner=nodes_context.user,
+                checks=worse,
             )
     return results
 
@@ -62,50 +67,51 @@ def result_values(entry: NodeCheck) -> dict[str, Any]:
     }
 
 
-def shared_folder(desk: NodesContext) -> Path:
+def shared_folder(nodes_context: NodesContext) -> Path:
     """A folder that the nodes see, made for one command."""
-    folder = planned_folder(desk)
+    folder = planned_folder(nodes_context)
     make_shared(folder)
     return folder
 
 
-def planned_folder(desk: NodesContext) -> Path:
+def planned_folder(nodes_context: NodesContext) -> Path:
     """Where it would be: in the run directory, or here where the run has none yet."""
     name = f"health-{secrets.token_hex(4)}"
-    if desk.directory.exists:
-        return desk.directory.paths.state / name
+    if nodes_context.directory.exists:
+        return nodes_context.directory.paths.state / name
     return Path.cwd() / f".tr11-{name}"
 
 
-def free_nodes(desk: NodesContext, typed: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
+def free_nodes(nodes_context: NodesContext, typed: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
     """The nodes that a job can be given to, and the others with the reason."""
-    names = desk.resolve(typed) or tuple(node.name for node in desk.partition_nodes)
-    if desk.scheduler.name != "slurm":  # the nodes are this machine, whatever runs on them
+    names = nodes_context.resolve(typed) or tuple(node.name for node in nodes_context.partition_nodes)
+    if nodes_context.scheduler.name != "slurm":  # the nodes are this machine, whatever runs on them
         return list(names), []
-    planned = checking.ways(names, desk.nodes, desk.jobs, desk.user)
+    planned = checking.ways(names, nodes_context.nodes, nodes_context.jobs, nodes_context.user)
     left = [(way.node, way.never or f"busy with our job {way.inside}") for way in planned if way.never or way.inside]
     return [way.node for way in planned if not way.never and not way.inside], left
 
 
-def job_place(desk: NodesContext, folder: Path) -> checking.HealthPlace:
+def job_place(nodes_context: NodesContext, folder: Path) -> checking.HealthPlace:
     """How a job on several of the run's nodes is submitted, with the GPUs that each of them has."""
-    card = desk.card
-    gpus = min([card.slurm.gpus_per_node, *(node.gpus for node in desk.partition_nodes)])
+    card = nodes_context.card
+    gpus = min([card.slurm.gpus_per_node, *(node.gpus for node in nodes_context.partition_nodes)])
     return checking.HealthPlace(
-        folder=folder, gpus=gpus, partition=card.slurm.partition or (desk.partition.name if desk.partition else None),
+        folder=folder, gpus=gpus,
+        partition=card.slurm.partition or (nodes_context.partition.name if nodes_context.partition else None),
         account=card.slurm.account, quality_of_service=card.slurm.quality_of_service,
         reservation=card.slurm.reservation, constraint=card.slurm.constraint, code_root=code_root(),
     )  # fmt: skip
 
 
-def _starter(desk: NodesContext, folder: Path, on_slurm: bool) -> Callable[[Way], Answering]:
-    card, nodes = desk.card, {node.name: node for node in desk.nodes}
-    ends, slots = checking.EndedJobs(desk.scheduler), Semaphore(checking.PROCESSES_AT_ONCE)
+def _starter(nodes_context: NodesContext, folder: Path, on_slurm: bool) -> Callable[[Way], Answering]:
+    card, nodes = nodes_context.card, {node.name: node for node in nodes_context.nodes}
+    ends, slots = checking.EndedJobs(nodes_context.scheduler), Semaphore(checking.PROCESSES_AT_ONCE)
 
     def start(way: Way) -> Answering:
         node = nodes.get(way.node)
         gpus = min(card.slurm.gpus_per_node, node.gpus) if node else 0
-        partition = card.slurm.partition or (desk.partition.name if desk.partition else None)
+        partition = card.slurm.partition or (nodes_context.partition.name if nodes_context.partition else None)
         if node is not None and partition not in node.partitions:
             partition = node.partitions[0] if node.partitions else None
         request = HealthRequest(
@@ -121,7 +127,7 @@ def _starter(desk: NodesContext, folder: Path, on_slurm: bool) -> Callable[[Way]
             quality_of_service=card.slurm.quality_of_service, reservation=card.slurm.reservation,
             constraint=card.slurm.constraint, code_root=code_root(),
         )  # fmt: skip
-        return checking.submit_check(way, request, place, desk.scheduler, ends)
+        return checking.submit_check(way, request, place, nodes_context.scheduler, ends)
 
     return start
 

@@ -16,7 +16,7 @@ from tr11ops.cli import completion
 from tr11ops.cli.common import Refusal, say, timeout_option
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext
 from tr11ops.cli.nodes_check import free_nodes, job_place, shared_folder
-from tr11ops.cli.nodes_view import SCHEMA, NodesContext, open_desk
+from tr11ops.cli.nodes_view import SCHEMA, NodesContext, open_nodes_context
 from tr11ops.cluster.base import JobState, SchedulerError
 from tr11ops.cluster.hostlist import compress
 from tr11ops.nodes.check import with_code
@@ -75,9 +75,13 @@ def search_nodes(
       tr11 nodes search --no-spares --dry-run
       tr11 nodes search --command 'python -m trainer.debug.group_probe' --group 4
     """
-    desk = open_desk(context)
-    free, left_out = free_nodes(desk, nodes or ())
-    holders = spares_of(desk.directory.paths, desk.own_jobs, desk.user) if spares and _is_slurm(desk) else {}
+    nodes_context = open_nodes_context(context)
+    free, left_out = free_nodes(nodes_context, nodes or ())
+    holders = (
+        spares_of(nodes_context.directory.paths, nodes_context.own_jobs, nodes_context.user)
+        if spares and _is_slurm(nodes_context)
+        else {}
+    )
     holders = {node: holders[node] for node, _ in left_out if node in holders}
     left_out = [(node, why) for node, why in left_out if node not in holders]
     names = [*free, *holders]
@@ -99,18 +103,22 @@ def search_nodes(
         ]:
             typer.echo(line)
         return
-    folder = shared_folder(desk)
+    folder = shared_folder(nodes_context)
     request = GroupRequest((), command or PROBE, seconds)
     done: list[SearchRound] = []
     try:
         run: Callable[[Sequence[tuple[str, ...]]], Sequence[GroupTest]] = LocalGroups(request)
-        if _is_slurm(desk):
-            place = job_place(desk, folder)
+        if _is_slurm(nodes_context):
+            place = job_place(nodes_context, folder)
             environment = with_code(dict(os.environ), place.code_root)
             inside = SpareGroups(
-                desk.directory.paths, holders, request, environment, lambda job_id: _runs(desk, job_id)
+                nodes_context.directory.paths,
+                holders,
+                request,
+                environment,
+                lambda job_id: _runs(nodes_context, job_id),
             )
-            run = PooledGroups(holders, SlurmGroups(desk.scheduler, place, request), inside)
+            run = PooledGroups(holders, SlurmGroups(nodes_context.scheduler, place, request), inside)
         for one in search(names, run, model, least=least, most_rounds=rounds):
             done.append(one)
             if not context.as_json:
@@ -123,13 +131,13 @@ def search_nodes(
     raise typer.Exit(_exit_code(result))
 
 
-def _is_slurm(desk: NodesContext) -> bool:
-    return desk.scheduler.name == "slurm"
+def _is_slurm(nodes_context: NodesContext) -> bool:
+    return nodes_context.scheduler.name == "slurm"
 
 
-def _runs(desk: NodesContext, job_id: str) -> bool:
+def _runs(nodes_context: NodesContext, job_id: str) -> bool:
     try:
-        job = desk.scheduler.job(job_id)
+        job = nodes_context.scheduler.job(job_id)
     except SchedulerError:
         return False
     return job is not None and job.state is JobState.RUNNING

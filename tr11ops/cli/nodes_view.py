@@ -103,7 +103,7 @@ class NodesContext:
         return next((entry for entry in self.exclusions if entry.node == name), None)
 
 
-def open_desk(context: RunContext) -> NodesContext:
+def open_nodes_context(context: RunContext) -> NodesContext:
     """Look once. Raises CardError, Refusal, SchedulerUnreachable, and Refusal when the ledger cannot be read."""
     (card, directory), kind = context.seen(missing=None), context.scheduler
     scheduler = open_scheduler((directory.recorded_scheduler() if kind == "auto" else None) or kind)
@@ -123,9 +123,9 @@ def open_desk(context: RunContext) -> NodesContext:
     )
 
 
-def require_run(desk: NodesContext) -> None:
+def require_run(nodes_context: NodesContext) -> None:
     """Raises Refusal where the run has no directory yet: a list would be made for a run that no one launched."""
-    require_directory(desk.directory)
+    require_directory(nodes_context.directory)
 
 
 def moment(seconds: float | None) -> str:
@@ -180,13 +180,17 @@ def show(made: Table) -> None:
     console.print(made)
 
 
-def write_note(desk: NodesContext, names: Sequence[str], place: str) -> None:
+def write_note(nodes_context: NodesContext, names: Sequence[str], place: str) -> None:
     """Write the note to the site's support about these excluded nodes to `place`; `-` is the standard output."""
     entries = [
-        entry for entry in read_version(desk.directory.exclusions).exclusions if not names or entry.node in names
+        entry
+        for entry in read_version(nodes_context.directory.exclusions).exclusions
+        if not names or entry.node in names
     ]
     try:
-        text = support_note(entries, desk.card.run.name, desk.user, desk.card.resilience.support_address)
+        text = support_note(
+            entries, nodes_context.card.run.name, nodes_context.user, nodes_context.card.resilience.support_address
+        )
     except ValueError as error:
         raise Refusal(f"--report: {error}") from None
     if place == "-":

@@ -44,8 +44,10 @@ def pause(
     before = place.read(lambda: read_request(paths.pause, "pause"))
     exempt = view.attempts[0] if view.attempts else ""
     lines = [*running_lines(view, "will train to its limit"), *queued_lines(view, place.user)]
-    if view.doubt:
-        lines.append(f"jobs:       unknown, the scheduler did not answer ({view.doubt}); the pause works without it")
+    if view.read_error:
+        lines.append(
+            f"jobs:       unknown, the scheduler did not answer ({view.read_error}); the pause works without it"
+        )
     if view.is_idle:
         lines.append("jobs:       nothing of this run is running or queued; a launch will leave untrained")
     for line in [*lines, *standing_lines(view)]:

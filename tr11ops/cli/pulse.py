@@ -65,11 +65,11 @@ def pulse(
     card = in_time(lambda: context.card)
     directory = directory_of(card)
     in_time(lambda: observed(lambda: list(directory.root.iterdir())))  # where that does not end, nothing could be done
-    eye, hand = in_time(lambda: _edges(directory, context.scheduler))
+    reader, hand = in_time(lambda: _edges(directory, context.scheduler))
     allowed = card.watch.act if act is None else act
-    hands = _hands(context, hand) if allowed and hand is not None else None
-    watched = WatchedRun(card, directory, eye, user_name(), named_card(context.run))
-    result = in_time(lambda: take_pulse(watched, hands, email=not no_email, dry_run=dry_run), deadline.PASS_SECONDS)
+    actuator = _actuator(context, hand) if allowed and hand is not None else None
+    watched = WatchedRun(card, directory, reader, user_name(), named_card(context.run))
+    result = in_time(lambda: take_pulse(watched, actuator, email=not no_email, dry_run=dry_run), deadline.PASS_SECONDS)
     for note in result.notes:  # before the answer: a last line that names a fault of a file is a command that broke
         say(f"tr11: {note}")
     if context.as_json:
@@ -92,7 +92,7 @@ def _edges(directory: RunDirectory, kind: str) -> tuple[Scheduler | Unknown, Sch
     return looking(hand), hand
 
 
-def _hands(context: RunContext, hand: Scheduler) -> Actuator:
+def _actuator(context: RunContext, hand: Scheduler) -> Actuator:
     def launch(array: str, after: str | None) -> LaunchJob:
         # a person has launched this run already: a job of the same name elsewhere must not keep it down
         try:
@@ -117,7 +117,7 @@ def document(result: Pulse, dry_run: bool) -> dict[str, Any]:
         "exit_code": result.verdict.exit_code,
         "observed": result.observed,
         "lines": list(result.lines),
-        "remarks": [{"state": remark.state.value, "text": remark.text} for remark in result.told],
+        "remarks": [{"state": remark.state.value, "text": remark.text} for remark in result.reported],
         "findings": status["findings"],
         "unknown": status["unknown"],
         "acts": result.acts,
@@ -136,8 +136,13 @@ def document(result: Pulse, dry_run: bool) -> dict[str, Any]:
         ],
         "withheld": list(result.plan.withheld),
         "settled": [
-            {"action": deed.action, "subject": deed.subject, "result": deed.result.value, "message": deed.message}
-            for deed in result.settled
+            {
+                "action": record.action,
+                "subject": record.subject,
+                "result": record.result.value,
+                "message": record.message,
+            }
+            for record in result.settled
         ],
         "alerts": None
         if result.alerts is None

@@ -35,8 +35,8 @@ def change_queue(job: LaunchJob, *, replaces: bool, dry_run: bool, yes: bool, as
         return _plan(job, replaces)
 
     change = plan()
-    if change.doubts:
-        raise Refusal(f"nothing was changed, for this is not known: {'; '.join(change.doubts)}", exit_code=3)
+    if change.read_errors:
+        raise Refusal(f"nothing was changed, for this is not known: {'; '.join(change.read_errors)}", exit_code=3)
     if change.refusals:
         raise Refusal(f"nothing was changed: {'; '.join(change.refusals)}")
     tell = say if as_json else typer.echo
@@ -86,7 +86,7 @@ def _value(change: Repair) -> dict[str, Any]:
         "resubmit": change.resubmit,
         "after": change.after,
         "left_alone": list(change.left_alone),
-        "doubts": list(change.doubts),
+        "doubts": list(change.read_errors),
         "refusals": list(change.refusals),
         "kind": change.kind,
     }

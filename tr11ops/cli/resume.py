@@ -137,7 +137,7 @@ def _missing(
     """What still keeps the run from going on, and the exit code for it: ("", 0) where nothing does."""
     if refused:
         return "; ".join(f"job {number} stays held: {text}" for number, text in refused), 1
-    if view.doubt:
+    if view.read_error:
         held = sorted(held_by_tr11(place.directory)) if place.directory.exists else []
         names = ", ".join(held)
         return (f"job {names} may still be held: type this again when the scheduler answers", 3) if held else ("", 0)
@@ -183,8 +183,8 @@ def _lines(todo: Undoing) -> list[str]:
 
 
 def _next(place: StopContext, view: StopView, todo: Undoing) -> str:
-    if view.doubt:
-        return f"unknown, the scheduler did not answer ({view.doubt})"
+    if view.read_error:
+        return f"unknown, the scheduler did not answer ({view.read_error})"
     released = [part for job in view.queued if is_held(job) and (part := split(job, todo.holds)[0]) is not None]
     free = [*released, *(job for job in view.queued if not is_held(job))]
     queue = ", ".join(job.job_id for job in free)

@@ -163,8 +163,8 @@ def attempt_to_ask(directory: RunDirectory, edge: Scheduler, job: str | None) ->
         raise Refusal(
             f"--job {job}: is no running attempt of this run; {f'running: {names}' if names else 'none runs'}"
         )
-    doubt = f" ({found.doubt})" if found.doubt else ""
-    raise Refusal(f"no attempt of this run is running{doubt}; for one that has ended: `tr11 diagnose`")
+    why_unclear = f" ({found.why_unclear})" if found.why_unclear else ""
+    raise Refusal(f"no attempt of this run is running{why_unclear}; for one that has ended: `tr11 diagnose`")
 
 
 def _launch(directory: RunDirectory, job_id: str) -> int:

@@ -177,9 +177,9 @@ class View(Record):
 
     def _look(self) -> StatusResult:
         from tr11ops.status.assessment import assess
-        from tr11ops.status.extra_observations import see_surroundings
+        from tr11ops.status.extra_observations import observe_extra
 
-        beside = partial(see_surroundings, self.directory, self.card)
+        beside = partial(observe_extra, self.directory, self.card)
         return StatusResult(assess(self.directory, self.facts, self.scheduler, beside, read_digests=self.digests))
 
 
@@ -199,8 +199,8 @@ def _view(context: RunContext, digests: bool) -> View:
     from tr11ops.base.observed import Unknown
     from tr11ops.observe.look import facts_of
 
-    eye = Unknown(chosen) if isinstance(chosen, str) else chosen
-    return View(card, directory, facts_of(card, context.run or ""), eye, digests)
+    reader = Unknown(chosen) if isinstance(chosen, str) else chosen
+    return View(card, directory, facts_of(card, context.run or ""), reader, digests)
 
 
 def _watch(view: View, seconds: float, as_json: bool) -> int:

@@ -62,7 +62,7 @@ class RemoteLook:
 
 
 @dataclass
-class RemoteEye:
+class RemoteReader:
     """Looks at one repository; `look` may be called again and again."""
 
     repository: str
@@ -94,10 +94,10 @@ def status_remote(
     every = WATCH_SECONDS if seconds is None else seconds
     if watch and every < SHORTEST_WATCH_SECONDS:
         raise Refusal(f"--watch {every:g}: a hub is asked every {SHORTEST_WATCH_SECONDS:g} seconds at most", 2)
-    eye = remote_eye(repository, endpoint, variant, watch)
-    look = eye.look()
+    reader = remote_reader(repository, endpoint, variant, watch)
+    look = reader.look()
     if watch:
-        return _watch(eye, look, every, as_json)
+        return _watch(reader, look, every, as_json)
     if as_json:
         print(json.dumps(look.document(), indent=1, allow_nan=False))
     else:
@@ -106,7 +106,7 @@ def status_remote(
     return look.exit_code
 
 
-def remote_eye(repository: str, endpoint: str | None, variant: str | None, watch: bool) -> RemoteEye:
+def remote_reader(repository: str, endpoint: str | None, variant: str | None, watch: bool) -> RemoteReader:
     """What looks at the repository that a person typed. Raises Refusal."""
     from huggingface_hub import constants
 
@@ -128,17 +128,17 @@ def remote_eye(repository: str, endpoint: str | None, variant: str | None, watch
         raise Refusal("--remote: HF_HUB_OFFLINE is set, so nothing is asked", exit_code=UNOBSERVED)
     # while watching the next look is the next try
     retries = remote_retries(time.sleep, say, 1 if watch else 3, longest=20.0, spread=0.2, most=LONGEST_WAIT_SECONDS)
-    return RemoteEye(place.name, Outside(place, None if token is None else token.reveal(), retries, variant))
+    return RemoteReader(place.name, Outside(place, None if token is None else token.reveal(), retries, variant))
 
 
-def _watch(eye: RemoteEye, first: RemoteLook, seconds: float, as_json: bool) -> int:
+def _watch(reader: RemoteReader, first: RemoteLook, seconds: float, as_json: bool) -> int:
     """Look again and again until Ctrl-C; returns the exit code of the last look. The first is there already."""
     from tr11ops.cli.status_watch import watch_lines, watch_live
 
-    ready, eye.is_watching = [first], True
+    ready, reader.is_watching = [first], True
 
     def look() -> RemoteLook:
-        return ready.pop() if ready else eye.look()
+        return ready.pop() if ready else reader.look()
 
     console = drawing_console()
     if as_json or not console.is_terminal or console.is_dumb_terminal:

@@ -155,7 +155,7 @@ def _namesake_line(job: Job) -> str:
 
 
 def queued_lines(view: StopView, user: str) -> list[str]:
-    """What waits, and who will hold it."""
+    """The queued jobs, and who will hold them."""
     lines = []
     for job in view.queued:
         count = max(1, len(job.pending_tasks))
@@ -189,7 +189,7 @@ def way_on(place: StopContext, view: StopView) -> str:
 
 
 def hold_queued(place: StopContext, view: StopView, why: str) -> tuple[str, ...]:
-    """Hold what waits, as far as this user may; says what was done. Returns the numbers that are held now."""
+    """Hold the queued jobs, as far as this user may; says what was done. Returns the numbers that are held now."""
     mine, others = to_hold(view.queued, place.user)
     result = hold(place.directory, mine, place.edge, place.user, why, must_record=False)
     for number in result.done:
@@ -211,7 +211,7 @@ def require_training(view: StopView, place: StopContext, what: str) -> None:
     """Refuse where nothing of the run trains, so that nothing can be `what` ("saved"), or where that cannot be seen."""
     if view.unread:
         raise Refusal(f"whether anything of this run is training cannot be seen: {view.unread}", exit_code=3)
-    if not (view.attempts or view.foreground or view.doubt or view.unclear):
+    if not (view.attempts or view.foreground or view.read_error or view.unclear):
         raise Refusal(
             f"nothing of this run is training, so nothing can be {what}; look with `{place.command('status')}`"
         )
@@ -277,7 +277,7 @@ def stop_without_files(place: StopContext, view: StopView, now: bool) -> bool:
         say(f"tr11: job {number} was not stopped ({why}): its owner types `{words}`")
     for text in view.foreground:
         say(f"tr11: {text}: stop it where it runs, with `kill -{'TERM' if now else STOP_SIGNAL} PROCESS`")
-    return not (done.refused or view.foreground or view.doubt or view.unread or view.unclear)
+    return not (done.refused or view.foreground or view.read_error or view.unread or view.unclear)
 
 
 @dataclass

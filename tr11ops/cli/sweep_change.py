@@ -113,7 +113,7 @@ def stop_study(
     edge = look.scheduler
     if edge is None:
         raise Refusal(f"{look.no_scheduler}; nothing was stopped", exit_code=3)
-    unseen = [cell for cell in look.cells if cell.view.doubt]
+    unseen = [cell for cell in look.cells if cell.view.read_error]
     if unseen:
         raise Refusal(f"cell {unseen[0].name}: {unseen[0].why}; nothing was stopped", exit_code=3)
     waiting = [(cell.name, job) for cell in look.cells for job in cell.view.queued]

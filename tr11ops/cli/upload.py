@@ -137,10 +137,12 @@ def _past(job: UploadJob, context: RunContext) -> TrainingHistory:
     return past_until(look.history, look.goodput, job.manifest)
 
 
-def _facts(job: UploadJob, past: TrainingHistory) -> ModelFacts:
+def _facts(job: UploadJob, training_history: TrainingHistory) -> ModelFacts:
     losses = read_losses(job.card.paths.metrics, job.manifest.step)
     repository = job.repository
-    return model_facts(job.card, job.manifest, losses, past, repository.name, repository.branch, __version__)
+    return model_facts(
+        job.card, job.manifest, losses, training_history, repository.name, repository.branch, __version__
+    )
 
 
 def _hub(card: RunCard) -> Hub:

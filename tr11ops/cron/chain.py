@@ -61,7 +61,7 @@ class ChainContext:
 
     name: ChainName
     schedule: Schedule
-    typed: Invocation
+    invocation: Invocation
     directory: RunDirectory
     scheduler: Scheduler
     say: Callable[[str], None]
@@ -73,7 +73,7 @@ class ChainContext:
     @property
     def job_name(self) -> str:
         """What its links are named in the queue."""
-        return f"cron-{self.name}-{self.typed.card.run.name}"
+        return f"cron-{self.name}-{self.invocation.card.run.name}"
 
     @property
     def claims(self) -> ClaimFolder:
@@ -81,7 +81,7 @@ class ChainContext:
 
     @property
     def time_limit_seconds(self) -> int:
-        section = self.typed.card.cron
+        section = self.invocation.card.cron
         return parse_time_limit(section.hourly_time_limit if self.name == "hourly" else section.daily_time_limit)
 
     def links(self) -> tuple[Link, ...]:
@@ -126,7 +126,7 @@ def must_leave(links: Iterable[Link], token: str, due: int, number: int) -> Link
 
 # ----------------------------------------------------------------------------- queueing a link
 def _request(place: ChainContext, token: str, due: int, begin: float | None) -> BatchRequest:
-    section = place.typed.card.cron
+    section = place.invocation.card.cron
     folder = cron_folder(place.directory) / "slurm"
     with suppress(OSError):  # then its output is lost, and nothing else
         make_shared(folder)
@@ -137,7 +137,7 @@ def _request(place: ChainContext, token: str, due: int, begin: float | None) -> 
         nodes=1,
         time_limit_seconds=place.time_limit_seconds,
         output="/dev/null",  # the script opens its own: Slurm ends a job whose output cannot be opened
-        working_directory=place.typed.folder,
+        working_directory=place.invocation.folder,
         partition=section.partition or place.placement.partition,
         account=section.account,
         constraint=section.constraint,
@@ -147,7 +147,9 @@ def _request(place: ChainContext, token: str, due: int, begin: float | None) -> 
         memory_megabytes=place.placement.memory_megabytes,
         requeue=True,  # its node may die before it could do anything
     )
-    return replace(request, script=link_script(place.typed, place.name, request, place.typed.command(words), folder))
+    return replace(
+        request, script=link_script(place.invocation, place.name, request, place.invocation.command(words), folder)
+    )
 
 
 def queue_link(place: ChainContext, token: str, due: int, begin: float | None, by: str = "") -> str:
@@ -233,7 +235,7 @@ def _start(place: ChainContext, mine: Claim, old: tuple[Link, ...]) -> Installed
 
 
 def remove(place: ChainContext) -> tuple[str, ...]:
-    """End the chain: what waits of it is cancelled, what runs leaves after its round. Returns the cancelled jobs.
+    """End the chain: its queued jobs are cancelled, a running one leaves after its round. Returns the cancelled jobs.
 
     Raises SchedulerUnreachable when its jobs cannot be known; they then leave when they begin. Raises OSError.
     """

@@ -57,30 +57,34 @@ class Invocation:
         return {name: value for name, value in kept.items() if not is_secret(name, value)}
 
 
-def round_script(typed: Invocation) -> str:
+def round_script(invocation: Invocation) -> str:
     """What cron and scrontab call, who add `--way WAY`. Raises ValueError for what no script can hold."""
-    command = typed.command(("cron", "run", "--once", "--quiet"))
-    return _rendered(ROUND, typed, command)
+    command = invocation.command(("cron", "run", "--once", "--quiet"))
+    return _rendered(ROUND, invocation, command)
 
 
-def link_script(typed: Invocation, chain: str, request: BatchRequest, command: Sequence[str], folder: Path) -> str:
+def link_script(invocation: Invocation, chain: str, request: BatchRequest, command: Sequence[str], folder: Path) -> str:
     """One link of a chain, whose output goes to `folder` if that can be written."""
-    return _rendered(LINK, typed, command, chain=chain, output=f"{folder}/", options=script_options(request))
+    return _rendered(LINK, invocation, command, chain=chain, output=f"{folder}/", options=script_options(request))
 
 
-def script_of(template: tuple[str, ...], typed: Invocation, request: BatchRequest, command: Sequence[str]) -> str:
+def script_of(template: tuple[str, ...], invocation: Invocation, request: BatchRequest, command: Sequence[str]) -> str:
     """The batch script of a job. Raises ValueError for what none can hold."""
-    return _rendered(template, typed, command, options=script_options(request))
+    return _rendered(template, invocation, command, options=script_options(request))
 
 
 def _rendered(
-    template: tuple[str, ...], typed: Invocation, command: Sequence[str], options: Sequence[str] = (), **more: object
+    template: tuple[str, ...],
+    invocation: Invocation,
+    command: Sequence[str],
+    options: Sequence[str] = (),
+    **more: object,
 ) -> str:
     engine = script_engine()
-    environment = sorted(typed.needed_environment().items())
-    values = {"run": typed.card.run.name, "environment": environment, "folder": str(typed.folder), **more}
-    if any(character in text for text in (typed.card.run.name, *options) for character in "\n\r"):
-        raise ValueError(f"{typed.folder}: a path with line ends cannot stand in a batch script; choose another")
+    environment = sorted(invocation.needed_environment().items())
+    values = {"run": invocation.card.run.name, "environment": environment, "folder": str(invocation.folder), **more}
+    if any(character in text for text in (invocation.card.run.name, *options) for character in "\n\r"):
+        raise ValueError(f"{invocation.folder}: a path with line ends cannot stand in a batch script; choose another")
     text = str(
         engine.from_string(read_shipped(*template)).render(**values, command=list(command), options=list(options))
     )

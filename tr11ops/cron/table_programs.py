@@ -30,14 +30,14 @@ class TablePlace:
     """One run's lines in one user's table on this machine."""
 
     program: Program
-    typed: Invocation
+    invocation: Invocation
     directory: RunDirectory
     jobs: tuple[PeriodicJob, ...]
 
     @property
     def script(self) -> Path:
         """What the lines call. It is the user's alone: what it holds is run in the user's name."""
-        environment = self.typed.environment
+        environment = self.invocation.environment
         home = environment.get("XDG_CONFIG_HOME") or str(Path(environment.get("HOME") or Path.home()) / ".config")
         return Path(home) / "tr11" / "cron" / f"{self.directory.mark}-{self.program}.sh"
 
@@ -59,14 +59,14 @@ class TableChange:
 def plan_install(place: TablePlace, now: float) -> TableChange:
     """What an install would change. Raises TableError, ValueError, OSError."""
     before = read_table(place)
-    after = replaced(before, place.directory.mark, place.typed.card.run.name, _lines(place, now))
-    return TableChange(before, after, round_script(place.typed))
+    after = replaced(before, place.directory.mark, place.invocation.card.run.name, _lines(place, now))
+    return TableChange(before, after, round_script(place.invocation))
 
 
 def plan_removal(place: TablePlace) -> TableChange:
     """What a removal would change. Raises TableError."""
     before = read_table(place)
-    return TableChange(before, replaced(before, place.directory.mark, place.typed.card.run.name, ()), None)
+    return TableChange(before, replaced(before, place.directory.mark, place.invocation.card.run.name, ()), None)
 
 
 def apply(place: TablePlace, change: TableChange) -> None:
@@ -98,7 +98,7 @@ def read_table(place: TablePlace) -> bytes:
 def is_installed(place: TablePlace) -> bool:
     """Whether the table has this run's lines. Raises TableError."""
     table = read_table(place)
-    return replaced(table, place.directory.mark, place.typed.card.run.name, ()) != table
+    return replaced(table, place.directory.mark, place.invocation.card.run.name, ()) != table
 
 
 # ----------------------------------------------------------------------------- the lines
@@ -118,7 +118,7 @@ def _lines(place: TablePlace, now: float) -> list[str]:
 
 
 def _options(place: TablePlace, chain: str) -> list[str]:
-    section = place.typed.card.cron
+    section = place.invocation.card.cron
     folder = cron_folder(place.directory) / "slurm"
     values = (
         ("partition", section.partition),
@@ -127,7 +127,7 @@ def _options(place: TablePlace, chain: str) -> list[str]:
         ("qos", section.quality_of_service),
         ("nodes", "1"),
         ("time", section.hourly_time_limit if chain == "hourly" else section.daily_time_limit),
-        ("job-name", f"cron-{chain}-{place.typed.card.run.name}"),
+        ("job-name", f"cron-{chain}-{place.invocation.card.run.name}"),
         ("output", str(folder / "%x-%j.out")),
         ("open-mode", "append"),
     )
@@ -150,7 +150,7 @@ def _run(place: TablePlace, argument: str) -> subprocess.CompletedProcess[bytes]
     try:
         return subprocess.run(
             [place.program, argument],
-            env={**client_environment(place.typed.environment), "LC_ALL": "C"},  # its messages are read
+            env={**client_environment(place.invocation.environment), "LC_ALL": "C"},  # its messages are read
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=TIMEOUT_SECONDS,

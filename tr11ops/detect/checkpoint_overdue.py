@@ -77,7 +77,7 @@ def _of_minutes(snapshot: Snapshot, sound: Checkpoint | None) -> tuple[float, st
 def _is_saving(snapshot: Snapshot) -> bool:
     """Whether a save stops the training right now, for no longer than its patience."""
     for job in snapshot.active_jobs:
-        life = derived.liveness_of(snapshot, job)
-        if life is not None and life.phase == "saving" and life.is_fresh(snapshot.time):
+        liveness = derived.liveness_of(snapshot, job)
+        if liveness is not None and liveness.phase == "saving" and liveness.is_fresh(snapshot.time):
             return True
     return False

@@ -42,10 +42,10 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         jumps = [*_gone_back(snapshot, steps, index), *_jumps(steps, index)]
         if jumps:
             record = steps[index].record
-            anew = record.iteration <= snapshot.run.training.log_interval
+            again = record.iteration <= snapshot.run.training.log_interval
             yield Finding(
                 NAME,
-                Severity.CRITICAL if anew else Severity.WARNING,
+                Severity.CRITICAL if again else Severity.WARNING,
                 f"at the restart at iteration {record.iteration}: {jumps[0]}",
                 subject=str(record.iteration),
                 identity=(str(record.iteration),),

@@ -34,26 +34,26 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
 def _of_job(snapshot: Snapshot, job: Job) -> Iterator[Finding]:
     if isinstance(snapshot.heartbeats, Unknown) or isinstance(snapshot.steps, Unknown):
         return  # either shows life
-    life = derived.liveness_of(snapshot, job)
+    liveness = derived.liveness_of(snapshot, job)
     marker = derived.marker_of(snapshot, derived.identifiers(job))
-    if life is None or (marker is not None and marker.time >= life.time):
+    if liveness is None or (marker is not None and marker.time >= liveness.time):
         return
     beats = derived.beats_of(snapshot, job)
-    if not life.is_fresh(snapshot.time):
+    if not liveness.is_fresh(snapshot.time):
         title = (
-            f"job {job.job_id} hangs: no sign of life for {duration(life.silent_for(snapshot.time))}"
-            f" while {life.phase} (normal: up to {duration(life.patience)})"
+            f"job {job.job_id} hangs: no sign of life for {duration(liveness.silent_for(snapshot.time))}"
+            f" while {liveness.phase} (normal: up to {duration(liveness.patience)})"
         )
         found = ranks.standing(beats, derived.seconds_per_iteration(snapshot))
         first = min((beat.rank for beat in found.odd), default=0)
         yield _finding(snapshot, job, title, ranks.describe(found, snapshot.time), first)
         return
-    still = left_behind(snapshot, beats, life.patience)
+    still = left_behind(snapshot, beats, liveness.patience)
     if still:
         since = snapshot.time - max(beat.time for beat in still)
         title = (
             f"job {job.job_id} hangs: {len(still)} of {len(beats)} ranks, on {ranks.nodes_of(still)},"
-            f" stand still for {duration(since)} (normal: up to {duration(life.patience)})"
+            f" stand still for {duration(since)} (normal: up to {duration(liveness.patience)})"
         )
         found = ranks.RankProgress(beats, still)
         yield _finding(snapshot, job, title, ranks.describe(found, snapshot.time), still[0].rank)

@@ -24,8 +24,8 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         marker = derived.marker_of(snapshot, derived.identifiers(job))
         if marker is None:
             continue
-        life = derived.liveness_of(snapshot, job)
-        if life is not None and life.time > marker.time and life.phase != derived.ENDED_PHASE:
+        liveness = derived.liveness_of(snapshot, job)
+        if liveness is not None and liveness.time > marker.time and liveness.phase != derived.ENDED_PHASE:
             continue
         age = snapshot.time - marker.time
         if age > derived.LEAVING_SECONDS:

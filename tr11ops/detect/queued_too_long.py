@@ -31,7 +31,7 @@ BEHIND_ANOTHER = "JobArrayTaskLimit"
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """WARNING after watch.longest_queue_minutes, CRITICAL after three times that; only while nothing of the run runs.
 
-    So too for what waits for other jobs below a limit: it passes by itself, or shows by its age that it does not.
+    So too for jobs that wait for other jobs below a limit: it passes by itself, or shows by its age that it does not.
 
     Counted from when the task could start: its submission or release, or the end of the task before it.
     """

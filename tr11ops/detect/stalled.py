@@ -28,15 +28,15 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     for job in snapshot.active_jobs:
         if job.state is not JobState.RUNNING:
             continue
-        life = derived.liveness_of(snapshot, job)
-        if life is None:
-            yield from _without_life(snapshot, job)
-        elif life.is_fresh(snapshot.time) and life.phase in TRAINING_PHASES:
-            yield from _without_progress(snapshot, job, life)
+        liveness = derived.liveness_of(snapshot, job)
+        if liveness is None:
+            yield from _without_liveness(snapshot, job)
+        elif liveness.is_fresh(snapshot.time) and liveness.phase in TRAINING_PHASES:
+            yield from _without_progress(snapshot, job, liveness)
 
 
-def _without_life(snapshot: Snapshot, job: Job) -> Iterator[Finding]:
-    if isinstance(snapshot.heartbeats, Unknown) or isinstance(snapshot.steps, Unknown) or snapshot.doubts:
+def _without_liveness(snapshot: Snapshot, job: Job) -> Iterator[Finding]:
+    if isinstance(snapshot.heartbeats, Unknown) or isinstance(snapshot.steps, Unknown) or snapshot.read_errors:
         return
     silent = None if job.start_time is None else snapshot.time - job.start_time
     over = derived.marker_of(snapshot, derived.identifiers(job)) is not None
@@ -45,13 +45,13 @@ def _without_life(snapshot: Snapshot, job: Job) -> Iterator[Finding]:
         yield _finding(snapshot, job, title, ())
 
 
-def _without_progress(snapshot: Snapshot, job: Job, life: derived.Liveness) -> Iterator[Finding]:
+def _without_progress(snapshot: Snapshot, job: Job, liveness: derived.Liveness) -> Iterator[Finding]:
     names = derived.identifiers(job)
     pace, finished = derived.seconds_per_iteration(snapshot), derived.step_times(snapshot, names)
     if isinstance(snapshot.phases, Unknown) or pace is None or not finished:
         return  # a first step that takes too long is silent: it hangs
     last, facts = known(snapshot.steps, ())[-1].record.iteration, snapshot.run.training
-    if life.iteration is not None and life.iteration > last + facts.log_interval:
+    if liveness.iteration is not None and liveness.iteration > last + facts.log_interval:
         return  # it trains on, and the log does not tell: log-not-growing
     since = normal_silence.trains_since(snapshot, names)
     patience = normal_silence.training_patience(snapshot, pace, facts.log_interval)
@@ -70,7 +70,7 @@ def _without_progress(snapshot: Snapshot, job: Job, life: derived.Liveness) -> I
     evidence = [f"{facts.stall_iterations:g} iterations of {pace:.3g} s are normal"]
     if where:
         evidence.append(
-            f"{len(beats)} ranks: {where}; last sign of life {duration(life.silent_for(snapshot.time))} ago"
+            f"{len(beats)} ranks: {where}; last sign of life {duration(liveness.silent_for(snapshot.time))} ago"
         )
     yield _finding(snapshot, job, title, tuple(evidence))
 

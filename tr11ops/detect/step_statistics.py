@@ -107,8 +107,8 @@ def _most_steps(found: ComparedRank) -> float:
     return found.factor * math.exp(sorted(found.scatter)[len(found.scatter) // 5])
 
 
-def _bound(percent: float, doubt: float) -> float:
-    return min(1.0 + max(percent / 100.0, doubt), ALWAYS_SLOW)
+def _bound(percent: float, uncertainty: float) -> float:
+    return min(1.0 + max(percent / 100.0, uncertainty), ALWAYS_SLOW)
 
 
 def _bound_of_means(found: Sequence[ComparedRank], host: str, percent: float) -> float:

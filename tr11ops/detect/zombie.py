@@ -20,9 +20,11 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """Nothing will end such a job but its time limit, and the next task waits for it."""
     for job in snapshot.active_jobs:
         if is_zombie(snapshot, job):
-            life = derived.liveness_of(snapshot, job)
+            liveness = derived.liveness_of(snapshot, job)
             silence = (
-                "" if life is None else f"; the last sign of life is {duration(life.silent_for(snapshot.time))} old"
+                ""
+                if liveness is None
+                else f"; the last sign of life is {duration(liveness.silent_for(snapshot.time))} old"
             )
             yield Finding(
                 NAME,

@@ -41,7 +41,7 @@ def judge(launches: Sequence[LogLaunch]) -> Diagnosis:
     found = _judge(merged, candidates_of(launches), places)
     if found.fault is FaultClass.UNKNOWN and found.root_cause is not None:
         found = _printed_early(merged, places) or found
-    return replace(found, number=merged.number, told=evidence_of(merged, places))
+    return replace(found, number=merged.number, log_evidence=evidence_of(merged, places))
 
 
 def _judge(merged: LogLaunch, candidates: Candidates, places: LaunchPlaces) -> Diagnosis:
@@ -292,7 +292,7 @@ def _hang(launch: LogLaunch, found: Candidates) -> Sighting | None:
     """The first of several lines that say that the job runs, where no step came any more; what it hangs at, if told."""
     last = 0 if launch.progress is None else launch.progress.line_number
     silent = [one for one in found.warnings if one.signature.id == "pulse-running" and one.line_number > last]
-    told = [one for one in found.warnings if one.signature.id == "hang-place" and one.line_number > last]
-    if told and silent:
-        return told[-1]
+    log_evidence = [one for one in found.warnings if one.signature.id == "hang-place" and one.line_number > last]
+    if log_evidence and silent:
+        return log_evidence[-1]
     return silent[0] if len(silent) >= SILENT else None

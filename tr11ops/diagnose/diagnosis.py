@@ -43,8 +43,8 @@ class QuotedLine:
 class Diagnosis:
     """`consequences` are examples; `consequence_count` counts all. `root_cause` is None where no line tells of one.
 
-    `launch` and `number`: the attempt and its launch, where the log says. `told`: what the log says of the launch's
-    nodes. `conclusion`: who is to blame by the attempt's records, where they were asked.
+    `launch` and `number`: the attempt and its launch, where the log says. `log_evidence`: what the log says of the
+    launch's nodes. `conclusion`: who is to blame by the attempt's records, where they were asked.
     """
 
     fault: FaultClass
@@ -57,7 +57,7 @@ class Diagnosis:
     explanation: str
     launch: str = ""
     number: int | None = None
-    told: Evidence | None = None
+    log_evidence: Evidence | None = None
     conclusion: Conclusion | None = None
 
     def document(self) -> Mapping[str, Any]:

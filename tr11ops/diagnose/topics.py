@@ -1,6 +1,6 @@
 """What an error speaks of, where no signature knows it: by words that it holds in any order, and by its traceback.
 
-Whoever writes an error names the thing that failed and what happened to it; the words are fewer than the sentences.
+An error names the thing that failed and what happened to it; the words are fewer than the sentences.
 What is found so is less sure than a signature, and never above 0.9.
 """
 

@@ -104,7 +104,7 @@ class Goodput:
     end: float
     spans: tuple[AccountSpan, ...]
     faults: tuple[Interruption, ...]
-    doubts: tuple[str, ...] = ()
+    read_errors: tuple[str, ...] = ()
 
     @property
     def total(self) -> Amount:
@@ -229,7 +229,7 @@ def account(history: History, now: float) -> Goodput:
     spans = sorted(span for span in spans if span.start < span.end and span.nodes)
     begin = min((span.start for span in spans), default=moment)
     end = max((span.end for span in spans), default=moment)
-    return Goodput(begin / 1e6, end / 1e6, tuple(spans), tuple(chain.faults()), history.doubts)
+    return Goodput(begin / 1e6, end / 1e6, tuple(spans), tuple(chain.faults()), history.read_errors)
 
 
 def _usual(steps: Sequence[StepMark]) -> int | None:
@@ -256,20 +256,20 @@ def _newest_step(history: History, settled: Sequence[Settled]) -> int:
 
 def _spread(one: Settled, pieces: Sequence[ClassifiedSegment], history: History) -> Iterator[AccountSpan]:
     """An attempt's pieces times its nodes."""
-    crews = node_usage_of(one.attempt, history.exclusions, one.begin, one.end)
+    usages = node_usage_of(one.attempt, history.exclusions, one.begin, one.end)
     place = 0
     for piece in pieces:
-        while place < len(crews) and crews[place].end <= piece.start:
+        while place < len(usages) and usages[place].end <= piece.start:
             place += 1
-        for crew in crews[place:]:
-            if crew.start >= piece.end:
+        for usage in usages[place:]:
+            if usage.start >= piece.end:
                 break
-            start, end = max(piece.start, crew.start), min(piece.end, crew.end)
-            busy = crew.working + crew.spare
+            start, end = max(piece.start, usage.start), min(piece.end, usage.end)
+            busy = usage.working + usage.spare
             job_id = one.attempt.job_id
             if busy:
-                yield AccountSpan(start, end, piece.bucket, busy, crew.spare, True, job_id, piece.launch, piece.cause)
-            if crew.lost:
+                yield AccountSpan(start, end, piece.bucket, busy, usage.spare, True, job_id, piece.launch, piece.cause)
+            if usage.lost:
                 yield AccountSpan(
-                    start, end, Bucket.NODE_LOST, crew.lost, 0, True, job_id, piece.launch, NODE, is_wall=not busy
+                    start, end, Bucket.NODE_LOST, usage.lost, 0, True, job_id, piece.launch, NODE, is_wall=not busy
                 )

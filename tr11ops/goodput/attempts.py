@@ -24,7 +24,7 @@ REQUEUE_SECONDS = 5.0  # clocks differ by less; what is older than the attempt b
 
 
 def read_attempts(
-    directory: RunDirectory, jobs: Observed[tuple[Job, ...]], last_steps: Mapping[str, float], doubts: list[str]
+    directory: RunDirectory, jobs: Observed[tuple[Job, ...]], last_steps: Mapping[str, float], read_errors: list[str]
 ) -> tuple[AttemptHistory, ...]:
     found = []
     by_number = {job.raw_id: job for job in known(jobs, ())}
@@ -32,17 +32,19 @@ def read_attempts(
     for job_id in directory.attempt_ids():
         sign, job = max(last_steps.get(job_id, 0.0), beats.get(job_id, 0.0)), by_number.get(job_id)
         attempt = observed(
-            lambda job_id=job_id, job=job, sign=sign: _read_attempt(directory.paths, job_id, jobs, job, sign, doubts)  # type: ignore[misc]
+            lambda job_id=job_id, job=job, sign=sign: _read_attempt(
+                directory.paths, job_id, jobs, job, sign, read_errors
+            )  # type: ignore[misc]
         )
         if isinstance(attempt, Unknown):
-            doubts.append(f"attempt {job_id}: {attempt.why}")
+            read_errors.append(f"attempt {job_id}: {attempt.why}")
         elif attempt is not None:
             found.append(attempt)
     return tuple(found)
 
 
 def _read_attempt(
-    paths: RunPaths, job_id: str, jobs: Observed[tuple[Job, ...]], job: Job | None, sign: float, doubts: list[str]
+    paths: RunPaths, job_id: str, jobs: Observed[tuple[Job, ...]], job: Job | None, sign: float, read_errors: list[str]
 ) -> AttemptHistory | None:
     """One attempt's folder; None when no training began in it (a drill's, or one that left at once)."""
     folder = paths.attempt(job_id)
@@ -50,10 +52,10 @@ def _read_attempt(
     if record is None:
         return None
     start = _checked(record["start"])
-    launches = tuple(_launches(folder, doubts))
+    launches = tuple(_launches(folder, read_errors))
     phases = observed(lambda: read_phases(paths.phases(job_id)))
     if isinstance(phases, Unknown):
-        doubts.append(f"phases of attempt {job_id}: {phases.why}")
+        read_errors.append(f"phases of attempt {job_id}: {phases.why}")
     verdict = observed(lambda: AttemptVerdict.read(folder))
     marker = observed(lambda: EndMarker.read(paths.end_marker(job_id)))
     began = known(phases, ())
@@ -128,7 +130,7 @@ def _end(
     return None, None if isinstance(jobs, Unknown) or job is not None else False
 
 
-def _launches(folder: Path, doubts: list[str]) -> Iterator[LaunchRecord]:
+def _launches(folder: Path, read_errors: list[str]) -> Iterator[LaunchRecord]:
     paths = [path for path in (folder / "launches").glob("*.json") if path.stem.isdigit()]
     for path in sorted(paths, key=lambda path: int(path.stem)):
         try:
@@ -137,7 +139,7 @@ def _launches(folder: Path, doubts: list[str]) -> Iterator[LaunchRecord]:
                 _checked(moment)
             yield launch
         except (OSError, ValueError, TypeError) as error:
-            doubts.append(f"launch {path.stem} of attempt {folder.name}: {cause(error)}")
+            read_errors.append(f"launch {path.stem} of attempt {folder.name}: {cause(error)}")
 
 
 def _checked(moment: object) -> float:

@@ -1,7 +1,7 @@
 """Everything that a run's files say of its past: submissions, attempts, phases, steps, checkpoints, stops, exclusions.
 
-Read-only. What could not be read is Unknown, or a line in `doubts`; nothing is filled in. Times are seconds since the
-epoch.
+Read-only. What could not be read is Unknown, or a line in `read_errors`; nothing is filled in. Times are seconds since
+the epoch.
 """
 
 from __future__ import annotations
@@ -47,26 +47,26 @@ def read_history(
     `scheduler` is its name, "" where it is not known: another one's numbers are other jobs'. `ledger` is the run's
     journal where the caller has read it already.
     """
-    paths, doubts = directory.paths, list[str]()
+    paths, read_errors = directory.paths, list[str]()
     metrics = observed(lambda: read_metrics(paths.metrics))
     steps: Observed[tuple[StepMark, ...]] = metrics if isinstance(metrics, Unknown) else tuple(metrics.steps)
     if isinstance(steps, Unknown):
-        doubts.append(f"steps: {steps.why}")
+        read_errors.append(f"steps: {steps.why}")
     last_steps = {step.job_id: step.time for step in known(steps, ())}
-    attempts = observed(lambda: read_attempts(directory, jobs, last_steps, doubts))
+    attempts = observed(lambda: read_attempts(directory, jobs, last_steps, read_errors))
     if not isinstance(attempts, Unknown):
         lives = (life for attempt in attempts for life in lives_of(attempt, known(steps, ())))
         attempts = tuple(sorted(lives, key=lambda attempt: (attempt.start, attempt.job_id)))
     if isinstance(attempts, Unknown):
-        doubts.append(f"attempts: {attempts.why}")
+        read_errors.append(f"attempts: {attempts.why}")
     if isinstance(jobs, Unknown) and any(attempt.ended is None for attempt in known(attempts, ())):
-        doubts.append(f"jobs: {jobs.why}")
+        read_errors.append(f"jobs: {jobs.why}")
     submissions, unread = read_submissions(directory)
     if isinstance(submissions, Unknown):
-        doubts.append(f"submissions: {submissions.why}")
+        read_errors.append(f"submissions: {submissions.why}")
     ledger = read_journal(directory.journal) if ledger is None else ledger
-    doubts += unread
-    doubts += [str(fault) for fault in ledger.faults if fault.kind != "torn"][:3]
+    read_errors += unread
+    read_errors += [str(fault) for fault in ledger.faults if fault.kind != "torn"][:3]
     found = metrics if isinstance(metrics, _Metrics) else _Metrics()
     return History(
         name=paths.name,
@@ -80,7 +80,7 @@ def read_history(
         exclusions=_exclusions(ledger.entries),
         validations=tuple(found.validations),
         waits=_waits(directory, jobs, known(submissions, ()), scheduler),
-        doubts=tuple(doubts),
+        read_errors=tuple(read_errors),
     )
 
 

@@ -97,4 +97,4 @@ class History:
     exclusions: tuple[Period, ...] = ()
     validations: tuple[float, ...] = ()
     waits: bool | None = None
-    doubts: tuple[str, ...] = ()
+    read_errors: tuple[str, ...] = ()

@@ -72,8 +72,8 @@ def screen(goodput: Goodput, history: History, by: str | None, paper: Paper) -> 
     elif by in PERIOD_DAYS:
         yield ""
         yield from _period_rows(goodput, by, paper)
-    for doubt in goodput.doubts:
-        yield paper.fit(f"unknown: {doubt}")
+    for read_error in goodput.read_errors:
+        yield paper.fit(f"unknown: {read_error}")
 
 
 def _verdict(goodput: Goodput, paper: Paper) -> Iterator[str]:
@@ -223,7 +223,7 @@ def document(goodput: Goodput, history: History, zone: tzinfo | None, price: flo
             for part in periods(goodput, 1, zone)
             if part.spans
         ],
-        "unknown": list(goodput.doubts),
+        "unknown": list(goodput.read_errors),
     }
 
 

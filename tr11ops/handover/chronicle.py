@@ -48,9 +48,9 @@ def _lines(given: Handover, zone: tzinfo | None) -> Iterator[str]:
         yield ""
         for time, text in rest:
             yield from wrapped(f"{clock(time, zone, far)}  {text}", "- ")
-    if given.doubts:
+    if given.read_errors:
         yield ""
-        yield from wrapped(f"Not read: {'; '.join(given.doubts)}.", "")
+        yield from wrapped(f"Not read: {'; '.join(given.read_errors)}.", "")
 
 
 def _summary(given: Handover) -> str:

@@ -23,14 +23,12 @@ if TYPE_CHECKING:
     from tr11ops.runcard.card import RunCard
 
 
-def coming_events(
-    snapshot: Snapshot, surroundings: ExtraObservations, card: RunCard, seconds: float
-) -> Iterator[Happened]:
+def coming_events(snapshot: Snapshot, extra: ExtraObservations, card: RunCard, seconds: float) -> Iterator[Happened]:
     """Everything that is expected within `seconds` of the look."""
     until = snapshot.time + seconds
     events = [
-        *_saves(snapshot), *_queue(snapshot, surroundings), *_milestones(snapshot, surroundings, card, until),
-        *_operation(snapshot, surroundings),
+        *_saves(snapshot), *_queue(snapshot, extra), *_milestones(snapshot, extra, card, until),
+        *_operation(snapshot, extra),
     ]  # fmt: skip
     yield from (event for event in events if event.time <= until)
 
@@ -42,10 +40,10 @@ def _saves(snapshot: Snapshot) -> Iterator[Happened]:
         yield Happened(snapshot.time + following.seconds, f"the next checkpoint{name} is due")
 
 
-def _queue(snapshot: Snapshot, surroundings: ExtraObservations) -> Iterator[Happened]:
+def _queue(snapshot: Snapshot, extra: ExtraObservations) -> Iterator[Happened]:
     if snapshot.kill_switch is not None:
         return
-    end, covered = end_of(snapshot, surroundings.course), derived.queue_coverage_seconds(snapshot)
+    end, covered = end_of(snapshot, extra.course), derived.queue_coverage_seconds(snapshot)
     left = math.inf if end is None else end.earliest
     for job in snapshot.active_jobs:
         limit = derived.task_seconds(snapshot, job)
@@ -58,13 +56,13 @@ def _queue(snapshot: Snapshot, surroundings: ExtraObservations) -> Iterator[Happ
 
 
 # ----------------------------------------------------------------------------- the schedule
-def _milestones(snapshot: Snapshot, surroundings: ExtraObservations, card: RunCard, until: float) -> Iterator[Happened]:
+def _milestones(snapshot: Snapshot, extra: ExtraObservations, card: RunCard, until: float) -> Iterator[Happened]:
     """Where the batch grows, the warm-up and the decay end, an evaluation is due, the training is finished."""
-    end, done = end_of(snapshot, surroundings.course), derived.iteration(snapshot)
+    end, done = end_of(snapshot, extra.course), derived.iteration(snapshot)
     if end is None or done is None or next_checkpoint(snapshot) is None:  # nothing trains: nothing is reached
         return
     batch = known(snapshot.steps, ())[-1].record.global_batch_size
-    course = surroundings.course if fits(surroundings.course, done, batch) else ()
+    course = extra.course if fits(extra.course, done, batch) else ()
     points = [*_evaluations(card, done), *(_points(card, done) if course else ())]
     for iteration, text in points:
         moment = snapshot.time + _seconds_to(snapshot, course, end, done, iteration)
@@ -111,12 +109,12 @@ def _seconds_to(
 
 
 # ----------------------------------------------------------------------------- the operation
-def _operation(snapshot: Snapshot, surroundings: ExtraObservations) -> Iterator[Happened]:
+def _operation(snapshot: Snapshot, extra: ExtraObservations) -> Iterator[Happened]:
     now, check = snapshot.time, derived.command(snapshot, "nodes check --due")
     for entry in known(snapshot.exclusions, ()):
         if entry.until is not None:
             yield Happened(max(now, entry.until), f"{entry.node} is due for a check (`{check}`)")
-    for alert in known(surroundings.alerts, ()):
+    for alert in known(extra.alerts, ()):
         if alert.snoozed_until is not None and alert.snoozed_until > now:
             yield Happened(alert.snoozed_until, f"the snooze ends: {alert.title}")
     for name in sorted({usage.name for usage in known(snapshot.usage, ())}):

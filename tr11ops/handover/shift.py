@@ -48,7 +48,7 @@ class HandoverMaterial(Assessment):
     begun: PastProgress | None
     ended: PastProgress | None
     cards: Mapping[str, Mapping[str, Any]]  # of the submissions, by tag
-    doubts: tuple[str, ...] = ()
+    read_errors: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Handover:
     changes: tuple[Happened, ...]
     open: tuple[Happened, ...]
     coming: tuple[Happened, ...]
-    doubts: tuple[str, ...]
+    read_errors: tuple[str, ...]
     copies: str = ""
 
 
@@ -165,7 +165,7 @@ def hand_over(
         ),
         open=tuple(_open(material)),
         coming=tuple(sorted(coming, key=lambda event: event.time)),
-        doubts=tuple(dict.fromkeys(material.doubts)),
+        read_errors=tuple(dict.fromkeys(material.read_errors)),
         copies="; ".join(words for _, words, _ in copies(material.status)),
     )
 
@@ -296,7 +296,7 @@ def _attempt_changes(snapshot: Snapshot, since: float, until: float) -> Iterator
 
 # ----------------------------------------------------------------------------- what is open
 def _open(material: HandoverMaterial) -> Iterator[Happened]:
-    snapshot, alerts = material.snapshot, material.surroundings.alerts
+    snapshot, alerts = material.snapshot, material.extra.alerts
     yield from _alerts(snapshot, material.findings, known(alerts, ()))
     yield from _faults(material.findings, known(alerts, ()), snapshot.time)
     seen = not isinstance(snapshot.jobs, Unknown)

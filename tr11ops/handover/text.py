@@ -16,6 +16,7 @@ from tr11ops.handover.shift import Handover, Happened, ShiftInterruption, ShiftP
 SCHEMA = 1
 WIDTH = 78
 MOST_LINES = 40  # of one list
+KEYS = {"read_errors": "doubts"}  # in the document; programs know it by that name
 _COMMAND = re.compile(r"`[^`]{1,200}`")
 
 
@@ -39,8 +40,8 @@ def _lines(given: Handover, zone: tzinfo | None) -> Iterator[str]:
     yield from _section("What is open", opened or ["nothing"])
     coming = [f"{clock(event.time, zone, True)}  {what_happened(event)}" for event in given.coming]
     yield from _section("What comes next", coming or ["nothing that could be foreseen"])
-    if given.doubts:
-        yield from _section("What could not be read", given.doubts)
+    if given.read_errors:
+        yield from _section("What could not be read", given.read_errors)
 
 
 def _happened(given: Handover, zone: tzinfo | None, far: bool) -> list[str]:
@@ -140,7 +141,7 @@ def _since(seconds: float) -> str:
 def document(handover: Handover) -> dict[str, Any]:
     """Plain JSON values; times are ISO 8601 in UTC, durations seconds. Described in docs/handover.md."""
     value = _plain_value(asdict(handover))
-    return {"schema": SCHEMA, **value}
+    return {"schema": SCHEMA, **{KEYS.get(name, name): item for name, item in value.items()}}
 
 
 def _plain_value(value: Any, key: str = "") -> Any:

@@ -48,7 +48,7 @@ def is_lfs(path: str, rules: Iterable[AttributeRule]) -> bool:
     return answer
 
 
-def mended(text: str, paths: Iterable[str]) -> str:
+def with_rules(text: str, paths: Iterable[str]) -> str:
     """The file's text with the rules that it lacks for these paths at its end; the same text where it lacks none."""
     rules = parse(text)
     lacking = sorted({pattern_of(path) for path in paths if not is_lfs(path, rules)})

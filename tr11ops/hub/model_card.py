@@ -81,7 +81,7 @@ class ModelFacts:
     datasets: tuple[Dataset, ...] | None
     hyperparameters: tuple[tuple[str, str], ...]
     hardware: Hardware
-    past: TrainingHistory
+    training_history: TrainingHistory
     train_loss: float | None
     validation_losses: tuple[tuple[str, int, float], ...]  # group, step, loss
     repository: str
@@ -118,7 +118,7 @@ def model_card(facts: ModelFacts) -> str:
         *_data(facts),
         *_table("Hyperparameters", facts.hyperparameters),
         *_table("Hardware", _hardware(facts.hardware)),
-        *_table("Operation until this step", _past(facts.past)),
+        *_table("Operation until this step", _past(facts.training_history)),
         *_table("Last losses", _losses(facts)),
         *_use(facts),
         "## Origin",
@@ -199,15 +199,19 @@ def _hardware(hardware: Hardware) -> Sequence[tuple[str, str]]:
     return (("nodes", f"{hardware.nodes:,}"), ("GPUs", _count(hardware.gpus or None)), ("parallel", ways))
 
 
-def _past(past: TrainingHistory) -> Sequence[tuple[str, str]]:
-    share = None if past.goodput is None else f"{100 * past.goodput:.1f} % of the node-time trained what was kept"
+def _past(training_history: TrainingHistory) -> Sequence[tuple[str, str]]:
+    share = (
+        None
+        if training_history.goodput is None
+        else f"{100 * training_history.goodput:.1f} % of the node-time trained what was kept"
+    )
     return (
-        ("begun", _day(past.begun)),
-        ("saved", _day(past.saved)),
-        ("node-hours", UNKNOWN if past.node_hours is None else f"{past.node_hours:,.1f}"),
+        ("begun", _day(training_history.begun)),
+        ("saved", _day(training_history.saved)),
+        ("node-hours", UNKNOWN if training_history.node_hours is None else f"{training_history.node_hours:,.1f}"),
         ("goodput", share or UNKNOWN),
-        ("attempts", _count(past.attempts)),
-        ("faults that ended one", _count(past.faults)),
+        ("attempts", _count(training_history.attempts)),
+        ("faults that ended one", _count(training_history.faults)),
     )
 
 

@@ -16,7 +16,7 @@ from tr11ops.base.retry import RetryPolicy
 from tr11ops.hub.address import host_of
 from tr11ops.hub.asking import TIMEOUT_SECONDS, ask, until_answered
 from tr11ops.hub.base import HubUnavailable
-from tr11ops.logs.line_filter import LineFeed, Sieve
+from tr11ops.logs.line_filter import LineFeed, LineFilter
 from tr11ops.logs.show import Beginning, Query
 
 PIECE_BYTES = 4 << 20
@@ -131,15 +131,15 @@ class RemoteFollower:
     _feed: LineFeed = field(init=False)
 
     def __post_init__(self) -> None:
-        self._feed = LineFeed(Sieve(self.query.wanted))
+        self._feed = LineFeed(LineFilter(self.query.wanted))
 
     def begin(self) -> Iterator[str]:
         """What is there now. Raises HubPermanentError, HubUnavailable and NoSuchAttempt."""
         self.log.forget()
         size = self.log.size()
-        beginning = Beginning(self.log, size, self.query, Sieve(self.query.wanted))
+        beginning = Beginning(self.log, size, self.query, LineFilter(self.query.wanted))
         yield from beginning.lines()
-        self._offset, self._feed = size, LineFeed(beginning.sieve, beginning.rest)
+        self._offset, self._feed = size, LineFeed(beginning.line_filter, beginning.rest)
         start = max(0, size - OVERLAP_BYTES)
         self._known = self.log.fetch(start, size - start).data if size else b""
 

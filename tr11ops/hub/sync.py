@@ -138,15 +138,15 @@ def _plan(this: SyncRound, state: SyncState, found: Scan) -> _Plan:
         if file.form == "whole" and not file.is_quiet(now):
             continue
         known = files.get(file.path)
-        far = known.far if known is not None else None
+        remote = known.remote if known is not None else None
         if (
             known is not None
             and known.stamp == file.stamp
-            and (known.far.bytes == file.bytes or not file.is_quiet(now))
+            and (known.remote.bytes == file.bytes or not file.is_quiet(now))
         ):
             continue
         try:
-            measured = measure(this.setting.folder, file, far, _far_head(this, state, file), this.running, now)
+            measured = measure(this.setting.folder, file, remote, _remote_head(this, state, file), this.running, now)
         except FileNotFoundError:
             continue  # it went since it was listed; what the hub has of it stays
         except OSError as error:
@@ -154,17 +154,17 @@ def _plan(this: SyncRound, state: SyncState, found: Scan) -> _Plan:
             continue
         except FileChanged:
             continue  # the next round sees what became of it
-        verdict = judge(measured, far, taken)
+        verdict = judge(measured, remote, taken)
         if isinstance(verdict, Send):
             sends.append(verdict)
         elif isinstance(verdict, Note):
             notes.append(verdict)
-        elif known is not None and file.bytes >= known.far.bytes:
-            files[file.path] = Known(known.far, file.stamp)
+        elif known is not None and file.bytes >= known.remote.bytes:
+            files[file.path] = Known(known.remote, file.stamp)
     return _Plan(tuple(sends), tuple(notes), tuple(faults), replace(state, files=files))
 
 
-def _far_head(this: SyncRound, state: SyncState, file: LocalFile) -> Callable[[int], bytes]:
+def _remote_head(this: SyncRound, state: SyncState, file: LocalFile) -> Callable[[int], bytes]:
     return lambda length: this.setting.hub.read(this.setting.repository, file.path, length=length, revision=state.head)
 
 
@@ -173,7 +173,7 @@ def _carry_out(this: SyncRound, plan: _Plan) -> SyncState:
     state, setting = plan.state, this.setting
     status = _status(this)
     names = [name for send in plan.sends for name in (send.path, send.superseded) if name]
-    rules = attributes.mended(state.attributes, names)
+    rules = attributes.with_rules(state.attributes, names)
     if rules != state.attributes:  # a commit of its own: the hub decides by the rules that it has
         content = rules.encode("utf-8", "surrogateescape")
         add = Add(attributes.FILE_NAME, content)
@@ -233,13 +233,17 @@ def _commit(
     there = setting.hub.look(setting.repository, names, revision=made)
     digests = {send.path: send.sha256 for send in batch}
     for path, size in expected.items():
-        far = there.get(path)
-        if far is None or far.bytes != size or (far.sha256 and path in digests and far.sha256 != digests[path]):
+        remote = there.get(path)
+        if (
+            remote is None
+            or remote.bytes != size
+            or (remote.sha256 and path in digests and remote.sha256 != digests[path])
+        ):
             raise HubPermanentError(
                 f"{setting.repository.name}: {path} is not there as it was sent; is it in a .gitignore there?"
             )
     stamps = {send.path: send.file.stamp for send in batch}
-    files = {**state.files, **{path: Known(far, stamps.get(path)) for path, far in there.items()}}
+    files = {**state.files, **{path: Known(remote, stamps.get(path)) for path, remote in there.items()}}
     this.sends += batch
     this.status_sent |= STATUS_FILE in expected
     return replace(state, head=made, files=files)
@@ -255,13 +259,13 @@ def _status(this: SyncRound) -> bytes | None:
 
 
 def _outcome(this: SyncRound, state: SyncState, found: Scan, plan: _Plan, sends: tuple[Send, ...]) -> SyncOutcome:
-    ours = [state.files[file.path].far for file in found.files if file.path in state.files]
+    ours = [state.files[file.path].remote for file in found.files if file.path in state.files]
     return SyncOutcome(
         repository=this.setting.repository.name,
         sends=sends,
         commits=tuple(this.commits),
         files=len(ours),
-        bytes=sum(far.bytes for far in ours),
+        bytes=sum(remote.bytes for remote in ours),
         head=state.head,
         found=tuple(this.found.values()),
         status_sent=this.status_sent,

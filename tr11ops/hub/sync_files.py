@@ -118,17 +118,22 @@ class RunningDigests:
     def __init__(self) -> None:
         self._known: dict[str, _Hashed] = {}
 
-    def resume(self, file: LocalFile, far: HubFile, read: Read) -> _Hashed | None:
+    def resume(self, file: LocalFile, remote: HubFile, read: Read) -> _Hashed | None:
         """What is known of exactly what the hub has, to go on with; None where the file is to be read from its start.
 
         The file must be the same one, and still end there as it did.
         """
         known = self._known.get(file.path)
-        if known is None or known.inode != file.stamp.inode or known.length != far.bytes or far.bytes > file.bytes:
+        if (
+            known is None
+            or known.inode != file.stamp.inode
+            or known.length != remote.bytes
+            or remote.bytes > file.bytes
+        ):
             return None
-        if known.digest.hexdigest() != far.sha256:
+        if known.digest.hexdigest() != remote.sha256:
             return None
-        return known if read(far.bytes - len(known.ending), len(known.ending)) == known.ending else None
+        return known if read(remote.bytes - len(known.ending), len(known.ending)) == known.ending else None
 
     def keep(
         self, file: LocalFile, length: int, read: Read, masks: tuple[Mask, ...], digest: Any, search: MaskSearch
@@ -142,14 +147,14 @@ class RunningDigests:
 def measure(
     folder: Path,
     file: LocalFile,
-    far: HubFile | None,
-    far_head: Callable[[int], bytes],
+    remote: HubFile | None,
+    remote_head: Callable[[int], bytes],
     running: RunningDigests,
     now: float,
 ) -> MeasuredFile:
     """Read a file as far as it was when it was found: how much of it is whole, and whether it continues the hub's.
 
-    `far_head` gives the first so many bytes of the hub's file; it is asked only where the local one is shorter.
+    `remote_head` gives the first so many bytes of the hub's file; it is asked only where the local one is shorter.
     Raises OSError, and FileChanged when the file is not the one that was found.
     """
     descriptor = os.open(folder / file.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -161,21 +166,21 @@ def measure(
         def read(offset: int, length: int) -> bytes:
             return os.pread(descriptor, length, offset)
 
-        end = _whole_end(file, far, read, now)
-        if far is not None and file.bytes < far.bytes:
-            return _of_shorter(file, far_head, end, read)
-        return _of_longer(file, far, end, read, running)
+        end = _whole_end(file, remote, read, now)
+        if remote is not None and file.bytes < remote.bytes:
+            return _of_shorter(file, remote_head, end, read)
+        return _of_longer(file, remote, end, read, running)
     finally:
         os.close(descriptor)
 
 
-def _whole_end(file: LocalFile, far: HubFile | None, read: Read, now: float) -> int:
+def _whole_end(file: LocalFile, remote: HubFile | None, read: Read, now: float) -> int:
     """How much may be sent: all of it once no one writes any more."""
     if file.is_quiet(now):
         return file.bytes
     if file.form == "whole":
         return 0
-    start = far.bytes if far is not None and far.bytes <= file.bytes else 0
+    start = remote.bytes if remote is not None and remote.bytes <= file.bytes else 0
     find: Callable[[Read, int, int], Whole] = whole_lines if file.form == "lines" else whole_events
     found = find(read, start, file.bytes)
     if start and found.end == start and not found.is_sound:  # what the hub has does not end with a whole record
@@ -183,21 +188,21 @@ def _whole_end(file: LocalFile, far: HubFile | None, read: Read, now: float) -> 
     return found.end
 
 
-def _of_shorter(file: LocalFile, far_head: Callable[[int], bytes], end: int, read: Read) -> MeasuredFile:
+def _of_shorter(file: LocalFile, remote_head: Callable[[int], bytes], end: int, read: Read) -> MeasuredFile:
     head = min(file.bytes, HEAD_BYTES)
     search = _search(file)
     marks = {mark: search.until(read, mark) for mark in sorted({head, end})}
     digest = _digest(file, read, hashlib.sha256(), 0, end, marks[end])
     continues = True
     if head:
-        here, there = read(0, head), far_head(head)
+        here, there = read(0, head), remote_head(head)
         continues = there in {here, Masks(marks[head]).over(here, 0)}
     return MeasuredFile(file, end, digest.hexdigest(), continues, marks[end])
 
 
-def _of_longer(file: LocalFile, far: HubFile | None, end: int, read: Read, running: RunningDigests) -> MeasuredFile:
+def _of_longer(file: LocalFile, remote: HubFile | None, end: int, read: Read, running: RunningDigests) -> MeasuredFile:
     """A file that is not shorter than the hub's, or that the hub has not."""
-    known = None if far is None else running.resume(file, far, read)
+    known = None if remote is None else running.resume(file, remote, read)
     if known is not None and end >= known.length:
         search = replace(known.search)
         masks = search.until(read, end)
@@ -205,14 +210,14 @@ def _of_longer(file: LocalFile, far: HubFile | None, end: int, read: Read, runni
             digest = _digest(file, read, known.digest.copy(), known.length, end, masks)
             running.keep(file, end, read, masks, digest, search)
             return MeasuredFile(file, end, digest.hexdigest(), True, masks)
-    search, length = _search(file), 0 if far is None else far.bytes
+    search, length = _search(file), 0 if remote is None else remote.bytes
     marks = {mark: search.until(read, mark) for mark in sorted({length, end})}
     masks = marks[end]
-    if far is None:
+    if remote is None:
         continues, is_bare = None, False
         digest = _digest(file, read, hashlib.sha256(), 0, end, masks)
     else:
-        is_masked, is_same, digest = _compared(file, far, end, read, marks)
+        is_masked, is_same, digest = _compared(file, remote, end, read, marks)
         continues, is_bare = is_masked or is_same, is_same and not is_masked
     if end >= length:
         running.keep(file, end, read, masks, digest, search)
@@ -220,25 +225,25 @@ def _of_longer(file: LocalFile, far: HubFile | None, end: int, read: Read, runni
 
 
 def _compared(
-    file: LocalFile, far: HubFile, end: int, read: Read, marks: Mapping[int, tuple[Mask, ...]]
+    file: LocalFile, remote: HubFile, end: int, read: Read, marks: Mapping[int, tuple[Mask, ...]]
 ) -> tuple[bool, bool, Any]:
     """Whether the file begins with what the hub has: masked, or as it is here; and the digest of its first
     `end` bytes."""
-    masks = marks[far.bytes]
-    if far.sha256 is None:  # a small file in git itself
-        here = b"".join(piece for _, piece in _pieces(file, read, 0, far.bytes))
+    masks = marks[remote.bytes]
+    if remote.sha256 is None:  # a small file in git itself
+        here = b"".join(piece for _, piece in _pieces(file, read, 0, remote.bytes))
         digest = _digest(file, read, hashlib.sha256(), 0, end, marks[end])
-        return git_name(Masks(masks).over(here, 0)) == far.oid, bool(masks) and git_name(here) == far.oid, digest
-    first = _digest(file, read, hashlib.sha256(), 0, far.bytes, masks)
-    if end >= far.bytes and before(marks[end], far.bytes) == masks:
-        digest = _digest(file, read, first.copy(), far.bytes, end, marks[end])
+        return git_name(Masks(masks).over(here, 0)) == remote.oid, bool(masks) and git_name(here) == remote.oid, digest
+    first = _digest(file, read, hashlib.sha256(), 0, remote.bytes, masks)
+    if end >= remote.bytes and before(marks[end], remote.bytes) == masks:
+        digest = _digest(file, read, first.copy(), remote.bytes, end, marks[end])
     else:
         digest = _digest(file, read, hashlib.sha256(), 0, end, marks[end])
-    is_masked = first.hexdigest() == far.sha256
+    is_masked = first.hexdigest() == remote.sha256
     is_same = (
         bool(masks)
         and not is_masked
-        and _digest(file, read, hashlib.sha256(), 0, far.bytes, ()).hexdigest() == far.sha256
+        and _digest(file, read, hashlib.sha256(), 0, remote.bytes, ()).hexdigest() == remote.sha256
     )
     return is_masked, is_same, digest
 

@@ -135,7 +135,7 @@ def objection(path: str, mode: int, published: Collection[str] = ()) -> str:
 
 
 # ----------------------------------------------------------------------------- what happens to one file
-def judge(measured: MeasuredFile, far: HubFile | None, taken: Collection[str]) -> Send | Note | None:
+def judge(measured: MeasuredFile, remote: HubFile | None, taken: Collection[str]) -> Send | Note | None:
     """What to do with one file: send it, leave it alone and say why, or None where there is nothing to do.
 
     `taken` are the paths that the hub has.
@@ -145,16 +145,16 @@ def judge(measured: MeasuredFile, far: HubFile | None, taken: Collection[str]) -
     def send(reason: Reason, superseded: str = "") -> Send:
         return Send(file, end, measured.sha256, reason, superseded, measured.masks)
 
-    if far is None:
+    if remote is None:
         return send("new") if end else None
     if file.form == "whole" and end:  # written again each time it changes: the repository's history keeps the old ones
-        is_there = end == far.bytes and measured.continues and not measured.is_bare
+        is_there = end == remote.bytes and measured.continues and not measured.is_bare
         return None if is_there else send("changed")
     if measured.continues:
-        if file.bytes < far.bytes:
-            return Note(file.path, f"has {file.bytes} bytes here and {far.bytes} at the hub, which keeps them")
+        if file.bytes < remote.bytes:
+            return Note(file.path, f"has {file.bytes} bytes here and {remote.bytes} at the hub, which keeps them")
         reason: Reason = "masked" if measured.is_bare else "grown"
-        is_news = end > far.bytes or (measured.is_bare and end == far.bytes)
+        is_news = end > remote.bytes or (measured.is_bare and end == remote.bytes)
         return send(reason) if is_news else None
     if not end:
         return Note(file.path, "is another file now, with nothing whole in it yet; the hub keeps the old one")

@@ -143,24 +143,26 @@ def acquaint(this: SyncRound, head: str, rebuild: bool) -> SyncState:
     text = "" if rules is None else _rules(this, rules, head)
     published = state.published if _is_same(state.files.get(STATUS_FILE), tree.get(STATUS_FILE)) else ""
     files = {
-        path: Known(far, known.stamp if (known := state.files.get(path)) is not None and known.far == far else None)
-        for path, far in tree.items()
+        path: Known(
+            remote, known.stamp if (known := state.files.get(path)) is not None and known.remote == remote else None
+        )
+        for path, remote in tree.items()
     }
     return replace(state, head=head, attributes=text, published=published, files=files)
 
 
-def _rules(this: SyncRound, far: HubFile, head: str) -> str:
+def _rules(this: SyncRound, remote: HubFile, head: str) -> str:
     """The .gitattributes of a commit. Raises HubUnavailable when what comes is something else, as a proxy's page."""
     for _ in range(READINGS):
         content = this.setting.hub.read(this.setting.repository, attributes.FILE_NAME, revision=head)
-        name = git_name(content) if far.sha256 is None else hashlib.sha256(content).hexdigest()
-        if name == (far.sha256 or far.oid):
+        name = git_name(content) if remote.sha256 is None else hashlib.sha256(content).hexdigest()
+        if name == (remote.sha256 or remote.oid):
             return content.decode("utf-8", "surrogateescape")
     raise HubUnavailable(f"{this.setting.repository.name}: {attributes.FILE_NAME} comes garbled")
 
 
-def _is_same(known: Known | None, far: HubFile | None) -> bool:
-    return known is not None and known.far == far
+def _is_same(known: Known | None, remote: HubFile | None) -> bool:
+    return known is not None and known.remote == remote
 
 
 # ----------------------------------------------------------------------------- records

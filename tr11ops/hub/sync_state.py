@@ -29,7 +29,7 @@ LONGEST_MESSAGE = 300
 class Known:
     """One file of the repository; `stamp` is the local file that was compared with it, if one was."""
 
-    far: HubFile
+    remote: HubFile
     stamp: Stamp | None = None
 
 
@@ -80,17 +80,21 @@ def _parse(value: Mapping[str, Any]) -> SyncState:
 
 
 def _known(entry: Mapping[str, Any]) -> Known:
-    far, stamp = HubFile(**entry["far"]), None if entry["stamp"] is None else Stamp(**entry["stamp"])
-    numbers = [far.bytes, *(() if stamp is None else (stamp.bytes, stamp.changed_ns, stamp.inode))]
-    if not all(isinstance(number, int) for number in numbers) or not isinstance(far.oid, str):
+    remote, stamp = HubFile(**entry["far"]), None if entry["stamp"] is None else Stamp(**entry["stamp"])
+    numbers = [remote.bytes, *(() if stamp is None else (stamp.bytes, stamp.changed_ns, stamp.inode))]
+    if not all(isinstance(number, int) for number in numbers) or not isinstance(remote.oid, str):
         raise TypeError("not a state")
-    return Known(far, stamp)
+    return Known(remote, stamp)
 
 
 def write_state(directory: RunDirectory, state: SyncState) -> None:
     """Replace the state. Raises OSError."""
     make_shared(records_folder(directory))
-    write_json(records_folder(directory) / "state.json", {"schema": SCHEMA, **asdict(state)})
+    files = {
+        path: {"far": asdict(known.remote), "stamp": known.stamp and asdict(known.stamp)}
+        for path, known in state.files.items()
+    }
+    write_json(records_folder(directory) / "state.json", {"schema": SCHEMA, **asdict(state), "files": files})
 
 
 def write_success(directory: RunDirectory, now: float, found: Sequence[FoundSecret] = ()) -> None:

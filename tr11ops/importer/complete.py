@@ -55,7 +55,7 @@ def data_parallel(builder: Builder) -> int:
     return world // shape if shape > 0 and world % shape == 0 else 0
 
 
-def mend(builder: Builder) -> None:
+def correct(builder: Builder) -> None:
     """Change values that would be refused, or would lose work, where there is one plain right value."""
     minutes = builder.number("run.exit_duration_minutes")
     limit = time_limit(builder)

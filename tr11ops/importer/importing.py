@@ -11,7 +11,7 @@ from typing import Any
 
 from tr11ops.importer.builder import Builder
 from tr11ops.importer.case import Case
-from tr11ops.importer.complete import complete, mend
+from tr11ops.importer.complete import complete, correct
 from tr11ops.importer.deepspeed import find_deepspeed
 from tr11ops.importer.defects import find_defects, in_order
 from tr11ops.importer.defects_time import save_interval
@@ -82,7 +82,7 @@ def import_text(raw: str, name: str, overrides: Sequence[str] = ()) -> Imported:
     uses = {use.option: use for use in launch.options}
     case = Case(raw, directives, script, launch, uses, file, copy.deepcopy(builder))
     defects = find_defects(case)
-    mend(builder)
+    correct(builder)
     tables, problems = apply_overrides(builder.tables(), overrides, RunCard)
     if problems:
         raise CardError("command line", problems)

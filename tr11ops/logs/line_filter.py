@@ -41,15 +41,15 @@ class LineQuery:
 class LineFeed:
     """Cuts what comes of a log into lines, and gives those that a sieve lets through; an unfinished last one waits."""
 
-    def __init__(self, sieve: Sieve, rest: bytes = b"") -> None:
-        self.sieve = sieve
+    def __init__(self, line_filter: LineFilter, rest: bytes = b"") -> None:
+        self.line_filter = line_filter
         self._rest = rest
 
     def take(self, data: bytes) -> Iterator[str]:
         """The wanted lines of the next bytes. A line that is too long comes in pieces."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
-            yield from self.sieve.feed(line.decode("utf-8", "replace"))
+            yield from self.line_filter.feed(line.decode("utf-8", "replace"))
         if len(self._rest) > LONGEST_LINE_BYTES:
             yield from self.unfinished()
 
@@ -57,10 +57,10 @@ class LineFeed:
         """A last line that has no end yet; it is given once."""
         rest, self._rest = self._rest, b""
         if rest:
-            yield from self.sieve.feed(rest.decode("utf-8", "replace"))
+            yield from self.line_filter.feed(rest.decode("utf-8", "replace"))
 
 
-class Sieve:
+class LineFilter:
     """Lets the wanted lines of one log through, in order. Each log has a filter of its own."""
 
     def __init__(self, wanted: LineQuery) -> None:

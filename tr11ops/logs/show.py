@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tr11ops.logs.line_filter import LineQuery, Sieve
+from tr11ops.logs.line_filter import LineFilter, LineQuery
 from tr11ops.logs.lines import STEP_BYTES
 from tr11ops.logs.reader import LogReader, line_start, tail_offset, whole_blocks
 from tr11ops.logs.search import Marks, Region, attempt_regions, offset_since, step_regions, step_value
@@ -42,12 +42,12 @@ class NoSuchAttempt(LookupError):
 
 @dataclass
 class Beginning:
-    """The lines to show first; afterwards `rest` is the unfinished last line, and `sieve` what goes on with it."""
+    """The lines to show first; afterwards `rest` is the unfinished last line, and `line_filter` goes on with it."""
 
     reader: LogReader
     size: int
     query: Query
-    sieve: Sieve
+    line_filter: LineFilter
     rest: bytes = b""
 
     def lines(self) -> Iterator[str]:
@@ -68,7 +68,7 @@ class Beginning:
         window = FIRST_WINDOW_BYTES
         while True:
             start = line_start(self.reader, max(0, self.size - window))
-            self.sieve = Sieve(self.query.wanted)
+            self.line_filter = LineFilter(self.query.wanted)
             found = deque(self._through([Region(start, self.size)]), maxlen=count)
             if len(found) == count or start == 0:
                 return iter(found)
@@ -101,16 +101,16 @@ class Beginning:
             position = region.start
             for block in whole_blocks(self.reader, region.start, region.end):
                 position += len(block)
-                if holds is not None and self.sieve.is_idle and not holds(block):
-                    self.sieve.pass_over(block)
+                if holds is not None and self.line_filter.is_idle and not holds(block):
+                    self.line_filter.pass_over(block)
                     continue
                 *lines, last = block.split(b"\n")
                 for line in lines:
-                    yield from self.sieve.feed(line.decode("utf-8", "replace"))
+                    yield from self.line_filter.feed(line.decode("utf-8", "replace"))
                 if last and position >= self.size:
                     self.rest = last
                 elif last:
-                    yield from self.sieve.feed(last.decode("utf-8", "replace"))
+                    yield from self.line_filter.feed(last.decode("utf-8", "replace"))
 
 
 def _common(first: Sequence[Region], second: Sequence[Region]) -> list[Region]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tr11ops.logs.line_filter import LineFeed, Sieve
+from tr11ops.logs.line_filter import LineFeed, LineFilter
 from tr11ops.logs.reader import BLOCK_BYTES, FileReader
 from tr11ops.logs.show import Beginning, Query
 from trainer.contract.state_file import descriptor_of
@@ -32,7 +32,7 @@ class Follower:
     _feed: LineFeed = field(init=False)
 
     def __post_init__(self) -> None:
-        self._feed = LineFeed(Sieve(self.query.wanted))
+        self._feed = LineFeed(LineFilter(self.query.wanted))
 
     def begin(self) -> Iterator[str]:
         """What is there now. Nothing while there is no file. Raises NoSuchAttempt, and OSError as the file system."""
@@ -43,9 +43,9 @@ class Follower:
         try:
             status = os.fstat(descriptor)
             self._identity, self._offset = (status.st_dev, status.st_ino), status.st_size
-            beginning = Beginning(FileReader(descriptor), status.st_size, self.query, self._feed.sieve)
+            beginning = Beginning(FileReader(descriptor), status.st_size, self.query, self._feed.line_filter)
             yield from beginning.lines()
-            self._feed = LineFeed(beginning.sieve, beginning.rest)
+            self._feed = LineFeed(beginning.line_filter, beginning.rest)
         finally:
             os.close(descriptor)
 
@@ -60,7 +60,7 @@ class Follower:
             identity = (status.st_dev, status.st_ino)
             if identity != self._identity or status.st_size < self._offset:
                 yield from self.unfinished()
-                self._identity, self._offset, self._feed = identity, 0, LineFeed(Sieve(self.query.wanted))
+                self._identity, self._offset, self._feed = identity, 0, LineFeed(LineFilter(self.query.wanted))
             while block := os.pread(descriptor, BLOCK_BYTES, self._offset):
                 self._offset += len(block)
                 yield from self._feed.take(block)

@@ -232,7 +232,7 @@ def task_seconds(snapshot: Snapshot, job: Job) -> float | None:
 def queue_coverage_seconds(snapshot: Snapshot, only_sure: bool = False) -> float | None:
     """Training time that the running task and the queued ones still hold; None where it cannot be told.
 
-    `only_sure` leaves out what waits for the site.
+    `only_sure` leaves out jobs that wait for the site.
     """
     if isinstance(snapshot.jobs, Unknown):
         return None
@@ -346,12 +346,12 @@ def patience_in(snapshot: Snapshot, phase: str, stepped: bool) -> float:
 
 def liveness_outside(snapshot: Snapshot) -> Liveness | None:
     """A fresh sign of life of an attempt that no job of the scheduler stands for (a training in the foreground)."""
-    life = liveness_of(snapshot, None)
-    if life is None or life.phase == ENDED_PHASE or not life.is_fresh(snapshot.time):
+    liveness = liveness_of(snapshot, None)
+    if liveness is None or liveness.phase == ENDED_PHASE or not liveness.is_fresh(snapshot.time):
         return None
-    if any(life.job_id in (job.job_id, job.raw_id) for job in known(snapshot.jobs, ())):
+    if any(liveness.job_id in (job.job_id, job.raw_id) for job in known(snapshot.jobs, ())):
         return None
-    return life if marker_of(snapshot, frozenset({life.job_id})) is None else None
+    return liveness if marker_of(snapshot, frozenset({liveness.job_id})) is None else None
 
 
 def command(snapshot: Snapshot, words: str) -> str:

@@ -85,7 +85,7 @@ def _log_step(line: str) -> Step | None:
 def read_heartbeats(paths: RunPaths) -> tuple[Observed[tuple[Heartbeat, ...]], tuple[str, ...]]:
     """All ranks' heartbeats by rank, and what is wrong with those that could not be read."""
     beats: list[Heartbeat] = []
-    doubts: list[str] = []
+    read_errors: list[str] = []
     try:
         names = [name for name in _names(paths.heartbeats) if name.endswith(".json") and name[:-5].isdigit()]
     except OSError as error:
@@ -93,12 +93,12 @@ def read_heartbeats(paths: RunPaths) -> tuple[Observed[tuple[Heartbeat, ...]], t
     for name in names:
         beat = observed(lambda path=paths.heartbeats / name: _checked_heartbeat(path))  # type: ignore[misc]
         if isinstance(beat, Unknown):
-            doubts.append(f"heartbeat {name}: {beat.why}")
+            read_errors.append(f"heartbeat {name}: {beat.why}")
         elif beat is not None:
             beats.append(beat)
-    if doubts and not beats:
-        return Unknown(f"no heartbeat is readable ({doubts[0]})"), ()
-    return tuple(sorted(beats, key=lambda beat: beat.rank)), _shortened(doubts)
+    if read_errors and not beats:
+        return Unknown(f"no heartbeat is readable ({read_errors[0]})"), ()
+    return tuple(sorted(beats, key=lambda beat: beat.rank)), _shortened(read_errors)
 
 
 def _checked_heartbeat(path: Path) -> Heartbeat | None:
@@ -114,10 +114,10 @@ def _require(path: Path, *values: object) -> None:
             raise ValueError(f"{path} holds {str(value)[:40]!r} where a number belongs")
 
 
-def _shortened(doubts: list[str], most: int = 3) -> tuple[str, ...]:
-    if len(doubts) <= most:
-        return tuple(doubts)
-    return (*doubts[:most], f"... and {len(doubts) - most} more of this kind")
+def _shortened(read_errors: list[str], most: int = 3) -> tuple[str, ...]:
+    if len(read_errors) <= most:
+        return tuple(read_errors)
+    return (*read_errors[:most], f"... and {len(read_errors) - most} more of this kind")
 
 
 def read_attempts(paths: RunPaths) -> Observed[tuple[Attempt, ...]]:
@@ -238,17 +238,17 @@ def read_exclusions(path: Path) -> Observed[tuple[Exclusion, ...]]:
 def read_submissions(directory: RunDirectory) -> tuple[Observed[tuple[Submission, ...]], tuple[str, ...]]:
     """Every recorded submission, newest first, and what is wrong with those that could not be read."""
     found: list[Submission] = []
-    doubts: list[str] = []
+    read_errors: list[str] = []
     tags = observed(directory.tags)
     if isinstance(tags, Unknown):
         return tags, ()
     for tag in reversed(tags):
         entry = observed(lambda tag=tag: directory.read_submission(tag))  # type: ignore[misc]
         if isinstance(entry, Unknown):
-            doubts.append(f"submission {tag}: {entry.why}")
+            read_errors.append(f"submission {tag}: {entry.why}")
         elif entry is not None:
             found.append(entry)
-    return tuple(found), _shortened(doubts)
+    return tuple(found), _shortened(read_errors)
 
 
 def _names(folder: Path) -> Iterator[str]:

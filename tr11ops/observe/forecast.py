@@ -157,8 +157,8 @@ def _first_point(snapshot: Snapshot) -> tuple[float, int] | None:
 def next_checkpoint(snapshot: Snapshot) -> NextCheckpoint | None:
     """The next save of the running attempt, whichever comes first; None where nothing trains or nothing tells."""
     running = [job for job in snapshot.active_jobs if job.start_time is not None]
-    life = derived.liveness_of(snapshot, running[0]) if running else derived.liveness_outside(snapshot)
-    if life is None or life.phase == derived.ENDED_PHASE or not life.is_fresh(snapshot.time):
+    liveness = derived.liveness_of(snapshot, running[0]) if running else derived.liveness_outside(snapshot)
+    if liveness is None or liveness.phase == derived.ENDED_PHASE or not liveness.is_fresh(snapshot.time):
         return None
     found = [*_by_interval(snapshot), *_by_minutes(snapshot)]
     if derived.seconds_per_iteration(snapshot) is None and not found and snapshot.run.checkpoint_interval:

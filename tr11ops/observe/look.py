@@ -68,7 +68,7 @@ def observe(
     newest checkpoint's digests with its manifest, which reads all its bytes.
     """
     moment = now if isinstance(now, Moment) else Moment(now)
-    submissions, submission_doubts = files.read_submissions(directory)
+    submissions, submission_errors = files.read_submissions(directory)
     jobs, nodes = _ask(scheduler, {facts.name, *(entry.run for entry in known(submissions, ()) if entry.run)})
     name = scheduler.name if not isinstance(scheduler, Unknown) else ""
     if not directory.exists:
@@ -82,8 +82,8 @@ def observe(
         )  # fmt: skip
     paths = directory.paths
     mine, namesakes = _split(jobs, Ownership(directory, known(submissions, ()), scheduler=name))
-    namesakes, unclear = without_unclear(namesakes, submissions, submission_doubts)
-    heartbeats, heartbeat_doubts = files.read_heartbeats(paths)
+    namesakes, unclear = without_unclear(namesakes, submissions, submission_errors)
+    heartbeats, heartbeat_errors = files.read_heartbeats(paths)
     attempts = files.read_attempts(paths)
     steps = files.read_steps(paths)
     switch_fault = place_fault(directory)
@@ -109,7 +109,7 @@ def observe(
         exclusions=_exclusions(files.read_exclusions(directory.exclusions), known(mine, ()), known(submissions, ())),
         submissions=submissions,
         namesakes=namesakes,
-        doubts=(*heartbeat_doubts, *submission_doubts, *([unclear] if unclear else ())),
+        read_errors=(*heartbeat_errors, *submission_errors, *([unclear] if unclear else ())),
         damaged_files=observed(lambda: find_damage(directory)),
         resubmitted=_resubmitted(directory, moment.time) if facts.operation.resubmissions else 0,
         clock_ahead=moment.ahead,
@@ -131,7 +131,7 @@ def look_now(directory: RunDirectory, facts: RunFacts, scheduler: Overview | Unk
 def _resubmitted(directory: RunDirectory, now: float) -> Observed[int]:
     """How much of a day's budget the watchdog has spent; it does nothing where the journal may not tell all."""
     past = replay(read_journal(directory.journal, since=now - DAY_SECONDS))
-    return Unknown(past.doubt) if past.doubt else past.spent("resubmit", now)
+    return Unknown(past.read_error) if past.read_error else past.spent("resubmit", now)
 
 
 def _ask(

@@ -37,8 +37,8 @@ def seconds_to_wait(snapshot: Snapshot, job: Job) -> float:
     """
     if isinstance(snapshot.heartbeats, Unknown) or isinstance(snapshot.steps, Unknown):
         return _patience(snapshot)
-    life = derived.liveness_of(snapshot, job)
-    return 0.0 if life is None else max(0.0, _patience(snapshot) - life.silent_for(snapshot.time))
+    liveness = derived.liveness_of(snapshot, job)
+    return 0.0 if liveness is None else max(0.0, _patience(snapshot) - liveness.silent_for(snapshot.time))
 
 
 def is_zombie(snapshot: Snapshot, job: Job) -> bool:

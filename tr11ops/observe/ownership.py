@@ -103,12 +103,12 @@ def own_jobs(
 class OwnJobs(Record):
     """The jobs of a run that are not over, and others of its name that are not of it.
 
-    `doubt` says which jobs may be of the run or not, and why that is not known: they are in neither. "" for none.
+    `why_unclear` says which jobs may be of the run or not, and why that is not known: they are in neither. "" for none.
     """
 
     jobs: tuple[Job, ...] = ()
     namesakes: tuple[Job, ...] = ()
-    doubt: str = ""
+    why_unclear: str = ""
 
 
 def read_own_jobs(directory: RunDirectory, scheduler: Overview, array_id: str | None = None) -> OwnJobs:

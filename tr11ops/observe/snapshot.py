@@ -121,7 +121,7 @@ class Snapshot(TrainingObservations, OperationObservations):
 
     `time`, and every moment in it, is by the run's clock (see clock.py).
 
-    `jobs` are this run's alone; `namesakes` carry its name without belonging to it. `doubts` are the read failures
+    `jobs` are this run's alone; `namesakes` carry its name without belonging to it. `read_errors` are the read failures
     that left a part of an otherwise known observation out.
     """
 
@@ -138,7 +138,7 @@ class Snapshot(TrainingObservations, OperationObservations):
     exclusions: Observed[tuple[Exclusion, ...]]
     submissions: Observed[tuple[Submission, ...]]
     namesakes: tuple[Job, ...] = ()
-    doubts: tuple[str, ...] = ()
+    read_errors: tuple[str, ...] = ()
     clock_ahead: Observed[float] = 0.0  # this machine's clock, of the one that `time` is by (below zero: behind)
     pause: Observed[KillSwitch | None] = None  # a file like the kill switch: the present attempt is the last one
     damaged_files: Observed[tuple[Damage, ...]] = ()  # of those in which the run keeps its state
@@ -174,7 +174,7 @@ class Snapshot(TrainingObservations, OperationObservations):
                 yield f"end of attempt {attempt.job_id}: {attempt.end.why}"
         if not isinstance(self.checkpoints, Unknown) and isinstance(self.checkpoints.latest, Unknown):
             yield f"latest: {self.checkpoints.latest.why}"
-        yield from self.doubts
+        yield from self.read_errors
 
 
 SNAPSHOT_NAMES = frozenset({*observed_fields(Snapshot).values(), "latest"})  # heads of the lines of `unknowns`

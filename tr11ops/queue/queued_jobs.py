@@ -166,8 +166,8 @@ class PendingJobs:
     def look(self) -> tuple[Job, ...]:
         """The run's queued jobs as they are now. What may be another's is left as it is, and said."""
         found = read_own_jobs(self._directory, self.scheduler, self._array_id)
-        if found.doubt:
-            self._say(f"tr11: {found.doubt}; it is left as it is")
+        if found.why_unclear:
+            self._say(f"tr11: {found.why_unclear}; it is left as it is")
         return tuple(job for job in found.jobs if job.state is JobState.PENDING)
 
     def retry(self, action: Callable[[], T]) -> T:

@@ -37,15 +37,16 @@ class RepairStep(Record):
 class Repair(Record):
     """What will be done. `resubmit` attempts are launched behind `after` (None: at once), then come the steps.
 
-    `left_alone` says what is wrong but not ours to repair; `doubts` what could not be seen, and `refusals` why it must
-    not be done: each forbids any step. `taken_over`: names of what tr11 held and another holds now, and the reason.
+    `left_alone` says what is wrong but not ours to repair; `read_errors` what could not be seen, and `refusals` why it
+    must not be done: each forbids any step. `taken_over`: names of what tr11 held and another holds now, and the
+    reason.
     """
 
     steps: tuple[RepairStep, ...] = ()
     resubmit: int = 0
     after: str | None = None
     left_alone: tuple[str, ...] = ()
-    doubts: tuple[str, ...] = ()
+    read_errors: tuple[str, ...] = ()
     refusals: tuple[str, ...] = ()
     kind: Literal["repaired", "replaced"] = "repaired"  # the journal's word for each step
     taken_over: tuple[tuple[str, str], ...] = ()
@@ -77,7 +78,7 @@ def plan_repair(
     is never released.
     """
     if isinstance(snapshot.jobs, Unknown):
-        return Repair(doubts=(f"jobs: {snapshot.jobs.why}",))
+        return Repair(read_errors=(f"jobs: {snapshot.jobs.why}",))
     others = derived.other_variants(snapshot)  # repaired with a card of their own
     active = tuple(job for job in snapshot.active_jobs if job.job_id not in others)
     pending = tuple(job for job in snapshot.pending_jobs if job.job_id not in others)
@@ -124,7 +125,7 @@ def plan_replacement(snapshot: Snapshot, user: str) -> Repair:
     What a chain of self-submitting jobs has still to queue counts too.
     """
     if isinstance(snapshot.jobs, Unknown):
-        return Repair(doubts=(f"jobs: {snapshot.jobs.why}",))
+        return Repair(read_errors=(f"jobs: {snapshot.jobs.why}",))
     others, active = derived.other_variants(snapshot), snapshot.active_jobs
     queued = tuple(job for job in snapshot.pending_jobs if job.job_id not in others)
     staying = (*active, *(job for job in snapshot.pending_jobs if job.job_id in others))

@@ -39,7 +39,7 @@ class StopView:
     foreground: tuple[str, ...]
     iteration: int | None
     checkpoint: int | None
-    doubt: str  # why the jobs are not known; empty when they are
+    read_error: str  # why the jobs are not known; empty when they are
     seconds_per_iteration: float | None = None
     holder: LeaseClaim | None = None  # whose lease it is, as long as it was not let go
     namesakes: tuple[Job, ...] = ()  # living jobs of the run's name that are not of this run
@@ -49,7 +49,7 @@ class StopView:
 
     @property
     def is_idle(self) -> bool:
-        return not (self.running or self.queued or self.foreground or self.doubt or self.unread or self.unclear)
+        return not (self.running or self.queued or self.foreground or self.read_error or self.unread or self.unclear)
 
     @property
     def attempts(self) -> tuple[str, ...]:
@@ -68,14 +68,14 @@ def look(card: RunCard | None, directory: RunDirectory, scheduler: Overview) -> 
 
     Without a card any sound checkpoint counts.
     """
-    doubt, found = "", OwnJobs()
+    read_error, found = "", OwnJobs()
     try:
         found = read_own_jobs(directory, scheduler)
     except SchedulerError as error:
-        doubt = cause(error)
+        read_error = cause(error)
     queued = tuple(job for job in found.jobs if job.state is JobState.PENDING)
     stateless = [job.job_id for job in found.jobs if job.state is JobState.UNKNOWN]
-    unclear = [found.doubt] if found.doubt else []
+    unclear = [found.why_unclear] if found.why_unclear else []
     if stateless:
         unclear.append(f"the state of job {', '.join(stateless)} is not known")
     steps = known(read_steps(directory.paths), ())
@@ -90,7 +90,7 @@ def look(card: RunCard | None, directory: RunDirectory, scheduler: Overview) -> 
         foreground=known(observed(lambda: foreground_trainings(directory)), ()),
         iteration=iteration,
         checkpoint=newest.step if newest else None,
-        doubt=doubt,
+        read_error=read_error,
         seconds_per_iteration=steps[-1].record.seconds_per_iteration if steps else None,
         holder=lease_holder(directory),
         namesakes=found.namesakes,

@@ -77,7 +77,7 @@ def gather(
         checkpoints=rows,
         journal=ledger.entries,
         end=end_of(snapshot, course),
-        read_errors=_each_cause_once((*snapshot.unknowns(), *history.doubts, *unread)),
+        read_errors=_each_cause_once((*snapshot.unknowns(), *history.read_errors, *unread)),
     )
 
 

@@ -52,7 +52,7 @@ class ActionRecord(Record):
     incident: str
     time: float
     tag: str = ""
-    standing: ProgressRecord = ProgressRecord()
+    progress: ProgressRecord = ProgressRecord()
     owes: int = 0
     result: Result = Result.OPEN
     message: str = ""
@@ -65,47 +65,51 @@ class ActionRecord(Record):
 class ActionHistory(Record):
     """The actions of the last days, oldest first, and the nodes that tr11 excluded by itself (time, node).
 
-    `doubt` says why the journal may not tell all; nothing is done then.
+    `read_error` says why the journal may not tell all; nothing is done then.
     """
 
-    deeds: tuple[ActionRecord, ...] = ()
+    records: tuple[ActionRecord, ...] = ()
     excluded: tuple[tuple[float, str], ...] = ()
-    doubt: str = ""
+    read_error: str = ""
 
     @property
     def unfinished(self) -> tuple[ActionRecord, ...]:
-        return tuple(deed for deed in self.deeds if deed.is_unfinished)
+        return tuple(record for record in self.records if record.is_unfinished)
 
     def spent(self, action: str, now: float) -> int:
         """How many of a day's budget are gone. What was refused cost nothing; a time in the future counts as now."""
-        deeds = [deed for deed in self.deeds if deed.action == action and deed.result is not Result.REFUSED]
-        recent = {deed.number for deed in deeds if deed.time > now - DAY_SECONDS}
+        records = [record for record in self.records if record.action == action and record.result is not Result.REFUSED]
+        recent = {record.number for record in records if record.time > now - DAY_SECONDS}
         if action != "exclude":
             return len(recent)
-        nodes = {deed.subject for deed in deeds if deed.number in recent}
+        nodes = {record.subject for record in records if record.number in recent}
         return len(nodes | {node for time, node in self.excluded if time > now - DAY_SECONDS})
 
     def owed(self, launched: float) -> int:
         """Attempts that were cancelled to be launched again, and were not: nothing was submitted since (`launched`)."""
-        resubmitted = [deed.time for deed in self.deeds if deed.action == "resubmit" and deed.result is Result.DONE]
+        resubmitted = [
+            record.time for record in self.records if record.action == "resubmit" and record.result is Result.DONE
+        ]
         since = max([launched, *resubmitted])
-        return sum(deed.owes for deed in self.deeds if deed.result is Result.DONE and deed.time > since)
+        return sum(record.owes for record in self.records if record.result is Result.DONE and record.time > since)
 
     def last(self, incident: str) -> ActionRecord | None:
         """The last deed against an incident that changed something, or may have."""
-        found = [deed for deed in self.deeds if deed.incident == incident and deed.result is not Result.REFUSED]
-        return max(found, key=lambda deed: deed.time, default=None)
+        found = [
+            record for record in self.records if record.incident == incident and record.result is not Result.REFUSED
+        ]
+        return max(found, key=lambda record: record.time, default=None)
 
 
 def replay(ledger: Ledger) -> ActionHistory:
     """The state that the entries tell of, in whatever order they were written."""
-    deeds: dict[str, ActionRecord] = {}
+    records: dict[str, ActionRecord] = {}
     outcomes: dict[str, tuple[float, Result, str]] = {}
     excluded: list[tuple[float, str]] = []
     for entry in ledger.entries:
         if entry.kind == INTENT:
-            deed = _deed(entry)
-            deeds.setdefault(deed.number, deed)
+            record = _record(entry)
+            records.setdefault(record.number, record)
         elif entry.kind == OUTCOME:
             outcome = (entry.time, _result(entry.data), str(entry.data.get("message", "")))
             number = str(entry.data.get("number", ""))
@@ -113,11 +117,11 @@ def replay(ledger: Ledger) -> ActionHistory:
         elif entry.kind == EXCLUDED and entry.data.get("owner") == AUTOMATIC_OWNER:
             excluded.append((entry.time, str(entry.data.get("node", ""))))
     told = []
-    for number, deed in deeds.items():
+    for number, record in records.items():
         _, result, message = outcomes.get(number, (0.0, Result.OPEN, ""))
-        told.append(replace(deed, result=result, message=message))
+        told.append(replace(record, result=result, message=message))
     wrong = next((str(fault) for fault in ledger.faults if fault.kind != "torn"), "")
-    return ActionHistory(tuple(sorted(told, key=lambda deed: deed.time)), tuple(excluded), wrong)
+    return ActionHistory(tuple(sorted(told, key=lambda record: record.time)), tuple(excluded), wrong)
 
 
 def _weight(outcome: tuple[float, Result, str]) -> tuple[int, float]:
@@ -125,24 +129,24 @@ def _weight(outcome: tuple[float, Result, str]) -> tuple[int, float]:
     return (outcome[1] is not Result.UNKNOWN, outcome[0])
 
 
-def intent_data(deed: ActionRecord) -> dict[str, Any]:
+def intent_data(record: ActionRecord) -> dict[str, Any]:
     """What an intent's entry holds."""
     return {
-        "number": deed.number, "action": deed.action, "subject": deed.subject, "incident": deed.incident,
-        "tag": deed.tag, "owes": deed.owes,
-        "iteration": deed.standing.iteration, "checkpoint": deed.standing.checkpoint,
+        "number": record.number, "action": record.action, "subject": record.subject, "incident": record.incident,
+        "tag": record.tag, "owes": record.owes,
+        "iteration": record.progress.iteration, "checkpoint": record.progress.checkpoint,
     }  # fmt: skip
 
 
-def outcome_data(deed: ActionRecord, result: Result, message: str) -> dict[str, Any]:
+def outcome_data(record: ActionRecord, result: Result, message: str) -> dict[str, Any]:
     """What an outcome's entry holds."""
     return {
-        "number": deed.number, "action": deed.action, "subject": deed.subject, "result": result.value,
+        "number": record.number, "action": record.action, "subject": record.subject, "result": result.value,
         "message": message,
     }  # fmt: skip
 
 
-def _deed(entry: JournalEntry) -> ActionRecord:
+def _record(entry: JournalEntry) -> ActionRecord:
     data = entry.data
     return ActionRecord(
         number=str(data.get("number") or f"{entry.writer}:{entry.sequence}"),
@@ -151,7 +155,7 @@ def _deed(entry: JournalEntry) -> ActionRecord:
         incident=str(data.get("incident", "")),
         time=float(entry.time),
         tag=str(data.get("tag", "")),
-        standing=ProgressRecord(_integer(data, "iteration"), _integer(data, "checkpoint")),
+        progress=ProgressRecord(_integer(data, "iteration"), _integer(data, "checkpoint")),
         owes=max(0, _integer(data, "owes")),
     )
 

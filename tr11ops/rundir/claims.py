@@ -139,5 +139,5 @@ def _parse(epoch: int, content: bytes, path: Path) -> Claim:
             written = path.stat().st_mtime
         except FileNotFoundError:  # a later one has been made meanwhile
             written = time.time()
-        nobody = ProcessMark(0, "gone", "unknown")
-        return Claim("", "an unknown host", "?", written, written + UNREADABLE_SECONDS, nobody, epoch=epoch)
+        no_one = ProcessMark(0, "gone", "unknown")
+        return Claim("", "an unknown host", "?", written, written + UNREADABLE_SECONDS, no_one, epoch=epoch)

@@ -17,5 +17,5 @@ def read_pause(directory: RunDirectory) -> str | None:
         value = read_json(path) or {}
     except (OSError, ValueError):
         value = {}
-    who, why = str(value.get("who") or "somebody"), str(value.get("why") or "")
+    who, why = str(value.get("who") or "someone"), str(value.get("why") or "")
     return f"{who} ({why})" if why else who

@@ -51,7 +51,7 @@ def answer(
     snapshot: Snapshot,
     findings: tuple[Finding, ...],
     verdict: Verdict,
-    surroundings: ExtraObservations = ExtraObservations(),  # noqa: B008  frozen
+    extra: ExtraObservations = ExtraObservations(),  # noqa: B008  frozen
 ) -> SleepAnswer:
     """Whether no one is needed before the morning: nothing is wrong, the training goes on, and a fault would be told.
 
@@ -61,7 +61,7 @@ def answer(
     """
     if verdict.word is VerdictWord.UNKNOWN:
         return SleepAnswer(None, UNKNOWN, tuple(_unseen(snapshot)))
-    trouble = _trouble(findings, verdict, surroundings)
+    trouble = _trouble(findings, verdict, extra)
     if trouble:
         return SleepAnswer(False, trouble)
     warnings = sum(finding.severity is Severity.WARNING for finding in findings)
@@ -71,12 +71,12 @@ def answer(
     if verdict.word is VerdictWord.STOPPED:
         need = Need(STOPPED, NEEDS[STOPPED], derived.command(snapshot, "resume"))
         return SleepAnswer(False, f"It is stopped: {need.text}", (need,))
-    return _going_on(snapshot, surroundings, lesser)
+    return _going_on(snapshot, extra, lesser)
 
 
-def _trouble(findings: tuple[Finding, ...], verdict: Verdict, surroundings: ExtraObservations) -> str:
+def _trouble(findings: tuple[Finding, ...], verdict: Verdict, extra: ExtraObservations) -> str:
     """What a person must get up for, and who has it; "" where nothing is critical."""
-    alerts = known(surroundings.alerts, ())
+    alerts = known(extra.alerts, ())
     critical = [finding for finding in findings if finding.severity is Severity.CRITICAL]
     if verdict.exit_code or critical:
         owner = _owner(critical, alerts)
@@ -87,7 +87,7 @@ def _trouble(findings: tuple[Finding, ...], verdict: Verdict, surroundings: Extr
     return ""
 
 
-def _going_on(snapshot: Snapshot, surroundings: ExtraObservations, lesser: str) -> SleepAnswer:
+def _going_on(snapshot: Snapshot, extra: ExtraObservations, lesser: str) -> SleepAnswer:
     """The answer where nothing is wrong now: will it go on, and would a fault be told?"""
     needed = (
         snapshot.jobs,
@@ -97,10 +97,10 @@ def _going_on(snapshot: Snapshot, surroundings: ExtraObservations, lesser: str) 
     hidden = next((value.why for value in needed if isinstance(value, Unknown)), None)
     if hidden is not None:
         return SleepAnswer(None, f"{UNKNOWN} ({hidden})", tuple(_unseen(snapshot)))
-    needs = tuple(_needs(snapshot, surroundings))
+    needs = tuple(_needs(snapshot, extra))
     if needs:
         return SleepAnswer(False, f"Do not sleep yet: {'; '.join(need.text for need in needs)}", needs)
-    blind = " (alerts are unknown)" if isinstance(surroundings.alerts, Unknown) else ""
+    blind = " (alerts are unknown)" if isinstance(extra.alerts, Unknown) else ""
     return SleepAnswer(True, f"You may sleep{lesser}{blind}")
 
 
@@ -120,7 +120,7 @@ def _unseen(snapshot: Snapshot) -> Iterable[Need]:
         yield Need(NO_ANSWER, f"{NEEDS[NO_ANSWER]} ({snapshot.jobs.why})", derived.command(snapshot, "doctor"))
 
 
-def _needs(snapshot: Snapshot, surroundings: ExtraObservations) -> Iterable[Need]:
+def _needs(snapshot: Snapshot, extra: ExtraObservations) -> Iterable[Need]:
     fault = watchdog_missing(snapshot)
     if fault:
         yield Need(NO_WATCHDOG, fault, derived.command(snapshot, snapshot.run.operation.start_of_watchdog))
@@ -129,14 +129,14 @@ def _needs(snapshot: Snapshot, surroundings: ExtraObservations) -> Iterable[Need
         yield Need(SITE, f"{NEEDS[SITE]} ({closed.meaning})", "ask the site when")
     if not snapshot.run.operation.has_recipients:
         yield Need(NO_RECIPIENTS, NEEDS[NO_RECIPIENTS], "set alerts.recipients in the card")
-    stuck = _stuck_mail(snapshot, surroundings)
+    stuck = _stuck_mail(snapshot, extra)
     if stuck:
         yield Need(NO_MAIL, stuck, derived.command(snapshot, "alerts test"))
     if isinstance(snapshot.pause, KillSwitch):
         words = "the run is paused, so nothing trains after this task"
         yield Need(STOPPED, words, derived.command(snapshot, "resume"))
     elif fault or not _resubmits(snapshot) or _is_blocked(snapshot):
-        short = _short_queue(snapshot, surroundings)
+        short = _short_queue(snapshot, extra)
         if short:
             spent = ", and the watchdog may not resubmit again today" * (snapshot.run.operation.resubmissions > 0)
             blocked = ", and what else is queued does not start by itself"
@@ -144,9 +144,9 @@ def _needs(snapshot: Snapshot, surroundings: ExtraObservations) -> Iterable[Need
             yield Need(SHORT_QUEUE, short + more, derived.launch_more(snapshot))
 
 
-def _stuck_mail(snapshot: Snapshot, surroundings: ExtraObservations) -> str:
+def _stuck_mail(snapshot: Snapshot, extra: ExtraObservations) -> str:
     """Why an alert would reach no one; "" where no message waits for long. A server that refuses is one reason."""
-    waiting = surroundings.waiting
+    waiting = extra.waiting
     if isinstance(waiting, Unknown):
         return f"whether alerts are delivered cannot be seen ({waiting.why})"
     if waiting is None or not waiting.count or waiting.since is None:
@@ -176,11 +176,11 @@ def watchdog_missing(snapshot: Snapshot) -> str:
     return watchdog_fault(jobs, snapshot.time)
 
 
-def _short_queue(snapshot: Snapshot, surroundings: ExtraObservations) -> str:
+def _short_queue(snapshot: Snapshot, extra: ExtraObservations) -> str:
     """Why the training stops before the morning; "" where the queue lasts the night, or to the end of the training."""
     if derived.liveness_outside(snapshot) is not None and not snapshot.active_jobs:
         return "it trains outside the scheduler, so nothing starts it again"
-    covered, end = derived.queue_coverage_seconds(snapshot, only_sure=True), end_of(snapshot, surroundings.course)
+    covered, end = derived.queue_coverage_seconds(snapshot, only_sure=True), end_of(snapshot, extra.course)
     if covered is None:  # a task without a limit
         return ""
     if covered >= NIGHT_SECONDS or (end is not None and covered >= end.earliest):

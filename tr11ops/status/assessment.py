@@ -29,7 +29,7 @@ class Assessment(Record):
     snapshot: Snapshot
     findings: tuple[Finding, ...]
     verdict: Verdict
-    surroundings: ExtraObservations
+    extra: ExtraObservations
 
     @property
     def exit_code(self) -> int:
@@ -38,14 +38,14 @@ class Assessment(Record):
     @property
     def answer(self) -> SleepAnswer:
         """May a person sleep?"""
-        return answer(self.snapshot, self.findings, self.verdict, self.surroundings)
+        return answer(self.snapshot, self.findings, self.verdict, self.extra)
 
     @cached_property
     def status(self) -> Status:
         """All of it as one document: what the screens are drawn from."""
         from tr11ops.status.build import status_of
 
-        return status_of(self.snapshot, self.findings, self.verdict, self.surroundings)
+        return status_of(self.snapshot, self.findings, self.verdict, self.extra)
 
     def document(self) -> dict[str, Any]:
         """What `tr11 status --json` prints, and the published status and the metrics are made of."""

@@ -38,13 +38,13 @@ def status_of(
     snapshot: Snapshot,
     findings: tuple[Finding, ...],
     verdict: Verdict,
-    surroundings: ExtraObservations = ExtraObservations(),  # noqa: B008  frozen
+    extra: ExtraObservations = ExtraObservations(),  # noqa: B008  frozen
 ) -> Status:
     """The status of one look. What could not be observed is None, and has a line in `unknown`."""
     steps = known(snapshot.steps, ())
     last = steps[-1].record if steps else None
     remaining = derived.remaining_seconds(snapshot)
-    said = answer(snapshot, findings, verdict, surroundings)
+    said = answer(snapshot, findings, verdict, extra)
     facts, operation = snapshot.run, snapshot.run.operation
     return Status(
         time=Instant(snapshot.time),
@@ -58,7 +58,7 @@ def status_of(
         scheduler=snapshot.scheduler or None,
         jobs=None if isinstance(snapshot.jobs, Unknown) else tuple(map(_job, snapshot.jobs)),
         nodes=_nodes(snapshot),
-        node_use=node_use(snapshot, surroundings),
+        node_use=node_use(snapshot, extra),
         iteration=derived.iteration(snapshot),
         total_iterations=derived.total_iterations(snapshot),
         loss=finite(last.lm_loss) if last else None,
@@ -67,14 +67,14 @@ def status_of(
         last_step_time=Instant.of(steps[-1].time) if steps else None,
         seconds_per_iteration=derived.seconds_per_iteration(snapshot),
         tflops=finite(last.tflops) if last else None,
-        throughput=_throughput(snapshot, surroundings),
+        throughput=_throughput(snapshot, extra),
         learning_rate=finite(last.learning_rate) if last else None,
         global_batch_size=last.global_batch_size if last else None,
         consumed_samples=last.consumed_samples if last else None,
         consumed_tokens=last.consumed_tokens if last else None,
         remaining_seconds=remaining,
         eta=None if remaining is None else Instant(snapshot.time + remaining),
-        finish=_finish(snapshot, surroundings),
+        finish=_finish(snapshot, extra),
         queue_coverage_seconds=derived.queue_coverage_seconds(snapshot),
         last_attempts=None if isinstance(snapshot.attempts, Unknown) else tuple(attempts_of(snapshot)),
         last_checkpoint=_checkpoint(snapshot),
@@ -83,8 +83,8 @@ def status_of(
         sync=_copy(snapshot.sync, snapshot.time),
         copies_missing=_copies_missing(snapshot),
         copies_damaged=_damaged_copies(snapshot),
-        copying=_copying(surroundings),
-        restore_drill=_drill(surroundings, snapshot.time),
+        copying=_copying(extra),
+        restore_drill=_drill(extra, snapshot.time),
         kill_switch=_stop_file(snapshot.kill_switch, facts.kill_switch),
         pause=_stop_file(snapshot.pause, RunPaths(facts.directory, facts.name, facts.variant).pause),
         holds=_holds(snapshot),
@@ -93,7 +93,7 @@ def status_of(
             for entry in snapshot.exclusions
         ),
         findings=tuple(map(_finding, findings)),
-        alerts=_alerts(surroundings),
+        alerts=_alerts(extra),
         periodic_jobs=_periodic_jobs(snapshot),
         chains=None if isinstance(snapshot.chains, Unknown) else tuple(
             parts.ShownChain(chain.name, chain.job_id, Instant(chain.next_due)) for chain in snapshot.chains
@@ -112,7 +112,7 @@ def status_of(
             None if isinstance(snapshot.checkpoints, Unknown) else len(snapshot.checkpoints.steps)
         ),
         watchdog_fault=None if isinstance(snapshot.periodic_jobs, Unknown) else watchdog_missing(snapshot) or None,
-        unknown=(*snapshot.unknowns(), *surroundings.unknowns()),
+        unknown=(*snapshot.unknowns(), *extra.unknowns()),
     )  # fmt: skip
 
 
@@ -166,13 +166,13 @@ def _stop_file(stop: Observed[KillSwitch | None], path: Path) -> parts.StopFile 
 
 
 # ----------------------------------------------------------------------------- what comes next
-def _throughput(snapshot: Snapshot, surroundings: ExtraObservations) -> parts.ShownSpeed | None:
-    rate = throughput_of(snapshot, known(surroundings.best, None))
+def _throughput(snapshot: Snapshot, extra: ExtraObservations) -> parts.ShownSpeed | None:
+    rate = throughput_of(snapshot, known(extra.best, None))
     return None if rate is None else parts.ShownSpeed(rate.current, rate.best, rate.percent, rate.unit)
 
 
-def _finish(snapshot: Snapshot, surroundings: ExtraObservations) -> parts.Finish | None:
-    end = end_of(snapshot, surroundings.course)
+def _finish(snapshot: Snapshot, extra: ExtraObservations) -> parts.Finish | None:
+    end = end_of(snapshot, extra.course)
     if end is None:
         return None
     likely = None if end.likely is None else Instant(snapshot.time + end.likely)
@@ -210,16 +210,14 @@ def _copy(seen: Observed[CopyStatus | None], now: float) -> parts.LastCopy | Non
     return parts.LastCopy(Instant(seen.time), max(0.0, now - seen.time), seen.step, seen.message or None)
 
 
-def _copying(surroundings: ExtraObservations) -> tuple[parts.Copying, ...] | None:
-    if isinstance(surroundings.copying, Unknown):
+def _copying(extra: ExtraObservations) -> tuple[parts.Copying, ...] | None:
+    if isinstance(extra.copying, Unknown):
         return None
-    return tuple(
-        parts.Copying(work.to, work.user, work.host, Instant(work.since), work.step) for work in surroundings.copying
-    )
+    return tuple(parts.Copying(work.to, work.user, work.host, Instant(work.since), work.step) for work in extra.copying)
 
 
-def _drill(surroundings: ExtraObservations, now: float) -> parts.ShownDrill | None:
-    drill = surroundings.drill
+def _drill(extra: ExtraObservations, now: float) -> parts.ShownDrill | None:
+    drill = extra.drill
     if isinstance(drill, Unknown) or drill is None:
         return None
     age = max(0.0, now - drill.time)
@@ -235,8 +233,8 @@ def _holds(snapshot: Snapshot) -> tuple[parts.ShownHold, ...] | None:
     )
 
 
-def _alerts(surroundings: ExtraObservations) -> tuple[parts.ShownAlert, ...] | None:
-    if isinstance(surroundings.alerts, Unknown):
+def _alerts(extra: ExtraObservations) -> tuple[parts.ShownAlert, ...] | None:
+    if isinstance(extra.alerts, Unknown):
         return None
     return tuple(
         parts.ShownAlert(
@@ -244,7 +242,7 @@ def _alerts(surroundings: ExtraObservations) -> tuple[parts.ShownAlert, ...] | N
             Instant(alert.began), alert.owner or None, alert.acknowledged_by or None, Instant.of(alert.snoozed_until),
             alert.runbook or None,
         )
-        for alert in surroundings.alerts
+        for alert in extra.alerts
     )  # fmt: skip
 
 

@@ -58,7 +58,7 @@ class ExtraObservations(Record):
 EXTRA_NAMES = frozenset(observed_fields(ExtraObservations).values())
 
 
-def see_surroundings(directory: RunDirectory, card: RunCard, snapshot: Snapshot) -> ExtraObservations:
+def observe_extra(directory: RunDirectory, card: RunCard, snapshot: Snapshot) -> ExtraObservations:
     """Look beside what `snapshot` holds."""
     if not directory.exists:
         return ExtraObservations(alerts=Unknown(f"{directory.root} is not there"))
@@ -112,12 +112,12 @@ def _launch_nodes(directory: RunDirectory, snapshot: Snapshot) -> Observed[tuple
     return observed(read)
 
 
-def node_use(snapshot: Snapshot, surroundings: ExtraObservations) -> NodeUse | None:
+def node_use(snapshot: Snapshot, extra: ExtraObservations) -> NodeUse | None:
     """None where the jobs are unknown. Without a launch on record the card's number of nodes is taken to train."""
     if isinstance(snapshot.jobs, Unknown):
         return None
     held = {node for job in snapshot.active_jobs for node in job.nodes}
-    launch = known(surroundings.launch_nodes, None)
+    launch = known(extra.launch_nodes, None)
     used = len(held & set(launch)) if launch is not None else min(len(held), snapshot.run.nodes or len(held))
     excluded = None if isinstance(snapshot.exclusions, Unknown) else snapshot.exclusions
     # a node that was found bad in this allocation is held, but is no spare

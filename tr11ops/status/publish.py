@@ -29,10 +29,10 @@ def document(
     from tr11ops.detect.registry import DETECTORS
     from tr11ops.observe.look import facts_of
     from tr11ops.status.assessment import assess
-    from tr11ops.status.extra_observations import see_surroundings
+    from tr11ops.status.extra_observations import observe_extra
 
-    eye = _usual_scheduler(directory) if scheduler is None else scheduler
-    seen = assess(directory, facts_of(card, ""), eye, partial(see_surroundings, directory, card), now)
+    reader = _usual_scheduler(directory) if scheduler is None else scheduler
+    seen = assess(directory, facts_of(card, ""), reader, partial(observe_extra, directory, card), now)
     names = (detector.NAME for detector in DETECTORS)
     public = published_status(
         seen.document(), names, _goodput(directory, seen.snapshot), 60.0 * card.hub.interval_minutes

@@ -25,11 +25,11 @@ MOVING = frozenset({VerdictWord.HEALTHY, VerdictWord.STARTING})
 
 def remote_status(view: RemoteView, verdict: OutsideVerdict) -> Status:
     """What may be said of the run at `view.time`. What the log proves counts more than what was published."""
-    told: Mapping[str, Any] = view.published or {}
+    status_document: Mapping[str, Any] = view.published or {}
     word = VerdictWord.UNKNOWN if verdict.is_stale or verdict.word is None else verdict.word
     last = view.log.last if view.log is not None else None
-    done = _count(told, "iteration"), None if last is None else last.iteration
-    name = table(told.get("run")).get("name")
+    done = _count(status_document, "iteration"), None if last is None else last.iteration
+    name = table(status_document.get("run")).get("name")
     status = Status(
         time=Instant(view.time),
         run=parts.RunName(name if isinstance(name, str) else view.repository, view.variant),
@@ -38,23 +38,24 @@ def remote_status(view: RemoteView, verdict: OutsideVerdict) -> Status:
         exit_code=verdict.exit_code,
         may_sleep=verdict.may_sleep,
         answer=verdict.answer,
-        node_use=_node_use(table(told.get("nodes"))),
+        node_use=_node_use(table(status_document.get("nodes"))),
         iteration=max((value for value in done if value is not None), default=None),
-        total_iterations=_count(told, "total_iterations") or (last.total_iterations if last is not None else None),
-        loss=number(told.get("loss")),
-        grad_norm=number(told.get("grad_norm")),
-        seconds_per_iteration=_amount(told, "seconds_per_iteration"),
-        throughput=_throughput(told, view.log),
-        learning_rate=number(told.get("learning_rate")),
-        global_batch_size=_count(told, "global_batch_size"),
-        consumed_samples=_count(told, "consumed_samples"),
-        consumed_tokens=_count(told, "consumed_tokens"),
-        finish=_finish(table(told.get("finish")), view, word),
-        last_checkpoint=_checkpoint(table(told.get("last_checkpoint")), verdict.age),
-        backup=_backup(table(told.get("backup")), view.time, verdict.age),
-        copies_missing=_count(told, "copies_missing"),
-        copies_damaged=_count(told, "copies_damaged"),
-        findings=tuple(_findings(told)),
+        total_iterations=_count(status_document, "total_iterations")
+        or (last.total_iterations if last is not None else None),
+        loss=number(status_document.get("loss")),
+        grad_norm=number(status_document.get("grad_norm")),
+        seconds_per_iteration=_amount(status_document, "seconds_per_iteration"),
+        throughput=_throughput(status_document, view.log),
+        learning_rate=number(status_document.get("learning_rate")),
+        global_batch_size=_count(status_document, "global_batch_size"),
+        consumed_samples=_count(status_document, "consumed_samples"),
+        consumed_tokens=_count(status_document, "consumed_tokens"),
+        finish=_finish(table(status_document.get("finish")), view, word),
+        last_checkpoint=_checkpoint(table(status_document.get("last_checkpoint")), verdict.age),
+        backup=_backup(table(status_document.get("backup")), view.time, verdict.age),
+        copies_missing=_count(status_document, "copies_missing"),
+        copies_damaged=_count(status_document, "copies_damaged"),
+        findings=tuple(_findings(status_document)),
         unknown=tuple(_unknown(view)),
     )
     return status if view.log is None else _with_log(status, view.log)
@@ -81,25 +82,25 @@ def _with_log(status: Status, log: LogEnd) -> Status:
 
 
 # ----------------------------------------------------------------------------- the parts of what was published
-def _amount(told: Mapping[str, Any], name: str) -> float | None:
+def _amount(status_document: Mapping[str, Any], name: str) -> float | None:
     """A number of 0 or more."""
-    value = number(told.get(name))
+    value = number(status_document.get(name))
     return value if value is not None and value >= 0 else None
 
 
-def _count(told: Mapping[str, Any], name: str) -> int | None:
+def _count(status_document: Mapping[str, Any], name: str) -> int | None:
     """A whole number of 0 or more."""
-    value = _amount(told, name)
+    value = _amount(status_document, name)
     return None if value is None else int(value)
 
 
-def _node_use(told: Mapping[str, Any]) -> parts.NodeUse | None:
-    used, spare = _count(told, "used"), _count(told, "spare")
-    return None if used is None or spare is None else parts.NodeUse(used, spare, _count(told, "excluded"))
+def _node_use(status_document: Mapping[str, Any]) -> parts.NodeUse | None:
+    used, spare = _count(status_document, "used"), _count(status_document, "spare")
+    return None if used is None or spare is None else parts.NodeUse(used, spare, _count(status_document, "excluded"))
 
 
-def _throughput(told: Mapping[str, Any], log: LogEnd | None) -> parts.ShownSpeed | None:
-    speed = table(told.get("throughput"))
+def _throughput(status_document: Mapping[str, Any], log: LogEnd | None) -> parts.ShownSpeed | None:
+    speed = table(status_document.get("throughput"))
     current, unit = _amount(speed, "current"), among(speed.get("unit"), RATE_UNITS)
     if current is not None and unit is not None:
         return parts.ShownSpeed(current, _amount(speed, "best"), _amount(speed, "percent"), unit)
@@ -108,38 +109,43 @@ def _throughput(told: Mapping[str, Any], log: LogEnd | None) -> parts.ShownSpeed
     return parts.ShownSpeed(log.tflops, None, None, "TFLOPs")
 
 
-def _finish(told: Mapping[str, Any], view: RemoteView, word: VerdictWord) -> parts.Finish | None:
+def _finish(status_document: Mapping[str, Any], view: RemoteView, word: VerdictWord) -> parts.Finish | None:
     """The range that the run forecast, else what the log's own pace comes to."""
-    left = _amount(told, "earliest_seconds")
+    left = _amount(status_document, "earliest_seconds")
     if left is None:
         left = None if view.log is None else view.log.remaining_seconds
         return None if left is None else parts.Finish(None, None, left)
-    first, last = Instant.of(time_of(told.get("earliest"))), Instant.of(time_of(told.get("likely")))
-    likely = _amount(told, "likely_seconds")
+    first, last = (
+        Instant.of(time_of(status_document.get("earliest"))),
+        Instant.of(time_of(status_document.get("likely"))),
+    )
+    likely = _amount(status_document, "likely_seconds")
     if word in MOVING and first is not None:  # the end comes nearer while the news get older
         left = max(0.0, first - view.time)
         likely = None if last is None else max(left, last - view.time)
-    share = _amount(told, "useful_share")
-    return parts.Finish(first, last, left, likely, _amount(told, "window_seconds"), share)
+    share = _amount(status_document, "useful_share")
+    return parts.Finish(first, last, left, likely, _amount(status_document, "window_seconds"), share)
 
 
-def _checkpoint(told: Mapping[str, Any], news_age: float | None) -> parts.ShownCheckpoint | None:
-    step, age = _count(told, "step"), _amount(told, "age_seconds")
+def _checkpoint(status_document: Mapping[str, Any], news_age: float | None) -> parts.ShownCheckpoint | None:
+    step, age = _count(status_document, "step"), _amount(status_document, "age_seconds")
     if step is None:
         return None
     now = None if age is None or news_age is None else age + news_age
-    return parts.ShownCheckpoint(step, now, None, _count(told, "bytes"), None, _count(told, "count"))
+    return parts.ShownCheckpoint(
+        step, now, None, _count(status_document, "bytes"), None, _count(status_document, "count")
+    )
 
 
-def _backup(told: Mapping[str, Any], now: float, news_age: float | None) -> parts.LastCopy | None:
-    age = _amount(told, "age_seconds")
+def _backup(status_document: Mapping[str, Any], now: float, news_age: float | None) -> parts.LastCopy | None:
+    age = _amount(status_document, "age_seconds")
     if age is None or news_age is None:
         return None
-    return parts.LastCopy(Instant(now - news_age - age), news_age + age, _count(told, "step"), None)
+    return parts.LastCopy(Instant(now - news_age - age), news_age + age, _count(status_document, "step"), None)
 
 
-def _findings(told: Mapping[str, Any]) -> Iterator[parts.ShownFinding]:
-    found = told.get("findings")
+def _findings(status_document: Mapping[str, Any]) -> Iterator[parts.ShownFinding]:
+    found = status_document.get("findings")
     entries = [table(entry) for entry in found] if isinstance(found, list) else []
     for severity in SEVERITIES:
         for entry in entries:

@@ -72,8 +72,8 @@ def _answer(published: Mapping[str, Any] | None) -> tuple[bool | None, str]:
     """What the run answered to "may I sleep?"; an older tr11, which asked for less, published no needs: no answer."""
     if published is None or "sleep_needs" not in published:
         return None, ""
-    told = published.get("may_sleep")
-    may_sleep = told if isinstance(told, bool) else None
+    status_document = published.get("may_sleep")
+    may_sleep = status_document if isinstance(status_document, bool) else None
     return may_sleep, published_answer(may_sleep, word_of(published.get("verdict")), needs_of(published["sleep_needs"]))
 
 

@@ -160,11 +160,11 @@ def _state(view: StopView, attempts: Observed[tuple[Attempt, ...]]) -> tuple[Cel
         return CellState.RUNNING, view.foreground[0] if view.foreground else f"job {view.running[0].job_id}"
     if view.queued:
         return CellState.QUEUED, f"job {view.queued[0].job_id} {view.queued[0].reason}".rstrip()
-    doubt = view.doubt or view.unclear or view.unread
+    read_error = view.read_error or view.unclear or view.unread
     if isinstance(attempts, Unknown):
         return CellState.UNKNOWN, attempts.why
-    if doubt:
-        return CellState.UNKNOWN, doubt
+    if read_error:
+        return CellState.UNKNOWN, read_error
     return _ended(view, attempts[0]) if attempts else (CellState.NEW, "no attempt was begun")
 
 

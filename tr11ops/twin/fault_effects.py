@@ -28,7 +28,7 @@ SLOW_PERIOD_SECONDS = 0.5
 BLACK_HOLE_SECONDS = 0.02  # between two looks for new tasks
 KEEPS_SLURMD_DEAD = frozenset({"slurmd-killed", "half-dead", "node-dead", "batch-host-dead"})
 
-Mend = Callable[[Twin, FaultStore, InjectedFault], str]
+Undo = Callable[[Twin, FaultStore, InjectedFault], str]
 
 
 # ----------------------------------------------------------------------------- workers
@@ -227,7 +227,7 @@ def _uncover(twin: Twin, _store: FaultStore, fault: InjectedFault) -> str:
     return f"{fault.target} is as it was"
 
 
-EFFECTS: Mapping[str, tuple[Break, Mend]] = {
+EFFECTS: Mapping[str, tuple[Break, Undo]] = {
     "worker-crash": (_crash_worker, _continue),
     "worker-stop": (_stop_worker, _continue),
     "black-hole": (_begin, _end_black_hole),

@@ -70,7 +70,7 @@ def carry_out(
     journal: Journal,
     *,
     stopped: Callable[[], str],
-    standing: ProgressRecord,
+    progress: ProgressRecord,
     now: float,
 ) -> tuple[Done, ...]:
     """Do the actions in their order, until `stopped` says why not to go on: it is asked before each effect.
@@ -86,21 +86,25 @@ def carry_out(
         tag = new_tag(now) if isinstance(action, Resubmit) else ""
         owes = action.owes if isinstance(action, Cancel) else 0
         number = secrets.token_hex(6)
-        deed = ActionRecord(number, action.name, action.subject, action.incident, now, tag, standing, owes)
+        action_record = ActionRecord(number, action.name, action.subject, action.incident, now, tag, progress, owes)
         try:
             why = stopped()
             if why:
                 done.append(Done(action, Result.REFUSED, why))
                 break
             journal.write(
-                INTENT, action.why, {**intent_data(deed), "evidence": list(action.evidence)}, AUTOMATIC_OWNER, now
+                INTENT,
+                action.why,
+                {**intent_data(action_record), "evidence": list(action.evidence)},
+                AUTOMATIC_OWNER,
+                now,
             )
         except OSError as error:
             done.append(Done(action, Result.REFUSED, f"the run directory cannot be written: {cause(error)}"))
             break
         result, message = _effect(effects, action, tag)
         try:
-            journal.write(OUTCOME, message, outcome_data(deed, result, message), AUTOMATIC_OWNER)
+            journal.write(OUTCOME, message, outcome_data(action_record, result, message), AUTOMATIC_OWNER)
         except OSError as error:
             message = f"{message} (not in the journal: {cause(error)})"
         done.append(Done(action, result, message))
@@ -125,50 +129,54 @@ def settle(
 ) -> tuple[ActionRecord, ...]:
     """Write the outcome of every deed whose end can be seen; returns those that were settled. Raises OSError."""
     settled = []
-    for deed in unfinished:
-        result, message, job_id = _what_became(deed, snapshot, directory)
+    for action_record in unfinished:
+        result, message, job_id = _what_became(action_record, snapshot, directory)
         if result is Result.OPEN:
             continue
         if job_id:
-            _number_the_record(deed.tag, job_id, snapshot, directory)
-        journal.write(OUTCOME, message, outcome_data(deed, result, message), AUTOMATIC_OWNER)
-        settled.append(replace(deed, result=result, message=message))
+            _number_the_record(action_record.tag, job_id, snapshot, directory)
+        journal.write(OUTCOME, message, outcome_data(action_record, result, message), AUTOMATIC_OWNER)
+        settled.append(replace(action_record, result=result, message=message))
     return tuple(settled)
 
 
 OPEN = (Result.OPEN, "", "")  # it cannot be seen yet
 
 
-def _what_became(deed: ActionRecord, snapshot: Snapshot, directory: RunDirectory) -> tuple[Result, str, str]:
+def _what_became(action_record: ActionRecord, snapshot: Snapshot, directory: RunDirectory) -> tuple[Result, str, str]:
     """(result, in words, number of a job found by its tag)."""
     if isinstance(snapshot.jobs, Unknown) or isinstance(snapshot.exclusions, Unknown):
         return OPEN
-    if deed.action == "resubmit":
-        return _of_submission(deed, snapshot, snapshot.jobs, directory)
-    jobs = [job for job in snapshot.jobs if deed.subject in {job.raw_id, job.job_id} or covers(deed.subject, job)]
+    if action_record.action == "resubmit":
+        return _of_submission(action_record, snapshot, snapshot.jobs, directory)
+    jobs = [
+        job
+        for job in snapshot.jobs
+        if action_record.subject in {job.raw_id, job.job_id} or covers(action_record.subject, job)
+    ]
     living = [job for job in jobs if not job.state.is_final]
     waiting = [job for job in living if job.state is JobState.PENDING]
     is_held = any(job_is_held(job) for job in waiting)
-    is_listed = any(entry.node == deed.subject for entry in snapshot.exclusions)
+    is_listed = any(entry.node == action_record.subject for entry in snapshot.exclusions)
     seen = {
-        "stacks": (has_stacks(directory.paths, deed.subject), "they are kept", "there are none"),
+        "stacks": (has_stacks(directory.paths, action_record.subject), "they are kept", "there are none"),
         "exclude": (is_listed, "it is excluded", "it is not on the list"),
         "cancel": (not living, "it is gone", "it is still there"),
         "hold": (is_held or not waiting, "it is held", "it is not held"),
         "release": (not is_held, "it is released", "it is still held"),
-    }.get(deed.action, (False, "", f"{deed.action!r} is not an action of this version"))
+    }.get(action_record.action, (False, "", f"{action_record.action!r} is not an action of this version"))
     if seen[0]:
         return Result.DONE, f"seen later: {seen[1]}", ""
     return Result.REFUSED, f"seen later: {seen[2]}", ""
 
 
 def _of_submission(
-    deed: ActionRecord, snapshot: Snapshot, jobs: tuple[Job, ...], directory: RunDirectory
+    action_record: ActionRecord, snapshot: Snapshot, jobs: tuple[Job, ...], directory: RunDirectory
 ) -> tuple[Result, str, str]:
     """A submission leaves its record before it is sent. One that has no job is given up by the next launch."""
     if isinstance(snapshot.submissions, Unknown):
         return OPEN
-    record = next((entry for entry in snapshot.submissions if entry.tag == deed.tag), None)
+    record = next((entry for entry in snapshot.submissions if entry.tag == action_record.tag), None)
     if record is None or is_superseded(record):
         why = "it was never sent" if record is None else "it was given up for another submission"
         return Result.REFUSED, f"seen later: {why}", ""
@@ -177,7 +185,7 @@ def _of_submission(
     traces = observed(lambda: read_traces(directory, (record,)))
     if isinstance(traces, Unknown):
         return OPEN
-    number = job_of_tag(deed.tag, jobs, traces)
+    number = job_of_tag(action_record.tag, jobs, traces)
     if number is not None:
         return Result.DONE, f"seen later: job {number}", number
     return Result.REFUSED, "seen later: no job carries its tag; should one come, it leaves at once", ""

@@ -14,7 +14,7 @@ from pathlib import Path
 from tr11ops.alerts.merging import merged
 from tr11ops.alerts.outbox import take_in
 from tr11ops.alerts.state import AlertState
-from tr11ops.alerts.store import commit, read_book
+from tr11ops.alerts.store import commit, read_alert_state
 from tr11ops.base.observed import cause
 from tr11ops.rundir.cron_records import cron_folder, take_in_rounds
 from tr11ops.rundir.fallback import abandoned_fallback, require_room
@@ -49,10 +49,10 @@ def _has_files(folder: Path) -> bool:
 
 
 def _alerts(local: RunDirectory, directory: RunDirectory) -> None:
-    """The book, and what was sent or waits. Raises OSError, ValueError."""
-    book = read_book(local).book
-    if book != AlertState():
-        commit(directory, lambda home: (merged(home, book), None))
+    """The alert state, and what was sent or waits. Raises OSError, ValueError."""
+    alert_state = read_alert_state(local).alert_state
+    if alert_state != AlertState():
+        commit(directory, lambda home: (merged(home, alert_state), None))
     take_in(directory, local)
     versions = local.paths.state / "alerts"
     for path in (*versions.glob("book.d/*"), versions / "book.json"):

@@ -37,7 +37,7 @@ def limits_of(card: RunCard) -> ActionLimits:
     )
 
 
-def read_circumstances(directory: RunDirectory, ledger: Ledger, user: str, now: float) -> PolicyContext:
+def read_policy_context(directory: RunDirectory, ledger: Ledger, user: str, now: float) -> PolicyContext:
     """Look once; what cannot be read is Unknown, and then nothing is done."""
     return PolicyContext(
         user=user,

@@ -103,11 +103,11 @@ def _remarks(
 
 def _of_detectors(findings: tuple[Finding, ...], wanted: Mapping[str, State]) -> Iterator[Remark]:
     """The findings of these detectors in their order, the first one of each subject: a zombie is no news as stalled."""
-    told: set[str] = set()
+    reported: set[str] = set()
     for name, state in wanted.items():
         for finding in findings:
-            if finding.detector == name and finding.severity > Severity.INFO and finding.subject not in told:
-                told.add(finding.subject)
+            if finding.detector == name and finding.severity > Severity.INFO and finding.subject not in reported:
+                reported.add(finding.subject)
                 yield Remark(state, finding.title)
 
 
@@ -123,9 +123,9 @@ def _half_dead(snapshot: Snapshot, findings: tuple[Finding, ...]) -> Iterator[Re
             yield Remark(State.HALF_DEAD, f"job {job.job_id} has lost its batch host, and its trainers live")
 
 
-def state_of(verdict: Verdict, told: tuple[Remark, ...]) -> State:
+def state_of(verdict: Verdict, reported: tuple[Remark, ...]) -> State:
     """The one word: the most severe remark that explains the verdict, else the verdict's own."""
-    return told[0].state if told else OF_WORD[verdict.word]
+    return reported[0].state if reported else OF_WORD[verdict.word]
 
 
 # ----------------------------------------------------------------------------- the lines
@@ -149,18 +149,18 @@ def queue_lines(snapshot: Snapshot, verdict: Verdict, zone: tzinfo | None = None
 def lines(
     snapshot: Snapshot,
     verdict: Verdict,
-    told: tuple[Remark, ...],
-    deeds: tuple[str, ...] = (),
+    reported: tuple[Remark, ...],
+    records: tuple[str, ...] = (),
     zone: tzinfo | None = None,
 ) -> tuple[str, ...]:
     """All lines of a pulse: the queue's, the remarks, and what was done or would be."""
     head = f"{prefix(snapshot.time, zone)} {snapshot.run.name}"
-    own = [f"{head} is {remark.state.upper()}: {remark.text}" for remark in told]
+    own = [f"{head} is {remark.state.upper()}: {remark.text}" for remark in reported]
     if not own and verdict.word is VerdictWord.DOWN and snapshot.pending_jobs:
         own = [f"{head} is DOWN: {verdict.why}"]
     return tuple(
         _one_line(for_card(snapshot.run.card, line))
-        for line in (*queue_lines(snapshot, verdict, zone), *own, *(f"{head}: {deed}" for deed in deeds))
+        for line in (*queue_lines(snapshot, verdict, zone), *own, *(f"{head}: {record}" for record in records))
     )
 
 

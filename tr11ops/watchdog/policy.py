@@ -45,7 +45,7 @@ CURABLE = ("DependencyNeverSatisfied",)  # reasons for never starting that a new
 HUNG_PATIENCES = 3.0  # a job is given up after this many times the silence that is normal in its phase
 
 
-def standing(snapshot: Snapshot) -> ProgressRecord:
+def progress(snapshot: Snapshot) -> ProgressRecord:
     """How far the training has come, as far as it is known."""
     checkpoints = snapshot.checkpoints
     newest = None if isinstance(checkpoints, Unknown) else checkpoints.newest_sound
@@ -59,8 +59,8 @@ class _Draft:
     """The plan in the making: every proposal passes the budgets and the circuit breaker here."""
 
     snapshot: Snapshot
-    past: ActionHistory
-    scene: PolicyContext
+    history: ActionHistory
+    policy_context: PolicyContext
     limits: ActionLimits
     actions: list[Action] = field(default_factory=list)
     withheld: list[str] = field(default_factory=list)
@@ -78,13 +78,13 @@ class _Draft:
 
     def _against(self, action: Action, job: Job | None) -> str:
         now = self.snapshot.time
-        if job is not None and not self.scene.can_modify(job):
+        if job is not None and not self.policy_context.can_modify(job):
             return f"the job belongs to {job.user}, who must do it"
-        last = self.past.last(action.incident)
-        if last is not None and not standing(self.snapshot).is_beyond(last.standing):
+        last = self.history.last(action.incident)
+        if last is not None and not progress(self.snapshot).is_beyond(last.progress):
             return f"it was done {duration(now - last.time)} ago and nothing has come of it: a person must look"
         budget = self.limits.of(action.name)
-        spent = self.past.spent(action.name, now) + sum(one.name == action.name for one in self.actions)
+        spent = self.history.spent(action.name, now) + sum(one.name == action.name for one in self.actions)
         if budget is not None and spent >= budget:
             return f"{spent} of {budget} in 24 hours are spent ([watch])"
         return ""
@@ -94,23 +94,23 @@ def plan(
     snapshot: Snapshot,
     findings: tuple[Finding, ...],
     verdict: Verdict,
-    past: ActionHistory,
-    scene: PolicyContext,
+    history: ActionHistory,
+    policy_context: PolicyContext,
     limits: ActionLimits,
 ) -> Plan:
     """What the watchdog should do now. An empty plan: nothing is wrong that it knows a cure for."""
     if verdict.word is VerdictWord.FINISHED or derived.is_finished(snapshot):
         return Plan()
-    hidden = _hidden(snapshot, past, scene)
+    hidden = _hidden(snapshot, history, policy_context)
     if hidden:
         urgent = any(finding.severity is Severity.CRITICAL for finding in findings) or verdict.exit_code
         return Plan(withheld=(f"nothing is done, because something is not known: {hidden}",) if urgent else ())
-    if snapshot.kill_switch is not None or scene.pause:
+    if snapshot.kill_switch is not None or policy_context.pause:
         return Plan()  # a person has stopped it: whatever is wrong may stay so
-    foreign = _foreign(snapshot, scene)
+    foreign = _foreign(snapshot, policy_context)
     if foreign:
         return Plan(withheld=(foreign,) if verdict.exit_code else ())
-    draft = _Draft(snapshot, past, scene, limits)
+    draft = _Draft(snapshot, history, policy_context, limits)
     _repair_queue(draft)
     _end_duplicates(draft, findings)
     _end_hung(draft, findings)
@@ -120,30 +120,30 @@ def plan(
     return Plan(tuple(draft.actions), tuple(draft.withheld))
 
 
-def _hidden(snapshot: Snapshot, past: ActionHistory, scene: PolicyContext) -> str:
+def _hidden(snapshot: Snapshot, history: ActionHistory, policy_context: PolicyContext) -> str:
     """What is not known and must be before anything is done; "" when all is."""
-    if past.doubt:
-        return past.doubt
+    if history.read_error:
+        return history.read_error
     for name, value in (
         ("jobs", snapshot.jobs), ("nodes", snapshot.nodes), ("attempts", snapshot.attempts),
         ("kill switch", snapshot.kill_switch), ("exclusions", snapshot.exclusions),
         ("submissions", snapshot.submissions), ("steps", snapshot.steps), ("heartbeats", snapshot.heartbeats),
-        ("checkpoints", snapshot.checkpoints), ("pause", scene.pause), ("lease", scene.holder),
-        ("verdicts of attempts", scene.endings), ("causes of failures", scene.blames),
+        ("checkpoints", snapshot.checkpoints), ("pause", policy_context.pause), ("lease", policy_context.holder),
+        ("verdicts of attempts", policy_context.endings), ("causes of failures", policy_context.blames),
     ):  # fmt: skip
         if isinstance(value, Unknown):
             return f"{name}: {value.why}"
-    return next((doubt for doubt in snapshot.doubts if doubt.startswith("submission")), "")
+    return next((read_error for read_error in snapshot.read_errors if read_error.startswith("submission")), "")
 
 
-def _foreign(snapshot: Snapshot, scene: PolicyContext) -> str:
+def _foreign(snapshot: Snapshot, policy_context: PolicyContext) -> str:
     """Why the run is someone else's at this moment: a living trainer that no job of ours stands for."""
     for job_id, variant in derived.other_variants(snapshot).items():
         return f"nothing is done: job {job_id} trains variant {variant} of this run, whose own watchdog sees to it"
     outside = derived.liveness_outside(snapshot)
     if outside is not None:
         return f"nothing is done: it is trained outside the scheduler, as {outside.job_id}"
-    holder = known(scene.holder, None)
+    holder = known(policy_context.holder, None)
     ours = {name for job in known(snapshot.jobs, ()) for name in derived.identifiers(job)}
     if holder is not None and holder.job_id not in ours:
         return f"nothing is done: a trainer that the scheduler does not know holds the run's lease: {holder.text}"
@@ -153,7 +153,7 @@ def _foreign(snapshot: Snapshot, scene: PolicyContext) -> str:
 # ----------------------------------------------------------------------------- rules
 def _repair_queue(draft: _Draft) -> None:
     """Zombie allocations end; what can never start is launched again; what was held for a switch now gone goes on."""
-    repair = plan_repair(draft.snapshot, draft.scene.releasable, is_automatic=True)
+    repair = plan_repair(draft.snapshot, draft.policy_context.releasable, is_automatic=True)
     for name, reason in repair.taken_over:
         why = f"release {name}: it was held for a kill switch or pause that is gone"
         by = reason_of(reason).held_by or "someone else"
@@ -183,7 +183,7 @@ def _launch_again(draft: _Draft, cancelled: list[Job], after: str | None) -> Non
     snapshot, gone = draft.snapshot, {job.job_id for job in cancelled}
     every = (*snapshot.active_jobs, *snapshot.pending_jobs)
     launched = max((entry.time for entry in known(snapshot.submissions, ())), default=0.0)
-    owed = draft.past.owed(launched) + sum(action.owes for action in draft.actions if isinstance(action, Cancel))
+    owed = draft.history.owed(launched) + sum(action.owes for action in draft.actions if isinstance(action, Cancel))
     if owed:
         gone_names = tuple(action.subject for action in draft.actions if isinstance(action, Cancel))
         relaunch = ReplacementLaunch(f"1-{owed}", after, gone_names)
@@ -209,7 +209,7 @@ def _end_duplicates(draft: _Draft, findings: tuple[Finding, ...]) -> None:
     running = [job for job in draft.snapshot.active_jobs if job.state is JobState.RUNNING]
     planned = {action.subject for action in draft.actions}
     running = [job for job in running if job.raw_id not in planned]
-    holder = known(draft.scene.holder, None)
+    holder = known(draft.policy_context.holder, None)
     keeps = [job for job in running if holder is not None and holder.job_id in derived.identifiers(job)]
     if len(running) > 1 and not keeps:
         draft.withheld.append("two jobs run at once and neither holds the lease: a person must choose")
@@ -229,16 +229,16 @@ def _end_hung(draft: _Draft, findings: tuple[Finding, ...]) -> None:
         job = next((one for one in snapshot.active_jobs if one.job_id == finding.subject), None)
         if finding.detector != "hung" or finding.severity is not Severity.CRITICAL or job is None:
             continue
-        life = derived.liveness_of(snapshot, job)
-        if job.raw_id in planned or life is None:
+        liveness = derived.liveness_of(snapshot, job)
+        if job.raw_id in planned or liveness is None:
             continue
-        bound = HUNG_PATIENCES * life.patience
+        bound = HUNG_PATIENCES * liveness.patience
         cancel = Cancel(
             job.raw_id, finding.title, f"cancel:{job.raw_id}", finding.evidence, "the next task of the array goes on"
         )
-        if life.silent_for(snapshot.time) <= bound:
+        if liveness.silent_for(snapshot.time) <= bound:
             draft.withheld.append(f"{cancel.words()}; not done: it is given up after {duration(bound)} of silence")
-        elif not draft.scene.stacks & derived.identifiers(job):
+        elif not draft.policy_context.stacks & derived.identifiers(job):
             _end_after_stacks(draft, job, cancel)
         else:
             draft.propose(cancel, job)
@@ -254,9 +254,9 @@ def _end_after_stacks(draft: _Draft, job: Job, cancel: Cancel) -> None:
 
 def _exclude_blamed(draft: _Draft) -> None:
     """Nodes that a launch was surely lost by, and that its controller could not exclude any more."""
-    for blame in known(draft.scene.blames, ()):
+    for blame in known(draft.policy_context.blames, ()):
         recent = draft.snapshot.time - blame.time < BLAME_SECONDS
-        cleared = any(node == blame.node and when >= blame.time for node, when in draft.scene.cleared)
+        cleared = any(node == blame.node and when >= blame.time for node, when in draft.policy_context.cleared)
         if recent and not cleared and blame.confidence >= SURE:
             _exclude(draft, blame)
 
@@ -279,7 +279,7 @@ def _exclude(draft: _Draft, blame: Blame) -> None:
 
 def _hold_doomed(draft: _Draft) -> None:
     """The last attempt said that nothing may start before a person has looked, and could not hold queued jobs."""
-    last = next(iter(known(draft.scene.endings, ())), None)
+    last = next(iter(known(draft.policy_context.endings, ())), None)
     if last is None or not last.hold_failed or draft.snapshot.active_jobs:
         return
     doomed = [job for job in derived.startable_jobs(draft.snapshot) if (job.submit_time or 0.0) < last.time]
@@ -317,7 +317,7 @@ def _forbidding(draft: _Draft, findings: tuple[Finding, ...]) -> Iterator[str]:
             yield f"the last attempt refused to start, and the next one would again: {marker.message}"
         elif not marker.restart:
             yield f"the last attempt ended by {marker.reason} and is not to go on"
-    last = next(iter(known(draft.scene.endings, ())), None)
+    last = next(iter(known(draft.policy_context.endings, ())), None)
     if last is not None and newest is not None and last.job_id == newest.job_id and not last.restart:
         yield f"the last attempt asked for a person: {last.message}"
     if any(finding.detector == "unfinished-end" and finding.severity is Severity.CRITICAL for finding in findings):
@@ -326,7 +326,7 @@ def _forbidding(draft: _Draft, findings: tuple[Finding, ...]) -> Iterator[str]:
 
 def _resubmit(draft: _Draft, array: str, why: str, after: str | None) -> None:
     marker = derived.last_marker(draft.snapshot)
-    evidence = () if marker is None else (f"the last word was {marker.reason} at iteration {marker.iteration}",)
+    evidence = () if marker is None else (f"the last exit record says {marker.reason} at iteration {marker.iteration}",)
     undo = "`scancel` of the job it names, or `tr11 kill`"
     draft.propose(Resubmit(array, why, "resubmit", evidence, undo, after))
 

@@ -29,10 +29,10 @@ from tr11ops.rundir.state_files import set_damage_aside
 from tr11ops.watchdog.actions import Plan
 from tr11ops.watchdog.apply import Done, RunEffects, carry_out, own_pending, settle
 from tr11ops.watchdog.bring_back import bring_back
-from tr11ops.watchdog.context import limits_of, read_circumstances
+from tr11ops.watchdog.context import limits_of, read_policy_context
 from tr11ops.watchdog.lock import WatchdogLock, acquire_lock
 from tr11ops.watchdog.log_lines import Remark, State, lines, remarks, seen_something, state_of
-from tr11ops.watchdog.policy import plan, standing
+from tr11ops.watchdog.policy import plan, progress
 from tr11ops.watchdog.verdict import Verdict, judge
 from trainer.contract.files import append_line
 from trainer.contract.numbered_files import refresh
@@ -51,7 +51,7 @@ class WatchedRun:
 
     card: RunCard
     directory: RunDirectory
-    eye: Scheduler | Unknown
+    reader: Scheduler | Unknown
     user: str
     typed: str = ""
 
@@ -76,7 +76,7 @@ class Pulse:
     snapshot: Snapshot
     findings: tuple[Finding, ...]
     verdict: Verdict
-    told: tuple[Remark, ...]
+    reported: tuple[Remark, ...]
     plan: Plan
     lines: tuple[str, ...]
     acts: bool = False
@@ -88,7 +88,7 @@ class Pulse:
 
     @property
     def state(self) -> State:
-        return state_of(self.verdict, self.told)
+        return state_of(self.verdict, self.reported)
 
     @property
     def observed(self) -> bool:
@@ -97,13 +97,13 @@ class Pulse:
 
 def take_pulse(
     run: WatchedRun,
-    hands: Actuator | None,
+    actuator: Actuator | None,
     *,
     email: bool = True,
     dry_run: bool = False,
     now: Callable[[], float] | None = None,
 ) -> Pulse:
-    """One pass. Without `hands` nothing is done but told; a dry run tells no one and writes nothing.
+    """One pass. Without `actuator` nothing is done but told; a dry run tells no one and writes nothing.
 
     `now` stands for the run's clock; without it the pass compares its own with that.
 
@@ -113,41 +113,41 @@ def take_pulse(
     notes: list[str] = []
     if not dry_run:
         notes += bring_back(run.directory)
-    turn = None if hands is None or dry_run else _turn(run, notes)
+    watchdog_lock = None if actuator is None or dry_run else _watchdog_lock(run, notes)
     try:
-        pulse = _pass(run, hands if turn is not None else None, turn, notes, email, dry_run, now)
+        pulse = _pass(run, actuator if watchdog_lock is not None else None, watchdog_lock, notes, email, dry_run, now)
     finally:
-        if turn is not None:
-            turn.release()
+        if watchdog_lock is not None:
+            watchdog_lock.release()
     return replace(pulse, seconds=time.monotonic() - began)
 
 
-def _turn(run: WatchedRun, notes: list[str]) -> WatchdogLock | None:
+def _watchdog_lock(run: WatchedRun, notes: list[str]) -> WatchdogLock | None:
     if not run.directory.exists:
         return None
     try:
-        turn = acquire_lock(run.directory.paths)
+        watchdog_lock = acquire_lock(run.directory.paths)
     except OSError as error:
         notes.append(f"nothing is done, for no one can be kept from doing the same: {cause(error)}")
         return None
-    if isinstance(turn, str):
-        notes.append(f"nothing is done: {turn}")
+    if isinstance(watchdog_lock, str):
+        notes.append(f"nothing is done: {watchdog_lock}")
         return None
-    doubt = _doubt_of_clock(run, turn)
-    if doubt:
-        notes.append(f"nothing is done: {doubt}")
-        turn.release()
+    read_error = _clock_fault(run, watchdog_lock)
+    if read_error:
+        notes.append(f"nothing is done: {read_error}")
+        watchdog_lock.release()
         return None
     notes += set_damage_aside(run.directory, AUTOMATIC_OWNER)
     for folder in (run.directory.journal, run.directory.submissions, run.directory.exclusions.with_suffix(".d")):
         refresh(folder)
-    return turn
+    return watchdog_lock
 
 
-def _doubt_of_clock(run: WatchedRun, turn: WatchdogLock) -> str:
+def _clock_fault(run: WatchedRun, watchdog_lock: WatchdogLock) -> str:
     """Why ages cannot be trusted here: to a clock that is ahead, every training is silent, and every job hangs."""
     try:
-        ahead = turn.seconds_ahead()
+        ahead = watchdog_lock.seconds_ahead()
     except (OSError, ValueError) as error:
         return f"this machine's clock could not be compared with the file system's: {cause(error)}"
     if abs(ahead) <= run.card.watch.clock_skew_seconds:
@@ -158,8 +158,8 @@ def _doubt_of_clock(run: WatchedRun, turn: WatchdogLock) -> str:
 
 def _pass(
     run: WatchedRun,
-    hands: Actuator | None,
-    turn: WatchdogLock | None,
+    actuator: Actuator | None,
+    watchdog_lock: WatchdogLock | None,
     notes: list[str],
     email: bool,
     dry_run: bool,
@@ -167,85 +167,88 @@ def _pass(
 ) -> Pulse:
     directory = run.directory
     facts = facts_of(run.card, run.typed)
-    snapshot = observe(directory, facts, run.eye, look_now(directory, facts, run.eye) if clock is None else clock())
+    snapshot = observe(
+        directory, facts, run.reader, look_now(directory, facts, run.reader) if clock is None else clock()
+    )
     now = snapshot.time
     findings = detect_all(snapshot)
     verdict = judge(snapshot, findings)
     ledger = read_journal(directory.journal, since=now - KEPT_SECONDS)
-    scene = read_circumstances(directory, ledger, run.user, now)
-    told = remarks(snapshot, findings, verdict, scene.pause)
-    first = lines(snapshot, verdict, told)
+    policy_context = read_policy_context(directory, ledger, run.user, now)
+    reported = remarks(snapshot, findings, verdict, policy_context.pause)
+    first = lines(snapshot, verdict, reported)
     alerts = None
-    past, settled = replay(ledger), tuple[ActionRecord, ...]()
+    history, settled = replay(ledger), tuple[ActionRecord, ...]()
     if not dry_run and directory.exists:
         _log(directory.paths.main_log, first, notes)
         situation = _situation(
-            run, snapshot, lambda: plan(snapshot, findings, verdict, past, scene, limits_of(run.card)), past,
-            turn is not None, notes,
+            run, snapshot,
+            lambda: plan(snapshot, findings, verdict, history, policy_context, limits_of(run.card)), history,
+            watchdog_lock is not None, notes,
         )  # fmt: skip
         alerts = _alert(run, findings, snapshot, verdict, email, notes, situation)
-    if turn is not None:
-        past, settled = _settled(past, snapshot, directory, notes)
-    intended = plan(snapshot, findings, verdict, past, scene, limits_of(run.card))
+    if watchdog_lock is not None:
+        history, settled = _settled(history, snapshot, directory, notes)
+    intended = plan(snapshot, findings, verdict, history, policy_context, limits_of(run.card))
     done: tuple[Done, ...] = ()
-    if turn is not None and hands is not None and intended.actions:
+    if watchdog_lock is not None and actuator is not None and intended.actions:
         done = carry_out(
             intended.actions,
-            _effects(run, hands, snapshot),
+            _effects(run, actuator, snapshot),
             Journal(directory.journal),
-            stopped=lambda: _stopped(turn, directory),
-            standing=standing(snapshot),
+            stopped=lambda: _stopped(watchdog_lock, directory),
+            progress=progress(snapshot),
             now=now,
         )
-    deeds = _deeds(intended, done, settled)
-    second = lines(snapshot, verdict, told, deeds)[len(first) :]
+    records = _records(intended, done, settled)
+    second = lines(snapshot, verdict, reported, records)[len(first) :]
     if not dry_run and directory.exists:
         _log(directory.paths.main_log, second, notes)
     return Pulse(
-        snapshot, findings, verdict, told, intended, (*first, *second), turn is not None, done, settled,
+        snapshot, findings, verdict, reported, intended, (*first, *second), watchdog_lock is not None, done, settled,
         tuple(dict.fromkeys(notes)), alerts,
     )  # fmt: skip
 
 
-def _stopped(turn: WatchdogLock, directory: RunDirectory) -> str:
+def _stopped(watchdog_lock: WatchdogLock, directory: RunDirectory) -> str:
     """What has come since the look and forbids the next effect. Raises OSError when it cannot be seen."""
-    if not turn.is_ours():
+    if not watchdog_lock.is_ours():
         return "another watchdog has taken over"
     switch = switch_of(directory)
     return f"{switch} was set meanwhile" if switch else ""
 
 
-def _deeds(intended: Plan, done: tuple[Done, ...], settled: tuple[ActionRecord, ...]) -> tuple[str, ...]:
+def _records(intended: Plan, done: tuple[Done, ...], settled: tuple[ActionRecord, ...]) -> tuple[str, ...]:
     """What was done, or would be, and what was not, one line each."""
-    found = [f"an earlier pass began to {deed.action} {deed.subject}: {deed.message}" for deed in settled]
+    found = [f"an earlier pass began to {record.action} {record.subject}: {record.message}" for record in settled]
     found += [one.words() for one in done]
     begun = {id(one.action) for one in done}
     found += [f"would {action.words()}" for action in intended.actions if id(action) not in begun]
     return (*found, *(f"would {text}" if "; not done" in text else text for text in intended.withheld))
 
 
-def _effects(run: WatchedRun, hands: Actuator, snapshot: Snapshot) -> RunEffects:
+def _effects(run: WatchedRun, actuator: Actuator, snapshot: Snapshot) -> RunEffects:
     return RunEffects(
         directory=run.directory,
-        scheduler=hands.scheduler,
-        prepare=hands.prepare,
+        scheduler=actuator.scheduler,
+        prepare=actuator.prepare,
         user=run.user,
-        own_jobs=lambda: own_pending(run.directory, hands.scheduler),
+        own_jobs=lambda: own_pending(run.directory, actuator.scheduler),
         nodes=frozenset(node.name for node in known(snapshot.nodes, ())),
         exclusion_days=run.card.resilience.exclusion_days,
     )
 
 
 def _settled(
-    past: ActionHistory, snapshot: Snapshot, directory: RunDirectory, notes: list[str]
+    history: ActionHistory, snapshot: Snapshot, directory: RunDirectory, notes: list[str]
 ) -> tuple[ActionHistory, tuple[ActionRecord, ...]]:
     try:
-        settled = settle(past.unfinished, snapshot, directory, Journal(directory.journal))
+        settled = settle(history.unfinished, snapshot, directory, Journal(directory.journal))
     except OSError as error:
         notes.append(f"what an earlier pass began could not be settled: {cause(error)}")
-        return replace(past, doubt=f"the journal cannot be written: {cause(error)}"), ()
-    known_ends = {deed.number: deed for deed in settled}
-    return replace(past, deeds=tuple(known_ends.get(deed.number, deed) for deed in past.deeds)), settled
+        return replace(history, read_error=f"the journal cannot be written: {cause(error)}"), ()
+    known_ends = {record.number: record for record in settled}
+    return replace(history, records=tuple(known_ends.get(record.number, record) for record in history.records)), settled
 
 
 # ----------------------------------------------------------------------------- telling
@@ -253,7 +256,7 @@ def _situation(
     run: WatchedRun,
     snapshot: Snapshot,
     expected: Callable[[], Plan],
-    past: ActionHistory,
+    history: ActionHistory,
     may_act: bool,
     notes: list[str],
 ) -> RunSituation | None:
@@ -261,7 +264,7 @@ def _situation(
     from tr11ops.watchdog.situation import situation_of
 
     try:
-        return situation_of(run.directory, run.card, snapshot, None, expected(), past, may_act)
+        return situation_of(run.directory, run.card, snapshot, None, expected(), history, may_act)
     except Exception as error:  # no fault of the plan or the forecast may keep people from hearing of the run
         notes.append(f"the mails do not say how the run is doing: {cause(error)}")
         return None

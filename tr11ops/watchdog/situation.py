@@ -32,7 +32,7 @@ def situation_of(
     snapshot: Snapshot,
     ledger: Ledger | None = None,
     intended: Plan = Plan(),  # noqa: B008  frozen
-    past: ActionHistory = ActionHistory(),  # noqa: B008  frozen
+    action_history: ActionHistory = ActionHistory(),  # noqa: B008  frozen
     may_act: bool = False,
 ) -> RunSituation:
     """What people are told beside an alert. The past of the run is read when its account is asked for, and once."""
@@ -64,9 +64,9 @@ def situation_of(
         trained=max((step.time for step in known(snapshot.steps, ()) if step.time is not None), default=None),
         may_act=may_act,
         done=tuple(
-            Act(deed.action, f"{deed.action} {deed.subject}", deed.time)
-            for deed in past.deeds
-            if deed.result is Result.DONE
+            Act(record.action, f"{record.action} {record.subject}", record.time)
+            for record in action_history.records
+            if record.result is Result.DONE
         ),
         planned=tuple(Act(action.name, action.words()) for action in intended.actions),
         withheld=intended.withheld,

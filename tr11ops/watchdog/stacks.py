@@ -57,12 +57,12 @@ def keep_stacks(
     make_shared(folder)
     asked = AskedAttempt(job_id, paths.heartbeats, nodes, is_local, node_count)
     collected = collect(asked, environment, NODE_SECONDS, follow=follow)
-    told = [answer for answer in collected.answers if answer.workers]
-    if not told:
+    reported = [answer for answer in collected.answers if answer.workers]
+    if not reported:
         why = collected.trouble or f"no worker of job {job_id} runs there"
         raise SchedulerError(f"no node told the stacks of its workers: {why}")
-    for answer in told:
+    for answer in reported:
         write_atomically(folder / f"{answer.node}.txt", text_of(answer.node, answer.workers))
     look = StacksLook.after(None, job_id, time.time(), collected, look_at_records(paths.flight_records(job_id)))
     write_atomically(folder / VERDICT, "".join(f"{line}\n" for line in lines(look)))
-    return f"the stacks of {counted(len(told), 'node')} are in {folder}: {look.verdict.sentence}"
+    return f"the stacks of {counted(len(reported), 'node')} are in {folder}: {look.verdict.sentence}"

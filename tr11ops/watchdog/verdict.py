@@ -69,17 +69,19 @@ def _judged(snapshot: Snapshot, findings: tuple[Finding, ...]) -> Verdict:
 
 
 def _without_scheduler(snapshot: Snapshot, why: str) -> Verdict:
-    life = derived.liveness_of(snapshot, None)
+    liveness = derived.liveness_of(snapshot, None)
     marker = derived.last_marker(snapshot)
-    over = marker is not None and (life is None or marker.time >= life.time or life.phase == derived.ENDED_PHASE)
+    over = marker is not None and (
+        liveness is None or marker.time >= liveness.time or liveness.phase == derived.ENDED_PHASE
+    )
     if over and marker is not None and derived.is_finished(snapshot):
         return Verdict(
             VerdictWord.FINISHED, f"all {marker.iteration} iterations are trained (scheduler unreachable: {why})"
         )
-    if not over and life is not None and life.phase != derived.ENDED_PHASE and life.is_fresh(snapshot.time):
-        word = VerdictWord.STARTING if life.phase in STARTING_PHASES else VerdictWord.HEALTHY
-        return Verdict(word, f"{life.phase}, {_seen(snapshot, life)}; scheduler unreachable: {why}")
-    seen = "no sign of life to go by" if life is None else _seen(snapshot, life)
+    if not over and liveness is not None and liveness.phase != derived.ENDED_PHASE and liveness.is_fresh(snapshot.time):
+        word = VerdictWord.STARTING if liveness.phase in STARTING_PHASES else VerdictWord.HEALTHY
+        return Verdict(word, f"{liveness.phase}, {_seen(snapshot, liveness)}; scheduler unreachable: {why}")
+    seen = "no sign of life to go by" if liveness is None else _seen(snapshot, liveness)
     return Verdict(VerdictWord.UNKNOWN, f"scheduler unreachable: {why}; {seen}")
 
 
@@ -95,25 +97,27 @@ def _of_active(snapshot: Snapshot, findings: tuple[Finding, ...], active: tuple[
     job = max(running or active, key=lambda job: job.start_time or 0.0)
     on = f"job {job.job_id} on {_nodes(job)}"
     marker = derived.marker_of(snapshot, derived.identifiers(job))
-    life = derived.liveness_of(snapshot, job)
-    ended = marker is not None and (life is None or life.time <= marker.time or life.phase == derived.ENDED_PHASE)
+    liveness = derived.liveness_of(snapshot, job)
+    ended = marker is not None and (
+        liveness is None or liveness.time <= marker.time or liveness.phase == derived.ENDED_PHASE
+    )
     if ended or job.state is JobState.COMPLETING:
         return _leaving(snapshot, job, marker.reason if marker is not None else "no end marker yet")
     if isinstance(snapshot.kill_switch, KillSwitch):
         return Verdict(VerdictWord.STOPPED, f"{_stop(snapshot, snapshot.kill_switch)}; {on} is saving and leaving")
-    return _no_life(snapshot, job, on) if life is None else _alive(snapshot, life, on)
+    return _no_liveness(snapshot, job, on) if liveness is None else _alive(snapshot, liveness, on)
 
 
-def _alive(snapshot: Snapshot, life: derived.Liveness, on: str) -> Verdict:
-    hidden = _hidden_life(snapshot)
-    if hidden and not life.is_fresh(snapshot.time):
+def _alive(snapshot: Snapshot, liveness: derived.Liveness, on: str) -> Verdict:
+    hidden = _hidden_liveness(snapshot)
+    if hidden and not liveness.is_fresh(snapshot.time):
         return Verdict(
-            VerdictWord.UNKNOWN, f"{on} is RUNNING, {_seen(snapshot, life)}, and more cannot be seen: {hidden}"
+            VerdictWord.UNKNOWN, f"{on} is RUNNING, {_seen(snapshot, liveness)}, and more cannot be seen: {hidden}"
         )
-    if life.phase in STARTING_PHASES:
-        return Verdict(VerdictWord.STARTING, f"{on}: {life.phase}, {_seen(snapshot, life)}")
-    at = "" if life.iteration is None else f" at iteration {life.iteration}"
-    return Verdict(VerdictWord.HEALTHY, f"{on}: {life.phase}{at}, {_seen(snapshot, life)}")
+    if liveness.phase in STARTING_PHASES:
+        return Verdict(VerdictWord.STARTING, f"{on}: {liveness.phase}, {_seen(snapshot, liveness)}")
+    at = "" if liveness.iteration is None else f" at iteration {liveness.iteration}"
+    return Verdict(VerdictWord.HEALTHY, f"{on}: {liveness.phase}{at}, {_seen(snapshot, liveness)}")
 
 
 def _stalls(finding: Finding) -> bool:
@@ -142,12 +146,12 @@ def _leaving(snapshot: Snapshot, job: Job, reason: str) -> Verdict:
     )
 
 
-def _no_life(snapshot: Snapshot, job: Job, on: str) -> Verdict:
+def _no_liveness(snapshot: Snapshot, job: Job, on: str) -> Verdict:
     if job.state is JobState.CONFIGURING:
         return Verdict(VerdictWord.STARTING, f"{on} gets its nodes ready")
-    hidden = _hidden_life(snapshot)
-    if hidden or snapshot.doubts:
-        why = hidden or snapshot.doubts[0]
+    hidden = _hidden_liveness(snapshot)
+    if hidden or snapshot.read_errors:
+        why = hidden or snapshot.read_errors[0]
         return Verdict(VerdictWord.UNKNOWN, f"{on} is RUNNING, but whether it trains cannot be seen: {why}")
     if job.start_time is None:
         return Verdict(VerdictWord.UNKNOWN, f"{on} is RUNNING without a sign of life, and when it started is not known")
@@ -156,7 +160,7 @@ def _no_life(snapshot: Snapshot, job: Job, on: str) -> Verdict:
     )
 
 
-def _hidden_life(snapshot: Snapshot) -> str:
+def _hidden_liveness(snapshot: Snapshot) -> str:
     """Why a sign of life may have been missed; "" when none was."""
     return next((value.why for value in (snapshot.heartbeats, snapshot.steps) if isinstance(value, Unknown)), "")
 
@@ -232,7 +236,7 @@ def _of_nothing(snapshot: Snapshot) -> Verdict:
     elif marker.reason == "refused":  # it never came to an iteration
         last = f"; the last attempt refused to start: {marker.message}"
     else:
-        last = f"; the last word was {marker.reason} at iteration {marker.iteration}"
+        last = f"; the last exit record says {marker.reason} at iteration {marker.iteration}"
     return Verdict(VerdictWord.DOWN, f"nothing runs and nothing is queued{last}")
 
 
@@ -242,8 +246,8 @@ def _hidden_end(snapshot: Snapshot) -> str:
     return next((value.why for value in needed if isinstance(value, Unknown)), "")
 
 
-def _seen(snapshot: Snapshot, life: derived.Liveness) -> str:
-    return f"last sign of life {duration(life.silent_for(snapshot.time))} ago"
+def _seen(snapshot: Snapshot, liveness: derived.Liveness) -> str:
+    return f"last sign of life {duration(liveness.silent_for(snapshot.time))} ago"
 
 
 def _stop(snapshot: Snapshot, stop: KillSwitch) -> str:

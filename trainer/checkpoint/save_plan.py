@@ -63,13 +63,13 @@ class FolderShare:
             yield as_bytes(placed.envelope.tail)
 
 
-def plan_share(pieces: Sequence[TensorPiece], crew: RankGroup, what: str) -> FolderShare:
+def plan_share(pieces: Sequence[TensorPiece], ranks: RankGroup, what: str) -> FolderShare:
     """This rank's share of the folder that all ranks' pieces make up. Collective.
 
     Raises CheckpointError, beginning with `what`, on every rank when the pieces do not tile their tensors exactly.
     """
-    items = crew.each(what, lambda: [_write_item(piece) for piece in pieces if piece.is_owner])
-    everyones = crew.collect(items)
+    items = ranks.each(what, lambda: [_write_item(piece) for piece in pieces if piece.is_owner])
+    everyones = ranks.collect(items)
     envelopes = Envelopes()
 
     def arrange() -> list[tuple[list[WriteItem], bytes | None]]:
@@ -85,9 +85,9 @@ def plan_share(pieces: Sequence[TensorPiece], crew: RankGroup, what: str) -> Fol
         index = pickle.dumps(whole)
         return [(list(plan.items), None if rank else index) for rank, plan in enumerate(plans)]
 
-    mine, index = crew.deal(what, arrange)
+    mine, index = ranks.deal(what, arrange)
     placed = tuple(_place(item, envelopes) for item in mine)
-    return FolderShare(_file_name(crew.rank), placed, sum(one.bytes for one in placed), index)
+    return FolderShare(_file_name(ranks.rank), placed, sum(one.bytes for one in placed), index)
 
 
 def signature(pieces: Iterable[TensorPiece]) -> tuple[object, ...]:

@@ -98,15 +98,15 @@ def read_index(folder: Path) -> dict[str, TensorStorageMetadata]:
     return cast(dict[str, TensorStorageMetadata], FileSystemReader(folder).read_metadata().state_dict_metadata)
 
 
-def read(folder: Path, pieces: list[TensorPiece], crew: RankGroup) -> None:
+def read(folder: Path, pieces: list[TensorPiece], ranks: RankGroup) -> None:
     """Fill the pieces from `folder`, collectively, whatever topology wrote it. Check the index first."""
     with _quiet():
         dcp_load(
             {},
             storage_reader=FileSystemReader(folder),
             planner=_LoadPlanner(pieces),
-            process_group=crew.group,
-            no_dist=crew.alone,
+            process_group=ranks.group,
+            no_dist=ranks.alone,
         )
 
 

@@ -122,20 +122,20 @@ def save(
     Raises CheckpointError on every rank (disk full, no rights, ranks whose parts do not fit together); the partial
     folder is then removed, and `latest` and all older checkpoints are as before.
     """
-    crew = RankGroup(group)
+    ranks = RankGroup(group)
     started = time.perf_counter()
     what = f"checkpoint of step {step} was not saved in {folder}"
     chosen = extras if save_random_state else Extras(extras.cursor)
-    parts = crew.each(what, lambda: saved_parts(state, save_optimizer))
-    shares = {name: plan_share(pieces, crew, what) for name, pieces in parts.items()}
-    partial = crew.on_first(what, lambda: prepare(folder, step, list(parts), report))
+    parts = ranks.each(what, lambda: saved_parts(state, save_optimizer))
+    shares = {name: plan_share(pieces, ranks, what) for name, pieces in parts.items()}
+    partial = ranks.on_first(what, lambda: prepare(folder, step, list(parts), report))
     try:
-        entries = crew.each(what, lambda: _write(partial, crew.rank, step, parts, shares, chosen))
-        written = tuple(chain.from_iterable(crew.collect(entries)))
+        entries = ranks.each(what, lambda: _write(partial, ranks.rank, step, parts, shares, chosen))
+        written = tuple(chain.from_iterable(ranks.collect(entries)))
         manifest = make_manifest(step, extras, info, written)
-        total = crew.on_first(what, lambda: publish(folder, partial, manifest, fence=fence, report=report))
+        total = ranks.on_first(what, lambda: publish(folder, partial, manifest, fence=fence, report=report))
     except CheckpointError:
-        if crew.rank == 0:
+        if ranks.rank == 0:
             shutil.rmtree(partial, ignore_errors=True)
         raise
     return SaveResult(folder / checkpoint_name(step), time.perf_counter() - started, total)
@@ -198,24 +198,24 @@ def load(
     Raises CheckpointError on every rank; after a failure while reading, the tensors hold a mixture and the process
     must not train on.
     """
-    crew = RankGroup(group)
+    ranks = RankGroup(group)
     started = time.perf_counter()
     place = folder / checkpoint_name(step)
     what = f"{place} was not loaded"
-    manifest = crew.on_first(what, lambda: _checked_manifest(folder, step, info, weights_only))
+    manifest = ranks.on_first(what, lambda: _checked_manifest(folder, step, info, weights_only))
     optimizer_step = torch.zeros((), dtype=torch.int64)
-    parts = crew.each(what, lambda: _parts(state, optimizer_step))
+    parts = ranks.each(what, lambda: _parts(state, optimizer_step))
     if weights_only:
         del parts[OPTIMIZER]
     for name, pieces in parts.items():
-        index = crew.each(what, bind(sharded_files.read_index, place / name))
-        crew.each(what, bind(check_pieces, name, index, pieces, weights_only))
-        wanted = set().union(*crew.gather({piece.key for piece in pieces}))
-        crew.each(what, bind(check_complete, name, index, wanted))
+        index = ranks.each(what, bind(sharded_files.read_index, place / name))
+        ranks.each(what, bind(check_pieces, name, index, pieces, weights_only))
+        wanted = set().union(*ranks.gather({piece.key for piece in pieces}))
+        ranks.each(what, bind(check_complete, name, index, wanted))
     for name, pieces in parts.items():
-        crew.each(what, bind(sharded_files.read, place / name, pieces, crew))
+        ranks.each(what, bind(sharded_files.read, place / name, pieces, ranks))
     same = dict(manifest.topology) == dict(info.topology)
-    cursor, rng = crew.each(what, lambda: _read_extras(place, crew.rank, same))
+    cursor, rng = ranks.each(what, lambda: _read_extras(place, ranks.rank, same))
     remarks: tuple[str, ...] = ()
     if not weights_only:  # nothing random follows from weights alone
         remarks = () if same else (_reshaped(manifest.topology, info.topology),)
@@ -236,39 +236,39 @@ def find_resumable(
 
     `report` is called on rank 0 only. Raises CheckpointError on every rank.
     """
-    crew = RankGroup(group)
-    if crew.rank == 0:
-        return _lead_search(crew, folder, verify, expect_resume, report, need)
+    ranks = RankGroup(group)
+    if ranks.rank == 0:
+        return _lead_search(ranks, folder, verify, expect_resume, report, need)
     while True:
-        order = crew.broadcast(cast("tuple[str, Any]", ("", None)))
+        order = ranks.broadcast(cast("tuple[str, Any]", ("", None)))
         if order[0] == "found":
             return cast("int | None", order[1])
         if order[0] == "refused":
             raise CheckpointError(order[1])
-        crew.gather(_share_of_faults(crew, *order[1]))
+        ranks.gather(_share_of_faults(ranks, *order[1]))
 
 
 def _lead_search(
-    crew: RankGroup, folder: Path, verify: Verify, expect_resume: bool, report: Report, need: ResumeNeed | None
+    ranks: RankGroup, folder: Path, verify: Verify, expect_resume: bool, report: Report, need: ResumeNeed | None
 ) -> int | None:
     def faults_of(place: Path, manifest: Manifest) -> list[str]:
         if verify == "sizes":
             return size_faults(place, manifest)
-        crew.broadcast(("verify", (place, manifest)))
-        return list(chain.from_iterable(crew.gather(_share_of_faults(crew, place, manifest))))
+        ranks.broadcast(("verify", (place, manifest)))
+        return list(chain.from_iterable(ranks.gather(_share_of_faults(ranks, place, manifest))))
 
     try:
         step = checkpoints.find_resumable(folder, verify, expect_resume, report, faults_of, need)
     except CheckpointError as error:
-        crew.broadcast(("refused", str(error)))
+        ranks.broadcast(("refused", str(error)))
         raise
-    crew.broadcast(("found", step))
+    ranks.broadcast(("found", step))
     return step
 
 
-def _share_of_faults(crew: RankGroup, place: Path, manifest: Manifest) -> list[str]:
+def _share_of_faults(ranks: RankGroup, place: Path, manifest: Manifest) -> list[str]:
     try:
-        return checkpoints.verify_share(place, manifest, crew.rank, crew.size)
+        return checkpoints.verify_share(place, manifest, ranks.rank, ranks.size)
     except OSError as error:
         return [one_line(error)]
 

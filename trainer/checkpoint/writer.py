@@ -118,7 +118,7 @@ class AsyncSaver:
     _staging: Staging | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self._crew = RankGroup(self.group)
+        self._ranks = RankGroup(self.group)
         self._background = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-save")
 
     @property
@@ -147,10 +147,10 @@ class AsyncSaver:
         what = self._what(step)
         chosen = extras if save_random_state else Extras(extras.cursor)
         try:
-            parts = self._crew.each(what, lambda: store.saved_parts(state, save_optimizer))
+            parts = self._ranks.each(what, lambda: store.saved_parts(state, save_optimizer))
             reason = self._make_room(parts, what)
             if reason is None:
-                partial = self._crew.on_first(what, lambda: store.prepare(self.folder, step, list(parts), self.report))
+                partial = self._ranks.on_first(what, lambda: store.prepare(self.folder, step, list(parts), self.report))
         except CheckpointError as fault:
             self._fail(step, fault)
             return
@@ -170,7 +170,7 @@ class AsyncSaver:
         if self._outcomes:
             return self._outcomes.popleft()
         flight = self._flight
-        if flight is None or not self._crew.all_true(flight.this_rank_is_done):
+        if flight is None or not self._ranks.all_true(flight.this_rank_is_done):
             return None
         self._advance(flight)
         return self._outcomes.popleft() if self._outcomes else None
@@ -212,7 +212,7 @@ class AsyncSaver:
         """Copy, and hand over to the background. A fault of this rank alone is the future's: all hear it at a poll."""
         try:
             images = self._copy(parts)
-            small = store.small_files(self._crew.rank, step, self._shares, extras)
+            small = store.small_files(self._ranks.rank, step, self._shares, extras)
             return self._background.submit(_write, partial, images, small)
         except Exception as error:
             failed: Future[list[FileEntry]] = Future()
@@ -230,15 +230,15 @@ class AsyncSaver:
         what = self._what(flight.step)
         try:
             if not flight.publishing:
-                entries = self._crew.collect(self._crew.each(what, flight.written.result))
+                entries = self._ranks.collect(self._ranks.each(what, flight.written.result))
                 flight.publishing = True
-                if self._crew.rank == 0:
+                if self._ranks.rank == 0:
                     flight.published = self._background.submit(self._publish, flight, entries)
                 return
-            total = self._crew.on_first(what, lambda: flight.published.result() if flight.published else 0)
+            total = self._ranks.on_first(what, lambda: flight.published.result() if flight.published else 0)
         except CheckpointError as fault:
             self._flight = None
-            if self._crew.rank == 0 and not lost_a_rank(fault):
+            if self._ranks.rank == 0 and not lost_a_rank(fault):
                 shutil.rmtree(flight.partial, ignore_errors=True)
             self._fail(flight.step, fault)
             return
@@ -287,15 +287,15 @@ class AsyncSaver:
     def _make_room(self, parts: Mapping[str, list[TensorPiece]], what: str) -> str | None:
         """Plan the save and find memory for the copy, both as in the last save if it can be; why not, or None."""
         now = {name: signature(pieces) for name, pieces in parts.items()}
-        if self._crew.all_true(now == self._signature and self._staging is not None):
+        if self._ranks.all_true(now == self._signature and self._staging is not None):
             return None
-        self._shares = {name: plan_share(pieces, self._crew, what) for name, pieces in parts.items()}
+        self._shares = {name: plan_share(pieces, self._ranks, what) for name, pieces in parts.items()}
         self._signature = now
         size = sum(_padded(share.size) for share in self._shares.values())
         on_gpu = _lies_on_gpu(parts)
         held = -1 if self._staging is None else len(self._staging.memory)
         reason = self._shortage(max(0, size - held))
-        if reason is None and not self._crew.all_true(size <= held or self._allocate(size, on_gpu)):
+        if reason is None and not self._ranks.all_true(size <= held or self._allocate(size, on_gpu)):
             reason = "a rank could not allocate the memory for a copy"
         if reason is not None:
             self._drop_staging()
@@ -304,12 +304,12 @@ class AsyncSaver:
     def _shortage(self, needed: int) -> str | None:
         unknown = "it is not known how much host memory is free"
         try:
-            need = self._crew.each(unknown, lambda: MemoryNeed(host_name(), needed, self.available()))
+            need = self._ranks.each(unknown, lambda: MemoryNeed(host_name(), needed, self.available()))
         except CheckpointError as fault:
             if lost_a_rank(fault):
                 raise
             return str(fault)
-        return shortage(self._crew.gather(need))
+        return shortage(self._ranks.gather(need))
 
     def _allocate(self, size: int, on_gpu: bool) -> bool:
         self._drop_staging()  # first: old and new together need not fit

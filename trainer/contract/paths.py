@@ -1,6 +1,6 @@
 """Where everything lies in a run directory that the trainer writes and the operations toolkit reads.
 
-Standard library only. All of it is part of the run-directory contract: whoever changes a literal changes the contract.
+Standard library only. All of it is part of the run-directory contract: a changed literal changes the contract.
 """
 
 from __future__ import annotations

@@ -59,9 +59,9 @@ def load_newest(config: TrainerConfig, mesh: Mesh, engine: Engine, say: Say) -> 
     Raises CheckpointError when there are checkpoints and none can be used, when the run must resume and cannot, or
     when the checkpoint's settings are not the card's and no one said which count.
     """
-    folder, crew = config.paths.checkpoints, RankGroup(mesh.cpu_group)
+    folder, ranks = config.paths.checkpoints, RankGroup(mesh.cpu_group)
     must = config.run.expect_resume and config.checkpoint.load is None
-    step = _find(config, folder, must, say, crew, ResumeNeed.of(config))
+    step = _find(config, folder, must, say, ranks, ResumeNeed.of(config))
     if step is not None:
         found = load_step(config, mesh, engine, step, say)
         return replace(found, own_step=step)
@@ -70,7 +70,7 @@ def load_newest(config: TrainerConfig, mesh: Mesh, engine: Engine, say: Say) -> 
         return ResumePosition(Progress(), plan_of(config), None, False)
     other = Path(config.checkpoint.load)
     need = ResumeNeed.of(config)
-    step = _find(config, other, True, say, crew, need.for_weights() if _takes_weights(config) else need)
+    step = _find(config, other, True, say, ranks, need.for_weights() if _takes_weights(config) else need)
     assert step is not None
     return load_step(config, mesh, engine, step, say, other)
 
@@ -121,8 +121,8 @@ def _read(
 ) -> tuple[Mapping[str, Any], dict[str, torch.Tensor] | None]:
     """Fill the engine from a checkpoint of either layout; returns its cursor, and this rank's random state."""
     state, info = engine.sharded_state(), checkpoint_info(config, mesh, "", "")
-    crew = RankGroup(mesh.cpu_group)
-    if crew.on_first(f"{place} was not loaded", lambda: has_original_layout(place)):
+    ranks = RankGroup(mesh.cpu_group)
+    if ranks.on_first(f"{place} was not loaded", lambda: has_original_layout(place)):
         loaded = load_deepspeed(place, state, info, group=mesh.cpu_group, weights_only=weights_only)
     else:
         step = checkpoint_step(place.name)
@@ -150,12 +150,12 @@ def has_original_layout(place: Path) -> bool:
     return not (place / WEIGHTS).is_dir() and is_deepspeed_layout(place)
 
 
-def _find(config: TrainerConfig, folder: Path, must: bool, say: Say, crew: RankGroup, need: ResumeNeed) -> int | None:
+def _find(config: TrainerConfig, folder: Path, must: bool, say: Say, ranks: RankGroup, need: ResumeNeed) -> int | None:
     """The step to start from; also a checkpoint that another tool wrote, which has no manifest."""
-    foreign = crew.on_first(f"{folder} could not be searched", lambda: _foreign_step(folder))
+    foreign = ranks.on_first(f"{folder} could not be searched", lambda: _foreign_step(folder))
     if foreign is not None:
         return foreign
-    return store.find_resumable(folder, config.checkpoint.verify, must, say, crew.group, need)
+    return store.find_resumable(folder, config.checkpoint.verify, must, say, ranks.group, need)
 
 
 def _foreign_step(folder: Path) -> int | None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from trainer.config.card import TrainerConfig
-from trainer.metrics.writer import Interval, StepSurroundings
+from trainer.metrics.writer import Interval, StepContext
 from trainer.parallel.mesh import Mesh
 from trainer.schedule.devices import peak_tflops
 from trainer.schedule.flops import counted_gigaflops, mixed_peak, tflops_per_gpu
@@ -53,9 +53,9 @@ class Account:
             "device": self.device,
         }
 
-    def surroundings(self, interval: Interval, progress: Progress) -> StepSurroundings:
+    def surroundings(self, interval: Interval, progress: Progress) -> StepContext:
         """What TensorBoard shows beside the record."""
-        return StepSurroundings(
+        return StepContext(
             self._replicas,
             self._model.sequence_length,
             self.gigaflops(progress.consumed_samples),

@@ -70,7 +70,7 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class StepSurroundings:
+class StepContext:
     """What TensorBoard shows besides the record. `gigaflops`: 6 x tokens x parameters / 1e9, without embeddings.
 
     `timers`: seconds per step, by name. `utilisation`: model FLOPs over the peak, None on an unknown device.
@@ -119,7 +119,7 @@ class MetricsWriter:
                 for key, value in keys.items() if isinstance(keys, Mapping) else ():
                     events.add_text(f"{section}.{key}", json.dumps(value), global_step=iteration)
 
-    def step(self, record: StepRecord, extra: Mapping[str, Any], around: StepSurroundings) -> None:
+    def step(self, record: StepRecord, extra: Mapping[str, Any], around: StepContext) -> None:
         """Print the log line and append the record, with `extra`, to both machine-readable logs."""
         if not self.is_writer:
             return
@@ -232,7 +232,7 @@ class MetricsWriter:
         if record.curriculum_length is not None:
             add("curriculum_seqlen", record.curriculum_length, iteration)
 
-    def _rates(self, events: SummaryWriter, record: StepRecord, around: StepSurroundings) -> None:
+    def _rates(self, events: SummaryWriter, record: StepRecord, around: StepContext) -> None:
         add, iteration, replicas = events.add_scalar, record.iteration, around.data_parallel
         length = record.curriculum_length or around.sequence_length
         tokens_per_second = record.samples_per_second * length

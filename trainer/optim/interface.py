@@ -98,7 +98,7 @@ class TrainingOptimizer(torch.optim.Optimizer, ABC):
     def set_tensor_sums(self, sums: Mapping[str, Sequence[float]]) -> None:
         """Go on with what `tensor_sums` gave, on whatever topology. Collective; after `set_steps_done`.
 
-        Where nothing was kept (`sums` is empty), an optimizer makes them anew as well as it can.
+        Where nothing was kept (`sums` is empty), an optimizer makes them again as well as it can.
         """
 
     def partition(self, group: int) -> Tensor:

@@ -185,7 +185,7 @@ class Lamb(FlatStateOptimizer):
         return dict(zip(self._norms.number, kinds, strict=True))
 
     def set_tensor_sums(self, sums: Mapping[str, Sequence[float]]) -> None:
-        """Take them, and add up the weights' anew. Without them the next step takes its own directions' norms."""
+        """Take them, and add up the weights' again. Without them the next step takes its own directions' norms."""
         if self.rules.norm_of is not NormOf.STALE or not self.steps_done() or not self._fit(sums):
             return
         self._known = self._all_groups

@@ -40,7 +40,7 @@ class TensorNorms:
         self._under_way: dist.Work | None = None
 
     def clear(self, groups: frozenset[int]) -> None:
-        """Begin to count the tensors of these parameter groups anew; what is known of all others stays."""
+        """Begin to count the tensors of these parameter groups again; what is known of all others stays."""
         self._settle()
         if groups not in self._members:
             members = [number for number, group in enumerate(self._groups) if group in groups]
@@ -55,7 +55,7 @@ class TensorNorms:
             self._sums[self._mesh.tensor_rank, kind, self.number[share.name]] += torch.dot(wide, wide)
 
     def reduce(self) -> None:
-        """Begin to add up what all ranks counted; whoever reads a norm waits for it. Collective."""
+        """Begin to add up what all ranks counted; a reader of a norm waits for it. Collective."""
         if self._mesh.world_size > 1:
             self._part = self._sums[..., self._counted].contiguous()
             self._under_way = dist.all_reduce(self._part, async_op=True)

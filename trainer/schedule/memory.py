@@ -165,7 +165,7 @@ def _fixed(shape: MemoryShape, size: int, micro_batches: int) -> tuple[MemoryPar
 
 # ----------------------------------------------------------------------------- activations
 def _activations(shape: MemoryShape, stage: flops.StageBlocks, size: int, micro_batches: int) -> int:
-    """What waits for the backward pass, of all micro batches that a 1F1B pipeline has on the way."""
+    """What is kept for the backward pass, of all micro batches that a 1F1B pipeline has on the way."""
     parts = len(stage.parts)
     each = [_part_activations(shape, stage, size, part) for part in range(parts)]
     moments = held_counts(micro_batches, shape.parallel.pipeline, parts, stage.index)

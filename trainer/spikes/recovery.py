@@ -26,9 +26,9 @@ class SpikeWatch:
 
     def __init__(self, config: TrainerConfig, group: dist.ProcessGroup | None):
         self._config = config
-        self._crew = RankGroup(group)
+        self._ranks = RankGroup(group)
         self._detector = SpikeDetector.of(config.recovery)
-        self.record = self._crew.on_first("roll-backs of this run", lambda: _read(config.paths))
+        self.record = self._ranks.on_first("roll-backs of this run", lambda: _read(config.paths))
 
     @property
     def skips(self) -> SkipPlan:
@@ -57,7 +57,7 @@ class SpikeWatch:
         if settings.on_spike == "roll_back":
             finish_saves()
         folder, used = self._config.paths.checkpoints, self.record.automatic
-        return self._crew.on_first(
+        return self._ranks.on_first(
             "the search for a checkpoint before the spike",
             lambda: decide_recovery(spike, used, self.record.usable(complete_steps(folder)), settings),
         )
@@ -77,13 +77,13 @@ class SpikeWatch:
             write_recovery(paths, record)
             return finish(paths, record, ask)
 
-        self.record = self._crew.on_first(f"the roll-back to step {action.to_step} could not be prepared", change)
+        self.record = self._ranks.on_first(f"the roll-back to step {action.to_step} could not be prepared", change)
         self._detector = self._detector.over()
 
     def settle(self) -> None:
         """At the start of an attempt: finish what a roll-back that was cut off began. Collective."""
         paths, record = self._config.paths, self.record
-        self.record = self._crew.on_first("discarded checkpoints", lambda: settle(paths, record))
+        self.record = self._ranks.on_first("discarded checkpoints", lambda: settle(paths, record))
 
 
 def _read(paths: RunPaths) -> RecoveryRecord:

@@ -17,7 +17,7 @@ from aiosmtpd.smtp import SMTP
 
 from tests.tr11ops.launch.run_inputs import write_card
 from tr11ops.alerts.service import AlertOutcome, process
-from tr11ops.alerts.store import read_book
+from tr11ops.alerts.store import read_alert_state
 from tr11ops.cli.common import directory_of
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.runcard.card import RunCard, load_card
@@ -135,8 +135,8 @@ class Office:
         )
 
     @property
-    def book(self) -> Any:
-        return read_book(self.directory).book
+    def alert_state(self) -> Any:
+        return read_alert_state(self.directory).alert_state
 
     def journal(self, kind: str = "") -> list[JournalEntry]:
         ledger = read_journal(self.directory.journal)

@@ -37,7 +37,7 @@ Make = Callable[..., Office]
 
 def do(office: Office, now: float, made: tuple[object, str], who: str = "ana", why: str = "") -> None:
     """One person's change of the one open alert."""
-    name = office.book.open_alerts[0].fingerprint
+    name = office.alert_state.open_alerts[0].fingerprint
     change_alerts(office.directory, office.card, [PersonalChange(name, *made, who, why)], now)  # type: ignore[arg-type]
 
 
@@ -99,7 +99,7 @@ def test_what_comes_and_goes_in_the_quiet_hours_is_never_said(office: Make, mail
         desk, mailbox, begin, 20, lambda now: [finding("slow", WARNING)] if now < begin + HOUR else [], "UTC"
     )
     assert log == []
-    assert desk.book.incidents()[0].resolved is not None
+    assert desk.alert_state.incidents()[0].resolved is not None
 
 
 def test_critical_and_its_all_clear_do_not_wait_for_the_morning(office: Make, mailbox: Mailbox) -> None:
@@ -159,7 +159,7 @@ def test_flapping_is_one_incident_and_one_mail_an_hour(office: Make, mailbox: Ma
         desk.look(NOON + minute * MINUTE, *([finding()] if minute % 20 == 0 else []))
         log += [(minute, subject[:4]) for subject in mailbox.subjects[before:]]
     assert log == [(0, "[CRI"), (10, "[OK]"), (80, "[CRI"), (90, "[OK]"), (160, "[CRI"), (170, "[OK]")]
-    assert len(desk.book.incidents()) == 1
+    assert len(desk.alert_state.incidents()) == 1
     assert "has come back" in body(mailbox, 2)
     assert len({str(mail["In-Reply-To"]) for _, mail in mailbox.mails[1:]}) == 1  # one thread
 
@@ -169,7 +169,7 @@ def test_a_fault_that_comes_back_later_is_a_new_incident(office: Make, mailbox: 
     for now, seen in ((0, True), (1, False), (3, True), (4, False)):
         desk.look(NOON + now * HOUR, *([finding()] if seen else []))
     assert [subject[:4] for subject in mailbox.subjects] == ["[CRI", "[OK]", "[CRI", "[OK]"]
-    assert len(desk.book.incidents()) == 2
+    assert len(desk.alert_state.incidents()) == 2
     assert mailbox.mails[2][1]["In-Reply-To"] is None
 
 
@@ -187,9 +187,9 @@ def test_milder_stays_milder_and_worse_is_said_again(office: Make, mailbox: Mail
     grave = {"title": "no attempt can start"}
     desk.look(NOON, finding("exclusion-cap", CRITICAL, "", **grave))
     desk.look(NOON + 40 * MINUTE, finding("exclusion-cap", WARNING, ""))
-    assert desk.book.open_alerts[0].severity is CRITICAL  # one look may have seen it badly
+    assert desk.alert_state.open_alerts[0].severity is CRITICAL  # one look may have seen it badly
     desk.look(NOON + 50 * MINUTE, finding("exclusion-cap", WARNING, ""))
-    [alert] = desk.book.open_alerts
+    [alert] = desk.alert_state.open_alerts
     assert alert.severity is WARNING and alert.title == "exclusion-cap it is"
     desk.look(NOON + 90 * MINUTE, finding("exclusion-cap", WARNING, ""))
     assert len(mailbox.mails) == 1  # no escalation of what is no longer critical
@@ -202,7 +202,10 @@ def test_a_fault_of_which_a_remark_is_left_is_over(office: Make, mailbox: Mailbo
     desk.look(NOON, finding("unfinished-end", WARNING))
     for minute in range(1, 200, 10):
         desk.look(NOON + minute * MINUTE, finding("unfinished-end", INFO))
-    assert [alert.severity for alert in desk.book.open_alerts] in ([], [INFO])  # a remark is an incident of its own
+    assert [alert.severity for alert in desk.alert_state.open_alerts] in (
+        [],
+        [INFO],
+    )  # a remark is an incident of its own
     assert len(mailbox.mails) == 2 and mailbox.subjects[1].startswith("[OK]")
 
 
@@ -211,9 +214,9 @@ def test_what_comes_back_milder_is_milder_at_once(office: Make, mailbox: Mailbox
     desk.look(NOON, finding(severity=CRITICAL, title="all is lost"))
     for minute in (1, 2):
         desk.look(NOON + minute * MINUTE)
-    assert desk.book.open_alerts == ()
+    assert desk.alert_state.open_alerts == ()
     desk.look(NOON + 3 * MINUTE, finding(severity=WARNING, title="some is lost"))
-    assert [(alert.severity, alert.title) for alert in desk.book.open_alerts] == [(WARNING, "some is lost")]
+    assert [(alert.severity, alert.title) for alert in desk.alert_state.open_alerts] == [(WARNING, "some is lost")]
 
 
 def test_what_a_mail_says_to_type_works_from_any_folder(office: Make, mailbox: Mailbox) -> None:
@@ -245,7 +248,7 @@ def test_unknown_never_clears(office: Make, mailbox: Mailbox) -> None:
         else:
             desk.look(NOON + hour * HOUR, observed=False)
     assert len(mailbox.mails) == 1
-    assert desk.book.open_alerts[0].clear_looks == 0
+    assert desk.alert_state.open_alerts[0].clear_looks == 0
     desk.look(NOON + 30 * HOUR)
     desk.look(NOON + 31 * HOUR, blind={"stalled"})
     assert len(mailbox.mails) == 1

@@ -71,7 +71,7 @@ def test_one_word_acknowledges(desk: Office, mailbox: Mailbox, box: Letterbox, t
     assert "reply to this mail with the one word: ack" in mailbox.mails[0][1].get_content()
     box.put(reply(mailbox, text, html=html))
     assert desk.look(NOON + HOUR, finding()).notes == ()
-    assert desk.book.alerts[0].acknowledged_by == ANA
+    assert desk.alert_state.alerts[0].acknowledged_by == ANA
     assert len(mailbox.mails) == 1  # no escalation
     (entry,) = desk.journal("alert-acknowledged")
     assert entry.who == ANA
@@ -84,7 +84,7 @@ def test_snooze_and_a_reply_to_a_later_mail_of_the_thread(desk: Office, mailbox:
     desk.look(NOON + 40 * MINUTE, finding())  # escalated
     box.put(reply(mailbox, "snooze 3h the site repairs it", sender=BEN))
     desk.look(NOON + 41 * MINUTE, finding())
-    alert = desk.book.alerts[0]
+    alert = desk.alert_state.alerts[0]
     assert (alert.snoozed_until, alert.snoozed_by) == (NOON + 41 * MINUTE + 3 * HOUR, BEN)
     assert desk.journal("alert-snoozed")[0].why == "the site repairs it"
 
@@ -95,7 +95,7 @@ def test_a_reply_to_a_mail_takes_all_its_alerts_and_no_other(desk: Office, mailb
     (number,) = (n for n, (_, mail) in enumerate(mailbox.mails) if "WARNING" in mail["Subject"])
     box.put(reply(mailbox, "ack", number))
     desk.look(NOON + MINUTE, *nodes, finding())
-    assert {alert.detector: alert.is_acknowledged for alert in desk.book.open_alerts} == {
+    assert {alert.detector: alert.is_acknowledged for alert in desk.alert_state.open_alerts} == {
         "slow-node": True, "stalled": False,
     }  # fmt: skip
 
@@ -104,7 +104,7 @@ def test_a_mail_program_that_names_the_thread_is_understood(desk: Office, mailbo
     desk.look(NOON, finding())
     box.put(reply(mailbox, "ack", answers="<draft@phone>"))
     desk.look(NOON + MINUTE, finding())
-    assert desk.book.alerts[0].is_acknowledged
+    assert desk.alert_state.alerts[0].is_acknowledged
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_what_is_not_heeded_is_said_once(
     box.put(reply(mailbox, text, **more))
     assert words in desk.look(NOON + MINUTE, finding()).notes[0]
     assert desk.look(NOON + 2 * MINUTE, finding()).notes == ()
-    assert not desk.book.alerts[0].is_acknowledged and desk.book.alerts[0].snoozed_until is None
+    assert not desk.alert_state.alerts[0].is_acknowledged and desk.alert_state.alerts[0].snoozed_until is None
 
 
 def test_holiday_notes_and_closed_alerts_are_passed_over(desk: Office, mailbox: Mailbox, box: Letterbox) -> None:
@@ -131,7 +131,7 @@ def test_holiday_notes_and_closed_alerts_are_passed_over(desk: Office, mailbox: 
     box.put(reply(mailbox, "ack", Auto_Submitted="auto-replied"))
     box.put(reply(mailbox, "ack", answers="<x@0123456789ab.tr11.invalid>").replace(b"References:", b"X-Old:"))
     assert desk.look(NOON + MINUTE, finding()).notes == ()
-    assert not desk.book.alerts[0].is_acknowledged
+    assert not desk.alert_state.alerts[0].is_acknowledged
     assert box.fetched == [1]  # the server is asked for this run's alone
     for minute in (2, 3):
         desk.look(NOON + minute * MINUTE)
@@ -146,8 +146,8 @@ def test_a_renumbered_mailbox_is_read_and_nothing_counts_twice(desk: Office, mai
     box.validity, box.mails = 8, {40: box.mails[1]}
     desk.look(NOON + 2 * MINUTE, finding())
     assert box.fetched == [1, 40]
-    assert desk.book.alerts[0].snoozed_until == NOON + MINUTE + HOUR
-    assert desk.book.mailbox == (8, 40)
+    assert desk.alert_state.alerts[0].snoozed_until == NOON + MINUTE + HOUR
+    assert desk.alert_state.mailbox == (8, 40)
 
 
 def test_a_bad_server_is_one_line_and_alerts_go_out(
@@ -214,10 +214,10 @@ def test_a_reply_that_fails_is_one_note_and_the_next_one_counts(
     desk.look(NOON, finding())
     box.put(re.sub(rb"Content-Type: [^\r\n]+", lambda _: b"Content-Type: " + kind, reply(mailbox, "ack")))
     (note,) = desk.look(NOON + MINUTE, finding()).notes
-    assert note.startswith("a reply cannot be read: ") and desk.book.mailbox == (7, 1)
+    assert note.startswith("a reply cannot be read: ") and desk.alert_state.mailbox == (7, 1)
     box.put(reply(mailbox, "ack", sender=BEN))
     assert desk.look(NOON + 2 * MINUTE, finding()).notes == ()
-    assert desk.book.alerts[0].acknowledged_by == BEN and box.fetched == [1, 2]
+    assert desk.alert_state.alerts[0].acknowledged_by == BEN and box.fetched == [1, 2]
 
 
 def test_a_server_that_lists_no_mails_has_no_replies(desk: Office, mailbox: Mailbox, box: Letterbox) -> None:

@@ -87,10 +87,10 @@ def test_no_one_hears_twice_where_people_hear_different_things(office: Make, mai
 
 def test_delivery_urls_get_each_part_once() -> None:
     policy = Policy(run="small", directory="/r", rota=(ANA, BEN), has_urls=True)
-    book, first = tell(look(AlertState(), [lost(1)], frozenset(), policy, NOON), policy, NOON)
+    alert_state, first = tell(look(AlertState(), [lost(1)], frozenset(), policy, NOON), policy, NOON)
     assert [message.urls for message in first] == [True]
     later = NOON + 7 * 86400
-    book, second = tell(look(book, [lost(1), lost(2)], frozenset(), policy, later), policy, later)
+    alert_state, second = tell(look(alert_state, [lost(1), lost(2)], frozenset(), policy, later), policy, later)
     assert sorted(len(message.alerts) for message in second if message.urls) == [2]
     assert {address for message in second for address in message.to} >= {BEN}
 

@@ -35,13 +35,13 @@ def drop(desk: Office, name: str | bytes, content: str | bytes, age: float = 600
 
 
 def fingerprint(desk: Office) -> str:
-    return str(desk.book.alerts[0].fingerprint)
+    return str(desk.alert_state.alerts[0].fingerprint)
 
 
 def test_a_line_of_text_acknowledges(desk: Office, mailbox: Mailbox) -> None:
     drop(desk, "answer.txt", f"ack {fingerprint(desk)[:5]} I am on it\n", age=0)
     assert desk.look(NOON + HOUR, finding()).notes == ()
-    alert = desk.book.alerts[0]
+    alert = desk.alert_state.alerts[0]
     assert (alert.acknowledged_by, alert.acknowledged_why) == (getpass.getuser(), "I am on it")
     assert len(mailbox.mails) == 1  # no escalation
     assert desk.files("replies/done") == ["answer.txt"]
@@ -52,7 +52,7 @@ def test_a_line_of_text_acknowledges(desk: Office, mailbox: Mailbox) -> None:
 def test_json_says_who(desk: Office) -> None:
     drop(desk, "a.json", json.dumps({"ack": fingerprint(desk), "who": "cleo", "reason": "on the train"}))
     desk.look(NOON + HOUR, finding())
-    assert desk.book.alerts[0].acknowledged_by == f"cleo (file of {getpass.getuser()})"
+    assert desk.alert_state.alerts[0].acknowledged_by == f"cleo (file of {getpass.getuser()})"
 
 
 def test_all_that_a_person_may_do(desk: Office, mailbox: Mailbox) -> None:
@@ -60,11 +60,11 @@ def test_all_that_a_person_may_do(desk: Office, mailbox: Mailbox) -> None:
     drop(desk, "1", f"assign {name} {BEN} yours")
     drop(desk, "2", json.dumps({"action": "snooze", "fingerprint": name, "for": "3h"}))
     desk.look(NOON + MINUTE, finding())
-    alert = desk.book.alerts[0]
+    alert = desk.alert_state.alerts[0]
     assert (alert.owner, alert.snoozed_until) == (BEN, NOON + MINUTE + 3 * HOUR)
     drop(desk, "3", f"resolve {name} false alarm")
     desk.look(NOON + 2 * MINUTE, blind={"stalled"})
-    assert desk.book.alerts[0].resolved_why == "false alarm"
+    assert desk.alert_state.alerts[0].resolved_why == "false alarm"
     assert mailbox.subjects[-1].startswith("[OK]")
     assert "false alarm" in mailbox.mails[-1][1].get_content()
     kinds = {entry.kind for entry in desk.journal("alert-")}
@@ -93,7 +93,7 @@ def test_what_makes_no_sense_is_put_away_and_said(desk: Office, content: str | b
     outcome = desk.look(NOON + MINUTE, finding())
     assert words in outcome.notes[0]
     assert desk.files("replies/refused") == ["answer"]
-    assert not desk.book.alerts[0].is_acknowledged
+    assert not desk.alert_state.alerts[0].is_acknowledged
     assert desk.look(NOON + 2 * MINUTE, finding()).notes == ()
 
 
@@ -117,7 +117,7 @@ def test_hostile_names_and_kinds_of_files(desk: Office, tmp_path: Path) -> None:
     outcome = desk.look(NOON + MINUTE, finding())
     assert len(outcome.notes) == 6
     assert all(note.isprintable() for note in outcome.notes)
-    assert not desk.book.alerts[0].is_acknowledged
+    assert not desk.alert_state.alerts[0].is_acknowledged
     assert secret.read_text() == f"ack {name}"
     assert desk.files("replies") == ["done", "refused"] or desk.files("replies") == ["refused"]
     assert desk.look(NOON + 2 * MINUTE, finding()).notes == ()
@@ -138,9 +138,9 @@ def test_lengths_of_time() -> None:
 
 
 def test_prefixes(desk: Office) -> None:
-    book = desk.book
-    name = book.alerts[0].fingerprint
-    assert resolve_prefix(book, name[:3].upper()) == book.alerts[0]
+    alert_state = desk.alert_state
+    name = alert_state.alerts[0].fingerprint
+    assert resolve_prefix(alert_state, name[:3].upper()) == alert_state.alerts[0]
     for wrong, words in (("", "too short"), ("zzz", "not an open alert"), (name + "0", "not an open alert")):
         with pytest.raises(NoSuchAlert, match=words):
-            resolve_prefix(book, wrong)
+            resolve_prefix(alert_state, wrong)

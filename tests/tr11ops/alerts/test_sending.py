@@ -291,7 +291,7 @@ def test_a_kill_before_any_effect_loses_nothing(tmp_path: Path, mailbox: Mailbox
         assert len(sent) == 2, effect
         doubled += [effect] * (sum(sent.values()) - 2)
         assert desk.files("outbox") == [], effect
-        assert desk.book.messages == desk.book.events == ()
+        assert desk.alert_state.messages == desk.alert_state.events == ()
         for kind in ("alert-opened", "alert-resolved"):
             assert len({entry.data["event"] for entry in desk.journal(kind)}) == 1, effect
     assert effect > 20
@@ -305,7 +305,7 @@ def test_two_watchdogs_at_once_send_each_message_once(tmp_path: Path, mailbox: M
     assert [finish(child) for child in children] == [0, 0, 0]
     desk.look(NOON + HOUR, *found)
     assert list(Counter(identities(mailbox)).values()) == [1]
-    assert len(desk.book.open_alerts) == 8
+    assert len(desk.alert_state.open_alerts) == 8
     assert len({entry.data["fingerprint"] for entry in desk.journal("alert-opened")}) == 8
 
 

@@ -37,21 +37,21 @@ POLICY = Policy(
 
 
 def advance(
-    book: AlertState, found: Iterable[Finding], blind: frozenset[str], policy: Policy, now: float
+    alert_state: AlertState, found: Iterable[Finding], blind: frozenset[str], policy: Policy, now: float
 ) -> tuple[AlertState, tuple[Message, ...]]:
-    """One look and all that follows: the book after it, and the messages that must go out because of it."""
-    return tell(incidents.look(book, found, blind, policy, now), policy, now)
+    """One look and all that follows: the alert state after it, and the messages that must go out because of it."""
+    return tell(incidents.look(alert_state, found, blind, policy, now), policy, now)
 
 
-def person(book: AlertState, action: str, now: float) -> AlertState:
+def person(alert_state: AlertState, action: str, now: float) -> AlertState:
     """The first open alert gets what a person does to it."""
-    if not action or not book.open_alerts:
-        return book
+    if not action or not alert_state.open_alerts:
+        return alert_state
     made = {
         "ack": acknowledge("ana"), "snooze": snooze("ana", 2 * HOUR), "assign": assign(BEN),
         "resolve": resolve("ana", "false alarm"),
     }  # fmt: skip
-    return book.with_alert(made[action][0](book.open_alerts[0], now))
+    return alert_state.with_alert(made[action][0](alert_state.open_alerts[0], now))
 
 
 @given(looks=st.lists(LOOK, min_size=1, max_size=15), quiet=st.booleans(), resolve_after=st.integers(1, 3))
@@ -59,17 +59,17 @@ def person(book: AlertState, action: str, now: float) -> AlertState:
 def test_the_promises_of_the_table(looks: list[dict[str, object]], quiet: bool, resolve_after: int) -> None:
     policy = dataclasses.replace(POLICY, resolve_after=resolve_after)
     policy = policy if quiet else dataclasses.replace(policy, quiet_hours=None)
-    book, now = AlertState(), NOON
+    alert_state, now = AlertState(), NOON
     said: dict[str, list[Message]] = defaultdict(list)
     digests: list[float] = []
     identities: set[str] = set()
 
     def look(seen: dict[str, object], blind: frozenset[str], pause: float) -> None:
-        nonlocal book, now
+        nonlocal alert_state, now
         now += pause
-        before = {alert.fingerprint: alert for alert in book.alerts}
+        before = {alert.fingerprint: alert for alert in alert_state.alerts}
         found = [finding(name, severity, "n01") for name, severity in seen.items() if name not in blind]  # type: ignore[arg-type]
-        book, messages = advance(book, found, blind, policy, now)
+        alert_state, messages = advance(alert_state, found, blind, policy, now)
         for message in messages:
             assert message.id not in identities
             assert message.to
@@ -83,10 +83,10 @@ def test_the_promises_of_the_table(looks: list[dict[str, object]], quiet: bool, 
         for address in policy.everyone:
             lesser = [m for m in messages if m.kind != "digest" and m.severity < CRITICAL and address in m.to]
             assert len(lesser) <= 1
-        pieces = each_alert(messages, book)
+        pieces = each_alert(messages, alert_state)
         for piece in pieces:
             said[piece.alert].append(piece)
-        for alert in book.alerts:
+        for alert in alert_state.alerts:
             old = before.get(alert.fingerprint)
             if alert.severity is CRITICAL and old is None:
                 assert [m.kind for m in pieces if m.alert == alert.fingerprint] == ["opened"]
@@ -96,16 +96,16 @@ def test_the_promises_of_the_table(looks: list[dict[str, object]], quiet: bool, 
             if old is not None and old.is_open and not alert.is_open:
                 assert alert.detector not in blind
                 assert seen.get(alert.detector) in {None, INFO}  # gone, or no more than a remark
-        assert len({event.id for event in book.events}) == len(book.events)
+        assert len({event.id for event in alert_state.events}) == len(alert_state.events)
 
     for entry in looks:
         look(entry["seen"], frozenset(entry["blind"]), entry["pause"])  # type: ignore[arg-type]
-        book = person(book, entry["person"], now)  # type: ignore[arg-type]
+        alert_state = person(alert_state, entry["person"], now)  # type: ignore[arg-type]
     for _ in range(resolve_after + 1):  # at last all is well, in the day time: every incident ends
         look({}, frozenset(), 26 * HOUR if policy.is_quiet(now + 5 * HOUR) else 5 * HOUR)
     while policy.is_quiet(now):
         look({}, frozenset(), HOUR)
-    assert book.open_alerts == ()
+    assert alert_state.open_alerts == ()
 
     for messages in said.values():
         believed: list[str] | None = None  # who thinks that it stands
@@ -126,12 +126,12 @@ def test_the_promises_of_the_table(looks: list[dict[str, object]], quiet: bool, 
     assert len(set(days)) == len(days), "two digests for one day"
 
 
-def each_alert(messages: Iterable[Message], book: AlertState) -> list[Message]:
+def each_alert(messages: Iterable[Message], alert_state: AlertState) -> list[Message]:
     """What a look says, alert by alert, as if each were a message of its own to all who hear of it."""
     found: dict[str, Message] = {}
     for message in messages:
         for name, kind in zip(message.alerts, message.kinds, strict=True):
-            alert = book.find(name)
+            alert = alert_state.find(name)
             assert alert is not None
             to = (*found[name].to, *message.to) if name in found else message.to
             found[name] = dataclasses.replace(
@@ -158,8 +158,8 @@ def test_fingerprints_tell_every_name_apart() -> None:
 
 def test_findings_of_one_fingerprint_are_one_alert() -> None:
     two = [finding("held", WARNING, "7", title="job 7 is held"), finding("held", CRITICAL, "8", title="job 8 is held")]
-    book, messages = advance(AlertState(), two, frozenset(), POLICY, NOON)
-    alert = book.open_alerts[0]
+    alert_state, messages = advance(AlertState(), two, frozenset(), POLICY, NOON)
+    alert = alert_state.open_alerts[0]
     assert (alert.severity, alert.title) == (CRITICAL, "job 8 is held (and 1 more)")
     assert "job 7 is held" in alert.evidence
     assert len(messages) == 1
@@ -169,39 +169,41 @@ def test_a_clock_that_ran_ahead_silences_nothing() -> None:
     """A look with a clock two years ahead, then looks with the right one."""
     ahead = NOON + 730 * 86400
     policy = dataclasses.replace(POLICY, resolve_after=1)
-    book, _ = advance(AlertState(), [finding()], frozenset(), policy, ahead)
-    book, _ = advance(book, [], frozenset(), policy, ahead + 1)
-    book, messages = advance(book, [finding()], frozenset(), policy, NOON)
+    alert_state, _ = advance(AlertState(), [finding()], frozenset(), policy, ahead)
+    alert_state, _ = advance(alert_state, [], frozenset(), policy, ahead + 1)
+    alert_state, messages = advance(alert_state, [finding()], frozenset(), policy, NOON)
     assert [message.kind for message in messages] == ["opened"]
     digests = 0
     for hour in range(72):
-        book, messages = advance(book, [finding()], frozenset(), policy, NOON + hour * HOUR)
+        alert_state, messages = advance(alert_state, [finding()], frozenset(), policy, NOON + hour * HOUR)
         digests += sum(message.kind == "digest" for message in messages)
     assert digests == 3
 
 
 def test_evidence_is_bounded_and_carries_no_secret() -> None:
     lines = ("https://bot:hunter2@host/x", "token=abc123 and password: tr0ub4", "a\x1b[2J\nb", *("x" * 9999,) * 50)
-    book, messages = advance(AlertState(), [finding(evidence=lines, title="t\n" * 900)], frozenset(), POLICY, NOON)
+    alert_state, messages = advance(
+        AlertState(), [finding(evidence=lines, title="t\n" * 900)], frozenset(), POLICY, NOON
+    )
     text = messages[0].subject + messages[0].body
     for secret in ("hunter2", "abc123", "tr0ub4", "\x1b"):
         assert secret not in text
     assert "https://***@host/x" in text
     assert len(text) < 8000
-    assert "39 lines more" not in text or len(book.open_alerts[0].evidence) == 12
+    assert "39 lines more" not in text or len(alert_state.open_alerts[0].evidence) == 12
     assert len(messages[0].subject) <= 160
     assert "\n" not in messages[0].subject
 
 
 def test_consumed_tokens_are_no_secret() -> None:
     line = "iteration 5 | consumed tokens: 12345 | learning rate: 6.0E-05"
-    book, _ = advance(AlertState(), [finding(evidence=(line,))], frozenset(), POLICY, NOON)
-    assert book.open_alerts[0].evidence == (line,)
+    alert_state, _ = advance(AlertState(), [finding(evidence=(line,))], frozenset(), POLICY, NOON)
+    assert alert_state.open_alerts[0].evidence == (line,)
 
 
 def test_the_events_of_an_alert_say_what_it_is() -> None:
-    book, _ = advance(AlertState(), [finding(subject="1007")], frozenset(), POLICY, NOON)
-    event = event_of(book.open_alerts[0], OPENED, "ana", "why", NOON)
+    alert_state, _ = advance(AlertState(), [finding(subject="1007")], frozenset(), POLICY, NOON)
+    event = event_of(alert_state.open_alerts[0], OPENED, "ana", "why", NOON)
     assert dict(event.data) == {
         "fingerprint": fingerprint("stalled", ()), "detector": "stalled", "subject": "1007", "severity": "CRITICAL",
         "title": "stalled it is",
@@ -214,22 +216,24 @@ def lost(node: str, severity: Severity = WARNING, job: str = "1000_7") -> Findin
 
 
 def test_a_second_lost_node_is_said_a_minute_after_the_first() -> None:
-    book, _ = advance(AlertState(), [lost("n07")], frozenset(), POLICY, NOON)
-    book, messages = advance(book, [lost("n07"), lost("n01", CRITICAL)], frozenset(), POLICY, NOON + MINUTE)
+    alert_state, _ = advance(AlertState(), [lost("n07")], frozenset(), POLICY, NOON)
+    alert_state, messages = advance(
+        alert_state, [lost("n07"), lost("n01", CRITICAL)], frozenset(), POLICY, NOON + MINUTE
+    )
     assert [(m.kind, m.severity, m.subject) for m in messages] == [
         ("opened", CRITICAL, "[CRITICAL] small: job 1000_7 has lost n01")
     ]
-    assert len(book.open_alerts) == 2
+    assert len(alert_state.open_alerts) == 2
 
 
 def test_worse_than_before_is_said_within_the_hour_of_all_clear() -> None:
     policy = dataclasses.replace(POLICY, resolve_after=1)
-    book, _ = advance(AlertState(), [finding(severity=WARNING)], frozenset(), policy, NOON)
-    book, over = advance(book, [], frozenset(), policy, NOON + MINUTE)
+    alert_state, _ = advance(AlertState(), [finding(severity=WARNING)], frozenset(), policy, NOON)
+    alert_state, over = advance(alert_state, [], frozenset(), policy, NOON + MINUTE)
     assert [m.kind for m in over] == ["cleared"]
-    book, again = advance(book, [finding(severity=WARNING)], frozenset(), policy, NOON + 2 * MINUTE)
+    alert_state, again = advance(alert_state, [finding(severity=WARNING)], frozenset(), policy, NOON + 2 * MINUTE)
     assert again == ()
-    book, worse = advance(book, [finding(severity=CRITICAL)], frozenset(), policy, NOON + 3 * MINUTE)
+    alert_state, worse = advance(alert_state, [finding(severity=CRITICAL)], frozenset(), policy, NOON + 3 * MINUTE)
     assert [(m.kind, m.severity) for m in worse] == [("reopened", CRITICAL)]
 
 
@@ -253,26 +257,26 @@ def test_an_alert_of_an_older_tr11_goes_on_under_todays_names() -> None:
     number = old_alert("slow-node", "5a1d", "1007", "1007 holds the others back", severity=WARNING, said=WARNING)
     started = AlertState(alerts=(old, slow, number))
     seen = [lost("n01", CRITICAL), lost("n07"), finding("slow-node", WARNING, "1007", identity=("1007",))]
-    book, messages = advance(started, seen, frozenset(), POLICY, NOON)
+    alert_state, messages = advance(started, seen, frozenset(), POLICY, NOON)
     assert messages == ()
-    assert {(alert.detector, alert.identity) for alert in book.open_alerts} == {
+    assert {(alert.detector, alert.identity) for alert in alert_state.open_alerts} == {
         ("node-lost", ("n01",)), ("node-lost", ("n07",)), ("slow-node", None), ("slow-node", ("1007",)),
     }  # fmt: skip
-    assert all(alert.acknowledged_by == "ana" for alert in book.open_alerts)
+    assert all(alert.acknowledged_by == "ana" for alert in alert_state.open_alerts)
     new = lost("n17")
-    book, messages = advance(book, [*seen, new], frozenset(), POLICY, NOON + MINUTE)
+    alert_state, messages = advance(alert_state, [*seen, new], frozenset(), POLICY, NOON + MINUTE)
     assert [m.subject for m in messages] == ["[WARNING] small: job 1000_7 has lost n17 (and 1 more)"]
     assert messages[0].kinds == ("opened", "cleared")
     assert "2. over: n07 holds the others back" in messages[0].body
-    book, _ = advance(book, [], frozenset(), POLICY, NOON + 2 * MINUTE)
-    book, messages = advance(book, [], frozenset(), POLICY, NOON + 3 * MINUTE)
-    assert book.open_alerts == () and {m.kind for m in messages} == {"cleared"}
+    alert_state, _ = advance(alert_state, [], frozenset(), POLICY, NOON + 2 * MINUTE)
+    alert_state, messages = advance(alert_state, [], frozenset(), POLICY, NOON + 3 * MINUTE)
+    assert alert_state.open_alerts == () and {m.kind for m in messages} == {"cleared"}
     assert {m.thread for m in messages if "n01" in m.body} == {"<first@tr11.invalid>"}
 
 
 def test_an_alert_of_an_older_tr11_gets_its_all_clear() -> None:
     old = old_alert("node-lost", "dfa58d4edf6b", "1000_7", "job 1000_7 has lost n01", evidence=("n01: down",))
-    book, messages = advance(AlertState(alerts=(old,)), [lost("n09", job="1000_8")], frozenset(), POLICY, NOON)
+    alert_state, messages = advance(AlertState(alerts=(old,)), [lost("n09", job="1000_8")], frozenset(), POLICY, NOON)
     assert [m.kind for m in messages] == ["opened"]
-    book, messages = advance(book, [lost("n09", job="1000_8")], frozenset(), POLICY, NOON + MINUTE)
+    alert_state, messages = advance(alert_state, [lost("n09", job="1000_8")], frozenset(), POLICY, NOON + MINUTE)
     assert [(m.kind, m.alert) for m in messages] == [("cleared", "dfa58d4edf6b")]

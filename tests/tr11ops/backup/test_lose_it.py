@@ -117,9 +117,9 @@ def test_rot_that_a_drill_finds_is_repaired_by_the_next_round(case: Case) -> Non
 def test_verify_typed_by_a_person_reads_everything(case: Case) -> None:
     copied(case, 100, 200)
     case.damage(200, "weights/a")
-    due, typed, again = (invoke(case, line) for line in ("verify --due", "verify", "verify 200"))
+    due, invocation, again = (invoke(case, line) for line in ("verify --due", "verify", "verify 200"))
     assert due.exit_code == 0 and "nothing was due" in due.text
-    assert typed.exit_code == 1 and f"{case.archive}: DAMAGED: step 200 (full): weights/a" in typed.text
+    assert invocation.exit_code == 1 and f"{case.archive}: DAMAGED: step 200 (full): weights/a" in invocation.text
     assert again.exit_code == 1
     assert [copy.step for copy in case.round().tallies[0].copied] == [200]
     after = invoke(case, "verify")

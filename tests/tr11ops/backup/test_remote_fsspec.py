@@ -151,7 +151,7 @@ def test_whatever_a_library_raises_is_one_of_three(
 
     for method in ("open", "info", "find", "mv_file"):
         monkeypatch.setattr(type(archive._files), method, fail, raising=False)  # type: ignore[attr-defined]
-    deeds = (
+    records = (
         lambda: list(archive.read("x")),
         lambda: archive.look("x"),
         lambda: list(archive.list("")),
@@ -159,7 +159,7 @@ def test_whatever_a_library_raises_is_one_of_three(
         lambda: archive.move("x", "y"),
         lambda: archive.sweep(1e12),
     )
-    for deed in deeds:
+    for deed in records:
         with pytest.raises(kind) as caught:
             deed()
         assert type(caught.value) is kind

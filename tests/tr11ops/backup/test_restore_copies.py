@@ -30,7 +30,7 @@ from tests.tr11ops.backup.fault_proxy import Fault
 from tests.tr11ops.backup.remote_nursery import RemoteNursery
 from tr11ops.backup.base import ARCHIVE_RETRIES, Archive, ArchiveUnavailable
 from tr11ops.backup.remote import open_remote
-from tr11ops.backup.restorable import doubts, restorable, unreceipted
+from tr11ops.backup.restorable import cautions, restorable, unreceipted
 from tr11ops.backup.restore import RestoreError, restore_checkpoint, restore_file
 from tr11ops.backup.transfer import CopyStopped
 from tr11ops.rundir.copies import CopiedFile
@@ -337,7 +337,7 @@ def test_the_originals_copies_are_restored_with_a_doubt(tmp_path: Path, object_s
     assert (receipt.kind, receipt.step, receipt.format) == ("weights", 3000, "files")
     home = restore_checkpoint(object_store.open(), receipt, tmp_path / "new", quick())
     assert contents(home) == files
-    assert [line.partition(":")[0] for line in doubts(receipt)] == [
+    assert [line.partition(":")[0] for line in cautions(receipt)] == [
         "checkpoints-weights/global_step3000 has no receipt", "5 of 5 files have no digest"
     ]  # fmt: skip
 
@@ -353,7 +353,7 @@ def test_a_plain_copy_is_proved_by_its_manifest(tmp_path: Path, object_store: Ob
         for path, content in contents(source).items():
             object_store.replace(f"tr11-test/checkpoints/{source.name}/{path}", content)
     receipt = restorable(object_store.open(), VARIANT, 100).receipt
-    assert (receipt.format, receipt.kind, len(doubts(receipt))) == (format, "full", 1)
+    assert (receipt.format, receipt.kind, len(cautions(receipt))) == (format, "full", 1)
     home = restore_checkpoint(object_store.open(), receipt, tmp_path / "new", quick())
     assert contents(home) == contents(source)
     entry = receipt.files[0]

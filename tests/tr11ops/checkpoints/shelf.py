@@ -94,9 +94,9 @@ class Shelf:
     def supersede(self, step: int) -> Path:
         """What a save of the same step leaves of the older one; `latest` names the new one then."""
         home = self.folder / checkpoint_name(step)
-        aside = home.rename(free_name(self.folder, f"{home.name}{SUPERSEDED_SUFFIX}"))
+        quarantined = home.rename(free_name(self.folder, f"{home.name}{SUPERSEDED_SUFFIX}"))
         self.save(step)
-        return aside
+        return quarantined
 
     def pin(self, step: int) -> None:
         pin(self.directory, step, "ana", "", NOW)

@@ -33,7 +33,7 @@ def test_what_is_known_of_each(shelf: Shelf) -> None:
     assert second.copies == () and third.copies == (copy,) and len(seen.copies) == 2
     assert second.used_by == ("a restart takes it if the other fails",) and third.used_by == ("latest names it",)
     assert third.identity == identity_of(shelf.folder / "global_step10000") and (third.files, third.bytes) == (4, 256)
-    assert (seen.fault, seen.doubts, seen.at(9_900)) == (None, (), second)
+    assert (seen.fault, seen.read_errors, seen.at(9_900)) == (None, (), second)
     json.dumps([entry.document() for entry in seen.checkpoints])
 
 
@@ -102,7 +102,7 @@ def test_odd_names_and_things(shelf: Shelf) -> None:
     place.mkdir()
     os.mkfifo(place / "manifest.json")
     seen = shelf.catalogue()
-    assert [entry.step for entry in seen.checkpoints] == [80, 100] and not seen.aside
+    assert [entry.step for entry in seen.checkpoints] == [80, 100] and not seen.quarantined
     assert seen.checkpoints[0].manifest == "unreadable"
 
 
@@ -124,8 +124,8 @@ def test_folders_beside_them(shelf: Shelf) -> None:
                  ".global_step9.pruning-0123456789ab", ".global_step9.discarded.pruned-0123456789ab",
                  ".latest.x", "global_step1.discarded.old"):  # fmt: skip
         (shelf.folder / name).mkdir()
-    found = shelf.catalogue().aside
-    assert [(aside.step, aside.kind) for aside in found] == [
+    found = shelf.catalogue().quarantined
+    assert [(quarantined.step, quarantined.kind) for quarantined in found] == [
         (9, "being removed"), (9, "hidden by a prune"), (100, "replaced"), (200, "discarded"), (200, "discarded"),
         (300, "half-written"),
     ]  # fmt: skip
@@ -149,7 +149,7 @@ def test_what_cannot_be_read_is_a_doubt(shelf: Shelf, path: str, what: str) -> N
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_text("{")
     seen = shelf.catalogue()
-    assert len(seen.doubts) == 1 and seen.doubts[0].startswith(f"{what}: ") and len(seen.checkpoints) == 2
+    assert len(seen.read_errors) == 1 and seen.read_errors[0].startswith(f"{what}: ") and len(seen.checkpoints) == 2
 
 
 def test_the_age_of_an_unfinished_save_is_that_of_its_last_file(shelf: Shelf) -> None:

@@ -45,7 +45,7 @@ def test_a_damaged_list_is_not_known(shelf: Shelf, text: str) -> None:
     (state_folder(shelf.directory) / "pins.d" / "00000002.json").write_text(text)
     with pytest.raises(ValueError, match="pins"):
         read_pins(shelf.directory)
-    assert shelf.catalogue().doubts[0].startswith("pins: ")
+    assert shelf.catalogue().read_errors[0].startswith("pins: ")
     with pytest.raises(ValueError, match="pins"):
         pin(shelf.directory, 300, "ana", "", NOW)  # what is not known is not replaced
 

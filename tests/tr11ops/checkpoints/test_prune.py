@@ -249,7 +249,10 @@ def test_hidden_ones_are_put_back_and_doomed_ones_finished(shelf: Shelf) -> None
     half = shelf.folder / doomed_name(hidden_name("global_step100"))
     (shelf.folder / "global_step100").rename(half)
     (half / "manifest.json").unlink()
-    assert {aside.kind for aside in list_quarantined(shelf.folder)} == {"hidden by a prune", "being removed"}
+    assert {quarantined.kind for quarantined in list_quarantined(shelf.folder)} == {
+        "hidden by a prune",
+        "being removed",
+    }
     assert find_resumable(shelf.folder, "sizes", True, print) == 400
     result = shelf.pruner().run()
     assert result.finished == (half.name,) and [outcome.name for outcome in result.outcomes] == ["global_step200"]

@@ -44,7 +44,7 @@ def test_killed_before_each_effect_the_next_one_finishes(memory_folder: Path) ->
         shelf.assert_whole()
         assert shelf.prints([9_800, 9_900, 10_000]) == kept, number
         assert find_resumable(shelf.folder, "digests", True, print) == 10_000
-        left.update(aside.kind for aside in list_quarantined(shelf.folder))
+        left.update(quarantined.kind for quarantined in list_quarantined(shelf.folder))
         if shelf.steps() != [100, 1000, 9_800, 9_850, 9_900, 10_000]:  # nothing goes unrecorded
             assert [entry.kind for entry in read_journal(shelf.directory.journal).entries].count(BEGUN) == 1
         result = shelf.pruner().run()

@@ -91,7 +91,7 @@ def test_pins_doubts_and_a_loading_attempt_keep(shelf: Shelf) -> None:
     (first, *_) = decide(replace(seen, checkpoints=(pinned, *seen.checkpoints[1:])), policy(), CLOCKS)
     assert (first.rule, first.why) == ("pinned", "pinned by ana: for the paper")
     for changes, rule in (
-        ({"doubts": ("pins: Permission denied",)}, "unknown"),
+        ({"read_errors": ("pins: Permission denied",)}, "unknown"),
         ({"uses": Uses(loading="attempt 7")}, "in use"),
     ):
         found = decide(replace(seen, **changes), policy(), CLOCKS)
@@ -195,7 +195,11 @@ def test_what_was_set_aside_goes_only_when_asked_for(shelf: Shelf) -> None:
     assert [entry.rule for entry in kept] == ["set aside", "set aside"] and "--set-aside" in kept[0].why
     pinned = replace(seen, pins=(Pin(300, "ana", NOW, ""),))
     assert {entry.rule for entry in decide_quarantined(pinned, policy(), True) if entry.step == 300} == {"pinned"}
-    for changes in ({"doubts": ("pins: x",)}, {"uses": Uses({300: ("x",), 400: ("y",)})}, {"uses": Uses(loading="x")}):
+    for changes in (
+        {"read_errors": ("pins: x",)},
+        {"uses": Uses({300: ("x",), 400: ("y",)})},
+        {"uses": Uses(loading="x")},
+    ):
         assert not any(entry.goes for entry in decide_quarantined(replace(seen, **changes), policy(), True))
 
 
@@ -288,7 +292,7 @@ def test_what_is_never_removed(situation: Situation) -> None:
     gone = going(seen, rules, clocks)
     sound = sorted(entry.step for entry in seen.checkpoints if entry.is_sound)
     assert not gone & set(sound[-rules.keep_latest :]) and not gone & set(sound[-2:])
-    if seen.doubts or seen.uses.loading:
+    if seen.read_errors or seen.uses.loading:
         assert not gone
     for entry in seen.checkpoints:
         if entry.step not in gone:

@@ -118,9 +118,9 @@ def test_an_undo_sets_aside_what_was_saved_since(shelf: Shelf) -> None:
     planned = undo(shelf)
     assert planned.moves[0] == ("global_step200", "global_step200.discarded-2")
     assert shelf.prints([200, 300]) == before and read_latest(shelf.folder) == 300
-    aside = shelf.folder / "global_step200.discarded-2"
-    assert {path.name: path.read_bytes() for path in aside.rglob("*.bin")}
-    assert len(since) == sum(1 for path in aside.rglob("*") if path.is_file())
+    quarantined = shelf.folder / "global_step200.discarded-2"
+    assert {path.name: path.read_bytes() for path in quarantined.rglob("*.bin")}
+    assert len(since) == sum(1 for path in quarantined.rglob("*") if path.is_file())
 
 
 def test_an_undo_says_what_is_gone(shelf: Shelf) -> None:

@@ -83,8 +83,8 @@ def test_nothing_observed_is_code_3(bench: LocalBench, directory: RunDirectory) 
 def test_what_is_full_becomes_an_alert(bench: LocalBench, directory: RunDirectory) -> None:
     watch(bench, CROWDED)
     assert look(bench).code == 1
-    book = json.loads((directory.paths.state / "alerts" / "book.json").read_text())
-    assert "CROWDED" in json.dumps(book)
+    alert_state = json.loads((directory.paths.state / "alerts" / "book.json").read_text())
+    assert "CROWDED" in json.dumps(alert_state)
 
 
 def test_an_unwritable_directory_is_told_and_the_rest_looked_at(bench: LocalBench, directory: RunDirectory) -> None:

@@ -15,7 +15,7 @@ import pytest
 from tests.tr11ops.cli.local_bench import LocalBench
 from tests.tr11ops.cli.run_folder import run_directory
 from tests.tr11ops.launch.run_inputs import write_card
-from tr11ops.alerts.store import read_book
+from tr11ops.alerts.store import read_alert_state
 from tr11ops.cli.launch import prepare
 from tr11ops.cluster.base import BatchRequest, Node, SchedulerUnreachable
 from tr11ops.cluster.local import LocalScheduler
@@ -213,7 +213,7 @@ def test_too_few_usable_nodes_are_told_to_the_sites_support(bench: LocalBench, m
     answer = bench.launch(*words)
     assert answer.code == 0 and "2 are needed, 1 can be used now" in answer.out
     assert "too few nodes can be used: told ana@example.org, assist@example.org" in answer.err
-    [alert] = read_book(run_directory(bench)).book.open_alerts
+    [alert] = read_alert_state(run_directory(bench)).alert_state.open_alerts
     assert alert.detector == "nodes-short" and "1 of 2 nodes can be used, 2 are needed" in alert.title
     assert any("(down)" in line for line in alert.evidence)
 

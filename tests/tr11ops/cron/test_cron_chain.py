@@ -54,11 +54,11 @@ class Scene:
         self.queue, self.now, self.said = Queue(), NOW, list[str]()
         source = folder / "card.toml"
         loaded = card(folder, "cron.partition=compil", "cron.account=six@cpu")
-        self.typed = Invocation(
+        self.invocation = Invocation(
             loaded, source, ("cron.partition=compil",), folder, {"PATH": "/bin", "HOME": str(folder)}
         )
         self.place = ChainContext(
-            "hourly", Every(HOUR), self.typed, self.directory, self.queue,  # type: ignore[arg-type]
+            "hourly", Every(HOUR), self.invocation, self.directory, self.queue,  # type: ignore[arg-type]
             self.said.append, clock=lambda: self.now, pause=lambda seconds: None,
         )  # fmt: skip
 
@@ -300,10 +300,10 @@ def test_a_link_is_the_cards_and_no_job_of_the_training(scene: Scene) -> None:
 
 @pytest.mark.parametrize("fault", ["", "full", "read-only"])
 def test_a_link_whose_output_cannot_be_opened_runs_all_the_same(disk: Disk, tmp_path: Path, fault: str) -> None:
-    typed = replace(Scene(tmp_path).place.typed, folder=tmp_path)
-    request = module._request(replace(Scene(tmp_path).place, typed=typed), "0badc0de", 60, None)
+    invocation = replace(Scene(tmp_path).place.invocation, folder=tmp_path)
+    request = module._request(replace(Scene(tmp_path).place, invocation=invocation), "0badc0de", 60, None)
     request = replace(request, memory_megabytes=2048)
-    script = link_script(typed, "hourly", request, ["sh", "-c", f"echo it runs; touch {tmp_path}/ran"], disk.place)
+    script = link_script(invocation, "hourly", request, ["sh", "-c", f"echo it runs; touch {tmp_path}/ran"], disk.place)
     assert "#SBATCH --mem=2048M" in script and script.count("--output=") == 1
     if fault:
         disk.break_as(fault)

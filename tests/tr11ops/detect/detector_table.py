@@ -132,7 +132,12 @@ TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
         [],
     ),
     ("heartbeats unreadable", snapshot(heartbeats=UNKNOWN, steps=()), "stalled", []),
-    ("some heartbeats unreadable", snapshot(heartbeats=(), steps=(), doubts=("heartbeat 3.json: cut",)), "stalled", []),
+    (
+        "some heartbeats unreadable",
+        snapshot(heartbeats=(), steps=(), read_errors=("heartbeat 3.json: cut",)),
+        "stalled",
+        [],
+    ),
     ("pending is not stalled", snapshot(jobs=(pending(),), heartbeats=beats(age=DAY)), "stalled", []),
     ("clock of the node ahead", snapshot(heartbeats=beats(age=-300)), "hung", []),
     # the nodes

@@ -48,7 +48,7 @@ def test_an_eventful_past_is_accounted_as_it_was(tmp_path):
     ended = job("103", JobState.NODE_FAIL, 9115, 9600)
     history = read_history(past.directory, (ended,))
     goodput = account(history, BEGIN + 9600)
-    assert history.doubts == ()
+    assert history.read_errors == ()
     assert seconds(goodput) == pytest.approx(TRUTH, abs=1.0)
     assert goodput.total.node_micros == 1_000_000 * (4 * 9600)
     assert goodput.total.held_micros == 1_000_000 * 4 * (4370 - 600 + 5455 - 4970 + 9600 - 9115)
@@ -341,4 +341,4 @@ def test_what_cannot_be_read_is_unknown_and_said(tmp_path):
     assert seconds(account(blind, BEGIN + 100)) == {"unknown": 400}
     past.attempt(10, "101", NODES, TAG)
     (past.paths.attempt("101") / "attempt.json").write_text("{")
-    assert any("attempt 101" in doubt for doubt in read_history(past.directory, ()).doubts)
+    assert any("attempt 101" in doubt for doubt in read_history(past.directory, ()).read_errors)

@@ -38,7 +38,7 @@ def test_nothing_is_an_empty_past(tmp_path):
     past = Past(tmp_path)
     history = read_history(past.directory, ())
     assert (history.submissions, history.attempts, history.steps, history.checkpoints) == ((), (), (), ())
-    assert history.doubts == () and history.waits is False
+    assert history.read_errors == () and history.waits is False
     assert not past.paths.root.exists()
 
 
@@ -178,7 +178,7 @@ def test_what_cannot_be_read_is_said(tmp_path):
     assert isinstance(history.steps, Unknown)
     (attempt,) = history.attempts
     assert isinstance(attempt.verdict, Unknown) and [launch.launch for launch in attempt.launches] == [1]
-    words = "\n".join(history.doubts)
+    words = "\n".join(history.read_errors)
     for part in (
         "steps",
         "phases of attempt 101",

@@ -29,7 +29,7 @@ def entry(**changes: object) -> Handover:
         run="tr11-176B-ml", variant="main", since=NOW - 24 * HOUR, until=NOW, basis="the last 1d", verdict="healthy",
         answer="", why="", progress=ShiftProgress(419, 858_112, 1_757_413_376, 30_800, 31_219, 2.4, 2.3, 0.91, 1152.0),
         incidents=(), restarts=(FAULT,), ends=(), checkpoints=(31_000, 31_200), nodes=(), people=(), automatic=(),
-        changes=(), open=(), coming=(), doubts=(),
+        changes=(), open=(), coming=(), read_errors=(),
     )  # fmt: skip
     return replace(given, **changes)  # type: ignore[arg-type]
 

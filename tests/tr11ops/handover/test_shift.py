@@ -76,7 +76,7 @@ def material(**changes: Any) -> HandoverMaterial:
         "snapshot": seen,
         "findings": findings,
         "verdict": judge(seen, findings),
-        "surroundings": ExtraObservations(),
+        "extra": ExtraObservations(),
         "history": History(
             "tr11-176B-ml",
             "main",
@@ -148,7 +148,9 @@ def test_incidents_are_those_that_stood_in_the_shift() -> None:
     ]
     text = " ".join(markdown(made(incidents=seen), UTC).split())
     assert "CRITICAL: title inside, told after 1 min 30 s, ben took it; over after 2 h 00 min" in text
-    assert made(incidents=Unknown("unreadable"), doubts=("incidents: unreadable",)).doubts == ("incidents: unreadable",)
+    assert made(incidents=Unknown("unreadable"), read_errors=("incidents: unreadable",)).read_errors == (
+        "incidents: unreadable",
+    )
 
 
 def test_people_and_tr11_are_told_apart() -> None:
@@ -187,14 +189,14 @@ def test_what_is_done_again_and_again_is_one_line() -> None:
 
 def test_copies_are_told_without_the_hourly_noise() -> None:
     about = {"archive": "store", "step": 3000}
-    deeds = lines_of((
+    records = lines_of((
         entry("backup-began", **about), entry("backup-copied", why="store_interval 1000", **about),
         entry("backup-copied", why="store_interval 1000", archive="store", step=4000), entry("sync"), entry("reread"),
         entry("backup-damaged", why="digest", **about), entry("backup-drill", passed=False, **about),
         entry("restored", **about), entry("checkpoints-prune", why="2 to remove"), entry("checkpoint-removed"),
         entry("checkpoint-pinned", step=3000),
     ))  # fmt: skip
-    assert [deed.text for deed in deeds] == [
+    assert [deed.text for deed in records] == [
         "copies made and read back in the store (2 times)",
         "the copy of step 3000 in the store was found damaged",
         "restore drill of step 3000 FAILED",
@@ -249,7 +251,7 @@ def test_what_is_open_has_its_owner_and_its_command() -> None:
         ),
     )
     given_alerts = (alert(owner="eva", snoozed_until=NOW + HOUR), alert("disk", severity=Severity.WARNING))
-    found = made(snapshot=seen, surroundings=ExtraObservations(given_alerts), findings=(REMARK,))
+    found = made(snapshot=seen, extra=ExtraObservations(given_alerts), findings=(REMARK,))
     assert [event.text for event in found.open] == [
         "CRITICAL alert: job 1000_7 stands still, not found by this look; eva has it, snoozed for 1 h 00 min, runbook stalled.md",
         f"WARNING alert: job 1000_7 stands still, not found by this look; unassigned (`tr11 alerts ack {given_alerts[1].fingerprint}`),"
@@ -293,8 +295,8 @@ def test_the_coming_shift() -> None:
         exclusions=(Exclusion("n17", "Xid 79", "tr11", NOW + HOUR),),
         usage=tuple(look("SCRATCH", 99.8 - day, age=600.0 + day * DAY) for day in range(10)),
     )
-    surroundings = ExtraObservations((alert(snoozed_until=NOW + 2 * HOUR),), course=course)
-    found = sorted(coming_events(seen, surroundings, card, 12 * HOUR), key=lambda event: event.time)
+    extra = ExtraObservations((alert(snoozed_until=NOW + 2 * HOUR),), course=course)
+    found = sorted(coming_events(seen, extra, card, 12 * HOUR), key=lambda event: event.time)
     texts = [re.sub(r"[\d,.]+ to", "N to", event.text) for event in found]
     assert any(text.startswith("the batch grows from N to") for text in texts), texts
     assert "n17 is due for a check (`tr11 nodes check --due`)" in texts
@@ -308,7 +310,7 @@ def test_the_coming_shift() -> None:
     # a card that tells of another course has no say
     other = dataclasses.replace(step, global_batch_size=999)
     strange = dataclasses.replace(seen, steps=(dataclasses.replace(steps(count=1)[0], record=other),))
-    assert not [event for event in coming_events(strange, surroundings, card, 12 * HOUR) if "batch" in event.text]
+    assert not [event for event in coming_events(strange, extra, card, 12 * HOUR) if "batch" in event.text]
 
 
 def test_a_run_that_stands_reaches_no_milestone() -> None:
@@ -342,7 +344,7 @@ def test_the_page_reads_well_at_80_columns_and_hides_nothing() -> None:
     found = made(
         journal=(entry("kill-switch-set", why=nasty), entry("launch-refused", who=nasty)),
         coming=(Happened(NOW + 60, nasty),),
-        doubts=(nasty,),
+        read_errors=(nasty,),
     )
     for unicode in (True, False):
         text = markdown(found, UTC, unicode)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tr11ops.hub.attributes import RULE, is_lfs, mended, parse, pattern_of
+from tr11ops.hub.attributes import RULE, is_lfs, parse, pattern_of, with_rules
 from tr11ops.twin.hub.state import DEFAULT_ATTRIBUTES
 
 PATTERNS = [
@@ -54,15 +54,16 @@ def test_git_judges_alike(git, lines):
 )
 def test_after_repair_every_path_is_large_and_nothing_is_lost(git, lines, paths):
     text = "\n".join(f"{pattern} {setting}" for pattern, setting in lines)
-    after = mended(text, paths)
-    assert after.startswith(text) and all(git(after, paths)) and mended(after, paths) == after
+    after = with_rules(text, paths)
+    assert after.startswith(text) and all(git(after, paths)) and with_rules(after, paths) == after
 
 
 def test_nothing_is_added_where_the_rules_are_there():
     events = ["tensorboard/main/events.out.tfevents.1.host"]
-    assert mended(DEFAULT_ATTRIBUTES, events) == DEFAULT_ATTRIBUTES
+    assert with_rules(DEFAULT_ATTRIBUTES, events) == DEFAULT_ATTRIBUTES
     assert (
-        mended(DEFAULT_ATTRIBUTES, [*events, "logs/main/a.txt", "logs/b.txt"]) == DEFAULT_ATTRIBUTES + f"*.txt {RULE}\n"
+        with_rules(DEFAULT_ATTRIBUTES, [*events, "logs/main/a.txt", "logs/b.txt"])
+        == DEFAULT_ATTRIBUTES + f"*.txt {RULE}\n"
     )
 
 

@@ -228,7 +228,7 @@ def test_patience_ends(hub_server: HubServer, make_hub: Callable[..., Hub], hub_
     with pytest.raises(HubUnavailable, match=r"^science/logs: 127\.0\.0\.1 gives no answer \(.*\)$"):
         hub.head(LOGS)
     assert hub_waits == [1, 2, 4, 8, 16, 32]  # the next would be past the end
-    hub_server.mend()
+    hub_server.heal()
     hub_server.fail("info", 429, headers={"RateLimit": '"api";r=0;t=2000', "Retry-After": "12"})
     with pytest.raises(HubUnavailable, match=r"answers 429, and asks for 33 min .*: not waited for") as away:
         hub.head(LOGS)

@@ -172,7 +172,7 @@ def test_no_secret_leaves_by_any_way(
                     hub.read(logs, f"{kind}{status}.bin")
                 except (HubPermanentError, HubUnavailable) as error:
                     texts += [str(error), repr(error), "".join(traceback.format_exception(error))]
-                hub_server.mend()
+                hub_server.heal()
     finally:
         constants.HF_DEBUG = debug
         hub_logging.set_verbosity_error()

@@ -47,7 +47,7 @@ BLOOM = ModelFacts(
     datasets=(Dataset("en_text_document", 0.3), Dataset("fr_text_document", 0.7)),
     hyperparameters=(("optimizer", "adamw"), ("learning rate", "6e-05")),
     hardware=Hardware(48, 384, 4, 12, 8),
-    past=TrainingHistory(1_646_956_800.0, 1_656_000_000.0, 0.93, 120_000.5, 40, 12),
+    training_history=TrainingHistory(1_646_956_800.0, 1_656_000_000.0, 0.93, 120_000.5, 40, 12),
     train_loss=1.9876,
     validation_losses=(("valid_en", 94000, 2.1), ("valid_fr", 94000, 1.9)),
     repository="science/bloom",
@@ -59,7 +59,7 @@ BLOOM = ModelFacts(
     version="0.1.0",
 )
 UNKNOWNS = replace(
-    BLOOM, total_steps=None, datasets=None, past=TrainingHistory(), train_loss=None, validation_losses=(), license=None, languages=(),
+    BLOOM, total_steps=None, datasets=None, training_history=TrainingHistory(), train_loss=None, validation_losses=(), license=None, languages=(),
     hardware=Hardware(4, 0, 1, 1, 4),
 )  # fmt: skip
 
@@ -234,9 +234,16 @@ def test_the_past_of_a_run_is_what_goodput_says_until_the_save(card: RunCard, tm
     run.steps(1310, 21, 40, 10.0)
     seen = read_history(run.directory, ())
     goodput = account(seen, BEGIN + 1510)
-    past = past_until(seen, goodput, _manifest(card, 20, BEGIN + 1310))
-    assert past.attempts == 1 and past.faults == 0 and past.begun == BEGIN + 1000 and past.saved == BEGIN + 1310
-    assert past.node_hours == pytest.approx(2 * 310 / 3600) and past.goodput == pytest.approx(200 / 310)
+    training_history = past_until(seen, goodput, _manifest(card, 20, BEGIN + 1310))
+    assert (
+        training_history.attempts == 1
+        and training_history.faults == 0
+        and training_history.begun == BEGIN + 1000
+        and training_history.saved == BEGIN + 1310
+    )
+    assert training_history.node_hours == pytest.approx(2 * 310 / 3600) and training_history.goodput == pytest.approx(
+        200 / 310
+    )
     assert past_until(seen, goodput, _manifest(card, created=BEGIN + 500)) == TrainingHistory(saved=BEGIN + 500)
     assert past_until(None, None, _manifest(card)) == TrainingHistory(saved=5 * HOUR)
     assert past_until(replace(seen, attempts=Unknown("why")), goodput, _manifest(card)) == TrainingHistory(

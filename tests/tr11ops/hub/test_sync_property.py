@@ -33,7 +33,7 @@ DEEDS = (
     "scribble",
     "tidy",
 )
-deeds = st.lists(st.tuples(st.sampled_from(DEEDS), st.sampled_from(NAMES), st.integers(0, 99)), max_size=14)
+records = st.lists(st.tuples(st.sampled_from(DEEDS), st.sampled_from(NAMES), st.integers(0, 99)), max_size=14)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def do(mirror: Mirror, deed: str, name: str, number: int) -> None:
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(deeds, st.randoms(use_true_random=False))
+@given(records, st.randoms(use_true_random=False))
 def test_nothing_is_ever_lost(server: HubServer, steps, chance: random.Random) -> None:
     server.hub.repos.clear()
     server.create(REPOSITORY)

@@ -153,7 +153,7 @@ def test_a_hub_that_is_away_is_said_beside_the_last_success(mirror, make_hub):
         mirror.sync()
     after = json.loads(path.read_text())
     assert after["time"] == before["time"] and "no answer" in after["message"]
-    mirror.server.mend()
+    mirror.server.heal()
     mirror.sync()
     assert json.loads(path.read_text()) == {**before, "time": mirror.now}
 
@@ -196,7 +196,7 @@ def test_a_large_first_round_is_several_commits_and_resumes(mirror, make_hub):
         with pytest.raises(HubUnavailable):
             mirror.sync()
         assert len(mirror.there()) == 3
-        mirror.server.mend()
+        mirror.server.heal()
         outcome = mirror.sync()
     assert len(outcome.sends) == 4 and len(mirror.there()) == 7 and mirror.commits() == 4
 
@@ -217,7 +217,7 @@ def test_two_days_without_the_hub_are_one_commit(mirror, make_hub, hub_waits):
         mirror.add(EVENTS, record(chance.randbytes(chance.randrange(200))))
         with pytest.raises(HubUnavailable):
             mirror.sync(anew=False)
-    mirror.server.mend()
+    mirror.server.heal()
     mirror.sync(anew=False)
     assert mirror.commits() - count == 1
     folder = mirror.directory.paths.published

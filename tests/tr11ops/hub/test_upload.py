@@ -311,7 +311,7 @@ def test_killed_at_any_request_the_same_command_goes_on(
                 hub_server.on(kind, kill)
                 pid.append(start())
             assert int(runner.stdout.readline()) == -signal.SIGKILL, kind
-            hub_server.mend()
+            hub_server.heal()
             if ("model", MODEL) in hub_server.hub.repos:
                 assert all(
                     not seen or {"README.md", "config.json", "model.safetensors"} <= seen

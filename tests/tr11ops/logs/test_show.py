@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.tr11ops.logs.log_cases import CountingReader, log_of, step_line
 from tr11ops.logs import reader, show
-from tr11ops.logs.line_filter import LineQuery, Sieve
+from tr11ops.logs.line_filter import LineFilter, LineQuery
 from tr11ops.logs.lines import coloured, plain, severity
 from tr11ops.logs.show import Beginning, NoSuchAttempt, Query
 from tr11ops.logs.skip import may_hold
@@ -38,7 +38,7 @@ TRACEBACK = """\
 def shown(text: str | bytes, **wanted: object) -> list[str]:
     data = text.encode() if isinstance(text, str) else text
     query = Query(LineQuery(**wanted))  # type: ignore[arg-type]
-    return list(Beginning(CountingReader(data), len(data), query, Sieve(query.wanted)).lines())
+    return list(Beginning(CountingReader(data), len(data), query, LineFilter(query.wanted)).lines())
 
 
 def test_levels() -> None:
@@ -131,17 +131,17 @@ def test_the_last_matching_lines_are_those_of_the_whole(lines: list[str], count:
     query = Query(wanted, lines=count)
     before, show.FIRST_WINDOW_BYTES = show.FIRST_WINDOW_BYTES, window
     try:
-        found = list(Beginning(CountingReader(data), len(data), query, Sieve(wanted)).lines())
+        found = list(Beginning(CountingReader(data), len(data), query, LineFilter(wanted)).lines())
     finally:
         show.FIRST_WINDOW_BYTES = before
-    every = list(Beginning(CountingReader(data), len(data), replace(query, lines=None), Sieve(wanted)).lines())
+    every = list(Beginning(CountingReader(data), len(data), replace(query, lines=None), LineFilter(wanted)).lines())
     assert found == (every[-count:] if count else [])
 
 
 def test_the_end_of_a_log_is_shown_without_reading_the_rest() -> None:
     log = CountingReader(log_of(range(1, 50_000)))
     query = Query(LineQuery(), lines=3)
-    assert len(list(Beginning(log, len(log.data), query, Sieve(query.wanted)).lines())) == 3
+    assert len(list(Beginning(log, len(log.data), query, LineFilter(query.wanted)).lines())) == 3
     assert log.amount < 1 << 20
 
 
@@ -151,7 +151,7 @@ def test_since_a_time_by_steps_and_by_stamps() -> None:
 
     def first(since: float, steps: int | None) -> str:
         query = Query(LineQuery(), since=since, steps_since=steps)
-        return next(Beginning(CountingReader(data), len(data), query, Sieve(query.wanted)).lines(), "nothing")
+        return next(Beginning(CountingReader(data), len(data), query, LineFilter(query.wanted)).lines(), "nothing")
 
     assert first(0.0, None) == stamped.decode().rstrip()
     assert "iteration       18/" in first(4e9, 3)
@@ -175,10 +175,10 @@ def test_no_text_gets_an_escape_through(text: str) -> None:
 
 def test_lines_without_end_and_bytes_that_are_no_text() -> None:
     data = b"\xff\xfe two\r\nlast"
-    beginning = Beginning(CountingReader(data), len(data), Query(), Sieve(LineQuery()))
+    beginning = Beginning(CountingReader(data), len(data), Query(), LineFilter(LineQuery()))
     assert list(beginning.lines()) == ["\ufffd\ufffd two\r"] and beginning.rest == b"last"
     endless = b"x" * (3 << 20)
-    pieces = Beginning(CountingReader(endless), len(endless), Query(), Sieve(LineQuery()))
+    pieces = Beginning(CountingReader(endless), len(endless), Query(), LineFilter(LineQuery()))
     assert sum(len(piece) for piece in pieces.lines()) + len(pieces.rest) == len(endless)
 
 
@@ -204,11 +204,11 @@ def test_passing_over_blocks_changes_nothing(lines: list[str], pattern: str, lev
     wanted = LineQuery(pattern=re.compile(pattern), level=level, context=context)
     before, reader.LARGE_BLOCK_BYTES = reader.LARGE_BLOCK_BYTES, 16
     try:
-        found = list(Beginning(CountingReader(data), len(data), Query(wanted), Sieve(wanted)).lines())
+        found = list(Beginning(CountingReader(data), len(data), Query(wanted), LineFilter(wanted)).lines())
     finally:
         reader.LARGE_BLOCK_BYTES = before
-    sieve = Sieve(wanted)
-    assert found == [shown for line in lines for shown in sieve.feed(line)]
+    line_filter = LineFilter(wanted)
+    assert found == [shown for line in lines for shown in line_filter.feed(line)]
 
 
 def test_whatever_is_severe_holds_a_word_that_blocks_go_by() -> None:

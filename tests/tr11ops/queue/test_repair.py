@@ -41,7 +41,7 @@ def steps(repair: Repair) -> list[tuple[str, str]]:
 
 def test_a_healthy_queue_needs_nothing() -> None:
     repair = plan_repair(snapshot(), {"1000"})
-    assert repair.is_empty and not repair.left_alone and not repair.doubts
+    assert repair.is_empty and not repair.left_alone and not repair.read_errors
 
 
 def test_a_dead_chain_is_replaced_behind_the_live_job() -> None:
@@ -133,7 +133,7 @@ def test_trainers_that_were_alive_a_moment_ago_are_left_alone() -> None:
 
 def test_unknown_is_never_repaired() -> None:
     repair = plan_repair(snapshot(jobs=Unknown("timed out")), {"1000"})
-    assert repair.is_empty and repair.doubts == ("jobs: timed out",)
+    assert repair.is_empty and repair.read_errors == ("jobs: timed out",)
 
 
 # ----------------------------------------------------------------------------- a new card for what is queued
@@ -164,4 +164,4 @@ def test_nothing_absent_foreign_or_unknown_is_replaced(monkeypatch: pytest.Monke
     )
     foreign = plan_replacement(snapshot(jobs=(running(), pending(user="bob"))), "ana")
     assert foreign.refusals == ("job 1000_[8-10%1] is bob's, who alone can cancel it",)
-    assert plan_replacement(snapshot(jobs=Unknown("timed out")), "ana").doubts == ("jobs: timed out",)
+    assert plan_replacement(snapshot(jobs=Unknown("timed out")), "ana").read_errors == ("jobs: timed out",)

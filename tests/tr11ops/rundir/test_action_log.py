@@ -41,33 +41,34 @@ def entry(kind: str, time: float, data: dict[str, Any]) -> JournalEntry:
     return JournalEntry(time, "host-1", 0, kind, "tr11", "", data)
 
 
-def entries_of(deed: ActionRecord) -> list[JournalEntry]:
-    found = [entry(INTENT, deed.time, intent_data(deed))]
-    if deed.result is not Result.OPEN:
-        found.append(entry(OUTCOME, deed.time + 1, outcome_data(deed, deed.result, "")))
+def entries_of(record: ActionRecord) -> list[JournalEntry]:
+    found = [entry(INTENT, record.time, intent_data(record))]
+    if record.result is not Result.OPEN:
+        found.append(entry(OUTCOME, record.time + 1, outcome_data(record, record.result, "")))
     return found
 
 
-@given(st.lists(DEEDS, max_size=12, unique_by=lambda deed: deed.number), st.randoms())
-def test_whatever_the_order_the_actions_come_back(deeds: list[ActionRecord], dice: random.Random) -> None:
-    entries = [one for deed in deeds for one in entries_of(deed)]
+@given(st.lists(DEEDS, max_size=12, unique_by=lambda record: record.number), st.randoms())
+def test_whatever_the_order_the_actions_come_back(records: list[ActionRecord], dice: random.Random) -> None:
+    entries = [one for record in records for one in entries_of(record)]
     dice.shuffle(entries)
     past = replay(Ledger(tuple(entries), ()))
-    assert set(past.deeds) == set(deeds) and not past.doubt
+    assert set(past.records) == set(records) and not past.doubt
     for action in ("resubmit", "cancel"):
         counted = sum(
-            deed.action == action and deed.result != "refused" and deed.time > NOW - DAY_SECONDS for deed in deeds
+            record.action == action and record.result != "refused" and record.time > NOW - DAY_SECONDS
+            for record in records
         )
         assert past.spent(action, NOW) == counted
-    assert {deed.number for deed in past.unfinished} == {
-        deed.number for deed in deeds if deed.result in {Result.OPEN, Result.UNKNOWN}
+    assert {record.number for record in past.unfinished} == {
+        record.number for record in records if record.result in {Result.OPEN, Result.UNKNOWN}
     }
 
 
-@given(st.lists(DEEDS, min_size=1, max_size=8, unique_by=lambda deed: deed.number))
-def test_a_kill_after_any_entry_never_frees_a_budget(deeds: list[ActionRecord]) -> None:
+@given(st.lists(DEEDS, min_size=1, max_size=8, unique_by=lambda record: record.number))
+def test_a_kill_after_any_entry_never_frees_a_budget(records: list[ActionRecord]) -> None:
     """What is cut off the end is at most outcomes: an intent counts from the moment at which it is on disk."""
-    entries = [one for deed in deeds for one in entries_of(replace(deed, result=Result.DONE))]
+    entries = [one for record in records for one in entries_of(replace(record, result=Result.DONE))]
     before = [0, 0]
     for length in range(1, len(entries) + 1):
         past = replay(Ledger(tuple(entries[:length]), ()))
@@ -80,11 +81,11 @@ def test_controllers_spend_one_budget_and_a_node_counts_once() -> None:
     def excluded(node: str, owner: str, age: float) -> JournalEntry:
         return entry("node-excluded", NOW - age, {"node": node, "owner": owner})
 
-    deed = ActionRecord("1", "exclude", "n01", "x", NOW - 60, result=Result.DONE)
+    record = ActionRecord("1", "exclude", "n01", "x", NOW - 60, result=Result.DONE)
     ledger = Ledger(
         (
             excluded("n01", "tr11", 50), excluded("n02", "tr11", 100), excluded("n03", "ana", 100),
-            excluded("n04", "tr11", 2 * DAY_SECONDS), *entries_of(deed),
+            excluded("n04", "tr11", 2 * DAY_SECONDS), *entries_of(record),
         ),
         (),
     )  # fmt: skip
@@ -92,14 +93,14 @@ def test_controllers_spend_one_budget_and_a_node_counts_once() -> None:
 
 
 def test_a_later_word_replaces_unknown_and_not_the_reverse() -> None:
-    deed = ActionRecord("1", "resubmit", "1-3", "resubmit", NOW)
-    unknown = entry(OUTCOME, NOW + 9, outcome_data(deed, Result.UNKNOWN, "lost"))
-    done = entry(OUTCOME, NOW + 5, outcome_data(deed, Result.DONE, "job 7"))
+    record = ActionRecord("1", "resubmit", "1-3", "resubmit", NOW)
+    unknown = entry(OUTCOME, NOW + 9, outcome_data(record, Result.UNKNOWN, "lost"))
+    done = entry(OUTCOME, NOW + 5, outcome_data(record, Result.DONE, "job 7"))
     for order in ((unknown, done), (done, unknown)):
-        (found,) = replay(Ledger((*entries_of(deed), *order), ())).deeds
+        (found,) = replay(Ledger((*entries_of(record), *order), ())).records
         assert (found.result, found.message) == (Result.DONE, "job 7")
-    later = entry(OUTCOME, NOW, {**outcome_data(deed, Result.DONE, ""), "result": "postponed"})
-    assert replay(Ledger((*entries_of(deed), later), ())).deeds[0].is_unfinished
+    later = entry(OUTCOME, NOW, {**outcome_data(record, Result.DONE, ""), "result": "postponed"})
+    assert replay(Ledger((*entries_of(record), later), ())).records[0].is_unfinished
 
 
 def test_what_was_cancelled_to_return_is_owed_until_submitted() -> None:
@@ -120,4 +121,4 @@ def test_a_tampered_or_unreadable_journal_is_a_doubt_a_torn_not() -> None:
 
 def test_entries_with_nothing_in_them_are_survived() -> None:
     past = replay(Ledger((entry(INTENT, NOW, {}), entry(OUTCOME, NOW, {}), entry("other", NOW, {})), ()))
-    assert [deed.action for deed in past.deeds] == [""] and past.spent("resubmit", NOW) == 0
+    assert [record.action for record in past.records] == [""] and past.spent("resubmit", NOW) == 0

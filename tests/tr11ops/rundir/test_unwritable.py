@@ -120,7 +120,7 @@ def test_what_watches_runs_once_and_is_on_record_afterwards(disk: Disk, tmp_path
     state = known(read_job(there.directory, "pulse"), None)
     assert state is not None and state.started == moment and state.runs == 2
     assert bring_back(there.directory) == ()  # it cannot be written yet
-    disk.mend(fault)
+    disk.heal(fault)
     assert "in the run directory again" in bring_back(there.directory)[0]
     assert existing_fallback(there.directory) is None
     state = known(read_job(there.directory, "pulse"), None)
@@ -153,10 +153,10 @@ def test_an_alert_is_mailed_once_and_its_incident_recorded(
         outcome = desk.look(NOON + 60 * minute, finding("slow-node", Severity.WARNING), finding())
         assert "alerts are kept in " in outcome.notes[0]
     assert [subject.split("]")[0] for subject in mailbox.subjects] == ["[WARNING", "[CRITICAL"]
-    assert len(desk.book.open_alerts) == 1
-    disk.mend(fault)
+    assert len(desk.alert_state.open_alerts) == 1
+    disk.heal(fault)
     bring_back(desk.directory)
-    assert {alert.detector for alert in desk.book.open_alerts} == {"slow-node", "stalled"}
+    assert {alert.detector for alert in desk.alert_state.open_alerts} == {"slow-node", "stalled"}
     ledger = read_journal(desk.directory.journal)
     opened = [entry.data["detector"] for entry in ledger.entries if entry.kind == "alert-opened"]
     assert ledger.is_sound and sorted(opened) == ["slow-node", "stalled"]
@@ -343,7 +343,7 @@ def test_cron_alerts_and_the_incident_reaches_the_hand_over(
     assert len(set(mailbox.subjects)) == len(mailbox.subjects)
     shown = bench.tr11("cron", "status", *words)
     assert "rounds are recorded in " in shown.out and shown.code == 1
-    disk.mend(fault)
+    disk.heal(fault)
     assert bench.tr11("cron", "run", "pulse", *words).code == 0
     shown = " ".join(
         bench.tr11("handover", *words, "--dry-run").out.split()

@@ -88,14 +88,14 @@ def full() -> Status:
         usage=tuple(look("SCRATCH", 80.0 - day, age=600.0 + day * DAY) for day in range(10)),
     )
     findings = detect_all(snapshot(jobs=(running(),))) or ()
-    surroundings = ExtraObservations(
+    extra = ExtraObservations(
         (alert(),),
         tuple(f"n{n:02d}" for n in range(1, 49)),
         (152.0, 20.0),
         copying=(AtWork("store", "ana", "login1", NOW - 60, 31000),),
         drill=DrillRecord(NOW - DAY, "store", 30000, passed=True),
     )
-    return status_of(given, (FAULT, *findings), judge(given, ()), surroundings)
+    return status_of(given, (FAULT, *findings), judge(given, ()), extra)
 
 
 def keys_below(value: object) -> set[str]:

@@ -29,7 +29,7 @@ from tr11ops.status.answer import SleepAnswer, answer
 from tr11ops.status.build import status_of
 from tr11ops.status.care import alerts, copies, filesystems, nodes, periodic
 from tr11ops.status.document import Status
-from tr11ops.status.extra_observations import AtWork, ExtraObservations, node_use, see_surroundings
+from tr11ops.status.extra_observations import AtWork, ExtraObservations, node_use, observe_extra
 from tr11ops.status.parts import NodeUse
 from tr11ops.watchdog.verdict import Verdict, VerdictWord, judge
 
@@ -206,18 +206,18 @@ def test_who_copies_is_read_from_the_claims(tmp_path: Path) -> None:
     )
     directory = directory_of(card)
     directory.paths.state.mkdir(parents=True)
-    assert see_surroundings(directory, given, snapshot()).copying == ()
+    assert observe_extra(directory, given, snapshot()).copying == ()
     with ArchiveLock(directory, "store", threading.Event()) as turn:
         turn.copying(31000)
         ClaimFolder(directory, CLAIM).take(Claim.of_this_process(time.time(), HOUR), None)
         ClaimFolder(directory, "copy-url").take(Claim.of_this_process(time.time(), HOUR), None)
-        seen = see_surroundings(directory, given, dataclasses.replace(snapshot(), time=time.time()))
+        seen = observe_extra(directory, given, dataclasses.replace(snapshot(), time=time.time()))
         assert [(work.to, work.step) for work in known(seen.copying, ())] == [("store", 31000), ("sync", None)]
         write_drill(directory, DrillRecord(NOW, "store", 30000, passed=True))
-    after = see_surroundings(directory, given, dataclasses.replace(snapshot(), time=time.time()))
+    after = observe_extra(directory, given, dataclasses.replace(snapshot(), time=time.time()))
     assert [work.to for work in known(after.copying, ())] == ["sync"]
     assert after.drill == DrillRecord(NOW, "store", 30000, passed=True)
-    assert see_surroundings(directory, card, snapshot()).drill is None
+    assert observe_extra(directory, card, snapshot()).drill is None
 
 
 # ----------------------------------------------------------------------------- file systems

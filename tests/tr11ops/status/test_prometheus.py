@@ -37,9 +37,9 @@ Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 RUN = {"run": "tr11-176B-ml", "variant": "main"}
 
 
-def status(seen: Snapshot, surroundings: ExtraObservations = ExtraObservations()) -> Status:  # noqa: B008  frozen
+def status(seen: Snapshot, extra: ExtraObservations = ExtraObservations()) -> Status:  # noqa: B008  frozen
     findings = detect_all(seen)
-    return status_of(seen, findings, judge(seen, findings), surroundings)
+    return status_of(seen, findings, judge(seen, findings), extra)
 
 
 def parsed(text: str) -> Samples:

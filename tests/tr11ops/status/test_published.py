@@ -52,7 +52,7 @@ def test_real_names_stay_inside() -> None:
         kill_switch=KillSwitch(Path("/scratch/tr11/kill-switch"), "ana", NOW - 9 * HOUR, "mail ana@site.example"),
         exclusions=(Exclusion("n07", "GPU fell off n07", "ana", None, ("xid 79",), NOW, "1007"),),
         heartbeats=Unknown("/scratch/tr11/state: permission denied on n01"),
-        doubts=("end of attempt 1007: /scratch/tr11 is away",),
+        read_errors=("end of attempt 1007: /scratch/tr11 is away",),
     )
     text = json.dumps(published(seen, Finding("node-lost", Severity.CRITICAL, "node n07 is lost", "n07", ("by ana",))))
     for name in ("ana", "n07", "n01", "1007", "1000_7", "/scratch", 'kill-switch"', "@", "site.example", "xid"):
@@ -102,7 +102,7 @@ FULL = full_of(
         jobs=(running(), pending()),
         exclusions=(Exclusion("n07", "w", "ana"),),
         backup=CopyStatus(NOW - HOUR, 31000, "m"),
-        doubts=("a: b",),
+        read_errors=("a: b",),
     ),
     Finding("node-lost", Severity.CRITICAL, "node n07 is lost", "n07", ("e",)),
 )

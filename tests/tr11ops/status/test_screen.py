@@ -55,7 +55,7 @@ def drawn(
     width: int,
     unicode: bool,
     height: int | None = None,
-    surroundings: ExtraObservations = ExtraObservations(),  # noqa: B008  frozen
+    extra: ExtraObservations = ExtraObservations(),  # noqa: B008  frozen
 ) -> str:
     from rich.console import Console
 
@@ -63,7 +63,7 @@ def drawn(
     target = io.StringIO()
     console = Console(file=target, width=width, color_system=None, highlight=False, emoji=False, markup=False)
     screen = Screen(width, unicode, UTC, height)
-    console.print(render(status_of(given, findings, judge(given, findings), surroundings), screen))
+    console.print(render(status_of(given, findings, judge(given, findings), extra), screen))
     return "".join(line.rstrip() + "\n" for line in target.getvalue().splitlines())
 
 
@@ -257,8 +257,8 @@ def test_the_healthy_screen_fits_24_lines_with_everything_on_it() -> None:
         ),
         operation=operation,
     )
-    surroundings = ExtraObservations((), tuple(f"n{n:02d}" for n in range(1, 49)), (152.0, 20.0))
-    text = drawn(given, 80, True, 24, surroundings)
+    extra = ExtraObservations((), tuple(f"n{n:02d}" for n in range(1, 49)), (152.0, 20.0))
+    text = drawn(given, 80, True, 24, extra)
     assert len(text.splitlines()) <= 23
     for label in ("copies", "disks", "periodic", "alerts", "next save", "nodes", "ETA"):
         assert f"\n{label} " in text, label

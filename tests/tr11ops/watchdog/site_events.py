@@ -326,16 +326,16 @@ def conclude(cell: Cell) -> Conclusion:
     verdict = judge(cell.seen, findings)
     found = plan(cell.seen, findings, verdict, ActionHistory(), cell.scene, ActionLimits())
     rules = Policy("tr11-176B-ml", "/scratch/tr11", recipients=("duty@site.example",))
-    book = look(AlertState(), findings, unjudged_detectors(cell.seen), rules, NOW)
-    _, messages = tell(book, rules, NOW)
+    alert_state = look(AlertState(), findings, unjudged_detectors(cell.seen), rules, NOW)
+    _, messages = tell(alert_state, rules, NOW)
     said = {name for message in messages for name in message.alerts}
-    told = {finding.detector for finding in findings if fingerprint(finding.detector, finding.identity) in said}
+    reported = {finding.detector for finding in findings if fingerprint(finding.detector, finding.identity) in said}
     return Conclusion(
         verdict=verdict,
         may_sleep=answer(cell.seen, findings, verdict).may_sleep,
         acts=tuple(f"{action.name} {action.subject}".strip() for action in found.actions),
         withheld=found.withheld,
-        mails=tuple(sorted(told)),
+        mails=tuple(sorted(reported)),
         loudest=max((finding.severity for finding in findings), default=None),
     )
 

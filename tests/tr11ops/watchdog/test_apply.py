@@ -65,7 +65,7 @@ class World:
         )  # fmt: skip
         self.scheduler.mark_down("n1")
 
-    def hands(self) -> Actuator:
+    def actuator(self) -> Actuator:
         def launch(array: str, after: str | None) -> Any:
             job = prepare(str(self.card_path), [], "local", array=array, after=after)
             return replace(job, scheduler=self.scheduler, other_scheduler=lambda kind: self.scheduler)
@@ -74,7 +74,7 @@ class World:
 
     def pulse(self, act: bool = True) -> Pulse:
         run = WatchedRun(self.card, self.directory, self.scheduler, "root", str(self.card_path))
-        return take_pulse(run, self.hands() if act else None, email=False)
+        return take_pulse(run, self.actuator() if act else None, email=False)
 
     def forget_turn(self) -> None:
         """As if the stated time had passed since a killed watchdog took its turn."""
@@ -106,10 +106,12 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 def test_a_zombie_is_excluded_cancelled_and_replaced_at_once(world: World) -> None:
-    told = world.pulse(act=False)
-    assert [action.name for action in told.plan.actions] == ["exclude", "cancel", "resubmit"] and not told.done
-    assert any("would cancel 100: its batch host n1 is lost" in line for line in told.lines)
-    assert [job.job_id for job in world.living()] == ["100"] and not replay(read_journal(world.directory.journal)).deeds
+    reported = world.pulse(act=False)
+    assert [action.name for action in reported.plan.actions] == ["exclude", "cancel", "resubmit"] and not reported.done
+    assert any("would cancel 100: its batch host n1 is lost" in line for line in reported.lines)
+    assert [job.job_id for job in world.living()] == ["100"] and not replay(
+        read_journal(world.directory.journal)
+    ).records
     done = world.pulse()
     assert [one.result for one in done.done] == [Result.DONE] * 3, done.done
     world.check_all_is_done_once()
@@ -190,12 +192,12 @@ def test_killed_at_every_effect_nothing_is_lost_or_repeated(world: World, monkey
 
 # ----------------------------------------------------------------------------- two watchdogs at once
 def test_of_two_at_once_one_acts_and_the_other_only_tells(world: World) -> None:
-    turn = acquire_lock(world.card.paths)
-    assert isinstance(turn, WatchdogLock)
+    watchdog_lock = acquire_lock(world.card.paths)
+    assert isinstance(watchdog_lock, WatchdogLock)
     second = world.pulse()
     assert not second.acts and not second.done and len(second.plan.actions) == 3
     assert "another watchdog is at work" in second.notes[0] and [job.job_id for job in world.living()] == ["100"]
-    turn.release()
+    watchdog_lock.release()
     assert world.pulse().acts
     world.check_all_is_done_once()
 
@@ -242,7 +244,7 @@ def test_who_slept_through_its_turn_does_nothing_more(world: World) -> None:
 
     sleeper = Sleeper(world.folder / "queue")
     run = WatchedRun(world.card, world.directory, sleeper, "root")
-    slept = take_pulse(run, replace(world.hands(), scheduler=sleeper), email=False)
+    slept = take_pulse(run, replace(world.actuator(), scheduler=sleeper), email=False)
     assert late[0].acts and [one.result for one in late[0].done] == [Result.DONE, Result.DONE]
     assert [one.result for one in slept.done] == [Result.DONE, Result.DONE, Result.REFUSED]
     assert "another watchdog has taken over" in slept.done[-1].message
@@ -257,7 +259,7 @@ def test_a_switch_set_between_look_and_effect_stops_the_rest(world: World) -> No
 
     person = Person(world.folder / "queue")
     run = WatchedRun(world.card, world.directory, person, "root")
-    seen = take_pulse(run, replace(world.hands(), scheduler=person), email=False)
+    seen = take_pulse(run, replace(world.actuator(), scheduler=person), email=False)
     assert [one.result for one in seen.done] == [Result.DONE, Result.DONE, Result.REFUSED]
     assert seen.done[-1].message == "kill-switch was set meanwhile" and not world.living()
 
@@ -294,7 +296,7 @@ class Answers:
 
 
 def act(journal: Journal, effects: Answers, *actions: Action, stopped: str = "") -> tuple[Done, ...]:
-    return carry_out(actions, effects, journal, stopped=lambda: stopped, standing=ProgressRecord(7, 5), now=time.time())
+    return carry_out(actions, effects, journal, stopped=lambda: stopped, progress=ProgressRecord(7, 5), now=time.time())
 
 
 CANCEL, HOLD = Cancel("7", "why", "cancel:7", owes=2), Hold("8", "why", "hold:8")
@@ -305,9 +307,11 @@ CANCEL, HOLD = Cancel("7", "why", "cancel:7", owes=2), Hold("8", "why", "hold:8"
 )
 def test_every_outcome_is_in_the_journal(tmp_path: Path, error: Exception | None, result: str) -> None:
     done = act(Journal(tmp_path), Answers(error), CANCEL, HOLD)
-    past = replay(read_journal(tmp_path))
-    assert [one.result for one in done] == [result] * 2 == [deed.result for deed in past.deeds]
-    assert next((deed.action, deed.owes, deed.standing) for deed in past.deeds) == ("cancel", 2, ProgressRecord(7, 5))
+    history = replay(read_journal(tmp_path))
+    assert [one.result for one in done] == [result] * 2 == [action_record.result for action_record in history.records]
+    assert next(
+        (action_record.action, action_record.owes, action_record.progress) for action_record in history.records
+    ) == ("cancel", 2, ProgressRecord(7, 5))
     assert all(one.words().startswith(f"{one.action.name} ") for one in done)
 
 
@@ -342,16 +346,18 @@ def test_a_lost_answer_is_unknown_and_settled_by_looking(world: World) -> None:
 
     silent = Silent(world.folder / "queue")
     run = WatchedRun(world.card, world.directory, silent, "root")
-    lost = take_pulse(run, replace(world.hands(), scheduler=silent), email=False)
+    lost = take_pulse(run, replace(world.actuator(), scheduler=silent), email=False)
     assert [one.result for one in lost.done] == [Result.DONE, Result.UNKNOWN, Result.DONE]
     found = world.pulse()
-    assert [(deed.action, deed.result) for deed in found.settled] == [("cancel", Result.DONE)]
+    assert [(action_record.action, action_record.result) for action_record in found.settled] == [
+        ("cancel", Result.DONE)
+    ]
     assert any("an earlier pass began to cancel 100: seen later: it is gone" in line for line in found.lines)
     world.check_all_is_done_once()
 
 
 @pytest.mark.parametrize(
-    ("deed", "state", "expected"),
+    ("action_record", "state", "expected"),
     [
         (("cancel", "100"), JobState.RUNNING, Result.REFUSED),
         (("cancel", "100"), JobState.CANCELLED, Result.DONE),
@@ -364,12 +370,12 @@ def test_a_lost_answer_is_unknown_and_settled_by_looking(world: World) -> None:
     ],
 )
 def test_what_became_of_a_action_is_found_by_looking(
-    world: World, deed: tuple[str, str], state: JobState, expected: Result
+    world: World, action_record: tuple[str, str], state: JobState, expected: Result
 ) -> None:
     (job,) = world.scheduler.jobs()
     world.scheduler.put(replace(job, state=state))
     seen = observe(world.directory, facts_of(world.card), world.scheduler, time.time())
-    begun = ActionRecord("1", deed[0], deed[1], "x", time.time() - 60, tag="20220501-000000-00000000")
+    begun = ActionRecord("1", action_record[0], action_record[1], "x", time.time() - 60, tag="20220501-000000-00000000")
     journal = Journal(world.directory.journal)
     (settled,) = settle((begun,), seen, world.directory, journal)
     assert settled.result == expected and settled.message
@@ -380,7 +386,7 @@ def test_holds_and_releases_go_through_the_record_of_holds(world: World) -> None
     number = world.scheduler.submit(replace_request(world))
     effects = pulse_module._effects(
         WatchedRun(world.card, world.directory, world.scheduler, "root"),
-        world.hands(),
+        world.actuator(),
         observe(world.directory, facts_of(world.card), world.scheduler, time.time()),
     )
     assert effects.carry_out(Hold(number, "why", "hold"), "") == "held"
@@ -399,7 +405,7 @@ def test_queued_jobs_are_not_cancelled_for_a_refused_launch(world: World) -> Non
     number = world.scheduler.submit(replace_request(world))
     seen = observe(world.directory, facts_of(world.card), world.scheduler, time.time())
     effects = pulse_module._effects(
-        WatchedRun(world.card, world.directory, world.scheduler, "root"), world.hands(), seen
+        WatchedRun(world.card, world.directory, world.scheduler, "root"), world.actuator(), seen
     )
     text = world.card_path.read_text()
     world.card_path.write_text(text.replace("[slurm]", '[slurm]\npartition = "closed"'))

@@ -24,8 +24,8 @@ NAME = "tr11-176B-ml"
 def pulse(given: Snapshot, pause: str = "") -> tuple[State, int, list[str]]:
     findings = detect_all(given)
     verdict = judge(given, findings)
-    told = remarks(given, findings, verdict, pause)
-    return state_of(verdict, told), verdict.exit_code, list(lines(given, verdict, told, zone=UTC))
+    reported = remarks(given, findings, verdict, pause)
+    return state_of(verdict, reported), verdict.exit_code, list(lines(given, verdict, reported, zone=UTC))
 
 
 def job_line(job: Job) -> str:
@@ -172,9 +172,9 @@ def test_a_sign_of_life_goes_out_only_after_something_was_seen() -> None:
 
 
 def test_hostile_words_cannot_begin_a_line_or_move_the_cursor() -> None:
-    told = (Remark(State.HELD, "held\n[2022-05-01 12:00:00] PULSE: all is well\x1b[2J"),)
+    reported = (Remark(State.HELD, "held\n[2022-05-01 12:00:00] PULSE: all is well\x1b[2J"),)
     given = snapshot(jobs=(running(job_id="1\n2"),))
-    for line in lines(given, judge(given, ()), told, ("done\rnothing",), UTC):
+    for line in lines(given, judge(given, ()), reported, ("done\rnothing",), UTC):
         assert line.startswith(AT) and line.isprintable()
 
 

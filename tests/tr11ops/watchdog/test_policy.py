@@ -42,7 +42,7 @@ from tr11ops.watchdog.actions import (
     PolicyContext,
     Resubmit,
 )
-from tr11ops.watchdog.policy import plan, standing
+from tr11ops.watchdog.policy import plan, progress
 from tr11ops.watchdog.verdict import judge
 
 SENT = Submission(
@@ -72,20 +72,20 @@ def zombie(**changes: Any) -> Snapshot:
 
 
 def decide(
-    seen: Snapshot, past: ActionHistory | None = None, scene: PolicyContext = SCENE, limits: ActionLimits = LIMITS
+    seen: Snapshot, history: ActionHistory | None = None, scene: PolicyContext = SCENE, limits: ActionLimits = LIMITS
 ) -> Plan:
     findings = detect_all(seen)
-    return plan(seen, findings, judge(seen, findings), past or ActionHistory(), scene, limits)
+    return plan(seen, findings, judge(seen, findings), history or ActionHistory(), scene, limits)
 
 
 def words(found: Plan) -> list[tuple[str, str]]:
     return [(action.name, action.subject) for action in found.actions]
 
 
-def deed(
+def record(
     action: Action, result: Result = Result.DONE, age: float = HOUR, reached: ProgressRecord | None = None
 ) -> ActionRecord:
-    stood = standing(down()) if reached is None else reached
+    stood = progress(down()) if reached is None else reached
     return ActionRecord("1", action.name, action.subject, action.incident, NOW - age, "", stood, result=result)
 
 
@@ -98,7 +98,11 @@ def test_what_is_gone_is_launched_again_with_evidence() -> None:
     found = decide(down())
     assert words(found) == [("resubmit", "1-3")] and not found.withheld
     (action,) = found.actions
-    assert action.why and action.evidence == ("the last word was exit-duration at iteration 30800",) and action.undo
+    assert (
+        action.why
+        and action.evidence == ("the last exit record says exit-duration at iteration 30800",)
+        and action.undo
+    )
     assert isinstance(action, Resubmit) and action.after is None
 
 
@@ -131,26 +135,28 @@ def test_one_crash_is_launched_again() -> None:
 
 def test_it_is_not_done_twice_without_progress() -> None:
     (action,) = decide(down()).actions
-    again = decide(down(), ActionHistory((deed(action),)))
+    again = decide(down(), ActionHistory((record(action),)))
     assert again.actions == () and "nothing has come of it" in again.withheld[0]
-    assert words(decide(down(), ActionHistory((deed(action, Result.REFUSED),)))) == [("resubmit", "1-3")]
-    assert decide(down(), ActionHistory((deed(action, Result.OPEN),))).actions == ()
+    assert words(decide(down(), ActionHistory((record(action, Result.REFUSED),)))) == [("resubmit", "1-3")]
+    assert decide(down(), ActionHistory((record(action, Result.OPEN),))).actions == ()
     further = ProgressRecord(31218, 31200)
-    assert words(decide(down(), ActionHistory((deed(action, reached=further),)))) == [("resubmit", "1-3")]
-    assert words(decide(down(checkpoints=checkpoints(31300)), ActionHistory((deed(action),)))) == [("resubmit", "1-3")]
+    assert words(decide(down(), ActionHistory((record(action, reached=further),)))) == [("resubmit", "1-3")]
+    assert words(decide(down(checkpoints=checkpoints(31300)), ActionHistory((record(action),)))) == [
+        ("resubmit", "1-3")
+    ]
 
 
 def test_a_days_budget_ends() -> None:
     (action,) = decide(down()).actions
     spent = ActionHistory(
-        tuple(replace(deed(action, age=HOUR * n, reached=ProgressRecord()), number=str(n)) for n in range(1, 5))
+        tuple(replace(record(action, age=HOUR * n, reached=ProgressRecord()), number=str(n)) for n in range(1, 5))
     )
     assert decide(down(), spent).actions == ()
     assert "4 of 4 in 24 hours are spent" in decide(down(), spent).withheld[0]
     assert words(decide(down(), spent, limits=replace(LIMITS, resubmissions=5))) == [("resubmit", "1-3")]
-    later = ActionHistory(tuple(replace(one, time=one.time - DAY) for one in spent.deeds))
+    later = ActionHistory(tuple(replace(one, time=one.time - DAY) for one in spent.records))
     assert words(decide(down(), later)) == [("resubmit", "1-3")]
-    ahead = ActionHistory(tuple(replace(one, time=NOW + DAY) for one in spent.deeds))  # the clock was set back
+    ahead = ActionHistory(tuple(replace(one, time=NOW + DAY) for one in spent.records))  # the clock was set back
     assert decide(down(), ahead).actions == ()
     assert decide(down(), limits=replace(LIMITS, resubmissions=0)).actions == ()
 
@@ -344,8 +350,8 @@ def test_nothing_is_done_against_a_person_or_a_stranger(seen: Snapshot) -> None:
     assert decide(seen, scene=replace(READY, pause="ana")) == Plan()
     foreign = decide(seen, scene=replace(READY, holder=LeaseHolder("9999", "", "job 9999 of bob on far")))
     assert foreign.actions == () and "job 9999 of bob" in foreign.withheld[0]
-    doubt = decide(seen, ActionHistory(doubt="journal f line 3: the chain is broken"), scene=READY)
-    assert doubt.actions == () and "the chain is broken" in doubt.withheld[0]
+    read_error = decide(seen, ActionHistory(read_error="journal f line 3: the chain is broken"), scene=READY)
+    assert read_error.actions == () and "the chain is broken" in read_error.withheld[0]
     assert decide(replace(seen, attempts=(ended("1007", age=60, reason="finished", iteration=31219),))).actions == ()
 
 
@@ -379,21 +385,21 @@ def test_no_plan_exceeds_its_budgets_or_does_a_thing_twice(
     seen = (zombie if lost else down)(
         jobs=tuple(jobs), heartbeats=beats(age=silent), steps=steps(age=silent), submissions=(SENT,)
     )
-    past = ActionHistory(tuple(
-        ActionRecord(str(n), what.split(":")[0], what.split(":")[-1], what, NOW - HOUR, "", standing(seen), result=Result.DONE)
+    history = ActionHistory(tuple(
+        ActionRecord(str(n), what.split(":")[0], what.split(":")[-1], what, NOW - HOUR, "", progress(seen), result=Result.DONE)
         for n, what in enumerate(earlier)
     ))  # fmt: skip
     limits = replace(LIMITS, resubmissions=budget, exclusions=budget, cancellations=budget)
     scene = replace(SCENE, blames=tuple(blames), stacks=frozenset({"1007"}))
-    found = decide(seen, past, scene, limits)
+    found = decide(seen, history, scene, limits)
     assert len({(action.name, action.subject) for action in found.actions}) == len(found.actions)
     assert not {action.incident for action in found.actions} & set(earlier)
     for name in ("resubmit", "exclude", "cancel"):
-        assert sum(action.name == name for action in found.actions) + past.spent(name, NOW) <= max(
-            budget, past.spent(name, NOW)
+        assert sum(action.name == name for action in found.actions) + history.spent(name, NOW) <= max(
+            budget, history.spent(name, NOW)
         )
     assert sum(isinstance(action, Resubmit) for action in found.actions) <= 1
     owners = {job.raw_id: job.user for job in jobs}
     assert all(owners.get(action.subject) != "bob" for action in found.actions if isinstance(action, Cancel))
     assert all(action.why and action.undo for action in found.actions)
-    assert decide(seen, past, scene, limits) == found
+    assert decide(seen, history, scene, limits) == found

@@ -60,8 +60,8 @@ class Scene:
         self.situations.append(situation)
         return AlertOutcome(notes=("the mail server is unreachable",))
 
-    def pulse(self, eye: Any = None, **options: Any) -> Pulse:
-        return take_pulse(WatchedRun(self.card, self.directory, eye or self.scheduler, "root"), None, **options)
+    def pulse(self, reader: Any = None, **options: Any) -> Pulse:
+        return take_pulse(WatchedRun(self.card, self.directory, reader or self.scheduler, "root"), None, **options)
 
     def log(self) -> list[str]:
         path = self.card.paths.main_log
@@ -92,13 +92,13 @@ def test_a_healthy_run_gets_one_line_and_leaves_nothing_else(scene: Scene) -> No
 def test_the_alerts_hear_of_hidden_findings_and_of_no_email(scene: Scene) -> None:
     scene.scheduler.put(replace(scene.job, state=JobState.CANCELLED))
     assert scene.pulse(email=False).verdict.word is VerdictWord.DOWN
-    assert scene.pulse(eye=Unknown("squeue did not answer")).observed
+    assert scene.pulse(reader=Unknown("squeue did not answer")).observed
     (seen, _, _, sent), (hidden, blind, observed, _) = scene.alerts
     assert "down" in seen and not sent
     assert "down" not in hidden and "down" in blind and observed
     for beat in scene.card.paths.heartbeats.iterdir():
         beat.unlink()
-    assert scene.pulse(eye=Unknown("squeue did not answer")).verdict.exit_code == 3
+    assert scene.pulse(reader=Unknown("squeue did not answer")).verdict.exit_code == 3
     assert scene.alerts[-1][2] is False
 
 
@@ -188,9 +188,11 @@ def test_the_command_launches_what_is_gone_once_and_says_so(bench: LocalBench) -
     bench.scheduler.cancel(job.array_id or job.raw_id)
     bench.wait(lambda jobs: not any(one.name == "small" and not one.state.is_final for one in jobs))
 
-    told = bench.tr11("pulse", *words)
-    assert told.code == 1 and "***ALERT: small is not RUNNING or SCHEDULED! Alert someone at Eng WG***" in told.out
-    assert "small: would resubmit 1-3: nothing runs and nothing is queued" in told.out
+    reported = bench.tr11("pulse", *words)
+    assert (
+        reported.code == 1 and "***ALERT: small is not RUNNING or SCHEDULED! Alert someone at Eng WG***" in reported.out
+    )
+    assert "small: would resubmit 1-3: nothing runs and nothing is queued" in reported.out
     shown = bench.tr11("pulse", *words, "--act", "--dry-run", "--json")
     assert shown.json["dry_run"] and shown.json["actions"][0]["result"] is None
     assert not [job for job in bench.living() if job.name == "small"]

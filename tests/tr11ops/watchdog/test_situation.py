@@ -28,7 +28,7 @@ AWAY = Unknown("the scheduler was not asked")
 
 
 @pytest.fixture
-def past(tmp_path: Path) -> Past:
+def action_history(tmp_path: Path) -> Past:
     made = Past(tmp_path)
     eventful(made)
     return made
@@ -41,47 +41,49 @@ def card(tmp_path: Path) -> RunCard:
     return load_card(path, [], {}, directory=tmp_path)
 
 
-def test_a_time_is_accounted_for_as_goodput_has_it(past: Past, card: RunCard) -> None:
-    seen = observe(past.directory, facts_of(card), AWAY, LOOK)
-    situation = situation_of(past.directory, card, seen)
+def test_a_time_is_accounted_for_as_goodput_has_it(action_history: Past, card: RunCard) -> None:
+    seen = observe(action_history.directory, facts_of(card), AWAY, LOOK)
+    situation = situation_of(action_history.directory, card, seen)
     begun = BEGIN + 1000
     spell = situation.since(begun)
     assert spell is not None
-    part = account(read_history(past.directory, AWAY), LOOK).between(begun, LOOK)
+    part = account(read_history(action_history.directory, AWAY), LOOK).between(begun, LOOK)
     assert spell.useful == part.useful_of_held
     assert spell.wanted_hours == pytest.approx(part.total.node_hours)
     assert 0 < spell.lost_hours < spell.wanted_hours
     assert spell.iterations == 21 - 2
 
 
-def test_the_digest_begins_with_the_training(past: Past, card: RunCard) -> None:
-    seen = observe(past.directory, facts_of(card), AWAY, LOOK)
-    book = AlertState(digested=BEGIN + 1000)
+def test_the_digest_begins_with_the_training(action_history: Past, card: RunCard) -> None:
+    seen = observe(action_history.directory, facts_of(card), AWAY, LOOK)
+    alert_state = AlertState(digested=BEGIN + 1000)
     policy = Policy(run="run", directory="/runs/run", recipients=("ana@example.org",))
-    _, lines = digest(book, policy, LOOK, None, situation_of(past.directory, card, seen))
+    _, lines = digest(alert_state, policy, LOOK, None, situation_of(action_history.directory, card, seen))
     assert lines[0].startswith("Since 2026-09-21 14:30 UTC: 19 iterations")
     assert "node-hours" in " ".join(lines[:2])
     assert "Progress: iteration 18 of 100 (18.0 %)" in lines
 
 
-def test_progress_loss_end_and_acts(past: Past, card: RunCard) -> None:
+def test_progress_loss_end_and_acts(action_history: Past, card: RunCard) -> None:
     given = snapshot(jobs=(running(),))
     cancel = Cancel("1000", "job 1000_7 hangs", "cancel:1000")
     done = ActionRecord("1", "resubmit", "1-3", "down", NOW - 60, result=Result.DONE)
     refused = dataclasses.replace(done, number="2", result=Result.REFUSED)
-    situation = situation_of(past.directory, card, given, None, Plan((cancel,), ("x",)), Deeds((done, refused)), True)
+    situation = situation_of(
+        action_history.directory, card, given, None, Plan((cancel,), ("x",)), Deeds((done, refused)), True
+    )
     assert situation.progress.startswith("iteration ") and ", loss " in situation.progress
     assert situation.trained is not None and situation.trained <= NOW
     assert situation.eta.count(":") >= 1 and ", in " in situation.eta
     assert [act.words for act in situation.done] == ["resubmit 1-3"]
     assert [act.words for act in situation.planned] == ["cancel 1000: job 1000_7 hangs"]
-    still = situation_of(past.directory, card, dataclasses.replace(given, jobs=(), heartbeats=()))
+    still = situation_of(action_history.directory, card, dataclasses.replace(given, jobs=(), heartbeats=()))
     assert "of training are left" in still.eta
 
 
-def test_a_past_that_cannot_be_read_is_no_reason_to_stay_silent(past: Past, card: RunCard) -> None:
-    past.paths.metrics.unlink()
-    past.paths.metrics.mkdir()
-    seen = observe(past.directory, facts_of(card), AWAY, LOOK)
-    situation = situation_of(past.directory, card, seen)
+def test_a_past_that_cannot_be_read_is_no_reason_to_stay_silent(action_history: Past, card: RunCard) -> None:
+    action_history.paths.metrics.unlink()
+    action_history.paths.metrics.mkdir()
+    seen = observe(action_history.directory, facts_of(card), AWAY, LOOK)
+    situation = situation_of(action_history.directory, card, seen)
     assert situation.since(BEGIN) is None

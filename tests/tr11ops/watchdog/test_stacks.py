@@ -47,8 +47,8 @@ def test_what_some_nodes_told_is_enough(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path, "small", "main")
     assert not has_stacks(paths, JOB)
     srun = Srun("n0", "n1")
-    told = keep_stacks(paths, JOB, NODES, 3, {}, follow=srun)
-    assert told.startswith("the stacks of 2 nodes are in ") and "rank 1 on node n1 is stopped" in told
+    reported = keep_stacks(paths, JOB, NODES, 3, {}, follow=srun)
+    assert reported.startswith("the stacks of 2 nodes are in ") and "rank 1 on node n1 is stopped" in reported
     assert has_stacks(paths, JOB) and {"--overlap", f"--jobid={JOB}", "--nodes=3"} <= set(srun.asked[0])
     kept = {path.name: path.read_text() for path in folder_of(paths, JOB).iterdir()}
     assert set(kept) == {"n0.txt", "n1.txt", "verdict.txt"}

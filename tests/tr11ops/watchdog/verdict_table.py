@@ -227,7 +227,7 @@ TABLE: list[tuple[str, Snapshot, VerdictWord, str]] = [
         "down",
         idle(),
         VerdictWord.DOWN,
-        "nothing runs and nothing is queued; the last word was exit-duration at iteration 30800",
+        "nothing runs and nothing is queued; the last exit record says exit-duration at iteration 30800",
     ),
     ("down, no word", idle(attempts=(wordless("1007"),)), VerdictWord.DOWN, "nothing runs and nothing is queued"),
     ("never launched", idle(attempts=(), steps=(), heartbeats=()), VerdictWord.DOWN, "nothing was launched yet"),

@@ -13,9 +13,9 @@ import pytest
 from trainer.config.card import LoggingSection
 from trainer.contract.logline import StepRecord
 from trainer.contract.paths import RunPaths
-from trainer.metrics.writer import Interval, MetricsWriter, StepSurroundings
+from trainer.metrics.writer import Interval, MetricsWriter, StepContext
 
-AROUND = StepSurroundings(1, 16, 5.0, 0.5, {"optimizer": 0.25})
+AROUND = StepContext(1, 16, 5.0, 0.5, {"optimizer": 0.25})
 
 
 def record(iteration: int, loss: float = 2.0, nan: int = 0) -> StepRecord:

@@ -23,7 +23,7 @@ from tr11ops.detect.finding import Severity
 
 
 def digest_message(
-    book: AlertState,
+    alert_state: AlertState,
     to: tuple[str, ...],
     policy: Policy,
     now: float,
@@ -33,29 +33,33 @@ def digest_message(
 ) -> Message:
     """The daily summary that was due at `due`."""
     name = f"digest-{stamp(due)}"
-    subject, lines = digest(book, policy, now, backlog, situation)
+    subject, lines = digest(alert_state, policy, now, backlog, situation)
     return _of_no_alert("digest", name, subject, lines, to, policy, now)
 
 
 def digest(
-    book: AlertState,
+    alert_state: AlertState,
     policy: Policy,
     now: float,
     backlog: UndeliveredMessages | None,
     situation: RunSituation | None = None,
 ) -> tuple[str, tuple[str, ...]]:
     """Subject and lines of the summary: how far the training came, what is open, what ended since the last one."""
-    count = len(book.open_alerts)
+    count = len(alert_state.open_alerts)
     words = counted(count, "open alert") if count else "nothing to report"
-    lines = tuple(_digest_lines(book, policy, now, backlog, situation))
+    lines = tuple(_digest_lines(alert_state, policy, now, backlog, situation))
     return clean(f"[DIGEST] {policy.run}: {words}", LONGEST_SUBJECT), lines
 
 
 def _digest_lines(
-    book: AlertState, policy: Policy, now: float, backlog: UndeliveredMessages | None, situation: RunSituation | None
+    alert_state: AlertState,
+    policy: Policy,
+    now: float,
+    backlog: UndeliveredMessages | None,
+    situation: RunSituation | None,
 ) -> Iterator[str]:
-    since = book.digested if book.digested is not None else now - 86_400.0
-    ended = [alert for alert in book.alerts if alert.resolved_at is not None and alert.resolved_at >= since]
+    since = alert_state.digested if alert_state.digested is not None else now - 86_400.0
+    ended = [alert for alert in alert_state.alerts if alert.resolved_at is not None and alert.resolved_at >= since]
     if situation is not None:
         yield from _training(situation, since, policy)
     yield from place(policy)
@@ -64,9 +68,9 @@ def _digest_lines(
     if duty:
         yield from wrapped(f"On duty: {duty}")
     yield ""
-    if not book.open_alerts:
+    if not alert_state.open_alerts:
         yield "Open: nothing."
-    for alert in book.open_alerts:
+    for alert in alert_state.open_alerts:
         yield from wrapped(f"{alert.severity.name:8s} {alert.fingerprint}  {alert.title}", "", "  ")
         yield from wrapped(f"since {moment(alert.began, policy)} ({duration(now - alert.began)}); {care(alert)}", "  ")
     if ended:
@@ -75,9 +79,9 @@ def _digest_lines(
         for alert in ended:
             lasted = duration((alert.resolved_at or now) - alert.began)
             yield from wrapped(f"{alert.severity.name:8s} {alert.title} ({lasted})", "  ")
-    if book.blind:
+    if alert_state.blind:
         yield ""
-        yield from wrapped(f"Could not be judged at the last look: {', '.join(book.blind)}.")
+        yield from wrapped(f"Could not be judged at the last look: {', '.join(alert_state.blind)}.")
     if backlog is not None and backlog.count and backlog.since is not None:
         yield ""
         what = counted(backlog.count, "message waits", "messages wait")

@@ -33,7 +33,7 @@ def read_launch(attempt: Path, number: int | None) -> LaunchRecord | None:
 
 
 def conclude(
-    attempt: Path, number: int | None, told: Evidence | None, step_code: Callable[[], int | None] = lambda: None
+    attempt: Path, number: int | None, log_evidence: Evidence | None, step_code: Callable[[], int | None] = lambda: None
 ) -> Conclusion | None:
     """Who is to blame for the end of a launch (of the last one where `number` is None).
 
@@ -47,7 +47,7 @@ def conclude(
     agents = of_record(record)
     if agents is not None:
         return Conclusion(agents, by_agent=True)
-    left = evidence_left(attempt, record, told)
+    left = evidence_left(attempt, record, log_evidence)
     if left.needs_step_code:
         left = replace(left, derived_exit_code=step_code())
         if left.derived_exit_code is None:
@@ -82,19 +82,19 @@ def of_record(record: LaunchRecord) -> Attribution | None:
     )
 
 
-def evidence_left(attempt: Path, record: LaunchRecord, told: Evidence | None) -> Evidence:
+def evidence_left(attempt: Path, record: LaunchRecord, log_evidence: Evidence | None) -> Evidence:
     """What is left of a launch whose agent said nothing; a log speaks for the nodes that left no record."""
     failures = all_failures(attempt, record)
     heard = {one.host for one in failures}
     reports = read_reports(attempt, record.launch)
     # one clock for all times: a log's are of the same hours, or no times at all, so they come after the records'
     last = failures[-1].time if failures else 0.0
-    more = () if told is None else tuple(one for one in told.failures if one.host not in heard)
+    more = () if log_evidence is None else tuple(one for one in log_evidence.failures if one.host not in heard)
     return Evidence(
         record.nodes,
         record.exit_status if record.exit_status is not None else 1,
         marker=_marker(attempt, record.launch),
-        srun=() if told is None else told.srun,
+        srun=() if log_evidence is None else log_evidence.srun,
         failures=(*failures, *(replace(one, time=last + 1.0 + place) for place, one in enumerate(more))),
         reports=reports,
         ranks=read_ranks(attempt),

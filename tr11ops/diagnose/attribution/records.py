@@ -56,8 +56,12 @@ def read_elastic_errors(attempt: Path, nodes: Sequence[str], since: float) -> tu
         if place >= len(nodes):
             continue
         try:
-            told = (read_json(path) or {})["message"]
-            text, when = (told, path.stat().st_mtime) if isinstance(told, str) else (told["message"], _moment(told))
+            error_record = (read_json(path) or {})["message"]
+            text, when = (
+                (error_record, path.stat().st_mtime)
+                if isinstance(error_record, str)
+                else (error_record["message"], _moment(error_record))
+            )
         except (OSError, ValueError, KeyError, TypeError):
             continue
         if when >= since:
@@ -66,8 +70,8 @@ def read_elastic_errors(attempt: Path, nodes: Sequence[str], since: float) -> tu
     return tuple(sorted(found, key=lambda one: one.time))
 
 
-def _moment(told: Mapping[str, Any]) -> float:
-    return float(told["extraInfo"]["timestamp"])
+def _moment(error_record: Mapping[str, Any]) -> float:
+    return float(error_record["extraInfo"]["timestamp"])
 
 
 def read_ranks(attempt: Path) -> dict[int, str]:

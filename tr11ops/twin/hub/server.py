@@ -151,7 +151,7 @@ class HubServer:
         """Run `call` in the server's thread when such a request has come and before it is handled."""
         return self._add(Fault(kind, "call", times, after, call=call))
 
-    def mend(self) -> None:
+    def heal(self) -> None:
         """Forget all faults, and come up again."""
         with self._lock:
             for fault in self.faults:

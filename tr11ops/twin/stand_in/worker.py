@@ -101,7 +101,7 @@ class StandIn:
     def __post_init__(self) -> None:
         self.started = time.monotonic()
         self.clock = steady_clock()
-        self.crew = StandInGroup(
+        self.group = StandInGroup(
             self.seat.rank, self.seat.world, self.seat.address, self.seat.port, self.pace.collective_seconds
         )
         self.progress, self.chain = Progress(), checkpoint.FIRST_LINK
@@ -114,7 +114,7 @@ class StandIn:
         self.compute = ComputeRecord(self.config.paths, self.attempt, seat.rank, place)
 
     def close(self) -> None:
-        self.crew.close()
+        self.group.close()
         if self.lease is not None:
             self.lease.release()
 
@@ -124,9 +124,9 @@ class StandIn:
         if self.seat.rank == 0:
             self.lease = Lease.begin(self.config.paths, self.attempt.job_id, self.attempt.launch)
         self._pass(self.pace.start_seconds, "starting")
-        self.crew.join()
+        self.group.join()
         self._say(f"tr11: REHEARSAL: {self.seat.world} stand-in workers; nothing is trained")
-        age = self.crew.meet("start", time.monotonic() - self.started, max)
+        age = self.group.meet("start", time.monotonic() - self.started, max)
         paths, run = self.config.paths, self.config.run
         limits = StopConditions(
             self.config.kill_switch, run.exit_duration_minutes, run.exit_interval, self.clock() - age
@@ -160,7 +160,7 @@ class StandIn:
             return
         self.progress, self.chain = checkpoint.load(folder, step, self.seat.rank)
         self.saved_step = step
-        self.crew.meet("load", None, len)
+        self.group.meet("load", None, len)
         self._say(f"  successfully loaded checkpoint from {folder} at iteration {step}")
 
     # ------------------------------------------------------------------ the loop
@@ -196,7 +196,7 @@ class StandIn:
         length = sequence_length_at(self.progress.iteration + 1, config.curriculum, config.model.sequence_length)
         self._pass(self.pace.step_seconds, "training")
         own_seconds = time.perf_counter() - began
-        loss: float = self.crew.meet("step", _loss(self.progress.consumed_samples), _mean)
+        loss: float = self.group.meet("step", _loss(self.progress.consumed_samples), _mean)
         self.progress = self.progress.after_step(samples, length, loss, skipped=False)
         self.chain = checkpoint.next_link(self.chain, self.progress.iteration, self.progress.consumed_samples)
         self.steps_done += 1
@@ -240,7 +240,7 @@ class StandIn:
             if decision is not None and decision.reason != "exit-interval":
                 return decision
             self._pass(self.pace.evaluation_seconds, "evaluating")
-            loss = self.crew.meet("evaluation", _loss(self.progress.consumed_samples), _mean)
+            loss = self.group.meet("evaluation", _loss(self.progress.consumed_samples), _mean)
         if self.seat.rank == self.seat.world - 1:
             tell(format_validation("validation", self.progress.iteration, loss))
         return None
@@ -263,7 +263,7 @@ class StandIn:
         return self.switches.agree(self.progress.iteration, trained, due, trained and self.ailments.data_are_missing())
 
     def _largest(self, values: list[int]) -> list[int]:
-        largest: list[int] = self.crew.meet("decision", values, _largest)
+        largest: list[int] = self.group.meet("decision", values, _largest)
         return largest
 
     def _pass(self, seconds: float, phase: str) -> None:
@@ -334,7 +334,7 @@ class StandIn:
         self.switches.settle(self._was_saved)
         self._say(decision.line)
         self.heartbeat.beat("ending", self.progress.iteration)
-        self.crew.meet("end", None, len)
+        self.group.meet("end", None, len)
         if self.seat.rank == 0 and not (self.lease and self.lease.lost_to_own_job()):
             iteration, step = self._standing()
             write_end_marker(
@@ -364,7 +364,7 @@ class StandIn:
                 return {"fault": f"rank {failed[0]}: {failed[1]['fault']}"}
             return self._try(lambda: action([value["value"] for value in values]))
 
-        answer = self.crew.meet(what, mine, reduce)
+        answer = self.group.meet(what, mine, reduce)
         if "fault" in answer:
             raise CheckpointError(answer["fault"])
         return answer["value"]

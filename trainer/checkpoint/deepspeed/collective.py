@@ -94,31 +94,31 @@ def load_deepspeed(
     first tensor is touched; all ranks succeed or all raise CheckpointError. The folder may be one that tr11 wrote (its
     random states are then restored on the same topology) or one of the original's, which has no manifest.
     """
-    crew = RankGroup(group)
+    ranks = RankGroup(group)
     started = time.perf_counter()
     what = f"{place} was not loaded"
-    source = crew.on_first(what, bind(open_deepspeed_layout, place))
+    source = ranks.on_first(what, bind(open_deepspeed_layout, place))
     facts = source.facts
     wanted = {key: fact for key, fact in info.model.items() if not (weights_only and key == "precision.dtype")}
-    crew.each(what, bind(check_model, facts.model, wanted))
+    ranks.each(what, bind(check_model, facts.model, wanted))
     parts: dict[Part, list[TensorPiece]] = {
-        "weights": crew.each(what, lambda: sharded_files.weight_pieces(state.weights))
+        "weights": ranks.each(what, lambda: sharded_files.weight_pieces(state.weights))
     }
     if not weights_only:
-        parts["optimizer"] = crew.each(what, lambda: sharded_files.fragment_pieces(state.fragments))
+        parts["optimizer"] = ranks.each(what, lambda: sharded_files.fragment_pieces(state.fragments))
     for part, pieces in parts.items():
-        crew.each(what, bind(check_source, part, pieces, source, weights_only))
-        known = set().union(*crew.gather({piece.key for piece in pieces}))
-        crew.each(what, bind(check_complete, part, source.tensors(part), known))
+        ranks.each(what, bind(check_source, part, pieces, source, weights_only))
+        known = set().union(*ranks.gather({piece.key for piece in pieces}))
+        ranks.each(what, bind(check_complete, part, source.tensors(part), known))
     for part, pieces in parts.items():
-        crew.each(what, bind(fill, part, pieces, source))
+        ranks.each(what, bind(fill, part, pieces, source))
     same = Degrees.of(facts.topology) == Degrees.of(info.topology)
-    rng = crew.each(what, lambda: _random_state(place, crew.rank) if same else None)
-    remarks = tuple(dict.fromkeys(chain.from_iterable(crew.gather(source.remarks))))
+    rng = ranks.each(what, lambda: _random_state(place, ranks.rank) if same else None)
+    remarks = tuple(dict.fromkeys(chain.from_iterable(ranks.gather(source.remarks))))
     if not same and not weights_only:  # nothing random follows from weights alone
         shapes = [_shown(facts.topology), _shown(info.topology)]
         remarks += (f"saved on {shapes[0]}, loaded on {shapes[1]}: random-number streams are derived again",)
-    manifest = crew.on_first(what, lambda: Manifest.read(place) or _manifest_of(source))
+    manifest = ranks.on_first(what, lambda: Manifest.read(place) or _manifest_of(source))
     return Loaded(manifest, facts.cursor, facts.optimizer_step, rng, remarks, time.perf_counter() - started)
 
 
@@ -161,20 +161,20 @@ def save_deepspeed(
     are no optimizer files. Raises CheckpointError on every rank, and the older checkpoints are as
     before.
     """
-    crew = RankGroup(group)
+    ranks = RankGroup(group)
     started = time.perf_counter()
     what = f"checkpoint of step {step} was not saved in {folder}"
-    with_optimizer = save_optimizer and any(crew.gather(bool(state.fragments)))  # a rank may hold nothing but padding
-    share = crew.each(what, lambda: _Share(state, mesh, int(info.model["model.layers"]), with_optimizer))
-    partial = crew.on_first(what, bind(prepare, folder, step, []))
+    with_optimizer = save_optimizer and any(ranks.gather(bool(state.fragments)))  # a rank may hold nothing but padding
+    share = ranks.each(what, lambda: _Share(state, mesh, int(info.model["model.layers"]), with_optimizer))
+    partial = ranks.on_first(what, bind(prepare, folder, step, []))
     try:
-        entries = crew.each(what, lambda: _write_share(partial, share, extras, info, settings))
-        entries += crew.each(what, lambda: write_extras(partial, crew.rank, step, extras))
-        written = tuple(chain.from_iterable(crew.gather(entries)))
+        entries = ranks.each(what, lambda: _write_share(partial, share, extras, info, settings))
+        entries += ranks.each(what, lambda: write_extras(partial, ranks.rank, step, extras))
+        written = tuple(chain.from_iterable(ranks.gather(entries)))
         manifest = make_manifest(step, extras, info, written)
-        total = crew.on_first(what, lambda: publish(folder, partial, manifest, fence=fence, report=report))
+        total = ranks.on_first(what, lambda: publish(folder, partial, manifest, fence=fence, report=report))
     except CheckpointError:
-        if crew.rank == 0:
+        if ranks.rank == 0:
             shutil.rmtree(partial, ignore_errors=True)
         raise
     return SaveResult(folder / checkpoint_name(step), time.perf_counter() - started, total)

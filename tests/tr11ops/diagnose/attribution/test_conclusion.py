@@ -67,8 +67,8 @@ def test_a_log_speaks_for_a_node_that_left_no_record(tmp_path: Path) -> None:
     log = tmp_path / "workers" / "n2" / "rank-3.log"
     log.parent.mkdir(parents=True)
     log.write_text("RuntimeError: CUDA error: uncorrectable ECC error encountered\n")
-    [told] = diagnose_files([log])
-    found = conclude(tmp_path, None, told.told)
+    [log_evidence] = diagnose_files([log])
+    found = conclude(tmp_path, None, log_evidence.log_evidence)
     assert found is not None and found.found.blamed == ("n2",)
 
 

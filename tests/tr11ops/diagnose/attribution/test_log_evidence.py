@@ -24,18 +24,18 @@ Root Cause (first observed failure):
 """
 
 
-def told(path: Path, text: str) -> Evidence:
+def log_evidence(path: Path, text: str) -> Evidence:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     [found] = diagnose_files([path])
-    assert found.told is not None
-    return found.told
+    assert found.log_evidence is not None
+    return found.log_evidence
 
 
 @pytest.mark.parametrize("line", [f"1: [default2]:{ERROR}", f"[rank6]: {ERROR}", f"1: [rank6]: {ERROR}"])
 def test_prefixes_and_the_node_list_name_the_node(tmp_path: Path, line: str) -> None:
     path = tmp_path / "train.log"
-    left = told(path, f"{START}{line}\n0: [default1]:{LOST}\n")
+    left = log_evidence(path, f"{START}{line}\n0: [default1]:{LOST}\n")
     assert left.nodes == ("n1", "n2")
     assert [(one.host, one.rank) for one in left.failures if "ECC" in one.error] == [("n2", 6)]
     found = attribute(left)
@@ -47,14 +47,14 @@ def test_prefixes_and_the_node_list_name_the_node(tmp_path: Path, line: str) -> 
 
 
 def test_a_local_rank_alone_names_no_node(tmp_path: Path) -> None:
-    left = told(tmp_path / "train.log", f"{START}[default2]:{ERROR}\n")
+    left = log_evidence(tmp_path / "train.log", f"{START}[default2]:{ERROR}\n")
     assert left.failures == () and attribute(left).blamed == ()
 
 
 def test_torchruns_report_places_a_single_writer(tmp_path: Path) -> None:
-    left = told(tmp_path / "train.log", f"{START}[default2]:{ERROR}\n{REPORT % 1}")
+    left = log_evidence(tmp_path / "train.log", f"{START}[default2]:{ERROR}\n{REPORT % 1}")
     assert attribute(left).blamed == ("n2",)
-    dead = told(tmp_path / "dead.log", START + REPORT % "-11")
+    dead = log_evidence(tmp_path / "dead.log", START + REPORT % "-11")
     [one] = dead.failures
     assert (one.host, one.rank, one.signal) == ("n2", 6, 11)
     assert (attribute(dead).blamed, attribute(dead).suspects) == ((), ("n2",))
@@ -62,10 +62,10 @@ def test_torchruns_report_places_a_single_writer(tmp_path: Path) -> None:
 
 def test_a_workers_log_is_that_of_its_path(tmp_path: Path) -> None:
     path = tmp_path / "attempts" / "7" / "workers" / "n2" / "rank-5.log"
-    [one] = told(path, f"{ERROR}\n").failures
+    [one] = log_evidence(path, f"{ERROR}\n").failures
     assert (one.host, one.rank) == ("n2", 5)
 
 
 def test_lines_of_the_scheduler_are_no_workers_words(tmp_path: Path) -> None:
-    left = told(tmp_path / "train.log", f"{START}srun: error: Node failure on n2\n")
+    left = log_evidence(tmp_path / "train.log", f"{START}srun: error: Node failure on n2\n")
     assert left.failures == () and attribute(left).blamed == ("n2",)
