@@ -168,28 +168,30 @@ def look_after_switch(directory: RunDirectory, name: str, say: Callable[[str], N
     return fault
 
 
-def _begin(place: AttemptContext, tee: LineTee) -> str:
+def _begin(context: AttemptContext, tee: LineTee) -> str:
     """Why this job must not train, "" when it may; the next one of its chain is queued."""
-    if place.scheduler is None:
+    if context.scheduler is None:
         return ""
-    number = place.allocation.array_id or place.allocation.job_id
-    return begin_attempt(BatchJob(place.config, place.directory, number, place.submission, place.scheduler, tee.line))
+    number = context.allocation.array_id or context.allocation.job_id
+    return begin_attempt(
+        BatchJob(context.config, context.directory, number, context.submission, context.scheduler, tee.line)
+    )
 
 
-def with_scheduler(place: AttemptContext) -> AttemptContext:
+def with_scheduler(context: AttemptContext) -> AttemptContext:
     """The scheduler that gave the allocation: to change queued jobs, and for the quick question between launches."""
-    if place.allocation.kind == "slurm":
+    if context.allocation.kind == "slurm":
         from tr11ops.cluster.slurm import SlurmScheduler
 
         slurm, quick = SlurmScheduler(timeout_seconds=SCHEDULER_SECONDS), SlurmScheduler(timeout_seconds=STATES_SECONDS)
-        lives_on = place.config.slurm.spare_nodes > 0
+        lives_on = context.config.slurm.spare_nodes > 0
         ordering = slurm if lives_on else None
-        return replace(place, scheduler=slurm, states=quick, ordering=ordering, step_codes=quick)
-    if place.allocation.kind == "local":
+        return replace(context, scheduler=slurm, states=quick, ordering=ordering, step_codes=quick)
+    if context.allocation.kind == "local":
         from tr11ops.cluster.local import LocalScheduler
 
-        return replace(place, scheduler=LocalScheduler())
-    return place
+        return replace(context, scheduler=LocalScheduler())
+    return context
 
 
 def read_resolved(path: Path) -> tuple[dict[str, Any], RunCard]:

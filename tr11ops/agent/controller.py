@@ -50,33 +50,37 @@ SURE = 0.8  # from this confidence on, a blamed node is taken for the fault itse
 class Controller:
     """One attempt. `run` is called once, and returns the batch script's exit status."""
 
-    def __init__(self, place: AttemptContext, stop: StopFlag, tee: LineTee) -> None:
-        self._place = place
-        self._config = place.config
-        self._paths = place.config.paths
-        self._job_id = place.allocation.job_id
+    def __init__(self, context: AttemptContext, stop: StopFlag, tee: LineTee) -> None:
+        self._context = context
+        self._config = context.config
+        self._paths = context.config.paths
+        self._job_id = context.allocation.job_id
         self._folder = self._paths.attempt(self._job_id)
         self._stop = stop
         self._tee = tee
-        self._surroundings = AttemptObservations(place, tee)
+        self._surroundings = AttemptObservations(context, tee)
         self._outcomes: list[FailedLaunch] = []
         self._next_look = 0.0
         self._is_holding = False
         attempt = ActingAttempt(
-            place.config,
-            place.directory,
+            context.config,
+            context.directory,
             self._job_id,
-            place.submission,
-            len(place.allocation.nodes),
-            place.environment.get("SLURM_JOB_PARTITION", ""),
+            context.submission,
+            len(context.allocation.nodes),
+            context.environment.get("SLURM_JOB_PARTITION", ""),
         )
         self._attempt = attempt
         waiting = None
-        if place.scheduler is not None:
+        if context.scheduler is not None:
             waiting = PendingJobs(
-                place.scheduler, place.directory, place.allocation.array_id, tee.line, lambda: len(stop.received) > 1
+                context.scheduler,
+                context.directory,
+                context.allocation.array_id,
+                tee.line,
+                lambda: len(stop.received) > 1,
             )
-        self._mitigation = Mitigation(attempt, place.scheduler, waiting, tee)
+        self._mitigation = Mitigation(attempt, context.scheduler, waiting, tee)
 
     # ------------------------------------------------------------------ the attempt
     def run(self) -> int:
@@ -84,7 +88,7 @@ class Controller:
         left = self._leave_at_once()
         if left is not None:
             return left
-        if self._place.swaps_nodes:
+        if self._context.swaps_nodes:
             self._mitigation.prepare()
         nodes = first_nodes(self._surroundings.situation())
         if nodes is None:
@@ -97,21 +101,21 @@ class Controller:
                 verdict = self._with_history(of_marker(marker))
                 if marker.reason == "refused":
                     verdict = replace(verdict, cause=found.kind.value, fault=found.fault)
-                switch = switch_of(self._place.directory) if marker.reason != "refused" else ""
+                switch = switch_of(self._context.directory) if marker.reason != "refused" else ""
                 return self._mitigation.finish(verdict, hold=self._why_hold(marker), switch=switch)
             if marker is None and found.kind is Kind.OPERATOR and self._ended_by():
                 return self._leave_for_switch()
             decision = decide(self._outcomes, self._surroundings.situation(), self._budget())
             self._tell(record, found, decision)
-            if self._place.swaps_nodes:
+            if self._context.swaps_nodes:
                 self._mitigation.exclude_nodes(found)
             if not isinstance(decision, Relaunch) or self._stop.received:
                 return self._give_up(found, decision)
             if self._stopping():
                 return self._leave_for_switch()
-            if self._place.ordering is not None and self._place.allocation.array_id is not None:
+            if self._context.ordering is not None and self._context.allocation.array_id is not None:
                 # the scheduler may take a job that lost a node for ended, and start the next task beside it
-                self._mitigation.queue_behind(self._place.ordering, self._job_id)
+                self._mitigation.queue_behind(self._context.ordering, self._job_id)
             nodes = decision.nodes
 
     def _leave_at_once(self) -> int | None:
@@ -122,8 +126,8 @@ class Controller:
         if before is not None:
             why = f"attempt {before.job_id} ended so that nothing may start: {before.message}"
             return self._mitigation.finish(without_restart(self._failed(why)), hold=why)
-        ordering, scheduler = self._place.ordering, self._place.scheduler
-        if ordering is None or scheduler is None or self._place.allocation.array_id is None:
+        ordering, scheduler = self._context.ordering, self._context.scheduler
+        if ordering is None or scheduler is None or self._context.allocation.array_id is None:
             return None
         other = concurrent_attempt(self._attempt, scheduler)
         if other is None:
@@ -169,7 +173,7 @@ class Controller:
 
     def _run(self, number: int, nodes: tuple[str, ...], watch: LaunchWatch) -> LaunchResult:
         slurm = self._config.slurm
-        allocation, peers = replace(self._place.allocation, nodes=nodes), self._place.peers
+        allocation, peers = replace(self._context.allocation, nodes=nodes), self._context.peers
         port = slurm.master_port or free_port()
         launch = WorkerLaunch(
             number=number,
@@ -183,7 +187,7 @@ class Controller:
             container=slurm.container if allocation.kind == "slurm" else None,
             uses_gpus=slurm.gpus_per_node > 0,
         )
-        environment = {**self._place.environment, "TR11_JOB_ID": self._job_id}
+        environment = {**self._context.environment, "TR11_JOB_ID": self._job_id}
         within = self._config.resilience.end_within_seconds
         return run_launch(launch, allocation, environment, self._tee, self._stop, watch, within, self._look, peers)
 
@@ -226,9 +230,9 @@ class Controller:
             reports=read_reports(self._folder, record.launch),
             ranks=read_ranks(self._folder),
             states=self._surroundings.states,
-            overdue=watch.overdue and self._place.swaps_nodes,
+            overdue=watch.overdue and self._context.swaps_nodes,
             worker_statuses=watch.worker_statuses,
-            lost=self._place.peers.lost() if self._place.peers is not None else {},
+            lost=self._context.peers.lost() if self._context.peers is not None else {},
         )
         failed = not in_order or end.status != 0
         code = self._surroundings.step_code() if failed else None  # each time: the next launch's is to be told apart
@@ -240,13 +244,13 @@ class Controller:
         A fault that follows the training is no node's: the exclusions that rest on its earlier appearances are taken
         back. A node that is suspected the second time is blamed.
         """
-        if found.kind is not Kind.NODE or not self._place.swaps_nodes:
+        if found.kind is not Kind.NODE or not self._context.swaps_nodes:
             return found
         last = NodeFault(
             self._job_id, record.launch, found.fault, record.reached, found.blamed or found.suspects,
             found.summary, record.checkpoint_before, is_suspicion=not found.blamed,
         )  # fmt: skip
-        earlier = [folder for folder, _ in attempts_before(self._place.directory, self._job_id)]
+        earlier = [folder for folder, _ in attempts_before(self._context.directory, self._job_id)]
         before = read_node_faults((self._folder, *earlier))
         others = same_elsewhere(last, before)
         if not others:
@@ -263,13 +267,13 @@ class Controller:
     # ------------------------------------------------------------------ stop switches
     def _stopping(self) -> str:
         """Why this attempt must not train: "kill-switch", "pause", or ""."""
-        if self._place.directory.kill_switch_is_set():
+        if self._context.directory.kill_switch_is_set():
             return "kill-switch"
         return "pause" if pause_of(self._paths, self._job_id) is not None else ""
 
     def _ended_by(self) -> str:
         """Who asked for an end at once, without saving; "" where no one does."""
-        request = read_request(self._place.directory.kill_switch, "kill")
+        request = read_request(self._context.directory.kill_switch, "kill")
         return str(request) if request is not None and request.kind == "kill-now" else ""
 
     def _look(self) -> None:
@@ -277,7 +281,7 @@ class Controller:
         if time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + LOOK_SECONDS
-        switch = switch_of(self._place.directory)
+        switch = switch_of(self._context.directory)
         if switch and not self._is_holding:
             self._is_holding = True
             self._mitigation.hold(switch)
@@ -288,14 +292,14 @@ class Controller:
     def _leave_for_switch(self) -> int:
         """A stop switch is set: leave without starting a worker, and let no other task start only to do the same."""
         reason = self._stopping()
-        place = self._place.directory.kill_switch if reason == "kill-switch" else self._paths.pause
+        place = self._context.directory.kill_switch if reason == "kill-switch" else self._paths.pause
         stamp = datetime.now().strftime("%Y-%m-%d %H:%M:%S")
         what = "kill switch" if reason == "kill-switch" else "pause"
         line = f"[Detected {what} at {place}. Exiting] datetime: {stamp} "
         self._tee.line(line)
         marker = self._leave_marker(reason, line.strip())
         verdict = self._with_history(of_marker(marker))
-        return self._mitigation.finish(verdict, hold=self._why_hold(marker), switch=switch_of(self._place.directory))
+        return self._mitigation.finish(verdict, hold=self._why_hold(marker), switch=switch_of(self._context.directory))
 
     def _leave_marker(self, reason: str, message: str) -> EndMarker:
         """The end marker of an attempt of which no trainer can leave one."""
@@ -312,7 +316,7 @@ class Controller:
 
     def _why_hold(self, marker: EndMarker) -> str:
         """Why the queued jobs must not start after this end; "" when it should."""
-        switch = switch_of(self._place.directory)
+        switch = switch_of(self._context.directory)
         if switch:
             return f"the {'kill switch is set' if switch == 'kill-switch' else 'run is paused'}"
         return "" if marker.restart else f"{marker.reason}: {marker.message}"
@@ -323,7 +327,7 @@ class Controller:
         self._tee.line(f"tr11: job {self._job_id} could not start ({found.kind}): {found.summary}")
         data = {"cause": found.kind.value, "blamed": list(found.blamed), "evidence": list(found.evidence)}
         self._mitigation.note("start-failed", found.summary, data)
-        if self._place.swaps_nodes and found.blamed:
+        if self._context.swaps_nodes and found.blamed:
             self._mitigation.prepare()
             self._mitigation.exclude_nodes(found)
             self._mitigation.wait()
@@ -337,7 +341,7 @@ class Controller:
     def _leave_for_want_of_nodes(self) -> int:
         """Too many of the allocation's nodes are excluded: the scheduler gave them before it knew."""
         usable = self._surroundings.situation().usable
-        barred = [node for node in self._place.allocation.nodes if node not in usable]
+        barred = [node for node in self._context.allocation.nodes if node not in usable]
         why = f"{compress(barred)} of this allocation may not be used, and {len(usable)} nodes are too few"
         self._mitigation.refresh()
         return self._end_task(
@@ -350,30 +354,30 @@ class Controller:
         message = found.summary
         if self._stop.received and isinstance(decision, Relaunch):
             message = f"{found.summary}; no further launch: {signal.Signals(self._stop.received[0]).name} received"
-        is_sure = bool(found.blamed) and found.confidence >= SURE and self._place.swaps_nodes
+        is_sure = bool(found.blamed) and found.confidence >= SURE and self._context.swaps_nodes
         fault = f"node {', '.join(found.blamed)}" if is_sure else found.fault  # who is excluded cannot do it again
         verdict = replace(self._failed(message), cause=found.kind.value, fault=fault)
         if isinstance(decision, Stop):
             return self._mitigation.finish(without_restart(verdict), hold=f"{decision.why}: {found.summary}")
         if self._stop.received or found.kind is Kind.OPERATOR:
-            return self._mitigation.finish(verdict, hold=self._switch_hold(), switch=switch_of(self._place.directory))
+            return self._mitigation.finish(verdict, hold=self._switch_hold(), switch=switch_of(self._context.directory))
         return self._end_task(verdict)
 
     def _end_task(self, verdict: AttemptVerdict) -> int:
         """Let the next task go on, unless this fault has burned as many as it may."""
         why = self._switch_hold()
-        switch = switch_of(self._place.directory) if why else ""
+        switch = switch_of(self._context.directory) if why else ""
         refused = self._mitigation.refused
         if not why and refused:
             why = f"{compress([node for node, _ in refused])} cannot be excluded: {refused[0][1]}"
         if not why and not verdict.progress:
-            burned = read_burned(self._place.directory, self._job_id)
+            burned = read_burned(self._context.directory, self._job_id)
             why = must_hold(verdict.fault, burned, self._config.resilience.most_tasks_per_fault)
         is_over = why and not switch
         return self._mitigation.finish(without_restart(verdict) if is_over else verdict, hold=why, switch=switch)
 
     def _switch_hold(self) -> str:
-        switch = switch_of(self._place.directory)
+        switch = switch_of(self._context.directory)
         return f"{switch} is set" if switch else ""
 
     def _failed(self, message: str) -> AttemptVerdict:

@@ -64,8 +64,8 @@ class AttemptContext:
 class AttemptObservations:
     """What an attempt sees of its nodes and its time. `started`: of the attempt, seconds since the epoch."""
 
-    def __init__(self, place: AttemptContext, tee: LineTee) -> None:
-        self._place = place
+    def __init__(self, context: AttemptContext, tee: LineTee) -> None:
+        self._context = context
         self._tee = tee
         self.started = time.time()
         self._step_code: int | None = None
@@ -74,10 +74,10 @@ class AttemptObservations:
     def look(self) -> None:
         """Ask for the nodes' flags; unknown where the scheduler does not answer at once."""
         self.states = None
-        if self._place.states is None:
+        if self._context.states is None:
             return
         try:
-            self.states = {node.name: node.states for node in self._place.states.nodes()}
+            self.states = {node.name: node.states for node in self._context.states.nodes()}
         except SchedulerError as error:
             self._tee.line(f"tr11: the scheduler does not tell the nodes' states: {error}")
 
@@ -86,11 +86,11 @@ class AttemptObservations:
 
         A later launch that ended no worse than an earlier one, or than a probe of tr11's, is not seen.
         """
-        codes = self._place.step_codes
+        codes = self._context.step_codes
         if codes is None:
             return None
         try:
-            found = codes.step_code(self._place.allocation.job_id)
+            found = codes.step_code(self._context.allocation.job_id)
         except SchedulerError as error:
             self._tee.line(f"tr11: the scheduler does not tell how the steps ended: {error}")
             return None
@@ -99,7 +99,7 @@ class AttemptObservations:
 
     def situation(self) -> AllocationState:
         """The allocation as it is now."""
-        place = self._place
+        place = self._context
         nodes = place.allocation.nodes
         states = self.states or {}
         barred = self._excluded() if place.swaps_nodes else frozenset()
@@ -116,7 +116,7 @@ class AttemptObservations:
 
     def _excluded(self) -> frozenset[str]:
         """The nodes on the run's list. One that cannot be read keeps no one from training: it is said."""
-        listed = read_exclusions(self._place.directory.exclusions)
+        listed = read_exclusions(self._context.directory.exclusions)
         if isinstance(listed, Unknown):
             self._tee.line(f"tr11: the list of excluded nodes cannot be read: {listed.why}")
             return frozenset()
@@ -124,10 +124,10 @@ class AttemptObservations:
 
     def _seconds_left(self) -> float | None:
         """Seconds until the trainer of a new launch would be told to leave; None without any limit."""
-        config, now = self._place.config, time.time()
+        config, now = self._context.config, time.time()
         limits = []
-        if self._place.allocation.kind != "foreground":
-            end = self._place.environment.get("SLURM_JOB_END_TIME", "")
+        if self._context.allocation.kind != "foreground":
+            end = self._context.environment.get("SLURM_JOB_END_TIME", "")
             limit = float(end) if end.isdigit() else self.started + config.time_limit_seconds
             early = config.slurm.signal_seconds_before_limit
             limits.append(limit - (early + SIGNAL_SLACK_SECONDS if early else 0.0) - now)

@@ -63,18 +63,18 @@ class ArchiveRound:
     """One archive's part of one round, while it is this process's turn."""
 
     def __init__(
-        self, place: BackupContext, request: RoundRequest, archive: Archive, lock: ArchiveLock, tally: ArchiveTally
+        self, context: BackupContext, request: RoundRequest, archive: Archive, lock: ArchiveLock, tally: ArchiveTally
     ) -> None:
-        self._place, self._request, self._archive = place, request, archive
+        self._context, self._request, self._archive = context, request, archive
         self._turn, self._tally = lock, tally
-        self._directory, self._card = place.directory, place.card
-        self._reading = RoundReading(place, request, archive, tally, self._journal, self._journal_damage)
+        self._directory, self._card = context.directory, context.card
+        self._reading = RoundReading(context, request, archive, tally, self._journal, self._journal_damage)
         self._run_id = ""
         self._listed: tuple[float, tuple[str, ...]] | None = None
 
     def run(self) -> None:
         """All that is asked for. Raises ArchiveError, CopyError, ArchiveLocked, OSError, ValueError."""
-        moment = self._place.clock()
+        moment = self._context.clock()
         run = self._card.run
         self._run_id = run_id(self._directory)
         owner = owner_of(self._archive)
@@ -123,7 +123,7 @@ class ArchiveRound:
         if self._tally.is_stopped and not fault:
             fault = "stopped before it was done; the next round goes on from there"
         after = after_round(
-            before, self._archive.name, self._archive.address, self._place.clock(), records.values(), fault
+            before, self._archive.name, self._archive.address, self._context.clock(), records.values(), fault
         )
         if self._tally.copied and self._tally.copy_seconds > 0:
             after = replace(after, rate=self._tally.copied_bytes / self._tally.copy_seconds)
@@ -142,7 +142,7 @@ class ArchiveRound:
     def _sweep(self) -> None:
         """Housekeeping: what cannot be removed keeps no copy from being made."""
         try:
-            self._archive.sweep(self._place.clock() - UNFINISHED_SECONDS)
+            self._archive.sweep(self._context.clock() - UNFINISHED_SECONDS)
         except ArchivePermanentError as error:
             self._tally.faults.append(f"what old uploads left cannot be removed: {error}")
 
@@ -156,7 +156,7 @@ class ArchiveRound:
         for step in missing:
             self._tally.faults.append(f"step {step} is not copied: it is not here, or not whole")
         for due in plan.due:
-            self._place.check_stop()
+            self._context.check_stop()
             self._copy(due, seen)
 
     def _copy(self, due: Due, seen: Survey) -> None:
@@ -168,7 +168,7 @@ class ArchiveRound:
             self._set_aside(due, seen)
             total = work_bytes(folder, due.step, due.kind, self._format)
             self._journal("backup-began", due.why, {**about, "identity": due.identity, "mends": due.repairs})
-            with self._place.watch(f"{self._archive.name} {due.step} {due.kind}", total) as progress:
+            with self._context.watch(f"{self._archive.name} {due.step} {due.kind}", total) as progress:
                 return copy_source(
                     self._archive, read_source(folder, due.step, due.kind), due.kind,
                     location_of(due.kind, self._card.run.variant, due.step), transfer=transfer(progress),
@@ -189,7 +189,7 @@ class ArchiveRound:
         records = tuple(records_of(self._directory, self._archive).values())
         variant = self._card.run.variant
         for found in data_states(self._card, records, self._archive.name):
-            self._place.check_stop()
+            self._context.check_stop()
             unit = found.unit
             if found.state == "fault":
                 self._tally.faults.append(f"data {unit.name}: {found.why}")
@@ -201,7 +201,7 @@ class ArchiveRound:
 
         def make(transfer: Callable[[ProgressCallback], Transfer]) -> Receipt:
             self._journal("backup-began", "data", about)
-            with self._place.watch(f"{self._archive.name} {unit.name}", 2 * found.bytes) as progress:
+            with self._context.watch(f"{self._archive.name} {unit.name}", 2 * found.bytes) as progress:
                 return copy_source(
                     self._archive, read_unit(unit), "data", base, transfer=transfer(progress),
                     repair=found.state == "damaged", **self._maker,
@@ -213,7 +213,7 @@ class ArchiveRound:
     def _maker(self) -> dict[str, Any]:
         """Who makes a copy, and when."""
         run = self._card.run
-        return {"run": run.name, "variant": run.variant, "run_id": self._run_id, "clock": self._place.clock}
+        return {"run": run.name, "variant": run.variant, "run_id": self._run_id, "clock": self._context.clock}
 
     def _make(
         self,
@@ -227,7 +227,7 @@ class ArchiveRound:
         """Make one copy and put it on record. What is wrong with its source is no reason not to make the others."""
         try:
             began = time.monotonic()
-            receipt = make(self._place.transfer)
+            receipt = make(self._context.transfer)
             self._tally.copy_seconds += time.monotonic() - began
         except CopyStopped:
             raise
@@ -249,27 +249,27 @@ class ArchiveRound:
         self._tally.copied.append(record)
         said = {**about, "location": receipt.location, "bytes": receipt.bytes, "files": len(receipt.files)}
         self._journal("backup-copied", why, said)
-        self._place.say(f"{self._archive.name}: {what} {'repaired' if is_repair else 'copied'}, read back")
+        self._context.say(f"{self._archive.name}: {what} {'repaired' if is_repair else 'copied'}, read back")
 
     def _set_aside(self, due: Due, seen: Survey) -> None:
         """Give a receipt that cannot be read another name, so that the copy can get one again; nothing is removed."""
         for identity in ("", due.identity):
             path = receipt_path(location_of(due.kind, self._card.run.variant, due.step, identity))
             if path in seen.unreadable:
-                aside = f"{path}.damaged-{int(self._place.clock())}"
+                aside = f"{path}.damaged-{int(self._context.clock())}"
                 self._archive.move(path, aside)
                 self._journal("backup-damaged", seen.unreadable[path], {"archive": self._archive.name, "moved": aside})
 
     def _copy_logs(self) -> None:
-        with self._place.watch(f"{self._archive.name} logs", 0) as progress:
-            done = copy_logs(self._directory, self._archive, self._place.transfer(progress))
+        with self._context.watch(f"{self._archive.name} logs", 0) as progress:
+            done = copy_logs(self._directory, self._archive, self._context.transfer(progress))
         self._tally.logs = done.files
         self._tally.faults.extend(done.faults)
 
     # ------------------------------------------------------------------ the journal
     def _journal(self, kind: str, why: str, data: Mapping[str, object]) -> None:
         asked = {"asked": self._request.why} if self._request.why else {}
-        self._place.journal.write(kind, why, {**data, **asked}, when=self._place.clock())
+        self._context.journal.write(kind, why, {**data, **asked}, when=self._context.clock())
 
     def _journal_damage(self, record: CopyRecord, faults: Mapping[str, str]) -> None:
         about = {"archive": record.archive, "step": record.step, "kind": record.kind, "location": record.location}

@@ -76,7 +76,7 @@ def inspect(folder: Path) -> LoadResult:
 
 
 def run_drill(
-    place: BackupContext,
+    context: BackupContext,
     archive: Archive,
     copy: CopyRecord,
     into: Path | None = None,
@@ -86,11 +86,11 @@ def run_drill(
 
     Raises ArchiveLocked when another drill is at it, CopyStopped, OSError.
     """
-    folder = (into or place.directory.root) / FOLDER
+    folder = (into or context.directory.root) / FOLDER
     began = time.monotonic()
-    with ArchiveLock(place.directory, CLAIM, place.stop, place.clock):
+    with ArchiveLock(context.directory, CLAIM, context.stop, context.clock):
         try:
-            passed, message = _try(place, archive, copy, folder, look)
+            passed, message = _try(context, archive, copy, folder, look)
         except CopyStopped:
             raise  # the next drill goes on from there
         except BaseException:
@@ -98,31 +98,31 @@ def run_drill(
             raise
         _remove(folder)
         drill = DrillRecord(
-            place.clock(), archive.name, copy.step, passed, message, copy.bytes, time.monotonic() - began
+            context.clock(), archive.name, copy.step, passed, message, copy.bytes, time.monotonic() - began
         )
-        write_drill(place.directory, drill)
+        write_drill(context.directory, drill)
         said = {"archive": archive.name, "step": copy.step, "bytes": copy.bytes, "passed": passed}
-        place.journal.write("backup-drill", message, said, when=place.clock())
+        context.journal.write("backup-drill", message, said, when=context.clock())
     return drill
 
 
 def _try(
-    place: BackupContext, archive: Archive, copy: CopyRecord, folder: Path, look: Callable[[Path], LoadResult]
+    context: BackupContext, archive: Archive, copy: CopyRecord, folder: Path, look: Callable[[Path], LoadResult]
 ) -> tuple[bool, str]:
     try:
         receipt = read_receipt(archive, copy.location)
         if receipt is None:
             fault = f"{archive.address}/{copy.location} has no receipt any more"
             name = receipt_path(copy.location).rpartition("/")[2]
-            note_record(place.directory, place.journal, copy, {name: fault}, "drill")
+            note_record(context.directory, context.journal, copy, {name: fault}, "drill")
             return False, fault
-        with place.watch(f"drill {copy.step}", receipt.bytes) as progress:
-            restored = restore_checkpoint(archive, receipt, folder, place.transfer(progress))
+        with context.watch(f"drill {copy.step}", receipt.bytes) as progress:
+            restored = restore_checkpoint(archive, receipt, folder, context.transfer(progress))
     except CopyStopped:
         raise
     except (ArchiveError, CopyError, ValueError) as error:
         if isinstance(error, CopyDamaged):
-            note_record(place.directory, place.journal, copy, {error.path: error.fault}, "drill")
+            note_record(context.directory, context.journal, copy, {error.path: error.fault}, "drill")
         return False, cause(error)
     found = look(restored)
     return found.passed, f"restored, {'' if found.passed else 'but: '}{found.text}"

@@ -18,14 +18,14 @@ class RoundReading:
 
     def __init__(
         self,
-        place: BackupContext,
+        context: BackupContext,
         request: RoundRequest,
         archive: Archive,
         tally: ArchiveTally,
         journal: Callable[[str, str, Mapping[str, object]], None],
         journal_damage: Callable[[CopyRecord, Mapping[str, str]], None],
     ) -> None:
-        self._place, self._request, self._archive, self._tally = place, request, archive, tally
+        self._context, self._request, self._archive, self._tally = context, request, archive, tally
         self._journal, self._journal_damage = journal, journal_damage
         self._read_round: float | None = None
         self._unread: float | None = None
@@ -41,8 +41,8 @@ class RoundReading:
 
         Raises ArchiveError, CopyStopped, OSError.
         """
-        now = self._place.clock()
-        book = ReadBook(self._place.directory, self._archive.name, self._place.clock)
+        now = self._context.clock()
+        book = ReadBook(self._context.directory, self._archive.name, self._context.clock)
         pieces = self._chosen(book, records, receipts, now)
         if pieces:
             try:
@@ -73,7 +73,7 @@ class RoundReading:
         receipts: Mapping[str, Receipt],
         pieces: Sequence[RereadFile],
     ) -> None:
-        with self._place.watch(f"{self._archive.name} re-read", total_bytes(pieces)) as progress:
+        with self._context.watch(f"{self._archive.name} re-read", total_bytes(pieces)) as progress:
 
             def tell(piece: RereadFile, fault: str) -> None:
                 book.note(piece, fault)
@@ -85,7 +85,7 @@ class RoundReading:
                 if fault:
                     progress.say(f"{self._archive.name}: {piece.receipt.location} {piece.file.path}: {fault}")
 
-            read_pieces(self._archive, pieces, self._place.transfer(progress), tell)
+            read_pieces(self._archive, pieces, self._context.transfer(progress), tell)
 
     def _chosen(
         self, book: ReadBook, records: Mapping[str, CopyRecord], receipts: Mapping[str, Receipt], now: float
@@ -101,9 +101,9 @@ class RoundReading:
         by_name = {(place, file.path): file for place, receipt in chosen.items() for file in receipt.files}
         # what was found damaged is looked at in each round: it may have been repaired by hand
         doubted = {(place, path) for place in chosen for path in records[place].damaged if (place, path) in by_name}
-        state = last_state(self._place.directory, self._archive.name)
+        state = last_state(self._context.directory, self._archive.name)
         stored = [file for place, receipt in chosen.items() for file in book.stored(records[place], receipt)]
-        backup = self._place.card.backup
+        backup = self._context.card.backup
         turn = choose(
             [file for file in stored if (file.location, file.path) not in doubted], now,
             None if state is None else state.reread_round, backup.reread_days, backup.interval_hours * 3600,

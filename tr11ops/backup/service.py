@@ -21,37 +21,37 @@ from tr11ops.rundir.copies import read_copies
 from tr11ops.rundir.identity import require_run_id
 
 
-def run_round(place: BackupContext, request: RoundRequest) -> RoundResult:
+def run_round(context: BackupContext, request: RoundRequest) -> RoundResult:
     """One round at all its archives, one after another. Raises nothing for what an archive does."""
     tallies = []
     for name in request.archives:
-        tallies.append(_one_archive(place, request, name))
-        if place.stop.is_set():
+        tallies.append(_one_archive(context, request, name))
+        if context.stop.is_set():
             break
     return RoundResult(tuple(tallies))
 
 
-def rebuild(place: BackupContext, names: Sequence[str]) -> RoundResult:
+def rebuild(context: BackupContext, names: Sequence[str]) -> RoundResult:
     """Make the records again from the receipts at the destination; no file is read, none is copied. Raises OSError."""
-    forget_unreadable(place.directory)
-    return run_round(place, RoundRequest(tuple(names), copies=False, logs=False, reading="none", why="rebuild"))
+    forget_unreadable(context.directory)
+    return run_round(context, RoundRequest(tuple(names), copies=False, logs=False, reading="none", why="rebuild"))
 
 
 # ----------------------------------------------------------------------------- one archive
-def _one_archive(place: BackupContext, request: RoundRequest, name: str) -> ArchiveTally:
+def _one_archive(context: BackupContext, request: RoundRequest, name: str) -> ArchiveTally:
     tally = ArchiveTally(name)
     try:
-        require_run_id(place.directory, place.card.run.name)
-        archive = place.opened(name)
+        require_run_id(context.directory, context.card.run.name)
+        archive = context.opened(name)
     except (ArchiveError, CopyStopped, OSError, ValueError) as error:
         tally.note_fault(error)
         if tally.faults:
-            _keep_unopened(place, tally)
+            _keep_unopened(context, tally)
         return tally
     tally.archive, tally.address = archive.name, archive.address
     try:
-        with ArchiveLock(place.directory, archive.name, place.stop, place.clock) as turn:
-            work = ArchiveRound(place, request, archive, turn, tally)
+        with ArchiveLock(context.directory, archive.name, context.stop, context.clock) as turn:
+            work = ArchiveRound(context, request, archive, turn, tally)
             try:
                 work.run()
             except (ArchiveError, CopyError, ArchiveLocked, OSError, ValueError) as error:
@@ -67,17 +67,17 @@ def _one_archive(place: BackupContext, request: RoundRequest, name: str) -> Arch
     return tally
 
 
-def _keep_unopened(place: BackupContext, tally: ArchiveTally) -> None:
+def _keep_unopened(context: BackupContext, tally: ArchiveTally) -> None:
     """Put on record that an archive of the card could not even be opened."""
     if tally.archive not in CARDS_ARCHIVES:
         return
     try:
-        before = last_state(place.directory, tally.archive)
+        before = last_state(context.directory, tally.archive)
         address = tally.address or (before.address if before is not None else "")
-        copies = [copy for copy in read_copies(place.directory) if copy.archive == tally.archive]
+        copies = [copy for copy in read_copies(context.directory) if copy.archive == tally.archive]
         write_archive_state(
-            place.directory, after_round(before, tally.archive, address, place.clock(), copies, tally.faults[0])
+            context.directory, after_round(before, tally.archive, address, context.clock(), copies, tally.faults[0])
         )
-        summarise(place.directory)
+        summarise(context.directory)
     except (OSError, ValueError) as error:
         tally.faults.append(cause(error))

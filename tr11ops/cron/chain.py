@@ -125,49 +125,50 @@ def must_leave(links: Iterable[Link], token: str, due: int, number: int) -> Link
 
 
 # ----------------------------------------------------------------------------- queueing a link
-def _request(place: ChainContext, token: str, due: int, begin: float | None) -> BatchRequest:
-    section = place.invocation.card.cron
-    folder = cron_folder(place.directory) / "slurm"
+def _request(context: ChainContext, token: str, due: int, begin: float | None) -> BatchRequest:
+    section = context.invocation.card.cron
+    folder = cron_folder(context.directory) / "slurm"
     with suppress(OSError):  # then its output is lost, and nothing else
         make_shared(folder)
-    words = ("cron", "link", place.name, "--token", token, "--due", str(due), *place.words)
+    words = ("cron", "link", context.name, "--token", token, "--due", str(due), *context.words)
     request = BatchRequest(
         script="",
-        name=place.job_name,
+        name=context.job_name,
         nodes=1,
-        time_limit_seconds=place.time_limit_seconds,
+        time_limit_seconds=context.time_limit_seconds,
         output="/dev/null",  # the script opens its own: Slurm ends a job whose output cannot be opened
-        working_directory=place.invocation.folder,
-        partition=section.partition or place.placement.partition,
+        working_directory=context.invocation.folder,
+        partition=section.partition or context.placement.partition,
         account=section.account,
         constraint=section.constraint,
         quality_of_service=section.quality_of_service,
-        comment=comment_of(place.directory, place.name, token, due),
+        comment=comment_of(context.directory, context.name, token, due),
         begin=begin,
-        memory_megabytes=place.placement.memory_megabytes,
+        memory_megabytes=context.placement.memory_megabytes,
         requeue=True,  # its node may die before it could do anything
     )
     return replace(
-        request, script=link_script(place.invocation, place.name, request, place.invocation.command(words), folder)
+        request,
+        script=link_script(context.invocation, context.name, request, context.invocation.command(words), folder),
     )
 
 
-def queue_link(place: ChainContext, token: str, due: int, begin: float | None, by: str = "") -> str:
+def queue_link(context: ChainContext, token: str, due: int, begin: float | None, by: str = "") -> str:
     """Queue the link for a point unless it is there; returns its number. `by` is the link that queues it.
 
     Raises SchedulerUnreachable when that cannot be known: the answer was lost and the job is not found, but may come.
     Raises SchedulerError with the scheduler's reason, OSError.
     """
-    found = _find(place, token, due, by)
+    found = _find(context, token, due, by)
     if found is not None:
         return found
     try:
-        return place.scheduler.submit(_request(place, token, due, begin))
+        return context.scheduler.submit(_request(context, token, due, begin))
     except SchedulerUnreachable:
         for _ in range(LOOKUPS):  # a submission whose answer was lost may have been taken all the same
-            place.pause(LOOKUP_PAUSE_SECONDS)
+            context.pause(LOOKUP_PAUSE_SECONDS)
             try:
-                found = _find(place, token, due, by)
+                found = _find(context, token, due, by)
             except SchedulerUnreachable:
                 continue
             if found is not None:
@@ -175,13 +176,13 @@ def queue_link(place: ChainContext, token: str, due: int, begin: float | None, b
         raise
 
 
-def _find(place: ChainContext, token: str, due: int, but: str) -> str | None:
-    numbers = (link.job.raw_id for link in place.links() if (link.token, link.due) == (token, due))
+def _find(context: ChainContext, token: str, due: int, but: str) -> str | None:
+    numbers = (link.job.raw_id for link in context.links() if (link.token, link.due) == (token, due))
     return next((number for number in numbers if number != but), None)
 
 
-def _record(place: ChainContext, number: str, due: int) -> None:
-    write_chain(place.directory, ChainState(place.name, number, place.clock(), float(due)))
+def _record(context: ChainContext, number: str, due: int) -> None:
+    write_chain(context.directory, ChainState(context.name, number, context.clock(), float(due)))
 
 
 # ----------------------------------------------------------------------------- install and remove
@@ -194,68 +195,68 @@ class Installed:
     is_new: bool
 
 
-def install(place: ChainContext) -> Installed:
+def install(context: ChainContext) -> Installed:
     """Have exactly one living chain, no matter who else does the same at this moment.
 
     Raises ChainBusy, SchedulerUnreachable (type it again: it is safe), SchedulerError, OSError.
     """
-    busy = f"others install the {place.name} chain at this moment: look again in a minute"
+    busy = f"others install the {context.name} chain at this moment: look again in a minute"
     for _ in range(LOOKUPS):
-        newest, links, now = place.claims.newest(), place.links(), place.clock()
+        newest, links, now = context.claims.newest(), context.links(), context.clock()
         if newest is not None and newest.held:
-            living = [link for link in links if is_living(link, newest.token, place.schedule, now)]
+            living = [link for link in links if is_living(link, newest.token, context.schedule, now)]
             if living:
                 last = living[-1]
-                _record(place, last.job.raw_id, last.due)
+                _record(context, last.job.raw_id, last.due)
                 return Installed(last.job.raw_id, last.due, is_new=False)
             if newest.is_living(now) and not newest.data.get("queued") and newest.process.pid != os.getpid():
-                busy = f"{newest} installs the {place.name} chain at this moment: look again in a minute"
-                place.pause(LOOKUP_PAUSE_SECONDS)
+                busy = f"{newest} installs the {context.name} chain at this moment: look again in a minute"
+                context.pause(LOOKUP_PAUSE_SECONDS)
                 continue
-        mine = place.claims.take(Claim.of_this_process(now, INSTALL_SECONDS, secrets.token_hex(4)), newest)
+        mine = context.claims.take(Claim.of_this_process(now, INSTALL_SECONDS, secrets.token_hex(4)), newest)
         if mine is not None:
-            return _start(place, mine, links)
+            return _start(context, mine, links)
     raise ChainBusy(busy)
 
 
-def _start(place: ChainContext, mine: Claim, old: tuple[Link, ...]) -> Installed:
+def _start(context: ChainContext, mine: Claim, old: tuple[Link, ...]) -> Installed:
     for link in old:  # they would leave by themselves; what waits for nothing is better not seen
-        _cancel(place, link.job.raw_id)
-    due = int(place.clock())
+        _cancel(context, link.job.raw_id)
+    due = int(context.clock())
     try:
-        number = queue_link(place, mine.token, due, None)
+        number = queue_link(context, mine.token, due, None)
     except SchedulerUnreachable:
         raise  # the job may exist: the claim stands, and anyone who installs next finds it, or replaces it
     except BaseException:
-        place.claims.release(mine)
+        context.claims.release(mine)
         raise
-    _record(place, number, due)
-    place.claims.write(replace(mine, data={"queued": number}))
+    _record(context, number, due)
+    context.claims.write(replace(mine, data={"queued": number}))
     return Installed(number, due, is_new=True)
 
 
-def remove(place: ChainContext) -> tuple[str, ...]:
+def remove(context: ChainContext) -> tuple[str, ...]:
     """End the chain: its queued jobs are cancelled, a running one leaves after its round. Returns the cancelled jobs.
 
     Raises SchedulerUnreachable when its jobs cannot be known; they then leave when they begin. Raises OSError.
     """
     for _ in range(LOOKUPS):
-        newest = place.claims.newest()
+        newest = context.claims.newest()
         if newest is None or not newest.held:
             break
         gone: dict[str, Any] = {"removed": True}
-        if place.claims.take(replace(Claim.of_this_process(place.clock(), 0.0, **gone), held=False), newest):
+        if context.claims.take(replace(Claim.of_this_process(context.clock(), 0.0, **gone), held=False), newest):
             break
-    chain_file(place.directory, place.name).unlink(missing_ok=True)
-    waiting = [link for link in place.links() if not link.job.state.is_active]
-    return tuple(link.job.raw_id for link in waiting if _cancel(place, link.job.raw_id))
+    chain_file(context.directory, context.name).unlink(missing_ok=True)
+    waiting = [link for link in context.links() if not link.job.state.is_active]
+    return tuple(link.job.raw_id for link in waiting if _cancel(context, link.job.raw_id))
 
 
-def _cancel(place: ChainContext, number: str) -> bool:
+def _cancel(context: ChainContext, number: str) -> bool:
     try:
-        place.scheduler.cancel(number)
+        context.scheduler.cancel(number)
     except SchedulerError as error:
-        place.say(f"job {number} could not be cancelled ({cause(error)}): it leaves when it begins")
+        context.say(f"job {number} could not be cancelled ({cause(error)}): it leaves when it begins")
         return False
     return True
 
@@ -271,13 +272,13 @@ class Begun:
     next_due: int | None = None
 
 
-def begin_link(place: ChainContext, token: str, due: int, number: str) -> Begun:
+def begin_link(context: ChainContext, token: str, due: int, number: str) -> Begun:
     """Queue the next link, before anything else can fail. Never raises for a scheduler that is silent or refuses."""
-    leave = _why_leave(place, token)
+    leave = _why_leave(context, token)
     if leave:
         return Begun(leave)
     try:
-        links = [link for link in place.links() if link.token == token]
+        links = [link for link in context.links() if link.token == token]
         first = must_leave(links, token, due, int(number))
         if first is not None:
             return Begun(f"job {first.job.raw_id} is the same link")
@@ -285,28 +286,28 @@ def begin_link(place: ChainContext, token: str, due: int, number: str) -> Begun:
         if later is not None:
             next_point, job_id = later.due, later.job.raw_id
         else:
-            next_point = due_after(place.schedule, due, place.clock())
-            job_id = queue_link(place, token, next_point, next_point, number)
+            next_point = due_after(context.schedule, due, context.clock())
+            job_id = queue_link(context, token, next_point, next_point, number)
     except (SchedulerError, OSError, ValueError) as error:
-        place.say(f"the next link is not queued yet: {cause(error)}")
+        context.say(f"the next link is not queued yet: {cause(error)}")
         return Begun(owed=True)
-    leave = _why_leave(place, token)  # it may have been removed meanwhile
+    leave = _why_leave(context, token)  # it may have been removed meanwhile
     if leave:
-        _cancel(place, job_id)
+        _cancel(context, job_id)
         return Begun(leave)
     try:
-        _record(place, job_id, next_point)
+        _record(context, job_id, next_point)
     except OSError as error:
-        place.say(f"the next link, job {job_id}, cannot be recorded: {cause(error)}")
-    place.say(f"the next link is job {job_id}, at {stamp(next_point)}")
+        context.say(f"the next link, job {job_id}, cannot be recorded: {cause(error)}")
+    context.say(f"the next link is job {job_id}, at {stamp(next_point)}")
     return Begun(successor=job_id, next_due=next_point)
 
 
-def _why_leave(place: ChainContext, token: str) -> str:
+def _why_leave(context: ChainContext, token: str) -> str:
     try:
-        newest = place.claims.newest()
+        newest = context.claims.newest()
     except OSError as error:
-        place.say(f"whether this chain still counts is unknown, it goes on: {cause(error)}")
+        context.say(f"whether this chain still counts is unknown, it goes on: {cause(error)}")
         return ""
     if newest is not None and newest.token in {token, ""}:  # "": a claim that cannot be read
         return ""

@@ -52,12 +52,12 @@ class Daemon:
 
     def __init__(
         self,
-        place: CronContext,
+        context: CronContext,
         jobs: tuple[PeriodicJob, ...],
         say: Callable[[str], None],
         reload: Callable[[], tuple[PeriodicJob, ...] | None] = lambda: None,
     ):
-        self._place = place
+        self._context = context
         self._jobs = jobs
         self._say = say
         self._reload = reload
@@ -70,7 +70,7 @@ class Daemon:
     def stop(self) -> None:
         """Start nothing more, and end after what runs. Called again: end what runs, too."""
         if self._stop.is_set():
-            self._place.must_end.set()
+            self._context.must_end.set()
         self._stop.set()
 
     def run(self) -> None:
@@ -105,11 +105,11 @@ class Daemon:
             self._scheduler.add_job(self._round, trigger, args=[job], id=job.name)
 
     def _started(self, job: PeriodicJob) -> float | None:
-        return last_starts(self._place.directory, (job,)).get(job.name)
+        return last_starts(self._context.directory, (job,)).get(job.name)
 
     def _round(self, job: PeriodicJob) -> None:
         if not self._stop.is_set():
-            done = run_job(self._place, job)
+            done = run_job(self._context, job)
             if done.result != "not due":
                 self._say(done.line)
 

@@ -108,27 +108,27 @@ def last_starts(directory: RunDirectory, jobs: Iterable[PeriodicJob]) -> dict[st
     return {name: state.started for name, state in found.items() if state is not None}
 
 
-def run_due(place: CronContext, jobs: tuple[PeriodicJob, ...]) -> tuple[CronRound, ...]:
+def run_due(context: CronContext, jobs: tuple[PeriodicJob, ...]) -> tuple[CronRound, ...]:
     """One round of each job that is due now, one after another."""
     try:
-        chosen = due(jobs, last_starts(place.directory, jobs), place.clock())
+        chosen = due(jobs, last_starts(context.directory, jobs), context.clock())
     except OSError:
         chosen = wanted(jobs)  # each one says, or finds its way around, what cannot be read
     rounds = []
     for job in chosen:
-        if not place.must_end.is_set():
-            rounds.append(run_job(place, job))
+        if not context.must_end.is_set():
+            rounds.append(run_job(context, job))
     return tuple(done for done in rounds if done.result != "not due")
 
 
-def _last(place: CronContext, name: str) -> PeriodicJobState | None:
+def _last(context: CronContext, name: str) -> PeriodicJobState | None:
     """The last round, wherever it is on record. Raises OSError, but not where the fallback stands in for it."""
     try:
-        return _read_last(place.directory, name)
+        return _read_last(context.directory, name)
     except OSError:
-        if place.fallback is None:
+        if context.fallback is None:
             raise
-        return known(observed(lambda: fallback_round(place.directory, name)), None)
+        return known(observed(lambda: fallback_round(context.directory, name)), None)
 
 
 def _read_last(directory: RunDirectory, name: str) -> PeriodicJobState | None:
@@ -144,7 +144,7 @@ def _read_last(directory: RunDirectory, name: str) -> PeriodicJobState | None:
 
 
 # ----------------------------------------------------------------------------- one round
-def run_job(place: CronContext, job: PeriodicJob, forced: bool = False) -> CronRound:
+def run_job(context: CronContext, job: PeriodicJob, forced: bool = False) -> CronRound:
     """Run a job if it is due (or `forced`), unless it runs already. Never raises for what the job does.
 
     A round is started at most once: anyone who is killed in the middle of it leaves a record that says so, and the next
@@ -152,68 +152,68 @@ def run_job(place: CronContext, job: PeriodicJob, forced: bool = False) -> CronR
     and recorded in this machine's fallback directory: once for each host.
     """
     try:
-        return _run_if_due(place, job, forced)
+        return _run_if_due(context, job, forced)
     except OSError as error:
         why = f"nothing is run that cannot be recorded: {cause(error)}"
         if not job.watches:
             return CronRound(job.name, "not recorded", why)
         try:
-            with fallback_of(place.directory) as local:
-                done = _run_if_due(replace(place, fallback=local), job, forced)
+            with fallback_of(context.directory) as local:
+                done = _run_if_due(replace(context, fallback=local), job, forced)
         except OSError as second:
             return CronRound(job.name, "not recorded", f"{why}; nor on this machine: {cause(second)}")
         kept = f"the run directory cannot be written ({cause(error)}): recorded in {local.root}"
         return replace(done, why=f"{done.why}; {kept}" if done.why else kept)
 
 
-def _run_if_due(place: CronContext, job: PeriodicJob, forced: bool) -> CronRound:
+def _run_if_due(context: CronContext, job: PeriodicJob, forced: bool) -> CronRound:
     """Raises OSError when it cannot be recorded; nothing was started then."""
-    if not forced and not _is_due(place, job):
+    if not forced and not _is_due(context, job):
         return CronRound(job.name, "not due")
-    seconds = min(job.timeout_seconds, place.seconds_left())
+    seconds = min(job.timeout_seconds, context.seconds_left())
     if seconds < min(job.timeout_seconds, 60):
         return CronRound(job.name, "no time", f"{duration(seconds)} left here, left for the next round")
-    return _claimed(place, job, seconds, forced)
+    return _claimed(context, job, seconds, forced)
 
 
-def _claimed(place: CronContext, job: PeriodicJob, seconds: float, forced: bool) -> CronRound:
-    folder = ClaimFolder(place.records, job.name)
+def _claimed(context: CronContext, job: PeriodicJob, seconds: float, forced: bool) -> CronRound:
+    folder = ClaimFolder(context.records, job.name)
     before = folder.newest()
-    if before is not None and before.is_living(place.clock()):
-        return _skip(place, job, before)
-    mine = folder.take(Claim.of_this_process(place.clock(), seconds + CLAIM_MARGIN_SECONDS), before)
+    if before is not None and before.is_living(context.clock()):
+        return _skip(context, job, before)
+    mine = folder.take(Claim.of_this_process(context.clock(), seconds + CLAIM_MARGIN_SECONDS), before)
     if mine is None:
-        return _skip(place, job, folder.newest())
+        return _skip(context, job, folder.newest())
     try:
         if before is not None and before.held and before.is_of_this_host:
             end_orphan(before.child)
-        if not forced and not _is_due(place, job):  # someone has run it since the first look
+        if not forced and not _is_due(context, job):  # someone has run it since the first look
             return CronRound(job.name, "not due")
-        return _run(place, job, seconds, folder, mine)
+        return _run(context, job, seconds, folder, mine)
     finally:
         with suppress(OSError):  # then it is over when this process is, or its time
             folder.release(mine)
 
 
-def _is_due(place: CronContext, job: PeriodicJob) -> bool:
-    state = _last(place, job.name)
-    return is_due(job.schedule, state.started if state else None, place.clock())
+def _is_due(context: CronContext, job: PeriodicJob) -> bool:
+    state = _last(context, job.name)
+    return is_due(job.schedule, state.started if state else None, context.clock())
 
 
-def _skip(place: CronContext, job: PeriodicJob, owner: Claim | None) -> CronRound:
+def _skip(context: CronContext, job: PeriodicJob, owner: Claim | None) -> CronRound:
     why = f"it runs already, by {owner}, since {stamp(owner.time)}" if owner else "someone else has just started it"
-    output = RoundOutput(_log(place, job), f"{stamp(place.clock())} {job.name} not started by {place.way}")
+    output = RoundOutput(_log(context, job), f"{stamp(context.clock())} {job.name} not started by {context.way}")
     output.close(why)
     return CronRound(job.name, "running", why)
 
 
-def _run(place: CronContext, job: PeriodicJob, seconds: float, folder: ClaimFolder, mine: Claim) -> CronRound:
-    last = _last(place, job.name)
+def _run(context: CronContext, job: PeriodicJob, seconds: float, folder: ClaimFolder, mine: Claim) -> CronRound:
+    last = _last(context, job.name)
     failures = last.failures_in_a_row if last else 0
-    now = place.clock()
+    now = context.clock()
     began = PeriodicJobState(
         name=job.name,
-        way=last.way if last is not None and place.way in BY_HAND else place.way,
+        way=last.way if last is not None and context.way in BY_HAND else context.way,
         host=mine.host,
         started=now,
         ended=None,
@@ -224,29 +224,29 @@ def _run(place: CronContext, job: PeriodicJob, seconds: float, folder: ClaimFold
         failures_in_a_row=failures + (1 if last is not None and last.is_running else 0),
         next_due=next_due(job.schedule, now, now),
     )
-    output = RoundOutput(_log(place, job), f"{stamp(now)} {job.name} by {place.way} on {mine.host}")
-    write_job(place.records, began)
+    output = RoundOutput(_log(context, job), f"{stamp(now)} {job.name} by {context.way} on {mine.host}")
+    write_job(context.records, began)
     steady = time.monotonic()
     try:
-        child = Child(place.command(job), place.environment, place.folder, output.feed)
+        child = Child(context.command(job), context.environment, context.folder, output.feed)
     except (OSError, ValueError) as error:  # ValueError: a script that must not, or cannot, be run
-        return _end(place, job, began, output, steady, 127, f"it cannot be started: {cause(error)}")
+        return _end(context, job, began, output, steady, 127, f"it cannot be started: {cause(error)}")
     try:
         folder.write(replace(mine, child=mark(child.pid)))
     except BaseException:
         child.discard()
         raise
     child.go()
-    code, ending = child.wait(seconds, place.must_end.is_set)
+    code, ending = child.wait(seconds, context.must_end.is_set)
     why = failure(job, code, ending, output.lines(), seconds)
     newest = known(observed(folder.newest), None)
     if newest is not None and newest.epoch > mine.epoch:  # this process was stopped for so long that others went on
         return CronRound(job.name, "failed", f"it was taken over by {newest}")
-    return _end(place, job, began, output, steady, code, why)
+    return _end(context, job, began, output, steady, code, why)
 
 
 def _end(
-    place: CronContext,
+    context: CronContext,
     job: PeriodicJob,
     began: PeriodicJobState,
     output: RoundOutput,
@@ -266,19 +266,19 @@ def _end(
     result: Result = "failed" if why else "ran"
     kept = output.fault and f"its output was not kept: {output.fault}"
     try:
-        kept = _record_end(place, ended) or kept
+        kept = _record_end(context, ended) or kept
     except OSError as error:
         result, kept = "not recorded", f"its end is not recorded: {cause(error)}"
     notes = "; ".join(text for text in (why, kept) if text)
     return CronRound(job.name, result, notes, ended, tuple(output.lines()[-SHOWN_LINES:]))
 
 
-def _record_end(place: CronContext, ended: PeriodicJobState) -> str:
+def _record_end(context: CronContext, ended: PeriodicJobState) -> str:
     """Put a round that has run on record, wherever that can be done; says where. Raises OSError."""
-    if place.fallback is not None:
-        write_job(place.fallback, ended)
+    if context.fallback is not None:
+        write_job(context.fallback, ended)
         return ""
-    _, elsewhere = write_or_fall_back(place.directory, lambda records: write_job(records, ended))
+    _, elsewhere = write_or_fall_back(context.directory, lambda records: write_job(records, ended))
     return f"the run directory cannot be written: its end is recorded in {elsewhere}" if elsewhere else ""
 
 
@@ -306,5 +306,5 @@ def _is_refusal(lines: list[str]) -> bool:
     return broke or all(line.startswith(SAID_BY_TR11) for line in lines)
 
 
-def _log(place: CronContext, job: PeriodicJob) -> Path:
-    return cron_folder(place.records) / f"{job.name}.log"
+def _log(context: CronContext, job: PeriodicJob) -> Path:
+    return cron_folder(context.records) / f"{job.name}.log"
