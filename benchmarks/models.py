@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import BloomConfig, BloomForCausalLM, MegatronBertConfig, MegatronBertForPreTraining
 
 from trainer.config.card import TrainerConfig, validate
 from trainer.engine import Engine
@@ -123,6 +122,8 @@ def engine_step(config: TrainerConfig, device: torch.device) -> Step:
 
 def transformers_bloom(shape: Shape, device: torch.device) -> Step:
     """One step of transformers' BLOOM."""
+    from transformers import BloomConfig, BloomForCausalLM  # a second of processor time, which most callers do without
+
     config = BloomConfig(
         vocab_size=shape.vocabulary,
         hidden_size=shape.hidden,
@@ -140,6 +141,8 @@ def transformers_bloom(shape: Shape, device: torch.device) -> Step:
 
 def transformers_bert(shape: Shape, device: torch.device) -> Step:
     """One step of transformers' Megatron-BERT, both heads."""
+    from transformers import MegatronBertConfig, MegatronBertForPreTraining
+
     config = MegatronBertConfig(
         vocab_size=shape.vocabulary,
         hidden_size=shape.hidden,
