@@ -48,7 +48,7 @@ PRELOADED = [
     "encodings.ascii",
     "deepspeed.comm.mori",
     "deepspeed.module_inject.auto_ep_layer",
-    "deepspeed.runtime.zero.muon.muon_optimizer",
+    "torch._inductor.compile_fx",
     "deepspeed.utils.pin_memory",
     "trainer.__main__",
     "tests.trainer.checkpoint.lives",

@@ -17,7 +17,6 @@ import torch
 
 from trainer.config.card import CardError, Problem, TrainerConfig
 from trainer.config.compiler_choice import INSTALL_IT, compiler_obstacle
-from trainer.model.matmul import assume_constants
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -37,7 +36,6 @@ class Compiler:
         self.seconds = 0.0
         self._told = 0
         self._made: dict[Callable[..., Any], Callable[..., Any]] = {}
-        assume_constants()
         limits = torch._dynamo.config
         limits.recompile_limit = max(limits.recompile_limit, MOST_VARIANTS)
 

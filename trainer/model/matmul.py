@@ -27,14 +27,9 @@ def compute_dtype(tensor: Tensor) -> torch.dtype:
     return tensor.dtype
 
 
+@torch.compiler.assume_constant_result  # not traced into a compiled block
 def _is_native(dtype: torch.dtype) -> bool:
-    """Never traced into a compiled block; `assume_constants` says so, where blocks are compiled."""
     return _found_native(dtype)
-
-
-def assume_constants() -> None:
-    """Tell torch's compiler, which is loaded with this, what never changes in a process."""
-    torch.compiler.assume_constant_result(_is_native)
 
 
 @cache
