@@ -58,10 +58,25 @@ def run_command(
     until: str | None = None,
 ) -> CommandResult:
     """The real runner: a child process, killed when its time is over."""
+    with _start(arguments, subprocess.PIPE, environment, directory) as process:
+        if until is not None:
+            return _run_until(process, standard_input, until, timeout_seconds)
+        try:
+            stdout, stderr = process.communicate(standard_input, timeout=timeout_seconds)
+        except subprocess.TimeoutExpired as error:
+            _end(process)
+            raise _too_slow(arguments[0], timeout_seconds) from error
+        return CommandResult(process.returncode, stdout, stderr)
+
+
+def _start(
+    arguments: Sequence[str], standard_input: int, environment: Mapping[str, str], directory: Path | None
+) -> subprocess.Popen[str]:
+    """The started command, whose output comes through pipes. Raises SchedulerUnreachable."""
     try:
-        process = subprocess.Popen(
+        return subprocess.Popen(
             list(arguments),
-            stdin=subprocess.PIPE,
+            stdin=standard_input,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=dict(environment),
@@ -71,16 +86,9 @@ def run_command(
             process_group=0,  # a wrapper script's own children end with it
         )
     except OSError as error:
-        raise _not_started(arguments[0], error) from error
-    with process:
-        if until is not None:
-            return _run_until(process, standard_input, until, timeout_seconds)
-        try:
-            stdout, stderr = process.communicate(standard_input, timeout=timeout_seconds)
-        except subprocess.TimeoutExpired as error:
-            _end(process)
-            raise _too_slow(arguments[0], timeout_seconds) from error
-        return CommandResult(process.returncode, stdout, stderr)
+        raise SchedulerUnreachable(
+            f"{arguments[0]} cannot be started ({error.strerror}): is this a machine with Slurm's commands?"
+        ) from error
 
 
 def _run_until(
@@ -127,20 +135,7 @@ def follow_command(
     It is ended when its time is over, politely at first: srun then ends what it started on the nodes. `returncode` is
     then None; `stdout` is always empty. Raises SchedulerUnreachable when it cannot start.
     """
-    try:
-        process = subprocess.Popen(
-            list(arguments),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=dict(environment),
-            cwd=directory,
-            text=True,
-            errors="replace",
-            process_group=0,
-        )
-    except OSError as error:
-        raise _not_started(arguments[0], error) from error
+    process = _start(arguments, subprocess.DEVNULL, environment, directory)
     assert process.stdout is not None and process.stderr is not None
     said: list[str] = []
     streams = {process.stdout: on_line, process.stderr: said.append}
@@ -179,12 +174,6 @@ def _end(process: subprocess.Popen[str]) -> None:
     """Kill it with all that it started: what holds its pipes open would keep us waiting."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-
-
-def _not_started(command: str, error: OSError) -> SchedulerUnreachable:
-    return SchedulerUnreachable(
-        f"{command} cannot be started ({error.strerror}): is this a machine with Slurm's commands?"
-    )
 
 
 def _too_slow(command: str, seconds: float) -> SchedulerUnreachable:
