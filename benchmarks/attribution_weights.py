@@ -74,8 +74,8 @@ def read_cases() -> list[WeighedCase]:
         has_nodes = any("node" in label for label in labels.values())
         for name, label in labels.items():
             [diagnosis] = diagnose_files([LOGS / one for one in label["files"]])
-            told = diagnosis.told
-            found = [] if told is None else [one for rule in ATTRIBUTORS if (one := rule(told)) is not None]
+            evidence = diagnosis.log_evidence
+            found = [] if evidence is None else [one for rule in ATTRIBUTORS if (one := rule(evidence)) is not None]
             best = max(found, key=lambda one: one.confidence, default=None)
             incident = "-".join(name.removeprefix("signature-").split("-")[:2])
             for one in found:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import until
 from tr11ops.cluster.slurm import SlurmScheduler
 from tr11ops.twin.machine import find_programs, search_path
 from tr11ops.twin.plan import TwinError, TwinPlan
@@ -45,9 +46,19 @@ def twin(twin_home: Path) -> Iterator[Twin]:
 
 @pytest.fixture
 def slurm(twin: Twin) -> Iterator[SlurmScheduler]:
-    """The scheduler edge to the shared twin; what a test leaves in the queue is cancelled."""
+    """The scheduler edge to the shared twin; what a test leaves in the queue is ended before the next one begins."""
     scheduler = SlurmScheduler(twin.environment)
     yield scheduler
-    for job in scheduler.jobs():
-        if not job.state.is_final:
-            scheduler.cancel(job.raw_id if job.array_id is None else job.array_id)
+    clear_queue(scheduler)
+
+
+def clear_queue(scheduler: SlurmScheduler) -> None:
+    """Cancel all jobs, until none lives and every node that can be used is idle."""
+
+    def is_cleared() -> bool:
+        left = {job.array_id or job.raw_id for job in scheduler.jobs() if not job.state.is_final}
+        for number in left:
+            scheduler.cancel(number)
+        return not left and all("idle" in node.states or not node.is_usable for node in scheduler.nodes())
+
+    until(is_cleared, pause=0.2, context=lambda: [*scheduler.jobs(), *scheduler.nodes()])

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,16 +92,11 @@ class Place:
 def place(
     twin: Twin, slurm: SlurmScheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> Iterator[Place]:  # fmt: skip
+) -> Place:  # fmt: skip
     enter(twin, tmp_path, monkeypatch)
     write_card(tmp_path)
     (tmp_path / "run").mkdir()
-    here = Place(tmp_path, twin, slurm, capsys)
-    yield here
-    for job in slurm.jobs():
-        if not job.state.is_final:
-            slurm.cancel(job.array_id or job.raw_id)
-    until(lambda: all("idle" in node.states or not node.is_usable for node in slurm.nodes()))
+    return Place(tmp_path, twin, slurm, capsys)
 
 
 def script(folder: Path, body: str) -> tuple[str, str]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import shutil
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +25,7 @@ from trainer.contract.manifest import FileEntry, Manifest, manifest_faults
 from trainer.contract.replacing import Report
 from trainer.contract.resumable import CURSOR_FILE, RNG, ResumeNeed, has_resumable, lack_of
 from trainer.contract.sharing import make_shared
+from trainer.parallel.agreement import one_line
 
 Fence = Callable[[], None]  # raises when this trainer may not publish any more
 
@@ -71,6 +74,30 @@ def prepare(folder: Path, step: int, names: list[str], report: Report = lambda l
     for name in (*names, RNG):
         make_folder(partial / name)
     return partial
+
+
+@contextlib.contextmanager
+def new_checkpoint(folder: Path, step: int) -> Iterator[Path]:
+    """The hidden folder in which one process writes the checkpoint of `step`, and from which it publishes it.
+
+    It leaves alone what other savers have in `folder`, and nothing of its own where it fails. Raises CheckpointError
+    when the step exists already, or when the disk refuses.
+    """
+    place = folder / checkpoint_name(step)
+    if place.exists():
+        raise CheckpointError(f"{place} exists already and is not replaced; move it away, or write to another folder")
+    partial = checkpoints.partial_path(folder, step, uuid.uuid4().hex[:12])
+    try:
+        make_shared(folder)
+        make_folder(partial)
+        make_folder(partial / RNG)
+        yield partial
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise CheckpointError(f"checkpoint of step {step} was not written in {folder}: {one_line(error)}") from error
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
 
 
 def extra_files(rank: int, step: int, extras: Extras) -> dict[str, list[Bytes]]:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import math
 import pickle
-import shutil
-import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,17 +26,22 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from trainer.checkpoint.files import digesting, make_folder
-from trainer.checkpoint.publishing import CheckpointInfo, Extras, Fence, make_manifest, publish, write_extras
+from trainer.checkpoint.publishing import (
+    CheckpointInfo,
+    Extras,
+    Fence,
+    make_manifest,
+    new_checkpoint,
+    publish,
+    write_extras,
+)
 from trainer.checkpoint.save_plan import INDEX_FILE
 from trainer.checkpoint.sharded_files import STEP_KEY
 from trainer.checkpoint.source import Part, TensorFacts, TensorSource
-from trainer.contract import checkpoints
 from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.checkpoints import CheckpointError
 from trainer.contract.manifest import FileEntry
-from trainer.contract.resumable import OPTIMIZER, RNG
-from trainer.contract.sharing import make_shared
-from trainer.parallel.agreement import one_line
+from trainer.contract.resumable import OPTIMIZER
 
 CHUNK_BYTES = 256 << 20
 FILE_BYTES = 16 << 30
@@ -66,25 +69,12 @@ def write_checkpoint(
     Leaves alone what other savers have in the folder. Raises CheckpointError when the step exists already, when the
     source is damaged, or when the disk refuses; nothing of the new checkpoint is then left.
     """
-    place = folder / checkpoint_name(step)
-    if place.exists():
-        raise CheckpointError(f"{place} exists already and is not replaced; move it away, or write to another folder")
-    partial = checkpoints.partial_path(folder, step, uuid.uuid4().hex[:12])
-    try:
-        make_shared(folder)
-        make_folder(partial)
-        make_folder(partial / RNG)
+    with new_checkpoint(folder, step) as partial:
         entries = _write_part(partial, "weights", source, on_bytes)
         entries += _write_part(partial, "optimizer", source, on_bytes)
         entries += write_extras(partial, 0, step, extras)
         publish(folder, partial, make_manifest(step, extras, info, tuple(entries)), latest=latest, fence=fence)
-    except OSError as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise CheckpointError(f"checkpoint of step {step} was not written in {folder}: {one_line(error)}") from error
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    return place
+    return folder / checkpoint_name(step)
 
 
 def source_bytes(source: TensorSource) -> int:

@@ -31,7 +31,7 @@ DEEDS = st.builds(
     incident=st.sampled_from(["a", "b"]),
     time=st.floats(NOW - 3 * DAY_SECONDS, NOW + DAY_SECONDS),
     tag=st.just(""),
-    standing=st.builds(ProgressRecord, st.integers(-1, 5), st.integers(-1, 5)),
+    progress=st.builds(ProgressRecord, st.integers(-1, 5), st.integers(-1, 5)),
     owes=st.integers(0, 4),
     result=st.sampled_from(list(Result)),
 )
@@ -53,7 +53,7 @@ def test_whatever_the_order_the_actions_come_back(records: list[ActionRecord], d
     entries = [one for record in records for one in entries_of(record)]
     dice.shuffle(entries)
     past = replay(Ledger(tuple(entries), ()))
-    assert set(past.records) == set(records) and not past.doubt
+    assert set(past.records) == set(records) and not past.read_error
     for action in ("resubmit", "cancel"):
         counted = sum(
             record.action == action and record.result != "refused" and record.time > NOW - DAY_SECONDS
@@ -114,9 +114,9 @@ def test_what_was_cancelled_to_return_is_owed_until_submitted() -> None:
 
 
 def test_a_tampered_or_unreadable_journal_is_a_doubt_a_torn_not() -> None:
-    assert replay(Ledger((), (JournalFault("f", 3, "torn", "cut"),))).doubt == ""
+    assert replay(Ledger((), (JournalFault("f", 3, "torn", "cut"),))).read_error == ""
     for kind in ("broken", "unreadable"):
-        assert "journal f line 3" in replay(Ledger((), (JournalFault("f", 3, kind, "oh"),))).doubt
+        assert "journal f line 3" in replay(Ledger((), (JournalFault("f", 3, kind, "oh"),))).read_error
 
 
 def test_entries_with_nothing_in_them_are_survived() -> None:

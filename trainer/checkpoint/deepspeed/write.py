@@ -7,8 +7,6 @@ The unmodified DeepSpeed engine loads the folder into a pipeline of the original
 from __future__ import annotations
 
 import math
-import shutil
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, cast
@@ -39,18 +37,22 @@ from trainer.checkpoint.deepspeed.file_names import (
     rank_file,
 )
 from trainer.checkpoint.deepspeed.partition import FlatFragment, fragments_of, stage_bounds
-from trainer.checkpoint.files import digesting, make_folder
-from trainer.checkpoint.publishing import CheckpointInfo, Extras, Fence, make_manifest, publish, write_extras
+from trainer.checkpoint.files import digesting
+from trainer.checkpoint.publishing import (
+    CheckpointInfo,
+    Extras,
+    Fence,
+    make_manifest,
+    new_checkpoint,
+    publish,
+    write_extras,
+)
 from trainer.checkpoint.rewrite import row_blocks
 from trainer.checkpoint.source import Part, TensorFacts, TensorSource, state_kinds
-from trainer.contract import checkpoints
 from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.checkpoints import CheckpointError
 from trainer.contract.manifest import FileEntry
-from trainer.contract.resumable import RNG
-from trainer.contract.sharing import make_shared
 from trainer.model.gpt import TIED_NAME
-from trainer.parallel.agreement import one_line
 from trainer.parallel.shard import Sharding
 from trainer.parallel.state import MASTERS, rectangles
 
@@ -80,28 +82,15 @@ def write_deepspeed_layout(
     Raises CheckpointError when the step exists, when the degrees do not divide the model, when the source is damaged,
     or when the disk refuses; nothing of the new checkpoint is then left.
     """
-    place = folder / checkpoint_name(step)
-    if place.exists():
-        raise CheckpointError(f"{place} exists already and is not replaced; move it away, or write to another folder")
     plan = _Plan(source, Degrees.of(info.topology))
-    partial = checkpoints.partial_path(folder, step, uuid.uuid4().hex[:12])
-    try:
-        make_shared(folder)
-        make_folder(partial)
-        make_folder(partial / RNG)
+    with new_checkpoint(folder, step) as partial:
         entries = [
             write_file(partial, name, contents, on_bytes)
             for name, contents in _files(plan, source, extras.cursor, info, settings)
         ]
         entries += write_extras(partial, 0, step, extras)
         publish(folder, partial, make_manifest(step, extras, info, tuple(entries)), latest=latest, fence=fence)
-    except OSError as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise CheckpointError(f"checkpoint of step {step} was not written in {folder}: {one_line(error)}") from error
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    return place
+    return folder / checkpoint_name(step)
 
 
 def layout_bytes(source: TensorSource, topology: Mapping[str, int]) -> int:
