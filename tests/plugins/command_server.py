@@ -33,18 +33,23 @@ MESSAGE_BYTES = 1 << 18
 @functools.cache
 def tr11_command() -> tuple[str, ...]:
     """The words that take the place of `tr11`. The server starts with the first call, and ends with this process."""
+    return start_server("tests.plugins.command_server")[0]
+
+
+def start_server(module: str, *more: str) -> tuple[tuple[str, ...], subprocess.Popen[bytes]]:
+    """The words that take the place of a command, and the process that forks for them: `python -m module ... more`."""
     name = f"tr11-tests-{os.getpid()}-{uuid4().hex}"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(f"\0{name}")
     listener.listen(64)
     reading, _writing = os.pipe()  # the other end is this process's alone, and stays open
-    subprocess.Popen(
-        [sys.executable, "-m", "tests.plugins.command_server", str(listener.fileno()), str(reading)], cwd=ROOT,
+    server = subprocess.Popen(
+        [sys.executable, "-m", module, str(listener.fileno()), str(reading), *more], cwd=ROOT,
         pass_fds=(listener.fileno(), reading), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
     )  # fmt: skip
     listener.close()
     os.close(reading)
-    return sys.executable, "-IS", str(CLIENT), name
+    return (sys.executable, "-IS", str(CLIENT), name), server
 
 
 def import_tr11() -> None:
@@ -76,7 +81,7 @@ def serve(listener: socket.socket, tests: int) -> None:
 
 def attend(connection: socket.socket) -> bool:
     """Start one command and tell how it ended. True in the command, False when it has ended."""
-    message, files, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, 3)
+    message, files, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, 4)  # the fourth: a lock that is handed over
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     command = os.fork()
     if command == 0:
@@ -98,14 +103,15 @@ def attend(connection: socket.socket) -> bool:
 def become(typed: dict[str, object], files: list[int]) -> None:
     """Take over everything by which a process that was started there would differ from this one."""
     for number, file in enumerate(files):
-        os.dup2(file, number)
-        os.close(file)
+        if file != number:
+            os.dup2(file, number)
+            os.close(file)
     os.chdir(str(typed["folder"]))
     os.umask(int(str(typed["mask"])))
     os.environ.clear()
     os.environ.update(typed["environment"])  # type: ignore[call-overload]
     time.tzset()
-    sys.argv = ["tr11", *typed["words"]]  # type: ignore[misc]
+    sys.argv[1:] = typed["words"]  # type: ignore[call-overload]
 
 
 if __name__ == "__main__":
@@ -113,4 +119,5 @@ if __name__ == "__main__":
     serve(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))
     from tr11ops.cli.main import run
 
+    sys.argv[0] = "tr11"
     run()

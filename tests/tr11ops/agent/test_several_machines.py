@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from tests.end_to_end import TR11, Playground
+from tests.plugins.worker_server import worker_python
 from tr11ops.agent.channel import Channel, ChannelBusy, ChannelLost, Greeting, greet
 from tr11ops.agent.node_place import NodePlace, PlaceError, read_place
 from tr11ops.agent.peers import Newcomer, objection
@@ -26,6 +27,7 @@ from trainer.contract.state_file import read_json
 LAUNCHER = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500", "NNODES": "4", "NODE_RANK": "2"}
 PLACE = NodePlace(4, 2, "node1", 29500)
 SLOW_MACHINE_SECONDS = 120.0
+SERVERS: set[int] = set()  # what forks for each worker: it has the folder in its command line, and stays
 
 
 # ----------------------------------------------------------------------------- which node this is
@@ -130,7 +132,9 @@ def test_who_does_not_share_the_key_is_put_off() -> None:
 def playground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Playground]:
     folder = tmp_path_factory.mktemp("two machines")
     environment = {key: value for key, value in os.environ.items() if key not in {*LAUNCHER, "RANK", "WORLD_SIZE"}}
-    place = Playground(folder, {**environment, "COLUMNS": "80"})
+    python, server = worker_python(folder)
+    SERVERS.add(server)
+    place = Playground(folder, {**environment, "COLUMNS": "80", "PYTHON_EXEC": str(python)})
     place.prepare()
     place.card("tr11.toml", nodes=2, workers=1, tensor=1)
     yield place
@@ -170,7 +174,8 @@ class Node:
 
 def left_running(folder: Path) -> list[list[str]]:
     """The processes that have this folder in their command line."""
-    lines = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
+    found = [process for process in psutil.process_iter(["cmdline"]) if process.pid not in SERVERS]
+    lines = [process.info["cmdline"] or [] for process in found]
     return [words for words in lines if any(str(folder) in word for word in words)]
 
 

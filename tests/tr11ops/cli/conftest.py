@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.plugins.supervisor_server import fork_supervisor
 from tests.tr11ops.cli.local_bench import NODES, LocalBench
 
 
@@ -18,6 +19,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     monkeypatch.setenv("TR11_LOCAL_NODES", str(NODES))
     for name in ("TR11_RUN", "TR11_DEBUG"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("tr11ops.cluster.local.launch_supervisor", fork_supervisor)
     under_test = LocalBench(tmp_path, capsys)
     try:
         yield under_test
