@@ -150,24 +150,6 @@ def in_time(work: Callable[[], T], seconds: float | None = None, hint: str = "")
         raise Refusal(f"nothing was seen {_NOT_WITHIN.format(limit)}{hint}", exit_code=3) from None
 
 
-def seen_run(run: str | None, overrides: list[str] | None, missing: int | None = 1) -> tuple[RunCard, RunDirectory]:
-    """The card that the command line means, and its run directory, both looked at within the deadline of a look.
-
-    `missing`: the exit code where the run directory is not there; None where it need not be.
-    Raises CardError; Refusal where it is not there, and with exit code 3 where the look is late.
-    """
-
-    def look() -> tuple[RunCard, RunDirectory, bool]:
-        card = read_card(run, overrides)
-        directory = directory_of(card)
-        return card, directory, directory.exists
-
-    card, directory, is_there = in_time(look)
-    if missing is not None and not is_there:
-        raise nothing_there(directory, missing)
-    return card, directory
-
-
 def require_directory(directory: RunDirectory) -> None:
     """Refuse where nothing was launched: for commands that refuse wrong options first."""
     if not in_time(lambda: directory.exists):
@@ -181,7 +163,7 @@ def nothing_there(directory: RunDirectory, code: int = 1) -> Refusal:
 
 
 def in_time_for_all(work: Callable[[], T]) -> T:
-    """As `in_time`, for work that reads a run's whole past. The run directory has answered before (see `seen_run`)."""
+    """As `in_time`, for work that reads a run's whole past. The run directory has answered before."""
     from tr11ops.base.deadline import PASS_SECONDS
 
     return in_time(work, PASS_SECONDS)

@@ -15,7 +15,7 @@ from typing import Any
 from tr11ops.diagnose.catalogue import rules
 from tr11ops.diagnose.lines import plain
 from tr11ops.diagnose.literals import required_words
-from tr11ops.diagnose.signature import FaultSignature, Role, Rule
+from tr11ops.diagnose.signature import FaultSignature, Rule
 from tr11ops.diagnose.topics import error_lines
 
 SHOWN_BYTES = 4096  # of a line, on either side of the word that was found in it
@@ -132,8 +132,3 @@ def text_of(block: bytes, candidate: CandidateLine) -> str:
 def matcher() -> Matcher:
     """The matcher of the whole catalogue; built once."""
     return Matcher((*rules(), *error_lines()))
-
-
-def known_roles(text: str) -> frozenset[Role]:
-    """What one line of text is, by the catalogue."""
-    return frozenset(signature.role for signature, _ in matcher().match_text(text))
