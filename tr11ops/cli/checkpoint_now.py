@@ -13,7 +13,7 @@ from tr11ops.cli.stopping import (
     ask_training,
     await_answer,
     require_training,
-    scene,
+    run_to_stop,
     seconds_to_wait,
     standing_lines,
 )
@@ -39,9 +39,9 @@ def checkpoint_now(
     Examples:
       tr11 checkpoint-now --wait --reason "before the maintenance"
     """
-    place = scene(context)
-    paths, view = place.directory.paths, place.look()
-    require_training(view, place, "saved")
+    run = run_to_stop(context)
+    paths, view = run.directory.paths, run.look()
+    require_training(view, run, "saved")
     before = read_request(paths.checkpoint_request, "checkpoint")
     for line in [*(f"running:    attempt {name}: will save and train on" for name in view.attempts),
                  *standing_lines(view)]:  # fmt: skip
@@ -54,17 +54,17 @@ def checkpoint_now(
     request = before
     if request is None:
         agree("Ask for a checkpoint?", yes)
-        request = new_request("checkpoint", place.user, why, place.directory.root)
-        ask_training(place, paths.checkpoint_request, request, "a checkpoint", "checkpoint-now", {})
-        say(f"asked for a checkpoint at the next step; `{place.command('status')}` shows it when it is there")
+        request = new_request("checkpoint", run.user, why, run.directory.root)
+        ask_training(run, paths.checkpoint_request, request, "a checkpoint", "checkpoint-now", {})
+        say(f"asked for a checkpoint at the next step; `{run.command('status')}` shows it when it is there")
     answer = None
     if wait:
-        seconds = seconds_to_wait(place, timeout)
-        answer = await_answer(place, view, request, seconds)
+        seconds = seconds_to_wait(run, timeout)
+        answer = await_answer(run, view, request, seconds)
     if context.as_json:
         value = {"schema": CHECKPOINT_NOW_SCHEMA, "request": request.id, "answered": answer is not None}
         emit({**value, "checkpoint": answer.step if answer else None})
     if answer is not None and answer.step is not None and not context.as_json:
         typer.echo(f"saved: global_step{answer.step}; the training goes on")
     if wait and (answer is None or answer.step is None):
-        raise Refusal(answer.message if answer else f"no checkpoint came in time; look with `{place.command('logs')}`")
+        raise Refusal(answer.message if answer else f"no checkpoint came in time; look with `{run.command('logs')}`")

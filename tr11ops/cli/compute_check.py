@@ -14,7 +14,7 @@ from tr11ops.cli.stopping import (
     ask_training,
     await_answer,
     require_training,
-    scene,
+    run_to_stop,
     seconds_to_wait,
     standing_lines,
 )
@@ -37,9 +37,9 @@ def compute_check(
     Examples:
       tr11 compute-check --reason "the loss left its course"
     """
-    place = scene(context)
-    view = place.look()
-    require_training(view, place, "checked")
+    run = run_to_stop(context)
+    view = run.look()
+    require_training(view, run, "checked")
     what = "one micro batch is computed twice after the next step"
     for line in [*(f"running:    attempt {name}: {what}" for name in view.attempts), *standing_lines(view)]:
         say(line)
@@ -47,11 +47,11 @@ def compute_check(
         say("nothing was changed (--dry-run)")
         return
     agree("Ask for a check?", yes)
-    request = new_request("compute-check", place.user, why, place.directory.root)
-    ask_training(place, place.directory.paths.check_request, request, "a check", "compute-check", {})
-    seconds = seconds_to_wait(place, timeout)
+    request = new_request("compute-check", run.user, why, run.directory.root)
+    ask_training(run, run.directory.paths.check_request, request, "a check", "compute-check", {})
+    seconds = seconds_to_wait(run, timeout)
     say(f"asked for; waiting for the answer, {duration(seconds)} at most")
-    answer = await_answer(place, view, request, seconds)
+    answer = await_answer(run, view, request, seconds)
     if answer is None or answer.step is None:
-        raise Refusal(answer.message if answer else f"no answer came in time; look with `{place.command('logs')}`")
+        raise Refusal(answer.message if answer else f"no answer came in time; look with `{run.command('logs')}`")
     typer.echo(f"checked: {answer.message}")

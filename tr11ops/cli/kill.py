@@ -29,8 +29,8 @@ from tr11ops.cli.stopping import (
     queued_lines,
     record,
     require_switch,
+    run_to_stop,
     running_lines,
-    scene,
     standing_lines,
     stop_without_files,
     way_on,
@@ -80,7 +80,7 @@ def kill(
     """
     if release:
         _release(
-            scene(context, is_releasing=True),
+            run_to_stop(context, is_releasing=True),
             why,
             yes,
             dry_run,
@@ -88,12 +88,12 @@ def kill(
         )
         return
 
-    place = scene(context)
-    directory, view = place.directory, place.look()
-    require_switch(place, view)
-    before = place.read(lambda: read_request(directory.kill_switch, "kill"))
+    run = run_to_stop(context)
+    directory, view = run.directory, run.look()
+    require_switch(run, view)
+    before = run.read(lambda: read_request(directory.kill_switch, "kill"))
     is_new = before is None or (now and before.kind != "kill-now")
-    for line in _lines(place, view, before, now):
+    for line in _lines(run, view, before, now):
         say(line)
     if dry_run:
         say("nothing was changed (--dry-run)")
@@ -103,24 +103,24 @@ def kill(
     request = before
     is_set, is_stopped = False, True
     held: tuple[str, ...] = ()
-    if is_new or to_hold(view.queued, place.user)[0]:
+    if is_new or to_hold(view.queued, run.user)[0]:
         agree("End the run now, without saving?" if now else "Set the kill switch?", yes)
         if is_new:
-            request = new_request("kill-now" if now else "kill", place.user, why, directory.root)
-            is_set, is_stopped = _set(place, view, request)
-        held = hold_queued(place, view, why or "kill switch")
+            request = new_request("kill-now" if now else "kill", run.user, why, directory.root)
+            is_set, is_stopped = _set(run, view, request)
+        held = hold_queued(run, view, why or "kill switch")
     assert request is not None
     endings: tuple[JobEnding, ...] = ()
     if wait and view.running:
-        minutes = NOW_MINUTES if request.kind == "kill-now" else place.card.resilience.stop_within_minutes
-        patience = StopWait(timeout, minutes * 60, lambda: fall_back(place, view.running, request.id, minutes))
-        endings = wait_for_end(directory, view.running, place.edge, patience, lambda text: say(f"  {text}"), request.id)
-    code = max(_report(place, endings, context.as_json), 0 if is_stopped else 1)
+        minutes = NOW_MINUTES if request.kind == "kill-now" else run.card.resilience.stop_within_minutes
+        patience = StopWait(timeout, minutes * 60, lambda: fall_back(run, view.running, request.id, minutes))
+        endings = wait_for_end(directory, view.running, run.edge, patience, lambda text: say(f"  {text}"), request.id)
+    code = max(_report(run, endings, context.as_json), 0 if is_stopped else 1)
     unknown = view.unread if not is_stopped else (view.read_error or view.unclear) if wait else ""
     if (not wait or all(ending.is_over for ending in endings)) and (held or not unknown):
-        say(way_on(place, view))
+        say(way_on(run, view))
     if context.as_json:
-        answered = _answered(place, view, request)
+        answered = _answered(run, view, request)
         action = "already-set" if not is_new else "set" if is_set else "asked-scheduler"
         emit(_value(action, directory, view, endings, request, held, answered))
     if unknown:
@@ -128,10 +128,10 @@ def kill(
     raise typer.Exit(code)
 
 
-def _lines(place: StopContext, view: StopView, before: Request | None, now: bool) -> list[str]:
+def _lines(run: StopContext, view: StopView, before: Request | None, now: bool) -> list[str]:
     """What is there and what will happen, for a person."""
     what = "will end within seconds, unsaved" if now else "will save and leave"
-    lines = [*running_lines(view, what), *queued_lines(view, place.user)]
+    lines = [*running_lines(view, what), *queued_lines(view, run.user)]
     if view.read_error:
         lines.append(
             f"jobs:       unknown, the scheduler did not answer ({view.read_error}); the switch works without it"
@@ -147,7 +147,7 @@ def _lines(place: StopContext, view: StopView, before: Request | None, now: bool
         by = f" by {before.who}" if before.who else ""
         reason = f" ({before.why})" if before.why else ""
         end = ", to end without saving" if before.kind == "kill-now" else ""
-        lines.append(f"the kill switch is already set{by}{reason}{end}: {place.directory.kill_switch}")
+        lines.append(f"the kill switch is already set{by}{reason}{end}: {run.directory.kill_switch}")
     return lines
 
 
@@ -161,23 +161,23 @@ def _loss(view: StopView) -> str:
     return f"{lost} iterations since {since}{pace}"
 
 
-def _answered(place: StopContext, view: StopView, request: Request) -> Acknowledgements | None:
+def _answered(run: StopContext, view: StopView, request: Request) -> Acknowledgements | None:
     """Who has honoured the request; None where the files do not answer, which undoes nothing of the stop."""
     try:
         return deadline.within(
-            deadline.STOP_SECONDS, lambda: acknowledgements(place.directory, request.id, view.attempts)
+            deadline.STOP_SECONDS, lambda: acknowledgements(run.directory, request.id, view.attempts)
         )
     except deadline.Late:
         return None
 
 
-def _set(place: StopContext, view: StopView, request: Request) -> tuple[bool, bool]:
+def _set(run: StopContext, view: StopView, request: Request) -> tuple[bool, bool]:
     """Set the kill switch; where the disk does not take it, stop what runs through the scheduler.
 
     Returns whether it is set, and whether all that runs was asked to stop.
     """
-    directory, now = place.directory, request.kind == "kill-now"
-    is_set = put_request(place, directory.kill_switch, request)
+    directory, now = run.directory, request.kind == "kill-now"
+    is_set = put_request(run, directory.kill_switch, request)
     try:
         found = (
             deadline.within(deadline.STOP_SECONDS, lambda: read_request(directory.kill_switch, "kill"))
@@ -190,34 +190,34 @@ def _set(place: StopContext, view: StopView, request: Request) -> tuple[bool, bo
     if is_set:
         say(f"kill switch set: {directory.kill_switch}")
     # an empty switch makes it save and leave, which is all that is wanted but for an end without saving
-    is_stopped = is_whole or (is_set and not now) or stop_without_files(place, view, now)
+    is_stopped = is_whole or (is_set and not now) or stop_without_files(run, view, now)
     data = {"kill_switch": str(directory.kill_switch), "request": request.id, "kind": request.kind, "set": is_set}
     record(directory, "kill-switch-set" if is_set else "stop-asked", request.why, data, request.who)
     return is_set, is_stopped
 
 
-def _release(place: StopContext, why: str, yes: bool, dry_run: bool, as_json: bool) -> None:
+def _release(run: StopContext, why: str, yes: bool, dry_run: bool, as_json: bool) -> None:
     """What `tr11 resume` does; a switch alone is not enough where queued jobs were held with it."""
-    was_set = place.read(place.directory.kill_switch_is_set)
-    done = let_go_on(place, why, yes, dry_run)
+    was_set = run.read(run.directory.kill_switch_is_set)
+    done = let_go_on(run, why, yes, dry_run)
     if not was_set:
-        say(f"kill switch was not set: {place.directory.kill_switch}")
+        say(f"kill switch was not set: {run.directory.kill_switch}")
     if as_json:
         action = "not-set" if not was_set else "dry-run" if dry_run else "released"
         value = {**done.value(), "schema": KILL_SCHEMA, "action": action}
-        emit({**value, "kill_switch": str(place.directory.kill_switch)})
+        emit({**value, "kill_switch": str(run.directory.kill_switch)})
     done.leave()
 
 
-def _report(place: StopContext, endings: tuple[JobEnding, ...], as_json: bool) -> int:
+def _report(run: StopContext, endings: tuple[JobEnding, ...], as_json: bool) -> int:
     """Say how the jobs ended; returns the exit code."""
     code = 0
     for ending in endings:
         marker = ending.marker
         if not ending.is_over:
-            text, fine = f"is still there: it did not end in time; `{place.command('status')}` shows it", False
+            text, fine = f"is still there: it did not end in time; `{run.command('status')}` shows it", False
         elif marker is None:
-            look = place.command("status")
+            look = run.command("status")
             text, fine = f"ended without a word of the trainer: the last checkpoint is what `{look}` shows", False
         else:
             saved = (

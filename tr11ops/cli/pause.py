@@ -13,8 +13,8 @@ from tr11ops.cli.stopping import (
     put_request,
     queued_lines,
     record,
+    run_to_stop,
     running_lines,
-    scene,
     standing_lines,
     way_on,
 )
@@ -39,11 +39,11 @@ def pause(
       tr11 pause --reason "new data on Monday"
       tr11 pause --dry-run
     """
-    place = scene(context)
-    paths, view = place.directory.paths, place.look()
-    before = place.read(lambda: read_request(paths.pause, "pause"))
+    run = run_to_stop(context)
+    paths, view = run.directory.paths, run.look()
+    before = run.read(lambda: read_request(paths.pause, "pause"))
     exempt = view.attempts[0] if view.attempts else ""
-    lines = [*running_lines(view, "will train to its limit"), *queued_lines(view, place.user)]
+    lines = [*running_lines(view, "will train to its limit"), *queued_lines(view, run.user)]
     if view.read_error:
         lines.append(
             f"jobs:       unknown, the scheduler did not answer ({view.read_error}); the pause works without it"
@@ -56,28 +56,28 @@ def pause(
         say(f"this run is already paused, by {before}")
     if dry_run:
         say("nothing was changed (--dry-run)")
-        _print(place, "dry-run", exempt, (), context.as_json)
+        _print(run, "dry-run", exempt, (), context.as_json)
         return
     agree("Pause the run after this task?", yes or before is not None)
     is_paused = True
     if before is None:
-        request = new_request("pause", place.user, why, place.directory.root, exempt)
-        is_paused = put_request(place, paths.pause, request)
-        record(place.directory, "pause", why, {"request": request.id, "exempt": exempt}, place.user)
+        request = new_request("pause", run.user, why, run.directory.root, exempt)
+        is_paused = put_request(run, paths.pause, request)
+        record(run.directory, "pause", why, {"request": request.id, "exempt": exempt}, run.user)
         if is_paused:
             say(f"paused: {paths.pause}")
-    held = hold_queued(place, view, why or "pause")
-    mine, others = to_hold(view.queued, place.user)
+    held = hold_queued(run, view, why or "pause")
+    mine, others = to_hold(view.queued, run.user)
     if not is_paused and (others or set(mine) - set(held)):
         raise Refusal("what is queued is not all held, and no file keeps it from training: hold it where it is queued")
     unknown = view.unread or view.unclear
     if not is_paused and unknown:
         raise Refusal(f"the run is not paused, and what else of it may start is not known: {unknown}", exit_code=3)
-    say(way_on(place, view))
-    _print(place, "already-paused" if before else "paused", before.exempt if before else exempt, held, context.as_json)
+    say(way_on(run, view))
+    _print(run, "already-paused" if before else "paused", before.exempt if before else exempt, held, context.as_json)
 
 
-def _print(place: StopContext, action: str, exempt: str, held: tuple[str, ...], as_json: bool) -> None:
+def _print(run: StopContext, action: str, exempt: str, held: tuple[str, ...], as_json: bool) -> None:
     if as_json:
-        value = {"schema": PAUSE_SCHEMA, "action": action, "pause": str(place.directory.paths.pause)}
+        value = {"schema": PAUSE_SCHEMA, "action": action, "pause": str(run.directory.paths.pause)}
         emit({**value, "trains_on": exempt or None, "held": list(held)})

@@ -18,7 +18,7 @@ from tr11ops.cli.stopping import (
     ask_training,
     await_answer,
     require_training,
-    scene,
+    run_to_stop,
     seconds_to_wait,
     standing_lines,
 )
@@ -50,9 +50,9 @@ def profile(
       tr11 profile --steps 3
       tr11 profile --operations
     """
-    place = scene(context)
-    view = place.look()
-    require_training(view, place, "profiled")
+    run = run_to_stop(context)
+    view = run.look()
+    require_training(view, run, "profiled")
     what = "every rank's last operations" if operations else f"{counted(steps, 'step')} of rank {rank}"
     for line in [*(f"running:    attempt {name}: {what}" for name in view.attempts), *standing_lines(view)]:
         say(line)
@@ -61,26 +61,26 @@ def profile(
         return
     agree("Ask for a profile?", yes)
     if operations:
-        _operations(place, why, OPERATIONS_SECONDS if timeout is None else timeout)
+        _operations(run, why, OPERATIONS_SECONDS if timeout is None else timeout)
         return
 
-    request = replace(new_request("profile", place.user, why, place.directory.root), steps=steps, rank=rank)
+    request = replace(new_request("profile", run.user, why, run.directory.root), steps=steps, rank=rank)
     facts = {"steps": steps, "rank": rank}
-    ask_training(place, place.directory.paths.profile_request, request, "a profile", "profile", facts)
-    seconds = seconds_to_wait(place, timeout)
+    ask_training(run, run.directory.paths.profile_request, request, "a profile", "profile", facts)
+    seconds = seconds_to_wait(run, timeout)
     done = f"{counted(steps, 'step')} {'is' if steps == 1 else 'are'} done"
     say(f"asked for; waiting until {done}, {duration(seconds)} at most")
-    answer = await_answer(place, view, request, seconds)
+    answer = await_answer(run, view, request, seconds)
     if answer is None or answer.step is None:
-        raise Refusal(answer.message if answer else f"no profile came in time; look with `{place.command('logs')}`")
+        raise Refusal(answer.message if answer else f"no profile came in time; look with `{run.command('logs')}`")
     typer.echo(f"profile: {answer.message}")
 
 
-def _operations(place: StopContext, why: str, seconds: float) -> None:
+def _operations(run: StopContext, why: str, seconds: float) -> None:
     """Ask every rank, wait until all that beat have written, then take the request back."""
-    paths = place.directory.paths
-    request = new_request("operations", place.user, why, place.directory.root)
-    ask_training(place, paths.operations_request, request, "the operations", "profile", {"operations": True})
+    paths = run.directory.paths
+    request = new_request("operations", run.user, why, run.directory.root)
+    ask_training(run, paths.operations_request, request, "the operations", "profile", {"operations": True})
     wanted = len(list(paths.heartbeat(0).parent.glob("*.json")))
     until = time.monotonic() + seconds
     try:

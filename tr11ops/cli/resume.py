@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tr11ops.cli.common import DryRunOption, Refusal, YesOption, agree, say
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
-from tr11ops.cli.stopping import ReasonOption, StopContext, record, require_switch, scene, standing_lines
+from tr11ops.cli.stopping import ReasonOption, StopContext, record, require_switch, run_to_stop, standing_lines
 from tr11ops.cluster.parts import names_of, split
 from tr11ops.cluster.pending_reasons import Cause, Wait, is_held, reason_of_job
 from tr11ops.observe.derived import is_left_over
@@ -59,10 +59,10 @@ def resume(
       tr11 resume --dry-run
       tr11 resume --reason "new data is in place"
     """
-    place = scene(context, is_releasing=True)
-    done = let_go_on(place, why, yes, dry_run)
+    run = run_to_stop(context, is_releasing=True)
+    done = let_go_on(run, why, yes, dry_run)
     if context.as_json:
-        emit({"schema": RESUME_SCHEMA, **done.value(), "run": place.card.run.name})
+        emit({"schema": RESUME_SCHEMA, **done.value(), "run": run.card.run.name})
     done.leave()
 
 
@@ -97,48 +97,44 @@ class ResumeResult:
             raise Refusal(self.missing, self.exit_code)
 
 
-def let_go_on(place: StopContext, why: str, yes: bool, dry_run: bool) -> ResumeResult:
+def let_go_on(run: StopContext, why: str, yes: bool, dry_run: bool) -> ResumeResult:
     """Show what keeps the run from going on, ask, and release what tr11 put there. Says what starts next."""
-    directory, view = place.directory, place.look()
-    require_switch(place, view, is_releasing=True)
+    directory, view = run.directory, run.look()
+    require_switch(run, view, is_releasing=True)
     if view.unread:
         raise Refusal(f"whether anything keeps the run from going on cannot be seen: {view.unread}", exit_code=3)
-    todo = place.read(lambda: _undoing(place, view))
-    for line in [*_lines(todo), *standing_lines(view), f"next:       {_next(place, view, todo)}"]:
+    todo = run.read(lambda: _undoing(run, view))
+    for line in [*_lines(todo), *standing_lines(view), f"next:       {_next(run, view, todo)}"]:
         say(line)
     if todo.is_empty or dry_run:
         say("nothing was changed (--dry-run)" if dry_run else "nothing stands in the way: nothing was changed")
         action = "dry-run" if dry_run else "nothing"
-        return (
-            ResumeResult(action, todo) if dry_run else ResumeResult(action, todo, (), *_missing(place, view, todo, ()))
-        )
+        return ResumeResult(action, todo) if dry_run else ResumeResult(action, todo, (), *_missing(run, view, todo, ()))
     agree("Let it go on?", yes)
     # The holds last: what starts must not find a switch.
     for name, _ in todo.switches:
         path = {"kill switch": directory.kill_switch, "pause": directory.paths.pause}[name]
         aside = remove_stop_file(path)
         say(f"{name} released: {path}" + (f" (it was a folder: it is now {aside})" if aside else ""))
-    result = release(directory, todo.holds, place.edge)
+    result = release(directory, todo.holds, run.edge)
     for number in result.done:
         say(f"released: job {number}")
     if result.unrecorded:
         say(f"tr11: it stays on record that tr11 holds them ({result.unrecorded}): a later resume releases them again")
     if view.is_idle:
-        say(f"to start it: {place.command('launch --array 1-10')}")
+        say(f"to start it: {run.command('launch --array 1-10')}")
     if directory.exists:
         data = {"switches": [name for name, _ in todo.switches], "jobs": list(result.done)}
-        record(directory, "resumed", why, data, place.user)
-    return ResumeResult("resumed", todo, result.done, *_missing(place, view, todo, result.refused))
+        record(directory, "resumed", why, data, run.user)
+    return ResumeResult("resumed", todo, result.done, *_missing(run, view, todo, result.refused))
 
 
-def _missing(
-    place: StopContext, view: StopView, todo: Undoing, refused: tuple[tuple[str, str], ...]
-) -> tuple[str, int]:
+def _missing(run: StopContext, view: StopView, todo: Undoing, refused: tuple[tuple[str, str], ...]) -> tuple[str, int]:
     """What still keeps the run from going on, and the exit code for it: ("", 0) where nothing does."""
     if refused:
         return "; ".join(f"job {number} stays held: {text}" for number, text in refused), 1
     if view.read_error:
-        held = sorted(held_by_tr11(place.directory)) if place.directory.exists else []
+        held = sorted(held_by_tr11(run.directory)) if run.directory.exists else []
         names = ", ".join(held)
         return (f"job {names} may still be held: type this again when the scheduler answers", 3) if held else ("", 0)
     goes_on = view.running or view.foreground or todo.holds or any(not is_held(job) for job in view.queued)
@@ -147,13 +143,13 @@ def _missing(
         return "", 0
     names = ", ".join(job.job_id for job in stuck)
     by = "whoever held it" if todo.foreign else stuck[0].user
-    release = f" (`scontrol release {names}`)" if place.edge.name == "slurm" and len(stuck) == 1 else ""
+    release = f" (`scontrol release {names}`)" if run.edge.name == "slurm" and len(stuck) == 1 else ""
     return f"nothing starts: job {names} stays held, and {by} must release it{release}", 1
 
 
-def _undoing(place: StopContext, view: StopView) -> Undoing:
+def _undoing(run: StopContext, view: StopView) -> Undoing:
 
-    directory = place.directory
+    directory = run.directory
     found = {
         "kill switch": read_request(directory.kill_switch, "kill"),
         "pause": read_request(directory.paths.pause, "pause"),
@@ -161,10 +157,10 @@ def _undoing(place: StopContext, view: StopView) -> Undoing:
     held = held_jobs(view.queued, held_by_tr11(directory, view.queued))
     left_over = tuple(job for job in held.ours if is_left_over(job, view.finished))
     ours = tuple(job for job in held.ours if job not in left_over)
-    others = tuple(job for job in ours if not can_modify(job, place.user))
+    others = tuple(job for job in ours if not can_modify(job, run.user))
     return Undoing(
         switches=tuple((name, str(request)) for name, request in found.items() if request is not None),
-        holds=names_of((job for job in ours if can_modify(job, place.user)), (*held.others, *others, *left_over)),
+        holds=names_of((job for job in ours if can_modify(job, run.user)), (*held.others, *others, *left_over)),
         foreign=held.others,
         others=others,
         left_over=left_over,
@@ -182,7 +178,7 @@ def _lines(todo: Undoing) -> list[str]:
     return lines
 
 
-def _next(place: StopContext, view: StopView, todo: Undoing) -> str:
+def _next(run: StopContext, view: StopView, todo: Undoing) -> str:
     if view.read_error:
         return f"unknown, the scheduler did not answer ({view.read_error})"
     released = [part for job in view.queued if is_held(job) and (part := split(job, todo.holds)[0]) is not None]
@@ -201,6 +197,6 @@ def _next(place: StopContext, view: StopView, todo: Undoing) -> str:
         why = f" waits ({limited.reason}: {reason_of_job(limited).meaning})" if limited else ""
         return queue + (why or ", as soon as nodes are free")
     if todo.foreign or todo.others or todo.left_over:
-        over = f"; the training is finished: `{place.command('launch --repair')}` cancels it" if todo.left_over else ""
+        over = f"; the training is finished: `{run.command('launch --repair')}` cancels it" if todo.left_over else ""
         return f"nothing: all that is queued stays held{over}"
-    return f"nothing is queued: start it with `{place.command('launch --array 1-10')}`"
+    return f"nothing is queued: start it with `{run.command('launch --array 1-10')}`"

@@ -23,7 +23,7 @@ from tr11ops.cli.checkpoints_keep import open_catalogue
 from tr11ops.cli.checkpoints_verify import read_them
 from tr11ops.cli.common import DryRunOption, Refusal, YesOption, agree, say
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
-from tr11ops.cli.stopping import ReasonOption, StopContext, scene
+from tr11ops.cli.stopping import ReasonOption, StopContext, run_to_stop
 from tr11ops.cluster.pending_reasons import is_held
 from tr11ops.rundir.claims import ClaimTaken
 from trainer.contract.checkpoint_names import read_latest
@@ -79,10 +79,10 @@ def rollback(
     if skip is not None and step is None:
         raise Refusal("--skip needs a STEP: tr11 rollback STEP --skip N", exit_code=2)
     wanted = None if skip is None else _parse_skip(skip)
-    place = scene(context)
-    view = place.look()
-    _refuse_a_living_trainer(place, view)
-    record = _read_record(place)
+    run = run_to_stop(context)
+    view = run.look()
+    _refuse_a_living_trainer(run, view)
+    record = _read_record(run)
     if step is None and not undo and record.pending is None:
         raise Refusal("go back to which step? Give one (tr11 checkpoints list), or --undo", exit_code=2)
     if record.pending is not None:
@@ -90,24 +90,24 @@ def rollback(
         if dry_run:
             raise Refusal("`tr11 rollback` finishes it; then plan again. Nothing was changed (--dry-run)")
         agree("Finish it?", yes)
-        record = _finish(place, record, why)
+        record = _finish(run, record, why)
         if step is None and not undo:
-            _finished(place, view, context.as_json)
+            _finished(run, view, context.as_json)
             return
-    plan = _plan(place, view, record, step, wanted, _catalogue(place))
+    plan = _plan(run, view, record, step, wanted, _catalogue(run))
     for line in [*_lines(plan), *_queue_lines(view, plan)]:
         say(line)
     if plan.changes_nothing or dry_run:
         say("nothing was changed (--dry-run)" if dry_run else f"step {plan.to_step} is what a launch resumes from")
-        _print(place, view, plan, "planned" if dry_run else "nothing", context.as_json)
+        _print(run, view, plan, "planned" if dry_run else "nothing", context.as_json)
         return
     agree("Go back?" if plan.action == "roll-back" else "Put it back?", yes)
     if plan.action == "roll-back":
-        _verify(place, plan.to_step)
-    _apply(place, view, record, step, wanted, plan, why)
+        _verify(run, plan.to_step)
+    _apply(run, view, record, step, wanted, plan, why)
     say(f"done: the next launch resumes from step {plan.to_step}")
-    say(f"next:       {_next(place, view)}")
-    _print(place, view, plan, "rolled-back" if plan.action == "roll-back" else "undone", context.as_json)
+    say(f"next:       {_next(run, view)}")
+    _print(run, view, plan, "rolled-back" if plan.action == "roll-back" else "undone", context.as_json)
 
 
 def _parse_skip(text: str) -> IterationRange | int:
@@ -120,12 +120,12 @@ def _parse_skip(text: str) -> IterationRange | int:
 
 
 # ----------------------------------------------------------------------------- looking
-def _refuse_a_living_trainer(place: StopContext, view: StopView) -> str:
+def _refuse_a_living_trainer(run: StopContext, view: StopView) -> str:
     """The job of a trainer that is known to have ended, if its claim is still young; "" for none.
 
     Raises Refusal while a trainer lives (1), or may live (3).
     """
-    found = look_for_trainer(place.directory, view, place.edge)
+    found = look_for_trainer(run.directory, view, run.edge)
     if found.words:
         raise Refusal(f"{'; '.join(found.words)}: stop it first (tr11 kill --wait). Nothing was changed")
     if found.unknown:
@@ -133,27 +133,27 @@ def _refuse_a_living_trainer(place: StopContext, view: StopView) -> str:
     return found.ended
 
 
-def _read_record(place: StopContext) -> RecoveryRecord:
+def _read_record(run: StopContext) -> RecoveryRecord:
     try:
-        return read_recovery(place.directory.paths)
+        return read_recovery(run.directory.paths)
     except (OSError, ValueError) as error:
         raise Refusal(f"{error}. Nothing was changed", 3) from None
 
 
-def _catalogue(place: StopContext) -> Catalogue:
-    return open_catalogue(place.card)
+def _catalogue(run: StopContext) -> Catalogue:
+    return open_catalogue(run.card)
 
 
 def _plan(
-    place: StopContext, view: StopView, record: RecoveryRecord, step: int | None, skip: IterationRange | int | None,
+    run: StopContext, view: StopView, record: RecoveryRecord, step: int | None, skip: IterationRange | int | None,
     catalogue: Catalogue,
 ) -> RollbackPlan:  # fmt: skip
     """Raises Refusal where it cannot be."""
     last = max([view.iteration or 0, *(entry.step for entry in catalogue.checkpoints)])
     try:
         if step is None:
-            return plan_undo(catalogue, record, place.user)
-        return plan_rollback(catalogue, record, place.card, step, skip, place.user, last)
+            return plan_undo(catalogue, record, run.user)
+        return plan_rollback(catalogue, record, run.card, step, skip, run.user, last)
     except NotPossible as error:
         raise Refusal(f"{error}. Nothing was changed") from None
     except OSError as error:
@@ -161,13 +161,13 @@ def _plan(
 
 
 # ----------------------------------------------------------------------------- doing
-def _verify(place: StopContext, step: int) -> None:
+def _verify(run: StopContext, step: int) -> None:
     """Read every byte of the step, unless that is on record. Raises Refusal where it is not as it was written."""
-    entry = _catalogue(place).at(step)
+    entry = _catalogue(run).at(step)
     if entry is None or not needs_reading(entry):
         return
     try:
-        reading = read_them(place.directory, [entry], FILES_AT_ONCE, quiet=True)[0]
+        reading = read_them(run.directory, [entry], FILES_AT_ONCE, quiet=True)[0]
     except KeyboardInterrupt:
         raise Refusal("interrupted. Nothing was changed") from None
     if reading.bad:
@@ -179,19 +179,19 @@ def _verify(place: StopContext, step: int) -> None:
 
 
 def _apply(
-    place: StopContext, view: StopView, record: RecoveryRecord, step: int | None, skip: IterationRange | int | None,
+    run: StopContext, view: StopView, record: RecoveryRecord, step: int | None, skip: IterationRange | int | None,
     shown: RollbackPlan, why: str,
 ) -> None:  # fmt: skip
     """Look once more, and do what was shown. Raises Refusal: what stands then is in its text."""
-    directory = place.directory
+    directory = run.directory
     try:
         with claimed(directory):
-            ended = _refuse_a_living_trainer(place, place.look())
-            again = _read_record(place)
-            plan = _plan(place, view, again, step, skip, _catalogue(place))
+            ended = _refuse_a_living_trainer(run, run.look())
+            again = _read_record(run)
+            plan = _plan(run, view, again, step, skip, _catalogue(run))
             if (plan.moves, plan.to_step) != (shown.moves, shown.to_step) or len(again.events) != len(record.events):
                 raise Refusal("the checkpoints have changed since they were shown. Nothing was changed: type it again")
-            carry_out(directory, plan, why, place.user, ended)
+            carry_out(directory, plan, why, run.user, ended)
     except ClaimTaken as taken:
         raise Refusal(f"a prune or another roll-back is at it: {taken}. Nothing was changed") from None
     except TrainerAlive as alive:
@@ -200,11 +200,11 @@ def _apply(
         raise _cut_off(error) from None
 
 
-def _finish(place: StopContext, record: RecoveryRecord, why: str) -> RecoveryRecord:
+def _finish(run: StopContext, record: RecoveryRecord, why: str) -> RecoveryRecord:
     try:
-        with claimed(place.directory):
-            ended = _refuse_a_living_trainer(place, place.look())
-            return finish_pending(place.directory, _read_record(place), place.user, why or "it was cut off", ended)
+        with claimed(run.directory):
+            ended = _refuse_a_living_trainer(run, run.look())
+            return finish_pending(run.directory, _read_record(run), run.user, why or "it was cut off", ended)
     except ClaimTaken as taken:
         raise Refusal(f"a prune or another roll-back is at it: {taken}") from None
     except TrainerAlive as alive:
@@ -250,8 +250,8 @@ def _tasks(job: Job) -> str:
     return counted(count, "task")
 
 
-def _next(place: StopContext, view: StopView) -> str:
-    directory = place.directory
+def _next(run: StopContext, view: StopView) -> str:
+    directory = run.directory
     if directory.kill_switch_is_set() or directory.paths.pause.exists() or any(map(is_held, view.queued)):
         return "let it go on with `tr11 resume`" + ("" if view.queued else ", then `tr11 launch --array 1-10`")
     if view.queued:
@@ -264,21 +264,21 @@ def _unfinished(record: RecoveryRecord) -> str:
     return f"{len(record.pending.moves)} to rename, {record.pending.latest or 'nothing'} to resume from"
 
 
-def _finished(place: StopContext, view: StopView, as_json: bool) -> None:
-    step = read_latest(place.directory.paths.checkpoints)
+def _finished(run: StopContext, view: StopView, as_json: bool) -> None:
+    step = read_latest(run.directory.paths.checkpoints)
     say(f"done: the next launch resumes from step {step}")
-    say(f"next:       {_next(place, view)}")
+    say(f"next:       {_next(run, view)}")
     if as_json:
         emit({"schema": SCHEMA, "action": "finished", "to_step": step})
 
 
-def _print(place: StopContext, view: StopView, plan: RollbackPlan, action: str, as_json: bool) -> None:
+def _print(run: StopContext, view: StopView, plan: RollbackPlan, action: str, as_json: bool) -> None:
     if not as_json:
         return
     skip = plan.skip
     value: dict[str, Any] = {
         "schema": SCHEMA,
-        "run": place.card.run.name,
+        "run": run.card.run.name,
         "action": action,
         "to_step": plan.to_step,
         "latest_before": plan.latest_before,

@@ -75,7 +75,7 @@ def without_files(card: RunCard, scheduler: str) -> str:
     return hint
 
 
-def scene(context: RunContext, is_releasing: bool = False) -> StopContext:
+def run_to_stop(context: RunContext, is_releasing: bool = False) -> StopContext:
     """The run that is meant. Raises CardError, or Refusal where nothing was launched or the switch is another run's.
 
     What was launched on one scheduler is stopped there, whatever else this machine has.
@@ -104,19 +104,19 @@ def guard(directory: RunDirectory, is_releasing: bool = False) -> None:
         )
 
 
-def require_switch(place: StopContext, view: StopView, is_releasing: bool = False) -> None:
+def require_switch(run: StopContext, view: StopView, is_releasing: bool = False) -> None:
     """Refuse to use a switch that is not proven to be the run's, and say how else it is stopped. Raises Refusal."""
-    fault = place.read(lambda: place_fault(place.directory))
+    fault = run.read(lambda: place_fault(run.directory))
     if not fault:
-        if place.read(lambda: look_at_switch(place.directory)).note:
+        if run.read(lambda: look_at_switch(run.directory)).note:
             say(f"kill switch: {NEVER_MARKED}")
         return
     if is_releasing:
         raise Refusal(f"whether the kill switch is set cannot be seen from here ({fault}): type this where it is", 3)
-    for line in [*running_lines(view, "trains on"), *queued_lines(view, place.user)]:
+    for line in [*running_lines(view, "trains on"), *queued_lines(view, run.user)]:
         say(line)
     say("to stop the run without its kill switch, type:")
-    for line in other_ways(place.directory, view.attempts, place.command("pause"), place.edge.name == "slurm"):
+    for line in other_ways(run.directory, view.attempts, run.command("pause"), run.edge.name == "slurm"):
         say(f"  {line}")
     raise Refusal(f"the kill switch cannot be set from here ({fault}); nothing was changed, and no folder was made", 3)
 
@@ -125,7 +125,7 @@ def record(directory: RunDirectory, kind: str, why: str, data: dict[str, Any], w
     """Write to the journal. The request is what counts: a journal that cannot be written is said, and stops nothing."""
 
     def write() -> str:
-        return write_or_fall_back(directory, lambda place: Journal(place.journal).write(kind, why, data, who))[1]
+        return write_or_fall_back(directory, lambda folder: Journal(folder.journal).write(kind, why, data, who))[1]
 
     try:
         elsewhere = deadline.within(deadline.STOP_SECONDS, write)
@@ -142,8 +142,8 @@ def running_lines(view: StopView, what: str) -> list[str]:
     for job in view.running:
         since = f", {duration(time.time() - job.start_time)}" if job.start_time else ""
         count = job.node_count or len(job.nodes)
-        place = counted(count, "node")
-        lines.append(f"running:    job {job.job_id} of {job.user} on {place}{since}: {what}")
+        nodes = counted(count, "node")
+        lines.append(f"running:    job {job.job_id} of {job.user} on {nodes}{since}: {what}")
     lines += [f"running:    {text}: {what}" for text in view.foreground]
     lines += [f"not known:  {view.unclear}"] if view.unclear else []
     return [*lines, *map(_namesake_line, view.namesakes)]
@@ -181,60 +181,58 @@ def standing_lines(view: StopView) -> list[str]:
     ]
 
 
-def way_on(place: StopContext, view: StopView) -> str:
+def way_on(run: StopContext, view: StopView) -> str:
     """What to type when the stop is no longer wanted."""
     if view.finished is not None and not view.running:
-        return f"nothing is left to train; `{place.command('launch --repair')}` cancels what is queued"
-    return f"to let it go on: {place.command('resume')}"
+        return f"nothing is left to train; `{run.command('launch --repair')}` cancels what is queued"
+    return f"to let it go on: {run.command('resume')}"
 
 
-def hold_queued(place: StopContext, view: StopView, why: str) -> tuple[str, ...]:
+def hold_queued(run: StopContext, view: StopView, why: str) -> tuple[str, ...]:
     """Hold the queued jobs, as far as this user may; says what was done. Returns the numbers that are held now."""
-    mine, others = to_hold(view.queued, place.user)
-    result = hold(place.directory, mine, place.edge, place.user, why, must_record=False)
+    mine, others = to_hold(view.queued, run.user)
+    result = hold(run.directory, mine, run.edge, run.user, why, must_record=False)
     for number in result.done:
-        release = f"`{place.command('resume')}` releases it"
+        release = f"`{run.command('resume')}` releases it"
         if result.unrecorded:
-            free = f"`scontrol release {number}`" if place.edge.name == "slurm" else "only its scheduler"
+            free = f"`scontrol release {number}`" if run.edge.name == "slurm" else "only its scheduler"
             release = f"that cannot be recorded ({result.unrecorded}), so {free} releases it"
         say(f"held: job {number}; {release}")
     for number, text in result.refused:
         say(f"not held: job {number} ({text}); the run's own controller holds it, else each task leaves untrained")
     if result.done:
-        record(place.directory, "held", why, {"jobs": list(result.done)}, place.user)
+        record(run.directory, "held", why, {"jobs": list(result.done)}, run.user)
     for job in others:
         say(f"not held here: job {job.job_id} belongs to {job.user}; the run's own controller holds it")
     return result.done
 
 
-def require_training(view: StopView, place: StopContext, what: str) -> None:
+def require_training(view: StopView, run: StopContext, what: str) -> None:
     """Refuse where nothing of the run trains, so that nothing can be `what` ("saved"), or where that cannot be seen."""
     if view.unread:
         raise Refusal(f"whether anything of this run is training cannot be seen: {view.unread}", exit_code=3)
     if not (view.attempts or view.foreground or view.read_error or view.unclear):
-        raise Refusal(
-            f"nothing of this run is training, so nothing can be {what}; look with `{place.command('status')}`"
-        )
+        raise Refusal(f"nothing of this run is training, so nothing can be {what}; look with `{run.command('status')}`")
 
 
 def ask_training(
-    place: StopContext, path: Path, request: Request, what: str, kind: str, facts: Mapping[str, Any]
+    run: StopContext, path: Path, request: Request, what: str, kind: str, facts: Mapping[str, Any]
 ) -> None:
     """Put a request to the running training in place and on record; refused where "`what` could not be asked for"."""
-    if not put_request(place, path, request):
+    if not put_request(run, path, request):
         raise Refusal(f"{what} could not be asked for: make room first, runbooks/filesystem-full.md")
-    record(place.directory, kind, request.why, {"request": request.id, **facts}, place.user)
+    record(run.directory, kind, request.why, {"request": request.id, **facts}, run.user)
 
 
-def seconds_to_wait(place: StopContext, timeout: float | None) -> float:
+def seconds_to_wait(run: StopContext, timeout: float | None) -> float:
     """How long an answer is waited for: as the user says, else as long as a stop may take."""
-    return place.card.resilience.stop_within_minutes * 60 if timeout is None else timeout
+    return run.card.resilience.stop_within_minutes * 60 if timeout is None else timeout
 
 
-def put_request(place: StopContext, path: Path, request: Request) -> bool:
+def put_request(run: StopContext, path: Path, request: Request) -> bool:
     """Put a stop request in place, as far as the disk lets it; says what it lacks. False when nothing could be put."""
     try:
-        short = deadline.within(deadline.STOP_SECONDS, lambda: place_request(place.directory, path, request))
+        short = deadline.within(deadline.STOP_SECONDS, lambda: place_request(run.directory, path, request))
     except OSError as error:
         say(f"tr11: {path} cannot be made: {error.strerror or error}")
         return False
@@ -243,19 +241,19 @@ def put_request(place: StopContext, path: Path, request: Request) -> bool:
     return True
 
 
-def await_answer(place: StopContext, view: StopView, request: Request, seconds: float) -> RequestAnswer | None:
+def await_answer(run: StopContext, view: StopView, request: Request, seconds: float) -> RequestAnswer | None:
     """The trainer's answer; None when it does not come in time, and then it is said which ranks were silent."""
     if not request.id:
-        raise Refusal(f"that request was made by hand, so it has no receipt; look with `{place.command('status')}`")
+        raise Refusal(f"that request was made by hand, so it has no receipt; look with `{run.command('status')}`")
     until, said = time.monotonic() + seconds, ""
     while True:
         try:
-            answer = RequestAnswer.read(place.directory.paths.answer(request.id))
+            answer = RequestAnswer.read(run.directory.paths.answer(request.id))
         except (OSError, ValueError):
             answer = None  # being written by another node
         if answer is not None:
             return answer
-        text = str(acknowledgements(place.directory, request.id, view.attempts))
+        text = str(acknowledgements(run.directory, request.id, view.attempts))
         if text and text != said:
             say(f"  {text}")
             said = text
@@ -264,12 +262,12 @@ def await_answer(place: StopContext, view: StopView, request: Request, seconds: 
         time.sleep(ANSWER_POLL_SECONDS)
 
 
-def stop_without_files(place: StopContext, view: StopView, now: bool) -> bool:
+def stop_without_files(run: StopContext, view: StopView, now: bool) -> bool:
     """Stop what runs through the scheduler; says what was done, and what to type for the rest. True when all of it is.
 
     Its next tasks are held by `hold_queued`: no file keeps them from training.
     """
-    done = stop_by_scheduler(view, place.edge, place.user, now)
+    done = stop_by_scheduler(view, run.edge, run.user, now)
     for number in done.asked:
         say(f"cancelled: job {number}" if now else f"job {number} was sent {STOP_SIGNAL}: it saves and leaves")
     for number, why in done.refused:
@@ -304,27 +302,27 @@ class StopWait:
         return self.clock() - self._began < self.timeout
 
 
-def fall_back(place: StopContext, jobs: tuple[Job, ...], request: int, minutes: float) -> None:
+def fall_back(run: StopContext, jobs: tuple[Job, ...], request: int, minutes: float) -> None:
     """Cancel what did not stop, where this user may; else say whom to call. Names the ranks that never answered."""
     late = f"has not stopped within {minutes:g} min"
     for job in jobs:
         try:
-            now = place.edge.job(job.job_id)
+            now = run.edge.job(job.job_id)
         except SchedulerError as error:
             say(f"tr11: job {job.job_id} {late}, and the scheduler does not answer ({error}): ask the site's support")
             continue
         if now is None or now.state.is_final:
             continue
-        answered = str(acknowledgements(place.directory, request, [job.raw_id]))
+        answered = str(acknowledgements(run.directory, request, [job.raw_id]))
         if answered:
             say(f"tr11: job {job.job_id}: {answered}")
-        if not can_modify(job, place.user):
-            command = "scancel" if place.edge.name == "slurm" else "a cancellation of job"
+        if not can_modify(job, run.user):
+            command = "scancel" if run.edge.name == "slurm" else "a cancellation of job"
             say(f"tr11: job {job.job_id} {late}: call {job.user}, who owns it, for `{command} {job.job_id}`")
             continue
         say(f"tr11: job {job.job_id} {late}: cancelling it")
-        record(place.directory, "stop-fallback", late, {"job": job.job_id, "answered": answered}, place.user)
+        record(run.directory, "stop-fallback", late, {"job": job.job_id, "answered": answered}, run.user)
         try:
-            place.edge.cancel(job.job_id)
+            run.edge.cancel(job.job_id)
         except SchedulerError as error:
             say(f"tr11: job {job.job_id} could not be cancelled ({error}): ask the site's support")
