@@ -80,14 +80,14 @@ def _step(status: Status) -> Iterator[Row]:
 
 def _queue(published: Mapping[str, Any]) -> Iterator[Row]:
     """What ran and was queued: names of jobs are not published."""
-    status_document = table(published.get("attempts"))
-    running, queued = number(status_document.get("running")), number(status_document.get("waiting"))
+    published = table(published.get("attempts"))
+    running, queued = number(published.get("running")), number(published.get("waiting"))
     if running is not None and queued is not None:
         yield "jobs", f"{running:.0f} running, {queued:.0f} queued", ""
 
 
-def _goodput(status_document: Mapping[str, Any]) -> Iterator[Row]:
-    share, faults = number(status_document.get("useful_share")), number(status_document.get("faults"))
+def _goodput(published: Mapping[str, Any]) -> Iterator[Row]:
+    share, faults = number(published.get("useful_share")), number(published.get("faults"))
     if share is not None:
         fell = f"; {counted(int(faults), 'fault')} so far" if faults is not None else ""
         yield "goodput", f"{100 * share:.1f} % of the held node time was useful{fell}", ""

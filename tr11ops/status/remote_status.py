@@ -25,11 +25,11 @@ MOVING = frozenset({VerdictWord.HEALTHY, VerdictWord.STARTING})
 
 def remote_status(view: RemoteView, verdict: OutsideVerdict) -> Status:
     """What may be said of the run at `view.time`. What the log proves counts more than what was published."""
-    status_document: Mapping[str, Any] = view.published or {}
+    published: Mapping[str, Any] = view.published or {}
     word = VerdictWord.UNKNOWN if verdict.is_stale or verdict.word is None else verdict.word
     last = view.log.last if view.log is not None else None
-    done = _count(status_document, "iteration"), None if last is None else last.iteration
-    name = table(status_document.get("run")).get("name")
+    done = _count(published, "iteration"), None if last is None else last.iteration
+    name = table(published.get("run")).get("name")
     status = Status(
         time=Instant(view.time),
         run=parts.RunName(name if isinstance(name, str) else view.repository, view.variant),
@@ -38,24 +38,23 @@ def remote_status(view: RemoteView, verdict: OutsideVerdict) -> Status:
         exit_code=verdict.exit_code,
         may_sleep=verdict.may_sleep,
         answer=verdict.answer,
-        node_use=_node_use(table(status_document.get("nodes"))),
+        node_use=_node_use(table(published.get("nodes"))),
         iteration=max((value for value in done if value is not None), default=None),
-        total_iterations=_count(status_document, "total_iterations")
-        or (last.total_iterations if last is not None else None),
-        loss=number(status_document.get("loss")),
-        grad_norm=number(status_document.get("grad_norm")),
-        seconds_per_iteration=_amount(status_document, "seconds_per_iteration"),
-        throughput=_throughput(status_document, view.log),
-        learning_rate=number(status_document.get("learning_rate")),
-        global_batch_size=_count(status_document, "global_batch_size"),
-        consumed_samples=_count(status_document, "consumed_samples"),
-        consumed_tokens=_count(status_document, "consumed_tokens"),
-        finish=_finish(table(status_document.get("finish")), view, word),
-        last_checkpoint=_checkpoint(table(status_document.get("last_checkpoint")), verdict.age),
-        backup=_backup(table(status_document.get("backup")), view.time, verdict.age),
-        copies_missing=_count(status_document, "copies_missing"),
-        copies_damaged=_count(status_document, "copies_damaged"),
-        findings=tuple(_findings(status_document)),
+        total_iterations=_count(published, "total_iterations") or (last.total_iterations if last is not None else None),
+        loss=number(published.get("loss")),
+        grad_norm=number(published.get("grad_norm")),
+        seconds_per_iteration=_amount(published, "seconds_per_iteration"),
+        throughput=_throughput(published, view.log),
+        learning_rate=number(published.get("learning_rate")),
+        global_batch_size=_count(published, "global_batch_size"),
+        consumed_samples=_count(published, "consumed_samples"),
+        consumed_tokens=_count(published, "consumed_tokens"),
+        finish=_finish(table(published.get("finish")), view, word),
+        last_checkpoint=_checkpoint(table(published.get("last_checkpoint")), verdict.age),
+        backup=_backup(table(published.get("backup")), view.time, verdict.age),
+        copies_missing=_count(published, "copies_missing"),
+        copies_damaged=_count(published, "copies_damaged"),
+        findings=tuple(_findings(published)),
         unknown=tuple(_unknown(view)),
     )
     return status if view.log is None else _with_log(status, view.log)
@@ -82,25 +81,25 @@ def _with_log(status: Status, log: LogEnd) -> Status:
 
 
 # ----------------------------------------------------------------------------- the parts of what was published
-def _amount(status_document: Mapping[str, Any], name: str) -> float | None:
+def _amount(published: Mapping[str, Any], name: str) -> float | None:
     """A number of 0 or more."""
-    value = number(status_document.get(name))
+    value = number(published.get(name))
     return value if value is not None and value >= 0 else None
 
 
-def _count(status_document: Mapping[str, Any], name: str) -> int | None:
+def _count(published: Mapping[str, Any], name: str) -> int | None:
     """A whole number of 0 or more."""
-    value = _amount(status_document, name)
+    value = _amount(published, name)
     return None if value is None else int(value)
 
 
-def _node_use(status_document: Mapping[str, Any]) -> parts.NodeUse | None:
-    used, spare = _count(status_document, "used"), _count(status_document, "spare")
-    return None if used is None or spare is None else parts.NodeUse(used, spare, _count(status_document, "excluded"))
+def _node_use(published: Mapping[str, Any]) -> parts.NodeUse | None:
+    used, spare = _count(published, "used"), _count(published, "spare")
+    return None if used is None or spare is None else parts.NodeUse(used, spare, _count(published, "excluded"))
 
 
-def _throughput(status_document: Mapping[str, Any], log: LogEnd | None) -> parts.ShownSpeed | None:
-    speed = table(status_document.get("throughput"))
+def _throughput(published: Mapping[str, Any], log: LogEnd | None) -> parts.ShownSpeed | None:
+    speed = table(published.get("throughput"))
     current, unit = _amount(speed, "current"), among(speed.get("unit"), RATE_UNITS)
     if current is not None and unit is not None:
         return parts.ShownSpeed(current, _amount(speed, "best"), _amount(speed, "percent"), unit)
@@ -109,43 +108,41 @@ def _throughput(status_document: Mapping[str, Any], log: LogEnd | None) -> parts
     return parts.ShownSpeed(log.tflops, None, None, "TFLOPs")
 
 
-def _finish(status_document: Mapping[str, Any], view: RemoteView, word: VerdictWord) -> parts.Finish | None:
+def _finish(published: Mapping[str, Any], view: RemoteView, word: VerdictWord) -> parts.Finish | None:
     """The range that the run forecast, else what the log's own pace comes to."""
-    left = _amount(status_document, "earliest_seconds")
+    left = _amount(published, "earliest_seconds")
     if left is None:
         left = None if view.log is None else view.log.remaining_seconds
         return None if left is None else parts.Finish(None, None, left)
     first, last = (
-        Instant.of(time_of(status_document.get("earliest"))),
-        Instant.of(time_of(status_document.get("likely"))),
+        Instant.of(time_of(published.get("earliest"))),
+        Instant.of(time_of(published.get("likely"))),
     )
-    likely = _amount(status_document, "likely_seconds")
+    likely = _amount(published, "likely_seconds")
     if word in MOVING and first is not None:  # the end comes nearer while the news get older
         left = max(0.0, first - view.time)
         likely = None if last is None else max(left, last - view.time)
-    share = _amount(status_document, "useful_share")
-    return parts.Finish(first, last, left, likely, _amount(status_document, "window_seconds"), share)
+    share = _amount(published, "useful_share")
+    return parts.Finish(first, last, left, likely, _amount(published, "window_seconds"), share)
 
 
-def _checkpoint(status_document: Mapping[str, Any], news_age: float | None) -> parts.ShownCheckpoint | None:
-    step, age = _count(status_document, "step"), _amount(status_document, "age_seconds")
+def _checkpoint(published: Mapping[str, Any], news_age: float | None) -> parts.ShownCheckpoint | None:
+    step, age = _count(published, "step"), _amount(published, "age_seconds")
     if step is None:
         return None
     now = None if age is None or news_age is None else age + news_age
-    return parts.ShownCheckpoint(
-        step, now, None, _count(status_document, "bytes"), None, _count(status_document, "count")
-    )
+    return parts.ShownCheckpoint(step, now, None, _count(published, "bytes"), None, _count(published, "count"))
 
 
-def _backup(status_document: Mapping[str, Any], now: float, news_age: float | None) -> parts.LastCopy | None:
-    age = _amount(status_document, "age_seconds")
+def _backup(published: Mapping[str, Any], now: float, news_age: float | None) -> parts.LastCopy | None:
+    age = _amount(published, "age_seconds")
     if age is None or news_age is None:
         return None
-    return parts.LastCopy(Instant(now - news_age - age), news_age + age, _count(status_document, "step"), None)
+    return parts.LastCopy(Instant(now - news_age - age), news_age + age, _count(published, "step"), None)
 
 
-def _findings(status_document: Mapping[str, Any]) -> Iterator[parts.ShownFinding]:
-    found = status_document.get("findings")
+def _findings(published: Mapping[str, Any]) -> Iterator[parts.ShownFinding]:
+    found = published.get("findings")
     entries = [table(entry) for entry in found] if isinstance(found, list) else []
     for severity in SEVERITIES:
         for entry in entries:

@@ -133,9 +133,9 @@ def _watchdog_lock(run: WatchedRun, notes: list[str]) -> WatchdogLock | None:
     if isinstance(watchdog_lock, str):
         notes.append(f"nothing is done: {watchdog_lock}")
         return None
-    read_error = _clock_fault(run, watchdog_lock)
-    if read_error:
-        notes.append(f"nothing is done: {read_error}")
+    fault = _clock_fault(run, watchdog_lock)
+    if fault:
+        notes.append(f"nothing is done: {fault}")
         watchdog_lock.release()
         return None
     notes += set_damage_aside(run.directory, AUTOMATIC_OWNER)
