@@ -153,6 +153,7 @@ def _work(job: _Job, end: Connection) -> None:
             RANK=str(job.rank), LOCAL_RANK=str(job.rank), WORLD_SIZE=str(job.world_size),
             LOCAL_WORLD_SIZE=str(job.world_size),
             MASTER_ADDR="127.0.0.1", MASTER_PORT=str(job.port),
+            TORCH_DIST_INIT_BARRIER="1",  # else a rank without an operation is gone while another still connects to it
         )  # fmt: skip
         import torch
         import torch.distributed
