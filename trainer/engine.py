@@ -248,14 +248,6 @@ class Engine:
         agreed_norm, has_none, was_skipped, *agreed = told.tolist()
         return agreed, None if has_none else agreed_norm, bool(was_skipped)
 
-    def evaluate(self, batches: Iterator[Any], micro_batches: int) -> float:
-        """The loss that `measure` finds."""
-        return self.measure(batches, micro_batches).loss
-
-    def evaluate_each(self, batches: Iterator[Any], micro_batches: int) -> list[float]:
-        """The losses that `measure_each` finds."""
-        return [found.loss for found in self.measure_each(batches, micro_batches)]
-
     def measure(self, batches: Iterator[Any], micro_batches: int) -> Measured:
         """Means over `micro_batches` micro batches of each replica, without training; the same on every rank.
 

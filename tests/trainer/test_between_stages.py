@@ -50,7 +50,7 @@ def _train(config: TrainerConfig) -> Trained:
         losses.append(engine.train_step(batches(config, mesh, 1, SIZE), SIZE, 1).loss)
     entries = [entry for entry in found if entry.operation in ("send", "recv")]
     losses.append(engine.train_step(batches(config, mesh, 2, SIZE), SIZE, 2, 8).loss)  # shorter samples
-    losses.append(engine.evaluate(batches(config, mesh, 9, SIZE), SIZE // 2))
+    losses.append(engine.measure(batches(config, mesh, 9, SIZE), SIZE // 2).loss)
     answer = Trained(losses, copy_state(engine), entries)
     engine._pipeline.destroy()
     return answer

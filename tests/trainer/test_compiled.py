@@ -135,7 +135,7 @@ def train(config: TrainerConfig) -> tuple[list[float], list[Tensor], int]:
     found = []
     for step, length in enumerate(LENGTHS):
         found.append(engine.train_step(batches(config, mesh, step, 16), 16, sequence_length=length).loss)
-    found.append(engine.evaluate(batches(config, mesh, 1000, 16), 8 // mesh.data))
+    found.append(engine.measure(batches(config, mesh, 1000, 16), 8 // mesh.data).loss)
     weights = [weight.tensor.clone() for weight in engine.sharded_state().weights]
     graphs = engine.compiler.graphs if engine.compiler else 0
     engine.close()

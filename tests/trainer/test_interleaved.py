@@ -94,8 +94,9 @@ def _train(config: TrainerConfig, first: int, last: int, tensors: Logical | None
         result = engine.train_step(batches(config, mesh, step, size), size, step, length)
         losses.append(result.loss)
         norms.append(result.grad_norm)
-    evaluations = [engine.evaluate(batches(config, mesh, 1000, 2 * count * mesh.data), count) for count in (1, 3)]
-    evaluations += engine.evaluate_each(batches(config, mesh, 1000, 2 * 3 * mesh.data), 3) if mesh.data == 1 else []
+    evaluations = [engine.measure(batches(config, mesh, 1000, 2 * count * mesh.data), count).loss for count in (1, 3)]
+    if mesh.data == 1:
+        evaluations += [found.loss for found in engine.measure_each(batches(config, mesh, 1000, 2 * 3), 3)]
     pipeline = engine._pipeline
     held = [item for items in pipeline.pipe_buffers.values() for item in items]
     leftovers = sum(item is not None for item in held) + sum(

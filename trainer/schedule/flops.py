@@ -215,23 +215,6 @@ def tflops_per_gpu(
     return operations / (seconds * world_size * 1e12)
 
 
-def approximate_tflops_per_gpu(
-    model: ModelSection,
-    parameters: int,
-    global_batch_size: float,
-    seconds: float,
-    world_size: int,
-    sequence_length: int | None = None,
-) -> float:
-    """The rule of thumb beside it: 2 operations per parameter, token and pass; attention scores are left out.
-
-    Passes: one forward, two backward, and the share of one more that is recomputed. Of a T5 a parameter is taken to
-    meet the mean of both sides' tokens.
-    """
-    tokens = global_batch_size * tokens_of_a_parameter(model, sequence_length or model.sequence_length)
-    return 2 * passes(model) * parameters * tokens / (seconds * world_size * 1e12)
-
-
 def tokens_of_a_parameter(model: ModelSection, length: int) -> float:
     """Tokens of a sample that a parameter meets: all of them, or the mean of what the two sides of a T5 have."""
     return (length + model.decoder_sequence_length) / 2 if model.has_decoder else length

@@ -82,39 +82,3 @@ def _shown(value: Any) -> str:
     if value is None:
         return "none"
     return f"{value:.12g}" if isinstance(value, float) else str(value)
-
-
-# ----------------------------------------------------------------------------- the original's checkpoints
-@dataclass(frozen=True)
-class OriginalSchedule:
-    """What a Megatron-DeepSpeed checkpoint says of its schedule: the values for `reconcile`, and its counter."""
-
-    facts: Mapping[str, Any]
-    scheduled_samples: int
-
-
-# Present key, and the one of checkpoints that counted iterations.
-_ORIGINAL_KEYS = {
-    "learning_rate": ("max_lr", "start_lr"),
-    "min_learning_rate": ("min_lr",),
-    "warmup_samples": ("warmup_steps", "warmup_iter"),
-    "decay_samples": ("decay_steps", "end_iter"),
-    "decay_style": ("decay_style",),
-}
-
-
-def original_schedule(state: Mapping[str, Any]) -> OriginalSchedule:
-    """Read the `lr_scheduler` entry of an original checkpoint: all lengths in samples, whatever the key's name.
-
-    It never held the decay length in tokens, so that one is not compared. `warmup_tokens` was saved, but is only right
-    when a step ended exactly with the warm-up: it is left to the card. Raises ValueError when the counter is missing.
-    """
-    facts = {
-        name: next(state[key] for key in keys if key in state)
-        for name, keys in _ORIGINAL_KEYS.items()
-        if any(key in state for key in keys)
-    }
-    for counter in ("num_steps", "num_iters"):
-        if counter in state:
-            return OriginalSchedule(facts, int(state[counter]))
-    raise ValueError("the saved learning-rate schedule has no counter (num_steps or num_iters)")

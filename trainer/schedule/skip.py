@@ -60,11 +60,6 @@ def next_training_iteration(iteration: int, ranges: Sequence[IterationRange]) ->
     return iteration
 
 
-def skipped_between(after: int, until: int, ranges: Sequence[IterationRange]) -> int:
-    """How many of the iterations after `after`, up to and with `until`, are skipped. `ranges` merged."""
-    return sum(max(0, min(item.last, until) - max(item.first, after + 1) + 1) for item in ranges)
-
-
 class Skipped(Record):
     """One passage over skipped iterations: `first` to `last`, and where the training stands behind them."""
 

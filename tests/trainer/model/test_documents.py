@@ -203,7 +203,7 @@ def apart(config: TrainerConfig, whole: bool) -> float:
             total += losses[inputs[0] != END].sum().item() / 13  # 16 tokens, 3 of them ends
     if whole:
         pair = row[:, :-1], row[:, 1:]
-        total = engine.evaluate(iter([pair]), 1)
+        total = engine.measure(iter([pair]), 1).loss
     engine.close()
     return total
 

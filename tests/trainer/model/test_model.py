@@ -357,7 +357,7 @@ def our_curve(config: TrainerConfig, tensors: Logical) -> tuple[list[float], lis
     singles = []
     for sample in samples(config, 0, SIZE):
         pair = sample[:-1].unsqueeze(0), sample[1:].unsqueeze(0)
-        singles.append(engine.evaluate(iter([pair]), 1))
+        singles.append(engine.measure(iter([pair]), 1).loss)
         engine._pipeline.reset_activation_shape()
     losses, norms = [], []
     for step in range(STEPS):

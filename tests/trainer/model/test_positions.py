@@ -63,7 +63,7 @@ def losses_of_samples(config: TrainerConfig, tensors: Logical) -> list[float]:
     engine = Engine.build(config, Mesh.create(config.parallel, CPU))
     fill(engine, tensors, 0)
     tokens = samples(config, 0, 4)
-    values = [engine.evaluate(iter([(row[None, :-1], row[None, 1:])]), 1) for row in tokens]
+    values = [engine.measure(iter([(row[None, :-1], row[None, 1:])]), 1).loss for row in tokens]
     engine.close()
     return values
 

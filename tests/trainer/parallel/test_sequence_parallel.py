@@ -90,7 +90,7 @@ def growing(config: TrainerConfig) -> tuple[list[float], list[tuple[int, ...]]]:
         losses.append(engine.train_step(batches(config, mesh, step, SIZE), SIZE, step, length).loss)
         received = engine._pipeline.pipe_recv_buf
         shapes.append(() if received is None else tuple(received.shape))
-    losses.append(engine.evaluate(batches(config, mesh, 9, SIZE), SIZE // 2))
+    losses.append(engine.measure(batches(config, mesh, 9, SIZE), SIZE // 2).loss)
     engine.close()
     return losses, shapes
 

@@ -65,15 +65,6 @@ def test_model_flops_are_six_per_parameter_and_token() -> None:
     assert flops.model_flops(BLOOM, VOCABULARY, 2048) == matrices + attention
 
 
-def test_the_rule_of_thumb_of_the_176b_training() -> None:
-    """176 B x 4 x 2 x 2048 x 2048 over 105 s and 384 GPUs: near the other formula, without attention and logits."""
-    assert flops.approximate_tflops_per_gpu(BLOOM, 176 * 10**9, 2048, 105.0, 384) == pytest.approx(
-        176 * 4 * 2 * 2048 * 2048 / (105 * 384 * 1e3)
-    )
-    plain = BLOOM.model_copy(update={"activation_checkpointing": False})
-    assert flops.approximate_tflops_per_gpu(plain, 10**12, 1, 1.0, 1, sequence_length=1) == 6.0
-
-
 def test_the_counter_of_the_tensorboard_axis() -> None:
     count = flops.count_parameters(BLOOM, VOCABULARY)
     assert flops.counted_gigaflops(BLOOM, VOCABULARY, 2048) == 6 * 2048 * 2048 * count.without_embeddings / 1e9

@@ -8,7 +8,7 @@ import pytest
 
 from tests.trainer.schedule_cards import card
 from trainer.schedule.learning_rate import plan_of
-from trainer.schedule.resume import ScheduleMismatch, original_schedule, reconcile
+from trainer.schedule.resume import ScheduleMismatch, reconcile
 
 SAVED = plan_of(card()).facts()
 CHANGES: dict[str, dict[str, Any]] = {
@@ -81,45 +81,3 @@ def test_the_length_in_samples_is_ignored_where_tokens_decay() -> None:
     tokens = {"decay_tokens": 300_000_000_000}
     other = plan_of(card(schedule={**tokens, "decay_samples": 7_000_000}))
     assert reconcile(plan_of(card(schedule=tokens)).facts(), other, "match").plan == other
-
-
-@pytest.mark.parametrize(
-    ("state", "counter"),
-    [
-        (
-            {
-                "max_lr": 6e-5,
-                "min_lr": 6e-6,
-                "warmup_steps": 183_105,
-                "decay_steps": 200_000_000,
-                "decay_style": "cosine",
-                "num_steps": 47_768_496,
-                "warmup_tokens": 0,
-                "num_tokens": 97_829_879_808,
-            },
-            47_768_496,
-        ),
-        (
-            {
-                "start_lr": 6e-5,
-                "min_lr": 6e-6,
-                "warmup_iter": 183_105,
-                "end_iter": 200_000_000,
-                "decay_style": "cosine",
-                "num_iters": 5000,
-            },
-            5000,
-        ),
-    ],
-)
-def test_schedules_of_the_original_are_read(state: dict[str, Any], counter: int) -> None:
-    found = original_schedule(state)
-    assert found.scheduled_samples == counter
-    assert reconcile(found.facts, plan_of(card()), "match").plan == plan_of(card())
-    with pytest.raises(ScheduleMismatch, match="learning rate"):
-        reconcile({**found.facts, "learning_rate": 1.0}, plan_of(card()), "match")
-
-
-def test_an_original_schedule_without_counter_is_refused() -> None:
-    with pytest.raises(ValueError, match="no counter"):
-        original_schedule({"max_lr": 6e-5})

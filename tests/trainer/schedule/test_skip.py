@@ -19,7 +19,6 @@ from trainer.schedule.skip import (
     merge_ranges,
     next_training_iteration,
     parse_ranges,
-    skipped_between,
 )
 
 
@@ -52,15 +51,14 @@ RANGES = st.lists(
 )
 
 
-@given(ranges=RANGES, iteration=st.integers(1, 80), until=st.integers(0, 80))
-def test_merged_ranges_say_the_same(ranges: list[IterationRange], iteration: int, until: int) -> None:
+@given(ranges=RANGES, iteration=st.integers(1, 80))
+def test_merged_ranges_say_the_same(ranges: list[IterationRange], iteration: int) -> None:
     skipped = {step for item in ranges for step in range(item.first, item.last + 1)}
     merged = merge_ranges(ranges)
     assert {step for item in merged for step in range(item.first, item.last + 1)} == skipped
     assert all(left.last + 1 < right.first for left, right in pairwise(merged))
     following = next(step for step in range(iteration, 200) if step not in skipped)
     assert next_training_iteration(iteration, merged) == following
-    assert skipped_between(iteration, until, merged) == len(skipped & set(range(iteration + 1, until + 1)))
 
 
 def test_the_range_of_the_104b_run_skips_whole_global_batches() -> None:

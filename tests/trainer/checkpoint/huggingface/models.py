@@ -49,7 +49,7 @@ def train_and_save(config: TrainerConfig, folder: Path, draw: Callable[..., Any]
         engine.train_step(draw(config, mesh, step, 8), 8)
     extras = Extras(EXTRAS.cursor, randomness.capture())
     store.save(folder, 3, engine.sharded_state(), extras, CheckpointInfo(mesh.degrees(), model_facts(config)))
-    loss = engine.evaluate(draw(config, mesh, 9, 4), 1)
+    loss = engine.measure(draw(config, mesh, 9, 4), 1).loss
     engine.close()
     return loss
 

@@ -42,7 +42,7 @@ def info(config: TrainerConfig, mesh: Mesh) -> CheckpointInfo:
 
 def loss_of_each(engine: Engine, tokens: Tensor) -> list[float]:
     pairs = [(sample[:-1].unsqueeze(0), sample[1:].unsqueeze(0)) for sample in tokens]
-    return engine.evaluate_each(iter(pairs), len(pairs))
+    return [found.loss for found in engine.measure_each(iter(pairs), len(pairs))]
 
 
 def train_and_save(config: TrainerConfig, folder: Path, tokens: Tensor) -> list[float]:
