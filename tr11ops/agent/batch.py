@@ -21,11 +21,11 @@ from typing import Any
 
 from tr11ops import __version__
 from tr11ops.agent.allocation import Allocation, read_allocation
+from tr11ops.agent.attempt_context import STATES_SECONDS, AttemptContext
 from tr11ops.agent.changes import changes_since_last
 from tr11ops.agent.controller import Controller
-from tr11ops.agent.node_place import NodePlace
 from tr11ops.agent.peers import Newcomer, Peers
-from tr11ops.agent.place import STATES_SECONDS, AttemptContext
+from tr11ops.agent.rendezvous import Rendezvous
 from tr11ops.agent.step import LineTee, StopFlag
 from tr11ops.base.observed import Unknown, known, observed
 from tr11ops.launch.history import read_history
@@ -78,17 +78,17 @@ def run_attempt(
         allocation = replace(allocation, nodes=gathered.peers.names)
     attempt = config.paths.attempt(allocation.job_id)
     tee = LineTee(config.paths.main_log)
-    place = with_scheduler(AttemptContext(config, allocation, environment, submission))
+    attempt_context = with_scheduler(AttemptContext(config, allocation, environment, submission))
     if gathered is not None:
-        place = replace(place, peers=gathered.peers)
-    why = _begin(place, tee)
+        attempt_context = replace(attempt_context, peers=gathered.peers)
+    why = _begin(attempt_context, tee)
     if why:
         tee.line(f"tr11: job {allocation.job_id} leaves without training: {why}")
         return EXIT_FINE
     for stale in (config.paths.end_marker(allocation.job_id), config.paths.stop_request(allocation.job_id)):
         stale.unlink(missing_ok=True)  # a requeued job comes back under the same number
     record = attempt_record(allocation, card, submission)
-    record["kill_switch"] = look_after_switch(place.directory, config.run.name, tee.line) or "seen"
+    record["kill_switch"] = look_after_switch(attempt_context.directory, config.run.name, tee.line) or "seen"
     changes = changes_since_last(config.paths, allocation.job_id, record, value)
     write_json(attempt / "attempt.json", {**record, "changes": changes})
     write_json(attempt / "card.json", value)
@@ -96,7 +96,7 @@ def run_attempt(
         tee.line(f"tr11: {line}")
     if leaves.is_derived:
         tee.line(f"tr11: the trainer leaves after {leaves.minutes:g} min, {leaves.why}")
-    return Controller(place, stop, tee).run()
+    return Controller(attempt_context, stop, tee).run()
 
 
 def run_with_peers(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
@@ -106,19 +106,19 @@ def run_with_peers(options: argparse.Namespace, environment: Mapping[str, str]) 
     """
     value, config = read_resolved(options.card)
     host, port = options.master.rsplit(":", 1)
-    place = NodePlace(options.foreground_nodes, 0, host.strip("[]"), int(port))
+    rendezvous = Rendezvous(options.foreground_nodes, 0, host.strip("[]"), int(port))
     stop = StopFlag()
     stop.install(STOP_SIGNALS)
-    ours = Newcomer(place.nodes, 0, host_name(), __version__, value)
-    key = write_meeting_key(config.paths, place.master)
+    ours = Newcomer(rendezvous.nodes, 0, host_name(), __version__, value)
+    key = write_meeting_key(config.paths, rendezvous.master)
     peers, status, why = None, EXIT_ERROR, "it failed"
     try:
-        peers = Peers(place, ours, key, stop.received, say)
-        say(f"tr11: node 0 of {place.nodes} waits at {place.master} for the others")
+        peers = Peers(rendezvous, ours, key, stop.received, say)
+        say(f"tr11: node 0 of {rendezvous.nodes} waits at {rendezvous.master} for the others")
         directory = RunDirectory(config.paths, config.kill_switch)
         why = peers.gather(options.wait, lambda: bool(stop.received) or directory.kill_switch_is_set())
         if peers.is_complete:
-            status = run_attempt(options.card, options.submission, place.nodes, environment, Gathered(peers, stop))
+            status = run_attempt(options.card, options.submission, rendezvous.nodes, environment, Gathered(peers, stop))
             status, why = final_word(config, environment, status, options.until_finished)
         elif why:
             status = EXIT_REFUSED if peers.is_refused else EXIT_ERROR

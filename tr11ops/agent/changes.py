@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tr11ops.base.observed import observed
-from tr11ops.launch.place import short
+from tr11ops.launch.directory_checks import short
 from tr11ops.runcard.differences import differences
 from trainer.contract.paths import RunPaths
 from trainer.contract.state_file import read_json

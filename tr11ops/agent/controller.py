@@ -13,9 +13,9 @@ from datetime import datetime
 from pathlib import Path
 
 from tr11ops.agent.allocation import free_port, master_address
+from tr11ops.agent.attempt_context import AttemptContext, AttemptObservations
 from tr11ops.agent.breaker import attempts_before, must_hold, read_burned
 from tr11ops.agent.mitigation import ActingAttempt, Mitigation, concurrent_attempt, forbidding_verdict, switch_of
-from tr11ops.agent.place import AttemptContext, AttemptObservations
 from tr11ops.agent.recurrence import NodeFault, of_node, of_software, same_elsewhere, suspected_before
 from tr11ops.agent.relaunch import Decision, FailedLaunch, Relaunch, RelaunchBudget, Stop, decide, first_nodes
 from tr11ops.agent.step import LaunchResult, LaunchWatch, LineTee, StopFlag, WorkerLaunch, run_launch
@@ -182,8 +182,8 @@ class Controller:
             job_id=self._job_id,
             nodes=nodes,
             workers_per_node=slurm.workers,
-            master_address=master_address(allocation) if peers is None else peers.place.host,
-            master_port=port if peers is None or port != peers.place.port else free_port(),
+            master_address=master_address(allocation) if peers is None else peers.rendezvous.host,
+            master_port=port if peers is None or port != peers.rendezvous.port else free_port(),
             container=slurm.container if allocation.kind == "slurm" else None,
             uses_gpus=slurm.gpus_per_node > 0,
         )
@@ -292,10 +292,10 @@ class Controller:
     def _leave_for_switch(self) -> int:
         """A stop switch is set: leave without starting a worker, and let no other task start only to do the same."""
         reason = self._stopping()
-        place = self._context.directory.kill_switch if reason == "kill-switch" else self._paths.pause
+        path = self._context.directory.kill_switch if reason == "kill-switch" else self._paths.pause
         stamp = datetime.now().strftime("%Y-%m-%d %H:%M:%S")
         what = "kill switch" if reason == "kill-switch" else "pause"
-        line = f"[Detected {what} at {place}. Exiting] datetime: {stamp} "
+        line = f"[Detected {what} at {path}. Exiting] datetime: {stamp} "
         self._tee.line(line)
         marker = self._leave_marker(reason, line.strip())
         verdict = self._with_history(of_marker(marker))

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Literal
 
 from tr11ops.agent.allocation import read_allocation
+from tr11ops.agent.attempt_context import AttemptContext
 from tr11ops.agent.batch import attempt_record, read_resolved, tell_script, with_scheduler
 from tr11ops.agent.controller import Controller
-from tr11ops.agent.place import AttemptContext
 from tr11ops.agent.step import LineTee, StopFlag
 from tr11ops.base.observed import known, observed
 from tr11ops.base.redact import one_line
@@ -112,7 +112,7 @@ def record(end: EarlyEnd, card: Path, submission: str, environment: Mapping[str,
     """Put the end on record and see to the queued jobs; returns the script's exit status. Raises CardError, OSError."""
     value, config = read_resolved(card)
     allocation = read_allocation(environment, None)
-    place = with_scheduler(AttemptContext(config, allocation, environment, submission))
+    attempt_context = with_scheduler(AttemptContext(config, allocation, environment, submission))
     folder = config.paths.attempt(allocation.job_id)
     tee = LineTee(config.paths.main_log)
     try:
@@ -121,7 +121,7 @@ def record(end: EarlyEnd, card: Path, submission: str, environment: Mapping[str,
     except OSError as error:  # the queued jobs matter more
         tee.line(f"tr11: the attempt cannot be recorded: {error}")
     found = judge(end, config.slurm.setup, config.slurm.setup_minutes)
-    return Controller(place, StopFlag(), tee).end_without_launch(found)
+    return Controller(attempt_context, StopFlag(), tee).end_without_launch(found)
 
 
 def main(arguments: list[str] | None = None) -> int:

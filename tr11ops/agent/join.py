@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tr11ops.agent.channel import Channel, ChannelBusy, ChannelLost, ChannelRefused, greet
-from tr11ops.agent.node_place import NodePlace
+from tr11ops.agent.rendezvous import Rendezvous
 from tr11ops.agent.step import WorkerLaunch
 from tr11ops.base.processes import CONTROLLER_VARIABLE, adopt_orphans, end_descendants
 from tr11ops.base.units import duration
@@ -43,7 +43,7 @@ class Joining:
     `until_finished`: exit status 1 where this node leaves before there was anything to do, as there still is.
     """
 
-    place: NodePlace
+    rendezvous: Rendezvous
     paths: RunPaths
     hello: Mapping[str, Any]
     environment: Mapping[str, str]
@@ -92,7 +92,7 @@ def tell_refusal(joining: Joining) -> bool:
 
 def _connect(joining: Joining, received: list[int], say: Callable[[str], None]) -> tuple[Channel, str] | int:
     """Node 0's connection and the name that this node has there, or the exit status."""
-    place, said = joining.place, ""
+    rendezvous, said = joining.rendezvous, ""
     until = time.monotonic() + joining.wait_seconds
     while True:
         try:
@@ -104,7 +104,7 @@ def _connect(joining: Joining, received: list[int], say: Callable[[str], None]) 
             why = str(error) if isinstance(error, ChannelLost | ValueError) else (error.strerror or str(error)).lower()
         if why != said:
             said = why
-            say(f"tr11: node {place.rank} of {place.nodes} waits for node 0 at {place.master}: {why}")
+            say(f"tr11: node {rendezvous.rank} of {rendezvous.nodes} waits for node 0 at {rendezvous.master}: {why}")
         if received:
             say(f"tr11: {signal.Signals(received[0]).name} received before the workers were started: leaving")
             return EXIT_ERROR if joining.until_finished else EXIT_FINE
@@ -120,7 +120,7 @@ def _try_once(joining: Joining) -> tuple[Channel, str]:
     key = read_meeting_key(joining.paths)
     if key is None:
         raise ValueError(f"no one waits there yet ({meeting_file(joining.paths)} is not there)")
-    channel = Channel(socket.create_connection((joining.place.host, joining.place.port), timeout=10.0))
+    channel = Channel(socket.create_connection((joining.rendezvous.host, joining.rendezvous.port), timeout=10.0))
     try:
         return channel, greet(channel, key, joining.hello)
     except ChannelLost as error:
@@ -146,8 +146,9 @@ class _Part:
         self._passed = 0
 
     def run(self) -> int:
-        place = self._joining.place
-        self._say(f"tr11: node {place.rank} of {place.nodes} ({self._name}) has joined node 0 at {place.master}")
+        rendezvous = self._joining.rendezvous
+        who = f"node {rendezvous.rank} of {rendezvous.nodes} ({self._name})"
+        self._say(f"tr11: {who} has joined node 0 at {rendezvous.master}")
         threading.Thread(target=self._read, daemon=True).start()
         try:
             while True:
@@ -175,7 +176,7 @@ class _Part:
             words = {}
         if isinstance(words, ChannelLost):
             ending = ": ending the workers here" if self._child is not None else ""
-            self._say(f"tr11: node 0 ({self._joining.place.master}) is gone, {words}{ending}")
+            self._say(f"tr11: node 0 ({self._joining.rendezvous.master}) is gone, {words}{ending}")
             return EXIT_ERROR
         if "finish" in words:
             if words.get("why"):
@@ -200,7 +201,7 @@ class _Part:
         launch = WorkerLaunch(**{**words, **paths, "nodes": tuple(words["nodes"])})
         own = {
             CONTROLLER_VARIABLE: str(os.getpid()), "TR11_JOB_ID": launch.job_id,
-            "TR11_NODE_RANK": str(self._joining.place.rank), "TR11_NODE_NAME": self._name,
+            "TR11_NODE_RANK": str(self._joining.rendezvous.rank), "TR11_NODE_NAME": self._name,
         }  # fmt: skip
         child = subprocess.Popen(
             launch.command_at(began), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tr11ops.agent.channel import Channel, ChannelLost, Greeting
-from tr11ops.agent.node_place import NodePlace
+from tr11ops.agent.rendezvous import Rendezvous
 from tr11ops.agent.step import WorkerLaunch
 from tr11ops.base.redact import one_line
 from tr11ops.base.units import counted, duration
@@ -144,9 +144,9 @@ class Peers:
     """The other machines of one attempt, by node rank. `say` gets a line for each that comes or goes."""
 
     def __init__(
-        self, place: NodePlace, ours: Newcomer, key: bytes, stop_signals: list[int], say: Callable[[str], None]
+        self, rendezvous: Rendezvous, ours: Newcomer, key: bytes, stop_signals: list[int], say: Callable[[str], None]
     ) -> None:
-        self.place = place
+        self.rendezvous = rendezvous
         self._ours = ours
         self._key = key
         self._stop_signals = stop_signals
@@ -155,7 +155,7 @@ class Peers:
         self._nodes: dict[int, RemoteNode] = {}
         self._refusal = ""
         self._complete = False
-        self._server = _listen(place)
+        self._server = _listen(rendezvous)
         threading.Thread(target=self._accept, daemon=True).start()
 
     # ------------------------------------------------------------------ coming together
@@ -167,7 +167,7 @@ class Peers:
         until = time.monotonic() + seconds
         while True:
             with self._lock:
-                missing = [rank for rank in range(1, self.place.nodes) if rank not in self._nodes]
+                missing = [rank for rank in range(1, self.rendezvous.nodes) if rank not in self._nodes]
                 self._complete = not missing and not self._refusal
                 if self._complete or self._refusal:
                     return self._refusal
@@ -175,8 +175,9 @@ class Peers:
                 return ""
             if time.monotonic() > until:
                 who = ", ".join(map(str, missing[:8])) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
-                text = f"node{'s' * (len(missing) > 1)} {who} of {self.place.nodes} did not come to {self.place.master}"
-                return f"{text} within {duration(seconds)}: start them, or look whether they reach it"
+                text = f"node{'s' * (len(missing) > 1)} {who} of {self.rendezvous.nodes} did not come"
+                within = f"to {self.rendezvous.master} within {duration(seconds)}"
+                return f"{text} {within}: start them, or look whether they reach it"
             time.sleep(LOOK_SECONDS)
 
     @property
@@ -232,7 +233,7 @@ class Peers:
             greeting.welcome(name)
             node = self._nodes[newcomer.rank] = RemoteNode(newcomer.rank, name, channel)
             count = len(self._nodes) + 1
-        self._say(f"tr11: node {node.rank} ({name}) is here: {count} of {self.place.nodes}")
+        self._say(f"tr11: node {node.rank} ({name}) is here: {count} of {self.rendezvous.nodes}")
         return node
 
     # ------------------------------------------------------------------ what a node says
@@ -316,13 +317,15 @@ class Peers:
             time.sleep(LOOK_SECONDS)  # each goes when it has read it: then no word of it is cut off
 
 
-def _listen(place: NodePlace) -> socket.socket:
+def _listen(rendezvous: Rendezvous) -> socket.socket:
     """Raises OSError when the port is taken."""
-    address = place.host if _is_loopback(place.host) else ""
+    address, port = (rendezvous.host if _is_loopback(rendezvous.host) else ""), rendezvous.port
     if address == "" and socket.has_dualstack_ipv6():
-        return socket.create_server((address, place.port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=512)
+        return socket.create_server(
+            (address, rendezvous.port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=512
+        )
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    return socket.create_server((address, place.port), family=family, backlog=512)
+    return socket.create_server((address, port), family=family, backlog=512)
 
 
 def _is_loopback(host: str) -> bool:

@@ -21,7 +21,7 @@ from tr11ops.cli.common import (
 from tr11ops.cli.context import JSON, RunContext, emit
 from tr11ops.cli.cron_install import in_crontab, install, jobs_of, remove
 from tr11ops.cli.cron_link import link
-from tr11ops.cli.cron_rounds import exit_code, round_place, run_rounds
+from tr11ops.cli.cron_rounds import cron_context_of, exit_code, run_rounds
 from tr11ops.cli.nodes_view import plain_text, show
 from tr11ops.cli.nodes_view import table as screen
 from tr11ops.cron.jobs import find_job, of_chain, unknown_skips, wanted
@@ -118,11 +118,11 @@ def run_jobs(
     jobs = jobs_of(card, context.run)
     if name is not None and once:
         raise Refusal(f"NAME and --once: leave one out; `tr11 cron run {name}` runs it now", exit_code=2)
-    place = round_place(
+    cron_context = cron_context_of(
         card, context.card_path, context.overrides, way or ("once" if once else "hand" if name else "daemon")
     )
     if name is None and not once:
-        _run_daemon(place, card, wanted(jobs), context)
+        _run_daemon(cron_context, card, wanted(jobs), context)
         return
     if name is not None:
         try:
@@ -131,15 +131,15 @@ def run_jobs(
             raise Refusal(f"NAME: {error}", exit_code=2) from None
     else:
         chosen = of_chain(jobs, "daily" if chain == "daily" else "hourly") if chain else wanted(jobs)
-    rounds = run_rounds(place, chosen, forced=name is not None)
-    _show_rounds(rounds, place, quiet, context.as_json)
+    rounds = run_rounds(cron_context, chosen, forced=name is not None)
+    _show_rounds(rounds, cron_context, quiet, context.as_json)
     raise typer.Exit(max((exit_code(done) for done in rounds), default=0))
 
 
-def _run_daemon(place: CronContext, card: RunCard, jobs: tuple[PeriodicJob, ...], context: RunContext) -> None:
+def _run_daemon(cron_context: CronContext, card: RunCard, jobs: tuple[PeriodicJob, ...], context: RunContext) -> None:
     from tr11ops.cron.daemon import Daemon  # its library costs more than a round, and nothing but the daemon needs it
 
-    daemon = Daemon(place, jobs, lambda text: say(f"{stamp(time.time())} {text}"), _reloader(context))
+    daemon = Daemon(cron_context, jobs, lambda text: say(f"{stamp(time.time())} {text}"), _reloader(context))
     say(f"running {', '.join(job.name for job in jobs) or 'nothing'} of {card.run.name}; Ctrl-C ends it")
     with obeying(lambda _: daemon.stop()):
         daemon.run()
@@ -162,7 +162,7 @@ def _reloader(context: RunContext) -> Callable[[], tuple[PeriodicJob, ...] | Non
     return reload
 
 
-def _show_rounds(rounds: Sequence[CronRound], place: CronContext, quiet: bool, as_json: bool) -> None:
+def _show_rounds(rounds: Sequence[CronRound], cron_context: CronContext, quiet: bool, as_json: bool) -> None:
     if as_json:
         values = [
             {"job": done.name, "result": done.result, "why": done.why, "exit_code": done.state and done.state.exit_code}
@@ -172,11 +172,11 @@ def _show_rounds(rounds: Sequence[CronRound], place: CronContext, quiet: bool, a
         return
     shown = [done for done in rounds if not quiet or exit_code(done)]
     for done in shown:
-        for line in done.lines if place.way == "hand" else ():
+        for line in done.lines if cron_context.way == "hand" else ():
             print(line)
         say(done.line)
         if done.state is not None:
-            say(f"  its output: {cron_folder(place.directory) / f'{done.name}.log'}")
+            say(f"  its output: {cron_folder(cron_context.directory) / f'{done.name}.log'}")
     if not rounds and not quiet:
         say("nothing is due")
 

@@ -34,7 +34,7 @@ from tr11ops.cron.placement import NoPartition, Placement, choose_placement
 from tr11ops.cron.schedule import Every
 from tr11ops.cron.scripts import Invocation
 from tr11ops.cron.table_file import TableError
-from tr11ops.cron.table_programs import TablePlace, apply, is_installed, plan_install, plan_removal
+from tr11ops.cron.table_programs import RunCrontab, apply, is_installed, plan_install, plan_removal
 from tr11ops.runcard.card import resolved
 from tr11ops.runcard.slurm_syntax import parse_time_limit
 from tr11ops.rundir.cron_records import CHAINS, cron_folder, read_chains, read_job, read_jobs
@@ -87,7 +87,7 @@ def install(
     if chosen == "slurm":
         _install_chains(invocation, directory, jobs, round_seconds, yes, dry_run, context.as_json)
     else:
-        _install_lines(_table_place(chosen, invocation, directory, jobs), yes, dry_run, context.as_json)
+        _install_lines(_run_crontab(chosen, invocation, directory, jobs), yes, dry_run, context.as_json)
 
 
 def remove(
@@ -110,14 +110,14 @@ def remove(
         agree("End both chains?", yes)
         cancelled: list[str] = []
         for name in CHAINS:
-            cancelled += end_chain(chain_place(name, invocation, directory, jobs, None))
+            cancelled += end_chain(chain_context(name, invocation, directory, jobs, None))
         for number in cancelled:
             say(f"cancelled: job {number}")
         _note(directory, "cron-removed", chosen, {"cancelled": cancelled})
         _finish("removed", chosen, context.as_json, jobs=cancelled)
-    place = _table_place(chosen, invocation, directory, jobs)
-    change = _table_errors(lambda: plan_removal(place))
-    _apply(place, change, "remove", yes, dry_run, context.as_json)
+    crontab = _run_crontab(chosen, invocation, directory, jobs)
+    change = _table_errors(lambda: plan_removal(crontab))
+    _apply(crontab, change, "remove", yes, dry_run, context.as_json)
 
 
 # ----------------------------------------------------------------------------- how
@@ -154,7 +154,7 @@ def _way(way: str | None, directory: RunDirectory, installing: bool) -> str:
     raise Refusal("there is neither Slurm nor crontab on this machine: keep `tr11 cron run` running in a terminal")
 
 
-def chain_place(
+def chain_context(
     name: str,
     invocation: Invocation,
     directory: RunDirectory,
@@ -171,18 +171,18 @@ def chain_place(
     return ChainContext(chain, schedule, invocation, directory, scheduler, say, words=words, placement=where)
 
 
-def _table_place(
+def _run_crontab(
     way: str, invocation: Invocation, directory: RunDirectory, jobs: tuple[PeriodicJob, ...]
-) -> TablePlace:
+) -> RunCrontab:
     program: Program = "scrontab" if way == "scrontab" else "crontab"
-    return TablePlace(program, invocation, directory, jobs)
+    return RunCrontab(program, invocation, directory, jobs)
 
 
 def in_crontab(context: RunContext) -> bool:
     """Whether the user's crontab on this machine has the run's lines; False where it cannot be read."""
     invocation, directory, jobs = opened(context)
     try:
-        return is_installed(_table_place("crontab", invocation, directory, jobs))
+        return is_installed(_run_crontab("crontab", invocation, directory, jobs))
     except TableError:
         return False
 
@@ -209,24 +209,24 @@ def _install_chains(
     as_json: bool,
 ) -> None:
     placement = _placement(invocation)
-    every = [chain_place(name, invocation, directory, jobs, round_seconds, placement) for name in CHAINS]
-    places = [place for place in every if of_chain(jobs, place.name)]
-    for place in places:
-        names = ", ".join(job.name for job in of_chain(jobs, place.name))
-        say(f"{place.job_name}: {place.schedule}, in partition {placement.partition}, runs {names}")
+    every = [chain_context(name, invocation, directory, jobs, round_seconds, placement) for name in CHAINS]
+    chains = [chain for chain in every if of_chain(jobs, chain.name)]
+    for chain in chains:
+        names = ", ".join(job.name for job in of_chain(jobs, chain.name))
+        say(f"{chain.job_name}: {chain.schedule}, in partition {placement.partition}, runs {names}")
     if placement.note:
         say(f"  {placement.note}; a crontab on a login node does not: --way crontab")
     _say_changes(directory, jobs)
     if dry_run:
         _finish("would-install", "slurm", as_json)
-    if not places:
+    if not chains:
         raise Refusal("the card wants no periodic job; see tr11 cron list")
     agree("Have these jobs queue themselves?", yes)
     keep_card(invocation, directory)
     done = []
-    for place in places:
-        found = have_chain(place)
-        say(f"{place.job_name}: job {found.job_id}" + ("" if found.is_new else ", it was there already"))
+    for chain in chains:
+        found = have_chain(chain)
+        say(f"{chain.job_name}: job {found.job_id}" + ("" if found.is_new else ", it was there already"))
         done.append(found)
     new = [found.job_id for found in done if found.is_new]
     if new:
@@ -252,25 +252,25 @@ def _say_changes(directory: RunDirectory, jobs: tuple[PeriodicJob, ...]) -> None
             say(f"{job.name}: {job.schedule} from now on; it was every {duration(last.interval_seconds)}")
 
 
-def _install_lines(place: TablePlace, yes: bool, dry_run: bool, as_json: bool) -> None:
-    change = _table_errors(lambda: plan_install(place, time.time()))
-    _say_changes(place.directory, place.jobs)
-    _apply(place, change, "install", yes, dry_run, as_json)
+def _install_lines(crontab: RunCrontab, yes: bool, dry_run: bool, as_json: bool) -> None:
+    change = _table_errors(lambda: plan_install(crontab, time.time()))
+    _say_changes(crontab.directory, crontab.jobs)
+    _apply(crontab, change, "install", yes, dry_run, as_json)
 
 
-def _apply(place: TablePlace, change: Any, action: str, yes: bool, dry_run: bool, as_json: bool) -> None:
+def _apply(crontab: RunCrontab, change: Any, action: str, yes: bool, dry_run: bool, as_json: bool) -> None:
     past = {"install": "installed", "remove": "removed"}[action]
     print(change.difference, file=None if not as_json else _stderr(), end="\n" if change.difference else "")
     if not change.difference:
-        say(f"the {place.program} stays as it is")
+        say(f"the {crontab.program} stays as it is")
     if dry_run:
-        _finish(f"would-{action}" if change.difference else "unchanged", place.program, as_json)
+        _finish(f"would-{action}" if change.difference else "unchanged", crontab.program, as_json)
     if change.difference:
-        agree(f"Change your {place.program}?", yes)
-    _table_errors(lambda: apply(place, change))
+        agree(f"Change your {crontab.program}?", yes)
+    _table_errors(lambda: apply(crontab, change))
     if change.difference:
-        _note(place.directory, f"cron-{past}", place.program, {})
-    _finish(past if change.difference else "unchanged", place.program, as_json)
+        _note(crontab.directory, f"cron-{past}", crontab.program, {})
+    _finish(past if change.difference else "unchanged", crontab.program, as_json)
 
 
 def _stderr() -> Any:

@@ -13,8 +13,8 @@ import typer
 
 from tr11ops.cli.common import Refusal, directory_of, say
 from tr11ops.cli.context import RunContext
-from tr11ops.cli.cron_install import RoundSecondsOption, chain_place, keep_card, opened
-from tr11ops.cli.cron_rounds import exit_code, round_place, run_rounds
+from tr11ops.cli.cron_install import RoundSecondsOption, chain_context, keep_card, opened
+from tr11ops.cli.cron_rounds import cron_context_of, exit_code, run_rounds
 from tr11ops.cron.chain import begin_link
 from tr11ops.cron.drop_ins import every_job
 from tr11ops.cron.jobs import of_chain
@@ -50,14 +50,14 @@ def link(
         raise Refusal("only the batch script of a chain calls this; see tr11 cron install", exit_code=2)
     memory = os.environ.get("SLURM_MEM_PER_NODE", "")
     here = Placement(os.environ.get("SLURM_JOB_PARTITION") or None, int(memory) if memory.isdigit() else None)
-    place = chain_place(
+    own = chain_context(
         chain, invocation, directory, jobs, round_seconds, here
     )  # the next link runs where this one does
 
     def seconds_left() -> float:
-        return place.time_limit_seconds - LINK_MARGIN_SECONDS - (time.monotonic() - began)
+        return own.time_limit_seconds - LINK_MARGIN_SECONDS - (time.monotonic() - began)
 
-    begun = begin_link(place, token, due, number)
+    begun = begin_link(own, token, due, number)
     if begun.leave:
         say(f"leaving: {begun.leave}")
         return
@@ -66,14 +66,14 @@ def link(
     except OSError as error:
         say(f"the card could not be kept: {error}")
     rounds = replace(
-        round_place(invocation.card, invocation.card_path, context.overrides, "slurm"), seconds_left=seconds_left
+        cron_context_of(invocation.card, invocation.card_path, context.overrides, "slurm"), seconds_left=seconds_left
     )
-    done = run_rounds(rounds, of_chain(jobs, place.name))
+    done = run_rounds(rounds, of_chain(jobs, own.name))
     for one in done:
         say(one.line)
     while begun.owed and not rounds.must_end.is_set() and seconds_left() > RETRY_SECONDS:
         time.sleep(RETRY_SECONDS)
-        begun = begin_link(place, token, due, number)
+        begun = begin_link(own, token, due, number)
     prune_outputs(directory, time.time())
     raise typer.Exit(1 if begun.owed else max((exit_code(one) for one in done), default=0))
 

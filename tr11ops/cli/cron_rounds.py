@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tr11ops.runcard.card import RunCard
 
 
-def round_place(card: RunCard, path: Path, overrides: Sequence[str] | None, way: str) -> CronContext:
+def cron_context_of(card: RunCard, path: Path, overrides: Sequence[str] | None, way: str) -> CronContext:
     """Where rounds run. Raises Refusal where the run has no directory."""
     directory = directory_of(card)
     if not directory.exists:
@@ -35,10 +35,10 @@ def round_place(card: RunCard, path: Path, overrides: Sequence[str] | None, way:
     )
 
 
-def run_rounds(place: CronContext, jobs: tuple[PeriodicJob, ...], forced: bool = False) -> tuple[CronRound, ...]:
+def run_rounds(cron_context: CronContext, jobs: tuple[PeriodicJob, ...], forced: bool = False) -> tuple[CronRound, ...]:
     """Run what is due, or all of it. A signal ends what runs, which is recorded, and starts nothing more."""
-    with obeying(lambda _: place.must_end.set()):
-        return tuple(run_job(place, job, forced=True) for job in jobs) if forced else run_due(place, jobs)
+    with obeying(lambda _: cron_context.must_end.set()):
+        return tuple(run_job(cron_context, job, forced=True) for job in jobs) if forced else run_due(cron_context, jobs)
 
 
 def exit_code(done: CronRound) -> int:

@@ -15,7 +15,14 @@ from tr11ops.cli.common import Refusal, SchedulerOption, SetOption, card_path, i
 from tr11ops.cluster.site import read_site
 from tr11ops.launch.first_data import dataset_suffix
 from tr11ops.launch.presets import PRESETS, preset_tables, token_count, tokens_of, with_tokens
-from tr11ops.launch.starter import Answers, example_tables, places, proposed_nodes, starter_tables, starter_text
+from tr11ops.launch.starter import (
+    Answers,
+    example_tables,
+    partition_choices,
+    proposed_nodes,
+    starter_tables,
+    starter_text,
+)
 from tr11ops.runcard.card import RunCard, load_card, shipped_folder
 from tr11ops.runcard.load import apply_overrides, read_tables
 from tr11ops.rundir.journal import user_name
@@ -79,7 +86,7 @@ def init(
         raise Refusal(f"--preset {preset!r}: must be one of {', '.join(PRESETS)}", exit_code=2)
     goal = _tokens(tokens)
     edge = open_scheduler(scheduler)
-    found = places(edge.partitions(), edge.nodes())
+    found = partition_choices(edge.partitions(), edge.nodes())
     if not found:
         raise Refusal(f"{edge.name} has no partition with nodes that is up: nothing to write a card for")
     if not yes and not is_terminal():
@@ -89,16 +96,16 @@ def init(
     asker = _Asker(_given(overrides), ask=not yes)
     source, base = _start(asker, preset, example)
     base = _with_tokens(asker, base, goal)
-    place = _choose_place(asker, found)
+    choice = _choose_partition(asker, found)
     name = asker.text("run.name", "Name of the run", _word(Path.cwd().name))
-    proposed = str(proposed_nodes(place, base))
+    proposed = str(proposed_nodes(choice, base))
     answers = Answers(
         name=name,
         directory=asker.text(
             "run.directory", "Run directory: logs, checkpoints, state", f"{name.removesuffix('-run')}-run"
         ),
-        place=place,
-        nodes=_count(asker.text("slurm.nodes", f"Nodes of one attempt, of {place.nodes}", proposed)),
+        choice=choice,
+        nodes=_count(asker.text("slurm.nodes", f"Nodes of one attempt, of {choice.nodes}", proposed)),
         account=_account(asker, site),
     )
     tables = _completed(starter_tables(base, answers), asker, overrides)
@@ -171,16 +178,16 @@ def _given(overrides: list[str]) -> dict[str, str]:
     return {name.strip(): text.strip().strip("\"'") for name, equals, text in pairs if equals}
 
 
-def _choose_place(asker: _Asker, found: tuple[PartitionChoice, ...]) -> PartitionChoice:
+def _choose_partition(asker: _Asker, found: tuple[PartitionChoice, ...]) -> PartitionChoice:
     if len(found) > 1:
-        for place in found:
-            say(f"  {place}")
+        for choice in found:
+            say(f"  {choice}")
     name = found[0].partition.name
     if len(found) > 1 or "slurm.partition" in asker.known:
         name = asker.text("slurm.partition", "Partition", name)
-    chosen = next((place for place in found if place.partition.name == name), None)
+    chosen = next((choice for choice in found if choice.partition.name == name), None)
     if chosen is None:
-        there = ", ".join(place.partition.name for place in found)
+        there = ", ".join(choice.partition.name for choice in found)
         raise Refusal(f"slurm.partition = {name!r}: is not a partition here; use one of: {there}", exit_code=2)
     return chosen
 

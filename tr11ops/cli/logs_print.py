@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from tr11ops.cli.common import Refusal, is_terminal, say
-from tr11ops.hub.address import place_of
+from tr11ops.hub.address import repo_of
 from tr11ops.hub.asking import TRIES, remote_retries
 from tr11ops.hub.base import HubPermanentError, HubUnavailable
 from tr11ops.hub.credentials import find_credentials
@@ -101,12 +101,12 @@ def show_remote(
     variant: str | None = None,
 ) -> None:
     """The log of a hub repository; with `every` (seconds) on and on. Raises Refusal."""
-    place, token = _place(repository, endpoint)
-    if place.path and variant is not None:
+    repo, token = _repo(repository, endpoint)
+    if repo.path and variant is not None:
         raise Refusal("--variant names a main log: give it, or a PATH in the repository", exit_code=2)
-    path = place.path or REMOTE_PATH.format(variant=variant or "main")
+    path = repo.path or REMOTE_PATH.format(variant=variant or "main")
     tries, longest = (TRIES, 300.0) if every is None else (None, every)
-    log = RemoteLog(place.file(path), token, remote_retries(time.sleep, say, tries, longest, spread=0.2, most=300.0))
+    log = RemoteLog(repo.file(path), token, remote_retries(time.sleep, say, tries, longest, spread=0.2, most=300.0))
     try:
         if summary:
             print_summary(log, log.size(), repository, as_json)
@@ -122,7 +122,7 @@ def show_remote(
         for line in follower.unfinished():
             print_line(line, flush=False)
     except HubPermanentError as error:
-        there = _what_is_there(place, token, path) if error.status == MISSING else ""
+        there = _what_is_there(repo, token, path) if error.status == MISSING else ""
         raise Refusal(f"--remote {repository}: {there or error}") from None
     except HubUnavailable as error:
         raise Refusal(f"--remote {repository}: {error}: nothing may be concluded", exit_code=UNOBSERVED) from None
@@ -130,24 +130,24 @@ def show_remote(
         raise no_attempt(query.wanted.attempt, error.launches) from None
 
 
-def _place(repository: str, endpoint: str | None) -> tuple[HubRepo, str | None]:
+def _repo(repository: str, endpoint: str | None) -> tuple[HubRepo, str | None]:
     """Where the log lies, and the token to show there. Raises Refusal."""
     from huggingface_hub import constants
 
     try:
-        place = place_of(repository, endpoint)
+        repo = repo_of(repository, endpoint)
         token = find_credentials(None, os.environ).token
     except ValueError as error:
         raise Refusal(f"--remote: {error}", exit_code=2) from None
     if constants.HF_HUB_OFFLINE:
         raise Refusal("--remote: HF_HUB_OFFLINE is set, so nothing is asked", exit_code=UNOBSERVED)
-    return place, None if token is None else token.reveal()
+    return repo, None if token is None else token.reveal()
 
 
-def _what_is_there(place: HubRepo, token: str | None, path: str) -> str:
+def _what_is_there(repo: HubRepo, token: str | None, path: str) -> str:
     """The logs that the repository has instead of `path`, or that there is none; "" where that cannot be told."""
     try:
-        facts = Outside(place, token, remote_retries(time.sleep, say, tries=1)).facts()
+        facts = Outside(repo, token, remote_retries(time.sleep, say, tries=1)).facts()
     except HubPermanentError as error:
         return str(error)
     except HubUnavailable:

@@ -92,11 +92,11 @@ def free_nodes(nodes_context: NodesContext, typed: Sequence[str]) -> tuple[list[
     return [way.node for way in planned if not way.never and not way.inside], left
 
 
-def job_place(nodes_context: NodesContext, folder: Path) -> checking.HealthPlace:
+def health_job_options(nodes_context: NodesContext, folder: Path) -> checking.HealthJobOptions:
     """How a job on several of the run's nodes is submitted, with the GPUs that each of them has."""
     card = nodes_context.card
     gpus = min([card.slurm.gpus_per_node, *(node.gpus for node in nodes_context.partition_nodes)])
-    return checking.HealthPlace(
+    return checking.HealthJobOptions(
         folder=folder, gpus=gpus,
         partition=card.slurm.partition or (nodes_context.partition.name if nodes_context.partition else None),
         account=card.slurm.account, quality_of_service=card.slurm.quality_of_service,
@@ -122,12 +122,12 @@ def _starter(nodes_context: NodesContext, folder: Path, on_slurm: bool) -> Calla
         )  # fmt: skip
         if way.inside or not on_slurm:
             return checking.ProcessCheck(way, request, code_root(), slots)
-        place = checking.HealthPlace(
+        job_options = checking.HealthJobOptions(
             folder=folder, gpus=gpus, partition=partition, account=card.slurm.account,
             quality_of_service=card.slurm.quality_of_service, reservation=card.slurm.reservation,
             constraint=card.slurm.constraint, code_root=code_root(),
         )  # fmt: skip
-        return checking.submit_check(way, request, place, nodes_context.scheduler, ends)
+        return checking.submit_check(way, request, job_options, nodes_context.scheduler, ends)
 
     return start
 

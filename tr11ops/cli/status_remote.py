@@ -110,25 +110,25 @@ def remote_reader(repository: str, endpoint: str | None, variant: str | None, wa
     """What looks at the repository that a person typed. Raises Refusal."""
     from huggingface_hub import constants
 
-    from tr11ops.hub.address import place_of
+    from tr11ops.hub.address import repo_of
     from tr11ops.hub.asking import remote_retries
     from tr11ops.hub.credentials import CredentialsError, find_credentials
     from tr11ops.status.remote import Outside
 
     try:
-        place = place_of(repository, endpoint)
+        repo = repo_of(repository, endpoint)
         token = find_credentials(None, os.environ).token
     except CredentialsError as error:
         raise Refusal(f"--remote: {error}", exit_code=2) from None
     except ValueError as error:
         raise Refusal(f"--remote: {error}", exit_code=2) from None
-    if place.path:
+    if repo.path:
         raise Refusal(f"--remote {repository}: give OWNER/NAME; --variant names one of several trainings", exit_code=2)
     if constants.HF_HUB_OFFLINE:
         raise Refusal("--remote: HF_HUB_OFFLINE is set, so nothing is asked", exit_code=UNOBSERVED)
     # while watching the next look is the next try
     retries = remote_retries(time.sleep, say, 1 if watch else 3, longest=20.0, spread=0.2, most=LONGEST_WAIT_SECONDS)
-    return RemoteReader(place.name, Outside(place, None if token is None else token.reveal(), retries, variant))
+    return RemoteReader(repo.name, Outside(repo, None if token is None else token.reveal(), retries, variant))
 
 
 def _watch(reader: RemoteReader, first: RemoteLook, seconds: float, as_json: bool) -> int:

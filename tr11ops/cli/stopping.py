@@ -21,7 +21,7 @@ from tr11ops.queue.held_jobs import can_modify, hold, to_hold
 from tr11ops.queue.stop import STOP_SIGNAL, acknowledgements, look, place_request, stop_by_scheduler
 from tr11ops.rundir.fallback import write_or_fall_back
 from tr11ops.rundir.journal import Journal, user_name
-from tr11ops.rundir.kill_switch import NEVER_MARKED, SwitchPlace, look_at_switch, other_ways, place_fault
+from tr11ops.rundir.kill_switch import NEVER_MARKED, SwitchLocation, look_at_switch, other_ways, place_fault
 from trainer.contract.requests import RequestAnswer
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def guard(directory: RunDirectory, is_releasing: bool = False) -> None:
     """
     if not directory.exists and not (is_releasing and directory.kill_switch_is_set()):
         raise nothing_there(directory)
-    other = known(observed(lambda: look_at_switch(directory)), SwitchPlace()).other_run
+    other = known(observed(lambda: look_at_switch(directory)), SwitchLocation()).other_run
     if other:
         raise Refusal(
             f"{directory.kill_switch} belongs to another run, {other}: leave run.kill_switch out of the card",

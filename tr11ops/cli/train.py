@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tr11ops.agent.node_place import PlaceError, read_place
+from tr11ops.agent.rendezvous import RendezvousError, read_rendezvous
 from tr11ops.cli.common import Refusal, directory_of, open_scheduler, say, span_option
 from tr11ops.cli.context import RunContext
 from tr11ops.cluster.sbatch_script import code_root
@@ -24,7 +24,7 @@ from tr11ops.rundir.paths import new_tag
 from trainer.config.base import CardError
 
 if TYPE_CHECKING:
-    from tr11ops.agent.node_place import NodePlace
+    from tr11ops.agent.rendezvous import Rendezvous
     from tr11ops.runcard.card import RunCard
 
 TELL_SECONDS = 60.0  # for node 0 to begin to listen to a node that cannot start
@@ -78,15 +78,15 @@ def train(
         _tell_node_0(context, (nodes, node_rank, master), seconds, error)
         raise
     try:
-        place, said = read_place(nodes, node_rank, master, os.environ, card.slurm.nodes)
-    except PlaceError as error:
+        rendezvous, said = read_rendezvous(nodes, node_rank, master, os.environ, card.slurm.nodes)
+    except RendezvousError as error:
         raise Refusal(str(error), exit_code=2) from None
     for line in said:
         say(f"tr11: {line}")
-    if place is not None and place.nodes != card.slurm.nodes:
-        card = load_card(path, [*context.overrides, f"slurm.nodes={place.nodes}", *workers_size], os.environ)
-    if place is not None and place.rank > 0:
-        raise typer.Exit(_join(card, place, seconds, until_finished))
+    if rendezvous is not None and rendezvous.nodes != card.slurm.nodes:
+        card = load_card(path, [*context.overrides, f"slurm.nodes={rendezvous.nodes}", *workers_size], os.environ)
+    if rendezvous is not None and rendezvous.rank > 0:
+        raise typer.Exit(_join(card, rendezvous, seconds, until_finished))
     directory = directory_of(card)
     request = LaunchRequest(on_scheduler=False)
     facts = observe_launch(card, directory, request, scheduler=None, other_scheduler=open_scheduler, user=user_name())
@@ -110,8 +110,8 @@ def train(
     keep_inputs(paths, path.read_text(encoding="utf-8", errors="replace"), resolved_card(card))
     job_id = f"foreground-{tag}"
     command = [*agent_command("batch", paths.card, tag), "--foreground-nodes", str(card.slurm.nodes)]
-    if place is not None:
-        command += ["--master", place.master, "--wait", str(seconds)]
+    if rendezvous is not None:
+        command += ["--master", rendezvous.master, "--wait", str(seconds)]
     command += ["--until-finished"] * until_finished
     Journal(directory.journal).write(
         "train", "", {"tag": tag, "job_id": job_id, "nodes": card.slurm.nodes}, user_name()
@@ -131,22 +131,22 @@ def _tell_node_0(
 
     from tr11ops import __version__
     from tr11ops.agent.join import Joining, tell_refusal
-    from tr11ops.agent.node_place import LARGEST_COUNT
     from tr11ops.agent.peers import Newcomer
+    from tr11ops.agent.rendezvous import LARGEST_COUNT
     from trainer.contract.files import host_name
 
     try:
-        place, _ = read_place(*options, os.environ, LARGEST_COUNT)
-    except PlaceError:
+        rendezvous, _ = read_rendezvous(*options, os.environ, LARGEST_COUNT)
+    except RendezvousError:
         return
     paths = paths_of_refused(context.card_path, context.overrides, os.environ)
-    if place is None or place.rank == 0 or paths is None:
+    if rendezvous is None or rendezvous.rank == 0 or paths is None:
         return
-    say(f"tr11: the card is refused here: telling node 0 at {place.master}")
-    hello = asdict(Newcomer(place.nodes, place.rank, host_name(), __version__, {}))
+    say(f"tr11: the card is refused here: telling node 0 at {rendezvous.master}")
+    hello = asdict(Newcomer(rendezvous.nodes, rendezvous.rank, host_name(), __version__, {}))
     hello["unable"] = f"its card is refused: {error.problems[0]}"
-    if not tell_refusal(Joining(place, paths, hello, os.environ, min(seconds, TELL_SECONDS))):
-        say(f"tr11: node 0 at {place.master} was not met: end it by hand if it waits")
+    if not tell_refusal(Joining(rendezvous, paths, hello, os.environ, min(seconds, TELL_SECONDS))):
+        say(f"tr11: node 0 at {rendezvous.master} was not met: end it by hand if it waits")
 
 
 def _environment(card: RunCard) -> dict[str, str]:
@@ -157,7 +157,7 @@ def _environment(card: RunCard) -> dict[str, str]:
     return {**os.environ, **card.slurm.environment, "PYTHONPATH": path}
 
 
-def _join(card: RunCard, place: NodePlace, seconds: float, until_finished: bool) -> int:
+def _join(card: RunCard, rendezvous: Rendezvous, seconds: float, until_finished: bool) -> int:
     """Run the part of a node other than 0; what is checked of the run is checked on node 0, this node's health here."""
     from dataclasses import asdict
 
@@ -167,5 +167,5 @@ def _join(card: RunCard, place: NodePlace, seconds: float, until_finished: bool)
     from trainer.contract.files import host_name
 
     os.umask(os.umask(0) & ~0o070)
-    hello = asdict(Newcomer(place.nodes, place.rank, host_name(), __version__, resolved_card(card)))
-    return join(Joining(place, card.paths, hello, _environment(card), seconds, until_finished), say)
+    hello = asdict(Newcomer(rendezvous.nodes, rendezvous.rank, host_name(), __version__, resolved_card(card)))
+    return join(Joining(rendezvous, card.paths, hello, _environment(card), seconds, until_finished), say)

@@ -26,7 +26,7 @@ _EMPTY = re.compile(rb"no s?crontab for|no crontab", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class TablePlace:
+class RunCrontab:
     """One run's lines in one user's table on this machine."""
 
     program: Program
@@ -56,70 +56,70 @@ class TableChange:
         return difference(self.before, self.after)
 
 
-def plan_install(place: TablePlace, now: float) -> TableChange:
+def plan_install(crontab: RunCrontab, now: float) -> TableChange:
     """What an install would change. Raises TableError, ValueError, OSError."""
-    before = read_table(place)
-    after = replaced(before, place.directory.mark, place.invocation.card.run.name, _lines(place, now))
-    return TableChange(before, after, round_script(place.invocation))
+    before = read_table(crontab)
+    after = replaced(before, crontab.directory.mark, crontab.invocation.card.run.name, _lines(crontab, now))
+    return TableChange(before, after, round_script(crontab.invocation))
 
 
-def plan_removal(place: TablePlace) -> TableChange:
+def plan_removal(crontab: RunCrontab) -> TableChange:
     """What a removal would change. Raises TableError."""
-    before = read_table(place)
-    return TableChange(before, replaced(before, place.directory.mark, place.invocation.card.run.name, ()), None)
+    before = read_table(crontab)
+    return TableChange(before, replaced(before, crontab.directory.mark, crontab.invocation.card.run.name, ()), None)
 
 
-def apply(place: TablePlace, change: TableChange) -> None:
+def apply(crontab: RunCrontab, change: TableChange) -> None:
     """Carry it out: the script first, so that no line calls what is not there. Raises TableError, OSError."""
     if change.script is not None:
-        place.script.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_atomically(place.script, change.script)
-        place.script.chmod(0o700)
+        crontab.script.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_atomically(crontab.script, change.script)
+        crontab.script.chmod(0o700)
     if change.difference:
-        if read_table(place) != change.before:
-            raise TableError(f"the {place.program} was changed by someone else at this moment; try again")
-        _write(place, change.after)
-        if read_table(place) != change.after:
-            raise TableError(f"{place.program} did not keep what it was given; look with `{place.program} -l`")
+        if read_table(crontab) != change.before:
+            raise TableError(f"the {crontab.program} was changed by someone else at this moment; try again")
+        _write(crontab, change.after)
+        if read_table(crontab) != change.after:
+            raise TableError(f"{crontab.program} did not keep what it was given; look with `{crontab.program} -l`")
     if change.script is None:
-        place.script.unlink(missing_ok=True)
+        crontab.script.unlink(missing_ok=True)
 
 
-def read_table(place: TablePlace) -> bytes:
+def read_table(crontab: RunCrontab) -> bytes:
     """The user's table; empty when there is none. Raises TableError when it cannot be read: it is never overwritten."""
-    done = _run(place, "-l")
+    done = _run(crontab, "-l")
     if done.returncode == 0:
         return done.stdout
     if _EMPTY.search(done.stderr + done.stdout):
         return b""
-    raise TableError(f"{place.program} -l failed: {_words(done)}")
+    raise TableError(f"{crontab.program} -l failed: {_words(done)}")
 
 
-def is_installed(place: TablePlace) -> bool:
+def is_installed(crontab: RunCrontab) -> bool:
     """Whether the table has this run's lines. Raises TableError."""
-    table = read_table(place)
-    return replaced(table, place.directory.mark, place.invocation.card.run.name, ()) != table
+    table = read_table(crontab)
+    return replaced(table, crontab.directory.mark, crontab.invocation.card.run.name, ()) != table
 
 
 # ----------------------------------------------------------------------------- the lines
-def _lines(place: TablePlace, now: float) -> list[str]:
+def _lines(crontab: RunCrontab, now: float) -> list[str]:
     offset = (time.localtime(now).tm_gmtoff // 60) % 60
-    script = str(place.script)
-    if place.program == "crontab":
-        return cron_lines((script, "--way", "crontab"), wanted(place.jobs), now, offset)
+    script = str(crontab.script)
+    if crontab.program == "crontab":
+        return cron_lines((script, "--way", "crontab"), wanted(crontab.jobs), now, offset)
     lines = []
     for chain in CHAINS:
-        jobs = of_chain(place.jobs, "hourly" if chain == "hourly" else "daily")
+        jobs = of_chain(crontab.jobs, "hourly" if chain == "hourly" else "daily")
         if jobs:
             command = (script, "--way", "scrontab", "--chain", chain)
-            lines += [f"#SCRON {option}" for option in _options(place, chain)]
+            lines += [f"#SCRON {option}" for option in _options(crontab, chain)]
             lines += cron_lines(command, jobs, now, offset)
     return lines
 
 
-def _options(place: TablePlace, chain: str) -> list[str]:
-    section = place.invocation.card.cron
-    folder = cron_folder(place.directory) / "slurm"
+def _options(crontab: RunCrontab, chain: str) -> list[str]:
+    section = crontab.invocation.card.cron
+    folder = cron_folder(crontab.directory) / "slurm"
     values = (
         ("partition", section.partition),
         ("account", section.account),
@@ -127,7 +127,7 @@ def _options(place: TablePlace, chain: str) -> list[str]:
         ("qos", section.quality_of_service),
         ("nodes", "1"),
         ("time", section.hourly_time_limit if chain == "hourly" else section.daily_time_limit),
-        ("job-name", f"cron-{chain}-{place.invocation.card.run.name}"),
+        ("job-name", f"cron-{chain}-{crontab.invocation.card.run.name}"),
         ("output", str(folder / "%x-%j.out")),
         ("open-mode", "append"),
     )
@@ -135,31 +135,31 @@ def _options(place: TablePlace, chain: str) -> list[str]:
 
 
 # ----------------------------------------------------------------------------- the programs
-def _write(place: TablePlace, table: bytes) -> None:
-    if place.program == "scrontab":
-        make_shared(cron_folder(place.directory) / "slurm")
+def _write(crontab: RunCrontab, table: bytes) -> None:
+    if crontab.program == "scrontab":
+        make_shared(cron_folder(crontab.directory) / "slurm")
     with tempfile.NamedTemporaryFile(prefix="tr11-cron-") as stream:
         stream.write(table)
         stream.flush()
-        done = _run(place, stream.name)
+        done = _run(crontab, stream.name)
     if done.returncode != 0:
-        raise TableError(f"{place.program} refused the new table, the old one stands: {_words(done)}")
+        raise TableError(f"{crontab.program} refused the new table, the old one stands: {_words(done)}")
 
 
-def _run(place: TablePlace, argument: str) -> subprocess.CompletedProcess[bytes]:
+def _run(crontab: RunCrontab, argument: str) -> subprocess.CompletedProcess[bytes]:
     try:
         return subprocess.run(
-            [place.program, argument],
-            env={**client_environment(place.invocation.environment), "LC_ALL": "C"},  # its messages are read
+            [crontab.program, argument],
+            env={**client_environment(crontab.invocation.environment), "LC_ALL": "C"},  # its messages are read
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=TIMEOUT_SECONDS,
             check=False,
         )
     except FileNotFoundError:
-        raise TableError(f"there is no {place.program} on this machine; see `tr11 cron install --help`") from None
+        raise TableError(f"there is no {crontab.program} on this machine; see `tr11 cron install --help`") from None
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise TableError(f"{place.program} does not answer: {error}") from None
+        raise TableError(f"{crontab.program} does not answer: {error}") from None
 
 
 def _words(done: subprocess.CompletedProcess[bytes]) -> str:

@@ -20,9 +20,9 @@ from tr11ops.runcard.watching import FilesystemSection
 _ROW = re.compile(r"^(?P<device>.+?)\s+(?P<total>\d+|-)\s+(?P<used>-?\d+|-)\s+(?P<free>-?\d+|-)\s+(\d+%|-)\s+/.*$")
 
 
-def commands(place: FilesystemSection) -> tuple[tuple[str, ...], ...]:
-    path = required_path(place, "df")
-    return ("df", "-P", "-k", *place.arguments, "--", path), ("df", "-P", "-i", *place.arguments, "--", path)
+def commands(filesystem: FilesystemSection) -> tuple[tuple[str, ...], ...]:
+    path = required_path(filesystem, "df")
+    return ("df", "-P", "-k", *filesystem.arguments, "--", path), ("df", "-P", "-i", *filesystem.arguments, "--", path)
 
 
 def parse(outputs: Sequence[CommandOutput]) -> UsageReading:

@@ -17,12 +17,12 @@ from tr11ops.runcard.watching import FilesystemSection
 _TOTAL = re.compile(r"(\d+)\s+\S.*")
 
 
-def commands(place: FilesystemSection) -> tuple[tuple[str, ...], ...]:
+def commands(filesystem: FilesystemSection) -> tuple[tuple[str, ...], ...]:
     """One walk for the bytes; a second one for the inodes only where there is a limit to compare them with."""
-    path = required_path(place, "du")
-    walks = [("du", "-bs", *place.arguments, "--", path)]
-    if place.inodes_limit is not None:
-        walks.append(("du", "-s", "--inodes", *place.arguments, "--", path))
+    path = required_path(filesystem, "du")
+    walks = [("du", "-bs", *filesystem.arguments, "--", path)]
+    if filesystem.inodes_limit is not None:
+        walks.append(("du", "-s", "--inodes", *filesystem.arguments, "--", path))
     return tuple(walks)
 
 

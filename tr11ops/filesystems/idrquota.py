@@ -17,8 +17,8 @@ from tr11ops.runcard.watching import FilesystemSection
 _SHARE = re.compile(r" \((\d+(?:\.\d+)?)%\)")
 
 
-def commands(place: FilesystemSection) -> tuple[tuple[str, ...], ...]:
-    return (("idrquota", *place.arguments),)
+def commands(filesystem: FilesystemSection) -> tuple[tuple[str, ...], ...]:
+    return (("idrquota", *filesystem.arguments),)
 
 
 def parse(outputs: Sequence[CommandOutput]) -> UsageReading:

@@ -15,8 +15,8 @@ from tr11ops.filesystems.reading import (
 from tr11ops.runcard.watching import FilesystemSection
 
 
-def commands(place: FilesystemSection) -> tuple[tuple[str, ...], ...]:
-    return (("lfs", "quota", *place.arguments, required_path(place, "lfs")),)
+def commands(filesystem: FilesystemSection) -> tuple[tuple[str, ...], ...]:
+    return (("lfs", "quota", *filesystem.arguments, required_path(filesystem, "lfs")),)
 
 
 def parse(outputs: Sequence[CommandOutput]) -> UsageReading:

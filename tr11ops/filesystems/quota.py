@@ -10,10 +10,10 @@ from tr11ops.filesystems.reading import CommandOutput, UsageReading, UsageSource
 from tr11ops.runcard.watching import FilesystemSection
 
 
-def commands(place: FilesystemSection) -> tuple[tuple[str, ...], ...]:
+def commands(filesystem: FilesystemSection) -> tuple[tuple[str, ...], ...]:
     """With a path, of the file system that is mounted there; else the fullest one counts."""
-    where = ("-f", place.path) if place.path else ()
-    return (("quota", "-w", *place.arguments, *where),)
+    where = ("-f", filesystem.path) if filesystem.path else ()
+    return (("quota", "-w", *filesystem.arguments, *where),)
 
 
 def parse(outputs: Sequence[CommandOutput]) -> UsageReading:

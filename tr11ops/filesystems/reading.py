@@ -56,11 +56,11 @@ class UsageSource:
     is_slow: bool = False
 
 
-def required_path(place: FilesystemSection, source: str) -> str:
+def required_path(filesystem: FilesystemSection, source: str) -> str:
     """The place's path. Raises SourceError when the card gives none."""
-    if not place.path:
+    if not filesystem.path:
         raise SourceError(f'source {source} needs a path: add path = "/..." to its [[filesystems]] table')
-    return place.path
+    return filesystem.path
 
 
 def answered(output: CommandOutput) -> str:

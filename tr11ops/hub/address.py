@@ -50,7 +50,7 @@ def endpoint_of(endpoint: str | None, environment: Mapping[str, str], named: str
     return address
 
 
-def place_of(text: str, endpoint: str | None = None) -> HubRepo:
+def repo_of(text: str, endpoint: str | None = None) -> HubRepo:
     """What a person typed. Raises ValueError with the rule, and never repeats an address that may hold a password.
 
     `endpoint` is the hub's address; None: $HF_ENDPOINT, or the public hub.
@@ -64,11 +64,11 @@ def place_of(text: str, endpoint: str | None = None) -> HubRepo:
         raise ValueError("give OWNER/NAME, not an address; --endpoint URL names another hub")
     if len(words) < 2 or not all(words):
         raise ValueError("give OWNER/NAME, or OWNER/NAME/PATH of another log")
-    place = HubRepo(
+    repo = HubRepo(
         endpoint_of(endpoint, os.environ, "--endpoint"), kind or "model", "/".join(words[:2]), "/".join(words[2:])
     )
     try:
-        place.file("any")  # the hub's own rules of names
+        repo.file("any")  # the hub's own rules of names
     except HFValidationError as error:
         raise ValueError(str(error).splitlines()[0]) from None
-    return place
+    return repo

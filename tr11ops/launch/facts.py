@@ -39,7 +39,7 @@ from tr11ops.rundir.cron_records import PeriodicJobState, read_jobs
 from tr11ops.rundir.damage import Damage
 from tr11ops.rundir.datasets import DatasetFacts, look_at, prefixes_of
 from tr11ops.rundir.exclusion import Exclusion
-from tr11ops.rundir.kill_switch import MARKED_FILE, SwitchPlace, look_at_switch
+from tr11ops.rundir.kill_switch import MARKED_FILE, SwitchLocation, look_at_switch
 from tr11ops.rundir.paths import RunDirectory, Submission
 from tr11ops.rundir.pause import read_pause
 from tr11ops.rundir.state_files import find_damage
@@ -82,7 +82,7 @@ class LaunchRequest:
 
 
 @dataclass(frozen=True)
-class PlaceFacts:
+class DirectoryFacts:
     """Whether the run directory can be written to. `fault` is empty when it can, or could be made.
 
     `free_inodes` is None where the file system does not count them. `missing_parents`: folders above the run directory
@@ -97,12 +97,12 @@ class PlaceFacts:
 
 @dataclass(frozen=True)
 class KillSwitchFacts:
-    """The stop file: set or not, by whom; whose place it is; and whether that was ever marked as this run's."""
+    """The stop file: set or not, by whom; whether it lies where it is the run's; whether that was ever marked so."""
 
     is_set: bool
     who: str = ""
     why: str = ""
-    place: Observed[SwitchPlace] = field(default_factory=SwitchPlace)
+    location: Observed[SwitchLocation] = field(default_factory=SwitchLocation)
     was_marked: bool = False
 
 
@@ -137,7 +137,7 @@ class LaunchFacts:
     elsewhere: tuple[str, ...]  # what another scheduler still has of this run
     foreground: Observed[tuple[str, ...]]  # trainings without a scheduler that live on this machine
     exclusions: Observed[tuple[Exclusion, ...]]
-    place: PlaceFacts
+    directory: DirectoryFacts
     kill_switch: KillSwitchFacts
     datasets: tuple[DatasetFacts, ...]
     tokenizer: TokenizerFacts
@@ -201,7 +201,7 @@ def observe_launch(
         elsewhere=_elsewhere(directory, known(submissions, ()), own, other_scheduler),
         foreground=_observed(lambda: foreground_trainings(directory)),
         exclusions=read_exclusions(directory.exclusions),
-        place=look_at_place(directory),
+        directory=look_at_directory(directory),
         kill_switch=_kill_switch(directory),
         datasets=tuple(look_at(prefix) for prefix in prefixes_of(card.data)) if has_data else (),
         tokenizer=look_at_tokenizer(card, workers_environment(card, os.environ)) if has_data else TokenizerFacts(),
@@ -263,7 +263,7 @@ def _elsewhere(
 
 
 # ----------------------------------------------------------------------------- the file system
-def look_at_place(directory: RunDirectory) -> PlaceFacts:
+def look_at_directory(directory: RunDirectory) -> DirectoryFacts:
     """Look at the folders that the run writes to, or at the nearest existing parent of those that are missing."""
     paths = directory.paths
     fault = ""
@@ -275,14 +275,14 @@ def look_at_place(directory: RunDirectory) -> PlaceFacts:
             fault = f"{folder} cannot be written to"
         if fault:
             break
-    place = _nearest(paths.checkpoints)
-    free = _observed(lambda: shutil.disk_usage(place).free)
+    nearest = _nearest(paths.checkpoints)
+    free = _observed(lambda: shutil.disk_usage(nearest).free)
     missing = tuple(parent for parent in reversed(directory.root.parents) if not os.path.lexists(parent))
-    return PlaceFacts(fault, free, _observed(lambda: _free_inodes(place)), missing)
+    return DirectoryFacts(fault, free, _observed(lambda: _free_inodes(nearest)), missing)
 
 
-def _free_inodes(place: Path) -> int | None:
-    counted = os.statvfs(place)
+def _free_inodes(path: Path) -> int | None:
+    counted = os.statvfs(path)
     return counted.f_favail if counted.f_files else None
 
 
@@ -295,12 +295,12 @@ def _nearest(path: Path) -> Path:
 
 def _kill_switch(directory: RunDirectory) -> KillSwitchFacts:
     held = directory.read_kill_switch()
-    place = _observed(lambda: look_at_switch(directory))
+    location = _observed(lambda: look_at_switch(directory))
     return KillSwitchFacts(
         is_set=directory.kill_switch_is_set(),
         who=str(held.get("who", "")),
         why=str(held.get("why", "")),
-        place=place,
+        location=location,
         was_marked=os.path.lexists(directory.paths.state / MARKED_FILE),
     )
 

@@ -14,11 +14,11 @@ from tr11ops.cluster.sbatch_options import format_time_limit
 from tr11ops.launch.archives import archive_checks
 from tr11ops.launch.chain import chain_checks, coverage_checks, coverage_of
 from tr11ops.launch.container import container_checks
+from tr11ops.launch.directory_checks import damage_checks, directory_checks, holder_checks, short, switch_checks
 from tr11ops.launch.facts import LaunchFacts, LaunchRequest
 from tr11ops.launch.grants import grant_checks
 from tr11ops.launch.margins import is_measured, margin_checks
 from tr11ops.launch.other_jobs import queue_checks
-from tr11ops.launch.place import damage_checks, holder_checks, place_checks, short, switch_checks
 from tr11ops.launch.resume import checkpoint_checks, saving_checks
 from tr11ops.nodes.names import card_exclusions
 from tr11ops.queue.given_nodes import Given, given_to_scheduler
@@ -65,7 +65,7 @@ def _checks(
         yield from grant_checks(card, request.tasks, facts.grants, _partition_nodes(card, facts), facts.time)
         if request.chain is not None:
             yield from chain_checks(request.chain)
-    yield from place_checks(card, directory, facts)
+    yield from directory_checks(card, directory, facts)
     yield from switch_checks(directory, facts)
     yield from damage_checks(known(facts.damaged, ()))
     yield from archive_checks(known(facts.archives, ()))
@@ -78,7 +78,7 @@ def _checks(
         yield from _data_checks(card, facts)
         yield from _map_checks(card, facts)
         yield from _tokenizer_checks(card, facts)
-    if not facts.place.fault:  # what cannot be a run directory has no state to be read
+    if not facts.directory.fault:  # what cannot be a run directory has no state to be read
         yield from queue_checks(directory, request, facts)
         yield from holder_checks(card, directory, facts)
         yield from checkpoint_checks(card, directory, facts)
@@ -177,7 +177,7 @@ def _node_checks(
     if isinstance(facts.nodes, Unknown):
         yield unknown("nodes", f"they could not be read ({facts.nodes.why})")
         return
-    if isinstance(facts.exclusions, Unknown) and not facts.place.fault:
+    if isinstance(facts.exclusions, Unknown) and not facts.directory.fault:
         yield unknown("exclusions", f"the run's list could not be read ({facts.exclusions.why})")
     due = [entry.node for entry in due_for_recheck(known(facts.exclusions, ()), facts.time)]
     if due:

@@ -12,8 +12,8 @@ from tr11ops.cluster.base import Scheduler, SchedulerError, SchedulerUnreachable
 from tr11ops.cluster.grants import Grants, read_grants
 from tr11ops.cluster.site import SiteRules, keep_site, read_site
 from tr11ops.launch.chain import QueueChain, choose_chain
+from tr11ops.launch.directory_checks import base_checks
 from tr11ops.launch.facts import LaunchFacts, LaunchRequest, observe_launch
-from tr11ops.launch.place import base_checks
 from tr11ops.launch.plan import LaunchPlan, plan_launch, plan_lines
 from tr11ops.launch.preflight import excluded_nodes, preflight
 from tr11ops.launch.submit import launch_lock, settle, submit
@@ -136,7 +136,7 @@ def refused_by_scheduler(card: RunCard, scheduler: str, message: str) -> Preflig
 
 
 def _rows(plan: LaunchPlan, job: LaunchJob, chain: QueueChain, facts: LaunchFacts) -> list[tuple[str, str]]:
-    rows = plan_lines(plan, job.card, job.scheduler.name, job.base, facts.place.missing_parents)
+    rows = plan_lines(plan, job.card, job.scheduler.name, job.base, facts.directory.missing_parents)
     if chain.kind in {"afterany", "self"}:
         rows = [(name, str(chain) if name == "job" else value) for name, value in rows]
     return rows

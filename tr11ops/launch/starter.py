@@ -52,7 +52,7 @@ class PartitionChoice:
         return f"{self.partition.name}: {self.usable} of {self.nodes} nodes{gpus}, {self.cpus} cores each{most}"
 
 
-def places(partitions: Iterable[Partition], nodes: Iterable[Node]) -> tuple[PartitionChoice, ...]:
+def partition_choices(partitions: Iterable[Partition], nodes: Iterable[Node]) -> tuple[PartitionChoice, ...]:
     """The partitions that are up and have nodes: those with most GPUs first, then the default, then most nodes."""
     known = {node.name: node for node in nodes}
     found = []
@@ -72,40 +72,40 @@ class Answers:
 
     name: str
     directory: str
-    place: PartitionChoice
+    choice: PartitionChoice
     nodes: int
     account: str = ""
 
 
-def proposed_nodes(place: PartitionChoice, base: Mapping[str, Any]) -> int:
+def proposed_nodes(choice: PartitionChoice, base: Mapping[str, Any]) -> int:
     """As many nodes as give the example card's number of workers, or all that there are."""
     slurm = base["slurm"]
     wanted = int(slurm["nodes"]) * _workers(slurm)
-    return max(1, min(-(-wanted // _workers_here(place, slurm)), place.nodes))
+    return max(1, min(-(-wanted // _workers_here(choice, slurm)), choice.nodes))
 
 
 def starter_tables(base: Mapping[str, Any], answers: Answers) -> dict[str, dict[str, Any]]:
     """The card's tables: those of the example, with the cluster's values in place of the other cluster's."""
     tables = {name: dict(table) for name, table in base.items() if isinstance(table, Mapping)}
-    run, slurm, place = tables.setdefault("run", {}), tables.setdefault("slurm", {}), answers.place
+    run, slurm, choice = tables.setdefault("run", {}), tables.setdefault("slurm", {}), answers.choice
     before = dict(slurm)
     for key in (*_OF_ANOTHER_CLUSTER, "setup", "gpus_per_node", "workers_per_node", "spare_nodes", "comment"):
         slurm.pop(key, None)
     run.pop("kill_switch", None)
     run |= {"name": answers.name, "directory": answers.directory}
-    limit = min(place.partition.max_time_seconds or USUAL_LIMIT_SECONDS, _limit_of(before))
-    workers = _workers_here(place, before)
+    limit = min(choice.partition.max_time_seconds or USUAL_LIMIT_SECONDS, _limit_of(before))
+    workers = _workers_here(choice, before)
     slurm |= {
         "nodes": answers.nodes,
-        "spare_nodes": min(-(-answers.nodes // NODES_PER_SPARE), max(0, place.usable - answers.nodes)),
-        "partition": place.partition.name,
+        "spare_nodes": min(-(-answers.nodes // NODES_PER_SPARE), max(0, choice.usable - answers.nodes)),
+        "partition": choice.partition.name,
         "workers_per_node": workers,
-        "cpus_per_task": max(1, place.cpus),
+        "cpus_per_task": max(1, choice.cpus),
         "time_limit": format_time_limit(limit),
         "signal_seconds_before_limit": min(SIGNAL_SECONDS, max(1, limit // 4)),
     }
-    if place.gpus:
-        slurm["gpus_per_node"] = place.gpus
+    if choice.gpus:
+        slurm["gpus_per_node"] = choice.gpus
     if answers.account:
         slurm["account"] = answers.account
     run["exit_duration_minutes"] = int(advised_exit_minutes(limit)) or round(advised_exit_minutes(limit), 2)
@@ -126,9 +126,9 @@ def _workers(slurm: Mapping[str, Any]) -> int:
     return int(slurm.get("workers_per_node") or slurm.get("gpus_per_node") or 1)
 
 
-def _workers_here(place: PartitionChoice, slurm: Mapping[str, Any]) -> int:
+def _workers_here(choice: PartitionChoice, slurm: Mapping[str, Any]) -> int:
     """A worker for each GPU; on nodes without GPUs as many as the example has, while there are cores for them."""
-    return place.gpus or max(1, min(_workers(slurm), place.cpus))
+    return choice.gpus or max(1, min(_workers(slurm), choice.cpus))
 
 
 def _fit(tables: dict[str, dict[str, Any]], workers: int) -> None:
@@ -164,7 +164,7 @@ def starter_text(tables: Mapping[str, Any], answers: Answers, site: SiteRules | 
     for key in ("partition", "gpus_per_node", "cpus_per_task"):
         if key in tables["slurm"]:
             remarks[f"slurm.{key}"] = f"{remarks.get(f'slurm.{key}', key)}; {told}"
-    remarks["slurm.partition"] = f"{answers.place}"
+    remarks["slurm.partition"] = f"{answers.choice}"
     if site is not None and site.accounts:
         remarks["slurm.account"] = f"who pays; yours: {', '.join(site.accounts)}"
     head = [

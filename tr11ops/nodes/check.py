@@ -58,7 +58,7 @@ class Way:
 
 
 @dataclass(frozen=True)
-class HealthPlace:
+class HealthJobOptions:
     """How health jobs are submitted: a folder that the nodes see, and the card's words for the scheduler."""
 
     folder: Path
@@ -230,11 +230,11 @@ class EndedJobs:
 
 
 def submit_check(
-    way: Way, request: HealthRequest, place: HealthPlace, scheduler: Scheduler, ends: EndedJobs
+    way: Way, request: HealthRequest, job_options: HealthJobOptions, scheduler: Scheduler, ends: EndedJobs
 ) -> Answering:
     """Start the check of one node in a job of its own, under Slurm."""
     try:
-        job = submit_to(place, (way.node,), 5, check_here, request_values(request))
+        job = submit_to(job_options, (way.node,), 5, check_here, request_values(request))
     except Exception as error:  # a refusal of sbatch comes as submitit's own kind of error
         words = " ".join(str(error).split()) or type(error).__name__
         return UnstartedCheck(NodeCheck(way.node, CheckOutcome.UNKNOWN, f"no health job could be started: {words}"))
@@ -242,34 +242,34 @@ def submit_check(
 
 
 def submit_to(
-    place: HealthPlace, nodes: Sequence[str], minutes: int, function: Callable[..., Any], *values: Any,
+    options: HealthJobOptions, nodes: Sequence[str], minutes: int, function: Callable[..., Any], *values: Any,
     is_alone: bool = False,
 ) -> Any:  # fmt: skip
     """submitit's job that calls `function` on the first of exactly these nodes, all of which it holds.
 
     `is_alone`: no other job may use them meanwhile. Raises whatever submitit makes of a refusal.
     """
-    executor = _executor(place, nodes, minutes, is_alone)
-    with _submitting(place.code_root):
+    executor = _executor(options, nodes, minutes, is_alone)
+    with _submitting(options.code_root):
         return executor.submit(function, *values)
 
 
-def job_script(place: HealthPlace, nodes: Sequence[str], minutes: int, is_alone: bool = False) -> str:
+def job_script(options: HealthJobOptions, nodes: Sequence[str], minutes: int, is_alone: bool = False) -> str:
     """The batch script that `submit_to` would give to sbatch. Nothing is written, nothing submitted."""
-    executor = _executor(place, nodes, minutes, is_alone)
+    executor = _executor(options, nodes, minutes, is_alone)
     return str(executor._make_submission_file_text(executor._submitit_command_str, "dry-run"))
 
 
-def _executor(place: HealthPlace, nodes: Sequence[str], minutes: int, is_alone: bool) -> Any:
+def _executor(options: HealthJobOptions, nodes: Sequence[str], minutes: int, is_alone: bool) -> Any:
     import submitit
 
-    executor = submitit.SlurmExecutor(folder=place.folder)
+    executor = submitit.SlurmExecutor(folder=options.folder)
     executor.update_parameters(
         job_name=JOB_NAME, time=minutes, nodes=len(nodes), ntasks_per_node=1, cpus_per_task=1,
-        nodelist=",".join(nodes), partition=place.partition, account=place.account, qos=place.quality_of_service,
-        constraint=place.constraint, gres=f"gpu:{place.gpus}" if place.gpus else None,
+        nodelist=",".join(nodes), partition=options.partition, account=options.account, qos=options.quality_of_service,
+        constraint=options.constraint, gres=f"gpu:{options.gpus}" if options.gpus else None,
         exclusive=is_alone or None, stderr_to_stdout=True, use_srun=False,
-        additional_parameters={"reservation": place.reservation} if place.reservation else {},
+        additional_parameters={"reservation": options.reservation} if options.reservation else {},
     )  # fmt: skip
     return executor
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tr11ops.cluster.base import Scheduler, SchedulerError
-from tr11ops.nodes.check import POLL_SECONDS, PROCESSES_AT_ONCE, SETTLE_SECONDS, EndedJobs, HealthPlace, submit_to
+from tr11ops.nodes.check import POLL_SECONDS, PROCESSES_AT_ONCE, SETTLE_SECONDS, EndedJobs, HealthJobOptions, submit_to
 from tr11ops.nodes.group_job import GroupRequest, group_test, request_of, run_group, unknown
 from tr11ops.nodes.suspects import GroupOutcome, GroupTest
 
@@ -23,7 +23,7 @@ class SlurmGroups:
     """Groups as jobs. Jobs that have not ended when the round is given up are cancelled."""
 
     scheduler: Scheduler
-    place: HealthPlace
+    job_options: HealthJobOptions
     request: GroupRequest  # its nodes are those of each group in turn
 
     def __call__(self, groups: Sequence[tuple[str, ...]]) -> list[GroupTest]:
@@ -34,7 +34,7 @@ class SlurmGroups:
             for index, group in enumerate(groups):
                 try:
                     values = request_of(replace(self.request, nodes=group))
-                    jobs[index] = submit_to(self.place, group, minutes, run_group, values)
+                    jobs[index] = submit_to(self.job_options, group, minutes, run_group, values)
                 except Exception as error:  # a refusal of sbatch comes as submitit's own kind of error
                     found[index] = unknown(group, f"no job could be started: {' '.join(str(error).split())[:160]}")
             self._wait(groups, jobs, found)

@@ -26,7 +26,7 @@ MARKED_FILE = "kill-switch.json"
 NEVER_MARKED = "its place was never marked as this run's; the next launch or attempt does that"
 
 
-class SwitchPlace(Record):
+class SwitchLocation(Record):
     """What is known of a switch's place. `fault`: why it is not proven to be the run's, "" when nothing speaks against
     it; `note`: why it is believed without a mark; `other_run`: the directory of the run that it belongs to.
     """
@@ -41,15 +41,15 @@ def is_inside(directory: RunDirectory) -> bool:
     return Path(os.path.realpath(directory.root)) in Path(os.path.realpath(directory.kill_switch)).parents
 
 
-def look_at_switch(directory: RunDirectory) -> SwitchPlace:
+def look_at_switch(directory: RunDirectory) -> SwitchLocation:
     """Look at the place of the kill switch; nothing is made. Raises OSError or ValueError where it cannot be seen."""
     other = _surrounding_run(directory)
     if is_inside(directory) or other:
-        return SwitchPlace(other_run=other)
+        return SwitchLocation(other_run=other)
     folder = directory.kill_switch.parent
     if not folder.is_dir():
         missing = f"{_missing(folder)} is not there: its file system is not mounted here, or it was never made"
-        return SwitchPlace(f"{folder} is not a folder: no switch can lie there" if folder.exists() else missing)
+        return SwitchLocation(f"{folder} is not a folder: no switch can lie there" if folder.exists() else missing)
     try:
         claim = read_json(mark_of(directory.kill_switch))
     except ValueError as error:
@@ -59,40 +59,40 @@ def look_at_switch(directory: RunDirectory) -> SwitchPlace:
     return _judge_claim(directory, str(claim.get("id") or ""), str(claim.get("directory", "")))
 
 
-def _judge_claim(directory: RunDirectory, marked: str, owner: str) -> SwitchPlace:
+def _judge_claim(directory: RunDirectory, marked: str, owner: str) -> SwitchLocation:
     """By the id, which a moved run directory keeps; by the directory where one of the two has no id."""
     is_here = owner == os.path.realpath(directory.root)
     if owner and not is_here and Path(owner).is_dir():
-        return SwitchPlace(other_run=owner)
+        return SwitchLocation(other_run=owner)
     try:
         own = run_id(directory)
     except ValueError:
         own = ""
     if (marked == own) if marked and own else is_here:
-        return SwitchPlace()
+        return SwitchLocation()
     return _judge_unmarked(directory, f"the mark beside it is of another run (id {short(marked)})")
 
 
-def _judge_unmarked(directory: RunDirectory, why: str) -> SwitchPlace:
+def _judge_unmarked(directory: RunDirectory, why: str) -> SwitchLocation:
     """A run that was never marked goes by what is there, as it always did; one that was must find its mark."""
     try:
         record = read_json(directory.paths.state / MARKED_FILE) or {}
     except ValueError:
-        return SwitchPlace(why)
+        return SwitchLocation(why)
     if record.get("kill_switch") == str(directory.kill_switch):
-        return SwitchPlace(f"{why}: its file system is not mounted here")
-    return SwitchPlace(note=NEVER_MARKED)
+        return SwitchLocation(f"{why}: its file system is not mounted here")
+    return SwitchLocation(note=NEVER_MARKED)
 
 
 def place_fault(directory: RunDirectory) -> str:
     """Why the switch that is seen here is not known to be the run's, in one line; "" when it is."""
     try:
-        place = look_at_switch(directory)
+        location = look_at_switch(directory)
     except (OSError, ValueError) as error:
         return f"{directory.kill_switch}: {cause(error)}"
-    if place.other_run:
-        return f"{directory.kill_switch} belongs to another run, {place.other_run}"
-    return f"{directory.kill_switch}: {place.fault}" if place.fault else ""
+    if location.other_run:
+        return f"{directory.kill_switch} belongs to another run, {location.other_run}"
+    return f"{directory.kill_switch}: {location.fault}" if location.fault else ""
 
 
 def mark_switch(directory: RunDirectory, name: str) -> None:

@@ -76,13 +76,13 @@ class Outside:
 
     def __init__(
         self,
-        place: HubRepo,
+        repo: HubRepo,
         token: str | None,
         retries: RetryPolicy,
         variant: str | None = None,
         timeout: float = TIMEOUT_SECONDS,
     ) -> None:
-        self._place = place
+        self._repo = repo
         self._token = token
         self._retries = retries
         self._variant = variant
@@ -96,7 +96,7 @@ class Outside:
         Raises HubPermanentError and HubUnavailable.
         """
         headers = {"If-None-Match": self._tag} if self._tag and self._last is not None else {}
-        address = self._place.facts
+        address = self._repo.facts
         try:
             return until_answered(
                 lambda: ask(address, self._token, self._read_facts, headers, self._timeout, also={NOT_CHANGED}),
@@ -118,7 +118,7 @@ class Outside:
             commit, siblings = value["sha"], value.get("siblings") or []
             names = tuple(str(entry["rfilename"]) for entry in siblings)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise HubPermanentError(f"{host_of(self._place.facts)} answers something that is no repository") from None
+            raise HubPermanentError(f"{host_of(self._repo.facts)} answers something that is no repository") from None
         if not isinstance(commit, str) or not re.fullmatch(r"[0-9a-f]{7,64}", commit):
             raise HubPermanentError("the repository is empty: nothing was ever synchronised to it")
         self._tag = headers.get("ETag", "")
@@ -131,13 +131,13 @@ class Outside:
             self._last = replace(self._last, time=now)
             return self._last
         if facts is None:
-            raise HubUnavailable(f"{host_of(self._place.facts)} answers 304 to a first question")
+            raise HubUnavailable(f"{host_of(self._repo.facts)} answers 304 to a first question")
         published, trouble = self._published(facts)
         variant, path, log = self._choose(facts, published)
         told = None if published is None else _variant_of(published)
         if told not in {None, variant}:
             published, trouble = None, f"{FILE_NAME} is of variant {told}"
-        self._last = RemoteView(now, self._place.name, facts, variant, published, trouble, path, log)
+        self._last = RemoteView(now, self._repo.name, facts, variant, published, trouble, path, log)
         return self._last
 
     def _published(self, facts: Facts) -> tuple[Mapping[str, Any] | None, str]:
@@ -181,7 +181,7 @@ class Outside:
         return end
 
     def _file(self, path: str, facts: Facts) -> RemoteLog:
-        return RemoteLog(self._place.file(path, facts.commit), self._token, self._retries, self._timeout)
+        return RemoteLog(self._repo.file(path, facts.commit), self._token, self._retries, self._timeout)
 
 
 def _variant_of(published: Mapping[str, Any]) -> str | None:

@@ -102,9 +102,9 @@ class ComputeRecord:
     all ranks.
     """
 
-    def __init__(self, paths: RunPaths, attempt: AttemptIdentity, rank: int, place: RankPosition):
+    def __init__(self, paths: RunPaths, attempt: AttemptIdentity, rank: int, position: RankPosition):
         self._path, self._launch, self._rank = paths.compute(attempt.job_id, rank), attempt.launch, rank
-        self._place, self._host = place, host_name()
+        self._position, self._host = position, host_name()
         self._steps: deque[Mapping[str, float]] = deque(maxlen=EVERY_STEPS)
         self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
         self._processor: deque[float] = deque(maxlen=EVERY_STEPS)
@@ -136,9 +136,10 @@ class ComputeRecord:
         count = len(self._steps)
         mean = {part: round(math.fsum(step.get(part, 0.0) for step in self._steps) / count, 6) for part in parts}
         longest = round(max(math.fsum(step.values()) for step in self._steps), 6)
-        place, worked = self._place, self._processor
+        position, worked = self._position, self._processor
         found = ComputeTimes(
-            self._rank, self._host, self._launch, time.time(), iteration, count, mean, longest, place.stage, place.part,
+            self._rank, self._host, self._launch, time.time(), iteration, count, mean, longest,
+            position.stage, position.part,
             round(math.fsum(worked) / len(worked), 6) if worked else None, tuple(self._recent),
         )  # fmt: skip
         try:

@@ -19,13 +19,13 @@ import pytest
 from tests.end_to_end import TR11, Playground
 from tests.plugins.worker_server import worker_python
 from tr11ops.agent.channel import Channel, ChannelBusy, ChannelLost, Greeting, greet
-from tr11ops.agent.node_place import NodePlace, PlaceError, read_place
 from tr11ops.agent.peers import Newcomer, objection
+from tr11ops.agent.rendezvous import Rendezvous, RendezvousError, read_rendezvous
 from tr11ops.twin.ports import claimed_ports
 from trainer.contract.state_file import read_json
 
 LAUNCHER = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500", "NNODES": "4", "NODE_RANK": "2"}
-PLACE = NodePlace(4, 2, "node1", 29500)
+RENDEZVOUS = Rendezvous(4, 2, "node1", 29500)
 SLOW_MACHINE_SECONDS = 120.0
 SERVERS: set[int] = set()  # what forks for each worker: it has the folder in its command line, and stays
 
@@ -40,28 +40,28 @@ SERVERS: set[int] = set()  # what forks for each worker: it has the folder in it
     ],
 )
 def test_a_launchers_environment_names_the_node(environment: dict[str, str]) -> None:
-    assert read_place(None, None, None, environment, 9) == (PLACE, ())
+    assert read_rendezvous(None, None, None, environment, 9) == (RENDEZVOUS, ())
 
 
 def test_options_win_over_the_environment_and_say_so() -> None:
-    place, said = read_place(3, 1, "node7:29600", LAUNCHER, 9)
-    assert place == NodePlace(3, 1, "node7", 29600)
+    rendezvous, said = read_rendezvous(3, 1, "node7:29600", LAUNCHER, 9)
+    assert rendezvous == Rendezvous(3, 1, "node7", 29600)
     assert said == (
         "--nodes 3 is used, not NNODES=4 of the environment",
         "--node-rank 1 is used, not NODE_RANK=2 of the environment",
         "--master node7:29600 is used, not MASTER_ADDR=node1 of the environment",
     )
-    assert read_place(4, 2, "node1:29500", LAUNCHER, 9) == (PLACE, ())
-    assert read_place(None, 1, "[::1]:29500", {}, 2)[0] == NodePlace(2, 1, "::1", 29500)
+    assert read_rendezvous(4, 2, "node1:29500", LAUNCHER, 9) == (RENDEZVOUS, ())
+    assert read_rendezvous(None, 1, "[::1]:29500", {}, 2)[0] == Rendezvous(2, 1, "::1", 29500)
 
 
 @pytest.mark.parametrize("environment", [{}, {"RANK": "3", "WORLD_SIZE": "8"}, {"JOB_COMPLETION_INDEX": "1"}])
 def test_no_launcher_means_one_machine(environment: dict[str, str]) -> None:
-    assert read_place(2, None, None, environment, 2) == (None, ())
+    assert read_rendezvous(2, None, None, environment, 2) == (None, ())
 
 
 def test_a_launcher_of_one_container_means_one_machine() -> None:
-    assert read_place(None, None, None, {**LAUNCHER, "NNODES": "1", "NODE_RANK": "0"}, 4)[0] is None
+    assert read_rendezvous(None, None, None, {**LAUNCHER, "NNODES": "1", "NODE_RANK": "0"}, 4)[0] is None
 
 
 @pytest.mark.parametrize(
@@ -86,8 +86,8 @@ def test_a_launcher_of_one_container_means_one_machine() -> None:
 def test_half_a_place_is_refused(
     options: tuple[int | None, int | None, str | None], environment: Mapping[str, str], fix: str
 ) -> None:
-    with pytest.raises(PlaceError, match=re.escape(fix)) as refused:
-        read_place(*options, environment, 8)
+    with pytest.raises(RendezvousError, match=re.escape(fix)) as refused:
+        read_rendezvous(*options, environment, 8)
     assert "\n" not in str(refused.value)
 
 
@@ -134,10 +134,10 @@ def playground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Playground]
     environment = {key: value for key, value in os.environ.items() if key not in {*LAUNCHER, "RANK", "WORLD_SIZE"}}
     python, server = worker_python(folder)
     SERVERS.add(server)
-    place = Playground(folder, {**environment, "COLUMNS": "80", "PYTHON_EXEC": str(python)})
-    place.prepare()
-    place.card("tr11.toml", nodes=2, workers=1, tensor=1)
-    yield place
+    made = Playground(folder, {**environment, "COLUMNS": "80", "PYTHON_EXEC": str(python)})
+    made.prepare()
+    made.card("tr11.toml", nodes=2, workers=1, tensor=1)
+    yield made
     assert left_running(folder) == []
 
 

@@ -14,7 +14,14 @@ from tr11ops.cluster.base import Node, Partition
 from tr11ops.cluster.site import SiteRules
 from tr11ops.launch.first_data import data_commands
 from tr11ops.launch.presets import PRESETS, preset_tables, token_count, tokens_of, with_tokens
-from tr11ops.launch.starter import Answers, example_tables, places, proposed_nodes, starter_tables, starter_text
+from tr11ops.launch.starter import (
+    Answers,
+    example_tables,
+    partition_choices,
+    proposed_nodes,
+    starter_tables,
+    starter_text,
+)
 from tr11ops.runcard.card import load_card, shipped_cards, shipped_folder
 from tr11ops.runcard.estimate import estimate
 from tr11ops.rundir.tokenizer import look_at_tokenizer
@@ -65,8 +72,8 @@ def test_no_one_to_ask_and_wrong_answers(bench: LocalBench) -> None:
 
 
 def test_the_partition_with_most_gpus_that_is_up_comes_first() -> None:
-    found = places((CPU, DOWN, GPU), NODES)
-    assert [place.partition.name for place in found] == ["gpu", "cpu"]
+    found = partition_choices((CPU, DOWN, GPU), NODES)
+    assert [choice.partition.name for choice in found] == ["gpu", "cpu"]
     assert (found[0].nodes, found[0].gpus, found[0].cpus) == (8, 4, 40)
 
 
@@ -74,14 +81,14 @@ def test_the_partition_with_most_gpus_that_is_up_comes_first() -> None:
 @pytest.mark.parametrize("partition", [GPU, CPU], ids=["gpu", "cpu"])
 def test_every_shipped_card_fits_another_cluster(name: str, partition: Partition, tmp_path: Path) -> None:
     base = example_tables(shipped_folder() / f"{name}.toml")
-    [place] = places((partition,), NODES)
-    answers = Answers("mine", "mine-run", place, proposed_nodes(place, base), "six@a100")
+    [choice] = partition_choices((partition,), NODES)
+    answers = Answers("mine", "mine-run", choice, proposed_nodes(choice, base), "six@a100")
     site = SiteRules(accounts=("six@a100", "six@v100"), qualities=("normal",))
     path = tmp_path / "card.toml"
     path.write_text(starter_text(starter_tables(base, answers), answers, site, name))
     card = load_card(path, keep_undefined=True)
-    assert (card.slurm.partition, card.slurm.gpus_per_node) == (partition.name, place.gpus)
-    assert card.slurm.allocated_nodes <= place.nodes and card.slurm.account == "six@a100"
+    assert (card.slurm.partition, card.slurm.gpus_per_node) == (partition.name, choice.gpus)
+    assert card.slurm.allocated_nodes <= choice.nodes and card.slurm.account == "six@a100"
     assert partition.max_time_seconds is None or card.time_limit_seconds <= partition.max_time_seconds
     assert card.run.kill_switch is None and card.slurm.constraint is None
     assert "# who pays; yours: six@a100, six@v100" in path.read_text()
@@ -91,8 +98,8 @@ def test_every_shipped_card_fits_another_cluster(name: str, partition: Partition
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_a_size_gives_a_card_that_fits_the_cluster(name: str, tmp_path: Path) -> None:
     base = with_tokens(preset_tables(name, shipped_folder()), 4_096_000_000)
-    [place] = places((GPU,), NODES)
-    answers = Answers("mine", "mine-run", place, proposed_nodes(place, base))
+    [choice] = partition_choices((GPU,), NODES)
+    answers = Answers("mine", "mine-run", choice, proposed_nodes(choice, base))
     path = tmp_path / "card.toml"
     path.write_text(starter_text(starter_tables(base, answers), answers, None, name))
     card = load_card(path, keep_undefined=True)

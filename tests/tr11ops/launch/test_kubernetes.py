@@ -11,7 +11,7 @@ import pytest
 
 from tests.tr11ops.launch.kubernetes_schema import KINDS, invalid, section
 from tests.tr11ops.launch.run_inputs import write_card
-from tr11ops.agent.node_place import NodePlace, read_place
+from tr11ops.agent.rendezvous import Rendezvous, read_rendezvous
 from tr11ops.launch.kubernetes import grace_seconds, job_name, kubernetes_problems, manifest, not_carried
 from tr11ops.runcard.card import RunCard, load_card
 
@@ -46,8 +46,8 @@ def test_each_pod_knows_its_node_and_where_node_0_is(tmp_path: Path) -> None:
     pod = job["template"]["spec"]
     [container] = pod["containers"]
     environment = {entry["name"]: entry["value"] for entry in container["env"]}
-    place, said = read_place(None, None, None, {**environment, "JOB_COMPLETION_INDEX": "1"}, 7)
-    assert (place, said) == (NodePlace(2, 1, "small-0.small", 29500), ())
+    rendezvous, said = read_rendezvous(None, None, None, {**environment, "JOB_COMPLETION_INDEX": "1"}, 7)
+    assert (rendezvous, said) == (Rendezvous(2, 1, "small-0.small", 29500), ())
     # the first pod's DNS name: its host name (Job and index) below the headless Service that the pods name
     assert pod["subdomain"] == service["metadata"]["name"] == found["Job"]["metadata"]["name"] == "small"
     assert service["spec"]["clusterIP"] == "None" and service["spec"]["publishNotReadyAddresses"] is True

@@ -16,9 +16,9 @@ from tests.tr11ops.launch.run_inputs import write_dataset
 from tr11ops.base.observed import Unknown, known
 from tr11ops.cluster.base import JobState, Node
 from tr11ops.cluster.site import SiteRules
+from tr11ops.launch.directory_checks import files_of_checkpoint
 from tr11ops.launch.extra_observations import AccessFault, ClockFacts, read_access
-from tr11ops.launch.facts import look_at_place
-from tr11ops.launch.place import files_of_checkpoint
+from tr11ops.launch.facts import look_at_directory
 from tr11ops.launch.preflight import excluded_nodes
 from tr11ops.observe.lease import LeaseHolder
 from tr11ops.queue.given_nodes import Given
@@ -170,19 +170,19 @@ def test_a_folder_without_write_access_is_refused(bench: Bench) -> None:
         try:
             if os.geteuid() == 0:
                 os.setuid(65534)
-            status = 0 if look_at_place(directory).fault.endswith(" cannot be written to") else 2
+            status = 0 if look_at_directory(directory).fault.endswith(" cannot be written to") else 2
         finally:
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    bench.changes = {"place": replace(bench.facts().place, fault=f"{closed} cannot be written to")}
+    bench.changes = {"directory": replace(bench.facts().directory, fault=f"{closed} cannot be written to")}
     fix = "choose another run.directory, or ask its owner for write access"
     assert bench.faults() == [f"refused: run.directory: {closed} cannot be written to; {fix}"]
 
 
 def test_too_little_space(bench: Bench) -> None:
-    bench.changes = {"place": replace(bench.facts().place, free_bytes=999)}
+    bench.changes = {"directory": replace(bench.facts().directory, free_bytes=999)}
     assert "refused: space: 999 B free below" in bench.faults()[0] and bench.code() == 1
-    bench.changes = {"place": replace(bench.facts().place, free_bytes=Unknown("no such device"))}
+    bench.changes = {"directory": replace(bench.facts().directory, free_bytes=Unknown("no such device"))}
     assert "warning: space" in bench.faults()[0] and bench.code() == 0
 
 
@@ -220,10 +220,10 @@ def test_a_holder_known_to_someone_is_judged_elsewhere(bench: Bench) -> None:
 
 def test_too_few_inodes_for_two_checkpoints(bench: Bench) -> None:
     needed = 2 * files_of_checkpoint(bench.card)
-    bench.changes = {"place": replace(bench.facts().place, free_inodes=needed - 1)}
+    bench.changes = {"directory": replace(bench.facts().directory, free_inodes=needed - 1)}
     assert f"refused: inodes: {needed - 1:,} inodes are free" in bench.faults()[0] and bench.code() == 1
     for free in (needed, None):
-        bench.changes = {"place": replace(bench.facts().place, free_inodes=free)}
+        bench.changes = {"directory": replace(bench.facts().directory, free_inodes=free)}
         assert bench.faults() == []
 
 

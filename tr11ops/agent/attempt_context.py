@@ -99,19 +99,19 @@ class AttemptObservations:
 
     def situation(self) -> AllocationState:
         """The allocation as it is now."""
-        place = self._context
-        nodes = place.allocation.nodes
+        context = self._context
+        nodes = context.allocation.nodes
         states = self.states or {}
-        barred = self._excluded() if place.swaps_nodes else frozenset()
-        barred |= frozenset(place.peers.lost() if place.peers is not None else ())
+        barred = self._excluded() if context.swaps_nodes else frozenset()
+        barred |= frozenset(context.peers.lost() if context.peers is not None else ())
         usable = tuple(node for node in nodes if node not in barred and not states.get(node, frozenset()) & GONE)
         return AllocationState(
             usable=usable,
-            needed=place.config.slurm.nodes if place.swaps_nodes else min(place.config.slurm.nodes, len(nodes)),
+            needed=context.config.slurm.nodes if context.swaps_nodes else min(context.config.slurm.nodes, len(nodes)),
             seconds_left=self._seconds_left(),
             seconds_needed=LAUNCH_SECONDS,
             reluctant=frozenset(node for node in usable if states.get(node, frozenset()) & DRAINING),
-            may_reuse=not place.swaps_nodes,
+            may_reuse=not context.swaps_nodes,
         )
 
     def _excluded(self) -> frozenset[str]:

@@ -16,7 +16,7 @@ from tr11ops.runcard.card import load_card
 from tr11ops.rundir.identity import adopt_run_id, require_run_id
 from tr11ops.rundir.kill_switch import (
     NEVER_MARKED,
-    SwitchPlace,
+    SwitchLocation,
     look_at_switch,
     mark_of,
     mark_switch,
@@ -38,10 +38,10 @@ def test_a_mark_proves_the_place_and_its_absence_disproves_it(tmp_path: Path) ->
     with pytest.raises(FileNotFoundError):
         mark_switch(run, "run")
     far.mkdir()
-    assert look_at_switch(run) == SwitchPlace(note=NEVER_MARKED)  # a run of an older tr11 goes on as it did
+    assert look_at_switch(run) == SwitchLocation(note=NEVER_MARKED)  # a run of an older tr11 goes on as it did
     require_run_id(run, "run")
     mark_switch(run, "run")
-    assert look_at_switch(run) == SwitchPlace()
+    assert look_at_switch(run) == SwitchLocation()
     far.rename(tmp_path / "unmounted")
     far.mkdir()  # the empty mount point
     assert "no mark of this run lies beside it" in look_at_switch(run).fault
@@ -62,7 +62,7 @@ def test_a_mark_goes_by_the_runs_id_and_not_if_torn(tmp_path: Path) -> None:
     shutil.copytree(run.root / "state", moved.root / "state", dirs_exist_ok=True)
     assert look_at_switch(moved).other_run == str(run.root)  # as long as the other one is there
     shutil.rmtree(run.root)
-    assert look_at_switch(moved) == SwitchPlace()
+    assert look_at_switch(moved) == SwitchLocation()
     adopt_run_id(moved, "run", "0" * 32)
     assert "of another run" in look_at_switch(moved).fault
     mark_of(moved.kill_switch).write_text("{")
@@ -80,7 +80,7 @@ def test_an_attempt_marks_the_place_or_says_where_it_is_blind(tmp_path: Path) ->
     far.mkdir()
     run = run_with(far / "switch", tmp_path / "run")
     assert look_after_switch(run, "run", lines.append) == "" and lines == []
-    assert look_at_switch(run) == SwitchPlace()
+    assert look_at_switch(run) == SwitchLocation()
     shutil.rmtree(far)
     assert look_after_switch(run, "run", lines.append) and "ALERT" in lines[0] and not far.exists()
 

@@ -25,15 +25,15 @@ def base_checks(base: PathBase, directory: RunDirectory) -> Iterator[PreflightCh
         yield warning("paths", rule, f'write directory = "{directory.root}" and the other paths in full into the card')
 
 
-def place_checks(card: RunCard, directory: RunDirectory, facts: LaunchFacts) -> Iterator[PreflightCheck]:
+def directory_checks(card: RunCard, directory: RunDirectory, facts: LaunchFacts) -> Iterator[PreflightCheck]:
     """The folder's name, rights, and room for the next checkpoints. Nothing else is looked at in one that is faulty."""
     odd = next((character for character in "\\%" if character in str(directory.root)), None)
     if odd is not None:
         rule = f"{directory.root} holds a {odd!r}, which Slurm reads as a pattern in the names of its output files"
         yield refused("run.directory", rule, "choose a path without it", 2)
-    if facts.place.fault:
+    if facts.directory.fault:
         yield refused(
-            "run.directory", facts.place.fault, "choose another run.directory, or ask its owner for write access"
+            "run.directory", facts.directory.fault, "choose another run.directory, or ask its owner for write access"
         )
         return
     yield from _space_checks(card, directory, facts)
@@ -45,7 +45,7 @@ def place_checks(card: RunCard, directory: RunDirectory, facts: LaunchFacts) -> 
 def _space_checks(card: RunCard, directory: RunDirectory, facts: LaunchFacts) -> Iterator[PreflightCheck]:
     count = count_parameters(card.model, card.tokenizer.padded_vocabulary_size)
     each = checkpoint_bytes(count.total, card.precision, card.optimizer)
-    needed, free = CHECKPOINTS_OF_ROOM * each, facts.place.free_bytes
+    needed, free = CHECKPOINTS_OF_ROOM * each, facts.directory.free_bytes
     if isinstance(free, Unknown):
         yield warning("space", f"the free space below {directory.root} could not be read ({free.why})")
     elif free < needed:
@@ -64,7 +64,7 @@ def files_of_checkpoint(card: RunCard) -> int:
 
 
 def _inode_checks(card: RunCard, directory: RunDirectory, facts: LaunchFacts) -> Iterator[PreflightCheck]:
-    free, needed = facts.place.free_inodes, CHECKPOINTS_OF_ROOM * files_of_checkpoint(card)
+    free, needed = facts.directory.free_inodes, CHECKPOINTS_OF_ROOM * files_of_checkpoint(card)
     if isinstance(free, Unknown):
         yield warning("inodes", f"the free inodes below {directory.root} could not be read ({free.why})")
     elif free is not None and free < needed:
@@ -103,18 +103,18 @@ def _clock_checks(facts: LaunchFacts) -> Iterator[PreflightCheck]:
 def switch_checks(directory: RunDirectory, facts: LaunchFacts) -> Iterator[PreflightCheck]:
     """Nothing stops the run, and no other trainer is in its directory."""
     switch = facts.kill_switch
-    place = switch.place
-    if isinstance(place, Unknown):
-        yield unknown("kill switch", f"its place cannot be seen ({place.why})")
-    elif place.other_run:
-        rule = f"{directory.kill_switch} belongs to another run, {place.other_run}"
+    location = switch.location
+    if isinstance(location, Unknown):
+        yield unknown("kill switch", f"its place cannot be seen ({location.why})")
+    elif location.other_run:
+        rule = f"{directory.kill_switch} belongs to another run, {location.other_run}"
         yield refused("run.kill_switch", rule, "leave run.kill_switch out, or name a file of this run's own", 2)
-    elif place.fault and switch.was_marked:
-        yield unknown("kill switch", f"{directory.kill_switch}: {place.fault}")
-    elif place.fault:
+    elif location.fault and switch.was_marked:
+        yield unknown("kill switch", f"{directory.kill_switch}: {location.fault}")
+    elif location.fault:
         fix = f"mount it, or make it: mkdir -p {shlex.quote(str(directory.kill_switch.parent))}"
-        yield refused("kill switch", f"{directory.kill_switch}: {place.fault}", fix)
-    is_ours = not isinstance(place, Unknown) and not (place.other_run or place.fault)
+        yield refused("kill switch", f"{directory.kill_switch}: {location.fault}", fix)
+    is_ours = not isinstance(location, Unknown) and not (location.other_run or location.fault)
     if switch.is_set:
         by = f" by {switch.who}" if switch.who else ""
         why = f" ({switch.why})" if switch.why else ""

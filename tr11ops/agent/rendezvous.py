@@ -15,12 +15,12 @@ RANKS = ("NODE_RANK", "JOB_COMPLETION_INDEX", "RANK")
 LARGEST_COUNT = 100_000
 
 
-class PlaceError(ValueError):
+class RendezvousError(ValueError):
     """The options or the environment do not name a node. One line: what, the rule, the fix."""
 
 
 @dataclass(frozen=True)
-class NodePlace:
+class Rendezvous:
     """Node `rank` of `nodes`; node 0 listens at `host`:`port`."""
 
     nodes: int
@@ -33,9 +33,9 @@ class NodePlace:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def read_place(
+def read_rendezvous(
     nodes: int | None, rank: int | None, master: str | None, environment: Mapping[str, str], of_card: int
-) -> tuple[NodePlace | None, tuple[str, ...]]:
+) -> tuple[Rendezvous | None, tuple[str, ...]]:
     """This machine's place, None where nothing speaks of several machines; and what is to be said of the choice.
 
     Options win over the environment. `of_card`: slurm.nodes, the number of nodes where nothing else says it.
@@ -47,7 +47,7 @@ def read_place(
         return None, ()
     if "LOCAL_RANK" in variables:
         text = f"LOCAL_RANK={variables['LOCAL_RANK']}: tr11 train starts all workers of its node"
-        raise PlaceError(f"{text}; start it once on each node, not once for each worker, and without torchrun")
+        raise RendezvousError(f"{text}; start it once on each node, not once for each worker, and without torchrun")
     said: list[str] = []
     count = _chosen("--nodes", nodes, COUNTS, variables, 1, said)
     number = _chosen("--node-rank", rank, RANKS, variables, 0, said)
@@ -61,14 +61,14 @@ def read_place(
         raise _missing("--master HOST:PORT", "MASTER_ADDR and MASTER_PORT", "where node 0 is", variables)
     if number >= total:
         where = f"--nodes {total}" if nodes is not None else f"{total} nodes"
-        raise PlaceError(f"node rank {number}: with {where} it must be 0 to {total - 1}; give each node its own")
-    return NodePlace(total, number, host, port), tuple(said)
+        raise RendezvousError(f"node rank {number}: with {where} it must be 0 to {total - 1}; give each node its own")
+    return Rendezvous(total, number, host, port), tuple(said)
 
 
-def _missing(option: str, names: str, what: str, variables: Mapping[str, str]) -> PlaceError:
+def _missing(option: str, names: str, what: str, variables: Mapping[str, str]) -> RendezvousError:
     there = ", ".join(name for name in MEANT if name in variables)
     so_far = f"{there} set, but n" if there else "n"
-    return PlaceError(
+    return RendezvousError(
         f"{so_far}othing says {what}: give {option}, or set {names}" + (f", or unset {there}" * bool(there))
     )
 
@@ -87,7 +87,9 @@ def _chosen(
 def _number(name: str, text: str, least: int, most: int) -> int:
     text = text.strip()
     if not (text.isascii() and text.isdecimal() and len(text) < 10 and least <= int(text) <= most):
-        raise PlaceError(f"{name}={text!r}: must be a whole number from {least} to {most}; correct it, or unset it")
+        raise RendezvousError(
+            f"{name}={text!r}: must be a whole number from {least} to {most}; correct it, or unset it"
+        )
     return int(text)
 
 
@@ -96,11 +98,13 @@ def _master(master: str | None, variables: Mapping[str, str], said: list[str]) -
     if master is None:
         if (address is None) != (port is None):
             there, absent = ("MASTER_ADDR", "MASTER_PORT") if port is None else ("MASTER_PORT", "MASTER_ADDR")
-            raise PlaceError(f"{there} is set and {absent} is not: set both, or give --master HOST:PORT, or unset it")
+            raise RendezvousError(
+                f"{there} is set and {absent} is not: set both, or give --master HOST:PORT, or unset it"
+            )
         return (None, None) if address is None or port is None else (address.strip(), _port("MASTER_PORT", port))
     host, colon, number = master.rpartition(":")
     if not colon or not host.strip("[]"):
-        raise PlaceError(f"--master {master!r}: must be HOST:PORT, such as node1:29500")
+        raise RendezvousError(f"--master {master!r}: must be HOST:PORT, such as node1:29500")
     chosen = (host.strip("[]"), _port("--master", number))
     if address is not None and chosen != (address.strip(), _port("MASTER_PORT", port) if port else chosen[1]):
         said.append(f"--master {master} is used, not MASTER_ADDR={address} of the environment")

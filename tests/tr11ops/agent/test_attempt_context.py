@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tr11ops.agent.allocation import Allocation, SchedulerKind
-from tr11ops.agent.place import AttemptContext, AttemptObservations
+from tr11ops.agent.attempt_context import AttemptContext, AttemptObservations
 from tr11ops.agent.step import LineTee
 from tr11ops.cluster.base import SchedulerError
 from tr11ops.runcard.card import load_card, shipped_folder
