@@ -19,8 +19,8 @@ import torch.distributed as dist
 from trainer.contract.attempt import AttemptIdentity
 from trainer.contract.lease import Lease
 from trainer.contract.paths import RunPaths
+from trainer.control.control_signals import ControlSignals
 from trainer.control.lifecycle import HeartbeatWriter, SignalFlag, StopConditions
-from trainer.control.switches import Switches
 
 
 def checks_microseconds(iterations: int) -> float:
@@ -33,11 +33,11 @@ def checks_microseconds(iterations: int) -> float:
         attempt = AttemptIdentity("1", 1, root / "stop-request.json")
         lease = Lease.begin(paths, "1", 1)
         assert lease.take() is None
-        switches = Switches(paths, limits, attempt, SignalFlag(), heartbeat, lease, lambda own: own, True)
+        control_signals = ControlSignals(paths, limits, attempt, SignalFlag(), heartbeat, lease, lambda own: own, True)
         costs = []
         for iteration in range(iterations):
             began = time.perf_counter()
-            switches.agree(iteration, True)
+            control_signals.agree(iteration, True)
             heartbeat.beat("training", iteration)
             costs.append(time.perf_counter() - began)
         lease.release()

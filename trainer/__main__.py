@@ -15,7 +15,7 @@ from pathlib import Path
 from trainer.contract.attempt import AttemptIdentity
 from trainer.contract.lease import Lease
 from trainer.contract.requests import watch_for_kill_now
-from trainer.control.leaving import end_now
+from trainer.control.exits import end_now
 from trainer.control.lifecycle import HeartbeatWriter, SignalFlag
 from trainer.control.loading import without_collections
 from trainer.debug.flight_recorder import OperationsOnRequest

@@ -37,9 +37,9 @@ from trainer.optim.groups import parameter_groups
 from trainer.optim.interface import TrainingOptimizer, shares_of
 from trainer.optim.watch import UpdateWatch
 from trainer.parallel.groups import START_TIMEOUT
-from trainer.parallel.guard import disagreements, not_finite, square_sum
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.micro_batch import Batch
+from trainer.parallel.replica_check import disagreements, not_finite, square_sum
 from trainer.parallel.shard import sharding_of
 from trainer.parallel.state import FRAGMENT_KINDS, MASTERS, Fragment, LocalTensor, ShardedState
 from trainer.pipeline.early_loss import EarlyLoss

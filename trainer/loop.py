@@ -24,8 +24,9 @@ from trainer.contract.lease import Lease
 from trainer.contract.logline import StepRecord
 from trainer.contract.paths import newest_step
 from trainer.contract.recovery import RollBack
+from trainer.control.control_signals import Agreed, ControlSignals
+from trainer.control.exits import end_if_asked, record_failure
 from trainer.control.failure import failure_text, is_refusal
-from trainer.control.leaving import end_if_asked, record_failure
 from trainer.control.lifecycle import (
     HeartbeatWriter,
     SignalFlag,
@@ -37,7 +38,6 @@ from trainer.control.lifecycle import (
 )
 from trainer.control.resume import ResumePosition, load_newest, load_step
 from trainer.control.saving import Saver
-from trainer.control.switches import Agreed, Switches
 from trainer.data.samples import match_data, missing_test_share, open_samples, record_of
 from trainer.data.stream import EmptyStream, MicroBatchStream
 from trainer.debug.dump import DebugDumps
@@ -45,7 +45,7 @@ from trainer.debug.flight_recorder import record_path, write_record
 from trainer.debug.profile import StepProfiler
 from trainer.debug.record import StepFacts
 from trainer.engine import Engine, StepResult, init_distributed
-from trainer.metrics.account import Account
+from trainer.metrics.throughput import Throughput
 from trainer.metrics.writer import Interval, MetricsWriter
 from trainer.model.documents import DocumentRules
 from trainer.model.kernels import kernel_for
@@ -105,7 +105,7 @@ class Trainer:
             config.kill_switch, config.run.exit_duration_minutes, config.run.exit_interval, self._earliest_start()
         )
         self.total = path_of(config).total_iterations
-        self._open_switches()
+        self._open_control_signals()
         for prepare in (self._build, self._take_lease, self._open_data, self._load):
             decision = self._agree().decision or prepare()  # a stop is honoured between any two of them
             if decision is not None:
@@ -115,18 +115,18 @@ class Trainer:
         self.profiler.give_up()
         return self._end(decision)
 
-    def _open_switches(self) -> None:
+    def _open_control_signals(self) -> None:
         config, attempt = self.config, self.attempt
         if self.rank == 0:
             self.lease = self.lease or Lease.begin(config.paths, attempt.job_id, attempt.launch)
             self._closers.append(self.lease.release)
         self.fence = self.lease.check if self.lease is not None else None
-        self.switches = Switches(
+        self.control_signals = ControlSignals(
             config.paths, self.limits, attempt, self.flag, self.heartbeat, self.lease, self._largest,
             self.rank == 0,
             self.clock,
         )  # fmt: skip
-        self.switches.enter("starting", 0)
+        self.control_signals.enter("starting", 0)
 
     def _take_lease(self) -> StopDecision | None:
         """Make sure that no other trainer works on this run, and that one that is frozen publishes no more. Collective.
@@ -202,7 +202,7 @@ class Trainer:
 
     def _open_metrics(self) -> None:
         config = self.config
-        self.account = Account(config, self.mesh)
+        self.throughput = Throughput(config, self.mesh)
         self.metrics = MetricsWriter(
             config.paths, self.attempt.job_id, self.rank == self.world_size - 1, config.logging, self.world_size
         )
@@ -319,7 +319,7 @@ class Trainer:
     def _agree(self, waits: bool = False) -> Agreed:
         """What all ranks do next. Collective."""
         due = self.saver is not None and self.saver.minutes_are_over(self.clock())
-        return self.switches.agree(self.progress.iteration, self.steps_done > 0, due, waits)
+        return self.control_signals.agree(self.progress.iteration, self.steps_done > 0, due, waits)
 
     def _ready(self, phase: str, stream: MicroBatchStream | None, samples: int) -> Agreed:
         """Wait until every rank has the data of its next `samples` (of all replicas), or something says stop.
@@ -329,7 +329,7 @@ class Trainer:
         """
         count = self.config.batch.micro_batches(samples, self.mesh.data)
         while True:
-            self.switches.enter(phase, self.progress.iteration)
+            self.control_signals.enter(phase, self.progress.iteration)
             agreed = self._agree(waits=stream is not None and not stream.wait(count, DATA_LOOK_SECONDS))
             if agreed.profile is not None:
                 self.profiler.start(agreed.profile, self.progress.iteration)
@@ -346,7 +346,7 @@ class Trainer:
         """Tell how a save in the background has ended, also to anyone who asked for it. Collective while there is
         one."""
         self._saver.poll()
-        self.switches.settle(self._saver.was_saved)
+        self.control_signals.settle(self._saver.was_saved)
 
     def _next_batch(self) -> int:
         """Samples of the next step, in micro batches of its size; none where it is passed over."""
@@ -427,7 +427,7 @@ class Trainer:
             mean = Measured.mean(found)
             self.metrics.validation(
                 group, progress.iteration, progress.consumed_samples, progress.consumed_tokens,
-                mean.loss, self.account.gigaflops(progress.consumed_samples), name, mean.parts,
+                mean.loss, self.throughput.gigaflops(progress.consumed_samples), name, mean.parts,
             )  # fmt: skip
         return None
 
@@ -448,7 +448,7 @@ class Trainer:
             lm_loss=loss,
             grad_norm=result.grad_norm,
             samples_per_second=interval.samples / interval.seconds,
-            tflops=self.account.tflops(interval),
+            tflops=self.throughput.tflops(interval),
             loss_scale=result.loss_scale,
             params_norm=self.engine.params_norm() if self.config.logging.params_norm else None,
             num_zeros=float(interval.zeros / interval.steps),
@@ -457,7 +457,7 @@ class Trainer:
             nan_iterations=interval.nan,
             other_losses=other_losses,
         )
-        self.metrics.step(record, self.account.numbers(interval), self.account.surroundings(interval, progress))
+        self.metrics.step(record, self.throughput.numbers(interval), self.throughput.context(interval, progress))
 
     def _facts(self) -> StepFacts:
         progress = self.progress
@@ -476,7 +476,7 @@ class Trainer:
 
     def _save(self) -> float:
         """Save this iteration, or begin to; returns the seconds that the training stood still. Collective."""
-        self.switches.enter("saving", self.progress.iteration)
+        self.control_signals.enter("saving", self.progress.iteration)
         self.dumps.on_save(self.progress.iteration, self.engine.named_parameters(), self._facts())
         return self._saver.save(self.progress, self.learning_rate, self.clock())
 
@@ -485,7 +485,7 @@ class Trainer:
         if self._saver.in_flight is not None:
             self.heartbeat.beat("saving", self.progress.iteration)
         fault = self._saver.wait()
-        self.switches.settle(self._saver.was_saved)  # a roll-back may follow
+        self.control_signals.settle(self._saver.was_saved)  # a roll-back may follow
         return fault
 
     def _end(self, decision: StopDecision) -> str:
@@ -497,7 +497,7 @@ class Trainer:
                 fault = self._await_save()
             if fault is not None and self.progress.iteration != self.saver.saved_step:
                 decision = self._after_failed_save(fault, decision)
-            self.switches.settle(self.saver.was_saved, is_last=True)
+            self.control_signals.settle(self.saver.was_saved, is_last=True)
         self._say(decision.line)
         self.heartbeat.beat("ending", self.progress.iteration)
         dist.barrier(group=self.mesh.cpu_group)

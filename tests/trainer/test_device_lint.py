@@ -31,7 +31,7 @@ ALLOWED: dict[tuple[str, str, str], str] = {
     ): "the norm, once a step: whether the step counts, and is clipped",
     ("engine.py", "Engine._of_first_rank", ".tolist()"): "loss and norm of the step, once a step, in host memory",
     ("pipeline/partial_losses.py", "PartialLosses._named", ".tolist()"): "of an evaluation, behind its loss",
-    ("parallel/guard.py", "disagreements", ".tolist()"): "once a check, before a save",
+    ("parallel/replica_check.py", "disagreements", ".tolist()"): "once a check, before a save",
     ("loop.py", "Trainer._earliest_start", ".item()"): "in host memory, at the start",
     ("loop.py", "Trainer._largest", ".tolist()"): "the stop switches, in host memory",
     ("model/random.py", "tensor_region", ".item()"): "a seed drawn on the processor",

@@ -24,8 +24,8 @@ from trainer.model.family import Layer, initialise_stage, logical_parameters, re
 from trainer.model.gpt import TIED_NAME, gpt_layers
 from trainer.model.loss import LanguageModelHead
 from trainer.optim.groups import parameter_groups
-from trainer.parallel.guard import disagreements
 from trainer.parallel.mesh import Mesh
+from trainer.parallel.replica_check import disagreements
 from trainer.parallel.shard import sharding_of
 
 SIZE, STEPS, RATE = 16, 6, 3e-3

@@ -1,7 +1,7 @@
 """When a trainer stops, and what it leaves behind: kill switch, signals, limits, heartbeat, end marker.
 
-No torch here. Rank 0 looks for signs (`look`), all ranks hear what it saw (`trainer.control.switches`), and `decide`
-turns that into the same decision on every rank: so none can leave while another goes on.
+No torch here. Rank 0 looks for signals (`look`), all ranks hear what it saw (`trainer.control.control_signals`), and
+`decide` turns that into the same decision on every rank: so none can leave while another goes on.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def look(limits: StopConditions, flag: SignalFlag, stop_request: Path, now: floa
 
 
 def decide(
-    signs: Sequence[int], limits: StopConditions, iteration: int, trained: bool, now: float
+    signals: Sequence[int], limits: StopConditions, iteration: int, trained: bool, now: float
 ) -> StopDecision | None:
     """The one decision that follows from what rank 0 saw; None: go on.
 
@@ -89,16 +89,16 @@ def decide(
     would leave at once. The strongest reason wins: a kill switch also keeps later tasks from training.
     """
     stamp = datetime.fromtimestamp(now).strftime("%Y-%m-%d %H:%M:%S")
-    if signs[KILL_SWITCH]:
+    if signals[KILL_SWITCH]:
         return StopDecision(
             "kill-switch", False, f"[Detected kill switch at {limits.kill_switch}. Exiting] datetime: {stamp} "
         )
-    if signs[SIGNAL]:
-        name = signal.Signals(signs[SIGNAL]).name
+    if signals[SIGNAL]:
+        name = signal.Signals(signals[SIGNAL]).name
         return StopDecision(
             "signal", True, f"[exiting program on signal {name} at iteration {iteration}] datetime: {stamp} "
         )
-    if signs[DURATION]:
+    if signals[DURATION]:
         minutes = (now - limits.start_time) / 60
         return StopDecision("exit-duration", True, f"[exiting program after {minutes} minutes] datetime: {stamp} ")
     if trained and limits.exit_interval is not None and iteration % limits.exit_interval == 0:

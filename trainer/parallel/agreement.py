@@ -22,7 +22,7 @@ class LostRanksError(RuntimeError):
 
 @dataclass(frozen=True)
 class _Fault:
-    """What went wrong, on which rank of the crew; `host` is the host of the rank that says so."""
+    """What went wrong, on which rank of the group; `host` is the host of the rank that says so."""
 
     rank: int
     text: str
@@ -104,8 +104,8 @@ class RankGroup:
         dealt, fault = self._attempt(action) if self.rank == 0 else (None, None)
         mine: list[Any] = [(dealt[0], None) if dealt else (None, fault)]
         if not self.alone:
-            hands = [(hand, None) for hand in dealt] if dealt else [(None, fault)] * self.size
-            sent = hands if self.rank == 0 else None
+            parts = [(part, None) for part in dealt] if dealt else [(None, fault)] * self.size
+            sent = parts if self.rank == 0 else None
             _guarded(lambda: dist.scatter_object_list(mine, sent, src=self._first, group=self.group))
         value, fault = mine[0]
         if fault is not None:
@@ -130,7 +130,7 @@ class RankGroup:
 
     @property
     def _first(self) -> int:
-        """The global rank of the crew's rank 0."""
+        """The global rank of the group's rank 0."""
         return 0 if self.group is None else dist.get_global_rank(self.group, 0)
 
 

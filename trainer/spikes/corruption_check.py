@@ -27,9 +27,9 @@ from trainer.contract.files import host_name
 from trainer.model.documents import hidden_of, joined
 from trainer.model.stage import Stage
 from trainer.parallel.agreement import LostRanksError, one_line
-from trainer.parallel.guard import digest
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.micro_batch import Batch, each_tensor, tensors_of
+from trainer.parallel.replica_check import digest
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 # What the layers call between tensor ranks, and the place of the argument that holds this worker's own part.

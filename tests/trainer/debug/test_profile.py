@@ -20,8 +20,8 @@ from trainer.contract.attempt import AttemptIdentity
 from trainer.contract.compute_record import ComputeRecord, ComputeTimes, RankPosition
 from trainer.contract.paths import RunPaths
 from trainer.contract.requests import ProfileAsk, Request, RequestAnswer
+from trainer.control.control_signals import ControlSignals
 from trainer.control.lifecycle import HeartbeatWriter, SignalFlag, StopConditions
-from trainer.control.switches import Switches
 from trainer.debug import profile
 from trainer.debug.profile import StepProfiler
 from trainer.metrics.compute_clock import ComputeClock
@@ -68,14 +68,14 @@ def answer_of(folder: Path, number: int) -> RequestAnswer | None:
 def test_a_malformed_request_is_refused_in_words(tmp_path: Path, said: str, why: str) -> None:
     paths = RunPaths(tmp_path, "run", "main", "")
     attempt = AttemptIdentity("7", 1, paths.stop_request("7"))
-    switches = Switches(
+    control_signals = ControlSignals(
         paths, StopConditions(paths.root / "kill-switch", None, None, 0.0), attempt, SignalFlag(),
         HeartbeatWriter(paths, 0, "7"), None, lambda own: torch.tensor(own, dtype=torch.int32).clamp(min=0).tolist(),
         True,
     )  # fmt: skip
     paths.profile_request.parent.mkdir(parents=True)
     paths.profile_request.write_text(f'{{"id": 5, {said}}}')
-    ask = switches.agree(3, True).profile
+    ask = control_signals.agree(3, True).profile
     assert ask is not None
     profiler(tmp_path).start(ask, 3)
     answer = answer_of(tmp_path, 5)

@@ -32,7 +32,8 @@ from trainer.contract.logline import StepRecord, format_step, format_validation
 from trainer.contract.manifest import FileEntry
 from trainer.contract.paths import newest_step
 from trainer.contract.requests import RequestAnswer, leave_answer, watch_for_kill_now
-from trainer.control.leaving import end_if_asked, end_now, record_failure
+from trainer.control.control_signals import Agreed, ControlSignals
+from trainer.control.exits import end_if_asked, end_now, record_failure
 from trainer.control.lifecycle import (
     HeartbeatWriter,
     SignalFlag,
@@ -42,7 +43,6 @@ from trainer.control.lifecycle import (
     steady_clock,
     write_end_marker,
 )
-from trainer.control.switches import Agreed, Switches
 from trainer.schedule.curriculum import sequence_length_at
 from trainer.schedule.flops import tflops_per_gpu
 from trainer.schedule.learning_rate import plan_of
@@ -131,13 +131,13 @@ class StandIn:
         limits = StopConditions(
             self.config.kill_switch, run.exit_duration_minutes, run.exit_interval, self.clock() - age
         )
-        self.switches = Switches(
+        self.control_signals = ControlSignals(
             paths, limits, self.attempt, self.flag, self.heartbeat, self.lease, self._largest, self.seat.rank == 0,
             self.clock,
         )  # fmt: skip
         self.course = path_of(self.config)
         self.learning_rate = plan_of(self.config)
-        self.switches.enter("starting", 0)
+        self.control_signals.enter("starting", 0)
         for prepare in (self._take_lease, self._load):
             decision = self._agree().decision or prepare()
             if decision is not None:
@@ -179,7 +179,7 @@ class StandIn:
             if agreed.save and self.steps_done:
                 self._save()
             self._step(total)
-            self.switches.settle(self._was_saved)
+            self.control_signals.settle(self._was_saved)
             iteration = self.progress.iteration
             if settings.interval is not None and iteration % settings.interval == 0:
                 self._save()
@@ -248,7 +248,7 @@ class StandIn:
     def _ready(self, phase: str) -> Agreed:
         """Wait until every rank has its data; there are none here, but a drill may keep them away."""
         while True:
-            self.switches.enter(phase, self.progress.iteration)
+            self.control_signals.enter(phase, self.progress.iteration)
             agreed = self._agree()
             if agreed.decision is not None or not agreed.waits:
                 return agreed
@@ -260,7 +260,8 @@ class StandIn:
         minutes = self.config.checkpoint.interval_minutes
         due = minutes is not None and time.monotonic() - self.last_save >= minutes * 60
         trained = self.steps_done > 0
-        return self.switches.agree(self.progress.iteration, trained, due, trained and self.ailments.data_are_missing())
+        waits = trained and self.ailments.data_are_missing()
+        return self.control_signals.agree(self.progress.iteration, trained, due, waits)
 
     def _largest(self, values: list[int]) -> list[int]:
         largest: list[int] = self.group.meet("decision", values, _largest)
@@ -292,7 +293,7 @@ class StandIn:
             return ""
         self._say(f"saving checkpoint at iteration {step:7d} to {folder}")
         began = time.perf_counter()
-        self.switches.enter("saving", step)
+        self.control_signals.enter("saving", step)
         try:
             partial = Path(self._on_first("saving", lambda: str(checkpoint.prepare(folder, step))))
             self._pass(self.pace.save_seconds, "saving")
@@ -331,7 +332,7 @@ class StandIn:
             elif fault:
                 lost = f"the last save failed, all steps after {self.saved_step or 0} are lost: {fault}"
                 decision = StopDecision("error", True, f"{lost} (leaving: {decision.reason})")
-        self.switches.settle(self._was_saved)
+        self.control_signals.settle(self._was_saved)
         self._say(decision.line)
         self.heartbeat.beat("ending", self.progress.iteration)
         self.group.meet("end", None, len)

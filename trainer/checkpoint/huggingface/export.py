@@ -38,7 +38,7 @@ from trainer.checkpoint.whole_folder import check_target, whole_folder
 from trainer.contract.checkpoints import CheckpointError
 from trainer.contract.manifest import FileEntry
 from trainer.contract.units import size
-from trainer.parallel.guard import is_finite
+from trainer.parallel.replica_check import is_finite
 
 CONFIG, INDEX, SINGLE = "config.json", "model.safetensors.index.json", "model.safetensors"
 DEFAULT_SHARD_BYTES = 5 * 10**9

@@ -50,7 +50,7 @@ class Agreed:
     check: int = BY_HAND
 
 
-class Switches:
+class ControlSignals:
     """Kill switch, pause, requests for checkpoints, signals, limits and lease of one attempt; the same on all ranks.
 
     `lease` is rank 0's; None elsewhere, and then it is never asked. `largest` is the collective: given this rank's
@@ -86,16 +86,19 @@ class Switches:
         own[SIGNAL], own[WAITING] = int(self._flag.received or 0), int(waits or self._data_are_held(iteration))
         if self._is_first:
             self._look(own, trained, save_is_due, now)
-        signs = self._largest(own)
-        self._heartbeat.acknowledge(signs[STOP_REQUEST])
-        if signs[SAVE_REQUEST]:
-            self._heartbeat.acknowledge(signs[SAVE_REQUEST])
-            self._asked.append((signs[SAVE_REQUEST], iteration))
-        self._heartbeat.acknowledge(signs[PROFILE])
-        self._heartbeat.acknowledge(signs[CHECK])
-        decision = self._decide(signs, iteration, trained, now)
-        ask = ProfileAsk(signs[PROFILE], signs[PROFILED_STEPS], signs[PROFILED_RANK]) if signs[PROFILE] else None
-        return Agreed(decision, bool(signs[SAVE] or signs[SAVE_REQUEST]), bool(signs[WAITING]), ask, signs[CHECK])
+        signals = self._largest(own)
+        self._heartbeat.acknowledge(signals[STOP_REQUEST])
+        if signals[SAVE_REQUEST]:
+            self._heartbeat.acknowledge(signals[SAVE_REQUEST])
+            self._asked.append((signals[SAVE_REQUEST], iteration))
+        self._heartbeat.acknowledge(signals[PROFILE])
+        self._heartbeat.acknowledge(signals[CHECK])
+        decision = self._decide(signals, iteration, trained, now)
+        ask = None
+        if signals[PROFILE]:
+            ask = ProfileAsk(signals[PROFILE], signals[PROFILED_STEPS], signals[PROFILED_RANK])
+        saves = bool(signals[SAVE] or signals[SAVE_REQUEST])
+        return Agreed(decision, saves, bool(signals[WAITING]), ask, signals[CHECK])
 
     def _look(self, own: list[int], trained: bool, save_is_due: bool, now: float) -> None:
         kill, asked, over = look(self._limits, self._flag, self._attempt.stop_request, now)
@@ -151,14 +154,14 @@ class Switches:
         tell(f"tr11: a {kind} was asked for by {request}")
         return request
 
-    def _decide(self, signs: list[int], iteration: int, trained: bool, now: float) -> StopDecision | None:
-        if signs[SUPERSEDED]:
+    def _decide(self, signals: list[int], iteration: int, trained: bool, now: float) -> StopDecision | None:
+        if signals[SUPERSEDED]:
             words = self.lease.words() if self.lease is not None else "another trainer holds this run's lease"
             return StopDecision("superseded", False, f"tr11: {words}", save=False)
-        if signs[PAUSED] and not signs[KILL]:
+        if signals[PAUSED] and not signals[KILL]:
             return StopDecision("pause", False, f"tr11: this run is paused ({self._paths.pause}): leaving untrained")
-        decision = decide(signs[: DURATION + 1], self._limits, iteration, trained, now)
-        if decision is not None and signs[KILL] == WITHOUT_SAVING:
+        decision = decide(signals[: DURATION + 1], self._limits, iteration, trained, now)
+        if decision is not None and signals[KILL] == WITHOUT_SAVING:
             return replace(decision, save=False, line=decision.line.replace("Exiting]", "Exiting without saving]"))
         return decision
 

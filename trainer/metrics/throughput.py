@@ -15,7 +15,7 @@ from trainer.schedule.progress import Progress
 from trainer.schedule.utilization import Utilization, utilization
 
 
-class Account:
+class Throughput:
     """Turns the sums of a log interval into rates. One for each training."""
 
     def __init__(self, config: TrainerConfig, mesh: Mesh):
@@ -53,7 +53,7 @@ class Account:
             "device": self.device,
         }
 
-    def surroundings(self, interval: Interval, progress: Progress) -> StepContext:
+    def context(self, interval: Interval, progress: Progress) -> StepContext:
         """What TensorBoard shows beside the record."""
         return StepContext(
             self._replicas,
