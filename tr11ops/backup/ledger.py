@@ -18,7 +18,6 @@ from tr11ops.base.typed_fields import typed_fields
 from tr11ops.rundir.copies import CopyRecord, read_copies
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.files import write_json
-from trainer.contract.sharing import make_shared
 from trainer.contract.state_file import read_json
 
 SCHEMA = 1
@@ -68,9 +67,14 @@ def backup_folder(directory: RunDirectory) -> Path:
     return directory.paths.state / "backup"
 
 
+def archive_file(directory: RunDirectory, archive: str) -> Path:
+    """Where the last round of an archive is on record."""
+    return backup_folder(directory) / "archives" / f"{archive}.json"
+
+
 def read_archive_state(directory: RunDirectory, archive: str) -> ArchiveState | None:
     """The last round of an archive; None where there was none. Raises OSError, ValueError."""
-    return _read(ArchiveState, backup_folder(directory) / "archives" / f"{archive}.json")
+    return _read(ArchiveState, archive_file(directory, archive))
 
 
 def last_state(directory: RunDirectory, archive: str) -> ArchiveState | None:
@@ -83,9 +87,7 @@ def last_state(directory: RunDirectory, archive: str) -> ArchiveState | None:
 
 def write_archive_state(directory: RunDirectory, state: ArchiveState) -> None:
     """Put a round on record. Raises OSError."""
-    folder = backup_folder(directory) / "archives"
-    make_shared(folder)
-    write_json(folder / f"{state.archive}.json", asdict(state))
+    write_json(archive_file(directory, state.archive), asdict(state))
 
 
 def drill_file(directory: RunDirectory) -> Path:
@@ -100,7 +102,6 @@ def read_drill(directory: RunDirectory) -> DrillRecord | None:
 
 def write_drill(directory: RunDirectory, drill: DrillRecord) -> None:
     """Put a drill on record. Raises OSError."""
-    make_shared(backup_folder(directory))
     write_json(drill_file(directory), asdict(drill))
 
 
@@ -199,7 +200,6 @@ def keep_summary(directory: RunDirectory, names: Iterable[str], here: Mapping[in
         now = summary(read_copies(directory), states, here)
         if now is None or now == before:
             return
-        make_shared(backup_folder(directory))
         write_json(backup_folder(directory) / "status.json", now)
         before = now
 

@@ -23,7 +23,6 @@ from tr11ops.backup.transfer import Transfer
 from tr11ops.base.observed import cause
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.files import write_json
-from trainer.contract.sharing import make_shared
 from trainer.contract.state_file import read_json
 
 SCHEMA = 1
@@ -96,7 +95,6 @@ def copy_logs(directory: RunDirectory, archive: Archive, transfer: Transfer) -> 
             continue
         known[shown(file.path)] = [file.bytes, file.changed]
         count, size = count + was_sent, size + file.bytes * was_sent
-        make_shared(book.parent)
         write_json(book, {"schema": SCHEMA, "address": archive.address, "files": known})
     return LogCopies(count, size, tuple(faults))
 

@@ -29,7 +29,6 @@ from tr11ops.rundir.copies import CopiedFile, CopyRecord, Receipt, latest_record
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.files import write_json
-from trainer.contract.sharing import make_shared
 from trainer.contract.state_file import read_json
 
 Gaps: TypeAlias = Mapping[str, Sequence[tuple[int, bytes]]]  # by file: where, and what must be there
@@ -215,7 +214,6 @@ class ReadBook:
                 continue
             before = latest_record(self._directory, known)
             after = self._judged(before, receipt)
-            make_shared(self._folder)
             write_json(self._file(location), {"schema": SCHEMA, "read": self._after(location, after)})
             if after != before:
                 write_copy(self._directory, after)

@@ -11,7 +11,7 @@ import typer
 from tr11ops.cli.common import card_path, say
 from tr11ops.launch.rehearse import as_options, card_text, differences, rehearsal_overrides
 from tr11ops.runcard.card import load_card
-from tr11ops.rundir.paths import write_text
+from trainer.contract.files import write_atomically
 
 if TYPE_CHECKING:
     from tr11ops.launch.session import LaunchJob
@@ -44,7 +44,7 @@ def keep_card(job: LaunchJob, main: RunCard) -> None:
     """Write the rehearsal's own card beside its run, for `tr11 status` and all other commands."""
     path = job.directory.root / CARD_FILE
     head = f"The rehearsal of {main.run.name}, written by `tr11 launch --rehearse`; it is written again each time."
-    write_text(path, card_text(job.card, head))
+    write_atomically(path, card_text(job.card, head))
     say(f"its card, for status, logs and kill: --run {path}")
 
 

@@ -18,7 +18,6 @@ from tr11ops.observe.operation import FoundSecret, found_secrets
 from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.files import write_json
-from trainer.contract.sharing import make_shared
 from trainer.contract.state_file import read_json
 
 SCHEMA = 1
@@ -89,7 +88,6 @@ def _known(entry: Mapping[str, Any]) -> Known:
 
 def write_state(directory: RunDirectory, state: SyncState) -> None:
     """Replace the state. Raises OSError."""
-    make_shared(records_folder(directory))
     files = {
         path: {"far": asdict(known.remote), "stamp": known.stamp and asdict(known.stamp)}
         for path, known in state.files.items()
@@ -99,7 +97,6 @@ def write_state(directory: RunDirectory, state: SyncState) -> None:
 
 def write_success(directory: RunDirectory, now: float, found: Sequence[FoundSecret] = ()) -> None:
     """Put on record that all was mirrored at `now`, seconds since the epoch. Raises OSError."""
-    make_shared(records_folder(directory))
     value: dict[str, Any] = {"schema": SCHEMA, "time": now, "step": None, "message": ""}
     listed = _with_record(directory, found)
     if listed:
@@ -109,7 +106,6 @@ def write_success(directory: RunDirectory, now: float, found: Sequence[FoundSecr
 
 def write_found(directory: RunDirectory, now: float, found: Sequence[FoundSecret]) -> None:
     """Put on record what was masked in a commit, at `now`: what comes after it may fail. Raises OSError."""
-    make_shared(records_folder(directory))
     path = records_folder(directory) / "status.json"
     try:
         last = read_json(path)
@@ -159,7 +155,6 @@ def is_confirmed(directory: RunDirectory, endpoint: str, repository: str) -> boo
 
 def write_confirmed(directory: RunDirectory, endpoint: str, repository: str, now: float) -> None:
     """Put a person's word for a public repository on record, and into the journal. Raises OSError."""
-    make_shared(records_folder(directory))
     value = {"schema": SCHEMA, "endpoint": endpoint, "repository": repository, "time": now}
     write_json(records_folder(directory) / "public.json", value)
     Journal(directory.journal).write("sync-public", f"{repository} may be public", {"repository": repository})

@@ -26,10 +26,10 @@ from tr11ops.launch.plan import LaunchPlan
 from tr11ops.rundir.identity import require_run_id
 from tr11ops.rundir.journal import Journal, user_name
 from tr11ops.rundir.kill_switch import mark_switch
-from tr11ops.rundir.paths import RunDirectory, Submission, SubmissionPaths, write_text
+from tr11ops.rundir.paths import RunDirectory, Submission, SubmissionPaths
 from tr11ops.rundir.reserve import keep_reserve
 from tr11ops.rundir.submissions import BEING_SUBMITTED, SUPERSEDED, is_in_doubt, job_of_tag
-from trainer.contract.files import host_name, write_json
+from trainer.contract.files import host_name, write_atomically, write_json
 from trainer.contract.sharing import make_shared, open_shared
 from trainer.contract.state_file import is_damage, set_aside
 
@@ -110,7 +110,7 @@ def _lock_holder(path: Path) -> str:
 
 def keep_inputs(paths: SubmissionPaths, card_toml: str, card: dict[str, Any]) -> None:
     """Keep what a submission was made from: the card as written, as resolved, and the versions of what will run."""
-    write_text(paths.card_toml, card_toml)
+    write_atomically(paths.card_toml, card_toml)
     write_json(paths.card, card)
     write_json(paths.versions, versions())
 
@@ -171,7 +171,7 @@ def record_before(
     """Keep what is about to be sent, and that it is. Raises OSError when the run directory cannot be written to."""
     directory, request = plan.directory, plan.request
     paths = directory.submission(plan.tag)
-    write_text(paths.script, request.script)
+    write_atomically(paths.script, request.script)
     keep_inputs(paths, card_toml, plan.card)
     name = plan.card["run"]["name"]
     with suppress(ValueError):  # one that is damaged is a backup's concern, which refuses to go by it

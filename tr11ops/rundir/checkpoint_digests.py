@@ -20,7 +20,6 @@ from tr11ops.base.typed_fields import typed_fields
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.files import write_json
-from trainer.contract.sharing import make_shared
 from trainer.contract.state_file import read_json
 
 PIECE_BYTES = 4 << 20
@@ -69,9 +68,7 @@ def read_digest(directory: RunDirectory, step: int, identity: str) -> DigestReco
 def write_digest(directory: RunDirectory, record: DigestRecord) -> None:
     """Put a reading on record. Raises OSError."""
     path = directory.paths.digest_record(checkpoint_name(record.step))
-    make_shared(path.parent)
-    kept = record.bad[:BAD_KEPT]
-    write_json(path, {**asdict(record), "bad": kept})
+    write_json(path, {**asdict(record), "bad": record.bad[:BAD_KEPT]})
 
 
 def digest_of(

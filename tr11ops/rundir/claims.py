@@ -23,7 +23,6 @@ from tr11ops.rundir.journal import user_name
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.files import host_name, write_atomically
 from trainer.contract.numbered_files import NumberedFiles
-from trainer.contract.sharing import make_shared
 
 KEPT_CLAIMS = 4
 UNREADABLE_SECONDS = 600.0  # a claim that cannot be read counts as held for so long
@@ -111,7 +110,6 @@ class ClaimFolder:
     def take(self, claim: Claim, after: Claim | None) -> Claim | None:
         """Make the claim that follows `after`; None when another was faster, or others went on while this one slept."""
         made = replace(claim, epoch=(after.epoch if after else 0) + 1)
-        make_shared(self.path)
         if not self._files.make(made.epoch, _text(made).encode()) or not self._files.is_newest(made.epoch):
             return None
         self._files.clear(KEPT_CLAIMS)

@@ -27,7 +27,6 @@ from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.files import write_json
 from trainer.contract.paths import MANIFEST_FILE
 from trainer.contract.record import Record
-from trainer.contract.sharing import make_shared
 from trainer.contract.state_file import content_of, read_json
 
 Kind: TypeAlias = Literal["full", "weights", "spike", "data"]
@@ -167,7 +166,6 @@ def read_copy(path: Path) -> CopyRecord | None:
 def write_copy(directory: RunDirectory, copy: CopyRecord) -> None:
     """Put a copy on record, or replace its record. Raises OSError."""
     path = _path(directory, copy)
-    make_shared(path.parent)
     write_json(path, asdict(copy))
 
 

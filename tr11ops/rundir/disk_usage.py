@@ -22,7 +22,6 @@ from tr11ops.base.observed import Observed, Unknown
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.files import append_line, write_atomically
 from trainer.contract.record import Record
-from trainer.contract.sharing import make_shared
 from trainer.contract.state_file import read_bytes
 
 LARGEST = 1e30  # bytes or inodes; JSON knows integers of any length
@@ -113,9 +112,7 @@ def append_usage(directory: RunDirectory, samples: Sequence[Usage], now: float) 
     if not samples:
         return
     path = usage_path(directory)
-    make_shared(path.parent)
-    text = "\n".join(_line(sample) for sample in samples)
-    append_line(path, text)
+    append_line(path, "\n".join(map(_line, samples)))
     status = path.stat()
     if status.st_uid == os.geteuid():
         path.chmod(0o664)

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.files import now, write_atomically, write_beside
-from trainer.contract.sharing import make_shared
 from trainer.contract.state_file import read_json
 
 SCHEMA = 1
@@ -41,7 +40,6 @@ def require_run_id(directory: RunDirectory, name: str) -> str:
     if found:
         return found
     path = _path(directory)
-    make_shared(path.parent)
     draft = write_beside(path, _text(secrets.token_hex(16), name))
     try:
         link_unless_taken(draft, path)
@@ -54,9 +52,7 @@ def adopt_run_id(directory: RunDirectory, name: str, found: str) -> None:
     """Go on as the run of this id: a run directory that was lost and begun again. Raises OSError, ValueError."""
     if not _ID.fullmatch(found):
         raise ValueError(f"{found[:40]!r} is no id of a run")
-    path = _path(directory)
-    make_shared(path.parent)
-    write_atomically(path, _text(found, name))
+    write_atomically(_path(directory), _text(found, name))
 
 
 def short(found: str) -> str:

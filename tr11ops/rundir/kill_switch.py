@@ -19,7 +19,6 @@ from tr11ops.rundir.identity import run_id, short
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.files import write_json
 from trainer.contract.record import Record
-from trainer.contract.sharing import make_shared
 from trainer.contract.state_file import read_json
 
 MARKED_FILE = "kill-switch.json"
@@ -107,7 +106,6 @@ def mark_switch(directory: RunDirectory, name: str) -> None:
     if not folder.is_dir():
         raise FileNotFoundError(2, "is not there: the kill switch cannot lie in it", str(folder))
     write_json(mark_of(directory.kill_switch), {**claim, "id": run_id(directory)})
-    make_shared(directory.paths.state)
     write_json(directory.paths.state / MARKED_FILE, {"schema": 1, "kill_switch": str(directory.kill_switch)})
 
 

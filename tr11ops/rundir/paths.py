@@ -23,10 +23,9 @@ from typing import Any
 
 from tr11ops.cluster.task_marks import COMMENT_PREFIX
 from trainer.contract.checkpoint_names import checkpoint_steps
-from trainer.contract.files import write_atomically, write_json
+from trainer.contract.files import write_json
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record
-from trainer.contract.sharing import make_shared
 from trainer.contract.state_file import DamagedFile, read_json, set_aside
 
 SUBMISSION_SCHEMA = 1
@@ -242,7 +241,6 @@ class RunDirectory(Record):
 
     def write_submission(self, record: Submission) -> None:
         """Write or replace one submission's record. Raises OSError as the file system does."""
-        make_shared(self.submission(record.tag).folder)
         write_json(self.submission(record.tag).record, asdict(record))
 
     # ------------------------------------------------------------------ attempts and workers
@@ -301,9 +299,3 @@ def nearest_folder(path: Path) -> Path:
     while not path.is_dir() and path != path.parent:
         path = path.parent
     return path
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write one file of a submission: whole, group-writable, its folder made when it is missing."""
-    make_shared(path.parent)
-    write_atomically(path, text)

@@ -21,7 +21,6 @@ from typing import TypeVar
 from trainer.contract.files import write_atomically
 from trainer.contract.numbered_files import NumberedFiles
 from trainer.contract.record import Record
-from trainer.contract.sharing import make_shared
 
 T = TypeVar("T")
 
@@ -76,7 +75,6 @@ class VersionedFile(Record):
             if made is None:
                 return None
             number, text, found = made
-            make_shared(self.folder)
             if self.put(number, text):
                 with suppress(OSError, ValueError):
                     self.publish(newest)

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from tr11ops.rundir.journal import user_name
-from tr11ops.rundir.paths import write_text
 from tr11ops.rundir.versioned import VersionedFile
 from tr11ops.sweep.grid import SweepError
 from tr11ops.sweep.plan import SweepPlan
-from trainer.contract.files import now
+from trainer.contract.files import now, write_atomically
 from trainer.contract.sharing import make_shared
 from trainer.contract.state_file import read_json
 
@@ -116,7 +115,7 @@ def create(plan: SweepPlan, manifest: SweepManifest, texts: Mapping[str, str]) -
             f"{folder} has just become a sweep, by someone else; look with `tr11 sweep status {folder}`", 1
         )
     for name, text in texts.items():
-        write_text(folder / name / CARD, text)
+        write_atomically(folder / name / CARD, text)
 
 
 def add_array(folder: Path, array: SweepArray) -> SweepManifest:
