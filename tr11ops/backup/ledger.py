@@ -12,16 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from tr11ops.base.typed_fields import typed_fields
+from tr11ops.base.typed_fields import read_typed
 from tr11ops.rundir.copies import CopyRecord, read_copies
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.files import write_json
-from trainer.contract.state_file import read_json
 
 SCHEMA = 1
-R = TypeVar("R", "ArchiveState", "DrillRecord")
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ def archive_file(directory: RunDirectory, archive: str) -> Path:
 
 def read_archive_state(directory: RunDirectory, archive: str) -> ArchiveState | None:
     """The last round of an archive; None where there was none. Raises OSError, ValueError."""
-    return _read(ArchiveState, archive_file(directory, archive))
+    return read_typed(ArchiveState, archive_file(directory, archive), SCHEMA, "the record of a round")
 
 
 def last_state(directory: RunDirectory, archive: str) -> ArchiveState | None:
@@ -97,24 +95,12 @@ def drill_file(directory: RunDirectory) -> Path:
 
 def read_drill(directory: RunDirectory) -> DrillRecord | None:
     """The last drill; None where there was none. Raises OSError, ValueError."""
-    return _read(DrillRecord, drill_file(directory))
+    return read_typed(DrillRecord, drill_file(directory), SCHEMA, "the record of a drill")
 
 
 def write_drill(directory: RunDirectory, drill: DrillRecord) -> None:
     """Put a drill on record. Raises OSError."""
     write_json(drill_file(directory), asdict(drill))
-
-
-def _read(kind: type[R], path: Path) -> R | None:
-    try:
-        value = read_json(path)
-        if value is None:
-            return None
-        if value.get("schema", 0) > SCHEMA:
-            raise ValueError("it was written by a newer tr11")
-        return kind(**typed_fields(kind, value))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{path} holds no {kind.__name__}: {error}") from None
 
 
 # ----------------------------------------------------------------------------- the summary

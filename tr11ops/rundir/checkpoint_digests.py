@@ -16,11 +16,10 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tr11ops.base.typed_fields import typed_fields
+from tr11ops.base.typed_fields import read_typed
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.files import write_json
-from trainer.contract.state_file import read_json
 
 PIECE_BYTES = 4 << 20
 
@@ -55,14 +54,8 @@ class DigestRecord:
 def read_digest(directory: RunDirectory, step: int, identity: str) -> DigestRecord | None:
     """The record of this very checkpoint; None when it was never read whole. Raises OSError or ValueError."""
     path = directory.paths.digest_record(checkpoint_name(step))
-    value = read_json(path)
-    if value is None:
-        return None
-    try:
-        record = DigestRecord(**typed_fields(DigestRecord, value))
-    except TypeError as error:
-        raise ValueError(f"{path} is not a record of digests: {error}") from None
-    return record if identity and record.identity == identity else None
+    record = read_typed(DigestRecord, path, SCHEMA, "a record of digests")
+    return record if record is not None and identity and record.identity == identity else None
 
 
 def write_digest(directory: RunDirectory, record: DigestRecord) -> None:

@@ -19,15 +19,15 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
-from tr11ops.base.typed_fields import typed_fields
+from tr11ops.base.typed_fields import read_typed
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.files import write_json
 from trainer.contract.paths import MANIFEST_FILE
 from trainer.contract.record import Record
-from trainer.contract.state_file import content_of, read_json
+from trainer.contract.state_file import content_of
 
 Kind: TypeAlias = Literal["full", "weights", "spike", "data"]
 FOLDERS: Mapping[Kind, str] = {
@@ -156,11 +156,7 @@ def read_copies(directory: RunDirectory, every_variant: bool = False) -> tuple[C
 
 def read_copy(path: Path) -> CopyRecord | None:
     """One record; None when it is not there. Raises OSError, ValueError."""
-    try:
-        value = read_json(path)
-    except ValueError as error:
-        raise ValueError(f"{path} is not a record of a copy: {error}") from None
-    return None if value is None else _parse(path, value)
+    return read_typed(CopyRecord, path, SCHEMA, "a record of a copy")
 
 
 def write_copy(directory: RunDirectory, copy: CopyRecord) -> None:
@@ -190,15 +186,6 @@ def location_of(kind: Kind, variant: str, step: int, identity: str = "") -> str:
     """Where a copy lies; with `identity` beside another copy of the same step."""
     suffix = f".{identity[:8]}" if identity else ""
     return f"{FOLDERS[kind]}/{variant}/{checkpoint_name(step)}{suffix}"
-
-
-def _parse(path: Path, value: Mapping[str, Any]) -> CopyRecord:
-    try:
-        if value.get("schema", 0) > SCHEMA:
-            raise ValueError(f"{path} was written by a newer tr11")
-        return CopyRecord(**typed_fields(CopyRecord, value))
-    except TypeError as error:
-        raise ValueError(f"{path} is not a record of a copy: {error}") from None
 
 
 def identity_of_files(folder: Path, files: Iterable[str]) -> str:

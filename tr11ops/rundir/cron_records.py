@@ -22,7 +22,6 @@ from tr11ops.rundir.fallback import existing_fallback
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.files import write_json
 from trainer.contract.record import Record
-from trainer.contract.sharing import make_shared
 from trainer.contract.state_file import read_json
 
 STATE_SCHEMA = 1
@@ -147,10 +146,7 @@ _NUMBERS = {"started", "ended", "interval_seconds", "next_due", "time", "runs", 
 
 def _read(kind: type[Any], path: Path, name: str) -> Any:
     """The record in `path`; None when absent. Raises ValueError when it is not one, OSError when it cannot be read."""
-    try:
-        value = read_json(path)
-    except ValueError as error:
-        raise ValueError(error if str(path) in str(error) else f"{path} is not a record: {error}") from None
+    value = read_json(path)
     if value is None:
         return None
     known = {entry.name: value[entry.name] for entry in fields(kind) if entry.name in value}
@@ -160,13 +156,9 @@ def _read(kind: type[Any], path: Path, name: str) -> Any:
     for key, item in known.items():
         if key not in _NUMBERS:
             known[key] = str(item)
-        elif not (item is None and key in {"ended", "exit_code"}) and not _is_number(item):
+        elif not (item is None and key in {"ended", "exit_code"}) and number_in(item) is None:
             raise ValueError(f"{path} holds {item!r} where a number belongs ({key})")
     return kind(**known)
-
-
-def _is_number(value: object) -> bool:
-    return number_in(value) is not None
 
 
 # ----------------------------------------------------------------------------- writing
@@ -193,5 +185,4 @@ def take_in_rounds(directory: RunDirectory, other: RunDirectory) -> None:
 
 
 def _write(path: Path, state: PeriodicJobState | ChainState) -> None:
-    make_shared(path.parent)
     write_json(path, {"schema": STATE_SCHEMA, **asdict(state)})

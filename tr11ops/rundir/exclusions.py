@@ -14,6 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from tr11ops.base.units import number_in
 from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.exclusion_limit import ExclusionLimit
 from tr11ops.rundir.journal import Journal, Ledger
@@ -206,15 +207,11 @@ def _exclusion(entry: Mapping[str, Any]) -> Exclusion:
         node=str(entry["node"]),
         why=str(entry.get("why") or ""),
         owner=str(entry.get("owner") or ""),
-        until=_number(entry.get("until")),
+        until=number_in(entry.get("until")),
         evidence=tuple(map(str, lines if isinstance(lines, list) else (lines,))),
-        since=_number(entry.get("since")),
+        since=number_in(entry.get("since")),
         job_id=str(entry.get("job_id") or ""),
     )
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _commit(path: Path, change: Callable[[Version], tuple[Exclusion, ...] | None]) -> Version | None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from tr11ops.base.observed import known, observed
 from tr11ops.base.redact import one_line
+from tr11ops.base.units import number_in
 from tr11ops.cluster.base import Job
 from tr11ops.cluster.parts import without
 from tr11ops.rundir.attempts import AttemptVerdict
@@ -26,7 +27,6 @@ from trainer.contract.paths import RunPaths
 from trainer.contract.state_file import read_json
 
 HOLDS_SCHEMA = 1
-LARGEST_TIME = 1e18
 MOST_RELEASES_KEPT = 100  # an older one matters only to a verdict that is older still
 SWITCHES = frozenset({"kill-switch", "pause"})  # ends of attempts that hold what is queued until `tr11 resume`
 ENDS_IN_ORDER = frozenset({"exit-duration", "exit-interval", "signal"})  # after these only a switch holds anything
@@ -42,7 +42,7 @@ def read_commanded(paths: RunPaths) -> tuple[HoldRecord, ...]:
     value = read_json(holds_path(paths)) or {}
     return tuple(
         HoldRecord(
-            _name(entry["job"]), _text(entry.get("who")), _time(entry.get("time")), _text(entry.get("why")),
+            _name(entry["job"]), _text(entry.get("who")), number_in(entry.get("time")), _text(entry.get("why")),
             entry.get("who") == AUTOMATIC_OWNER and entry.get("switch") not in SWITCHES,
         )
         for entry in _entries(value)
@@ -106,7 +106,7 @@ def _by_attempts(paths: RunPaths, attempts: Iterable[str], releases: tuple[Relea
         # after an end in order nothing but a switch holds: verdicts that are older than `held_for` say it by that
         is_for_switch = verdict.held_for in SWITCHES or verdict.reason in SWITCHES | ENDS_IN_ORDER
         for name in _still_held(verdict, releases):
-            yield HoldRecord(_name(name), AUTOMATIC_OWNER, _time(verdict.time), _text(why), not is_for_switch)
+            yield HoldRecord(_name(name), AUTOMATIC_OWNER, number_in(verdict.time), _text(why), not is_for_switch)
 
 
 def _still_held(verdict: AttemptVerdict, releases: Iterable[ReleaseRecord]) -> tuple[str, ...]:
@@ -164,9 +164,3 @@ def _name(value: Any) -> str:
 
 def _text(value: Any) -> str:
     return one_line(str(value or ""))
-
-
-def _time(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < LARGEST_TIME:
-        return None
-    return float(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tr11ops.rundir.action_log import INTENT, OUTCOME
@@ -118,13 +118,8 @@ def lines_of(entries: Iterable[JournalEntry]) -> tuple[JournalLine, ...]:
             continue
         line = JournalLine(entry.time, entry.kind, entry.who, _sentence(entry), entry.why)
         last = found[-1] if found else None
-        if last is not None and (last.kind, last.who, last.text, last.why) == (
-            line.kind,
-            line.who,
-            line.text,
-            line.why,
-        ):
-            found[-1] = JournalLine(last.time, last.kind, last.who, last.text, last.why, last.count + 1)
+        if last is not None and replace(last, time=line.time, count=1) == line:
+            found[-1] = replace(last, count=last.count + 1)
         else:
             found.append(line)
     return tuple(_counted(line) for line in found)
@@ -149,4 +144,4 @@ def _sentence(entry: JournalEntry) -> str:
 def _counted(line: JournalLine) -> JournalLine:
     if line.count == 1:
         return line
-    return JournalLine(line.time, line.kind, line.who, f"{line.text} ({line.count} times)", line.why, line.count)
+    return replace(line, text=f"{line.text} ({line.count} times)")
