@@ -201,7 +201,7 @@ def _check_room(archive: Archive, items: tuple[Item, ...], work: str, parallel: 
 
 def _carry_all(carrier: Carrier, items: Iterable[Item], work: str, parallel: int) -> None:
     """Carry items beside one another; the first error ends the others and is raised."""
-    with in_threads(parallel, "backup", carrier.abort) as begin:
+    with in_threads(parallel, "backup", carrier.abort.set) as begin:
         for item in items:
             begin(carrier.carry, item, item.far_path(work))
 

@@ -14,14 +14,9 @@ from tr11ops.rundir.copies import CopyRecord, Kind
 from tr11ops.rundir.copy_policy import CopyPolicy, WantedCopy, in_order, wanted_copies
 
 
-@dataclass(frozen=True)
-class Due:
-    """One copy to make. `archive` is its name on record; `repairs`: it replaces what is wrong in a damaged copy."""
+class Due(WantedCopy):
+    """One copy to make. `repairs`: it replaces what is wrong in a damaged copy."""
 
-    step: int
-    kind: Kind
-    archive: str
-    why: str
     identity: str
     repairs: bool = False
 
@@ -86,7 +81,7 @@ def is_whole(row: CheckpointRow) -> bool:
 def _by_hand(asked: Asked, archives: Sequence[str]) -> Iterator[WantedCopy]:
     for step in sorted(set(asked.steps)):
         for name in archives:
-            yield WantedCopy(step, asked.kind or "full", name, "by hand")  # type: ignore[arg-type]
+            yield WantedCopy(step, asked.kind or "full", name, "by hand")
 
 
 def _is_that(record: CopyRecord, wanted: WantedCopy) -> bool:

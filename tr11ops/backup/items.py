@@ -8,15 +8,13 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 
 from tr11ops.backup.base import Archive, ArchiveFull
 from tr11ops.backup.checking import Checker, PartRange, stretches_of
-from tr11ops.backup.retried import retried
+from tr11ops.backup.retried import SharedTransfer
 from tr11ops.backup.source import CopySource, SourceFile
 from tr11ops.backup.tar_layout import Filler
 from tr11ops.backup.transfer import (
@@ -24,7 +22,6 @@ from tr11ops.backup.transfer import (
     CheckpointChanged,
     CopyDiffers,
     CopyError,
-    CopyStopped,
     SourceDamaged,
     Transfer,
 )
@@ -51,24 +48,17 @@ class Item:
         return f"{place}/{self.path}" if self.path else place
 
 
-class Carrier:
-    """Carries items of one checkpoint to one archive. Its methods may be called by many threads at once."""
+class Carrier(SharedTransfer):
+    """Carries items of one checkpoint to one archive."""
 
     def __init__(self, archive: Archive, source: CopySource, transfer: Transfer) -> None:
-        self.archive = retried(archive, transfer.retries, partial(transfer.wait, check=self._check), transfer.say)
+        super().__init__(archive, transfer, "copied")
         self._source = source
-        self._transfer = transfer
-        self._abort = threading.Event()
-        self._counting = threading.Lock()
         self._digests = {file.path: file.digest for file in source.all_files if file.digest is not None}
 
     def digest(self, path: str) -> str:
         """The SHA-256 of a file of the checkpoint that was carried."""
         return self._digests[path]
-
-    def abort(self) -> None:
-        """Have all threads end soon: one of them failed."""
-        self._abort.set()
 
     def carry(self, item: Item, far: str) -> None:
         """Send an item to `far` unless it is there, and read it back.
@@ -78,8 +68,8 @@ class Carrier:
         found = self.archive.look(far)
         is_there = found is not None and found.bytes == item.bytes
         fault = None
-        for attempt in range(self._transfer.resends + 1):
-            sent = ByteCounter(None if attempt else self._count)
+        for attempt in range(self.transfer.resends + 1):
+            sent = ByteCounter(None if attempt else self.count)
             if is_there:
                 self._learn(item, sent)
             else:
@@ -88,8 +78,8 @@ class Carrier:
             if fault is None:
                 return
             is_there = False
-            self._transfer.say(fault)
-        raise CopyDiffers(f"{fault}, although it was sent {self._transfer.resends + 1} times; nothing was published")
+            self.transfer.say(fault)
+        raise CopyDiffers(f"{fault}, although it was sent {self.transfer.resends + 1} times; nothing was published")
 
     # ------------------------------------------------------------------ there
     def _send(self, item: Item, far: str, sent: ByteCounter) -> None:
@@ -100,7 +90,7 @@ class Carrier:
             try:
                 check_room(self.archive.address, self.archive.free_bytes(), item.bytes - position)
                 for piece in self._pieces(item, position):
-                    self._transfer.sending.take(len(piece))
+                    self.transfer.sending.take(len(piece))
                     upload.write(piece)
                     position += len(piece)
                     sent.reach(position)
@@ -126,7 +116,7 @@ class Carrier:
         for part in item.parts:
             skipped, start = min(part.bytes, start), max(0, start - part.bytes)
             if part.content is not None:
-                self._check()
+                self.check()
                 if skipped < part.bytes:
                     yield part.content[skipped:]
             elif skipped < part.bytes or not part.bytes or part.path not in self._digests:
@@ -142,8 +132,8 @@ class Carrier:
             try:
                 before = os.fstat(descriptor)
                 os.lseek(descriptor, position, os.SEEK_SET)
-                while piece := os.read(descriptor, min(file.bytes - position, self._transfer.piece_bytes)):
-                    self._check()
+                while piece := os.read(descriptor, min(file.bytes - position, self.transfer.piece_bytes)):
+                    self.check()
                     if is_whole:
                         digest.update(piece)
                     new = max(0, skipped - position)
@@ -180,7 +170,7 @@ class Carrier:
 
         A tar is read in several places at once.
         """
-        stretches = stretches_of(item.parts, self._transfer.parallel)
+        stretches = stretches_of(item.parts, self.transfer.parallel)
         if len(stretches) == 1:
             faults = [self._stretch_differs(far, stretches[0], True, is_counted)]
         else:
@@ -194,25 +184,15 @@ class Carrier:
         return f"{self.archive.address}/{far} did not come back as it was sent: {faults[0]}" if faults else None
 
     def _stretch_differs(self, far: str, stretch: PartRange, is_last: bool, is_counted: bool) -> str | None:
-        checker, read = Checker(stretch, self._digests), ByteCounter(self._count if is_counted else None)
+        checker, read = Checker(stretch, self._digests), ByteCounter(self.count if is_counted else None)
         for piece in self.archive.read(far, stretch.offset, None if is_last else stretch.bytes):
-            self._check()
-            self._transfer.reading.take(len(piece))
+            self.check()
+            self.transfer.reading.take(len(piece))
             fault = checker.feed(piece)
             if fault is not None:
                 return fault
             read.reach(checker.position)
         return checker.end()
-
-    # ------------------------------------------------------------------ stopping and counting
-    def _check(self) -> None:
-        self._transfer.check_stop()
-        if self._abort.is_set():
-            raise CopyStopped("another file of the checkpoint could not be copied")
-
-    def _count(self, count: int) -> None:
-        with self._counting:
-            self._transfer.on_bytes(count)
 
 
 def check_room(address: str, free: int | None, needed: int) -> None:

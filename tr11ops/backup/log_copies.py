@@ -118,7 +118,7 @@ def _copy(archive: Archive, folder: Path, far: str, file: CopiedLog, transfer: T
     """Have the file there; returns whether it had to be sent."""
     content = folder / file.path
     digest = _digest(content, file.bytes)
-    archive = retried(archive, transfer.retries, transfer.wait, transfer.say)
+    archive = retried(archive, transfer)
     there = archive.look(far)
     if there is not None:
         begins_alike = there.bytes <= file.bytes and not differs(
@@ -140,17 +140,10 @@ def _copy(archive: Archive, folder: Path, far: str, file: CopiedLog, transfer: T
 def _send(archive: Archive, content: Path, far: str, file: CopiedLog, transfer: Transfer) -> None:
     upload = archive.upload(far, file.bytes, f"{far} {file.bytes} {file.changed}")
     try:
-        with content.open("rb") as stream:
-            stream.seek(upload.offset)
-            left = file.bytes - upload.offset
-            while left > 0:
-                transfer.check_stop()
-                piece = stream.read(min(left, transfer.piece_bytes))
-                if not piece:
-                    raise FileNotFoundError(f"{content} was cut while it was read")
-                transfer.sending.take(len(piece))
-                upload.write(piece)
-                left -= len(piece)
+        for piece in _pieces(content, upload.offset, file.bytes, transfer.piece_bytes):
+            transfer.check_stop()
+            transfer.sending.take(len(piece))
+            upload.write(piece)
         upload.finish()
     except BaseException:
         upload.leave()
@@ -159,12 +152,19 @@ def _send(archive: Archive, content: Path, far: str, file: CopiedLog, transfer: 
 
 def _digest(path: Path, length: int) -> str:
     """SHA-256 of a file's first bytes. Raises FileNotFoundError when it has less."""
-    digest, left = hashlib.sha256(), length
+    digest = hashlib.sha256()
+    for piece in _pieces(path, 0, length, 1 << 20):
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def _pieces(path: Path, start: int, end: int, most: int) -> Iterator[bytes]:
+    """A file's bytes from `start` to `end`, at most so many at once. Raises FileNotFoundError when it has less."""
     with path.open("rb") as stream:
-        while left > 0:
-            piece = stream.read(min(left, 1 << 20))
+        stream.seek(start)
+        while start < end:
+            piece = stream.read(min(end - start, most))
             if not piece:
                 raise FileNotFoundError(f"{path} was cut while it was read")
-            digest.update(piece)
-            left -= len(piece)
-    return digest.hexdigest()
+            start += len(piece)
+            yield piece

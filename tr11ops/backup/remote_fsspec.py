@@ -33,12 +33,12 @@ class FsspecArchive:
         self._marker = RunMarker(self, run, run_id)
 
     def look(self, path: str) -> RemoteFile | None:
-        with self._asking(path):
+        with self.asking(path):
             facts = self._facts(self._full(path))
         return None if facts is None else RemoteFile(path, int(facts["size"] or 0))
 
     def list(self, folder: str, unread: Unread | None = None) -> Iterator[RemoteFile]:
-        with self._asking(folder):
+        with self.asking(folder):
             found = self._find(folder.strip("/"))
         for path, facts in found:
             if not path.startswith(f"{PARTS}/"):
@@ -50,7 +50,7 @@ class FsspecArchive:
         return _PartUpload(self, self._files, path, self._full(part), size)
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> Iterator[bytes]:
-        with self._asking(path):
+        with self.asking(path):
             try:
                 stream = self._files.open(self._full(path), "rb", cache_type="none")
             except FileNotFoundError:
@@ -71,7 +71,7 @@ class FsspecArchive:
         upload.finish()
 
     def move(self, path: str, to: str) -> None:
-        with self._asking(path):
+        with self.asking(path):
             if self._find(to):
                 raise ArchivePermanentError(f"{self.address}/{to} is there already, and is not replaced")
             found = self._find(path)
@@ -85,7 +85,7 @@ class FsspecArchive:
 
     def sweep(self, older_than: float) -> int:
         count = 0
-        with self._asking(PARTS):
+        with self.asking(PARTS):
             for path, facts in self._find(PARTS):
                 if _time_of(facts) < older_than:
                     with suppress(FileNotFoundError):
@@ -98,13 +98,14 @@ class FsspecArchive:
 
     def publish(self, full: str, path: str) -> None:
         """Give a whole file its name; where that takes copying, the old one goes last."""
-        with self._asking(path):
+        with self.asking(path):
             target = self._full(path)
             self._files.makedirs(target.rpartition("/")[0], exist_ok=True)
             self._files.mv_file(full, target) if hasattr(self._files, "mv_file") else self._files.mv(full, target)
 
     @contextmanager
-    def _asking(self, path: str) -> Iterator[None]:
+    def asking(self, path: str) -> Iterator[None]:
+        """What the library says of a path, as one of the archive's errors."""
         try:
             yield
         except (ArchiveError, GeneratorExit):
@@ -143,11 +144,11 @@ class _PartUpload:
         self._stream: Any = None
 
     def write(self, piece: bytes) -> None:
-        with self._asking():
+        with self._archive.asking(self._path):
             self._open().write(piece)
 
     def finish(self) -> None:
-        with self._asking():
+        with self._archive.asking(self._path):
             self._open().close()
             arrived = int(self._files.info(self._part)["size"] or 0)
             if arrived != self._size:
@@ -169,16 +170,6 @@ class _PartUpload:
             self._files.makedirs(self._part.rpartition("/")[0], exist_ok=True)
             self._stream = self._files.open(self._part, "wb")
         return self._stream
-
-    @contextmanager
-    def _asking(self) -> Iterator[None]:
-        try:
-            yield
-        except ArchiveError:
-            raise
-        except Exception as error:  # every library has its own
-            where = f"{self._archive.address}/{self._path}"
-            raise error_of_exception(error, where, "its credentials") from None
 
 
 def _time_of(facts: Mapping[str, Any]) -> float:

@@ -3,40 +3,22 @@
 from __future__ import annotations
 
 import re
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from tr11ops.backup.base import ArchiveError, ArchiveUnavailable
+from tr11ops.backup.base import ArchiveUnavailable
 from tr11ops.backup.remote_http import BucketAnswer, Exchange
 from tr11ops.backup.remote_sessions import UploadSession
 
+if TYPE_CHECKING:
+    from tr11ops.backup.remote_gcs import GcsArchive
+
 PERSISTED = re.compile(r"bytes=0-(\d{1,18})")  # what the server has of a file
-
-
-class UploadTarget(Protocol):
-    """What an upload needs of the archive."""
-
-    address: str
-
-    def put(self, path: str, content: bytes) -> None:
-        """Write a small file."""
-
-    def request_end(self, start: int, size: int) -> int:
-        """Where a request ends that begins at `start`."""
-
-    def begin_request(self, session: UploadSession, start: int, end: int) -> Exchange:
-        """Begin to send the bytes from `start` to `end` of a session's file."""
-
-    def refused(self, session: UploadSession, path: str, answer: BucketAnswer) -> ArchiveError:
-        """What an answer other than the expected one means for an upload."""
-
-    def finished(self, session: UploadSession, path: str, answer: BucketAnswer) -> None:
-        """Check the object that a session has made. Raises ArchiveUnavailable when it is not whole: it is removed."""
 
 
 class SmallUpload:
     """A file that goes in one request."""
 
-    def __init__(self, archive: UploadTarget, path: str, size: int) -> None:
+    def __init__(self, archive: GcsArchive, path: str, size: int) -> None:
         self.offset = 0
         self._archive = archive
         self._path = path
@@ -58,7 +40,7 @@ class SmallUpload:
 class SessionUpload:
     """A file that goes through an upload session. Its last byte is held back until `finish`."""
 
-    def __init__(self, archive: UploadTarget, path: str, session: UploadSession, offset: int) -> None:
+    def __init__(self, archive: GcsArchive, path: str, session: UploadSession, offset: int) -> None:
         self.offset = offset
         self._archive = archive
         self._path = path

@@ -13,7 +13,6 @@ import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
@@ -24,7 +23,7 @@ from tr11ops.backup.retried import retried
 from tr11ops.backup.rotation import StoredFile
 from tr11ops.backup.source import SourceFile
 from tr11ops.backup.tar_layout import BLOCK, tar_layout
-from tr11ops.backup.transfer import Transfer
+from tr11ops.backup.transfer import Transfer, in_threads
 from tr11ops.rundir.copies import CopiedFile, CopyRecord, Receipt, latest_record, write_copy
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.checkpoint_names import checkpoint_name
@@ -75,7 +74,7 @@ def gaps_of(archive: Archive, receipt: Receipt, transfer: Transfer) -> Gaps:
     if receipt.format != "tar" or not receipt.files:
         return {}
     begin = max(0, (receipt.files[0].offset or 0) - BLOCK)
-    archive = retried(archive, transfer.retries, transfer.wait, transfer.say)
+    archive = retried(archive, transfer)
     block = b"".join(archive.read(receipt.location, begin, BLOCK)) if archive.look(receipt.location) else b""
     try:
         created = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape").mtime
@@ -103,7 +102,7 @@ def differs(
     Raises ArchiveError, CopyStopped.
     """
     transfer.check_stop()
-    archive = retried(archive, transfer.retries, transfer.wait, transfer.say)
+    archive = retried(archive, transfer)
     found = archive.look(path)
     if found is None:
         return "missing"
@@ -147,14 +146,9 @@ def read_pieces(
         with lock:
             tell(piece, fault)
 
-    with ThreadPoolExecutor(max(1, min(transfer.parallel, len(pieces))), thread_name_prefix="reread") as pool:
-        waiting = [pool.submit(one, piece) for piece in pieces]
-        done, _ = wait(waiting, return_when=FIRST_EXCEPTION)
-        failed = [future for future in done if future.exception() is not None]
-        if failed:
-            gone.set()
-            pool.shutdown(wait=True, cancel_futures=True)
-            failed[0].result()
+    with in_threads(max(1, min(transfer.parallel, len(pieces))), "reread", gone.set) as begin:
+        for piece in pieces:
+            begin(one, piece)
 
 
 # ----------------------------------------------------------------------------- what is on record

@@ -12,18 +12,16 @@ import errno
 import hashlib
 import os
 import re
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 from pathlib import Path, PurePosixPath
 
 from tr11ops.backup.base import Archive, ArchivePermanentError
 from tr11ops.backup.folder_files import make_folders
 from tr11ops.backup.receipts import file_path
-from tr11ops.backup.retried import retried
-from tr11ops.backup.transfer import ByteCounter, CopyError, CopyStopped, Transfer, in_threads
+from tr11ops.backup.retried import SharedTransfer
+from tr11ops.backup.transfer import ByteCounter, CopyError, Transfer, in_threads
 from tr11ops.rundir.copies import CopiedFile, Receipt
 from tr11ops.rundir.links import sync_folder
 from trainer.contract.checkpoint_names import checkpoint_name
@@ -233,28 +231,25 @@ def _of_system(error: OSError, into: Path) -> RestoreError:
     return RestoreError(what)
 
 
-class _Reader:
-    """Fetches files of one copy. Its methods may be called by many threads at once."""
+class _Reader(SharedTransfer):
+    """Fetches files of one copy."""
 
     def __init__(self, archive: Archive, receipt: Receipt, transfer: Transfer) -> None:
-        self._archive = retried(archive, transfer.retries, partial(transfer.wait, check=self._check), transfer.say)
+        super().__init__(archive, transfer, "restored")
         self._receipt = receipt
-        self._transfer = transfer
-        self._counting = threading.Lock()
-        self.abort = threading.Event()
 
     def fetch(self, file: CopiedFile, part: Path, target: Path) -> None:
         """Have the file at `target`, through `part`. Raises RestoreError when what comes is never what was copied."""
         if target.is_file() and not target.is_symlink():
             target.replace(part)  # of an earlier call: it is read again, for the disk may have lost it since
-        counted = ByteCounter(self._count)
-        for _ in range(self._transfer.resends + 1):
+        counted = ByteCounter(self.count)
+        for _ in range(self.transfer.resends + 1):
             digest = self._fill(file, part, counted)
             if file.digest in ("", digest):
                 part.replace(target)
                 return
             part.unlink()
-            self._transfer.say(f"{self._place(file)} did not come as it was copied; it is read again")
+            self.transfer.say(f"{self._place(file)} did not come as it was copied; it is read again")
         raise self._damaged(file, "other bytes than were copied")
 
     def _damaged(self, file: CopiedFile, fault: str) -> CopyDamaged:
@@ -268,22 +263,22 @@ class _Reader:
                 stream.truncate(0)
             digest, done = hashlib.sha256(), 0
             while piece := stream.read(HASH_BYTES):
-                self._check()
+                self.check()
                 digest.update(piece)
                 done += len(piece)
                 counted.reach(done)
 
             try:
                 for piece in self._pieces(file, done):
-                    self._check()
-                    self._transfer.reading.take(len(piece))
+                    self.check()
+                    self.transfer.reading.take(len(piece))
                     view = memoryview(piece)[: file.bytes - done]
                     digest.update(view)
                     _write(stream.fileno(), view, done)
                     done += len(view)
                     counted.reach(done)
             except ArchivePermanentError:
-                if self._archive.look(file_path(self._receipt, file)) is not None:
+                if self.archive.look(file_path(self._receipt, file)) is not None:
                     raise
                 raise self._damaged(file, "missing") from None
             if done < file.bytes:
@@ -297,19 +292,10 @@ class _Reader:
         if done == file.bytes:
             return iter(())
         begin = (file.offset or 0) if self._receipt.format == "tar" else 0
-        return self._archive.read(file_path(self._receipt, file), begin + done, file.bytes - done)
+        return self.archive.read(file_path(self._receipt, file), begin + done, file.bytes - done)
 
     def _place(self, file: CopiedFile) -> str:
-        return f"{self._archive.address}/{self._receipt.location}/{file.path}"
-
-    def _check(self) -> None:
-        self._transfer.check_stop()
-        if self.abort.is_set():
-            raise CopyStopped("another file of the checkpoint could not be restored")
-
-    def _count(self, count: int) -> None:
-        with self._counting:
-            self._transfer.on_bytes(count)
+        return f"{self.archive.address}/{self._receipt.location}/{file.path}"
 
 
 def _write(descriptor: int, view: memoryview, position: int) -> None:

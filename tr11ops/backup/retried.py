@@ -6,22 +6,49 @@ off.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from tr11ops.backup.base import Archive, ArchiveUnavailable, RemoteFile, Unread, Upload
+from tr11ops.backup.transfer import CopyStopped, Transfer
 from tr11ops.base.retry import RetryPolicy, retry
 
 T = TypeVar("T")
 
 
-def retried(
-    archive: Archive, policy: RetryPolicy, wait: Callable[[float], object], say: Callable[[str], object]
-) -> RetriedArchive:
-    """The archive with this policy, in place of another one. `wait` sleeps, or raises to give up sooner."""
+def retried(archive: Archive, transfer: Transfer, check: Callable[[], object] | None = None) -> RetriedArchive:
+    """The archive with the policy of a transfer, in place of another one. `check` raises to give up sooner."""
     inner = archive.inner if isinstance(archive, RetriedArchive) else archive
-    return RetriedArchive(inner, replace(policy, sleep=wait, say=say))
+    wait = partial(transfer.wait, check=check)
+    return RetriedArchive(inner, replace(transfer.retries, sleep=wait, say=transfer.say))
+
+
+class SharedTransfer:
+    """What threads that move the files of one checkpoint share. `undone`: what the first failure keeps the others from.
+
+    Its methods may be called by many threads at once.
+    """
+
+    def __init__(self, archive: Archive, transfer: Transfer, undone: str) -> None:
+        self.archive = retried(archive, transfer, self.check)
+        self.transfer = transfer
+        self.abort = threading.Event()  # has all threads end soon: one of them failed
+        self._undone = undone
+        self._counting = threading.Lock()
+
+    def check(self) -> None:
+        """Raise CopyStopped when a stop was asked for, or one of the threads failed."""
+        self.transfer.check_stop()
+        if self.abort.is_set():
+            raise CopyStopped(f"another file of the checkpoint could not be {self._undone}")
+
+    def count(self, count: int) -> None:
+        """Tell of bytes, one thread at a time."""
+        with self._counting:
+            self.transfer.on_bytes(count)
 
 
 class RetriedArchive:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Literal, Protocol, TypeAlias, TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 from tr11ops.runcard.copies import BackupSection
 from tr11ops.rundir.copies import Kind
@@ -48,11 +48,11 @@ class CopyPolicy(Record):
 
 
 class WantedCopy(Record):
-    """One copy that shall exist, and which key of the card asks for it."""
+    """One copy that shall exist, and which key of the card asks for it. `archive` is its name on record."""
 
     step: int
     kind: Kind
-    archive: ArchiveName
+    archive: str
     why: str
 
 
@@ -71,18 +71,7 @@ def wanted_copies(policy: CopyPolicy, steps: Sequence[int], last_step: int) -> t
     return tuple(sorted([*whole, *rest], key=lambda copy: (copy.step, copy.archive, copy.kind)))
 
 
-class DueCopy(Protocol):
-    """A copy that shall be made."""
-
-    @property
-    def step(self) -> int: ...
-    @property
-    def kind(self) -> Kind: ...
-    @property
-    def archive(self) -> str: ...
-
-
-P = TypeVar("P", bound=DueCopy)
+P = TypeVar("P", bound=WantedCopy)
 
 
 def in_order(copies: Iterable[P]) -> tuple[P, ...]:
