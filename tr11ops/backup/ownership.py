@@ -7,12 +7,13 @@ ARCHIVE/tr11-archive-id.json     the id, where the archive is older than ids and
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from tr11ops.backup.base import Archive, ArchivePermanentError
-from tr11ops.backup.folder import MARKER_FILE, MARKER_SCHEMA
+from tr11ops.backup.folder import MARKER_FILE, MARKER_SCHEMA, marker_text
 from tr11ops.rundir.copies import Receipt
 from tr11ops.rundir.identity import short
 
@@ -88,3 +89,34 @@ def read_marker(archive: Archive, path: str) -> dict[str, Any] | None:
             f"{archive.address}/{path} cannot be read; it names the run that the archive belongs to"
         ) from None
     return value
+
+
+class RunMarker:
+    """The marker of an archive that is no folder, read before the first byte; `run` "" writes without one."""
+
+    def __init__(self, archive: Archive, run: str, run_id: str = "") -> None:
+        self._archive = archive
+        self._run, self._run_id = run, run_id
+        self._lock = threading.RLock()  # `put` may come back here
+        self._is_ours = not run
+
+    def require(self) -> None:
+        """Mark the archive as the run's, once. Raises ArchivePermanentError when it is another run's."""
+        with self._lock:
+            if self._is_ours:
+                return
+            found = read_marker(self._archive, MARKER_FILE)
+            if found is None:
+                self._is_ours = True
+                try:
+                    self._archive.put(MARKER_FILE, marker_text(self._run, self._run_id).encode("utf-8"))
+                except BaseException:
+                    self._is_ours = False
+                    raise
+                return
+            if found.get("run") != self._run:
+                raise ArchivePermanentError(
+                    f"{self._archive.address} is the archive of {found.get('run')!r}, not of {self._run!r}; "
+                    "name another path in backup.url"
+                )
+            self._is_ours = True

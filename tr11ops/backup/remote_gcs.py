@@ -16,10 +16,10 @@ from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from tr11ops.backup.base import ArchiveError, ArchivePermanentError, ArchiveUnavailable, RemoteFile, Unread, Upload
+from tr11ops.backup.ownership import RunMarker
 from tr11ops.backup.remote_errors import error_of_status, error_of_token, message_of
 from tr11ops.backup.remote_gcs_upload import PERSISTED, SessionUpload, SmallUpload
 from tr11ops.backup.remote_http import BucketAnswer, BucketClient, Exchange
-from tr11ops.backup.remote_marker import RunMarker
 from tr11ops.backup.remote_sessions import UploadSession, UploadSessions, session_key
 from tr11ops.base.retry_after import wait_of
 
