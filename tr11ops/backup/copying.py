@@ -217,8 +217,12 @@ def _publish(archive: Archive, place: _Place) -> None:
 
 def _is_published(archive: Archive, place: _Place) -> bool:
     """Whether the copy has its name: the answer to a rename can be lost, and the next try finds nothing to rename."""
-    is_away = archive.look(place.work) is None and not any(True for _ in archive.list(place.work))
-    return is_away and (archive.look(place.location) is not None or any(True for _ in archive.list(place.location)))
+    return not _is_taken(archive, place.work) and _is_taken(archive, place.location)
+
+
+def _is_taken(archive: Archive, path: str) -> bool:
+    """Whether there is such a file, or a folder with any in it."""
+    return archive.look(path) is not None or any(True for _ in archive.list(path))
 
 
 def _files(source: CopySource, carrier: Carrier, items: tuple[Item, ...], format: Format) -> tuple[CopiedFile, ...]:

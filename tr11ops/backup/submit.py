@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tr11ops.cluster.base import BatchRequest, Job, Scheduler, SchedulerError, SchedulerUnreachable
+from tr11ops.cron.chain import LOOKUP_PAUSE_SECONDS, LOOKUPS, find_lost
 from tr11ops.cron.scripts import Invocation, script_of
 from tr11ops.runcard.slurm_syntax import parse_time_limit
 from tr11ops.rundir.claims import Claim, ClaimFolder
@@ -25,8 +26,6 @@ JOB_NAME = "tr11-backup"
 CLAIM = "backup-submit"
 CLAIM_SECONDS = 300.0
 OUTPUT_DAYS = 60
-LOOKUPS = 5
-LOOKUP_PAUSE_SECONDS = 2.0
 EARLY_SECONDS = 120  # before the time limit the round is told to end
 _COMMENT = re.compile(r"tr11-backup@([0-9a-f]{12})(?![0-9a-f])")
 
@@ -126,15 +125,10 @@ def _queue(submit_context: SubmitContext) -> Queued:
     try:
         return Queued(submit_context.scheduler.submit(request), is_new=True)
     except SchedulerUnreachable:
-        for _ in range(LOOKUPS):  # a submission whose answer was lost may have been taken all the same
-            submit_context.pause(LOOKUP_PAUSE_SECONDS)
-            try:
-                found = _find(submit_context)
-            except SchedulerUnreachable:
-                continue
-            if found is not None:
-                return replace(found, is_new=True)
-        raise
+        found = find_lost(lambda: _find(submit_context), submit_context.pause)
+        if found is None:
+            raise
+        return replace(found, is_new=True)
 
 
 def _forget_outputs(folder: Path, now: float) -> None:

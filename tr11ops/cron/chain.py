@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from tr11ops.base.observed import cause
 from tr11ops.cluster.base import BatchRequest, Job, Scheduler, SchedulerError, SchedulerUnreachable
@@ -32,6 +32,7 @@ from tr11ops.rundir.cron_records import ChainState, chain_file, cron_folder, wri
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.sharing import make_shared
 
+T = TypeVar("T")
 LOOKUPS = 5
 LOOKUP_PAUSE_SECONDS = 2.0
 INSTALL_SECONDS = 300.0  # how long an install on another host may take before its claim is doubted
@@ -165,15 +166,21 @@ def queue_link(context: ChainContext, token: str, due: int, begin: float | None,
     try:
         return context.scheduler.submit(_request(context, token, due, begin))
     except SchedulerUnreachable:
-        for _ in range(LOOKUPS):  # a submission whose answer was lost may have been taken all the same
-            context.pause(LOOKUP_PAUSE_SECONDS)
-            try:
-                found = _find(context, token, due, by)
-            except SchedulerUnreachable:
-                continue
+        found = find_lost(lambda: _find(context, token, due, by), context.pause)
+        if found is None:
+            raise
+        return found
+
+
+def find_lost(find: Callable[[], T | None], pause: Callable[[float], None]) -> T | None:
+    """What `find` finds of a submission whose answer was lost: it may have been taken all the same. None: nothing."""
+    for _ in range(LOOKUPS):
+        pause(LOOKUP_PAUSE_SECONDS)
+        with suppress(SchedulerUnreachable):
+            found = find()
             if found is not None:
                 return found
-        raise
+    return None
 
 
 def _find(context: ChainContext, token: str, due: int, but: str) -> str | None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tr11ops.base.secret_shapes import SHAPES, SecretShape
-from tr11ops.hub.whole_records import FOOTER, HEADER, Read, masked_crc
+from tr11ops.hub.whole_records import FOOTER, HEADER, Read, Window, masked_crc
 
 BLOCK_BYTES = 4 << 20  # looked at at once; a longer line is looked at in parts
 PRIVATE_KEY = "private key"
@@ -136,22 +136,14 @@ class MaskSearch:
 
 def _events(read: Read, position: int, end: int) -> Iterator[tuple[int, bytes]]:
     """Offset and data of each whole record from `position` on; it ends at what is none."""
-    window, begin = b"", position
-    while True:
-        if len(window) - (position - begin) < HEADER.size:
-            window, begin = read(position, min(BLOCK_BYTES, end - position)), position
-        header = window[position - begin : position - begin + HEADER.size]
-        if len(header) < HEADER.size:
-            return
+    source = Window(read, end)
+    while len(header := source.bytes(position, HEADER.size)) == HEADER.size:
         length, checksum = HEADER.unpack(header)
         start = position + HEADER.size
-        following = start + length + FOOTER.size
-        if masked_crc(header[:8]) != checksum or following > end:
+        position = start + length + FOOTER.size
+        if masked_crc(header[:8]) != checksum or position > end:
             return
-        if following - begin > len(window):
-            window, begin = read(start, max(length + FOOTER.size, min(BLOCK_BYTES, end - start))), start
-        yield start, window[start - begin : start - begin + length]
-        position = following
+        yield start, source.bytes(start, length)
 
 
 # ----------------------------------------------------------------------------- finding
