@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import queue
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tr11ops.backup.base import Archive, ArchiveError, ArchivePermanentError
 from tr11ops.backup.folder import FolderArchive
 from tr11ops.backup.overlap import overlap_fault
+from tr11ops.base.deadline import Late, within
 from tr11ops.rundir.copies import read_copies
 from tr11ops.rundir.identity import run_id
 from tr11ops.rundir.paths import RunDirectory
@@ -51,7 +50,7 @@ def open_archive(name: str, card: RunCard) -> Archive:
     return remote
 
 
-def folder_fault(name: str, card: RunCard, seconds: float = ANSWER_SECONDS) -> str:
+def folder_fault(name: str, card: RunCard) -> str:
     """Why a round could not use this archive, if it is a folder: what `open_archive` says, or that it does not answer.
 
     "" when nothing speaks against it, and for an address behind a network, which is not asked.
@@ -59,21 +58,13 @@ def folder_fault(name: str, card: RunCard, seconds: float = ANSWER_SECONDS) -> s
     address = {"store": card.backup.store, "url": card.backup.url}.get(name, name)
     if address is None or not is_folder(address):
         return ""
-    said: queue.SimpleQueue[str] = queue.SimpleQueue()
-
-    def look() -> None:
-        try:
-            open_archive(name, card).close()
-        except ArchiveError as error:
-            said.put(str(error))
-        else:
-            said.put("")
-
-    threading.Thread(target=look, name=f"look-at-{name}", daemon=True).start()  # a dead mount point hangs for good
     try:
-        return said.get(timeout=seconds)
-    except queue.Empty:
-        return f"{archive_address(address)} does not answer within {seconds:g} s: is its file system well?"
+        within(ANSWER_SECONDS, lambda: open_archive(name, card).close())  # a dead mount point hangs for good
+    except Late:
+        return f"{archive_address(address)} does not answer within {ANSWER_SECONDS:g} s: is its file system well?"
+    except ArchiveError as error:
+        return str(error)
+    return ""
 
 
 def archive_key(address: str, card: RunCard) -> str:

@@ -9,7 +9,7 @@ No manifest says what they shall be: names, sizes and times tell one state of th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -55,22 +55,13 @@ def units_of(card: RunCard) -> tuple[DataUnit, ...]:
     """Everything that the card names and that is here or should be; a tokenizer on the hub is not."""
     if not card.backup.data:
         return ()
-    prefixes = [Path(prefix).expanduser().absolute() for prefix in prefixes_of(card.data)]
-    names = Counter(prefix.name for prefix in prefixes)
     units = [
-        DataUnit(
-            prefix.name if names[prefix.name] == 1 else f"{prefix.name}-{digest_of_lines([str(prefix)])[:8]}",
-            prefix.parent, tuple(f"{prefix.name}{suffix}" for suffix in SUFFIXES),
-        )
-        for prefix in prefixes
-    ]  # fmt: skip
+        DataUnit(name, prefix.parent, tuple(f"{prefix.name}{suffix}" for suffix in SUFFIXES))
+        for name, prefix in _named(prefixes_of(card.data))
+    ]
     lists = (card.data.train_groups_file, card.data.valid_groups_file, card.data.test_groups_file)
     singles = [card.tokenizer.vocabulary_file, card.tokenizer.merges_file, *lists]
-    paths = [Path(single).expanduser().absolute() for single in dict.fromkeys(singles) if single is not None]
-    same = Counter(path.name for path in paths)
-    for path in paths:
-        name = path.name if same[path.name] == 1 else f"{path.name}-{digest_of_lines([str(path)])[:8]}"
-        units.append(DataUnit(f"file-{name}", path.parent, (path.name,)))
+    units += [DataUnit(f"file-{name}", path.parent, (path.name,)) for name, path in _named(filter(None, singles))]
     folder = Path(card.tokenizer.path).expanduser().absolute() if card.tokenizer.path else None
     if folder is not None and folder.is_dir():
         files = sorted(entry.name for entry in folder.iterdir() if entry.is_file() and not entry.name.startswith("."))
@@ -78,6 +69,14 @@ def units_of(card: RunCard) -> tuple[DataUnit, ...]:
     elif folder is not None and folder.is_file():
         units.append(DataUnit("tokenizer", folder.parent, (folder.name,)))
     return tuple(units)
+
+
+def _named(texts: Iterable[str]) -> Iterator[tuple[str, Path]]:
+    """Each path once, with its name; where several have one name, with a digest of the path besides."""
+    paths = [Path(text).expanduser().absolute() for text in dict.fromkeys(texts)]
+    counts = Counter(path.name for path in paths)
+    for path in paths:
+        yield path.name if counts[path.name] == 1 else f"{path.name}-{digest_of_lines([str(path)])[:8]}", path
 
 
 def read_unit(unit: DataUnit) -> CopySource:

@@ -11,10 +11,11 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from tr11ops.rundir.paths import nearest_folder
 from trainer.contract.paths import RunPaths
 
 MOUNTS = Path("/proc/self/mountinfo")
@@ -103,9 +104,10 @@ def overlap_fault(key: str, folder: Path, paths: RunPaths) -> str:
 def same_device(folder: Path, paths: RunPaths) -> bool:
     """Whether both lie on one file system, so that one fault takes both. False where that cannot be seen."""
     try:
-        return _there(folder).stat().st_dev == _there(paths.root).stat().st_dev
+        devices = {nearest_folder(place.absolute()).stat().st_dev for place in (folder, paths.root)}
     except OSError:
         return False
+    return len(devices) == 1
 
 
 _WORDS = {"same": "is", "inside": "lies in", "around": "lies around"}
@@ -138,16 +140,6 @@ def _identity(folder: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return facts.st_dev, facts.st_ino
-
-
-def _there(folder: Path) -> Path:
-    """The folder, or the nearest one above it that is there."""
-    return next((place for place in _upwards(folder) if place.exists()), folder)
-
-
-def _upwards(folder: Path) -> Iterator[Path]:
-    yield folder
-    yield from folder.absolute().parents
 
 
 def _mounts() -> tuple[Mount, ...]:

@@ -14,10 +14,11 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-LARGEST_BYTES = 64 << 10
+from tr11ops.base.private_file import private_text
+from tr11ops.base.typed_fields import typed_fields
 
 
 @dataclass(frozen=True)
@@ -89,16 +90,7 @@ class UploadSessions:
 
 def _read(path: Path) -> UploadSession | None:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as stream:
-            facts = os.fstat(descriptor)
-            if facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
-                return None
-            value = json.loads(stream.read(LARGEST_BYTES))
-        session = UploadSession(**{entry.name: value[entry.name] for entry in fields(UploadSession)})
-    except (OSError, ValueError, KeyError, TypeError):
+        session = UploadSession(**typed_fields(UploadSession, json.loads(private_text(path))))
+    except (ValueError, TypeError, RecursionError):
         return None
-    sound = (
-        isinstance(session.target, str) and session.target.startswith("/") and isinstance(session.begun, int | float)
-    )
-    return session if sound and session.key == path.stem else None
+    return session if session.target.startswith("/") and session.key == path.stem else None

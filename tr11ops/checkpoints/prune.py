@@ -215,6 +215,7 @@ class Pruner:
         self._begin(victims, doomed)
         outcomes: list[RemovalOutcome] = []
         finished: list[str] = []
+        ended_early = ""
         try:
             for name in doomed:
                 faults = remove(self.folder / name, self.progress, self.stop)
@@ -228,13 +229,11 @@ class Pruner:
                 claims.write(replace(mine, expires=time.time() + CLAIM_SECONDS, data={"name": victim.name}))
                 self._add(outcomes, self._take_away(victim, plan))
         except RemovalStopped:
-            return PruneResult(tuple(outcomes), tuple(finished), "it was stopped; the next prune goes on")
+            ended_early = "it was stopped; the next prune goes on"
         except OSError as error:  # of the claim or the journal: what cannot be recorded is not done
             why = f"{error.filename or self.directory.journal}: {error.strerror or error}"
-            return PruneResult(
-                tuple(outcomes), tuple(finished), f"nothing more is removed that cannot be recorded: {why}"
-            )
-        return PruneResult(tuple(outcomes), tuple(finished))
+            ended_early = f"nothing more is removed that cannot be recorded: {why}"
+        return PruneResult(tuple(outcomes), tuple(finished), ended_early)
 
     def _add(self, outcomes: list[RemovalOutcome], outcome: RemovalOutcome) -> None:
         """Tell and record what became of one. Raises OSError when it cannot be recorded."""

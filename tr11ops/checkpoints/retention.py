@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tr11ops.checkpoints.catalogue import Catalogue, CatalogueEntry
+from tr11ops.checkpoints.pins import Pin
 from tr11ops.checkpoints.quarantine import QuarantinedCheckpoint
 from tr11ops.rundir.clocks import Clocks
 from tr11ops.rundir.copies import CopyRecord
@@ -186,7 +187,7 @@ def _milestones(
 
 def _reason(entry: CatalogueEntry, state: _State, clocks: Clocks) -> tuple[str, str]:
     """The rule that decides, and why in words."""
-    certain = _needed(entry, state) or _unclear(entry)
+    certain = _needed(state.catalogue, entry.used_by, entry.pin) or _unclear(entry)
     if certain is not None:
         return certain
     return _incomplete(entry, state, clocks) if entry.manifest == "none" else _by_policy(entry, state)
@@ -209,16 +210,16 @@ def _by_policy(entry: CatalogueEntry, state: _State) -> tuple[str, str]:
     return "goes", _farewell(entry, state)
 
 
-def _needed(entry: CatalogueEntry, state: _State) -> tuple[str, str] | None:
-    """Whether someone needs it, or may."""
-    if state.catalogue.read_errors:
-        return "unknown", f"nothing may go while this is not known: {state.catalogue.read_errors[0]}"
-    if entry.used_by:
-        return "in use", "; ".join(entry.used_by)
-    if entry.pin is not None:
-        return "pinned", f"pinned by {entry.pin.who}" + (f": {entry.pin.why}" if entry.pin.why else "")
-    if state.catalogue.uses.loading:
-        return "in use", f"{state.catalogue.uses.loading} is loading a checkpoint, and which one is not known"
+def _needed(catalogue: Catalogue, used_by: Sequence[str], pin: Pin | None) -> tuple[str, str] | None:
+    """Whether someone needs a folder, or may."""
+    if catalogue.read_errors:
+        return "unknown", f"nothing may go while this is not known: {catalogue.read_errors[0]}"
+    if used_by:
+        return "in use", "; ".join(used_by)
+    if pin is not None:
+        return "pinned", f"pinned by {pin.who}" + (f": {pin.why}" if pin.why else "")
+    if catalogue.uses.loading:
+        return "in use", f"{catalogue.uses.loading} is loading a checkpoint, and which one is not known"
     return None
 
 
@@ -283,30 +284,15 @@ def _quarantined_reason(
     quarantined: QuarantinedCheckpoint, catalogue: Catalogue, policy: RetentionPolicy, is_asked: bool
 ) -> tuple[str, str]:
     pin = next((entry for entry in catalogue.pins if entry.step == quarantined.step), None)
-    spikes = [
-        entry for entry in wanted_copies(policy.copies, [quarantined.step], policy.last_step) if entry.kind == "spike"
-    ]
-    copied = any(
-        policy.has(copy) and copy.step == quarantined.step and copy.kind == "spike" for copy in catalogue.copies
-    )
-    reasons = (
-        (
-            bool(catalogue.read_errors),
-            "unknown",
-            f"nothing may go while this is not known: {''.join(catalogue.read_errors[:1])}",
-        ),
-        (pin is not None, "pinned", f"pinned by {pin.who}" if pin else ""),
-        (quarantined.is_link or quarantined.changed is None, "unclear", "it is a link, or not all of it can be seen"),
-        (bool(catalogue.uses.loading), "in use", f"{catalogue.uses.loading} is loading a checkpoint"),
-        (
-            quarantined.step in catalogue.uses.by_step,
-            "in use",
-            "; ".join(catalogue.uses.by_step.get(quarantined.step, ())),
-        ),
-        (bool(spikes) and not copied, "not backed up", "no spike weights copy to the url (spike_steps) yet"),
-        (not is_asked, "set aside", "a roll-back set it aside; --set-aside removes it"),
-    )
-    for applies, rule, why in reasons:
-        if applies:
-            return rule, why
+    needed = _needed(catalogue, catalogue.uses.by_step.get(quarantined.step, ()), pin)
+    if needed is not None:
+        return needed
+    if quarantined.is_link or quarantined.changed is None:
+        return "unclear", "it is a link, or not all of it can be seen"
+    wanted = wanted_copies(policy.copies, [quarantined.step], policy.last_step)
+    ours = [copy for copy in catalogue.copies if copy.step == quarantined.step and copy.kind == "spike"]
+    if any(want.kind == "spike" for want in wanted) and not any(map(policy.has, ours)):
+        return "not backed up", "no spike weights copy to the url (spike_steps) yet"
+    if not is_asked:
+        return "set aside", "a roll-back set it aside; --set-aside removes it"
     return "goes", "set aside by a roll-back, and --set-aside asks for it"

@@ -74,14 +74,13 @@ def _scripts(folder: Path) -> list[Path]:
 
 def _job(card: RunCard, path: Path, chain: ChainName, unwanted: str) -> PeriodicJob:
     limit = card.cron.hourly_time_limit if chain == "hourly" else card.cron.daily_time_limit
-    if not unwanted:
-        asked = _TIME.search(_head(path))
+    seconds = parse_time_limit(limit)
+    asked = None if unwanted else _TIME.search(_head(path))
+    if asked:
         try:
-            seconds = parse_time_limit(asked[1]) if asked else parse_time_limit(limit)
+            seconds = parse_time_limit(asked[1])
         except ValueError:
-            seconds, unwanted = parse_time_limit(limit), f"#SBATCH --time of {path} is no time limit"
-    else:
-        seconds = parse_time_limit(limit)
+            unwanted = f"#SBATCH --time of {path} is no time limit"
     schedule = Every(3600) if chain == "hourly" else daily(card, card.cron.daily_time)
     job = PeriodicJob(
         _name(path), (), schedule, seconds, f"your script {path}", answers=frozenset({0}), chain=chain,

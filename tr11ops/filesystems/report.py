@@ -113,7 +113,7 @@ def _measures(one: Judged, now: float) -> Iterator[str]:
 
 
 def _measure(usage: Usage, kind: Kind) -> str:
-    used, limit = (usage.bytes_used, usage.bytes_limit) if kind == "bytes" else (usage.inodes_used, usage.inodes_limit)
+    used, limit = usage.counts(kind)
     show = size if kind == "bytes" else quantity
     percent = usage.percent(kind)
     share = "" if percent is None else f"{percent:.1f}%"

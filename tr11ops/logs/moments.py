@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from tr11ops.logs.reader import FileReader, whole_lines
-from tr11ops.logs.search import LEAF_BYTES, Marks
+from tr11ops.logs.search import Marks
 from trainer.contract.metrics_record import parse_record
 from trainer.contract.state_file import descriptor_of
 
@@ -54,13 +54,8 @@ def steps_since(metrics: Path, moment: float) -> int | None:
         tail = os.pread(descriptor, TAIL_BYTES, max(0, size - TAIL_BYTES))
         size -= len(tail) - 1 - tail.rfind(b"\n")  # the last line is being written
         reader = FileReader(descriptor)
-        marks = Marks(reader, size, _METRICS_TIME, lambda match: float(match[1]))
-        low, high = 0, size
-        while high - low > LEAF_BYTES:
-            middle = (low + high) // 2
-            mark = marks.next(middle)
-            low, high = (low, middle) if mark is None or mark.value >= moment else (middle, high)
-        return sum(_is_step_since(line, moment) for line in whole_lines(reader, low, size))
+        start = Marks(reader, size, _METRICS_TIME, lambda match: float(match[1])).place_before(moment)
+        return sum(_is_step_since(line, moment) for line in whole_lines(reader, start, size))
     finally:
         os.close(descriptor)
 

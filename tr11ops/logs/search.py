@@ -98,6 +98,15 @@ class Marks:
                 return found[-min(count, len(found))] if found else None
             window *= 4
 
+    def place_before(self, value: float) -> int:
+        """Where values rise, a place before all lines of at least this value, and within LEAF_BYTES of the first."""
+        low, high = 0, self._size
+        while high - low > LEAF_BYTES:
+            middle = (low + high) // 2
+            mark = self.next(middle)
+            low, high = (low, middle) if mark is None or mark.value >= value else (middle, high)
+        return low
+
     def _from(self, offset: int, end: int | None = None) -> Iterator[LineMark]:
         """Marked lines from `offset` on, in order. Reads ahead in blocks that grow."""
         limit = self._size if end is None else end
@@ -195,15 +204,7 @@ def offset_since(reader: LogReader, size: int, time: float) -> int | None:
     Stamps rise along a log; where they do not (two clocks), one of the places where they pass `time` is found.
     """
     marks = Marks(reader, size, STAMP_BYTES, stamp_value)
-    low, high = 0, size
-    while high - low > LEAF_BYTES:
-        middle = (low + high) // 2
-        mark = marks.next(middle)
-        if mark is None or mark.value >= time:
-            high = middle
-        else:
-            low = middle
-    mark = marks.next(low)
+    mark = marks.next(marks.place_before(time))
     while mark is not None and mark.value < time:
         mark = marks.next(mark.offset + 1)
     return mark.offset if mark else None

@@ -59,15 +59,16 @@ class Usage(Record):
     bytes_share: float | None = None
     inodes_share: float | None = None
 
+    def counts(self, kind: Kind) -> tuple[float | None, float | None]:
+        """Used, and the limit."""
+        return (self.bytes_used, self.bytes_limit) if kind == "bytes" else (self.inodes_used, self.inodes_limit)
+
     def percent(self, kind: Kind) -> float | None:
         """How full it is in percent of its limit; None where that is not known."""
-        used, limit, share = (
-            (self.bytes_used, self.bytes_limit, self.bytes_share)
-            if kind == "bytes"
-            else (self.inodes_used, self.inodes_limit, self.inodes_share)
-        )
+        used, limit = self.counts(kind)
         if used is not None and limit:
             return 100.0 * used / limit
+        share = self.bytes_share if kind == "bytes" else self.inodes_share
         return None if share is None else 100.0 * share
 
 
@@ -212,10 +213,10 @@ def _points(kind: Kind, window: Sequence[Usage]) -> list[tuple[float, float]]:
     """(time, percent of today's limit), at most MOST_SAMPLES of them, the last one always among them."""
     if not window:
         return []
-    limit = window[-1].bytes_limit if kind == "bytes" else window[-1].inodes_limit
+    _, limit = window[-1].counts(kind)
     found = []
     for sample in window:
-        used = sample.bytes_used if kind == "bytes" else sample.inodes_used
+        used, _ = sample.counts(kind)
         level = 100.0 * used / limit if used is not None and limit else sample.percent(kind)
         if level is not None:
             found.append((sample.time, level))

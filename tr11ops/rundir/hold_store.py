@@ -51,14 +51,12 @@ def read_commanded(paths: RunPaths) -> tuple[HoldRecord, ...]:
 
 def read_by_attempts(paths: RunPaths, attempts: Iterable[str]) -> tuple[HoldRecord, ...]:
     """What these attempts held at their ends, less what tr11 has released since. A damaged verdict holds nothing."""
-    value = known(observed(lambda: read_json(holds_path(paths))), None) or {}
-    return tuple(_by_attempts(paths, attempts, releases_in(value)))
+    return tuple(_by_attempts(paths, attempts, releases_in(_read_value(paths))))
 
 
 def read_marked(paths: RunPaths, queued: Iterable[Job]) -> tuple[HoldRecord, ...]:
     """What queued jobs of the run say in their own comments that tr11 holds: the run directory was away then."""
-    value = known(observed(lambda: read_json(holds_path(paths))), None) or {}
-    return tuple(marked_holds(queued, releases_in(value)))
+    return tuple(marked_holds(queued, releases_in(_read_value(paths))))
 
 
 def read_holds(directory: RunDirectory, queued: Iterable[Job] = ()) -> tuple[HoldRecord, ...]:
@@ -122,7 +120,7 @@ def _still_held(verdict: AttemptVerdict, releases: Iterable[ReleaseRecord]) -> t
 def record_holds(directory: RunDirectory, numbers: Iterable[str], who: str, why: str, switch: str = "") -> None:
     """Put holds on record; `switch`: the kill switch or pause that a controller held them for. Raises OSError."""
     wanted = tuple(numbers)
-    value = _read_value(directory)
+    value = _read_value(directory.paths)
     more = {"switch": switch} if switch else {}
     fresh = [{"job": number, "who": who, "time": time.time(), "why": why, **more} for number in wanted]
     _write(directory, [*_less(_entries(value), wanted), *fresh], releases_in(value))
@@ -132,7 +130,7 @@ def forget_holds(directory: RunDirectory, numbers: Iterable[str]) -> None:
     """Take what was released off the record, and put on it when that was. Raises OSError."""
     gone = tuple(numbers)
     if gone:
-        value = _read_value(directory)
+        value = _read_value(directory.paths)
         kept = [one for one in releases_in(value) if one.job not in gone]
         _write(directory, _less(_entries(value), gone), (*kept, *(ReleaseRecord(name, time.time()) for name in gone)))
 
@@ -148,8 +146,8 @@ def _write(directory: RunDirectory, entries: list[dict[str, Any]], releases: Ite
     with_reserve(directory, lambda: write_json(holds_path(directory.paths), value))
 
 
-def _read_value(directory: RunDirectory) -> dict[str, Any]:
-    return known(observed(lambda: read_json(holds_path(directory.paths))), None) or {}
+def _read_value(paths: RunPaths) -> dict[str, Any]:
+    return known(observed(lambda: read_json(holds_path(paths))), None) or {}
 
 
 def _entries(value: dict[str, Any]) -> list[dict[str, Any]]:

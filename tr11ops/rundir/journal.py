@@ -20,7 +20,7 @@ import re
 import stat
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import field
 from pathlib import Path
 from typing import Any
@@ -310,18 +310,10 @@ def _tail(descriptor: int) -> tuple[JournalEntry | None, bool]:
         lines = content.split(b"\n")
         is_torn = bool(lines.pop())
         whole = lines if length == size else lines[1:]
-        entry = _last(whole)
-        if entry is not None or length == size:
-            return entry, is_torn
+        last = next((entry for line in reversed(whole) if (entry := _parse(line)) is not None), None)
+        if last is not None or length == size:
+            return last, is_torn
         length = min(size, length * 4)
-
-
-def _last(lines: Iterable[bytes]) -> JournalEntry | None:
-    for line in reversed(list(lines)):
-        entry = _parse(line)
-        if entry is not None:
-            return entry
-    return None
 
 
 def _open(path: Path) -> int:
