@@ -72,7 +72,7 @@ def archive_file(directory: RunDirectory, archive: str) -> Path:
 
 def read_archive_state(directory: RunDirectory, archive: str) -> ArchiveState | None:
     """The last round of an archive; None where there was none. Raises OSError, ValueError."""
-    return read_typed(ArchiveState, archive_file(directory, archive), SCHEMA, "the record of a round")
+    return read_typed(ArchiveState, archive_file(directory, archive), "the record of a round", SCHEMA)
 
 
 def last_state(directory: RunDirectory, archive: str) -> ArchiveState | None:
@@ -95,7 +95,7 @@ def drill_file(directory: RunDirectory) -> Path:
 
 def read_drill(directory: RunDirectory) -> DrillRecord | None:
     """The last drill; None where there was none. Raises OSError, ValueError."""
-    return read_typed(DrillRecord, drill_file(directory), SCHEMA, "the record of a drill")
+    return read_typed(DrillRecord, drill_file(directory), "the record of a drill", SCHEMA)
 
 
 def write_drill(directory: RunDirectory, drill: DrillRecord) -> None:

@@ -40,10 +40,9 @@ class CopiedLog:
 
 @dataclass(frozen=True)
 class LogCopies:
-    """What came of one round: files and bytes that were sent, and files that could not be read here."""
+    """What came of one round: how many files were sent, and those that could not be read here."""
 
     files: int
-    bytes: int
     faults: tuple[str, ...] = ()
 
 
@@ -75,7 +74,7 @@ def copy_logs(directory: RunDirectory, archive: Archive, transfer: Transfer) -> 
     folder = directory.paths.published
     book = directory.paths.state / "backup" / "logs" / f"{archive.name}.json"
     known = _known(book, archive.address)
-    count = size = 0
+    count = 0
     faults = []
     for file in log_files(folder):
         if known.get(shown(file.path)) == [file.bytes, file.changed]:
@@ -94,9 +93,9 @@ def copy_logs(directory: RunDirectory, archive: Archive, transfer: Transfer) -> 
             faults.append(f"{folder}/{shown(file.path)}: {error}")
             continue
         known[shown(file.path)] = [file.bytes, file.changed]
-        count, size = count + was_sent, size + file.bytes * was_sent
+        count += was_sent
         write_json(book, {"schema": SCHEMA, "address": archive.address, "files": known})
-    return LogCopies(count, size, tuple(faults))
+    return LogCopies(count, tuple(faults))
 
 
 def shown(path: str) -> str:

@@ -9,27 +9,27 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from trainer.contract.state_file import read_json
+from trainer.contract.state_file import DamagedFile, read_json
 
 T = TypeVar("T")
 
 MOST = 1 << 62  # beyond it no count, byte or moment is meant
 
 
-def read_typed(kind: type[T], path: Path, schema: int, what: str) -> T | None:
+def read_typed(kind: type[T], path: Path, what: str, schema: int | None = None) -> T | None:
     """The dataclass `kind` from its file; None where there is none. `what` it is, in words.
 
-    Raises OSError; ValueError, which names the file, for garbage and for what a newer tr11 wrote.
+    Raises OSError; DamagedFile; ValueError for a file of a newer tr11, whose schema is above `schema`.
     """
     value = read_json(path)
     if value is None:
         return None
     try:
-        if value.get("schema", 0) > schema:
+        if schema is not None and value.get("schema", 0) > schema:
             raise ValueError(f"{path} was written by a newer tr11")
         return kind(**typed_fields(kind, value))
     except TypeError as error:
-        raise ValueError(f"{path} is not {what}: {error}") from None
+        raise DamagedFile(path, f"is not {what}: {error}") from None
 
 
 def typed_fields(kind: type, value: Mapping[str, Any]) -> dict[str, Any]:

@@ -98,26 +98,16 @@ class Hub:
         return self.newest(repository)[1]
 
     # ------------------------------------------------------------------------- reading
-    def list_tree(self, repository: Repository, revision: str | None = None, folder: str = "") -> dict[str, HubFile]:
-        """All files of a commit (default: the branch's newest), at any depth, below `folder`."""
+    def list_tree(self, repository: Repository, revision: str | None = None) -> dict[str, HubFile]:
+        """All files of a commit (default: the branch's newest), at any depth."""
 
         def ask(api: HfApi) -> dict[str, HubFile]:
             tree = api.list_repo_tree(
-                repository.name,
-                folder or None,
-                recursive=True,
-                revision=revision or repository.branch,
-                repo_type=repository.kind,
+                repository.name, recursive=True, revision=revision or repository.branch, repo_type=repository.kind
             )
             return _entries(tree)
 
-        try:
-            return self._ask(f"the files of {repository.name}", ask)
-        except HubMissing:
-            if not folder:
-                raise
-            self.head(repository)  # a folder that is not there has no files; a repository must be there
-            return {}
+        return self._ask(f"the files of {repository.name}", ask)
 
     def look(self, repository: Repository, paths: Iterable[str], revision: str | None = None) -> dict[str, HubFile]:
         """Those of the paths that are files of the commit."""

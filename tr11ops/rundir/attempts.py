@@ -7,14 +7,14 @@ state/attempts/JOB/verdict.json       how the attempt ended, and whether the nex
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from tr11ops.base.typed_fields import read_typed, typed_fields
 from trainer.contract.end_marker import EXIT_ERROR, EXIT_HELD, EndMarker, exit_code
 from trainer.contract.files import write_json
 from trainer.contract.record import Record
-from trainer.contract.state_file import DamagedFile, read_json
 
 VERDICT_FILE = "verdict.json"
 SUPERSEDED = "superseded"  # the end of an attempt that found another one of its run training
@@ -56,11 +56,7 @@ class LaunchRecord(Record):
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> LaunchRecord:
         """The record that a file holds; what another tr11 wrote beside is left out. Raises TypeError."""
-        names = {entry.name for entry in fields(cls)}
-        known: dict[str, Any] = {}
-        for name in names & set(value):
-            known[name] = tuple(value[name]) if isinstance(value[name], list) else value[name]
-        return cls(**known)
+        return cls(**typed_fields(cls, value))
 
     def write(self, attempt: Path) -> None:
         """Raises OSError as the file system does."""
@@ -103,17 +99,7 @@ class AttemptVerdict(Record):
     @classmethod
     def read(cls, attempt: Path) -> AttemptVerdict | None:
         """The verdict in an attempt's folder, None when absent. Raises OSError or ValueError when it is not one."""
-        value = read_json(attempt / VERDICT_FILE)
-        if value is None:
-            return None
-        known = {entry.name for entry in fields(cls)}
-        found: dict[str, Any] = {name: item for name, item in value.items() if name in known}
-        for name in ("blamed", "held"):
-            found[name] = tuple(found.get(name) or ())
-        try:
-            return cls(**found)
-        except TypeError as error:
-            raise DamagedFile(attempt / VERDICT_FILE, f"is not a verdict: {error}") from None
+        return read_typed(cls, attempt / VERDICT_FILE, "a verdict")
 
 
 def of_marker(marker: EndMarker) -> AttemptVerdict:

@@ -54,7 +54,7 @@ class DigestRecord:
 def read_digest(directory: RunDirectory, step: int, identity: str) -> DigestRecord | None:
     """The record of this very checkpoint; None when it was never read whole. Raises OSError or ValueError."""
     path = directory.paths.digest_record(checkpoint_name(step))
-    record = read_typed(DigestRecord, path, SCHEMA, "a record of digests")
+    record = read_typed(DigestRecord, path, "a record of digests", SCHEMA)
     return record if record is not None and identity and record.identity == identity else None
 
 

@@ -156,7 +156,7 @@ def read_copies(directory: RunDirectory, every_variant: bool = False) -> tuple[C
 
 def read_copy(path: Path) -> CopyRecord | None:
     """One record; None when it is not there. Raises OSError, ValueError."""
-    return read_typed(CopyRecord, path, SCHEMA, "a record of a copy")
+    return read_typed(CopyRecord, path, "a record of a copy", SCHEMA)
 
 
 def write_copy(directory: RunDirectory, copy: CopyRecord) -> None:

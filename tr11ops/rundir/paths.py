@@ -16,11 +16,12 @@ import re
 import secrets
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from tr11ops.base.typed_fields import read_typed
 from tr11ops.cluster.task_marks import COMMENT_PREFIX
 from trainer.contract.checkpoint_names import checkpoint_steps
 from trainer.contract.files import write_json
@@ -79,15 +80,7 @@ class Submission(Record):
     @classmethod
     def read(cls, path: Path) -> Submission | None:
         """The record in `path`, or None when absent. Raises ValueError when it is malformed."""
-        value = read_json(path)
-        if value is None:
-            return None
-        known = {entry.name for entry in fields(cls)}
-        try:
-            record = {name: item for name, item in value.items() if name in known}
-            return cls(**{**record, "excluded": tuple(record.get("excluded", ()))})
-        except TypeError as error:
-            raise DamagedFile(path, f"is not a record of a submission: {error}") from None
+        return read_typed(cls, path, "a record of a submission")
 
     @classmethod
     def damaged(cls, tag: str, why: str, card: dict[str, Any]) -> Submission:

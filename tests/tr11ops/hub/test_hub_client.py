@@ -66,8 +66,6 @@ def test_a_commit_holds_everything_and_is_read_back(
     tree = hub.list_tree(logs)
     assert tree["w.bin"] == HubFile(len(LARGE), tree["w.bin"].oid, hashlib.sha256(LARGE).hexdigest())
     assert set(tree) == set(files) and tree["logs/a b#?.txt"].sha256 is None
-    assert hub.list_tree(logs, folder="logs") == {"logs/a b#?.txt": tree["logs/a b#?.txt"]}
-    assert hub.list_tree(logs, folder="nothing") == {}
     assert hub.look(logs, ["w.bin", "logs", "nothing"]) == {"w.bin": tree["w.bin"]}
     for path in ("w.bin", "logs/a b#?.txt"):
         assert hub.read(logs, path) == files[path]
