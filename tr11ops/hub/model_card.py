@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC
+from typing import TypeAlias
 
 from tr11ops.base.units import DAY, timestamp
 
+Rows: TypeAlias = Sequence[tuple[str, str]]  # of a table: a name and a value each
 UNKNOWN = "unknown"
 _MARK = re.compile(r"^<!-- tr11-model ([0-9a-f]{16}) -->\r?$", re.MULTILINE)
 # What may begin markup, a link or a mention; an underscore between letters may not, nor a dot but behind www
@@ -22,37 +24,11 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u20
 
 
 @dataclass(frozen=True)
-class Architecture:
-    """What the model is."""
-
-    layers: int
-    hidden_size: int
-    heads: int
-    sequence_length: int
-    vocabulary: int
-    parameters: int
-    positions: str
-    activation: str
-    precision: str
-
-
-@dataclass(frozen=True)
 class Dataset:
     """One dataset of the mixture and its share of the samples (None: by the datasets' sizes)."""
 
     name: str
     share: float | None
-
-
-@dataclass(frozen=True)
-class Hardware:
-    """What it was trained on; `gpus` over all `nodes`."""
-
-    nodes: int
-    gpus: int
-    tensor: int
-    pipeline: int
-    data: int
 
 
 @dataclass(frozen=True)
@@ -69,7 +45,7 @@ class TrainingHistory:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """All that a card says. `hyperparameters` are pairs of a name and a value, in order."""
+    """All that a card says."""
 
     name: str
     variant: str
@@ -77,10 +53,10 @@ class ModelFacts:
     total_steps: int | None
     consumed_samples: int
     consumed_tokens: int
-    architecture: Architecture
+    architecture: Rows
     datasets: tuple[Dataset, ...] | None
-    hyperparameters: tuple[tuple[str, str], ...]
-    hardware: Hardware
+    hyperparameters: Rows
+    hardware: Rows
     training_history: TrainingHistory
     train_loss: float | None
     validation_losses: tuple[tuple[str, int, float], ...]  # group, step, loss
@@ -114,10 +90,10 @@ def model_card(facts: ModelFacts) -> str:
         "",
         told,
         "",
-        *_table("Architecture", _architecture(facts.architecture)),
+        *_table("Architecture", facts.architecture),
         *_data(facts),
         *_table("Hyperparameters", facts.hyperparameters),
-        *_table("Hardware", _hardware(facts.hardware)),
+        *_table("Hardware", facts.hardware),
         *_table("Operation until this step", _past(facts.training_history)),
         *_table("Last losses", _losses(facts)),
         *_use(facts),
@@ -165,22 +141,8 @@ def _header(facts: ModelFacts, title: str) -> list[str]:
     ]
 
 
-def _table(title: str, rows: Iterable[tuple[str, str]]) -> list[str]:
+def _table(title: str, rows: Rows) -> list[str]:
     return [f"## {title}", "", "| | |", "|---|---|", *(f"| {escape(a)} | {escape(b)} |" for a, b in rows), ""]
-
-
-def _architecture(model: Architecture) -> Sequence[tuple[str, str]]:
-    return (
-        ("layers", f"{model.layers:,}"),
-        ("hidden size", f"{model.hidden_size:,}"),
-        ("attention heads", f"{model.heads:,}"),
-        ("sequence length", f"{model.sequence_length:,}"),
-        ("vocabulary, padded", f"{model.vocabulary:,}"),
-        ("parameters", f"{model.parameters:,}"),
-        ("positions", model.positions),
-        ("activation", model.activation),
-        ("precision of the training", model.precision),
-    )
 
 
 def _data(facts: ModelFacts) -> list[str]:
@@ -194,12 +156,7 @@ def _data(facts: ModelFacts) -> list[str]:
     return [*title, "| dataset | share |", "|---|---|", *rows, ""]
 
 
-def _hardware(hardware: Hardware) -> Sequence[tuple[str, str]]:
-    ways = f"{hardware.tensor} tensor x {hardware.pipeline} pipeline x {hardware.data} data"
-    return (("nodes", f"{hardware.nodes:,}"), ("GPUs", _count(hardware.gpus or None)), ("parallel", ways))
-
-
-def _past(training_history: TrainingHistory) -> Sequence[tuple[str, str]]:
+def _past(training_history: TrainingHistory) -> Rows:
     share = (
         None
         if training_history.goodput is None
@@ -215,7 +172,7 @@ def _past(training_history: TrainingHistory) -> Sequence[tuple[str, str]]:
     )
 
 
-def _losses(facts: ModelFacts) -> Sequence[tuple[str, str]]:
+def _losses(facts: ModelFacts) -> Rows:
     train = UNKNOWN if facts.train_loss is None else f"{facts.train_loss:.4f}"
     validation = [
         (f"validation, {group}", f"{loss:.4f} at step {step:,}") for group, step, loss in facts.validation_losses

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tr11ops.hub.model_card import Architecture, Dataset, Hardware, ModelFacts, TrainingHistory
+from tr11ops.hub.model_card import UNKNOWN, Dataset, ModelFacts, Rows, TrainingHistory
 from trainer.config.data import data_set_name
 from trainer.contract.manifest import Manifest
 from trainer.contract.metrics_record import STEP, VALIDATION, records
@@ -40,9 +40,6 @@ def model_facts(
     version: str,
 ) -> ModelFacts:
     """Everything together. Pure but for a file that the card names for its data."""
-    model = card.model
-    parameters = count_parameters(model, card.tokenizer.padded_vocabulary_size).total
-    degrees = manifest.topology
     return ModelFacts(
         name=card.run.name,
         variant=card.paths.variant,
@@ -50,26 +47,10 @@ def model_facts(
         total_steps=card.total_iterations or None,
         consumed_samples=manifest.consumed_samples,
         consumed_tokens=manifest.consumed_tokens,
-        architecture=Architecture(
-            layers=model.layers,
-            hidden_size=model.hidden_size,
-            heads=model.attention_heads,
-            sequence_length=model.sequence_length,
-            vocabulary=card.tokenizer.padded_vocabulary_size,
-            parameters=parameters,
-            positions=_POSITIONS[model.position_embedding],
-            activation=model.activation,
-            precision=card.precision.dtype,
-        ),
+        architecture=_architecture(card),
         datasets=datasets_of(card),
         hyperparameters=_hyperparameters(card),
-        hardware=Hardware(
-            nodes=card.slurm.nodes,
-            gpus=card.slurm.nodes * card.slurm.gpus_per_node,
-            tensor=int(degrees.get("tensor", card.parallel.tensor)),
-            pipeline=int(degrees.get("pipeline", card.parallel.pipeline)),
-            data=int(degrees.get("data", card.data_parallel_degree)),
-        ),
+        hardware=_hardware(card, manifest.topology),
         training_history=training_history,
         train_loss=losses.train,
         validation_losses=tuple((name, *losses.validation[name]) for name in sorted(losses.validation)),
@@ -118,7 +99,32 @@ def _of_group(text: str) -> tuple[Dataset, ...] | None:
     return tuple(Dataset(name, weight / total) for name, weight in weighted)
 
 
-def _hyperparameters(card: RunCard) -> tuple[tuple[str, str], ...]:
+def _architecture(card: RunCard) -> Rows:
+    model, vocabulary = card.model, card.tokenizer.padded_vocabulary_size
+    return (
+        ("layers", f"{model.layers:,}"),
+        ("hidden size", f"{model.hidden_size:,}"),
+        ("attention heads", f"{model.attention_heads:,}"),
+        ("sequence length", f"{model.sequence_length:,}"),
+        ("vocabulary, padded", f"{vocabulary:,}"),
+        ("parameters", f"{count_parameters(model, vocabulary).total:,}"),
+        ("positions", _POSITIONS[model.position_embedding]),
+        ("activation", model.activation),
+        ("precision of the training", card.precision.dtype),
+    )
+
+
+def _hardware(card: RunCard, topology: Mapping[str, int]) -> Rows:
+    own = {"tensor": card.parallel.tensor, "pipeline": card.parallel.pipeline, "data": card.data_parallel_degree}
+    gpus = card.slurm.nodes * card.slurm.gpus_per_node
+    return (
+        ("nodes", f"{card.slurm.nodes:,}"),
+        ("GPUs", f"{gpus:,}" if gpus else UNKNOWN),
+        ("parallel", " x ".join(f"{int(topology.get(axis, degree))} {axis}" for axis, degree in own.items())),
+    )
+
+
+def _hyperparameters(card: RunCard) -> Rows:
     batch, schedule, optimizer = card.batch, card.schedule, card.optimizer
     ramp = batch.ramp
     grown = "" if ramp is None else f", from {ramp.start:,} by {ramp.increment:,} over {ramp.samples:,} samples"
