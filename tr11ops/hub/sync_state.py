@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tr11ops.base.typed_fields import typed_fields
 from tr11ops.hub.base import HubFile
 from tr11ops.hub.sync_plan import Stamp
 from tr11ops.observe.operation import FoundSecret, found_secrets
@@ -67,23 +68,16 @@ def read_state(directory: RunDirectory) -> SyncState | None:
 
 
 def _parse(value: Mapping[str, Any]) -> SyncState:
-    texts = {name: value[name] for name in ("endpoint", "repository", "head", "attributes", "published")}
-    if not all(isinstance(text, str) for text in texts.values()):
-        raise TypeError("not a state")
-    moment = value["published_time"]
-    if not isinstance(moment, int | float):
-        raise TypeError("not a state")
-    return SyncState(
-        **texts, published_time=moment, files={path: _known(entry) for path, entry in value["files"].items()}
-    )
+    rest = {name: item for name, item in value.items() if name != "files"}
+    files = {path: _known(entry) for path, entry in value["files"].items()}
+    return SyncState(**typed_fields(SyncState, rest), files=files)
 
 
 def _known(entry: Mapping[str, Any]) -> Known:
-    remote, stamp = HubFile(**entry["far"]), None if entry["stamp"] is None else Stamp(**entry["stamp"])
-    numbers = [remote.bytes, *(() if stamp is None else (stamp.bytes, stamp.changed_ns, stamp.inode))]
-    if not all(isinstance(number, int) for number in numbers) or not isinstance(remote.oid, str):
-        raise TypeError("not a state")
-    return Known(remote, stamp)
+    stamp = None if entry["stamp"] is None else Stamp(**entry["stamp"])
+    if stamp is not None and not all(isinstance(number, int) for number in vars(stamp).values()):
+        raise TypeError("not a stamp")  # not by `typed_fields`: an inode may have any number
+    return Known(HubFile(**typed_fields(HubFile, entry["far"])), stamp)
 
 
 def write_state(directory: RunDirectory, state: SyncState) -> None:
@@ -101,19 +95,14 @@ def write_success(directory: RunDirectory, now: float, found: Sequence[FoundSecr
     listed = _with_record(directory, found)
     if listed:
         value["secrets"] = listed
-    write_json(records_folder(directory) / "status.json", value)
+    write_json(_status_file(directory), value)
 
 
 def write_found(directory: RunDirectory, now: float, found: Sequence[FoundSecret]) -> None:
     """Put on record what was masked in a commit, at `now`: what comes after it may fail. Raises OSError."""
-    path = records_folder(directory) / "status.json"
-    try:
-        last = read_json(path)
-    except ValueError:
-        last = None
-    if last is None:
-        last = {"schema": SCHEMA, "time": now, "step": None, "message": "not all of it is mirrored yet"}
-    write_json(path, {**last, "secrets": _with_record(directory, found)})
+    begun = {"schema": SCHEMA, "time": now, "step": None, "message": "not all of it is mirrored yet"}
+    last = _read_status(directory) or begun
+    write_json(_status_file(directory), {**last, "secrets": _with_record(directory, found)})
 
 
 def _with_record(directory: RunDirectory, found: Sequence[FoundSecret]) -> list[dict[str, Any]]:
@@ -125,8 +114,7 @@ def _with_record(directory: RunDirectory, found: Sequence[FoundSecret]) -> list[
 def read_found(directory: RunDirectory) -> tuple[FoundSecret, ...]:
     """The secrets of earlier synchronisations; none where the record cannot be read, so that they are told again."""
     try:
-        value = read_json(records_folder(directory) / "status.json")
-        return () if value is None else found_secrets(value.get("secrets", []))
+        return found_secrets((read_json(_status_file(directory)) or {}).get("secrets", []))
     except (OSError, ValueError, AttributeError):
         return ()
 
@@ -136,9 +124,8 @@ def write_revoked(directory: RunDirectory, now: float) -> tuple[FoundSecret, ...
     found = read_found(directory)
     revoked = tuple(secret for secret in found if secret.revoked is None)
     if revoked:
-        path = records_folder(directory) / "status.json"
         entries = [asdict(secret if secret.revoked is not None else replace(secret, revoked=now)) for secret in found]
-        write_json(path, {**(read_json(path) or {}), "secrets": entries})
+        write_json(_status_file(directory), {**(_read_status(directory) or {}), "secrets": entries})
         told = "; ".join(str(secret) for secret in revoked)
         Journal(directory.journal).write("sync-revoked", f"revoked: {told}", {"secrets": len(revoked)})
     return revoked
@@ -162,10 +149,18 @@ def write_confirmed(directory: RunDirectory, endpoint: str, repository: str, now
 
 def write_failure(directory: RunDirectory, message: str) -> None:
     """Say beside the last success, if there ever was one, why the next did not come. Raises OSError."""
-    path = records_folder(directory) / "status.json"
-    try:
-        last = read_json(path)
-    except ValueError:
-        return
+    last = _read_status(directory)
     if last is not None:
-        write_json(path, {**last, "message": message[:LONGEST_MESSAGE]})
+        write_json(_status_file(directory), {**last, "message": message[:LONGEST_MESSAGE]})
+
+
+def _status_file(directory: RunDirectory) -> Path:
+    return records_folder(directory) / "status.json"
+
+
+def _read_status(directory: RunDirectory) -> dict[str, Any] | None:
+    """What status.json holds; None for garbage, too."""
+    try:
+        return read_json(_status_file(directory))
+    except ValueError:
+        return None

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -176,8 +177,8 @@ def take_in_rounds(directory: RunDirectory, other: RunDirectory) -> None:
     """Move another directory's records of rounds into this one, each unless this one has a later. Raises OSError."""
     for name in _job_names(other):
         path = job_file(other, name)
-        theirs = known(observed(lambda path=path, name=name: _read(PeriodicJobState, path, name)), None)  # type: ignore[misc]
-        ours = known(observed(lambda name=name: _read(PeriodicJobState, job_file(directory, name), name)), None)  # type: ignore[misc]
+        theirs = known(observed(partial(_read, PeriodicJobState, path, name)), None)
+        ours = known(observed(partial(_read, PeriodicJobState, job_file(directory, name), name)), None)
         newest = later(ours, theirs)
         if newest is not None and newest is not ours:
             write_job(directory, newest)
