@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -19,6 +17,7 @@ from pathlib import Path
 
 from tr11ops.base.private_file import private_text
 from tr11ops.base.typed_fields import typed_fields
+from trainer.contract.files import write_atomically
 
 
 @dataclass(frozen=True)
@@ -63,14 +62,7 @@ class UploadSessions:
         """Keep a session, replacing an older one of the same upload."""
         with suppress(OSError):  # a home that is full or read-only costs the resumption, not the upload
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            descriptor, draft = tempfile.mkstemp(dir=self._folder, prefix=".new-")  # made with mode 0600
-            try:
-                with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-                    stream.write(json.dumps(asdict(session)))
-                Path(draft).replace(self._path(session.key))
-            except BaseException:
-                Path(draft).unlink(missing_ok=True)
-                raise
+            write_atomically(self._path(session.key), json.dumps(asdict(session)), 0o600)
 
     def forget(self, key: str) -> None:
         """Forget a session: it has ended."""

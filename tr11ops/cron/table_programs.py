@@ -73,8 +73,7 @@ def apply(crontab: RunCrontab, change: TableChange) -> None:
     """Carry it out: the script first, so that no line calls what is not there. Raises TableError, OSError."""
     if change.script is not None:
         crontab.script.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_atomically(crontab.script, change.script)
-        crontab.script.chmod(0o700)
+        write_atomically(crontab.script, change.script, 0o700)
     if change.difference:
         if read_table(crontab) != change.before:
             raise TableError(f"the {crontab.program} was changed by someone else at this moment; try again")

@@ -11,10 +11,9 @@ import secrets
 from contextlib import suppress
 from pathlib import Path
 
-from trainer.contract.files import host_name
+from trainer.contract.files import host_name, write_atomically
 from trainer.contract.paths import RunPaths
-from trainer.contract.sharing import make_shared
-from trainer.contract.state_file import put_in_place, read_json
+from trainer.contract.state_file import read_json
 
 
 def meeting_file(paths: RunPaths) -> Path:
@@ -23,19 +22,9 @@ def meeting_file(paths: RunPaths) -> Path:
 
 def write_meeting_key(paths: RunPaths, master: str) -> bytes:
     """A new key, for the run's user and group alone. Raises OSError."""
-    path = meeting_file(paths)
-    make_shared(path.parent)
     key = secrets.token_hex(32)
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        os.fchmod(descriptor, 0o660)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            json.dump({"key": key, "master": master, "host": host_name(), "pid": os.getpid()}, stream)
-        put_in_place(beside, path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
+    value = {"key": key, "master": master, "host": host_name(), "pid": os.getpid()}
+    write_atomically(meeting_file(paths), json.dumps(value), 0o660)
     return bytes.fromhex(key)
 
 

@@ -21,12 +21,12 @@ from trainer.contract.sharing import make_shared, open_shared
 from trainer.contract.state_file import DamagedFile, read_json
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace `path` by `text` in one step: written beside it, flushed to disk, renamed, group-writable.
+def write_atomically(path: Path, text: str, mode: int = 0o664) -> None:
+    """Replace `path` by `text` in one step: written beside it, flushed to disk, renamed, by default group-writable.
 
     Raises OSError as the file system does (disk full, read-only, missing rights); the old file is then intact.
     """
-    temporary = write_beside(path, text)
+    temporary = write_beside(path, text, mode)
     try:
         state_file.put_in_place(temporary, path)
     except BaseException:
@@ -34,10 +34,11 @@ def write_atomically(path: Path, text: str) -> None:
         raise
 
 
-def write_beside(path: Path, text: str) -> Path:
-    """Write what is to become `path` into a hidden file beside it, flushed and group-writable; returns that file.
+def write_beside(path: Path, text: str, mode: int = 0o664) -> Path:
+    """Write what is to become `path` into a hidden file beside it, flushed; returns that file.
 
-    Raises OSError as the file system does; nothing is then left.
+    No one else can read it before it is whole and has its `mode`. Raises OSError as the file system does; nothing is
+    then left.
     """
     make_shared(path.parent)
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
@@ -47,7 +48,7 @@ def write_beside(path: Path, text: str) -> Path:
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())
-        temporary.chmod(0o664)
+        temporary.chmod(mode)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
