@@ -21,7 +21,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tr11ops.base.typed_fields import read_typed
 from tr11ops.cluster.task_marks import COMMENT_PREFIX
 from trainer.contract.checkpoint_names import checkpoint_steps
 from trainer.contract.files import write_json
@@ -80,6 +79,8 @@ class Submission(Record):
     @classmethod
     def read(cls, path: Path) -> Submission | None:
         """The record in `path`, or None when absent. Raises ValueError when it is malformed."""
+        from tr11ops.base.typed_fields import read_typed
+
         return read_typed(cls, path, "a record of a submission")
 
     @classmethod
