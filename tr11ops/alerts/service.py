@@ -126,8 +126,8 @@ def _recorded(
     deliver: bool,
     home: RunDirectory | None = None,
 ) -> AlertOutcome:
-    """As `process`, with book, outbox and journal in `store`. Raises OSError or NewerSchema when it takes no alert
-    state.
+    """As `process`, with alert state, outbox and journal in `store`. Raises OSError or NewerSchema when it takes no
+    alert state.
 
     `home` is the run directory that cannot be written, where `store` is its fallback: what its alert state knows
     counts, and what it has not sent yet is sent from here.

@@ -44,7 +44,7 @@ def alerts_folder(directory: RunDirectory) -> Path:
 
 
 def read_alert_state(directory: RunDirectory) -> StoredAlerts:
-    """The newest readable version; an empty book of number 0 where no look was ever made.
+    """The newest readable version; an empty state of number 0 where no look was ever made.
 
     Raises OSError when it cannot be read, ValueError when none of the versions is an alert state.
     """
@@ -58,7 +58,7 @@ def commit(directory: RunDirectory, change: Callable[[AlertState], tuple[AlertSt
     """Put `change(newest alert state)` in place, and return it with what else `change` returned; it may run several
     times.
 
-    Damaged versions are passed over: where no readable one is left, a new book is begun, and people are told again.
+    Damaged versions are passed over: where no readable one is left, a new state is begun, and people are told again.
     Raises OSError as the file system does, TimeoutError when others were always faster, and ValueError when the alert
     state was written by a newer tr11.
     """

@@ -26,7 +26,7 @@ Format: TypeAlias = Literal["files", "tar"]
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Destination:
     """Where a copy goes. `work`: where its files are put together, `location` or a hidden name beside it.
 
     `receipt`: of the same checkpoint's copy that is there already.
@@ -62,24 +62,24 @@ def copy_source(
     or is full. In each case nothing new is visible as a copy, and what was sent is gone on with by the next call.
     """
     carrier = Carrier(archive, source, transfer)
-    place = _find_place(carrier.archive, source, kind, base, format)
-    if place.receipt is not None:
+    destination = _find_destination(carrier.archive, source, kind, base, format)
+    if destination.receipt is not None:
         if not repair:
-            return place.receipt
-        format = place.receipt.format
-        source = _as_promised(source, place.receipt)
+            return destination.receipt
+        format = destination.receipt.format
+        source = _as_promised(source, destination.receipt)
         carrier = Carrier(archive, source, transfer)
     blank = Receipt(
-        run=run, variant=variant, step=source.step, kind=kind, identity=source.identity, location=place.location,
-        format=format, files=(), copied=place.receipt.copied if place.receipt else 0.0, verified=0.0, host=host_name(),
-        run_id=run_id,
+        run=run, variant=variant, step=source.step, kind=kind, identity=source.identity, location=destination.location,
+        format=format, files=(), copied=destination.receipt.copied if destination.receipt else 0.0, verified=0.0,
+        host=host_name(), run_id=run_id,
     )  # fmt: skip
     try:
-        return _copy(source, carrier, place, blank, transfer.parallel, clock)
+        return _copy(source, carrier, destination, blank, transfer.parallel, clock)
     except ArchivePermanentError:
         # another copier of the same checkpoint may have been faster, and its copy have its name already
-        found = _find_place(carrier.archive, source, kind, base, format).receipt
-        if found is None or found == place.receipt:
+        found = _find_destination(carrier.archive, source, kind, base, format).receipt
+        if found is None or found == destination.receipt:
             raise
         return found
 
@@ -109,7 +109,7 @@ def items_of(source: CopySource, format: Format) -> tuple[Item, ...]:
     return tuple(Item(file.path, (file,), file.digest or f"{source.identity} {file.path}") for file in source.all_files)
 
 
-def _find_place(archive: Archive, source: CopySource, kind: Kind, base: str, format: Format) -> _Place:
+def _find_destination(archive: Archive, source: CopySource, kind: Kind, base: str, format: Format) -> _Destination:
     suffix = TAR_SUFFIX if format == "tar" else ""
     for identity in ("", source.identity):
         location = (f"{base}.{identity[:8]}" if identity else base) + suffix
@@ -121,13 +121,13 @@ def _find_place(archive: Archive, source: CopySource, kind: Kind, base: str, for
             ) from None
         if receipt is not None:
             if receipt.identity == source.identity and receipt.kind == kind:
-                return _Place(receipt.location, receipt.location, receipt)
+                return _Destination(receipt.location, receipt.location, receipt)
             continue
         left = _is_left_over(archive, source, location, format)
         if left == "another":
             continue
         work = hidden_name(location, source.identity) if archive.renames and left == "nothing" else location
-        return _Place(location, work)
+        return _Destination(location, work)
     raise CopyError(f"{archive.address}/{location} is taken by something that is no copy of this checkpoint; move it")
 
 
@@ -161,7 +161,7 @@ def _is_left_over(
 def _copy(
     source: CopySource,
     carrier: Carrier,
-    place: _Place,
+    destination: _Destination,
     blank: Receipt,
     parallel: int,
     clock: Callable[[], float],
@@ -169,14 +169,14 @@ def _copy(
     items = items_of(source, blank.format)
     manifest = source.manifest.path if source.manifest is not None else None
     first = sorted((item for item in items if item.path != manifest), key=lambda item: -item.bytes)
-    if place.work != place.location:
-        _check_room(carrier.archive, items, place.work, parallel)
-    _carry_all(carrier, first, place.work, parallel)
-    _carry_all(carrier, [item for item in items if item.path == manifest], place.work, parallel)
+    if destination.work != destination.location:
+        _check_room(carrier.archive, items, destination.work, parallel)
+    _carry_all(carrier, first, destination.work, parallel)
+    _carry_all(carrier, [item for item in items if item.path == manifest], destination.work, parallel)
     if manifest is None and not source.is_unchanged():
         raise CheckpointChanged(f"{source.folder} was changed while it was copied; nothing was published")
-    if place.work != place.location:
-        _publish(carrier.archive, place)
+    if destination.work != destination.location:
+        _publish(carrier.archive, destination)
     moment = clock()
     receipt = replace(
         blank, files=_files(source, carrier, items, blank.format), copied=blank.copied or moment, verified=moment
@@ -206,18 +206,18 @@ def _carry_all(carrier: Carrier, items: Iterable[Item], work: str, parallel: int
             begin(carrier.carry, item, item.far_path(work))
 
 
-def _publish(archive: Archive, place: _Place) -> None:
+def _publish(archive: Archive, destination: _Destination) -> None:
     """Give a finished copy its name. Another copier of the same checkpoint may have been faster."""
     try:
-        archive.move(place.work, place.location)
+        archive.move(destination.work, destination.location)
     except ArchivePermanentError:
-        if not _is_published(archive, place):
+        if not _is_published(archive, destination):
             raise
 
 
-def _is_published(archive: Archive, place: _Place) -> bool:
+def _is_published(archive: Archive, destination: _Destination) -> bool:
     """Whether the copy has its name: the answer to a rename can be lost, and the next try finds nothing to rename."""
-    return not _is_taken(archive, place.work) and _is_taken(archive, place.location)
+    return not _is_taken(archive, destination.work) and _is_taken(archive, destination.location)
 
 
 def _is_taken(archive: Archive, path: str) -> bool:

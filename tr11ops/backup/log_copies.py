@@ -72,8 +72,8 @@ def _walk(folder: Path, prefix: str) -> Iterator[CopiedLog]:
 def copy_logs(directory: RunDirectory, archive: Archive, transfer: Transfer) -> LogCopies:
     """Copy what changed. Raises ArchiveError, CopyStopped, OSError; what was copied until then is on record."""
     folder = directory.paths.published
-    book = directory.paths.state / "backup" / "logs" / f"{archive.name}.json"
-    known = _known(book, archive.address)
+    record = directory.paths.state / "backup" / "logs" / f"{archive.name}.json"
+    known = _known(record, archive.address)
     count = 0
     faults = []
     for file in log_files(folder):
@@ -94,7 +94,7 @@ def copy_logs(directory: RunDirectory, archive: Archive, transfer: Transfer) -> 
             continue
         known[shown(file.path)] = [file.bytes, file.changed]
         count += was_sent
-        write_json(book, {"schema": SCHEMA, "address": archive.address, "files": known})
+        write_json(record, {"schema": SCHEMA, "address": archive.address, "files": known})
     return LogCopies(count, tuple(faults))
 
 
@@ -103,10 +103,10 @@ def shown(path: str) -> str:
     return "".join(f"%{ord(c) & 0xFF:02X}" if "\udc80" <= c <= "\udcff" else c for c in path)
 
 
-def _known(book: Path, address: str) -> dict[str, list[int]]:
+def _known(record: Path, address: str) -> dict[str, list[int]]:
     """What is on record; without it, or with garbage, all is compared by being sent again."""
     try:
-        value = read_json(book) or {}
+        value = read_json(record) or {}
     except ValueError:
         return {}
     files = value.get("files")

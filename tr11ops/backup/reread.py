@@ -152,10 +152,11 @@ def read_pieces(
 
 
 # ----------------------------------------------------------------------------- what is on record
-class ReadBook:
+class ReadHistory:
     """When each file of one archive's copies was last found right. The process whose turn it is writes it, no other.
 
-    A record's `reread` is the time of the file that waits longest; the book keeps what was read since. Raises OSError.
+    A record's `reread` is the time of the file that waits longest; the history keeps what was read since. Raises
+    OSError.
     """
 
     def __init__(self, directory: RunDirectory, archive: str, clock: Callable[[], float] = time.time) -> None:
@@ -165,7 +166,7 @@ class ReadBook:
         self._times: dict[str, dict[str, float]] = {}
         self._faults: dict[str, dict[str, str]] = {}
         self._changed: set[str] = set()
-        self._sound: dict[str, set[str]] = {}  # found right since this book was opened
+        self._sound: dict[str, set[str]] = {}  # found right since this history was opened
         self._kept = time.monotonic()
 
     def last_read(self, record: CopyRecord, path: str) -> float:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tr11ops.backup.base import Archive
 from tr11ops.backup.ledger import ArchiveState, last_state
-from tr11ops.backup.reread import ReadBook, RereadFile, pieces_of, read_pieces, total_bytes
+from tr11ops.backup.reread import ReadHistory, RereadFile, pieces_of, read_pieces, total_bytes
 from tr11ops.backup.rotation import choose, oldest
 from tr11ops.backup.round_values import ArchiveTally, BackupContext, RoundRequest
 from tr11ops.rundir.copies import CopyRecord, Kind, Receipt
@@ -42,17 +42,17 @@ class RoundReading:
         Raises ArchiveError, CopyStopped, OSError.
         """
         now = self._context.clock()
-        book = ReadBook(self._context.directory, self._archive.name, self._context.clock)
-        pieces = self._chosen(book, records, receipts, now)
+        history = ReadHistory(self._context.directory, self._archive.name, self._context.clock)
+        pieces = self._chosen(history, records, receipts, now)
         if pieces:
             try:
-                self._read(book, records, receipts, pieces)
+                self._read(history, records, receipts, pieces)
             finally:
-                self._keep_read(book, records, receipts)
+                self._keep_read(history, records, receipts)
         if not self._request.asked.steps:
             self._read_round = now
         waits = oldest(
-            (file for place, receipt in receipts.items() for file in book.stored(records[place], receipt)), now
+            (file for place, receipt in receipts.items() for file in history.stored(records[place], receipt)), now
         )
         self._unread = None if waits is None else now - waits
         if pieces:
@@ -61,14 +61,14 @@ class RoundReading:
             self._journal("reread", "some are damaged" if faulty else "all as they were copied", said)
 
     def _keep_read(
-        self, book: ReadBook, records: MutableMapping[str, CopyRecord], receipts: Mapping[str, Receipt]
+        self, history: ReadHistory, records: MutableMapping[str, CopyRecord], receipts: Mapping[str, Receipt]
     ) -> None:
-        for record, faults in book.keep(records, receipts):
+        for record, faults in history.keep(records, receipts):
             self._journal_damage(record, faults)
 
     def _read(
         self,
-        book: ReadBook,
+        history: ReadHistory,
         records: MutableMapping[str, CopyRecord],
         receipts: Mapping[str, Receipt],
         pieces: Sequence[RereadFile],
@@ -76,9 +76,9 @@ class RoundReading:
         with self._context.watch(f"{self._archive.name} re-read", total_bytes(pieces)) as progress:
 
             def tell(piece: RereadFile, fault: str) -> None:
-                book.note(piece, fault)
-                if book.is_old():  # a kill in the middle of terabytes loses little
-                    self._keep_read(book, records, receipts)
+                history.note(piece, fault)
+                if history.is_old():  # a kill in the middle of terabytes loses little
+                    self._keep_read(history, records, receipts)
                 self._tally.reread_files += 1
                 self._tally.read_steps.add(piece.receipt.step)
                 self._tally.reread_bytes += piece.file.bytes
@@ -88,7 +88,7 @@ class RoundReading:
             read_pieces(self._archive, pieces, self._context.transfer(progress), tell)
 
     def _chosen(
-        self, book: ReadBook, records: Mapping[str, CopyRecord], receipts: Mapping[str, Receipt], now: float
+        self, history: ReadHistory, records: Mapping[str, CopyRecord], receipts: Mapping[str, Receipt], now: float
     ) -> list[RereadFile]:
         steps = set(self._request.asked.steps)
         kind: Kind | None = self._request.asked.kind
@@ -102,7 +102,7 @@ class RoundReading:
         # what was found damaged is looked at in each round: it may have been repaired by hand
         doubted = {(place, path) for place in chosen for path in records[place].damaged if (place, path) in by_name}
         state = last_state(self._context.directory, self._archive.name)
-        stored = [file for place, receipt in chosen.items() for file in book.stored(records[place], receipt)]
+        stored = [file for place, receipt in chosen.items() for file in history.stored(records[place], receipt)]
         backup = self._context.card.backup
         turn = choose(
             [file for file in stored if (file.location, file.path) not in doubted], now,

@@ -13,7 +13,7 @@ from tr11ops.backup.data_sets import newest_copies
 from tr11ops.backup.restore import CopyDamaged, restore_file
 from tr11ops.base.units import iso_time, size
 from tr11ops.cli.backup_errors import archive_errors, recorded
-from tr11ops.cli.backup_run import place_of, require_archives
+from tr11ops.cli.backup_run import open_backup, require_archives
 from tr11ops.cli.common import Refusal
 from tr11ops.cli.context import emit
 
@@ -30,9 +30,9 @@ ALL = "all"
 def list_data(card: RunCard, source: str | None, as_json: bool) -> None:
     """Print the newest copy of each data set in the archives that are meant."""
     found: dict[str, Mapping[str, Receipt]] = {}
-    with archive_errors(), place_of(card, as_json) as place:
+    with archive_errors(), open_backup(card, as_json) as backup:
         for name in _archives(card, source):
-            with closing(place.opened(name)) as archive:
+            with closing(backup.opened(name)) as archive:
                 found[name] = newest_copies(archive, card.run.variant)
     if as_json:
         value = {
@@ -58,18 +58,18 @@ def restore_data(
     The tokenizer becomes a folder of that name in `into`. Raises Refusal.
     """
     archives = _archives(card, source)
-    with archive_errors(), place_of(card, as_json) as place:
+    with archive_errors(), open_backup(card, as_json) as backup:
         there: set[str] = set()
         done: list[str] = []
         for key in archives:
-            with closing(place.opened(key)) as archive:
+            with closing(backup.opened(key)) as archive:
                 found = newest_copies(archive, card.run.variant)
                 there |= found.keys()
                 wanted = sorted(found.keys() - set(done)) if name == ALL else [name] if name in found else []
                 for unit in wanted:
                     target = into / unit if unit == "tokenizer" else into
                     if not dry_run:
-                        _restore(place, archive, unit, found[unit], target, why)
+                        _restore(backup, archive, unit, found[unit], target, why)
                     if not as_json:
                         would = "would come" if dry_run else "is restored"
                         typer.echo(f"{unit} ({size(found[unit].bytes)}) {would} from the {archive.name} into {target}")
@@ -84,16 +84,16 @@ def restore_data(
         emit({"schema": SCHEMA, "dry_run": dry_run, "into": str(into), "data": done})
 
 
-def _restore(place: BackupContext, archive: Archive, unit: str, receipt: Receipt, target: Path, why: str) -> None:
-    with place.watch(f"restore {unit}", receipt.bytes) as progress:
+def _restore(backup: BackupContext, archive: Archive, unit: str, receipt: Receipt, target: Path, why: str) -> None:
+    with backup.watch(f"restore {unit}", receipt.bytes) as progress:
         for file in receipt.files:
             try:
-                restore_file(archive, receipt, file.path, target, place.transfer(progress))
+                restore_file(archive, receipt, file.path, target, backup.transfer(progress))
             except CopyDamaged as error:
-                raise Refusal(f"{error}{recorded(place, archive, receipt, error)}") from None
-    if place.directory.exists:
+                raise Refusal(f"{error}{recorded(backup, archive, receipt, error)}") from None
+    if backup.directory.exists:
         said = {"archive": archive.name, "data": unit, "location": receipt.location, "into": str(target)}
-        place.journal.write("restored", why, said)
+        backup.journal.write("restored", why, said)
 
 
 def _archives(card: RunCard, source: str | None) -> Sequence[str]:

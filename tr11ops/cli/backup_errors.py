@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from tr11ops.rundir.copies import Receipt
 
 
-def recorded(place: BackupContext, archive: Archive, receipt: Receipt, error: CopyDamaged) -> str:
+def recorded(backup: BackupContext, archive: Archive, receipt: Receipt, error: CopyDamaged) -> str:
     """Put damage of a copy on record, so that the next round repairs it; returns what to say of that."""
-    if not place.directory.exists:
+    if not backup.directory.exists:
         return ""
     try:
         faults = {error.path: error.fault}
-        is_noted = note_damage(place.directory, place.journal, archive, receipt, faults, "found by a restore")
+        is_noted = note_damage(backup.directory, backup.journal, archive, receipt, faults, "found by a restore")
     except (OSError, ValueError) as failure:
         return f"; it could not be put on record: {failure}"
     return "; the damage is on record, and tr11 backup run repairs it while the checkpoint is here" if is_noted else ""

@@ -13,7 +13,7 @@ from tr11ops.backup.candidates import candidates
 from tr11ops.backup.ownership import give_id, owner_of
 from tr11ops.backup.receipts import list_receipts
 from tr11ops.base.units import MINUTE, size, timestamp
-from tr11ops.cli.backup_run import place_of, require_archives
+from tr11ops.cli.backup_run import open_backup, require_archives
 from tr11ops.cli.common import (
     Refusal,
     YesOption,
@@ -41,11 +41,11 @@ def list_candidates(card: RunCard, step: int, source: str | None, as_json: bool)
     names = require_archives(card, [source] if source else None, [step], "--from")
     found: list[tuple[str, Candidate]] = []
     faults = []
-    with place_of(card, as_json) as place:
+    with open_backup(card, as_json) as backup:
         for name in names:
             try:
-                with closing(place.opened(name)) as archive:
-                    ours = run_id(place.directory)
+                with closing(backup.opened(name)) as archive:
+                    ours = run_id(backup.directory)
                     listed = candidates(archive, owner_of(archive), card.run.name, ours, card.run.variant)
                     found += [(archive.name, one) for one in listed if one.receipt.step == step]
             except (ArchiveError, OSError, ValueError) as error:
@@ -105,22 +105,22 @@ def adopt(
     require_archives(card, [archive], None, "ARCHIVE")
     require_directory(directory)
     try:
-        with place_of(card, False) as place, closing(place.opened(archive)) as opened:
-            _adopt(place, opened, yes, dry_run)
+        with open_backup(card, False) as backup, closing(backup.opened(archive)) as opened:
+            _adopt(backup, opened, yes, dry_run)
     except ArchiveError as error:
         raise Refusal(str(error), exit_code=3 if isinstance(error, ArchiveUnavailable) else 1) from None
     except (OSError, ValueError) as error:
         raise Refusal(f"nothing was changed: {error}") from None
 
 
-def _adopt(place: BackupContext, archive: Archive, yes: bool, dry_run: bool) -> None:
-    name, owner, ours = place.card.run.name, owner_of(archive), run_id(place.directory)
+def _adopt(backup: BackupContext, archive: Archive, yes: bool, dry_run: bool) -> None:
+    name, owner, ours = backup.card.run.name, owner_of(archive), run_id(backup.directory)
     if owner is None or (owner.id and owner.id == ours):
         why = "nothing was copied there yet" if owner is None else "it is this run's"
         typer.echo(f"{archive.address}: nothing to do: {why}")
         return
-    _require_adoptable(place, archive, owner, ours)
-    _show(place, archive)
+    _require_adoptable(backup, archive, owner, ours)
+    _show(backup, archive)
     if owner.id:
         typer.echo(
             f"this run directory goes on as run {short(owner.id)}" + (f", no more as {short(ours)}" if ours else "")
@@ -132,19 +132,19 @@ def _adopt(place: BackupContext, archive: Archive, yes: bool, dry_run: bool) -> 
         return
     agree("Is it this run's?", yes)
     if owner.id:
-        adopt_run_id(place.directory, name, owner.id)
-        place.journal.write("run-id-adopted", archive.address, {"id": owner.id, "before": ours})
+        adopt_run_id(backup.directory, name, owner.id)
+        backup.journal.write("run-id-adopted", archive.address, {"id": owner.id, "before": ours})
     else:
-        ours = require_run_id(place.directory, name)
+        ours = require_run_id(backup.directory, name)
         give_id(archive, name, ours)
-        place.journal.write("archive-adopted", archive.address, {"archive": archive.name, "id": ours})
+        backup.journal.write("archive-adopted", archive.address, {"archive": archive.name, "id": ours})
     typer.echo("done; next: tr11 backup run")
 
 
-def _require_adoptable(place: BackupContext, archive: Archive, owner: Owner, ours: str) -> None:
-    if owner.run != place.card.run.name:
+def _require_adoptable(backup: BackupContext, archive: Archive, owner: Owner, ours: str) -> None:
+    if owner.run != backup.card.run.name:
         raise Refusal(f"{archive.address} is the archive of {owner.run!r}; name another place in [backup]")
-    copies = read_copies(place.directory, every_variant=True)
+    copies = read_copies(backup.directory, every_variant=True)
     elsewhere = sorted({copy.address for copy in copies if copy.address != archive.address})
     if owner.id and ours and elsewhere:
         raise Refusal(
@@ -153,6 +153,6 @@ def _require_adoptable(place: BackupContext, archive: Archive, owner: Owner, our
         )
 
 
-def _show(place: BackupContext, archive: Archive) -> None:
-    for receipt in list_receipts(archive, place.card.run.variant):
+def _show(backup: BackupContext, archive: Archive) -> None:
+    for receipt in list_receipts(archive, backup.card.run.variant):
         typer.echo(f"  step {receipt.step:>7}  {receipt.kind:<8} {receipt.identity[:8]}  copied {_day(receipt.copied)}")

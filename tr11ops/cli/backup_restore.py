@@ -20,7 +20,7 @@ from tr11ops.cli import completion
 from tr11ops.cli.backup_data import list_data, restore_data
 from tr11ops.cli.backup_errors import archive_errors, recorded
 from tr11ops.cli.backup_owner import list_candidates
-from tr11ops.cli.backup_run import KindOption, ReasonOption, asked_of, place_of, require_archives
+from tr11ops.cli.backup_run import KindOption, ReasonOption, asked_of, open_backup, require_archives
 from tr11ops.cli.common import Refusal, directory_of, say
 from tr11ops.cli.context import JSON, RunContext, emit
 from tr11ops.logs.lines import plain
@@ -104,10 +104,10 @@ def restore(
         raise Refusal("--file and --latest: a single file is no checkpoint; leave one out", exit_code=2)
     name = source or _best(card, step, kind, identity)
     require_archives(card, [name], [step], "--from")
-    with archive_errors(), place_of(card, context.as_json) as place, closing(place.opened(name)) as archive:
-        found = _candidate(place, archive, step, asked.kind, identity)
+    with archive_errors(), open_backup(card, context.as_json) as backup, closing(backup.opened(name)) as archive:
+        found = _candidate(backup, archive, step, asked.kind, identity)
         receipt = found.receipt
-        if not found.is_ours and (latest or _is_ours(place, into)):
+        if not found.is_ours and (latest or _is_ours(backup, into)):
             raise Refusal(f"{found}: it is not this run's, so it is not restored into its checkpoints or with --latest")
         if latest and receipt.kind != "full":
             raise Refusal("--latest: this copy holds the weights alone, and no training goes on from those")
@@ -117,11 +117,11 @@ def restore(
                 "it into another folder"
             )
         if latest:
-            _require_movable(place, into, step)
+            _require_movable(backup, into, step)
         _warn(card, archive, receipt)
         made = into / (f"global_step{step}" if file is None else Path(file).name)
         if not dry_run:
-            made = _restored(place, archive, found, into, file, latest, why)
+            made = _restored(backup, archive, found, into, file, latest, why)
     if context.as_json:
         values = {"schema": SCHEMA, "dry_run": dry_run, "path": str(made), "step": step, "kind": receipt.kind}
         emit({**values, "from": receipt.location, "bytes": receipt.bytes})
@@ -138,86 +138,86 @@ def _given(into: Path | None) -> Path:
     return into
 
 
-def _is_ours(place: BackupContext, into: Path) -> bool:
-    return into.resolve() == place.directory.paths.checkpoints.resolve()
+def _is_ours(backup: BackupContext, into: Path) -> bool:
+    return into.resolve() == backup.directory.paths.checkpoints.resolve()
 
 
-def _keep_id(place: BackupContext, found: Candidate, into: Path) -> None:
+def _keep_id(backup: BackupContext, found: Candidate, into: Path) -> None:
     """A run directory without an id into which a checkpoint is restored goes on as the run that made it."""
-    if not (found.run_id and _is_ours(place, into)):
+    if not (found.run_id and _is_ours(backup, into)):
         return
     try:
-        if not run_id(place.directory):
-            adopt_run_id(place.directory, place.card.run.name, found.run_id)
-            place.journal.write("run-id-adopted", "a checkpoint of that run was restored", {"id": found.run_id})
+        if not run_id(backup.directory):
+            adopt_run_id(backup.directory, backup.card.run.name, found.run_id)
+            backup.journal.write("run-id-adopted", "a checkpoint of that run was restored", {"id": found.run_id})
     except (OSError, ValueError) as error:
         say(f"the id of the run could not be kept: {error}")
 
 
 def _restored(
-    place: BackupContext, archive: Archive, found: Candidate, into: Path, file: str | None, latest: bool, why: str
+    backup: BackupContext, archive: Archive, found: Candidate, into: Path, file: str | None, latest: bool, why: str
 ) -> Path:
     """Do it, and put it in the journal of a run that is here."""
     receipt = found.receipt
     total = receipt.bytes if file is None else sum(entry.bytes for entry in receipt.files if entry.path == file)
     try:
-        with place.watch(f"restore {receipt.step}", total) as progress:
-            transfer = place.transfer(progress)
+        with backup.watch(f"restore {receipt.step}", total) as progress:
+            transfer = backup.transfer(progress)
             if file is not None:
                 made = restore_file(archive, receipt, file, into, transfer)
             else:
-                made = restore_checkpoint(archive, receipt, into, transfer, lambda: _keep_id(place, found, into))
+                made = restore_checkpoint(archive, receipt, into, transfer, lambda: _keep_id(backup, found, into))
     except CopyDamaged as error:
-        raise Refusal(f"{error}{recorded(place, archive, receipt, error)}") from None
+        raise Refusal(f"{error}{recorded(backup, archive, receipt, error)}") from None
     except AlreadyThere as error:
-        _note_what_is_here(place, receipt.step, into, error.path)
+        _note_what_is_here(backup, receipt.step, into, error.path)
         raise
     if file is None:
-        _note_restored(place, receipt, made)
+        _note_restored(backup, receipt, made)
     if latest:
-        _move_latest(place, into, receipt.step, made)
-    if place.directory.exists:
+        _move_latest(backup, into, receipt.step, made)
+    if backup.directory.exists:
         said = {"archive": archive.name, "step": receipt.step, "location": receipt.location, "into": str(made)}
-        place.journal.write("restored", why, said)
+        backup.journal.write("restored", why, said)
     return made
 
 
-def _need(place: BackupContext, into: Path) -> ResumeNeed:
+def _need(backup: BackupContext, into: Path) -> ResumeNeed:
     """What a training that starts from a folder needs: of the run's own, its model."""
-    return ResumeNeed.of(place.card) if _is_ours(place, into) else ResumeNeed()
+    return ResumeNeed.of(backup.card) if _is_ours(backup, into) else ResumeNeed()
 
 
-def _require_movable(place: BackupContext, into: Path, step: int) -> None:
+def _require_movable(backup: BackupContext, into: Path, step: int) -> None:
     try:
         require_no_trainer(into, time.time())
-        require_newest(into, step, _need(place, into))
+        require_newest(into, step, _need(backup, into))
     except LatestRefused as error:
         raise Refusal(f"--latest: {error}; nothing was restored") from None
 
 
-def _move_latest(place: BackupContext, into: Path, step: int, made: Path) -> None:
+def _move_latest(backup: BackupContext, into: Path, step: int, made: Path) -> None:
     """Have `latest` name what was restored, by what it is: also a whole copy may be one of weights alone."""
     try:
-        move_latest(into, step, _need(place, into), time.time())
+        move_latest(into, step, _need(backup, into), time.time())
     except LatestRefused as error:
         raise Refusal(f"{made} was restored, but {error}") from None
 
 
-def _note_what_is_here(place: BackupContext, step: int, into: Path, path: str) -> None:
+def _note_what_is_here(backup: BackupContext, step: int, into: Path, path: str) -> None:
     """A checkpoint here that is not as the copy: on record as damaged, if it is not as its own manifest says."""
-    home = place.directory.paths.checkpoint(step)
-    if _is_ours(place, into):
+    home = backup.directory.paths.checkpoint(step)
+    if _is_ours(backup, into):
         with suppress(OSError):  # the refusal says what matters
-            note_damage(place.directory, step, identity_of(home), path, "found by a restore")
+            note_damage(backup.directory, step, identity_of(home), path, "found by a restore")
 
 
-def _note_restored(place: BackupContext, receipt: Receipt, made: Path) -> None:
+def _note_restored(backup: BackupContext, receipt: Receipt, made: Path) -> None:
     """What was restored into the run had every digest compared: that is a reading, and clears one that found damage."""
-    if not (_is_ours(place, made.parent) and all(file.digest or file.path == MANIFEST_FILE for file in receipt.files)):
+    if not (_is_ours(backup, made.parent) and all(file.digest or file.path == MANIFEST_FILE for file in receipt.files)):
         return
     with suppress(OSError):  # then it counts as never read
         put_on_record(
-            place.directory,
+            backup.directory,
             DigestRecord(
                 receipt.step, identity_of(made), time.time(), len(receipt.files), receipt.bytes, (), user_name(),
                 host_name(),
@@ -253,8 +253,12 @@ def drill(
     if into is not None and not into.is_dir():
         raise Refusal(f"--output {into}: there is no such folder", exit_code=2)
     try:
-        with archive_errors(), place_of(card, context.as_json) as place, closing(place.opened(copy.archive)) as archive:
-            done = run_drill(place, archive, copy, into)
+        with (
+            archive_errors(),
+            open_backup(card, context.as_json) as backup,
+            closing(backup.opened(copy.archive)) as archive,
+        ):
+            done = run_drill(backup, archive, copy, into)
     except ArchiveLocked as taken:
         raise Refusal(f"a drill goes on already: {taken}") from None
     if context.as_json:
@@ -288,12 +292,14 @@ def _best(card: RunCard, step: int, kind: str | None, identity: str | None) -> s
     return best.archive
 
 
-def _candidate(place: BackupContext, archive: Archive, step: int, kind: Kind | None, identity: str | None) -> Candidate:
+def _candidate(
+    backup: BackupContext, archive: Archive, step: int, kind: Kind | None, identity: str | None
+) -> Candidate:
     try:
-        ours = run_id(place.directory)
+        ours = run_id(backup.directory)
     except OSError as error:
         raise Refusal(f"which run this is cannot be read: {error}", exit_code=3) from None
-    run = place.card.run
+    run = backup.card.run
     return restorable(archive, run.variant, step, kind, run=run.name, run_id=ours, identity=identity)
 
 

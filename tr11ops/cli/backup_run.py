@@ -100,11 +100,11 @@ def run_copies(
 
     reading: Any = "none" if asked.steps else "share"
     request = RoundRequest(archives, asked, logs=not no_logs and not asked.steps, reading=reading, why=why)
-    with place_of(card, context.as_json) as place:
-        done = run_round(place, request)
+    with open_backup(card, context.as_json) as backup:
+        done = run_round(backup, request)
         pruned = None
-        if card.backup.prune and not asked.steps and not place.stop.is_set():
-            pruned = _prune(card, place)
+        if card.backup.prune and not asked.steps and not backup.stop.is_set():
+            pruned = _prune(card, backup)
     _finish(done, pruned, context.as_json, if_busy=1 if asked.steps else 0)
 
 
@@ -135,8 +135,8 @@ def read_back(
     require_directory(directory)
     reading: Any = "share" if due else "all"
     request = RoundRequest(archives, asked_of(steps, None), copies=False, logs=False, reading=reading)
-    with place_of(card, context.as_json) as place:
-        done = run_round(place, request)
+    with open_backup(card, context.as_json) as backup:
+        done = run_round(backup, request)
     damaged = {copy.step for tally in done.tallies for copy in tally.damaged}
     unread = sorted(set(steps or ()) - damaged - {step for tally in done.tallies for step in tally.read_steps})
     if unread and not any(tally.faults or tally.busy or tally.is_stopped for tally in done.tallies):
@@ -198,7 +198,7 @@ def _options(
 
 # ----------------------------------------------------------------------------- where it happens
 @contextmanager
-def place_of(card: RunCard, is_quiet: bool) -> Iterator[BackupContext]:
+def open_backup(card: RunCard, is_quiet: bool) -> Iterator[BackupContext]:
     """Where rounds happen, with progress on stderr; TERM, Ctrl-C and USR1 end the round soon and in order."""
     directory = directory_of(card)
 
@@ -225,10 +225,10 @@ def stopping() -> Iterator[StopEvent]:
         yield stop
 
 
-def _prune(card: RunCard, place: BackupContext) -> PruneResult | None:
+def _prune(card: RunCard, backup: BackupContext) -> PruneResult | None:
     """Remove what the policy does not keep. Says why it did not come about."""
     try:
-        return Pruner.of(card, user_name(), "backup.prune, after a round", stop=place.stop).run()
+        return Pruner.of(card, user_name(), "backup.prune, after a round", stop=backup.stop).run()
     except PruneBusy as error:
         say(f"prune: {error}")
     except OSError as error:

@@ -15,7 +15,7 @@ from tr11ops.backup.ledger import read_archive_state, read_drill
 from tr11ops.backup.round_values import RoundRequest
 from tr11ops.backup.screen_status import ArchiveView, BackupStatus, lines, value
 from tr11ops.backup.service import rebuild
-from tr11ops.cli.backup_run import place_of, require_archives
+from tr11ops.cli.backup_run import open_backup, require_archives
 from tr11ops.cli.common import (
     Refusal,
     directory_of,
@@ -65,8 +65,8 @@ def status(
 
 
 def _rebuild(card: RunCard, archives: tuple[str, ...], is_quiet: bool) -> int:
-    with place_of(card, is_quiet) as place:
-        done = rebuild(place, archives)
+    with open_backup(card, is_quiet) as backup:
+        done = rebuild(backup, archives)
     for tally in done.tallies:
         for fault in tally.faults:
             say(f"{tally.archive}: {fault}")

@@ -251,7 +251,7 @@ def _settled(
     return replace(history, records=tuple(known_ends.get(record.number, record) for record in history.records)), settled
 
 
-# ----------------------------------------------------------------------------- telling
+# ----------------------------------------------------------------------------- notifying
 def _situation(
     run: WatchedRun,
     snapshot: Snapshot,
