@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tr11ops.importer.options import ConversionProblem, Converter
+from tr11ops.importer.options import ConversionProblem, Converter, OptionUse
 from tr11ops.importer.results import Changed, LeftReason, PlacedValue, Unplaced
 from tr11ops.importer.traced import Traced
 
@@ -42,11 +42,19 @@ class Builder:
             return
         self.put(key, value, source, line, value_line, note)
 
+    def take_use(self, key: str, use: OptionUse, convert: Converter, note: str = "") -> None:
+        """As `take`, from an option of the trainer."""
+        self.take(key, use.values, convert, use.option, use.line, note)
+
     def leave(self, option: str, value: Any, line: int, reason: LeftReason, why: str, key: str = "") -> None:
         """Tell of something that is not in the card."""
         shown = _shown(value)
         shown = shown if len(shown) <= _LONGEST_SHOWN else shown[: _LONGEST_SHOWN - 3] + "..."
         self.unplaced.append(Unplaced(option, shown, line, reason, why, key))
+
+    def leave_use(self, use: OptionUse, reason: LeftReason, why: str, key: str = "") -> None:
+        """As `leave`, of an option of the trainer."""
+        self.leave(use.option, use.text, use.line, reason, why, key)
 
     def change(self, key: str, value: Any, why: str) -> None:
         """Put another value than the script's into the card, and tell so."""

@@ -6,6 +6,7 @@ import copy
 import os
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,11 +91,7 @@ def import_text(raw: str, name: str, overrides: Sequence[str] = ()) -> Imported:
 
 
 def _finished(
-    name: str,
-    builder: Builder,
-    tables: dict[str, Any],
-    defects: list[Defect],
-    overrides: Sequence[str],
+    name: str, builder: Builder, tables: dict[str, Any], defects: list[Defect], overrides: Sequence[str]
 ) -> Imported:
     given = frozenset(map(dotted, overridden_keys(overrides)))
     remarks = {key: item.comment for key, item in builder.placed.items()} | dict.fromkeys(given, "--set")
@@ -107,7 +104,7 @@ def _finished(
     if card is not None:
         defects = in_order([*defects, *save_interval(card, builder.line("checkpoint.interval"))])
     found = tuple(CardProblem(item.key, _line_of(item, builder), str(item)) for item in problems)
-    return Imported(name, text, tables, imported.placed, unplaced, imported.changed, tuple(defects), found, given)
+    return replace(imported, text=text, defects=tuple(defects), problems=found)
 
 
 def _head(imported: Imported) -> list[str]:

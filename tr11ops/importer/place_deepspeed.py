@@ -42,10 +42,10 @@ def place_deepspeed(builder: Builder, file: DeepSpeedFile) -> None:
         _whole(builder, file, key, target)
     scale = file.value("fp16.loss_scale", 0)
     if isinstance(scale, int | float) and scale and file.value("fp16.enabled") is True:
-        builder.put("precision.loss_scale", float(scale), _shown("fp16.loss_scale"), file.line_of("fp16.loss_scale"))
+        _put(builder, file, "fp16.loss_scale", "precision.loss_scale", float(scale))
     clip = file.value("gradient_clipping")
     if isinstance(clip, int | float) and not isinstance(clip, bool) and "optimizer.clip_grad" not in builder.placed:
-        builder.put("optimizer.clip_grad", float(clip), _shown("gradient_clipping"), file.line_of("gradient_clipping"))
+        _put(builder, file, "gradient_clipping", "optimizer.clip_grad", float(clip))
     _dtype(builder, file)
     _curriculum(builder, file)
     for key, setting in file.settings.items():
@@ -64,12 +64,17 @@ def _shown(key: str) -> str:
     return f"DeepSpeed {key}"
 
 
+def _put(builder: Builder, file: DeepSpeedFile, key: str, target: str, value: Any) -> None:
+    """Place a value of the file."""
+    builder.put(target, value, _shown(key), file.line_of(key))
+
+
 def _whole(builder: Builder, file: DeepSpeedFile, key: str, target: str) -> None:
     value = file.value(key)
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, int) and not isinstance(value, bool) and file.value("fp16.enabled") is True:
-        builder.put(target, value, _shown(key), file.line_of(key))
+        _put(builder, file, key, target, value)
 
 
 def _dtype(builder: Builder, file: DeepSpeedFile) -> None:
@@ -78,8 +83,7 @@ def _dtype(builder: Builder, file: DeepSpeedFile) -> None:
         return
     for block, dtype in (("bf16", "bf16"), ("bfloat16", "bf16"), ("fp16", "fp16")):
         if file.value(f"{block}.enabled") is True:
-            line = file.line_of(f"{block}.enabled")
-            builder.put("precision.dtype", dtype, _shown(f"{block}.enabled"), line)
+            _put(builder, file, f"{block}.enabled", "precision.dtype", dtype)
 
 
 def _curriculum(builder: Builder, file: DeepSpeedFile) -> None:
@@ -95,18 +99,13 @@ def _curriculum(builder: Builder, file: DeepSpeedFile) -> None:
         builder.leave(_shown("curriculum_learning"), "", line, LeftReason.DECISION, why, "curriculum.kind")
         return
     for key, value, source in _curriculum_values(file, kind):
-        builder.put(f"curriculum.{key}", value, _shown(source), file.line_of(source))
+        _put(builder, file, source, f"curriculum.{key}", value)
     longest = file.value(_CURRICULUM + "max_difficulty")
     length = builder.value("model.sequence_length")
     if longest is not None and length is not None and longest != length:
         why = f"the curriculum ends at model.sequence_length ({length}) here"
-        builder.leave(
-            _shown("curriculum_learning.max_difficulty"),
-            longest,
-            file.line_of(_CURRICULUM + "max_difficulty"),
-            LeftReason.DECISION,
-            why,
-        )
+        key = _CURRICULUM + "max_difficulty"
+        builder.leave(_shown(key), longest, file.line_of(key), LeftReason.DECISION, why)
 
 
 def _curriculum_values(file: DeepSpeedFile, kind: str) -> Iterator[tuple[str, Any, str]]:

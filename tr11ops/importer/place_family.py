@@ -34,7 +34,6 @@ def place_family(builder: Builder, launch: ParsedLaunch, uses: Mapping[str, Opti
         if use is None:
             continue
         if family in families:
-            builder.take(key, use.values, convert, use.option, use.line)
+            builder.take_use(key, use, convert)
         else:
-            why = f"belongs to other models than {family.upper()}"
-            builder.leave(use.option, use.text, use.line, LeftReason.NO_EFFECT, why)
+            builder.leave_use(use, LeftReason.NO_EFFECT, f"belongs to other models than {family.upper()}")

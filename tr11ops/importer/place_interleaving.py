@@ -21,9 +21,7 @@ def place_interleaving(builder: Builder, uses: Mapping[str, OptionUse]) -> None:
         try:
             parts = _parts(builder, use)
         except ConversionProblem as problem:
-            builder.leave(
-                use.option, use.text, use.line, LeftReason.DECISION, f"{problem}: give --set {_KEY}=...", _KEY
-            )
+            builder.leave_use(use, LeftReason.DECISION, f"{problem}: give --set {_KEY}=...", _KEY)
             continue
         builder.put(_KEY, parts, use.option, use.line, use.value_line)
         if parts > 1 and builder.value(_PARTITION) is None:
@@ -53,10 +51,10 @@ def _round(builder: Builder, use: OptionUse) -> None:
     try:
         is_same = integer(use.values) == stages
     except ConversionProblem as problem:
-        builder.leave(use.option, use.text, use.line, LeftReason.DECISION, str(problem))
+        builder.leave_use(use, LeftReason.DECISION, str(problem))
         return
     if builder.integer(_KEY, 1) == 1:
-        builder.leave(use.option, use.text, use.line, LeftReason.NO_EFFECT, "counts only where stages are cut in parts")
+        builder.leave_use(use, LeftReason.NO_EFFECT, "counts only where stages are cut in parts")
         return
     why = "another order of the same passes: rounds are of as many micro batches as there are stages"
-    builder.leave(use.option, use.text, use.line, LeftReason.ELSEWHERE if is_same else LeftReason.NO_COUNTERPART, why)
+    builder.leave_use(use, LeftReason.ELSEWHERE if is_same else LeftReason.NO_COUNTERPART, why)

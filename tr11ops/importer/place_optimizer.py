@@ -27,10 +27,9 @@ def _lamb(builder: Builder, use: OptionUse | None, alpha: OptionUse | None) -> N
     if alpha is None:
         return
     if keys.get("lamb_variant") == "embedding-lr":
-        builder.take("optimizer.embedding_alpha", alpha.values, number, alpha.option, alpha.line)
+        builder.take_use("optimizer.embedding_alpha", alpha, number)
     else:
-        why = "only the optimizer mylamb3 reads it"
-        builder.leave(alpha.option, alpha.text, alpha.line, LeftReason.NO_EFFECT, why)
+        builder.leave_use(alpha, LeftReason.NO_EFFECT, "only the optimizer mylamb3 reads it")
 
 
 def _eight_bits(builder: Builder, use: OptionUse | None) -> None:

@@ -16,9 +16,7 @@ def place_recompute(builder: Builder, uses: Mapping[str, OptionUse]) -> None:
     """`--recompute-activations` is short for selective; method and number of layers count with `full` alone."""
     short, granularity = uses.get("--recompute-activations"), uses.get("--recompute-granularity")
     if granularity is not None:
-        builder.take(
-            "model.recompute_granularity", granularity.values, _GRANULARITIES, granularity.option, granularity.line
-        )
+        builder.take_use("model.recompute_granularity", granularity, _GRANULARITIES)
     elif short is not None:
         builder.put("model.recompute_granularity", "selective", short.option, short.line)
     found = builder.value("model.recompute_granularity", None)
@@ -53,4 +51,4 @@ def _layers(builder: Builder, method: OptionUse | None, count: OptionUse | None,
 def _leave(builder: Builder, uses: Iterable[OptionUse | None], reason: LeftReason, why: str) -> None:
     for use in uses:
         if use is not None:
-            builder.leave(use.option, use.text, use.line, reason, why)
+            builder.leave_use(use, reason, why)

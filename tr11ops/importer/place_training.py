@@ -56,12 +56,12 @@ def _place(builder: Builder, use: OptionUse) -> None:
     if rule is None:
         near = difflib.get_close_matches(use.option, RULES, n=1, cutoff=0.8)
         why = "is not known" + (f"; did it mean {near[0]}?" if near else "")
-        builder.leave(use.option, use.text, use.line, LeftReason.DECISION, why)
+        builder.leave_use(use, LeftReason.DECISION, why)
     elif rule.convert is None:
         assert rule.reason is not None, f"{rule.option} has neither a key nor a reason"
-        builder.leave(use.option, use.text, use.line, rule.reason, rule.note)
+        builder.leave_use(use, rule.reason, rule.note)
     else:
-        builder.take(rule.key, use.values, rule.convert, use.option, use.line, rule.note)
+        builder.take_use(rule.key, use, rule.convert, rule.note)
 
 
 # ----------------------------------------------------------------------------- folders
@@ -71,16 +71,9 @@ def _folders(builder: Builder, uses: dict[str, OptionUse]) -> None:
     saved = _path(builder, save, "run.directory")
     loaded = _path(builder, load, "checkpoint.load")
     if saved is None and save is None:
-        source = load if loaded is not None else None
-        line = source.line if source else 0
-        builder.leave(
-            "--save",
-            "",
-            line,
-            LeftReason.DECISION,
-            "is not given, and a run saves: give --set run.directory=...",
-            "run.directory",
-        )
+        line = load.line if load is not None and loaded is not None else 0
+        why = "is not given, and a run saves: give --set run.directory=..."
+        builder.leave("--save", "", line, LeftReason.DECISION, why, "run.directory")
     elif saved is not None and save is not None:
         directory, variant = _directory_and_variant(saved)
         builder.put("run.directory", directory, "--save", save.line, save.value_line)
@@ -104,7 +97,7 @@ def _path(builder: Builder, use: OptionUse | None, key: str) -> str | None:
     try:
         return text(use.values).rstrip("/") or "/"
     except ConversionProblem as problem:
-        builder.leave(use.option, use.text, use.line, LeftReason.DECISION, f"{problem}: give --set {key}=...", key)
+        builder.leave_use(use, LeftReason.DECISION, f"{problem}: give --set {key}=...", key)
         return None
 
 
@@ -131,9 +124,7 @@ def _data_path(builder: Builder, use: OptionUse | None) -> None:
         weights = [number([word]) for word in words[::2]]
         prefixes = [card_text(word) for word in words[1::2]]
     except ConversionProblem as problem:
-        builder.leave(
-            "--data-path", use.text, use.line, LeftReason.DECISION, f"{problem}: fill in [data]", "data.prefixes"
-        )
+        builder.leave_use(use, LeftReason.DECISION, f"{problem}: fill in [data]", "data.prefixes")
         return
     builder.put("data.prefixes", prefixes, "--data-path", use.line, words[1].line)
     builder.put("data.weights", weights, "--data-path", use.line, words[0].line)
@@ -143,20 +134,18 @@ def _data_path(builder: Builder, use: OptionUse | None) -> None:
 def _scale(builder: Builder, uses: dict[str, OptionUse]) -> None:
     """Options of the fp16 loss scale. DeepSpeed reads its own file instead, so that with it they did nothing."""
     deepspeed = "--deepspeed" in uses
-    first, least = uses.get("--initial-loss-scale"), uses.get("--min-loss-scale")
+    unread = "DeepSpeed reads its own file; the argument changed nothing"
     for option in ("--loss-scale", "--loss-scale-window", "--hysteresis"):
-        if deepspeed and option in uses:
-            key = RULES[option].key
-            if key in builder.placed:
-                builder.drop(key, "DeepSpeed reads its own file; the argument changed nothing", LeftReason.NO_EFFECT)
-    for use, key in ((first, "precision.initial_scale_power"), (least, "precision.min_loss_scale")):
-        if use is None:
-            continue
-        if deepspeed:
-            why = "DeepSpeed reads its own file; the argument changed nothing"
-            builder.leave(use.option, use.text, use.line, LeftReason.NO_EFFECT, why)
-        else:
-            builder.take(key, use.values, _power if use is first else _least_scale, use.option, use.line)
+        if deepspeed and option in uses and (key := RULES[option].key) in builder.placed:
+            builder.drop(key, unread, LeftReason.NO_EFFECT)
+    for option, key, convert in (
+        ("--initial-loss-scale", "precision.initial_scale_power", _power),
+        ("--min-loss-scale", "precision.min_loss_scale", _least_scale),
+    ):
+        if option in uses and deepspeed:
+            builder.leave_use(uses[option], LeftReason.NO_EFFECT, unread)
+        elif option in uses:
+            builder.take_use(key, uses[option], convert)
 
 
 def _power(values: Sequence[Traced]) -> int:

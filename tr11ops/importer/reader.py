@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tr11ops.importer.expansion import Variables, expand_text, expand_word
 from tr11ops.importer.lexer import REDIRECTIONS, Lexer, Literal, Operator, Part, ShellWord, Token
@@ -70,7 +70,6 @@ class Script:
     shell_options: set[str] = field(default_factory=set)
     lost_comments: list[Traced] = field(default_factory=list)  # a `#` inside the text of a launched shell
     not_exported: dict[str, int] = field(default_factory=dict)  # used by a launched shell, and not given to it
-    first_command_line: int = 0
 
 
 def read_shell(text: str, given: Mapping[str, Traced] | None = None) -> Script:
@@ -81,6 +80,16 @@ def read_shell(text: str, given: Mapping[str, Traced] | None = None) -> Script:
         script.variables.exported.add(name)
     _Reader(script).read(Traced.script(text), outer=(), depth=0)
     return script
+
+
+@dataclass(frozen=True)
+class _Context:
+    """Where a statement stands: see `ShellCommand`; `depth` counts the launched shells around it."""
+
+    conditional: bool
+    piped_into: tuple[str, ...]
+    outer: tuple[Traced, ...]
+    depth: int
 
 
 class _Reader:
@@ -104,8 +113,7 @@ class _Reader:
             pieces = tokens[start:index]
             conditional = bool(blocks) or after in {"&&", "||"}
             if pieces:
-                targets = _pipe_targets(tokens, index)
-                self.statement(pieces, blocks, conditional, targets, outer, depth)
+                self.statement(pieces, blocks, _Context(conditional, _pipe_targets(tokens, index), outer, depth))
             if self.left:
                 return
             if token.text == "(":
@@ -114,17 +122,9 @@ class _Reader:
                 blocks.pop()
             after, start = token.text, index + 1
 
-    def statement(
-        self,
-        pieces: Sequence[Token],
-        blocks: list[str],
-        conditional: bool,
-        targets: tuple[str, ...],
-        outer: tuple[Traced, ...],
-        depth: int,
-    ) -> None:
+    def statement(self, pieces: Sequence[Token], blocks: list[str], context: _Context) -> None:
         """One simple command, behind the keywords before it."""
-        rest = list(pieces)
+        rest, conditional = list(pieces), context.conditional
         while rest and isinstance(rest[0], ShellWord):
             keyword = rest[0].bare
             if keyword in _OPENERS:
@@ -142,11 +142,9 @@ class _Reader:
             else:
                 break
         if rest:
-            self.simple(rest, conditional, targets, outer, depth)
+            self.simple(rest, replace(context, conditional=conditional))
 
-    def simple(
-        self, rest: list[Token], conditional: bool, targets: tuple[str, ...], outer: tuple[Traced, ...], depth: int
-    ) -> None:
+    def simple(self, rest: list[Token], context: _Context) -> None:
         line = rest[0].line
         words: list[ShellWord] = []
         redirects: list[tuple[Operator, ShellWord | None]] = []
@@ -164,10 +162,10 @@ class _Reader:
             else:
                 redirects.append((token, None))
             position += 1
-        while words and self.assignment(words[0], conditional, exported=False, alone=len(words) == 1):
+        while words and self.assignment(words[0], context.conditional, exported=False, alone=len(words) == 1):
             words = words[1:]
         if words:
-            self.command(words, redirects, line, conditional, targets, outer, depth)
+            self.command(words, redirects, line, context)
 
     # ------------------------------------------------------------------ assignments
     def assignment(self, word: ShellWord, conditional: bool, exported: bool, alone: bool = True) -> bool:
@@ -235,13 +233,10 @@ class _Reader:
         words: Sequence[ShellWord],
         redirects: Sequence[tuple[Operator, ShellWord | None]],
         line: int,
-        conditional: bool,
-        targets: tuple[str, ...],
-        outer: tuple[Traced, ...],
-        depth: int,
+        context: _Context,
     ) -> None:
         if words[0].bare in _DECLARING:
-            self.declare(words, conditional)
+            self.declare(words, context.conditional)
             return
         self.variables.used.clear()
         found = tuple(field for word in words for field in expand_word(word, self.variables))
@@ -250,10 +245,9 @@ class _Reader:
             return
         if len(self.script.commands) >= MOST_COMMANDS:
             raise ScriptError(line, f"has more than {MOST_COMMANDS} commands", "this is not a batch script")
-        self.script.first_command_line = self.script.first_command_line or line
-        command = ShellCommand(found, line, conditional, targets, outer, used)
+        command = ShellCommand(found, line, context.conditional, context.piped_into, context.outer, used)
         self.script.commands.append(command)
-        self.effect(command, redirects, depth)
+        self.effect(command, redirects, context.depth)
 
     def effect(self, command: ShellCommand, redirects: Sequence[tuple[Operator, ShellWord | None]], depth: int) -> None:
         """What a command does to the reader: options of the shell, names removed, files written, shells begun."""
