@@ -9,6 +9,7 @@ from trainer.contract.record import Record
 
 LARGEST_ARRAY_INDEX = 4_000_000  # Slurm's MaxArraySize cannot be configured beyond this
 MOST_ARRAY_TASKS = 10_000  # of one submission
+NO_TASK = 0xFFFFFFFE  # Slurm's "none": a file's name has it for the task of a job that is no array's
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
 
 

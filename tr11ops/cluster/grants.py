@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from tr11ops.cluster.base import SchedulerError
 from tr11ops.cluster.site import SiteRules
-from tr11ops.cluster.slurm_command import COMMAND_SECONDS, CommandRunner, client_environment, run_command
+from tr11ops.cluster.slurm_command import CommandRunner, ask_about_site, run_command
 from tr11ops.cluster.slurm_text import limit_seconds, records, time_stamp
 
 _BUDGET = re.compile(r"(?P<resource>[^=,]+)=(?P<limit>\d+)\((?P<used>\d+)\)")  # an unlimited one is `cpu=N(12)`
@@ -64,13 +63,9 @@ def read_grants(
 
     Raises SchedulerError where it refuses, SchedulerUnreachable where it does not answer.
     """
-    variables = client_environment({**os.environ, **(environment or {})}) | {"SLURM_TIME_FORMAT": "%s"}
 
     def ask(*words: str) -> str:
-        result = runner(
-            ["scontrol", "--oneliner", "show", *words], standard_input="", environment=variables,
-            timeout_seconds=COMMAND_SECONDS,
-        )  # fmt: skip
+        result = ask_about_site(["scontrol", "--oneliner", "show", *words], environment, runner)
         if result.returncode != 0:
             said = (result.stderr or result.stdout).strip().splitlines()
             raise SchedulerError(said[-1] if said else f"scontrol show {words[0]} failed")

@@ -21,12 +21,14 @@ def expand(text: str) -> tuple[str, ...]:
     Raises HostlistError for unbalanced brackets, bad ranges, or more than MAXIMUM_NAMES names.
     """
     names: list[str] = []
-    if not text.strip():
-        return ()
-    for part in _split(text):
-        names.extend(_expand_part(part, text))
-        if len(names) > MAXIMUM_NAMES:
-            raise HostlistError(f"host list {_shown(text)}: more than {MAXIMUM_NAMES} names")
+    try:
+        for part in _split(text) if text.strip() else ():
+            names.extend(_expand_part(part))
+            if len(names) > MAXIMUM_NAMES:
+                raise HostlistError(f"more than {MAXIMUM_NAMES} names")
+    except HostlistError as error:
+        shown = text if len(text) <= 60 else text[:57] + "..."
+        raise HostlistError(f"host list {shown!r}: {error}") from None
     return tuple(names)
 
 
@@ -76,48 +78,44 @@ def _split(text: str) -> list[str]:
             continue
         if character in "[]":
             if (character == "[") == inside:
-                raise HostlistError(f"host list {_shown(text)}: brackets do not match")
+                raise HostlistError("brackets do not match")
             inside = not inside
         part += character
     if inside:
-        raise HostlistError(f"host list {_shown(text)}: a bracket is not closed")
+        raise HostlistError("a bracket is not closed")
     parts.append(part.strip())
     if "" in parts:
-        raise HostlistError(f"host list {_shown(text)}: a name between two commas is missing")
+        raise HostlistError("a name between two commas is missing")
     return parts
 
 
-def _expand_part(part: str, text: str) -> list[str]:
+def _expand_part(part: str) -> list[str]:
     """All names of one part; several brackets multiply, the last varying fastest."""
     names = [""]
     for index, piece in enumerate(re.split(r"[\[\]]", part)):
         if index % 2 == 0:
             if re.search(r"\s", piece):
-                raise HostlistError(f"host list {_shown(text)}: a name has a blank in it")
+                raise HostlistError("a name has a blank in it")
             choices = [piece]
         else:
-            choices = _expand_ranges(piece, text)
+            choices = _expand_ranges(piece)
         if len(names) * len(choices) > MAXIMUM_NAMES:
-            raise HostlistError(f"host list {_shown(text)}: more than {MAXIMUM_NAMES} names")
+            raise HostlistError(f"more than {MAXIMUM_NAMES} names")
         names = [name + choice for name in names for choice in choices]
     return names
 
 
-def _expand_ranges(ranges: str, text: str) -> list[str]:
+def _expand_ranges(ranges: str) -> list[str]:
     numbers: list[str] = []
     for entry in ranges.split(","):
         match = _RANGE.fullmatch(entry.strip())
         if match is None:
-            raise HostlistError(f"host list {_shown(text)}: {entry!r} is neither a number nor a range like 01-26")
+            raise HostlistError(f"{entry!r} is neither a number nor a range like 01-26")
         first, last = match[1], match[2] or match[1]
         count = int(last) - int(first) + 1
         if count < 1:
-            raise HostlistError(f"host list {_shown(text)}: the range {entry!r} runs backwards")
+            raise HostlistError(f"the range {entry!r} runs backwards")
         if len(numbers) + count > MAXIMUM_NAMES:
-            raise HostlistError(f"host list {_shown(text)}: more than {MAXIMUM_NAMES} names")
+            raise HostlistError(f"more than {MAXIMUM_NAMES} names")
         numbers.extend(str(number).zfill(len(first)) for number in range(int(first), int(last) + 1))
     return numbers
-
-
-def _shown(text: str) -> str:
-    return repr(text if len(text) <= 60 else text[:57] + "...")

@@ -140,8 +140,8 @@ class LocalSubmission(Record):
             **vars(self),
             "request": {**vars(self.request), **request},
             "waiting": [
-                {"task_ids": task_ids, "held": held, "excluded": excluded}
-                for (held, excluded), task_ids in _waiting_groups(self.waiting).items()
+                {"task_ids": [task.task_id for task in group], "held": held, "excluded": excluded}
+                for (held, excluded), group in waiting_groups(self.waiting).items()
             ],
             "tasks": [task.to_json() for task in self.tasks],
             "dropped": [vars(dropped) for dropped in self.dropped],
@@ -173,8 +173,9 @@ class LocalSubmission(Record):
         )
 
 
-def _waiting_groups(waiting: Iterable[WaitingTask]) -> dict[tuple[bool, tuple[str, ...]], list[int | None]]:
-    groups: dict[tuple[bool, tuple[str, ...]], list[int | None]] = {}
+def waiting_groups(waiting: Iterable[WaitingTask]) -> dict[tuple[bool, tuple[str, ...]], list[WaitingTask]]:
+    """The waiting tasks by whether they are held, and the nodes that they exclude."""
+    groups: dict[tuple[bool, tuple[str, ...]], list[WaitingTask]] = {}
     for task in waiting:
-        groups.setdefault((task.held, task.excluded), []).append(task.task_id)
+        groups.setdefault((task.held, task.excluded), []).append(task)
     return groups

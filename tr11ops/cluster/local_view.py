@@ -6,11 +6,17 @@ import os
 import re
 from typing import Any
 
-from tr11ops.cluster.arrays import format_ranges
+from tr11ops.cluster.arrays import NO_TASK, format_ranges
 from tr11ops.cluster.base import Job, JobState
-from tr11ops.cluster.local_records import PARTITION, Dropped, LocalSubmission, TaskRecord, WaitingTask
+from tr11ops.cluster.local_records import (
+    PARTITION,
+    Dropped,
+    LocalSubmission,
+    TaskRecord,
+    WaitingTask,
+    waiting_groups,
+)
 
-NO_TASK = 4294967294  # what Slurm writes for %a in a job without an array
 HELD = "JobHeldUser"
 
 
@@ -115,11 +121,8 @@ def dropped_job(submission: LocalSubmission, dropped: Dropped) -> Job:
 
 def submission_jobs(submission: LocalSubmission) -> tuple[Job, ...]:
     """Every Job of a submission: waiting tasks in groups, started tasks one by one, dropped tasks in groups."""
-    groups: dict[tuple[bool, tuple[str, ...]], list[WaitingTask]] = {}
-    for waiting in submission.waiting:
-        groups.setdefault((waiting.held, waiting.excluded), []).append(waiting)
     return (
-        *(waiting_job(submission, tuple(group)) for group in groups.values()),
+        *(waiting_job(submission, tuple(group)) for group in waiting_groups(submission.waiting).values()),
         *(task_job(submission, task) for task in submission.tasks),
         *(dropped_job(submission, dropped) for dropped in submission.dropped),
     )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tr11ops.cluster.base import SchedulerUnreachable
-from tr11ops.cluster.slurm_command import COMMAND_SECONDS, CommandRunner, client_environment, run_command
+from tr11ops.cluster.slurm_command import CommandRunner, ask_about_site, run_command
 from tr11ops.cluster.slurm_text import time_stamp
 from trainer.contract.files import write_json
 
@@ -55,10 +54,9 @@ def read_site(
     Raises SchedulerUnreachable when the controller does not answer. An accounting database that does not answer leaves
     accounts and their limits untold.
     """
-    variables = client_environment({**os.environ, **(environment or {})}) | {"SLURM_TIME_FORMAT": "%s"}
 
     def ask(*arguments: str) -> str | None:
-        result = runner(arguments, standard_input="", environment=variables, timeout_seconds=COMMAND_SECONDS)
+        result = ask_about_site(arguments, environment, runner)
         return result.stdout if result.returncode == 0 else None
 
     shown = ask("scontrol", "show", "config")

@@ -69,6 +69,14 @@ def run_command(
         return CommandResult(process.returncode, stdout, stderr)
 
 
+def ask_about_site(
+    arguments: Sequence[str], environment: Mapping[str, str] | None, runner: CommandRunner
+) -> CommandResult:
+    """One question, with `environment` over this process's own; times come as seconds since the epoch."""
+    variables = client_environment({**os.environ, **(environment or {})}) | {"SLURM_TIME_FORMAT": "%s"}
+    return runner(arguments, standard_input="", environment=variables, timeout_seconds=COMMAND_SECONDS)
+
+
 def _start(
     arguments: Sequence[str], standard_input: int, environment: Mapping[str, str], directory: Path | None
 ) -> subprocess.Popen[str]:

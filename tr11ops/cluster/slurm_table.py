@@ -9,7 +9,7 @@ import posixpath
 import re
 from functools import cache
 
-from tr11ops.cluster.arrays import task_numbers
+from tr11ops.cluster.arrays import NO_TASK, task_numbers
 from tr11ops.cluster.base import Job
 from tr11ops.cluster.slurm_text import (
     SEPARATOR,
@@ -27,7 +27,6 @@ _FIELDS = (
     "NumNodes", "SubmitTime", "StartTime", "EndTime", "EligibleTime", "TimeLimit", "Dependency", "exit_code",
     "DerivedEC", "STDOUT", "WorkDir", "PriorityLong", "Comment",
 )  # fmt: skip
-_NO_VALUE = 0xFFFFFFFE  # Slurm's "none", also in a file's name for the task of a job that has none; one more: infinite
 # a colon without a size is "as wide as the value"; what follows it is printed behind the value
 FORMAT = ",".join(f"{name}:{SEPARATOR}" for name in _FIELDS)
 
@@ -92,7 +91,7 @@ def jobs_from_table(text: str) -> tuple[Job, ...] | None:
 
 def _exit(text: str) -> tuple[int | None, int | None]:
     """Exit code and signal of a wait status, or of "3:0"."""
-    if not text.isdecimal() or int(text) >= _NO_VALUE:
+    if not text.isdecimal() or int(text) >= NO_TASK:  # one more: infinite
         return exit_pair(text)
     return int(text) >> 8, (int(text) & 0x7F) or None
 
@@ -103,7 +102,7 @@ def _output(
     """The file that a pattern such as "logs/%x-%A_%a.out" names; codes that say nothing here stay as they are."""
     known = {"%": "%", "x": name, "u": user, "A": array_id or raw_id}
     if array_id is None:
-        known |= {"j": raw_id, "a": str(_NO_VALUE)}
+        known |= {"j": raw_id, "a": str(NO_TASK)}
     elif task_id is not None:
         known |= {"j": raw_id, "a": str(task_id)}
     return posixpath.join(directory, re.sub("%(.?)", lambda code: known.get(code[1], code[0]), pattern))

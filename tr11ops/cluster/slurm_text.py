@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from datetime import datetime
 
-from tr11ops.cluster.arrays import task_numbers
+from tr11ops.cluster.arrays import NO_TASK, task_numbers
 from tr11ops.cluster.base import Job, JobState, Node, Partition
 from tr11ops.cluster.hostlist import HostlistError, expand
 
@@ -167,7 +167,7 @@ def job_from_record(record: Mapping[str, str]) -> Job:
         submit_time=time_stamp(record.get("SubmitTime", "")),
         start_time=time_stamp(record.get("StartTime", "")),
         end_time=time_stamp(record.get("EndTime", "")),
-        time_limit_seconds=duration_seconds(record.get("TimeLimit", "")),
+        time_limit_seconds=limit_seconds(record.get("TimeLimit", "")),
         exit_code=code if state.is_final else None,
         exit_signal=signal if state.is_final else None,
         derived_exit_code=shell_exit_code(*derived) if state.is_final else None,
@@ -177,7 +177,7 @@ def job_from_record(record: Mapping[str, str]) -> Job:
         pending_tasks=task_numbers(tasks) if waiting and not state.is_final else (),
         working_directory=text_value(record.get("WorkDir", "")),
         # for waiting tasks Slurm fills in its number for "none"
-        output=output.replace("4294967294", "%a") if waiting else output,
+        output=output.replace(str(NO_TASK), "%a") if waiting else output,
         eligible_time=time_stamp(record.get("EligibleTime", "")),
         priority=int(record["Priority"]) if record.get("Priority", "").isdigit() else None,
     )
