@@ -9,34 +9,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tr11ops.diagnose.signature import (
-    USUAL_CONFIDENCE,
-    USUAL_STEP,
-    FaultClass,
-    FaultSignature,
-    NextStep,
-    NodeBlame,
-    Role,
-    Rule,
-)
+from tr11ops.diagnose.signature import FaultSignature, Rule, signature_of
 
 FOLDER = Path(__file__).parent / "signatures"
 _KEYS = frozenset(
     {
-        "id",
-        "pattern",
-        "role",
-        "class",
-        "action",
-        "node",
-        "confidence",
-        "meaning",
-        "source",
-        "lasting",
-        "match",
+        "id", "pattern", "role", "class", "action", "node", "confidence", "meaning", "source", "lasting", "match",
         "no_match",
     }
-)
+)  # fmt: skip
 _LOOKUP_KEYS = frozenset({"id", "pattern", "source", "example", "no_match", "group"})
 _GROUP_KEYS = frozenset({"role", "class", "action", "node", "confidence", "meaning", "codes", "others"})
 
@@ -60,7 +41,7 @@ def _rules(family: str, document: Mapping[str, Any]) -> Iterator[Rule]:
     source = document.get("source", "")
     for entry in document.get("signature", ()):
         _check_keys(entry, _KEYS)
-        signature = _signature(entry["id"], family, {"source": source, **entry})
+        signature = signature_of(entry["id"], family, {"source": source, **entry})
         patterns = entry["pattern"]
         for pattern in [patterns] if isinstance(patterns, str) else patterns:
             yield Rule(re.compile(pattern), signature)
@@ -75,41 +56,18 @@ def _lookup(family: str, entry: Mapping[str, Any]) -> Rule:
     others: FaultSignature | None = None
     for group in entry["group"]:
         _check_keys(group, _GROUP_KEYS)
-        shared = {**{key: value for key, value in group.items() if key not in {"codes", "others"}}}
+        shared = {key: value for key, value in group.items() if key not in {"codes", "others"}}
         shared["source"] = entry["source"]
         for code, meaning in group.get("codes", {}).items():
             example = entry["example"].replace("{code}", code)
             values = {**shared, "meaning": meaning, "match": [example], "no_match": entry.get("no_match", [])}
             if code.lower() in codes:
                 raise ValueError(f"{entry['id']}: code {code} stands twice")
-            codes[code.lower()] = _signature(f"{entry['id']}-{_slug(code)}", family, values)
+            codes[code.lower()] = signature_of(f"{entry['id']}-{_slug(code)}", family, values)
         if "others" in group:
             example = entry["example"].replace("{code}", group["others"])
-            others = _signature(f"{entry['id']}-others", family, {**shared, "match": [example]})
+            others = signature_of(f"{entry['id']}-others", family, {**shared, "match": [example]})
     return Rule(re.compile(entry["pattern"]), others, codes)
-
-
-def _signature(name: str, family: str, entry: Mapping[str, Any]) -> FaultSignature:
-    try:
-        role = Role(entry.get("role", "cause"))
-        fault = FaultClass(entry.get("class", "clean_exit" if role is Role.END else "unknown"))
-        step = NextStep(entry["action"]) if "action" in entry else USUAL_STEP[fault]
-        return FaultSignature(
-            id=name,
-            family=family,
-            role=role,
-            fault=fault,
-            step=step,
-            blame=NodeBlame(entry.get("node", "unknown")),
-            confidence=float(entry.get("confidence", USUAL_CONFIDENCE.get(role, 0.0))),
-            meaning=entry["meaning"],
-            source=entry["source"],
-            lasting=bool(entry.get("lasting", False)),
-            examples=tuple(entry["match"]),
-            counterexamples=tuple(entry.get("no_match", ())),
-        )
-    except (KeyError, ValueError) as error:
-        raise ValueError(f"{name}: {error}") from None
 
 
 def _check_keys(entry: Mapping[str, Any], known: frozenset[str]) -> None:

@@ -271,7 +271,7 @@ def _nothing(launch: LogLaunch, found: Candidates, places: LaunchPlaces) -> Diag
     if hang is not None:
         return Diagnosis(
             hang.signature.fault, NextStep.PAGE, hang.signature.confidence, places.quoted(hang), evidence, (), 0,
-            f"{hang.signature.meaning[:1].upper()}{hang.signature.meaning[1:]}.{done}", launch.label,
+            _sentence(hang) + done, launch.label,
         )  # fmt: skip
     if found.consequences:
         root = places.quoted(found.consequences[0])

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 
 class FaultClass(StrEnum):
@@ -131,6 +132,29 @@ class FaultSignature:
     lasting: bool = False  # counts although the training went on after it
     examples: tuple[str, ...] = ()
     counterexamples: tuple[str, ...] = ()
+
+
+def signature_of(name: str, family: str, entry: Mapping[str, Any]) -> FaultSignature:
+    """The signature that an entry of a TOML file describes. Raises ValueError that names it and what is wrong."""
+    try:
+        role = Role(entry.get("role", "cause"))
+        fault = FaultClass(entry.get("class", "clean_exit" if role is Role.END else "unknown"))
+        return FaultSignature(
+            id=name,
+            family=family,
+            role=role,
+            fault=fault,
+            step=NextStep(entry["action"]) if "action" in entry else USUAL_STEP[fault],
+            blame=NodeBlame(entry.get("node", "unknown")),
+            confidence=float(entry.get("confidence", USUAL_CONFIDENCE.get(role, 0.0))),
+            meaning=entry["meaning"],
+            source=entry["source"],
+            lasting=bool(entry.get("lasting", False)),
+            examples=tuple(entry["match"]),
+            counterexamples=tuple(entry.get("no_match", ())),
+        )
+    except (KeyError, ValueError) as error:
+        raise ValueError(f"{name}: {error}") from None
 
 
 @dataclass(frozen=True)

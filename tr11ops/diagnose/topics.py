@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from tr11ops.diagnose.signature import USUAL_STEP, FaultClass, FaultSignature, NextStep, NodeBlame, Role, Rule
+from tr11ops.diagnose.signature import FaultClass, FaultSignature, NextStep, NodeBlame, Role, Rule, signature_of
 
 FILE = Path(__file__).with_name("topics.toml")
 FAMILY: Final = "topics"
@@ -106,20 +106,9 @@ def _document() -> Mapping[str, Any]:
 
 def _topic(entry: Mapping[str, Any]) -> Topic:
     try:
-        fault = FaultClass(entry["class"])
-        signature = FaultSignature(
-            f"topic-{entry['id']}",
-            FAMILY,
-            Role.CAUSE,
-            fault,
-            NextStep(entry["action"]) if "action" in entry else USUAL_STEP[fault],
-            NodeBlame.UNKNOWN,
-            float(entry["confidence"]),
-            entry["meaning"],
-            FILE.name,
-            examples=tuple(entry.get("match", ())),
-            counterexamples=tuple(entry.get("no_match", ())),
-        )
+        if missing := {"class", "confidence"} - set(entry):
+            raise KeyError(min(missing))
+        signature = signature_of(f"topic-{entry['id']}", FAMILY, {"source": FILE.name, "match": (), **entry})
         words = tuple(re.compile(words, re.IGNORECASE) for words in entry.get("words", ()))
         unless = re.compile(entry["unless"], re.IGNORECASE) if "unless" in entry else None
         frames = re.compile(entry["frames"]) if "frames" in entry else None

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tr11ops.base.typed_fields import typed_fields
 from tr11ops.diagnose.attribution.evidence import Failure, MissedWorker, NodeReport
 from tr11ops.rundir.attempts import LaunchRecord
 from trainer.contract.end_marker import EndMarker
@@ -26,11 +27,8 @@ def read_failures(attempt: Path, launch: int) -> tuple[Failure, ...]:
         if value.get("launch", launch) != launch:
             continue
         try:
-            rank = None if value["rank"] is None else int(value["rank"])
-            number = value.get("signal")
-            ended_by = None if number is None else int(number)
-            found.append(Failure(str(value["host"]), rank, float(value["time"]), str(value["error"]), ended_by))
-        except (KeyError, TypeError, ValueError):
+            found.append(Failure(**typed_fields(Failure, value)))
+        except TypeError:
             continue
     return tuple(sorted(found, key=lambda one: one.time))
 
@@ -112,8 +110,8 @@ def _missed(record: Mapping[str, Any]) -> MissedWorker | None:
     found = []
     for value in record.get("failed_workers") or ():
         try:
-            one = MissedWorker(int(value["rank"]), float(value["time"]), str(value["how"]))
-        except (KeyError, TypeError, ValueError):
+            one = MissedWorker(**typed_fields(MissedWorker, value))
+        except TypeError:
             continue
         if one.how != "ended by SIGTERM":
             found.append(one)

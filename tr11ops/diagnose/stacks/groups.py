@@ -77,3 +77,15 @@ def nodes_text(nodes: Iterable[str]) -> str:
 def ranks_text(ranks: Iterable[int]) -> str:
     """`0-3,5`."""
     return format_ranges(sorted(set(ranks)))
+
+
+def nodes_words(nodes: Iterable[str]) -> str:
+    """`node tw07`, `nodes tw[01-04]`."""
+    names = set(nodes)
+    return f"{'node' if len(names) == 1 else 'nodes'} {nodes_text(names)}"
+
+
+def ranks_words(ranks: Iterable[int]) -> str:
+    """`rank 5`, `ranks 0-3,5`."""
+    numbers = set(ranks)
+    return f"{'rank' if len(numbers) == 1 else 'ranks'} {ranks_text(numbers)}"

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tr11ops.diagnose.stacks.groups import ranks_text
+from tr11ops.diagnose.stacks.groups import ranks_words
 
 MOST_ENTRIES = 100_000
 # Operations whose ranks may well give other sizes.
@@ -129,17 +129,17 @@ def _in_group(name: str, records: Sequence[RankOperations]) -> OperationsFinding
     silent = sorted(_members(name, records) - {record.rank for record in records})
     late = sorted(rank for rank, operation in last.items() if operation.number < newest)
     if late:
-        text = f"{_ranks(late)} did not enter {place}; {_ranks(open_at)} {_wait(open_at)} in it"
+        text = f"{ranks_words(late)} did not enter {place}; {ranks_words(open_at)} {_wait(open_at)} in it"
         return OperationsFinding(text, tuple(late), title, newest)
     if other := _mismatching(last, open_at):
         theirs = _words(last[other[0]])
         more = f" with {_sizes(last[other[0]])}" if theirs == what else ""
-        text = f"{_ranks(other)} came to {theirs} {newest}{more} of group {title}"
-        return OperationsFinding(f"{text}, {_ranks(open_at - set(other))} to {what}", tuple(other), title, newest)
+        text = f"{ranks_words(other)} came to {theirs} {newest}{more} of group {title}"
+        return OperationsFinding(f"{text}, {ranks_words(open_at - set(other))} to {what}", tuple(other), title, newest)
     if silent:
-        text = f"{_ranks(open_at)} {_wait(open_at)} in {place}; of {_ranks(silent)} there is no record"
+        text = f"{ranks_words(open_at)} {_wait(open_at)} in {place}; of {ranks_words(silent)} there is no record"
         return OperationsFinding(text, tuple(silent) if len(silent) <= len(open_at) else (), title, newest)
-    return OperationsFinding(f"{_ranks(open_at)} are all in {place}: the network or a GPU", (), title, newest)
+    return OperationsFinding(f"{ranks_words(open_at)} are all in {place}: the network or a GPU", (), title, newest)
 
 
 def _members(name: str, records: Iterable[RankOperations]) -> set[int]:
@@ -164,11 +164,6 @@ def _words(operation: Operation) -> str:
 
 def _sizes(operation: Operation) -> str:
     return " + ".join("x".join(map(str, size)) or "1" for size in operation.sizes) + " values"
-
-
-def _ranks(ranks: Iterable[int]) -> str:
-    found = sorted(ranks)
-    return f"{'rank' if len(found) == 1 else 'ranks'} {ranks_text(found)}"
 
 
 def _wait(ranks: Iterable[int]) -> str:

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from tr11ops.base.units import counted, duration, first_few
-from tr11ops.diagnose.stacks.groups import StackGroup, nodes_text, ranks_text
+from tr11ops.diagnose.stacks.groups import StackGroup, nodes_text, ranks_text, ranks_words
 from tr11ops.diagnose.stacks.look import StacksLook
 from tr11ops.diagnose.stacks.waits import WaitKind
 from tr11ops.diagnose.stacks.worker import WorkerStack
@@ -72,8 +72,10 @@ def _cut_left(text: str, wide: int) -> str:
 
 def _stack(group: StackGroup) -> Iterator[str]:
     yield ""
-    who = f"{'rank' if len(group.ranks) == 1 else 'ranks'} {ranks_text(group.ranks)}"
-    yield _cut(f"{who}, process {first_few([one.pid for one in group.workers], 2)}, innermost first:", WIDTH)
+    yield _cut(
+        f"{ranks_words(group.ranks)}, process {first_few([one.pid for one in group.workers], 2)}, innermost first:",
+        WIDTH,
+    )
     for frame in group.frames[:MOST_FRAMES]:
         yield _cut(f"  {frame}", WIDTH)
     if len(group.frames) > MOST_FRAMES:

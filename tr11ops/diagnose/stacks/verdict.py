@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tr11ops.base.units import counted
-from tr11ops.diagnose.stacks.groups import StackGroup, nodes_text, ranks_text
+from tr11ops.diagnose.stacks.groups import StackGroup, nodes_words, ranks_words
 from tr11ops.diagnose.stacks.operations import OperationsFinding
 from tr11ops.diagnose.stacks.waits import WaitKind
 
@@ -16,23 +16,15 @@ STANDS = 2  # looks in a row at one place, from which on a worker that computes,
 _TELLING = (
     WaitKind.FILE, WaitKind.DATA_LOADER, WaitKind.STARTING, WaitKind.OTHER, WaitKind.HOST_SYNC, WaitKind.COMPUTE,
 )  # fmt: skip
-_DOES = {
-    WaitKind.FILE: "waits for a file ({what})",
-    WaitKind.DATA_LOADER: "waits for the data loader",
-    WaitKind.STARTING: "is still starting ({what})",
-    WaitKind.HOST_SYNC: "waits for its GPU",
-    WaitKind.COMPUTE: "computes",
-    WaitKind.OTHER: "is in {what}",
-    WaitKind.STOPPED: "is stopped ({what})",
-}
-_DO = {
-    WaitKind.FILE: "wait for a file ({what})",
-    WaitKind.DATA_LOADER: "wait for the data loader",
-    WaitKind.STARTING: "are still starting ({what})",
-    WaitKind.HOST_SYNC: "wait for their GPUs",
-    WaitKind.COMPUTE: "compute",
-    WaitKind.OTHER: "are in {what}",
-    WaitKind.STOPPED: "are stopped ({what})",
+_VERBS = {  # of one rank, of several
+    WaitKind.FILE: ("waits for a file ({what})", "wait for a file ({what})"),
+    WaitKind.DATA_LOADER: ("waits for the data loader", "wait for the data loader"),
+    WaitKind.STARTING: ("is still starting ({what})", "are still starting ({what})"),
+    WaitKind.HOST_SYNC: ("waits for its GPU", "wait for their GPUs"),
+    WaitKind.COMPUTE: ("computes", "compute"),
+    WaitKind.OTHER: ("is in {what}", "are in {what}"),
+    WaitKind.STOPPED: ("is stopped ({what})", "are stopped ({what})"),
+    WaitKind.DEAD: ("has ended", "have ended"),
 }
 
 
@@ -63,15 +55,12 @@ def judge(
 
 def _certain(groups: Sequence[StackGroup], silent: Sequence[str]) -> StacksVerdict | None:
     """What needs no second look: who has ended, is stopped, or does not answer."""
-    for kind, does, do in (
-        (WaitKind.DEAD, "has ended", "have ended"),
-        (WaitKind.STOPPED, _DOES[WaitKind.STOPPED], _DO[WaitKind.STOPPED]),
-    ):
+    for kind in (WaitKind.DEAD, WaitKind.STOPPED):
         if found := [group for group in groups if group.wait.kind is kind]:
-            return _named(found, does, do, groups, is_certain=True)
+            return _named(found, groups, is_certain=True)
     if silent and groups:
         one = len(silent) == 1
-        words = f"{'node' if one else 'nodes'} {nodes_text(silent)} {'does' if one else 'do'} not answer"
+        words = f"{nodes_words(silent)} {'does' if one else 'do'} not answer"
         words += _waiting_words(groups, " for it" if one else " for them")
         return StacksVerdict(words, (), tuple(silent), "silent")
     if silent:
@@ -96,18 +85,14 @@ def _by_waits(groups: Sequence[StackGroup], operations: OperationsFinding | None
 def _odd(found: Sequence[StackGroup], groups: Sequence[StackGroup]) -> StacksVerdict:
     kind = found[0].wait.kind
     if kind in {WaitKind.COMPUTE, WaitKind.HOST_SYNC} and min(group.looks for group in found) < STANDS:
-        who = _who(found)
-        verb = (_DO if _size(found) > 1 else _DOES)[kind]
-        words = f"{who} {verb}{_waiting_words(groups, '')}: as usual, if it moves: --watch tells"
-        return StacksVerdict(words)
-    return _named(found, _DOES[kind], _DO[kind], groups)
+        verb = _VERBS[kind][_size(found) > 1]
+        return StacksVerdict(f"{_who(found)} {verb}{_waiting_words(groups, '')}: as usual, if it moves: --watch tells")
+    return _named(found, groups)
 
 
 def _all_wait(waiting: Sequence[StackGroup]) -> StacksVerdict:
     """All that were read wait for each other: an operation that few came to is the odd one."""
-    counts: Counter[str] = Counter()
-    for group in waiting:
-        counts[group.wait.what] += len(group.workers)
+    counts = _operations(waiting)
     total = sum(counts.values())
     standing = min(group.looks for group in waiting) >= STANDS
     if len(counts) == 1:
@@ -153,14 +138,12 @@ def _none_wait(groups: Sequence[StackGroup]) -> StacksVerdict:
     return StacksVerdict(f"no rank holds the others up ({listed})")
 
 
-def _named(
-    found: Sequence[StackGroup], does: str, do: str, groups: Sequence[StackGroup], is_certain: bool = False
-) -> StacksVerdict:
-    several = _size(found) > 1
+def _named(found: Sequence[StackGroup], groups: Sequence[StackGroup], is_certain: bool = False) -> StacksVerdict:
+    kind, several = found[0].wait.kind, _size(found) > 1
     whats = list(dict.fromkeys(group.wait.what for group in found))
-    verb = (do if several else does).format(what=whats[0] if len(whats) == 1 else f"{whats[0]}, ...")
+    verb = _VERBS[kind][several].format(what=whats[0] if len(whats) == 1 else f"{whats[0]}, ...")
     words = f"{_who(found)} {verb}{_waiting_words(groups, ' for them' if several else ' for it')}"
-    return StacksVerdict(words, _ranks(found), _all_nodes(found), found[0].wait.kind.value, is_certain)
+    return StacksVerdict(words, _ranks(found), _all_nodes(found), kind.value, is_certain)
 
 
 def _waiting_words(groups: Iterable[StackGroup], whom: str) -> str:
@@ -168,9 +151,7 @@ def _waiting_words(groups: Iterable[StackGroup], whom: str) -> str:
     waiting = [group for group in groups if group.wait.kind.is_for_others]
     if not waiting:
         return ""
-    counts: Counter[str] = Counter()
-    for group in waiting:
-        counts[group.wait.what] += len(group.workers)
+    counts = _operations(waiting)
     total = sum(counts.values())
     names = [what for what, _ in counts.most_common()]
     where = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
@@ -179,11 +160,15 @@ def _waiting_words(groups: Iterable[StackGroup], whom: str) -> str:
 
 def _who(found: Sequence[StackGroup]) -> str:
     """`rank 5 on node tw07`, `ranks 2-3 on nodes tw[02-03]`."""
-    ranks, nodes = _ranks(found), _all_nodes(found)
-    return (
-        f"{'rank' if len(ranks) == 1 else 'ranks'} {ranks_text(ranks)} on "
-        f"{'node' if len(nodes) == 1 else 'nodes'} {nodes_text(nodes)}"
-    )
+    return f"{ranks_words(_ranks(found))} on {nodes_words(_all_nodes(found))}"
+
+
+def _operations(groups: Iterable[StackGroup]) -> Counter[str]:
+    """How many ranks wait in which operation."""
+    counts: Counter[str] = Counter()
+    for group in groups:
+        counts[group.wait.what] += len(group.workers)
+    return counts
 
 
 def _size(groups: Iterable[StackGroup]) -> int:
