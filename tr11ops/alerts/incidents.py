@@ -60,7 +60,7 @@ def look(
     for name, finding in seen.items():
         alert = _opened(name, finding, now)
         changed.append(alert)
-        events.append(_opening(alert, now))
+        events.append(event_of(alert, OPENED, WATCHDOG, alert.title, now))
     closed = (*alert_state.closed, *map(incident_of, over))
     done = replace(alert_state, alerts=tuple(changed), closed=closed, looked=now, blind=tuple(sorted(blind)))
     return _tidied(done.with_events(events), now)
@@ -145,10 +145,6 @@ def _bounded(evidence: Iterable[str]) -> tuple[str, ...]:
     if len(lines) <= MOST_EVIDENCE:
         return lines
     return (*lines[: MOST_EVIDENCE - 1], f"... and {len(lines) - MOST_EVIDENCE + 1} lines more")
-
-
-def _opening(alert: Alert, now: float) -> AlertEvent:
-    return event_of(alert, OPENED, WATCHDOG, alert.title, now)
 
 
 def _seen_again(alert: Alert, finding: Finding, policy: Policy, now: float) -> tuple[Alert, tuple[AlertEvent, ...]]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tr11ops.alerts.grouping import MessagePart, grouped
 from tr11ops.alerts.incidents import is_worth_a_message
@@ -32,14 +32,6 @@ SITE_WORDS = frozenset({"opened", "reopened", "cleared"})  # and what its suppor
 ALARMS = frozenset({"opened", "raised", "reopened", "again"})  # escalation counts from these
 
 
-@dataclass(frozen=True)
-class Notification:
-    """That something is to be said: what kind of message, and to whom."""
-
-    kind: str
-    to: tuple[str, ...]
-
-
 def tell(
     alert_state: AlertState,
     policy: Policy,
@@ -53,24 +45,22 @@ def tell(
     `only` limits it to alerts of these fingerprints, and leaves the digest out. `situation` is what the messages say
     of the run.
     """
-    words: dict[str, Notification] = {}
+    parts: dict[str, MessagePart] = {}
     alerts: list[Alert] = []
     for alert in alert_state.alerts:
         if only is not None and alert.fingerprint not in only:
             alerts.append(alert)
             continue
-        notification = _word(alert, policy, now)
-        after = _stepped(alert, notification, policy, now)
-        if notification is not None and policy.is_reachable:
-            words[alert.fingerprint] = notification
-        elif notification is not None and notification.kind == "cleared":  # no one is left to wait for it
+        part = _word(alert, policy, now)
+        after = _stepped(alert, part, policy, now)
+        if part is not None and policy.is_reachable:
+            parts[alert.fingerprint] = replace(part, alert=after)
+        elif part is not None and part.kind == "cleared":  # no one is left to wait for it
             after = replace(after, said=None)
         alerts.append(after)
-    known = ((alert, words[alert.fingerprint]) for alert in alerts if alert.fingerprint in words)
-    parts = (MessagePart(alert, notification.kind, notification.to) for alert, notification in known)
     messages = [
         alert_message(group.parts, group.to, policy, now, situation, group.urls)
-        for group in grouped(parts)
+        for group in grouped(parts.values())
         if group.to or (group.urls and policy.has_urls)
     ]
     by_alert: dict[str, list[Message]] = {}
@@ -78,12 +68,11 @@ def tell(
         for name in message.alerts:
             by_alert.setdefault(name, []).append(message)
     if policy.support:
-        site = (alert for alert in alerts if alert.detector in SITE_DETECTORS and alert.fingerprint in words)
-        of_site = ((alert, words[alert.fingerprint].kind) for alert in site)
-        messages += [site_message(alert, kind, policy, now) for alert, kind in of_site if kind in SITE_WORDS]
+        site = (part for part in parts.values() if part.alert.detector in SITE_DETECTORS and part.kind in SITE_WORDS)
+        messages += [site_message(part.alert, part.kind, policy, now) for part in site]
     alerts = [
-        told(alert, words[alert.fingerprint], by_alert.get(alert.fingerprint, []), now)
-        if alert.fingerprint in words
+        told(parts[alert.fingerprint], by_alert.get(alert.fingerprint, []), now)
+        if alert.fingerprint in parts
         else alert
         for alert in alerts
     ]
@@ -94,31 +83,31 @@ def tell(
     return replace(done, messages=(*done.messages, *messages)), tuple(messages)
 
 
-def told(alert: Alert, notification: Notification, messages: Iterable[Message], now: float) -> Alert:
+def told(part: MessagePart, messages: Iterable[Message], now: float) -> Alert:
     """The alert after what one look has said of it."""
-    identities = tuple(message.message_id for message in messages)
-    cleared = notification.kind == "cleared"
+    alert, identities = part.alert, tuple(message.message_id for message in messages)
+    cleared = part.kind == "cleared"
     after = replace(
         alert,
         opened=now if alert.sends == 0 else alert.opened,
         said=None if cleared else alert.severity,
         heard=alert.heard if cleared else max(alert.severity, alert.heard or alert.severity),
-        told=alert.told if cleared else unique((*alert.told, *notification.to)),
+        told=alert.told if cleared else unique((*alert.told, *part.to)),
         sends=alert.sends + 1,
         last_sent=now,
         remind=False,
         thread=alert.thread or " ".join(identities),
         mails=(*alert.mails, *identities)[-MOST_MAILS_KEPT:],
     )
-    return replace(after, alarmed=now, escalated=0) if notification.kind in ALARMS else after
+    return replace(after, alarmed=now, escalated=0) if part.kind in ALARMS else after
 
 
 # ----------------------------------------------------------------------------- the table
-def _word(alert: Alert, policy: Policy, now: float) -> Notification | None:
+def _word(alert: Alert, policy: Policy, now: float) -> MessagePart | None:
     if not is_worth_a_message(alert) or (alert.severity < Severity.CRITICAL and policy.is_quiet(now)):
         return None
     if not alert.is_open:
-        return Notification("cleared", alert.told) if alert.said is not None else None
+        return MessagePart(alert, "cleared", alert.told) if alert.said is not None else None
     passing = alert.clear_looks or alert.milder_looks  # the last look did not see it, or not so bad: the next will tell
     if alert.snoozed_until is not None or passing:
         return None
@@ -128,7 +117,7 @@ def _word(alert: Alert, policy: Policy, now: float) -> Notification | None:
     return _further_word(alert, alert.said, aware, policy, now)
 
 
-def _first_word(alert: Alert, aware: tuple[str, ...], now: float) -> Notification | None:
+def _first_word(alert: Alert, aware: tuple[str, ...], now: float) -> MessagePart | None:
     """About a fault of which people know nothing, or think that it is over.
 
     Not within an hour of telling them so, unless it is worse than all that they heard of it.
@@ -136,29 +125,29 @@ def _first_word(alert: Alert, aware: tuple[str, ...], now: float) -> Notificatio
     is_worse = alert.severity > (alert.heard or Severity.WARNING)
     if alert.is_acknowledged or (alert.sends and not is_worse and elapsed(alert.last_sent, now) < FLAP_SECONDS):
         return None
-    return Notification("reopened" if alert.sends else "opened", aware)
+    return MessagePart(alert, "reopened" if alert.sends else "opened", aware)
 
 
 def _further_word(
     alert: Alert, said: Severity, aware: tuple[str, ...], policy: Policy, now: float
-) -> Notification | None:
+) -> MessagePart | None:
     """About a fault that people know of: that it is worse, or that no one has taken it on."""
     if alert.severity > said:
-        return Notification("raised", aware)
+        return MessagePart(alert, "raised", aware)
     if alert.is_acknowledged:
         return None
     if alert.remind:
-        return Notification("again", aware)
+        return MessagePart(alert, "again", aware)
     return _escalation(alert, policy, now) or _repetition(alert, aware, policy, now)
 
 
-def _escalation(alert: Alert, policy: Policy, now: float) -> Notification | None:
+def _escalation(alert: Alert, policy: Policy, now: float) -> MessagePart | None:
     """The next to be asked; None where that is no one new."""
     steps = _steps_due(alert, policy, now)
     if steps <= alert.escalated:
         return None
     to = policy.escalation(steps, alert.told, now)
-    return Notification("escalated", to) if set(to) - set(alert.told) else None
+    return MessagePart(alert, "escalated", to) if set(to) - set(alert.told) else None
 
 
 def _steps_due(alert: Alert, policy: Policy, now: float) -> int:
@@ -167,18 +156,18 @@ def _steps_due(alert: Alert, policy: Policy, now: float) -> int:
     return policy.steps_due(elapsed(alert.alarmed, now))
 
 
-def _stepped(alert: Alert, notification: Notification | None, policy: Policy, now: float) -> Alert:
+def _stepped(alert: Alert, part: MessagePart | None, policy: Policy, now: float) -> Alert:
     """Steps of the escalation that are over, whether or not they found anyone new."""
     stands_unanswered = alert.is_open and alert.said is not None and not alert.is_acknowledged
-    if not stands_unanswered or alert.snoozed_until is not None or (notification and notification.kind != "escalated"):
+    if not stands_unanswered or alert.snoozed_until is not None or (part and part.kind != "escalated"):
         return alert
     return replace(alert, escalated=max(alert.escalated, _steps_due(alert, policy, now)))
 
 
-def _repetition(alert: Alert, aware: tuple[str, ...], policy: Policy, now: float) -> Notification | None:
+def _repetition(alert: Alert, aware: tuple[str, ...], policy: Policy, now: float) -> MessagePart | None:
     if elapsed(alert.last_sent, now) < policy.repeat_hours * 3600.0:
         return None
-    return Notification("repeated", aware)
+    return MessagePart(alert, "repeated", aware)
 
 
 def _mail(name: str) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from tr11ops.alerts.mail_route import is_address
 from tr11ops.alerts.mail_text.alert import alert_message
 from tr11ops.alerts.mail_text.daily_summary import digest, digest_message, trial_message
 from tr11ops.alerts.mailbox import Mailbox, MailboxError, mailbox_of
-from tr11ops.alerts.notify import Notification, digest_readers, tell, told
+from tr11ops.alerts.notify import digest_readers, tell, told
 from tr11ops.alerts.outbox import OutboxEntry
 from tr11ops.alerts.policy import Policy
 from tr11ops.alerts.reading import waiting
@@ -80,10 +80,10 @@ def _assignments(
         alert = alert_state.find(name)
         if alert is None or old is None or alert.owner == old.owner or not is_address(alert.owner):
             continue
-        notification = Notification("assigned", (alert.owner,))
-        message = alert_message((MessagePart(alert, notification.kind, notification.to),), notification.to, policy, now)
+        part = MessagePart(alert, "assigned", (alert.owner,))
+        message = alert_message((part,), part.to, policy, now)
         messages.append(message)
-        alert_state = alert_state.with_alert(told(alert, notification, (message,), now))
+        alert_state = alert_state.with_alert(told(part, (message,), now))
     return replace(alert_state, messages=(*alert_state.messages, *messages)), tuple(messages)
 
 

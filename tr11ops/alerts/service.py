@@ -133,9 +133,7 @@ def _recorded(
     counts, and what it has not sent yet is sent from here.
     """
     now = sight.time
-    known_there = (
-        AlertState() if home is None else known(read_observed(lambda: read_alert_state(home).alert_state), AlertState())
-    )
+    known_there = AlertState() if home is None else _known_state(home)
     notes: list[str] = []
     replies = _replies(store, notes)
     inbox = _inbox(store, known_there, card, policy, now, notes)
@@ -184,6 +182,11 @@ def _recorded(
     )
 
 
+def _known_state(directory: RunDirectory) -> AlertState:
+    """The alert state; an empty one where it cannot be read."""
+    return known(read_observed(lambda: read_alert_state(directory).alert_state), AlertState())
+
+
 def _take_over(directory: RunDirectory, local: RunDirectory) -> None:
     """Queue in the fallback directory the messages of an outbox that takes no claim. Raises OSError."""
     for entry in known(read_observed(lambda: waiting_entries(directory)), ()):
@@ -205,7 +208,7 @@ def _inbox(
     mailbox = mailbox_of(card)
     if mailbox is None:
         return Inbox()
-    alert_state = merged(known_there, known(read_observed(lambda: read_alert_state(store).alert_state), AlertState()))
+    alert_state = merged(known_there, _known_state(store))
     try:
         return mailbox.read(policy.domain, alert_state.mailbox, now)
     except MailboxError as error:
@@ -231,7 +234,7 @@ def _without_record(
     """Where nothing can be written, those on duty hear of it all the same, though at each look again."""
     notes = [f"alerts cannot be recorded, so messages go out again at each look: {cause(trouble)}"]
     notes += _ping(card) if sight.observed else []
-    looked = sight.of(known(read_observed(lambda: read_alert_state(directory).alert_state), AlertState()), policy)
+    looked = sight.of(_known_state(directory), policy)
     now = sight.time
     names = frozenset(alert.fingerprint for alert in looked.alerts)
     after, messages = tell(looked, policy, now, only=names, situation=sight.situation)
