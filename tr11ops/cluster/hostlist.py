@@ -52,6 +52,15 @@ def compress(names: Iterable[str]) -> str:
     return ",".join(text for _, text in sorted(texts))
 
 
+def nodes_text(names: Iterable[str]) -> str:
+    """Node names as people write them, tw[01-04,07]; one after another where that cannot be done."""
+    found = set(names)
+    try:
+        return compress(found)
+    except HostlistError:
+        return ",".join(sorted(found))
+
+
 def _ranges(digits: set[str]) -> list[str]:
     """Ranges such as "01-26": a range's width is that of its first number."""
     remaining = set(digits)

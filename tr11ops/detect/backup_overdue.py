@@ -103,9 +103,7 @@ def reached_at(snapshot: Snapshot, step: int) -> float | None:
 
     Waits and restarts in between make the truth earlier, so a copy is never called for too soon.
     """
-    if isinstance(snapshot.checkpoints, Unknown):
-        return None
-    for checkpoint in snapshot.checkpoints.examined:
+    for checkpoint in snapshot.examined:
         if checkpoint.step == step and checkpoint.created is not None:
             return checkpoint.created
     steps, pace = known(snapshot.steps, ()), derived.seconds_per_iteration(snapshot)

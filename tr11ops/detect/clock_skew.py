@@ -5,13 +5,13 @@ Ages are judged by the run's clock, whatever is wrong here: see observe/clock.py
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from tr11ops.base.observed import known
 from tr11ops.base.units import duration
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe import derived
-from tr11ops.observe.operation import ClockReading
+from tr11ops.observe.clock import skews
 from tr11ops.observe.snapshot import Snapshot
 
 BOUND = "`watch.clock_skew_seconds` (30)"
@@ -30,12 +30,8 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """
     bound = snapshot.run.operation.clock_skew_seconds
     recent = [entry for entry in known(snapshot.clocks, ()) if snapshot.time - entry.stamped <= RECENT_SECONDS]
-    by_host: dict[str, list[ClockReading]] = {}
-    for entry in recent:
-        by_host.setdefault(entry.host, []).append(entry)
-    wrong = {host: skew for host, entries in by_host.items() if (skew := skew_of(entries)) and abs(skew) > bound}
-    for host, skew in sorted(wrong.items(), key=lambda pair: -abs(pair[1])):
-        entry = by_host[host][0]
+    for host, skew in sorted(skews(recent, bound).items(), key=lambda pair: -abs(pair[1])):
+        entry = next(entry for entry in recent if entry.host == host)
         yield Finding(
             NAME,
             Severity.WARNING,
@@ -54,11 +50,6 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
             identity=("this machine",),
             evidence=("what was written here meanwhile carries the wrong time",),
         )
-
-
-def skew_of(entries: Iterable[ClockReading]) -> float:
-    """How far a host's clock is ahead, in seconds (behind: below zero): the least of what its files say."""
-    return min((entry.written - entry.stamped for entry in entries), key=abs)
 
 
 def _signed(seconds: float, ahead: str = "ahead") -> str:

@@ -10,11 +10,11 @@ import math
 from collections.abc import Iterator
 from itertools import pairwise
 
-from tr11ops.base.observed import Unknown, known
+from tr11ops.base.observed import known
 from tr11ops.detect import series
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe import derived
-from tr11ops.observe.snapshot import Checkpoint, Snapshot, Step
+from tr11ops.observe.snapshot import Snapshot, Step
 from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.logline import StepRecord
 
@@ -63,17 +63,13 @@ def _gone_back(snapshot: Snapshot, steps: tuple[Step, ...], index: int) -> Itera
     if any(before.time <= time <= after.time for time in backs):
         return
     began = after.time - _finite(after.record.seconds_per_iteration)
-    there = [entry for entry in _sound(snapshot) if entry.created is not None and entry.created < began]
+    sound = [entry for entry in snapshot.examined if entry.is_sound]
+    there = [entry for entry in sound if entry.created is not None and entry.created < began]
     newest = max((entry.step for entry in there if entry.step <= before.record.iteration), default=None)
     if newest is not None and after.record.iteration <= newest:
         yield (
             f"the training went back to iteration {after.record.iteration}, though {checkpoint_name(newest)} was there"
         )
-
-
-def _sound(snapshot: Snapshot) -> tuple[Checkpoint, ...]:
-    checkpoints = snapshot.checkpoints
-    return () if isinstance(checkpoints, Unknown) else tuple(entry for entry in checkpoints.examined if entry.is_sound)
 
 
 def _jumps(steps: tuple[Step, ...], index: int) -> Iterator[str]:

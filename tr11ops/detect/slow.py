@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 from statistics import fmean, median
 
-from tr11ops.base.observed import Unknown, known
+from tr11ops.base.observed import known
 from tr11ops.base.robust import robust_sigma
 from tr11ops.cluster.hostlist import compress
 from tr11ops.detect import series
@@ -124,8 +124,7 @@ def _beside_no_save(snapshot: Snapshot, steps: tuple[Step, ...]) -> tuple[Step, 
         return steps
     began, pace = max(saves), derived.seconds_per_iteration(snapshot) or 0.0
     end = began + normal_silence.phase_patience(snapshot, "saving")
-    examined = () if isinstance(snapshot.checkpoints, Unknown) else snapshot.checkpoints.examined
-    for entry in examined:
+    for entry in snapshot.examined:
         if entry.created is not None and entry.created >= began:
             end = entry.created + pace
     return tuple(step for step in steps if step.time is None or not began < step.time <= end)

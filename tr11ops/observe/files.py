@@ -104,14 +104,17 @@ def read_heartbeats(paths: RunPaths) -> tuple[Observed[tuple[Heartbeat, ...]], t
 def _checked_heartbeat(path: Path) -> Heartbeat | None:
     beat = Heartbeat.read(path)
     if beat is not None:
-        _require(path, beat.time, beat.iteration, beat.rank)
+        for value in (beat.time, beat.iteration, beat.rank):
+            number_of(path, value)
     return beat
 
 
-def _require(path: Path, *values: object) -> None:
-    for value in values:
-        if number_in(value) is None:
-            raise ValueError(f"{path} holds {str(value)[:40]!r} where a number belongs")
+def number_of(path: Path, value: object) -> float:
+    """A number that a file holds. Raises ValueError, which names the file, for anything else."""
+    number = number_in(value)
+    if number is None:
+        raise ValueError(f"{path} holds {str(value)[:40]!r} where a number belongs")
+    return number
 
 
 def _shortened(read_errors: list[str], most: int = 3) -> tuple[str, ...]:
@@ -141,7 +144,8 @@ def _attempt(paths: RunPaths, job_id: str, changed: float) -> Attempt:
     def read() -> EndMarker | None:
         marker = EndMarker.read(path)
         if marker is not None:
-            _require(path, marker.time, marker.iteration)
+            number_of(path, marker.time)
+            number_of(path, marker.iteration)
         return marker
 
     end = observed(read)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from statistics import median
 from typing import TYPE_CHECKING
 
-from tr11ops.base.observed import Unknown, known
+from tr11ops.base.observed import known
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Snapshot
 from trainer.contract.end_marker import EndMarker
@@ -114,11 +114,8 @@ def weight_at(course: Iterable[EqualSteps], iteration: int) -> float:
 
 def end_of(snapshot: Snapshot, course: tuple[EqualSteps, ...] = ()) -> ForecastEnd | None:
     """The range of the training's end; None where the pace or the length is not known."""
-    done, total, pace = (
-        derived.iteration(snapshot),
-        derived.total_iterations(snapshot),
-        derived.seconds_per_iteration(snapshot),
-    )
+    done, total = derived.iteration(snapshot), derived.total_iterations(snapshot)
+    pace = derived.seconds_per_iteration(snapshot)
     if done is None or total is None or pace is None:
         return None
     if not fits(course, done, known(snapshot.steps, ())[-1].record.global_batch_size):
@@ -184,7 +181,7 @@ def _by_interval(snapshot: Snapshot) -> Iterable[NextCheckpoint]:
 
 def _done(snapshot: Snapshot) -> int:
     """The last iteration; before the first one is logged, that of the checkpoint from which the training goes on."""
-    newest = None if isinstance(snapshot.checkpoints, Unknown) else snapshot.checkpoints.newest_sound
+    newest = snapshot.newest_sound
     return derived.iteration(snapshot) or (newest.step if newest is not None else 0)
 
 
@@ -193,8 +190,7 @@ def _next_step(snapshot: Snapshot, done: int, interval: int) -> int:
 
 
 def _by_minutes(snapshot: Snapshot) -> Iterable[NextCheckpoint]:
-    minutes = snapshot.run.training.checkpoint_minutes
-    newest = None if isinstance(snapshot.checkpoints, Unknown) else snapshot.checkpoints.newest_sound
+    minutes, newest = snapshot.run.training.checkpoint_minutes, snapshot.newest_sound
     if minutes and newest is not None and newest.created is not None:
         yield NextCheckpoint(None, max(0.0, newest.created + 60.0 * minutes - snapshot.time), "minutes")
 

@@ -13,12 +13,14 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tr11ops.base.glyphs import plain
 from tr11ops.base.observed import Observed, Unknown, cause, known, observed
 from tr11ops.base.tail import tail_lines
 from tr11ops.base.units import bytes_of, number_in
 from tr11ops.cluster import jobcomp
 from tr11ops.cluster.base import Job
 from tr11ops.cluster.select import start_of_watchdog
+from tr11ops.observe.files import number_of
 from tr11ops.observe.operation import (
     ClockReading,
     Copied,
@@ -194,8 +196,8 @@ def read_copy(path: Path) -> Observed[CopyStatus | None]:
             return None
         step = value.get("step")
         return CopyStatus(
-            time=_number(path, value["time"]),
-            step=None if step is None else int(_number(path, step)),
+            time=number_of(path, value["time"]),
+            step=None if step is None else int(number_of(path, step)),
             message=_line(value.get("message")),
             copied=_copied(path, value.get("copied")),
             damaged=tuple(_line(text) for text in _list(path, value.get("damaged", []))[:MOST_DAMAGED]),
@@ -212,7 +214,7 @@ def _copied(path: Path, value: Any) -> tuple[Copied, ...] | None:
     if not isinstance(value, dict) or not all(isinstance(kinds, dict) for kinds in value.values()):
         raise ValueError(f"{path} holds {str(value)[:40]!r} where copies belong")
     return tuple(
-        Copied(_line(archive), _line(kind), int(_number(path, step)))
+        Copied(_line(archive), _line(kind), int(number_of(path, step)))
         for archive, kinds in value.items()
         for kind, steps in kinds.items()
         for step in _list(path, steps)
@@ -227,15 +229,7 @@ def _list(path: Path, value: Any) -> list[Any]:
 
 def _line(value: Any) -> str:
     """What a file says, as one line that is fit to be shown."""
-    text = "".join(character if character.isprintable() else " " for character in str(value or ""))
-    return " ".join(text.split())[:LONGEST_TEXT]
-
-
-def _number(path: Path, value: Any) -> float:
-    number = number_in(value)
-    if number is None:
-        raise ValueError(f"{path} holds {str(value)[:40]!r} where a number belongs")
-    return number
+    return " ".join(plain(str(value or ""), unicode=True).split())[:LONGEST_TEXT]
 
 
 # ----------------------------------------------------------------------------- jobs that the scheduler has forgotten

@@ -156,6 +156,16 @@ class Snapshot(TrainingObservations, OperationObservations):
         return tuple(job for job in known(self.jobs, ()) if job.state is JobState.PENDING)
 
     @property
+    def newest_sound(self) -> Checkpoint | None:
+        """The newest sound checkpoint; None also where checkpoints are unknown."""
+        return None if isinstance(self.checkpoints, Unknown) else self.checkpoints.newest_sound
+
+    @property
+    def examined(self) -> tuple[Checkpoint, ...]:
+        """The checkpoints that were looked into, newest first; none where they are unknown."""
+        return () if isinstance(self.checkpoints, Unknown) else self.checkpoints.examined
+
+    @property
     def last_end(self) -> Observed[EndMarker | None]:
         """The end marker of the newest attempt; None where it left none, or where there is no attempt."""
         if isinstance(self.attempts, Unknown):

@@ -127,7 +127,7 @@ def settle(
     directory: RunDirectory,
     journal: Journal,
 ) -> tuple[ActionRecord, ...]:
-    """Write the outcome of every deed whose end can be seen; returns those that were settled. Raises OSError."""
+    """Write the outcome of every action whose end can be seen; returns those that were settled. Raises OSError."""
     settled = []
     for action_record in unfinished:
         result, message, job_id = _what_became(action_record, snapshot, directory)

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, tzinfo
 from enum import StrEnum
 
+from tr11ops.base.glyphs import plain
 from tr11ops.base.invocation import for_card
 from tr11ops.base.observed import Observed, Unknown, known
 from tr11ops.cluster.base import Job, JobState
-from tr11ops.cluster.hostlist import HostlistError, compress
+from tr11ops.cluster.hostlist import nodes_text
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe.lost_host import has_lost_its_host, is_zombie
 from tr11ops.observe.snapshot import Snapshot
@@ -159,7 +160,7 @@ def lines(
     if not own and verdict.word is VerdictWord.DOWN and snapshot.pending_jobs:
         own = [f"{head} is DOWN: {verdict.why}"]
     return tuple(
-        _one_line(for_card(snapshot.run.card, line))
+        plain(for_card(snapshot.run.card, line), unicode=True)  # what came from a file may begin no line of its own
         for line in (*queue_lines(snapshot, verdict, zone), *own, *(f"{head}: {record}" for record in records))
     )
 
@@ -176,10 +177,10 @@ def _job_line(name: str, job: Job, now: float, zone: tzinfo | None) -> str:
     place = f"{job.job_id} on '{job.partition}' partition"
     if job.state is JobState.RUNNING:
         elapsed = _elapsed(0.0 if job.start_time is None else now - job.start_time)
-        return f"{name} is running for {elapsed} since {start} ({place} ({_node_list(job)})"
+        return f"{name} is running for {elapsed} since {start} ({place} ({nodes_text(job.nodes)})"
     if job.state is not JobState.PENDING:
         state = _STATES.get(job.state, "is unknown - fix me:")
-        return f"{name} {state} (at {start}) ({place}) ({_node_list(job) or f'({job.reason})'})"
+        return f"{name} {state} (at {start}) ({place}) ({nodes_text(job.nodes) or f'({job.reason})'})"
     if job.start_time is not None:
         delta = timedelta(seconds=math.floor(job.start_time - now))
         return f"{name} is scheduled to start in {delta} (at {start}) ({place})"
@@ -202,20 +203,8 @@ def _elapsed(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{second:02d}" if hours else f"{minutes}:{second:02d}"
 
 
-def _node_list(job: Job) -> str:
-    try:
-        return compress(job.nodes)
-    except HostlistError:
-        return ",".join(job.nodes)
-
-
 def _stamp(time: float, zone: tzinfo | None) -> datetime:
     return datetime.fromtimestamp(time, zone)
-
-
-def _one_line(text: str) -> str:
-    """Nothing that came from a file or a scheduler may begin a line of its own, or move a terminal's cursor."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def seen_something(snapshot: Snapshot, verdict: Verdict) -> bool:

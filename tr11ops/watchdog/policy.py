@@ -47,9 +47,7 @@ HUNG_PATIENCES = 3.0  # a job is given up after this many times the silence that
 
 def progress(snapshot: Snapshot) -> ProgressRecord:
     """How far the training has come, as far as it is known."""
-    checkpoints = snapshot.checkpoints
-    newest = None if isinstance(checkpoints, Unknown) else checkpoints.newest_sound
-    iteration = derived.iteration(snapshot)
+    newest, iteration = snapshot.newest_sound, derived.iteration(snapshot)
     return ProgressRecord(-1 if iteration is None else iteration, -1 if newest is None else newest.step)
 
 

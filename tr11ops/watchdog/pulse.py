@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WatchedRun:
-    """What is watched. `eye` answers the look, and fails within seconds; `typed` is the card as the person named it."""
+    """What is watched. `reader` answers within seconds, or fails; `typed` is the card as the person named it."""
 
     card: RunCard
     directory: RunDirectory

@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterator
 
 from tr11ops.alerts.policy import Policy
+from tr11ops.base.glyphs import plain
 from tr11ops.base.redact import redact
 from tr11ops.base.units import timestamp
 
@@ -16,8 +17,7 @@ LONGEST_SUBJECT = 160
 
 def clean(text: str, most: int) -> str:
     """One line of at most `most` characters, without control characters and without what looks like a secret."""
-    line = "".join(character if character.isprintable() else " " for character in text[: 4 * most]).strip()
-    line = redact(line)
+    line = redact(plain(text[: 4 * most], unicode=True).strip())
     return line if len(line) <= most else line[: most - 4].rstrip() + " ..."
 
 

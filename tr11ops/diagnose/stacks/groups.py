@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tr11ops.cluster.arrays import format_ranges
-from tr11ops.cluster.hostlist import HostlistError, compress
+from tr11ops.cluster.hostlist import nodes_text
 from tr11ops.diagnose.stacks.waits import StackWait, WaitKind, wait_of
 from tr11ops.diagnose.stacks.worker import Frame, WorkerStack
 
@@ -63,15 +63,6 @@ def _same(before: WorkerStack | None, now: WorkerStack) -> bool:
 
 def _place(worker: WorkerStack) -> tuple[object, ...]:
     return worker.pid, worker.node, worker.frames, worker.is_stopped, worker.is_dead
-
-
-def nodes_text(nodes: Iterable[str]) -> str:
-    """Node names as people write them: tw[01-04,07]."""
-    names = list(nodes)
-    try:
-        return compress(names)
-    except HostlistError:
-        return ",".join(sorted(set(names)))
 
 
 def ranks_text(ranks: Iterable[int]) -> str:

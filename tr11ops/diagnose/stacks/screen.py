@@ -6,7 +6,8 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from tr11ops.base.units import counted, duration, first_few
-from tr11ops.diagnose.stacks.groups import StackGroup, nodes_text, ranks_text, ranks_words
+from tr11ops.cluster.hostlist import nodes_text
+from tr11ops.diagnose.stacks.groups import StackGroup, ranks_text, ranks_words
 from tr11ops.diagnose.stacks.look import StacksLook
 from tr11ops.diagnose.stacks.waits import WaitKind
 from tr11ops.diagnose.stacks.worker import WorkerStack
