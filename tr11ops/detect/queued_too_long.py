@@ -18,7 +18,7 @@ from tr11ops.queue.repair import way_out
 BOUND = "`watch.longest_queue_minutes`; 3 times that"
 SEVERITIES = "WARNING, CRITICAL"
 NAME = "queued-too-long"
-NEEDS = ("jobs", "kill_switch", "pause", "attempts", "heartbeats")
+NEEDS = ("jobs", "kill_switch", "pause", "attempts", "heartbeats", "steps")
 
 CRITICAL_FACTOR = 3.0  # times watch.longest_queue_minutes
 # Waiting for a time or for another task, not for nodes. Prefixes, as versions of Slurm add words.
@@ -35,8 +35,10 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
 
     Counted from when the task could start: its submission or release, or the end of the task before it.
     """
-    if isinstance(snapshot.attempts, Unknown) or isinstance(snapshot.heartbeats, Unknown):
+    if isinstance(snapshot.attempts, Unknown):
         return
+    if isinstance(snapshot.heartbeats, Unknown) or isinstance(snapshot.steps, Unknown):
+        return  # it may train outside the scheduler
     if snapshot.active_jobs or derived.stop_of(snapshot) is not None or derived.liveness_outside(snapshot) is not None:
         return
     limit = snapshot.run.operation.longest_queue_seconds
