@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tr11ops.base.observed import Unknown
 from tr11ops.base.units import duration
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.detect import ranks
@@ -32,7 +31,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def _of_job(snapshot: Snapshot, job: Job) -> Iterator[Finding]:
-    if isinstance(snapshot.heartbeats, Unknown) or isinstance(snapshot.steps, Unknown):
+    if derived.hidden_life(snapshot):
         return  # either shows life
     liveness = derived.liveness_of(snapshot, job)
     marker = derived.marker_of(snapshot, derived.identifiers(job))

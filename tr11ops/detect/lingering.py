@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tr11ops.base.observed import Unknown
 from tr11ops.base.units import duration
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe import derived
@@ -18,7 +17,7 @@ NEEDS = ("jobs", "attempts", "heartbeats", "steps")
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """Fires a while after the end marker, unless a later launch in the same allocation is alive."""
-    if isinstance(snapshot.heartbeats, Unknown) or isinstance(snapshot.steps, Unknown):
+    if derived.hidden_life(snapshot):
         return  # a later launch may be alive
     for job in snapshot.active_jobs:
         marker = derived.marker_of(snapshot, derived.identifiers(job))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tr11ops.base.observed import Unknown, known
+from tr11ops.base.observed import known
 from tr11ops.base.units import duration, size
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.detect.finding import Finding, Severity
@@ -36,7 +36,7 @@ def _of_job(snapshot: Snapshot, job: Job, patience: float) -> Iterator[Finding]:
     beats = [beat for beat in derived.beats_of(snapshot, job) if beat.phase in TRAINING_PHASES]
     stepped, now = derived.step_times(snapshot, names), snapshot.time
     interval = snapshot.run.training.log_interval
-    if not beats or not stepped or isinstance(snapshot.heartbeats, Unknown):
+    if not beats or not stepped:
         return
     done, last = max(beat.iteration for beat in beats), known(snapshot.steps, ())[-1].record.iteration
     beat, line = max(beat.time for beat in beats), max(stepped)

@@ -37,7 +37,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """
     if isinstance(snapshot.attempts, Unknown):
         return
-    if isinstance(snapshot.heartbeats, Unknown) or isinstance(snapshot.steps, Unknown):
+    if derived.hidden_life(snapshot):
         return  # it may train outside the scheduler
     if snapshot.active_jobs or derived.stop_of(snapshot) is not None or derived.liveness_outside(snapshot) is not None:
         return

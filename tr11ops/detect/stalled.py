@@ -36,7 +36,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def _without_liveness(snapshot: Snapshot, job: Job) -> Iterator[Finding]:
-    if isinstance(snapshot.heartbeats, Unknown) or isinstance(snapshot.steps, Unknown) or snapshot.read_errors:
+    if derived.hidden_life(snapshot) or snapshot.read_errors:
         return
     silent = None if job.start_time is None else snapshot.time - job.start_time
     over = derived.marker_of(snapshot, derived.identifiers(job)) is not None

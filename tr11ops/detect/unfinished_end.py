@@ -22,7 +22,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """The bad ends since the last good one: one is a warning, two in a row are critical (a bad node or a bad card)."""
     if isinstance(snapshot.jobs, Unknown) or isinstance(snapshot.attempts, Unknown):
         return
-    if isinstance(snapshot.heartbeats, Unknown) or isinstance(snapshot.steps, Unknown):
+    if derived.hidden_life(snapshot):
         return  # an attempt that lives outside the scheduler would count as ended
     jobs = {name: job for job in snapshot.jobs for name in derived.identifiers(job)}
     outside = derived.liveness_outside(snapshot)

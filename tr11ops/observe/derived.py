@@ -344,6 +344,11 @@ def patience_in(snapshot: Snapshot, phase: str, stepped: bool) -> float:
     return normal_silence.training_patience(snapshot, pace)
 
 
+def hidden_life(snapshot: Snapshot) -> str:
+    """Why a sign of life may have been missed; "" when none was."""
+    return next((value.why for value in (snapshot.heartbeats, snapshot.steps) if isinstance(value, Unknown)), "")
+
+
 def liveness_outside(snapshot: Snapshot) -> Liveness | None:
     """A fresh sign of life of an attempt that no job of the scheduler stands for (a training in the foreground)."""
     liveness = liveness_of(snapshot, None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tr11ops.base.observed import Unknown, known
+from tr11ops.base.observed import known
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Snapshot
@@ -35,7 +35,7 @@ def seconds_to_wait(snapshot: Snapshot, job: Job) -> float:
 
     Trainers that cannot be seen are not gone: their silence begins when they can.
     """
-    if isinstance(snapshot.heartbeats, Unknown) or isinstance(snapshot.steps, Unknown):
+    if derived.hidden_life(snapshot):
         return _patience(snapshot)
     liveness = derived.liveness_of(snapshot, job)
     return 0.0 if liveness is None else max(0.0, _patience(snapshot) - liveness.silent_for(snapshot.time))

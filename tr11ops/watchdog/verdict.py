@@ -109,7 +109,7 @@ def _of_active(snapshot: Snapshot, findings: tuple[Finding, ...], active: tuple[
 
 
 def _alive(snapshot: Snapshot, liveness: derived.Liveness, on: str) -> Verdict:
-    hidden = _hidden_liveness(snapshot)
+    hidden = derived.hidden_life(snapshot)
     if hidden and not liveness.is_fresh(snapshot.time):
         return Verdict(
             VerdictWord.UNKNOWN, f"{on} is RUNNING, {_seen(snapshot, liveness)}, and more cannot be seen: {hidden}"
@@ -149,7 +149,7 @@ def _leaving(snapshot: Snapshot, job: Job, reason: str) -> Verdict:
 def _no_liveness(snapshot: Snapshot, job: Job, on: str) -> Verdict:
     if job.state is JobState.CONFIGURING:
         return Verdict(VerdictWord.STARTING, f"{on} gets its nodes ready")
-    hidden = _hidden_liveness(snapshot)
+    hidden = derived.hidden_life(snapshot)
     if hidden or snapshot.read_errors:
         why = hidden or snapshot.read_errors[0]
         return Verdict(VerdictWord.UNKNOWN, f"{on} is RUNNING, but whether it trains cannot be seen: {why}")
@@ -158,11 +158,6 @@ def _no_liveness(snapshot: Snapshot, job: Job, on: str) -> Verdict:
     return Verdict(
         VerdictWord.STARTING, f"{on} started {duration(snapshot.time - job.start_time)} ago; no sign of life yet"
     )
-
-
-def _hidden_liveness(snapshot: Snapshot) -> str:
-    """Why a sign of life may have been missed; "" when none was."""
-    return next((value.why for value in (snapshot.heartbeats, snapshot.steps) if isinstance(value, Unknown)), "")
 
 
 def _of_pending(snapshot: Snapshot, pending: tuple[Job, ...]) -> Verdict:
