@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tr11ops.base.observed import observed
 from tr11ops.launch.directory_checks import short
+from tr11ops.observe.files import read_details
 from tr11ops.runcard.differences import differences
 from trainer.contract.paths import RunPaths
-from trainer.contract.state_file import read_json
 
 MOST_LINES = 20
 
@@ -20,9 +19,9 @@ def changes_since_last(paths: RunPaths, job_id: str, record: Mapping[str, Any], 
     if before is None:
         return []
     name, then = before
-    old_card = observed(lambda: read_json(paths.attempt(name) / "card.json"))
+    old_card = read_details(paths.attempt(name) / "card.json")
     lines = [*_records(then, record)]
-    if isinstance(old_card, dict):
+    if old_card:
         lines += (f"card {text}" for text in differences(_compared(old_card), _compared(card)))
     if len(lines) > MOST_LINES:
         lines = [*lines[: MOST_LINES - 1], f"and {len(lines) - MOST_LINES + 1} more"]
@@ -37,8 +36,8 @@ def _last(paths: RunPaths, job_id: str) -> tuple[str, dict[str, Any]] | None:
         return None
     found = []
     for name in names:
-        record = observed(lambda name=name: read_json(paths.attempt(name) / "attempt.json"))  # type: ignore[misc]
-        if isinstance(record, dict) and isinstance(record.get("start"), int | float):
+        record = read_details(paths.attempt(name) / "attempt.json")
+        if isinstance(record.get("start"), int | float):
             found.append((record["start"], name, record))
     return max(found, key=lambda entry: entry[:2])[1:] if found else None
 

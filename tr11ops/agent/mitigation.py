@@ -16,7 +16,7 @@ from typing import Any
 from tr11ops.agent.breaker import attempts_before
 from tr11ops.agent.recurrence import NodeFault, innocent
 from tr11ops.agent.step import LineTee
-from tr11ops.base.observed import cause, observed
+from tr11ops.base.observed import cause
 from tr11ops.cluster.base import JobState, Scheduler, SchedulerError
 from tr11ops.cluster.hostlist import compress
 from tr11ops.diagnose.attribution.evidence import Attribution
@@ -28,6 +28,7 @@ from tr11ops.nodes.queue_exclusions import (
     include_nodes,
     sync_queue_exclusions,
 )
+from tr11ops.observe.files import read_details
 from tr11ops.queue.given_nodes import known_names
 from tr11ops.queue.queued_jobs import Ordering, PendingChanges, PendingJobs
 from tr11ops.runcard.card import RunCard
@@ -38,7 +39,6 @@ from tr11ops.rundir.hold_store import forget_holds, record_holds
 from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import RunDirectory, Submission
 from trainer.contract.end_marker import EXIT_FINE
-from trainer.contract.state_file import read_json
 
 
 @dataclass(frozen=True)
@@ -346,8 +346,8 @@ def concurrent_attempt(attempt: ActingAttempt, scheduler: Scheduler) -> Concurre
     for folder, verdict in attempts_before(attempt.directory, attempt.job_id):
         if verdict is not None and verdict.reason == SUPERSEDED:
             continue
-        record = observed(lambda folder=folder: read_json(folder / "attempt.json"))  # type: ignore[misc]
-        if verdict is not None or not isinstance(record, dict) or record.get("submission") != attempt.submission:
+        record = read_details(folder / "attempt.json")
+        if verdict is not None or record.get("submission") != attempt.submission:
             return None
         try:
             job = scheduler.job(folder.name)

@@ -149,8 +149,8 @@ def _attempt(paths: RunPaths, job_id: str, changed: float) -> Attempt:
         return marker
 
     end = observed(read)
-    record = _details(path.with_name("attempt.json"))
-    verdict = _details(path.with_name("verdict.json")) if end is None else {}
+    record = read_details(path.with_name("attempt.json"))
+    verdict = read_details(path.with_name("verdict.json")) if end is None else {}
     array, task = _text(record, "array_id"), _text(record, "task_id")
     nodes, changes = record.get("nodes"), record.get("changes")
     return Attempt(
@@ -172,7 +172,7 @@ def _why_without_verdict(attempt: Path) -> str:
     return known(observed(lambda: why_it_ended(attempt)), "")
 
 
-def _details(path: Path) -> dict[str, Any]:
+def read_details(path: Path) -> dict[str, Any]:
     """Details worth showing, on which no conclusion rests: what cannot be read is left out."""
     value = observed(lambda: read_json(path))
     return value if isinstance(value, dict) else {}

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import psutil
 
-from tr11ops.base.observed import observed
+from tr11ops.observe.files import read_details
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.files import host_name
-from trainer.contract.state_file import read_json
 
 
 def foreground_trainings(directory: RunDirectory) -> tuple[str, ...]:
@@ -17,12 +16,8 @@ def foreground_trainings(directory: RunDirectory) -> tuple[str, ...]:
         if not job_id.startswith("foreground"):
             continue
         folder = directory.paths.attempt(job_id)
-        record = observed(lambda folder=folder: read_json(folder / "attempt.json"))  # type: ignore[misc]
-        if (
-            not isinstance(record, dict)
-            or (folder / "verdict.json").exists()
-            or record.get("batch_host") != host_name()
-        ):
+        record = read_details(folder / "attempt.json")
+        if (folder / "verdict.json").exists() or record.get("batch_host") != host_name():
             continue
         if _is_alive(record.get("pid"), record.get("start")):
             found.append(f"tr11 train, process {record['pid']} on {record['batch_host']}")
