@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from tr11ops.twin import fault_directories, fault_site, fault_training
@@ -17,7 +17,7 @@ from tr11ops.twin.fault_scripts import TEXTS, restore_script, spoil_script
 from tr11ops.twin.fault_store import FaultStore, InjectedFault
 from tr11ops.twin.fault_training import LOOK_SECONDS as SAMPLE_SECONDS
 from tr11ops.twin.fault_training import SIGNAL, BadSample, Break
-from tr11ops.twin.node_processes import StepWatch, scan
+from tr11ops.twin.node_processes import NodeContents, StepWatch, scan
 from tr11ops.twin.plan import TwinError
 from tr11ops.twin.processes import ProcessRecord, end, send
 from tr11ops.twin.twin import Twin
@@ -31,27 +31,62 @@ KEEPS_SLURMD_DEAD = frozenset({"slurmd-killed", "half-dead", "node-dead", "batch
 Undo = Callable[[Twin, FaultStore, InjectedFault], str]
 
 
-# ----------------------------------------------------------------------------- workers
-def _one_worker(twin: Twin, fault: InjectedFault) -> ProcessRecord:
-    contents = scan(twin.folders, [fault.target])[fault.target]
+# ----------------------------------------------------------------------------- processes
+Find = Callable[[Twin, InjectedFault], Iterable[ProcessRecord]]
+
+
+def _strike(find: Find, act: Callable[[Sequence[ProcessRecord]], object]) -> Break:
+    """A break that is all in what it does to some processes."""
+
+    def change(twin: Twin, store: FaultStore, fault: InjectedFault) -> InjectedFault:
+        fault = store.write(replace(fault, processes=tuple(find(twin, fault))))
+        act(fault.processes)
+        return fault
+
+    return change
+
+
+def _kill(records: Sequence[ProcessRecord]) -> None:
+    survivors = end(records, 0.0)
+    if survivors:
+        raise TwinError(f"process {survivors[0].pid} would not die; try again")
+
+
+def _stop(records: Sequence[ProcessRecord]) -> None:
+    send(records, signal.SIGSTOP)
+
+
+def _contents(twin: Twin, fault: InjectedFault) -> NodeContents:
+    return scan(twin.folders, [fault.target])[fault.target]
+
+
+def _daemon(twin: Twin, fault: InjectedFault) -> Iterable[ProcessRecord]:
+    return (twin.process(fault.target),)
+
+
+def _one_worker(twin: Twin, fault: InjectedFault) -> Iterable[ProcessRecord]:
+    contents = _contents(twin, fault)
     if contents.workers:
-        return contents.workers[0].record
+        return (contents.workers[0].record,)
     tasks = [task.record for task in contents.tasks if task.step is not None]
     if tasks:  # no training: a step's own first process stands for it
-        return min(tasks, key=lambda record: (record.start_ticks, record.pid))
+        return (min(tasks, key=lambda record: (record.start_ticks, record.pid)),)
     raise TwinError(f"{fault.kind}: no worker runs on {fault.target}")
 
 
-def _crash_worker(twin: Twin, store: FaultStore, fault: InjectedFault) -> InjectedFault:
-    fault = store.write(replace(fault, processes=(_one_worker(twin, fault),)))
-    send(fault.processes, signal.SIGKILL)
-    return fault
+def _half(twin: Twin, fault: InjectedFault) -> Iterable[ProcessRecord]:
+    if not _contents(twin, fault).daemons:
+        raise TwinError(f"half-dead: no job runs on {fault.target}, so slurmd would be all of it: use slurmd-killed")
+    return _daemon(twin, fault)
 
 
-def _stop_worker(twin: Twin, store: FaultStore, fault: InjectedFault) -> InjectedFault:
-    fault = store.write(replace(fault, processes=(_one_worker(twin, fault),)))
-    send(fault.processes, signal.SIGSTOP)
-    return fault
+def _batch_shells(twin: Twin, fault: InjectedFault) -> Iterable[ProcessRecord]:
+    """The shells of the batch scripts alone: what they have started is the step daemon's to end."""
+    contents = _contents(twin, fault)
+    hosts = {
+        daemon.record.pid for daemon in contents.daemons if daemon.title is not None and daemon.title[1] == "batch"
+    }
+    return (task.record for task in contents.tasks if task.parent in hosts)
 
 
 def _continue(_twin: Twin, _store: FaultStore, fault: InjectedFault) -> str:
@@ -68,21 +103,9 @@ def _end_black_hole(_twin: Twin, _store: FaultStore, fault: InjectedFault) -> st
 
 
 def _end_slow_node(twin: Twin, _store: FaultStore, fault: InjectedFault) -> str:
-    tasks = [task.record for task in scan(twin.folders, [fault.target])[fault.target].tasks]
+    tasks = [task.record for task in _contents(twin, fault).tasks]
     send(tasks, signal.SIGCONT)
     return f"the tasks of {fault.target} run at full speed"
-
-
-def _kill_slurmd(twin: Twin, store: FaultStore, fault: InjectedFault) -> InjectedFault:
-    fault = store.write(replace(fault, processes=(twin.process(fault.target),)))
-    _kill(fault.processes)
-    return fault
-
-
-def _leave_half_dead(twin: Twin, store: FaultStore, fault: InjectedFault) -> InjectedFault:
-    if not scan(twin.folders, [fault.target])[fault.target].daemons:
-        raise TwinError(f"half-dead: no job runs on {fault.target}, so slurmd would be all of it: use slurmd-killed")
-    return _kill_slurmd(twin, store, fault)
 
 
 def _kill_node(twin: Twin, store: FaultStore, fault: InjectedFault) -> InjectedFault:
@@ -90,22 +113,16 @@ def _kill_node(twin: Twin, store: FaultStore, fault: InjectedFault) -> InjectedF
     frozen: dict[int, ProcessRecord] = {}
     slurmd = twin.process(fault.target)
     for _ in range(20):
-        contents = scan(twin.folders, [fault.target])[fault.target]
+        contents = _contents(twin, fault)
         found = [slurmd, *(process.record for process in contents.all)]
         new = [record for record in found if record.pid not in frozen and record.is_alive]
         if not new:
             break
         frozen.update((record.pid, record) for record in new)
         fault = store.write(replace(fault, processes=tuple(frozen.values())))
-        send(new, signal.SIGSTOP)
+        _stop(new)
     _kill(fault.processes)
     return fault
-
-
-def _kill(records: tuple[ProcessRecord, ...]) -> None:
-    survivors = end(records, 0.0)
-    if survivors:
-        raise TwinError(f"process {survivors[0].pid} would not die; try again")
 
 
 def _start_slurmd(twin: Twin, store: FaultStore, fault: InjectedFault) -> str:
@@ -129,21 +146,8 @@ def _start(twin: Twin, name: str, words: str) -> str:
 
 
 # ----------------------------------------------------------------------------- the controller
-def _freeze_controller(twin: Twin, store: FaultStore, fault: InjectedFault) -> InjectedFault:
-    fault = store.write(replace(fault, processes=(twin.process("slurmctld"),)))
-    send(fault.processes, signal.SIGSTOP)
-    return fault
-
-
-def _kill_controller(twin: Twin, store: FaultStore, fault: InjectedFault) -> InjectedFault:
-    fault = store.write(replace(fault, processes=(twin.process("slurmctld"),)))
-    _kill(fault.processes)
-    return fault
-
-
-def _restart_controller(twin: Twin, store: FaultStore, fault: InjectedFault) -> InjectedFault:
-    fault = store.write(replace(fault, processes=(twin.process("slurmctld"),)))
-    end(fault.processes, 20.0)
+def _restart(twin: Twin, store: FaultStore, fault: InjectedFault) -> InjectedFault:
+    fault = _strike(_daemon, lambda found: end(found, 20.0))(twin, store, fault)
     twin.start_daemon("slurmctld")
     return fault
 
@@ -207,17 +211,6 @@ def _restore_script(_twin: Twin, _store: FaultStore, fault: InjectedFault) -> st
     return f"{fault.target} is {'as it was' if restore_script(fault) else 'as it was already'}"
 
 
-def _kill_batch_script(twin: Twin, store: FaultStore, fault: InjectedFault) -> InjectedFault:
-    """The shells of the batch scripts alone: what they have started is the step daemon's to end."""
-    contents = scan(twin.folders, [fault.target])[fault.target]
-    hosts = {
-        daemon.record.pid for daemon in contents.daemons if daemon.title is not None and daemon.title[1] == "batch"
-    }
-    fault = store.write(replace(fault, processes=tuple(task.record for task in contents.tasks if task.parent in hosts)))
-    _kill(fault.processes)
-    return fault
-
-
 def _end_bad_sample(_twin: Twin, _store: FaultStore, fault: InjectedFault) -> str:
     return f"iteration {fault.details.get('iteration', '?')} can be trained again"
 
@@ -228,17 +221,17 @@ def _uncover(twin: Twin, _store: FaultStore, fault: InjectedFault) -> str:
 
 
 EFFECTS: Mapping[str, tuple[Break, Undo]] = {
-    "worker-crash": (_crash_worker, _continue),
-    "worker-stop": (_stop_worker, _continue),
+    "worker-crash": (_strike(_one_worker, lambda found: send(found, signal.SIGKILL)), _continue),
+    "worker-stop": (_strike(_one_worker, _stop), _continue),
     "black-hole": (_begin, _end_black_hole),
     "slow-node": (_begin, _end_slow_node),
-    "slurmd-killed": (_kill_slurmd, _start_slurmd),
-    "half-dead": (_leave_half_dead, _start_slurmd),
+    "slurmd-killed": (_strike(_daemon, _kill), _start_slurmd),
+    "half-dead": (_strike(_half, _kill), _start_slurmd),
     "node-dead": (_kill_node, _start_slurmd),
     "batch-host-dead": (_kill_node, _start_slurmd),
-    "controller-frozen": (_freeze_controller, _continue),
-    "controller-killed": (_kill_controller, _start_controller),
-    "controller-restarted": (_restart_controller, _start_controller),
+    "controller-frozen": (_strike(_daemon, _stop), _continue),
+    "controller-killed": (_strike(_daemon, _kill), _start_controller),
+    "controller-restarted": (_restart, _start_controller),
     "drain": (_drain, _resume),
     "node-removed": (fault_site.remove_node, fault_site.put_node_back),
     "partition-down": (fault_site.change_partition("State=DOWN"), fault_site.open_partition),
@@ -255,7 +248,7 @@ EFFECTS: Mapping[str, tuple[Break, Undo]] = {
     "unmounted": (_of_target(fault_directories.hide), _uncover),
     "torn-state": (_of_target(fault_directories.tear_state), _continue),
     "bad-sample": (fault_training.spoil_data, _end_bad_sample),
-    "batch-killed": (_kill_batch_script, _continue),
+    "batch-killed": (_strike(_batch_shells, _kill), _continue),
     "step-hang": (fault_training.befall_job, fault_training.leave_well),
     "data-wait": (fault_training.befall_job, fault_training.leave_well),
     "slow-steps": (fault_training.keep(factor=fault_training.SLOW_FACTOR), fault_training.leave_well),
@@ -275,7 +268,7 @@ def black_hole(watch: StepWatch) -> float:
 def slow_down(watch: StepWatch) -> float:
     """Let the tasks run for a share of the period, then stop them for the rest of it."""
     tasks = watch.look()
-    send(tasks, signal.SIGSTOP)
+    _stop(tasks)
     time.sleep(SLOW_PERIOD_SECONDS * (1 - SLOW_SHARE))
     send(tasks, signal.SIGCONT)
     return SLOW_PERIOD_SECONDS * SLOW_SHARE
