@@ -13,6 +13,7 @@ from statistics import median
 from tr11ops.base.units import counted
 from tr11ops.curves.anomaly import NumberAnomaly
 from tr11ops.curves.steps import LoggedStep
+from trainer.contract.logline import StepRecord
 
 REMEMBERED = 5000  # lines before a restart; what is done again is among them
 LEVEL_LINES = 10  # of a level before and after
@@ -29,6 +30,15 @@ class _Seam:
     before: LoggedStep
     history: Sequence[LoggedStep]
     after: list[LoggedStep] = field(default_factory=list)
+
+    @property
+    def first(self) -> StepRecord:
+        return self.after[0].record
+
+    @cached_property
+    def earlier(self) -> Sequence[LoggedStep]:
+        """What was logged of the iterations before the first one after the restart."""
+        return [step for step in self.history if step.record.iteration < self.first.iteration]
 
     @cached_property
     def done(self) -> Mapping[int, LoggedStep]:
@@ -66,7 +76,7 @@ class RestartSeams:
 
 
 def _judged(seam: _Seam) -> NumberAnomaly:
-    first, last = seam.after[0].record, seam.before.record
+    first, last = seam.first, seam.before.record
     again = max(0, last.iteration - first.iteration + 1)
     missing = first.iteration - last.iteration - 1
     wrong = list(_what_is_wrong(seam))
@@ -85,34 +95,32 @@ def _judged(seam: _Seam) -> NumberAnomaly:
 def _what_is_wrong(seam: _Seam) -> Iterator[str]:
     yield from _samples(seam)
     yield from _learning_rate(seam)
-    first = seam.after[0].record.iteration
-    earlier = [step for step in seam.history if step.record.iteration < first]
-    yield from _level("the loss", earlier, seam.after, "lm_loss", LOSS_RISE)
-    yield from _level("the gradient norm", earlier, seam.after, "grad_norm", NORM_RISE)
+    yield from _level("the loss", seam, "lm_loss", LOSS_RISE)
+    yield from _level("the gradient norm", seam, "grad_norm", NORM_RISE)
 
 
 def _samples(seam: _Seam) -> Iterator[str]:
-    first = seam.after[0].record
+    first = seam.first
     same = seam.done.get(first.iteration)
     if same is not None:
         expected = same.record.consumed_samples
     else:
-        before = [step.record for step in seam.history if step.record.iteration < first.iteration]
-        if not before or before[-1].global_batch_size != first.global_batch_size or not first.global_batch_size:
+        before = seam.earlier[-1].record if seam.earlier else None
+        if before is None or before.global_batch_size != first.global_batch_size or not first.global_batch_size:
             return
-        distance = first.iteration - before[-1].iteration
-        expected = before[-1].consumed_samples + distance * first.global_batch_size
+        distance = first.iteration - before.iteration
+        expected = before.consumed_samples + distance * first.global_batch_size
     if first.consumed_samples != expected:
         yield f"consumed samples are {first.consumed_samples:,} at iteration {first.iteration:,}, not {expected:,}"
 
 
 def _learning_rate(seam: _Seam) -> Iterator[str]:
-    first = seam.after[0].record
+    first = seam.first
     same = seam.done.get(first.iteration)
     if same is not None:
         usual, allowed = same.record.learning_rate, LEARNING_RATE_BOUND
     else:
-        before = [step.record for step in seam.history if step.record.iteration < first.iteration][-2:]
+        before = [step.record for step in seam.earlier[-2:]]
         if len(before) < 2:
             return
         usual = before[-1].learning_rate
@@ -123,11 +131,9 @@ def _learning_rate(seam: _Seam) -> Iterator[str]:
         yield f"the learning rate is {first.learning_rate:.4g} at iteration {first.iteration:,}, {usual:.4g} before"
 
 
-def _level(
-    name: str, earlier: Sequence[LoggedStep], after: Sequence[LoggedStep], value: str, rise: float
-) -> Iterator[str]:
-    was = _finite(earlier[-LEVEL_LINES:], value)
-    now = _finite(after[:LEVEL_LINES], value)
+def _level(name: str, seam: _Seam, value: str, rise: float) -> Iterator[str]:
+    was = _finite(seam.earlier[-LEVEL_LINES:], value)
+    now = _finite(seam.after[:LEVEL_LINES], value)
     if len(was) < LEVEL_LINES or len(now) < LEVEL_LINES // 2:
         return
     if median(now) > rise * median(was):

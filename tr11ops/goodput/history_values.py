@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tr11ops.base.observed import Observed
+from tr11ops.base.observed import Observed, known
 from tr11ops.rundir.attempts import AttemptVerdict, LaunchRecord
 from tr11ops.rundir.paths import Submission
 from trainer.contract.end_marker import EndMarker
@@ -46,6 +47,11 @@ class Period:
     def holds_at(self, moment: int) -> bool:
         """Whether it was in force at a moment in whole microseconds."""
         return micro(self.start) <= moment and (self.end is None or moment < micro(self.end))
+
+
+def edges(stretches: Iterable[Period | LaunchRecord]) -> set[int]:
+    """When each begins, and ends as far as it does, in whole microseconds."""
+    return {micro(moment) for one in stretches for moment in (one.start, one.end) if moment is not None}
 
 
 @dataclass(frozen=True)
@@ -98,3 +104,8 @@ class History:
     validations: tuple[float, ...] = ()
     waits: bool | None = None
     read_errors: tuple[str, ...] = ()
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """What each attempt is called, by its job."""
+        return {attempt.job_id: attempt.label for attempt in known(self.attempts, ())}

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from tr11ops.base.observed import known
-from tr11ops.goodput.history_values import AttemptHistory, History, micro
+from tr11ops.goodput.history_values import AttemptHistory, History, edges, micro
 from tr11ops.goodput.timeline import Bucket
 from tr11ops.runcard.slurm_syntax import parse_attempts
 from tr11ops.rundir.paths import Submission
@@ -59,12 +59,8 @@ def idle_of(history: History, attempts: Sequence[AttemptHistory], ends: Sequence
 def _cut(start: int, end: int, last: int, history: History, attempts: Sequence[AttemptHistory]) -> Iterator[Idle]:
     """One idle stretch, cut where a submission, a stop or a hold begins or ends."""
     submissions = known(history.submissions, ())
-    edges = {start, end, *(micro(entry.time) for entry in submissions)}
-    for period in (*history.pauses, *history.holds):
-        edges.add(micro(period.start))
-        if period.end is not None:
-            edges.add(micro(period.end))
-    for begin, until in pairwise(sorted(edge for edge in edges if start <= edge <= end)):
+    moments = {start, end, *(micro(entry.time) for entry in submissions), *edges((*history.pauses, *history.holds))}
+    for begin, until in pairwise(sorted(moment for moment in moments if start <= moment <= end)):
         bucket = _bucket(begin, last, history, attempts)
         yield Idle(begin, until, bucket, _wanted(begin, last, submissions, attempts), last)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from tr11ops.goodput.history_values import AttemptHistory, Period, micro
+from tr11ops.goodput.history_values import AttemptHistory, Period, edges, micro
 from tr11ops.goodput.timeline import launches_of
 from tr11ops.rundir.attempts import LaunchRecord
 
@@ -30,13 +30,9 @@ def node_usage_of(attempt: AttemptHistory, exclusions: Sequence[Period], begin: 
     nodes = frozenset(attempt.nodes)
     launches = launches_of(attempt)
     near = [period for period in exclusions if period.what in nodes and micro(period.start) < end]
-    edges = {begin, end}
-    for launch in launches:
-        edges.update((micro(launch.start), *((micro(launch.end),) if launch.end is not None else ())))
-    for period in near:
-        edges.update((micro(period.start), *((micro(period.end),) if period.end is not None else ())))
+    moments = {begin, end} | edges(launches) | edges(near)
     crews: list[NodeUsage] = []
-    for start, until in pairwise(sorted(edge for edge in edges if begin <= edge <= end)):
+    for start, until in pairwise(sorted(moment for moment in moments if begin <= moment <= end)):
         working, lost = _at(start, nodes, launches, near)
         counts = (len(working), len(nodes) - len(working) - len(lost), len(lost))
         if crews and crews[-1][2:] == counts:

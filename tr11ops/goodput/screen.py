@@ -134,15 +134,19 @@ def _attempt_rows(goodput: Goodput, history: History, paper: Paper) -> Iterator[
         spans = groups.get(attempt.job_id, ())
         if not spans:
             continue
-        yield paper.fit(_spending(attempt.label, spans, paper) + f"  {paper.clock(attempt.start)}{_worst(spans)}")
+        yield paper.fit(f"{_spending(attempt.label, spans, paper)}  {_said(paper.clock(attempt.start), _worst(spans))}")
         for launch in attempt.launches if len(attempt.launches) > 1 else ():
             own = [span for span in spans if span.launch == launch.launch]
             if own:
-                words = f"{launch.cause}{_worst(own)}".removeprefix(", ")
-                yield paper.fit(_spending(f"  launch {launch.launch}", own, paper) + "  " + words)
+                words = _said(launch.cause, _worst(own))
+                yield paper.fit(f"{_spending(f'  launch {launch.launch}', own, paper)}  {words}")
     around = groups.get(NO_ATTEMPT, ())
     if around:
-        yield paper.fit(_spending("no attempt", around, paper) + "  " + _worst(around).removeprefix(", "))
+        yield paper.fit(f"{_spending('no attempt', around, paper)}  {_worst(around)}")
+
+
+def _said(*words: str) -> str:
+    return ", ".join(filter(None, words))
 
 
 def _spending(label: str, spans: Sequence[AccountSpan], paper: Paper) -> str:
@@ -155,12 +159,9 @@ def _spending(label: str, spans: Sequence[AccountSpan], paper: Paper) -> str:
 
 
 def _worst(spans: Sequence[AccountSpan]) -> str:
-    """The bucket in which most was lost."""
-    sums: dict[Bucket, int] = {}
-    for span in spans:
-        if span.bucket is not Bucket.USEFUL:
-            sums[span.bucket] = sums.get(span.bucket, 0) + span.node_micros
-    return f", {max(sums, key=lambda bucket: sums[bucket])}" if sums else ""
+    """The bucket in which most was lost; "" for none."""
+    sums = _sums([span for span in spans if span.bucket is not Bucket.USEFUL])
+    return max(sums, key=lambda bucket: sums[bucket], default="")
 
 
 def _cause_rows(goodput: Goodput, paper: Paper) -> Iterator[str]:
@@ -171,7 +172,7 @@ def _cause_rows(goodput: Goodput, paper: Paper) -> Iterator[str]:
     for cause in sorted((cause for cause in causes if cause), key=lambda cause: -causes[cause].node_micros):
         amount = causes[cause]
         count = sum(fault.cause == cause for fault in goodput.faults)
-        worst = _worst([span for span in goodput.spans if span.cause == cause]).removeprefix(", ")
+        worst = _worst([span for span in goodput.spans if span.cause == cause])
         figures = f"{paper.amount(amount.node_micros):>12} {_percent(amount.node_micros / total):>7} {count or '':>10}"
         yield paper.fit(f"{cause[:LABEL]:{LABEL}}{figures}  {worst}")
 
@@ -182,7 +183,7 @@ def _period_rows(goodput: Goodput, by: str, paper: Paper) -> Iterator[str]:
     for part in rows[-MOST_ROWS:]:
         if part.spans:
             day = timestamp(part.begin, paper.zone, DAY)
-            yield paper.fit(_spending(day, part.spans, paper) + "  " + _worst(part.spans).removeprefix(", "))
+            yield paper.fit(f"{_spending(day, part.spans, paper)}  {_worst(part.spans)}")
 
 
 def periods(goodput: Goodput, days: int, zone: tzinfo | None) -> Iterator[Goodput]:

@@ -54,7 +54,7 @@ class Table:
 
 @dataclass(frozen=True)
 class ReportSection:
-    """One part of the page: lines of text, charts (HTML), a table, and a line for "there is none"."""
+    """One part of the page: lines of text, charts (HTML), a table, and a line where there is none."""
 
     key: str
     title: str

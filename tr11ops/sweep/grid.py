@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 BATCH_KEY = "batch.global_batch_size"
@@ -111,13 +111,6 @@ def _require_own_names(cells: Sequence[GridCell]) -> None:
         other = seen.setdefault(cell.name, cell)
         if other is not cell:
             raise SweepError(
-                f"two cells would be called {cell.name}: {_settings(other)} and {_settings(cell)}; make it two sweeps"
+                f"two cells would be called {cell.name}: {' '.join(other.overrides)} and {' '.join(cell.overrides)};"
+                " make it two sweeps"
             )
-
-
-def _settings(cell: GridCell) -> str:
-    return " ".join(_words(cell))
-
-
-def _words(cell: GridCell) -> Iterator[str]:
-    yield from cell.overrides

@@ -35,7 +35,7 @@ def attempts(material: ReportMaterial, zone: tzinfo) -> ReportSection:
         Column("attempt"), Column("start"), Column("length", True), Column("nodes", True), Column("launches", True),
         Column("iterations", True), Column("end", is_wide=True),
     )  # fmt: skip
-    return ReportSection("attempts", title, table=table(columns, rows), empty="" if rows else "none yet")
+    return ReportSection("attempts", title, table=table(columns, rows), empty="none yet")
 
 
 def _ending(attempt: AttemptHistory) -> Styled:
@@ -59,4 +59,4 @@ def actions(material: ReportMaterial, zone: tzinfo) -> ReportSection:
         for line in reversed(lines_of(material.journal)[-ROWS_SHOWN:])
     ]
     columns = (Column("when"), Column("who"), Column("action"), Column("why", is_wide=True))
-    return ReportSection("actions", "What was done", table=table(columns, rows), empty="" if rows else "nothing yet")
+    return ReportSection("actions", "What was done", table=table(columns, rows), empty="nothing yet")

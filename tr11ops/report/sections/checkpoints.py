@@ -29,7 +29,7 @@ def checkpoints(material: ReportMaterial, zone: tzinfo) -> ReportSection:
         Column("tokens", True), Column("state"),
     )  # fmt: skip
     lines = tuple(_copies(material, zone))
-    return ReportSection("checkpoints", title, lines, table=table(columns, rows), empty="" if rows else "none yet")
+    return ReportSection("checkpoints", title, lines, table=table(columns, rows), empty="none yet")
 
 
 def _copies(material: ReportMaterial, zone: tzinfo) -> Iterator[str]:

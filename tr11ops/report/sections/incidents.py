@@ -31,7 +31,7 @@ def faults(material: ReportMaterial, zone: tzinfo) -> ReportSection:
     found = material.goodput.faults
     if not found:
         return ReportSection("faults", title, empty="none")
-    labels = {attempt.job_id: attempt.label for attempt in known(material.history.attempts, ())}
+    labels = material.history.labels
     rows = []
     for fault in found[-ROWS_SHOWN:]:
         before = _last_step_before(material.history, fault)
@@ -77,4 +77,4 @@ def alerts(material: ReportMaterial, zone: tzinfo) -> ReportSection:
         Column("seen"), Column("severity"), Column("what", is_wide=True), Column("to notify", True),
         Column("acknowledged by"), Column("until over", True),
     )  # fmt: skip
-    return ReportSection("incidents", title, table=table(columns, rows), empty="" if rows else "none was ever raised")
+    return ReportSection("incidents", title, table=table(columns, rows), empty="none was ever raised")

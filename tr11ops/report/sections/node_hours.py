@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tr11ops.base.observed import known
 from tr11ops.goodput.timeline import Bucket
 from tr11ops.report.charts.bars import BarRow, bars
 from tr11ops.report.material import ReportMaterial
@@ -35,7 +34,7 @@ def colour(bucket: Bucket) -> str:
 
 
 def _by_attempt(material: ReportMaterial) -> str:
-    labels = {attempt.job_id: attempt.label for attempt in known(material.history.attempts, ())}
+    labels = material.history.labels
     spent = material.goodput.by(lambda span: (span.job_id, span.bucket))
     jobs = list(dict.fromkeys(job for job, _ in spent))[-ATTEMPTS_CHARTED:]
     rows = []
