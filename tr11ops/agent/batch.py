@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -244,6 +245,20 @@ def share_output(descriptor: int) -> None:
             share_file(descriptor)
 
 
+def exit_status(act: Callable[[], int], fault: str) -> int:
+    """The exit status that `act` returns, as a batch script needs it; of an error, which is printed after `fault`."""
+    try:
+        status = act()
+        tell_script(os.environ, "told")  # it has seen to queued jobs, also where no verdict could be written
+        return status
+    except CardError as error:
+        print(error, file=sys.stderr, flush=True)
+        return EXIT_REFUSED
+    except (OSError, RuntimeError) as error:
+        print(f"tr11: {fault}: {error}", file=sys.stderr, flush=True)
+        return EXIT_ERROR
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tr11ops.agent.batch", description=__doc__.split("\n")[0])
     parser.add_argument("--card", type=Path, required=True, help="resolved card (JSON)")
@@ -258,21 +273,16 @@ def main(arguments: list[str] | None = None) -> int:
     has_begun(os.environ)
     if options.foreground_nodes is None:
         share_output(sys.stdout.fileno())
-    try:
-        if options.master:
-            status = run_with_peers(options, os.environ)
-        else:
-            status = run_attempt(options.card, options.submission, options.foreground_nodes, os.environ)
-            if options.until_finished:
-                status, _ = final_word(read_resolved(options.card)[1], os.environ, status, True)
-        tell_script(os.environ, "told")  # it has seen to queued jobs, also where no verdict could be written
-        return status
-    except CardError as error:
-        print(error, file=sys.stderr, flush=True)
-        return EXIT_REFUSED
-    except (OSError, RuntimeError) as error:
-        print(f"tr11: the attempt could not be run: {error}", file=sys.stderr, flush=True)
-        return EXIT_ERROR
+    return exit_status(partial(_run, options), "the attempt could not be run")
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.master:
+        return run_with_peers(options, os.environ)
+    status = run_attempt(options.card, options.submission, options.foreground_nodes, os.environ)
+    if options.until_finished:
+        status, _ = final_word(read_resolved(options.card)[1], os.environ, status, True)
+    return status
 
 
 if __name__ == "__main__":

@@ -13,12 +13,13 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from tr11ops.agent.allocation import read_allocation
 from tr11ops.agent.attempt_context import AttemptContext
-from tr11ops.agent.batch import attempt_record, read_resolved, tell_script, with_scheduler
+from tr11ops.agent.batch import attempt_record, exit_status, read_resolved, with_scheduler
 from tr11ops.agent.controller import Controller
 from tr11ops.agent.step import LineTee, StopFlag
 from tr11ops.base.observed import known, observed
@@ -26,8 +27,6 @@ from tr11ops.base.redact import one_line
 from tr11ops.base.tail import tail_lines
 from tr11ops.diagnose.attribution.attributors import signature
 from tr11ops.diagnose.attribution.evidence import Attribution, Kind
-from trainer.config.card import CardError
-from trainer.contract.end_marker import EXIT_ERROR, EXIT_REFUSED
 from trainer.contract.files import write_json
 
 What = Literal["setup", "late", "agent", "node"]
@@ -137,16 +136,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     line = int(options.line) if options.line.isdecimal() else None
     end = EarlyEnd(options.what, options.host, options.status, line, last_lines(options.output, options.printed))
-    try:
-        status = record(end, options.card, options.submission, os.environ)
-    except CardError as error:
-        print(error, file=sys.stderr, flush=True)
-        return EXIT_REFUSED
-    except (OSError, RuntimeError) as error:
-        print(f"tr11: the end of the attempt could not be recorded: {error}", file=sys.stderr, flush=True)
-        return EXIT_ERROR
-    tell_script(os.environ, "told")
-    return status
+    act = partial(record, end, options.card, options.submission, os.environ)
+    return exit_status(act, "the end of the attempt could not be recorded")
 
 
 if __name__ == "__main__":

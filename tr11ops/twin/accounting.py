@@ -18,7 +18,7 @@ def start_database(
 ) -> ProcessRecord:
     """Make an empty database in the twin's folder and start its server, which listens on a socket only."""
     data = folders.database / "data"
-    log = folders.logs / "mariadbd.log"
+    log = folders.logs / "mariadbd.out"
     with log.open("a") as stream:
         made = subprocess.run(
             [
@@ -51,16 +51,14 @@ def start_database(
         "--innodb-lock-wait-timeout=900",
         "--innodb-flush-log-at-trx-commit=0",
     ]
-    return spawn("mariadbd", "mariadbd", arguments, environment=environment, log=log, ledger=folders.processes)
+    return spawn(folders, "mariadbd", arguments, environment)
 
 
 def start_slurmdbd(programs: Mapping[str, str], folders: TwinFolders, environment: Mapping[str, str]) -> ProcessRecord:
     """Start slurmdbd on its private port."""
     # Slurm has no key for the database's socket; the client library takes it from the environment
     with_socket = {**environment, "MYSQL_UNIX_PORT": str(folders.database_socket)}
-    arguments = [programs["slurmdbd"], "-D"]
-    log = folders.logs / "slurmdbd.out"
-    return spawn("slurmdbd", "slurmdbd", arguments, environment=with_socket, log=log, ledger=folders.processes)
+    return spawn(folders, "slurmdbd", [programs["slurmdbd"], "-D"], with_socket)
 
 
 def add_account(environment: Mapping[str, str], user: str) -> None:

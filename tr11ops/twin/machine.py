@@ -102,19 +102,18 @@ def locked(home: Path, name: str) -> Iterator[None]:
 
 def listens(path: Path) -> bool:
     """True when a server answers on this Unix socket."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(str(path))
-        except OSError:
-            return False
-    return True
+    return _answers(socket.AF_UNIX, str(path))
 
 
 def accepts(port: int) -> bool:
     """True when a server answers on this TCP port of the loopback interface; does not take the port, unlike a bind."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+    return _answers(socket.AF_INET, ("127.0.0.1", port))
+
+
+def _answers(family: socket.AddressFamily, address: str | tuple[str, int]) -> bool:
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
         try:
-            probe.connect(("127.0.0.1", port))
+            probe.connect(address)
         except OSError:
             return False
     return True

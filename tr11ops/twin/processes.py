@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 
 from tr11ops.cluster.process_marks import boot_mark, start_mark
+from tr11ops.twin.plan import TwinFolders
 
 MARK = "TR11_TWIN_MARK"  # in the environment of every daemon; its value is unique for each twin
 DEFAULT_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
@@ -42,9 +43,19 @@ def start_ticks(pid: int) -> int | None:
 
 
 def spawn(
-    role: str, name: str, arguments: Sequence[str], *, environment: Mapping[str, str], log: Path, ledger: Path
+    folders: TwinFolders,
+    name: str,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    role: str = "",
+    ledger: Path | None = None,
 ) -> ProcessRecord:
-    """Start a daemon in its own session, output appended to `log`, and note it in `ledger` at once."""
+    """Start a daemon in its own session, output appended to its log, and note it in the ledger at once.
+
+    `role`: the name where it is not given; `ledger`: the twin's own.
+    """
+    log = folders.logs / f"{name}.out"
     actions = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
         (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),
@@ -59,8 +70,8 @@ def spawn(
         setsigmask=(),
         setsigdef=DEFAULT_SIGNALS,  # Python ignores SIGPIPE, and jobs would inherit that
     )
-    record = ProcessRecord(role, name, pid, start_ticks(pid) or 0, boot_mark())
-    with ledger.open("a") as stream:
+    record = ProcessRecord(role or name, name, pid, start_ticks(pid) or 0, boot_mark())
+    with (ledger or folders.processes).open("a") as stream:
         stream.write(json.dumps(asdict(record)) + "\n")
     return record
 

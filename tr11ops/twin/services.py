@@ -45,8 +45,7 @@ def start_hub(
     arguments = [sys.executable, "-m", "tr11ops.twin.hub", "--port", str(ports.hub(plan))]
     paths = {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     with_token = {**environment, **client_variables(plan, ports, mark), **paths}
-    log = folders.logs / f"{HUB}.out"
-    return spawn(HUB, HUB, arguments, environment=with_token, log=log, ledger=folders.processes)
+    return spawn(folders, HUB, arguments, with_token)
 
 
 def start_store(
@@ -57,8 +56,7 @@ def start_store(
         program, "-scheme", "http", "-backend", "memory", "-host", "127.0.0.1", "-port", str(ports.store(plan)),
         "-log-level", "error",
     ]  # fmt: skip
-    log = folders.logs / f"{STORE}.out"
-    return spawn(STORE, STORE, arguments, environment=environment, log=log, ledger=folders.processes)
+    return spawn(folders, STORE, arguments, environment)
 
 
 def make_bucket(plan: TwinPlan, ports: TwinPorts, deadline: float) -> None:

@@ -211,10 +211,9 @@ class Twin:
 
     def start_helper(self, name: str, arguments: Sequence[str]) -> ProcessRecord:
         """Start a process that works on this twin and outlives its starter; it ends with the twin, if not before."""
-        log = self.folders.logs / f"{name}.out"
         environment = {**self.client_environment, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
         ledger = FaultStore(self.folders).helpers
-        return spawn("helper", name, arguments, environment=environment, log=log, ledger=ledger)
+        return spawn(self.folders, name, arguments, environment, role="helper", ledger=ledger)
 
     def node_states(self, timeout_seconds: float = 30.0) -> dict[str, str] | None:
         """State of each node in sinfo's long form; None when the controller does not answer."""
@@ -355,10 +354,7 @@ class Twin:
             arguments = [programs["slurmctld"], "-D"]
         else:
             arguments = [programs["slurmd"], "-D", "-N", name]
-        role = name if name in DAEMONS else "slurmd"
-        log = folders.logs / f"{name}.out"
-        environment = self.client_environment
-        return spawn(role, name, arguments, environment=environment, log=log, ledger=folders.processes)
+        return spawn(folders, name, arguments, self.client_environment, role="" if name in DAEMONS else "slurmd")
 
     def _end(self, keep_logs: bool) -> Path | None:
         daemons = self.processes()
