@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tr11ops.rundir import fallback
+from trainer.control.loading import without_collections
 
 # The first example imports what the others find loaded, and three parts of the tests run at a time.
 settings.register_profile("tr11", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -25,6 +26,13 @@ pytest_plugins = [
     "tests.plugins.hub_fixture",
     "tests.plugins.disk_fixture",
 ]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Every part of the tests loads most of tr11, or torch: collections meanwhile are a third of that time."""
+    with without_collections():
+        return (yield)
 
 
 @pytest.fixture(scope="session", autouse=True)
