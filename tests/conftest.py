@@ -25,6 +25,7 @@ pytest_plugins = [
     "tests.plugins.object_store_fixture",
     "tests.plugins.hub_fixture",
     "tests.plugins.disk_fixture",
+    "tests.plugins.memory_fixture",
 ]
 
 

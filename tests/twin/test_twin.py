@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import HfApi
 
+from tests.forks import exit_code, forked
 from tests.plugins.command_server import tr11_command
 from tests.plugins.twin_fixture import require_slurm
 from tests.waiting import PATIENCE_SECONDS, until
@@ -319,20 +320,17 @@ def test_a_plain_user_has_a_twin_too(home: Path) -> None:
     """In a forked child, since another user may not be able to start this interpreter again."""
     home.mkdir(parents=True)
     os.chown(home, 65534, 65534)
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            os.setgroups([])
-            os.setresgid(65534, 65534, 65534)
-            os.setresuid(65534, 65534, 65534)
-            os.chdir("/")
-            with Twin.up(SMALL, home) as twin:
-                owners = set(client(twin, "srun", "--nodes=2", "--gres=gpu:1", "id", "-u").split())
-                code = 0 if owners == {"65534"} and twin.status().is_healthy else 2
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    def as_another() -> None:
+        os.setgroups([])
+        os.setresgid(65534, 65534, 65534)
+        os.setresuid(65534, 65534, 65534)
+        os.chdir("/")
+        with Twin.up(SMALL, home) as twin:
+            owners = set(client(twin, "srun", "--nodes=2", "--gres=gpu:1", "id", "-u").split())
+            assert owners == {"65534"} and twin.status().is_healthy
+
+    assert exit_code(forked(as_another)) == 0
     assert list(home.iterdir()) == []
 
 

@@ -7,15 +7,16 @@ import os
 import resource
 import signal
 import socket
-import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.forks import exit_code, forked, killed_at
 from tests.tr11ops.alerts.office import (
     ANA,
     BEN,
@@ -222,49 +223,12 @@ def test_headers_cannot_be_forged_and_utf_8_arrives(mailbox: Mailbox, server: Se
 
 
 # ----------------------------------------------------------------------------- kills
-EFFECTS = {"os.rename", "os.link", "os.remove", "smtplib.connect", "smtplib.send"}  # and what is appended to
+EFFECTS = {"os.rename", "os.link", "os.remove", "smtplib.connect", "smtplib.send"}
 
 
-def forked(work: Callable[[], object]) -> int:
-    """Do `work` in a child process; returns its process id at once."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            work()
-            code = 0
-        finally:
-            os._exit(code)
-    return child
-
-
-def finish(child: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def killed_before(effect: int, work: Callable[[], object]) -> bool:
-    """Do `work` in a child that is killed before its effect of this number; False when it had fewer."""
-
-    def doomed() -> None:
-        count = 0
-
-        def hook(event: str, arguments: tuple[object, ...]) -> None:
-            nonlocal count
-            if event in EFFECTS or (event == "open" and _appends(arguments)):
-                count += 1
-                if count == effect:
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-        sys.addaudithook(hook)
-        work()
-
-    code = finish(forked(doomed))
-    assert code in (0, -signal.SIGKILL), code
-    return code != 0
-
-
-def _appends(arguments: tuple[object, ...]) -> bool:
-    return isinstance(arguments[2], int) and bool(arguments[2] & os.O_APPEND)
+def is_effect(event: str, arguments: tuple[Any, ...]) -> bool:
+    """Also what is appended to."""
+    return event in EFFECTS or (event == "open" and bool(int(arguments[2] or 0) & os.O_APPEND))
 
 
 def age_claims(desk: Office) -> None:
@@ -282,7 +246,7 @@ def test_a_kill_before_any_effect_loses_nothing(tmp_path: Path, mailbox: Mailbox
         folder = tmp_path / str(effect)
         folder.mkdir()
         desk = Office(folder, server.port, TWO, "resolve_after=1", "escalate_minutes=[]")
-        was_killed = killed_before(effect, lambda desk=desk: desk.look(NOON, finding()))
+        was_killed = killed_at(effect, lambda desk=desk: desk.look(NOON, finding()), is_effect)
         age_claims(desk)
         desk.look(NOON + 20 * MINUTE, finding())
         desk.look(NOON + 40 * MINUTE)
@@ -302,7 +266,7 @@ def test_two_watchdogs_at_once_send_each_message_once(tmp_path: Path, mailbox: M
     desk = Office(tmp_path, server.port, TWO, "escalate_minutes=[]")
     found = [finding("slow-node", WARNING, f"n{number}") for number in range(8)]
     children = [forked(lambda shift=shift: desk.look(NOON + shift, *found)) for shift in (0.0, 0.001, 0.002)]
-    assert [finish(child) for child in children] == [0, 0, 0]
+    assert [exit_code(child) for child in children] == [0, 0, 0]
     desk.look(NOON + HOUR, *found)
     assert list(Counter(identities(mailbox)).values()) == [1]
     assert len(desk.alert_state.open_alerts) == 8
@@ -321,7 +285,7 @@ def test_people_hear_of_it_where_nothing_can_be_written(tmp_path: Path, mailbox:
         assert outcome.sent == 1
 
     for _ in range(2):
-        assert finish(forked(look)) == 0
+        assert exit_code(forked(look)) == 0
     assert mailbox.told() == [(ANA, BEN)] * 2
     desk.look(NOON + HOUR, finding())
     desk.look(NOON + HOUR + MINUTE, finding())

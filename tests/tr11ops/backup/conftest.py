@@ -1,22 +1,15 @@
-"""What every test of copies can have: a folder in memory, and a run with an archive of each kind."""
+"""What every test of copies can have: a run with an archive of each kind."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.tr11ops.backup.copy_cases import VARIANT, make_archive, make_checkpoint
 from tests.tr11ops.backup.lose_it import KINDS, Case
-from tests.tr11ops.backup.round_cases import Rounds, in_memory
+from tests.tr11ops.backup.round_cases import Rounds
 from tr11ops.backup.folder import FolderArchive
-
-
-@pytest.fixture
-def memory() -> Iterator[Path]:
-    with in_memory() as folder:
-        yield folder
 
 
 @pytest.fixture(params=KINDS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,13 +27,6 @@ CARD = Path(__file__).parents[2] / "data" / "small-card.toml"
 NOW = 1.7e9
 DAY = 86_400.0
 SMALL = {"weights/a": 900, "optimizer/b": 2000, "cursor.json": 30}
-
-
-@contextmanager
-def in_memory() -> Iterator[Path]:
-    """A folder in memory where there is one: a kill of a process takes nothing from a file system's cache."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as name:
-        yield Path(name)
 
 
 class Silent:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.tr11ops.backup.copy_cases import contents
-from tests.tr11ops.backup.round_cases import NOW, Rounds, in_memory, receipts_below
+from tests.tr11ops.backup.round_cases import NOW, Rounds, receipts_below
 from tests.tr11ops.backup.round_nursery import RoundNursery
 from tr11ops.backup.claim import CLAIM_SECONDS, ArchiveLock, ArchiveLocked, claims_of, owner_of
 from tr11ops.checkpoints.prune import PruneBusy, Pruner
@@ -23,9 +23,8 @@ KILLS = 50
 
 
 @pytest.fixture
-def rounds() -> Iterator[Rounds]:
-    with in_memory() as folder:
-        yield Rounds(folder, "backup.parallel=2")
+def rounds(memory: Path) -> Rounds:
+    return Rounds(memory, "backup.parallel=2")
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.plugins.memory_fixture import in_memory
 from tests.tr11ops.backup.checkpoint_copies import FORMATS, LOCATION, far, nothing_published
 from tests.tr11ops.backup.copy_cases import (
     SIZES,
@@ -30,9 +29,6 @@ from tr11ops.backup.folder import FolderArchive
 from tr11ops.backup.receipts import list_receipts, read_receipt
 from tr11ops.backup.transfer import CopyDiffers, CopyError
 from trainer.contract.manifest import Manifest, manifest_faults
-
-MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-
 
 ERRORS = {"away": ArchiveUnavailable, "full": ArchiveFull, "refused": ArchivePermanentError}
 
@@ -212,11 +208,9 @@ def test_repair_sends_what_is_damaged_and_nothing_else(checkpoint: Path, archive
 )
 def test_any_faults_in_any_order(faults: list[str], format: str, renames: bool, parallel: int) -> None:
     """Whatever the destination does: a copy that is published is whole, and when it behaves again there is one."""
-    with tempfile.TemporaryDirectory(dir=MEMORY) as name:
-        checkpoint = make_checkpoint(
-            Path(name) / VARIANT, sizes={"weights/a": 9000, "optimizer/b": 3000, "cursor.json": 9}
-        )
-        archive, coming = make_archive(Path(name) / "store"), iter(faults)
+    with in_memory() as folder:
+        checkpoint = make_checkpoint(folder / VARIANT, sizes={"weights/a": 9000, "optimizer/b": 3000, "cursor.json": 9})
+        archive, coming = make_archive(folder / "store"), iter(faults)
 
         def on(what: str, path: str, position: int) -> None:
             fault = next(coming, "fine")

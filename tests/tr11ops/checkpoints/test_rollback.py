@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-import signal
 import time
 from collections import Counter
 from dataclasses import replace
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.tr11ops.checkpoints.killing import effects_of, in_a_child, killed_at, wait
+from tests.forks import killed_at
 from tests.tr11ops.checkpoints.shelf import Shelf
 from tests.trainer.schedule_cards import card
 from tr11ops.checkpoints import rollback
@@ -178,14 +178,12 @@ def scene(folder: Path) -> tuple[Shelf, dict[str, str]]:
 
 
 @pytest.mark.parametrize("finisher", ["launch", "command", "undo"])
-def test_killed_before_each_effect_the_next_one_finishes(memory_folder: Path, finisher: str) -> None:
-    first, _ = scene(memory_folder / "whole")
-    most = effects_of(lambda: go_back(first, 200, 10), memory_folder)
-    assert most > 10 and first.steps() == [100, 200]
+def test_killed_before_each_effect_the_next_one_finishes(memory: Path, finisher: str) -> None:
     seen = Counter[str]()
-    for number in range(1, most + 1):
-        shelf, before = scene(memory_folder / str(number))
-        assert wait(in_a_child(killed_at(number, lambda: go_back(shelf, 200, 10)))) == -signal.SIGKILL, number  # noqa: B023
+    for number in itertools.count(1):
+        shelf, before = scene(memory / str(number))
+        if not killed_at(number, lambda shelf=shelf: go_back(shelf, 200, 10)):
+            break
         paths = shelf.directory.paths
         record = read_recovery(paths)
         assert read_latest(shelf.folder) in shelf.steps()  # it never names what has gone
@@ -206,26 +204,27 @@ def test_killed_before_each_effect_the_next_one_finishes(memory_folder: Path, fi
             if finisher == "undo":
                 undo(shelf)
                 assert shelf.prints(shelf.steps()) == before and read_latest(shelf.folder) == 400
+    assert number > 11 and shelf.steps() == [100, 200]
     assert seen["cut off"] > 3 and seen["renaming"] > 2  # the kills fell where it matters
 
 
-def test_an_undo_killed_before_each_effect_is_finished(memory_folder: Path) -> None:
+def test_an_undo_killed_before_each_effect_is_finished(memory: Path) -> None:
     def ready(folder: Path) -> tuple[Shelf, dict[str, str]]:
         shelf, before = scene(folder)
         go_back(shelf, 200, 10)
         shelf.save(300, size=16)  # and trained again since
         return shelf, before
 
-    first, _ = ready(memory_folder / "whole")
-    most = effects_of(lambda: undo(first), memory_folder)
-    for number in range(1, most + 1):
-        shelf, before = ready(memory_folder / str(number))
-        assert wait(in_a_child(killed_at(number, lambda: undo(shelf)))) == -signal.SIGKILL  # noqa: B023
+    for number in itertools.count(1):
+        shelf, before = ready(memory / str(number))
+        if not killed_at(number, lambda shelf=shelf: undo(shelf)):
+            break
         was_decided = not read_recovery(shelf.directory.paths).events
         assert resumes_from(shelf) == (400 if was_decided else 300), number
         if was_decided:
             assert shelf.prints([100, 200, 300, 400]) == before
             assert "global_step300.discarded-2" in shelf.names()
+    assert number > 2
 
 
 def test_a_training_that_starts_meanwhile(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:

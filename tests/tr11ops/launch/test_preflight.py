@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.forks import exit_code, forked
 from tests.tr11ops.launch.preflight_bench import PARTITION, Bench, cut
 from tests.tr11ops.launch.run_inputs import write_dataset
 from tr11ops.base.observed import Unknown, known
@@ -164,16 +165,13 @@ def test_a_folder_without_write_access_is_refused(bench: Bench) -> None:
     closed.mkdir(mode=0o555)
     bench.overrides = [f"run.directory={closed}/run"]
     directory = bench.directory
-    child = os.fork()
-    if child == 0:  # root may write everywhere, so another user looks
-        status = 1
-        try:
-            if os.geteuid() == 0:
-                os.setuid(65534)
-            status = 0 if look_at_directory(directory).fault.endswith(" cannot be written to") else 2
-        finally:
-            os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    def look() -> None:  # root may write everywhere, so another user looks
+        if os.geteuid() == 0:
+            os.setuid(65534)
+        assert look_at_directory(directory).fault.endswith(" cannot be written to")
+
+    assert exit_code(forked(look)) == 0
     bench.changes = {"directory": replace(bench.facts().directory, fault=f"{closed} cannot be written to")}
     fix = "choose another run.directory, or ask its owner for write access"
     assert bench.faults() == [f"refused: run.directory: {closed} cannot be written to; {fix}"]

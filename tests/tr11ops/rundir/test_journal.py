@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.forks import exit_code, forked
 from tr11ops.rundir import journal as journal_module
 from tr11ops.rundir.journal import GENESIS, Journal, read_journal, writer_name
 
@@ -155,26 +156,21 @@ def test_entries_are_plain_json_lines(tmp_path: Path) -> None:
 def test_a_thousand_short_lived_writers_leave_one_file(tmp_path: Path) -> None:
     """As a watchdog that cron starts each hour: every process is a new writer."""
     for number in range(12):
-        child = os.fork()
-        if child == 0:
-            Journal(tmp_path).write("pulse", data={"number": number}, who="me")
-            os._exit(0)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        work = lambda number=number: Journal(tmp_path).write("pulse", data={"number": number}, who="me")  # noqa: E731
+        assert exit_code(forked(work)) == 0
     ledger = read_journal(tmp_path)
     assert ledger.faults == () and [entry.sequence for entry in ledger.entries] == list(range(12))
     assert [path.name for path in tmp_path.iterdir()] == [f"{writer_name()}.jsonl"]
 
 
 def test_writers_at_once_keep_one_chain(tmp_path: Path) -> None:
-    children = []
-    for _ in range(5):
-        child = os.fork()
-        if child == 0:
-            for number in range(10):
-                Journal(tmp_path).write("pulse", data={"number": number}, who="me")
-            os._exit(0)
-        children.append(child)
-    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * 5
+
+    def write_ten() -> None:
+        for number in range(10):
+            Journal(tmp_path).write("pulse", data={"number": number}, who="me")
+
+    children = [forked(write_ten) for _ in range(5)]
+    assert [exit_code(child) for child in children] == [0] * 5
     ledger = read_journal(tmp_path)
     assert ledger.faults == () and sorted(entry.sequence for entry in ledger.entries) == list(range(50))
 

@@ -8,9 +8,9 @@ from contextlib import ExitStack
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from tests.plugins.memory_fixture import in_memory
 from tests.plugins.object_store_fixture import ObjectStore
 from tests.tr11ops.backup.lose_it import Kind
-from tests.tr11ops.backup.round_cases import in_memory
 from tests.tr11ops.walk.judge import Harm, Judge
 from tests.tr11ops.walk.nursery import WalkNursery
 from tests.tr11ops.walk.world import World

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.forks import exit_code, forked, killed_at
 from tests.tr11ops.disk_scheduler import EFFECT, DiskScheduler
 from tests.tr11ops.launch.run_inputs import write_card
 from tr11ops.base.observed import Unknown
@@ -100,9 +101,9 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    (tmp_path / "world").mkdir()
-    return World(tmp_path / "world", monkeypatch)
+def world(memory: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    (memory / "world").mkdir()
+    return World(memory / "world", monkeypatch)
 
 
 def test_a_zombie_is_excluded_cancelled_and_replaced_at_once(world: World) -> None:
@@ -122,71 +123,42 @@ def test_a_zombie_is_excluded_cancelled_and_replaced_at_once(world: World) -> No
 
 
 # ----------------------------------------------------------------------------- kill -9 at every point
-def in_child(world: World, act: Callable[[], object], kill_at: int) -> int | None:
-    """Run `act` in a child that is killed at its n-th effect on the disk or the scheduler.
-
-    Returns None when the child was killed, else how many effects there were.
-    """
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        count = 0
-
-        def effect() -> None:
-            nonlocal count
-            count += 1
-            if count == kill_at:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        def watch(event: str, arguments: tuple[Any, ...]) -> None:
-            name = str(arguments[0]) if arguments else ""
-            opened = event == "open" and bool(arguments[2] & WRITING) and str(world.folder) in name
-            if (opened or event in CHANGES) and "/.probe-" not in name:  # a probe comes and goes, and means nothing
-                effect()
-
-        def after(real: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*arguments: Any) -> Any:
-                result = real(*arguments)
-                effect()
-                return result
-
-            return call
-
-        os.write, os.replace = after(os.write), after(os.replace)  # type: ignore[assignment]
-        sys.addaudithook(watch)
-        try:
-            act()
-        finally:
-            os.writev(writer, [str(count).encode()])
-            os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as stream:
-        text = stream.read()
-    _, status = os.waitpid(child, 0)
-    if os.WIFSIGNALED(status):
-        assert os.WTERMSIG(status) == signal.SIGKILL
-        return None
-    return int(text)
-
-
 def test_killed_at_every_effect_nothing_is_lost_or_repeated(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pulse_module, "_alert", lambda *_: None)  # it keeps its own books, with tests of their own
     monkeypatch.setattr(submit_module, "LOOKUP_PAUSE_SECONDS", 0.0)
-    shutil.copytree(world.folder, world.folder.with_name("before"))
-    count = in_child(world, world.pulse, -1)
-    world.check_all_is_done_once()
-    assert count is not None and count > 60
-    for point in range(1, count + 1):
+    before = shutil.copytree(world.folder, world.folder.with_name("before"))
+
+    def is_effect(event: str, arguments: tuple[Any, ...]) -> bool:
+        name = str(arguments[0]) if arguments else ""
+        opened = event == "open" and bool(arguments[2] & WRITING) and str(world.folder) in name
+        return (opened or event in CHANGES) and "/.probe-" not in name  # a probe comes and goes, and means nothing
+
+    def after(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            result = real(*arguments)
+            sys.audit(EFFECT, "after")
+            return result
+
+        return call
+
+    def pulse() -> None:
+        os.write, os.replace = after(os.write), after(os.replace)  # type: ignore[assignment]
+        world.pulse()
+
+    for point in itertools.count(1):
         for name in ("run", "queue"):
             shutil.rmtree(world.folder / name)
-            shutil.copytree(world.folder.with_name("before") / name, world.folder / name)
-        assert in_child(world, world.pulse, point) is None, f"point {point} was not reached"
+            shutil.copytree(before / name, world.folder / name)
+        if not killed_at(point, pulse, is_effect):
+            break
         world.forget_turn()
         again = world.pulse()
         try:
             world.check_all_is_done_once()
         except AssertionError as error:
-            raise AssertionError(f"killed at point {point} of {count}: {again.lines}") from error
+            raise AssertionError(f"killed at point {point}: {again.lines}") from error
+    world.check_all_is_done_once()
+    assert point > 61
     assert world.pulse().plan.is_empty
 
 
@@ -217,17 +189,8 @@ def test_who_does_not_know_the_time_does_nothing(
 
 
 def test_many_at_once_do_it_once(world: World) -> None:
-    children = []
-    for _ in range(4):
-        child = os.fork()
-        if child == 0:
-            try:
-                world.pulse()
-            finally:
-                os._exit(0)
-        children.append(child)
-    for child in children:
-        os.waitpid(child, 0)
+    for child in [forked(world.pulse) for _ in range(4)]:
+        assert exit_code(child) == 0
     world.pulse()
     world.check_all_is_done_once()
 

@@ -48,8 +48,8 @@ def limited_save(rank: int, folder: Path) -> str:
     return str(caught.value)
 
 
-def test_one_rank_cannot_write(memory_path: Path) -> None:
-    messages = world.run(SHAPE.world, limited_save, memory_path)
+def test_one_rank_cannot_write(memory: Path) -> None:
+    messages = world.run(SHAPE.world, limited_save, memory)
     assert len(set(messages)) == 1
     assert "checkpoint of step 2 was not saved in" in messages[0]
     assert re.search(r": rank 2 on \S+: File too large: .*/__2_0.distcp", messages[0])
@@ -57,9 +57,9 @@ def test_one_rank_cannot_write(memory_path: Path) -> None:
 
 
 @pytest.fixture
-def small_disk(memory_path: Path) -> Iterator[Path]:
+def small_disk(memory: Path) -> Iterator[Path]:
     """A file system of 6 MiB."""
-    place = memory_path / "disk"
+    place = memory / "disk"
     place.mkdir()
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=6m", "tr11-test", str(place)], capture_output=True, text=True, check=False

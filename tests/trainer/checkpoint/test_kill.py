@@ -7,12 +7,15 @@ import os
 import random
 import shutil
 import signal
-import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.forks import die_at, killed_at
 from tests.trainer.checkpoint import lives, world
 from tests.trainer.checkpoint.synthetic import Model, Shape, differences, state
 from trainer.checkpoint import store
@@ -57,32 +60,14 @@ def survivor(folder: Path) -> tuple[int, int] | None:
     return step, content
 
 
-def die_at(event_number: int, folder: Path) -> None:
-    """Arrange that this process kills itself (-9) at the n-th thing, from 0, that it does to files below `folder`."""
-    counter = itertools.count()
+def touches(folder: Path) -> Callable[[str, tuple[Any, ...]], bool]:
+    """Whether an audit event is something done to files below `folder`."""
 
-    def hook(event: str, arguments: tuple[object, ...]) -> None:
-        if event == "open" or event.startswith(("os.", "shutil.")):
-            named = [str(argument) for argument in arguments if isinstance(argument, str | Path)]
-            if any(str(folder) in name for name in named) and next(counter) == event_number:
-                os.kill(os.getpid(), signal.SIGKILL)
+    def is_effect(event: str, arguments: tuple[Any, ...]) -> bool:
+        named = [str(argument) for argument in arguments if isinstance(argument, str | Path)]
+        return (event == "open" or event.startswith(("os.", "shutil."))) and any(str(folder) in name for name in named)
 
-    sys.addaudithook(hook)
-
-
-def killed_at(event_number: int, folder: Path, step: int, content: int, beside: bool) -> bool:
-    """Save in a forked child that dies at the n-th file operation. False if the save ended before."""
-    child = os.fork()
-    if child == 0:
-        die_at(event_number, folder)
-        save(folder, Shape(), 0, step, content, beside)
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    if os.WIFSIGNALED(status):
-        assert os.WTERMSIG(status) == signal.SIGKILL
-        return True
-    assert os.waitstatus_to_exitcode(status) == 0
-    return False
+    return is_effect
 
 
 def kill_everywhere(
@@ -94,10 +79,10 @@ def kill_everywhere(
     for step, content in old:
         save(base, Shape(), 0, step, content)
     found = []
-    for number in itertools.count():
+    for number in itertools.count(1):
         folder = root / f"try{number}"
         shutil.copytree(base, folder)
-        killed = killed_at(number, folder, *new, beside)
+        killed = killed_at(number, partial(save, folder, Shape(), 0, *new, beside), touches(folder))
         found.append(survivor(folder))
         save(folder, Shape(), 0, 9, 9)  # the next save works, and cleans up
         names = {f"global_step{step}" for step in checkpoint_steps(folder)} | {"latest"}
@@ -130,9 +115,9 @@ FIRST, NEXT, SAME_STEP = ([], (1, 1)), ([(1, 1)], (2, 2)), ([(1, 1), (2, 2)], (2
     ids=["first", "next", "over-the-same-step", "next-in-the-background"],
 )
 def test_killed_at_every_file_operation(
-    memory_path: Path, old: list[tuple[int, int]], new: tuple[int, int], beside: bool
+    memory: Path, old: list[tuple[int, int]], new: tuple[int, int], beside: bool
 ) -> None:
-    [found] = world.run(1, kill_everywhere, memory_path, old, new, beside)
+    [found] = world.run(1, kill_everywhere, memory, old, new, beside)
     before = old[-1] if old else None
     assert set(found) == {before, new}
     assert found == sorted(found, key=lambda value: value == new), "once visible, the new one stays"
@@ -141,7 +126,7 @@ def test_killed_at_every_file_operation(
 
 def save_until_killed(rank: int, folder: Path, first: int, victim: int, event_number: int) -> None:
     if rank == victim:
-        die_at(event_number, folder)
+        die_at(event_number, touches(folder))
     try:
         for step in itertools.count(first):
             save(folder, SHAPE, rank, step, step)
@@ -149,14 +134,14 @@ def save_until_killed(rank: int, folder: Path, first: int, victim: int, event_nu
         os._exit(HEARD)
 
 
-def test_four_ranks_killed_at_random_points(memory_path: Path, tmp_path: Path) -> None:
+def test_four_ranks_killed_at_random_points(memory: Path, tmp_path: Path) -> None:
     """One rank, drawn by lot, dies at a drawn point of one of its next saves; the others soon after, in any order."""
     chance = random.Random(11)
     reached, left_behind = 0, set()
     for trial in range(10):
         victim = trial % SHAPE.world
-        event_number = chance.randrange(120 if victim == 0 else 20)  # rank 0 does more, the others' files are few
-        arguments = (memory_path, reached + 1, victim, event_number)
+        event_number = 1 + chance.randrange(120 if victim == 0 else 20)  # rank 0 does more, the others' files are few
+        arguments = (memory, reached + 1, victim, event_number)
         processes = world.start(tmp_path / f"meeting{trial}", SHAPE.world, save_until_killed, *arguments)
         processes[victim].join(world.DEADLINE)
         exitcode = processes[victim].exitcode
@@ -166,8 +151,8 @@ def test_four_ranks_killed_at_random_points(memory_path: Path, tmp_path: Path) -
         world.stop(processes)
         assert exitcode == -signal.SIGKILL
         assert {process.exitcode for process in processes} <= {-signal.SIGKILL, HEARD}
-        left_behind.add(tuple(sorted(path.name.split("-")[0] for path in memory_path.glob(".global_step*"))))
-        found = survivor(memory_path)
+        left_behind.add(tuple(sorted(path.name.split("-")[0] for path in memory.glob(".global_step*"))))
+        found = survivor(memory)
         if found is None:
             assert reached == 0
         else:
@@ -177,16 +162,16 @@ def test_four_ranks_killed_at_random_points(memory_path: Path, tmp_path: Path) -
     assert len(left_behind) > 2, "kills fell inside saves"
 
 
-def test_eight_ranks_killed_while_they_save_beside_the_training(memory_path: Path, tmp_path: Path) -> None:
-    tally = lives.many_lives(6, memory_path, tmp_path, seed=5)
+def test_eight_ranks_killed_while_they_save_beside_the_training(memory: Path, tmp_path: Path) -> None:
+    tally = lives.many_lives(6, memory, tmp_path, seed=5)
     assert tally.gains >= 2, "saves ended between the kills"
     assert len(tally.moments) >= 2, "kills fell at different moments"
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_a_hundred_kills(memory_path: Path, tmp_path: Path) -> None:
-    tally = lives.many_lives(100, memory_path, tmp_path, seed=int(os.environ.get("TR11_SOAK_SEED", "1")))
+def test_a_hundred_kills(memory: Path, tmp_path: Path) -> None:
+    tally = lives.many_lives(100, memory, tmp_path, seed=int(os.environ.get("TR11_SOAK_SEED", "1")))
     print(f"\n{tally}")
     assert tally.gains >= 50
     assert len(tally.moments) >= 4, "kills fell at different moments"

@@ -90,19 +90,17 @@ def test_a_refused_lock_leaves_no_error_for_the_next_kernel(driver: Driver) -> N
 
 
 def test_a_driver_that_locks_nothing_makes_the_save_synchronous(
-    driver: Driver, memory_path: Path, monkeypatch: pytest.MonkeyPatch
+    driver: Driver, memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver.status = 2
     monkeypatch.setattr(writer, "_lies_on_gpu", lambda parts: True)
     said: list[str] = []
-    saver = AsyncSaver(memory_path, said.append)
+    saver = AsyncSaver(memory, said.append)
     saver.start(1, state(Model(2, 64, 64), SHAPE, 0, 1), EXTRAS, CheckpointInfo({}, {}))
     assert isinstance(saver.wait()[0], Finished) and "could not allocate the memory" in said[0]
 
 
-def test_staging_is_settled_before_it_is_read(
-    driver: Driver, memory_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_staging_is_settled_before_it_is_read(driver: Driver, memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies from a GPU are not awaited one by one: the writer must not begin before the stream has done them all."""
     copy, write = files.copy_bytes, writer._write
 
@@ -117,7 +115,7 @@ def test_staging_is_settled_before_it_is_read(
     monkeypatch.setattr(files, "copy_bytes", copied)
     monkeypatch.setattr(writer, "_write", written)
     monkeypatch.setattr(writer, "_lies_on_gpu", lambda parts: True)
-    saver = AsyncSaver(memory_path, pytest.fail)
+    saver = AsyncSaver(memory, pytest.fail)
     saver.start(1, state(Model(2, 64, 64), SHAPE, 0, 1), EXTRAS, CheckpointInfo({}, {}))
     assert isinstance(saver.wait()[0], Finished)
     saver.close()

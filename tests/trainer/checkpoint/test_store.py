@@ -84,9 +84,9 @@ def save_each_load_some(rank: int, folder: Path, apart: tuple[int, ...]) -> None
 
 
 @pytest.mark.parametrize("apart", [(0, 1, 4, 7), pytest.param(tuple(range(len(SHAPES))), marks=pytest.mark.soak)])
-def test_every_topology_loads_what_others_saved(memory_path: Path, apart: tuple[int, ...]) -> None:
+def test_every_topology_loads_what_others_saved(memory: Path, apart: tuple[int, ...]) -> None:
     """Each loads its own and those of three others: of fewer ranks, of as many and of more; all pairs as soak."""
-    world.run(4, save_each_load_some, memory_path, apart)
+    world.run(4, save_each_load_some, memory, apart)
 
 
 def save_and_check(rank: int, folder: Path, shape: Shape) -> None:
@@ -97,20 +97,20 @@ def save_and_check(rank: int, folder: Path, shape: Shape) -> None:
     assert load_rank(rank, folder, shape, 2)[:3] == ([], 1002, True)
 
 
-def test_eight_ranks_save_twice(memory_path: Path) -> None:
+def test_eight_ranks_save_twice(memory: Path) -> None:
     shape = Shape(tensor=2, pipeline=2, data=2)
-    world.run(shape.world, save_and_check, memory_path, shape)
-    manifest = Manifest.read(memory_path / "global_step2")
+    world.run(shape.world, save_and_check, memory, shape)
+    manifest = Manifest.read(memory / "global_step2")
     assert manifest is not None
-    assert manifest_faults(memory_path / "global_step2", manifest, read_digests=True) == []
-    assert read_latest(memory_path) == 2
-    assert sorted(path.name for path in memory_path.iterdir()) == ["global_step1", "global_step2", "latest"]
-    for path in (memory_path / "global_step2").rglob("*"):
+    assert manifest_faults(memory / "global_step2", manifest, read_digests=True) == []
+    assert read_latest(memory) == 2
+    assert sorted(path.name for path in memory.iterdir()) == ["global_step1", "global_step2", "latest"]
+    for path in (memory / "global_step2").rglob("*"):
         assert path.stat().st_mode & 0o020, f"{path} is not group-writable"
 
 
-def test_what_a_checkpoint_holds(memory_path: Path) -> None:
-    result = store.save(memory_path, 3, state(MODEL, Shape(), 0, 3), extras(3), info(Shape()))
+def test_what_a_checkpoint_holds(memory: Path) -> None:
+    result = store.save(memory, 3, state(MODEL, Shape(), 0, 3), extras(3), info(Shape()))
     manifest = Manifest.read(result.folder)
     assert manifest is not None
     on_disk = {str(path.relative_to(result.folder)) for path in result.folder.rglob("*") if path.is_file()}
@@ -128,56 +128,56 @@ def test_what_a_checkpoint_holds(memory_path: Path) -> None:
     }
 
 
-def test_torchs_own_tool_reads_the_weights(memory_path: Path) -> None:
+def test_torchs_own_tool_reads_the_weights(memory: Path) -> None:
     from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-    result = store.save(memory_path, 3, state(MODEL, Shape(), 0, 3), extras(3), info(Shape()))
-    dcp_to_torch_save(result.folder / "weights", memory_path / "weights.pt")
-    plain = torch.load(memory_path / "weights.pt", weights_only=True)
+    result = store.save(memory, 3, state(MODEL, Shape(), 0, 3), extras(3), info(Shape()))
+    dcp_to_torch_save(result.folder / "weights", memory / "weights.pt")
+    plain = torch.load(memory / "weights.pt", weights_only=True)
     for item in state(MODEL, Shape(), 0, 3).weights:
         assert torch.equal(plain[item.name], item.tensor)
 
 
-def test_weights_alone_are_enough_for_evaluation(memory_path: Path) -> None:
-    result = store.save(memory_path, 3, state(MODEL, Shape(), 0, 3), extras(3), info(Shape()))
+def test_weights_alone_are_enough_for_evaluation(memory: Path) -> None:
+    result = store.save(memory, 3, state(MODEL, Shape(), 0, 3), extras(3), info(Shape()))
     for path in sorted((result.folder / "optimizer").iterdir()):
         path.write_bytes(b"x" * path.stat().st_size)
     empty = state(MODEL, Shape(), 0, None, dtype=torch.float32)
-    store.load(memory_path, 3, empty, info(Shape()), weights_only=True)
+    store.load(memory, 3, empty, info(Shape()), weights_only=True)
     wanted = state(MODEL, Shape(), 0, 3)
     pairs = zip(empty.weights, wanted.weights, strict=True)
     assert all(torch.equal(mine.tensor, theirs.tensor.float()) for mine, theirs in pairs)
 
 
-def test_a_checkpoint_may_be_weights_alone(memory_path: Path) -> None:
+def test_a_checkpoint_may_be_weights_alone(memory: Path) -> None:
     mine = state(MODEL, Shape(), 0, 3, dtype=torch.float16)
-    result = store.save(memory_path, 3, mine, extras(3), info(Shape()), save_optimizer=False, save_random_state=False)
+    result = store.save(memory, 3, mine, extras(3), info(Shape()), save_optimizer=False, save_random_state=False)
     assert sorted(path.name for path in result.folder.iterdir()) == ["cursor.json", "manifest.json", "rng", "weights"]
     empty = state(MODEL, Shape(), 0, None, dtype=torch.float32)
-    loaded = store.load(memory_path, 3, empty, info(Shape()), weights_only=True)
+    loaded = store.load(memory, 3, empty, info(Shape()), weights_only=True)
     assert loaded.rng is None and loaded.remarks == ()  # nothing draws random numbers that a training would go on with
     pairs = zip(empty.weights, mine.weights, strict=True)
     assert all(torch.equal(wide.tensor, narrow.tensor.float()) for wide, narrow in pairs)
     with pytest.raises(CheckpointError, match=r"holds weights alone.*checkpoint\.load_optimizer = false"):
-        store.load(memory_path, 3, state(MODEL, Shape(), 0, None, dtype=torch.float16), info(Shape()))
+        store.load(memory, 3, state(MODEL, Shape(), 0, None, dtype=torch.float16), info(Shape()))
 
 
-def test_a_training_is_told_of_random_state_that_was_not_saved(memory_path: Path) -> None:
-    store.save(memory_path, 3, state(MODEL, Shape(), 0, 3), extras(3), info(Shape()), save_random_state=False)
-    loaded = store.load(memory_path, 3, state(MODEL, Shape(), 0, None), info(Shape()))
+def test_a_training_is_told_of_random_state_that_was_not_saved(memory: Path) -> None:
+    store.save(memory, 3, state(MODEL, Shape(), 0, 3), extras(3), info(Shape()), save_random_state=False)
+    loaded = store.load(memory, 3, state(MODEL, Shape(), 0, None), info(Shape()))
     assert loaded.rng is None
     assert any("random-number" in remark for remark in loaded.remarks)
 
 
-def test_a_save_over_the_same_step_deletes_nothing_else(memory_path: Path) -> None:
-    store.save(memory_path, 3, state(MODEL, Shape(), 0, 3), extras(3), info(Shape()))
-    (memory_path / ".global_step9.partial-dead").mkdir()
-    store.save(memory_path, 3, state(MODEL, Shape(), 0, 4), extras(4), info(Shape()))
+def test_a_save_over_the_same_step_deletes_nothing_else(memory: Path) -> None:
+    store.save(memory, 3, state(MODEL, Shape(), 0, 3), extras(3), info(Shape()))
+    (memory / ".global_step9.partial-dead").mkdir()
+    store.save(memory, 3, state(MODEL, Shape(), 0, 4), extras(4), info(Shape()))
     empty = state(MODEL, Shape(), 0, None)
-    assert store.load(memory_path, 3, empty, info(Shape())).cursor["iteration"] == 4
+    assert store.load(memory, 3, empty, info(Shape())).cursor["iteration"] == 4
     assert differences(empty, state(MODEL, Shape(), 0, 4)) == []
-    store.save(memory_path, 3, state(MODEL, Shape(), 0, 4), extras(4), info(Shape()))  # nothing new
-    assert sorted(path.name for path in memory_path.iterdir()) == ["global_step3", "global_step3.superseded", "latest"]
+    store.save(memory, 3, state(MODEL, Shape(), 0, 4), extras(4), info(Shape()))  # nothing new
+    assert sorted(path.name for path in memory.iterdir()) == ["global_step3", "global_step3.superseded", "latest"]
 
 
 @pytest.mark.parametrize(
@@ -190,24 +190,22 @@ def test_a_save_over_the_same_step_deletes_nothing_else(memory_path: Path) -> No
         (Model(hidden=16), False, "embedding.weight has shape (20, 12) in the checkpoint and (20, 16) in this run"),
     ],
 )
-def test_another_model_is_refused_before_anything_is_loaded(
-    memory_path: Path, model: Model, facts: bool, said: str
-) -> None:
-    store.save(memory_path, 3, state(MODEL, Shape(), 0, 3), extras(3), info(Shape()))
+def test_another_model_is_refused_before_anything_is_loaded(memory: Path, model: Model, facts: bool, said: str) -> None:
+    store.save(memory, 3, state(MODEL, Shape(), 0, 3), extras(3), info(Shape()))
     empty = state(model, Shape(), 0, None)
     with pytest.raises(CheckpointError, match=re.escape(said)) as caught:
-        store.load(memory_path, 3, empty, info(Shape(), model if facts else MODEL))
+        store.load(memory, 3, empty, info(Shape(), model if facts else MODEL))
     assert "\n" not in str(caught.value)
     assert all(item.tensor.isnan().all() for item in empty.weights)
     assert all(run.isnan().all() for item in empty.fragments for run in item.tensors.values())
 
 
-def test_another_precision_is_refused(memory_path: Path) -> None:
-    store.save(memory_path, 3, state(MODEL, Shape(), 0, 3), extras(3), info(Shape()))
+def test_another_precision_is_refused(memory: Path) -> None:
+    store.save(memory, 3, state(MODEL, Shape(), 0, 3), extras(3), info(Shape()))
     empty = state(MODEL, Shape(), 0, None, dtype=torch.float32)
     said = r'is bf16 in the checkpoint and fp32 in this run; .*set precision\.dtype = "bf16"'
     with pytest.raises(CheckpointError, match=said):
-        store.load(memory_path, 3, empty, info(Shape()))
+        store.load(memory, 3, empty, info(Shape()))
     assert all(item.tensor.isnan().all() for item in empty.weights)
 
 
@@ -221,9 +219,9 @@ def refused_on_one_rank(rank: int, folder: Path, shape: Shape) -> str:
     return str(caught.value)
 
 
-def test_one_ranks_refusal_is_everyones(memory_path: Path) -> None:
+def test_one_ranks_refusal_is_everyones(memory: Path) -> None:
     shape = Shape(tensor=2, data=2)
-    messages = world.run(4, refused_on_one_rank, memory_path, shape)
+    messages = world.run(4, refused_on_one_rank, memory, shape)
     assert len(set(messages)) == 1
     assert re.search(r"rank 1 on \S+: it is of another model", messages[0])
 
@@ -235,18 +233,18 @@ def misfit_rank(rank: int, folder: Path) -> str:
     return str(caught.value)
 
 
-def test_parts_that_do_not_make_a_whole_are_not_saved(memory_path: Path) -> None:
-    messages = world.run(2, misfit_rank, memory_path)
+def test_parts_that_do_not_make_a_whole_are_not_saved(memory: Path) -> None:
+    messages = world.run(2, misfit_rank, memory)
     assert len(set(messages)) == 1
     assert "embedding.weight" in messages[0]
-    assert list(memory_path.iterdir()) == []
+    assert list(memory.iterdir()) == []
 
 
-def test_a_rank_may_hold_nothing_but_padding(memory_path: Path) -> None:
+def test_a_rank_may_hold_nothing_but_padding(memory: Path) -> None:
     shape, small = Shape(data=4), Model(layers=0, hidden=4, vocabulary=2)
-    assert world.run(4, save_small, memory_path, small, shape) == [1, 1, 0, 0]
+    assert world.run(4, save_small, memory, small, shape) == [1, 1, 0, 0]
     empty = state(small, Shape(), 0, None)
-    store.load(memory_path, 1, empty, info(Shape(), small))
+    store.load(memory, 1, empty, info(Shape(), small))
     assert differences(empty, state(small, Shape(), 0, 1)) == []
 
 
@@ -275,8 +273,8 @@ def search_together(rank: int, folder: Path) -> tuple[int | None, list[str], str
     return step, said, str(caught.value)
 
 
-def test_the_search_is_one_decision_of_all_ranks(memory_path: Path) -> None:
-    first, *others = world.run(4, search_together, memory_path)
+def test_the_search_is_one_decision_of_all_ranks(memory: Path) -> None:
+    first, *others = world.run(4, search_together, memory)
     assert first[0] == 1
     assert first[1][0] == "global_step2 is not usable: weights/__0_0.distcp: its digest differs from the manifest's"
     assert "none is resumable" in first[2]

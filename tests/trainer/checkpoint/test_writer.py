@@ -80,13 +80,13 @@ def save_while_the_tensors_change(rank: int, folder: Path) -> None:
     store.save(folder / "synchronous", 3, state(MODEL, SHAPE, rank, 3), extras(3), INFO)
 
 
-def test_what_is_saved_is_what_was_when_it_began(memory_path: Path) -> None:
-    world.run(SHAPE.world, save_while_the_tensors_change, memory_path)
-    mine, other = (Manifest.read(place / "global_step3") for place in (memory_path, memory_path / "synchronous"))
+def test_what_is_saved_is_what_was_when_it_began(memory: Path) -> None:
+    world.run(SHAPE.world, save_while_the_tensors_change, memory)
+    mine, other = (Manifest.read(place / "global_step3") for place in (memory, memory / "synchronous"))
     assert mine is not None
     assert other is not None
     assert mine.files == other.files, "the same files, bit by bit, as a save that the training waits for"
-    assert read_latest(memory_path) == 3
+    assert read_latest(memory) == 3
 
 
 def one_after_the_other(rank: int, folder: Path) -> None:
@@ -119,14 +119,14 @@ def one_after_the_other(rank: int, folder: Path) -> None:
     saver.close()
 
 
-def test_one_save_at_a_time(memory_path: Path) -> None:
-    world.run(SHAPE.world, one_after_the_other, memory_path)
-    assert checkpoint_steps(memory_path) == [1, 2, 3, 4]
-    assert not list(memory_path.glob(".global*"))
+def test_one_save_at_a_time(memory: Path) -> None:
+    world.run(SHAPE.world, one_after_the_other, memory)
+    assert checkpoint_steps(memory) == [1, 2, 3, 4]
+    assert not list(memory.glob(".global*"))
 
 
-def test_with_nothing_under_way_a_poll_is_no_collective(memory_path: Path) -> None:
-    assert world.run(2, poll_on_one_rank, memory_path) == [0, 1]
+def test_with_nothing_under_way_a_poll_is_no_collective(memory: Path) -> None:
+    assert world.run(2, poll_on_one_rank, memory) == [0, 1]
 
 
 def poll_on_one_rank(rank: int, folder: Path) -> int:
@@ -138,14 +138,14 @@ def poll_on_one_rank(rank: int, folder: Path) -> int:
     return int(sums[rank])
 
 
-def test_weights_alone_and_no_random_state(memory_path: Path) -> None:
-    saver = AsyncSaver(memory_path, pytest.fail)
+def test_weights_alone_and_no_random_state(memory: Path) -> None:
+    saver = AsyncSaver(memory, pytest.fail)
     saver.start(1, state(MODEL, Shape(), 0, 1), extras(1), ALONE)
     saver.start(2, state(MODEL, Shape(), 0, 2), extras(2), ALONE, save_optimizer=False, save_random_state=False)
     saver.start(3, state(MODEL, Shape(), 0, 3), extras(3), ALONE)
     assert [outcome.step for outcome in saver.wait()] == [1, 2, 3]
-    assert [loaded(memory_path, step, 0, Shape()) for step in (1, 3)] == [[], []]
-    manifest = Manifest.read(memory_path / "global_step2")
+    assert [loaded(memory, step, 0, Shape()) for step in (1, 3)] == [[], []]
+    manifest = Manifest.read(memory / "global_step2")
     assert manifest is not None
     assert {entry.path.split("/")[0] for entry in manifest.files} == {"weights", "cursor.json"}
 
@@ -160,11 +160,11 @@ def save_small(rank: int, folder: Path, model: Model, shape: Shape) -> int:
     return len(mine.fragments)
 
 
-def test_a_rank_may_hold_nothing_but_padding(memory_path: Path) -> None:
+def test_a_rank_may_hold_nothing_but_padding(memory: Path) -> None:
     shape, small = Shape(data=4), Model(layers=0, hidden=4, vocabulary=2)
-    assert world.run(4, save_small, memory_path, small, shape) == [1, 1, 0, 0]
+    assert world.run(4, save_small, memory, small, shape) == [1, 1, 0, 0]
     empty = state(small, Shape(), 0, None)
-    store.load(memory_path, 2, empty, ALONE)
+    store.load(memory, 2, empty, ALONE)
     assert differences(empty, state(small, Shape(), 0, 1)) == []
 
 
@@ -188,8 +188,8 @@ def short_of_memory(rank: int, folder: Path) -> list[str]:
     return said
 
 
-def test_without_memory_for_a_copy_the_training_waits(memory_path: Path) -> None:
-    for said in world.run(SHAPE.world, short_of_memory, memory_path):
+def test_without_memory_for_a_copy_the_training_waits(memory: Path) -> None:
+    for said in world.run(SHAPE.world, short_of_memory, memory):
         assert len(said) == 1
         assert re.fullmatch(
             r"checkpoint of step 1 is saved while the training waits: \S+ would need \d+\.\d KiB of memory for copies "
@@ -198,12 +198,12 @@ def test_without_memory_for_a_copy_the_training_waits(memory_path: Path) -> None
         )
 
 
-def test_where_free_memory_is_unknown_the_training_waits(memory_path: Path) -> None:
+def test_where_free_memory_is_unknown_the_training_waits(memory: Path) -> None:
     def unknown() -> int:
         raise FileNotFoundError(2, "No such file or directory", "/proc/meminfo")
 
     said: list[str] = []
-    saver = AsyncSaver(memory_path, said.append, available=unknown)
+    saver = AsyncSaver(memory, said.append, available=unknown)
     saver.start(1, state(MODEL, Shape(), 0, 1), extras(1), ALONE)
     assert [type(outcome) for outcome in saver.wait()] == [Finished]
     assert said == [
@@ -244,8 +244,8 @@ def one_rank_cannot_write(rank: int, folder: Path) -> tuple[str, str]:
     return str(written.fault), str(prepared.fault)
 
 
-def test_a_save_that_fails_on_one_rank_fails_on_all_and_goes_on(memory_path: Path) -> None:
-    messages = world.run(SHAPE.world, one_rank_cannot_write, memory_path / "checkpoints")
+def test_a_save_that_fails_on_one_rank_fails_on_all_and_goes_on(memory: Path) -> None:
+    messages = world.run(SHAPE.world, one_rank_cannot_write, memory / "checkpoints")
     assert len(set(messages)) == 1
     written, prepared = messages[0]
     assert re.search(r"step 2 was not saved in .*: rank 2 on \S+: File too large: .*/__2_0.distcp", written)
@@ -253,8 +253,8 @@ def test_a_save_that_fails_on_one_rank_fails_on_all_and_goes_on(memory_path: Pat
     assert "\n" not in written + prepared
 
 
-def test_a_copy_that_fails_is_a_failed_save(memory_path: Path) -> None:
-    saver = AsyncSaver(memory_path, pytest.fail)
+def test_a_copy_that_fails_is_a_failed_save(memory: Path) -> None:
+    saver = AsyncSaver(memory, pytest.fail)
     good = state(MODEL, Shape(), 0, 1)
     saver.start(1, good, extras(1), ALONE)
     saver.wait()
@@ -264,22 +264,22 @@ def test_a_copy_that_fails_is_a_failed_save(memory_path: Path) -> None:
     [outcome] = saver.wait()
     assert isinstance(outcome, Failed)
     assert "step 2 was not saved" in str(outcome.fault)
-    assert store.find_resumable(memory_path, "digests", True, pytest.fail) == 1
+    assert store.find_resumable(memory, "digests", True, pytest.fail) == 1
 
 
-def test_an_abandoned_save_leaves_a_folder_the_next_removes(memory_path: Path) -> None:
+def test_an_abandoned_save_leaves_a_folder_the_next_removes(memory: Path) -> None:
     gate = threading.Event()
-    saver = AsyncSaver(memory_path, pytest.fail)
+    saver = AsyncSaver(memory, pytest.fail)
     saver._background.submit(gate.wait)
     saver.start(1, state(MODEL, Shape(), 0, 1), extras(1), ALONE)
     saver.close()
     gate.set()
-    assert [path.name.split("-")[0] for path in memory_path.iterdir()] == [".global_step1.partial"]
-    other = AsyncSaver(memory_path, pytest.fail)
+    assert [path.name.split("-")[0] for path in memory.iterdir()] == [".global_step1.partial"]
+    other = AsyncSaver(memory, pytest.fail)
     other.start(2, state(MODEL, Shape(), 0, 2), extras(2), ALONE)
-    assert not list(memory_path.glob(".global_step1*"))
+    assert not list(memory.glob(".global_step1*"))
     other.wait()
-    assert sorted(path.name for path in memory_path.iterdir()) == ["global_step2", "latest"]
+    assert sorted(path.name for path in memory.iterdir()) == ["global_step2", "latest"]
 
 
 def poll_until_a_rank_is_lost(rank: int, folder: Path) -> None:
@@ -297,11 +297,11 @@ def poll_until_a_rank_is_lost(rank: int, folder: Path) -> None:
         os._exit(HEARD if lost_a_rank(fault) else 1)
 
 
-def test_a_lost_rank_is_heard_and_leaves_the_older_checkpoint(memory_path: Path, tmp_path: Path) -> None:
-    processes = world.start(tmp_path / "meeting", SHAPE.world, poll_until_a_rank_is_lost, memory_path)
+def test_a_lost_rank_is_heard_and_leaves_the_older_checkpoint(memory: Path, tmp_path: Path) -> None:
+    processes = world.start(tmp_path / "meeting", SHAPE.world, poll_until_a_rank_is_lost, memory)
     for process in processes:
         process.join(world.DEADLINE)
     codes = [process.exitcode for process in processes]
     world.stop(processes)
     assert codes == [HEARD, -signal.SIGKILL, HEARD, HEARD]
-    assert store.find_resumable(memory_path, "digests", True, pytest.fail) == 1
+    assert store.find_resumable(memory, "digests", True, pytest.fail) == 1

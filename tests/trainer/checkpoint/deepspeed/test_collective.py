@@ -90,21 +90,21 @@ def resume(rank: int, folder: Path, shape: Shape, dtype: str) -> tuple[list[Piec
 
 
 @pytest.mark.parametrize(("dtype", "shapes"), [("bf16", [SAVED, OTHER]), ("fp32", [OTHER])], ids=["bf16", "fp32"])
-def test_save_and_resume_on_this_shape_and_on_another(memory_path: Path, dtype: str, shapes: list[Shape]) -> None:
-    ranks = world.run(4, save, memory_path, SAVED, dtype)
-    truth, place = assemble([pieces for pieces, *_ in ranks]), memory_path / "theirs" / f"global_step{STEP}"
+def test_save_and_resume_on_this_shape_and_on_another(memory: Path, dtype: str, shapes: list[Shape]) -> None:
+    ranks = world.run(4, save, memory, SAVED, dtype)
+    truth, place = assemble([pieces for pieces, *_ in ranks]), memory / "theirs" / f"global_step{STEP}"
     assert ranks[0][2] == [f"global_step{STEP}", "latest"]
-    assert sorted(path.name for path in (memory_path / "theirs").iterdir()) == ranks[0][2]
+    assert sorted(path.name for path in (memory / "theirs").iterdir()) == ranks[0][2]
     manifest = Manifest.read(place)
     assert manifest is not None and manifest_faults(place, manifest, read_digests=True) == []
     assert {entry.path for entry in manifest.files} | {"manifest.json"} == {
         str(path.relative_to(place)) for path in place.rglob("*") if path.is_file()
     }
-    assert (read_latest(memory_path / "theirs"), manifest.run_card_hash) == (STEP, "hash")
+    assert (read_latest(memory / "theirs"), manifest.run_card_hash) == (STEP, "hash")
     found = open_deepspeed_layout(place)
-    assert differences(found, open_checkpoint(memory_path / "ours" / f"global_step{STEP}")) == []
+    assert differences(found, open_checkpoint(memory / "ours" / f"global_step{STEP}")) == []
     assert found.facts.optimizer_step == STEP
-    alone = open_deepspeed_layout(memory_path / "weights" / f"global_step{STEP}")
+    alone = open_deepspeed_layout(memory / "weights" / f"global_step{STEP}")
     assert alone.tensors("optimizer") == {} and alone.tensors("weights") == found.tensors("weights")
 
     # Without a manifest it is what the original left, and rank 0 alone makes one up.
@@ -151,14 +151,14 @@ def refused(rank: int, folder: Path) -> list[str]:
     return messages
 
 
-def test_one_refusal_for_all_ranks_before_anything_is_loaded(memory_path: Path) -> None:
+def test_one_refusal_for_all_ranks_before_anything_is_loaded(memory: Path) -> None:
     for name, (sizes, dtype, _) in REFUSED.items():
         source = memory_source(sizes, dtype=dtype)
-        write_deepspeed_layout(memory_path / name, source, 5, extras_of(source), info_of(source, {"data": 3}))
-    damaged = memory_path / "damaged" / "global_step5"
+        write_deepspeed_layout(memory / name, source, 5, extras_of(source), info_of(source, {"data": 3}))
+    damaged = memory / "damaged" / "global_step5"
     (damaged / "manifest.json").unlink()
     (damaged / "layer_03-model_00-model_states.pt").write_bytes(b"PK" + bytes(300))
-    first, second = world.run(2, refused, memory_path)
+    first, second = world.run(2, refused, memory)
     assert first == second
     for message, (_, _, said) in zip(first, REFUSED.values(), strict=True):
         assert re.search(said, message), message
