@@ -9,6 +9,7 @@ from collections.abc import Generator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tr11ops.cluster.local_store import FOLDER_VARIABLE
 from tr11ops.rundir import fallback
 from trainer.control.loading import without_collections
 
@@ -37,10 +38,11 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _private_fallback(tmp_path_factory: pytest.TempPathFactory) -> Generator[None]:
-    """What a test's run directory cannot take goes below the tests' own folder, and goes away with it."""
+def _no_folders_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Generator[None]:
+    """What a run directory cannot take, and an embedded scheduler with no folder named, use folders of the tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(fallback.VARIABLE, str(tmp_path_factory.mktemp("fallback")))
+        patch.setenv(FOLDER_VARIABLE, str(tmp_path_factory.mktemp("scheduler")))
         yield
 
 
