@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.forks import exit_code, forked
 from tests.tr11ops.cli.local_bench import LocalBench
 from tests.tr11ops.cli.saving import save
 from tests.tr11ops.launch.run_inputs import write_checkpoint
@@ -220,21 +221,15 @@ def test_both_command_lines_offer_the_same(name: str) -> None:
 
 def test_only_the_command_that_is_asked_for_is_imported() -> None:
     """In a fork that has torch, and of the trainer's checkpoints nothing any more."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            for name in [name for name in sys.modules if f"{name}.".startswith("trainer.checkpoint.")]:
-                del sys.modules[name]
-            importlib.import_module("trainer.checkpoint.__main__").build_parser(["inspect", "x"])
-            found = [name for name in sys.modules if name.startswith("trainer.checkpoint.commands.")]
-            os.write(writer, " ".join(found).encode())
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as said:
-        assert said.read().split() == ["trainer.checkpoint.commands.inspect"]
-    os.waitpid(child, 0)
+
+    def build() -> None:
+        for name in [name for name in sys.modules if f"{name}.".startswith("trainer.checkpoint.")]:
+            del sys.modules[name]
+        importlib.import_module("trainer.checkpoint.__main__").build_parser(["inspect", "x"])
+        found = [name for name in sys.modules if name.startswith("trainer.checkpoint.commands.")]
+        assert found == ["trainer.checkpoint.commands.inspect"]
+
+    assert exit_code(forked(build)) == 0
 
 
 def test_tr11_stays_free_of_the_heavy_libraries() -> None:
