@@ -1,0 +1,93 @@
+"""Faults of nodes and clocks, and of the training's numbers."""
+
+from __future__ import annotations
+
+import json
+import time
+from unittest.mock import patch
+
+from tests.twin.runbook_scenarios import DAY, nodes_of, saved_now, scenario
+from tests.twin.runbook_scene import Scene
+from tr11ops.rundir.exclusions import exclude
+from tr11ops.twin.faults import inject
+from trainer.contract.files import write_json
+
+
+@scenario("exclusion-cap", card=("resilience.exclusion_cap_percent=20",))
+def exclusion_cap(scene: Scene) -> None:
+    node = free_node(scene)
+    scene.shell(f"tr11 nodes exclude {node} --yes --reason 'a doubt'")
+    scene.treat("exclusion-cap", NODE=node)
+
+
+@scenario("exclusion-due")
+def exclusion_due(scene: Scene) -> None:
+    node = free_node(scene)
+    with patch("tr11ops.rundir.exclusions.time.time", return_value=time.time() - 20 * DAY):
+        assert exclude(scene.directory, node, why="a doubt", owner="tr11", days=14)
+    scene.treat("exclusion-due")
+
+
+def free_node(scene: Scene) -> str:
+    job = scene.train()
+    return next(node for node in nodes_of(scene) if node not in job.nodes)
+
+
+@scenario("log-not-growing")
+def log_not_growing(scene: Scene) -> None:
+    """The log was replaced under the run's controller, as by an editor: what it writes goes to a file without name."""
+    scene.train()
+    log = scene.paths.main_log
+    text = log.read_bytes()
+    log.unlink()
+    log.write_bytes(text)
+    scene.touch(log, 900)
+    scene.treat("log-not-growing")
+
+
+@scenario("clock-skew")
+def clock_skew(scene: Scene) -> None:
+    last = scene.train().nodes[-1]
+    inject(scene.twin, "clock-ahead", node=last)
+    scene.treat("clock-skew", NODE=last)
+    assert last not in scene.train().nodes
+
+
+@scenario("silent-corruption")
+def silent_corruption(scene: Scene) -> None:
+    """A check of the arithmetic has found a worker that differs from itself."""
+    job = scene.train()
+    last = job.nodes[-1]
+    record = scene.paths.corruptions / f"{job.raw_id}-1-2.json"
+    suspect = {"rank": 3, "host": last, "gpu": "GPU 3", "how": "repeat"}
+    write_json(record, {"time": time.time(), "job_id": job.raw_id, "launch": 1, "iteration": 2, "suspects": [suspect]})
+    scene.treat("silent-corruption", NODE=last)
+    assert last not in scene.train().nodes
+    record.unlink()
+
+
+# ----------------------------------------------------------------------------- the training's numbers
+@scenario("loss-not-finite", "loss-spike", "gradient-norm")
+def wild_numbers(scene: Scene) -> None:
+    """Some data are poison: the training stays wild on every launch that does not pass over them."""
+    before = saved_now(scene)
+    job = scene.train(steps=12)
+    first = int(inject(scene.twin, "loss-spike", path=str(scene.paths.root)).fault.details["iteration"])
+    scene.train(steps=8)
+    assert saved_now(scene) > before
+    words = {"STEP": str(before), "FIRST": str(first), "LAST": str(first + 100)}
+    scene.treat("loss-not-finite", "loss-spike", "gradient-norm", **words)
+    again = [step for step in scene.steps() if step["job_id"] != job.raw_id]
+    assert again[0]["iteration"] <= first
+
+
+@scenario("counters-jump")
+def counters_jump(scene: Scene) -> None:
+    """The run goes on with another learning rate."""
+    scene.train(steps=3)
+    scene.shell("tr11 kill --wait --yes")
+    scene.stop()
+    scene.shell("tr11 kill --release --yes")
+    scene.launch("--array", "1-2", "--set schedule.learning_rate=1e-3 --set schedule.on_resume=override")
+    scene.treat("counters-jump")
+    assert json.loads(scene.status("--json"))["verdict"] == "stopped"

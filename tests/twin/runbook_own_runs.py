@@ -1,0 +1,144 @@
+"""Faults that befall a run of their own."""
+
+from __future__ import annotations
+
+import json
+import time
+
+from tests.twin.runbook_scenarios import nodes_of, scenario, set_node, submit
+from tests.twin.runbook_scene import Scene, cure
+from tr11ops.detect.runbooks import page_of
+from tr11ops.twin.faults import inject
+from trainer.contract.end_marker import EndMarker
+from trainer.contract.files import write_json
+
+
+@scenario(
+    "queued-too-long", "nodes-short", alone=True,
+    card=("slurm.nodes=5", "parallel.pipeline=1", "batch.global_batch_size=20", "watch.longest_queue_minutes=0.01"),
+)  # fmt: skip
+def queued_too_long(scene: Scene) -> None:
+    """Five of six nodes are needed: one is drained by the site, the run itself has excluded another."""
+    ours, theirs, *_ = nodes_of(scene)
+    other = submit(
+        scene, "-N2", "--exclusive", "--job-name=other", "--wrap=sleep 600", f"--exclude={theirs}", ours=False
+    )
+    scene.until(lambda: (job := scene.slurm.job(other)) is not None and bool(job.nodes), "the other job's nodes")
+    scene.launch("--array", "1-1")
+    scene.shell(f"tr11 nodes exclude {ours} --yes --reason 'a doubt'")
+    set_node(scene, theirs, "DRAIN")
+    try:
+        scene.slurm.cancel(other)
+        scene.treat("queued-too-long", "nodes-short", NODE=ours)
+        assert ours in scene.running().nodes
+    finally:
+        set_node(scene, theirs, "RESUME", (0, 1))
+
+
+@scenario("zombie", "node-lost", card=("slurm.spare_nodes=1",), alone=True)
+def without_its_host(scene: Scene) -> None:
+    """A job that survives its nodes, and whose first node dies: first the scheduler hears nothing of it, then it is down."""
+    scene.directory.root.mkdir()
+    number = submit(scene, "--no-kill", "-N3", "--wrap=sleep 600")
+    scene.until(lambda: any(job.nodes for job in scene.jobs()), "the job's nodes")
+    nodes = list(scene.running().nodes)
+    write_json(scene.paths.attempt(number) / "attempt.json", {"job_id": number, "start": time.time(), "nodes": nodes})
+    inject(scene.twin, "node-dead", node=nodes[0])
+    try:
+        set_node(scene, nodes[0], "NORESP")  # the scheduler would ask it within half a minute,
+        scene.until(lambda: "node-lost" in scene.findings(), "node-lost")
+        set_node(scene, nodes[0], "DOWN")  # and give it up when its time-out is over
+        assert cure(page_of("node-lost")) == cure(page_of("zombie"))
+        scene.treat("zombie")
+        assert not scene.jobs() and "node-lost" not in scene.findings()
+    finally:
+        scene.heal()
+        set_node(scene, nodes[0], "RESUME", (0, 1))
+
+
+@scenario("switch-unseen", alone=True)
+def switch_unseen(scene: Scene) -> None:
+    """The file system of the switch goes away on this machine, and the page stops the run all the same."""
+    far = scene.folder / "far"
+    far.mkdir()
+    scene.changes = (f"run.kill_switch={far / 'switch'}",)
+    scene.write_card()
+    scene.launch("--array", "1-3")
+    job = scene.train()
+    inject(scene.twin, "unmounted", path=str(far))
+    scene.until(lambda: "switch-unseen" in scene.findings(), "the finding")
+    for command in ("tr11 kill --yes", "tr11 resume --yes", "tr11 launch --after $(squeue -h -o %A | head -1)"):
+        scene.shell(command, expect=(3,))
+    assert list(far.iterdir()) == [] and json.loads(scene.status("--json"))["verdict"] == "healthy"
+    commands = cure(page_of("switch-unseen")).replace("JOB", job.raw_id).replace("REASON", "as the page says")
+    scene.shell(commands.replace("RUN", str(scene.paths.root)))
+    scene.until(lambda: scene.jobs() and not any(one.state.is_active for one in scene.jobs()), "the end of the task")
+    marker = EndMarker.read(scene.paths.end_marker(job.raw_id))
+    assert marker is not None and marker.reason == "signal" and marker.checkpoint_step == marker.iteration
+    assert all(one.reason.startswith("JobHeld") for one in scene.jobs())
+    scene.heal()
+    scene.until(lambda: "switch-unseen" not in scene.findings(), "the sight of the switch")
+    scene.shell("tr11 kill --yes")
+    assert (far / "switch").exists()
+    scene.shell("tr11 resume --yes")
+    scene.train()
+
+
+@scenario("down", "unfinished-end", card=("resilience.launches_per_attempt=1",), alone=True)
+def down(scene: Scene) -> None:
+    """A worker of the last task of the queue is killed; the next task must train, and end in order."""
+    scene.launch("--array", "1-1")
+    scene.train()
+    inject(scene.twin, "worker-crash")
+    scene.until(lambda: not scene.jobs(), "the end of the job")
+    scene.until(lambda: {"down", "unfinished-end"} <= scene.findings(), "both findings")
+    assert cure(page_of("unfinished-end")) == cure(page_of("down"))
+    scene.treat("down")
+    scene.train()
+    scene.shell("tr11 kill --wait --yes")
+    assert "unfinished-end" not in scene.findings()
+
+
+@scenario(
+    "slow", "slow-node", alone=True,
+    card=("parallel.pipeline=1", "rehearsal.step_seconds=10", "rehearsal.log_scale=30"),
+)  # fmt: skip
+def slow(scene: Scene) -> None:
+    """One node makes every step longer. First the site repairs it after the restart. Then its workers are stopped for
+    four fifths of the time: its ranks' own compute times name it, and not the node whose rank waits for it."""
+    inject(scene.twin, "slow-steps", node=scene.train(steps=30).nodes[-1])
+    scene.treat("slow")
+    scene.heal()
+    last = scene.train(steps=30).nodes[-1]
+    scene.until(lambda: "slow-node" not in scene.findings(), "ten steps without the slow node")
+    inject(scene.twin, "slow-node", node=last)
+    scene.until(lambda: scene.subjects("slow-node") == [last], f"{last} alone as the slow node")
+    scene.treat("slow-node", NODE=last)
+    assert last not in scene.train().nodes
+
+
+@scenario("start-failed", alone=True, card=("slurm.setup=['source ../setup.sh']", "slurm.setup_minutes=0.03"))
+def start_failed(scene: Scene) -> None:
+    """The script that the set-up sources fails, hangs, spoils Python: one task sees it, the next ones wait."""
+    script = scene.folder / "setup.sh"
+    script.write_text("echo fine\n")
+    faults = (
+        ("setup-fails", "slurm.setup[1] (source ../setup.sh) ended with exit status 1"),
+        ("setup-hangs", "slurm.setup[1] (source ../setup.sh) did not end within 0.03 min"),
+        ("setup-breaks-python", "after slurm.setup the agent cannot start"),
+    )
+    for number, (kind, words) in enumerate(faults, start=1):
+        scene.heal()
+        inject(scene.twin, kind, path=str(script))
+        if number == 1:
+            scene.launch("--array", "1-9")
+        else:
+            scene.shell("tr11 resume --yes")
+        scene.until(lambda words=words: words in json.loads(scene.status("--json"))["why"], kind)  # type: ignore[misc]
+        assert {"start-failed", "held"} <= scene.findings()
+        assert len(list(scene.paths.attempts.iterdir())) == number, kind
+    said = scene.shell("tr11 pulse --act", (0, 1))
+    assert "resubmit" not in said and not any(job.state.is_active for job in scene.jobs())
+    scene.heal()
+    scene.treat("start-failed")
+    scene.train()
