@@ -7,7 +7,7 @@ import math
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -31,13 +31,22 @@ from trainer.loop import Trainer
 from trainer.metrics.writer import Interval
 from trainer.spikes.detect import NotFiniteError
 
+Started = TypeVar("Started", bound=Trainer)
+Curve = dict[int, tuple[float, ...]]
+
+
+def write_tokens(folder: Path, documents: int = 60) -> None:
+    """Documents of 40 random tokens as `folder/tokens`, unless they are there."""
+    if (folder / "tokens.idx").exists():
+        return
+    tokens = np.random.default_rng(3).integers(0, VOCABULARY, documents * 40).astype(np.uint16)
+    with IndexedWriter(folder / "tokens", "uint16") as writer:
+        writer.add_documents(tokens, np.full(documents, 40, dtype=np.int32))
+
 
 def card(folder: Path, **changes: Any) -> TrainerConfig:
     """A run of 24 steps of 16 samples on two stages; `changes` are sections with the keys to set in them."""
-    if not (folder / "tokens.idx").exists():
-        tokens = np.random.default_rng(3).integers(0, VOCABULARY, 60 * 40).astype(np.uint16)
-        with IndexedWriter(folder / "tokens", "uint16") as writer:
-            writer.add_documents(tokens, np.full(60, 40, dtype=np.int32))
+    write_tokens(folder)
     value = tiny(pipeline=2).model_dump(mode="json")
     value["run"]["directory"] = str(folder / "run")
     value["batch"] |= {"micro_batch_size": 4, "train_samples": 16 * 24}
@@ -96,29 +105,15 @@ class Disagreeing(Trainer):
         return super()._step(interval)
 
 
-def disagreeing_attempt(config: TrainerConfig) -> tuple[str, int]:
-    beats = HeartbeatWriter(config.paths, int(os.environ["RANK"]), "1")
-    word = AttemptIdentity("1", 1, config.paths.stop_request("1"))
-    trainer = Disagreeing(config, Path("none.json"), word, beats, SignalFlag(), time.monotonic())
-    reason = trainer.train()
-    iteration = trainer.progress.iteration
-    trainer.close()
-    return reason, iteration
-
-
-def attempt(config: TrainerConfig, number: int, spike_at: int | None = None) -> tuple[str, int]:
-    """One attempt on this rank; returns the end reason, and the iteration."""
-    job = str(number)
-    Spiking.spike_at = spike_at
+def trainer_of(kind: type[Started], config: TrainerConfig, job: str = "1") -> Started:
+    """A trainer as the launcher makes it, on this rank."""
     beats = HeartbeatWriter(config.paths, int(os.environ["RANK"]), job)
-    trainer = Spiking(
-        config,
-        Path("none.json"),
-        AttemptIdentity(job, 1, config.paths.stop_request(job)),
-        beats,
-        SignalFlag(),
-        time.monotonic(),
-    )
+    identity = AttemptIdentity(job, 1, config.paths.stop_request(job))
+    return kind(config, Path("none.json"), identity, beats, SignalFlag(), time.monotonic())
+
+
+def trained(trainer: Trainer) -> tuple[str, int]:
+    """Its end reason, and the iteration."""
     try:
         reason = trainer.train()
     finally:
@@ -126,15 +121,19 @@ def attempt(config: TrainerConfig, number: int, spike_at: int | None = None) -> 
     return reason, trainer.progress.iteration
 
 
+def attempt(config: TrainerConfig, number: int, spike_at: int | None = None) -> tuple[str, int]:
+    """One attempt on this rank; returns the end reason, and the iteration."""
+    Spiking.spike_at = spike_at
+    return trained(trainer_of(Spiking, config, str(number)))
+
+
+def disagreeing_attempt(config: TrainerConfig) -> tuple[str, int]:
+    return trained(trainer_of(Disagreeing, config))
+
+
 def poisoned_attempt(config: TrainerConfig, poison_at: int) -> tuple[str, int]:
     Poisoned.poison_at = poison_at
-    beats = HeartbeatWriter(config.paths, int(os.environ["RANK"]), "1")
-    word = AttemptIdentity("1", 1, config.paths.stop_request("1"))
-    trainer = Poisoned(config, Path("none.json"), word, beats, SignalFlag(), time.monotonic())
-    reason = trainer.train()
-    iteration = trainer.progress.iteration
-    trainer.close()
-    return reason, iteration
+    return trained(trainer_of(Poisoned, config))
 
 
 class Diverged(Trainer):
@@ -153,15 +152,11 @@ class Diverged(Trainer):
 
 def diverged_attempt(config: TrainerConfig, poison_at: int) -> tuple[str, int, bool]:
     Diverged.poison_at = poison_at
-    beats = HeartbeatWriter(config.paths, int(os.environ["RANK"]), "1")
-    word = AttemptIdentity("1", 1, config.paths.stop_request("1"))
-    trainer = Diverged(config, Path("none.json"), word, beats, SignalFlag(), time.monotonic())
+    trainer = trainer_of(Diverged, config)
     try:
-        trainer.train()
+        trained(trainer)
     except NotFiniteError as error:
         return str(error), trainer.progress.iteration, is_refusal(error, trainer.steps_done)
-    finally:
-        trainer.close()
     return "", trainer.progress.iteration, False
 
 
@@ -196,7 +191,7 @@ def records(config: TrainerConfig, kind: str = "step") -> list[dict[str, Any]]:
     return [record for record in map(json.loads, lines) if record["kind"] == kind]
 
 
-def curve(config: TrainerConfig) -> dict[int, tuple[float, ...]]:
+def curve(config: TrainerConfig) -> Curve:
     """iteration -> (loss, norm, samples, tokens, learning rate, length), of the last time it was trained."""
     keys = ("lm_loss", "grad_norm", "consumed_samples", "consumed_tokens", "learning_rate", "curriculum_length")
     return {record["iteration"]: tuple(record[key] for key in keys) for record in records(config)}

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from tests.trainer.cases import VOCABULARY, tiny
+from tests.trainer.cases import tiny
+from tests.trainer.courses import trained, trainer_of, write_tokens
 from tests.trainer.spawn import run_ranks
 from trainer.config.card import TrainerConfig
 from trainer.contract.attempt import AttemptIdentity
@@ -23,14 +22,11 @@ from trainer.contract.end_marker import EndMarker
 from trainer.control.failure import is_refusal
 from trainer.control.lifecycle import HeartbeatWriter, SignalFlag
 from trainer.data.errors import DataError
-from trainer.data.indexed_write import IndexedWriter
 from trainer.loop import Trainer
 
 
 def card(folder: Path, **run: Any) -> TrainerConfig:
-    tokens = np.arange(40 * 60, dtype=np.uint16) % VOCABULARY
-    with IndexedWriter(folder / "tokens", "uint16") as writer:
-        writer.add_documents(tokens, np.full(60, 40, dtype=np.int32))
+    write_tokens(folder)
     value = tiny().model_dump(mode="json")
     value["run"] |= {"directory": str(folder), **run}
     value["checkpoint"]["interval"] = 2
@@ -56,14 +52,9 @@ class Watched(Trainer):
 
 
 def attend(config: TrainerConfig, heal: bool) -> tuple[str, int, list[str]]:
-    attempt = AttemptIdentity("7", 1, config.paths.stop_request("7"))
-    beats = HeartbeatWriter(config.paths, int(os.environ["RANK"]), "7")
-    trainer = Watched(config, Path("none.json"), attempt, beats, SignalFlag(), time.monotonic())
+    trainer = trainer_of(Watched, config, "7")
     trainer.heal = heal
-    reason = trainer.train()
-    steps = trainer.steps_done
-    trainer.close()
-    return reason, steps, trainer.lines
+    return trained(trainer)[0], trainer.steps_done, trainer.lines
 
 
 @pytest.mark.parametrize("heal", [True, False], ids=["space-comes-back", "space-stays-away"])

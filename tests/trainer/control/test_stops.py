@@ -5,22 +5,20 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.trainer.control.trainers import Processes, at, beat, card, ended, jobs_of_checkpoints
+from tests.trainer.courses import trained, trainer_of
 from tests.trainer.spawn import run_ranks
 from trainer.config.card import TrainerConfig
-from trainer.contract.attempt import AttemptIdentity
 from trainer.contract.checkpoint_names import checkpoint_steps, read_latest
 from trainer.contract.heartbeat import Heartbeat
 from trainer.contract.lease import LeaseClaim, LeaseFolder
 from trainer.contract.manifest import Manifest
 from trainer.contract.requests import Request, RequestAnswer, new_request
-from trainer.control.lifecycle import HeartbeatWriter, SignalFlag
 from trainer.engine import StepResult
 from trainer.loop import Trainer
 from trainer.metrics.writer import Interval
@@ -82,12 +80,7 @@ class Overtaken(Trainer):
 
 
 def attend(kind: type[Trainer], config: TrainerConfig, job: str) -> tuple[str, int]:
-    beats = HeartbeatWriter(config.paths, int(os.environ["RANK"]), job)
-    attempt = AttemptIdentity(job, 1, config.paths.stop_request(job))
-    trainer = kind(config, Path("none.json"), attempt, beats, SignalFlag(), time.monotonic())
-    reason = trainer.train()
-    trainer.close()
-    return reason, trainer.progress.iteration
+    return trained(trainer_of(kind, config, job))
 
 
 WAYS: dict[str, dict[str, Any]] = {

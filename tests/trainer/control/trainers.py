@@ -10,10 +10,10 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 
-from tests.trainer.cases import VOCABULARY, tiny
+from tests.trainer.cases import tiny
+from tests.trainer.courses import write_tokens
 from tests.trainer.spawn import fork_server
 from tests.waiting import until
 from trainer.config.card import TrainerConfig
@@ -21,15 +21,11 @@ from trainer.contract.checkpoint_names import checkpoint_steps
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.heartbeat import Heartbeat
 from trainer.contract.manifest import Manifest
-from trainer.data.indexed_write import IndexedWriter
 
 
 def card(folder: Path, **changes: Any) -> TrainerConfig:
     """A run that goes on for as long as a test may take; `changes` are sections with the keys to set in them."""
-    if not (folder / "tokens.idx").exists():
-        tokens = np.random.default_rng(3).integers(0, VOCABULARY, 60 * 40).astype(np.uint16)
-        with IndexedWriter(folder / "tokens", "uint16") as writer:
-            writer.add_documents(tokens, np.full(60, 40, dtype=np.int32))
+    write_tokens(folder)
     value = tiny().model_dump(mode="json")
     value["run"]["directory"] = str(folder / "run")
     value["batch"]["train_samples"] = 16 * 100_000

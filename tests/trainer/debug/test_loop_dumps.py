@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import random
-import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from tests.trainer.cases import VOCABULARY, tiny
+from tests.trainer.cases import tiny
+from tests.trainer.courses import trained, trainer_of, write_tokens
 from tests.trainer.spawn import run_ranks
 from trainer.checkpoint.__main__ import main
 from trainer.config.card import TrainerConfig
-from trainer.contract.attempt import AttemptIdentity
-from trainer.control.lifecycle import HeartbeatWriter, SignalFlag
-from trainer.data.indexed_write import IndexedWriter
 from trainer.debug.record import DumpRecord, companions
 from trainer.loop import Trainer
 
@@ -32,18 +27,11 @@ def card(folder: Path, directory: str, leave_at: int) -> TrainerConfig:
 
 def attend(config: TrainerConfig, job: str) -> str:
     random.seed(7)  # Python seeds its generator again in each process; nothing in the training draws from it
-    attempt = AttemptIdentity(job, 1, config.paths.stop_request(job))
-    beats = HeartbeatWriter(config.paths, int(os.environ["RANK"]), job)
-    trainer = Trainer(config, Path("none.json"), attempt, beats, SignalFlag(), time.monotonic())
-    reason = trainer.train()
-    trainer.close()
-    return reason
+    return trained(trainer_of(Trainer, config, job))[0]
 
 
 def test_a_restart_is_the_same_as_going_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tokens = np.random.default_rng(5).integers(0, VOCABULARY, 40 * 200, dtype=np.uint16)
-    with IndexedWriter(tmp_path / "tokens", "uint16") as writer:
-        writer.add_documents(tokens, np.full(200, 40, dtype=np.int32))
+    write_tokens(tmp_path, 200)
     for directory, job, leave_at in (("stopped", "7", 4), ("stopped", "8", 6), ("straight", "9", 6)):
         config = card(tmp_path, directory, leave_at)
         assert run_ranks(attend, 2, config, job, launch=False) == ["exit-interval"] * 2
