@@ -45,7 +45,7 @@ from trainer.debug.flight_recorder import record_path, write_record
 from trainer.debug.profile import StepProfiler
 from trainer.debug.record import StepFacts
 from trainer.engine import Engine, StepResult, init_distributed
-from trainer.metrics.throughput import Throughput
+from trainer.metrics.throughput import ThroughputMeter
 from trainer.metrics.writer import Interval, MetricsWriter
 from trainer.model.documents import DocumentRules
 from trainer.model.kernels import kernel_for
@@ -202,7 +202,7 @@ class Trainer:
 
     def _open_metrics(self) -> None:
         config = self.config
-        self.throughput = Throughput(config, self.mesh)
+        self.throughput = ThroughputMeter(config, self.mesh)
         self.metrics = MetricsWriter(
             config.paths, self.attempt.job_id, self.rank == self.world_size - 1, config.logging, self.world_size
         )

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tr11ops.base.secret_shapes import SHAPES, SecretShape
-from tr11ops.hub.whole_records import FOOTER, HEADER, Read, Window, masked_crc
+from tr11ops.hub.whole_records import FOOTER, HEADER, Read, RecordWindow, masked_crc
 
 BLOCK_BYTES = 4 << 20  # looked at at once; a longer line is looked at in parts
 PRIVATE_KEY = "private key"
@@ -136,7 +136,7 @@ class MaskSearch:
 
 def _events(read: Read, position: int, end: int) -> Iterator[tuple[int, bytes]]:
     """Offset and data of each whole record from `position` on; it ends at what is none."""
-    source = Window(read, end)
+    source = RecordWindow(read, end)
     while len(header := source.bytes(position, HEADER.size)) == HEADER.size:
         length, checksum = HEADER.unpack(header)
         start = position + HEADER.size

@@ -54,7 +54,7 @@ def whole_events(read: Read, start: int, size: int) -> Whole:
     A record whose data do not fit their checksum counts once a good one follows it: the length was right, and what is
     wrong is old. At the end it may be a write that has not arrived yet.
     """
-    source = Window(read, size)
+    source = RecordWindow(read, size)
     position = end = start
     while position + HEADER.size <= size:
         header = source.bytes(position, HEADER.size)
@@ -94,7 +94,7 @@ def _extend(crc: int, data: bytes) -> int:
     return int(google_crc32c.extend(crc, data))
 
 
-class Window:
+class RecordWindow:
     """Small reads one after another out of large ones."""
 
     def __init__(self, read: Read, size: int) -> None:

@@ -15,7 +15,7 @@ from trainer.schedule.progress import Progress
 from trainer.schedule.utilization import Utilization, utilization
 
 
-class Throughput:
+class ThroughputMeter:
     """Turns the sums of a log interval into rates. One for each training."""
 
     def __init__(self, config: TrainerConfig, mesh: Mesh):
