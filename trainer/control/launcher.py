@@ -1,4 +1,4 @@
-"""`python -m trainer.control.launcher ...`: torchrun with one line for each failed worker, not its own traceback.
+"""`python -m trainer.control.launcher ...`: torchrun with one line for each failed worker, and without tracebacks.
 
 The line comes before torchrun ends the others: that takes half a minute where one of them hears no signal, and the node
 agent, which does not wait so long, would never learn who failed.
@@ -6,6 +6,7 @@ agent, which does not wait so long, would never learn who failed.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -17,6 +18,7 @@ from trainer.contract.sharing import share_folder
 from trainer.control.loading import without_collections
 
 with without_collections():
+    from torch.distributed.elastic.agent.server import api
     from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, PContext, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main
@@ -52,10 +54,16 @@ def _reify_shared(specs: DefaultLogsSpecs, envs: dict[int, dict[str, str]]) -> A
     return destination
 
 
+def _is_worth_telling(record: logging.LogRecord) -> bool:
+    """Once its workers have ended, an agent waits for the others at the store of node 0's, which may be gone by then."""
+    return not str(record.msg).startswith("Error waiting on exit barrier")
+
+
 def run(arguments: list[str]) -> int:
     """Run torchrun with its own command line; returns 0, 1 when a worker failed, 128 + n after signal n."""
     setattr(PContext, "close", _tell_and_close)  # noqa: B010  a method of torchrun's own, for this process
     setattr(DefaultLogsSpecs, "reify", _reify_shared)  # noqa: B010
+    api.logger.addFilter(_is_worth_telling)
     try:
         main(arguments)
     except ChildFailedError as error:
