@@ -52,6 +52,7 @@ def count(cards: list[TrainerConfig]) -> list[Counted]:
         time.sleep(0.001)
         return done
 
+    gc.freeze()  # none of what was loaded is a card's: each collection below would walk it all
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(matmul, "_is_native", lambda dtype: True)
         patch.setattr(dist.Work, "wait", wait_longer)
