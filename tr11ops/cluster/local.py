@@ -42,7 +42,7 @@ from tr11ops.cluster.local_rules import (
 from tr11ops.cluster.local_store import LocalStore, default_folder, nodes_from_environment
 from tr11ops.cluster.local_view import find_job, submission_jobs
 from tr11ops.cluster.process_marks import is_alive
-from tr11ops.cluster.task_marks import tasks_apart
+from tr11ops.cluster.task_marks import task_apart, tasks_apart
 from trainer.contract.files import login_name
 
 START_PATIENCE_SECONDS = 10.0
@@ -156,8 +156,7 @@ class LocalScheduler:
             return None
         one_task = next(iter(reference.tasks)) if reference.tasks is not None and len(reference.tasks) == 1 else None
         job = find_job(submission, one_task)
-        apart = () if job is None else tasks_apart((job,))
-        return apart[0] if len(apart) == 1 else job
+        return None if job is None else task_apart(job)
 
     def nodes(self) -> tuple[Node, ...]:
         """The simulated nodes; each shows the whole machine's processors and memory."""

@@ -30,7 +30,7 @@ from tr11ops.cluster.slurm_command import (
     run_command,
 )
 from tr11ops.cluster.slurm_text import exit_pair, shell_exit_code
-from tr11ops.cluster.task_marks import tasks_apart
+from tr11ops.cluster.task_marks import task_apart, tasks_apart
 
 _UNREACHABLE = re.compile(
     r"unable to (contact|connect)|timed out|connection (refused|reset|failure)|communication|zero bytes|"
@@ -114,8 +114,7 @@ class SlurmScheduler:
         For an array's id it is the record of the waiting tasks, or of the last task once all have started.
         """
         found = self._job(job_id)
-        apart = () if found is None else tasks_apart((found,))
-        return apart[0] if len(apart) == 1 else found
+        return None if found is None else task_apart(found)
 
     def _job(self, job_id: str) -> Job | None:
         """As `job`, as Slurm has it."""

@@ -32,6 +32,12 @@ def tasks_apart(jobs: Iterable[Job]) -> tuple[Job, ...]:
     return tuple(one for job in jobs for one in _apart(job))
 
 
+def task_apart(job: Job) -> Job:
+    """The same of one job; what stands for several of its tasks stays as it is."""
+    apart = tasks_apart((job,))
+    return apart[0] if len(apart) == 1 else job
+
+
 def is_cell(comment: str) -> bool:
     """Whether it is the comment of such a task, as `tasks_apart` shows it."""
     return CELL in comment.split()

@@ -84,6 +84,12 @@ def curve_of(name: str, steps: Iterable[LoggedStep], axis: CurveAxis, value: Cur
     return RunCurve(name, [x[index] for index in kept], [y[index] for index in kept])
 
 
+def wants_logarithm(low: float, high: float) -> bool:
+    """Whether values from `low` to `high` are easier to read on a logarithmic axis: a loss that falls by much more than
+    half."""
+    return low > 0 and high > 4 * low
+
+
 def _measured(record: StepRecord, value: CurveValue) -> float | None:
     if value == "sop-loss":
         return dict(record.other_losses).get("sop")

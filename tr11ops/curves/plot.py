@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from string import ascii_uppercase
 
-from tr11ops.curves.curve import RunCurve
+from tr11ops.curves.curve import RunCurve, wants_logarithm
 
 BOTH = "*"  # where curves lie on each other
 LABEL_WIDTH = 9
@@ -15,15 +15,14 @@ LABEL_WIDTH = 9
 def text_plot(curves: Sequence[RunCurve], width: int, height: int) -> list[str]:
     """`height` lines, each at most `width` wide: the first curve drawn with A, the next with B, and so on.
 
-    A column shows the mean of the values that fall into it. Loss that falls by much more than half is easier to read
-    on a logarithmic axis: one is taken where the largest value is four times the smallest and all are above zero.
+    A column shows the mean of the values that fall into it.
     """
     columns = width - LABEL_WIDTH - 2
     low_x, high_x = min(curve.x[0] for curve in curves), max(curve.x[-1] for curve in curves)
     drawn = [_columns(curve, low_x, high_x, columns) for curve in curves]
     values = [value for own in drawn for value in own if value is not None]
     low, high = min(values), max(values)
-    is_log = low > 0 and high > 4 * low
+    is_log = wants_logarithm(low, high)
     rows = [[" "] * columns for _ in range(height)]
     for letter, own in zip(ascii_uppercase, drawn, strict=False):
         for column, value in enumerate(own):

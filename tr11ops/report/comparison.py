@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from tr11ops.curves.compare import CurveComparison, axis_text
-from tr11ops.curves.curve import RunCurve
+from tr11ops.curves.curve import RunCurve, wants_logarithm
 from tr11ops.report.charts.lines import Curve, Panel, Readout, line_chart, number
 from tr11ops.report.charts.scale import Scale
 from tr11ops.report.page import Column, Page, ReportSection, Table, table
@@ -89,7 +89,7 @@ def _panel(title: str, curves: Sequence[RunCurve], summary: Callable[[Sequence[f
         for index, curve in enumerate(curves)
     )
     values = [point[1] for curve in drawn for point in curve.points if point is not None]
-    return Panel(title, drawn, is_log=min(values) > 0 and max(values) > 4 * min(values))
+    return Panel(title, drawn, is_log=wants_logarithm(min(values), max(values)))
 
 
 def _stretches(curve: RunCurve, summary: Callable[[Sequence[float]], float]) -> list[tuple[float, float] | None]:

@@ -59,7 +59,7 @@ def parse_axis(text: str) -> GridAxis:
         raise SweepError(f"--grid {text!r}: must be SECTION.KEY=VALUE,VALUE; e.g. --grid {BATCH_KEY}=512,1024")
     if ",".join(values).replace(" ", "") != rest.replace(" ", ""):
         raise SweepError(f"--grid {text!r}: a value is empty, or a bracket or quote has no end; write V1,V2,V3")
-    twice = next((value for value in values if values.count(value) > 1), None)
+    twice = _twice(values)
     if twice is not None:
         raise SweepError(f"--grid {key}: the value {twice} stands twice; give each once")
     if key in OWN_KEYS:
@@ -67,6 +67,10 @@ def parse_axis(text: str) -> GridAxis:
     if key.startswith("slurm."):
         raise SweepError(f"--grid {key}: the cells are one array, whose tasks have the same options; use --set {key}=")
     return GridAxis(key, values)
+
+
+def _twice(words: Sequence[str]) -> str | None:
+    return next((word for word in words if words.count(word) > 1), None)
 
 
 def cells_of(axes: Sequence[GridAxis]) -> tuple[GridCell, ...]:
@@ -77,7 +81,7 @@ def cells_of(axes: Sequence[GridAxis]) -> tuple[GridCell, ...]:
     if not axes:
         raise SweepError(f"give what to vary: --grid {BATCH_KEY}=512,1024,2048")
     keys = [axis.key for axis in axes]
-    twice = next((key for key in keys if keys.count(key) > 1), None)
+    twice = _twice(keys)
     if twice is not None:
         raise SweepError(f"--grid {twice}: stands twice; give all its values in one --grid")
     count = 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -166,12 +166,15 @@ def read_manifest(folder: Path) -> SweepManifest | None:
 def _manifest(value: Mapping[str, Any]) -> SweepManifest:
     if value["schema"] != SCHEMA:
         raise ValueError(f"its schema is {value['schema']!r}, this tr11 knows {SCHEMA}")
-    names = [name for name in SweepManifest.__dataclass_fields__ if name not in {"cells", "arrays"}]
-    cells = tuple(
-        ManifestCell(**{key: one[key] for key in ManifestCell.__dataclass_fields__}) for one in value["cells"]
-    )
-    arrays = tuple(SweepArray(**{key: one[key] for key in SweepArray.__dataclass_fields__}) for one in value["arrays"])
-    return SweepManifest(**{name: value[name] for name in names}, cells=cells, arrays=arrays)
+    found = _fields(SweepManifest, value)
+    found["cells"] = tuple(ManifestCell(**_fields(ManifestCell, one)) for one in value["cells"])
+    found["arrays"] = tuple(SweepArray(**_fields(SweepArray, one)) for one in value["arrays"])
+    return SweepManifest(**found)
+
+
+def _fields(kind: type, value: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that the class has, all of which must be there."""
+    return {field.name: value[field.name] for field in fields(kind)}
 
 
 def _file(folder: Path) -> VersionedFile:
