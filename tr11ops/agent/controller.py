@@ -67,7 +67,6 @@ class Controller:
             context.directory,
             self._job_id,
             context.submission,
-            len(context.allocation.nodes),
             context.environment.get("SLURM_JOB_PARTITION", ""),
         )
         self._attempt = attempt

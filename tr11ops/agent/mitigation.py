@@ -49,7 +49,6 @@ class ActingAttempt:
     directory: RunDirectory
     job_id: str
     submission: str
-    allocated: int
     partition: str = ""
 
     @property

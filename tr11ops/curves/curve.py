@@ -6,15 +6,13 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from tr11ops.curves.steps import LoggedStep
 from trainer.contract.logline import StepRecord
 
 CurveAxis = Literal["iteration", "samples", "tokens", "hours"]
 CurveValue = Literal["loss", "sop-loss", "grad-norm", "learning-rate", "batch", "tflops"]
-AXES: tuple[str, ...] = get_args(CurveAxis)
-VALUES: tuple[str, ...] = get_args(CurveValue)
 _FIELDS = {
     "loss": "lm_loss",
     "grad-norm": "grad_norm",

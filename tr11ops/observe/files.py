@@ -33,6 +33,7 @@ TAIL_BYTES = 256 << 10  # about 400 records of metrics.jsonl
 LONGEST_TAIL_BYTES = 8 << 20  # beyond the stack traces that a crash of 384 ranks leaves behind the last step
 STEPS_KEPT = 400
 ATTEMPTS_KEPT = 8
+READ_ERRORS_SHOWN = 3
 ANY_MODEL = ResumeNeed()  # where the card is not known
 
 
@@ -117,10 +118,10 @@ def number_of(path: Path, value: object) -> float:
     return number
 
 
-def _shortened(read_errors: list[str], most: int = 3) -> tuple[str, ...]:
-    if len(read_errors) <= most:
+def _shortened(read_errors: list[str]) -> tuple[str, ...]:
+    if len(read_errors) <= READ_ERRORS_SHOWN:
         return tuple(read_errors)
-    return (*read_errors[:most], f"... and {len(read_errors) - most} more of this kind")
+    return (*read_errors[:READ_ERRORS_SHOWN], f"... and {len(read_errors) - READ_ERRORS_SHOWN} more of this kind")
 
 
 def read_attempts(paths: RunPaths) -> Observed[tuple[Attempt, ...]]:

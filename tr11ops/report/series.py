@@ -59,15 +59,15 @@ class TrainingSeries:
     throughput: dict[str, JobThroughput] = field(default_factory=dict)
 
 
-def read_series(path: Path, most: int = MOST_POINTS) -> TrainingSeries:
-    """The steps in a metrics.jsonl, thinned to at most `most` or so, and its validations.
+def read_series(path: Path) -> TrainingSeries:
+    """The steps in a metrics.jsonl, thinned to at most MOST_POINTS or so, and its validations.
 
     Raises OSError as the file system does, but no file is an empty series.
     """
-    return series_of(points_of(records(path)), most)
+    return series_of(points_of(records(path)))
 
 
-def series_of(found: Iterable[StepPoint | ValidationPoint], most: int = MOST_POINTS) -> TrainingSeries:
+def series_of(found: Iterable[StepPoint | ValidationPoint]) -> TrainingSeries:
     """The whole series, in one pass."""
     validations: dict[str, list[ValidationPoint]] = {}
     throughput: dict[str, JobThroughput] = {}
@@ -84,7 +84,7 @@ def series_of(found: Iterable[StepPoint | ValidationPoint], most: int = MOST_POI
                 job.batches.append(record.batch)
             yield record
 
-    points, total = thinned(steps(), most)
+    points, total = thinned(steps(), MOST_POINTS)
     kept = [point for group in validations.values() for point in group[:: -(-len(group) // MOST_VALIDATIONS)]]
     return TrainingSeries(points, total, tuple(kept), throughput)
 

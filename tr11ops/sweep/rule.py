@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 from tr11ops.runcard.card import RunCard
 from trainer.schedule.learning_rate import decay_samples_of, warmup_samples_of
 
 BatchRule: TypeAlias = Literal["sqrt", "linear", "none"]
-RULES: tuple[str, ...] = get_args(BatchRule)
 MOST_TIMES = 16.0  # of the card's batch: the rate grows no further
 MOST_WARMUP = 0.64  # of the decay
 

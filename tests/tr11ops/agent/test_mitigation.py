@@ -40,7 +40,7 @@ class Scene:
         self.queue = Queue(job("7", "7", excluded=("x8",)))
         waiting = PendingJobs(self.queue, self.directory, "7", lambda _: None, pause=lambda _: None)  # type: ignore[arg-type]
         self.log = card.paths.main_log
-        attempt = ActingAttempt(card, self.directory, "11", "", 2)
+        attempt = ActingAttempt(card, self.directory, "11", "")
         self.mitigation = Mitigation(attempt, None, waiting, LineTee(self.log))
 
     @property

@@ -86,7 +86,7 @@ def test_everyone_who_asks_gets_the_same_answer(tmp_path: Path, of_card: str, of
     scheduler = LocalScheduler()
     scheduler.nodes = lambda: CLUSTER  # type: ignore[method-assign]
     mitigation = Mitigation(
-        ActingAttempt(card, directory, "11", "", 2, of_job), scheduler, None, LineTee(tmp_path / "log")
+        ActingAttempt(card, directory, "11", "", of_job), scheduler, None, LineTee(tmp_path / "log")
     )
     mitigation.prepare()
     mitigation.wait()

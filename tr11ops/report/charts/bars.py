@@ -47,7 +47,7 @@ def bars(key: str, rows: Sequence[BarRow]) -> str:
     return "\n".join([*parts, "</div>"])
 
 
-def timeline(key: str, spans: Sequence[NodeSpan], colours: Mapping[str, str], zone: tzinfo) -> str:
+def timeline(spans: Sequence[NodeSpan], colours: Mapping[str, str], zone: tzinfo) -> str:
     """One line a node: when it did what. `colours`: class of each kind and its meaning, the later ones on top."""
     low, high = min(span.begin for span in spans), max(span.end for span in spans)
     scale = Scale(low, max(high, low + 1.0))
@@ -55,7 +55,7 @@ def timeline(key: str, spans: Sequence[NodeSpan], colours: Mapping[str, str], zo
     for span in sorted(spans, key=lambda span: (span.node, span.begin)):
         by_node.setdefault(span.node, []).append(span)
     legend = "".join(f'<span><i class="swatch {kind}"></i>{escape(name)}</span>' for kind, name in colours.items())
-    parts = [f'<p class="legend">{legend}</p>', f'<div class="chart bars" id="{escape(key)}">']
+    parts = [f'<p class="legend">{legend}</p>', '<div class="chart bars" id="nodes-chart">']
     for node, own in by_node.items():
         paths = "".join(_path(kind, [span for span in own if span.kind == kind], scale) for kind in colours)
         drawing = f'<svg viewBox="0 0 {WIDTH:g} 10" preserveAspectRatio="none" role="img">{paths}</svg>'

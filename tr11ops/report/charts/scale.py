@@ -9,6 +9,7 @@ from datetime import datetime, tzinfo
 
 NICE = (1.0, 2.0, 5.0, 10.0)
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
+MOST_TIMES = 7
 TIME_STEPS = (
     *(seconds * 1.0 for seconds in (1, 2, 5, 10, 15, 30)),
     *(minutes * MINUTE for minutes in (1, 2, 5, 10, 15, 30)),
@@ -64,9 +65,9 @@ class Scale:
         return [count * step for count in range(first_step, math.floor(self.high / step + 1e-9) + 1)]
 
 
-def time_ticks(low: float, high: float, zone: tzinfo, most: int = 7) -> list[tuple[float, str]]:
+def time_ticks(low: float, high: float, zone: tzinfo) -> list[tuple[float, str]]:
     """Round moments of the zone's clock between two times, each with its label."""
-    step = next((step for step in TIME_STEPS if (high - low) / step <= most), TIME_STEPS[-1])
+    step = next((step for step in TIME_STEPS if (high - low) / step <= MOST_TIMES), TIME_STEPS[-1])
     offset = datetime.fromtimestamp(low, tz=zone).utcoffset()
     shift = 0.0 if offset is None else offset.total_seconds()
     pattern = "%Y-%m-%d" if step >= DAY else "%m-%d %H:%M" if step >= MINUTE else "%H:%M:%S"

@@ -48,7 +48,7 @@ def nodes(material: ReportMaterial, zone: tzinfo, with_charts: bool) -> ReportSe
         Column("node"), Column("hours trained", True), Column("hours spare", True), Column("TFLOPs per GPU", True),
         Column("now"), Column("last excluded because", is_wide=True),
     )  # fmt: skip
-    charts = [timeline("nodes-chart", spans, KINDS, zone)] if with_charts else []
+    charts = [timeline(spans, KINDS, zone)] if with_charts else []
     lines = []
     if speed:
         lines.append(
