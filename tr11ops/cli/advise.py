@@ -13,7 +13,8 @@ from tr11ops.base.observed import Unknown, known
 from tr11ops.base.units import counted
 from tr11ops.cli.common import Refusal, typed_for_run
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
-from tr11ops.cli.goodput import LookBack, look_back, shows_drawings, terminal_width
+from tr11ops.cli.goodput import LookBack, look_back, terminal_width
+from tr11ops.cli.terminal import draws_unicode
 from tr11ops.goodput.advise import CardSettings, is_worth_it
 from tr11ops.goodput.advise import advise as conclude
 from tr11ops.goodput.screen import Paper
@@ -81,7 +82,7 @@ def situation_of(look: LookBack, mtbf_hours: float | None) -> CardSettings:
 
 
 def _lines(look: LookBack, found: tuple[Advice, ...]) -> Iterator[str]:
-    paper = Paper(terminal_width(), shows_drawings())
+    paper = Paper(terminal_width(), draws_unicode())
     yield paper.fit(f"{look.history.name} / {look.history.variant}   {_past(look.goodput)}")
     for advice in found:
         yield ""

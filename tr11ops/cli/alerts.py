@@ -19,7 +19,7 @@ from tr11ops.cli.alerts_change import ack, assign, resolve, snooze
 from tr11ops.cli.alerts_view import SCHEMA, alert_values, rows
 from tr11ops.cli.common import Refusal, in_time, named_card, say
 from tr11ops.cli.context import JSON, RunContext, emit
-from tr11ops.cli.nodes_view import moment, plain_text, show, table
+from tr11ops.cli.terminal import local_time, plain_text, show, table
 from tr11ops.observe.look import facts_of, observe
 from tr11ops.watchdog.situation import situation_of
 
@@ -80,7 +80,7 @@ def list_alerts(
     elif left.count and left.since is not None:
         what = counted(left.count, "message waits", "messages wait")
         trouble = f" ({plain_text(left.trouble)})" if left.trouble else ""
-        say(f"{what} to be sent since {moment(left.since)}{trouble}")
+        say(f"{what} to be sent since {local_time(left.since)}{trouble}")
     if not found:
         say("no alert is open")
 

@@ -19,7 +19,7 @@ from tr11ops.base.observed import Unknown
 from tr11ops.cli.alerts_view import SCHEMA, alert_values
 from tr11ops.cli.common import DryRunOption, Refusal, named_card, say
 from tr11ops.cli.context import JSON, RunContext, emit
-from tr11ops.cli.nodes_view import plain_text
+from tr11ops.cli.terminal import plain_text
 from tr11ops.rundir.journal import user_name
 
 if TYPE_CHECKING:

@@ -22,8 +22,7 @@ from tr11ops.cli.context import JSON, RunContext, emit
 from tr11ops.cli.cron_install import in_crontab, install, jobs_of, remove
 from tr11ops.cli.cron_link import link
 from tr11ops.cli.cron_rounds import cron_context_of, exit_code, run_rounds
-from tr11ops.cli.nodes_view import plain_text, show
-from tr11ops.cli.nodes_view import table as screen
+from tr11ops.cli.terminal import plain_text, show, table
 from tr11ops.cron.jobs import find_job, of_chain, unknown_skips, wanted
 from tr11ops.cron.look import look
 from tr11ops.cron.output import stamp
@@ -69,7 +68,7 @@ def list_jobs(
     if context.as_json:
         emit({"schema": SCHEMA, "jobs": [_job_values(job) for job in jobs]})
         return
-    made = screen("JOB", "WHEN", "COMMAND", "WHAT")
+    made = table("JOB", "WHEN", "COMMAND", "WHAT")
     for job in jobs:
         when = f"not: {job.unwanted}" if job.unwanted else str(job.schedule)
         made.add_row(job.name, when, job.command_words, job.what)
@@ -215,7 +214,7 @@ def _show_status(seen: CronView, now: float) -> None:
             print(plain_text(f"    type: {typed_for_run(problem.fix)}"))
     for text in seen.unknown if seen.problems else seen.unknown[1:]:  # the headline has the first
         print(plain_text(f"  unknown: {text}"))
-    made = screen("JOB", "LAST", "TOOK", "RESULT", "NEXT", "BY")
+    made = table("JOB", "LAST", "TOOK", "RESULT", "NEXT", "BY")
     for row in seen.rows:
         made.add_row(*map(plain_text, _row_words(row, now)))
     for chain in seen.chains:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from dataclasses import dataclass
 from shutil import get_terminal_size
@@ -11,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tr11ops.base.glyphs import shows_unicode
 from tr11ops.base.moments import since as since_when
 from tr11ops.base.observed import Unknown, cause
 from tr11ops.cli import completion
@@ -24,6 +21,7 @@ from tr11ops.cli.common import (
     open_scheduler,
 )
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
+from tr11ops.cli.terminal import draws_unicode
 from tr11ops.cluster.base import SchedulerError
 from tr11ops.goodput.account import account
 from tr11ops.goodput.history import read_history
@@ -77,7 +75,7 @@ def goodput(
     if context.as_json:
         emit(document(shown, look.history, None, price))
     else:
-        paper = Paper(terminal_width(), shows_drawings(), None, price)
+        paper = Paper(terminal_width(), draws_unicode(), None, price)
         for line in screen(shown, look.history, by, paper):
             print(line)
     if isinstance(look.history.attempts, Unknown):
@@ -125,8 +123,3 @@ def moment_of(text: str, now: float) -> float:
 def terminal_width() -> int:
     """Characters in a line: the terminal's, within reason; 80 where there is none."""
     return min(WIDEST, max(NARROWEST, get_terminal_size((80, 24)).columns))
-
-
-def shows_drawings() -> bool:
-    """Whether more than ASCII can be shown."""
-    return shows_unicode(os.environ, getattr(sys.__stdout__, "encoding", None))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Mapping
@@ -15,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tr11ops.alerts.reading import incidents
-from tr11ops.base.glyphs import shows_unicode
 from tr11ops.base.moments import since as since_when
 from tr11ops.base.moments import span_seconds
 from tr11ops.base.observed import Unknown, cause, known, observed
@@ -28,6 +26,7 @@ from tr11ops.cli.common import (
     say,
 )
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext
+from tr11ops.cli.terminal import draws_unicode
 from tr11ops.goodput.account import account
 from tr11ops.goodput.history import read_history
 from tr11ops.handover.chronicle import chronicle
@@ -124,7 +123,7 @@ def handover(
 def _markdown(made: Handover, as_chronicle: bool) -> str:
     if as_chronicle:
         return chronicle(made, None)
-    return markdown(made, None, shows_unicode(os.environ, getattr(sys.__stdout__, "encoding", None) or "ascii"))
+    return markdown(made, None, draws_unicode())
 
 
 def _record(directory: RunDirectory, since: float, until: float) -> None:

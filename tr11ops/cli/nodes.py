@@ -23,13 +23,10 @@ from tr11ops.cli.nodes_view import (
     ReportOption,
     exclusion_values,
     expiry,
-    moment,
     open_nodes_context,
-    plain_text,
-    show,
-    table,
     write_note,
 )
+from tr11ops.cli.terminal import local_time, plain_text, show, table
 from tr11ops.cluster.hostlist import expand
 from tr11ops.health.base import CheckOutcome
 from tr11ops.nodes.note import short_reason
@@ -236,7 +233,7 @@ def history(
     for event in events:
         what = event["kind"].removeprefix("node-") + (f": {event['result']}" if event.get("result") else "")
         node, why = str(event["node"]), str(event["why"])
-        words = (moment(event["time"]), node, what, str(event["who"]), why.removeprefix(f"{node}: "))
+        words = (local_time(event["time"]), node, what, str(event["who"]), why.removeprefix(f"{node}: "))
         made.add_row(*map(plain_text, words))
     show(made)
     if not events:

@@ -15,7 +15,8 @@ from tr11ops.cli import completion
 from tr11ops.cli.common import Refusal, is_terminal, say, span_option, timeout_option
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext
 from tr11ops.cli.nodes_check import free_nodes, health_job_options, planned_folder, shared_folder
-from tr11ops.cli.nodes_view import SCHEMA, open_nodes_context, plain_text, show, table
+from tr11ops.cli.nodes_view import SCHEMA, open_nodes_context
+from tr11ops.cli.terminal import plain_text, show, table
 from tr11ops.cluster.hostlist import compress
 from tr11ops.nodes.bench_answer import NodeAnswer
 from tr11ops.nodes.bench_job import BenchRequest

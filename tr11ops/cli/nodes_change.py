@@ -12,6 +12,7 @@ from tr11ops.cli.common import (
     Refusal,
     YesOption,
     agree,
+    require_directory,
     say,
     timeout_option,
 )
@@ -23,10 +24,9 @@ from tr11ops.cli.nodes_view import (
     ReasonOption,
     ReportOption,
     open_nodes_context,
-    plain_text,
-    require_run,
     write_note,
 )
+from tr11ops.cli.terminal import plain_text
 from tr11ops.health.base import CheckOutcome
 from tr11ops.nodes.queue_exclusions import exclude_nodes, include_nodes
 from tr11ops.rundir.exclusion_limit import ExclusionLimit, way_past
@@ -73,7 +73,7 @@ def exclude(
       tr11 nodes exclude jean-zay-iam07 --report note.txt --yes
     """
     nodes_context = open_nodes_context(context)
-    require_run(nodes_context)
+    require_directory(nodes_context.directory)  # a list would be made for a run that no one launched
     names = nodes_context.resolve(nodes)
     lasting = nodes_context.card.resilience.exclusion_days if days is None else days
     if not 0 < lasting <= 36500:
@@ -224,6 +224,3 @@ def readmit(nodes_context: NodesContext, names: Sequence[str], why: str) -> list
     return list(
         include_nodes(nodes_context.directory, names, nodes_context.queue, why=why, owner=nodes_context.user).failures
     )
-
-
-# ----------------------------------------------------------------------------- history

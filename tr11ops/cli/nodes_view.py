@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,11 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tr11ops.base.glyphs import plain, shows_unicode
 from tr11ops.base.observed import known
-from tr11ops.base.units import MINUTE, duration, timestamp
-from tr11ops.cli.common import Refusal, open_scheduler, require_directory
-from tr11ops.cli.terminal import drawing_console
+from tr11ops.base.units import duration
+from tr11ops.cli.common import Refusal, open_scheduler
 from tr11ops.launch.preflight import chosen_partition
 from tr11ops.nodes.names import NodeNameError, card_exclusions, resolve
 from tr11ops.nodes.note import support_note
@@ -28,8 +25,6 @@ from tr11ops.rundir.exclusions import read_version
 from tr11ops.rundir.journal import user_name
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from tr11ops.cli.context import RunContext
     from tr11ops.cluster.base import Job, Node, Partition, Scheduler
     from tr11ops.nodes.view import QueueChange
@@ -123,16 +118,6 @@ def open_nodes_context(context: RunContext) -> NodesContext:
     )
 
 
-def require_run(nodes_context: NodesContext) -> None:
-    """Raises Refusal where the run has no directory yet: a list would be made for a run that no one launched."""
-    require_directory(nodes_context.directory)
-
-
-def moment(seconds: float | None) -> str:
-    """A point of time, in local time."""
-    return timestamp(seconds, None, MINUTE) if seconds is not None else ""
-
-
 def expiry(entry: Exclusion, now: float) -> str:
     """When an exclusion is due for a check, in words."""
     if entry.until is None:
@@ -154,30 +139,6 @@ def exclusion_values(entry: Exclusion, now: float) -> dict[str, Any]:
         "evidence": list(entry.evidence),
         "job_id": entry.job_id or None,
     }
-
-
-def table(*columns: str) -> Table:
-    """An empty table without lines: columns of text, which reads well in a mail too."""
-    from rich.table import Table
-
-    made = Table(box=None, pad_edge=False, header_style="bold")
-    for place, name in enumerate(columns):
-        last = place == len(columns) - 1
-        made.add_column(name, overflow="fold" if last else "ellipsis", no_wrap=not last)
-    return made
-
-
-def plain_text(text: str) -> str:
-    """Text of others, safe to be shown."""
-    return plain(text, shows_unicode(os.environ, getattr(sys.__stdout__, "encoding", None)))
-
-
-def show(made: Table) -> None:
-    """Print a table; as wide as it needs to be where no terminal limits it."""
-    console = drawing_console()
-    if not console.is_terminal:
-        console.width = 200
-    console.print(made)
 
 
 def write_note(nodes_context: NodesContext, names: Sequence[str], place: str) -> None:

@@ -19,11 +19,10 @@ from tr11ops.cli.common import (
     kind_to_watch,
     looking,
     open_scheduler,
-    say,
     timeout_option,
 )
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext
-from tr11ops.cli.terminal import drawing_console
+from tr11ops.cli.status_watch import look_again
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -73,7 +72,7 @@ def stacks(
     edge = looking(open_scheduler(kind_to_watch(directory, context.scheduler)))
     view = _View(directory, edge, job, NODE_SECONDS if timeout is None else timeout, shows=not watch)
     if watch:
-        raise typer.Exit(_watch(view, seconds or WATCH_SECONDS, context.as_json))
+        raise typer.Exit(look_again(view.look, seconds or WATCH_SECONDS, context.as_json))
     frame = view.look()
     context.emit(frame.document(), frame.lines())
     raise typer.Exit(frame.exit_code)
@@ -184,14 +183,3 @@ def _progress(name: str, nodes: int, shows: bool) -> Iterator[Callable[[int], No
     words = f"asking {counted(nodes, 'node')} of job {name}"
     with Console(stderr=True).status(words) as status:
         yield lambda count: status.update(f"{words}: {count} answered")
-
-
-def _watch(view: _View, seconds: float, as_json: bool) -> int:
-    """Look again and again until Ctrl-C; returns the exit code of the last look."""
-    from tr11ops.cli.status_watch import watch_lines, watch_live
-
-    console = drawing_console()
-    if as_json or not console.is_terminal or console.is_dumb_terminal:
-        return watch_lines(view.look, seconds, as_json, console)
-    say(f"looking every {seconds:g} s; Ctrl-C ends")
-    return watch_live(view.look, seconds, console)

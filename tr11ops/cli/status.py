@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 import time
 from functools import partial
@@ -24,7 +22,7 @@ from tr11ops.cli.common import (
     say,
 )
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
-from tr11ops.cli.terminal import NARROWEST, drawing_console, lines_to_fill
+from tr11ops.cli.terminal import drawing_console, lines_to_fill, status_screen
 from trainer.contract.record import Record
 
 if TYPE_CHECKING:
@@ -40,7 +38,6 @@ if TYPE_CHECKING:
 
 WATCH_SECONDS = 10.0
 SHORTEST_WATCH_SECONDS = 1.0
-WIDEST = 132
 SCRAPE_SECONDS = 10.0  # scrapes that come sooner than this after a look get what it saw
 
 
@@ -119,7 +116,9 @@ def status(
         raise typer.Exit(_write_metrics(view, target, seconds or WATCH_SECONDS if watch else None))
     view = in_time(lambda: _view(context, digests))
     if watch:
-        raise typer.Exit(_watch(view, seconds or WATCH_SECONDS, context.as_json))
+        from tr11ops.cli.status_watch import look_again
+
+        raise typer.Exit(look_again(view.look, seconds or WATCH_SECONDS, context.as_json))
     look = view.look()
     if context.as_json:
         emit(look.document())
@@ -142,13 +141,9 @@ class StatusResult(Record):
         return self.seen.document()
 
     def screen(self, width: int | None = None, height: int | None = None) -> RenderableType:
-        """The screen for a terminal of this size; without a width, for the one that this process has."""
-        from tr11ops.base.glyphs import shows_unicode
-        from tr11ops.status.rows import Screen
         from tr11ops.status.screen import render
 
-        wide = min(WIDEST, max(NARROWEST, drawing_console().width if width is None else width))
-        return render(self.seen.status, Screen(wide, shows_unicode(os.environ, _encoding()), height=height))
+        return render(self.seen.status, status_screen(width, height))
 
 
 class View(Record):
@@ -201,16 +196,6 @@ def _view(context: RunContext, digests: bool) -> View:
 
     reader = Unknown(chosen) if isinstance(chosen, str) else chosen
     return View(card, directory, facts_of(card, context.run or ""), reader, digests)
-
-
-def _watch(view: View, seconds: float, as_json: bool) -> int:
-    """Look again and again until Ctrl-C; returns the exit code of the last look."""
-    from tr11ops.cli.status_watch import watch_lines, watch_live
-
-    console = drawing_console()
-    if as_json or not console.is_terminal or console.is_dumb_terminal:
-        return watch_lines(view.look, seconds, as_json, console)
-    return watch_live(view.look, seconds, console)
 
 
 # ----------------------------------------------------------------------------- metrics
@@ -288,8 +273,3 @@ class _Source:
                 self._status = self._view.look().seen.status
                 self._seen = time.monotonic()
             return self._status
-
-
-def _encoding() -> str:
-    """The terminal's encoding; a live view puts a stand-in without one in place of `sys.stdout`."""
-    return getattr(sys.__stdout__, "encoding", None) or "ascii"

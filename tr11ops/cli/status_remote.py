@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tr11ops.cli.common import Refusal, say
-from tr11ops.cli.terminal import NARROWEST, drawing_console
+from tr11ops.cli.context import emit
+from tr11ops.cli.status_watch import look_again
+from tr11ops.cli.terminal import drawing_console, status_screen
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -21,7 +21,6 @@ WATCH_SECONDS = 300.0
 LONGEST_WAIT_SECONDS = 60.0  # of one look: longer than that no one sits before a terminal
 LONGEST_WATCH_WAIT_SECONDS = 900.0  # between two looks, whatever the hub asks for
 SHORTEST_WATCH_SECONDS = 30.0  # the hub is everyone's, and the run's news are hourly
-WIDEST = 132
 UNOBSERVED = 3
 
 
@@ -51,14 +50,9 @@ class RemoteLook:
         return outside_document(self.view)
 
     def screen(self, width: int | None = None, height: int | None = None) -> RenderableType:
-        """The screen for a terminal of this width; without one, for the one that this process has."""
-        from tr11ops.base.glyphs import shows_unicode
         from tr11ops.status.remote_screen import render_outside
-        from tr11ops.status.rows import Screen
 
-        wide = min(WIDEST, max(NARROWEST, drawing_console().width if width is None else width))
-        encoding = getattr(sys.__stdout__, "encoding", None) or "ascii"
-        return render_outside(self.view, Screen(wide, shows_unicode(os.environ, encoding), height=height))
+        return render_outside(self.view, status_screen(width, height))
 
 
 @dataclass
@@ -97,9 +91,10 @@ def status_remote(
     reader = remote_reader(repository, endpoint, variant, watch)
     look = reader.look()
     if watch:
-        return _watch(reader, look, every, as_json)
+        ready, reader.is_watching = [look], True  # the first is there already
+        return look_again(lambda: ready.pop() if ready else reader.look(), every, as_json)
     if as_json:
-        print(json.dumps(look.document(), indent=1, allow_nan=False))
+        emit(look.document())
     else:
         console = drawing_console()
         console.print(look.screen(console.width))
@@ -112,14 +107,12 @@ def remote_reader(repository: str, endpoint: str | None, variant: str | None, wa
 
     from tr11ops.hub.address import repo_of
     from tr11ops.hub.asking import remote_retries
-    from tr11ops.hub.credentials import CredentialsError, find_credentials
+    from tr11ops.hub.credentials import find_credentials
     from tr11ops.status.remote import Outside
 
     try:
         repo = repo_of(repository, endpoint)
         token = find_credentials(None, os.environ).token
-    except CredentialsError as error:
-        raise Refusal(f"--remote: {error}", exit_code=2) from None
     except ValueError as error:
         raise Refusal(f"--remote: {error}", exit_code=2) from None
     if repo.path:
@@ -129,18 +122,3 @@ def remote_reader(repository: str, endpoint: str | None, variant: str | None, wa
     # while watching the next look is the next try
     retries = remote_retries(time.sleep, say, 1 if watch else 3, longest=20.0, spread=0.2, most=LONGEST_WAIT_SECONDS)
     return RemoteReader(repo.name, Outside(repo, None if token is None else token.reveal(), retries, variant))
-
-
-def _watch(reader: RemoteReader, first: RemoteLook, seconds: float, as_json: bool) -> int:
-    """Look again and again until Ctrl-C; returns the exit code of the last look. The first is there already."""
-    from tr11ops.cli.status_watch import watch_lines, watch_live
-
-    ready, reader.is_watching = [first], True
-
-    def look() -> RemoteLook:
-        return ready.pop() if ready else reader.look()
-
-    console = drawing_console()
-    if as_json or not console.is_terminal or console.is_dumb_terminal:
-        return watch_lines(look, seconds, as_json, console)
-    return watch_live(look, seconds, console)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from tr11ops.base.units import duration
 from tr11ops.cli.common import Refusal, say
+from tr11ops.cli.context import emit
+from tr11ops.cli.terminal import drawing_console
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -81,6 +82,14 @@ class Watcher:
             return f"{age}{trouble}{doing}every {self.seconds:g} s; Ctrl-C ends"
 
 
+def look_again(look: Callable[[], WatchFrame], seconds: float, as_json: bool) -> int:
+    """Look again and again until Ctrl-C; returns the exit code of the last look."""
+    console = drawing_console()
+    if as_json or not console.is_terminal or console.is_dumb_terminal:
+        return watch_lines(look, seconds, as_json, console)
+    return watch_live(look, seconds, console)
+
+
 def watch_lines(view: Callable[[], WatchFrame], seconds: float, as_json: bool, console: Console) -> int:
     """Into a pipe or a terminal that cannot be drawn on: one look after another. Returns the last exit code."""
     code = 3
@@ -88,7 +97,7 @@ def watch_lines(view: Callable[[], WatchFrame], seconds: float, as_json: bool, c
         for look in _looks(view, seconds):
             code = look.exit_code
             if as_json:
-                print(json.dumps(look.document(), allow_nan=False), flush=True)
+                emit(look.document(), indent=None)
             else:
                 console.print(look.screen())
                 console.print()

@@ -25,6 +25,7 @@ from tr11ops.cli.common import (
     say,
 )
 from tr11ops.cli.context import emit
+from tr11ops.cli.status_watch import look_again
 from tr11ops.cli.terminal import USUAL, drawing_console
 from tr11ops.cluster.base import SchedulerError
 from tr11ops.cluster.shared import SharedOverview
@@ -195,17 +196,6 @@ def show_table(look: StudyLook) -> None:
     console.print(look.screen(console.width))
 
 
-def watch_study(study: Study, kind: str, as_json: bool) -> int:
-    """Look again and again until Ctrl-C; returns the exit code of the last look."""
-    from tr11ops.cli.status_watch import watch_lines, watch_live
-
-    console = drawing_console()
-    again = partial(look_at, study, kind)
-    if as_json or not console.is_terminal or console.is_dumb_terminal:
-        return watch_lines(again, WATCH_SECONDS, as_json, console)
-    return watch_live(again, WATCH_SECONDS, console)
-
-
 def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Rows of text in columns: the first to the left, all others to the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
@@ -233,7 +223,7 @@ def study_status(
     with refusals():
         study = open_study(folder)
     if watch:
-        raise typer.Exit(watch_study(study, scheduler, as_json))
+        raise typer.Exit(look_again(partial(look_at, study, scheduler), WATCH_SECONDS, as_json))
     look = look_at(study, scheduler)
     if as_json:
         emit(look.document())

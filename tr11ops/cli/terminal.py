@@ -1,7 +1,8 @@
-"""The terminal that a screen is drawn on: a console that always has room, whatever COLUMNS and LINES say."""
+"""The terminal that a screen is drawn on, whatever COLUMNS and LINES say; the tables and words that are shown there."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import textwrap
@@ -9,8 +10,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
-NARROWEST, USUAL = 40, 80
+    from tr11ops.status.rows import Screen
+
+NARROWEST, USUAL, WIDEST = 40, 80, 132
 
 
 def drawing_console(markup: bool = False) -> Console:
@@ -39,3 +43,51 @@ def hanging(text: str, indent: int) -> str:
         return text
     width = max(NARROWEST, shutil.get_terminal_size((USUAL, 24)).columns) - indent
     return f"\n{' ' * indent}".join(textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False))
+
+
+def draws_unicode() -> bool:
+    """Whether more than ASCII can be shown. (A live view puts a stand-in without an encoding in place of `stdout`.)"""
+    from tr11ops.base.glyphs import shows_unicode
+
+    return shows_unicode(os.environ, getattr(sys.__stdout__, "encoding", None))
+
+
+def status_screen(width: int | None, height: int | None) -> Screen:
+    """The room for a status; without a width, that of this process's terminal."""
+    from tr11ops.status.rows import Screen
+
+    wide = drawing_console().width if width is None else width
+    return Screen(min(WIDEST, max(NARROWEST, wide)), draws_unicode(), height=height)
+
+
+def plain_text(text: str) -> str:
+    """Text of others, safe to be shown."""
+    from tr11ops.base.glyphs import plain
+
+    return plain(text, draws_unicode())
+
+
+def local_time(seconds: float | None) -> str:
+    """A point of time to the minute, in local time; "" for none."""
+    from tr11ops.base.units import MINUTE, timestamp
+
+    return timestamp(seconds, None, MINUTE) if seconds is not None else ""
+
+
+def table(*columns: str) -> Table:
+    """An empty table without lines: columns of text, which reads well in a mail too."""
+    from rich.table import Table
+
+    made = Table(box=None, pad_edge=False, header_style="bold")
+    for place, name in enumerate(columns):
+        last = place == len(columns) - 1
+        made.add_column(name, overflow="fold" if last else "ellipsis", no_wrap=not last)
+    return made
+
+
+def show(made: Table) -> None:
+    """Print a table; as wide as it needs to be where no terminal limits it."""
+    console = drawing_console()
+    if not console.is_terminal:
+        console.width = 200
+    console.print(made)

@@ -55,7 +55,7 @@ def _reify_shared(specs: DefaultLogsSpecs, envs: dict[int, dict[str, str]]) -> A
 
 
 def _is_worth_telling(record: logging.LogRecord) -> bool:
-    """Once its workers have ended, an agent waits for the others at the store of node 0's, which may be gone by then."""
+    """Workers have ended: their agent waits for the others at the store of node 0, whose agent may have gone first."""
     return not str(record.msg).startswith("Error waiting on exit barrier")
 
 
