@@ -361,7 +361,8 @@ class Twin:
         brokers = [record for record in daemons if record.role in ("munged", "mariadbd")]
         # the controller goes first, so that it starts nothing in the place of what ends
         survivors = list(end([record for record in daemons if record.role == "slurmctld"], 5.0))
-        strays = [record for record in marked(self._mark, self.folders.slurm_conf) if record.pid not in _pids(daemons)]
+        own = {record.pid for record in daemons if record.is_alive}
+        strays = [record for record in marked(self._mark, self.folders.slurm_conf) if record.pid not in own]
         survivors += end(strays, 0.0)
         survivors += end([record for record in daemons if record not in brokers], 5.0)
         survivors += end(brokers, 20.0)
@@ -389,10 +390,6 @@ def _user() -> str:
 
 def _home(directory: Path | None) -> Path:
     return (directory or default_directory(os.environ, os.geteuid())).absolute()
-
-
-def _pids(records: tuple[ProcessRecord, ...]) -> set[int]:
-    return {record.pid for record in records if record.is_alive}
 
 
 def _reuse(running: Twin, plan: TwinPlan) -> Twin:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from datetime import datetime
 from typing import NamedTuple
 
@@ -11,7 +10,7 @@ from tr11ops.diagnose.attribution.evidence import Evidence, Failure
 from tr11ops.diagnose.attribution.srun import parse_lines
 from tr11ops.diagnose.lines import split_prefixes
 from tr11ops.diagnose.places import LaunchPlaces
-from tr11ops.diagnose.sighting import LogLaunch, Sighting, WorkerFailure
+from tr11ops.diagnose.sighting import LogLaunch, Sighting
 from tr11ops.diagnose.signature import Role
 from tr11ops.diagnose.topics import FAMILY as TOPICS
 
@@ -28,7 +27,8 @@ def evidence_of(launch: LogLaunch, places: LaunchPlaces) -> Evidence:
     srun = parse_lines(body for one in left if (body := _body(one)).startswith(("srun: ", "slurmstepd: ")))
     reports = [one for one in launch.reports if one.exit_code not in {None, -15}]
     words, unplaced = _words(left, places)
-    has_times = all(_seconds(time) is not None for time in (*(one.origin.time for one, _ in words), *_times(reports)))
+    times = (*(one.origin.time for one, _ in words), *(report.time for report in reports))
+    has_times = all(_seconds(time) is not None for time in times)
 
     def moment(time: str | None, line: int) -> float:
         seconds = _seconds(time) if has_times else None
@@ -43,7 +43,8 @@ def evidence_of(launch: LogLaunch, places: LaunchPlaces) -> Evidence:
         number = -report.exit_code if report.exit_code is not None and report.exit_code < 0 else None
         is_mute = (host, report.rank) not in spoke and not unplaced
         if host is not None and (number is not None or is_mute):
-            failures.append(Failure(host, report.rank, moment(report.time, report.line_number), _told(report), number))
+            told = report.said or f"the worker left with exit code {report.exit_code}"
+            failures.append(Failure(host, report.rank, moment(report.time, report.line_number), told, number))
     nodes = launch.nodes or tuple(dict.fromkeys([one.host for one in failures] + [n for s in srun for n in s.nodes]))
     return Evidence(nodes, 1, srun=srun, failures=tuple(sorted(failures, key=lambda one: one.time)))
 
@@ -77,16 +78,8 @@ def _words(sightings: list[Sighting], places: LaunchPlaces) -> tuple[list[tuple[
     return found, bool(unplaced)
 
 
-def _told(report: WorkerFailure) -> str:
-    return report.said or f"the worker left with exit code {report.exit_code}"
-
-
 def _body(one: Sighting) -> str:
     return split_prefixes(one.text)[1].strip()
-
-
-def _times(reports: list[WorkerFailure]) -> Iterator[str | None]:
-    return (report.time for report in reports)
 
 
 def _seconds(time: str | None) -> float | None:

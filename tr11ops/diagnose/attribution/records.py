@@ -58,7 +58,7 @@ def read_elastic_errors(attempt: Path, nodes: Sequence[str], since: float) -> tu
             text, when = (
                 (error_record, path.stat().st_mtime)
                 if isinstance(error_record, str)
-                else (error_record["message"], _moment(error_record))
+                else (error_record["message"], float(error_record["extraInfo"]["timestamp"]))
             )
         except (OSError, ValueError, KeyError, TypeError):
             continue
@@ -66,10 +66,6 @@ def read_elastic_errors(attempt: Path, nodes: Sequence[str], since: float) -> tu
             error = str(text).strip().splitlines()
             found.append(Failure(nodes[place], None, when, error[-1] if error else "no words"))
     return tuple(sorted(found, key=lambda one: one.time))
-
-
-def _moment(error_record: Mapping[str, Any]) -> float:
-    return float(error_record["extraInfo"]["timestamp"])
 
 
 def read_ranks(attempt: Path) -> dict[int, str]:
