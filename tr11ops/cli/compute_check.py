@@ -7,17 +7,10 @@ from typing import Annotated
 import typer
 
 from tr11ops.base.units import duration
-from tr11ops.cli.common import DryRunOption, Refusal, YesOption, agree, say, timeout_option
+from tr11ops.cli.asking import ask_training, await_answer, require_answer, seconds_to_wait, training_to_ask
+from tr11ops.cli.common import DryRunOption, YesOption, agree, say, timeout_option
 from tr11ops.cli.context import SCHEDULER, RunContext
-from tr11ops.cli.stopping import (
-    ReasonOption,
-    ask_training,
-    await_answer,
-    require_training,
-    run_to_stop,
-    seconds_to_wait,
-    standing_lines,
-)
+from tr11ops.cli.stopping import ReasonOption
 from trainer.contract.requests import new_request
 
 
@@ -37,12 +30,7 @@ def compute_check(
     Examples:
       tr11 compute-check --reason "the loss left its course"
     """
-    run = run_to_stop(context)
-    view = run.look()
-    require_training(view, run, "checked")
-    what = "one micro batch is computed twice after the next step"
-    for line in [*(f"running:    attempt {name}: {what}" for name in view.attempts), *standing_lines(view)]:
-        say(line)
+    run, view = training_to_ask(context, "checked", "one micro batch is computed twice after the next step")
     if dry_run:
         say("nothing was changed (--dry-run)")
         return
@@ -51,7 +39,5 @@ def compute_check(
     ask_training(run, run.directory.paths.check_request, request, "a check", "compute-check", {})
     seconds = seconds_to_wait(run, timeout)
     say(f"asked for; waiting for the answer, {duration(seconds)} at most")
-    answer = await_answer(run, view, request, seconds)
-    if answer is None or answer.step is None:
-        raise Refusal(answer.message if answer else f"no answer came in time; look with `{run.command('logs')}`")
+    answer = require_answer(run, await_answer(run, view, request, seconds), "answer")
     typer.echo(f"checked: {answer.message}")

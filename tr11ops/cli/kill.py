@@ -4,6 +4,7 @@ again."""
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -79,13 +80,7 @@ def kill(
       tr11 kill --release
     """
     if release:
-        _release(
-            run_to_stop(context, is_releasing=True),
-            why,
-            yes,
-            dry_run,
-            context.as_json,
-        )
+        _release(run_to_stop(context, is_releasing=True), why, yes, dry_run, context.as_json)
         return
 
     run = run_to_stop(context)
@@ -177,17 +172,11 @@ def _set(run: StopContext, view: StopView, request: Request) -> tuple[bool, bool
     Returns whether it is set, and whether all that runs was asked to stop.
     """
     directory, now = run.directory, request.kind == "kill-now"
-    is_set = put_request(run, directory.kill_switch, request)
-    try:
-        found = (
-            deadline.within(deadline.STOP_SECONDS, lambda: read_request(directory.kill_switch, "kill"))
-            if is_set
-            else None
-        )
-    except deadline.Late:
-        found = None
-    is_whole = found is not None and found.id == request.id
+    is_set, is_whole = put_request(run, directory.kill_switch, request), False
     if is_set:
+        with suppress(deadline.Late):
+            found = deadline.within(deadline.STOP_SECONDS, lambda: read_request(directory.kill_switch, "kill"))
+            is_whole = found is not None and found.id == request.id
         say(f"kill switch set: {directory.kill_switch}")
     # an empty switch makes it save and leave, which is all that is wanted but for an end without saving
     is_stopped = is_whole or (is_set and not now) or stop_without_files(run, view, now)
@@ -220,11 +209,8 @@ def _report(run: StopContext, endings: tuple[JobEnding, ...], as_json: bool) -> 
             look = run.command("status")
             text, fine = f"ended without a word of the trainer: the last checkpoint is what `{look}` shows", False
         else:
-            saved = (
-                "nothing to save"
-                if marker.checkpoint_step is None
-                else f"checkpoint global_step{marker.checkpoint_step}"
-            )
+            step = marker.checkpoint_step
+            saved = "nothing to save" if step is None else f"checkpoint global_step{step}"
             text, fine = f"ended ({marker.reason}) at iteration {marker.iteration}: {saved}", marker.reason != "error"
         code = code if fine else 1
         print(f"job {ending.job_id} {text}", file=sys.stderr if as_json else sys.stdout)
@@ -254,7 +240,12 @@ def _value(
         "checkpoint": view.checkpoint,
         "iterations_at_risk": view.lost_iterations,
         "unknown": view.read_error or view.unclear or None,
-        "receipts": receipts_value(answered) if answered else None,
+        "receipts": None
+        if answered is None
+        else {
+            "given": [{"rank": rank, "host": host} for rank, host in answered.given],
+            "missing": [{"rank": rank, "host": host} for rank, host in answered.missing],
+        },
         "ended": [
             {
                 "job_id": ending.job_id,
@@ -265,12 +256,4 @@ def _value(
             }
             for ending in endings
         ],
-    }
-
-
-def receipts_value(answered: Acknowledgements) -> dict[str, Any]:
-    """Acknowledgements for a machine."""
-    return {
-        "given": [{"rank": rank, "host": host} for rank, host in answered.given],
-        "missing": [{"rank": rank, "host": host} for rank, host in answered.missing],
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from tr11ops.cli.common import DryRunOption, Refusal, YesOption, agree, say
-from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
+from tr11ops.cli.context import JSON, SCHEDULER, RunContext
 from tr11ops.cli.stopping import (
     ReasonOption,
     StopContext,
@@ -56,7 +56,7 @@ def pause(
         say(f"this run is already paused, by {before}")
     if dry_run:
         say("nothing was changed (--dry-run)")
-        _print(run, "dry-run", exempt, (), context.as_json)
+        _print(context, run, "dry-run", exempt)
         return
     agree("Pause the run after this task?", yes or before is not None)
     is_paused = True
@@ -74,10 +74,9 @@ def pause(
     if not is_paused and unknown:
         raise Refusal(f"the run is not paused, and what else of it may start is not known: {unknown}", exit_code=3)
     say(way_on(run, view))
-    _print(run, "already-paused" if before else "paused", before.exempt if before else exempt, held, context.as_json)
+    _print(context, run, "already-paused" if before else "paused", before.exempt if before else exempt, held)
 
 
-def _print(run: StopContext, action: str, exempt: str, held: tuple[str, ...], as_json: bool) -> None:
-    if as_json:
-        value = {"schema": PAUSE_SCHEMA, "action": action, "pause": str(run.directory.paths.pause)}
-        emit({**value, "trains_on": exempt or None, "held": list(held)})
+def _print(context: RunContext, run: StopContext, action: str, exempt: str, held: tuple[str, ...] = ()) -> None:
+    value = {"schema": PAUSE_SCHEMA, "action": action, "pause": str(run.directory.paths.pause)}
+    context.emit({**value, "trains_on": exempt or None, "held": list(held)})

@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from tr11ops.base.units import counted, duration
+from tr11ops.cli.asking import ask_training, await_answer, require_answer, seconds_to_wait, training_to_ask
 from tr11ops.cli.common import DryRunOption, Refusal, YesOption, agree, say, timeout_option
 from tr11ops.cli.context import SCHEDULER, RunContext
-from tr11ops.cli.stopping import (
-    ReasonOption,
-    StopContext,
-    ask_training,
-    await_answer,
-    require_training,
-    run_to_stop,
-    seconds_to_wait,
-    standing_lines,
-)
+from tr11ops.cli.stopping import ReasonOption, StopContext
 from trainer.contract.requests import new_request
 
 OPERATIONS_SECONDS = 15.0
@@ -50,12 +41,8 @@ def profile(
       tr11 profile --steps 3
       tr11 profile --operations
     """
-    run = run_to_stop(context)
-    view = run.look()
-    require_training(view, run, "profiled")
     what = "every rank's last operations" if operations else f"{counted(steps, 'step')} of rank {rank}"
-    for line in [*(f"running:    attempt {name}: {what}" for name in view.attempts), *standing_lines(view)]:
-        say(line)
+    run, view = training_to_ask(context, "profiled", what)
     if dry_run:
         say("nothing was changed (--dry-run)")
         return
@@ -70,9 +57,7 @@ def profile(
     seconds = seconds_to_wait(run, timeout)
     done = f"{counted(steps, 'step')} {'is' if steps == 1 else 'are'} done"
     say(f"asked for; waiting until {done}, {duration(seconds)} at most")
-    answer = await_answer(run, view, request, seconds)
-    if answer is None or answer.step is None:
-        raise Refusal(answer.message if answer else f"no profile came in time; look with `{run.command('logs')}`")
+    answer = require_answer(run, await_answer(run, view, request, seconds), "profile")
     typer.echo(f"profile: {answer.message}")
 
 
@@ -95,8 +80,4 @@ def _operations(run: StopContext, why: str, seconds: float) -> None:
         raise Refusal(
             f"no rank wrote its operations within {duration(seconds)}: their machines or the disk do not answer"
         )
-    _say_found(found, wanted)
-
-
-def _say_found(found: list[Path], wanted: int) -> None:
     typer.echo(f"operations: {len(found)} of {counted(wanted, 'rank')}, in {found[0].parent}")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tr11ops.cli.common import DryRunOption, Refusal, YesOption, agree, say
-from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
+from tr11ops.cli.context import JSON, SCHEDULER, RunContext
 from tr11ops.cli.stopping import ReasonOption, StopContext, record, require_switch, run_to_stop, standing_lines
 from tr11ops.cluster.parts import names_of, split
 from tr11ops.cluster.pending_reasons import Cause, Wait, is_held, reason_of_job
@@ -61,8 +61,7 @@ def resume(
     """
     run = run_to_stop(context, is_releasing=True)
     done = let_go_on(run, why, yes, dry_run)
-    if context.as_json:
-        emit({"schema": RESUME_SCHEMA, **done.value(), "run": run.card.run.name})
+    context.emit({"schema": RESUME_SCHEMA, **done.value(), "run": run.card.run.name})
     done.leave()
 
 
@@ -148,7 +147,6 @@ def _missing(run: StopContext, view: StopView, todo: Undoing, refused: tuple[tup
 
 
 def _undoing(run: StopContext, view: StopView) -> Undoing:
-
     directory = run.directory
     found = {
         "kill switch": read_request(directory.kill_switch, "kill"),

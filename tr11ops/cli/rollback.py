@@ -22,7 +22,7 @@ from tr11ops.cli import completion
 from tr11ops.cli.checkpoints_keep import open_catalogue
 from tr11ops.cli.checkpoints_verify import read_them
 from tr11ops.cli.common import DryRunOption, Refusal, YesOption, agree, say
-from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
+from tr11ops.cli.context import JSON, SCHEDULER, RunContext
 from tr11ops.cli.stopping import ReasonOption, StopContext, run_to_stop
 from tr11ops.cluster.pending_reasons import is_held
 from tr11ops.rundir.claims import ClaimTaken
@@ -33,7 +33,6 @@ from trainer.schedule.skip import RangeError, parse_range
 if TYPE_CHECKING:
     from tr11ops.checkpoints.catalogue import Catalogue
     from tr11ops.checkpoints.rollback import RollbackPlan
-    from tr11ops.cluster.base import Job
     from tr11ops.queue.stop import StopView
     from trainer.contract.recovery import IterationRange, RecoveryRecord
 
@@ -92,22 +91,23 @@ def rollback(
         agree("Finish it?", yes)
         record = _finish(run, record, why)
         if step is None and not undo:
-            _finished(run, view, context.as_json)
+            step = read_latest(run.directory.paths.checkpoints)
+            _say_done(run, view, step)
+            context.emit({"schema": SCHEMA, "action": "finished", "to_step": step})
             return
-    plan = _plan(run, view, record, step, wanted, _catalogue(run))
+    plan = _plan(run, view, record, step, wanted, open_catalogue(run.card))
     for line in [*_lines(plan), *_queue_lines(view, plan)]:
         say(line)
     if plan.changes_nothing or dry_run:
         say("nothing was changed (--dry-run)" if dry_run else f"step {plan.to_step} is what a launch resumes from")
-        _print(run, view, plan, "planned" if dry_run else "nothing", context.as_json)
+        context.emit(_document(run, view, plan, "planned" if dry_run else "nothing"))
         return
     agree("Go back?" if plan.action == "roll-back" else "Put it back?", yes)
     if plan.action == "roll-back":
         _verify(run, plan.to_step)
     _apply(run, view, record, step, wanted, plan, why)
-    say(f"done: the next launch resumes from step {plan.to_step}")
-    say(f"next:       {_next(run, view)}")
-    _print(run, view, plan, "rolled-back" if plan.action == "roll-back" else "undone", context.as_json)
+    _say_done(run, view, plan.to_step)
+    context.emit(_document(run, view, plan, "rolled-back" if plan.action == "roll-back" else "undone"))
 
 
 def _parse_skip(text: str) -> IterationRange | int:
@@ -140,10 +140,6 @@ def _read_record(run: StopContext) -> RecoveryRecord:
         raise Refusal(f"{error}. Nothing was changed", 3) from None
 
 
-def _catalogue(run: StopContext) -> Catalogue:
-    return open_catalogue(run.card)
-
-
 def _plan(
     run: StopContext, view: StopView, record: RecoveryRecord, step: int | None, skip: IterationRange | int | None,
     catalogue: Catalogue,
@@ -163,7 +159,7 @@ def _plan(
 # ----------------------------------------------------------------------------- doing
 def _verify(run: StopContext, step: int) -> None:
     """Read every byte of the step, unless that is on record. Raises Refusal where it is not as it was written."""
-    entry = _catalogue(run).at(step)
+    entry = open_catalogue(run.card).at(step)
     if entry is None or not needs_reading(entry):
         return
     try:
@@ -188,7 +184,7 @@ def _apply(
         with claimed(directory):
             ended = _refuse_a_living_trainer(run, run.look())
             again = _read_record(run)
-            plan = _plan(run, view, again, step, skip, _catalogue(run))
+            plan = _plan(run, view, again, step, skip, open_catalogue(run.card))
             if (plan.moves, plan.to_step) != (shown.moves, shown.to_step) or len(again.events) != len(record.events):
                 raise Refusal("the checkpoints have changed since they were shown. Nothing was changed: type it again")
             carry_out(directory, plan, why, run.user, ended)
@@ -241,13 +237,9 @@ def _queue_lines(view: StopView, plan: RollbackPlan) -> list[str]:
     lines = []
     for job in view.queued:
         held = "held; released, it " if is_held(job) else ""
-        lines.append(f"queued:     {_tasks(job)} of {job.job_id}: {held}resumes from step {plan.to_step}")
+        tasks = counted(max(1, len(job.pending_tasks)), "task")
+        lines.append(f"queued:     {tasks} of {job.job_id}: {held}resumes from step {plan.to_step}")
     return lines or ["queued:     nothing"]
-
-
-def _tasks(job: Job) -> str:
-    count = max(1, len(job.pending_tasks))
-    return counted(count, "task")
 
 
 def _next(run: StopContext, view: StopView) -> str:
@@ -264,19 +256,14 @@ def _unfinished(record: RecoveryRecord) -> str:
     return f"{len(record.pending.moves)} to rename, {record.pending.latest or 'nothing'} to resume from"
 
 
-def _finished(run: StopContext, view: StopView, as_json: bool) -> None:
-    step = read_latest(run.directory.paths.checkpoints)
+def _say_done(run: StopContext, view: StopView, step: int | None) -> None:
     say(f"done: the next launch resumes from step {step}")
     say(f"next:       {_next(run, view)}")
-    if as_json:
-        emit({"schema": SCHEMA, "action": "finished", "to_step": step})
 
 
-def _print(run: StopContext, view: StopView, plan: RollbackPlan, action: str, as_json: bool) -> None:
-    if not as_json:
-        return
+def _document(run: StopContext, view: StopView, plan: RollbackPlan, action: str) -> dict[str, Any]:
     skip = plan.skip
-    value: dict[str, Any] = {
+    return {
         "schema": SCHEMA,
         "run": run.card.run.name,
         "action": action,
@@ -289,4 +276,3 @@ def _print(run: StopContext, view: StopView, plan: RollbackPlan, action: str, as
         else {"first": skip.range.first, "last": skip.range.last, "samples": skip.samples, "tokens": skip.tokens},
         "queued": [job.job_id for job in view.queued],
     }
-    emit(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -22,7 +22,6 @@ from tr11ops.queue.stop import STOP_SIGNAL, acknowledgements, look, place_reques
 from tr11ops.rundir.fallback import write_or_fall_back
 from tr11ops.rundir.journal import Journal, user_name
 from tr11ops.rundir.kill_switch import NEVER_MARKED, SwitchLocation, look_at_switch, other_ways, place_fault
-from trainer.contract.requests import RequestAnswer
 
 if TYPE_CHECKING:
     from tr11ops.cli.context import RunContext
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 POLL_SECONDS = 1.0
-ANSWER_POLL_SECONDS = 0.5
 ReasonOption = Annotated[
     str, typer.Option("--reason", metavar="TEXT", help="Kept with the request, and in the journal.")
 ]
@@ -207,28 +205,6 @@ def hold_queued(run: StopContext, view: StopView, why: str) -> tuple[str, ...]:
     return result.done
 
 
-def require_training(view: StopView, run: StopContext, what: str) -> None:
-    """Refuse where nothing of the run trains, so that nothing can be `what` ("saved"), or where that cannot be seen."""
-    if view.unread:
-        raise Refusal(f"whether anything of this run is training cannot be seen: {view.unread}", exit_code=3)
-    if not (view.attempts or view.foreground or view.read_error or view.unclear):
-        raise Refusal(f"nothing of this run is training, so nothing can be {what}; look with `{run.command('status')}`")
-
-
-def ask_training(
-    run: StopContext, path: Path, request: Request, what: str, kind: str, facts: Mapping[str, Any]
-) -> None:
-    """Put a request to the running training in place and on record; refused where "`what` could not be asked for"."""
-    if not put_request(run, path, request):
-        raise Refusal(f"{what} could not be asked for: make room first, runbooks/filesystem-full.md")
-    record(run.directory, kind, request.why, {"request": request.id, **facts}, run.user)
-
-
-def seconds_to_wait(run: StopContext, timeout: float | None) -> float:
-    """How long an answer is waited for: as the user says, else as long as a stop may take."""
-    return run.card.resilience.stop_within_minutes * 60 if timeout is None else timeout
-
-
 def put_request(run: StopContext, path: Path, request: Request) -> bool:
     """Put a stop request in place, as far as the disk lets it; says what it lacks. False when nothing could be put."""
     try:
@@ -239,27 +215,6 @@ def put_request(run: StopContext, path: Path, request: Request) -> bool:
     if short:
         say(f"tr11: {path} could only be made empty ({short}): who asks, and why, is not in it")
     return True
-
-
-def await_answer(run: StopContext, view: StopView, request: Request, seconds: float) -> RequestAnswer | None:
-    """The trainer's answer; None when it does not come in time, and then it is said which ranks were silent."""
-    if not request.id:
-        raise Refusal(f"that request was made by hand, so it has no receipt; look with `{run.command('status')}`")
-    until, said = time.monotonic() + seconds, ""
-    while True:
-        try:
-            answer = RequestAnswer.read(run.directory.paths.answer(request.id))
-        except (OSError, ValueError):
-            answer = None  # being written by another node
-        if answer is not None:
-            return answer
-        text = str(acknowledgements(run.directory, request.id, view.attempts))
-        if text and text != said:
-            say(f"  {text}")
-            said = text
-        if time.monotonic() >= until:
-            return None
-        time.sleep(ANSWER_POLL_SECONDS)
 
 
 def stop_without_files(run: StopContext, view: StopView, now: bool) -> bool:
