@@ -25,6 +25,22 @@ T = TypeVar("T")
 _typed = [""]  # the card of `--run`, for the commands that are shown
 CLUSTERS = ("slurm", "local", "auto")  # what --scheduler takes
 
+
+class Refusal(Exception):
+    """A command will not go on. The text is shown as it is; `exit_code` is what the process returns."""
+
+    def __init__(self, text: str, exit_code: int = 1):
+        super().__init__(text)
+        self.exit_code = exit_code
+
+
+def check_scheduler_word(kind: str) -> str:
+    """The word as it is. Raises Refusal for one that `--scheduler` does not take."""
+    if kind not in CLUSTERS:
+        raise Refusal(f"--scheduler {kind!r}: must be one of {', '.join(CLUSTERS)}", exit_code=2)
+    return kind
+
+
 RunOption = Annotated[
     str | None,
     typer.Option(
@@ -45,6 +61,7 @@ SchedulerOption = Annotated[
         metavar="slurm|local|auto",
         help="Which scheduler to talk to; auto: Slurm where there is one.",
         autocompletion=completion.words(*CLUSTERS),
+        callback=check_scheduler_word,
     ),
 ]
 EndpointOption = Annotated[
@@ -78,14 +95,6 @@ def span_option(text: object, unit: str = "s") -> float:
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object with a schema number.")]
-
-
-class Refusal(Exception):
-    """A command will not go on. The text is shown as it is; `exit_code` is what the process returns."""
-
-    def __init__(self, text: str, exit_code: int = 1):
-        super().__init__(text)
-        self.exit_code = exit_code
 
 
 def card_path(run: str | None) -> Path:
@@ -122,8 +131,7 @@ def open_scheduler(kind: str) -> Scheduler:
     """The scheduler that `--scheduler` names. Raises Refusal for an unknown word."""
     from tr11ops.cluster.select import choose_scheduler
 
-    check_scheduler_word(kind)
-    return choose_scheduler(kind)  # type: ignore[arg-type]
+    return choose_scheduler(check_scheduler_word(kind))  # type: ignore[arg-type]
 
 
 def looking(scheduler: Scheduler) -> Scheduler:
@@ -177,12 +185,6 @@ def late_words(root: Path, seconds: float) -> str:
 _NOT_WITHIN = "within {:g} s: a file system that it lies on, or the scheduler, does not answer"
 
 
-def check_scheduler_word(kind: str) -> None:
-    """Raises Refusal for a word that `--scheduler` does not take."""
-    if kind not in CLUSTERS:
-        raise Refusal(f"--scheduler {kind!r}: must be one of {', '.join(CLUSTERS)}", exit_code=2)
-
-
 def kind_to_watch(directory: RunDirectory, kind: str) -> str:
     """Where a run is looked for: where it was submitted to, unless `--scheduler` names another."""
     recorded = directory.recorded_scheduler() if kind == "auto" else None
@@ -190,18 +192,19 @@ def kind_to_watch(directory: RunDirectory, kind: str) -> str:
 
 
 def open_reader(directory: RunDirectory, kind: str) -> Scheduler | Unknown:
-    """The scheduler that a run is looked for on; why there is none, where looking goes on without it.
+    """The scheduler that a run is looked for on; why there is none, where looking goes on without it."""
+    return open_if_there(kind_to_watch(directory, kind))
 
-    Raises Refusal for an unknown word.
-    """
+
+def open_if_there(kind: str) -> Scheduler | Unknown:
+    """The scheduler that `--scheduler` names, or why it is not here. Raises Refusal for an unknown word."""
     from tr11ops.base.observed import Unknown
     from tr11ops.cluster.base import SchedulerError
 
-    wanted = kind_to_watch(directory, kind)
     try:
-        return open_scheduler(wanted)
+        return open_scheduler(kind)
     except (SchedulerError, OSError) as error:
-        return Unknown(f"no {wanted} scheduler here: {error}")
+        return Unknown(f"no {kind} scheduler here: {error}")
 
 
 def require_file(path: Path, option: str) -> None:

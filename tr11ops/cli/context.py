@@ -112,7 +112,7 @@ def _finite(value: Any) -> Any:
 
 # ----------------------------------------------------------------------------- the options
 # Every command about a run takes it, so that one line of options does for all; a page shows it where it counts.
-_UnusedScheduler = Annotated[str, typer.Option("--scheduler", hidden=True)]
+_UnusedScheduler = Annotated[str, typer.Option("--scheduler", hidden=True, callback=check_scheduler_word)]
 _OPTIONS: Mapping[str, tuple[Any, Any]] = {
     "run": (RunOption, None),
     "scheduler": (SchedulerOption, "auto"),
@@ -141,7 +141,6 @@ def with_run_options(command: Callable[..., Any]) -> Callable[..., Any]:
     def with_options(**values: Any) -> Any:
         given = {name: values.pop(name) for name in options}
         given["overrides"] = tuple(given["overrides"] or ())
-        check_scheduler_word(given.get("scheduler", "auto"))
         return command(**values, **{parameter: RunContext(**given)})
 
     own = [one for name, one in inspect.signature(command).parameters.items() if name != parameter]

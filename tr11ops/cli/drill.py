@@ -23,7 +23,7 @@ from tr11ops.cli.common import (
     say,
     timeout_option,
 )
-from tr11ops.cli.context import JSON, RunContext, emit
+from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
 from tr11ops.cli.terminal import drawing_console
 from tr11ops.cluster.base import SchedulerError
 from tr11ops.launch.drill import NAMES, Drill, PhaseResult, overrides_for, phases_of, proof
@@ -36,7 +36,7 @@ LAUNCH_SECONDS = 600.0
 
 
 def drill(
-    context: Annotated[RunContext, JSON],
+    context: Annotated[RunContext, SCHEDULER, JSON],
     *,
     yes: YesOption = False,
     dry_run: DryRunOption = False,
@@ -45,9 +45,6 @@ def drill(
     ] = "00:30:00",
     timeout: Annotated[float, timeout_option("Give up after this long, queueing included.")] = 7200,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the rehearsal's checkpoints.")] = False,
-    scheduler: Annotated[
-        str, typer.Option("--scheduler", metavar="slurm|local|auto", help="Which scheduler to drill on.")
-    ] = "auto",
 ) -> None:
     """Prove that a stop signal saves in every phase, before the scheduler would kill.
 
@@ -78,7 +75,7 @@ def drill(
         say("nothing was submitted (--dry-run)")
         return
     agree("Submit the rehearsal?", yes)
-    job_id, kind = _launch(path, changes, len(phases), scheduler)
+    job_id, kind = _launch(path, changes, len(phases), context.scheduler)
     say(f"submitted: job {job_id} ({kind})")
     directory = RunDirectory(load_card(path, changes, os.environ).paths, place / "kill-switch")
     edge = open_scheduler(kind)

@@ -16,16 +16,15 @@ from tr11ops.cli.common import (
     JsonOption,
     Refusal,
     SchedulerOption,
-    check_scheduler_word,
     directory_of,
     kind_to_watch,
     late_words,
     looking,
-    open_scheduler,
+    open_if_there,
     say,
 )
 from tr11ops.cli.context import emit
-from tr11ops.cluster.base import Overview, SchedulerError
+from tr11ops.cluster.base import Overview
 from tr11ops.cluster.shared import SharedOverview
 from tr11ops.observe.look import facts_of
 from tr11ops.status.assessment import assess
@@ -54,7 +53,6 @@ def list_runs(
       tr11 list
       tr11 list /scratch/six/checkpoints --json | jq '.runs[] | select(.exit_code > 0)'
     """
-    check_scheduler_word(scheduler)
     places = roots or [Path()]
     for root in places:
         if not root.is_dir():
@@ -62,10 +60,8 @@ def list_runs(
 
     @cache
     def edge(kind: str) -> Overview | Unknown:
-        try:
-            return SharedOverview(looking(open_scheduler(kind)))
-        except (SchedulerError, OSError) as error:
-            return Unknown(f"no {kind} scheduler here: {error}")
+        found = open_if_there(kind)
+        return found if isinstance(found, Unknown) else SharedOverview(looking(found))
 
     found = list(_looked_at(places, scheduler, edge))
     if as_json:

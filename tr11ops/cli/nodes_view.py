@@ -12,7 +12,7 @@ import typer
 
 from tr11ops.base.observed import known
 from tr11ops.base.units import duration
-from tr11ops.cli.common import Refusal, open_scheduler
+from tr11ops.cli.common import Refusal, kind_to_watch, open_scheduler
 from tr11ops.launch.preflight import chosen_partition
 from tr11ops.nodes.names import NodeNameError, card_exclusions, resolve
 from tr11ops.nodes.note import support_note
@@ -101,7 +101,7 @@ class NodesContext:
 def open_nodes_context(context: RunContext) -> NodesContext:
     """Look once. Raises CardError, Refusal, SchedulerUnreachable, and Refusal when the ledger cannot be read."""
     (card, directory), kind = context.seen(missing=None), context.scheduler
-    scheduler = open_scheduler((directory.recorded_scheduler() if kind == "auto" else None) or kind)
+    scheduler = open_scheduler(kind_to_watch(directory, kind))
     try:
         exclusions = read_version(directory.exclusions).exclusions
     except (OSError, ValueError) as error:

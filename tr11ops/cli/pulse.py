@@ -11,18 +11,16 @@ from tr11ops.base.observed import Unknown, observed
 from tr11ops.cli.common import (
     DryRunOption,
     Refusal,
-    check_scheduler_word,
     directory_of,
     in_time,
-    kind_to_watch,
     looking,
     named_card,
+    open_reader,
     say,
 )
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
 from tr11ops.cli.launch import prepare
 from tr11ops.cluster.base import SchedulerError
-from tr11ops.cluster.select import choose_scheduler
 from tr11ops.launch.session import LaunchJob
 from tr11ops.runcard.card import CardError
 from tr11ops.rundir.journal import user_name
@@ -61,7 +59,6 @@ def pulse(
       tr11 pulse --act --no-email
       tr11 pulse --dry-run --act --json
     """
-    check_scheduler_word(context.scheduler)
     card = in_time(lambda: context.card)
     directory = directory_of(card)
     in_time(lambda: observed(lambda: list(directory.root.iterdir())))  # where that does not end, nothing could be done
@@ -84,12 +81,8 @@ def pulse(
 
 def _edges(directory: RunDirectory, kind: str) -> tuple[Scheduler | Unknown, Scheduler | None]:
     """The edge that looks, which gives up soon, and the one that acts; None where there is no scheduler."""
-    wanted = kind_to_watch(directory, kind)
-    try:
-        hand = choose_scheduler(wanted)  # type: ignore[arg-type]  # one of CLUSTERS
-    except (SchedulerError, OSError) as error:
-        return Unknown(f"no {wanted} scheduler here: {error}"), None
-    return looking(hand), hand
+    found = open_reader(directory, kind)
+    return (found, None) if isinstance(found, Unknown) else (looking(found), found)
 
 
 def _actuator(context: RunContext, hand: Scheduler) -> Actuator:

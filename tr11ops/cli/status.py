@@ -14,7 +14,6 @@ from tr11ops.cli.common import (
     EndpointOption,
     Refusal,
     VariantOption,
-    check_scheduler_word,
     in_time,
     kind_to_watch,
     late_words,
@@ -103,7 +102,6 @@ def status(
         raise typer.Exit(status_remote(remote, endpoint, variant, seconds, watch, context.as_json))
     if endpoint is not None or variant is not None:
         raise Refusal("--endpoint and --variant go with --remote OWNER/NAME", exit_code=2)
-    check_scheduler_word(context.scheduler)
     if prometheus is not None and context.as_json:
         raise Refusal("--json and --prometheus are two forms of the same: give one", exit_code=2)
     if prometheus is not None:

@@ -14,7 +14,6 @@ from tr11ops.cli.common import (
     SchedulerOption,
     YesOption,
     agree,
-    check_scheduler_word,
     say,
 )
 from tr11ops.cli.context import emit
@@ -46,9 +45,7 @@ def resume_study(
       tr11 sweep resume demo-sweep --dry-run
       tr11 sweep resume demo-sweep
     """
-    check_scheduler_word(scheduler)
-    with refusals():
-        study = open_study(folder)
+    study = open_study(folder)
     look = look_at(study, scheduler)
     unseen = [cell for cell in look.cells if cell.state is CellState.UNKNOWN]
     if unseen:
@@ -106,9 +103,7 @@ def stop_study(
       tr11 sweep stop demo-sweep --dry-run
       tr11 sweep stop demo-sweep --yes
     """
-    check_scheduler_word(scheduler)
-    with refusals():
-        study = open_study(folder)
+    study = open_study(folder)
     look = look_at(study, scheduler)
     edge = look.scheduler
     if edge is None:

@@ -12,10 +12,10 @@ from typing import Annotated
 import typer
 
 from tr11ops.base.units import timestamp
-from tr11ops.cli.common import JsonOption, Refusal, SchedulerOption, check_scheduler_word, require_file, say
+from tr11ops.cli.common import JsonOption, Refusal, SchedulerOption, require_file, say
 from tr11ops.cli.compare import PLOT_LINES, WIDTH, comparison_document, comparison_lines
 from tr11ops.cli.context import emit
-from tr11ops.cli.sweep_view import SCHEMA, FolderArgument, aligned, look_at, open_study, refusals
+from tr11ops.cli.sweep_view import SCHEMA, FolderArgument, aligned, look_at, open_study
 from tr11ops.curves.compare import ROWS
 from tr11ops.curves.plot import text_plot
 from tr11ops.report.html import render
@@ -62,11 +62,9 @@ def compare_cells(
       tr11 sweep compare demo-sweep -o comparison.html
       tr11 sweep compare demo-sweep --cell batch512 --cell batch1024 --json
     """
-    check_scheduler_word(scheduler)
     if output is not None:
         require_file(output, "--output")
-    with refusals():
-        study = open_study(folder)
+    study = open_study(folder)
     known = [cell.name for cell in study.manifest.cells]
     for name in cells or ():
         if name not in known:

@@ -11,23 +11,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tr11ops.base.observed import Unknown
 from tr11ops.base.units import finite
 from tr11ops.cli.common import (
     CLUSTERS,
     JsonOption,
     Refusal,
     SchedulerOption,
-    check_scheduler_word,
     in_time,
     looking,
-    open_scheduler,
+    open_if_there,
     read_card,
     say,
 )
 from tr11ops.cli.context import emit
 from tr11ops.cli.status_watch import look_again
 from tr11ops.cli.terminal import USUAL, drawing_console
-from tr11ops.cluster.base import SchedulerError
 from tr11ops.cluster.shared import SharedOverview
 from tr11ops.sweep.cards import CellCard, read_cell_card
 from tr11ops.sweep.grid import SweepError
@@ -76,7 +75,7 @@ class Study:
 
 
 def open_study(folder: Path) -> Study:
-    """Read the study in a folder. One card that is damaged hides no other cell. Raises SweepError, Refusal, OSError."""
+    """Read the study in a folder. One card that is damaged hides no other cell. Raises Refusal, OSError."""
 
     def read() -> Study:
         place = folder.absolute()
@@ -86,7 +85,8 @@ def open_study(folder: Path) -> Study:
         cards = {cell.name: read_cell_card(place, manifest.name, cell, _load) for cell in manifest.cells}
         return Study(place, manifest, cards)
 
-    return in_time(read)
+    with refusals():
+        return in_time(read)
 
 
 def _load(path: Path, overrides: Sequence[str]) -> RunCard:
@@ -179,12 +179,8 @@ def _measured(cell: CellProgress) -> tuple[str, str, str]:
 def look_at(study: Study, kind: str) -> StudyLook:
     """Look at every cell. `kind` is what --scheduler says; auto: where the study went last."""
     wanted = study.manifest.scheduler if kind == "auto" and study.manifest.scheduler in CLUSTERS else kind
-    edge: Scheduler | None = None
-    why = ""
-    try:
-        edge = open_scheduler(wanted)
-    except (SchedulerError, OSError) as error:
-        why = f"no {wanted} scheduler here: {error}"
+    found = open_if_there(wanted)
+    edge, why = (None, found.why) if isinstance(found, Unknown) else (found, "")
     queue = SharedOverview(NoScheduler(why) if edge is None else looking(edge))
     cells = tuple(look_at_cell(one.number, one.name, study.cards[one.name], queue) for one in study.manifest.cells)
     return StudyLook(study, cells, edge, why)
@@ -219,9 +215,7 @@ def study_status(
       tr11 sweep status demo-sweep
       tr11 sweep status --watch
     """
-    check_scheduler_word(scheduler)
-    with refusals():
-        study = open_study(folder)
+    study = open_study(folder)
     if watch:
         raise typer.Exit(look_again(partial(look_at, study, scheduler), WATCH_SECONDS, as_json))
     look = look_at(study, scheduler)
