@@ -13,7 +13,7 @@ from tr11ops.observe.snapshot import Snapshot
 BOUND = "at once"
 SEVERITIES = "CRITICAL"
 NAME = "down"
-NEEDS = ("jobs", "kill_switch", "pause", "attempts", "last_end", "heartbeats")
+NEEDS = ("jobs", "kill_switch", "pause", "attempts", "last_end", "heartbeats", "steps")
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
@@ -26,7 +26,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         return
     if isinstance(snapshot.attempts, Unknown) or derived.last_end_is_unknown(snapshot):
         return
-    if isinstance(snapshot.heartbeats, Unknown):
+    if derived.may_live_outside(snapshot):
         return  # it may train outside the scheduler
     yield Finding(
         NAME,

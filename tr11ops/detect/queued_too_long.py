@@ -37,7 +37,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """
     if isinstance(snapshot.attempts, Unknown):
         return
-    if derived.hidden_life(snapshot):
+    if derived.may_live_outside(snapshot):
         return  # it may train outside the scheduler
     if snapshot.active_jobs or derived.stop_of(snapshot) is not None or derived.liveness_outside(snapshot) is not None:
         return

@@ -349,6 +349,12 @@ def hidden_life(snapshot: Snapshot) -> str:
     return next((value.why for value in (snapshot.heartbeats, snapshot.steps) if isinstance(value, Unknown)), "")
 
 
+def may_live_outside(snapshot: Snapshot) -> bool:
+    """Whether a training in the foreground may have been missed: heartbeats tell, or steps where there are none."""
+    unseen = isinstance(snapshot.heartbeats, Unknown)
+    return unseen or (isinstance(snapshot.steps, Unknown) and not snapshot.heartbeats)
+
+
 def liveness_outside(snapshot: Snapshot) -> Liveness | None:
     """A fresh sign of life of an attempt that no job of the scheduler stands for (a training in the foreground)."""
     liveness = liveness_of(snapshot, None)

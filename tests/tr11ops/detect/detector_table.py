@@ -71,6 +71,8 @@ TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
         "down",
         ["CRITICAL"],
     ),
+    ("the log cannot be read, the heartbeats can", idle(steps=UNKNOWN), "down", ["CRITICAL"]),
+    ("no heartbeat, and the log cannot be read", idle(steps=UNKNOWN, heartbeats=()), "down", []),
     # hung, stalled
     ("training in time", snapshot(heartbeats=beats(age=17 * 60)), "hung", []),
     (

@@ -86,6 +86,8 @@ TABLE: list[tuple[str, Snapshot, Any, list[str]]] = [
     ("no reason given", queued(""), queued_too_long, ["WARNING"]),
     ("behind a task of its array, and none runs", queued("JobArrayTaskLimit"), queued_too_long, ["WARNING"]),
     ("waits for another job", queued("Dependency"), queued_too_long, []),
+    ("the log cannot be read, the heartbeats can", queued(steps=UNKNOWN), queued_too_long, ["WARNING"]),
+    ("no heartbeat, and no log to be read", queued(steps=UNKNOWN, heartbeats=()), queued_too_long, []),
     ("begins tomorrow", queued("BeginTime"), queued_too_long, []),
     ("held", queued("JobHeldUser"), queued_too_long, []),
     ("cannot start", queued("DependencyNeverSatisfied"), queued_too_long, []),
