@@ -12,7 +12,7 @@ import typer
 from tr11ops.base.observed import Unknown, known
 from tr11ops.base.units import counted
 from tr11ops.cli.common import Refusal, typed_for_run
-from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
+from tr11ops.cli.context import JSON, SCHEDULER, RunContext
 from tr11ops.cli.goodput import LookBack, look_back, terminal_width
 from tr11ops.cli.terminal import draws_unicode
 from tr11ops.goodput.advise import CardSettings, is_worth_it
@@ -54,11 +54,7 @@ def advise(
     if isinstance(look.history.attempts, Unknown):
         raise Refusal(f"the run's past could not be read: {look.history.attempts.why}", exit_code=3)
     found = conclude(look.history, look.goodput, situation_of(look, mtbf))
-    if context.as_json:
-        emit(_document(look, found))
-        return
-    for line in _lines(look, found):
-        print(line)
+    context.emit(_document(look, found), _lines(look, found))
 
 
 def situation_of(look: LookBack, mtbf_hours: float | None) -> CardSettings:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -154,9 +153,9 @@ def digest(
     situation = in_time(look)
     try:
         if not send:
-            _show_digest(
-                *read_digest(context.directory, context.card, now, named_card(context.run), situation), context.as_json
-            )
+            subject, lines = read_digest(context.directory, context.card, now, named_card(context.run), situation)
+            value = {"schema": SCHEMA, "subject": subject, "lines": list(lines)}
+            context.emit(value, map(plain_text, (subject, "", *lines)))
             return
         message, notes = send_digest(context.directory, context.card, now, again, named_card(context.run), situation)
     except ValueError as error:
@@ -174,13 +173,6 @@ def digest(
     else:
         fate = "queued, and sent later" if notes else "sent"
         say(f"{message.subject}: {fate} to {', '.join(message.to) or 'the URLs'}")
-
-
-def _show_digest(subject: str, lines: Sequence[str], as_json: bool) -> None:
-    if as_json:
-        emit({"schema": SCHEMA, "subject": subject, "lines": list(lines)})
-    else:
-        print("\n".join(map(plain_text, (subject, "", *lines))))
 
 
 @app.command()

@@ -15,7 +15,7 @@ from tr11ops.base.units import iso_time, size
 from tr11ops.cli.backup_errors import archive_errors, recorded
 from tr11ops.cli.backup_run import open_backup, require_archives
 from tr11ops.cli.common import Refusal
-from tr11ops.cli.context import emit
+from tr11ops.cli.context import answer, emit
 
 if TYPE_CHECKING:
     from tr11ops.backup.base import Archive
@@ -34,20 +34,13 @@ def list_data(card: RunCard, source: str | None, as_json: bool) -> None:
         for name in _archives(card, source):
             with closing(backup.opened(name)) as archive:
                 found[name] = newest_copies(archive, card.run.variant)
-    if as_json:
-        value = {
-            archive: [
-                {"name": unit, "bytes": made.bytes, "copied": made.copied} for unit, made in sorted(units.items())
-            ]
-            for archive, units in found.items()
-        }
-        emit({"schema": SCHEMA, "data": value})
-        return
+    value, lines = {}, []
     for archive_name, units in found.items():
-        if not units:
-            typer.echo(f"{archive_name}: no data set")
-        for unit, made in sorted(units.items()):
-            typer.echo(f"{archive_name}: {unit}: {size(made.bytes)}, copied {iso_time(made.copied)}")
+        copies = sorted(units.items())
+        value[archive_name] = [{"name": unit, "bytes": made.bytes, "copied": made.copied} for unit, made in copies]
+        shown = [f"{unit}: {size(made.bytes)}, copied {iso_time(made.copied)}" for unit, made in copies]
+        lines += [f"{archive_name}: {text}" for text in shown or ["no data set"]]
+    answer(as_json, {"schema": SCHEMA, "data": value}, lines)
 
 
 def restore_data(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -14,20 +15,20 @@ from tr11ops.backup.round_values import CARDS_ARCHIVES, RoundRequest
 from tr11ops.backup.screen_data import data_lines, data_value
 from tr11ops.backup.screen_plan import lines, value, weigh
 from tr11ops.cli.common import Refusal, directory_of, in_time
-from tr11ops.cli.context import emit
+from tr11ops.cli.context import answer
 from tr11ops.rundir.copies import read_copies
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tr11ops.backup.due import CopyPlan
+    from tr11ops.backup.due import Asked, CopyPlan
     from tr11ops.backup.ledger import ArchiveState
     from tr11ops.runcard.card import RunCard
     from tr11ops.rundir.checkpoint_scan import CheckpointRow
     from tr11ops.rundir.copies import CopyRecord
 
 
-def show_plan(card: RunCard, asked: Any, archives: Sequence[str], as_json: bool) -> None:
+def show_plan(card: RunCard, asked: Asked, archives: Sequence[str], as_json: bool) -> None:
     """Print the plan of a round. Raises Refusal where the records or the checkpoints cannot be read."""
     directory = directory_of(card)
     names = tuple(name if name in CARDS_ARCHIVES else archive_key(name, card) for name in archives)
@@ -49,12 +50,8 @@ def show_plan(card: RunCard, asked: Any, archives: Sequence[str], as_json: bool)
     looks = {key: folder_fault(name, card) for key, name in zip(names, archives, strict=True)}
     faults = {key: fault for key, fault in looks.items() if fault}
     data = {} if asked.steps else {name: data_states(card, copies, name) for name in names}
-    if as_json:
-        shown = value(card.run.name, card.run.variant, weighed, rates, faults)
-        emit({**shown, "data": data_value(data)})
-    else:
-        for line in (*lines(card.run.name, card.run.variant, weighed, rates, faults), *data_lines(data)):
-            typer.echo(line)
+    shown = (card.run.name, card.run.variant, weighed, rates, faults)
+    answer(as_json, {**value(*shown), "data": data_value(data)}, chain(lines(*shown), data_lines(data)))
     raise typer.Exit(1 if faults else 0)
 
 

@@ -22,7 +22,7 @@ from tr11ops.cli.backup_errors import archive_errors, recorded
 from tr11ops.cli.backup_owner import list_candidates
 from tr11ops.cli.backup_run import KindOption, ReasonOption, asked_of, open_backup, require_archives
 from tr11ops.cli.common import Refusal, directory_of, say
-from tr11ops.cli.context import JSON, RunContext, emit
+from tr11ops.cli.context import JSON, RunContext
 from tr11ops.logs.lines import plain
 from tr11ops.rundir.checkpoint_damage import note_damage, put_on_record
 from tr11ops.rundir.checkpoint_digests import DigestRecord
@@ -122,14 +122,11 @@ def restore(
         made = into / (f"global_step{step}" if file is None else Path(file).name)
         if not dry_run:
             made = _restored(backup, archive, found, into, file, latest, why)
-    if context.as_json:
-        values = {"schema": SCHEMA, "dry_run": dry_run, "path": str(made), "step": step, "kind": receipt.kind}
-        emit({**values, "from": receipt.location, "bytes": receipt.bytes})
-        return
-
+    values = {"schema": SCHEMA, "dry_run": dry_run, "path": str(made), "step": step, "kind": receipt.kind}
     would = "would become" if dry_run else "is now"
     what = f"({receipt.kind}, {size(receipt.bytes)})" if file is None else f"({receipt.kind}): {file}"
-    typer.echo(f"{archive.address}/{receipt.location} {what} {would} {made}")
+    line = f"{archive.address}/{receipt.location} {what} {would} {made}"
+    context.emit({**values, "from": receipt.location, "bytes": receipt.bytes}, [line])
 
 
 def _given(into: Path | None) -> Path:
@@ -261,12 +258,9 @@ def drill(
             done = run_drill(backup, archive, copy, into)
     except ArchiveLocked as taken:
         raise Refusal(f"a drill goes on already: {taken}") from None
-    if context.as_json:
-        emit(asdict(done))
-    else:
-        result = "passed" if done.passed else "FAILED"
-        took = f"{size(done.bytes)} in {duration(done.seconds)}"
-        typer.echo(f"drill {result}: step {done.step} from the {done.archive}, {took}: {done.message}")
+    result = "passed" if done.passed else "FAILED"
+    took = f"{size(done.bytes)} in {duration(done.seconds)}"
+    context.emit(asdict(done), [f"drill {result}: step {done.step} from the {done.archive}, {took}: {done.message}"])
     raise typer.Exit(0 if done.passed else 1)
 
 

@@ -27,7 +27,7 @@ from tr11ops.cli.common import (
     require_directory,
     say,
 )
-from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
+from tr11ops.cli.context import JSON, SCHEDULER, RunContext, answer, emit
 from tr11ops.cli.progress import ByteProgress
 from tr11ops.cron.scripts import Invocation
 from tr11ops.rundir.journal import Journal, user_name
@@ -265,9 +265,5 @@ def _finish(done: RoundResult, pruned: PruneResult | None, as_json: bool, if_bus
     if pruned is not None:
         steps = tuple(outcome.step for outcome in pruned.outcomes if outcome.result == "removed")
         shown = RoundPruning(steps, pruned.freed, pruned.ended_early)
-    if as_json:
-        emit(value(done, shown, code))
-    else:
-        for line in lines(done, shown):
-            typer.echo(line)
+    answer(as_json, value(done, shown, code), lines(done, shown))
     raise typer.Exit(code)

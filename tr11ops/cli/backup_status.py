@@ -23,7 +23,7 @@ from tr11ops.cli.common import (
     require_directory,
     say,
 )
-from tr11ops.cli.context import JSON, RunContext, emit
+from tr11ops.cli.context import JSON, RunContext
 from tr11ops.logs.lines import plain
 from tr11ops.rundir.copies import read_copies
 
@@ -56,11 +56,7 @@ def status(
         screen = in_time(lambda: _screen(card, archives))
     except (OSError, ValueError) as error:
         raise Refusal(f"what is copied is not known: {error}; try --rebuild", exit_code=3) from None
-    if context.as_json:
-        emit(value(screen))
-    else:
-        for line in lines(screen):
-            typer.echo(plain(line))
+    context.emit(value(screen), map(plain, lines(screen)))
     raise typer.Exit(max(code, 1 if screen.needs_person else 0))
 
 

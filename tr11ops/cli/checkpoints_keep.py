@@ -150,7 +150,7 @@ def pin(
         )
     if entry.no_resume:
         say(f"tr11: no training resumes from step {entry.step}: {entry.no_resume}")
-    _tell(context.as_json, entry.step, "pinned" if is_new else "pinned already")
+    _tell(context, entry.step, "pinned" if is_new else "pinned already")
 
 
 def unpin(
@@ -173,7 +173,7 @@ def unpin(
         pinned = ", ".join(str(entry.step) for entry in catalogue.pins) or "nothing"
         raise Refusal(f"step {number} is not pinned; pinned is {pinned}")
     _note(directory, "checkpoint-unpinned", checkpoint_name(number), number)
-    _tell(context.as_json, number, "unpinned")
+    _tell(context, number, "unpinned")
 
 
 def _unwritten(error: OSError | ValueError) -> Refusal:
@@ -189,8 +189,5 @@ def _note(directory: RunDirectory, kind: str, why: str, step: int) -> None:
         say(f"tr11: the journal could not be written: {error}")
 
 
-def _tell(as_json: bool, step: int, what: str) -> None:
-    if as_json:
-        emit({"schema": SCHEMA, "step": step, "result": what}, indent=None)
-    else:
-        print(f"step {step}: {what}")
+def _tell(context: RunContext, step: int, what: str) -> None:
+    context.emit({"schema": SCHEMA, "step": step, "result": what}, [f"step {step}: {what}"], indent=None)

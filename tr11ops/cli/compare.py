@@ -13,7 +13,7 @@ import typer
 
 from tr11ops.base.units import finite, timestamp
 from tr11ops.cli.common import JsonOption, Refusal, require_file, say
-from tr11ops.cli.context import emit
+from tr11ops.cli.context import answer
 from tr11ops.cli.courses import NamedCourse, course_named
 from tr11ops.curves.compare import LINES, ROWS, CurveComparison, compare
 from tr11ops.curves.curve import CurveAxis, CurveValue, RunCurve, curve_of
@@ -69,11 +69,7 @@ def compare_runs(
             write_atomically(output, render(page))
         except OSError as error:
             raise Refusal(f"--output {output}: {error.strerror or error}") from None
-    if as_json:
-        emit(_document(courses, compared, by, value))
-    else:
-        for line in _screen(courses, curves, compared, by, value):
-            typer.echo(line)
+    answer(as_json, _document(courses, compared, by, value), _screen(courses, curves, compared, by, value))
     if output is not None:
         say(f"written: {output}")
 

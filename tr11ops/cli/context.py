@@ -83,13 +83,18 @@ class RunContext(Record):
             raise nothing_there(self.directory, missing)
         return self.card, self.directory
 
-    def emit(self, document: Mapping[str, Any], lines: Iterable[str] = ()) -> None:
+    def emit(self, document: Mapping[str, Any], lines: Iterable[str] = (), indent: int | None = 1) -> None:
         """The command's answer: the document with --json, else the lines."""
-        if self.as_json:
-            emit(document)
-        else:
-            for line in lines:
-                typer.echo(line)
+        answer(self.as_json, document, lines, indent)
+
+
+def answer(as_json: bool, document: Mapping[str, Any], lines: Iterable[str] = (), indent: int | None = 1) -> None:
+    """A command's answer, for one without a RunContext."""
+    if as_json:
+        emit(document, indent)
+    else:
+        for line in lines:
+            typer.echo(line)
 
 
 def emit(document: Mapping[str, Any], indent: int | None = 1) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,23 +46,25 @@ def diagnose(
       tr11 diagnose slurm-4711.out
       tr11 diagnose main_log.txt.1.gz main_log.txt dmesg-node03.txt
     """
-    from tr11ops.diagnose.screen import lines
-
     if files and job is not None:
         raise Refusal("--job names an attempt of a run: give it, or files", exit_code=2)
     paths = _given(files) if files else _of_run(context, job)
     found = _judged(paths, every)
     if not files:
         found = [_with_conclusion(context, one, job) for one in found]
-    if context.as_json:
-        document = found[-1].document()
-        context.emit({**document, "launches": [one.document() for one in found]} if every else document)
-    else:
-        for number, one in enumerate(found):
-            for line in [*([""] if number else []), *lines(one)]:
-                typer.echo(line)
+    more = {"launches": [one.document() for one in found]} if every else {}
+    context.emit({**found[-1].document(), **more}, _lines(found))
     if any(one.step.value != "none" for one in found[-1:]):
         raise typer.Exit(NEEDS_PERSON)
+
+
+def _lines(found: list[Diagnosis]) -> Iterator[str]:
+    from tr11ops.diagnose.screen import lines
+
+    for number, one in enumerate(found):
+        if number:
+            yield ""
+        yield from lines(one)
 
 
 def _given(files: list[Path]) -> list[Path]:

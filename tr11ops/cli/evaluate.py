@@ -91,7 +91,7 @@ def evaluate(
         raise Refusal("the evaluation ended without a result; what the workers said is above")
     if "refused" in found:
         raise Refusal(f"refused: {found['refused']}", exit_code=2)
-    print(json.dumps({"schema": SCHEMA, **found}) if context.as_json else _sentence(found))
+    context.emit({"schema": SCHEMA, **found}, [_sentence(found)], indent=None)
 
 
 def _workers_of(context: RunContext) -> int:

@@ -77,11 +77,7 @@ def fs_watchdog(
     directory = context.directory
     report, looks = _report(card, directory, seconds_of(card, timeout))
     kept = _keep(directory, looks, report.time)
-    if context.as_json:
-        emit({**value(report), "kept": not kept})
-    else:
-        for line in lines(report, debug):
-            typer.echo(plain(line))
+    context.emit({**value(report), "kept": not kept}, map(plain, lines(report, debug)))
     if kept:
         say(kept)
     if not no_email and directory.exists:

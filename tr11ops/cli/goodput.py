@@ -20,7 +20,7 @@ from tr11ops.cli.common import (
     kind_to_watch,
     open_scheduler,
 )
-from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
+from tr11ops.cli.context import JSON, SCHEDULER, RunContext
 from tr11ops.cli.terminal import draws_unicode
 from tr11ops.cluster.base import SchedulerError
 from tr11ops.goodput.account import account
@@ -72,12 +72,8 @@ def goodput(
 
     look = look_back(context)
     shown = look.goodput if begin is None else look.goodput.since(begin)
-    if context.as_json:
-        emit(document(shown, look.history, None, price))
-    else:
-        paper = Paper(terminal_width(), draws_unicode(), None, price)
-        for line in screen(shown, look.history, by, paper):
-            print(line)
+    paper = Paper(terminal_width(), draws_unicode(), None, price)
+    context.emit(document(shown, look.history, None, price), screen(shown, look.history, by, paper))
     if isinstance(look.history.attempts, Unknown):
         raise Refusal(f"the run's past could not be read: {look.history.attempts.why}", exit_code=3)
 

@@ -23,7 +23,7 @@ from tr11ops.cli.common import (
     open_if_there,
     say,
 )
-from tr11ops.cli.context import emit
+from tr11ops.cli.context import answer
 from tr11ops.cluster.base import Overview
 from tr11ops.cluster.shared import SharedOverview
 from tr11ops.observe.look import facts_of
@@ -64,11 +64,7 @@ def list_runs(
         return found if isinstance(found, Unknown) else SharedOverview(looking(found))
 
     found = list(_looked_at(places, scheduler, edge))
-    if as_json:
-        emit({"schema": SCHEMA, "runs": [run.document() for run in found]})
-    else:
-        for line in _lines(found):
-            typer.echo(line)
+    answer(as_json, {"schema": SCHEMA, "runs": [run.document() for run in found]}, _lines(found))
     if not found:
         say(f"no run was launched below {', '.join(map(str, places))}")
     raise typer.Exit(exit_code_of(found))

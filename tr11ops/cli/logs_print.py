@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -12,9 +11,8 @@ from pathlib import Path
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING
 
-import typer
-
 from tr11ops.cli.common import Refusal, is_terminal, say
+from tr11ops.cli.context import emit
 from tr11ops.hub.address import repo_of
 from tr11ops.hub.asking import TRIES, remote_retries
 from tr11ops.hub.base import HubPermanentError, HubUnavailable
@@ -70,7 +68,7 @@ def print_summary(reader: LogReader, size: int, name: str, as_json: bool) -> Non
     with byte_progress(size) as advance:
         found = summarise(reader, size, advance)
     if as_json:
-        typer.echo(json.dumps(value(found, name), indent=1, default=str))
+        emit(value(found, name))
         return
     for line in lines(found, name):
         print_line(line, flush=False)

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from tr11ops.base.units import counted
-from tr11ops.cli.context import JSON, RunContext, emit
+from tr11ops.cli.context import JSON, RunContext
 from tr11ops.cli.courses import NamedCourse, course_named, course_of
 from tr11ops.curves.anomaly import NumberAnomaly
 from tr11ops.curves.judge import CurveJudgement, judge
@@ -43,11 +43,8 @@ def numbers(
     """
     courses = [course_named(name) for name in runs] if runs else [course_of(context.card)]
     judged = [(course, judge(course.steps())) for course in courses]
-    if context.as_json:
-        emit({"schema": SCHEMA, "runs": [_document(*one) for one in judged]})
-    else:
-        for line in (line for one in judged for line in _lines(*one)):
-            typer.echo(line)
+    lines = (line for one in judged for line in _lines(*one))
+    context.emit({"schema": SCHEMA, "runs": [_document(*one) for one in judged]}, lines)
     if any(judgement.wrong for _, judgement in judged):
         raise typer.Exit(1)
 

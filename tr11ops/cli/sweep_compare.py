@@ -14,7 +14,7 @@ import typer
 from tr11ops.base.units import timestamp
 from tr11ops.cli.common import JsonOption, Refusal, SchedulerOption, require_file, say
 from tr11ops.cli.compare import PLOT_LINES, WIDTH, comparison_document, comparison_lines
-from tr11ops.cli.context import emit
+from tr11ops.cli.context import answer
 from tr11ops.cli.sweep_view import SCHEMA, FolderArgument, aligned, look_at, open_study
 from tr11ops.curves.compare import ROWS
 from tr11ops.curves.plot import text_plot
@@ -83,11 +83,7 @@ def compare_cells(
         raise Refusal(str(error), exit_code=3) from None
     if output is not None:
         write_atomically(output, render(page_of_study(result, timestamp(time.time(), None))))
-    if as_json:
-        emit(_document(result))
-    else:
-        for line in _screen(result, len(chosen)):
-            typer.echo(line)
+    answer(as_json, _document(result), _screen(result, len(chosen)))
     if output is not None:
         say(f"written: {output}")
 
