@@ -87,7 +87,7 @@ def list_nodes(
     now = time.time()
     found = [
         row
-        for row in rows(chosen, nodes_context.exclusions, nodes_context.jobs, now)
+        for row in rows(chosen, nodes_context.exclusions, nodes_context.jobs)
         if (not wanted or row.name in wanted) and (row.exclusion is not None or not excluded)
     ]
     if context.as_json:

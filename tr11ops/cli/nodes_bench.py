@@ -14,7 +14,7 @@ from tr11ops.base.units import counted
 from tr11ops.cli import completion
 from tr11ops.cli.common import Refusal, is_terminal, say, span_option, timeout_option
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext
-from tr11ops.cli.nodes_check import free_nodes, health_job_options, planned_folder, shared_folder
+from tr11ops.cli.nodes_check import free_nodes, job_settings, planned_folder, shared_folder
 from tr11ops.cli.nodes_view import SCHEMA, open_nodes_context
 from tr11ops.cli.terminal import plain_text, show, table
 from tr11ops.cluster.hostlist import compress
@@ -88,7 +88,7 @@ def bench_nodes(
     )
     try:
         run = (
-            SlurmBench(nodes_context.scheduler, health_job_options(nodes_context, folder), request)
+            SlurmBench(nodes_context.scheduler, job_settings(nodes_context, folder), request)
             if request.on_slurm
             else LocalBench(request)
         )
@@ -115,7 +115,7 @@ def _plan_lines(run: SlurmBench | LocalBench, request: BenchRequest) -> Iterator
     count = counted(len(request.nodes), "node")
     if isinstance(run, SlurmBench):
         yield f"one job on {count}: {compress(request.nodes)}"
-        yield job_script(run.job_options, request.nodes, run.minutes, is_alone=True).rstrip("\n")
+        yield job_script(run.settings, request.nodes, run.minutes, is_alone=True).rstrip("\n")
     else:
         yield f"no job: {count} of this machine, one after the other: {compress(request.nodes)}"
     yield f"on each node: {' '.join(request.words(0))}"

@@ -23,6 +23,7 @@ from trainer.contract.sharing import make_shared
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tr11ops.cluster.base import Node
     from tr11ops.nodes.check import Answering, NodeCheck, Way
 
 
@@ -92,15 +93,16 @@ def free_nodes(nodes_context: NodesContext, typed: Sequence[str]) -> tuple[list[
     return [way.node for way in planned if not way.never and not way.inside], left
 
 
-def health_job_options(nodes_context: NodesContext, folder: Path) -> checking.HealthJobOptions:
-    """How a job on several of the run's nodes is submitted, with the GPUs that each of them has."""
-    card = nodes_context.card
-    gpus = min([card.slurm.gpus_per_node, *(node.gpus for node in nodes_context.partition_nodes)])
-    return checking.HealthJobOptions(
-        folder=folder, gpus=gpus,
-        partition=card.slurm.partition or (nodes_context.partition.name if nodes_context.partition else None),
-        account=card.slurm.account, quality_of_service=card.slurm.quality_of_service,
-        reservation=card.slurm.reservation, constraint=card.slurm.constraint, code_root=code_root(),
+def job_settings(nodes_context: NodesContext, folder: Path, node: Node | None = None) -> checking.JobSettings:
+    """How a job is submitted: on this node, or on several of the run's, with the GPUs that each of them has."""
+    slurm, nodes = nodes_context.card.slurm, nodes_context.partition_nodes if node is None else (node,)
+    partition = slurm.partition or (nodes_context.partition.name if nodes_context.partition else None)
+    if node is not None and partition not in node.partitions:
+        partition = node.partitions[0] if node.partitions else None
+    return checking.JobSettings(
+        folder=folder, gpus=min([slurm.gpus_per_node, *(each.gpus for each in nodes)]), partition=partition,
+        account=slurm.account, quality_of_service=slurm.quality_of_service, reservation=slurm.reservation,
+        constraint=slurm.constraint, code_root=code_root(),
     )  # fmt: skip
 
 
@@ -111,9 +113,6 @@ def _starter(nodes_context: NodesContext, folder: Path, on_slurm: bool) -> Calla
     def start(way: Way) -> Answering:
         node = nodes.get(way.node)
         gpus = min(card.slurm.gpus_per_node, node.gpus) if node else 0
-        partition = card.slurm.partition or (nodes_context.partition.name if nodes_context.partition else None)
-        if node is not None and partition not in node.partitions:
-            partition = node.partitions[0] if node.partitions else None
         request = HealthRequest(
             node=way.node, inside=way.inside, gpus=gpus, workers=card.slurm.workers,
             folder=str(folder), controller_time=time.time() if way.inside or not on_slurm else None,
@@ -122,12 +121,8 @@ def _starter(nodes_context: NodesContext, folder: Path, on_slurm: bool) -> Calla
         )  # fmt: skip
         if way.inside or not on_slurm:
             return checking.ProcessCheck(way, request, code_root(), slots)
-        job_options = checking.HealthJobOptions(
-            folder=folder, gpus=gpus, partition=partition, account=card.slurm.account,
-            quality_of_service=card.slurm.quality_of_service, reservation=card.slurm.reservation,
-            constraint=card.slurm.constraint, code_root=code_root(),
-        )  # fmt: skip
-        return checking.submit_check(way, request, job_options, nodes_context.scheduler, ends)
+        settings = job_settings(nodes_context, folder, node)
+        return checking.submit_check(way, request, settings, nodes_context.scheduler, ends)
 
     return start
 

@@ -15,7 +15,7 @@ from tr11ops.base.units import counted
 from tr11ops.cli import completion
 from tr11ops.cli.common import Refusal, say, timeout_option
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext
-from tr11ops.cli.nodes_check import free_nodes, health_job_options, shared_folder
+from tr11ops.cli.nodes_check import free_nodes, job_settings, shared_folder
 from tr11ops.cli.nodes_view import SCHEMA, NodesContext, open_nodes_context
 from tr11ops.cluster.base import JobState, SchedulerError
 from tr11ops.cluster.hostlist import compress
@@ -109,8 +109,8 @@ def search_nodes(
     try:
         run: Callable[[Sequence[tuple[str, ...]]], Sequence[GroupTest]] = LocalGroups(request)
         if _is_slurm(nodes_context):
-            job_options = health_job_options(nodes_context, folder)
-            environment = with_code(dict(os.environ), job_options.code_root)
+            settings = job_settings(nodes_context, folder)
+            environment = with_code(dict(os.environ), settings.code_root)
             inside = SpareGroups(
                 nodes_context.directory.paths,
                 holders,
@@ -118,7 +118,7 @@ def search_nodes(
                 environment,
                 lambda job_id: _runs(nodes_context, job_id),
             )
-            run = PooledGroups(holders, SlurmGroups(nodes_context.scheduler, job_options, request), inside)
+            run = PooledGroups(holders, SlurmGroups(nodes_context.scheduler, settings, request), inside)
         for one in search(names, run, model, least=least, most_rounds=rounds):
             done.append(one)
             if not context.as_json:

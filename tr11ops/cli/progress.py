@@ -96,13 +96,6 @@ class ByteProgress:
                 self._told = now
                 self._print(self.line())
 
-    def grow(self, count: int) -> None:
-        """There are so many bytes more to do than was known."""
-        with self._lock:
-            self._total += count
-            if self._bar is not None and self._task is not None:
-                self._bar.update(self._task, total=self._total)
-
     def describe(self, what: str) -> None:
         """Name what is being done now, in a word or two."""
         with self._lock:

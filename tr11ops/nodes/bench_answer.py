@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
@@ -56,13 +56,8 @@ def read_answer(node: str, lines: Iterable[str], why: str = "") -> NodeAnswer:
     return NodeAnswer(node, hardware, frozen, units, why[:LONGEST_WHY])
 
 
-def answer_values(answer: NodeAnswer) -> dict[str, Any]:
-    """The answer as JSON can carry it."""
-    return asdict(answer)
-
-
 def answer_from(values: Mapping[str, Any]) -> NodeAnswer:
-    """The answer from `answer_values`. Raises KeyError, TypeError, AttributeError where they are something else."""
+    """The answer from its `asdict`. Raises KeyError, TypeError, AttributeError where they are something else."""
     samples = {
         name: {part: tuple(map(float, own)) for part, own in parts.items()} for name, parts in values["samples"].items()
     }

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tr11ops.nodes.bench_answer import NodeAnswer, answer_from, answer_values, is_sample, read_answer
+from tr11ops.nodes.bench_answer import NodeAnswer, answer_from, is_sample, read_answer
 
 ANSWERS = "answers.jsonl"
 END_SECONDS = 10.0  # for a step to end when it is asked to
@@ -97,7 +97,7 @@ def measure(asked: BenchRequest, rank: int) -> NodeAnswer:
 def add_answer(folder: Path, answer: NodeAnswer) -> None:
     """Append an answer, in one write. Raises OSError."""
     with (folder / ANSWERS).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(answer_values(answer)) + "\n")
+        file.write(json.dumps(asdict(answer)) + "\n")
 
 
 def read_answers(folder: Path) -> Iterator[NodeAnswer]:
@@ -109,11 +109,6 @@ def read_answers(folder: Path) -> Iterator[NodeAnswer]:
     for line in text.splitlines():
         with suppress(ValueError, KeyError, TypeError, AttributeError):
             yield answer_from(json.loads(line))
-
-
-def request_values(request: BenchRequest) -> dict[str, Any]:
-    """The request as JSON can carry it."""
-    return {**asdict(request), "nodes": list(request.nodes)}
 
 
 def _ended(process: subprocess.Popen[str]) -> str:

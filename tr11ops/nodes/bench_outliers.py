@@ -28,7 +28,7 @@ FLOOR = 0.05  # of the logarithm: about 5 %
 NOISE_FACTOR = 6.0
 FEW = 4  # nodes whose spread is hardly known
 MIN_PEERS = 3  # of two nodes no one knows which is the usual one
-OUTCOMES = FINE, SLOW, UNKNOWN = "fine", "slow", "unknown"
+FINE, SLOW, UNKNOWN = "fine", "slow", "unknown"
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,13 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from tr11ops.cluster.base import Scheduler, SchedulerError
 from tr11ops.nodes.bench_answer import NodeAnswer
-from tr11ops.nodes.bench_job import BenchRequest, measure, read_answers, request_values, run_bench
-from tr11ops.nodes.check import POLL_SECONDS, SETTLE_SECONDS, EndedJobs, HealthJobOptions, submit_to
+from tr11ops.nodes.bench_job import BenchRequest, measure, read_answers, run_bench
+from tr11ops.nodes.check import POLL_SECONDS, SETTLE_SECONDS, EndedJobs, JobSettings, submit_to
 from tr11ops.nodes.group_runner import START_SECONDS
 
 END_SECONDS = 30.0  # for late steps to be ended, and for the job to leave
@@ -24,7 +24,7 @@ class SlurmBench:
     """The measurements as one job that has its nodes to itself. It is cancelled when its time is over."""
 
     scheduler: Scheduler
-    job_options: HealthJobOptions
+    settings: JobSettings
     request: BenchRequest
 
     @property
@@ -41,9 +41,7 @@ class SlurmBench:
         """Every node's answer, in the order of the request; `progress` gets each as it comes."""
         nodes, found = self.request.nodes, dict[str, NodeAnswer]()
         try:
-            job = submit_to(
-                self.job_options, nodes, self.minutes, run_bench, request_values(self.request), is_alone=True
-            )
+            job = submit_to(self.settings, nodes, self.minutes, run_bench, asdict(self.request), is_alone=True)
         except Exception as error:  # a refusal of sbatch comes as submitit's own kind of error
             why = f"no job could be started: {' '.join(str(error).split())}"
             return tuple(NodeAnswer(node, why=why) for node in nodes)

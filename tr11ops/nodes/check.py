@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from threading import Semaphore
 from typing import Any, Protocol
@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from tr11ops.cluster.base import Job, JobState, Node, Scheduler, SchedulerError
 from tr11ops.cluster.slurm_command import client_environment
 from tr11ops.health.base import CheckOutcome, CheckResult, summary, worst
-from tr11ops.nodes.health_job import MARK, HealthRequest, check_here, request_values, results_of
+from tr11ops.nodes.health_job import MARK, HealthRequest, check_here, results_of
 from tr11ops.nodes.view import holders_of
 
 JOB_NAME = "tr11-health"
@@ -58,7 +58,7 @@ class Way:
 
 
 @dataclass(frozen=True)
-class HealthJobOptions:
+class JobSettings:
     """How health jobs are submitted: a folder that the nodes see, and the card's words for the scheduler."""
 
     folder: Path
@@ -230,11 +230,11 @@ class EndedJobs:
 
 
 def submit_check(
-    way: Way, request: HealthRequest, job_options: HealthJobOptions, scheduler: Scheduler, ends: EndedJobs
+    way: Way, request: HealthRequest, settings: JobSettings, scheduler: Scheduler, ends: EndedJobs
 ) -> Answering:
     """Start the check of one node in a job of its own, under Slurm."""
     try:
-        job = submit_to(job_options, (way.node,), 5, check_here, request_values(request))
+        job = submit_to(settings, (way.node,), 5, check_here, asdict(request))
     except Exception as error:  # a refusal of sbatch comes as submitit's own kind of error
         words = " ".join(str(error).split()) or type(error).__name__
         return UnstartedCheck(NodeCheck(way.node, CheckOutcome.UNKNOWN, f"no health job could be started: {words}"))
@@ -242,34 +242,35 @@ def submit_check(
 
 
 def submit_to(
-    options: HealthJobOptions, nodes: Sequence[str], minutes: int, function: Callable[..., Any], *values: Any,
+    settings: JobSettings, nodes: Sequence[str], minutes: int, function: Callable[..., Any], *values: Any,
     is_alone: bool = False,
 ) -> Any:  # fmt: skip
     """submitit's job that calls `function` on the first of exactly these nodes, all of which it holds.
 
     `is_alone`: no other job may use them meanwhile. Raises whatever submitit makes of a refusal.
     """
-    executor = _executor(options, nodes, minutes, is_alone)
-    with _submitting(options.code_root):
+    executor = _executor(settings, nodes, minutes, is_alone)
+    with _submitting(settings.code_root):
         return executor.submit(function, *values)
 
 
-def job_script(options: HealthJobOptions, nodes: Sequence[str], minutes: int, is_alone: bool = False) -> str:
+def job_script(settings: JobSettings, nodes: Sequence[str], minutes: int, is_alone: bool = False) -> str:
     """The batch script that `submit_to` would give to sbatch. Nothing is written, nothing submitted."""
-    executor = _executor(options, nodes, minutes, is_alone)
+    executor = _executor(settings, nodes, minutes, is_alone)
     return str(executor._make_submission_file_text(executor._submitit_command_str, "dry-run"))
 
 
-def _executor(options: HealthJobOptions, nodes: Sequence[str], minutes: int, is_alone: bool) -> Any:
+def _executor(settings: JobSettings, nodes: Sequence[str], minutes: int, is_alone: bool) -> Any:
     import submitit
 
-    executor = submitit.SlurmExecutor(folder=options.folder)
+    executor = submitit.SlurmExecutor(folder=settings.folder)
     executor.update_parameters(
         job_name=JOB_NAME, time=minutes, nodes=len(nodes), ntasks_per_node=1, cpus_per_task=1,
-        nodelist=",".join(nodes), partition=options.partition, account=options.account, qos=options.quality_of_service,
-        constraint=options.constraint, gres=f"gpu:{options.gpus}" if options.gpus else None,
+        nodelist=",".join(nodes), partition=settings.partition, account=settings.account,
+        qos=settings.quality_of_service, constraint=settings.constraint,
+        gres=f"gpu:{settings.gpus}" if settings.gpus else None,
         exclusive=is_alone or None, stderr_to_stdout=True, use_srun=False,
-        additional_parameters={"reservation": options.reservation} if options.reservation else {},
+        additional_parameters={"reservation": settings.reservation} if settings.reservation else {},
     )  # fmt: skip
     return executor
 
@@ -317,7 +318,7 @@ class ProcessCheck:
     def __init__(self, way: Way, request: HealthRequest, code_root: Path | None, slots: Semaphore):
         self._node, self._slots = way.node, slots
         self._environment = with_code(client_environment(dict(os.environ)), code_root)
-        self._command = [sys.executable, "-m", "tr11ops.nodes.health_job", json.dumps(request_values(request))]
+        self._command = [sys.executable, "-m", "tr11ops.nodes.health_job", json.dumps(asdict(request))]
         if way.inside:
             step = ["srun", "--jobid", way.inside, "--overlap", "--nodes=1", "--ntasks=1", "--nodelist", way.node]
             self._command = [*step, *self._command]

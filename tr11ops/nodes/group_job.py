@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from tr11ops.nodes.suspects import GroupOutcome, GroupTest
@@ -73,11 +73,6 @@ def outcome_of(status: int, said: str) -> dict[str, str]:
 def group_test(nodes: Sequence[str], values: Mapping[str, Any]) -> GroupTest:
     """The outcome from `run_group`'s values. Raises ValueError, KeyError where they are something else."""
     return GroupTest(frozenset(nodes), GroupOutcome(values["outcome"]), str(values["why"]))
-
-
-def request_of(request: GroupRequest) -> dict[str, Any]:
-    """The request as JSON can carry it."""
-    return {**asdict(request), "nodes": list(request.nodes)}
 
 
 def unknown(nodes: Sequence[str], why: str) -> GroupTest:

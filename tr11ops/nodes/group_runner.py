@@ -7,12 +7,12 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tr11ops.cluster.base import Scheduler, SchedulerError
-from tr11ops.nodes.check import POLL_SECONDS, PROCESSES_AT_ONCE, SETTLE_SECONDS, EndedJobs, HealthJobOptions, submit_to
-from tr11ops.nodes.group_job import GroupRequest, group_test, request_of, run_group, unknown
+from tr11ops.nodes.check import POLL_SECONDS, PROCESSES_AT_ONCE, SETTLE_SECONDS, EndedJobs, JobSettings, submit_to
+from tr11ops.nodes.group_job import GroupRequest, group_test, run_group, unknown
 from tr11ops.nodes.suspects import GroupOutcome, GroupTest
 
 START_SECONDS = 120.0  # for a job to start on nodes that were free a moment ago
@@ -23,7 +23,7 @@ class SlurmGroups:
     """Groups as jobs. Jobs that have not ended when the round is given up are cancelled."""
 
     scheduler: Scheduler
-    job_options: HealthJobOptions
+    settings: JobSettings
     request: GroupRequest  # its nodes are those of each group in turn
 
     def __call__(self, groups: Sequence[tuple[str, ...]]) -> list[GroupTest]:
@@ -33,8 +33,8 @@ class SlurmGroups:
         try:
             for index, group in enumerate(groups):
                 try:
-                    values = request_of(replace(self.request, nodes=group))
-                    jobs[index] = submit_to(self.job_options, group, minutes, run_group, values)
+                    values = asdict(replace(self.request, nodes=group))
+                    jobs[index] = submit_to(self.settings, group, minutes, run_group, values)
                 except Exception as error:  # a refusal of sbatch comes as submitit's own kind of error
                     found[index] = unknown(group, f"no job could be started: {' '.join(str(error).split())[:160]}")
             self._wait(groups, jobs, found)
@@ -74,8 +74,7 @@ class LocalGroups:
 
     def _one(self, group: tuple[str, ...]) -> GroupTest:
         tests = [
-            group_test(group, run_group(request_of(replace(self.request, nodes=(node,), on_slurm=False))))
-            for node in group
+            group_test(group, run_group(asdict(replace(self.request, nodes=(node,), on_slurm=False)))) for node in group
         ]
         return next((test for test in tests if test.outcome is not GroupOutcome.PASSED), tests[0])
 

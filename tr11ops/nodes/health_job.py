@@ -10,7 +10,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +62,6 @@ def results_of(values: list[Any]) -> tuple[CheckResult, ...]:
         return tuple(CheckResult(str(one["name"]), CheckOutcome(one["result"]), str(one["why"])) for one in values)
     except (KeyError, TypeError) as error:
         raise ValueError(f"no results of health checks: {error!r}") from None
-
-
-def request_values(request: HealthRequest) -> dict[str, Any]:
-    """The request as JSON can carry it."""
-    return {**asdict(request), "scripts": list(request.scripts), "skip": list(request.skip)}
 
 
 def main(arguments: list[str]) -> int:

@@ -19,13 +19,10 @@ class NodeRow:
     state: str | None
     reason: str
     exclusion: Exclusion | None
-    is_due: bool
     jobs: tuple[str, ...]
 
 
-def rows(
-    nodes: Iterable[Node], exclusions: Iterable[Exclusion], jobs: Iterable[Job], now: float
-) -> tuple[NodeRow, ...]:
+def rows(nodes: Iterable[Node], exclusions: Iterable[Exclusion], jobs: Iterable[Job]) -> tuple[NodeRow, ...]:
     """A row for each node, and for each excluded one that is not among them, by name."""
     by_name = {node.name: node for node in nodes}
     excluded = {entry.node: entry for entry in exclusions}
@@ -39,7 +36,6 @@ def rows(
                 state="+".join(sorted(node.states)) if node else None,
                 reason=node.reason if node else "",
                 exclusion=entry,
-                is_due=entry is not None and entry.until is not None and entry.until <= now,
                 jobs=tuple(job.job_id for job in holders.get(name, ())),
             )
         )

@@ -36,11 +36,10 @@ def test_one_line_now_and_then_with_rate_and_time_left() -> None:
     assert progress.done == 120 * GIB
 
 
-def test_what_grows_is_renamed_or_is_of_no_size() -> None:
+def test_what_is_renamed_or_is_of_no_size() -> None:
+    assert ByteProgress("reading", 0, stream=io.StringIO()).line() == "reading: 0 B of 0 B"
     clock = Clock()
-    progress = ByteProgress("reading", 0, stream=io.StringIO(), clock=clock)
-    assert progress.line() == "reading: 0 B of 0 B"
-    progress.grow(2048)
+    progress = ByteProgress("reading", 2048, stream=io.StringIO(), clock=clock)
     progress.describe("step 5")
     clock.now += 2
     progress.advance(1024)
@@ -83,10 +82,9 @@ def test_a_bar_of_less_than_80_columns_on_a_terminal(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("NO_COLOR", "1")
     reader, writer = pty.openpty()
-    with os.fdopen(writer, "w") as stream, ByteProgress("step 115311", 2_463 << 30, stream=stream) as progress:
+    with os.fdopen(writer, "w") as stream, ByteProgress("step 115311", 2_464 << 30, stream=stream) as progress:
         progress.advance(1_463 << 30)
         progress.say("step 9900: fine [720 files]")
-        progress.grow(1 << 30)
         progress.describe("step 9950")
     text = ""
     with suppress(OSError):  # the other side is closed, and all is read

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import combinations
 
 import pytest
 
-from tr11ops.nodes.group_job import GroupRequest, request_of, run_group
+from tr11ops.nodes.group_job import GroupRequest, run_group
 from tr11ops.nodes.group_runner import LocalGroups
 from tr11ops.nodes.search import SearchResult, found_bad, result_of, search
 from tr11ops.nodes.suspects import (
@@ -118,7 +119,7 @@ def test_beliefs_are_probabilities() -> None:
 )
 def test_how_a_command_ends(command: str, outcome: str, why: str) -> None:
     request = GroupRequest(("n01",), command, 0.5, on_slurm=False)
-    assert run_group(request_of(request)) == {"outcome": outcome, "why": why}
+    assert run_group(asdict(request)) == {"outcome": outcome, "why": why}
 
 
 def test_without_slurm_each_node_is_named() -> None:
