@@ -25,7 +25,7 @@ from tests.tr11ops.status.publishing import published
 from tests.tr11ops.status.screens import keys_below
 from tests.tr11ops.status_cases import DAY, HOUR, NOW, idle, snapshot
 from tr11ops.cli.main import execute
-from tr11ops.hub.address import HubRepo, place_of
+from tr11ops.hub.address import HubRepo, repo_of
 from tr11ops.hub.asking import remote_retries, until_answered
 from tr11ops.hub.base import HubPermanentError, HubUnavailable
 from tr11ops.hub.log_end import end_of_log
@@ -306,9 +306,9 @@ def test_an_endless_answer_is_read_no_further_than_needed(status: int) -> None:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Endless)
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     try:
-        place = place_of("big/logs", f"http://127.0.0.1:{server.server_port}")
+        repo = repo_of("big/logs", f"http://127.0.0.1:{server.server_port}")
         with pytest.raises((HubPermanentError, HubUnavailable)):
-            Outside(place, None, remote_retries(lambda seconds: None, lambda text: None, tries=1)).look(NOW)
+            Outside(repo, None, remote_retries(lambda seconds: None, lambda text: None, tries=1)).look(NOW)
     finally:
         server.shutdown()
         server.server_close()
@@ -368,15 +368,15 @@ def test_whatever_someone_published_is_shown_or_left_out(changes: dict[str, Any]
     ],
 )  # fmt: skip
 def test_what_people_type(text: str, kind: str, name: str, path: str) -> None:
-    place = place_of(text, "https://hub.example/")
-    assert (place.kind, place.name, place.path) == (kind, name, path)
-    assert place.facts == f"https://hub.example/api/{kind}s/a/b"
+    repo = repo_of(text, "https://hub.example/")
+    assert (repo.kind, repo.name, repo.path) == (kind, name, path)
+    assert repo.facts == f"https://hub.example/api/{kind}s/a/b"
 
 
 @pytest.mark.parametrize("endpoint", ["https://u:hunter2@hub.example", "ftp://hub.example", "hub.example", "http://"])
 def test_an_invalid_endpoint_is_refused_without_repeating_it(endpoint: str) -> None:
     with pytest.raises(ValueError, match="--endpoint must be") as caught:
-        place_of("a/b", endpoint)
+        repo_of("a/b", endpoint)
     assert "hunter2" not in str(caught.value)
 
 

@@ -15,7 +15,7 @@ from trainer.config.card import TrainerConfig
 from trainer.control.resume import load_newest
 from trainer.control.saving import Saver
 from trainer.engine import Engine
-from trainer.parallel import guard
+from trainer.parallel import replica_check
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.shard import Sharding, declare
 from trainer.schedule.progress import Progress
@@ -34,19 +34,19 @@ def tensor(dtype: torch.dtype) -> Tensor:
 
 @pytest.mark.parametrize("dtype", INTEGERS, ids=str)
 def test_checks_of_a_large_tensor_take_a_few_pieces(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "PIECE_ELEMENTS", PIECE)
+    monkeypatch.setattr(replica_check, "PIECE_ELEMENTS", PIECE)
     values = tensor(dtype)
     grown = values.clone()
     grown[:2] = 3e38  # the sum is infinite, no term is
     parameter = declare(nn.Parameter(values), Sharding(None, 1))
     mesh = Mesh.single(CPU)
     for check in (
-        lambda: guard.digest(values),
-        lambda: guard.square_sum(values),
-        lambda: guard.is_finite(values),
-        lambda: guard.is_finite(grown),
-        lambda: guard.disagreements([("weight", parameter)], mesh, "weight"),
-        lambda: guard.not_finite([("weight", values)], mesh),
+        lambda: replica_check.digest(values),
+        lambda: replica_check.square_sum(values),
+        lambda: replica_check.is_finite(values),
+        lambda: replica_check.is_finite(grown),
+        lambda: replica_check.disagreements([("weight", parameter)], mesh, "weight"),
+        lambda: replica_check.not_finite([("weight", values)], mesh),
     ):
         assert most_bytes(check) <= BOUND
 
@@ -54,25 +54,25 @@ def test_checks_of_a_large_tensor_take_a_few_pieces(dtype: torch.dtype, monkeypa
 @pytest.mark.parametrize("dtype", INTEGERS, ids=str)
 def test_pieces_give_the_numbers_of_the_whole(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Digests to the last bit: integers add alike in any order. What comes before a piece's end and after it counts."""
-    monkeypatch.setattr(guard, "PIECE_ELEMENTS", PIECE)
+    monkeypatch.setattr(replica_check, "PIECE_ELEMENTS", PIECE)
     values = tensor(dtype)
     whole = values.view(INTEGERS[dtype]).sum(dtype=torch.int64)
-    assert torch.equal(guard.digest(values), whole)
-    assert torch.equal(guard.digest(values.view(-1, 1).t()), whole)
+    assert torch.equal(replica_check.digest(values), whole)
+    assert torch.equal(replica_check.digest(values.view(-1, 1).t()), whole)
     exact = float(values.double().square().sum())
-    assert float(guard.square_sum(values)) == pytest.approx(exact, rel=1e-14)
+    assert float(replica_check.square_sum(values)) == pytest.approx(exact, rel=1e-14)
     for place in (0, PIECE - 1, PIECE, values.numel() - 1):
         for bad in (float("nan"), float("-inf")):
             broken = values.clone()
             broken[place] = bad
-            assert not guard.is_finite(broken)
-            assert not torch.equal(guard.digest(broken), whole)
-    assert guard.is_finite(values) and guard.is_finite(values[:0])
+            assert not replica_check.is_finite(broken)
+            assert not torch.equal(replica_check.digest(broken), whole)
+    assert replica_check.is_finite(values) and replica_check.is_finite(values[:0])
 
 
 def saved(config: TrainerConfig) -> tuple[int, int, int, int]:
     """Bytes of the state; bytes that the norm, a check and a save take."""
-    guard.PIECE_ELEMENTS = PIECE
+    replica_check.PIECE_ELEMENTS = PIECE
     mesh = Mesh.create(config.parallel, CPU)
     engine = Engine.build(config, mesh)
     plan = load_newest(config, mesh, engine, lambda _: None).plan
