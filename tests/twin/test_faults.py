@@ -61,10 +61,15 @@ def here(broken_twin: Twin) -> Iterator[Twin]:
     for job in slurm.jobs():
         if not job.state.is_final:
             slurm.cancel(job.raw_id)
-    for name in PLAN.node_names:
-        if "drain" in (broken_twin.node_states() or {}).get(name, ""):
-            client(broken_twin, "scontrol", "update", f"NodeName={name}", "State=RESUME")
-    until(lambda: set((broken_twin.node_states() or {"": ""}).values()) == {"idle"}, "all nodes idle")
+    until(lambda: all_idle(broken_twin), "all nodes idle")
+
+
+def all_idle(twin: Twin) -> bool:
+    """Whether they are; drained ones are resumed, which may fail: their state can change before it is asked for."""
+    states = twin.node_states() or {"": ""}
+    for name in [name for name, state in states.items() if "drain" in state]:
+        client(twin, "scontrol", "update", f"NodeName={name}", "State=RESUME", check=False)
+    return set(states.values()) == {"idle"}
 
 
 def client(twin: Twin, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
