@@ -153,7 +153,6 @@ def _work(job: _Job, end: Connection) -> None:
             RANK=str(job.rank), LOCAL_RANK=str(job.rank), WORLD_SIZE=str(job.world_size),
             LOCAL_WORLD_SIZE=str(job.world_size),
             MASTER_ADDR="127.0.0.1", MASTER_PORT=str(job.port),
-            TORCH_DIST_INIT_BARRIER="1",  # else a rank without an operation is gone while another still connects to it
         )  # fmt: skip
         import torch
         import torch.distributed
@@ -180,12 +179,14 @@ def _work(job: _Job, end: Connection) -> None:
 
 def fork_server() -> Any:
     """The fork server. One thread per worker, because the tests share few cores; bf16 without AMX tiles, which round
-    otherwise than the processors for which the tests' bounds were measured."""
+    otherwise than the processors for which the tests' bounds were measured; and ranks meet when a group is made, else
+    one without an operation is gone while another still connects to it."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
         patch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+        patch.setenv("TORCH_DIST_INIT_BARRIER", "1")
         from multiprocessing import forkserver
 
         forkserver.ensure_running()
