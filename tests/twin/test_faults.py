@@ -65,9 +65,9 @@ def here(broken_twin: Twin) -> Iterator[Twin]:
 
 
 def all_idle(twin: Twin) -> bool:
-    """Whether they are; drained ones are resumed, which may fail: their state can change before it is asked for."""
+    """Whether they are; those set aside are resumed, which may fail: their state can change before it is asked for."""
     states = twin.node_states() or {"": ""}
-    for name in [name for name, state in states.items() if "drain" in state]:
+    for name in [name for name, state in states.items() if "drain" in state or "fail" in state]:
         client(twin, "scontrol", "update", f"NodeName={name}", "State=RESUME", check=False)
     return set(states.values()) == {"idle"}
 
@@ -272,19 +272,42 @@ def test_a_killed_and_a_restarted_controller_keep_the_job(here: Twin, tmp_path: 
 
 
 # ----------------------------------------------------------------------------- other hands
-def test_a_foreign_drain_is_undone_only_while_its_reason_stands(here: Twin) -> None:
-    inject(here, "drain", node=TWO)
-    inject(here, "drain", node=THREE, reason="fan 4 broken (site)")
+@pytest.mark.parametrize(("kind", "state"), [("drain", "DRAIN"), ("node-failing", "FAIL")])
+def test_what_a_site_does_to_a_node_is_undone_only_while_its_reason_stands(here: Twin, kind: str, state: str) -> None:
+    inject(here, kind, node=TWO)
+    inject(here, kind, node=THREE, reason="fan 4 broken (site)")
     reasons = client(here, "sinfo", "--noheader", "--list-reasons", "--format=%N|%E").stdout
     assert f"{TWO}|{FOREIGN_REASON}" in reasons and f"{THREE}|fan 4 broken (site)" in reasons
-    client(here, "scontrol", "update", f"NodeName={THREE}", "State=DRAIN", "Reason=someone else")
+    client(here, "scontrol", "update", f"NodeName={THREE}", f"State={state}", "Reason=someone else")
     texts = {healing.fault.target: healing.text for healing in heal(here)}
     assert texts == {
         TWO: f"{TWO} is resumed",
-        THREE: f"{THREE} stays drained: the reason is another one now (someone else)",
+        THREE: f"{THREE} stays in {state}: the reason is another one now (someone else)",
     }
-    with pytest.raises(TwinError, match="drained already"):
-        inject(here, "drain", node=THREE)
+    with pytest.raises(TwinError, match=f"{state}.* already"):
+        inject(here, kind, node=THREE)
+    client(here, "scontrol", "update", f"NodeName={THREE}", "State=RESUME")
+
+
+def test_what_runs_on_a_failing_node_goes_on(here: Twin, tmp_path: Path) -> None:
+    number = start_job(here, tmp_path)
+    inject(here, "node-failing", node=TWO)
+    assert (
+        client(here, "sinfo", "--noheader", f"--nodes={TWO}", "--format=%T").stdout.strip() == "fail"
+    )  # all its cores: failing
+    job = SlurmScheduler(here.environment).job(number)
+    assert job is not None and job.state.is_active and len(contents(here, TWO).workers) == 1
+
+
+def test_a_running_job_is_left_less_than_two_minutes(here: Twin, tmp_path: Path) -> None:
+    number = start_job(here, tmp_path)
+    assert inject(here, "job-limit-lowered").fault.target == ONE
+    left = client(here, "squeue", "--noheader", f"--jobs={number}", "--format=%L").stdout.strip()
+    minutes, seconds = left.split(":")
+    assert 0 < 60 * int(minutes) + int(seconds) <= 120
+    assert active(here) == ()
+    with pytest.raises(TwinError, match="no job's batch script runs there"):
+        inject(here, "job-limit-lowered", node=TWO)
 
 
 def test_a_full_and_a_read_only_directory(here: Twin, tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def fault(
     path: Annotated[
         str | None, typer.Option("--path", metavar="PATH", help="The directory or script, of kinds that are of one.")
     ] = None,
-    reason: Annotated[str | None, typer.Option("--reason", metavar="TEXT", help="Of drain.")] = None,
+    reason: Annotated[str | None, typer.Option("--reason", metavar="TEXT", help="Of drain and node-failing.")] = None,
     name: NameOption = "default",
     directory: DirectoryOption = None,
     as_json: JsonOption = False,

@@ -157,26 +157,36 @@ def _start_controller(twin: Twin, _store: FaultStore, _fault: InjectedFault) -> 
 
 
 # ----------------------------------------------------------------------------- another hand
-def _drain(twin: Twin, store: FaultStore, fault: InjectedFault) -> InjectedFault:
-    state, reason = _node_facts(twin, fault.target)
-    wanted = fault.details.get("reason") or FOREIGN_REASON
-    if "DRAIN" in state and reason != wanted:
-        raise TwinError(
-            f"drain: {fault.target} is drained already ({reason or 'no reason given'}); that is left as it is"
-        )
-    fault = store.write(replace(fault, details={"reason": wanted}))
-    ask_client(twin, "scontrol", "update", f"NodeName={fault.target}", "State=DRAIN", f"Reason={wanted}")
-    return fault
+def _set_aside(state: str) -> Break:
+    """A break that puts the node into a state of an administrator's, DRAIN or FAIL, in another person's name."""
+
+    def change(twin: Twin, store: FaultStore, fault: InjectedFault) -> InjectedFault:
+        now, reason = _node_facts(twin, fault.target)
+        wanted = fault.details.get("reason") or FOREIGN_REASON
+        if state in now and reason != wanted:
+            raise TwinError(
+                f"{fault.kind}: {fault.target} is {now} already ({reason or 'no reason given'}); that is left as it is"
+            )
+        fault = store.write(replace(fault, details={"reason": wanted}))
+        ask_client(twin, "scontrol", "update", f"NodeName={fault.target}", f"State={state}", f"Reason={wanted}")
+        return fault
+
+    return change
 
 
-def _resume(twin: Twin, _store: FaultStore, fault: InjectedFault) -> str:
-    state, reason = _node_facts(twin, fault.target)
-    if "DRAIN" not in state:
-        return f"{fault.target} is not drained any more"
-    if reason != fault.details.get("reason"):
-        return f"{fault.target} stays drained: the reason is another one now ({reason})"
-    retried(lambda: ask_client(twin, "scontrol", "update", f"NodeName={fault.target}", "State=RESUME"))
-    return f"{fault.target} is resumed"
+def _resume_from(state: str) -> Undo:
+    """Take the node out of that state, unless someone else has put it there meanwhile."""
+
+    def undo(twin: Twin, _store: FaultStore, fault: InjectedFault) -> str:
+        now, reason = _node_facts(twin, fault.target)
+        if state not in now:
+            return f"{fault.target} is not in {state} any more"
+        if reason != fault.details.get("reason"):
+            return f"{fault.target} stays in {state}: the reason is another one now ({reason})"
+        retried(lambda: ask_client(twin, "scontrol", "update", f"NodeName={fault.target}", "State=RESUME"))
+        return f"{fault.target} is resumed"
+
+    return undo
 
 
 def _node_facts(twin: Twin, node: str) -> tuple[str, str]:
@@ -232,7 +242,9 @@ EFFECTS: Mapping[str, tuple[Break, Undo]] = {
     "controller-frozen": (_strike(_daemon, _stop), _continue),
     "controller-killed": (_strike(_daemon, _kill), _start_controller),
     "controller-restarted": (_restart, _start_controller),
-    "drain": (_drain, _resume),
+    "drain": (_set_aside("DRAIN"), _resume_from("DRAIN")),
+    "node-failing": (_set_aside("FAIL"), _resume_from("FAIL")),
+    "job-limit-lowered": (fault_site.lower_job_limit, fault_site.leave_job_limit),
     "node-removed": (fault_site.remove_node, fault_site.put_node_back),
     "partition-down": (fault_site.change_partition("State=DOWN"), fault_site.open_partition),
     "partition-closed": (fault_site.change_partition("State=INACTIVE"), fault_site.open_partition),

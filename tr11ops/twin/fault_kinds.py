@@ -16,7 +16,11 @@ Target = Literal[
 
 @dataclass(frozen=True)
 class FaultKind:
-    """One kind of fault. `needs_agent`: a process beside the twin keeps it up; `is_instant`: it is over at once."""
+    """One kind of fault.
+
+    `needs_agent`: a process beside the twin keeps it up; `is_instant`: it is over at once; `has_reason`: it takes
+    the site's reason.
+    """
 
     name: str
     target: Target
@@ -24,6 +28,7 @@ class FaultKind:
     heals: str
     needs_agent: bool = False
     is_instant: bool = False
+    has_reason: bool = False
 
 
 _KINDS = (
@@ -45,7 +50,12 @@ _KINDS = (
     FaultKind("controller-killed", "controller", "kills slurmctld: every client is refused", "starts it again"),
     FaultKind("controller-restarted", "controller", "ends slurmctld in order and starts it again",
               "nothing is left to heal", is_instant=True),
-    FaultKind("drain", "node", "drains the node in another person's name", "resumes it, if the reason is still it"),
+    FaultKind("drain", "node", "drains the node in another person's name", "resumes it, if the reason is still it",
+              has_reason=True),
+    FaultKind("node-failing", "node", "sets the node to FAIL: what runs there goes on, nothing new starts there",
+              "resumes it, if the reason is still it", has_reason=True),
+    FaultKind("job-limit-lowered", "batch host", "leaves the job one to two minutes of its time limit",
+              "nothing is left to heal", is_instant=True),
     FaultKind("node-removed", "node", "takes the node out of the site's configuration: Slurm knows no such node",
               "puts it back"),
     FaultKind("partition-down", "partition", "sets the GPU partition DOWN: what is queued waits", "sets it UP"),

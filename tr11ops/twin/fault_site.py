@@ -17,6 +17,7 @@ from tr11ops.twin.twin import Twin
 MAINTENANCE = "tr11-maintenance"  # the name of the reservation
 MAINTENANCE_MINUTES = 600
 LOWERED_MINUTES = 5
+LEFT_MINUTES = 2  # of a lowered job, counted from the whole minutes that it has run
 END_SECONDS = 90.0  # the controller looks at its reservations now and then
 
 
@@ -58,6 +59,26 @@ def end_maintenance(twin: Twin, _store: FaultStore, fault: InjectedFault) -> str
     if MAINTENANCE in _reservations(twin):
         ask_client(twin, "scontrol", "delete", f"ReservationName={MAINTENANCE}")
     return f"the maintenance of {fault.target} is over"
+
+
+# ----------------------------------------------------------------------------- one job
+def lower_job_limit(twin: Twin, _store: FaultStore, fault: InjectedFault) -> InjectedFault:
+    """Of the job whose batch script runs on the node. Slurm counts limits in whole minutes."""
+    running = ask_client(
+        twin, "squeue", "--noheader", "--states=RUNNING", f"--nodelist={fault.target}", "--format=%A %B %S"
+    )
+    for line in running.splitlines():
+        job, batch_host, start = line.split()
+        if batch_host != fault.target:
+            continue
+        ran = time.time() - time.mktime(time.strptime(start, "%Y-%m-%dT%H:%M:%S"))
+        ask_client(twin, "scontrol", "update", f"JobId={job}", f"TimeLimit={int(ran // 60) + LEFT_MINUTES}")
+        return replace(fault, details={"job": job})
+    raise TwinError(f"job-limit-lowered: no job's batch script runs on {fault.target}")
+
+
+def leave_job_limit(_twin: Twin, _store: FaultStore, _fault: InjectedFault) -> str:
+    return "the job's limit stays"
 
 
 # ----------------------------------------------------------------------------- reservations and limits

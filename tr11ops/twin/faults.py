@@ -122,7 +122,7 @@ def _check_options(
         raise TwinError(f"{kind.name} is of a {kind.target}: name it with --path, such as {_NAMED[kind.target]}")
     if node is not None and kind.target not in ("node", "busy node", "batch host"):
         raise TwinError(f"{kind.name} is of a {kind.target}: leave --node out")
-    if reason is not None and kind.name != "drain":
+    if reason is not None and not kind.has_reason:
         raise TwinError(f"{kind.name} has no reason: leave --reason out")
     if reason is not None and (not reason.isprintable() or not reason.strip() or len(reason) > 200 or '"' in reason):
         raise TwinError("--reason: use one line of at most 200 characters, without double quotes")
