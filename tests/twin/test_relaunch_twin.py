@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,13 @@ def stage(small_twin: Twin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         yield run
 
 
+def change(stage: SmallRun, node: str, *words: str) -> None:
+    """Change a node as its administrators do."""
+    subprocess.run(
+        ["scontrol", "update", f"NodeName={node}", *words], env=stage.twin.client_environment, check=True, timeout=60
+    )
+
+
 def diagnosed(capsys: pytest.CaptureFixture[str], code: int, *words: str) -> dict[str, Any]:
     """What `tr11 diagnose` says of the run."""
     capsys.readouterr()
@@ -70,6 +78,35 @@ def test_a_crash_is_relaunched_on_the_spare_and_finishes(stage: SmallRun, capsys
         ("agent", [], [NODES[1]]),
         ("agent", [], []),
     ]
+
+
+@pytest.mark.parametrize("state", ["FAIL", "DRAIN"])
+def test_a_node_that_the_site_takes_out_of_service_is_not_lost(
+    stage: SmallRun, capsys: pytest.CaptureFixture[str], state: str
+) -> None:
+    """Its job runs on: no alarm, and it is not to blame when a worker of another node dies; the next launch avoids it."""
+    stage.launch(3)
+    attempt = stage.train()
+    taken, struck = NODES[0], NODES[2]  # the first runs the batch script
+    change(stage, taken, f"State={state}", "Reason=fan 4")
+    try:
+        node = next(node for node in stage.slurm.nodes() if node.name == taken)
+        assert node.states >= {state.lower()} and not (node.is_usable or node.is_gone or node.is_silent)
+        capsys.readouterr()
+        execute(["status", "--json", "--scheduler", "slurm"])
+        assert "node-lost" not in {one["detector"] for one in json.loads(capsys.readouterr().out)["findings"]}
+        inject(stage.twin, "worker-crash", node=struck)
+        stage.wait(lambda: len(stage.launches(attempt)) == 2, "the second launch")
+        first, second = stage.launches(attempt)
+        assert (first["blamed"], first["suspects"]) == ([], [struck])
+        reached = stage.iteration(attempt)
+        stage.wait(lambda: stage.iteration(attempt) > reached + 5, "more steps")
+        assert not read_version(stage.directory.exclusions).exclusions
+        assert stage.queued().excluded == ()
+        # of the four nodes of the allocation the one that stays out is the one with the dead worker or the failing one
+        assert NODES[1] in second["nodes"] and NODES[3] in second["nodes"]
+    finally:
+        change(stage, taken, "State=RESUME")
 
 
 def test_a_black_hole_burns_one_task_and_others_run_elsewhere(

@@ -13,7 +13,7 @@ from tr11ops.agent.relaunch import AllocationState
 from tr11ops.agent.step import LineTee
 from tr11ops.base.observed import Unknown
 from tr11ops.cluster.base import Scheduler, SchedulerError
-from tr11ops.diagnose.attribution.attributors import GONE
+from tr11ops.cluster.node_states import Answer, is_gone, is_silent, may_start
 from tr11ops.observe.files import read_exclusions
 from tr11ops.queue.queued_jobs import Ordering
 from tr11ops.runcard.card import RunCard
@@ -22,7 +22,6 @@ from tr11ops.rundir.paths import RunDirectory
 
 LAUNCH_SECONDS = 60.0  # a launch that has less than this cannot do much
 STATES_SECONDS = 5.0  # how long a relaunch waits for the scheduler's word on its nodes
-DRAINING = frozenset({"drain", "draining", "drained", "maintenance"})
 
 
 class StepCodes(Protocol):
@@ -101,16 +100,17 @@ class AttemptObservations:
         """The allocation as it is now."""
         context = self._context
         nodes = context.allocation.nodes
-        states = self.states or {}
+        words = {node: (self.states or {}).get(node, frozenset()) for node in nodes}
         barred = self._excluded() if context.swaps_nodes else frozenset()
         barred |= frozenset(context.peers.lost() if context.peers is not None else ())
-        usable = tuple(node for node in nodes if node not in barred and not states.get(node, frozenset()) & GONE)
+        lost = frozenset(node for node in nodes if is_gone(words[node]) or is_silent(words[node]))
+        usable = tuple(node for node in nodes if node not in barred | lost)
         return AllocationState(
             usable=usable,
             needed=context.config.slurm.nodes if context.swaps_nodes else min(context.config.slurm.nodes, len(nodes)),
             seconds_left=self._seconds_left(),
             seconds_needed=LAUNCH_SECONDS,
-            reluctant=frozenset(node for node in usable if states.get(node, frozenset()) & DRAINING),
+            reluctant=frozenset(node for node in usable if may_start(words[node]) is Answer.NO),
             may_reuse=not context.swaps_nodes,
         )
 

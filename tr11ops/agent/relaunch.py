@@ -37,7 +37,7 @@ class AllocationState:
     """The allocation now.
 
     `usable` are its nodes that may be started on, in the allocation's order; `reluctant` those of them to be used only
-    when there are no others (an administrator drains them). `needed`: nodes of one launch. `may_reuse`: the nodes are
+    when there are no others (the site wants them back). `needed`: nodes of one launch. `may_reuse`: the nodes are
     one machine's, so that none can be replaced by another. `seconds_left` is None without a limit.
     """
 

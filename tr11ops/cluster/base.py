@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from tr11ops.base.retry import Unavailable
+from tr11ops.cluster.node_states import Answer, is_gone, is_silent, may_start
 from trainer.contract.record import Record
 
 
@@ -80,7 +81,7 @@ class Job(Record):
 
 
 class Node(Record):
-    """One node: `states` are lower-case flags such as {"idle"}, {"mixed", "drain"}, {"down", "not_responding"}."""
+    """One node: `states` are words of `node_states`: {"idle"}, {"mixed", "drain"}, {"down", "not_responding"}."""
 
     name: str
     states: frozenset[str]
@@ -93,8 +94,22 @@ class Node(Record):
     @property
     def is_usable(self) -> bool:
         """True when the scheduler may place work there, now or when its present work ends."""
-        bad = {"down", "drain", "draining", "drained", "fail", "not_responding", "unknown", "inval", "maintenance"}
-        return not (self.states & bad)
+        return may_start(self.states) is Answer.YES
+
+    @property
+    def is_unknown(self) -> bool:
+        """True when the scheduler cannot say whether it may place work there."""
+        return may_start(self.states) is Answer.UNKNOWN
+
+    @property
+    def is_gone(self) -> bool:
+        """True when nothing can run there any more; a drained or failing node goes on with its work."""
+        return is_gone(self.states)
+
+    @property
+    def is_silent(self) -> bool:
+        """True when the node does not answer the scheduler: what runs there may run on."""
+        return is_silent(self.states)
 
 
 class Partition(Record):

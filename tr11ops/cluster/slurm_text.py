@@ -9,6 +9,7 @@ from datetime import datetime
 from tr11ops.cluster.arrays import NO_TASK, task_numbers
 from tr11ops.cluster.base import Job, JobState, Node, Partition
 from tr11ops.cluster.hostlist import HostlistError, expand
+from tr11ops.cluster.node_states import state_words
 
 SEPARATOR = "\x1f"
 _NO_VALUE = {"", "(null)", "N/A", "n/a", "None", "Unknown", "UNLIMITED", "NOT_SET", "INVALID", "Partition_Limit"}
@@ -28,24 +29,6 @@ _STATES = {
     "STAGE_OUT": JobState.COMPLETING,
     "LAUNCH_FAILED": JobState.FAILED,
     "REVOKED": JobState.CANCELLED,
-}
-_NODE_FLAGS = {
-    "*": "not_responding",
-    "~": "powered_down",
-    "#": "powering_up",
-    "!": "powering_down",
-    "%": "powering_down",
-    "$": "maintenance",
-    "@": "reboot_requested",
-    "^": "reboot_issued",
-    "-": "planned",
-}
-_NODE_STATES = {
-    "maint": "maintenance",
-    "no_respond": "not_responding",
-    "invalid_reg": "inval",
-    "failing": "fail",
-    "error": "down",
 }
 
 
@@ -91,19 +74,6 @@ def node_names(text: str) -> tuple[str, ...]:
 def text_value(text: str) -> str:
     """A value without Slurm's ways to say "none"."""
     return "" if text.strip() in {"", "(null)", "N/A", "n/a"} else text.strip()
-
-
-def node_states(text: str) -> frozenset[str]:
-    """Lower-case flags of a state such as "IDLE+DRAIN", "down*" or "MIXED+COMPLETING"."""
-    states = set()
-    for part in text.split("+"):
-        name = part.strip()
-        while name and name[-1] in _NODE_FLAGS:
-            states.add(_NODE_FLAGS[name[-1]])
-            name = name[:-1]
-        if name:
-            states.add(_NODE_STATES.get(name.lower(), name.lower()))
-    return frozenset(states)
 
 
 def gpu_count(gres: str) -> int:
@@ -206,7 +176,7 @@ def nodes_from_scontrol(text: str) -> tuple[Node, ...]:
     return tuple(
         Node(
             name=record["NodeName"],
-            states=node_states(record.get("State", "UNKNOWN")),
+            states=state_words(record.get("State", "UNKNOWN")),
             reason=text_value(record.get("Reason", "")),
             cpus=int(record.get("CPUTot", "0")),
             gpus=gpu_count(record.get("Gres", "")),

@@ -1,42 +1,48 @@
-"""A node of a running job is down. Without its first node a job has no script left: it stays RUNNING for ever."""
+"""A node of a running job is gone. Without its first node a job has no script left: it stays RUNNING for ever.
+
+One that only does not answer the scheduler may work on: that is a warning, whatever node it is. A draining or failing
+node works on until its job ends: that is no finding.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from tr11ops.base.observed import known
-from tr11ops.cluster.base import JobState
+from tr11ops.cluster.base import Job, JobState, Node
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe import derived
 from tr11ops.observe.lost_host import batch_host
 from tr11ops.observe.snapshot import Snapshot
 
 BOUND = "at once"
-SEVERITIES = "WARNING, CRITICAL with the batch script's node"
+SEVERITIES = "WARNING, CRITICAL with the batch script's node gone"
 NAME = "node-lost"
 NEEDS = ("jobs", "nodes")
 
-DEAD_STATES = frozenset({"down", "not_responding", "fail"})
-
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
-    """One finding for each lost node; CRITICAL for the node that runs the batch script."""
+    """One finding for each node that is lost or silent; CRITICAL when the one that runs the batch script is lost."""
     nodes = {node.name: node for node in known(snapshot.nodes, ())}
     for job in snapshot.active_jobs:
         if job.state is JobState.COMPLETING:  # it gives back its nodes: the list holds those that are still to come
             continue
-        lost = [name for name in job.nodes if name in nodes and nodes[name].states & DEAD_STATES]
         host = batch_host(snapshot, job) or next(iter(job.nodes), "")
-        for name in sorted(lost, key=lambda name: name != host):
-            reason = f" ({nodes[name].reason})" if nodes[name].reason else ""
-            yield Finding(
-                NAME,
-                Severity.CRITICAL if name == host else Severity.WARNING,
-                f"job {job.job_id} has lost {name}" + (", which ran its batch script" if name == host else ""),
-                subject=job.job_id,
-                identity=(name,),
-                evidence=(f"{name}: {'+'.join(sorted(nodes[name].states))}{reason}",),
-                fix=derived.scheduler_command(snapshot, "scancel", job)
-                if name == host
-                else derived.command(snapshot, "logs"),
-            )
+        for name in sorted(job.nodes, key=lambda name: name != host):
+            node = nodes.get(name)
+            if node is not None and (node.is_gone or node.is_silent):
+                yield _finding(snapshot, job, node, is_host=name == host)
+
+
+def _finding(snapshot: Snapshot, job: Job, node: Node, is_host: bool) -> Finding:
+    title = f"{node.name} of job {job.job_id} does not answer the scheduler: what runs there may run on"
+    severity, fix = Severity.WARNING, derived.command(snapshot, "logs")
+    if node.is_gone:
+        title = f"job {job.job_id} has lost {node.name}" + (", which ran its batch script" if is_host else "")
+        if is_host:
+            severity, fix = Severity.CRITICAL, derived.scheduler_command(snapshot, "scancel", job)
+    reason = f" ({node.reason})" if node.reason else ""
+    return Finding(
+        NAME, severity, title, subject=job.job_id, identity=(node.name,),
+        evidence=(f"{node.name}: {'+'.join(sorted(node.states))}{reason}",), fix=fix,
+    )  # fmt: skip

@@ -31,6 +31,8 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     nodes = nodes_of_partition(snapshot, partition)
     if len(nodes) < needed:  # the card asks for more than there is, which a launch refuses
         return
+    if usable + sum(node.is_unknown for node in nodes) >= needed:  # a controller that has just begun knows no node yet
+        return
     excluded: tuple[Exclusion, ...] = known(snapshot.exclusions, ())
     listed = {entry.node for entry in excluded}
     gone = [f"{node.name} ({' '.join(sorted(node.states))})" for node in nodes if not node.is_usable]

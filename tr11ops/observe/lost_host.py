@@ -22,12 +22,12 @@ def batch_host(snapshot: Snapshot, job: Job) -> str:
 
 
 def has_lost_its_host(snapshot: Snapshot, job: Job) -> bool:
-    """RUNNING, with its batch host down or out of the allocation. Only a job that survives its nodes gets there."""
+    """RUNNING, with its batch host gone or out of the allocation. Only a job that survives its nodes gets there."""
     host = batch_host(snapshot, job)
     if job.state is not JobState.RUNNING or not host:
         return False
-    states = next((node.states for node in known(snapshot.nodes, ()) if node.name == host), frozenset[str]())
-    return bool(states & {"down"}) or bool(job.nodes and host not in job.nodes)
+    is_gone = any(node.is_gone for node in known(snapshot.nodes, ()) if node.name == host)
+    return is_gone or bool(job.nodes and host not in job.nodes)
 
 
 def seconds_to_wait(snapshot: Snapshot, job: Job) -> float:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tr11ops.agent.allocation import Allocation, SchedulerKind
 from tr11ops.agent.attempt_context import AttemptContext, AttemptObservations
 from tr11ops.agent.step import LineTee
-from tr11ops.cluster.base import SchedulerError
+from tr11ops.cluster.base import Node, SchedulerError
 from tr11ops.runcard.card import load_card, shipped_folder
 
 NODES = tuple(f"n{number}" for number in range(1, 6))
@@ -21,6 +22,45 @@ def test_spare_nodes_do_not_train(tmp_path: Path, kind: SchedulerKind, held: int
     card = load_card(shipped_folder() / "demo.toml", [f"run.directory={tmp_path}", "slurm.spare_nodes=1"], {})
     place = AttemptContext(card, Allocation(kind, "7", None, None, NODES[:held]), {}, "t")
     assert AttemptObservations(place, LineTee(tmp_path / "log.txt")).situation().needed == needed
+
+
+class States:
+    """A scheduler that tells these states of the nodes."""
+
+    def __init__(self, **words: set[str]) -> None:
+        self._nodes = tuple(Node(name, frozenset(found)) for name, found in words.items())
+
+    def nodes(self) -> tuple[Node, ...]:
+        return self._nodes
+
+
+@pytest.mark.parametrize(
+    ("words", "usable", "reluctant"),
+    [
+        ({"mixed"}, True, False),
+        ({"mixed", "drain"}, True, True),
+        ({"mixed", "fail"}, True, True),
+        ({"mixed", "reboot_requested", "drain"}, True, True),
+        ({"mixed", "inval"}, True, True),
+        ({"unknown"}, True, False),
+        ({"mixed", "not_responding"}, False, False),  # no step starts there
+        ({"down"}, False, False),
+        ({"idle", "powered_down"}, False, False),
+    ],
+)
+def test_what_a_nodes_state_means_for_the_next_launch(
+    tmp_path: Path, words: set[str], usable: bool, reluctant: bool
+) -> None:
+    card = load_card(shipped_folder() / "demo.toml", [f"run.directory={tmp_path}"], {})
+    states: Any = States(n1={"mixed"}, n2=words)
+    seen = AttemptObservations(
+        AttemptContext(card, Allocation("slurm", "7", None, None, NODES[:3]), {}, "t", states=states),
+        LineTee(tmp_path / "log.txt"),
+    )
+    seen.look()
+    found = seen.situation()
+    assert ("n2" in found.usable, "n2" in found.reluctant) == (usable, reluctant)
+    assert {"n1", "n3"} <= set(found.usable) - found.reluctant  # of n3 nothing was told
 
 
 class Steps:

@@ -81,24 +81,6 @@ def test_recorded_nodes_and_partitions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "states"),
-    [
-        ("IDLE", {"idle"}),
-        ("IDLE+DRAIN", {"idle", "drain"}),
-        ("DOWN*", {"down", "not_responding"}),
-        ("down*+drain", {"down", "drain", "not_responding"}),
-        ("MIXED+COMPLETING", {"mixed", "completing"}),
-        ("IDLE~", {"idle", "powered_down"}),
-        ("ALLOCATED+MAINT", {"allocated", "maintenance"}),
-        ("DOWN+NOT_RESPONDING", {"down", "not_responding"}),
-        ("IDLE+INVALID_REG", {"idle", "inval"}),
-    ],
-)
-def test_node_states(text: str, states: set[str]) -> None:
-    assert slurm_text.node_states(text) == states
-
-
-@pytest.mark.parametrize(
     ("text", "count"),
     [("(null)", 0), ("gpu:8", 8), ("gpu:a100:8(S:0-1)", 8), ("gpu:a100:4,gpu:v100:2,nic:1", 6), ("nic:2", 0)],
 )

@@ -146,6 +146,15 @@ TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
     ("batch host down", snapshot(nodes=nodes_with({"n01": {"down", "not_responding"}})), "node-lost", ["CRITICAL"]),
     ("another node down", snapshot(nodes=nodes_with({"n07": {"down"}})), "node-lost", ["WARNING"]),
     ("draining is not lost", snapshot(nodes=nodes_with({"n07": {"allocated", "drain"}})), "node-lost", []),
+    ("failing is not lost", snapshot(nodes=nodes_with({"n01": {"allocated", "fail"}})), "node-lost", []),
+    (
+        "a silent host may live",
+        snapshot(nodes=nodes_with({"n01": {"mixed", "not_responding"}})),
+        "node-lost",
+        ["WARNING"],
+    ),
+    ("powered down", snapshot(nodes=nodes_with({"n01": {"idle", "powered_down"}})), "node-lost", ["CRITICAL"]),
+    ("a controller just begun", snapshot(nodes=nodes_with({"n01": {"unknown"}})), "node-lost", []),
     ("nodes unknown", snapshot(nodes=UNKNOWN), "node-lost", []),
     ("a job whose nodes are not told", snapshot(jobs=(running(nodes=()),), attempts=()), "node-lost", []),
     # an allocation without its batch script

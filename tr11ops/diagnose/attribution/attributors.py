@@ -10,6 +10,7 @@ import re
 import signal
 from collections.abc import Callable, Iterable, Sequence
 
+from tr11ops.cluster.node_states import is_gone, is_silent
 from tr11ops.diagnose.attribution.error_text import read_error
 from tr11ops.diagnose.attribution.evidence import Attribution, Evidence, Failure, Kind
 from tr11ops.diagnose.attribution.weights import weights
@@ -19,8 +20,6 @@ Attributor = Callable[[Evidence], Attribution | None]
 
 CLOCKS_SECONDS = 2.0  # what two nodes' clocks may be apart
 _TOLD_TO_GO = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP})
-# Node states that end whatever ran there. Not "unknown": a controller that has just started says it of every node.
-GONE = frozenset({"down", "not_responding", "fail", "failing"})
 
 
 # ----------------------------------------------------------------------------- one function a source
@@ -40,15 +39,20 @@ def by_operator(evidence: Evidence) -> Attribution | None:
 
 
 def by_node_state(evidence: Evidence) -> Attribution | None:
-    """Nodes that the scheduler holds for lost, by its states and by srun's own word."""
+    """Nodes that the scheduler holds for lost, by its states and by srun's own word.
+
+    One that does not answer the scheduler is lost where none of its workers has left a word either. A draining or
+    failing node is not: what runs there runs on.
+    """
     lines: dict[str, str] = {}
+    heard = _heard(evidence)
     for line in evidence.srun:
         if line.lost_node:
             lines.update({node: line.text for node in line.nodes if node in evidence.nodes})
     for node in evidence.nodes:
-        gone = sorted((evidence.states or {}).get(node, frozenset()) & GONE)
-        if gone:
-            lines.setdefault(node, f"{node} is {'+'.join(gone)} for the scheduler")
+        words = (evidence.states or {}).get(node, frozenset())
+        if is_gone(words) or (is_silent(words) and node not in heard):
+            lines.setdefault(node, f"{node} is {'+'.join(sorted(words))} for the scheduler")
     if not lines:
         return None
     blamed = _ordered(lines, evidence)
@@ -248,8 +252,7 @@ def by_silence(evidence: Evidence) -> Attribution | None:
     """Nodes of which nothing was heard although the others had ended: the step had to be ended without them."""
     if not evidence.overdue:
         return None
-    heard = {node for line in evidence.srun for node in line.nodes} | {one.host for one in evidence.failures}
-    heard |= {report.node for report in evidence.reports if report.exit_status is not None}
+    heard = _heard(evidence)
     silent = tuple(node for node in evidence.nodes if node not in heard)
     if not silent or len(silent) > len(evidence.nodes) / 2:
         return None
@@ -296,6 +299,12 @@ def signature(text: str) -> str:
 
 def _of_nodes(nodes: Sequence[str]) -> str:
     return "node " + ",".join(nodes)
+
+
+def _heard(evidence: Evidence) -> frozenset[str]:
+    """Nodes of which something was heard when the launch ended: a worker's record, a line of srun, its agent's end."""
+    heard = {node for line in evidence.srun for node in line.nodes} | {one.host for one in evidence.failures}
+    return frozenset(heard | {report.node for report in evidence.reports if report.exit_status is not None})
 
 
 def _ordered(nodes: Iterable[str], evidence: Evidence) -> tuple[str, ...]:

@@ -92,6 +92,23 @@ def test_a_dead_node_is_named_by_its_state_and_by_silence():
     assert attribute(evidence(NODE_DEAD, failures=victims)).kind is Kind.UNKNOWN  # without the wait it is no sign
 
 
+@pytest.mark.parametrize("flag", ["fail", "drain", "maintenance"])
+def test_a_node_that_is_taken_out_of_service_is_not_lost(flag):
+    """Its jobs run on: it is not to blame for what killed a worker elsewhere."""
+    states = {ONE: frozenset({"mixed", flag}), TWO: frozenset({"mixed"}), THREE: frozenset({"mixed"})}
+    killed = failure(TWO, 2, "the worker was ended by SIGKILL", 1.2, 9)
+    found = attribute(evidence(WORKER_KILLED, failures=(killed,), states=states))
+    assert (found.blamed, found.suspects) == ((), (TWO,))
+
+
+def test_a_silent_node_whose_workers_left_word_is_not_lost():
+    """Its slurmd does not answer the controller; the machine does."""
+    states = dict.fromkeys((ONE, THREE), frozenset({"mixed"})) | {TWO: frozenset({"mixed", "not_responding"})}
+    failures = (failure(TWO, 2, LOST), failure(THREE, 4, "the worker was ended by SIGKILL", 1.2, 9))
+    found = attribute(evidence(NODE_DEAD, failures=failures, states=states))
+    assert (found.blamed, found.suspects) == ((), (THREE,))
+
+
 def test_a_controller_that_has_just_started_blames_no_node():
     """It says "unknown" of every node until that has spoken to it."""
     states = dict.fromkeys((ONE, TWO, THREE), frozenset({"unknown"}))
