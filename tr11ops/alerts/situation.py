@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from tr11ops.alerts.state import Alert
 from tr11ops.detect.finding import Severity
+from tr11ops.rundir.action_log import LETS_IT_ACT
 from trainer.contract.record import Record
 
 # By which of its acts the watchdog ends the faults that a detector finds.
@@ -58,15 +59,16 @@ class Spell(Record):
 class RunSituation(Record):
     """The run at one look. `progress` and `eta` are "" where they are not known.
 
-    `trained` is when the last iteration ended, None where that is not known. `may_act`: the watchdog may act on its
-    `planned` acts; `withheld` says what it does not do, and why. `since` gives the account from a moment (seconds since
-    the epoch) to the look; None where it cannot be told.
+    `trained` is when the last iteration ended, None where that is not known. `may_act`: the watchdog acts at this look
+    on its `planned` acts; else `why_not` says what keeps it. `withheld` says what it does not do, and why. `since`
+    gives the account from a moment (seconds since the epoch) to the look; None where it cannot be told.
     """
 
     progress: str = ""
     eta: str = ""
     trained: float | None = None
     may_act: bool = False
+    why_not: str = f"it may not act ({LETS_IT_ACT})"
     done: tuple[Act, ...] = ()
     planned: tuple[Act, ...] = ()
     withheld: tuple[str, ...] = ()
@@ -107,5 +109,5 @@ def _of_acts(alert: Alert, situation: RunSituation) -> str:
     if planned and situation.may_act:
         return f"tr11 will now {planned[0].words}."
     if planned:
-        return f"tr11 would {planned[0].words}; it may not act (`watch.act`, `pulse --act`)."
+        return f"tr11 would {planned[0].words}; {situation.why_not}."
     return f"tr11 did not act: {withheld[0]}." if withheld else ""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,7 +27,9 @@ from tr11ops.launch.starter import (
 )
 from tr11ops.runcard.card import RunCard, load_card, shipped_folder
 from tr11ops.runcard.load import apply_overrides, read_tables
+from tr11ops.runcard.toml_writer import toml_value
 from tr11ops.rundir.journal import user_name
+from tr11ops.watchdog.policy import POWERS
 from trainer.config.card import CardError
 from trainer.contract.files import write_beside
 
@@ -58,6 +62,18 @@ def init(
             "--example", "--from", metavar="CARD", help="Start from this card instead: a path, or a shipped one."
         ),
     ] = None,
+    mail: Annotated[
+        list[str] | None,
+        typer.Option("--mail", metavar="ADDRESS", help="Who gets the alerts (alerts.recipients); may be repeated."),
+    ] = None,
+    urls_file: Annotated[
+        str | None,
+        typer.Option("--urls-file", metavar="FILE", help="Delivery URLs of chats, one a line (alerts.urls_file)."),
+    ] = None,
+    act: Annotated[
+        bool | None,
+        typer.Option("--act/--no-act", help="The watchdog may act by itself, or only tells (watch.act) [no-act]."),
+    ] = None,
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The card to write.")] = Path(
         "tr11.toml"
     ),
@@ -69,13 +85,14 @@ def init(
     """Write a starter card for this cluster.
 
     Partition, limits, GPUs, cores and accounts come from the scheduler. Only what cannot be known is asked: the size
-    of the model, the tokens, the name, the directory, the data. Options and --set answer beforehand.
+    of the model, the tokens, the name, the directory, the data, who is told of trouble, and whether the watchdog may
+    act by itself. Options and --set answer beforehand; --yes takes what is proposed, which is that it only tells.
 
     Exit code 0: written; 1: the file is there, or no nodes are; 2: wrong usage; 3: no answer from the scheduler.
 
     Examples:
       tr11 init
-      tr11 init --preset 7b --tokens 140B --account six@a100 --yes
+      tr11 init --preset 7b --tokens 140B --account six@a100 --mail you@example.org --act --yes
       tr11 init --example tr11-176B-ml -o big.toml --yes --set run.name=big
     """
     if output.exists() and not force:
@@ -92,7 +109,7 @@ def init(
     if not yes and not is_terminal():
         raise Refusal("no one can be asked here (not a terminal): add --yes, and --set for what you know", exit_code=2)
     site = _site(edge)
-    overrides = [*(overrides or []), *([f"slurm.account={account}"] if account else [])]
+    overrides = [*(overrides or []), *_of_options(account, mail, urls_file, act)]
     asker = _Asker(_given(overrides), ask=not yes)
     source, base = _start(asker, preset, example)
     base = _with_tokens(asker, base, goal)
@@ -109,10 +126,23 @@ def init(
         account=_account(asker, site),
     )
     tables = _completed(starter_tables(base, answers), asker, overrides)
+    _watching(tables, asker)
     _write(output, starter_text(tables, answers, site, source.name))
     if "rehearsal" in read_tables(source):
         say(f"[rehearsal] of {source.name} is left out: this card trains; to rehearse, add the section (docs/twin.md)")
     say(f"written: {output}; look it over, then `tr11 doctor --run {output}`")
+
+
+def _of_options(account: str | None, mail: list[str] | None, urls_file: str | None, act: bool | None) -> Iterator[str]:
+    """What options answer beforehand, as `--set` gives it."""
+    if account:
+        yield f"slurm.account={account}"
+    if mail:
+        yield f"alerts.recipients={toml_value(mail)}"
+    if urls_file:
+        yield f"alerts.urls_file={toml_value(urls_file)}"
+    if act is not None:
+        yield f"watch.act={toml_value(act)}"
 
 
 # ----------------------------------------------------------------------------- what to start from
@@ -171,6 +201,12 @@ class _Asker:
             return proposed
         return str(typer.prompt(question, default=proposed, err=True))
 
+    def yes(self, key: str, question: str, proposed: bool) -> bool:
+        """An answer that is yes or no; only for keys that `--set` does not give."""
+        if not self._ask or key in self._given:
+            return proposed
+        return typer.confirm(question, default=proposed, err=True)
+
 
 def _given(overrides: list[str]) -> dict[str, str]:
     """Key and text of each `--set`, without quotes."""
@@ -207,6 +243,35 @@ def _count(text: str) -> int:
 def _word(text: str) -> str:
     """A folder's name as a run's."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "run"
+
+
+# ----------------------------------------------------------------------------- who watches it
+def _watching(tables: dict[str, dict[str, Any]], asker: _Asker) -> None:
+    """Who is told, and what the watchdog may do: asked, and written into the card also where it is the default."""
+    alerts, watch = tables.setdefault("alerts", {}), tables.setdefault("watch", {})
+    if "alerts.recipients" not in asker.known:
+        before = alerts.get("recipients", [])
+        text = asker.text(
+            "alerts.recipients", "Mail addresses for alerts, with commas (empty: none)", ", ".join(before)
+        )
+        alerts["recipients"] = [address.strip() for address in text.split(",") if address.strip()]
+    if "alerts.urls_file" not in asker.known:
+        asker.show("Chats (ntfy, Slack, PagerDuty) are URLs in a private file, see docs/alerts.md")
+        file = asker.text("alerts.urls_file", "File of chat URLs, empty for none", alerts.get("urls_file", ""))
+        if file:
+            alerts["urls_file"] = file
+    if "watch.act" not in asker.known:
+        for line in _powers():
+            asker.show(line)
+        watch["act"] = asker.yes("watch.act", "May it act by itself", bool(watch.get("act", False)))
+
+
+def _powers() -> Iterator[str]:
+    """What the watchdog does where it may act, within 80 columns."""
+    yield "The watchdog tells of trouble; each of these then waits for a person. Where it"
+    yield "may act, it does them at once, within the budgets of [watch]:"
+    for power in POWERS:
+        yield from textwrap.wrap(f"{power.trouble}: {power.does}", 78, initial_indent="  - ", subsequent_indent="    ")
 
 
 # ----------------------------------------------------------------------------- the card

@@ -17,6 +17,7 @@ from trainer.contract.record import Record
 
 INTENT, OUTCOME = "act-intent", "act-outcome"  # kinds of journal entries
 DAY_SECONDS = 86400.0
+LETS_IT_ACT = "`watch.act`, `pulse --act`"  # without one of them the watchdog only tells
 KEPT_SECONDS = 7 * DAY_SECONDS  # how far back an incident is remembered
 
 

@@ -94,6 +94,16 @@ class Release(Action):
 
 
 @dataclass(frozen=True)
+class Power:
+    """What the watchdog does about a trouble where it may act, in words; the way back; the actions that it takes."""
+
+    trouble: str
+    does: str
+    way_back: str
+    actions: tuple[type[Action], ...]
+
+
+@dataclass(frozen=True)
 class Plan:
     """What to do, in this order; and what is wrong but not done, with the reason: for a person."""
 
@@ -138,10 +148,12 @@ class PolicyContext:
 
     `endings` and `blames` are newest first. `releasable` names what was held for a switch that is gone;
     `cleared` the nodes that a person took off the list, and when. `stacks`: jobs whose workers' stacks were kept.
+    `may_act`: someone's watchdog does what is planned; else every word about what will be done says that no one does.
     """
 
     user: str
     is_root: bool = False
+    may_act: bool = True
     pause: Observed[str] = ""
     holder: Observed[LeaseHolder | None] = None
     endings: Observed[tuple[AttemptVerdict, ...]] = ()

@@ -37,11 +37,14 @@ def limits_of(card: RunCard) -> ActionLimits:
     )
 
 
-def read_policy_context(directory: RunDirectory, ledger: Ledger, user: str, now: float) -> PolicyContext:
+def read_policy_context(
+    directory: RunDirectory, ledger: Ledger, user: str, now: float, may_act: bool = True
+) -> PolicyContext:
     """Look once; what cannot be read is Unknown, and then nothing is done."""
     return PolicyContext(
         user=user,
         is_root=os.geteuid() == 0,
+        may_act=may_act,
         pause=observed(lambda: read_pause(directory) or ""),
         holder=observed(lambda: read_holder(directory.paths, now)),
         endings=observed(lambda: tuple(_verdicts(directory))),

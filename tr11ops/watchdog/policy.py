@@ -7,7 +7,7 @@ has decided (kill switch, pause, a hold, a finished run) is never undone. The ch
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from tr11ops.base.observed import Unknown, known
@@ -18,10 +18,10 @@ from tr11ops.cluster.pending_reasons import is_held, reason_of
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.nodes_left import excluded_nodes, exclusion_limit
 from tr11ops.observe import derived
-from tr11ops.observe.lost_host import batch_host
+from tr11ops.observe.lost_host import batch_host, has_lost_its_host, is_zombie, seconds_to_wait
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.queue.repair import plan_repair
-from tr11ops.rundir.action_log import ActionHistory, ProgressRecord
+from tr11ops.rundir.action_log import LETS_IT_ACT, ActionHistory, ProgressRecord
 from tr11ops.rundir.exclusion_limit import ExclusionLimit, way_past
 from tr11ops.watchdog.actions import (
     Action,
@@ -32,6 +32,7 @@ from tr11ops.watchdog.actions import (
     Hold,
     Plan,
     PolicyContext,
+    Power,
     Release,
     ReplacementLaunch,
     Resubmit,
@@ -57,6 +58,8 @@ class _Draft:
     """The plan in the making: every proposal passes the budgets and the circuit breaker here."""
 
     snapshot: Snapshot
+    findings: tuple[Finding, ...]
+    verdict: Verdict
     history: ActionHistory
     policy_context: PolicyContext
     limits: ActionLimits
@@ -108,13 +111,9 @@ def plan(
     foreign = _foreign(snapshot, policy_context)
     if foreign:
         return Plan(withheld=(foreign,) if verdict.exit_code else ())
-    draft = _Draft(snapshot, history, policy_context, limits)
-    _repair_queue(draft)
-    _end_duplicates(draft, findings)
-    _end_hung(draft, findings)
-    _exclude_blamed(draft)
-    _hold_doomed(draft)
-    _start_again(draft, findings, verdict)
+    draft = _Draft(snapshot, findings, verdict, history, policy_context, limits)
+    for rule in RULES:
+        rule.apply(draft)
     return Plan(tuple(draft.actions), tuple(draft.withheld))
 
 
@@ -174,6 +173,17 @@ def _repair_queue(draft: _Draft) -> None:
         elif draft.propose(cancel, job):
             cancelled += step.jobs
     _launch_again(draft, cancelled, repair.after)
+    _await_zombies(draft)
+
+
+def _await_zombies(draft: _Draft) -> None:
+    """Jobs that have lost their batch host while trainers were alive: what becomes of them, and when."""
+    snapshot = draft.snapshot
+    for job in snapshot.active_jobs:
+        if has_lost_its_host(snapshot, job) and not is_zombie(snapshot, job):
+            wait = f"no trainer shows life for {duration(seconds_to_wait(snapshot, job))} more"
+            why = f"cancel {job.raw_id}: its batch host {batch_host(snapshot, job)} is lost, nothing ends it"
+            draft.withheld.append(f"{why}; not done: {_given_up(draft, f'when {wait}')}")
 
 
 def _launch_again(draft: _Draft, cancelled: list[Job], after: str | None) -> None:
@@ -200,9 +210,9 @@ def _exclude_lost_host(draft: _Draft, job: Job) -> None:
     _exclude(draft, Blame(host, 1.0, why, job.raw_id, draft.snapshot.time, _evidence(job)))
 
 
-def _end_duplicates(draft: _Draft, findings: tuple[Finding, ...]) -> None:
+def _end_duplicates(draft: _Draft) -> None:
     """Of two jobs that run at once, the one that holds the lease stays."""
-    if not any(finding.detector == "two-attempts" for finding in findings):
+    if not any(finding.detector == "two-attempts" for finding in draft.findings):
         return
     running = [job for job in draft.snapshot.active_jobs if job.state is JobState.RUNNING]
     planned = {action.subject for action in draft.actions}
@@ -219,11 +229,11 @@ def _end_duplicates(draft: _Draft, findings: tuple[Finding, ...]) -> None:
             draft.propose(cancel, job)
 
 
-def _end_hung(draft: _Draft, findings: tuple[Finding, ...]) -> None:
+def _end_hung(draft: _Draft) -> None:
     """A hung job ends after three times the silence that is normal, and not before its workers' stacks were kept."""
     snapshot = draft.snapshot
     planned = {action.subject for action in draft.actions}
-    for finding in findings:
+    for finding in draft.findings:
         job = next((one for one in snapshot.active_jobs if one.job_id == finding.subject), None)
         if finding.detector != "hung" or finding.severity is not Severity.CRITICAL or job is None:
             continue
@@ -235,11 +245,20 @@ def _end_hung(draft: _Draft, findings: tuple[Finding, ...]) -> None:
             job.raw_id, finding.title, f"cancel:{job.raw_id}", finding.evidence, "the next task of the array goes on"
         )
         if liveness.silent_for(snapshot.time) <= bound:
-            draft.withheld.append(f"{cancel.words()}; not done: it is given up after {duration(bound)} of silence")
+            draft.withheld.append(
+                f"{cancel.words()}; not done: {_given_up(draft, f'after {duration(bound)} of silence')}"
+            )
         elif not draft.policy_context.stacks & derived.identifiers(job):
             _end_after_stacks(draft, job, cancel)
         else:
             draft.propose(cancel, job)
+
+
+def _given_up(draft: _Draft, when: str) -> str:
+    """When a job is given up by the watchdog; where that may not act, no one but a person does it."""
+    if draft.policy_context.may_act:
+        return f"it is given up {when}"
+    return f"tr11 may not act ({LETS_IT_ACT}), else it would be given up {when}"
 
 
 def _end_after_stacks(draft: _Draft, job: Job, cancel: Cancel) -> None:
@@ -287,23 +306,23 @@ def _hold_doomed(draft: _Draft) -> None:
         draft.propose(Hold(name, why, f"hold:{name}", _evidence(job), "`tr11 resume`"), job)
 
 
-def _start_again(draft: _Draft, findings: tuple[Finding, ...], verdict: Verdict) -> None:
+def _start_again(draft: _Draft) -> None:
     """Nothing runs and nothing waits: the launch of the card's [watch], unless the last attempt forbids it."""
     snapshot = draft.snapshot
-    if verdict.word is not VerdictWord.DOWN or snapshot.active_jobs or snapshot.pending_jobs:
+    if draft.verdict.word is not VerdictWord.DOWN or snapshot.active_jobs or snapshot.pending_jobs:
         return
     starts = any(isinstance(action, Resubmit) for action in draft.actions)
-    if starts or not any(finding.detector == "down" for finding in findings):
+    if starts or not any(finding.detector == "down" for finding in draft.findings):
         return
     why = "nothing runs and nothing is queued"
-    against = next(_forbidding(draft, findings), "")
+    against = next(_forbidding(draft), "")
     if against:
         draft.withheld.append(f"resubmit {draft.limits.resubmit_array}: {why}; not done: {against}")
     else:
         _resubmit(draft, draft.limits.resubmit_array, why, None)
 
 
-def _forbidding(draft: _Draft, findings: tuple[Finding, ...]) -> Iterator[str]:
+def _forbidding(draft: _Draft) -> Iterator[str]:
     if not known(draft.snapshot.submissions, ()):
         yield "it was never launched: the first launch is a person's (`tr11 launch`)"
     marker = derived.last_marker(draft.snapshot)
@@ -318,7 +337,9 @@ def _forbidding(draft: _Draft, findings: tuple[Finding, ...]) -> Iterator[str]:
     last = next(iter(known(draft.policy_context.endings, ())), None)
     if last is not None and newest is not None and last.job_id == newest.job_id and not last.restart:
         yield f"the last attempt asked for a person: {last.message}"
-    if any(finding.detector == "unfinished-end" and finding.severity is Severity.CRITICAL for finding in findings):
+    if any(
+        finding.detector == "unfinished-end" and finding.severity is Severity.CRITICAL for finding in draft.findings
+    ):
         yield "two attempts in a row did not end by themselves, without progress"
 
 
@@ -333,3 +354,95 @@ def _evidence(job: Job) -> tuple[str, ...]:
     reason = f", {job.reason}" if job.reason else ""
     nodes = len(job.nodes) or job.node_count
     return (f"job {job.job_id} of {job.user}: {job.state.value}{reason}, {nodes} nodes",)
+
+
+# ----------------------------------------------------------------------------- the rules, in their order
+@dataclass(frozen=True)
+class _Rule:
+    """One rule of the chain, and what people are told of it: `tr11 init` and docs/pulse.md show the same words."""
+
+    apply: Callable[[_Draft], None]
+    powers: tuple[Power, ...]
+
+
+RULES = (
+    _Rule(
+        _repair_queue,
+        (
+            Power(
+                "a job's batch host is lost and no trainer shows life",
+                "excludes that host, cancels the job, launches again if nothing waits behind it",
+                "tr11 nodes include NODE",
+                (Exclude, Cancel, Resubmit),
+            ),
+            Power(
+                "queued jobs wait for a condition that can never be met",
+                "cancels them and launches as many attempts behind what lives",
+                "tr11 launch",
+                (Cancel, Resubmit),
+            ),
+            Power(
+                "jobs are held for a kill switch or pause that is gone",
+                "releases them",
+                "scontrol hold JOB",
+                (Release,),
+            ),
+        ),
+    ),
+    _Rule(
+        _end_duplicates,
+        (
+            Power(
+                "two jobs of the run train at once",
+                "cancels the one that does not hold the run's lease",
+                "tr11 launch --after JOB",
+                (Cancel,),
+            ),
+        ),
+    ),
+    _Rule(
+        _end_hung,
+        (
+            Power(
+                f"a job hangs for {HUNG_PATIENCES:g} times the silence that is normal",
+                "keeps its workers' stacks and who stood out, and cancels it",
+                "the next task goes on",
+                (Stacks, Cancel),
+            ),
+        ),
+    ),
+    _Rule(
+        _exclude_blamed,
+        (
+            Power(
+                "a node that a launch was surely lost by is not excluded",
+                "excludes it, within the cap",
+                "tr11 nodes include NODE",
+                (Exclude,),
+            ),
+        ),
+    ),
+    _Rule(
+        _hold_doomed,
+        (
+            Power(
+                "the next attempts would fail as the last one did, and are not held",
+                "holds them for a person",
+                "tr11 resume",
+                (Hold,),
+            ),
+        ),
+    ),
+    _Rule(
+        _start_again,
+        (
+            Power(
+                "nothing runs and nothing is queued",
+                "launches watch.resubmit_array, unless the last attempt asked for a person",
+                "tr11 kill",
+                (Resubmit,),
+            ),
+        ),
+    ),
+)
+POWERS = tuple(power for rule in RULES for power in rule.powers)

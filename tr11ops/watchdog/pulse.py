@@ -113,35 +113,35 @@ def take_pulse(
     notes: list[str] = []
     if not dry_run:
         notes += bring_back(run.directory)
-    watchdog_lock = None if actuator is None or dry_run else _watchdog_lock(run, notes)
+    watchdog_lock, why_not = None, ""
+    if actuator is not None and not dry_run and run.directory.exists:
+        watchdog_lock, why_not = _watchdog_lock(run, notes)
+    if why_not:
+        notes.append(f"nothing is done: {why_not}")
     try:
-        pulse = _pass(run, actuator if watchdog_lock is not None else None, watchdog_lock, notes, email, dry_run, now)
+        pulse = _pass(run, actuator, watchdog_lock, why_not, notes, email, dry_run, now)
     finally:
         if watchdog_lock is not None:
             watchdog_lock.release()
     return replace(pulse, seconds=time.monotonic() - began)
 
 
-def _watchdog_lock(run: WatchedRun, notes: list[str]) -> WatchdogLock | None:
-    if not run.directory.exists:
-        return None
+def _watchdog_lock(run: WatchedRun, notes: list[str]) -> tuple[WatchdogLock | None, str]:
+    """A turn to act; or None, and what keeps this pass from acting. What damaged files were set aside is a note."""
     try:
         watchdog_lock = acquire_lock(run.directory.paths)
     except OSError as error:
-        notes.append(f"nothing is done, for no one can be kept from doing the same: {cause(error)}")
-        return None
+        return None, f"no one can be kept from doing the same: {cause(error)}"
     if isinstance(watchdog_lock, str):
-        notes.append(f"nothing is done: {watchdog_lock}")
-        return None
+        return None, watchdog_lock
     fault = _clock_fault(run, watchdog_lock)
     if fault:
-        notes.append(f"nothing is done: {fault}")
         watchdog_lock.release()
-        return None
+        return None, fault
     notes += set_damage_aside(run.directory, AUTOMATIC_OWNER)
     for folder in (run.directory.journal, run.directory.submissions, run.directory.exclusions.with_suffix(".d")):
         refresh(folder)
-    return watchdog_lock
+    return watchdog_lock, ""
 
 
 def _clock_fault(run: WatchedRun, watchdog_lock: WatchdogLock) -> str:
@@ -160,6 +160,7 @@ def _pass(
     run: WatchedRun,
     actuator: Actuator | None,
     watchdog_lock: WatchdogLock | None,
+    why_not: str,
     notes: list[str],
     email: bool,
     dry_run: bool,
@@ -174,7 +175,7 @@ def _pass(
     findings = detect_all(snapshot)
     verdict = judge(snapshot, findings)
     ledger = read_journal(directory.journal, since=now - KEPT_SECONDS)
-    policy_context = read_policy_context(directory, ledger, run.user, now)
+    policy_context = read_policy_context(directory, ledger, run.user, now, may_act=actuator is not None)
     reported = remarks(snapshot, findings, verdict, policy_context.pause)
     first = lines(snapshot, verdict, reported)
     alerts = None
@@ -184,7 +185,7 @@ def _pass(
         situation = _situation(
             run, snapshot,
             lambda: plan(snapshot, findings, verdict, history, policy_context, limits_of(run.card)), history,
-            watchdog_lock is not None, notes,
+            watchdog_lock is not None, why_not, notes,
         )  # fmt: skip
         alerts = _alert(run, findings, snapshot, verdict, email, notes, situation)
     if watchdog_lock is not None:
@@ -258,13 +259,14 @@ def _situation(
     expected: Callable[[], Plan],
     history: ActionHistory,
     may_act: bool,
+    why_not: str,
     notes: list[str],
 ) -> RunSituation | None:
     """What the mails say of the run. The plan is that of this moment: what is told comes before what is done."""
     from tr11ops.watchdog.situation import situation_of
 
     try:
-        return situation_of(run.directory, run.card, snapshot, None, expected(), history, may_act)
+        return situation_of(run.directory, run.card, snapshot, None, expected(), history, may_act, why_not)
     except Exception as error:  # no fault of the plan or the forecast may keep people from hearing of the run
         notes.append(f"the mails do not say how the run is doing: {cause(error)}")
         return None

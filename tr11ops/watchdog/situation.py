@@ -17,7 +17,7 @@ from tr11ops.observe import derived
 from tr11ops.observe.forecast import course_of, end_of
 from tr11ops.observe.past_steps import progress_at
 from tr11ops.observe.snapshot import Snapshot
-from tr11ops.rundir.action_log import ActionHistory, Result
+from tr11ops.rundir.action_log import LETS_IT_ACT, ActionHistory, Result
 from tr11ops.rundir.journal import Ledger
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.watchdog.actions import Plan
@@ -34,8 +34,12 @@ def situation_of(
     intended: Plan = Plan(),  # noqa: B008  frozen
     action_history: ActionHistory = ActionHistory(),  # noqa: B008  frozen
     may_act: bool = False,
+    why_not: str = "",
 ) -> RunSituation:
-    """What people are told beside an alert. The past of the run is read when its account is asked for, and once."""
+    """What people are told beside an alert. The past of the run is read when its account is asked for, and once.
+
+    `why_not`: what keeps a watchdog that is allowed to act from it at this look; "" where it is not allowed.
+    """
 
     @cache
     def spent() -> Goodput:
@@ -63,6 +67,7 @@ def situation_of(
         eta=_eta(card, snapshot),
         trained=max((step.time for step in known(snapshot.steps, ()) if step.time is not None), default=None),
         may_act=may_act,
+        why_not=why_not or f"it may not act ({LETS_IT_ACT})",
         done=tuple(
             Act(record.action, f"{record.action} {record.subject}", record.time)
             for record in action_history.records

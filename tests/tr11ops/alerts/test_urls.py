@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import apprise
 import pytest
 
 from tests.tr11ops.alerts.office import ANA, HOUR, MINUTE, NOON, Mailbox, Office, finding
@@ -212,3 +215,15 @@ def test_a_dead_man_call_that_fails_never_shows_its_url(tmp_path: Path, wrong: s
     trouble = ping(secret_file(tmp_path, wrong))
     assert trouble
     assert SECRET not in trouble
+
+
+# ----------------------------------------------------------------------------- recipes
+def test_the_recipes_of_the_page_make_a_file_of_urls_that_are_known(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "alerts.md").read_text(encoding="utf-8")
+    recipe = re.search(r"### Chat.*?^```sh\n(.*?)^tr11 alerts test\n```", page, re.MULTILINE | re.DOTALL)
+    assert recipe
+    subprocess.run(["bash", "-ec", recipe[1]], cwd=tmp_path, check=True)
+    assert len(secret_lines(tmp_path / "chats.txt")) == 1
+    urls = re.findall(r"^(?:# )?([a-z]+://\S+)$", (tmp_path / "chats.txt").read_text(), re.MULTILINE)
+    kinds = [type(apprise.Apprise.instantiate(url)).__name__ for url in urls]
+    assert kinds == ["NotifyNtfy", "NotifyNtfy", "NotifySlack", "NotifyPagerDuty"]

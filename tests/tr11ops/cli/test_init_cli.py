@@ -25,6 +25,7 @@ from tr11ops.launch.starter import (
 from tr11ops.runcard.card import load_card, shipped_cards, shipped_folder
 from tr11ops.runcard.estimate import estimate
 from tr11ops.rundir.tokenizer import look_at_tokenizer
+from tr11ops.watchdog.policy import POWERS
 
 GPU = Partition("gpu", 20 * 3600, tuple(f"g{number}" for number in range(1, 9)), is_default=True)
 CPU = Partition("cpu", None, tuple(f"c{number}" for number in range(1, 31)))
@@ -156,6 +157,7 @@ def test_a_person_is_asked_for_size_and_tokens(bench: LocalBench, monkeypatch: p
         return answers.get(question, default)
 
     monkeypatch.setattr("typer.prompt", prompt)
+    monkeypatch.setattr("typer.confirm", lambda question, default, err: default)
     answer = bench.tr11("init", "--scheduler", "local")
     assert answer.code == 0 and "7.1 billion parameters" in answer.err, answer.err
     assert asked[:2] == ["Size of the model", "Tokens to train on"]
@@ -194,3 +196,47 @@ def test_a_berts_first_data_is_sentences_and_pieces(bench: LocalBench) -> None:
     vocabulary.unlink()
     assert "No such file" in look_at_tokenizer(card, {}).fault
     assert len(data_commands(card, bench.folder)) == 0, "the dataset is there"
+
+
+# ----------------------------------------------------------------------------- who watches it
+def test_a_card_that_no_one_was_asked_for_only_tells_and_says_so(bench: LocalBench) -> None:
+    assert bench.tr11("init", "--scheduler", "local", "--yes").code == 0
+    card = load_card(bench.folder / "tr11.toml")
+    assert not card.watch.act and not card.alerts.has_recipients
+    assert "act = false" in (bench.folder / "tr11.toml").read_text()
+
+
+def test_options_say_who_is_told_and_that_tr11_may_act(bench: LocalBench) -> None:
+    words = ("--mail", "ana@example.org", "--mail", "bo@example.org", "--urls-file", "chats.txt", "--act")
+    answer = bench.tr11("init", "--scheduler", "local", "--yes", *words)
+    assert answer.code == 0, answer.err
+    card = load_card(bench.folder / "tr11.toml")
+    assert card.watch.act and card.alerts.recipients == ["ana@example.org", "bo@example.org"]
+    assert card.alerts.urls_file and card.alerts.urls_file.endswith("chats.txt")
+    wrong = bench.tr11("init", "--scheduler", "local", "--yes", "--force", "--mail", "nobody")
+    assert wrong.code == 2 and "alerts.recipients" in wrong.err and len(wrong.err.splitlines()) == 1
+
+
+def test_a_person_is_asked_whether_it_may_act_with_all_that_it_then_does(
+    bench: LocalBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tr11ops.cli.init.is_terminal", lambda: True)
+    given = {"Mail addresses for alerts, with commas (empty: none)": "ana@example.org, bo@example.org"}
+    monkeypatch.setattr("typer.prompt", lambda question, default, err: given.get(question, default))
+    asked: list[str] = []
+
+    def confirm(question: str, default: bool, err: bool) -> bool:
+        asked.append(question)
+        assert not default
+        return True
+
+    monkeypatch.setattr("typer.confirm", confirm)
+    answer = bench.tr11("init", "--scheduler", "local")
+    assert answer.code == 0, answer.err
+    said = " ".join(answer.err.split())
+    assert asked == ["May it act by itself"]
+    assert [power.trouble for power in POWERS if f"- {power.trouble}: {power.does}" not in said] == []
+    assert max(map(len, answer.err.splitlines())) <= 80
+    card = load_card(bench.folder / "tr11.toml")
+    assert card.watch.act and card.alerts.recipients == ["ana@example.org", "bo@example.org"]
+    assert card.alerts.urls_file is None

@@ -168,7 +168,9 @@ def test_of_two_at_once_one_acts_and_the_other_only_tells(world: World) -> None:
     assert isinstance(watchdog_lock, WatchdogLock)
     second = world.pulse()
     assert not second.acts and not second.done and len(second.plan.actions) == 3
-    assert "another watchdog is at work" in second.notes[0] and [job.job_id for job in world.living()] == ["100"]
+    assert "nothing is done: another watchdog is at work" in second.notes[0] and [
+        job.job_id for job in world.living()
+    ] == ["100"]
     watchdog_lock.release()
     assert world.pulse().acts
     world.check_all_is_done_once()

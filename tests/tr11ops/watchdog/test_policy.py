@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,7 +43,7 @@ from tr11ops.watchdog.actions import (
     PolicyContext,
     Resubmit,
 )
-from tr11ops.watchdog.policy import plan, progress
+from tr11ops.watchdog.policy import POWERS, plan, progress
 from tr11ops.watchdog.verdict import judge
 
 SENT = Submission(
@@ -252,6 +253,28 @@ def test_a_hung_job_ends_beyond_the_bound_with_its_stacks_kept() -> None:
     sooner = snapshot(heartbeats=beats(age=1500), steps=steps(age=1500))
     assert decide(sooner, scene=with_stacks).actions == ()
     assert "is given up after" in decide(sooner, scene=with_stacks).withheld[0]
+
+
+def test_a_watchdog_that_may_not_act_promises_nothing() -> None:
+    """A mail said "given up after 6 min of silence" though no one would."""
+    sooner = snapshot(heartbeats=beats(age=1500), steps=steps(age=1500))
+    living = zombie(heartbeats=beats(age=10), steps=steps(age=10))
+    for seen, when in ((sooner, "of silence"), (living, "when no trainer shows life for")):
+        (acting,) = decide(seen).withheld
+        assert "it is given up" in acting and when in acting
+        (telling,) = decide(seen, scene=replace(SCENE, may_act=False)).withheld
+        assert "not done: tr11 may not act (`watch.act`, `pulse --act`), else it would" in telling and when in telling
+
+
+# ----------------------------------------------------------------------------- what people are told of the rules
+def test_people_are_told_of_every_action_that_the_watchdog_has() -> None:
+    assert {action for power in POWERS for action in power.actions} == set(Action.__subclasses__())
+
+
+def test_the_page_of_the_watchdog_has_the_rules_of_its_code() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "pulse.md").read_text(encoding="utf-8")
+    rows = [f"| {power.trouble} | {power.does} | {power.way_back} |" for power in POWERS]
+    assert "\n".join(rows) + "\n\n" in page.partition("| trouble | action | way back |\n|---|---|---|\n")[2]
 
 
 # ----------------------------------------------------------------------------- nodes, holds

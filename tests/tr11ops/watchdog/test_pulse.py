@@ -26,7 +26,8 @@ from tr11ops.rundir.action_log import replay
 from tr11ops.rundir.journal import read_journal
 from tr11ops.rundir.paths import RunDirectory, Submission, new_tag
 from tr11ops.watchdog import pulse as pulse_module
-from tr11ops.watchdog.pulse import Pulse, WatchedRun, take_pulse
+from tr11ops.watchdog.lock import WatchdogLock, acquire_lock
+from tr11ops.watchdog.pulse import Actuator, Pulse, WatchedRun, take_pulse
 from tr11ops.watchdog.verdict import VerdictWord
 from trainer.contract.heartbeat import Heartbeat, write_heartbeat
 
@@ -60,8 +61,9 @@ class Scene:
         self.situations.append(situation)
         return AlertOutcome(notes=("the mail server is unreachable",))
 
-    def pulse(self, reader: Any = None, **options: Any) -> Pulse:
-        return take_pulse(WatchedRun(self.card, self.directory, reader or self.scheduler, "root"), None, **options)
+    def pulse(self, reader: Any = None, actuator: Actuator | None = None, **options: Any) -> Pulse:
+        run = WatchedRun(self.card, self.directory, reader or self.scheduler, "root")
+        return take_pulse(run, actuator, **options)
 
     def log(self) -> list[str]:
         path = self.card.paths.main_log
@@ -69,6 +71,10 @@ class Scene:
 
     def files(self) -> set[str]:
         return {str(path) for path in self.directory.root.rglob("*")}
+
+
+def no_launch(array: str, after: str | None) -> Any:
+    raise AssertionError(f"launched {array} behind {after}")
 
 
 @pytest.fixture
@@ -107,7 +113,16 @@ def test_the_mails_say_what_would_be_done(scene: Scene) -> None:
     scene.pulse()
     (said,) = scene.situations
     assert [act.words for act in said.planned] == ["resubmit 1-3: nothing runs and nothing is queued"]
-    assert not said.may_act
+    assert not said.may_act and said.why_not == "it may not act (`watch.act`, `pulse --act`)"
+
+
+def test_a_mail_says_who_acts_where_another_watchdog_does(scene: Scene) -> None:
+    """It said that tr11 may not act, while another watchdog of the run did."""
+    scene.scheduler.put(replace(scene.job, state=JobState.CANCELLED))
+    assert isinstance(acquire_lock(scene.card.paths), WatchdogLock)
+    scene.pulse(actuator=Actuator(scene.scheduler, no_launch))
+    (said,) = scene.situations
+    assert not said.may_act and said.why_not.startswith("another watchdog is at work: ")
 
 
 def test_a_fault_of_the_plan_keeps_no_one_uninformed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
