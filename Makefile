@@ -6,13 +6,14 @@ TORCH ?= torch==2.13.0
 TIMM ?= timm==1.0.31
 SHELL := /bin/bash
 
-.PHONY: help setup slurm browser demo test soak check docs bench gpu clean
+.PHONY: help setup slurm browser demo test soak chaos walk check docs bench gpu clean
 
 help:
 	@echo "make setup   virtual environment with the CPU build of torch; leaves $(BIN)/tr11"
 	@echo "make demo    corpus, tokenizer, a 2x2x2-parallel training in three array tasks, resume, kill switch, status"
 	@echo "make test    all tests, on a real Slurm of this machine when it can be installed"
 	@echo "make soak    the tests that take long: a hundred kills in mid-save"
+	@echo "make chaos   a hundred random faults of nodes, site, disk and controller under a rehearsal on a twin; prints a report"
 	@echo "make walk    ten minutes of a random walk through saves, copies, damage and prunes: nothing may be lost"
 	@echo "make check   lint, types, import contract"
 	@echo "make docs    the documentation as a site in site/, with every link checked"
@@ -49,6 +50,10 @@ test: setup browser
 
 soak: setup
 	@$(BIN)/python -m pytest tests -m soak -s $(PYTEST_OPTIONS)
+
+# TR11_FAULTS sets how many, TR11_FAULT_SEED with which draw.
+chaos: setup
+	@$(BIN)/python -m pytest tests/twin/test_fault_soak.py -m soak -s $(PYTEST_OPTIONS)
 
 walk: setup
 	@$(BIN)/python -m pytest tests/tr11ops/walk -m soak -s $(PYTEST_OPTIONS)

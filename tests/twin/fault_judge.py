@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from tests.twin.operation import Operation
@@ -21,6 +22,7 @@ from tr11ops.twin.plan import TwinError
 from tr11ops.twin.stand_in import checkpoint
 from tr11ops.twin.twin import Twin
 from trainer.contract.checkpoint_names import read_latest
+from trainer.contract.end_marker import EndMarker
 from trainer.contract.logline import parse_step
 
 SAVED = re.compile(r"successfully saved checkpoint at iteration +(\d+)")
@@ -29,13 +31,16 @@ REPAIR_SECONDS = 30.0
 STUCK_SECONDS = 15.0  # the scheduler looks for what may start every second
 MORE_STEPS = 3  # beyond the last one before the fault: then the training goes on
 PERSON = "tests"
+CHECK_FAILS = "check-fails"  # the site's health script fails on every node, and a worker's crash has the nodes checked
+LIMIT_LOWERED = "job-limit-lowered"
 
 
 @dataclass(frozen=True)
 class DrawnFault:
-    """A kind of fault of this test. `weight`: how often it lies in the bag. `target`: "node", "elsewhere" or "run".
+    """A kind of fault of this test. `weight`: how often it lies in the bag.
 
-    `is_guilty`: the node must not be in the launch that trains afterwards. `ends_launch`: the launch it befalls ends.
+    `target`: "node" (one that trains), "batch host", "spare" (an idle one of the job), "elsewhere" (not of the job),
+    "controller", "run" or "check" (the site's health script). `is_guilty`: the node must not be in the launch that trains afterwards. `ends_launch`: the launch it befalls ends.
     `lasts`: seconds until it is healed; None: until the training goes on. `may_hold`: a person is asked, who lets it go.
     """
 
@@ -51,7 +56,9 @@ class DrawnFault:
 KINDS = (
     DrawnFault("black-hole", 3, is_guilty=True),
     DrawnFault("node-dead", 3, is_guilty=True),
-    DrawnFault("half-dead", 3, is_guilty=True),
+    DrawnFault("node-dead", 2, target="spare", is_guilty=True, ends_launch=False),
+    DrawnFault("half-dead", 2, is_guilty=True),
+    DrawnFault("half-dead", 2, target="batch host", is_guilty=True),
     DrawnFault("step-hang", 2, is_guilty=True),
     DrawnFault("slow-steps", 1, is_guilty=True, ends_launch=False),
     DrawnFault("worker-crash", 3),
@@ -61,6 +68,9 @@ KINDS = (
     DrawnFault("loss-spike", 2, target="run", ends_launch=False),
     DrawnFault("clock-ahead", 1, ends_launch=False),
     DrawnFault("drain", 2, ends_launch=False),
+    DrawnFault("node-failing", 2, ends_launch=False),
+    DrawnFault("job-limit-lowered", 2, target="batch host"),
+    DrawnFault(CHECK_FAILS, 2, target="check", may_hold=True),
     DrawnFault("slurmd-killed", 1, target="elsewhere", ends_launch=False, lasts=12.0),
     DrawnFault("controller-frozen", 2, target="controller", ends_launch=False, lasts=12.0),
     DrawnFault("controller-restarted", 2, target="controller", ends_launch=False),
@@ -79,6 +89,7 @@ class FaultJudge:
     twin: Twin
     run: Operation
     draw: random.Random
+    check_fails: Path  # where this file is, the site's health script fails, whatever the node
     wrong: list[str] = field(default_factory=list)
     done: list[dict[str, Any]] = field(default_factory=list)
     bag: list[DrawnFault] = field(default_factory=list)
@@ -106,8 +117,9 @@ class FaultJudge:
         fault = self.bag.pop()
         where = self._place(fault)
         launches, before, began = len(self.run.launches()), self.iteration(), time.time()
+        attempts = len(self.run.attempts())
         try:
-            target = inject(self.twin, fault.kind, **where).fault.target
+            target = self._inject(fault, where)
         except TwinError as error:
             if "right to mount" not in str(error):
                 raise
@@ -118,11 +130,14 @@ class FaultJudge:
         elif fault.ends_launch:
             self.repaired_at = time.monotonic()
             self.until(lambda: self._ended(launches) or self._is_held(), f"{fault.kind} on {target}: the launch's end")
+        if fault.target == "spare":
+            self.until(lambda: target in self.run.excluded(), f"the dead spare {target} is excluded")
         if fault.kind == "slow-steps":
             self._exclude_as_its_page_says(target)
         held = self.trains_beyond(max(before, self.iteration()) + MORE_STEPS, fault)
         node = target if "node" in where else ""
-        self._judge(fault, node, launches, began)
+        self._judge(fault, node, launches)
+        self._judge_tasks(fault, node, attempts)
         self._heal()
         back = sorted(self.run.excluded())
         for name in back:
@@ -130,21 +145,36 @@ class FaultJudge:
         seconds = round(time.time() - began, 1)
         self.done.append({"kind": fault.kind, "node": node, "began": began, "seconds": seconds, "held": held})
 
+    def _inject(self, fault: DrawnFault, where: dict[str, Any]) -> str:
+        """Returns what was broken, such as a node's name."""
+        if fault.kind != CHECK_FAILS:
+            return inject(self.twin, fault.kind, **where).fault.target
+        self.check_fails.touch()
+        inject(self.twin, "worker-crash")
+        return "every node"
+
     def _place(self, fault: DrawnFault) -> dict[str, Any]:
+        """The arguments of `inject`."""
         if fault.target == "run":
             return {"path": str(self.run.paths.root)}
-        if fault.target == "controller":
+        if fault.target in ("controller", "check"):
             return {}
+        return {"node": self._node(fault)}
+
+    def _node(self, fault: DrawnFault) -> str:
         used = self.run.launches()[-1]["nodes"]
+        job = next(job for job in self.jobs() if job.state.is_active)
+        if fault.target == "batch host":
+            return job.nodes[0]
+        if fault.target == "spare":
+            return self.draw.choice([name for name in job.nodes if name not in used])
         if fault.target == "elsewhere":
-            job = next(job for job in self.jobs() if job.state.is_active)
-            return {"node": self.draw.choice([name for name in self.twin.plan.gpu_node_names if name not in job.nodes])}
+            return self.draw.choice([name for name in self.twin.plan.gpu_node_names if name not in job.nodes])
         suspected: list[str] = next(
             (one["suspects"] for one in self.run.launches()[::-1] if one["cause"] == "node" and one["suspects"]), []
         )
         # the second time on the same node is its own fault, by the rules: once is what is tried here
-        free = [name for name in used if name not in suspected or fault.is_guilty]
-        return {"node": self.draw.choice(free)}
+        return self.draw.choice([name for name in used if name not in suspected or fault.is_guilty])
 
     def _ended(self, launches: int) -> bool:
         self._end_a_zombie()  # what is queued may wait for the end of a job that has lost its batch host
@@ -168,6 +198,8 @@ class FaultJudge:
         self.run.tr11("resume", "--yes", "--reason", PERSON)
 
     def _heal(self) -> None:
+        self.check_fails.unlink(missing_ok=True)
+
         def is_healed() -> bool:
             return all(not healing.error for healing in heal(self.twin))
 
@@ -265,7 +297,16 @@ class FaultJudge:
         )
 
     # ------------------------------------------------------------------ judging
-    def _judge(self, fault: DrawnFault, node: str, launches: int, began: float) -> None:
+    def _judge_tasks(self, fault: DrawnFault, node: str, attempts: int) -> None:
+        """No more of the array was burned than the card lets one fault burn; a shortened job has saved and left."""
+        begun = self.run.attempts()[attempts - 1 :]
+        allowed = 0 if fault.target == "spare" else self.run.card.resilience.most_tasks_per_fault
+        if len(begun) - 1 > allowed:
+            self.wrong.append(f"{fault.kind} on {node}: {len(begun) - 1} tasks were burned")
+        if fault.kind == LIMIT_LOWERED and EndMarker.read(self.run.paths.attempts / begun[0] / "end.json") is None:
+            self.wrong.append(f"{fault.kind} on {node}: task {begun[0]} was killed at its limit")
+
+    def _judge(self, fault: DrawnFault, node: str, launches: int) -> None:
         now = self.run.launches()
         excluded = self.run.excluded()
         if fault.is_guilty and node in now[-1]["nodes"]:

@@ -34,21 +34,26 @@ def test_random_faults_under_a_rehearsal(twin_home: Path, tmp_path: Path, capsys
     require_slurm()
     seed = int(os.environ.get("TR11_FAULT_SEED") or random.randrange(10**6))
     steps = FAULTS * STEPS_PER_FAULT + 150
+    check_fails = tmp_path / "check-fails"
+    check = tmp_path / "check"
+    check.write_text(f"#!/bin/sh\n[ ! -e {check_fails} ] || {{ echo 'the check has lost its tool'; exit 1; }}\n")
+    check.chmod(0o755)
     changes = (
         f"batch.train_samples={steps * BATCH}", f"schedule.decay_samples={steps * BATCH}", "schedule.warmup_samples=600",
         "rehearsal.collective_seconds=10", "resilience.launches_per_attempt=1000",
+        f'resilience.check_scripts=["{check}"]',
     )  # fmt: skip
     with Twin.up(PLAN, twin_home) as twin:
         run = Operation(twin, tmp_path, nodes=4, spares=2, changes=changes)
         run.launch("--array", f"1-{2 * FAULTS + 20}")
-        judge = FaultJudge(twin, run, random.Random(seed))
+        judge = FaultJudge(twin, run, random.Random(seed), check_fails)
         run.until_step(3)
         began = time.monotonic()
         try:
             for number in range(FAULTS):
                 judge.next()
                 with capsys.disabled():
-                    print(f"{number + 1}/{FAULTS} {json.dumps(judge.done[-1:])} {judge.wrong[-1:]}", flush=True)
+                    print(f"{number + 1}/{FAULTS} {json.dumps(judge.done[-1:])} {judge.wrong}", flush=True)
             seconds = time.monotonic() - began
             run.until(lambda: any(end.reason == "finished" for end in run.ends()), "the end of the training")
             judge.check_journal()
