@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -20,24 +19,18 @@ from tr11ops.cli.common import (
     directory_of,
     in_time,
     in_time_for_all,
-    named_card,
     open_scheduler,
-    say,
 )
 from tr11ops.cli.context import JSON, RunContext
 from tr11ops.cli.launch_kubernetes import show_manifest
-from tr11ops.cli.launch_view import print_json, show_first_data, show_view
+from tr11ops.cli.launch_view import print_json, show_first_data, show_view, tell_of_shortage
 from tr11ops.cli.rehearse import differences_value, keep_card, rehearsal_options, show_differences
 from tr11ops.cli.repair import change_queue
 from tr11ops.cluster.hostlist import expand
 from tr11ops.launch.facts import LaunchRequest
 from tr11ops.launch.session import LaunchJob, carry_out, check_launch
-from tr11ops.launch.shortage import is_short, report_shortage
 from tr11ops.runcard.card import load_with_base, parse_attempts
 from tr11ops.rundir.journal import user_name
-
-if TYPE_CHECKING:
-    from tr11ops.launch.session import LaunchView
 
 
 def launch(
@@ -137,7 +130,7 @@ def launch(
 
     job = in_time(read)
     if repair or replace_queue:
-        code = change_queue(job, replaces=replace_queue, dry_run=dry_run, yes=yes, as_json=context.as_json, why=why)
+        code = change_queue(job, context, replaces=replace_queue, dry_run=dry_run, yes=yes, why=why)
         raise typer.Exit(code)
     if main is not None and not context.as_json:
         show_differences(main, job.card)
@@ -163,7 +156,7 @@ def launch(
         name = f"job {numbers}" if len(records) == 1 else f"jobs {numbers}"
         look = command_for(context.run or "", "status")
         typer.echo(f"submitted: {name} ({records[0].scheduler}); watch it with `{look} --watch`")
-    _tell_of_shortage(job, again, context.run)
+    tell_of_shortage(job, again, context.run)
 
 
 def prepare(
@@ -220,17 +213,3 @@ def _expand(lists: list[str], option: str) -> list[str]:
                 f"{option} = {text!r}: is not a list of nodes ({error}); write it like node[1-3],node7", exit_code=2
             ) from None
     return names
-
-
-# ----------------------------------------------------------------------------- words
-
-
-def _tell_of_shortage(job: LaunchJob, view: LaunchView, run: str | None) -> None:
-    """Raise the alert where the job waits for nodes that cannot be used, and say who hears of it."""
-    outcome = report_shortage(job, time.time(), named_card(run)) if is_short(view) else None
-    if outcome is not None:
-        told = sorted({address for message in outcome.messages for address in message.to})
-        if told:
-            say(f"too few nodes can be used: told {', '.join(told)}")
-        for note in outcome.notes:
-            say(f"tr11: {note}")

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from tr11ops.cli.common import say, typed_for_run
+from tr11ops.cli.common import named_card, say, typed_for_run
 from tr11ops.cli.context import emit
 from tr11ops.cli.terminal import hanging
 from tr11ops.launch.first_data import data_commands
 from tr11ops.launch.plan import plan_value
+from tr11ops.launch.shortage import is_short, report_shortage
 
 if TYPE_CHECKING:
-    from tr11ops.launch.session import LaunchView
+    from tr11ops.launch.session import LaunchJob, LaunchView
     from tr11ops.runcard.card import RunCard
     from tr11ops.runcard.check import PreflightCheck
     from tr11ops.rundir.paths import Submission
@@ -101,3 +103,15 @@ def print_json(
         **(more or {}),
     }
     emit(value)
+
+
+def tell_of_shortage(job: LaunchJob, view: LaunchView, run: str | None) -> None:
+    """Raise the alert where what was submitted waits for nodes that cannot be used, and say who hears of it."""
+    outcome = report_shortage(job, time.time(), named_card(run)) if is_short(view) else None
+    if outcome is None:
+        return
+    told = sorted({address for message in outcome.messages for address in message.to})
+    if told:
+        say(f"too few nodes can be used: told {', '.join(told)}")
+    for note in outcome.notes:
+        say(f"tr11: {note}")

@@ -9,8 +9,8 @@ import typer
 from tr11ops.agent.mitigation import switch_of
 from tr11ops.base.units import counted
 from tr11ops.cli.common import Refusal, agree, say
-from tr11ops.cli.context import emit
-from tr11ops.cli.launch_view import show_view
+from tr11ops.cli.context import RunContext, emit
+from tr11ops.cli.launch_view import show_view, tell_of_shortage
 from tr11ops.launch.repair import RepairOutcome, carry_out, relaunch_of
 from tr11ops.launch.session import check_launch
 from tr11ops.observe.look import facts_of, look_now, observe
@@ -24,12 +24,14 @@ if TYPE_CHECKING:
 REPAIR_SCHEMA = 1
 
 
-def change_queue(job: LaunchJob, *, replaces: bool, dry_run: bool, yes: bool, as_json: bool, why: str) -> int:
+def change_queue(job: LaunchJob, context: RunContext, *, replaces: bool, dry_run: bool, yes: bool, why: str) -> int:
     """Repair the queue of a run, or give what is queued the card as it is now; returns the exit code.
 
     What would be launched is checked before anything is changed. Raises Refusal where the queue cannot be seen, where
     the change is not agreed to, or not possible.
     """
+
+    as_json = context.as_json
 
     def plan() -> Repair:
         return _plan(job, replaces)
@@ -61,6 +63,8 @@ def change_queue(job: LaunchJob, *, replaces: bool, dry_run: bool, yes: bool, as
             say(f"tr11: {line}")
         if outcome.submitted:
             tell(f"submitted: job {', '.join(outcome.submitted)}")
+        if view is not None and outcome.submitted:
+            tell_of_shortage(job, view, context.run)
     if as_json:
         done = can_do and not dry_run and not (view is not None and view.exit_code)
         value: dict[str, Any] = {"schema": REPAIR_SCHEMA, **_value(change), "done": done}

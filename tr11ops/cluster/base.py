@@ -90,6 +90,7 @@ class Node(Record):
     gpus: int = 0
     memory_megabytes: int = 0
     partitions: tuple[str, ...] = ()
+    features: frozenset[str] = frozenset()  # that it can have; a constraint names them
 
     @property
     def is_usable(self) -> bool:
@@ -157,10 +158,15 @@ class BatchRequest(Record):
 
 
 class TestResult(Record):
-    """What `sbatch --test-only` said: whether the request can ever run, and the scheduler's words."""
+    """Whether the scheduler would take a request, and its words.
+
+    `is_of_the_moment`: a refusal that may be about nodes which cannot be used now, or are kept for others. Submitted,
+    such a request may be queued all the same, and start when they come back.
+    """
 
     accepted: bool
     message: str
+    is_of_the_moment: bool = False
 
 
 class SchedulerError(Exception):

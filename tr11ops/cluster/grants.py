@@ -9,18 +9,22 @@ from dataclasses import dataclass
 from tr11ops.cluster.base import SchedulerError
 from tr11ops.cluster.site import SiteRules
 from tr11ops.cluster.slurm_command import CommandRunner, ask_about_site, run_command
-from tr11ops.cluster.slurm_text import limit_seconds, records, time_stamp
+from tr11ops.cluster.slurm_text import limit_seconds, node_names, records, time_stamp
 
 _BUDGET = re.compile(r"(?P<resource>[^=,]+)=(?P<limit>\d+)\((?P<used>\d+)\)")  # an unlimited one is `cpu=N(12)`
 
 
 @dataclass(frozen=True)
 class Reservation:
-    """A reservation: when it begins and ends, in seconds since the epoch; None where that is not told."""
+    """A reservation: when it begins and ends, in seconds since the epoch; None where that is not told.
+
+    `nodes`: those that its jobs get; empty where it has none of its own, or its jobs may take others too.
+    """
 
     name: str
     start: float | None
     end: float | None
+    nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,9 @@ def read_grants(
 def _reservation(text: str, name: str) -> Reservation | None:
     for row in records(text, "ReservationName"):
         if row["ReservationName"] == name:
-            return Reservation(name, time_stamp(row.get("StartTime", "")), time_stamp(row.get("EndTime", "")))
+            may_take_others = "FLEX" in row.get("Flags", "").split(",")
+            nodes = () if may_take_others else node_names(row.get("Nodes", ""))
+            return Reservation(name, time_stamp(row.get("StartTime", "")), time_stamp(row.get("EndTime", "")), nodes)
     return None
 
 

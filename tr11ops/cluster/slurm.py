@@ -52,6 +52,14 @@ _MEANINGS = (  # what Slurm's words mean, and what to do
         "slurmctld is there, but too busy to answer in time; a job may have come of it",
     ),
 )
+# what `sbatch --test-only` says where too few nodes can be used now, or others have reserved them: sbatch itself queues
+# such a job, unless it can never start (22.05 has the same words for both)
+_OF_THE_MOMENT = re.compile(
+    r"node configuration is not available|partition configuration not available now|requested nodes are busy|"
+    r"required node not available|not start due to maintenance|switch resources currently not available|"
+    r"reservation is in use|licenses? .*(unavailable|not available)",
+    re.IGNORECASE,
+)
 _NO_JOBS = "No jobs in the system"
 _UNKNOWN_JOB = re.compile(r"invalid job id|job \S+ not found", re.IGNORECASE)
 # answers for single tasks of an array which do not spoil what was done for the others
@@ -187,12 +195,13 @@ class SlurmScheduler:
         return job_id
 
     def test(self, request: BatchRequest) -> TestResult:
-        """`sbatch --test-only`: would this request be accepted? Submits nothing."""
+        """`sbatch --test-only`: would this request be accepted, and could it start? Submits nothing."""
         result = self._sbatch("--test-only", request)
         words = _message(result, "sbatch")
         if result.returncode != 0 and _UNREACHABLE.search(words):
             raise SchedulerUnreachable(words)
-        return TestResult(result.returncode == 0, words)
+        accepted = result.returncode == 0
+        return TestResult(accepted, words, not accepted and _OF_THE_MOMENT.search(words) is not None)
 
     def cancel(self, job_id: str) -> None:
         """Cancel a job, an array, or one task. What has ended already, or was never there, stays as it is.

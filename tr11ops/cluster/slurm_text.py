@@ -182,6 +182,7 @@ def nodes_from_scontrol(text: str) -> tuple[Node, ...]:
             gpus=gpu_count(record.get("Gres", "")),
             memory_megabytes=int(record.get("RealMemory", "0")),
             partitions=tuple(filter(None, text_value(record.get("Partitions", "")).split(","))),
+            features=frozenset(filter(None, text_value(record.get("AvailableFeatures", "")).split(","))),
         )
         for record in records(text, "NodeName")
     )

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator
 from tr11ops.base.observed import Unknown, known
 from tr11ops.base.units import duration
 from tr11ops.cluster.base import Node, Partition
+from tr11ops.cluster.capacity import Lack, NodeNeed, lacking
+from tr11ops.cluster.grants import Reservation
 from tr11ops.cluster.sbatch_options import format_time_limit
 from tr11ops.launch.archives import archive_checks
 from tr11ops.launch.chain import chain_checks, coverage_checks, coverage_of
@@ -194,9 +196,15 @@ def _node_checks(
         )
         yield refused("exclude", rule, f"the nodes are {short(sorted(nodes))}", 2)
     wanted = card.slurm.allocated_nodes
-    open_to_us = [nodes[name] for name in partition.node_names if name in nodes and name not in excluded]
+    reservation = _reservation(facts)
+    of_reservation = "" if reservation is None else f"reservation {reservation.name} in "
+    open_to_us = [
+        nodes[name]
+        for name in partition.node_names
+        if name in nodes and name not in excluded and (reservation is None or name in reservation.nodes)
+    ]
     usable = [node for node in open_to_us if node.is_usable]
-    counted = f"{len(open_to_us)} of partition {partition.name} after {len(excluded)} excluded"
+    counted = f"{len(open_to_us)} of {of_reservation}partition {partition.name} after {len(excluded)} excluded"
     if len(open_to_us) < wanted:
         fix = "ask for fewer with --nodes, or exclude fewer"
         if card.slurm.nodes <= len(open_to_us):
@@ -209,10 +217,35 @@ def _node_checks(
     else:
         spare = len(usable) - wanted
         yield ok("nodes", f"{_wanted_nodes(card)} of {len(usable)} usable ({spare} to spare, {len(excluded)} excluded)")
-    small = [node.name for node in open_to_us if node.gpus < card.slurm.gpus_per_node]
-    if card.slurm.gpus_per_node and len(open_to_us) - len(small) < wanted <= len(open_to_us):
-        rule = f"{card.slurm.gpus_per_node} GPUs a node are needed, {short(small)} have fewer"
-        yield refused("slurm.gpus_per_node", rule, "lower it, or choose another partition", 2)
+    yield from _capacity_checks(card, open_to_us, facts.scheduler)
+
+
+def _reservation(facts: LaunchFacts) -> Reservation | None:
+    """The card's reservation, where its jobs get no other nodes than its own."""
+    grants = known(facts.grants, None)
+    found = None if grants is None else grants.reservation
+    return found if found is not None and found.nodes else None
+
+
+def _capacity_checks(card: RunCard, nodes: list[Node], scheduler: str) -> Iterator[PreflightCheck]:
+    """Nodes of which too few could serve the card even if all were well: it would never start."""
+    wanted = card.slurm.allocated_nodes
+    cores = card.slurm.cpus_per_task if scheduler == "slurm" else 1  # the embedded scheduler shares out no cores
+    need = NodeNeed(card.slurm.gpus_per_node, cores, constraint=card.slurm.constraint)
+    lacks = lacking(need, nodes)
+    if not len(nodes) - len(lacks) < wanted <= len(nodes):
+        return
+    for lack in dict.fromkeys(lacks.values()):
+        names = short([name for name, found in lacks.items() if found is lack])
+        if lack is Lack.FEATURES:
+            rule = f"{wanted} nodes with {need.constraint} are needed, {names} have not got it"
+            yield refused("slurm.constraint", rule, "change it, or choose another partition", 2)
+        elif lack is Lack.CORES:
+            rule = f"{need.cpus} cores a node are needed, {names} have fewer"
+            yield refused("slurm.cpus_per_task", rule, "lower it, or choose another partition", 2)
+        else:
+            rule = f"{need.gpus} GPUs a node are needed, {names} have fewer"
+            yield refused("slurm.gpus_per_node", rule, "lower it, or choose another partition", 2)
 
 
 def _gone_checks(card: RunCard, given: Given, facts: LaunchFacts) -> Iterator[PreflightCheck]:

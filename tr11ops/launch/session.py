@@ -19,7 +19,7 @@ from tr11ops.launch.preflight import excluded_nodes, preflight
 from tr11ops.launch.submit import launch_lock, settle, submit
 from tr11ops.launch.watching import watching_checks
 from tr11ops.runcard.card import PathBase, RunCard
-from tr11ops.runcard.check import Level, PreflightCheck, ok, refused, unknown, verdict
+from tr11ops.runcard.check import Level, PreflightCheck, ok, refused, unknown, verdict, warning
 from tr11ops.rundir.paths import RunDirectory, Submission, new_tag
 from tr11ops.rundir.state_files import set_damage_aside
 
@@ -89,17 +89,19 @@ def check_launch(job: LaunchJob, tag: str | None = None) -> LaunchView:
     if not verdict(checks):
         plan, tried = _try(job, request, facts, tag or new_tag())
         checks.append(tried)
-        if tried.level is Level.OK and plan is not None:
+        if plan is not None:
             rows = tuple(_rows(plan, job, chain, facts))
-        else:
-            plan = None
     return LaunchView(tuple(checks), plan, rows, verdict(checks), chain, facts)
 
 
 def _try(
     job: LaunchJob, request: LaunchRequest, facts: LaunchFacts, tag: str
 ) -> tuple[LaunchPlan | None, PreflightCheck]:
-    """Plan it, and let the scheduler say whether it would take it."""
+    """Plan it, and let the scheduler say whether it would take it; no plan where it would not.
+
+    A refusal of this moment is no verdict: the checks before have found that the partition could serve it when all its
+    nodes are well, and what the scheduler can never start it refuses when it is submitted.
+    """
     name = job.scheduler.name
     try:
         excluded = excluded_nodes(request, facts).nodes
@@ -113,6 +115,9 @@ def _try(
         return None, refused("run.directory", str(error), "choose another path", 2)
     if result.accepted:
         return plan, ok("scheduler", f"{name} would take it ({result.message})")
+    if result.is_of_the_moment:
+        rule = f"{name} cannot place it at this moment ({result.message}): it is queued, and waits for its nodes"
+        return plan, warning("scheduler", rule)
     return None, refused_by_scheduler(job.card, name, result.message)
 
 

@@ -121,9 +121,12 @@ def _send(
 
 
 def _require_accepted(request: BatchRequest, scheduler: Scheduler) -> None:
-    """Raises SchedulerError when the scheduler would not take the array, whose cells it would take one by one."""
+    """Raises SchedulerError when the scheduler would not take the array, whose cells it would take one by one.
+
+    A refusal of this moment is no verdict: each cell's own checks have found that it can start when the nodes are well.
+    """
     result = scheduler.test(request)
-    if not result.accepted:
+    if not result.accepted and not result.is_of_the_moment:
         raise SchedulerError(f"the array {request.array}: {result.message}")
 
 

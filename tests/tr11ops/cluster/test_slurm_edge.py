@@ -269,6 +269,15 @@ def test_refusals_are_one_line_with_slurms_reason(request_: BatchRequest) -> Non
     assert not isinstance(caught.value, SchedulerUnreachable)
     result = SlurmScheduler(runner=Recording(bad("allocation failure: Requested node..."))).test(request_)
     assert not result.accepted
+    assert [
+        SlurmScheduler(runner=Recording(bad(f"allocation failure: {said}"))).test(request_).is_of_the_moment
+        for said in (
+            "Requested node configuration is not available", "Requested nodes are busy",
+            "Required node not available (down, drained or reserved)",
+            "Required partition not available (inactive or drain)", "Node count specification invalid",
+            "Invalid feature specification", "More processors requested than permitted",
+        )
+    ] == [True, True, True, False, False, False, False]  # fmt: skip
     with pytest.raises(SchedulerUnreachable):
         SlurmScheduler(runner=Recording(bad("sbatch: error: Unable to contact slurm controller"))).test(request_)
 

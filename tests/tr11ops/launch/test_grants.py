@@ -19,7 +19,9 @@ from tr11ops.runcard.card import load_card
 
 NOW, HOUR = 1_795_371_259.0, 3600.0
 # As Slurm 22.05 writes it, shortened; times are seconds since the epoch, as tr11 asks for them.
-RESERVATIONS = "ReservationName=r1 StartTime=1795370000 EndTime=1795380000 Duration=02:46:40 Flags=SPEC_NODES\n"
+RESERVATIONS = (
+    "ReservationName=r1 StartTime=1795370000 EndTime=1795380000 Duration=02:46:40 Nodes=n[1-2] Flags={flags}\n"
+)
 LIMITS = """Current Association Manager state
 Association Records
 ClusterName=c Account=root UserName= Partition= ID=1 ParentAccount= GrpTRESMins=cpu=N(7),node=N(0) MaxWallPJ=
@@ -36,18 +38,26 @@ ENFORCED = SiteRules(enforces_limits=True, is_safe=True)
 
 
 def runner(arguments: Sequence[str], **_: Any) -> CommandResult:
-    return CommandResult(0, RESERVATIONS if arguments[3] == "reservation" else LIMITS, "")
+    return CommandResult(0, RESERVATIONS.format(flags="SPEC_NODES") if arguments[3] == "reservation" else LIMITS, "")
 
 
 @pytest.mark.parametrize("account", ["proj", None])
 def test_the_limits_from_user_to_root_and_of_the_qos_alone(account: str | None) -> None:
     found = read_grants(ENFORCED, "ana", account, "long", "r1", {}, runner)
-    assert found.reservation == Reservation("r1", 1795370000.0, 1795380000.0)
+    assert found.reservation == Reservation("r1", 1795370000.0, 1795380000.0, ("n1", "n2"))
     assert found.budgets == (
         ResourceBudget("account proj", "cpu", 600_000, 7), ResourceBudget("account lab", "gres/gpu", 6000, 5400),
         ResourceBudget("QoS long", "node", 100, 40),
     )  # fmt: skip
     assert (found.longest_job, found.is_safe) == (600 * 60, True)
+
+
+def test_a_flexible_reservation_gives_other_nodes_too() -> None:
+    def flexible(*_: Any, **__: Any) -> CommandResult:
+        return CommandResult(0, RESERVATIONS.format(flags="FLEX,SPEC_NODES"), "")
+
+    found = read_grants(SiteRules(), "ana", None, None, "r1", {}, flexible).reservation
+    assert found is not None and found.nodes == ()
 
 
 def test_what_is_not_enforced_is_not_asked_and_a_refusal_said() -> None:

@@ -16,6 +16,7 @@ from tests.tr11ops.launch.preflight_bench import PARTITION, Bench, cut
 from tests.tr11ops.launch.run_inputs import write_dataset
 from tr11ops.base.observed import Unknown, known
 from tr11ops.cluster.base import JobState, Node
+from tr11ops.cluster.grants import Grants, Reservation
 from tr11ops.cluster.site import SiteRules
 from tr11ops.launch.directory_checks import files_of_checkpoint
 from tr11ops.launch.extra_observations import AccessFault, ClockFacts, read_access
@@ -77,6 +78,13 @@ CLUSTER: list[tuple[dict[str, Any], list[str], int, str]] = [
     ({"partitions": (replace(PARTITION, is_up=False),)}, [], 0, "warning: partition: p is down: the job will wait"),
     ({"nodes": tuple(node(f"n{k}", "idle", gpus=4) for k in range(1, 5))}, ["slurm.gpus_per_node=8"], 2,
      "slurm.gpus_per_node: 8 GPUs a node are needed, n1, n2, n3, n4 have fewer"),
+    ({"scheduler": "slurm", "nodes": tuple(replace(node(f"n{k}", "idle"), cpus=16) for k in range(1, 5))},
+     ["slurm.cpus_per_task=32"], 2, "slurm.cpus_per_task: 32 cores a node are needed, n1, n2, n3, n4 have fewer"),
+    ({"nodes": tuple(replace(node(f"n{k}", "down"), features=frozenset({"v100"} if k > 1 else {"a100"}))
+                     for k in range(1, 5))}, ["slurm.constraint=a100"], 2,
+     "slurm.constraint: 2 nodes with a100 are needed, n2, n3, n4 have not got it"),
+    ({"grants": Grants(Reservation("r", None, None, ("n4", "m1")))}, ["slurm.reservation=r"], 1,
+     "nodes: 2 are needed, there are 1 of reservation r in partition p after 0 excluded"),
     ({"foreground": Unknown("stale handle")}, [], 3, "queue: earlier attempts could not be read (stale handle)"),
     ({"foreground": ("tr11 train, process 7 on here",)}, [], 1, "already running: tr11 train, process 7 on here"),
     ({"elsewhere": ("job 9 (slurm, PENDING)",)}, [], 1, "already queued or running: job 9 (slurm, PENDING); stop"),

@@ -1,0 +1,151 @@
+"""Nodes that the site has drained: what needs them is queued with a warning; what could never start is refused."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.tr11ops.launch.run_inputs import write_card
+from tests.twin.small_run import enter
+from tests.waiting import until
+from tr11ops.cli import pulse as pulse_command
+from tr11ops.cli.context import RunContext
+from tr11ops.cli.main import execute
+from tr11ops.cluster.base import Job, JobState
+from tr11ops.cluster.pending_reasons import Wait, reason_of_job
+from tr11ops.cluster.slurm import SlurmScheduler
+from tr11ops.runcard.card import load_card
+from tr11ops.rundir.paths import RunDirectory, new_tag
+from tr11ops.twin.twin import Twin
+from tr11ops.watchdog.pulse import WatchedRun, take_pulse
+
+CARD = """
+[alerts]
+recipients = ["oncall@example.org"]
+
+[resilience]
+support_address = "support@site.example"
+
+[watch]
+act = true
+"""
+DRAINED = ("jean-zay-iam01", "jean-zay-iam02")
+FIVE = ("--set", "slurm.nodes=5", "--set", "batch.global_batch_size=10")  # of 6 nodes, of which 2 are drained
+
+
+def scontrol(*words: str) -> None:
+    subprocess.run(["scontrol", *words], check=True, capture_output=True, text=True, env=dict(os.environ))
+
+
+@pytest.fixture
+def run(twin: Twin, slurm: SlurmScheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunDirectory]:
+    """A card in the current folder, on a twin of which two nodes are drained."""
+    enter(twin, tmp_path, monkeypatch)
+    path = write_card(tmp_path, extra=CARD)
+    card = load_card(path, [], {}, directory=tmp_path)
+    scontrol("update", f"nodename={','.join(DRAINED)}", "state=drain", "reason=memory")
+    yield RunDirectory(card.paths, card.kill_switch)
+    for job in slurm.jobs():
+        if not job.state.is_final:
+            slurm.cancel(job.array_id or job.raw_id)
+    scontrol("update", f"nodename={','.join(DRAINED)}", "state=resume")
+    until(lambda: all(node.states == {"idle"} for node in slurm.nodes()), "an idle twin", context=slurm.nodes)
+
+
+@pytest.fixture
+def type_it(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+    """Type a command for the card; returns its exit status and all that it said."""
+
+    def typed(*words: str) -> tuple[int, str]:
+        capsys.readouterr()
+        code = execute([*words, "--run", "small.toml"])
+        return code, "".join(capsys.readouterr())
+
+    return typed
+
+
+def queued(slurm: SlurmScheduler) -> Job:
+    [job] = [job for job in slurm.jobs() if job.name == "small" and not job.state.is_final]
+    assert job.state is JobState.PENDING
+    return job
+
+
+def test_what_needs_drained_nodes_is_queued_and_the_site_is_asked(
+    run: RunDirectory, slurm: SlurmScheduler, type_it: Callable[..., tuple[int, str]]
+) -> None:
+    code, said = type_it("launch", "--scheduler", "slurm", "--array", "1-3", *FIVE)
+    assert code == 0, said
+    assert "5 are needed, 4 can be used now (jean-zay-iam01, jean-zay-iam02 cannot): the job will wait" in said
+    assert "warning  scheduler: slurm cannot place it at this moment" in said
+    assert "told oncall@example.org, support@site.example" in said
+    first = queued(slurm)
+    assert first.pending_tasks == (1, 2, 3) and reason_of_job(first).wait is Wait.PASSES
+
+    code, said = type_it("launch", "--scheduler", "slurm", "--replace", "--yes", *FIVE)
+    assert code == 0, said
+    until(lambda: queued(slurm).raw_id != first.raw_id, "the new array alone", context=slurm.jobs)
+    assert queued(slurm).pending_tasks == (1, 2, 3)
+
+
+def test_a_dead_job_is_repaired_while_nodes_are_drained(
+    run: RunDirectory, slurm: SlurmScheduler, type_it: Callable[..., tuple[int, str]]
+) -> None:
+    """By a person, and by the watchdog that may act."""
+    for act in (False, True):
+        made = subprocess.run(
+            ["sbatch", "--parsable", "--job-name=small", f"--comment={run.comment(new_tag())}", "--hold", "--wrap=true"],
+            capture_output=True, text=True, check=True, cwd=run.root.parent,
+        )  # fmt: skip
+        number = made.stdout.strip()
+        slurm.run_after(number, "1")
+        dead = subprocess.run(
+            ["sbatch", "--parsable", "--job-name=gone", "--hold", "--wrap=true"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+        scontrol("update", f"jobid={number}", f"dependency=afterok:{dead}")
+        slurm.cancel(dead)
+        slurm.release(number)
+        until(lambda number=number: "NeverSatisfied" in slurm.job(number).reason, "a dead job", context=slurm.jobs)
+        if act:
+            found = watch(run)
+            assert not any("NOT done" in line for line in found), found
+        else:
+            code, said = type_it("launch", "--scheduler", "slurm", "--repair", "--yes", *FIVE)
+            assert code == 0 and "told oncall@example.org, support@site.example" in said, said
+        until(lambda number=number: slurm.job(number).state is JobState.CANCELLED, "the dead job's end")
+        slurm.cancel(queued(slurm).raw_id)
+        until(lambda: not [job for job in slurm.jobs() if job.name == "small" and not job.state.is_final], "an end")
+
+
+def watch(directory: RunDirectory) -> tuple[str, ...]:
+    """One pass of the watchdog, which may act; its lines."""
+    context = RunContext("small.toml", (FIVE[1], FIVE[3]))
+    reader, hand = pulse_command._edges(directory, "slurm")
+    assert hand is not None
+    actuator = pulse_command._actuator(context, hand)
+    card = context.card
+    return take_pulse(WatchedRun(card, directory, reader, "root", "small.toml"), actuator, email=True).lines
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "words"),
+    [
+        (("slurm.gpus_per_node=16",), 2, "slurm.gpus_per_node: 16 GPUs a node are needed"),
+        (("slurm.nodes=7", "batch.global_batch_size=14"), 1, "nodes: 7 are needed, there are 6 of partition gpu_p5"),
+        (("slurm.cpus_per_task=999",), 2, "slurm.cpus_per_task: 999 cores a node are needed"),
+    ],
+    ids=["gpus", "nodes", "cores"],
+)
+def test_what_could_never_start_is_refused(
+    run: RunDirectory, type_it: Callable[..., tuple[int, str]], changes: tuple[str, ...], code: int, words: str
+) -> None:
+    more = [word for change in changes for word in ("--set", change)]
+    found, said = type_it("launch", "--scheduler", "slurm", *FIVE, *more)
+    assert (found, words in said) == (code, True), said
+    assert not run.root.exists()
