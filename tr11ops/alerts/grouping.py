@@ -1,6 +1,7 @@
 """Which messages a look makes of what is to be said: few for each person, whatever the number of alerts. Pure.
 
 - A CRITICAL alert is in a message of its own, but those of one detector, of which one look says the same, share one.
+- What is over at one look shares one, whatever it was.
 - All that is said of lesser alerts in one look is one message to each person.
 - People who are told the same are told it in one message.
 """
@@ -9,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tr11ops.alerts.state import Alert
+from tr11ops.alerts.state import OVER, Alert
 from tr11ops.detect.finding import Severity
 from trainer.contract.record import Record
 
-_ORDER = ("opened", "raised", "reopened", "again", "escalated", "assigned", "repeated", "cleared")
+_ORDER = ("opened", "raised", "reopened", "again", "escalated", "assigned", "repeated", "replaced", "cleared")
 
 
 class MessagePart(Record):
@@ -37,9 +38,15 @@ def grouped(parts: Iterable[MessagePart]) -> tuple[MessageGroup, ...]:
     ordered = sorted(parts, key=lambda part: (-part.alert.severity, _ORDER.index(part.kind), part.alert.began))
     bundles: dict[tuple[str, ...], list[MessagePart]] = {}
     for part in ordered:
-        is_critical = part.alert.severity is Severity.CRITICAL
-        bundles.setdefault((part.alert.detector, part.kind) if is_critical else (), []).append(part)
+        bundles.setdefault(_bundle_of(part), []).append(part)
     return tuple(group for bundle in bundles.values() for group in _by_person(bundle))
+
+
+def _bundle_of(part: MessagePart) -> tuple[str, ...]:
+    """What the parts of one message have in common."""
+    if part.alert.severity < Severity.CRITICAL:
+        return ()
+    return (part.kind,) if part.kind in OVER else (part.alert.detector, part.kind)
 
 
 def _by_person(bundle: list[MessagePart]) -> list[MessageGroup]:

@@ -169,7 +169,9 @@ def _seen_again(alert: Alert, finding: Finding, policy: Policy, now: float) -> t
         after = _unacknowledged(replace(after, snoozed_until=None, snoozed_by=""))
     if alert.is_open:
         return after, ()
-    after = _unacknowledged(replace(after, resolved_at=None, resolved_by="", resolved_why=""))
+    # Who took it on may think that it is over, even where the all-clear is still to come.
+    remind = after.remind or (after.said is not None and after.is_acknowledged)
+    after = _unacknowledged(replace(after, resolved_at=None, resolved_by="", resolved_why="", remind=remind))
     return after, (event_of(after, OPENED, WATCHDOG, f"it is back: {after.title}", now, again=True),)
 
 

@@ -16,19 +16,19 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from tr11ops.alerts.grouping import MessagePart, grouped
-from tr11ops.alerts.incidents import is_worth_a_message
+from tr11ops.alerts.incidents import WATCHDOG, is_worth_a_message
 from tr11ops.alerts.mail_text.alert import alert_message
 from tr11ops.alerts.mail_text.daily_summary import digest_message
 from tr11ops.alerts.mail_text.site import site_message
 from tr11ops.alerts.policy import FLAP_SECONDS, Policy, unique
 from tr11ops.alerts.situation import RunSituation
-from tr11ops.alerts.state import Alert, AlertState, Message, UndeliveredMessages, elapsed
+from tr11ops.alerts.state import OVER, Alert, AlertState, Message, UndeliveredMessages, elapsed
 from tr11ops.detect.finding import Severity
 
 _MAIL_ADDRESS = re.compile(r"[^@\s,]+@[^@\s,]+")
 MOST_MAILS_KEPT = 30  # Message-IDs of an incident, by which a reply is known
 SITE_DETECTORS = frozenset({"nodes-short"})  # what only the site can repair
-SITE_WORDS = frozenset({"opened", "reopened", "cleared"})  # and what its support hears of it
+SITE_WORDS = OVER | {"opened", "reopened"}  # and what its support hears of it
 ALARMS = frozenset({"opened", "raised", "reopened", "again"})  # escalation counts from these
 
 
@@ -45,21 +45,22 @@ def tell(
     `only` limits it to alerts of these fingerprints, and leaves the digest out. `situation` is what the messages say
     of the run.
     """
+    standing = tuple(alert for alert in alert_state.open_alerts if is_worth_a_message(alert))
     parts: dict[str, MessagePart] = {}
     alerts: list[Alert] = []
     for alert in alert_state.alerts:
         if only is not None and alert.fingerprint not in only:
             alerts.append(alert)
             continue
-        part = _word(alert, policy, now)
+        part = _word(alert, policy, now) if alert.is_open else _all_clear(alert, standing, situation, policy, now)
         after = _stepped(alert, part, policy, now)
         if part is not None and policy.is_reachable:
             parts[alert.fingerprint] = replace(part, alert=after)
-        elif part is not None and part.kind == "cleared":  # no one is left to wait for it
+        elif part is not None and part.kind in OVER:  # no one is left to wait for it
             after = replace(after, said=None)
         alerts.append(after)
     messages = [
-        alert_message(group.parts, group.to, policy, now, situation, group.urls)
+        alert_message(group.parts, group.to, policy, now, situation, group.urls, standing)
         for group in grouped(parts.values())
         if group.to or (group.urls and policy.has_urls)
     ]
@@ -86,13 +87,13 @@ def tell(
 def told(part: MessagePart, messages: Iterable[Message], now: float) -> Alert:
     """The alert after what one look has said of it."""
     alert, identities = part.alert, tuple(message.message_id for message in messages)
-    cleared = part.kind == "cleared"
+    is_over = part.kind in OVER
     after = replace(
         alert,
         opened=now if alert.sends == 0 else alert.opened,
-        said=None if cleared else alert.severity,
-        heard=alert.heard if cleared else max(alert.severity, alert.heard or alert.severity),
-        told=alert.told if cleared else unique((*alert.told, *part.to)),
+        said=None if is_over else alert.severity,
+        heard=alert.heard if is_over else max(alert.severity, alert.heard or alert.severity),
+        told=alert.told if is_over else unique((*alert.told, *part.to)),
         sends=alert.sends + 1,
         last_sent=now,
         remind=False,
@@ -103,11 +104,29 @@ def told(part: MessagePart, messages: Iterable[Message], now: float) -> Alert:
 
 
 # ----------------------------------------------------------------------------- the table
-def _word(alert: Alert, policy: Policy, now: float) -> MessagePart | None:
-    if not is_worth_a_message(alert) or (alert.severity < Severity.CRITICAL and policy.is_quiet(now)):
+def _is_silent(alert: Alert, policy: Policy, now: float) -> bool:
+    """Whether nothing is said of an alert at this time of day, or ever."""
+    return not is_worth_a_message(alert) or (alert.severity < Severity.CRITICAL and policy.is_quiet(now))
+
+
+def _all_clear(
+    alert: Alert, standing: tuple[Alert, ...], situation: RunSituation | None, policy: Policy, now: float
+) -> MessagePart | None:
+    """That a fault is over: once the run is well. Where it is not after an hour, what stands in the fault's place."""
+    if alert.said is None or _is_silent(alert, policy, now):
         return None
-    if not alert.is_open:
-        return MessagePart(alert, "cleared", alert.told) if alert.said is not None else None
+    is_critical = any(other.severity is Severity.CRITICAL for other in standing)
+    if not is_critical and (situation is None or situation.proves_end_of(alert)):
+        return MessagePart(alert, "cleared", alert.told)
+    by_person = alert.resolved_by not in {"", WATCHDOG}
+    if by_person or elapsed(alert.resolved_at, now) >= FLAP_SECONDS:
+        return MessagePart(alert, "replaced", alert.told)
+    return None
+
+
+def _word(alert: Alert, policy: Policy, now: float) -> MessagePart | None:
+    if _is_silent(alert, policy, now):
+        return None
     passing = alert.clear_looks or alert.milder_looks  # the last look did not see it, or not so bad: the next will tell
     if alert.snoozed_until is not None or passing:
         return None

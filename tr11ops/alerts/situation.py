@@ -31,6 +31,8 @@ _BY_ITSELF = {
     "checkpoint-unsound": "A resume takes the newest checkpoint that is whole.",
 }
 _NOTHING = "tr11 does nothing about it by itself."
+# Faults of a training's speed: while nothing trains no one sees them, and they are not over.
+_OF_SPEED = frozenset({"slow", "slow-node"})
 
 
 class Act(Record):
@@ -56,12 +58,25 @@ class Spell(Record):
     lost_hours: float = 0.0
 
 
+class RunCondition(Record):
+    """The verdict of a look, as all-clears need it: its `words`, and whether no one needs to get up (`is_well`).
+
+    `trains`: a job trains, or is said to; `is_over`: all is trained, or a person has stopped the run.
+    """
+
+    words: str
+    is_well: bool
+    trains: bool = False
+    is_over: bool = False
+
+
 class RunSituation(Record):
     """The run at one look. `progress` and `eta` are "" where they are not known.
 
     `trained` is when the last iteration ended, None where that is not known. `may_act`: the watchdog acts at this look
     on its `planned` acts; else `why_not` says what keeps it. `withheld` says what it does not do, and why. `since`
-    gives the account from a moment (seconds since the epoch) to the look; None where it cannot be told.
+    gives the account from a moment (seconds since the epoch) to the look; None where it cannot be told. `condition` is
+    None where the look was not judged. `knows_acts`: what the watchdog does could be told.
     """
 
     progress: str = ""
@@ -73,6 +88,22 @@ class RunSituation(Record):
     planned: tuple[Act, ...] = ()
     withheld: tuple[str, ...] = ()
     since: Callable[[float], Spell | None] = lambda _: None
+    condition: RunCondition | None = None
+    knows_acts: bool = True
+
+    def proves_end_of(self, alert: Alert) -> bool:
+        """Whether the run is well, by evidence that is newer than the fault: an iteration, where a job trains.
+
+        That a look does not see a fault is no such evidence: the job may be gone, or stand still unnoticed as yet.
+        """
+        condition = self.condition
+        if condition is None:
+            return True
+        if not condition.is_well:
+            return False
+        if condition.trains:
+            return self.trained is not None and self.trained > alert.last_seen
+        return condition.is_over or alert.detector not in _OF_SPEED
 
     def cost_of(self, began: float) -> tuple[float, Spell] | None:
         """From when an incident has cost something, and what: a fault that stops the training begins unseen."""
@@ -83,7 +114,7 @@ class RunSituation(Record):
 
 def what_tr11_does(alert: Alert, situation: RunSituation | None) -> str:
     """A sentence: what the watchdog did about an alert, or will do, or why not; "" where it is not known."""
-    if situation is None:
+    if situation is None or not situation.knows_acts:
         return ""
     lesser = "" if alert.severity is Severity.CRITICAL else _BY_ITSELF.get(alert.detector, "")
     return _of_acts(alert, situation) or lesser or _NOTHING

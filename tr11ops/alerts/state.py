@@ -14,6 +14,8 @@ from typing import Any
 from tr11ops.detect.finding import Severity
 from trainer.contract.record import Record
 
+# That a fault is over: `cleared` where the run is well, `replaced` where another fault stands or that is not known.
+OVER = frozenset({"cleared", "replaced"})
 CLOSED_KEPT = 2000  # incidents; at some 300 bytes each the alert state stays below a megabyte
 
 
@@ -94,10 +96,10 @@ class Message(Record):
     """One message to people: written once, sent to each of `to` (and to every delivery URL) once.
 
     `id` is the same however often the message is made again, and names its file and its Message-ID. `kind` is
-    opened, raised, reopened, again, escalated, repeated, assigned, cleared, digest, test or site; of several alerts,
-    that of the first. `alert` is the first alert's fingerprint, "" for what belongs to none; `alerts` are all of them,
-    and `kinds` what is said of each. `thread` are the Message-IDs of the incidents' first messages, "" for the first
-    one itself. `appendix` is for mails alone; `urls` says whether the delivery URLs get it.
+    opened, raised, reopened, again, escalated, repeated, assigned, cleared, replaced, digest, test or site; of several
+    alerts, that of the first. `alert` is the first alert's fingerprint, "" for what belongs to none; `alerts` are all
+    of them, and `kinds` what is said of each. `thread` are the Message-IDs of the incidents' first messages, "" for the
+    first one itself. `appendix` is for mails alone; `urls` says whether the delivery URLs get it.
     """
 
     id: str

@@ -185,7 +185,7 @@ def _pass(
         situation = _situation(
             run, snapshot,
             lambda: plan(snapshot, findings, verdict, history, policy_context, limits_of(run.card)), history,
-            watchdog_lock is not None, why_not, notes,
+            watchdog_lock is not None, why_not, verdict, notes,
         )  # fmt: skip
         alerts = _alert(run, findings, snapshot, verdict, email, notes, situation)
     if watchdog_lock is not None:
@@ -260,16 +260,18 @@ def _situation(
     history: ActionHistory,
     may_act: bool,
     why_not: str,
+    verdict: Verdict,
     notes: list[str],
-) -> RunSituation | None:
+) -> RunSituation:
     """What the mails say of the run. The plan is that of this moment: what is told comes before what is done."""
-    from tr11ops.watchdog.situation import situation_of
+    from tr11ops.alerts.situation import RunSituation
+    from tr11ops.watchdog.situation import condition_of, situation_of
 
     try:
-        return situation_of(run.directory, run.card, snapshot, None, expected(), history, may_act, why_not)
+        return situation_of(run.directory, run.card, snapshot, None, expected(), history, may_act, why_not, verdict)
     except Exception as error:  # no fault of the plan or the forecast may keep people from hearing of the run
         notes.append(f"the mails do not say how the run is doing: {cause(error)}")
-        return None
+        return RunSituation(condition=condition_of(verdict), knows_acts=False)
 
 
 def _alert(

@@ -7,7 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
-from tr11ops.alerts.situation import Act, RunSituation, Spell
+from tr11ops.alerts.situation import Act, RunCondition, RunSituation, Spell
 from tr11ops.base.observed import known
 from tr11ops.base.units import MINUTE, duration, timestamp
 from tr11ops.goodput.account import Goodput, account
@@ -21,6 +21,7 @@ from tr11ops.rundir.action_log import LETS_IT_ACT, ActionHistory, Result
 from tr11ops.rundir.journal import Ledger
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.watchdog.actions import Plan
+from tr11ops.watchdog.verdict import Verdict, VerdictWord
 
 if TYPE_CHECKING:
     from tr11ops.runcard.card import RunCard
@@ -35,6 +36,7 @@ def situation_of(
     action_history: ActionHistory = ActionHistory(),  # noqa: B008  frozen
     may_act: bool = False,
     why_not: str = "",
+    verdict: Verdict | None = None,
 ) -> RunSituation:
     """What people are told beside an alert. The past of the run is read when its account is asked for, and once.
 
@@ -76,6 +78,17 @@ def situation_of(
         planned=tuple(Act(action.name, action.words()) for action in intended.actions),
         withheld=intended.withheld,
         since=since,
+        condition=None if verdict is None else condition_of(verdict),
+    )
+
+
+def condition_of(verdict: Verdict) -> RunCondition:
+    """What an all-clear may say of the run. One that starts has not shown yet that it trains."""
+    return RunCondition(
+        words=f"{verdict.word.value.upper()}: {verdict.why}",
+        is_well=verdict.exit_code == 0 and verdict.word is not VerdictWord.STARTING,
+        trains=verdict.word is VerdictWord.HEALTHY,
+        is_over=verdict.word in {VerdictWord.FINISHED, VerdictWord.STOPPED},
     )
 
 

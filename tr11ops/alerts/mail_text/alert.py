@@ -24,7 +24,7 @@ from tr11ops.alerts.mail_text.shared import (
 )
 from tr11ops.alerts.policy import Policy
 from tr11ops.alerts.situation import RunSituation, is_cured, what_tr11_does
-from tr11ops.alerts.state import Alert, Message, stamp
+from tr11ops.alerts.state import OVER, Alert, Message, stamp
 from tr11ops.base.invocation import for_card
 from tr11ops.base.runbook_pages import page_lines
 from tr11ops.base.units import duration, node_time
@@ -34,6 +34,7 @@ MOST_PARTS = 20  # of one message that are told in full; the others by their tit
 MOST_TITLES = 80
 MOST_PAGES = 3  # of the runbook in one mail
 MOST_THREADS = 10
+MOST_STANDING = 3  # alerts that an all-clear names as still open
 PART_EVIDENCE = 3  # lines of evidence of each of several alerts
 
 _NEWS = {
@@ -42,7 +43,7 @@ _NEWS = {
     "repeated": "This still stands, and no one has acknowledged it.",
     "again": "This still stands: its acknowledgement or its snooze is over.",
 }
-_SHORT = {"opened": "new", "raised": "worse", "reopened": "back", "again": "still stands", "cleared": "over"}
+_SHORT = {"opened": "new", "raised": "worse", "reopened": "back", "again": "still stands"}
 
 
 def alert_message(
@@ -52,8 +53,12 @@ def alert_message(
     now: float,
     situation: RunSituation | None = None,
     urls: bool = True,
+    standing: Sequence[Alert] = (),
 ) -> Message:
-    """The message that says these parts to `to`. The same parts and people give the same id, no matter who makes it."""
+    """The message that says these parts to `to`. The same parts and people give the same id, no matter who makes it.
+
+    `standing`: all alerts of the run that are open and worth a message, the most severe first.
+    """
     first = parts[0]
     alerts = tuple(part.alert for part in parts)
     names = [f"{alert.fingerprint}-{stamp(alert.began)}-{alert.sends + 1}" for alert in alerts]
@@ -61,7 +66,8 @@ def alert_message(
     name = names[0]
     if len(names) > 1 or told != set(to):
         name += "-" + hashlib.sha256(repr((names, to)).encode("utf-8", "surrogatepass")).hexdigest()[:8]
-    body = _one(first, to, policy, now, situation) if len(parts) == 1 else _several(parts, to, policy, now, situation)
+    make = _one if len(parts) == 1 else _several
+    body = make(parts, to, policy, now, situation, standing)
     return Message(
         id=name,
         kind=first.kind,
@@ -70,7 +76,7 @@ def alert_message(
         kinds=tuple(part.kind for part in parts),
         detector=first.alert.detector,
         severity=first.alert.severity,
-        subject=_subject(parts, policy),
+        subject=_subject(parts, policy, situation, standing),
         body="\n".join(body) + "\n",
         appendix="\n".join(_pages(parts, policy)),
         to=to,
@@ -81,49 +87,93 @@ def alert_message(
     )
 
 
-def _subject(parts: Sequence[MessagePart], policy: Policy) -> str:
+def _subject(
+    parts: Sequence[MessagePart], policy: Policy, situation: RunSituation | None, standing: Sequence[Alert]
+) -> str:
     first = parts[0]
     more = f" (and {len(parts) - 1} more)" if len(parts) > 1 else ""
-    head, over = ("OK", "over: ") if first.kind == "cleared" else (first.alert.severity.name, "")
     title = clean(first.alert.title, LONGEST_SUBJECT - len(policy.run) - len(more) - 24)
-    return clean(f"[{head}] {policy.run}: {over}{title}{more}", LONGEST_SUBJECT)
+    if first.kind == "cleared":
+        return clean(f"[OK] {policy.run}: over: {title}{more}", LONGEST_SUBJECT)
+    if first.kind == "replaced":  # what stands now comes first: it may be cut off
+        now = _instead(situation, standing)
+        return clean(f"[NOT OK] {policy.run}: now: {now}; over: {title}{more}", LONGEST_SUBJECT)
+    return clean(f"[{first.alert.severity.name}] {policy.run}: {title}{more}", LONGEST_SUBJECT)
+
+
+def _instead(situation: RunSituation | None, standing: Sequence[Alert]) -> str:
+    """What is in the place of a fault that is over, where the run is not known to be well."""
+    if standing and standing[0].severity is Severity.CRITICAL:
+        return standing[0].title
+    if situation is None or situation.condition is None:
+        return "how the run is doing is not known"
+    return situation.condition.words
 
 
 # ----------------------------------------------------------------------------- one alert
 def _one(
-    part: MessagePart, to: tuple[str, ...], policy: Policy, now: float, situation: RunSituation | None
+    parts: Sequence[MessagePart],
+    to: tuple[str, ...],
+    policy: Policy,
+    now: float,
+    situation: RunSituation | None,
+    standing: Sequence[Alert],
 ) -> Iterator[str]:
+    (part,) = parts
     alert = part.alert
-    yield from _first_lines(part, policy, now, situation)
+    yield from _first_lines(part, policy, now, situation, standing)
     news = _news(part, now)
     if news:
         yield ""
         yield from wrapped(news)
-    if part.kind != "cleared":
+    if part.kind not in OVER:
         yield ""
         yield from _to_take_it_on((alert,), policy)
     yield ""
     yield from _state(min(part.alert.began, now), policy, situation)
     if alert.evidence:
         yield ""
-        yield "It was:" if part.kind == "cleared" else "Evidence:"
+        yield "It was:" if part.kind in OVER else "Evidence:"
         for line in alert.evidence:
             yield from wrapped(line, "  ")
     yield ""
     yield from _people(part, to)
 
 
-def _first_lines(part: MessagePart, policy: Policy, now: float, situation: RunSituation | None) -> Iterator[str]:
+def _first_lines(
+    part: MessagePart, policy: Policy, now: float, situation: RunSituation | None, standing: Sequence[Alert]
+) -> Iterator[str]:
     """What, since when, what tr11 does, what to type."""
     alert = part.alert
-    if part.kind == "cleared":
-        lasted = duration((alert.resolved_at if alert.resolved_at is not None else now) - alert.began)
-        by = "" if alert.resolved_by in {"", "tr11"} else f"{alert.resolved_by}: "
-        yield from wrapped(f"Over: {alert.title}. It lasted {lasted} ({by}{alert.resolved_why}). Nothing to type.")
+    if part.kind in OVER:
+        yield from _all_clear(part, policy, now, situation, standing)
         return
     what = f"{alert.title}, since {moment(alert.began, policy)} ({duration(now - alert.began)})."
     yield from wrapped(for_card(policy.typed, f"{what} {what_tr11_does(alert, situation)}".rstrip()))
     yield from _type(alert, policy, is_cured(alert, situation))
+
+
+def _all_clear(
+    part: MessagePart, policy: Policy, now: float, situation: RunSituation | None, standing: Sequence[Alert]
+) -> Iterator[str]:
+    """That it is over, and how the run is now: no one is sent to bed while it is down."""
+    alert = part.alert
+    lasted = duration((alert.resolved_at if alert.resolved_at is not None else now) - alert.began)
+    by = "" if alert.resolved_by in {"", "tr11"} else f"{alert.resolved_by}: "
+    over = f"Over: {alert.title}. It lasted {lasted} ({by}{alert.resolved_why})."
+    if part.kind == "replaced":
+        is_ill = bool(standing) and standing[0].severity is Severity.CRITICAL
+        but = "But the run is not well" if is_ill else "But that the run is well is not known"
+        yield from wrapped(f"{over} {but}. Now: {_instead(situation, standing)}.")
+    else:
+        words = "" if situation is None or situation.condition is None else f" Now {situation.condition.words}."
+        yield from wrapped(f"{over}{words}" + ("" if standing else " Nothing to type."))
+    for other in standing[:MOST_STANDING]:
+        yield from wrapped(
+            f"Still open, {other.severity.name}: {other.title}, since {moment(other.began, policy)}.", "", "  "
+        )
+    if standing:
+        yield from _type(standing[0], policy, is_cured(standing[0], situation))
 
 
 def _type(alert: Alert, policy: Policy, is_cured: bool) -> Iterator[str]:
@@ -181,21 +231,26 @@ def _people(part: MessagePart, to: tuple[str, ...]) -> Iterator[str]:
 
 # ----------------------------------------------------------------------------- several alerts
 def _several(
-    parts: Sequence[MessagePart], to: tuple[str, ...], policy: Policy, now: float, situation: RunSituation | None
+    parts: Sequence[MessagePart],
+    to: tuple[str, ...],
+    policy: Policy,
+    now: float,
+    situation: RunSituation | None,
+    standing: Sequence[Alert],
 ) -> Iterator[str]:
-    standing = [part.alert for part in parts if part.kind != "cleared"]
-    over = len(parts) - len(standing)
-    yield from _first_lines(parts[0], policy, now, situation)
-    counts = [f"{len(standing)} alerts"] * bool(standing) + [f"{over} over"] * bool(over)
+    news = [part.alert for part in parts if part.kind not in OVER]
+    over = len(parts) - len(news)
+    yield from _first_lines(parts[0], policy, now, situation, standing)
+    counts = [f"{len(news)} alerts"] * bool(news) + [f"{over} over"] * bool(over)
     yield from wrapped(f"All in this mail: {' and '.join(counts)}.")
-    if standing:
+    if news:
         yield ""
-        yield from _to_take_it_on(standing, policy)
+        yield from _to_take_it_on(news, policy)
     yield ""
     for number, part in enumerate(parts[:MOST_PARTS], 1):
         yield from _numbered(number, part, now, situation)
     for part in parts[MOST_PARTS:MOST_TITLES]:
-        yield from wrapped(f"- {part.alert.fingerprint} {_SHORT.get(part.kind, part.kind)}: {part.alert.title}", "  ")
+        yield from wrapped(f"- {part.alert.fingerprint} {_short(part)}: {part.alert.title}", "  ")
     if len(parts) > MOST_TITLES:
         yield f"  and {len(parts) - MOST_TITLES} more: {command('list', policy)}"
     yield ""
@@ -204,11 +259,16 @@ def _several(
     yield from wrapped(f"This goes to: {', '.join(to) or 'the delivery URLs'}.")
 
 
+def _short(part: MessagePart) -> str:
+    """What is new of an alert, in a word or two."""
+    return "over" if part.kind in OVER else _SHORT.get(part.kind, part.kind)
+
+
 def _numbered(number: int, part: MessagePart, now: float, situation: RunSituation | None) -> Iterator[str]:
     alert = part.alert
-    label = "over" if part.kind == "cleared" else f"{alert.severity.name}, {_SHORT.get(part.kind, part.kind)}"
+    label = "over" if part.kind in OVER else f"{alert.severity.name}, {_short(part)}"
     yield from wrapped(f"{number}. {label}: {alert.title} ({duration(now - alert.began)})", "", "   ")
-    if part.kind == "cleared":
+    if part.kind in OVER:
         return
     news = _news(part, now)
     if news:
@@ -223,7 +283,7 @@ def _numbered(number: int, part: MessagePart, now: float, situation: RunSituatio
 # ----------------------------------------------------------------------------- the runbook
 def _pages(parts: Sequence[MessagePart], policy: Policy) -> Iterator[str]:
     """The pages of the runbook that treat what stands, for the mail alone."""
-    pages = tuple(dict.fromkeys(part.alert.runbook for part in parts if part.kind != "cleared" and part.alert.runbook))
+    pages = tuple(dict.fromkeys(part.alert.runbook for part in parts if part.kind not in OVER and part.alert.runbook))
     shown = [(page, lines) for page in pages[:MOST_PAGES] if (lines := page_lines(page, WIDTH))]
     if not shown:
         return
@@ -248,4 +308,4 @@ def run_variable(policy: Policy) -> str:
 
 def is_alarm(message: Message) -> bool:
     """Whether a message wants someone at once."""
-    return message.severity is Severity.CRITICAL and message.kind not in {"cleared", "digest", "test"}
+    return message.severity is Severity.CRITICAL and message.kind not in OVER | {"digest", "test"}

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 from tr11ops.alerts.mail_text.shared import LONGEST_SUBJECT, clean, message_identity, moment, wrapped
 from tr11ops.alerts.policy import Policy
-from tr11ops.alerts.state import Alert, Message, stamp
+from tr11ops.alerts.state import OVER, Alert, Message, stamp
 
 
 def site_message(alert: Alert, kind: str, policy: Policy, now: float) -> Message:
-    """The mail about a fault that began, or that is over (`kind` "cleared"). The delivery URLs do not get it."""
+    """The mail about a fault that began, or that is over (`kind` in OVER). The delivery URLs do not get it."""
     name = f"{alert.fingerprint}-{stamp(alert.began)}-{alert.sends + 1}-site"
-    over = kind == "cleared"
+    over = kind in OVER
     return Message(
         id=name,
         kind="site",

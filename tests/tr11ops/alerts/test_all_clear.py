@@ -1,0 +1,167 @@
+"""When it is said that a fault is over, and what is said of the run then. A table, pure: looks in, mails out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from tests.tr11ops.alerts.office import ANA, HOUR, MINUTE, NOON, WARNING, finding
+from tr11ops.alerts.changes import acknowledge, resolve
+from tr11ops.alerts.incidents import look
+from tr11ops.alerts.notify import tell
+from tr11ops.alerts.policy import Policy
+from tr11ops.alerts.situation import RunCondition, RunSituation
+from tr11ops.alerts.state import AlertState, Message
+from tr11ops.detect.finding import Finding
+
+POLICY = Policy(run="small", directory="/runs/small", typed="tr11.toml", folder="/home/ana", recipients=(ANA,))
+HANG = finding("hung", title="job 1007 hangs", fix="tr11 stacks")
+DOWN = finding("down", subject="", title="small is neither running nor queued", fix="tr11 launch --array 1-10")
+SLOW = finding("slow-node", WARNING, "iam05", title="iam05 holds the others back", fix="tr11 nodes check iam05")
+DISK = finding("filesystem-filling", WARNING, "/scratch", title="/scratch is full in 3 days", fix="tr11 disk")
+TRAINS = RunCondition("HEALTHY: job 1008 on 4 nodes: training at iteration 266", is_well=True, trains=True)
+STARTS = RunCondition("STARTING: job 1008 on 4 nodes started 3 s ago", is_well=False)
+QUEUED = RunCondition("QUEUED: nothing runs now; job 1008 waits: Resources", is_well=True)
+FINISHED = RunCondition("FINISHED: all 100 iterations are trained", is_well=True, is_over=True)
+ENDED = RunCondition("DOWN: nothing runs and nothing is queued", is_well=False)
+UNSEEN = RunCondition("UNKNOWN: scheduler unreachable", is_well=False)
+
+
+class Looks:
+    """One look a minute."""
+
+    def __init__(self) -> None:
+        self.state, self.now = AlertState(), NOON
+
+    def see(
+        self,
+        *found: Finding,
+        condition: RunCondition | None = None,
+        trained: float | None = None,
+        after: float = MINUTE,
+    ) -> list[Message]:
+        """`trained`: seconds before this look that the last iteration ended."""
+        self.now += after
+        ended = None if trained is None else self.now - trained
+        self.state = look(self.state, found, frozenset(), POLICY, self.now)
+        situation = RunSituation(condition=condition, trained=ended)
+        self.state, messages = tell(self.state, POLICY, self.now, situation=situation)
+        return list(messages)
+
+
+def subjects(messages: Iterable[Message]) -> list[str]:
+    return [message.subject for message in messages]
+
+
+def test_no_all_clear_of_a_hang_while_the_run_is_down() -> None:
+    looks = Looks()
+    assert subjects(looks.see(HANG, condition=ENDED)) == ["[CRITICAL] small: job 1007 hangs"]
+    assert subjects(looks.see(DOWN, condition=ENDED)) == ["[CRITICAL] small: small is neither running nor queued"]
+    assert looks.see(DOWN, condition=ENDED) == []
+    assert looks.see(DOWN, condition=ENDED) == []
+    assert looks.see(condition=STARTS, after=10 * MINUTE) == []
+    assert looks.see(condition=STARTS) == []
+    (over,) = looks.see(condition=TRAINS, trained=5.0)
+    assert over.subject == "[OK] small: over: job 1007 hangs (and 1 more)"
+    assert "Now HEALTHY: job 1008 on 4 nodes: training at iteration 266. Nothing to type." in flat(over)
+    assert "neither running nor queued" in over.body
+    assert looks.see(condition=TRAINS, trained=5.0) == []
+
+
+def test_a_slow_node_is_not_over_because_nothing_moves() -> None:
+    looks = Looks()
+    looks.see(SLOW, condition=TRAINS, trained=5.0)
+    for age in (65.0, 125.0, 185.0):  # the last iteration ended before the node was last seen to be slow
+        assert looks.see(condition=TRAINS, trained=age) == []
+    assert subjects(looks.see(HANG, condition=ENDED)) == ["[CRITICAL] small: job 1007 hangs"]
+    assert looks.see(HANG, condition=ENDED) == []
+    looks.see(condition=TRAINS, trained=5.0)
+    told = subjects(looks.see(condition=TRAINS, trained=5.0))
+    assert told == ["[OK] small: over: job 1007 hangs", "[OK] small: over: iam05 holds the others back"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "condition", "trained", "is_told"),
+    [
+        (HANG, TRAINS, 5.0, True), (HANG, TRAINS, 500.0, False), (HANG, TRAINS, None, False),
+        (HANG, QUEUED, None, True), (HANG, FINISHED, None, True), (HANG, STARTS, None, False),
+        (HANG, ENDED, None, False), (HANG, UNSEEN, None, False), (DOWN, QUEUED, None, True),
+        (DOWN, STARTS, None, False), (SLOW, TRAINS, 5.0, True), (SLOW, QUEUED, None, False),
+        (SLOW, FINISHED, None, True), (DISK, QUEUED, None, True), (DISK, ENDED, None, False),
+    ],
+)  # fmt: skip
+def test_an_all_clear_needs_evidence_that_the_run_is_well(
+    fault: Finding, condition: RunCondition, trained: float | None, is_told: bool
+) -> None:
+    looks = Looks()
+    looks.see(fault, condition=ENDED)
+    looks.see(condition=condition, trained=trained)
+    told = looks.see(condition=condition, trained=trained)
+    assert [message.kind for message in told] == (["cleared"] if is_told else [])
+
+
+@pytest.mark.parametrize(
+    ("fault", "condition", "instead"),
+    [
+        (HANG, ENDED, "DOWN: nothing runs and nothing is queued"), (HANG, UNSEEN, "UNKNOWN: scheduler unreachable"),
+        (SLOW, QUEUED, "QUEUED: nothing runs now; job 1008 waits: Resources"),
+    ],
+)  # fmt: skip
+def test_after_an_hour_it_is_said_what_is_there_instead(fault: Finding, condition: RunCondition, instead: str) -> None:
+    looks = Looks()
+    looks.see(fault, condition=ENDED)
+    looks.see(condition=condition)
+    assert looks.see(condition=condition) == []
+    (message,) = looks.see(condition=condition, after=HOUR)
+    assert (message.kind, message.subject) == ("replaced", f"[NOT OK] small: now: {instead}; over: {fault.title}")
+    assert "Nothing to type" not in flat(message)
+    assert f"Now: {instead}." in flat(message)
+    assert looks.see(condition=condition) == []
+    assert subjects(looks.see(fault, condition=ENDED, after=HOUR)) == [f"[{fault.severity.name}] small: {fault.title}"]
+
+
+def test_what_stands_instead_is_named_with_what_to_type() -> None:
+    looks = Looks()
+    looks.see(HANG, condition=ENDED)
+    for _ in range(3):
+        looks.see(DOWN, condition=ENDED)
+    (message,) = (one for one in looks.see(DOWN, condition=ENDED, after=HOUR) if one.kind == "replaced")
+    assert message.subject == "[NOT OK] small: now: small is neither running nor queued; over: job 1007 hangs"
+    assert "But the run is not well." in flat(message)
+    assert "Still open, CRITICAL: small is neither running nor queued, since 2022-05-02 12:02 UTC." in flat(message)
+    assert "Type: cd /home/ana tr11 launch --array 1-10" in flat(message)
+
+
+def test_an_all_clear_names_the_lesser_faults_that_stand() -> None:
+    looks = Looks()
+    looks.see(HANG, DISK, condition=ENDED)
+    looks.see(DISK, condition=TRAINS, trained=1.0)
+    (message,) = looks.see(DISK, condition=TRAINS, trained=1.0)
+    assert message.subject == "[OK] small: over: job 1007 hangs"
+    assert "Nothing to type" not in flat(message)
+    assert "Still open, WARNING: /scratch is full in 3 days, since" in flat(message)
+    assert "Type: cd /home/ana tr11 disk" in flat(message)
+
+
+def test_a_person_who_says_that_it_is_over_is_not_kept_waiting() -> None:
+    looks = Looks()
+    looks.see(HANG, condition=ENDED)
+    looks.state = looks.state.with_alert(resolve("ana", "false alarm")[0](looks.state.open_alerts[0], looks.now))
+    (message,) = looks.see(condition=UNSEEN)
+    assert message.kind == "replaced"
+    assert "(ana: false alarm)" in flat(message)
+
+
+def test_what_comes_back_before_its_all_clear_calls_again_who_took_it_on() -> None:
+    looks = Looks()
+    looks.see(HANG, condition=ENDED)
+    looks.state = looks.state.with_alert(acknowledge("ana")[0](looks.state.open_alerts[0], looks.now))
+    assert [looks.see(condition=STARTS) for _ in range(2)] == [[], []]
+    (message,) = looks.see(HANG, condition=ENDED)
+    assert message.kind == "again"
+
+
+def flat(message: Message) -> str:
+    """The body on one line: where lines break is nothing to this test."""
+    return " ".join(message.body.split())
