@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tr11ops.alerts.reading import incidents
+from tr11ops.base.invocation import command_for
 from tr11ops.base.moments import since as since_when
 from tr11ops.base.moments import span_seconds
 from tr11ops.base.observed import Unknown, cause, known, observed
@@ -32,7 +34,9 @@ from tr11ops.goodput.history import read_history
 from tr11ops.handover.chronicle import chronicle
 from tr11ops.handover.coming import coming_events
 from tr11ops.handover.shift import KIND, HandoverMaterial, hand_over, last_handover
+from tr11ops.handover.start import COMMANDS, ShiftCommand, StartOfShift
 from tr11ops.handover.text import document, markdown
+from tr11ops.observe.group_jobs import group_of_folder, read_group_jobs
 from tr11ops.observe.look import facts_of
 from tr11ops.observe.past_steps import progress_at
 from tr11ops.rundir.journal import Journal, read_journal
@@ -47,7 +51,7 @@ if TYPE_CHECKING:
     from tr11ops.cluster.base import Scheduler
     from tr11ops.handover.shift import Handover
     from tr11ops.observe.past_steps import PastProgress
-    from tr11ops.observe.snapshot import RunFacts
+    from tr11ops.observe.snapshot import RunFacts, Snapshot
     from tr11ops.runcard.card import RunCard
     from tr11ops.rundir.journal import JournalEntry, Ledger
     from tr11ops.rundir.paths import RunDirectory, Submission
@@ -62,13 +66,20 @@ def handover(
     context: Annotated[RunContext, SCHEDULER, JSON],
     *,
     since: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--since",
             metavar="TIME|last",
-            help="Where the shift began: 12h, 3d, 08:00, 2022-05-01; last: the hand-over before.",
+            help="Where the shift began: 12h, 3d, 08:00, 2022-05-01; last: the hand-over before [12h].",
         ),
-    ] = DEFAULT_SINCE,
+    ] = None,
+    start: Annotated[
+        bool,
+        typer.Option(
+            "--start",
+            help="To begin a shift: since the last hand-over, with the group's jobs and what to type. Not recorded.",
+        ),
+    ] = False,
     output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE.md", help="Write it there.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Do not record that the shift was handed over.")] = False,
     as_chronicle: Annotated[
@@ -78,9 +89,10 @@ def handover(
     """What happened since the last shift, what is open, and what comes next.
 
     Records in the journal that it was made, for `--since last` of the next one. DATE is 2022-05-01, 2022-05-01T08:00,
-    or 08:00 for the last time that the clock showed it. With --chronicle nothing is recorded.
+    or 08:00 for the last time that the clock showed it. With --chronicle and --start nothing is recorded.
 
     Examples:
+      tr11 handover --start
       tr11 handover
       tr11 handover --since last -o handover.md
       tr11 handover --since 3d --dry-run
@@ -89,10 +101,14 @@ def handover(
     if as_chronicle and context.as_json:
         raise Refusal("--chronicle is Markdown to edit; --json has the same without it", exit_code=2)
     card, directory = context.seen(missing=3)
+    if as_chronicle and start:
+        raise Refusal("--chronicle is of what is over, --start of what begins: give one", exit_code=2)
     if output is not None:
         require_file(output, "--output")
     now = time.time()
     ledger = in_time(lambda: read_journal(directory.journal))
+    if since is None:
+        since = "last" if start and last_handover(ledger.entries) is not None else DEFAULT_SINCE
     begun, basis = begin_of(since, now, ledger.entries)
     reader = in_time(lambda: open_reader(directory, context.scheduler))
     facts = facts_of(card, context.run or "")
@@ -100,6 +116,8 @@ def handover(
     ahead = min(MOST_AHEAD_SECONDS, max(LEAST_AHEAD_SECONDS, now - begun))
     coming = coming_events(material.snapshot, material.extra, card, ahead)
     made = hand_over(material, begun, now, basis, coming)
+    if start:
+        made = replace(made, start=in_time(lambda: _start(card, directory, reader, material.snapshot, now)))
     text = (
         json.dumps(document(made), indent=1, allow_nan=False) + "\n"
         if context.as_json
@@ -114,10 +132,24 @@ def handover(
         except OSError as error:
             raise Refusal(f"-o {output}: could not be written: {error.strerror or error}") from None
         say(f"written: {output}")
-    if not dry_run and not as_chronicle:
+    if not dry_run and not as_chronicle and not start:
         _record(directory, begun, now)
     if material.verdict.word is VerdictWord.UNKNOWN:
         raise typer.Exit(3)
+
+
+def _start(
+    card: RunCard, directory: RunDirectory, scheduler: Scheduler | Unknown, snapshot: Snapshot, now: float
+) -> StartOfShift:
+    commands = tuple(ShiftCommand(command_for(snapshot.run.card, words), purpose) for words, purpose in COMMANDS)
+    named = card.perms.group
+    group: Observed[str] = named if named else observed(lambda: group_of_folder(directory.root))
+    if isinstance(group, Unknown):
+        return StartOfShift(commands, "", None, group.why)
+    found = read_group_jobs(scheduler, group, known(snapshot.jobs, ()), now)
+    if isinstance(found, Unknown):
+        return StartOfShift(commands, group, None, found.why)
+    return StartOfShift(commands, group, found)
 
 
 def _markdown(made: Handover, as_chronicle: bool) -> str:

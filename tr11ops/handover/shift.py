@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tr11ops.goodput.account import Goodput
     from tr11ops.goodput.causes import Interruption
     from tr11ops.goodput.history_values import History
+    from tr11ops.handover.start import StartOfShift
     from tr11ops.rundir.attempts import LaunchRecord
 
 KIND = "handover"  # of the journal's entry
@@ -131,6 +132,7 @@ class Handover:
     coming: tuple[Happened, ...]
     read_errors: tuple[str, ...]
     copies: str = ""
+    start: StartOfShift | None = None  # for the one who begins a shift, and not for the one who ends it
 
 
 def hand_over(

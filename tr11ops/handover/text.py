@@ -12,6 +12,7 @@ from typing import Any
 from tr11ops.base.glyphs import plain
 from tr11ops.base.units import NEAR, counted, duration, iso_time, node_time, quantity, timestamp
 from tr11ops.handover.shift import Handover, Happened, ShiftInterruption, ShiftProgress, Trouble
+from tr11ops.handover.start import command_lines, job_lines
 
 SCHEMA = 1
 WIDTH = 78
@@ -27,7 +28,8 @@ def markdown(handover: Handover, zone: tzinfo | None, unicode: bool = True) -> s
 
 def _lines(given: Handover, zone: tzinfo | None) -> Iterator[str]:
     far = given.until - given.since >= 86400.0
-    yield f"# Hand-over: {one_line(given.run)} / {one_line(given.variant)}"
+    title = "Hand-over" if given.start is None else "Start of shift"
+    yield f"# {title}: {one_line(given.run)} / {one_line(given.variant)}"
     yield ""
     length = duration(given.until - given.since)
     yield from wrapped(
@@ -40,6 +42,10 @@ def _lines(given: Handover, zone: tzinfo | None) -> Iterator[str]:
     yield from _section("What is open", opened or ["nothing"])
     coming = [f"{clock(event.time, zone, True)}  {what_happened(event)}" for event in given.coming]
     yield from _section("What comes next", coming or ["nothing that could be foreseen"])
+    if given.start is not None:
+        group = f" of group {given.start.group}" if given.start.group else " of the group"
+        yield from _section(f"Jobs{group}", list(job_lines(given.start)))
+        yield from _section("What to type", list(command_lines(given.start)))
     if given.read_errors:
         yield from _section("What could not be read", given.read_errors)
 
@@ -141,6 +147,8 @@ def _since(seconds: float) -> str:
 def document(handover: Handover) -> dict[str, Any]:
     """Plain JSON values; times are ISO 8601 in UTC, durations seconds. Described in docs/handover.md."""
     value = _plain_value(asdict(handover))
+    if handover.start is None:
+        del value["start"]
     return {"schema": SCHEMA, **{KEYS.get(name, name): item for name, item in value.items()}}
 
 

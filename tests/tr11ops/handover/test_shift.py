@@ -470,3 +470,21 @@ def test_an_absent_run_and_an_unwritable_file(shift: Shift) -> None:
     done = shift.handover()
     assert (done.returncode, done.stdout) == (3, "")
     assert "does not exist" in done.stderr
+
+
+# ----------------------------------------------------------------------------- the start of a shift
+def test_the_start_of_a_shift_tells_what_the_last_one_left_and_records_nothing(shift: Shift) -> None:
+    journal = shift.directory.journal
+    first = shift.handover("--start")
+    assert first.returncode == 0 and "the last 12h" in " ".join(first.stdout.split()), first.stderr
+    assert first.stdout.startswith("# Start of shift: demo / main\n")
+    assert "- `tr11 status --run demo`: may you sleep" in first.stdout
+    assert "- none is running or queued" in first.stdout
+    assert max(map(len, first.stdout.splitlines())) <= 80
+    assert last_handover(read_journal(journal).entries) is None
+    assert "start" not in json.loads(shift.handover("--json").stdout), "this one is recorded"
+    begun = json.loads(shift.handover("--start", "--json").stdout)
+    assert begun["basis"].startswith("since the hand-over by ")
+    assert begun["start"]["jobs"] == [] and len(begun["start"]["commands"]) == 5
+    both = shift.handover("--start", "--chronicle")
+    assert both.returncode == 2 and "give one" in both.stderr
