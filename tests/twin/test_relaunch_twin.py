@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.plugins.twin_fixture import require_slurm
@@ -158,6 +160,27 @@ def test_a_fault_that_follows_the_rank_blames_no_node(stage: SmallRun, capsys: p
     capsys.readouterr()
     execute(["status", "--scheduler", "slurm"])
     assert "software or data, not the nodes" in capsys.readouterr().out
+
+
+def test_a_taken_port_is_told_by_the_rank_that_wanted_it(stage: SmallRun, capsys: pytest.CaptureFixture[str]) -> None:
+    """All nodes of the twin share one address: whoever holds the port holds it on each of them."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        stage.launch(3, f"slurm.master_port={port}")
+        stage.wait(lambda: stage.queued().reason.startswith("JobHeld"), "the hold")
+    [attempt] = stage.attempts()
+    first, second = stage.launches(attempt)
+    assert [(one["cause"], one["suspects"], one["fault"]) for one in (first, second)] == [
+        ("port", [NODES[0]], f"port {port} taken"), ("port", [NODES[1]], f"port {port} taken"),
+    ]  # fmt: skip
+    assert second["nodes"] == list(NODES[1:4])  # rank 0 was tried on another node
+    verdict = stage.verdict(attempt)
+    process = psutil.Process()
+    assert f"port {port} of {NODES[1]} is held by process {process.pid} ({process.name()})" in verdict["message"]
+    assert "remove slurm.master_port from the card" in verdict["message"]
+    assert stage.queued().excluded == () and stage.queued().pending_tasks == (2, 3)
+    found = diagnosed(capsys, 1, "--job", attempt)
+    assert (found["attribution"]["kind"], found["verdict"]) == ("port", "rendezvous")
 
 
 def test_batch_scripts_killed_before_their_agents_burn_two(stage: SmallRun) -> None:

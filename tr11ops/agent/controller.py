@@ -232,6 +232,7 @@ class Controller:
             overdue=watch.overdue and self._context.swaps_nodes,
             worker_statuses=watch.worker_statuses,
             lost=self._context.peers.lost() if self._context.peers is not None else {},
+            fixed_port=self._config.slurm.master_port,
         )
         failed = not in_order or end.status != 0
         code = self._surroundings.step_code() if failed else None  # each time: the next launch's is to be told apart

@@ -19,6 +19,12 @@ def trainer_is_done(attempt: Path, launch: int) -> bool:
         return False
 
 
+def keep_launchers_word(attempt: Path, launch: int, host: str, error: str) -> None:
+    """Keep why the launcher of a node failed by itself. Raises OSError when it cannot be written."""
+    value = {"rank": None, "host": host, "time": time.time(), "launch": launch, "error": error}
+    write_json(attempt / "failures" / f"launcher-{host}.json", value)
+
+
 @dataclass(frozen=True)
 class Death:
     """A process that signal `number` ended, so that it cannot tell of it itself. `rank`: of a worker, else None."""

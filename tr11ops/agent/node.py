@@ -22,7 +22,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO
 
-from tr11ops.agent.exit_records import Death, trainer_is_done
+from tr11ops.agent.exit_records import Death, keep_launchers_word, trainer_is_done
+from tr11ops.agent.listeners import holder_of
 from tr11ops.agent.memory_watch import MemoryWatch, WorkerWatch
 from tr11ops.agent.node_record import NodeRecord, NodeSettings, launch_has_failed
 from tr11ops.agent.worker_environment import FLIGHT_RECORDS, torch_version, worker_defaults
@@ -49,6 +50,7 @@ CONTROLLER_GONE = 1
 _RANK_PREFIX = re.compile(rb"^\[default(\d+)\]:")
 _KILLED = re.compile(rb"failed \(exitcode: -(\d+)\) local_rank: (\d+) ")  # torchrun's own line, of its first failure
 _TOLD = re.compile(rb"^tr11: worker (\d+) \(process (\d+)\) failed: (.+)$")  # the launcher's words
+_LAUNCHER = re.compile(rb"^tr11: the launcher on \S+ failed: (.+)$")  # its own words, of itself
 _SIGNAL = re.compile(r"^ended by (SIG[A-Z0-9]+)$")
 _FAILING = re.compile(rb"closing signal SIG|failed \(exitcode: ")  # its first words after a worker has failed
 
@@ -187,9 +189,11 @@ def _run_workers(task: NodeTask, settings: NodeSettings, record: NodeRecord, cou
     status = _wait(process, task, settings, course, parent, watch, record)
     ended = end_descendants(grace_seconds=settings.end_within_seconds / 4)
     pump.join(timeout=5.0)
+    has_failed_first = status != 0 and task.node_rank == 0
     record.write(
         end=time.time(), exit_status=status, ended_processes=ended, memory=watch.record(),
         swept_shared_memory=list(watch.sweep()), failed_workers=course.workers.failures,
+        port_holder=holder_of(task.master_port) if has_failed_first else "",
     )  # fmt: skip
     return status
 
@@ -293,6 +297,11 @@ def _pass_on(stream: IO[bytes], task: NodeTask, course: Course) -> None:
             by = _SIGNAL.search(how)
             if by and not course.failed.is_set():  # afterwards it is torchrun that ends them
                 _record_death(task, f"killed-{rank}", rank, signal.Signals[by[1]], "the worker")
+        launcher = None if match else _LAUNCHER.match(line)
+        if launcher:
+            with suppress(OSError):  # the log says it too
+                error = launcher[1].decode("utf-8", "replace")
+                keep_launchers_word(task.attempt, task.launch, host_name(), error)
         killed = _KILLED.search(line)
         if killed and not match:
             rank = task.node_rank * task.workers + int(killed.group(2))

@@ -10,6 +10,8 @@ from tr11ops.diagnose.attribution.evidence import Kind
 
 # the next launch would meet the same
 NO_RETRY = frozenset({Kind.CONFIGURATION, Kind.STORAGE, Kind.NUMERICS, Kind.SOFTWARE})
+# suspects give way to a spare at once
+_SWAPPED = frozenset({Kind.NODE, Kind.PORT})
 
 
 @dataclass(frozen=True)
@@ -111,22 +113,39 @@ def _next(history: Sequence[FailedLaunch], situation: AllocationState) -> Decisi
     """The nodes of the next launch, if there are enough."""
     last = history[-1]
     blamed = set() if situation.may_reuse else {node for outcome in history for node in outcome.blamed}
-    suspected = {node for outcome in history if outcome.kind is Kind.NODE for node in outcome.suspects}
+    suspected = {node for outcome in history if outcome.kind in _SWAPPED for node in outcome.suspects}
     wary = replace(situation, reluctant=situation.reluctant | suspected)
     again = _choose(wary, (node for node in last.nodes if node not in suspected), avoid=blamed)
-    if again is None and situation.may_reuse:  # machines that joined this one, and nothing can replace
-        return EndTask(f"{', '.join(last.blamed) or 'a node'} is gone: start all nodes again to go on")
     if again is None:
-        named = f"{', '.join(last.blamed)} may not be used again, and " if last.blamed else ""
-        return EndTask(f"{named}no spare node is left")
+        return EndTask(_why_no_nodes(last, situation))
     if last.kind is Kind.NODE:
         return Relaunch(again, _why_again(last, again, situation))
+    if last.kind is Kind.PORT and not last.suspects:
+        return Relaunch(again, "with another port")
+    if last.kind is Kind.PORT and set(again) != set(last.nodes):
+        return Relaunch(again, "the card fixes the port: with rank 0 on another node")
+    return _once_more_or_elsewhere(history, situation, again, blamed)
+
+
+def _once_more_or_elsewhere(
+    history: Sequence[FailedLaunch], situation: AllocationState, again: tuple[str, ...], blamed: set[str]
+) -> Decision:
+    """After a fault that points to no node: a second try on the same nodes, then one on others."""
+    last = history[-1]
     if _tries(history) < 2:
-        return Relaunch(again, "the cause is unknown: once more on the same nodes")
+        unknown = "the cause is unknown" if last.kind is Kind.UNKNOWN else f"{last.kind}"
+        return Relaunch(again, f"{unknown}: once more on the same nodes")
     swapped = _choose(situation, _without(last.nodes, last.suspects, situation, blamed), avoid=blamed)
     if swapped is None or set(swapped) == set(last.nodes):
         return EndTask("it failed again, and there is no spare node to try instead")
     return Relaunch(swapped, "it failed again: on other nodes")
+
+
+def _why_no_nodes(last: FailedLaunch, situation: AllocationState) -> str:
+    if situation.may_reuse:  # machines that joined this one, and nothing can replace
+        return f"{', '.join(last.blamed) or 'a node'} is gone: start all nodes again to go on"
+    named = f"{', '.join(last.blamed)} may not be used again, and " if last.blamed else ""
+    return f"{named}no spare node is left"
 
 
 def _why_again(last: FailedLaunch, again: tuple[str, ...], situation: AllocationState) -> str:

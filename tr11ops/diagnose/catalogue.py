@@ -14,8 +14,8 @@ from tr11ops.diagnose.signature import FaultSignature, Rule, signature_of
 FOLDER = Path(__file__).parent / "signatures"
 _KEYS = frozenset(
     {
-        "id", "pattern", "role", "class", "action", "node", "confidence", "meaning", "source", "lasting", "match",
-        "no_match",
+        "id", "pattern", "role", "class", "action", "node", "confidence", "meaning", "source", "lasting", "own",
+        "match", "no_match",
     }
 )  # fmt: skip
 _LOOKUP_KEYS = frozenset({"id", "pattern", "source", "example", "no_match", "group"})

@@ -130,6 +130,7 @@ class FaultSignature:
     meaning: str
     source: str
     lasting: bool = False  # counts although the training went on after it
+    own: bool = False  # of the network, and yet of the very process that says it, not of a peer
     examples: tuple[str, ...] = ()
     counterexamples: tuple[str, ...] = ()
 
@@ -150,6 +151,7 @@ def signature_of(name: str, family: str, entry: Mapping[str, Any]) -> FaultSigna
             meaning=entry["meaning"],
             source=entry["source"],
             lasting=bool(entry.get("lasting", False)),
+            own=bool(entry.get("own", False)),
             examples=tuple(entry["match"]),
             counterexamples=tuple(entry.get("no_match", ())),
         )

@@ -1,7 +1,8 @@
 """`python -m trainer.control.launcher ...`: torchrun with one line for each failed worker, and without tracebacks.
 
 The line comes before torchrun ends the others: that takes half a minute where one of them hears no signal, and the node
-agent, which does not wait so long, would never learn who failed.
+agent, which does not wait so long, would never learn who failed. A torchrun that fails itself has a line too: a taken
+port shows in its own rendezvous, before there is any worker.
 """
 
 from __future__ import annotations
@@ -10,14 +11,18 @@ import logging
 import os
 import signal
 import sys
+import traceback
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from trainer.contract.end_marker import EXIT_ERROR
+from trainer.contract.files import host_name
 from trainer.contract.sharing import share_folder
 from trainer.control.loading import without_collections
 
 with without_collections():
+    from torch.distributed import DistError
     from torch.distributed.elastic.agent.server import api
     from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, PContext, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -72,6 +77,13 @@ def run(arguments: list[str]) -> int:
         return 1
     except SignalException as error:
         return 128 + int(error.sigval)
+    except Exception as error:  # torchrun's own: there may be no worker yet, and none to tell of it
+        if not isinstance(error, DistError | OSError):
+            traceback.print_exc()
+        said = " ".join(str(error).split())
+        line = f"tr11: the launcher on {host_name()} failed: {type(error).__name__}: {said}"
+        print(line, file=sys.stderr, flush=True)
+        return EXIT_ERROR
     return 0
 
 

@@ -18,12 +18,13 @@ from tests.waiting import until
 from tr11ops.agent import allocation
 from tr11ops.agent.allocation import Allocation, free_port, master_address, read_allocation
 from tr11ops.agent.batch import read_resolved
+from tr11ops.agent.listeners import holder_of
 from tr11ops.agent.node import NodeTask
 from tr11ops.agent.node_record import NodeSettings
 from tr11ops.agent.step import LineTee, WorkerLaunch, srun_command
 from tr11ops.diagnose.attribution.attributors import attribute
 from tr11ops.diagnose.attribution.evidence import Evidence
-from tr11ops.diagnose.attribution.records import read_failures
+from tr11ops.diagnose.attribution.records import read_failures, read_reports
 from tr11ops.rundir.attempts import of_marker
 from trainer.config.card import CardError
 from trainer.contract.end_marker import EndMarker
@@ -203,7 +204,9 @@ def test_a_killed_process_comes_before_the_peers_that_lost_it(tmp_path):
     assert first_failure(tmp_path) == "rank 3 on x02: the worker was ended by SIGKILL"
 
 
-def node_agent(tmp_path: Path, torchrun: str, prelude: str = "") -> subprocess.Popen[str]:
+def node_agent(
+    tmp_path: Path, torchrun: str, prelude: str = "", node_rank: int = 1, port: int = 1
+) -> subprocess.Popen[str]:
     """A real node agent around a stand-in for torchrun (a Python program)."""
     script = textwrap.dedent(f"""
         import sys
@@ -211,7 +214,7 @@ def node_agent(tmp_path: Path, torchrun: str, prelude: str = "") -> subprocess.P
         from tr11ops.agent import node
         {prelude}
         node.NodeTask.command = property(lambda self: [sys.executable, "-u", "-c", {torchrun!r}])
-        sys.exit(node.run(node.NodeTask(Path({str(tmp_path)!r}), Path("c"), "7", 1, 1, 2, 4, "127.0.0.1", 1)))
+        sys.exit(node.run(node.NodeTask(Path({str(tmp_path)!r}), Path("c"), "7", 1, {node_rank}, 2, 4, "127.0.0.1", {port})))
     """)
     environment = {**os.environ, "TR11_NODE_NAME": "x02"}
     return subprocess.Popen(
@@ -241,6 +244,20 @@ def test_a_worker_that_was_killed_is_named_by_rank_and_host(tmp_path):
     line = "E1 10:00 api.py:1003] failed (exitcode: -9) local_rank: 2 (pid: 77) of binary: python"
     assert node_agent(tmp_path, f"print({line!r}); raise SystemExit(1)").wait(timeout=300) == 1
     assert first_failure(tmp_path) == "rank 6 on x02: the worker was ended by SIGKILL"
+
+
+def test_a_torchrun_that_fails_itself_is_recorded_with_who_holds_the_port(tmp_path):
+    said = "DistNetworkError: port: 4, code: -98, name: EADDRINUSE"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        line = f"tr11: the launcher on x02 failed: {said}"
+        child = node_agent(tmp_path, f"print({line!r}); raise SystemExit(1)", node_rank=0, port=port)
+        assert child.wait(timeout=300) == 1
+    assert first_failure(tmp_path) == f"x02: {said}"
+    [report] = read_reports(tmp_path, 1)
+    process = psutil.Process()
+    assert report.port_holder == f"process {process.pid} ({process.name()}) of {process.username()}"
+    assert holder_of(port) == ""  # it is gone
 
 
 def test_a_killed_torchrun_is_recorded(tmp_path):

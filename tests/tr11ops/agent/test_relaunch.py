@@ -100,6 +100,25 @@ def test_a_fault_that_follows_the_rank_is_not_the_nodes():
     assert isinstance(decide(same, SITUATION, RelaunchBudget(20, 9)), Stop)
 
 
+def test_a_taken_port_is_cured_by_another_or_by_another_node():
+    def taken(nodes: tuple[str, ...] = FIRST, suspects: tuple[str, ...] = ()) -> FailedLaunch:
+        return FailedLaunch(nodes, Kind.PORT, suspects=suspects, fault="port taken")
+
+    free = decide([taken()], SITUATION, BUDGET)
+    assert (relaunched(free), free.why) == (FIRST, "with another port")
+    assert isinstance(decide([taken()] * 3, SITUATION, BUDGET), EndTask)  # bounded
+    fixed = decide([taken(suspects=("x1",))], SITUATION, BUDGET)
+    assert (relaunched(fixed), fixed.why) == (
+        ("x2", "x3", "x4", "x5"),
+        "the card fixes the port: with rank 0 on another node",
+    )
+    elsewhere = [taken(suspects=("x1",)), taken(("x2", "x3", "x4", "x5"), ("x2",))]
+    assert isinstance(decide(elsewhere, SITUATION, BUDGET), Stop)  # someone holds it on every node
+    alone = replace(SITUATION, usable=FIRST)
+    assert relaunched(decide([taken(suspects=("x1",))], alone, BUDGET)) == FIRST  # who holds it may have gone
+    assert isinstance(decide([taken(suspects=("x1",))] * 2, alone, BUDGET), EndTask)
+
+
 def test_budgets_of_launches_progress_and_time():
     fruitful = [unknown(progress=True) for _ in range(20)]
     assert isinstance(decide(fruitful, SITUATION, BUDGET), EndTask)

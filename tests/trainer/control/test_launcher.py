@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,3 +32,20 @@ def test_a_store_that_left_first_is_no_traceback(
     monkeypatch.setattr(api.logger, "propagate", True)
     assert launcher.run([]) == 0
     assert [record.levelname for record in caplog.records] == ["INFO"]
+
+
+def test_a_taken_port_is_one_line_and_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Torchrun of node 0 listens itself, before there is any worker: no worker can tell of it."""
+    for kept in (launcher.PContext, "close"), (launcher.DefaultLogsSpecs, "reify"):
+        monkeypatch.setattr(*kept, getattr(*kept))
+    monkeypatch.setenv("TR11_NODE_NAME", "iam01")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        places = ["--nnodes=2", "--node-rank=0", "--nproc-per-node=1", "--master-addr=127.0.0.1"]
+        port = f"--master-port={taken.getsockname()[1]}"
+        assert launcher.run([*places, port, "--max-restarts=0", "-m", "trainer"]) == 1
+    said = capsys.readouterr().err
+    [line] = [line for line in said.splitlines() if line.startswith("tr11: ")]
+    assert line.startswith("tr11: the launcher on iam01 failed: DistNetworkError: ") and "EADDRINUSE" in line
+    assert "Traceback" not in said

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from tr11ops.cluster.node_states import is_gone, is_silent
 from tr11ops.diagnose.attribution.error_text import read_error
 from tr11ops.diagnose.attribution.evidence import Attribution, Evidence, Failure, Kind
+from tr11ops.diagnose.attribution.names import NodeNames
 from tr11ops.diagnose.attribution.weights import weights
 from trainer.contract.end_marker import EXIT_REFUSED
 
@@ -131,6 +132,30 @@ def by_death(evidence: Evidence) -> Attribution | None:
     )  # fmt: skip
 
 
+def by_port(evidence: Evidence) -> Attribution | None:
+    """Rank 0 could not listen on its port, by its own word or its launcher's: what the others say follows from that."""
+    took = [one for one in evidence.failures if one.rank in {0, None} and read_error(one.error).is_port_taken]
+    first = next((one for one in took if one.host == evidence.nodes[0]), None)
+    if first is None:
+        return None
+    holder = next((one.port_holder for one in evidence.reports if one.node == first.host and one.port_holder), "")
+    port = evidence.fixed_port
+    said = [str(first)]
+    if holder:
+        said.append(f"{first.host}: the port is held by {holder}")
+    if port is None:
+        summary = f"{first}; held by {holder}" if holder else str(first)
+        return _weighed("port", Kind.PORT, summary, evidence=tuple(said), fault="port taken")
+    held = f"held by {holder}" if holder else "held by a process that cannot be seen"
+    summary = (
+        f"port {port} of {first.host} is {held}: end that, or remove slurm.master_port from the card, and each launch "
+        f"takes a free port ({first})"
+    )
+    return _weighed(
+        "port", Kind.PORT, summary, suspects=(first.host,), evidence=tuple(said), fault=f"port {port} taken"
+    )
+
+
 def by_error(evidence: Evidence) -> Attribution | None:
     """What the workers' own first errors say; those that only tell of a lost peer are set aside."""
     own = sorted((one for one in evidence.failures if _is_own(one)), key=lambda one: one.time)
@@ -199,18 +224,44 @@ def by_first_exit(evidence: Evidence) -> Attribution | None:
 
 
 def by_lost_peer(evidence: Evidence) -> Attribution | None:
-    """The node that the others lost first, where they name it, its rank or its address: it may be a victim too."""
+    """The node that the others lost first, where they name it, its rank or its address: it may be a victim too.
+
+    Where the one that was named has left a word itself, that counts before what others say of it. It may name another.
+    """
     names = evidence.names
-    for failure in sorted(evidence.failures, key=lambda one: one.time):
-        if _is_own(failure):
-            continue
-        named = names.named_in(failure.error)
-        if named is not None and named != failure.host:
-            fault = f"lost: {signature(failure.error)}"
-            return _weighed(
-                "lost-peer", Kind.UNKNOWN, str(failure), suspects=(named,), evidence=(str(failure),), fault=fault
-            )
+    in_order = sorted(evidence.failures, key=lambda one: one.time)
+    for failure in in_order:
+        named = _peer_named(failure, names)
+        if named is not None and not _is_own(failure):
+            last, accused = _last_accuser(failure, named, in_order, names)
+            fault = f"lost: {signature(last.error)}"
+            said = tuple(dict.fromkeys((str(last), str(failure))))
+            return _weighed("lost-peer", Kind.UNKNOWN, str(last), suspects=(accused,), evidence=said, fault=fault)
     return None
+
+
+def _last_accuser(witness: Failure, named: str, failures: Sequence[Failure], names: NodeNames) -> tuple[Failure, str]:
+    """Who names whom, from `witness` on, to the last: the word that counts most, and the node that it accuses."""
+    word, accused = witness, named
+    heard = {witness.host}
+    while accused not in heard:
+        heard.add(accused)
+        own = next((one for one in failures if one.host == accused), None)
+        if own is None:
+            break
+        further = _peer_named(own, names)
+        if further is None:
+            return word if read_error(own.error).tells_of_peer else own, accused
+        if further in heard:  # they lost each other: the first word stands
+            break
+        word, accused = own, further
+    return word, accused
+
+
+def _peer_named(failure: Failure, names: NodeNames) -> str | None:
+    """The one other node that an error names."""
+    named = names.named_in(failure.error)
+    return None if named == failure.host else named
 
 
 def by_first_missed(evidence: Evidence) -> Attribution | None:
@@ -262,7 +313,7 @@ def by_silence(evidence: Evidence) -> Attribution | None:
 
 ATTRIBUTORS: tuple[Attributor, ...] = (
     by_operator, by_node_state, by_lost_machine, by_health, by_refusal, by_unwritable, by_last_words, by_death,
-    by_error, by_first_exit, by_lost_peer, by_silence, by_first_missed, by_step_codes,
+    by_port, by_error, by_first_exit, by_lost_peer, by_silence, by_first_missed, by_step_codes,
 )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from tr11ops.diagnose.attribution.evidence import Attribution, Conclusion, Evide
 from tr11ops.diagnose.attribution.records import (
     all_failures,
     read_failures,
+    read_fixed_port,
     read_marker,
     read_objects,
     read_ranks,
@@ -98,6 +99,7 @@ def evidence_left(attempt: Path, record: LaunchRecord, log_evidence: Evidence | 
         failures=(*failures, *(replace(one, time=last + 1.0 + place) for place, one in enumerate(more))),
         reports=reports,
         ranks=read_ranks(attempt),
+        fixed_port=read_fixed_port(attempt),
     )
 
 

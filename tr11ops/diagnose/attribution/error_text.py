@@ -13,6 +13,7 @@ from tr11ops.diagnose.catalogue import rules
 from tr11ops.diagnose.signature import FaultClass, FaultSignature, NodeBlame, Role
 
 ANY_EXCEPTION = "python-exception"  # the signature of whatever has no better one
+PORT_TAKEN = "c10d-port-taken"
 CHARACTERS = 4096  # of an error; what is beyond repeats itself
 
 _FOLLOWS = frozenset({Role.SYMPTOM, Role.CONSEQUENCE, Role.SUMMARY})
@@ -55,7 +56,14 @@ class ErrorText:
         best = self.best
         if best is None or best.blame is NodeBlame.NODE:
             return best is None and _WAITED.search(self.text) is not None
+        if best.own:
+            return False
         return best.role in _FOLLOWS or best.fault in _NETWORK
+
+    @property
+    def tells_of_peer(self) -> bool:
+        """Whether it is a text that a lost peer leaves, and nothing else does."""
+        return self.best is not None and self.is_consequence
 
     @property
     def condemns_node(self) -> bool:
@@ -70,6 +78,11 @@ class ErrorText:
     def is_storage(self) -> bool:
         """Whether the storage that all nodes share is full or gone."""
         return self._is(FaultClass.STORAGE) and not self.is_programs_own and not _NODES_OWN.search(self.text)
+
+    @property
+    def is_port_taken(self) -> bool:
+        """Whether the process could not listen, because another one does."""
+        return self.best is not None and self.best.id == PORT_TAKEN
 
     @property
     def is_numerics(self) -> bool:

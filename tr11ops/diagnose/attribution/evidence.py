@@ -12,13 +12,17 @@ from trainer.contract.end_marker import EndMarker
 
 
 class Kind(StrEnum):
-    """What sort of thing ended a launch. NODE, and no other, is cured by other nodes; be it proved or suspected."""
+    """What sort of thing ended a launch. NODE, and no other, is cured by other nodes; be it proved or suspected.
+
+    PORT: rank 0 could not listen where the others look for it; another port cures it, or who holds it leaves.
+    """
 
     NODE = "node"
     CONFIGURATION = "configuration"
     STORAGE = "storage"
     NUMERICS = "numerics"
     SOFTWARE = "software"
+    PORT = "port"
     OPERATOR = "operator"
     UNKNOWN = "unknown"
 
@@ -52,7 +56,8 @@ class NodeReport:
     """What one node's agent recorded.
 
     `bad_checks`: `name: why` of each health check that condemned the node. `addresses`: of its network interfaces.
-    `first_missed`: of its failed workers, which was missed first.
+    `first_missed`: of its failed workers, which was missed first. `port_holder`: who listened on rank 0's port when all
+    that the launch had started there was gone; "" where no one did, or it cannot be seen.
     """
 
     node: str
@@ -60,6 +65,7 @@ class NodeReport:
     bad_checks: tuple[str, ...] = ()
     addresses: tuple[str, ...] = ()
     first_missed: MissedWorker | None = None
+    port_holder: str = ""
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,7 @@ class Evidence:
     launchers printed it. `ended_by`: who asked for an end at once, without saving. `unwritable`: why the batch host
     cannot write the run directory now. `lost`: machines without a scheduler whose agents are gone, and why.
     `ranks`: node by global rank. `derived_exit_code`: the highest exit status of the job's steps by the scheduler's
-    records, 128 + n after signal n, None where there are none.
+    records, 128 + n after signal n, None where there are none. `fixed_port`: rank 0's port, where the card fixes it.
     """
 
     nodes: tuple[str, ...]
@@ -89,6 +95,7 @@ class Evidence:
     lost: Mapping[str, str] = field(default_factory=dict)
     ranks: Mapping[int, str] = field(default_factory=dict)
     derived_exit_code: int | None = None
+    fixed_port: int | None = None
 
     @property
     def needs_step_code(self) -> bool:

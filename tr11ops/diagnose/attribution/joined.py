@@ -19,6 +19,7 @@ _CLASS: Mapping[Kind, FaultClass] = {
     Kind.SOFTWARE: FaultClass.USER_CODE,
     Kind.STORAGE: FaultClass.STORAGE,
     Kind.NUMERICS: FaultClass.NUMERICS,
+    Kind.PORT: FaultClass.RENDEZVOUS,
     Kind.OPERATOR: FaultClass.CLEAN_EXIT,
 }
 _STEP: Mapping[Kind, NextStep] = {

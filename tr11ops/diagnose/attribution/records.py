@@ -97,7 +97,9 @@ def read_reports(attempt: Path, launch: int) -> tuple[NodeReport, ...]:
         )
         addresses = value.get("addresses")
         own = tuple(map(str, addresses)) if isinstance(addresses, list) else ()
-        found.append(NodeReport(value["node"], status if isinstance(status, int) else None, bad, own, _missed(value)))
+        exit_status = status if isinstance(status, int) else None
+        holder = str(value.get("port_holder") or "")
+        found.append(NodeReport(value["node"], exit_status, bad, own, _missed(value), holder))
     return tuple(found)
 
 
@@ -112,6 +114,15 @@ def _missed(record: Mapping[str, Any]) -> MissedWorker | None:
         if one.how != "ended by SIGTERM":
             found.append(one)
     return min(found, key=lambda one: one.time, default=None)
+
+
+def read_fixed_port(attempt: Path) -> int | None:
+    """Rank 0's port, where the attempt's card fixes it."""
+    try:
+        port = (read_json(attempt / "card.json") or {}).get("slurm", {}).get("master_port")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return port if isinstance(port, int) else None
 
 
 def read_objects(folder: Path) -> Iterator[dict[str, Any]]:

@@ -226,6 +226,60 @@ def test_an_error_about_a_peer_says_nothing_of_its_own_node(error):
     assert ONE not in (*found.blamed, *found.suspects)
 
 
+# ----------------------------------------------------------------------------- the accused first, witnesses after
+IN_USE = (
+    "OSError: [Errno 98] Address already in use",
+    "DistNetworkError: The server socket has failed to listen on any local network address. port: 29500, useIpv6: 0, "
+    "code: -98, name: EADDRINUSE, message: address already in use",
+)
+DOES_NOT_ANSWER = "RankLost: rank 0 does not answer on 10.0.0.1:29500 ([Errno 111] Connection refused)"
+
+
+@pytest.mark.parametrize("error", IN_USE)
+@pytest.mark.parametrize("rank", [0, None])  # the worker's own word, or its launcher's
+def test_a_taken_port_is_told_by_rank_0_whatever_the_others_say(error, rank):
+    witnesses = (failure(TWO, 2, DOES_NOT_ANSWER, 0.5), failure(THREE, 4, "RankLost: connection closed by rank 0", 0.6))
+    found = attribute(evidence(WORKER_KILLED, failures=(*witnesses, failure(ONE, rank, error, 1.0))))
+    assert (found.kind, found.blamed, found.suspects, found.fault) == (Kind.PORT, (), (), "port taken")
+    assert error in found.summary
+    holder = (NodeReport(ONE, port_holder="process 77 (nc) of ana"),)
+    fixed = attribute(evidence(failures=(*witnesses, failure(ONE, rank, error)), reports=holder, fixed_port=29500))
+    assert (fixed.kind, fixed.blamed, fixed.suspects, fixed.fault) == (Kind.PORT, (), (ONE,), "port 29500 taken")
+    assert "port 29500 of jean-zay-iam01 is held by process 77 (nc) of ana: end that, or remove slurm.master_port" in (
+        fixed.summary
+    )
+    unseen = attribute(evidence(failures=(failure(ONE, rank, error),), fixed_port=29500)).summary
+    assert "is held by a process that cannot be seen" in unseen
+
+
+def test_a_port_of_another_rank_is_that_ranks_own_error():
+    found = attribute(evidence(failures=(failure(TWO, 2, IN_USE[0]), failure(ONE, 0, LOST, 0.5))))
+    assert (found.kind, found.suspects) == (Kind.UNKNOWN, (TWO,)) and IN_USE[0] in found.summary
+
+
+OWN_WORD = "TimeoutError: reading /scratch/data/corpus.bin timed out"
+
+
+def test_the_accused_ranks_own_word_is_quoted_before_what_is_said_of_it():
+    found = attribute(evidence(failures=(failure(ONE, 0, LOST, 1.0), failure(TWO, 2, OWN_WORD, 2.0))))
+    assert (found.suspects, found.summary) == ((TWO,), f"rank 2 on {TWO}: {OWN_WORD}")
+    assert found.evidence == (f"rank 2 on {TWO}: {OWN_WORD}", f"rank 0 on {ONE}: {LOST}")
+    mute = attribute(
+        evidence(failures=(failure(ONE, 0, LOST), failure(TWO, 2, "RuntimeError: Connection reset by peer", 2.0)))
+    )
+    assert (mute.suspects, mute.summary) == ((TWO,), f"rank 0 on {ONE}: {LOST}")  # a victim's words, of no one
+
+
+def test_who_accuses_whom_is_followed_to_the_last():
+    by_three = f"RankLost: connection closed by rank 4 on {THREE}"
+    chain = (failure(ONE, 0, LOST, 1.0), failure(TWO, 2, by_three, 2.0))
+    found = attribute(evidence(failures=chain))
+    assert (found.suspects, found.summary) == ((THREE,), f"rank 2 on {TWO}: {by_three}")
+    by_one = f"RankLost: connection closed by rank 0 on {ONE}"
+    mutual = attribute(evidence(failures=(failure(ONE, 0, LOST, 1.0), failure(TWO, 2, by_one, 2.0))))
+    assert mutual.suspects == (TWO,)  # the first word stands
+
+
 # ----------------------------------------------------------------------------- other causes
 def test_refusals_are_configuration():
     refused = attribute(evidence(WORKER_KILLED, marker=marker("refused", "data.prefixes: not there", False)))
