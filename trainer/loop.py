@@ -163,7 +163,7 @@ class Trainer:
         self.spikes = SpikeWatch(config, self.mesh.cpu_group)
         self.dropped = DroppedSteps(config.recovery.dropped_steps)
         self.spikes.settle()
-        resumed = load_newest(config, self.mesh, self.engine, self._say)
+        resumed = load_newest(config, self.mesh, self.engine, self._say, job_id)
         self.progress, self.learning_rate = resumed.progress, resumed.plan
         self.total = path_of(config, self.progress.position).total_iterations
         data = self._match_data(resumed)

@@ -6,6 +6,7 @@ Each case is a real training of a tiny model on two stages; what a restart must 
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from tests.trainer.courses import (
 from tests.trainer.spawn import RanksFailed, run_ranks
 from trainer.contract.checkpoint_names import checkpoint_steps, read_latest
 from trainer.contract.end_marker import EndMarker
+from trainer.contract.origin import Origin
 from trainer.contract.recovery import (
     BY_HAND,
     PendingMoves,
@@ -224,7 +226,29 @@ def test_fine_tuning_takes_the_weights_alone(tmp_path: Path, eight_steps: Curve)
     assert run(tuned) == ("exit-interval", 2)
     assert curve(tuned)[1][2] == 16  # counters from zero, weights not
     assert not math.isclose(curve(tuned)[1][0], eight_steps[1][0], rel_tol=1e-4)  # fresh weights
+    origin = Origin.read(tuned.paths)
+    assert origin is not None
+    assert (origin.folder, origin.step, origin.job_id) == (str(first.paths.checkpoints), 6, "1")
+    assert origin.takes_weights and origin.is_fresh and Origin.read(first.paths) is None
     assert run(tuned, 2) == ("exit-interval", 4)  # its own checkpoint goes before checkpoint.load
+    assert Origin.read(tuned.paths) == origin
+    again = card(
+        tmp_path, checkpoint={"load": str(tuned.paths.checkpoints)}, run={"directory": str(tmp_path / "again")}
+    )
+    where = tuned.paths.checkpoints
+    shutil.rmtree(where / "global_step4")
+    (where / "latest").unlink()
+    (where / "global_step2").rename(where / "kept")
+    refused = run_ranks(refusal, 2, again, 1, launch=False)
+    assert (
+        refused
+        == [
+            f"checkpoint.load = {where} holds no checkpoint (global_stepN); name a folder of checkpoints, or"
+            " leave the key out"
+        ]
+        * 2
+    )
+    assert Origin.read(again.paths) is None
 
 
 def test_named_groups_are_validated_apart_and_tested_at_the_end(tmp_path: Path) -> None:

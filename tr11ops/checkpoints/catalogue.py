@@ -8,7 +8,7 @@ from functools import partial as bind
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tr11ops.base.observed import Unknown, known, observed
+from tr11ops.base.observed import Observed, Unknown, known, observed
 from tr11ops.checkpoints.pins import Pin, read_pins
 from tr11ops.checkpoints.quarantine import QuarantinedCheckpoint, list_quarantined, superseded_names
 from tr11ops.checkpoints.use import Uses, read_uses, restart_uses
@@ -18,6 +18,7 @@ from tr11ops.rundir.clocks import Clocks
 from tr11ops.rundir.copies import CopyRecord, read_copies
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name, read_latest
+from trainer.contract.origin import Origin
 from trainer.contract.resumable import ResumeNeed
 
 T = TypeVar("T")
@@ -65,6 +66,7 @@ class Catalogue:
     `read_errors`: what could not be read; while there is one, nothing may be removed. `copies` are all on record, also
     of checkpoints that are here no more. `loading` names an attempt that may be reading any checkpoint. `superseded`:
     of a step that was saved again since with another content; no training takes them, and `quarantined` names them too.
+    `origin`: the checkpoint of another run that this one began with.
     """
 
     folder: Path
@@ -77,6 +79,7 @@ class Catalogue:
     uses: Uses = field(default_factory=Uses)
     read_errors: tuple[str, ...] = ()
     superseded: tuple[CatalogueEntry, ...] = ()
+    origin: Observed[Origin | None] = None
 
     def at(self, step: int) -> CatalogueEntry | None:
         """The checkpoint of a step."""
@@ -123,6 +126,7 @@ def read_catalogue(
         uses=uses,
         read_errors=tuple(read_errors),
         superseded=tuple(known_of(row) for row in older),
+        origin=observed(lambda: Origin.read(directory.paths)),
     )
 
 

@@ -38,7 +38,16 @@ def table(catalogue: Catalogue, now: float) -> str:
         else ""
     )
     foot = f"{len(catalogue.checkpoints)} of them, {total}{beside}{shape}"
-    return "\n".join([*lines, *_wrapped([foot], ""), *_legend(catalogue.checkpoints)])
+    return "\n".join([*lines, *_wrapped([foot, *_origin(catalogue)], ""), *_legend(catalogue.checkpoints)])
+
+
+def _origin(catalogue: Catalogue) -> Iterator[str]:
+    """What the first of them was trained from, where that is another run's."""
+    origin = catalogue.origin
+    if isinstance(origin, Unknown):
+        yield f"what the run began with is not known: {origin.why}"
+    elif origin is not None:
+        yield f"the run began with {origin.lineage}"
 
 
 def _legend(checkpoints: Iterable[CatalogueEntry]) -> Iterator[str]:

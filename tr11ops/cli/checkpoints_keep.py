@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tr11ops.base.observed import known
 from tr11ops.checkpoints.catalogue import read_catalogue
 from tr11ops.checkpoints.pins import pin as put_pin
 from tr11ops.checkpoints.pins import unpin as take_pin
@@ -75,6 +76,7 @@ def open_catalogue(card: RunCard) -> Catalogue:
 
 
 def _document(catalogue: Catalogue) -> dict[str, Any]:
+    origin = known(catalogue.origin, None)
     return {
         "schema": SCHEMA,
         "folder": str(catalogue.folder),
@@ -84,6 +86,7 @@ def _document(catalogue: Catalogue) -> dict[str, Any]:
         "aside": [asdict(quarantined) for quarantined in catalogue.quarantined],
         "loading": catalogue.uses.loading,
         "doubts": list(catalogue.read_errors),
+        "origin": None if origin is None else asdict(origin),
     }
 
 

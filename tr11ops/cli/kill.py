@@ -195,7 +195,7 @@ def _release(run: StopContext, why: str, yes: bool, dry_run: bool, as_json: bool
         action = "not-set" if not was_set else "dry-run" if dry_run else "released"
         value = {**done.value(), "schema": KILL_SCHEMA, "action": action}
         emit({**value, "kill_switch": str(run.directory.kill_switch)})
-    done.leave()
+    done.leave(as_json)
 
 
 def _report(run: StopContext, endings: tuple[JobEnding, ...], as_json: bool) -> int:

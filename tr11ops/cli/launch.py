@@ -80,11 +80,14 @@ def launch(
 ) -> None:
     """Check a run card, show the plan, and submit it.
 
-    Nothing is submitted or created when a check refuses. Attempts of --array are queued as slurm.chain says: by
+    Nothing is submitted or created when a check refuses. What the training would start from (its own newest checkpoint,
+    else `checkpoint.load`, else random weights) is compared with the card's model, schedule, optimizer and data, as the
+    trainer will do it. Attempts of --array are queued as slurm.chain says: by
     default as a job array, where the site has none as dependent jobs, and where few jobs may wait, one by one.
     With --scheduler kubernetes --dry-run it prints the objects of an indexed Job, for `kubectl apply -f -`.
 
-    Exit code 0: submitted; 1: something is in the way; 2: wrong card or option; 3: no answer from the scheduler.
+    Exit code 0: submitted; 1: something is in the way, or the training is finished and
+    nothing is left to train; 2: wrong card or option; 3: no answer from the scheduler.
 
     Examples:
       tr11 launch --array 1-10

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
 from tr11ops.cli.common import DryRunOption, Refusal, YesOption, agree, say
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext
 from tr11ops.cli.stopping import ReasonOption, StopContext, record, require_switch, run_to_stop, standing_lines
 from tr11ops.cluster.parts import names_of, split
 from tr11ops.cluster.pending_reasons import Cause, Wait, is_held, reason_of_job
+from tr11ops.launch.queued_cards import refused_starts
 from tr11ops.observe.derived import is_left_over
 from tr11ops.queue.held_jobs import can_modify, held_jobs, release
 from tr11ops.rundir.hold_store import held_by_tr11
@@ -27,18 +30,24 @@ RESUME_SCHEMA = 1
 class Undoing:
     """What stands in the run's way. `holds` name what tr11 has held; `foreign` are jobs that someone else holds;
     `others` jobs that tr11 holds and that only their owner may release; `left_over` those that tr11 holds and that have
-    nothing left to do, because the training is finished."""
+    nothing left to do, because the training is finished; `refused` those that the trainer would refuse, and why."""
 
     switches: tuple[tuple[str, str], ...]  # (name, who set it and why)
     holds: tuple[str, ...]
     foreign: tuple[Job, ...]
     others: tuple[Job, ...]
     left_over: tuple[Job, ...] = ()
+    refused: tuple[tuple[Job, str], ...] = ()
     is_led: bool = False  # an attempt runs, whose controller releases what it held when the switch is gone
 
     @property
     def is_empty(self) -> bool:
         return not (self.switches or self.holds)
+
+    @property
+    def left_held(self) -> tuple[Job, ...]:
+        """What stays held whatever is released."""
+        return (*self.foreign, *self.others, *self.left_over, *(job for job, _ in self.refused))
 
 
 def resume(
@@ -50,7 +59,8 @@ def resume(
 ) -> None:
     """Let a stopped or paused run go on: release the kill switch, the pause, and what tr11 holds in the queue.
 
-    What someone else holds stays held. It says what starts next.
+    What someone else holds stays held, and so does what the trainer would refuse: the job's own card is compared with
+    the checkpoint that it would start from, as `tr11 launch` does it. It says what starts next.
 
     Exit code 0: it goes on, or nothing is queued; 1: something stays held, and who must release it is said; 3: the
     scheduler did not answer, so that what it holds is not released.
@@ -62,7 +72,7 @@ def resume(
     run = run_to_stop(context, is_releasing=True)
     done = let_go_on(run, why, yes, dry_run)
     context.emit({"schema": RESUME_SCHEMA, **done.value(), "run": run.card.run.name})
-    done.leave()
+    done.leave(context.as_json)
 
 
 @dataclass(frozen=True)
@@ -86,12 +96,15 @@ class ResumeResult:
             "switches": [name for name, _ in self.todo.switches],
             "holds": list(self.todo.holds),
             "released": list(self.released),
-            "left_held": [job.job_id for job in (*self.todo.foreign, *self.todo.others, *self.todo.left_over)],
+            "left_held": [job.job_id for job in self.todo.left_held],
             "missing": self.missing or None,
         }
 
-    def leave(self) -> None:
-        """Raises Refusal with the exit code where something is missing."""
+    def leave(self, as_json: bool) -> None:
+        """End with the exit code where something is missing. `as_json`: the answer, which says it too, was printed."""
+        if self.missing and as_json:
+            say(f"tr11: {self.missing}")
+            raise typer.Exit(self.exit_code)
         if self.missing:
             raise Refusal(self.missing, self.exit_code)
 
@@ -105,10 +118,12 @@ def let_go_on(run: StopContext, why: str, yes: bool, dry_run: bool) -> ResumeRes
     todo = run.read(lambda: _undoing(run, view))
     for line in [*_lines(todo), *standing_lines(view), f"next:       {_next(run, view, todo)}"]:
         say(line)
-    if todo.is_empty or dry_run:
-        say("nothing was changed (--dry-run)" if dry_run else "nothing stands in the way: nothing was changed")
-        action = "dry-run" if dry_run else "nothing"
-        return ResumeResult(action, todo) if dry_run else ResumeResult(action, todo, (), *_missing(run, view, todo, ()))
+    if dry_run:
+        say("nothing was changed (--dry-run)")
+        return ResumeResult("dry-run", todo)
+    if todo.is_empty:
+        say("nothing was changed" if todo.refused else "nothing stands in the way: nothing was changed")
+        return ResumeResult("nothing", todo, (), *_missing(run, view, todo, ()))
     agree("Let it go on?", yes)
     # The holds last: what starts must not find a switch.
     for name, _ in todo.switches:
@@ -137,6 +152,10 @@ def _missing(run: StopContext, view: StopView, todo: Undoing, refused: tuple[tup
         names = ", ".join(held)
         return (f"job {names} may still be held: type this again when the scheduler answers", 3) if held else ("", 0)
     goes_on = view.running or view.foreground or todo.holds or any(not is_held(job) for job in view.queued)
+    if not goes_on and todo.refused:
+        job, why = todo.refused[0]
+        card = run.command("launch --replace")
+        return f"nothing starts: the trainer would refuse job {job.job_id}: {why}; then `{card}` queues it anew", 1
     stuck = (*todo.foreign, *todo.others)
     if goes_on or not stuck:
         return "", 0
@@ -155,13 +174,18 @@ def _undoing(run: StopContext, view: StopView) -> Undoing:
     held = held_jobs(view.queued, held_by_tr11(directory, view.queued))
     left_over = tuple(job for job in held.ours if is_left_over(job, view.finished))
     ours = tuple(job for job in held.ours if job not in left_over)
+    refusals = refused_starts(directory, ours) if directory.exists else {}
+    refused = tuple((job, str(refusals[job.job_id])) for job in ours if job.job_id in refusals)
+    ours = tuple(job for job in ours if job.job_id not in refusals)
+    kept = (*held.others, *left_over, *(job for job, _ in refused))
     others = tuple(job for job in ours if not can_modify(job, run.user))
     return Undoing(
         switches=tuple((name, str(request)) for name, request in found.items() if request is not None),
-        holds=names_of((job for job in ours if can_modify(job, run.user)), (*held.others, *others, *left_over)),
+        holds=names_of((job for job in ours if can_modify(job, run.user)), (*kept, *others)),
         foreign=held.others,
         others=others,
         left_over=left_over,
+        refused=refused,
         is_led=bool(view.running),
     )
 
@@ -171,6 +195,8 @@ def _lines(todo: Undoing) -> list[str]:
     lines += [f"held:       job {number}, by tr11: will be released" for number in todo.holds]
     lines += [f"held:       job {job.job_id}, not by tr11: stays held" for job in todo.foreign]
     lines += [f"held:       job {job.job_id}, by tr11: stays held, the training is finished" for job in todo.left_over]
+    would = "stays held, the trainer would refuse it"
+    lines += [f"held:       job {job.job_id}, by tr11: {would}: {reason}" for job, reason in todo.refused]
     who = "the running attempt releases it" if todo.is_led else "{user}, who owns it, must release it"
     lines += [f"held:       job {job.job_id}, by tr11: {who.format(user=job.user)}" for job in todo.others]
     return lines
@@ -194,7 +220,7 @@ def _next(run: StopContext, view: StopView, todo: Undoing) -> str:
         limited = next((job for job in free if reason_of_job(job).cause is Cause.LIMIT), None)
         why = f" waits ({limited.reason}: {reason_of_job(limited).meaning})" if limited else ""
         return queue + (why or ", as soon as nodes are free")
-    if todo.foreign or todo.others or todo.left_over:
+    if todo.left_held:
         over = f"; the training is finished: `{run.command('launch --repair')}` cancels it" if todo.left_over else ""
         return f"nothing: all that is queued stays held{over}"
     return f"nothing is queued: start it with `{run.command('launch --array 1-10')}`"

@@ -26,7 +26,8 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """CRITICAL when nothing else of the run can run, else a warning that the chain stops after the present task.
 
     One finding for each array, and another for the part of it that tr11 did not hold. What tr11 holds, by its own
-    record, is released by `tr11 resume`; while a kill switch or a pause is in force, someone wants it so: INFO.
+    record, is released by `tr11 resume`, or comes again with a mended card where the trainer refused the last attempt's
+    (`tr11 launch --replace`); while a kill switch or a pause is in force, someone wants it so: INFO.
     Where the training is finished nothing is left for it to do: INFO too.
     """
     stop = derived.stop_of(snapshot)
@@ -50,7 +51,8 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
             usual = Severity.INFO if by is not None and stop is not None else Severity.WARNING
             release = f"scontrol release {shlex.quote(name)}" if snapshot.scheduler == "slurm" else ""
             if by is not None:
-                release = derived.command(snapshot, "resume")
+                refused = derived.was_refused(snapshot)  # the same card would be refused again
+                release = derived.command(snapshot, "launch --replace" if refused else "resume")
             cancel = derived.scheduler_command(snapshot, "scancel", jobs[0]) or (
                 derived.command(snapshot, "launch --repair") if by is not None else ""
             )

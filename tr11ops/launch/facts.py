@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,8 @@ from tr11ops.launch.extra_observations import (
     read_clocks,
 )
 from tr11ops.launch.history import read_history
-from tr11ops.observe.files import read_exclusions
+from tr11ops.observe.derived import finish_time, newest_marker
+from tr11ops.observe.files import read_attempts, read_exclusions, read_steps
 from tr11ops.observe.foreground import foreground_trainings
 from tr11ops.observe.lease import LeaseHolder, read_holder
 from tr11ops.observe.ownership import Ownership
@@ -46,13 +47,17 @@ from tr11ops.rundir.state_files import find_damage
 from tr11ops.rundir.submissions import read_traces
 from tr11ops.rundir.tokenizer import TokenizerFacts, look_at_tokenizer, workers_environment
 from trainer.config.compiler_choice import compiler_obstacle
-from trainer.config.data_match import DataRecord
-from trainer.contract.checkpoint_names import checkpoint_steps, read_latest
+from trainer.contract.checkpoint_names import checkpoint_name, checkpoint_steps, read_latest
 from trainer.contract.checkpoints import refusal
 from trainer.contract.files import host_name, now
 from trainer.contract.manifest import manifest_faults
-from trainer.contract.resumable import CURSOR_FILE, ResumeNeed, ResumeSearch, search, size_faults
+from trainer.contract.origin import Origin
+from trainer.contract.paths import RunPaths
+from trainer.contract.resumable import CURSOR_FILE, ResumeSearch, foreign_step, search, size_faults
 from trainer.contract.state_file import read_json
+from trainer.schedule.path import START, Position
+from trainer.schedule.progress import Progress
+from trainer.schedule.start import StartSource, loaded_source, own_source
 
 
 @dataclass(frozen=True)
@@ -108,19 +113,37 @@ class KillSwitchFacts:
 
 @dataclass(frozen=True)
 class LaunchCheckpoints:
-    """The run's checkpoints, judged and tried as the trainer does it (see `trainer.contract.resumable`).
+    """The checkpoints that the training would start from, judged and tried as the trainer does it (see
+    `trainer.contract.resumable`): the run's own, and where it has none, those that `checkpoint.load` names.
 
     `steps`: all that have a folder, ascending. `latest`: what that file names, None when it is missing. `refusal`: why
-    the trainer would resume from none of them, "" when it would.
+    the trainer would resume from none of them, "" when it would. `foreign`: the step that it would take of those that
+    another tool wrote, without manifests. `cursor`: of the one that was found; None where its layout keeps it among
+    tensors, which nothing here reads. `origin`: what the run itself had begun with.
     """
 
+    source: StartSource
     steps: tuple[int, ...]
     latest: Observed[int | None]
     found: ResumeSearch
     refusal: str = ""
     verified: str = "sizes"
-    data: DataRecord | None = None  # of the one that was found
+    foreign: int | None = None
+    cursor: Observed[Mapping[str, Any] | None] = None
     cut_sequences: bool | None = None  # whether the attempt that saved it had sequence parallelism; None: not recorded
+    origin: Observed[Origin | None] = None
+
+    @property
+    def start(self) -> Position:
+        """Where the training goes on, as far as is known without reading tensors; the beginning where it is fresh."""
+        if self.source.is_fresh:
+            return START
+        if isinstance(self.cursor, Mapping):
+            return Progress.from_cursor(self.cursor).position
+        manifest = self.found.manifest
+        if manifest is not None:
+            return Position(manifest.step, manifest.consumed_samples, manifest.consumed_tokens)
+        return START
 
 
 @dataclass(frozen=True)
@@ -142,6 +165,7 @@ class LaunchFacts:
     datasets: tuple[DatasetFacts, ...]
     tokenizer: TokenizerFacts
     checkpoints: Observed[LaunchCheckpoints]
+    finished: Observed[float | None]  # when the training was finished, by its own word; None while it is not
     host: str = ""
     site: Observed[SiteRules | None] = None  # None: the scheduler has no such rules
     traces: Observed[Mapping[str, str]] = field(default_factory=dict)  # tag -> job that ran under it
@@ -205,7 +229,8 @@ def observe_launch(
         kill_switch=_kill_switch(directory),
         datasets=tuple(look_at(prefix) for prefix in prefixes_of(card.data)) if has_data else (),
         tokenizer=look_at_tokenizer(card, workers_environment(card, os.environ)) if has_data else TokenizerFacts(),
-        checkpoints=_observed(lambda: _checkpoints(card, directory, request.read_digests)),
+        checkpoints=_observed(lambda: look_at_checkpoints(card, request.read_digests)),
+        finished=_observed(lambda: _finished(directory)),
         host=host_name(),
         site=rules,
         grants=ask(lambda: grants(rules)) if grants and isinstance(rules, SiteRules) else None,
@@ -293,6 +318,12 @@ def _nearest(path: Path) -> Path:
     return path
 
 
+def _finished(directory: RunDirectory) -> float | None:
+    steps = known(read_steps(directory.paths), ())
+    iteration = steps[-1].record.iteration if steps else None
+    return finish_time(newest_marker(known(read_attempts(directory.paths), ())), iteration)
+
+
 def _kill_switch(directory: RunDirectory) -> KillSwitchFacts:
     held = directory.read_kill_switch()
     location = _observed(lambda: look_at_switch(directory))
@@ -305,26 +336,39 @@ def _kill_switch(directory: RunDirectory) -> KillSwitchFacts:
     )
 
 
-def _checkpoints(card: RunCard, directory: RunDirectory, read_digests: bool) -> LaunchCheckpoints:
-    folder = directory.paths.checkpoints
+def look_at_checkpoints(card: RunCard, read_digests: bool = False) -> LaunchCheckpoints:
+    """Look where the trainer would look, in its order. Raises OSError as the file system does."""
+    own = own_source(card)
+    found = _look_in(own, read_digests)
+    other = loaded_source(card)
+    if other is not None and not found.steps and found.latest is None:
+        found = _look_in(other, read_digests)
+    return replace(found, origin=_observed(lambda: Origin.read(card.paths)))
+
+
+def _look_in(source: StartSource, read_digests: bool) -> LaunchCheckpoints:
+    folder = source.folder
     steps = tuple(checkpoint_steps(folder))
     latest = _observed(lambda: read_latest(folder))
+    foreign = foreign_step(folder)
+    if foreign is not None:
+        return LaunchCheckpoints(source, steps, latest, ResumeSearch(None, None), foreign=foreign)
     faults_of = partial(manifest_faults, read_digests=True) if read_digests else size_faults
-    found = search(folder, steps, latest if isinstance(latest, int) else None, ResumeNeed.of(card), faults_of)
+    found = search(folder, steps, latest if isinstance(latest, int) else None, source.need, faults_of)
     problem = refusal(folder, steps, found) if steps else ""
-    data = None if found.step is None else _data_of(directory.paths.checkpoint(found.step) / CURSOR_FILE)
-    was_cut = None if found.manifest is None else _sequences_were_cut(directory.paths.attempt(found.manifest.job_id))
-    return LaunchCheckpoints(steps, latest, found, problem, "digests" if read_digests else "sizes", data, was_cut)
+    cursor: Observed[Mapping[str, Any] | None] = None
+    if found.step is not None:
+        place = folder / checkpoint_name(found.step)
+        cursor = _observed(lambda: read_json(place / CURSOR_FILE))
+    was_cut = None if found.manifest is None else _sequences_were_cut(folder, found.manifest.job_id)
+    verified = "digests" if read_digests else "sizes"
+    return LaunchCheckpoints(source, steps, latest, found, problem, verified, None, cursor, was_cut)
 
 
-def _sequences_were_cut(attempt: Path) -> bool | None:
-    """By the resolved card of the attempt, which says it whether or not the card as written did."""
-    value = _observed(lambda: read_json(attempt / "card.json"))
+def _sequences_were_cut(folder: Path, job_id: str) -> bool | None:
+    """By the resolved card of the attempt that saved into `folder`, which says it whether or not the card did."""
+    paths = RunPaths.of_checkpoints(folder)
+    value = None if paths is None else _observed(lambda: read_json(paths.attempt(job_id) / "card.json"))
     parallel = value.get("parallel") if isinstance(value, dict) else None
     said = parallel.get("sequence_parallel") if isinstance(parallel, dict) else None
     return said if isinstance(said, bool) else None
-
-
-def _data_of(cursor: Path) -> DataRecord | None:
-    value = _observed(lambda: read_json(cursor))
-    return DataRecord.of(value) if isinstance(value, dict) else None

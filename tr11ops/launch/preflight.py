@@ -83,7 +83,7 @@ def _checks(
     if not facts.directory.fault:  # what cannot be a run directory has no state to be read
         yield from queue_checks(directory, request, facts)
         yield from holder_checks(card, directory, facts)
-        yield from checkpoint_checks(card, directory, facts)
+        yield from checkpoint_checks(card, facts, request.on_scheduler)
         yield from saving_checks(card)
         if request.array is not None or (request.chain is not None and request.chain.tasks > 1):
             yield from coverage_checks(coverage_of(card, request.tasks, history, _resumed_step(facts)))
@@ -100,7 +100,7 @@ def _leave_checks(leaves: ExitPlan) -> Iterator[PreflightCheck]:
 
 def _resumed_step(facts: LaunchFacts) -> int:
     found = facts.checkpoints
-    return 0 if isinstance(found, Unknown) else found.found.step or 0
+    return 0 if isinstance(found, Unknown) else found.start.iteration
 
 
 def _compiler_checks(facts: LaunchFacts) -> Iterator[PreflightCheck]:

@@ -2,79 +2,159 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from tr11ops.base.observed import Unknown
+from tr11ops.base.observed import Unknown, known
 from tr11ops.launch.facts import LaunchCheckpoints, LaunchFacts
 from tr11ops.runcard.card import RunCard
 from tr11ops.runcard.check import PreflightCheck, ok, refused, unknown, warning
-from tr11ops.rundir.paths import RunDirectory
-from trainer.config.data_match import data_facts, decisive_differences, fact_differences
-from trainer.contract.checkpoint_names import checkpoint_name
+from trainer.config.data_match import DataRecord, data_facts, decisive_differences, fact_differences
+from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name
+from trainer.contract.checkpoints import CheckpointError
 from trainer.contract.manifest import Manifest
+from trainer.schedule.learning_rate import plan_of
+from trainer.schedule.path import path_of
+from trainer.schedule.resume import NAMES, schedule_differences
+from trainer.schedule.start import StartSource, agreed_settings, no_start
 
 
-def checkpoint_checks(card: RunCard, directory: RunDirectory, facts: LaunchFacts) -> Iterator[PreflightCheck]:
-    """Checks of the checkpoint that a resume would load; a first start without any is fine unless the card says not."""
-    if isinstance(facts.checkpoints, Unknown):
-        yield unknown("checkpoints", f"they could not be read ({facts.checkpoints.why})")
+def checkpoint_checks(card: RunCard, facts: LaunchFacts, on_scheduler: bool = True) -> Iterator[PreflightCheck]:
+    """Checks of the checkpoint that a start would load; a first start without any is fine unless the card says not.
+
+    `on_scheduler`: it would take an allocation, which a training that is finished does not need.
+    """
+    found = facts.checkpoints
+    if isinstance(found, Unknown):
+        yield unknown("checkpoints", f"they could not be read ({found.why})")
         return
-    found, folder = facts.checkpoints, directory.paths.checkpoints
-    if not found.steps:
-        if card.run.expect_resume:
-            fix = "restore one, or correct run.directory or run.variant"
-            yield refused("run.expect_resume", f"{folder} holds no checkpoint", fix)
-        elif found.latest is not None:
-            fix = "restore one, or remove that file to start again"
-            yield refused("checkpoints", f"{directory.paths.latest} is there, but no checkpoint", fix)
-        else:
-            yield ok("checkpoints", "none: the training starts from random weights")
-        return
+    yield from start_checks(card, found)
+    yield from _finished_checks(card, found, known(facts.finished, None) is not None and on_scheduler)
+
+
+def start_checks(card: RunCard, found: LaunchCheckpoints) -> Iterator[PreflightCheck]:
+    """Whether the trainer would start from what there is, with this card."""
     if found.refusal:
         step, fault = found.found.barrier or found.found.passed[0]
         text = f"{checkpoint_name(step)}: {fault.text}" if fault.key else found.refusal
         rule, _, fix = text.rpartition("; ")
         yield refused(fault.key or "checkpoints", rule, fix, 2 if fault.key else 1)
+    elif found.foreign is not None:
+        place = found.source.folder / checkpoint_name(found.foreign)
+        text = f"starts from {place} of another tool: model, schedule and data are compared by the trainer alone"
+        yield ok("checkpoints", text)
     elif found.found.manifest is not None:
-        yield from _resume_checks(card, directory, found, found.found.manifest)
+        yield from _resume_checks(card, found, found.found.manifest)
+    else:
+        yield from _empty_checks(card, found)
 
 
-def _resume_checks(
-    card: RunCard, directory: RunDirectory, found: LaunchCheckpoints, manifest: Manifest
-) -> Iterator[PreflightCheck]:
-    steps, latest, passed = found.steps, found.latest, found.found.passed
+def _empty_checks(card: RunCard, found: LaunchCheckpoints) -> Iterator[PreflightCheck]:
+    """No checkpoint is there: a first start, or a folder that is not what the card means."""
+    folder = found.source.folder
+    if not found.source.is_own:
+        rule, _, fix = no_start(found.source).rpartition("; ")
+        yield refused("checkpoint.load", rule.removeprefix("checkpoint.load = "), fix, 2)
+    elif found.source.must:
+        fix = "restore one, or correct run.directory or run.variant"
+        yield refused("run.expect_resume", f"{folder} holds no checkpoint", fix)
+    elif found.latest is not None:
+        fix = "restore one, or remove that file to start again"
+        yield refused("checkpoints", f"{folder / LATEST_FILE} is there, but no checkpoint", fix)
+    else:
+        yield ok("checkpoints", "none: the training starts from random weights")
+
+
+def _resume_checks(card: RunCard, found: LaunchCheckpoints, manifest: Manifest) -> Iterator[PreflightCheck]:
+    steps, latest, passed, source = found.steps, found.latest, found.found.passed, found.source
     name = checkpoint_name(manifest.step)
+    will = "will be resumed" if source.is_own else "is the start"
     if isinstance(latest, Unknown):
-        yield warning("checkpoints", f"latest cannot be used ({latest.why}): {name} will be resumed")
+        yield warning("checkpoints", f"latest cannot be used ({latest.why}): {name} {will}")
     elif latest is None:
-        text = f"{directory.paths.latest} is missing: {name}, the newest resumable one, will be resumed"
+        text = f"{source.folder / LATEST_FILE} is missing: {name}, the newest resumable one, {will}"
         yield warning("checkpoints", text)
     elif latest not in steps:
-        text = f"latest names {checkpoint_name(latest)}, which is not there: {name} will be resumed"
+        text = f"latest names {checkpoint_name(latest)}, which is not there: {name} {will}"
         yield warning("checkpoints", text)
     for step, fault in passed[:3]:
         yield warning("checkpoints", f"{checkpoint_name(step)} is passed over: {fault.text}")
     newer = [step for step in steps if step > manifest.step and step not in dict(passed)]
     if newer:
         yield warning("checkpoints", f"{checkpoint_name(newer[-1])} is newer than {name}, which latest names")
-    if manifest.consumed_samples >= card.batch.train_samples:
-        rule = f"{name} has consumed {manifest.consumed_samples:,} samples of {card.batch.train_samples:,}"
-        yield warning("batch.train_samples", f"{rule}: nothing is left to train", "raise it to go on")
-    yield from _data_checks(card, found, name)
+    yield from _settings_checks(card, found, name)
     if manifest.topology.get("tensor", 1) > 1:
         yield from _sequence_checks(card, found, name)
-    text = f"resumes at step {manifest.step + 1} from {name}{_topology(card, manifest)}; {found.verified} verified"
+    saved_on, verified = _topology(card, manifest), f"{found.verified} verified"
+    if source.is_own:
+        began = known(found.origin, None)
+        lineage = f"; the run began with {began}" if began is not None else ""
+        text = f"resumes at step {manifest.step + 1} from {name}{saved_on}; {verified}{lineage}"
+    else:
+        taken = "weights alone" if source.takes_weights else "weights and optimizer"
+        counters = ", all counters from zero" if source.is_fresh else f", at step {manifest.step + 1}"
+        text = f"starts from {source.folder / name}{saved_on}: {taken}{counters}; {verified}"
     yield ok("checkpoints", text)
 
 
-def _data_checks(card: RunCard, found: LaunchCheckpoints, name: str) -> Iterator[PreflightCheck]:
-    """What the card says otherwise of the data; what the files hold, the trainer compares."""
-    if found.data is None:
+def _finished_checks(card: RunCard, found: LaunchCheckpoints, is_finished: bool) -> Iterator[PreflightCheck]:
+    """Whether the card leaves anything to train from where the training goes on."""
+    manifest = found.found.manifest
+    if found.refusal or manifest is None or path_of(card, found.start).segments:
         return
-    saved, now = found.data.facts, data_facts(card)
+    name, end = checkpoint_name(manifest.step), f"{card.batch.train_samples:,} samples"
+    if card.batch.train_tokens is not None:
+        end = f"{end} or {card.batch.train_tokens:,} tokens"
+    key = "batch.train_samples" if card.batch.train_tokens is None else "batch.train_tokens"
+    rule = f"nothing is left to train: {name} has consumed {manifest.consumed_samples:,} of {end}"
+    if is_finished:
+        yield refused(key, f"the training is finished, {rule}", "raise it to train on")
+    else:
+        yield warning(key, rule, "raise it to go on")
+
+
+def _settings_checks(card: RunCard, found: LaunchCheckpoints, name: str) -> Iterator[PreflightCheck]:
+    """Schedule, optimizer and data of the checkpoint against the card's, by the trainer's own rules."""
+    cursor = found.cursor
+    if isinstance(cursor, Unknown):
+        yield unknown("checkpoints", f"{name}: what it says of schedule and data could not be read ({cursor.why})")
+    elif cursor is None:
+        text = f"{name} keeps schedule, optimizer settings and data among its tensors: the trainer alone compares them"
+        yield warning("schedule.on_resume", text)
+    else:
+        yield from _schedule_checks(card, found.source, cursor, name)
+        yield from _data_checks(card, found.source, DataRecord.of(cursor), name)
+
+
+def _schedule_checks(
+    card: RunCard, source: StartSource, cursor: Mapping[str, Any], name: str
+) -> Iterator[PreflightCheck]:
+    try:
+        agreed = agreed_settings(card, source, cursor, name)
+    except CheckpointError as error:
+        for line in str(error).splitlines():
+            rule, _, fix = line.rpartition("; ")
+            yield refused("schedule.on_resume", rule, fix, 2)
+        return
+    if source.is_fresh:
+        return
+    differing = schedule_differences(cursor.get("schedule", {}), plan_of(card))
+    if card.schedule.on_resume == "override" and agreed.remarks:
+        told = "; ".join(remark.removeprefix(" > ") for remark in agreed.remarks)
+        yield warning("schedule.on_resume", f"the card counts from {name} on: {told}")
+    elif card.schedule.on_resume == "checkpoint" and differing:
+        listed = ", ".join(NAMES[key] for key in differing)
+        yield warning("schedule.on_resume", f"{name} counts, not what the card says of: {listed}")
+
+
+def _data_checks(card: RunCard, source: StartSource, record: DataRecord | None, name: str) -> Iterator[PreflightCheck]:
+    """What the card says otherwise of the data; what the files hold, the trainer compares."""
+    if record is None or source.is_fresh:
+        return
+    saved, now = record.facts, data_facts(card)
     decisive = decisive_differences(saved, now)
     others = [text for text in fact_differences(saved, now).values() if text not in decisive]
-    if decisive and card.data.on_resume == "match":
+    if decisive and card.data.on_resume == "match" and source.is_own:
         fix = 'put it back, or set data.on_resume = "switch" to go on with the new data from there'
         yield refused("data.on_resume", f"{name} was trained on other data: {'; '.join(decisive)}", fix)
     elif decisive:

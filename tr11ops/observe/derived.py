@@ -176,6 +176,14 @@ def newest_marker(attempts: Iterable[Attempt]) -> EndMarker | None:
     return max(markers, key=lambda marker: marker.time, default=None)
 
 
+def was_refused(snapshot: Snapshot) -> bool:
+    """Whether the trainer refused the input of the last attempt, which another try would meet again."""
+    newest, marker = last_attempt(snapshot), last_marker(snapshot)
+    if newest is None or marker is None or newest.end != marker:
+        return False
+    return marker.reason == "refused" and marker.launch > 0
+
+
 # ----------------------------------------------------------------------------- progress
 def iteration(snapshot: Snapshot) -> int | None:
     """The last finished iteration. After a roll-back this is less than the largest one ever seen, as it must be."""

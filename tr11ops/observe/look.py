@@ -26,6 +26,7 @@ from tr11ops.rundir.journal import read_journal
 from tr11ops.rundir.kill_switch import place_fault
 from tr11ops.rundir.paths import RunDirectory, Submission
 from tr11ops.rundir.state_files import find_damage
+from trainer.contract.origin import Origin
 from trainer.contract.resumable import ResumeNeed
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ def observe(
         submissions=submissions,
         namesakes=namesakes,
         read_errors=(*heartbeat_errors, *submission_errors, *([unclear] if unclear else ())),
+        origin=observed(lambda: Origin.read(paths)),
         damaged_files=observed(lambda: find_damage(directory)),
         resubmitted=_resubmitted(directory, moment.time) if facts.operation.resubmissions else 0,
         clock_ahead=moment.ahead,

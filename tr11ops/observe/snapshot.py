@@ -21,6 +21,7 @@ from tr11ops.rundir.paths import Submission
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.heartbeat import Heartbeat
 from trainer.contract.logline import StepRecord
+from trainer.contract.origin import Origin
 from trainer.contract.record import Record
 from trainer.contract.resumable import ResumeNeed
 
@@ -143,6 +144,7 @@ class Snapshot(TrainingObservations, OperationObservations):
     pause: Observed[KillSwitch | None] = None  # a file like the kill switch: the present attempt is the last one
     damaged_files: Observed[tuple[Damage, ...]] = ()  # of those in which the run keeps its state
     switch_fault: Observed[str] = ""  # why the kill switch seen here is not known to be the run's
+    origin: Observed[Origin | None] = None  # the checkpoint of another run that this one began with
     resubmitted: Observed[int] = 0  # how often the watchdog did so in 24 hours; counted where the card lets it
 
     @cached_property

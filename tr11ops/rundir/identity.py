@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from pathlib import Path
 
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.files import now, write_atomically, write_beside
@@ -22,7 +21,7 @@ _ID = re.compile(r"[0-9a-f]{32}")
 
 def run_id(directory: RunDirectory) -> str:
     """The run's id; "" where none was made yet. Raises OSError, ValueError."""
-    path = _path(directory)
+    path = directory.paths.run_record
     value = read_json(path)
     if value is None:
         return ""
@@ -39,7 +38,7 @@ def require_run_id(directory: RunDirectory, name: str) -> str:
     found = run_id(directory)
     if found:
         return found
-    path = _path(directory)
+    path = directory.paths.run_record
     draft = write_beside(path, _text(secrets.token_hex(16), name))
     try:
         link_unless_taken(draft, path)
@@ -52,16 +51,12 @@ def adopt_run_id(directory: RunDirectory, name: str, found: str) -> None:
     """Go on as the run of this id: a run directory that was lost and begun again. Raises OSError, ValueError."""
     if not _ID.fullmatch(found):
         raise ValueError(f"{found[:40]!r} is no id of a run")
-    write_atomically(_path(directory), _text(found, name))
+    write_atomically(directory.paths.run_record, _text(found, name))
 
 
 def short(found: str) -> str:
     """An id as it is shown."""
     return found[:8] or "unknown"
-
-
-def _path(directory: RunDirectory) -> Path:
-    return directory.paths.state / "run.json"
 
 
 def _text(found: str, name: str) -> str:

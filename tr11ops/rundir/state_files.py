@@ -21,6 +21,7 @@ from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import RunDirectory, Submission
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.heartbeat import Heartbeat
+from trainer.contract.origin import Origin
 from trainer.contract.record import Record
 from trainer.contract.state_file import (
     LARGEST_BYTES,
@@ -89,6 +90,10 @@ STATE_FILES: tuple[StateFile, ...] = (
     StateFile("state/backup/copies/*/*.json", "aside", "that copy is not on record: its receipt makes it again"),
     StateFile("state/backup/logs/*.json", "aside", "the logs are compared with their copies again"),
     StateFile("state/checkpoints/{variant}/digests/*.json", "aside", "that checkpoint's bytes were not read"),
+    StateFile(
+        "state/checkpoints/{variant}/origin.json", "aside", "what the training had begun with is not known",
+        Origin.of_file,
+    ),
     StateFile(
         "state/filesystems/usage.jsonl", "aside", "how full the file systems were is not known", None, LARGEST_BYTES
     ),

@@ -112,6 +112,7 @@ def status_of(
             None if isinstance(snapshot.checkpoints, Unknown) else len(snapshot.checkpoints.steps)
         ),
         watchdog_fault=None if isinstance(snapshot.periodic_jobs, Unknown) else watchdog_missing(snapshot) or None,
+        origin=_origin(snapshot),
         unknown=(*snapshot.unknowns(), *extra.unknowns()),
     )  # fmt: skip
 
@@ -146,6 +147,16 @@ def _checkpoint(snapshot: Snapshot) -> parts.ShownCheckpoint | None:
     age = None if sound.created is None else max(0.0, snapshot.time - sound.created)
     latest, count = known(snapshot.checkpoints.latest, None), len(snapshot.checkpoints.steps)
     return parts.ShownCheckpoint(sound.step, age, sound.verified or None, sound.bytes, latest, count)
+
+
+def _origin(snapshot: Snapshot) -> parts.ShownOrigin | None:
+    origin = known(snapshot.origin, None)
+    if origin is None:
+        return None
+    return parts.ShownOrigin(
+        origin.run or None, origin.step, origin.folder, origin.takes_weights, origin.is_fresh, Instant(origin.time),
+        origin.before, origin.lineage,
+    )  # fmt: skip
 
 
 def _done_again(snapshot: Snapshot) -> parts.DoneAgain | None:

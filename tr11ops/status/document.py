@@ -77,6 +77,7 @@ class Status(NamedTuple):
     bad_nodes: tuple[str, ...] = ()
     checkpoint_folders: int | None = None
     watchdog_fault: str | None = None
+    origin: parts.ShownOrigin | None = None
     unknown: tuple[str, ...] = ()
 
     def reason_unknown(self, name: str) -> str | None:

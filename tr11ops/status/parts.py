@@ -128,6 +128,22 @@ class ShownCheckpoint(NamedTuple):
     count_: int | None
 
 
+class ShownOrigin(NamedTuple):
+    """The checkpoint of another run that this one began with; `run` is NAME/VARIANT, None where it is of no run.
+
+    `before`: what that run had begun with, in words, nearest first.
+    """
+
+    run: str | None
+    step: int
+    folder: str
+    weights_alone: bool
+    counters_from_zero: bool
+    time: Instant
+    before: tuple[str, ...]
+    text: str
+
+
 class NextSave(NamedTuple):
     """The next save that is due; `iterations` away where no pace is known yet."""
 

@@ -86,6 +86,8 @@ def training(status: Status, screen: Screen) -> Iterator[Row]:
         tokens = f", {quantity(status.consumed_tokens)} tokens" if status.consumed_tokens else ""
         batch = "" if status.global_batch_size is None else f", batch {status.global_batch_size}"
         yield "consumed", f"{quantity(status.consumed_samples)} samples{tokens}{batch}", ""
+    if status.origin is not None:
+        yield "began with", status.origin.text, ""
     if status.done_again is not None:
         again = counted(status.done_again.iterations, "iteration")
         yield "", f"resumes from {checkpoint_name(status.done_again.from_step)}: {again} again", ""

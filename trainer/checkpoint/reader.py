@@ -15,7 +15,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
 
-from trainer.checkpoint.deepspeed.inspect import is_deepspeed_layout
 from trainer.checkpoint.deepspeed.layout import open_deepspeed_layout
 from trainer.checkpoint.save_plan import INDEX_FILE
 from trainer.checkpoint.sharded_files import STEP_KEY, tiling_fault
@@ -23,7 +22,7 @@ from trainer.checkpoint.source import CheckpointFacts, Part, TensorFacts, Tensor
 from trainer.contract.checkpoints import CheckpointError
 from trainer.contract.manifest import FileEntry, Manifest, file_digest
 from trainer.contract.paths import MANIFEST_FILE
-from trainer.contract.resumable import CURSOR_FILE, OPTIMIZER, WEIGHTS
+from trainer.contract.resumable import CURSOR_FILE, OPTIMIZER, WEIGHTS, has_original_layout
 from trainer.parallel.agreement import one_line
 
 T = TypeVar("T")
@@ -42,7 +41,7 @@ def open_checkpoint(place: Path) -> TensorSource:
     A folder without optimizer/ is a weights-only copy. Raises CheckpointError, naming the file, when it is not a
     checkpoint, not complete, or damaged as far as sizes and indexes tell (digests: `check_digests`).
     """
-    if not (place / WEIGHTS).is_dir() and is_deepspeed_layout(place):
+    if has_original_layout(place):
         return open_deepspeed_layout(place)
     return StoredCheckpoint(place)
 

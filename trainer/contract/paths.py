@@ -110,6 +110,16 @@ class RunPaths(Record):
         return self.state / "checkpoints" / self.variant / "digests" / f"{name}.json"
 
     @property
+    def origin(self) -> Path:
+        """The checkpoint of another run that this variant began with: see `trainer.contract.origin`."""
+        return self.state / "checkpoints" / self.variant / "origin.json"
+
+    @property
+    def run_record(self) -> Path:
+        """Which run this is: its id and its name."""
+        return self.state / "run.json"
+
+    @property
     def heartbeats(self) -> Path:
         return self.state / "heartbeat"
 

@@ -13,7 +13,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name, checkpoint_steps
+from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name, checkpoint_steps, read_latest
 from trainer.contract.manifest import FileEntry, Manifest, NewerFormat, manifest_faults
 from trainer.contract.paths import MANIFEST_FILE, RunPaths
 from trainer.contract.record import Record
@@ -147,6 +147,35 @@ def _needed(manifest: Manifest, need: ResumeNeed) -> Iterator[tuple[str, tuple[s
 
 def _holds(files: Iterable[FileEntry], prefixes: tuple[str, ...]) -> bool:
     return any(entry.path.startswith(prefixes) for entry in files)
+
+
+def is_universal(place: Path) -> bool:
+    """True when the folder holds parameters in DeepSpeed's universal form: each whole, in a folder of its own name."""
+    return next((place / "zero").glob("*/fp32.pt"), None) is not None
+
+
+def has_original_layout(place: Path) -> bool:
+    """True when the folder holds weights of the original layout, in its plain or its universal form, and not ours."""
+    if (place / WEIGHTS).is_dir():
+        return False
+    plain = place.is_dir() and next(place.glob("layer_*-model_*-model_states.pt"), None) is not None
+    return plain or is_universal(place)
+
+
+def foreign_step(folder: Path) -> int | None:
+    """The step that `latest` in `folder` names (else the newest), when no checkpoint there has a manifest and one is
+    of the original layout: another tool wrote them. Raises OSError as the file system does."""
+    steps = checkpoint_steps(folder)
+    if any((folder / checkpoint_name(step) / MANIFEST_FILE).exists() for step in steps):
+        return None
+    usable = [step for step in steps if has_original_layout(folder / checkpoint_name(step))]
+    if not usable:
+        return None
+    try:
+        named = read_latest(folder)
+    except ValueError:
+        named = None
+    return named if named in usable else max(usable)
 
 
 def read_whole(folder: Path, step: int) -> Manifest | ResumeFault:

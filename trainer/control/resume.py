@@ -12,30 +12,21 @@ import torch
 
 from trainer.checkpoint import randomness, store
 from trainer.checkpoint.deepspeed.collective import load_deepspeed
-from trainer.checkpoint.deepspeed.inspect import is_deepspeed_layout
 from trainer.checkpoint.store import CheckpointInfo
 from trainer.config.card import TrainerConfig
-from trainer.contract.checkpoint_names import (
-    LATEST_FILE,
-    checkpoint_name,
-    checkpoint_step,
-    checkpoint_steps,
-    read_latest,
-)
+from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name, checkpoint_step
 from trainer.contract.checkpoints import CheckpointError
-from trainer.contract.paths import MANIFEST_FILE
-from trainer.contract.resumable import OPTIMIZER_SUMS, WEIGHTS, ResumeNeed, model_facts
+from trainer.contract.files import now
+from trainer.contract.origin import Origin, lineage_before, run_of_checkpoints
+from trainer.contract.resumable import OPTIMIZER_SUMS, foreign_step, has_original_layout, model_facts
 from trainer.engine import Engine
 from trainer.parallel.agreement import RankGroup
 from trainer.parallel.mesh import Mesh
 from trainer.schedule.learning_rate import LearningRatePlan, plan_of
 from trainer.schedule.progress import Progress
-from trainer.schedule.resume import ScheduleMismatch, reconcile
+from trainer.schedule.start import StartSource, agreed_settings, loaded_source, no_start, own_source
 
 Say = Callable[[str], None]
-OPTIMIZER_KEYS = (
-    "type", "beta1", "beta2", "epsilon", "weight_decay", "clip_grad", "lamb_variant", "lamb_norms", "embedding_alpha",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -53,61 +44,72 @@ class ResumePosition:
     cursor: Mapping[str, Any] = field(default_factory=dict)
 
 
-def load_newest(config: TrainerConfig, mesh: Mesh, engine: Engine, say: Say) -> ResumePosition:
+def load_newest(config: TrainerConfig, mesh: Mesh, engine: Engine, say: Say, job_id: str = "") -> ResumePosition:
     """Resume from the newest complete checkpoint, or from `checkpoint.load`, or start at zero. Collective.
+
+    Keeps on record, as done by `job_id`, which checkpoint of another run was the start.
 
     Raises CheckpointError when there are checkpoints and none can be used, when the run must resume and cannot, or
     when the checkpoint's settings are not the card's and no one said which count.
     """
-    folder, ranks = config.paths.checkpoints, RankGroup(mesh.cpu_group)
-    must = config.run.expect_resume and config.checkpoint.load is None
-    step = _find(config, folder, must, say, ranks, ResumeNeed.of(config))
+    own, ranks = own_source(config), RankGroup(mesh.cpu_group)
+    step = _find(config, own, say, ranks)
     if step is not None:
         found = load_step(config, mesh, engine, step, say)
         return replace(found, own_step=step)
-    if config.checkpoint.load is None:
-        say(f"no checkpoint in {folder}: starting from random weights")
+    other = loaded_source(config)
+    if other is None:
+        say(f"no checkpoint in {own.folder}: starting from random weights")
+        ranks.on_first("the origin", lambda: _keep_origin(config, None, say))
         return ResumePosition(Progress(), plan_of(config), None, False)
-    other = Path(config.checkpoint.load)
-    need = ResumeNeed.of(config)
-    step = _find(config, other, True, say, ranks, need.for_weights() if _takes_weights(config) else need)
+    step = _find(config, other, say, ranks)
     assert step is not None
-    return load_step(config, mesh, engine, step, say, other)
+    found = load_step(config, mesh, engine, step, say, other)
+    origin = Origin(
+        str(other.folder),
+        step,
+        run_of_checkpoints(other.folder),
+        other.takes_weights,
+        other.is_fresh,
+        now(),
+        job_id,
+        lineage_before(other.folder),
+    )
+    ranks.on_first("the origin", lambda: _keep_origin(config, origin, say))
+    return found
+
+
+def _keep_origin(config: TrainerConfig, origin: Origin | None, say: Say) -> None:
+    """Keep what the training began with, on rank 0; what cannot be written keeps no one from training."""
+    try:
+        if origin is None:
+            config.paths.origin.unlink(missing_ok=True)
+        else:
+            origin.write(config.paths)
+    except OSError as error:
+        say(f"tr11: WARNING: what this training began with could not be kept on record: {error}")
 
 
 def load_step(
-    config: TrainerConfig, mesh: Mesh, engine: Engine, step: int, say: Say, folder: Path | None = None
+    config: TrainerConfig, mesh: Mesh, engine: Engine, step: int, say: Say, source: StartSource | None = None
 ) -> ResumePosition:
-    """Load the checkpoint of `step` from this run's folder, or from `folder`, which another run wrote. Collective."""
-    is_own = folder is None
-    place = (folder or config.paths.checkpoints) / checkpoint_name(step)
-    settings = config.checkpoint
-    fresh = settings.finetune and not is_own
-    weights_only = not is_own and _takes_weights(config)
-    cursor, rng = _read(config, mesh, engine, place, weights_only, say)
-    plan = plan_of(config)
-    if not fresh:
-        plan = _agreed_plan(config, cursor, plan, place, say)
-        _check_optimizer(config, cursor, place, say)
-    if rng is not None and not fresh and (is_own or settings.load_random_state):
+    """Load the checkpoint of `step` from this run's folder, or from another run's `source`. Collective."""
+    source = source or own_source(config)
+    place = source.folder / checkpoint_name(step)
+    cursor, rng = _read(config, mesh, engine, place, source.takes_weights, say)
+    agreed = agreed_settings(config, source, cursor, str(place))
+    for remark in agreed.remarks:
+        say(remark)
+    if rng is not None and not source.is_fresh and (source.is_own or config.checkpoint.load_random_state):
         randomness.restore(rng)
-    if not weights_only:
+    if not source.takes_weights:
         engine.restore_scaler(cursor.get("loss_scaler", {}))
         engine.restore_optimizer_sums(cursor.get(OPTIMIZER_SUMS, {}))
-    progress = Progress() if fresh else Progress.from_cursor(cursor)
     say(f"  successfully loaded checkpoint from {place.parent} at iteration {int(cursor['iteration'])}")
-    if fresh:
+    if source.is_fresh:
         say("checkpoint.finetune: its weights are used, all counters start at zero")
-    return (
-        ResumePosition(progress, plan, None, True)
-        if fresh
-        else ResumePosition(progress, plan, None, True, place, cursor)
-    )
-
-
-def _takes_weights(config: TrainerConfig) -> bool:
-    """Whether a start from another run's checkpoint leaves its optimizer alone."""
-    return config.checkpoint.finetune or not config.checkpoint.load_optimizer
+        return ResumePosition(Progress(), agreed.plan, None, True)
+    return ResumePosition(Progress.from_cursor(cursor), agreed.plan, None, True, place, cursor)
 
 
 def load_weights(config: TrainerConfig, mesh: Mesh, engine: Engine, place: Path, say: Say) -> int:
@@ -145,68 +147,17 @@ def _read(
     return loaded.cursor, loaded.rng
 
 
-def has_original_layout(place: Path) -> bool:
-    """True when the folder holds layer files of the original layout and not ours."""
-    return not (place / WEIGHTS).is_dir() and is_deepspeed_layout(place)
-
-
-def _find(config: TrainerConfig, folder: Path, must: bool, say: Say, ranks: RankGroup, need: ResumeNeed) -> int | None:
+def _find(config: TrainerConfig, source: StartSource, say: Say, ranks: RankGroup) -> int | None:
     """The step to start from; also a checkpoint that another tool wrote, which has no manifest."""
-    foreign = ranks.on_first(f"{folder} could not be searched", lambda: _foreign_step(folder))
+    folder = source.folder
+    foreign = ranks.on_first(f"{folder} could not be searched", lambda: foreign_step(folder))
     if foreign is not None:
         return foreign
-    return store.find_resumable(folder, config.checkpoint.verify, must, say, ranks.group, need)
-
-
-def _foreign_step(folder: Path) -> int | None:
-    """The step that `latest` names (else the newest), when no checkpoint here has a manifest and one is foreign."""
-    steps = checkpoint_steps(folder) if folder.is_dir() else []
-    if any((folder / checkpoint_name(step) / MANIFEST_FILE).exists() for step in steps):
-        return None
-    usable = [step for step in steps if is_deepspeed_layout(folder / checkpoint_name(step))]
-    if not usable:
-        return None
-    try:
-        named = read_latest(folder)
-    except ValueError:
-        named = None
-    return named if named in usable else max(usable)
-
-
-def _agreed_plan(
-    config: TrainerConfig, cursor: Mapping[str, Any], plan: LearningRatePlan, place: Path, say: Say
-) -> LearningRatePlan:
-    try:
-        agreed = reconcile(cursor.get("schedule", {}), plan, config.schedule.on_resume)
-    except ScheduleMismatch as error:
-        raise CheckpointError(f"{place} follows another learning rate: {error}") from None
-    for remark in agreed.remarks:
-        say(remark)
-    return agreed.plan
-
-
-def _check_optimizer(config: TrainerConfig, cursor: Mapping[str, Any], place: Path, say: Say) -> None:
-    """Compare the optimizer's settings; the card's are used when `schedule.on_resume` is "override".
-
-    Raises CheckpointError with every difference otherwise.
-    """
-    saved, card = cursor.get("optimizer", {}), optimizer_facts(config)
-    differing = [key for key in OPTIMIZER_KEYS if key in saved and saved[key] != card[key]]
-    if not differing:
-        return
-    if config.schedule.on_resume == "override":
-        for key in differing:
-            say(f" > overriding optimizer {key} value to {card[key]}")
-        return
-    listed = ", ".join(f"optimizer.{key} is {saved[key]} there and {card[key]} in the card" for key in differing)
-    raise CheckpointError(
-        f'{place} was trained with other settings: {listed}; restore them, or set schedule.on_resume = "override"'
-    )
-
-
-def optimizer_facts(config: TrainerConfig) -> dict[str, Any]:
-    """What a checkpoint keeps of the optimizer's settings."""
-    return {key: getattr(config.optimizer, key) for key in OPTIMIZER_KEYS}
+    must = source.must and source.is_own
+    step = store.find_resumable(folder, config.checkpoint.verify, must, say, ranks.group, source.need)
+    if step is None and source.must:
+        raise CheckpointError(ranks.on_first(f"{folder} could not be searched", lambda: no_start(source)))
+    return step
 
 
 def checkpoint_info(config: TrainerConfig, mesh: Mesh, card_hash: str, job_id: str) -> CheckpointInfo:

@@ -17,13 +17,14 @@ from trainer.config.card import TrainerConfig
 from trainer.config.data_match import CURSOR_KEY
 from trainer.contract.checkpoints import CheckpointError
 from trainer.contract.resumable import OPTIMIZER_SUMS
-from trainer.control.resume import checkpoint_info, optimizer_facts
+from trainer.control.resume import checkpoint_info
 from trainer.engine import Engine
 from trainer.parallel.agreement import lost_a_rank
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.state import ShardedState
 from trainer.schedule.learning_rate import LearningRatePlan
 from trainer.schedule.progress import Progress
+from trainer.schedule.start import optimizer_facts
 from trainer.spikes.detect import NotFiniteError
 
 

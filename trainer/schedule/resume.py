@@ -46,8 +46,7 @@ def reconcile(saved: Mapping[str, Any], card: LearningRatePlan, on_resume: OnRes
 
     A value that the checkpoint does not know is the card's. Raises ScheduleMismatch under "match" where any differs.
     """
-    mine = card.facts()
-    differing = [name for name in NAMES if name in saved and not _equal(name, saved, mine)]
+    mine, differing = card.facts(), schedule_differences(saved, card)
     if on_resume == "override":
         remarks = (f" > overriding {NAMES[name]} value to {_shown(mine[name])}" for name in differing)
         return Reconciled(card, tuple(remarks))
@@ -61,6 +60,12 @@ def reconcile(saved: Mapping[str, Any], card: LearningRatePlan, on_resume: OnRes
         raise ScheduleMismatch("\n".join(_refusal(name, saved[name], mine[name]) for name in differing))
     # The decay by tokens starts where the warm-up truly ended, also when batch or curriculum were changed since.
     return Reconciled(replace(card, warmup_tokens=saved.get("warmup_tokens", card.warmup_tokens)), ())
+
+
+def schedule_differences(saved: Mapping[str, Any], card: LearningRatePlan) -> list[str]:
+    """The values that both sides know and on which they disagree, by the keys of NAMES."""
+    mine = card.facts()
+    return [name for name in NAMES if name in saved and not _equal(name, saved, mine)]
 
 
 def _equal(name: str, saved: Mapping[str, Any], card: Mapping[str, Any]) -> bool:

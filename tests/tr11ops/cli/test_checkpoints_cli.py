@@ -13,6 +13,7 @@ import pytest
 
 from tests.forks import exit_code, forked
 from tests.tr11ops.cli.local_bench import LocalBench
+from tests.tr11ops.cli.run_folder import run_directory
 from tests.tr11ops.cli.saving import save
 from tests.tr11ops.launch.run_inputs import write_checkpoint
 from tests.trainer.checkpoint.synthetic import Model, Shape, state
@@ -20,6 +21,7 @@ from tr11ops.cli.checkpoints import resolve_step
 from tr11ops.cli.common import Refusal, read_card
 from tr11ops.cli.main import load
 from trainer.checkpoint.__main__ import COMMANDS, build_parser, explain
+from trainer.contract.origin import Origin
 
 ROOT = Path(__file__).parents[3]
 
@@ -80,7 +82,7 @@ def test_list(bench: LocalBench, checkpoints: Path) -> None:
     answer = bench.tr11(*words)
     assert answer.code == 0
     head, *lines = answer.out.splitlines()
-    assert lines[-1] == "2 of them, 128 B, 1 x 1 x 1 (tensor x pipeline x data)"
+    assert lines[-1] == "2 of them, 258 B, 1 x 1 x 1 (tensor x pipeline x data)"
     assert head.split() == ["step", "size", "tokens", "age", "state", "read", "copies", "kept"]
     assert lines[0].split()[0] == "10" and "  whole  " in lines[0] and lines[0].endswith("use")
     assert lines[1].endswith("latest") and "  whole  " in lines[1]
@@ -90,11 +92,24 @@ def test_list(bench: LocalBench, checkpoints: Path) -> None:
     assert (one["step"], one["complete"], one["bytes"], one["consumed_samples"], one["is_latest"]) == (
         20,
         True,
-        64,
+        129,
         20,
         True,
     )
     assert one["layout"] == "tr11" and one["topology"] == {"tensor": 1, "pipeline": 1, "data": 1}
+
+
+def test_list_tells_what_another_runs_checkpoint_it_all_began_with(bench: LocalBench, checkpoints: Path) -> None:
+    words = ["checkpoints", "list", "--run", str(bench.card)]
+    write_checkpoint(checkpoints, 10)
+    assert bench.tr11(*words, "--json").json["origin"] is None
+    paths = run_directory(bench).paths
+    Origin("/big/checkpoints/main", 30, "big/main", True, False, 5.0, "3", ("seed/main step 7",)).write(paths)
+    said = " ".join(bench.tr11(*words).out.split())
+    assert said.endswith("began with big/main step 30 (weights alone); that run with seed/main step 7")
+    assert bench.tr11(*words, "--json").json["origin"]["step"] == 30
+    paths.origin.write_text("[]")
+    assert "what the run began with is not known" in bench.tr11(*words).out
 
 
 def test_list_tells_what_is_not_whole(bench: LocalBench, checkpoints: Path) -> None:
@@ -113,7 +128,7 @@ def test_list_tells_what_is_not_whole(bench: LocalBench, checkpoints: Path) -> N
     assert "no manifest" in states["20"]
     rows = {row["step"]: row for row in bench.tr11(*words, "--json").json["checkpoints"]}
     assert [rows[step]["complete"] for step in (10, 20, 30)] == [False, None, False]
-    assert rows[20]["layout"] == "deepspeed" and rows[20]["bytes"] == 69
+    assert rows[20]["layout"] == "deepspeed" and rows[20]["bytes"] == 134
     for text, message in (
         ("global_step7", "names global_step7, which does not exist"),
         ("what", "expected global_stepN"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -16,6 +17,7 @@ from tests.tr11ops.cli.local_bench import LocalBench
 from tests.tr11ops.cli.run_folder import run_directory
 from tests.tr11ops.cli.trainings import END, running, trainer_script
 from tests.tr11ops.cli.typed_commands import held, tr11, write_beats
+from tests.tr11ops.launch.preflight_bench import MODEL
 from tests.tr11ops.launch.run_inputs import write_checkpoint
 from tr11ops.cluster.base import Job, JobState, SchedulerError
 from tr11ops.cluster.local import LocalScheduler
@@ -130,6 +132,39 @@ def test_a_finished_training_is_not_said_to_go_on(bench: LocalBench) -> None:
     assert "to let it go on" not in said
 
 
+def test_what_the_trainer_would_refuse_is_not_released(bench: LocalBench) -> None:
+    """The queued job's own card counts: the checkpoint was trained with another learning rate."""
+    directory = run_directory(bench)
+    bench.block()
+    bench.launch("--array", "1-3")
+    tr11(bench, "kill", "--yes")
+    save_with_rate(directory.paths.checkpoints, 5e-4)
+    shown = tr11(bench, "resume", "--dry-run").err
+    held_back = "job 2_[1-3%1], by tr11: stays held, the trainer would refuse it: schedule.on_resume: global_step10 "
+    assert held_back in shown
+    done = tr11(bench, "resume", "--yes", "--json")
+    assert (done.code, done.json["released"], done.json["left_held"]) == (1, [], ["2_[1-3%1]"])
+    assert "value from checkpoint (0.0005) is not equal to the card's (0.001)" in done.json["missing"]
+    assert "--replace` queues it anew" in done.json["missing"] and held(bench) == ["2_[1-3%1]"]
+    assert not directory.kill_switch_is_set()  # nothing but the job's card is in the way now
+    again = tr11(bench, "resume", "--yes")
+    assert again.code == 1 and "nothing stands in the way" not in again.err
+    shutil.rmtree(directory.paths.checkpoints)
+    save_with_rate(directory.paths.checkpoints, 1e-3)
+    assert tr11(bench, "resume", "--yes", "--json").json["released"] == ["2"] and held(bench) == []
+
+
+def save_with_rate(folder: Path, rate: float) -> None:
+    """A checkpoint of step 10 that says with which learning rate it was trained."""
+    place = write_checkpoint(folder, 10, MODEL)
+    cursor = json.loads((place / "cursor.json").read_text())
+    write_json(place / "cursor.json", {**cursor, "schedule": {"learning_rate": rate}})
+    manifest = json.loads((place / "manifest.json").read_text())
+    for entry in manifest["files"]:
+        entry["bytes"] = (place / entry["path"]).stat().st_size
+    write_json(place / "manifest.json", manifest)
+
+
 def test_pause_too_is_released_by_either_command(bench: LocalBench) -> None:
     bench.block()
     bench.launch("--array", "1-3")
@@ -147,6 +182,7 @@ def test_what_only_another_may_release_is_no_success(bench: LocalBench, words: t
     write_json(directory.kill_switch, {})
     done = tr11(bench, *words)
     assert done.code == 1 and f"nothing starts: job {foreign} stays held" in done.err
+    assert tr11(bench, *words, "--json").json["missing"].startswith("nothing starts: ")  # one document
     assert not directory.kill_switch_is_set()
     assert tr11(bench, *words).code == 1  # and as long as that is so
 

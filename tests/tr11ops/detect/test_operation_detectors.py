@@ -25,6 +25,7 @@ from tests.tr11ops.status_cases import (
     DAY,
     HOUR,
     NOW,
+    ended,
     idle,
     pending,
     running,
@@ -151,6 +152,17 @@ def test_who_holds_is_told_and_only_what_tr11_holds_is_resumed() -> None:
     mine, theirs = held.detect(operated(jobs=jobs, holds=(HoldRecord("1000", "ben", NOW, "new data"),)))
     assert (mine.subject, mine.evidence, mine.fix) == ("1000", ("by ben, because: new data",), "tr11 resume")
     assert (theirs.subject, theirs.evidence, theirs.fix) == ("2000", (), "scontrol release 2000")
+
+
+def test_after_a_refusal_of_the_trainer_the_queue_takes_another_card() -> None:
+    """Released as it is, the next task would be refused as well."""
+    holds = (HoldRecord("1000", "tr11", NOW, "refused: the learning rate is another"),)
+    jobs = (pending(reason="JobHeldUser"),)
+    refused = (ended("1006", 60.0, "refused", launch=1), ended("1005", HOUR))
+    (finding,) = held.detect(operated(idle(jobs=jobs, attempts=refused), holds=holds))
+    assert finding.fix == "tr11 launch --replace"
+    (finding,) = held.detect(operated(idle(jobs=jobs, attempts=(ended("1007", 30.0), *refused)), holds=holds))
+    assert finding.fix == "tr11 resume"  # another has trained since
 
 
 def test_the_part_of_an_array_that_a_person_holds_is_a_finding() -> None:

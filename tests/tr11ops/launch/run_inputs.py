@@ -34,16 +34,18 @@ def write_tokenizer(folder: Path, size: int = 100) -> None:
 def write_checkpoint(
     folder: Path, step: int, model: dict[str, Any] | None = None, latest: bool = True, size: int = 64
 ) -> Path:
-    """A complete checkpoint of one file of `size` bytes and the empty ones that a resume needs, as the manifest sees it."""
+    """A complete checkpoint of one file of `size` bytes and the small ones that a resume needs, as its manifest sees it."""
     place = folder / checkpoint_name(step)
     (place / "weights").mkdir(parents=True)
     data = place / "weights" / "part.bin"
     data.write_bytes(os.urandom(size))
     entries = [FileEntry("weights/part.bin", size, file_digest(data))]
     (place / "optimizer").mkdir()
+    (place / "optimizer/part.bin").touch()
+    counters = {"iteration": step, "consumed_samples": step, "consumed_tokens": step * 16}
+    (place / "cursor.json").write_text(json.dumps(counters))
     for name in ("optimizer/part.bin", "cursor.json"):
-        (place / name).touch()
-        entries.append(FileEntry(name, 0, file_digest(place / name)))
+        entries.append(FileEntry(name, (place / name).stat().st_size, file_digest(place / name)))
     facts = {"model.layers": 2, "model.hidden_size": 32} if model is None else model
     topology = {"tensor": 1, "pipeline": 1, "data": 1}
     Manifest(step, step, step * 16, tuple(entries), topology, facts, "hash", 1.0).write(place)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,12 @@ from tr11ops.rundir.checkpoint_digests import DigestRecord, write_digest
 from tr11ops.rundir.copies import identity_of
 from trainer.config.data_match import DataRecord, data_facts
 from trainer.contract.checkpoint_names import checkpoint_name
+from trainer.contract.end_marker import EndMarker
 from trainer.contract.files import write_json
 from trainer.contract.manifest import file_digest
+from trainer.contract.origin import Origin
+from trainer.schedule.learning_rate import plan_of
+from trainer.schedule.start import optimizer_facts
 
 
 def test_digests_are_compared_where_asked(bench: Bench) -> None:
@@ -188,10 +192,139 @@ def test_data_that_hold_less_than_one_sample(bench: Bench, overrides: list[str],
     assert bench.code() == code
 
 
-def test_a_training_with_nothing_left_is_a_warning(bench: Bench) -> None:
+def test_a_training_with_nothing_left_is_a_warning_until_it_says_that_it_is_finished(bench: Bench) -> None:
     write_checkpoint(checkpoints(bench), 64, MODEL)
-    assert bench.faults()[0].startswith("warning: batch.train_samples: global_step64 has consumed 64 samples of 64: ")
+    said = "batch.train_samples: nothing is left to train: global_step64 has consumed 64 of 64 samples; raise it"
+    assert bench.faults()[0].startswith(f"warning: {said}") and bench.code() == 0
+    marker = EndMarker("finished", 8, 64, False, "", 5.0, "h", "3")
+    write_json(bench.directory.paths.end_marker("3"), asdict(marker))
+    assert bench.faults()[0].startswith("refused: batch.train_samples: the training is finished, nothing is left")
+    assert bench.code() == 1
+    bench.request = replace(bench.request, on_scheduler=False)  # here, where no allocation is taken for it
+    assert bench.faults()[0].startswith(f"warning: {said}")
+    bench.request = replace(bench.request, on_scheduler=True)
+    bench.overrides = ["batch.train_samples=128"]
+    assert bench.code() == 0 and "nothing is left" not in bench.text()
+
+
+# ----------------------------------------------------------------------------- settings, as the trainer compares them
+def settings(bench: Bench) -> dict[str, Any]:
+    """What a checkpoint of the bench's card keeps of schedule and optimizer."""
+    return {
+        "iteration": 10, "consumed_samples": 10, "consumed_tokens": 160,
+        "schedule": plan_of(bench.card).facts(), "optimizer": optimizer_facts(bench.card),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("schedule.learning_rate=2e-3", "learning rate: value from checkpoint (0.001) is not equal to the card's (0.002)"),
+        ("schedule.warmup_samples=8", "warm-up (samples): value from checkpoint (0) is not equal to the card's (8)"),
+        ("schedule.decay_style=linear", "decay style: value from checkpoint (cosine) is not equal to the card's (linear)"),
+        ("optimizer.beta2=0.95", "was trained with other settings: optimizer.beta2 is 0.999 there and 0.95 in the card"),
+    ],
+)  # fmt: skip
+def test_other_settings_are_refused_in_the_words_of_the_trainer(bench: Bench, override: str, words: str) -> None:
+    write_cursor(write_checkpoint(checkpoints(bench), 10, MODEL), settings(bench))
+    assert bench.faults() == []
+    bench.overrides = [override]
+    (fault,) = bench.faults()
+    assert fault.startswith("refused: schedule.on_resume: global_step10 ") and words in fault and bench.code() == 2
+    assert "schedule.on_resume" in fault.rpartition("; ")[2]
+    bench.overrides = [override, "schedule.on_resume=override"]
+    (fault,) = bench.faults()
+    assert fault.startswith("warning: schedule.on_resume: the card counts from global_step10 on: overriding ")
     assert bench.code() == 0
+
+
+def test_every_setting_that_differs_is_named_at_once(bench: Bench) -> None:
+    write_cursor(write_checkpoint(checkpoints(bench), 10, MODEL), settings(bench))
+    bench.overrides = ["schedule.learning_rate=2e-3", "schedule.min_learning_rate=1e-5", "optimizer.beta1=0.8"]
+    assert len(bench.faults()) == 3 and bench.code() == 2
+    bench.overrides = ["schedule.learning_rate=2e-3", "schedule.on_resume=checkpoint"]
+    words = "warning: schedule.on_resume: global_step10 counts, not what the card says of: learning rate"
+    assert bench.faults() == [words]
+
+
+def test_settings_among_tensors_and_a_cursor_that_cannot_be_read_are_told(bench: Bench) -> None:
+    place = write_checkpoint(checkpoints(bench), 10, MODEL)
+    write_cursor(place, {})
+    (place / "cursor.json").write_text("[]")
+    assert bench.faults()[0].startswith("unknown: checkpoints: global_step10: what it says of schedule and data")
+    assert bench.code() == 3
+    (place / "cursor.json").rename(place / "mp_rank_00_model_states.pt")
+    manifest = json.loads((place / "manifest.json").read_text())
+    for entry in manifest["files"]:
+        entry["path"] = entry["path"].replace("cursor.json", "mp_rank_00_model_states.pt")
+    write_json(place / "manifest.json", manifest)
+    (fault,) = bench.faults()
+    assert fault.startswith("warning: schedule.on_resume: global_step10 keeps schedule, optimizer settings and data")
+
+
+# ----------------------------------------------------------------------------- another run's checkpoint
+@pytest.fixture
+def other(bench: Bench) -> Path:
+    """The checkpoints of another run, `big/main`, which saved step 30 with the bench's settings."""
+    folder = bench.folder / "other" / "checkpoints" / "main"
+    write_cursor(write_checkpoint(folder, 30, MODEL), {**settings(bench), "iteration": 30})
+    write_json(bench.folder / "other" / "state" / "run.json", {"schema": 1, "id": "0" * 32, "run": "big"})
+    bench.overrides = [f"checkpoint.load={folder}"]
+    return folder
+
+
+def test_a_start_from_another_run_is_said_and_compared(bench: Bench, other: Path) -> None:
+    assert bench.faults() == []
+    assert f"starts from {other / 'global_step30'} (saved on" in bench.text()
+    assert "weights and optimizer, at step 31; sizes verified" in bench.text() and "random" not in bench.text()
+    load = bench.overrides
+    bench.overrides = [*load, "schedule.learning_rate=2e-3"]
+    assert bench.code() == 2 and "learning rate" in bench.faults()[0]
+    bench.overrides = [*load, "schedule.learning_rate=2e-3", "checkpoint.finetune=true"]
+    assert bench.faults() == [] and "weights alone, all counters from zero" in bench.text()
+    bench.overrides = [*load, "run.seed=7"]
+    assert bench.code() == 0 and "the data is switched after global_step30" not in bench.text()
+    bench.overrides = [*load, "run.expect_resume=true"]  # which the trainer takes for "do not begin at random"
+    assert bench.code() == 0
+    write_checkpoint(checkpoints(bench), 5, MODEL)
+    assert "resumes at step 6 from global_step5" in bench.text()  # the run's own go before all others
+
+
+def test_weights_alone_are_enough_where_no_optimizer_is_loaded(bench: Bench, other: Path) -> None:
+    without_optimizer(other / "global_step30")
+    assert bench.code() == 1 and "none is resumable" in bench.faults()[0]
+    bench.overrides += ["checkpoint.load_optimizer=false"]
+    assert bench.code() == 0
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("nowhere", "nowhere is not a folder that is there; name a folder of checkpoints"),
+        ("other/checkpoints", "checkpoints holds no checkpoint (global_stepN); name a folder of checkpoints"),
+        ("other/checkpoints/main/global_step30", "global_step30 is one checkpoint; name the folder above it"),
+    ],
+)
+def test_a_folder_to_start_from_that_holds_none_is_refused(bench: Bench, other: Path, place: str, words: str) -> None:
+    bench.overrides = [f"checkpoint.load={bench.folder / place}"]
+    assert bench.faults()[0].startswith(f"refused: checkpoint.load: {bench.folder}") and words in bench.faults()[0]
+    assert bench.code() == 2
+
+
+def test_a_checkpoint_of_another_tool_is_left_to_the_trainer(bench: Bench, other: Path) -> None:
+    (other / "global_step30" / "manifest.json").unlink()
+    for name in ("weights/part.bin", "weights"):
+        path = other / "global_step30" / name
+        path.unlink() if path.is_file() else path.rmdir()
+    (other / "global_step30" / "layer_01-model_00-model_states.pt").touch()
+    assert bench.faults() == []
+    assert f"starts from {other / 'global_step30'} of another tool" in bench.text()
+
+
+def test_what_a_run_began_with_stays_in_sight(bench: Bench) -> None:
+    write_checkpoint(checkpoints(bench), 10, MODEL)
+    Origin("/other/checkpoints/main", 30, "big/main", True, True, 5.0, "3").write(bench.directory.paths)
+    assert "the run began with big/main step 30 (weights alone, counters from zero)" in bench.text()
 
 
 def test_a_last_checkpoint_without_a_word_of_the_card(bench: Bench) -> None:

@@ -33,6 +33,7 @@ from tr11ops.status.build import status_of
 from tr11ops.status.document import Status
 from tr11ops.status.extra_observations import AtWork, ExtraObservations
 from tr11ops.watchdog.verdict import judge
+from trainer.contract.origin import Origin
 
 AWAY = Unknown("squeue did not answer within 10 s")
 
@@ -85,6 +86,7 @@ def full() -> Status:
         holds=(HoldRecord("1000", "ben", NOW, "new data"),),
         periodic_jobs=(cron_job(),),
         chains=(ChainState("hourly", "77", NOW, NOW + HOUR),),
+        origin=Origin("/big/checkpoints/main", 30, "big/main", True, True, NOW, "3", ("seed/main step 7",)),
         usage=tuple(look("SCRATCH", 80.0 - day, age=600.0 + day * DAY) for day in range(10)),
     )
     findings = detect_all(snapshot(jobs=(running(),))) or ()

@@ -46,6 +46,7 @@ from tr11ops.status.extra_observations import ExtraObservations
 from tr11ops.status.rows import Screen
 from tr11ops.status.screen import badge_style, render
 from tr11ops.watchdog.verdict import VerdictWord, judge
+from trainer.contract.origin import Origin
 
 GOLDEN = Path(__file__).parents[2] / "data" / "status"
 
@@ -98,6 +99,13 @@ def test_hostile_texts_reach_no_terminal() -> None:
         assert ":smile:" in text
         assert max(map(len, text.splitlines())) <= 80
         assert unicode or text.isascii()
+
+
+def test_what_the_run_began_with_is_on_the_screen() -> None:
+    origin = Origin("/big/checkpoints/main", 30, "big/main", False, False, NOW, "3")
+    assert "began with big/main step 30 (weights and optimizer)\n" in drawn(snapshot(origin=origin), 80, False)
+    assert "began with" not in drawn(snapshot(), 80, False)
+    assert "origin: it is not there" in drawn(snapshot(origin=Unknown("it is not there")), 80, False)
 
 
 # ----------------------------------------------------------------------------- JSON

@@ -68,7 +68,9 @@ def progress(material: ReportMaterial, zone: tzinfo) -> str:
     text = f"iteration {done:,}" + (f" of {total:,}" if total else "")
     if material.end is not None and material.end.earliest > 0:
         text += f"; {duration(material.end.earliest)} of training left at the present speed"
-    return f"{text}; seen {clock(material.snapshot.time, zone)}"
+    origin = known(material.snapshot.origin, None)
+    began = "" if origin is None else f"; began with {origin.lineage}"
+    return f"{text}{began}; seen {clock(material.snapshot.time, zone)}"
 
 
 def tiles(material: ReportMaterial, zone: tzinfo) -> Iterator[Tile]:

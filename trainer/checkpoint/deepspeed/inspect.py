@@ -67,17 +67,6 @@ class Layout:
         return attributes(self.client.get("args"))
 
 
-def is_deepspeed_layout(place: Path) -> bool:
-    """True when the folder holds weights of the original layout, in its plain or its universal form."""
-    plain = place.is_dir() and next(place.glob("layer_*-model_*-model_states.pt"), None) is not None
-    return plain or is_universal(place)
-
-
-def is_universal(place: Path) -> bool:
-    """True when the folder holds parameters in the universal form: each whole, in a folder of its own name."""
-    return next((place / "zero").glob("*/fp32.pt"), None) is not None
-
-
 def inspect_layout(files: OpenFiles) -> Layout:
     """Check a folder's rank and layer files, and say where each weight lies.
 

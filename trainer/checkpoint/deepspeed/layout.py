@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from trainer.checkpoint.deepspeed.index import StoredTensor, read_stored
-from trainer.checkpoint.deepspeed.inspect import Layout, inspect_layout, is_universal
+from trainer.checkpoint.deepspeed.inspect import Layout, inspect_layout
 from trainer.checkpoint.deepspeed.optimizer import OptimizerLayout, inspect_optimizer
 from trainer.checkpoint.deepspeed.states import OpenFiles, attributes
 from trainer.checkpoint.deepspeed.universal import inspect_universal
 from trainer.checkpoint.source import CheckpointFacts, Part, TensorFacts
+from trainer.contract.resumable import is_universal
 
 OWN_KEY = "tr11"  # where tr11 keeps, in the rank files, what the original has no field for
 _PRECISIONS = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.float16: "fp16"}

@@ -1,0 +1,94 @@
+"""Where the weights of a training came from: the checkpoint of another run that it began with. Standard library only.
+
+state/checkpoints/VARIANT/origin.json    written by the trainer when it has loaded it; none for random weights
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from trainer.contract.checkpoint_names import checkpoint_name
+from trainer.contract.files import read_record, write_json
+from trainer.contract.paths import RunPaths
+from trainer.contract.record import Record
+from trainer.contract.state_file import DamagedFile, read_json
+
+
+class Origin(Record):
+    """The checkpoint that a variant's training began with. `run`: NAME/VARIANT, "" where its folder is no run's.
+
+    `takes_weights`: its optimizer was left alone. `is_fresh`: all counters began at zero. `time`: seconds since the
+    epoch, when attempt `job_id` loaded it. `before`: in words, what that run had begun with, nearest first.
+    """
+
+    folder: str
+    step: int
+    run: str
+    takes_weights: bool
+    is_fresh: bool
+    time: float
+    job_id: str
+    before: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """In one line: which checkpoint of which run, and what of it was taken."""
+        how = "weights alone" if self.takes_weights else "weights and optimizer"
+        counters = ", counters from zero" if self.is_fresh else ""
+        return f"{self.name} ({how}{counters})"
+
+    @property
+    def lineage(self) -> str:
+        """In one line, with what the other run had begun with in its turn."""
+        return "; ".join((str(self), *(f"that run with {text}" for text in self.before)))
+
+    @property
+    def name(self) -> str:
+        """The checkpoint: its run and step, or its path where it is of no run."""
+        if self.run:
+            return f"{self.run} step {self.step}"
+        return str(Path(self.folder) / checkpoint_name(self.step))
+
+    def write(self, paths: RunPaths) -> None:
+        """Keep it as the origin of the variant whose paths these are. Raises OSError as the file system does."""
+        paths.origin.parent.mkdir(parents=True, exist_ok=True)
+        write_json(paths.origin, asdict(self))
+
+    @classmethod
+    def read(cls, paths: RunPaths) -> Origin | None:
+        """The origin of a variant; None where none is kept. Raises OSError, and ValueError where it is malformed."""
+        return cls.of_file(paths.origin)
+
+    @classmethod
+    def of_file(cls, path: Path) -> Origin | None:
+        """As `read`, of the file itself."""
+        found: Origin | None = read_record(cls, path)
+        if found is None:
+            return None
+        texts = (found.folder, found.run, found.job_id)
+        is_sound = isinstance(found.step, int) and isinstance(found.before, list)
+        if not is_sound or not all(isinstance(text, str) for text in texts):
+            raise DamagedFile(path, "is not an Origin")
+        return replace(found, before=tuple(map(str, found.before)))
+
+
+def run_of_checkpoints(folder: Path) -> str:
+    """NAME/VARIANT of the run whose checkpoints lie in `folder`; "" where that cannot be told."""
+    paths = RunPaths.of_checkpoints(folder)
+    if paths is None:
+        return ""
+    try:
+        name = (read_json(paths.run_record) or {}).get("run")
+    except (OSError, ValueError):
+        return ""
+    return f"{name}/{paths.variant}" if isinstance(name, str) and name else ""
+
+
+def lineage_before(folder: Path) -> tuple[str, ...]:
+    """What the run whose checkpoints lie in `folder` had begun with, nearest first; empty where that is not kept."""
+    paths = RunPaths.of_checkpoints(folder)
+    try:
+        origin = None if paths is None else Origin.read(paths)
+    except (OSError, ValueError):
+        return ()
+    return () if origin is None else (origin.name, *origin.before)

@@ -1,0 +1,101 @@
+"""What a training starts from, and whether its card goes on from there: one rule, for trainer and `tr11 launch`.
+
+Free of torch. What makes one checkpoint resumable is in `trainer.contract.resumable`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trainer.config.card import TrainerConfig
+from trainer.contract.checkpoint_names import checkpoint_step
+from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.record import Record
+from trainer.contract.resumable import ResumeNeed
+from trainer.schedule.learning_rate import plan_of
+from trainer.schedule.resume import Reconciled, ScheduleMismatch, reconcile
+
+OPTIMIZER_KEYS = (
+    "type", "beta1", "beta2", "epsilon", "weight_decay", "clip_grad", "lamb_variant", "lamb_norms", "embedding_alpha",
+)  # fmt: skip
+
+
+class StartSource(Record):
+    """Where a training looks for its start: the run's own checkpoints, or the folder that `checkpoint.load` names.
+
+    `must`: no start from random weights where it holds none. `takes_weights`: the optimizer's moments begin at zero.
+    `is_fresh`: so do all counters, and the schedule is the card's. `need`: what one of its checkpoints must hold.
+    """
+
+    folder: Path
+    is_own: bool
+    must: bool
+    need: ResumeNeed
+    takes_weights: bool = False
+    is_fresh: bool = False
+
+
+def own_source(config: TrainerConfig) -> StartSource:
+    """The run's own checkpoints, which go before all others."""
+    must = config.run.expect_resume and config.checkpoint.load is None
+    return StartSource(config.paths.checkpoints, True, must, ResumeNeed.of(config))
+
+
+def loaded_source(config: TrainerConfig) -> StartSource | None:
+    """Another run's checkpoints, for a run that has none of its own; None where the card names none."""
+    settings = config.checkpoint
+    if settings.load is None:
+        return None
+    takes_weights = settings.finetune or not settings.load_optimizer
+    need = ResumeNeed.of(config)
+    if takes_weights:
+        need = need.for_weights()
+    return StartSource(Path(settings.load), False, True, need, takes_weights, settings.finetune)
+
+
+def no_start(source: StartSource) -> str:
+    """Why nothing can be started from the folder that `checkpoint.load` names and that holds no checkpoint."""
+    folder = source.folder
+    if checkpoint_step(folder.name) is not None and folder.is_dir():
+        return f"checkpoint.load = {folder} is one checkpoint; name the folder above it, whose file latest says which"
+    fault = "holds no checkpoint (global_stepN)" if folder.is_dir() else "is not a folder that is there"
+    return f"checkpoint.load = {folder} {fault}; name a folder of checkpoints, or leave the key out"
+
+
+def optimizer_facts(config: TrainerConfig) -> dict[str, Any]:
+    """What a checkpoint keeps of the optimizer's settings."""
+    return {key: getattr(config.optimizer, key) for key in OPTIMIZER_KEYS}
+
+
+def agreed_settings(config: TrainerConfig, source: StartSource, cursor: Mapping[str, Any], place: str) -> Reconciled:
+    """The learning-rate plan to train by from the checkpoint `place`, whose cursor this is, and the lines to say.
+
+    Raises CheckpointError where schedule or optimizer are not the checkpoint's and `schedule.on_resume` does not say
+    which count: every difference, one line each, with its fix behind the last semicolon.
+    """
+    card = plan_of(config)
+    if source.is_fresh:
+        return Reconciled(card, ())
+    faults, agreed = [], Reconciled(card, ())
+    try:
+        agreed = reconcile(cursor.get("schedule", {}), card, config.schedule.on_resume)
+    except ScheduleMismatch as error:
+        faults += [f"{place} follows another learning rate: {line}" for line in str(error).splitlines()]
+    differing = _optimizer_differences(config, cursor)
+    if differing and config.schedule.on_resume != "override":
+        listed = ", ".join(f"optimizer.{key} is {then} there and {now} in the card" for key, then, now in differing)
+        faults.append(
+            f'{place} was trained with other settings: {listed}; restore them, or set schedule.on_resume = "override"'
+        )
+    if faults:
+        raise CheckpointError("\n".join(faults))
+    overridden = tuple(f" > overriding optimizer {key} value to {now}" for key, _, now in differing)
+    return Reconciled(agreed.plan, (*agreed.remarks, *overridden))
+
+
+def _optimizer_differences(config: TrainerConfig, cursor: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """(key, value in the checkpoint, the card's value) of the optimizer's settings that are not the checkpoint's."""
+    saved, card = cursor.get("optimizer", {}), optimizer_facts(config)
+    return [(key, saved[key], card[key]) for key in OPTIMIZER_KEYS if key in saved and saved[key] != card[key]]
