@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tr11ops.cluster.base import BatchRequest, Job, Scheduler, SchedulerError, SchedulerUnreachable
+from tr11ops.cluster.passed_options import of_any_job, options_of
 from tr11ops.cron.chain import LOOKUP_PAUSE_SECONDS, LOOKUPS, find_lost
 from tr11ops.cron.scripts import Invocation, script_of
 from tr11ops.runcard.slurm_syntax import parse_time_limit
@@ -83,6 +84,7 @@ def request_of(submit_context: SubmitContext) -> BatchRequest:
         comment=submit_context.comment,
         signal_seconds_before_limit=_early(parse_time_limit(backup.time_limit)),
         requeue=True,
+        options=of_any_job(options_of(submit_context.invocation.card.slurm.options)),
     )
     return replace(
         request,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tr11ops.cli.common import is_terminal, say
 from tr11ops.cli.nodes_view import NodesContext
+from tr11ops.cluster.passed_options import options_of
 from tr11ops.cluster.sbatch_script import code_root
 from tr11ops.health.base import CheckOutcome
 from tr11ops.nodes import check as checking
@@ -102,7 +103,7 @@ def job_settings(nodes_context: NodesContext, folder: Path, node: Node | None = 
     return checking.JobSettings(
         folder=folder, gpus=min([slurm.gpus_per_node, *(each.gpus for each in nodes)]), partition=partition,
         account=slurm.account, quality_of_service=slurm.quality_of_service, reservation=slurm.reservation,
-        constraint=slurm.constraint, code_root=code_root(),
+        constraint=slurm.constraint, options=options_of(slurm.options), code_root=code_root(),
     )  # fmt: skip
 
 

@@ -155,6 +155,7 @@ class BatchRequest(Record):
     requeue: bool = False  # whether Slurm itself may queue it again when its node dies
     survives_nodes: bool = False  # it has spare nodes, and lives on when one dies (its step never does)
     environment: dict[str, str] = field(default_factory=dict)
+    options: tuple[tuple[str, str], ...] = ()  # further ones of sbatch: name, and value or "" (see passed_options)
 
 
 class TestResult(Record):

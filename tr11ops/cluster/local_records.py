@@ -163,6 +163,7 @@ class LocalSubmission(Record):
                         **request,
                         "working_directory": Path(request["working_directory"]),
                         "exclude": tuple(request["exclude"]),
+                        "options": tuple((name, value) for name, value in request.get("options", ())),
                     }
                 ),
                 "waiting": tuple(sorted(waiting, key=lambda task: -1 if task.task_id is None else task.task_id)),

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 
 from tr11ops.cluster.base import BatchRequest
+from tr11ops.cluster.passed_options import with_gpus
 
+FLAG = object()  # the value of an option that takes none
 _NEVER_SATISFIED = re.compile(r"\b(afterok|afternotok|aftercorr):")
 
 
@@ -29,7 +32,7 @@ def sbatch_options(request: BatchRequest) -> list[str]:
         ("ntasks-per-node", 1),
         ("cpus-per-task", request.cpus_per_task),
         ("hint", request.hint),
-        ("gres", f"gpu:{request.gpus_per_node}" if request.gpus_per_node else None),
+        *_passed(request),
         ("mem", f"{request.memory_megabytes}M" if request.memory_megabytes else None),
         ("time", format_time_limit(request.time_limit_seconds)),
         ("signal", f"B:USR1@{early}" if early else None),
@@ -50,13 +53,30 @@ def sbatch_options(request: BatchRequest) -> list[str]:
         flags.append("--hold")
     if request.dependency and _NEVER_SATISFIED.search(request.dependency):
         flags.append("--kill-on-invalid-dep=yes")  # it would otherwise wait for ever
-    return [*(f"--{name}={value}" for name, value in values if value not in (None, "")), *flags]
+    return [*(argument_of(name, value) for name, value in values if value not in (None, "")), *flags]
+
+
+def _passed(request: BatchRequest) -> Iterator[tuple[str, object]]:
+    """What the card passes through, with the GPUs that tr11 asks for; a job's own memory outweighs the card's."""
+    for name, value in with_gpus(request.options, request.gpus_per_node):
+        if name != "mem" or not request.memory_megabytes:
+            yield name, value or FLAG
+
+
+def argument_of(name: str, value: object) -> str:
+    """An option as one argument of sbatch."""
+    return f"--{name}" if value is FLAG else f"--{name}={value}"
 
 
 def script_options(request: BatchRequest) -> list[str]:
     """The same for the script's `#SBATCH` lines: `sbatch` alone does with the script what tr11 does."""
-    pairs = (option.partition("=") for option in sbatch_options(request))
-    return [f"{name}={quoted_option(value)}" if equals else name for name, equals, value in pairs]
+    return [quoted_argument(option) for option in sbatch_options(request)]
+
+
+def quoted_argument(argument: str) -> str:
+    """One argument of sbatch as it stands on an `#SBATCH` or `#SCRON` line."""
+    name, equals, value = argument.partition("=")
+    return f"{name}={quoted_option(value)}" if equals else name
 
 
 def quoted_option(text: str) -> str:

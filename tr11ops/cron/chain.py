@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from tr11ops.base.observed import cause
 from tr11ops.cluster.base import BatchRequest, Job, Scheduler, SchedulerError, SchedulerUnreachable
+from tr11ops.cluster.passed_options import of_any_job, options_of
 from tr11ops.cron.jobs import ChainName
 from tr11ops.cron.output import stamp
 from tr11ops.cron.placement import Placement
@@ -147,6 +148,7 @@ def _request(context: ChainContext, token: str, due: int, begin: float | None) -
         begin=begin,
         memory_megabytes=context.placement.memory_megabytes,
         requeue=True,  # its node may die before it could do anything
+        options=of_any_job(options_of(context.invocation.card.slurm.options)),
     )
     return replace(
         request,

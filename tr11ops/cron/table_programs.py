@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from tr11ops.cluster.sbatch_options import quoted_option
+from tr11ops.cluster.passed_options import of_any_job, options_of
+from tr11ops.cluster.sbatch_options import FLAG, argument_of, quoted_argument
 from tr11ops.cluster.slurm_command import client_environment
 from tr11ops.cron.jobs import PeriodicJob, of_chain, wanted
 from tr11ops.cron.scripts import Invocation, round_script
@@ -119,7 +120,8 @@ def _lines(crontab: RunCrontab, now: float) -> list[str]:
 def _options(crontab: RunCrontab, chain: str) -> list[str]:
     section = crontab.invocation.card.cron
     folder = cron_folder(crontab.directory) / "slurm"
-    values = (
+    passed = of_any_job(options_of(crontab.invocation.card.slurm.options))
+    values: tuple[tuple[str, object], ...] = (
         ("partition", section.partition),
         ("account", section.account),
         ("constraint", section.constraint),
@@ -129,8 +131,9 @@ def _options(crontab: RunCrontab, chain: str) -> list[str]:
         ("job-name", f"cron-{chain}-{crontab.invocation.card.run.name}"),
         ("output", str(folder / "%x-%j.out")),
         ("open-mode", "append"),
+        *((name, value or FLAG) for name, value in passed),
     )
-    return [f"--{name}={quoted_option(value)}" for name, value in values if value]
+    return [quoted_argument(argument_of(name, value)) for name, value in values if value]
 
 
 # ----------------------------------------------------------------------------- the programs

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from tr11ops.cluster.passed_options import gpu_kind_of, gpus_of, option_fault
 from tr11ops.importer.builder import Builder
 from tr11ops.importer.options import ConversionProblem, Converter, integer, text
 from tr11ops.importer.results import LeftReason
-from tr11ops.importer.sbatch import Directive, gpus_of
+from tr11ops.importer.sbatch import Directive
 from tr11ops.importer.traced import Traced
 from tr11ops.runcard.slurm_syntax import parse_time_limit
 
@@ -30,7 +31,7 @@ _LEFT: Mapping[str, tuple[LeftReason, str]] = {
     "export": (LeftReason.ELSEWHERE, "slurm.environment"),
     "get-user-env": (LeftReason.DROPPED, "slurm.environment and slurm.setup say what the workers see"),
 }
-_MUST_DECIDE = frozenset({"mem", "mem-per-cpu", "mem-per-gpu", "nodelist", "licenses", "clusters", "exclusive"})
+_MUST_DECIDE = frozenset({"nodelist", "nodefile", "clusters"})
 
 
 def job_variables(directives: Sequence[Directive]) -> dict[str, Traced]:
@@ -64,6 +65,8 @@ def _place(builder: Builder, item: Directive) -> None:
     if item.name in _CONVERTED:
         key, convert = _CONVERTED[item.name]
         builder.take(key, values, convert, source, item.line)
+        if item.name in {"gres", "gpus-per-node"}:
+            _more_of_gres(builder, item)
     elif item.name == "job-name":
         _run_name(builder, item)
     elif item.name == "nodes":
@@ -76,8 +79,26 @@ def _place(builder: Builder, item: Directive) -> None:
     elif item.name in _MUST_DECIDE:
         why = "tr11 does not ask for it; does the cluster need it?"
         builder.leave(source, item.value, item.line, LeftReason.DECISION, why)
+    elif option_fault(item.name, item.value) is None:
+        _passed(builder, f"slurm.options.{item.name}", item)
     else:
         builder.leave(source, item.value, item.line, LeftReason.NO_COUNTERPART, "tr11 does not ask Slurm for it")
+
+
+def _more_of_gres(builder: Builder, item: Directive) -> None:
+    """What slurm.gpus_per_node does not say: the kind of the GPUs, and whatever else is asked for on each node."""
+    gres = item.value if item.name == "gres" else f"gpu:{item.value}"
+    others = [entry for entry in gres.split(",") if gpus_of(entry) is None]
+    if gpus_of(gres) is not None and (others or gpu_kind_of(gres)):
+        _passed(builder, f"slurm.options.{item.name}", item)
+
+
+def _passed(builder: Builder, key: str, item: Directive) -> None:
+    """An option that the card passes through."""
+    if item.value:
+        builder.take(key, (Traced.of(item.value, item.line),), text, _shown(item), item.line)
+    else:
+        builder.put(key, True, _shown(item), item.line)
 
 
 def _shown(item: Directive) -> str:

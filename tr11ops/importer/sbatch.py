@@ -99,13 +99,3 @@ def _words(text: str) -> list[str]:
     if started:
         words.append(current)
     return words
-
-
-def gpus_of(gres: str) -> int | None:
-    """GPUs of a `--gres` value: `gpu:8`, `gpu:a100:8`, `gpu:8,other:1`. None when it names none."""
-    for entry in re.sub(r"\([^()]*\)", "", gres).split(","):
-        parts = entry.removeprefix("gres/").removeprefix("gres:").split(":")
-        if parts[0] == "gpu":
-            count = parts[-1]
-            return int(count) if count.isascii() and count.isdigit() else 1 if len(parts) <= 2 else None
-    return None

@@ -73,6 +73,8 @@ def not_carried(card: RunCard) -> Iterator[str]:
         yield "slurm.spare_nodes: Kubernetes replaces a pod itself, the Job has no spares"
     if card.slurm.container is not None:
         yield "slurm.container is for Slurm: the Job uses kubernetes.image"
+    if card.slurm.options:
+        yield "slurm.options are for sbatch: the Job has none of them"
 
 
 def job_name(card: RunCard) -> str:

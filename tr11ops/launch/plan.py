@@ -9,6 +9,7 @@ from typing import Any
 
 from tr11ops.base.units import counted
 from tr11ops.cluster.base import BatchRequest
+from tr11ops.cluster.passed_options import options_of, shown
 from tr11ops.launch.facts import LaunchRequest
 from tr11ops.launch.render import agent_command, render_script
 from tr11ops.runcard.card import PathBase, RunCard, resolved
@@ -78,6 +79,7 @@ def plan_launch(
         signal_seconds_before_limit=slurm.signal_seconds_before_limit,
         hint=slurm.hint,
         survives_nodes=slurm.spare_nodes > 0,
+        options=options_of(slurm.options),
     )
     script = render_script(
         batch,
@@ -144,6 +146,8 @@ def plan_lines(
         rows.append(("starts after", request.dependency.partition(":")[2].replace(":", ", ")))
     if request.exclude:
         rows.append(("exclude", ",".join(request.exclude)))
+    if request.options:
+        rows.append(("options", shown(request.options)))
     rows += [("kill switch", str(plan.directory.kill_switch)), ("output", str(plan.output))]
     return rows
 
@@ -165,6 +169,7 @@ def plan_value(plan: LaunchPlan) -> dict[str, Any]:
         "partition": request.partition,
         "dependency": request.dependency,
         "exclude": list(request.exclude),
+        "options": dict(request.options),
         "comment": request.comment,
         "output": str(plan.output),
         "kill_switch": str(plan.directory.kill_switch),

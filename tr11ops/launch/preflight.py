@@ -12,6 +12,7 @@ from tr11ops.base.units import duration
 from tr11ops.cluster.base import Node, Partition
 from tr11ops.cluster.capacity import Lack, NodeNeed, lacking
 from tr11ops.cluster.grants import Reservation
+from tr11ops.cluster.passed_options import memory_megabytes, options_of, shown
 from tr11ops.cluster.sbatch_options import format_time_limit
 from tr11ops.launch.archives import archive_checks
 from tr11ops.launch.chain import chain_checks, coverage_checks, coverage_of
@@ -63,6 +64,7 @@ def _checks(
     if request.on_scheduler:
         yield from _leave_checks(leaves)
         yield from margin_checks(card, history)
+        yield from _option_checks(card, facts.scheduler)
         yield from _partition_checks(card, request, facts)
         yield from grant_checks(card, request.tasks, facts.grants, _partition_nodes(card, facts), facts.time)
         if request.chain is not None:
@@ -96,6 +98,14 @@ def _leave_checks(leaves: ExitPlan) -> Iterator[PreflightCheck]:
     elif leaves.why:
         rule = f"cannot be derived, so each attempt ends without a last checkpoint: {leaves.why}"
         yield warning("run.exit_duration_minutes", rule, "raise slurm.time_limit, or say when to leave")
+
+
+def _option_checks(card: RunCard, scheduler: str) -> Iterator[PreflightCheck]:
+    """What the embedded scheduler makes of options that are Slurm's."""
+    options = options_of(card.slurm.options)
+    if options and scheduler == "local":
+        rule = f"{shown(options)}: for sbatch alone, the embedded scheduler does nothing with them"
+        yield warning("slurm.options", rule)
 
 
 def _resumed_step(facts: LaunchFacts) -> int:
@@ -230,8 +240,9 @@ def _reservation(facts: LaunchFacts) -> Reservation | None:
 def _capacity_checks(card: RunCard, nodes: list[Node], scheduler: str) -> Iterator[PreflightCheck]:
     """Nodes of which too few could serve the card even if all were well: it would never start."""
     wanted = card.slurm.allocated_nodes
-    cores = card.slurm.cpus_per_task if scheduler == "slurm" else 1  # the embedded scheduler shares out no cores
-    need = NodeNeed(card.slurm.gpus_per_node, cores, constraint=card.slurm.constraint)
+    cores = card.slurm.cpus_per_task if scheduler == "slurm" else 1  # the embedded one shares out no cores
+    memory = memory_megabytes(options_of(card.slurm.options)) if scheduler == "slurm" else 0
+    need = NodeNeed(card.slurm.gpus_per_node, cores, memory, card.slurm.constraint)
     lacks = lacking(need, nodes)
     if not len(nodes) - len(lacks) < wanted <= len(nodes):
         return
@@ -240,6 +251,9 @@ def _capacity_checks(card: RunCard, nodes: list[Node], scheduler: str) -> Iterat
         if lack is Lack.FEATURES:
             rule = f"{wanted} nodes with {need.constraint} are needed, {names} have not got it"
             yield refused("slurm.constraint", rule, "change it, or choose another partition", 2)
+        elif lack is Lack.MEMORY:
+            rule = f"{need.memory_megabytes} MB of memory a node are needed, {names} have less"
+            yield refused("slurm.options.mem", rule, "lower it, or choose another partition", 2)
         elif lack is Lack.CORES:
             rule = f"{need.cpus} cores a node are needed, {names} have fewer"
             yield refused("slurm.cpus_per_task", rule, "lower it, or choose another partition", 2)

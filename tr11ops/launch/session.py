@@ -137,6 +137,10 @@ def refused_by_scheduler(card: RunCard, scheduler: str, message: str) -> Preflig
         if value and pattern.search(message):
             rule = f"{value!r} is refused by {scheduler}: {message}"
             return refused(f"slurm.{key}", rule, "the site has ended, renamed or closed it: correct the card", 2)
+    for name in card.slurm.options:
+        if name.rstrip("s") in message.lower():
+            rule = f"{card.slurm.options[name]!r} is refused by {scheduler}: {message}"
+            return refused(f"slurm.options.{name}", rule, "the site takes it otherwise, or not: correct the card", 2)
     return refused("scheduler", f"{scheduler} refuses it: {message}", "change the card or the options")
 
 

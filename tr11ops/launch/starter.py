@@ -28,7 +28,8 @@ USUAL_LIMIT_SECONDS = 20 * 3600
 SHORTEST_LIMIT_SECONDS = 3600
 SIGNAL_SECONDS = 300
 NODES_PER_SPARE = 12  # the 176B training held 4 spare nodes for 48
-_OF_ANOTHER_CLUSTER = ("account", "constraint", "reservation", "quality_of_service", "partition", "exclude", "hint")
+_OF_ANOTHER_CLUSTER = ("account", "constraint", "reservation", "quality_of_service", "partition", "exclude", "hint",
+                     "options")  # fmt: skip
 
 
 class StarterError(ValueError):

@@ -19,6 +19,7 @@ from threading import Semaphore
 from typing import Any, Protocol
 
 from tr11ops.cluster.base import Job, JobState, Node, Scheduler, SchedulerError
+from tr11ops.cluster.passed_options import Options, of_chosen_nodes, with_gpus
 from tr11ops.cluster.slurm_command import client_environment
 from tr11ops.health.base import CheckOutcome, CheckResult, summary, worst
 from tr11ops.nodes.health_job import MARK, HealthRequest, check_here, results_of
@@ -68,6 +69,7 @@ class JobSettings:
     quality_of_service: str | None = None
     reservation: str | None = None
     constraint: str | None = None
+    options: Options = ()  # of sbatch, that the card passes through
     code_root: Path | None = None
 
 
@@ -268,11 +270,19 @@ def _executor(settings: JobSettings, nodes: Sequence[str], minutes: int, is_alon
         job_name=JOB_NAME, time=minutes, nodes=len(nodes), ntasks_per_node=1, cpus_per_task=1,
         nodelist=",".join(nodes), partition=settings.partition, account=settings.account,
         qos=settings.quality_of_service, constraint=settings.constraint,
-        gres=f"gpu:{settings.gpus}" if settings.gpus else None,
         exclusive=is_alone or None, stderr_to_stdout=True, use_srun=False,
-        additional_parameters={"reservation": settings.reservation} if settings.reservation else {},
+        additional_parameters=_further_options(settings, is_alone),
     )  # fmt: skip
     return executor
+
+
+def _further_options(settings: JobSettings, is_alone: bool) -> dict[str, str | bool]:
+    """What submitit has no word for, as it takes it: `True` for an option without a value."""
+    passed = dict(with_gpus(of_chosen_nodes(settings.options), settings.gpus))
+    if is_alone:
+        passed.pop("exclusive", None)  # asked for already
+    found: dict[str, str | bool] = {name: value or True for name, value in passed.items()}
+    return found | ({"reservation": settings.reservation} if settings.reservation else {})
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,7 @@ def _words(annotation: Any) -> str:
     if origin is list:
         return f"list of {_words(members[0])}"
     if origin is dict:
-        return "table of text"
+        return "table of text" if members[1] is str else "table"
     return {int: "integer", float: "number", bool: "true, false", str: "text"}[annotation]
 
 

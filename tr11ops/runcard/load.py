@@ -181,17 +181,18 @@ def _override_value(text: str, kinds: frozenset[Any]) -> Any:
     except ValueError:
         return text
     value = read["value"] if set(read) == {"value"} else text
-    return text if str in kinds and not isinstance(value, str) else value
+    return text if str in kinds and type(value) not in kinds else value
 
 
 def _kinds_at(schema: type[BaseModel], parts: Sequence[str]) -> tuple[frozenset[Any], Problem | None]:
     """The types that the key at `parts` takes, or the problem that there is no such key."""
     table: type[BaseModel] | None = schema
     kinds: frozenset[Any] = frozenset()
+    entries: frozenset[Any] = frozenset({str})  # of a free table
     for depth, part in enumerate(parts):
         if table is None:
             if dict in kinds and depth == len(parts) - 1:  # a free table, such as slurm.environment
-                return frozenset({str}), None
+                return entries, None
             return kinds, Problem(".".join(parts), None, f"{'.'.join(parts[:depth])} is not a table", "drop the rest")
         if part not in table.model_fields:
             near = nearest(part, table.model_fields)
@@ -200,6 +201,9 @@ def _kinds_at(schema: type[BaseModel], parts: Sequence[str]) -> tuple[frozenset[
         annotation = table.model_fields[part].annotation
         options = [item for item in (annotation, *get_args(annotation)) if item is not None]
         kinds = frozenset(getattr(item, "__origin__", item) for item in _alternatives(annotation))
+        for item in _alternatives(annotation):
+            if get_origin(item) is dict:
+                entries = frozenset(_alternatives(get_args(item)[1]))
         tables = [item for item in options if isinstance(item, type) and issubclass(item, BaseModel)]
         table = tables[0] if tables else None
     return kinds, None

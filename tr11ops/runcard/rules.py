@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from tr11ops.cluster.passed_options import gpu_fault, option_fault, options_of
 from trainer.config.base import has_secret
 from trainer.config.card import ModelSection, ParallelSection, Problem
 from trainer.config.initial_std import WHAT_IT_COST, too_large
@@ -42,6 +43,7 @@ def operation_rules(card: RunCard) -> tuple[Rule, ...]:
         lambda: _alert_problems(card),
         lambda: _exit_problems(card),
         lambda: _signal_problems(card),
+        lambda: _option_problems(card),
     )
 
 
@@ -57,6 +59,19 @@ def _signal_problems(card: RunCard) -> Iterator[Problem]:
     if early is not None and early >= limit:
         rule = f"must be below slurm.time_limit ({limit} seconds)"
         yield Problem("slurm.signal_seconds_before_limit", early, rule, "lower it")
+
+
+def _option_problems(card: RunCard) -> Iterator[Problem]:
+    """Options of sbatch that are not passed through: tr11 sets them itself, or could not follow the job."""
+    options = options_of(card.slurm.options)
+    for name, value in options:
+        fault = option_fault(name, value)
+        if fault is not None:
+            yield Problem(f"slurm.options.{name}", value or True, *fault)
+    gpus = gpu_fault(options, card.slurm.gpus_per_node)
+    if gpus is not None:
+        name, rule, fix = gpus
+        yield Problem(f"slurm.options.{name}", dict(options)[name], rule, fix)
 
 
 def card_warnings(card: RunCard) -> list[Problem]:

@@ -73,6 +73,12 @@ class SlurmSection(Section):
         default="auto", description="how the next attempt is queued: a job array, dependent jobs, or by the job itself"
     )
     comment: str = Field(default="", pattern=r"^[^\"'\\`$]{0,200}$", description="shown by squeue; no quotes")
+    options: dict[str, str | int | bool] = Field(
+        default={},
+        description='other options of sbatch, by their long names: `licenses = "scratch"`, `exclusive = true`, '
+        '`gres = "gpu:a100:8"`; those that tr11 sets itself are refused. Checks and measurements take them too '
+        "(but not switches, segment, nodelist), copies and periodic jobs licenses, wckey, nice and mcs-label",
+    )
     container: ContainerSection | None = Field(default=None, description="run node agents and workers in an image")
 
     @property

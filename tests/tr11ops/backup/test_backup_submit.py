@@ -44,7 +44,10 @@ class Queue:
 
 @pytest.fixture
 def submit_context(tmp_path: Path) -> SubmitContext:
-    rounds = Rounds(tmp_path, "backup.partition=archive", "cron.account=six@cpu", "backup.time_limit=20:00:00")
+    options = ("slurm.options.licenses=scratch", "slurm.options.mem=900G")
+    rounds = Rounds(
+        tmp_path, "backup.partition=archive", "cron.account=six@cpu", "backup.time_limit=20:00:00", *options
+    )
     invocation = Invocation(rounds.card, tmp_path / "a card.toml", ("run.variant=main",), tmp_path, {"PATH": "/bin"})
     queue: object = Queue()
     return SubmitContext(invocation, rounds.directory, queue, ("backup", "run"), pause=lambda seconds: None)  # type: ignore[arg-type]
@@ -62,6 +65,7 @@ def test_the_job_is_asked_for_on_the_partition_for_copies(submit_context: Submit
     for piece in ("--partition=archive", "--requeue", "backup run", "'run.variant=main'", "/a card.toml'"):
         assert piece in request.script or piece.replace("'", "") in request.script
     assert "--no-requeue" not in request.script
+    assert "#SBATCH --licenses=scratch" in request.script and "--mem=" not in request.script
 
 
 def test_a_second_one_finds_the_first(submit_context: SubmitContext) -> None:

@@ -185,10 +185,11 @@ def test_a_crontab_that_cannot_be_read_is_not_overwritten(bench: LocalBench, tab
 
 
 def test_scrontab_has_the_options_of_its_jobs(bench: LocalBench, table: Path) -> None:
-    settings = ("--set", "cron.partition=compil", "--set", "cron.account=six@cpu")
+    settings = ("--set", "cron.partition=compil", "--set", "cron.account=six@cpu", "--set", "slurm.options.wckey=bloom")
     assert cron(bench, "install", "--way", "scrontab", "--yes", *settings).code == 0
     lines = table.read_text().splitlines()
     assert "#SCRON --partition=compil" in lines and "#SCRON --account=six@cpu" in lines
+    assert "#SCRON --wckey=bloom" in lines
     assert "#SCRON --time=00:30:00" in lines and lines[-2].endswith("--way scrontab --chain hourly")
 
 

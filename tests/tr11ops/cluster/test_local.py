@@ -147,7 +147,7 @@ def test_a_dead_supervisor_is_replaced_for_waiting_work(scheduler: LocalSchedule
 def test_a_dead_supervisor_does_not_keep_nodes_from_others(scheduler: LocalScheduler) -> None:
     first = scheduler.submit(request(scheduler, "echo $$ > batch; sleep 7777", nodes=4))
     read_number(scheduler.store.folder.parent / "batch")
-    second = scheduler.submit(request(scheduler, "touch second-ran"))
+    second = scheduler.submit(request(scheduler, "touch second-ran", options=(("exclusive", ""), ("wckey", "x"))))
     supervisor_of(scheduler, first).kill()
     # No client is asked: the waiting supervisor itself finds its dead peer.
     until((scheduler.store.folder.parent / "second-ran").exists, "the second job has run")

@@ -53,7 +53,8 @@ class Scene:
         self.directory.root.mkdir(parents=True, exist_ok=True)
         self.queue, self.now, self.said = Queue(), NOW, list[str]()
         source = folder / "card.toml"
-        loaded = card(folder, "cron.partition=compil", "cron.account=six@cpu")
+        options = ("slurm.options.wckey=bloom", "slurm.options.switches=1")
+        loaded = card(folder, "cron.partition=compil", "cron.account=six@cpu", *options)
         self.invocation = Invocation(
             loaded, source, ("cron.partition=compil",), folder, {"PATH": "/bin", "HOME": str(folder)}
         )
@@ -291,6 +292,7 @@ def test_a_link_is_the_cards_and_no_job_of_the_training(scene: Scene) -> None:
     arguments = sbatch_options(request)
     assert "--begin=uts1795291200" in arguments and "--partition=compil" in arguments
     assert "--account=six@cpu" in arguments and "--time=00:30:00" in arguments and request.name == "cron-hourly-small"
+    assert "--wckey=bloom" in arguments and not any("switches" in word for word in arguments)
     assert request.output == "/dev/null"  # it opens its own: see the next test
     assert f"{scene.directory.paths.state / 'cron' / 'slurm'}/" in request.script
     assert parse_comment(request.comment) is None  # the training's own jobs are found by their comment

@@ -6,10 +6,11 @@ import pytest
 from pydantic import BaseModel
 
 from tests.tr11ops.importer.old_scripts import minimal, value_at
+from tr11ops.cluster.passed_options import gpus_of
 from tr11ops.importer.importing import import_text
 from tr11ops.importer.options_table import RULES
 from tr11ops.importer.results import LeftReason
-from tr11ops.importer.sbatch import gpus_of, read_directives
+from tr11ops.importer.sbatch import read_directives
 from tr11ops.runcard.card import RunCard
 
 # ----------------------------------------------------------------------------- the table of options
@@ -222,9 +223,26 @@ def test_gpus_of_gres(gres: str, count: int | None) -> None:
         ("#SBATCH --nodes=1 --exclude=n[1-3],n7", "slurm.exclude", ["n[1-3],n7"]),
         ("#SBATCH --nodes=1 --mail-user=a@b.c", "alerts.recipients", ["a@b.c"]),
         ("#SBATCH --nodes=1 --gpus-per-node=h100:2", "slurm.gpus_per_node", 2),
+        ("#SBATCH --nodes=1 --gpus-per-node=h100:2", "slurm.options", {"gpus-per-node": "h100:2"}),
+        ("#SBATCH --nodes=1 --gres=gpu:a100:2,nic:1", "slurm.options", {"gres": "gpu:a100:2,nic:1"}),
+        (
+            "#SBATCH --nodes=1 --mem=0 -L scratch --exclusive --switches=1@10",
+            "slurm.options",
+            {"mem": "0", "licenses": "scratch", "exclusive": True, "switches": "1@10"},
+        ),
+        ("#SBATCH --nodes=1 --wckey=x --segment=4", "slurm.options", {"wckey": "x", "segment": "4"}),
         ("#SBATCH --nodes=1 -J a/b", "run.name", "a-b"),
     ],
 )
 def test_directives_become_keys(head: str, key: str, value: object) -> None:
+    """Also those that the card passes through to sbatch."""
     found = import_text(minimal(head=head), "x")
     assert value_at(found.tables, key) == value and found.problems == ()
+
+
+def test_options_that_cannot_be_passed_through_are_left() -> None:
+    found = import_text(minimal(head="#SBATCH --nodes=1 --clusters=other --nodelist=n1 --parsable"), "x")
+    assert {item.option: item.reason for item in found.unplaced if item.option.startswith("#SBATCH")} == {
+        "#SBATCH --clusters": LeftReason.DECISION, "#SBATCH --nodelist": LeftReason.DECISION,
+        "#SBATCH --parsable": LeftReason.NO_COUNTERPART,
+    }  # fmt: skip

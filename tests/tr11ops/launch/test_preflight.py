@@ -78,6 +78,8 @@ CLUSTER: list[tuple[dict[str, Any], list[str], int, str]] = [
     ({"partitions": (replace(PARTITION, is_up=False),)}, [], 0, "warning: partition: p is down: the job will wait"),
     ({"nodes": tuple(node(f"n{k}", "idle", gpus=4) for k in range(1, 5))}, ["slurm.gpus_per_node=8"], 2,
      "slurm.gpus_per_node: 8 GPUs a node are needed, n1, n2, n3, n4 have fewer"),
+    ({"scheduler": "local"}, ["slurm.options.exclusive=true", "slurm.options.wckey=bloom"], 0,
+     "slurm.options: exclusive, wckey=bloom: for sbatch alone, the embedded scheduler does nothing with them"),
     ({"scheduler": "slurm", "nodes": tuple(replace(node(f"n{k}", "idle"), cpus=16) for k in range(1, 5))},
      ["slurm.cpus_per_task=32"], 2, "slurm.cpus_per_task: 32 cores a node are needed, n1, n2, n3, n4 have fewer"),
     ({"nodes": tuple(replace(node(f"n{k}", "down"), features=frozenset({"v100"} if k > 1 else {"a100"}))

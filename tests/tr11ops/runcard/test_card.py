@@ -116,6 +116,9 @@ def test_the_digest_follows_every_setting_and_nothing_else(tmp_path: Path) -> No
         ("batch.ramp=none", lambda card: card.batch.ramp, None),
         ("batch.ramp.samples=960", lambda card: card.batch.ramp.samples, 960),
         ("slurm.environment.FOO=1", lambda card: card.slurm.environment["FOO"], "1"),
+        ("slurm.options.exclusive=true", lambda card: card.slurm.options, {"exclusive": True}),
+        ("slurm.options.licenses=scratch:1", lambda card: card.slurm.options, {"licenses": "scratch:1"}),
+        ("slurm.options.nice=5", lambda card: card.slurm.options, {"nice": 5}),
         ("slurm.environment.FOO=a = b", lambda card: card.slurm.environment["FOO"], "a = b"),
         ('data.prefixes=["/a", "b"]', lambda card: card.data.prefixes, ["/a", str(Path.cwd() / "b")]),
         ("model.activation_checkpointing=false", lambda card: card.model.activation_checkpointing, False),
@@ -257,6 +260,12 @@ PARTS = ("parallel.virtual_stages=2", "model.layers=6", "batch.ramp=none")  # so
         (["data.weights=[1e308, 1e308]", "data.prefixes=['a', 'b']"], "data.weights = [1e+308, 1e+308]: must not be"),
         (["parallel.partition=type:["], "parallel.partition = 'type:[': is not a regular expression"),
         (["batch.train_samples=4"], "batch.train_samples = 4: is less than one global batch"),
+        (["slurm.options.partition=x"], "slurm.options.partition = 'x': is not passed through: tr11 sees to --partition"
+         " itself; use slurm.partition"),
+        (["slurm.options.exclu=x"], "slurm.options.exclu = 'x': is not passed through: tr11 sees to --exclude itself"),
+        (["slurm.options.wait=true"], "slurm.options.wait = True: is not passed through: tr11 sees to --wait itself"),
+        (["slurm.options.gres=gpu:a100:8"], "slurm.options.gres = 'gpu:a100:8': asks for 8 GPUs a node,"
+         " slurm.gpus_per_node for 0; make the two equal"),
         (["run.directory=''"], "run.directory = '': string should have at least 1 character"),
         (["backup.url=gs://me:pw@bucket"], "backup.url: holds a password"),
         (["model.layers=9223372036854775808"], "model.layers = 'an integer of 64 bits': does not fit in 64 bits"),
