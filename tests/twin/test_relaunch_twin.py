@@ -111,6 +111,53 @@ def test_a_node_that_the_site_takes_out_of_service_is_not_lost(
         change(stage, taken, "State=RESUME")
 
 
+def site_script(folder: Path, body: str) -> str:
+    """A health check of the site's, as a change of the card."""
+    path = folder / "fans.sh"
+    path.write_text(f"#!/bin/bash\n{body}\n")
+    path.chmod(0o755)
+    return f'resilience.check_scripts=["{path}"]'
+
+
+def test_a_health_script_that_fails_everywhere_costs_no_node_and_no_task(stage: SmallRun) -> None:
+    stage.launch(3, site_script(stage.folder, "echo 'fan 3 is slow'; exit 1"))
+    attempt = stage.train()
+    first, second = stage.launches(attempt)[:2]
+    assert (first["cause"], first["blamed"], first["suspects"]) == ("health-check", [], [])
+    failed = first["failed_checks"]["script:fans.sh"]
+    assert len(failed) >= 2 and set(failed) <= set(first["nodes"]) == set(second["nodes"])
+    assert second["left_out_checks"] == ["script:fans.sh"]
+    assert stage.attempts() == [attempt] and not read_version(stage.directory.exclusions).exclusions
+    log = stage.paths.main_log.read_text()
+    assert "health check script:fans.sh failed on" in log and "it is not the nodes" in log
+    assert "without health check script:fans.sh, which fails everywhere" in log
+
+
+def test_what_such_a_script_has_excluded_is_taken_back(stage: SmallRun) -> None:
+    """On one node at a time it looks like that node's fault, until the next one fails it too."""
+    one = ("slurm.nodes=1", "slurm.spare_nodes=0")
+    stage.launch(4, *one, site_script(stage.folder, "echo 'fan 3 is slow'; exit 1"))
+    second = stage.train(attempt=1)
+    first = stage.attempts()[0]
+    [blamed] = stage.verdict(first)["blamed"]
+    assert stage.launches(second)[0]["cause"] == "health-check"
+    assert not read_version(stage.directory.exclusions).exclusions
+    stage.wait(lambda: stage.queued().excluded == (), "the queue's exclude list")
+    kinds = [(entry.kind, entry.data.get("node")) for entry in read_journal(stage.directory.journal).entries]
+    assert [kind for kind in kinds if kind[0] in {EXCLUDED, INCLUDED}] == [(EXCLUDED, blamed), (INCLUDED, blamed)]
+    assert f"{blamed} is not excluded any more: health check script:fans.sh" in stage.paths.main_log.read_text()
+    assert stage.attempts() == [first, second]
+
+
+def test_a_health_script_that_one_node_fails_still_excludes_it(stage: SmallRun) -> None:
+    body = f'[ "$SLURMD_NODENAME" != {NODES[1]} ] || {{ echo "fan 3 is slow"; exit 1; }}'
+    stage.launch(3, site_script(stage.folder, body))
+    attempt = stage.train()
+    first, second = stage.launches(attempt)[:2]
+    assert (first["cause"], first["blamed"]) == ("node", [NODES[1]]) and NODES[1] not in second["nodes"]
+    stage.wait(lambda: stage.queued().excluded == (NODES[1],), "the exclusion")
+
+
 def test_a_black_hole_burns_one_task_and_others_run_elsewhere(
     stage: SmallRun, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,12 +15,23 @@ from pathlib import Path
 from tr11ops.agent.allocation import free_port, master_address
 from tr11ops.agent.attempt_context import AttemptContext, AttemptObservations
 from tr11ops.agent.breaker import attempts_before, must_hold, read_burned
+from tr11ops.agent.check_faults import LaunchChecks, failing_everywhere, of_reports
 from tr11ops.agent.mitigation import ActingAttempt, Mitigation, concurrent_attempt, forbidding_verdict, switch_of
 from tr11ops.agent.recurrence import NodeFault, of_node, of_software, same_elsewhere, suspected_before
-from tr11ops.agent.relaunch import Decision, FailedLaunch, Relaunch, RelaunchBudget, Stop, decide, first_nodes
+from tr11ops.agent.relaunch import (
+    Decision,
+    FailedLaunch,
+    Relaunch,
+    RelaunchBudget,
+    Stop,
+    blamed_nodes,
+    decide,
+    first_nodes,
+)
 from tr11ops.agent.step import LaunchResult, LaunchWatch, LineTee, StopFlag, WorkerLaunch, run_launch
 from tr11ops.agent.traces import (
     last_iteration_since,
+    read_launch_checks,
     read_node_faults,
     read_progress,
 )
@@ -60,6 +71,7 @@ class Controller:
         self._tee = tee
         self._surroundings = AttemptObservations(context, tee)
         self._outcomes: list[FailedLaunch] = []
+        self._failing_checks: dict[str, str] = {}  # health checks that fail everywhere, and are left out: name, why
         self._next_look = 0.0
         self._is_holding = False
         attempt = ActingAttempt(
@@ -145,20 +157,25 @@ class Controller:
             stale.unlink(missing_ok=True)  # of the launch before, or of a job requeued under the same number
         before = read_progress(self._paths)
         record = LaunchRecord(
-            number, nodes, time.time(), iteration_before=before.iteration, checkpoint_before=before.checkpoint
-        )
+            number, nodes, time.time(), iteration_before=before.iteration, checkpoint_before=before.checkpoint,
+            left_out_checks=tuple(self._failing_checks),
+        )  # fmt: skip
         self._write(record)
         self._tee.line(f"tr11: attempt {self._job_id} launch {number} on {len(nodes)} nodes: {compress(nodes)}")
         watch = LaunchWatch()
         end = self._run(number, nodes, watch)
         marker = self._marker(number)
+        checks = self._judge_checks(record)
         found = self._attribute(record, watch, end, marker)
         after = read_progress(self._paths)
         reached = last_iteration_since(self._paths, self._job_id, record.start)
         found = self._across_attempts(replace(record, reached=reached), found)
         self._outcomes.append(
-            FailedLaunch(nodes, found.kind, found.blamed, found.suspects, found.fault, after.is_beyond(before))
-        )
+            FailedLaunch(
+                nodes, found.kind, found.blamed, found.suspects, found.fault, after.is_beyond(before),
+                checks=_resting_on(found, checks), failing_checks=tuple(self._failing_checks),
+            )
+        )  # fmt: skip
         record = replace(
             record,
             start=end.start, end=end.end, first_sign=watch.first_sign, exit_status=end.status,
@@ -166,6 +183,9 @@ class Controller:
             suspects=found.suspects, evidence=found.evidence, fault=found.fault,
             srun_lines=tuple(watch.srun_lines[:40]),
             iteration_after=after.iteration, checkpoint_after=after.checkpoint, reached=reached,
+            checked=checks.is_known,
+            failed_checks={name: list(failed) for name, failed in checks.failed.items()},
+            passed_checks={name: list(passed) for name, passed in checks.passed.items()},
         )  # fmt: skip
         self._write(record)
         return record, marker, found
@@ -191,13 +211,16 @@ class Controller:
         return run_launch(launch, allocation, environment, self._tee, self._stop, watch, within, self._look, peers)
 
     def _card(self, number: int) -> Path:
-        """The card of a launch: a later one has what is left of the attempt's exit duration."""
+        """The card of a launch: a later one has what is left of the exit duration, and fewer health checks."""
         first = self._folder / "card.json"
         minutes = self._config.run.exit_duration_minutes
-        if number == 1 or minutes is None:
+        if number == 1 or (minutes is None and not self._failing_checks):
             return first
         value = json.loads(first.read_text(encoding="utf-8"))
-        value["run"]["exit_duration_minutes"] = max(minutes - (time.time() - self._surroundings.started) / 60, 0.01)
+        if minutes is not None:
+            value["run"]["exit_duration_minutes"] = max(minutes - (time.time() - self._surroundings.started) / 60, 0.01)
+        skipped = [*value["resilience"].get("skip_checks", ()), *self._failing_checks]
+        value["resilience"]["skip_checks"] = skipped
         path = self._folder / "launches" / f"{number}.card"
         write_json(path, value)
         return path
@@ -209,6 +232,23 @@ class Controller:
         except (OSError, ValueError) as error:
             self._tee.line(f"tr11: the end marker cannot be read: {error}")
             return None
+
+    def _judge_checks(self, record: LaunchRecord) -> LaunchChecks:
+        """What the health checks of a launch said. One that fails everywhere condemns no node: it is left out from now
+        on, and the exclusions that rest on it are taken back."""
+        reports = read_reports(self._folder, record.launch)
+        checks = of_reports(reports, record.start, self._failing_checks)
+        are_machines = self._context.swaps_nodes or self._context.peers is not None
+        if not checks.failed or not are_machines:
+            return checks
+        earlier = [folder for folder, _ in attempts_before(self._context.directory, self._job_id)]
+        failing = failing_everywhere(checks, read_launch_checks((self._folder, *earlier)))
+        if failing:
+            self._failing_checks |= {check.name: str(check) for check in failing}
+            why = f"{'; '.join(map(str, failing))}: it is not the nodes"
+            self._mitigation.take_back_of_checks(failing, why)
+            self._mitigation.wait()  # the next launch may need the nodes that come back
+        return checks
 
     def _attribute(
         self, record: LaunchRecord, watch: LaunchWatch, end: LaunchResult, marker: EndMarker | None
@@ -233,6 +273,7 @@ class Controller:
             worker_statuses=watch.worker_statuses,
             lost=self._context.peers.lost() if self._context.peers is not None else {},
             fixed_port=self._config.slurm.master_port,
+            failing_checks=self._failing_checks,
         )
         failed = not in_order or end.status != 0
         code = self._surroundings.step_code() if failed else None  # each time: the next launch's is to be told apart
@@ -389,7 +430,7 @@ class Controller:
             verdict,
             launches=len(self._outcomes),
             progress=any(outcome.progress for outcome in self._outcomes),
-            blamed=tuple(dict.fromkeys(node for outcome in self._outcomes for node in outcome.blamed)),
+            blamed=blamed_nodes(self._outcomes),
         )
 
     # ------------------------------------------------------------------ words
@@ -414,3 +455,10 @@ class Controller:
             self._tee.line(f"tr11: the record of launch {record.launch} cannot be written: {error}")
             return f"{self._folder}: {error.strerror or error}"
         return ""
+
+
+def _resting_on(found: Attribution, checks: LaunchChecks) -> tuple[str, ...]:
+    """The health checks on which the blame of a launch rests; none where it rests on something else."""
+    if found.rule != "health":
+        return ()
+    return tuple(name for name, nodes in checks.failed.items() if set(nodes) & set(found.blamed))

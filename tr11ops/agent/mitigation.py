@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tr11ops.agent.breaker import attempts_before
+from tr11ops.agent.check_faults import FailingCheck, acquitted
 from tr11ops.agent.recurrence import NodeFault, innocent
 from tr11ops.agent.step import LineTee
 from tr11ops.base.observed import cause
@@ -33,6 +34,7 @@ from tr11ops.queue.given_nodes import known_names
 from tr11ops.queue.queued_jobs import Ordering, PendingChanges, PendingJobs
 from tr11ops.runcard.card import RunCard
 from tr11ops.rundir.attempts import SUPERSEDED, AttemptVerdict
+from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.exclusion_limit import ExclusionLimit, partition_nodes, way_past
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER, read_version
 from tr11ops.rundir.hold_store import forget_holds, record_holds
@@ -102,17 +104,23 @@ class Mitigation:
 
     def take_back(self, others: Sequence[NodeFault], why: str) -> None:
         """Begin to end the automatic exclusions that rest on these faults: on the run's list, in the queued jobs."""
-        self._later(lambda: self._take_back(others, why), self._exclusions)
+        self._later(lambda: self._include(innocent(self._listed(), AUTOMATIC_OWNER, others), why), self._exclusions)
 
-    def _take_back(self, others: Sequence[NodeFault], why: str) -> None:
-        directory = self._attempt.directory
+    def take_back_of_checks(self, checks: Sequence[FailingCheck], why: str) -> None:
+        """Begin to end the automatic exclusions that rest on health checks which fail everywhere."""
+        self._later(lambda: self._include(acquitted(self._listed(), AUTOMATIC_OWNER, checks), why), self._exclusions)
+
+    def _listed(self) -> tuple[Exclusion, ...]:
+        """The run's list, to take nodes off it."""
         try:
-            listed = read_version(directory.exclusions).exclusions
+            return read_version(self._attempt.directory.exclusions).exclusions
         except (OSError, ValueError) as error:
             self._tee.line(f"tr11: exclusions cannot be taken back, the run's list cannot be read: {cause(error)}")
-            return
-        back = [entry.node for entry in innocent(listed, AUTOMATIC_OWNER, others)]
-        done = include_nodes(directory, back, self._queue(), why=why, owner=AUTOMATIC_OWNER)
+            return ()
+
+    def _include(self, entries: Sequence[Exclusion], why: str) -> None:
+        back = [entry.node for entry in entries]
+        done = include_nodes(self._attempt.directory, back, self._queue(), why=why, owner=AUTOMATIC_OWNER)
         for node in done.nodes:
             self._tee.line(f"tr11: {node} is not excluded any more: {why}")
         for node, fault in done.refused:

@@ -16,7 +16,10 @@ _SWAPPED = frozenset({Kind.NODE, Kind.PORT})
 
 @dataclass(frozen=True)
 class FailedLaunch:
-    """One launch that failed, as far as the next decision needs it. `progress`: it added an iteration or checkpoint."""
+    """One launch that failed, as far as the next decision needs it. `progress`: it added an iteration or checkpoint.
+
+    `checks`: the health checks on which alone its blame rests. `failing_checks`: those that proved to fail everywhere.
+    """
 
     nodes: tuple[str, ...]
     kind: Kind
@@ -24,6 +27,8 @@ class FailedLaunch:
     suspects: tuple[str, ...] = ()
     fault: str = ""
     progress: bool = False
+    checks: tuple[str, ...] = ()
+    failing_checks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -90,6 +95,13 @@ def decide(history: Sequence[FailedLaunch], situation: AllocationState, budget: 
     return _end(history, situation, budget) or _next(history, situation)
 
 
+def blamed_nodes(history: Sequence[FailedLaunch]) -> tuple[str, ...]:
+    """The nodes that were blamed for launches, but for those whose health check proved to fail everywhere."""
+    failing = {check for outcome in history for check in outcome.failing_checks}
+    guilty = (outcome for outcome in history if not outcome.checks or not failing.issuperset(outcome.checks))
+    return tuple(dict.fromkeys(node for outcome in guilty for node in outcome.blamed))
+
+
 def _end(history: Sequence[FailedLaunch], situation: AllocationState, budget: RelaunchBudget) -> Decision | None:
     """Why no other launch may follow, whatever nodes there are; None when one may."""
     last, fruitless, left = history[-1], _fruitless(history), situation.seconds_left
@@ -112,13 +124,13 @@ def _end(history: Sequence[FailedLaunch], situation: AllocationState, budget: Re
 def _next(history: Sequence[FailedLaunch], situation: AllocationState) -> Decision:
     """The nodes of the next launch, if there are enough."""
     last = history[-1]
-    blamed = set() if situation.may_reuse else {node for outcome in history for node in outcome.blamed}
+    blamed = set() if situation.may_reuse else set(blamed_nodes(history))
     suspected = {node for outcome in history if outcome.kind in _SWAPPED for node in outcome.suspects}
     wary = replace(situation, reluctant=situation.reluctant | suspected)
     again = _choose(wary, (node for node in last.nodes if node not in suspected), avoid=blamed)
     if again is None:
         return EndTask(_why_no_nodes(last, situation))
-    if last.kind is Kind.NODE:
+    if last.kind in {Kind.NODE, Kind.HEALTH_CHECK}:
         return Relaunch(again, _why_again(last, again, situation))
     if last.kind is Kind.PORT and not last.suspects:
         return Relaunch(again, "with another port")
@@ -149,6 +161,8 @@ def _why_no_nodes(last: FailedLaunch, situation: AllocationState) -> str:
 
 
 def _why_again(last: FailedLaunch, again: tuple[str, ...], situation: AllocationState) -> str:
+    if last.kind is Kind.HEALTH_CHECK:
+        return f"without health check {', '.join(last.failing_checks)}, which fails everywhere"
     if situation.may_reuse:
         return "on the same machine"
     if last.blamed:

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tr11ops.agent.check_faults import LaunchChecks
 from tr11ops.agent.recurrence import NodeFault
 from tr11ops.base.observed import Unknown, known
 from tr11ops.diagnose.attribution.evidence import Kind
 from tr11ops.diagnose.attribution.records import read_objects
 from tr11ops.observe.files import read_steps
+from tr11ops.rundir.attempts import LaunchRecord
 from trainer.contract.paths import RunPaths, newest_step
 
 
@@ -52,6 +54,23 @@ def read_node_faults(folders: Iterable[Path]) -> tuple[NodeFault, ...]:
         for value in sorted(read_objects(folder / "launches"), key=lambda value: -int(value.get("launch") or 0))
         if (fault := node_fault(folder.name, value)) is not None
     )
+
+
+def read_launch_checks(folders: Iterable[Path]) -> tuple[LaunchChecks, ...]:
+    """What the health checks of the launches in these attempts' folders said, the last launch of a folder first."""
+    found = []
+    for folder in folders:
+        for value in sorted(read_objects(folder / "launches"), key=lambda value: -int(value.get("launch") or 0)):
+            try:
+                record = LaunchRecord.of(value)
+            except TypeError:
+                continue
+            found.append(
+                LaunchChecks(
+                    record.start, record.failed_checks, record.passed_checks, record.left_out_checks, record.checked
+                )
+            )
+    return tuple(found)
 
 
 def node_fault(job_id: str, record: Mapping[str, Any]) -> NodeFault | None:

@@ -38,7 +38,9 @@ def check_them(nodes_context: NodesContext, names: Sequence[str], timeout: float
         planned = tuple(checking.Way(name) for name in names)
     try:
         with _progress(len(names)) as advance:
-            results = checking.check_nodes(planned, _starter(nodes_context, folder, on_slurm), timeout, advance)
+            results = checking.check_nodes(
+                planned, _starter(nodes_context, folder, on_slurm), timeout, advance, are_machines=on_slurm
+            )
     finally:
         shutil.rmtree(folder, ignore_errors=True)  # what a job still writes is left behind
     if nodes_context.directory.exists:

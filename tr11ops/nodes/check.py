@@ -22,6 +22,7 @@ from tr11ops.cluster.base import Job, JobState, Node, Scheduler, SchedulerError
 from tr11ops.cluster.passed_options import Options, of_chosen_nodes, with_gpus
 from tr11ops.cluster.slurm_command import client_environment
 from tr11ops.health.base import CheckOutcome, CheckResult, summary, worst
+from tr11ops.health.everywhere import fails_everywhere
 from tr11ops.nodes.health_job import MARK, HealthRequest, check_here, results_of
 from tr11ops.nodes.view import holders_of
 
@@ -106,12 +107,17 @@ def ways(names: Iterable[str], nodes: Iterable[Node], jobs: Iterable[Job], user:
 
 
 def check_nodes(
-    ways: Sequence[Way], start: Callable[[Way], Answering], timeout: float, progress: Callable[[NodeCheck], None]
+    ways: Sequence[Way],
+    start: Callable[[Way], Answering],
+    timeout: float,
+    progress: Callable[[NodeCheck], None],
+    are_machines: bool = True,
 ) -> tuple[NodeCheck, ...]:
     """Check all nodes at once, in the order of `ways`; `progress` gets each result as it comes.
 
     A node that does not answer within `timeout` seconds is unknown. A health job that died on one node although it ran
-    on others makes that node bad; where it died everywhere, it is not the nodes.
+    on others makes that node bad; where it died everywhere, it is not the nodes. Nor is it where one check fails on all
+    of them, if the nodes are machines of their own (`are_machines`).
     """
     done: dict[str, NodeCheck] = {}
     under_way: dict[str, Answering] = {}
@@ -139,7 +145,8 @@ def check_nodes(
     finally:
         for check in under_way.values():
             check.stop()
-    return judge(tuple(done[way.node] for way in ways))
+    results = judge(tuple(done[way.node] for way in ways))
+    return without_failing_checks(results) if are_machines else results
 
 
 DIED = "the health job died there"
@@ -155,6 +162,34 @@ def judge(results: tuple[NodeCheck, ...]) -> tuple[NodeCheck, ...]:
         else entry
         for entry in results
     )
+
+
+def without_failing_checks(results: tuple[NodeCheck, ...]) -> tuple[NodeCheck, ...]:
+    """A check that fails everywhere is no evidence against the nodes: it could not be made. Pure."""
+    failed: dict[str, list[str]] = {}
+    passed: dict[str, list[str]] = {}
+    for entry in results:
+        for one in entry.checks:
+            if one.result is CheckOutcome.BAD:
+                failed.setdefault(one.name, []).append(entry.node)
+            elif one.result is not CheckOutcome.UNKNOWN:
+                passed.setdefault(one.name, []).append(entry.node)
+    failing = {name for name, nodes in failed.items() if fails_everywhere(nodes, passed.get(name, ()))}
+    if not failing:
+        return results
+    judged = []
+    for entry in results:
+        checks = tuple(
+            _unmade(one, len(failed[one.name])) if one.name in failing and one.result is CheckOutcome.BAD else one
+            for one in entry.checks
+        )
+        judged.append(entry if checks == entry.checks else told(entry.node, checks))
+    return tuple(judged)
+
+
+def _unmade(one: CheckResult, count: int) -> CheckResult:
+    why = f"it failed on {count} nodes, so that it is not the nodes: {one.why}"
+    return replace(one, result=CheckOutcome.UNKNOWN, why=why)
 
 
 def told(node: str, checks: tuple[CheckResult, ...]) -> NodeCheck:

@@ -7,7 +7,7 @@ state/attempts/JOB/verdict.json       how the attempt ended, and whether the nex
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,9 @@ class LaunchRecord(Record):
 
     `first_sign`: when the first failed process was seen. `decision`: what followed, in one line. `iteration_*` and
     `checkpoint_*`: the highest logged iteration and the newest checkpoint before the launch and at its end.
-    `reached`: the last iteration that this very launch logged, None where it logged none.
+    `reached`: the last iteration that this very launch logged, None where it logged none. `checked`: whether nodes told
+    how their health checks ended; `failed_checks`, `passed_checks`: nodes by check, for each that failed anywhere;
+    `left_out_checks`: those that were not run, because they fail everywhere.
     """
 
     launch: int
@@ -48,6 +50,10 @@ class LaunchRecord(Record):
     iteration_after: int | None = None
     checkpoint_after: int | None = None
     reached: int | None = None
+    checked: bool = False
+    failed_checks: dict[str, list[str]] = field(default_factory=dict)
+    passed_checks: dict[str, list[str]] = field(default_factory=dict)
+    left_out_checks: tuple[str, ...] = ()
 
     @staticmethod
     def path(attempt: Path, launch: int) -> Path:

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tr11ops.agent.check_faults import all_failing_everywhere, rests_on
 from tr11ops.agent.recurrence import without_recurring
-from tr11ops.agent.traces import node_fault
+from tr11ops.agent.traces import node_fault, read_launch_checks
 from tr11ops.base.observed import known, observed
 from tr11ops.observe.lease import read_holder
 from tr11ops.rundir.attempts import SUPERSEDED, AttemptVerdict
@@ -71,7 +72,7 @@ def _verdicts(directory: RunDirectory) -> Iterator[AttemptVerdict]:
 def _blames(directory: RunDirectory) -> Iterator[Blame]:
     """Raises OSError or ValueError when a record of a launch is there and cannot be read.
 
-    A fault that came back elsewhere is no node's: its launches blame no one.
+    A fault that came back elsewhere is no node's, nor is a health check that fails everywhere: these blame no one.
     """
     records: list[tuple[str, dict[str, Any]]] = [
         (folder.name, read_json(path) or {})
@@ -80,15 +81,18 @@ def _blames(directory: RunDirectory) -> Iterator[Blame]:
     ]
     faults = [fault for name, record in records if (fault := node_fault(name, record)) is not None]
     recurring = set(faults) - set(without_recurring(faults))
+    failing = all_failing_everywhere(read_launch_checks(_newest_attempts(directory)))
     for name, record in records:
         confidence, end = record.get("confidence"), record.get("end")
         if record.get("cause") != "node" or not isinstance(confidence, int | float):
             continue
         if node_fault(name, record) in recurring:
             continue
+        why, lines = str(record.get("summary", "")), tuple(map(str, record.get("evidence") or ()))
+        when = float(end) if isinstance(end, int | float) else float(record.get("start") or 0.0)
+        if rests_on(failing, lines, when):
+            continue
         for node in record.get("blamed") or ():
-            why, lines = str(record.get("summary", "")), tuple(map(str, record.get("evidence") or ()))
-            when = float(end) if isinstance(end, int | float) else float(record.get("start") or 0.0)
             yield Blame(str(node), float(confidence), why, name, when, lines)
 
 

@@ -14,7 +14,7 @@ from tests.tr11ops.cli.run_folder import run_directory
 from tr11ops.cluster.base import Job, JobState, Node
 from tr11ops.cluster.local import LocalScheduler
 from tr11ops.health.base import CheckOutcome, CheckResult
-from tr11ops.nodes.check import DIED, NodeCheck, check_nodes, judge, told, ways
+from tr11ops.nodes.check import DIED, NodeCheck, check_nodes, judge, told, ways, without_failing_checks
 from tr11ops.nodes.health_job import HealthRequest, results_of
 from tr11ops.nodes.names import NodeNameError, resolve
 from tr11ops.nodes.note import support_note
@@ -278,6 +278,20 @@ def test_a_dead_job_speaks_against_a_node_only_if_others_ran() -> None:
     fine = told("c", (CheckResult("memory", CheckOutcome.FINE, "yes"),))
     assert [entry.result for entry in judge((died, silent))] == ["unknown", "unknown"]
     assert [entry.result for entry in judge((died, silent, fine))] == ["bad", "unknown", "fine"]
+
+
+def test_a_check_that_fails_everywhere_speaks_against_no_node() -> None:
+    """Neither is one of them prolonged on the list by it, nor is one let back in."""
+    fans, memory = ("script:fans.sh", CheckOutcome.BAD, "fan: 3"), ("memory", CheckOutcome.FINE, "yes")
+    bad = [told(name, (CheckResult(*fans), CheckResult(*memory))) for name in "abc"]
+    found = without_failing_checks(tuple(bad))
+    assert [entry.result for entry in found] == ["unknown"] * 3 and not any(entry.is_judged for entry in found)
+    assert "script:fans.sh): it failed on 3 nodes, so that it is not the nodes: fan: 3" in found[0].why
+    fine = tuple(told(name, (CheckResult("script:fans.sh", CheckOutcome.FINE, ""),)) for name in "defg")
+    assert without_failing_checks((*bad, *fine)) == (*bad, *fine)  # more nodes pass it
+    worse = told("a", (CheckResult(*fans), CheckResult("xid", CheckOutcome.BAD, "79")))
+    assert [entry.result for entry in without_failing_checks((worse, *bad[1:]))] == ["bad", "unknown", "unknown"]
+    assert without_failing_checks((bad[0],)) == (bad[0],)
 
 
 def test_what_is_under_way_is_ended_when_the_person_has_enough() -> None:

@@ -72,6 +72,22 @@ def test_endings_and_blames_are_the_controllers_newest_first(directory: RunDirec
     assert scene.stacks == {"100"}
 
 
+def test_a_health_check_that_fails_everywhere_blames_no_node(directory: RunDirectory) -> None:
+    """Whatever became of the attempt that was to take it back."""
+    first = replace(
+        LAUNCH, nodes=("n1",), blamed=("n1",), summary="n1: health check fans: 3", evidence=("n1: health check fans: 3",),
+        checked=True, failed_checks={"fans": ["n1"]}, passed_checks={"fans": []},
+    )  # fmt: skip
+    second = replace(
+        first, start=60.0, end=70.0, nodes=("n2",), cause="health-check", blamed=(), failed_checks={"fans": ["n2"]}
+    )
+    attempt(directory, replace(VERDICT, time=40.0), first, job_id="90")
+    scene = read_policy_context(directory, read_journal(directory.journal), "ana", 100.0)
+    assert [blame.node for blame in scene.blames] == ["n1"]  # type: ignore[union-attr]
+    attempt(directory, None, second)
+    assert read_policy_context(directory, read_journal(directory.journal), "ana", 100.0).blames == ()
+
+
 @pytest.mark.parametrize("name", ["verdict.json", "launches/1.json"])
 def test_a_record_that_cannot_be_read_is_unknown(directory: RunDirectory, name: str) -> None:
     folder = attempt(directory, VERDICT, LAUNCH)

@@ -72,8 +72,19 @@ def by_lost_machine(evidence: Evidence) -> Attribution | None:
 
 
 def by_health(evidence: Evidence) -> Attribution | None:
-    """Nodes that their own health checks condemned."""
-    bad = {report.node: report.bad_checks for report in evidence.reports if report.bad_checks}
+    """Nodes that their own health checks condemned; or checks that fail everywhere, and condemn no one."""
+    bad: dict[str, list[str]] = {}
+    failing: dict[str, str] = {}
+    for report in evidence.reports:
+        for name, check in zip(report.names_of_bad_checks, report.bad_checks, strict=True):
+            if name in evidence.failing_checks:
+                failing[name] = evidence.failing_checks[name]
+            else:
+                bad.setdefault(report.node, []).append(check)
+    if not bad and failing:
+        said = tuple(failing.values())
+        summary = f"{'; '.join(said)}: it is not the nodes"
+        return _weighed("health", Kind.HEALTH_CHECK, summary, evidence=said, fault=f"checks: {', '.join(failing)}")
     if not bad:
         return None
     blamed = _ordered(bad, evidence)

@@ -24,6 +24,7 @@ class Kind(StrEnum):
     SOFTWARE = "software"
     PORT = "port"
     OPERATOR = "operator"
+    HEALTH_CHECK = "health-check"  # one that fails everywhere: cured by leaving it out
     UNKNOWN = "unknown"
 
 
@@ -55,9 +56,10 @@ class MissedWorker:
 class NodeReport:
     """What one node's agent recorded.
 
-    `bad_checks`: `name: why` of each health check that condemned the node. `addresses`: of its network interfaces.
-    `first_missed`: of its failed workers, which was missed first. `port_holder`: who listened on rank 0's port when all
-    that the launch had started there was gone; "" where no one did, or it cannot be seen.
+    `bad_checks`: `name: why` of each health check that condemned the node; `passed_checks`: names of those it
+    passed. `addresses`: of its network interfaces. `first_missed`: of its failed workers, which was missed first.
+    `port_holder`: who listened on rank 0's port when all that the launch had started there was gone; "" where no one
+    did, or it cannot be seen.
     """
 
     node: str
@@ -66,6 +68,11 @@ class NodeReport:
     addresses: tuple[str, ...] = ()
     first_missed: MissedWorker | None = None
     port_holder: str = ""
+    passed_checks: tuple[str, ...] = ()
+
+    @property
+    def names_of_bad_checks(self) -> tuple[str, ...]:
+        return tuple(check.partition(": ")[0] for check in self.bad_checks)
 
 
 @dataclass(frozen=True)
@@ -78,6 +85,7 @@ class Evidence:
     cannot write the run directory now. `lost`: machines without a scheduler whose agents are gone, and why.
     `ranks`: node by global rank. `derived_exit_code`: the highest exit status of the job's steps by the scheduler's
     records, 128 + n after signal n, None where there are none. `fixed_port`: rank 0's port, where the card fixes it.
+    `failing_checks`: in words, by name, health checks that fail everywhere, so that they condemn no node.
     """
 
     nodes: tuple[str, ...]
@@ -96,6 +104,7 @@ class Evidence:
     ranks: Mapping[int, str] = field(default_factory=dict)
     derived_exit_code: int | None = None
     fixed_port: int | None = None
+    failing_checks: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def needs_step_code(self) -> bool:

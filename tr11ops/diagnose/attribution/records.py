@@ -95,11 +95,16 @@ def read_reports(attempt: Path, launch: int) -> tuple[NodeReport, ...]:
             for check in (checks if isinstance(checks, list) else [])
             if isinstance(check, dict) and check.get("result") == "bad"
         )
+        passed = tuple(
+            str(check.get("name"))
+            for check in (checks if isinstance(checks, list) else [])
+            if isinstance(check, dict) and check.get("result") in {"fine", "warning"}
+        )
         addresses = value.get("addresses")
         own = tuple(map(str, addresses)) if isinstance(addresses, list) else ()
         exit_status = status if isinstance(status, int) else None
         holder = str(value.get("port_holder") or "")
-        found.append(NodeReport(value["node"], exit_status, bad, own, _missed(value), holder))
+        found.append(NodeReport(value["node"], exit_status, bad, own, _missed(value), holder, passed))
     return tuple(found)
 
 
