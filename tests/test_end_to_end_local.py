@@ -2,11 +2,12 @@
 
 import json
 import os
+import subprocess
 
 import psutil
 import pytest
 
-from tests.end_to_end import Playground
+from tests.end_to_end import TR11, Playground
 from tests.pins.files import formats_of
 from tests.pins.recording import EXPECTED
 from tests.shared_tree import not_the_groups
@@ -129,9 +130,6 @@ def test_another_topology_resumes_and_another_model_is_refused(playground):
 
 def test_interrupting_a_foreground_training_saves(playground):
     import signal
-    import subprocess
-
-    from tests.end_to_end import TR11
 
     card = playground.card("tr11.toml", nodes=1, workers=2)
     arguments = ["train", "--run", card, "--set", "run.directory=interrupted", "--set", "parallel.pipeline=1"]
@@ -144,6 +142,34 @@ def test_interrupting_a_foreground_training_saves(playground):
     (end,) = playground.ends("interrupted")
     assert (end.reason, end.restart) == ("signal", True)
     assert playground.manifest(end.iteration, "interrupted") is not None
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_data_worker_that_is_killed_after_steps_ends_no_attempt(playground: Playground, nodes: int) -> None:
+    """It is of its node and its moment, as where memory is short: nothing in card or data is wrong."""
+    name = f"worker-{nodes}"
+    card = playground.card("tr11.toml", nodes=nodes, workers=2 // nodes, tensor=1)
+    child = subprocess.Popen(
+        [str(TR11), "train", "--run", card, *leave_at(30, name), "--set", "data.workers=1"],
+        cwd=playground.folder, env=dict(playground.environment), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True,
+    )  # fmt: skip
+    try:
+        playground.wait(lambda: len(playground.steps(name)) >= 7, "seven steps")
+        below = psutil.Process(child.pid).children(recursive=True)
+        next(one for one in below if "trainer.data.worker" in one.cmdline()).kill()
+        shown, _ = child.communicate(timeout=600)
+    finally:
+        if child.poll() is None:
+            child.kill()
+            child.wait()
+    [attempt] = playground.paths(name).attempts.iterdir()
+    first, second = (json.loads((attempt / "launches" / f"{number}.json").read_text()) for number in (1, 2))
+    assert first["cause"] in {"node", "unknown"} and first["reached"] >= 7, shown
+    assert "was killed (SIGKILL)" in first["summary"], first
+    assert any("no want of memory was seen" in line or "killed" in line for line in first["evidence"][1:]), first
+    assert first["decision"].startswith("starting again"), first
+    assert second["iteration_after"] == 30 and playground.ends(name)[-1].reason == "exit-interval"
 
 
 def test_a_sweep_of_three_cells_takes_up_the_one_that_was_killed(playground):

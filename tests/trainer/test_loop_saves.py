@@ -21,7 +21,7 @@ from trainer.contract.checkpoints import CheckpointError
 from trainer.contract.end_marker import EndMarker
 from trainer.control.failure import is_refusal
 from trainer.control.lifecycle import HeartbeatWriter, SignalFlag
-from trainer.data.errors import DataError
+from trainer.data.errors import DataError, LostWorkerError
 from trainer.loop import Trainer
 
 
@@ -94,6 +94,7 @@ def lose_a_rank() -> CheckpointError:
         (CheckpointError("another model"), 0, True),
         (DataError("no such file"), 0, True),
         (DataError("no such file"), 9, False),  # it could be read at the start: another try may go better
+        (LostWorkerError("data worker 0 was killed"), 0, False),  # of this moment, before a first step too
         (lose_a_rank(), 0, False),  # else one killed worker would keep every later task from training
         (RuntimeError("boom"), 0, False),
     ],

@@ -166,10 +166,10 @@ class Controller:
         end = self._run(number, nodes, watch)
         marker = self._marker(number)
         checks = self._judge_checks(record)
-        found = self._attribute(record, watch, end, marker)
         after = read_progress(self._paths)
         reached = last_iteration_since(self._paths, self._job_id, record.start)
-        found = self._across_attempts(replace(record, reached=reached), found)
+        record = replace(record, reached=reached)
+        found = self._across_attempts(record, self._attribute(record, watch, end, marker))
         self._outcomes.append(
             FailedLaunch(
                 nodes, found.kind, found.blamed, found.suspects, found.fault, after.is_beyond(before),
@@ -182,7 +182,7 @@ class Controller:
             cause=found.kind.value, summary=found.summary, confidence=found.confidence, blamed=found.blamed,
             suspects=found.suspects, evidence=found.evidence, fault=found.fault,
             srun_lines=tuple(watch.srun_lines[:40]),
-            iteration_after=after.iteration, checkpoint_after=after.checkpoint, reached=reached,
+            iteration_after=after.iteration, checkpoint_after=after.checkpoint,
             checked=checks.is_known,
             failed_checks={name: list(failed) for name, failed in checks.failed.items()},
             passed_checks={name: list(passed) for name, passed in checks.passed.items()},
@@ -274,6 +274,7 @@ class Controller:
             lost=self._context.peers.lost() if self._context.peers is not None else {},
             fixed_port=self._config.slurm.master_port,
             failing_checks=self._failing_checks,
+            reached=record.reached,
         )
         failed = not in_order or end.status != 0
         code = self._surroundings.step_code() if failed else None  # each time: the next launch's is to be told apart

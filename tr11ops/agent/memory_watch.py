@@ -25,6 +25,7 @@ TREE_SECONDS = 10.0  # reading every worker's size and maps costs more than read
 LOW_SHARE, ENOUGH_SHARE = 0.05, 0.10
 LOW_BYTES = 1 << 30  # below this much it is low, however small the share
 _KILOBYTES = re.compile(r"^(VmRSS|VmHWM):\s+(\d+) kB$", re.MULTILINE)
+_KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
 @dataclass
@@ -38,6 +39,7 @@ class MemoryWatch:
     say: Callable[[str], None]
     meminfo: Path = Path("/proc/meminfo")
     shared_memory: Path = SHARED_MEMORY
+    vmstat: Path = Path("/proc/vmstat")
     lowest_available: int | None = None
     total: int = 0
     lowest_shared_memory: int | None = None
@@ -46,8 +48,12 @@ class MemoryWatch:
     warnings: list[str] = field(default_factory=list)
     _low: set[str] = field(default_factory=set)
     _segments: dict[str, int] = field(default_factory=dict)  # name -> inode
+    _kills_before: int | None = field(default=None, init=False)
     _next_sample: float = 0.0
     _next_tree: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._kills_before = self._count_kills()
 
     def sample(self, pid: int) -> bool:
         """Look, when it is time to; `pid` is the workers' launcher. True when a new warning was said."""
@@ -103,7 +109,20 @@ class MemoryWatch:
             "total_bytes": self.total,
             "lowest_shared_memory_bytes": self.lowest_shared_memory,
             "warnings": list(self.warnings),
+            "oom_kills": self._oom_kills(),
         }
+
+    def _oom_kills(self) -> int | None:
+        """How many processes of this node the kernel has killed for want of memory since the workers started."""
+        now = self._count_kills()
+        return None if now is None or self._kills_before is None else now - self._kills_before
+
+    def _count_kills(self) -> int | None:
+        """All that it ever killed; None where it does not tell."""
+        with suppress(OSError, ValueError):
+            found = _KILLS.search(self.vmstat.read_text(encoding="ascii"))
+            return int(found[1]) if found else None
+        return None
 
     def _available(self) -> tuple[int, int]:
         free, total = available(self.meminfo.read_text(encoding="ascii"))

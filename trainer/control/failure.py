@@ -6,7 +6,7 @@ import traceback
 
 from trainer.config.card import CardError
 from trainer.contract.checkpoints import CheckpointError
-from trainer.data.errors import DataError
+from trainer.data.errors import DataError, LostWorkerError
 from trainer.parallel.agreement import LostRanksError, lost_a_rank
 from trainer.spikes.detect import NotFiniteError
 
@@ -15,10 +15,12 @@ SAY_ALL = (NotFiniteError, LostRanksError)
 
 
 def is_refusal(error: Exception, steps_done: int) -> bool:
-    """Bad input, which the next try would meet again: not a rank that was lost on the way, nor what came after steps.
+    """Bad input, which the next try would meet again: not a rank or data worker that was lost, nor what follows steps.
 
     The difference matters: after a refusal no later array task trains.
     """
+    if isinstance(error, LostWorkerError):
+        return False
     return isinstance(error, REFUSALS) and steps_done == 0 and not lost_a_rank(error)
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from trainer.data.errors import DataError
+from trainer.data.errors import DataError, LostWorkerError
 from trainer.data.sources import PlannedSource
 from trainer.data.wire import LEFT_TO_THE_RANK, LENGTH, REPLY, REQUEST, ROWS
 
@@ -89,7 +89,7 @@ class WorkerPool:
             if worker.exchange(min(LOOK_SECONDS, max(0.0, until - now))):
                 worker.silent_since = time.monotonic()
             elif now - worker.silent_since > self._stall_seconds:
-                raise DataError(
+                raise LostWorkerError(
                     f"{worker} has not answered for {self._stall_seconds:g} s though it is alive: the file system of"
                     " the data hangs, or the worker was stopped; look at the node, then start the run again"
                 )
@@ -239,7 +239,7 @@ class _Worker:
             at = end
         del self._incoming[:at]
 
-    def _gone(self) -> DataError:
+    def _gone(self) -> LostWorkerError:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(LEAVE_SECONDS)
         code = self.process.returncode
@@ -248,7 +248,7 @@ class _Worker:
             how = f"was killed ({signal.Signals(-code).name}){reason}"
         else:
             how = f"ended by itself with exit code {code}; its error is above"
-        return DataError(f"{self} {how}: start the run again, or set data.workers to 0 to read without workers")
+        return LostWorkerError(f"{self} {how}: start the run again, or set data.workers to 0 to read without workers")
 
     def hang_up(self) -> None:
         """Close the pipes, on which the worker ends."""

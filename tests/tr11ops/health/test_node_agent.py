@@ -18,6 +18,7 @@ import pytest
 from tests.waiting import until
 from tr11ops.agent.memory_watch import MemoryWatch, WorkerWatch, descendants
 from tr11ops.agent.node_record import NodeSettings, launch_has_failed
+from tr11ops.diagnose.attribution.records import read_reports
 from tr11ops.health.base import EXIT_BAD_NODE
 
 ROOT = Path(__file__).parents[3]
@@ -191,6 +192,33 @@ def test_exhausted_memory_is_said_once_until_it_recovers(tmp_path: Path, monkeyp
     assert len(said) == 2 and said[0].startswith("tr11: x02: memory runs out: 1.9 GiB of 95.4 GiB left")
     found = watch.record()
     assert found["lowest_available_bytes"] == 900_000 * 1024 and len(found["warnings"]) == 2
+
+
+def test_what_the_kernel_killed_for_want_of_memory_is_counted(tmp_path: Path) -> None:
+    vmstat = tmp_path / "vmstat"
+    vmstat.write_text("pgfault 7\noom_kill 3\n")
+    watch = MemoryWatch("x02", print, vmstat=vmstat)
+    vmstat.write_text("pgfault 9\noom_kill 5\n")
+    assert watch.record()["oom_kills"] == 2  # those before the workers are others'
+    assert MemoryWatch("x02", print, vmstat=tmp_path / "none").record()["oom_kills"] is None
+
+
+@pytest.mark.parametrize(
+    ("memory", "said"),
+    [
+        ({"oom_kills": 2, "warnings": ["x02: memory runs out"]}, "the kernel killed 2 processes for want of memory"),
+        ({"oom_kills": 0, "warnings": ["x02: memory runs out"]}, "x02: memory runs out"),
+        ({"oom_kills": 0, "warnings": [], "lowest_available_bytes": 1 << 30, "total_bytes": 4 << 30},
+         "no want of memory was seen: at the least 1.0 GiB of 4.0 GiB were left"),
+        ({"oom_kills": None, "warnings": [], "lowest_available_bytes": 1 << 30, "total_bytes": 4 << 30}, ""),
+        ({}, ""), (None, ""),
+    ],
+)  # fmt: skip
+def test_a_report_tells_what_is_known_of_the_memory(tmp_path: Path, memory: object, said: str) -> None:
+    (tmp_path / "nodes").mkdir()
+    record = {"node": "x02", "launch": 1, "exit_status": 1, "memory": memory}
+    (tmp_path / "nodes" / "x02.json").write_text(json.dumps(record))
+    assert read_reports(tmp_path, 1)[0].memory == said
 
 
 def test_the_largest_worker_is_named_and_its_peak_kept(tmp_path: Path) -> None:

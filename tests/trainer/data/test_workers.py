@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from tests.trainer.data.data_helpers import ROOT, numbered_documents, write_pair
 from tests.waiting import is_gone, until
-from trainer.data.errors import DataError
+from trainer.data.errors import DataError, LostWorkerError
 from trainer.data.groups import parse_group
 from trainer.data.sources import PlannedSource, ReadOptions, plan_groups
 from trainer.data.stream import SampleStream
@@ -128,7 +128,9 @@ def test_a_killed_worker_is_one_clear_error(pool: WorkerPool) -> None:
     stream = SampleStream(pool.reader("train"), 2)
     next(stream)
     os.kill(pool.process_ids[1], signal.SIGKILL)
-    with pytest.raises(DataError, match=r"data worker 1 \(process \d+\) was killed \(SIGKILL\), most likely") as caught:
+    with pytest.raises(
+        LostWorkerError, match=r"data worker 1 \(process \d+\) was killed \(SIGKILL\), most likely"
+    ) as caught:
         for _ in stream:
             pass
     assert "\n" not in str(caught.value)

@@ -97,11 +97,11 @@ def by_refusal(evidence: Evidence) -> Attribution | None:
     marker = evidence.marker
     if marker is not None and marker.reason == "refused":
         fault = f"refused: {signature(marker.message)}"
-        return _weighed(
-            "refused", Kind.CONFIGURATION, marker.message, evidence=(f"end marker: {marker.message}",), fault=fault
-        )
+        kind = Kind.STORAGE if read_error(marker.message).is_storage else Kind.CONFIGURATION
+        return _weighed("refused", kind, marker.message, evidence=(f"end marker: {marker.message}",), fault=fault)
     statuses = evidence.worker_statuses
-    if statuses and all(status == EXIT_REFUSED for status in statuses.values()) and not evidence.failures:
+    has_refused = bool(statuses) and all(status == EXIT_REFUSED for status in statuses.values())
+    if has_refused and not evidence.failures and evidence.reached is None:
         ranks = ", ".join(str(rank) for rank in sorted(statuses)[:8])
         said = f"workers {ranks} left with exit status {EXIT_REFUSED}: the card is refused"
         return _weighed("refused-status", Kind.CONFIGURATION, said, evidence=(said,), fault="refused")
@@ -168,7 +168,10 @@ def by_port(evidence: Evidence) -> Attribution | None:
 
 
 def by_error(evidence: Evidence) -> Attribution | None:
-    """What the workers' own first errors say; those that only tell of a lost peer are set aside."""
+    """What the workers' own first errors say; those that only tell of a lost peer are set aside.
+
+    A card or a program with which this launch has trained is not what is wrong: its error may be met again, or not.
+    """
     own = sorted((one for one in evidence.failures if _is_own(one)), key=lambda one: one.time)
     if not own:
         return None
@@ -190,9 +193,12 @@ def by_error(evidence: Evidence) -> Attribution | None:
         return _weighed(
             "error-of-one-node", Kind.NODE, str(first), suspects=alone, evidence=_lines(first, evidence), fault=fault
         )
-    if not alone and error.is_configuration:
+    if error.is_memory:
+        said = _lines(first, evidence)
+    if not alone and error.is_configuration and evidence.reached is None:
         return _weighed("error-everywhere", Kind.CONFIGURATION, str(first), evidence=said, fault=fault)
-    return _weighed("error-unknown", Kind.UNKNOWN, str(first), suspects=alone, evidence=said, fault=fault)
+    after = "" if evidence.reached is None else f" (after iteration {evidence.reached})"
+    return _weighed("error-unknown", Kind.UNKNOWN, f"{first}{after}", suspects=alone, evidence=said, fault=fault)
 
 
 def by_last_words(evidence: Evidence) -> Attribution | None:
@@ -375,6 +381,8 @@ def _ordered(nodes: Iterable[str], evidence: Evidence) -> tuple[str, ...]:
 
 
 def _lines(first: Failure, evidence: Evidence) -> tuple[str, ...]:
-    """A failure, and what srun said of the same node."""
+    """A failure, what srun said of the same node, and of an error of its memory what is known of that."""
     said = [line.text for line in evidence.srun if first.host in line.nodes and line.is_own]
-    return (str(first), *said[:3])
+    is_memory = read_error(first.error).is_memory
+    memory = [f"{one.node}: {one.memory}" for one in evidence.reports if one.node == first.host and one.memory]
+    return (str(first), *said[:3], *(memory if is_memory else ()))

@@ -91,6 +91,9 @@ def evidence_left(attempt: Path, record: LaunchRecord, log_evidence: Evidence | 
     # one clock for all times: a log's are of the same hours, or no times at all, so they come after the records'
     last = failures[-1].time if failures else 0.0
     more = () if log_evidence is None else tuple(one for one in log_evidence.failures if one.host not in heard)
+    reached = record.reached
+    if reached is None and log_evidence is not None:
+        reached = log_evidence.reached
     return Evidence(
         record.nodes,
         record.exit_status if record.exit_status is not None else 1,
@@ -100,6 +103,7 @@ def evidence_left(attempt: Path, record: LaunchRecord, log_evidence: Evidence | 
         reports=reports,
         ranks=read_ranks(attempt),
         fixed_port=read_fixed_port(attempt),
+        reached=reached,
     )
 
 

@@ -33,6 +33,11 @@ _PROGRAMS_OWN = frozenset(
 )  # fmt: skip
 
 
+# What the trainer says of its input whatever was in the way: where the text tells that, it counts before the name.
+_WRAPPERS = frozenset({"DataError", "LostWorkerError", "CheckpointError"})
+_OF_THE_SITE = _OF_ONE_NODE | {FaultClass.STORAGE}
+
+
 @dataclass(frozen=True)
 class ErrorText:
     """An error and the signatures that it matches, the generic one of any exception left out."""
@@ -48,7 +53,10 @@ class ErrorText:
     @property
     def is_programs_own(self) -> bool:
         """Whether it is an exception that the same program would raise again anywhere."""
-        return self.text.partition(":")[0].rpartition(".")[2] in _PROGRAMS_OWN
+        name = self.text.partition(":")[0].rpartition(".")[2]
+        if name in _WRAPPERS and self.best is not None and self.best.fault in _OF_THE_SITE:
+            return False
+        return name in _PROGRAMS_OWN
 
     @property
     def is_consequence(self) -> bool:
@@ -83,6 +91,11 @@ class ErrorText:
     def is_port_taken(self) -> bool:
         """Whether the process could not listen, because another one does."""
         return self.best is not None and self.best.id == PORT_TAKEN
+
+    @property
+    def is_memory(self) -> bool:
+        """Whether it tells that a node had no memory left, or may mean that."""
+        return self._is(FaultClass.HOST_OOM) or self._is(FaultClass.DATALOADER)
 
     @property
     def is_numerics(self) -> bool:

@@ -59,7 +59,7 @@ class NodeReport:
     `bad_checks`: `name: why` of each health check that condemned the node; `passed_checks`: names of those it
     passed. `addresses`: of its network interfaces. `first_missed`: of its failed workers, which was missed first.
     `port_holder`: who listened on rank 0's port when all that the launch had started there was gone; "" where no one
-    did, or it cannot be seen.
+    did, or it cannot be seen. `memory`: what is known of the node's memory while the launch ran, in words.
     """
 
     node: str
@@ -68,6 +68,7 @@ class NodeReport:
     addresses: tuple[str, ...] = ()
     first_missed: MissedWorker | None = None
     port_holder: str = ""
+    memory: str = ""
     passed_checks: tuple[str, ...] = ()
 
     @property
@@ -86,6 +87,7 @@ class Evidence:
     `ranks`: node by global rank. `derived_exit_code`: the highest exit status of the job's steps by the scheduler's
     records, 128 + n after signal n, None where there are none. `fixed_port`: rank 0's port, where the card fixes it.
     `failing_checks`: in words, by name, health checks that fail everywhere, so that they condemn no node.
+    `reached`: the last iteration that this launch itself did, None where it did none or that is not known.
     """
 
     nodes: tuple[str, ...]
@@ -105,6 +107,7 @@ class Evidence:
     derived_exit_code: int | None = None
     fixed_port: int | None = None
     failing_checks: Mapping[str, str] = field(default_factory=dict)
+    reached: int | None = None
 
     @property
     def needs_step_code(self) -> bool:

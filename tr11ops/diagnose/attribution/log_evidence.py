@@ -46,7 +46,8 @@ def evidence_of(launch: LogLaunch, places: LaunchPlaces) -> Evidence:
             told = report.said or f"the worker left with exit code {report.exit_code}"
             failures.append(Failure(host, report.rank, moment(report.time, report.line_number), told, number))
     nodes = launch.nodes or tuple(dict.fromkeys([one.host for one in failures] + [n for s in srun for n in s.nodes]))
-    return Evidence(nodes, 1, srun=srun, failures=tuple(sorted(failures, key=lambda one: one.time)))
+    reached = None if launch.progress is None else launch.progress.iteration
+    return Evidence(nodes, 1, srun=srun, failures=tuple(sorted(failures, key=lambda one: one.time)), reached=reached)
 
 
 class _Speaker(NamedTuple):

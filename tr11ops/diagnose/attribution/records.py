@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tr11ops.base.typed_fields import typed_fields
+from tr11ops.base.units import counted, size
 from tr11ops.diagnose.attribution.evidence import Failure, MissedWorker, NodeReport
 from tr11ops.rundir.attempts import LaunchRecord
 from trainer.contract.end_marker import EndMarker
@@ -104,8 +105,24 @@ def read_reports(attempt: Path, launch: int) -> tuple[NodeReport, ...]:
         own = tuple(map(str, addresses)) if isinstance(addresses, list) else ()
         exit_status = status if isinstance(status, int) else None
         holder = str(value.get("port_holder") or "")
-        found.append(NodeReport(value["node"], exit_status, bad, own, _missed(value), holder, passed))
+        memory = _memory_said(value.get("memory"))
+        found.append(NodeReport(value["node"], exit_status, bad, own, _missed(value), holder, memory, passed))
     return tuple(found)
+
+
+def _memory_said(memory: object) -> str:
+    """What a node's record tells of its memory while the workers ran (see `tr11ops.agent.memory_watch`)."""
+    if not isinstance(memory, dict):
+        return ""
+    killed, warnings = memory.get("oom_kills"), memory.get("warnings")
+    if isinstance(killed, int) and killed > 0:
+        return f"the kernel killed {counted(killed, 'process', 'processes')} for want of memory"
+    if isinstance(warnings, list) and warnings:
+        return str(warnings[-1])
+    lowest, total = memory.get("lowest_available_bytes"), memory.get("total_bytes")
+    if not isinstance(lowest, int) or not isinstance(total, int) or killed is None:
+        return ""
+    return f"no want of memory was seen: at the least {size(lowest)} of {size(total)} were left"
 
 
 def _missed(record: Mapping[str, Any]) -> MissedWorker | None:

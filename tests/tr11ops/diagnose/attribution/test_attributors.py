@@ -307,6 +307,83 @@ def test_a_full_disk_of_a_nodes_own_is_the_nodes():
     assert (found.kind, found.blamed, found.suspects) == (Kind.NODE, (), (TWO,))  # its health check can condemn it
 
 
+# ----------------------------------------------------------------------------- what was met, after how much, told by whom
+PROGRAM = "KeyError: 'tokens'"
+DATA = "DataError: data.prefixes[0]: /scratch/corpus.idx: is cut at byte 12"
+DATA_WORKER = "LostWorkerError: data worker 0 (process 77) was killed (SIGKILL), most likely for want of memory: start"
+SHARED_MEMORY = (
+    "RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's"
+)
+GPU_MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+FULL = "CheckpointError: saving: rank 2 on jean-zay-iam02: No space left on device: /scratch/run/checkpoints"
+NOT_FINITE = "NotFiniteError: the loss is not finite"
+
+KINDS = {
+    # error: (by one rank before a step, after 62; on all nodes before a step, after 62)
+    PROGRAM: (Kind.UNKNOWN, Kind.UNKNOWN, Kind.CONFIGURATION, Kind.UNKNOWN),
+    DATA: (Kind.UNKNOWN, Kind.UNKNOWN, Kind.CONFIGURATION, Kind.UNKNOWN),
+    DATA_WORKER: (Kind.NODE, Kind.NODE, Kind.UNKNOWN, Kind.UNKNOWN),
+    SHARED_MEMORY: (Kind.NODE, Kind.NODE, Kind.UNKNOWN, Kind.UNKNOWN),
+    GPU_MEMORY: (Kind.NODE, Kind.NODE, Kind.CONFIGURATION, Kind.UNKNOWN),
+    FULL: (Kind.STORAGE, Kind.STORAGE, Kind.STORAGE, Kind.STORAGE),
+    NOT_FINITE: (Kind.NUMERICS, Kind.NUMERICS, Kind.NUMERICS, Kind.NUMERICS),
+    OWN_WORD: (Kind.UNKNOWN, Kind.UNKNOWN, Kind.UNKNOWN, Kind.UNKNOWN),
+}
+
+
+@pytest.mark.parametrize("error", KINDS)
+@pytest.mark.parametrize("reached", [None, 62])
+@pytest.mark.parametrize("teller", ["one rank", "all nodes", "one node of one", "a witness too"])
+def test_kind_by_error_steps_done_and_teller(error: str, reached: int | None, teller: str):
+    one, all_of_them = KINDS[error][:2], KINDS[error][2:]
+    accused = failure(TWO, 2, error, 2.0)
+    if teller in {"one rank", "a witness too"}:
+        witness = (failure(ONE, 0, LOST, 1.0),) if teller == "a witness too" else ()
+        found = attribute(evidence(failures=(*witness, accused), reached=reached))
+        expected = one[reached is not None]
+        if error != OWN_WORD or witness:  # which may be of a peer, where no one says of whom
+            assert error in found.summary  # the accused's own word, not the witness's
+        if found.kind in {Kind.NODE, Kind.UNKNOWN} and found.summary.startswith("rank 2"):
+            assert found.suspects == (TWO,) or error == OWN_WORD
+    elif teller == "all nodes":
+        alike = tuple(failure(node, 2 * place, error, 2.0 + place) for place, node in enumerate(NODES))
+        found = attribute(evidence(failures=alike, reached=reached))
+        expected = all_of_them[reached is not None]
+    else:
+        found = attribute(evidence(nodes=(TWO,), failures=(accused,), reached=reached))
+        expected = all_of_them[reached is not None]
+    assert (found.kind, found.blamed) == (expected, ())
+    if reached is not None:
+        assert found.kind is not Kind.CONFIGURATION  # it has trained with this card and this program
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "kind"),
+    [
+        ("refused", "data.prefixes: not there", Kind.CONFIGURATION),
+        ("refused", "loading: rank 2 on jean-zay-iam02: [Errno 5] Input/output error: /scratch/x", Kind.STORAGE),
+        ("error", "the last save failed, all steps after 10 are lost: No space left on device", Kind.STORAGE),
+        ("error", "something else", Kind.UNKNOWN),
+    ],
+)
+def test_the_trainers_own_word_by_what_it_tells(reason: str, message: str, kind: Kind):
+    assert attribute(evidence(WORKER_KILLED, marker=marker(reason, message))).kind is kind
+
+
+def test_an_exit_status_of_refusal_after_steps_is_no_refusal():
+    statuses = {0: 2, 2: 2}
+    assert attribute(evidence(worker_statuses=statuses)).kind is Kind.CONFIGURATION
+    assert attribute(evidence(worker_statuses=statuses, reached=62)).kind is not Kind.CONFIGURATION
+
+
+def test_a_killed_data_worker_is_told_with_what_is_known_of_the_memory():
+    report = (NodeReport(TWO, memory="the kernel killed 1 process for want of memory"),)
+    found = attribute(evidence(failures=(failure(TWO, 2, DATA_WORKER),), reports=report, reached=62))
+    assert found.evidence[1:] == (f"{TWO}: the kernel killed 1 process for want of memory",)
+    other = attribute(evidence(failures=(failure(TWO, 2, PROGRAM),), reports=report, reached=62))
+    assert len(other.evidence) == 1 and other.summary.endswith("(after iteration 62)")
+
+
 def test_one_workers_own_error_makes_its_node_a_suspect_only():
     found = attribute(
         evidence(failures=(failure(TWO, 2, "IndexError: list index out of range"), failure(ONE, 0, LOST)))
