@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from tr11ops.agent.rendezvous import Rendezvous
 from tr11ops.agent.step import LineTee, StopFlag
 from tr11ops.base.observed import Unknown, known, observed
 from tr11ops.launch.history import read_history
+from tr11ops.launch.software import identify_code, software_versions
 from tr11ops.launch.successor import BatchJob, begin_attempt
 from tr11ops.runcard.card import RunCard, card_from_resolved
 from tr11ops.runcard.exit_duration import derived_again
@@ -38,6 +38,7 @@ from tr11ops.rundir.attempts import AttemptVerdict
 from tr11ops.rundir.kill_switch import look_at_switch, mark_switch, place_fault
 from tr11ops.rundir.meeting import remove_meeting_key, write_meeting_key
 from tr11ops.rundir.paths import RunDirectory
+from tr11ops.rundir.software import CodeIdentity
 from trainer.config.card import CardError, Problem
 from trainer.contract.end_marker import EXIT_ERROR, EXIT_FINE, EXIT_REFUSED
 from trainer.contract.files import host_name, write_json
@@ -88,7 +89,7 @@ def run_attempt(
         return EXIT_FINE
     for stale in (config.paths.end_marker(allocation.job_id), config.paths.stop_request(allocation.job_id)):
         stale.unlink(missing_ok=True)  # a requeued job comes back under the same number
-    record = attempt_record(allocation, card, submission)
+    record = attempt_record(allocation, card, submission, identify_code(attempt))
     record["kill_switch"] = look_after_switch(attempt_context.directory, config.run.name, tee.line) or "seen"
     changes = changes_since_last(config.paths, allocation.job_id, record, value)
     write_json(attempt / "attempt.json", {**record, "changes": changes})
@@ -206,20 +207,13 @@ def read_resolved(path: Path) -> tuple[dict[str, Any], RunCard]:
     return value, card_from_resolved(value, str(path))
 
 
-def attempt_record(allocation: Allocation, card: Path, submission: str) -> dict[str, Any]:
+def attempt_record(allocation: Allocation, card: Path, submission: str, code: CodeIdentity) -> dict[str, Any]:
     """What is kept of an attempt as `attempt.json`, beside what has changed since the last one."""
     return {
         **asdict(allocation), "submission": submission, "card": str(card), "batch_host": host_name(),
         "pid": os.getpid(), "start": time.time(), "python": sys.version.split()[0],
-        "versions": {name: _version(name) for name in ("tr11", "torch", "deepspeed")},
+        "versions": software_versions(), "code": code.document(),
     }  # fmt: skip
-
-
-def _version(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return "unknown"
 
 
 def has_begun(environment: Mapping[str, str]) -> None:

@@ -1,4 +1,6 @@
-"""What an attempt has otherwise than the one before it: card, versions, nodes. Told in its log, kept in its record."""
+"""What an attempt has otherwise than the one before it: card, versions, code, nodes.
+
+Told in its log, kept in its record."""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from typing import Any
 from tr11ops.launch.directory_checks import short
 from tr11ops.observe.files import read_details
 from tr11ops.runcard.differences import differences
+from tr11ops.rundir.software import CodeIdentity, code_of, versions_of
 from trainer.contract.paths import RunPaths
 
 MOST_LINES = 20
@@ -48,8 +51,19 @@ def _records(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
         added, gone = sorted(new - old), sorted(old - new)
         parts = [f"with {short(added)}" if added else "", f"without {short(gone)}" if gone else ""]
         yield f"nodes: {', '.join(filter(None, parts))}"
-    before, after = ({"python": record.get("python"), **(record.get("versions") or {})} for record in (then, now))
-    yield from (f"version of {text}" for text in differences(before, after))
+    before, after = versions_of(then), versions_of(now)
+    both = before.keys() & after.keys()  # what an older tr11 did not record is not known to be another
+    for text in differences({name: before[name] for name in both}, {name: after[name] for name in both}):
+        yield f"version of {text}"
+    yield from _codes(code_of(then), code_of(now))
+
+
+def _codes(then: CodeIdentity | None, now: CodeIdentity | None) -> Iterator[str]:
+    """Another commit, or other changes to it; `code.diff` of both attempts holds them."""
+    if then is None or now is None or str(then) == str(now):
+        return
+    patch = f"; see {now.patch}" if now.patch else ""
+    yield f"code: {then} -> {now}{patch}"
 
 
 def _compared(card: Mapping[str, Any]) -> dict[str, Any]:

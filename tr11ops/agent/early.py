@@ -27,6 +27,7 @@ from tr11ops.base.redact import one_line
 from tr11ops.base.tail import tail_lines
 from tr11ops.diagnose.attribution.attributors import signature
 from tr11ops.diagnose.attribution.evidence import Attribution, Kind
+from tr11ops.launch.software import identify_code
 from trainer.contract.files import write_json
 
 What = Literal["setup", "late", "agent", "node"]
@@ -115,7 +116,7 @@ def record(end: EarlyEnd, card: Path, submission: str, environment: Mapping[str,
     folder = config.paths.attempt(allocation.job_id)
     tee = LineTee(config.paths.main_log)
     try:
-        write_json(folder / "attempt.json", attempt_record(allocation, card, submission))
+        write_json(folder / "attempt.json", attempt_record(allocation, card, submission, identify_code(folder)))
         write_json(folder / "card.json", value)
     except OSError as error:  # the queued jobs matter more
         tee.line(f"tr11: the attempt cannot be recorded: {error}")

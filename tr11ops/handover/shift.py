@@ -21,6 +21,7 @@ from tr11ops.rundir.exclusions import AUTOMATIC_OWNER
 from tr11ops.rundir.journal import JournalEntry
 from tr11ops.rundir.journal_lines import JournalLine, lines_of
 from tr11ops.rundir.paths import Submission
+from tr11ops.rundir.software import version_words
 from tr11ops.status.assessment import Assessment
 from tr11ops.status.care import copies
 from trainer.contract.end_marker import EndMarker
@@ -132,6 +133,7 @@ class Handover:
     coming: tuple[Happened, ...]
     read_errors: tuple[str, ...]
     copies: str = ""
+    software: str = ""  # of the newest attempt: its code and versions
     start: StartOfShift | None = None  # for the one who begins a shift, and not for the one who ends it
 
 
@@ -169,7 +171,15 @@ def hand_over(
         coming=tuple(sorted(coming, key=lambda event: event.time)),
         read_errors=tuple(dict.fromkeys(material.read_errors)),
         copies="; ".join(words for _, words, _ in copies(material.status)),
+        software=_software(snapshot),
     )
+
+
+def _software(snapshot: Snapshot) -> str:
+    newest = derived.last_attempt(snapshot)
+    if newest is None or newest.code is None:
+        return ""
+    return "; ".join(filter(None, (f"{newest.label or newest.job_id}: {newest.code}", version_words(newest.versions))))
 
 
 def last_handover(entries: Iterable[JournalEntry]) -> JournalEntry | None:

@@ -61,6 +61,8 @@ def _happened(given: Handover, zone: tzinfo | None, far: bool) -> list[str]:
         lines.append("No checkpoint was made.")
     if given.copies:
         lines.append(f"Copies: {given.copies}.")
+    if given.software:
+        lines.append(f"Code of {given.software}.")
     timed = [
         *((event.time, trouble_sentence(event)) for event in given.incidents),
         *((event.time, _restart(event)) for event in given.restarts),

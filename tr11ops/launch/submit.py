@@ -12,17 +12,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tr11ops import __version__
 from tr11ops.base.observed import known
 from tr11ops.base.units import timestamp
 from tr11ops.cluster.base import Scheduler, SchedulerError, SchedulerUnreachable
 from tr11ops.launch.facts import LaunchFacts
 from tr11ops.launch.other_jobs import without_trace
 from tr11ops.launch.plan import LaunchPlan
+from tr11ops.launch.software import software_versions
 from tr11ops.rundir.identity import require_run_id
 from tr11ops.rundir.journal import Journal, user_name
 from tr11ops.rundir.kill_switch import mark_switch
@@ -33,7 +32,6 @@ from trainer.contract.files import host_name, write_atomically, write_json
 from trainer.contract.sharing import make_shared, open_shared
 from trainer.contract.state_file import is_damage, set_aside
 
-VERSIONED = ("torch", "deepspeed", "numpy", "transformers")
 LOOKUPS = 5
 LOOKUP_PAUSE_SECONDS = 2.0
 
@@ -116,19 +114,13 @@ def keep_inputs(paths: SubmissionPaths, card_toml: str, card: dict[str, Any]) ->
 
 
 def versions() -> dict[str, str]:
-    """Versions of what will run, read from the installation without importing anything."""
-    found = {
-        "tr11": __version__,
+    """Versions of what will run, as far as this machine's installation tells them."""
+    return {
+        **software_versions(),
         "python": platform.python_version(),
         "host": platform.node(),
         "system": platform.platform(),
     }
-    for name in VERSIONED:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
 
 
 def submit(

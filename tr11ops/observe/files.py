@@ -19,6 +19,7 @@ from tr11ops.observe.snapshot import Attempt, Checkpoint, Checkpoints, KillSwitc
 from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.exclusions import read_version
 from tr11ops.rundir.paths import RunDirectory, Submission
+from tr11ops.rundir.software import code_of, versions_of
 from trainer.contract.checkpoint_names import checkpoint_steps, read_latest
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.heartbeat import Heartbeat
@@ -163,6 +164,8 @@ def _attempt(paths: RunPaths, job_id: str, changed: float) -> Attempt:
         nodes=tuple(map(str, nodes)) if isinstance(nodes, list) else (),
         failure=_text(verdict, "message") or ("" if end is not None or verdict else _why_without_verdict(path.parent)),
         changes=tuple(map(str, changes)) if isinstance(changes, list) else (),
+        code=code_of(record),
+        versions=versions_of(record),
     )
 
 

@@ -6,7 +6,7 @@ in `Snapshot.time`. Times are seconds since the epoch, durations seconds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,7 @@ from tr11ops.observe.training import TrainingFacts, TrainingObservations
 from tr11ops.rundir.damage import Damage
 from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.paths import Submission
+from tr11ops.rundir.software import CodeIdentity
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.heartbeat import Heartbeat
 from trainer.contract.logline import StepRecord
@@ -72,6 +73,8 @@ class Attempt(Record):
     nodes: tuple[str, ...] = ()
     failure: str = ""
     changes: tuple[str, ...] = ()
+    code: CodeIdentity | None = None  # None: not recorded
+    versions: Mapping[str, str] = field(default_factory=dict)
 
 
 class Checkpoint(Record):

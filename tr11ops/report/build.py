@@ -20,6 +20,7 @@ def page_of(material: ReportMaterial, zone: tzinfo, with_charts: bool = True) ->
         incidents.faults(material, zone),
         incidents.alerts(material, zone),
         attempts.attempts(material, zone),
+        attempts.software(material),
         nodes.nodes(material, zone, with_charts),
         checkpoints.checkpoints(material, zone),
         attempts.actions(material, zone),

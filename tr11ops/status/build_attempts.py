@@ -9,7 +9,7 @@ from tr11ops.cluster.base import Job
 from tr11ops.detect.unfinished_end import how_it_ended, is_bad
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Attempt, Snapshot
-from tr11ops.status.parts import Instant, ShownAttempt, ShownEnd, ShownRelaunch
+from tr11ops.status.parts import Instant, ShownAttempt, ShownCode, ShownEnd, ShownRelaunch
 from trainer.contract.end_marker import EndMarker
 
 
@@ -33,6 +33,17 @@ def _attempt(attempt: Attempt, job: Job | None, is_over: bool) -> ShownAttempt:
     return ShownAttempt(
         attempt.label or attempt.job_id, attempt.job_id, Instant.of(attempt.start), attempt.changes, marker,
         Instant(attempt.changed), how_it_ended(attempt, job) if is_over else None, is_over and is_bad(attempt),
+        _code(attempt), attempt.versions or None,
+    )  # fmt: skip
+
+
+def _code(attempt: Attempt) -> ShownCode | None:
+    code = attempt.code
+    if code is None:
+        return None
+    return ShownCode(
+        code.commit or None, code.branch or None, code.folder or None, code.changed_count, code.digest or None,
+        code.patch or None, code.why or None, str(code),
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ Python name and is no part of the key. None means unknown, or that there is none
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple, Self
 
 from tr11ops.base.glyphs import means
@@ -104,6 +105,19 @@ class ShownEnd(NamedTuple):
     time: Instant
 
 
+class ShownCode(NamedTuple):
+    """The checkout that an attempt's code lay in; see `tr11ops.rundir.software.CodeIdentity`."""
+
+    commit: str | None
+    branch: str | None
+    folder: str | None
+    changed_files: int
+    digest: str | None
+    patch: str | None
+    why: str | None
+    text: str
+
+
 class ShownAttempt(NamedTuple):
     """One attempt. `how` it ended is None while it may still run; `changed`: of its end, or its last sign."""
 
@@ -115,6 +129,8 @@ class ShownAttempt(NamedTuple):
     changed: Instant
     how: str | None
     is_bad: bool
+    code: ShownCode | None = None
+    versions: Mapping[str, str] | None = None
 
 
 class ShownCheckpoint(NamedTuple):

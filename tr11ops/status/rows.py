@@ -13,6 +13,7 @@ from tr11ops.base.glyphs import bar, sparkline
 from tr11ops.base.units import DAY, NEAR, counted, duration, quantity, rough_duration, size, timestamp
 from tr11ops.cluster.base import JobState
 from tr11ops.cluster.hostlist import compress
+from tr11ops.rundir.software import version_words
 from tr11ops.status.document import Status, losses_of
 from tr11ops.status.parts import Finish, ShownAttempt, ShownFinding, ShownJob, StopFile
 from tr11ops.watchdog.verdict import VerdictWord
@@ -216,6 +217,8 @@ def attempts(status: Status) -> Iterator[Row]:
     for index, attempt in enumerate(shown):
         yield "attempts" if index == 0 else "", _attempt_line(attempt, status.time), "red" if attempt.is_bad else ""
     newest = max(status.last_attempts, key=lambda attempt: attempt.start or 0.0, default=None)
+    if newest is not None and newest.code is not None:
+        yield "code", "; ".join(filter(None, (newest.code.text, version_words(newest.versions or {})))), ""
     if newest is not None and newest.changes:
         more = f" (and {len(newest.changes) - 1} more)" if len(newest.changes) > 1 else ""
         yield "changed", f"{newest.id_} {newest.changes[0]}{more}", ""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tr11ops.agent.changes import MOST_LINES, changes_since_last
+from tr11ops.rundir.software import CodeIdentity
 from trainer.contract.files import write_json
 from trainer.contract.paths import RunPaths
 
@@ -35,6 +36,24 @@ def test_card_and_nodes_are_compared_with_the_newest_attempt(tmp_path: Path) -> 
     begun(paths, "30", card=card, **now)
     assert changes_since_last(paths, "30", now, card)[0] == "since attempt 20: nodes: with n3, without n2"
     assert changes_since_last(paths, "40", {**now, "start": 40.0}, card) == []
+
+
+def test_another_commit_and_other_changes_to_it_are_told(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path, "small", "main")
+    first = CodeIdentity("/code", "a" * 40, "work")
+    edited = CodeIdentity("/code", "a" * 40, "work", ("x.py",), 1, "f" * 64, "code.diff")
+    now = {"start": 30.0, "nodes": ["n1", "n2"], "python": "3.11.2", "versions": {"torch": "2.1", "driver": "550"}}
+    begun(paths, "9", 10.0, CARD)
+    assert changes_since_last(paths, "30", {**now, "code": first.document()}, CARD) == []  # the last one recorded less
+    begun(paths, "20", 20.0, CARD, code=first.document(), versions={"torch": "2.1", "driver": "535"})
+    assert changes_since_last(paths, "30", {**now, "code": edited.document()}, CARD) == [
+        "since attempt 20: version of driver: 535 -> 550",
+        "since attempt 20: code: work aaaaaaaaaa -> work aaaaaaaaaa with 1 changed file (ffffffff); see code.diff",
+    ]
+    unknown = CodeIdentity(why="git is not installed on this machine").document()
+    assert changes_since_last(paths, "30", {**now, "code": unknown}, CARD)[1].endswith(
+        "-> not known: git is not installed on this machine"
+    )
 
 
 def test_very_many_are_counted(tmp_path: Path) -> None:

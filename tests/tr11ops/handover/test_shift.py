@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from tests.tr11ops.cli.status_place import TR11, Place
 from tests.tr11ops.status.care_cases import REMARK, alert, asked_for, look
-from tests.tr11ops.status_cases import DAY, HOUR, NOW, pending, record, running, snapshot, steps
+from tests.tr11ops.status_cases import DAY, HOUR, NOW, ended, pending, record, running, snapshot, steps
 from tr11ops.alerts.state import Incident
 from tr11ops.base.observed import Unknown
 from tr11ops.cli.common import Refusal
@@ -44,6 +44,7 @@ from tr11ops.rundir.hold_records import HoldRecord
 from tr11ops.rundir.journal import Journal, JournalEntry, read_journal
 from tr11ops.rundir.journal_lines import lines_of
 from tr11ops.rundir.paths import Submission
+from tr11ops.rundir.software import CodeIdentity
 from tr11ops.status.build import status_of
 from tr11ops.status.extra_observations import ExtraObservations
 from tr11ops.watchdog.verdict import judge
@@ -116,6 +117,15 @@ def test_progress_checkpoints_and_restarts_of_the_shift_alone() -> None:
     )
     assert "trained on after 6 min 20 s" in " ".join(text.split())
     assert "it has not trained since" in " ".join(text.split())
+
+
+def test_the_code_of_the_newest_attempt_is_told() -> None:
+    newest = dataclasses.replace(
+        ended("1007", HOUR), code=CodeIdentity("/c", "ab" * 20, "work"), versions={"torch": "2"}
+    )
+    found = made(snapshot=snapshot(attempts=(newest, ended("1006"))))
+    assert found.software == "1000_7: work ababababab; torch 2"
+    assert "Code of 1000_7: work ababababab; torch 2." in markdown(found, UTC) and made().software == ""
 
 
 def test_nothing_seen_is_not_no_progress() -> None:

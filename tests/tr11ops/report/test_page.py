@@ -36,6 +36,7 @@ from tr11ops.report.series import (
 )
 from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import RunDirectory
+from tr11ops.rundir.software import CodeIdentity
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.files import write_json
 from trainer.contract.metrics_record import parse_record
@@ -127,6 +128,19 @@ def test_a_run_with_a_fault_is_told_as_it_was(directory: RunDirectory) -> None:
     assert " node " in faults and "25 s" in faults  # the last step was 25 s before the first sign
     account = words[words.index("Where the node-hours went") : words.index("Faults that stopped")]
     assert "useful" in account and "100.00 %" in account
+
+
+def test_the_code_of_each_attempt_is_told(directory: RunDirectory) -> None:
+    assert "Which code ran" not in page_text(directory)  # what an older tr11 did not record
+    path = directory.paths.attempt("12") / "attempt.json"
+    code = CodeIdentity("/code", "ab" * 20, "work", ("x.py",), 1, "f" * 64, "code.diff")
+    since = ["since attempt 11: code: work 1234567890 -> work ababababab with 1 changed file (ffffffff)"]
+    write_json(path, {**json.loads(path.read_text()), "code": code.document(), "versions": {"torch": "2.13"},
+                      "changes": since})  # fmt: skip
+    words = words_of(page_text(directory))
+    part = words[words.index("Which code ran") :]
+    assert "10_2 work ababababab with 1 changed file (ffffffff) torch 2.13 code: work 1234567890 -&gt; work" in part
+    assert "the code lies in /code" in part
 
 
 def test_a_cause_that_hides_several_things_is_named_once(directory: RunDirectory) -> None:

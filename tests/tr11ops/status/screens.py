@@ -29,6 +29,7 @@ from tr11ops.observe.snapshot import KillSwitch, Snapshot
 from tr11ops.rundir.cron_records import ChainState
 from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.hold_records import HoldRecord
+from tr11ops.rundir.software import CodeIdentity
 from tr11ops.status.build import status_of
 from tr11ops.status.document import Status
 from tr11ops.status.extra_observations import AtWork, ExtraObservations
@@ -76,10 +77,14 @@ SCREENS: dict[str, tuple[Snapshot, int, bool]] = {
 }
 
 
+VERSIONS = dict.fromkeys(("torch", "deepspeed", "numpy", "transformers", "python", "cuda", "nccl", "driver"), "1")
+
+
 def full() -> Status:
     """The status of a run of which everything is known, so that every key at every depth is in it."""
     given = snapshot(
         kill_switch=KillSwitch(Path("/k"), "ben", NOW, "new data"),
+        attempts=(dataclasses.replace(ended(), code=CodeIdentity("/c", "ab" * 20), versions=VERSIONS),),
         exclusions=(Exclusion("n77", "Xid 79", "ana", NOW + 9),),
         backup=CopyStatus(NOW - HOUR, 31000),
         sync=CopyStatus(NOW - HOUR),

@@ -41,6 +41,7 @@ from tr11ops.detect.runbooks import page_of
 from tr11ops.observe.operation import CopyStatus, FilesystemRule
 from tr11ops.observe.snapshot import Attempt, KillSwitch, Snapshot
 from tr11ops.observe.training import LaunchEnd
+from tr11ops.rundir.software import CodeIdentity
 from tr11ops.status.build import status_of
 from tr11ops.status.extra_observations import ExtraObservations
 from tr11ops.status.rows import Screen
@@ -99,6 +100,18 @@ def test_hostile_texts_reach_no_terminal() -> None:
         assert ":smile:" in text
         assert max(map(len, text.splitlines())) <= 80
         assert unicode or text.isascii()
+
+
+def test_the_code_that_runs_is_on_the_screen() -> None:
+    code = CodeIdentity("/code", "ab" * 20, "work", ("x.py",), 1, "f" * 64, "code.diff")
+    newest = dataclasses.replace(ended("1007"), code=code, versions={"torch": "2.13", "cuda": "12.8", "nccl": "none"})
+    text = drawn(snapshot(attempts=(newest, ended("1006"))), 80, False)
+    assert "code       work ababababab with 1 changed file (ffffffff); torch 2.13, cuda 12.8\n" in text
+    unknown = dataclasses.replace(newest, code=CodeIdentity(why="git is not installed on this machine"), versions={})
+    assert "code       not known: git is not installed on this machine\n" in drawn(
+        snapshot(attempts=(unknown,)), 80, False
+    )
+    assert "code  " not in drawn(snapshot(attempts=(ended("1007"),)), 80, False)
 
 
 def test_what_the_run_began_with_is_on_the_screen() -> None:

@@ -11,6 +11,7 @@ from tr11ops.report.material import ReportMaterial
 from tr11ops.report.page import Column, ReportSection, Styled, table
 from tr11ops.report.sections.formats import ROWS_SHOWN, moment
 from tr11ops.rundir.journal_lines import lines_of
+from tr11ops.rundir.software import version_words
 from trainer.contract.end_marker import EndMarker
 
 
@@ -36,6 +37,23 @@ def attempts(material: ReportMaterial, zone: tzinfo) -> ReportSection:
         Column("iterations", True), Column("end", is_wide=True),
     )  # fmt: skip
     return ReportSection("attempts", title, table=table(columns, rows), empty="none yet")
+
+
+def software(material: ReportMaterial) -> ReportSection | None:
+    """Which code each of the newest attempts ran, and what it had otherwise than the one before; None: not recorded."""
+    found = known(material.snapshot.attempts, ())
+    rows = [
+        (attempt.label or attempt.job_id, str(attempt.code), version_words(attempt.versions),
+         "; ".join(line.partition(": ")[2] for line in attempt.changes) or "-")
+        for attempt in found
+        if attempt.code is not None
+    ]  # fmt: skip
+    if not rows:
+        return None
+    columns = (Column("attempt"), Column("code"), Column("versions"), Column("since the one before", is_wide=True))
+    folder = next(attempt.code.folder for attempt in found if attempt.code is not None)
+    lines = (f"Uncommitted changes are in code.diff in the folder of each attempt; the code lies in {folder}.",)
+    return ReportSection("software", "Which code ran", lines, table=table(columns, rows))
 
 
 def _ending(attempt: AttemptHistory) -> Styled:
