@@ -6,6 +6,8 @@ import contextlib
 import getpass
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -29,7 +31,7 @@ from tr11ops.cluster.process_marks import boot_mark
 from tr11ops.cluster.site import read_site
 from tr11ops.cluster.slurm import SlurmScheduler
 from tr11ops.twin.accounting import ACCOUNT
-from tr11ops.twin.faults import heal, inject
+from tr11ops.twin.faults import active, heal, inject
 from tr11ops.twin.machine import accepts, search_path
 from tr11ops.twin.plan import TwinError, TwinPlan, TwinPorts
 from tr11ops.twin.ports import is_free
@@ -287,7 +289,7 @@ def test_the_commands(home: Path) -> None:
     assert {daemon["role"] for daemon in seen["daemons"]} == {"munged", "slurmctld", "slurmd"}
 
     env = tr11("twin", "env", *where).stdout
-    assert env == f"export SLURM_CONF={home}/cli/slurm.conf\n"
+    assert env == f"export SLURM_CONF={home}/cli/slurm.conf\nexport TR11_TWIN=cli\nexport TR11_TWIN_DIR={home}\n"
     counted = run(["bash", "-c", 'eval "$1"; sinfo --noheader --Node | wc -l', "bash", env])
     assert counted.stdout.strip() == "3"
     shell = tr11("twin", "shell", *where, "--", "srun", "-N2", "printenv", "SLURM_NNODES")
@@ -313,6 +315,33 @@ def test_the_commands(home: Path) -> None:
     assert (gone.returncode, gone.stdout) == (1, "")
     assert "no twin 'cli'" in gone.stderr
     assert tr11("twin", "up", "--nodes", "0", *where).returncode == 2
+
+
+def test_commands_mean_the_twin_that_the_shell_speaks_to(home: Path) -> None:
+    """`twin fault` acted on the twin `default` after `twin env --name`: perhaps on another person's."""
+    with Twin.up(replace(SMALL, name="default"), home) as default, Twin.up(replace(SMALL, name="ours"), home) as ours:
+        env = tr11("twin", "env", "--name", "ours", "--dir", str(home)).stdout
+        speaks = dict(line.removeprefix("export ").split("=", 1) for line in env.splitlines())
+
+        def typed(*words: str) -> subprocess.CompletedProcess[str]:
+            return run([*tr11_command(), "twin", *words], **speaks)
+
+        node = ours.plan.node_names[0]
+        said = typed("fault", "drain", "--node", node).stderr
+        assert [fault.kind for fault in active(ours)] == ["drain"] and active(default) == ()
+        undo = re.search(r"undo it: tr11 (twin heal.*)", said)
+        assert undo, said
+        run([*tr11_command(), *shlex.split(undo[1])])  # what it tells to type works in any shell
+        assert active(ours) == ()
+        said = typed("fault", "drain", "--node", node, "--name", "default").stderr
+        assert f"undo it: tr11 twin heal --name default --dir {home}" in said
+        typed("heal", "--name", "default")
+        assert json.loads(typed("status", "--json").stdout)["name"] == "ours"
+        assert json.loads(typed("status", "--json", "--name", "default").stdout)["name"] == "default"
+        down = typed("down")
+        assert f"unset {' '.join(speaks)}" in down.stderr
+        assert default.status().is_healthy
+        assert "no twin 'ours'" in run([*tr11_command(), "twin", "status"], check=False, **speaks).stderr
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")

@@ -16,7 +16,7 @@ import typer
 from tr11ops.cli.common import JsonOption, Refusal, say
 from tr11ops.cli.context import emit
 from tr11ops.cli.terminal import drawing_console
-from tr11ops.cli.twin_faults import fault, fault_line, fault_object, heal
+from tr11ops.cli.twin_faults import DirectoryOption, NameOption, fault, fault_line, fault_object, heal
 from tr11ops.cluster.hostlist import compress
 from tr11ops.twin.faults import active
 from tr11ops.twin.plan import TwinError, TwinPlan
@@ -43,16 +43,6 @@ app = typer.Typer(
 
 app.command()(fault)
 app.command()(heal)
-
-NameOption = Annotated[str, typer.Option("--name", metavar="NAME", help="Which twin; several may run side by side.")]
-DirectoryOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--dir",
-        metavar="DIR",
-        help="Folder of the twins. Else tr11/twin in $XDG_STATE_HOME or ~/.local/state; root: /var/lib/tr11/twin.",
-    ),
-]
 
 
 @contextlib.contextmanager
@@ -182,7 +172,7 @@ def status(*, name: NameOption = "default", directory: DirectoryOption = None, a
 
 @app.command()
 def env(*, name: NameOption = "default", directory: DirectoryOption = None) -> None:
-    """Print the lines which make Slurm's commands of this shell speak to the twin.
+    """Print the lines which make Slurm's commands of this shell speak to the twin, and `tr11 twin` mean it.
 
     Examples:
       eval "$(tr11 twin env)"

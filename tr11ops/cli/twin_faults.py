@@ -18,15 +18,33 @@ from tr11ops.twin.fault_kinds import KINDS, find_kind
 from tr11ops.twin.faults import heal as heal_twin
 from tr11ops.twin.faults import inject
 from tr11ops.twin.plan import TwinError
-from tr11ops.twin.twin import Twin
+from tr11ops.twin.twin import HOME_VARIABLE, NAME_VARIABLE, Twin
 
 if TYPE_CHECKING:
     from tr11ops.twin.fault_store import InjectedFault
 
 FAULT_SCHEMA = 1
 
-NameOption = Annotated[str, typer.Option("--name", metavar="NAME", help="Which twin.")]
-DirectoryOption = Annotated[Path | None, typer.Option("--dir", metavar="DIR", help="Folder of the twins.")]
+NameOption = Annotated[
+    str,
+    typer.Option(
+        "--name",
+        metavar="NAME",
+        envvar=NAME_VARIABLE,
+        show_envvar=False,
+        help="Which twin; several may run side by side. Else the one that `tr11 twin env` named in this shell.",
+    ),
+]
+DirectoryOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--dir",
+        metavar="DIR",
+        envvar=HOME_VARIABLE,
+        show_envvar=False,
+        help="Folder of the twins. Else tr11/twin in $XDG_STATE_HOME or ~/.local/state; root: /var/lib/tr11/twin.",
+    ),
+]
 
 
 def fault(

@@ -52,6 +52,9 @@ from tr11ops.twin.processes import MARK, ProcessRecord, end, marked, read_ledger
 Progress = Callable[[str], None]
 PORT_SECONDS = 10.0  # how long a controller's port may stay taken after its end
 
+# Which twin a shell speaks to: its name, and the folder of the twins.
+NAME_VARIABLE, HOME_VARIABLE = "TR11_TWIN", "TR11_TWIN_DIR"
+
 
 @dataclass(frozen=True)
 class NodeStatus:
@@ -165,12 +168,12 @@ class Twin:
         self.down()
 
     def command(self, verb: str) -> str:
-        """The command line that does `verb` ("down", "status", "env") to this twin."""
+        """The command line that does `verb` ("down", "status", "env") to this twin, in this shell and in any other."""
         words = ["tr11", "twin", verb]
-        if self.plan.name != "default":
+        if (self.plan.name, os.environ.get(NAME_VARIABLE, "default")) != ("default", "default"):
             words += ["--name", self.plan.name]
         home = self.folders.root.parent
-        if home != _home(None):
+        if home != _home(None) or os.environ.get(HOME_VARIABLE, str(home)) != str(home):
             words += ["--dir", str(home)]
         return shlex.join(words)
 
@@ -178,9 +181,10 @@ class Twin:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables which make Slurm's clients speak to this twin, and others to its hub and object store."""
+        """The variables which make Slurm's clients speak to this twin, `tr11 twin` mean it, and others its services."""
         beside = services.client_variables(self.plan, self.ports, self._mark)
-        return {"SLURM_CONF": str(self.folders.slurm_conf), **beside}
+        meant = {NAME_VARIABLE: self.plan.name, HOME_VARIABLE: str(self.folders.root.parent)}
+        return {"SLURM_CONF": str(self.folders.slurm_conf), **meant, **beside}
 
     def processes(self) -> tuple[ProcessRecord, ...]:
         """The daemons as they were started, alive or not; a slurmd's `name` is its node."""
