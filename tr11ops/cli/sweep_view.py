@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,9 +29,11 @@ from tr11ops.cli.status_watch import look_again
 from tr11ops.cli.terminal import USUAL, drawing_console
 from tr11ops.cluster.shared import SharedOverview
 from tr11ops.sweep.cards import CellCard, read_cell_card
+from tr11ops.sweep.find import find_study
 from tr11ops.sweep.grid import SweepError
 from tr11ops.sweep.look import CellProgress, CellState, NoScheduler, look_at_cell
-from tr11ops.sweep.manifest import CARD, FILE, SweepManifest, require_manifest
+from tr11ops.sweep.manifest import CARD, SweepManifest, require_manifest
+from trainer.config.card import CardError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -48,7 +50,7 @@ _STYLES = {
 }  # fmt: skip
 
 FolderArgument = Annotated[
-    Path, typer.Argument(metavar="[FOLDER]", show_default=False, help="Folder of the study [this one].")
+    Path, typer.Argument(metavar="[STUDY]", show_default=False, help="Folder of the study, or its name [this folder].")
 ]
 
 
@@ -74,19 +76,26 @@ class Study:
         return (self.folder / name / CARD).read_text(encoding="utf-8")
 
 
-def open_study(folder: Path) -> Study:
-    """Read the study in a folder. One card that is damaged hides no other cell. Raises Refusal, OSError."""
+def open_study(word: Path) -> Study:
+    """Read the study of a folder, or of a name. One card that is damaged hides no other cell. Raises Refusal, OSError.
+
+    A name is looked for in this folder, and where a study of the card would be made.
+    """
 
     def read() -> Study:
-        place = folder.absolute()
-        if not place.is_dir():
-            raise Refusal(f"{folder}: is not a folder; name one that holds a {FILE}", exit_code=2)
+        place = find_study(word, _places())
         manifest = require_manifest(place)
         cards = {cell.name: read_cell_card(place, manifest.name, cell, _load) for cell in manifest.cells}
         return Study(place, manifest, cards)
 
     with refusals():
         return in_time(read)
+
+
+def _places() -> Iterator[Path]:
+    yield Path.cwd()
+    with suppress(Refusal, CardError, OSError):
+        yield read_card(None).paths.root.parent
 
 
 def _load(path: Path, overrides: Sequence[str]) -> RunCard:

@@ -226,7 +226,19 @@ def test_a_cell_that_a_launch_would_refuse_stops_all(bench: LocalBench) -> None:
 @pytest.mark.parametrize("command", ["status", "resume", "stop", "compare"])
 def test_what_is_no_study_is_said(bench: LocalBench, command: str) -> None:
     refused(bench.tr11("sweep", command, str(bench.folder)), "is no sweep: there is no sweep.json", 2)
-    refused(bench.tr11("sweep", command, "nowhere"), "nowhere: is not a folder", 2)
+    refused(bench.tr11("sweep", command, "nowhere"), "nowhere: is neither a folder nor the name of a study; name", 2)
+
+
+@pytest.mark.parametrize("command", ["status", "resume --dry-run", "stop --dry-run", "compare"])
+def test_a_study_goes_by_its_name_too(waiting: LocalBench, command: str) -> None:
+    """The plan, the queue and the jobs show the name, and `sweep status NAME` was "not a folder"."""
+    verb, *words = command.split()
+    by_folder = waiting.tr11("sweep", verb, "study", *words, "--json")
+    by_name = waiting.tr11("sweep", verb, "small-sweep", *words, "--json")
+    assert (by_name.code, by_name.json) == (by_folder.code, by_folder.json), by_name.err
+    refused(waiting.tr11("sweep", verb, "smal-sweep", *words), "here are: small-sweep (", 2)
+    shutil.copytree(waiting.folder / "study", waiting.folder / "again")
+    refused(waiting.tr11("sweep", verb, "small-sweep", *words), "2 studies have this name: name a folder", 2)
 
 
 # ----------------------------------------------------------------------------- comparison
