@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from tr11ops.cluster.hostlist import expand
+from tr11ops.rundir.attempts import attempt_label
 
 ADDRESS_SECONDS = 30.0
 FIRST_PORT, LAST_PORT = 10_000, 19_999  # above the daemons' own, Slurm's among them
@@ -31,6 +32,11 @@ class Allocation:
     array_id: str | None
     task_id: int | None
     nodes: tuple[str, ...]
+
+    @property
+    def label(self) -> str:
+        """The attempt's number as people type it."""
+        return attempt_label({"array_id": self.array_id, "task_id": self.task_id}, self.job_id)
 
 
 def read_allocation(environment: Mapping[str, str], foreground_nodes: int | None) -> Allocation:

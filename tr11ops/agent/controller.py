@@ -161,7 +161,9 @@ class Controller:
             left_out_checks=tuple(self._failing_checks),
         )  # fmt: skip
         self._write(record)
-        self._tee.line(f"tr11: attempt {self._job_id} launch {number} on {len(nodes)} nodes: {compress(nodes)}")
+        label = self._context.allocation.label
+        task = f" ({label})" if label != self._job_id else ""
+        self._tee.line(f"tr11: attempt {self._job_id} launch {number} on {len(nodes)} nodes: {compress(nodes)}{task}")
         watch = LaunchWatch()
         end = self._run(number, nodes, watch)
         marker = self._marker(number)

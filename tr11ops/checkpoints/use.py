@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tr11ops.cluster.process_marks import is_alive
+from tr11ops.rundir.attempts import read_attempt_label
 from tr11ops.rundir.claims import TOLERANCE_SECONDS, Claim, ClaimFolder
 from tr11ops.rundir.clocks import Clocks
 from tr11ops.rundir.paths import RunDirectory
@@ -103,11 +104,12 @@ def _living_attempt(paths: RunPaths, clocks: Clocks, found: dict[int, list[str]]
     if claim is None:
         return "an attempt whose lease cannot be read"
     last, resumed = _phases(paths.phases(claim.job_id))
+    attempt = f"attempt {read_attempt_label(paths, claim.job_id)}"
     if resumed is not None:
-        found.setdefault(resumed, []).append(f"attempt {claim.job_id} resumed from it")
+        found.setdefault(resumed, []).append(f"{attempt} resumed from it")
     if last is None:
-        return f"attempt {claim.job_id}, which does not say what it does"
-    return f"attempt {claim.job_id}" if last.phase in LOADING else ""
+        return f"{attempt}, which does not say what it does"
+    return attempt if last.phase in LOADING else ""
 
 
 def _phases(path: Path) -> tuple[PhaseRecord | None, int | None]:

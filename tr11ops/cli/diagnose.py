@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tr11ops.cli.common import Refusal, kind_to_watch, looking, open_scheduler
+from tr11ops.cli.common import Refusal, in_time, kind_to_watch, looking, open_reader, open_scheduler
 from tr11ops.cli.context import JSON, RunContext
 from tr11ops.cli.logs_print import byte_progress
 from tr11ops.cli.logs_sources import attempt_named
+from tr11ops.rundir.attempts import read_attempt_label
 
 if TYPE_CHECKING:
     from tr11ops.diagnose.diagnosis import Diagnosis
     from tr11ops.rundir.paths import RunDirectory
+    from tr11ops.status.assessment import Assessment
 
 UNOBSERVED = 3
 NEEDS_PERSON = 1
@@ -35,8 +38,8 @@ def diagnose(
     """Say what ended a training: the first cause apart from what followed from it, where it was, and what to do.
 
     Without FILE it reads the logs of the run that the card names, and asks the attempt's own records too who is to
-    blame: the answer is the agent's. Any training's logs will do: Megatron's, torchrun's, Slurm's, the kernel's;
-    several files are judged together.
+    blame: the answer is the agent's. Of a run that trains and is well it says so; --all judges its earlier launches.
+    Any training's logs will do: Megatron's, torchrun's, Slurm's, the kernel's; several files are judged together.
 
     Exit code 0 where nothing is to be done, 1 where something is, 3 where a log could not be read.
 
@@ -51,7 +54,8 @@ def diagnose(
     paths = _given(files) if files else _of_run(context, job)
     found = _judged(paths, every)
     if not files:
-        found = [_with_conclusion(context, one, job) for one in found]
+        living = None if every else _living(context, found[-1], job)
+        found = [living] if living is not None else [_with_conclusion(context, one, job) for one in found]
     more = {"launches": [one.document() for one in found]} if every else {}
     context.emit({**found[-1].document(), **more}, _lines(found))
     if any(one.step.value != "none" for one in found[-1:]):
@@ -95,6 +99,35 @@ def _of_run(context: RunContext, job: str | None) -> list[Path]:
     return [main_log]
 
 
+def _living(context: RunContext, found: Diagnosis, job: str | None) -> Diagnosis | None:
+    """The answer for an attempt that trains and is well now, where its log tells of no fault; None for any other."""
+    from tr11ops.diagnose.signature import FaultClass, NextStep
+    from tr11ops.observe.derived import identifiers
+    from tr11ops.observe.look import facts_of
+    from tr11ops.status.assessment import assess
+    from tr11ops.status.extra_observations import ExtraObservations
+    from tr11ops.watchdog.verdict import VerdictWord
+
+    if found.fault is not FaultClass.UNKNOWN or found.root_cause is not None:
+        return None
+    card, directory = context.card, context.directory
+
+    def look() -> Assessment:
+        reader = open_reader(directory, context.scheduler)
+        return assess(directory, facts_of(card, context.run or ""), reader, lambda _: ExtraObservations())
+
+    seen = in_time(look)
+    attempt = found.launch if job is None else attempt_named(directory, job)
+    jobs = [one for one in seen.snapshot.active_jobs if attempt in identifiers(one)]
+    if not jobs or seen.verdict.exit_code or seen.verdict.word not in {VerdictWord.HEALTHY, VerdictWord.STARTING}:
+        return None
+    why = f"{seen.verdict.why[:1].upper()}{seen.verdict.why[1:]}. Its log tells of no fault."
+    return replace(
+        found, fault=FaultClass.RUNNING, step=NextStep.NONE, confidence=1.0, launch=attempt, label=jobs[0].job_id,
+        explanation=why,
+    )  # fmt: skip
+
+
 def _with_conclusion(context: RunContext, found: Diagnosis, job: str | None) -> Diagnosis:
     """The same with what the records of its attempt say of node and blame, where there are any."""
     from tr11ops.diagnose.attribution.conclusion import conclude
@@ -104,6 +137,7 @@ def _with_conclusion(context: RunContext, found: Diagnosis, job: str | None) -> 
     attempt = attempt_named(directory, job) if job is not None else found.launch
     if not attempt:
         return found
+    found = replace(found, label=read_attempt_label(directory.paths, attempt))
     number = found.number if job is None else None
     conclusion = conclude(
         directory.paths.attempt(attempt), number, found.log_evidence, lambda: _step_code(context, directory, attempt)

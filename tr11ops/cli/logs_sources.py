@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tr11ops.cli.common import Refusal
 from tr11ops.logs.moments import numbers
 from tr11ops.logs.tail import LogSource
-from trainer.contract.state_file import read_json
+from tr11ops.rundir.attempts import read_attempt_label
 
 if TYPE_CHECKING:
     from tr11ops.rundir.paths import RunDirectory
@@ -70,18 +70,9 @@ def workers(
 def attempt_named(directory: RunDirectory, attempt: str) -> str:
     """The attempt's folder for an id as people type it: `tr11 status` shows 1000_7, the folder has the raw number."""
     for number in reversed(directory.attempt_ids()):
-        if attempt in {number, _label(directory, number)}:
+        if attempt in {number, read_attempt_label(directory.paths, number)}:
             return number
     return attempt
-
-
-def _label(directory: RunDirectory, attempt: str) -> str:
-    try:
-        record = read_json(directory.paths.attempt(attempt) / "attempt.json")
-    except (OSError, ValueError):
-        return attempt
-    array, task = (record.get(key) for key in ("array_id", "task_id")) if isinstance(record, dict) else (None, None)
-    return f"{array}_{task}" if array is not None and task is not None else attempt
 
 
 def require_workers(
@@ -102,8 +93,9 @@ def require_workers(
     ranks = _first_few([str(number) for _, number, _ in known])
     nodes = _first_few(sorted({name for name, _, _ in known}))
     words = [*([f"--rank {rank}"] if rank is not None else []), *(f"--node {name}" for name in node or ())]
+    label = read_attempt_label(directory.paths, newest)
     raise Refusal(
-        f"{' '.join(words)}: no such worker has written anything in attempt {_label(directory, newest)}; "
+        f"{' '.join(words)}: no such worker has written anything in attempt {label}; "
         f"there are logs of ranks {ranks} on nodes {nodes}",
         exit_code=2,
     )

@@ -43,7 +43,8 @@ class QuotedLine:
 class Diagnosis:
     """`consequences` are examples; `consequence_count` counts all. `root_cause` is None where no line tells of one.
 
-    `launch` and `number`: the attempt and its launch, where the log says. `log_evidence`: what the log says of the
+    `launch` and `number`: the attempt (the scheduler's own number) and its launch, where the log says; `label` is the
+    attempt as people type it, where that is known. `log_evidence`: what the log says of the
     launch's nodes. `conclusion`: who is to blame by the attempt's records, where they were asked.
     """
 
@@ -56,6 +57,7 @@ class Diagnosis:
     consequence_count: int
     explanation: str
     launch: str = ""
+    label: str = ""
     number: int | None = None
     log_evidence: Evidence | None = None
     conclusion: Conclusion | None = None
@@ -72,6 +74,7 @@ class Diagnosis:
             "consequences": [{**line.document(), "meaning": line.meaning} for line in self.consequences],
             "consequence_count": self.consequence_count,
             "launch": self.launch,
+            "attempt": self.label or self.launch,
             "launch_number": self.number,
             "attribution": None if self.conclusion is None else self.conclusion.document(),
             "explanation": self.explanation,

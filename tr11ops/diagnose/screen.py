@@ -34,6 +34,7 @@ WORDS = {
     FaultClass.GCS: "object store",
     FaultClass.CLEAN_EXIT: "clean end",
     FaultClass.UNKNOWN: "cannot tell",
+    FaultClass.RUNNING: "nothing has ended, it runs and is well",
 }
 STEPS = {
     NextStep.EXCLUDE_AND_RESUBMIT: "Keep the node out, and submit again: tr11 nodes exclude {node}",
@@ -52,8 +53,8 @@ def lines(found: Diagnosis) -> Iterator[str]:
     root = found.root_cause
     node = root.node if root is not None and root.node else "NODE"
     yield from _row("what to do", STEPS[found.step].format(node=node))
-    if found.launch:
-        yield from _row("attempt", found.launch)
+    if found.label or found.launch:
+        yield from _row("attempt", found.label or found.launch)
     if root is not None:
         yield from _row("root cause", f"{root.file}:{root.line_number}")
         yield from _row("", root.text)

@@ -10,7 +10,7 @@ from typing import Any
 
 
 class FaultClass(StrEnum):
-    """What sort of thing ended a training."""
+    """What sort of thing ended a training; or that nothing did."""
 
     GPU_HARDWARE = "gpu_hardware"
     NCCL_NETWORK = "nccl_network"
@@ -33,6 +33,7 @@ class FaultClass(StrEnum):
     GCS = "gcs"
     CLEAN_EXIT = "clean_exit"
     UNKNOWN = "unknown"
+    RUNNING = "running"  # nothing has ended: no signature says so, only a look at the run
 
 
 class NextStep(StrEnum):

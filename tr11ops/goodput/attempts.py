@@ -13,7 +13,7 @@ from tr11ops.base.units import number_in
 from tr11ops.cluster.base import Job
 from tr11ops.goodput.history_values import AttemptHistory, StepMark
 from tr11ops.runcard.slurm_syntax import parse_time_limit
-from tr11ops.rundir.attempts import AttemptVerdict, LaunchRecord
+from tr11ops.rundir.attempts import AttemptVerdict, LaunchRecord, attempt_label
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.paths import RunPaths
@@ -66,12 +66,11 @@ def _read_attempt(
     if ended is None:
         signs.append(_last_change(folder))
     card = known(observed(lambda: read_json(folder / "card.json")), None) or {}
-    array, task = record.get("array_id"), record.get("task_id")
     if job is not None and job.start_time is not None and job.nodes:
         start = min(start, job.start_time)  # the nodes were held from then on
     return AttemptHistory(
         job_id=job_id,
-        label=f"{array}_{task}" if array and task is not None else job_id,
+        label=attempt_label(record, job_id),
         kind=str(record.get("kind", "")),
         submission=str(record.get("submission", "")),
         start=start,

@@ -16,6 +16,7 @@ from tr11ops.base.observed import Observed, Unknown, cause, known, observed
 from tr11ops.base.tail import tail_lines
 from tr11ops.base.units import number_in
 from tr11ops.observe.snapshot import Attempt, Checkpoint, Checkpoints, KillSwitch, Step
+from tr11ops.rundir.attempts import attempt_label
 from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.exclusions import read_version
 from tr11ops.rundir.paths import RunDirectory, Submission
@@ -153,13 +154,12 @@ def _attempt(paths: RunPaths, job_id: str, changed: float) -> Attempt:
     end = observed(read)
     record = read_details(path.with_name("attempt.json"))
     verdict = read_details(path.with_name("verdict.json")) if end is None else {}
-    array, task = _text(record, "array_id"), _text(record, "task_id")
     nodes, changes = record.get("nodes"), record.get("changes")
     return Attempt(
         job_id=job_id,
         changed=end.time if isinstance(end, EndMarker) else changed,
         end=end,
-        label=f"{array}_{task}" if array and task else job_id,
+        label=attempt_label(record, job_id),
         start=_number(record, "start"),
         nodes=tuple(map(str, nodes)) if isinstance(nodes, list) else (),
         failure=_text(verdict, "message") or ("" if end is not None or verdict else _why_without_verdict(path.parent)),

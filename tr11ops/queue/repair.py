@@ -92,7 +92,7 @@ def plan_repair(
     every = (*snapshot.active_jobs, *snapshot.pending_jobs)
     holds = held_jobs(pending, held, is_automatic)
     steps = [
-        RepairStep("cancel", job.raw_id, f"its batch host {batch_host(snapshot, job)} is lost, nothing ends it", (job,))
+        RepairStep("cancel", job.job_id, f"its batch host {batch_host(snapshot, job)} is lost, nothing ends it", (job,))
         for job in lost
         if may(job)
     ]

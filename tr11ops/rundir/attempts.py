@@ -14,10 +14,32 @@ from typing import Any
 from tr11ops.base.typed_fields import read_typed, typed_fields
 from trainer.contract.end_marker import EXIT_ERROR, EXIT_HELD, EndMarker, exit_code
 from trainer.contract.files import write_json
+from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record
+from trainer.contract.state_file import read_json
 
-VERDICT_FILE = "verdict.json"
+ATTEMPT_FILE, VERDICT_FILE = "attempt.json", "verdict.json"
 SUPERSEDED = "superseded"  # the end of an attempt that found another one of its run training
+
+
+def attempt_label(record: Mapping[str, Any], job_id: str) -> str:
+    """An attempt's number as people see and type it: ARRAY_TASK, or the scheduler's own where it is of no array.
+
+    `record` is what attempt.json holds. Folders and records go by `job_id`, the scheduler's own number.
+    """
+    array, task = record.get("array_id"), record.get("task_id")
+    if array in (None, "") or task in (None, ""):
+        return job_id
+    return f"{array}_{task}"
+
+
+def read_attempt_label(paths: RunPaths, job_id: str) -> str:
+    """The same, from the attempt's folder; the scheduler's own number where its record is not there or unreadable."""
+    try:
+        record = read_json(paths.attempt(job_id) / ATTEMPT_FILE)
+    except (OSError, ValueError):
+        return job_id
+    return attempt_label(record, job_id) if isinstance(record, dict) else job_id
 
 
 class LaunchRecord(Record):

@@ -61,8 +61,12 @@ class Exclude(Action):
 
 @dataclass(frozen=True)
 class Stacks(Action):
-    """Keep what the workers of a hanging job do now; `nodes` are the job's, `node_count` is how many it has."""
+    """Keep what the workers of a hanging job do now, in the folder of `attempt` (the scheduler's own number).
 
+    `nodes` are the job's, `node_count` is how many it has.
+    """
+
+    attempt: str = ""
     nodes: tuple[str, ...] = ()
     node_count: int = 1
 

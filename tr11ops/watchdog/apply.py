@@ -159,7 +159,11 @@ def _what_became(action_record: ActionRecord, snapshot: Snapshot, directory: Run
     is_held = any(job_is_held(job) for job in waiting)
     is_listed = any(entry.node == action_record.subject for entry in snapshot.exclusions)
     seen = {
-        "stacks": (has_stacks(directory.paths, action_record.subject), "they are kept", "there are none"),
+        "stacks": (
+            has_stacks(directory.paths, action_record.incident.removeprefix("stacks:")),
+            "they are kept",
+            "there are none",
+        ),
         "exclude": (is_listed, "it is excluded", "it is not on the list"),
         "cancel": (not living, "it is gone", "it is still there"),
         "hold": (is_held or not waiting, "it is held", "it is not held"),
@@ -253,7 +257,7 @@ class RunEffects:
 
     def _keep_stacks(self, action: Stacks) -> str:
         is_local = self.scheduler.name != "slurm"
-        return keep_stacks(self.directory.paths, action.subject, action.nodes, action.node_count, os.environ, is_local)
+        return keep_stacks(self.directory.paths, action.attempt, action.nodes, action.node_count, os.environ, is_local)
 
     def _exclude(self, action: Exclude) -> str:
         queue = RunQueue(self.scheduler, self.own_jobs, lambda: self.nodes, user=self.user)

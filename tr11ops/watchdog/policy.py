@@ -182,7 +182,7 @@ def _await_zombies(draft: _Draft) -> None:
     for job in snapshot.active_jobs:
         if has_lost_its_host(snapshot, job) and not is_zombie(snapshot, job):
             wait = f"no trainer shows life for {duration(seconds_to_wait(snapshot, job))} more"
-            why = f"cancel {job.raw_id}: its batch host {batch_host(snapshot, job)} is lost, nothing ends it"
+            why = f"cancel {job.job_id}: its batch host {batch_host(snapshot, job)} is lost, nothing ends it"
             draft.withheld.append(f"{why}; not done: {_given_up(draft, f'when {wait}')}")
 
 
@@ -216,7 +216,7 @@ def _end_duplicates(draft: _Draft) -> None:
         return
     running = [job for job in draft.snapshot.active_jobs if job.state is JobState.RUNNING]
     planned = {action.subject for action in draft.actions}
-    running = [job for job in running if job.raw_id not in planned]
+    running = [job for job in running if job.job_id not in planned]
     holder = known(draft.policy_context.holder, None)
     keeps = [job for job in running if holder is not None and holder.job_id in derived.identifiers(job)]
     if len(running) > 1 and not keeps:
@@ -225,7 +225,7 @@ def _end_duplicates(draft: _Draft) -> None:
     for job in running:
         if job not in keeps and len(running) > 1:
             why = f"job {keeps[0].job_id} holds the run's lease: two trainers must not write one run's checkpoints"
-            cancel = Cancel(job.raw_id, why, f"cancel:{job.raw_id}", _evidence(job), "`tr11 launch --after` queues it")
+            cancel = Cancel(job.job_id, why, f"cancel:{job.raw_id}", _evidence(job), "`tr11 launch --after` queues it")
             draft.propose(cancel, job)
 
 
@@ -238,11 +238,11 @@ def _end_hung(draft: _Draft) -> None:
         if finding.detector != "hung" or finding.severity is not Severity.CRITICAL or job is None:
             continue
         liveness = derived.liveness_of(snapshot, job)
-        if job.raw_id in planned or liveness is None:
+        if job.job_id in planned or liveness is None:
             continue
         bound = HUNG_PATIENCES * liveness.patience
         cancel = Cancel(
-            job.raw_id, finding.title, f"cancel:{job.raw_id}", finding.evidence, "the next task of the array goes on"
+            job.job_id, finding.title, f"cancel:{job.raw_id}", finding.evidence, "the next task of the array goes on"
         )
         if liveness.silent_for(snapshot.time) <= bound:
             draft.withheld.append(
@@ -264,7 +264,8 @@ def _given_up(draft: _Draft, when: str) -> str:
 def _end_after_stacks(draft: _Draft, job: Job, cancel: Cancel) -> None:
     count = len(job.nodes) or job.node_count
     incident = f"stacks:{job.raw_id}"
-    stacks = Stacks(job.raw_id, cancel.why, incident, cancel.evidence, "nothing is changed by it", job.nodes, count)
+    undo = "nothing is changed by it"
+    stacks = Stacks(job.job_id, cancel.why, incident, cancel.evidence, undo, job.raw_id, job.nodes, count)
     if draft.propose(stacks, job):
         draft.propose(replace(cancel, only_after=incident), job)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,12 @@ from typing import Any
 import pytest
 
 from tests.tr11ops.cli.local_bench import LocalBench
+from tests.tr11ops.cli.run_folder import run_directory
+from tests.tr11ops.cli.trainings import running
 from tr11ops.launch.plan import resolved_card
 from tr11ops.runcard.card import load_card
 from trainer.contract.files import write_json
+from trainer.contract.heartbeat import Heartbeat, write_heartbeat
 
 # What stands in for a node agent: the worker of the second node fails, the first one's loses it.
 AGENT = """
@@ -92,3 +96,40 @@ def test_without_logs_its_records_are_judged(bench: LocalBench, failed: str) -> 
     assert found["attribution"]["blamed"] == recorded(bench, failed)["blamed"]
     none = bench.tr11("diagnose", "--run", str(bench.card), "--job", "999")
     assert none.code == 2 and "neither a log nor a record" in none.err
+
+
+# ----------------------------------------------------------------------------- a run that is well
+def test_a_run_that_trains_is_said_to_be_well(bench: LocalBench) -> None:
+    """It was "unknown: cannot tell", of a healthy run; and its attempt went by another number than in status."""
+    number = running(bench, "exec sleep 600")
+    paths = load_card(bench.card, [], {}).paths
+    write_json(paths.attempt(number) / "attempt.json", {"job_id": number, "array_id": "70", "task_id": 3})
+    worker = paths.attempt(number) / "workers" / "n1" / "rank-0.log"
+    for log in (worker, paths.main_log):
+        log.parent.mkdir(parents=True, exist_ok=True)
+    worker.write_text(step_line(8))
+    start = f"tr11: attempt {number} launch 1 on 1 nodes: n1 (70_3)\n"
+    paths.main_log.write_text(start + "".join(step_line(step) for step in range(1, 9)))
+    words = ("diagnose", "--run", str(bench.card), "--scheduler", "local")
+
+    write_heartbeat(paths.heartbeat(0), Heartbeat(0, "n1", 1, "training", 8, time.time(), number))
+    for more in ((), ("--job", number)):
+        found = bench.tr11(*words, "--json", *more)
+        assert (found.code, found.json["verdict"], found.json["action"]) == (0, "running", "none"), found.out
+        assert "training at iteration 8" in found.json["explanation"]
+    assert "verdict  running: nothing has ended, it runs and is well" in bench.tr11(*words).out
+    every = bench.tr11(*words, "--json", "--all").json
+    assert every["verdict"] == "unknown" and every["attempt"] == "70_3", "each launch by its log alone"
+    switch = run_directory(bench).kill_switch
+    switch.touch()
+    assert bench.tr11(*words, "--json").json["verdict"] == "unknown", "it is being stopped"
+    switch.unlink()
+    bench.clear()
+    assert bench.tr11(*words, "--json").json["verdict"] == "unknown", "it has ended"
+
+
+def step_line(step: int) -> str:
+    return (
+        f"[default0]: iteration {step:8}/     100 | consumed samples: {8 * step:12} | elapsed time per iteration (s):"
+        f" 0.20 | learning rate: 6.000E-05 | global batch size:     8 | lm loss: {9 - step / 10:E} | grad norm: 1.000 |\n"
+    )

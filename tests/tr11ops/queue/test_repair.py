@@ -69,7 +69,7 @@ def test_new_attempts_wait_for_what_can_end_not_for_the_dead() -> None:
     assert plan_repair(alone, ()).after is None
     dead = pending((), job_id="2001", raw_id="2001", array_id=None, reason=DEAD)
     lost = plan_repair(replace(ZOMBIE, jobs=(running(), dead)), ())
-    assert steps(lost) == [("cancel", "1007"), ("cancel", "2001")]
+    assert steps(lost) == [("cancel", "1000_7"), ("cancel", "2001")]
     assert (lost.resubmit, lost.after) == (1, "1007"), "they start when the allocation that is cancelled has ended"
 
 
@@ -122,7 +122,7 @@ def test_a_persons_part_of_an_array_is_not_released() -> None:
 
 def test_a_zombie_is_cancelled_alone_and_its_array_goes_on() -> None:
     repair = plan_repair(ZOMBIE, ())
-    assert steps(repair) == [("cancel", "1007")] and repair.resubmit == 0 and "n01" in repair.steps[0].why
+    assert steps(repair) == [("cancel", "1000_7")] and repair.resubmit == 0 and "n01" in repair.steps[0].why
 
 
 def test_trainers_that_were_alive_a_moment_ago_are_left_alone() -> None:

@@ -165,13 +165,13 @@ def test_a_days_budget_ends() -> None:
 # ----------------------------------------------------------------------------- zombies and dead chains
 def test_a_zombie_ends_and_its_host_is_excluded_first() -> None:
     found = decide(zombie(jobs=(running(), pending())))
-    assert words(found) == [("exclude", "n01"), ("cancel", "1007")]
+    assert words(found) == [("exclude", "n01"), ("cancel", "1000_7")]
     assert isinstance(found.actions[0], Exclude) and found.actions[0].limit.most == 6
 
 
 def test_a_zombie_with_an_empty_queue_is_followed_by_a_launch() -> None:
     found = decide(zombie(jobs=(running(),)))
-    assert words(found) == [("exclude", "n01"), ("cancel", "1007"), ("resubmit", "1-3")]
+    assert words(found) == [("exclude", "n01"), ("cancel", "1000_7"), ("resubmit", "1-3")]
     last = found.actions[-1]
     assert isinstance(last, Resubmit) and last.after == "1007"
 
@@ -179,7 +179,7 @@ def test_a_zombie_with_an_empty_queue_is_followed_by_a_launch() -> None:
 def test_another_users_zombie_is_told_and_not_touched() -> None:
     found = decide(zombie(jobs=(running(user="bob"), pending(user="bob"))))
     assert words(found) == [("exclude", "n01")] and "belongs to bob" in found.withheld[0]
-    assert ("cancel", "1007") in words(
+    assert ("cancel", "1000_7") in words(
         decide(zombie(jobs=(running(user="bob"), pending())), scene=replace(SCENE, is_root=True))
     )
 
@@ -245,11 +245,11 @@ HUNG = snapshot(heartbeats=beats(age=9 * HOUR), steps=steps(age=9 * HOUR))
 
 def test_a_hung_job_ends_beyond_the_bound_with_its_stacks_kept() -> None:
     first = decide(HUNG)
-    assert words(first) == [("stacks", "1007"), ("cancel", "1007")]
+    assert words(first) == [("stacks", "1000_7"), ("cancel", "1000_7")]
     last = first.actions[-1]
     assert isinstance(last, Cancel) and last.only_after == first.actions[0].incident and first.actions[0].evidence
     with_stacks = replace(SCENE, stacks=frozenset({"1007"}))
-    assert words(decide(HUNG, scene=with_stacks)) == [("cancel", "1007")]
+    assert words(decide(HUNG, scene=with_stacks)) == [("cancel", "1000_7")]
     sooner = snapshot(heartbeats=beats(age=1500), steps=steps(age=1500))
     assert decide(sooner, scene=with_stacks).actions == ()
     assert "is given up after" in decide(sooner, scene=with_stacks).withheld[0]
