@@ -23,7 +23,7 @@ class NodeSettings:
 
     gpus: int = 0
     tensor: int = 1
-    check_scripts: tuple[str, ...] = ()
+    check_scripts: tuple[str | dict[str, Any], ...] = ()
     skip_checks: tuple[str, ...] = ()
     check_seconds: float = 30.0
     end_within_seconds: float = 20.0

@@ -119,7 +119,8 @@ def _starter(nodes_context: NodesContext, folder: Path, on_slurm: bool) -> Calla
         request = HealthRequest(
             node=way.node, inside=way.inside, gpus=gpus, workers=card.slurm.workers,
             folder=str(folder), controller_time=time.time() if way.inside or not on_slurm else None,
-            seconds=card.resilience.check_seconds, scripts=tuple(card.resilience.check_scripts),
+            seconds=card.resilience.check_seconds,
+            scripts=tuple(one.model_dump() for one in card.resilience.check_scripts),
             skip=tuple(card.resilience.skip_checks),
         )  # fmt: skip
         if way.inside or not on_slurm:

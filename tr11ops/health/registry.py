@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 from tr11ops.health import (
     clock,
@@ -25,7 +25,7 @@ from tr11ops.health import (
     xid,
 )
 from tr11ops.health.base import Answer, CheckOutcome, CheckResult, NodeRequirements, System, Unanswered
-from tr11ops.health.scripts import run_script
+from tr11ops.health.scripts import SiteScript, run_script
 
 CheckFunction = Callable[[System, NodeRequirements], Answer]
 
@@ -59,20 +59,25 @@ NAMES = tuple(check.name for check in CHECKS)
 
 
 def chosen(
-    wanted: NodeRequirements, scripts: Sequence[str] = (), skip: Collection[str] = ()
+    wanted: NodeRequirements, scripts: Sequence[str | Mapping[str, Any]] = (), skip: Collection[str] = ()
 ) -> tuple[HealthCheck, ...]:
-    """The checks to run for a run that wants `wanted`, own scripts (`script:NAME`) last."""
+    """The checks to run for a run that wants `wanted`; own scripts (`script:NAME`), as the card has them, last."""
     mine = [check for check in CHECKS if wanted.gpus > 0 or not check.of_gpus]
     if wanted.folder is None:
         mine = [check for check in mine if check.name != "run-directory"]
     if wanted.controller_time is None:
         mine = [check for check in mine if check.name != "clock"]
-    for path in scripts:
+    scripts_of: dict[str, int] = {}
+    for script in map(SiteScript.of, scripts):
+        count = scripts_of[script.check_name] = scripts_of.get(script.check_name, 0) + 1
+        if script.check_name in skip:
+            continue
 
-        def own(system: System, wanted: NodeRequirements, path: str = path) -> Answer:
-            return run_script(system, wanted, path)
+        def own(system: System, wanted: NodeRequirements, script: SiteScript = script) -> Answer:
+            return run_script(system, wanted, script)
 
-        mine.append(HealthCheck(f"script:{Path(path).name}", own))
+        name = script.check_name if count == 1 else f"{script.check_name}-{count}"  # each has a verdict of its own
+        mine.append(HealthCheck(name, own))
     return tuple(check for check in mine if check.name not in skip)
 
 

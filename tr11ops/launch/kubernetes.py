@@ -22,6 +22,7 @@ from tr11ops.runcard.card import PATH_KEYS, SHELL_KEYS, RunCard
 from tr11ops.runcard.containers import KubernetesSection
 from tr11ops.runcard.exit_duration import seconds_to_end
 from tr11ops.runcard.load import Key
+from tr11ops.runcard.sections import CheckScript
 from tr11ops.runcard.toml_writer import write_card
 from trainer.config.card import Problem
 from trainer.contract.end_marker import EXIT_HELD, EXIT_REFUSED
@@ -56,11 +57,12 @@ def _words(key: Key) -> tuple[str, str]:
 
 def _paths(card: RunCard) -> Iterator[tuple[str, str]]:
     """The files that a training reads or writes."""
-    for section, key in sorted(map(_words, PATH_KEYS)):
+    for section, key in sorted(set(map(_words, PATH_KEYS))):
         if section in {"backup", "hub", "alerts", "filesystems", "perms"} or key in _UNSEEN:
             continue  # of commands that are typed elsewhere
         value = getattr(getattr(card, section), key, None)
-        for path in value if isinstance(value, list) else [value]:
+        for entry in value if isinstance(value, list) else [value]:
+            path = entry.script if isinstance(entry, CheckScript) else entry
             if path:
                 yield f"{section}.{key}", str(path)
 

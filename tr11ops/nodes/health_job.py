@@ -37,7 +37,7 @@ class HealthRequest:
     folder: str | None = None
     controller_time: float | None = None
     seconds: float = 30.0
-    scripts: tuple[str, ...] = ()
+    scripts: tuple[str | dict[str, Any], ...] = ()
     skip: tuple[str, ...] = ()
 
 

@@ -85,6 +85,7 @@ PATH_KEYS: frozenset[Key] = frozenset(
         ("tokenizer", "merges_file"),
         ("checkpoint", "load"),
         ("resilience", "check_scripts"),
+        ("resilience", "check_scripts", "script"),
         ("hub", "credentials_file"),
         ("backup", "store"),
         ("backup", "credentials_file"),

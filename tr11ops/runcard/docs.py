@@ -51,7 +51,7 @@ This page is generated from the schema; `make test` fails when it is out of date
 
 def card_reference() -> str:
     """The whole page, in Markdown."""
-    paths = ", ".join(f"`{section}.{key}`" for section, key in sorted(PATH_KEYS))
+    paths = ", ".join(f"`{'.'.join(map(str, key))}`" for key in sorted(PATH_KEYS))
     parts = [_HEAD.replace("PATH_KEYS", paths)]
     for name, entry in RunCard.model_fields.items():
         parts += _section(name, entry)

@@ -1,8 +1,8 @@
 """The operation's sections of the run card, each key with its rule; `tr11ops.runcard.card` composes them."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from tr11ops.runcard.containers import ContainerSection
 from tr11ops.runcard.slurm_syntax import TimeLimit
@@ -92,6 +92,29 @@ class SlurmSection(Section):
         return self.workers_per_node or self.gpus_per_node
 
 
+class CheckScript(Section):
+    """[[resilience.check_scripts]]: a health check of the site's. A text alone is its `script`."""
+
+    script: str = Field(description="the executable")
+    arguments: list[str] = Field(default=[], description="what it is called with")
+    dialect: Literal["tr11", "gcm", "nagios", "nhc"] = Field(
+        default="tr11",
+        description="what its exit status means: of a script for tr11, a check of gcm, a Nagios plugin, LBNL NHC",
+    )
+    name: Word | None = Field(default=None, description="it is `script:NAME` then; default: the executable's own name")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_text(cls, value: Any) -> Any:
+        return {"script": value} if isinstance(value, str) else value
+
+    @model_serializer(mode="wrap")
+    def _as_text(self, serialize: SerializerFunctionWrapHandler) -> str | dict[str, Any]:
+        """As it was written: the resolved card of a run with plain scripts stays what it was."""
+        is_plain = self == CheckScript(script=self.script)
+        return self.script if is_plain else serialize(self)
+
+
 class ResilienceSection(Section):
     """[resilience]: how much of a fault is answered without a person, and when it is left to one."""
 
@@ -109,8 +132,9 @@ class ResilienceSection(Section):
         default=None, ge=0, le=100,
         description="of the partition's nodes, never below the nodes needed; unset: 10, or half of what is idle",
     )  # fmt: skip
-    check_scripts: list[str] = Field(
-        default=[], description="own health checks: executables that exit with 0 fine, 1 bad node, 3 unknown"
+    check_scripts: list[CheckScript] = Field(
+        default=[],
+        description="own health checks: executables that exit with 0 fine, 1 bad node, 3 unknown (text), or tables",
     )
     skip_checks: list[Word] = Field(default=[], description="names of health checks that are not run")
     check_seconds: float = Field(default=30, gt=0, le=3600, description="time-out of each health check")

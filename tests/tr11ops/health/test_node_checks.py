@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,7 +30,10 @@ from tr11ops.health.base import (
     worst,
 )
 from tr11ops.health.registry import CHECKS, NAMES, HealthCheck, chosen, run_checks
+from tr11ops.health.scripts import SiteScript
 from tr11ops.health.system import ThisNode
+from tr11ops.runcard.card import load_card, resolved, shipped_folder
+from tr11ops.runcard.sections import CheckScript, ResilienceSection
 
 WANTED = NodeRequirements("x01", job_id="7", launch=2, workers=8, folder=Path("/run/state"), ends_leftovers=True)
 MIB = 1 << 20
@@ -206,22 +210,78 @@ def script(folder: Path, body: str) -> str:
     ],
 )
 def test_a_scripts_exit_code_and_first_line(tmp_path: Path, body: str, result: str, words: str) -> None:
-    outcome, why = scripts.run_script(ThisNode(), WANTED, script(tmp_path, body))
+    outcome, why = scripts.run_script(ThisNode(), WANTED, SiteScript(script(tmp_path, body)))
     assert outcome == result and words in why
 
 
 @pytest.mark.parametrize("body", ["exit 2", "kill -9 $$", "exit 127"])
 def test_a_broken_script_says_nothing_of_the_node(tmp_path: Path, body: str) -> None:
     with pytest.raises(Unanswered):
-        scripts.run_script(ThisNode(), WANTED, script(tmp_path, body))
+        scripts.run_script(ThisNode(), WANTED, SiteScript(script(tmp_path, body)))
+
+
+# Exit codes of gcm (gcm.health_checks.types.ExitCode), of the Nagios plugin interface, and of LBNL NHC (its script `nhc`).
+GCM = {"OK": 0, "WARN": 1, "CRITICAL": 2, "UNKNOWN": 3}
+OF_GCM = {"OK": "fine", "WARN": "warning", "CRITICAL": "bad", "UNKNOWN": "unknown"}
+
+
+@pytest.mark.parametrize("dialect", ["gcm", "nagios"])
+@pytest.mark.parametrize("word", GCM)
+def test_the_exit_codes_of_gcm_and_of_nagios_plugins(tmp_path: Path, dialect: str, word: str) -> None:
+    path = script(tmp_path, f'echo "{word} $1 $2"; exit {GCM[word]}')
+    outcome, why = scripts.run_script(ThisNode(), WANTED, SiteScript(path, ("check-zombie", "fair cluster"), dialect))
+    assert (outcome, why) == (OF_GCM[word], f"{word} check-zombie fair cluster")
+
+
+@pytest.mark.parametrize("dialect", ["gcm", "nagios"])
+def test_arguments_that_a_check_refuses_say_nothing_of_the_node(tmp_path: Path, dialect: str) -> None:
+    """click and argparse end with 2 then, which would be CRITICAL."""
+    refused = (
+        "echo 'Usage: health_checks check-zombie [OPTIONS] CLUSTER' >&2; echo 'Error: No such option: -z' >&2; exit 2"
+    )
+    with pytest.raises(Unanswered, match="does not take its arguments: Error: No such option: -z"):
+        scripts.run_script(ThisNode(), WANTED, SiteScript(script(tmp_path, refused), (), dialect))
+    for status in (4, 127):
+        with pytest.raises(Unanswered, match=f"exit status {status}, which is no verdict in {dialect}"):
+            scripts.run_script(ThisNode(), WANTED, SiteScript(script(tmp_path, f"exit {status}"), (), dialect))
+
+
+@pytest.mark.parametrize(
+    ("status", "result"),
+    [(0, "fine"), (1, "bad"), (2, "bad"), (3, "bad"), (100, "bad")]
+    + [(status, None) for status in (10, 126, 127, 129, 130, 142, 143, 145)],
+)
+def test_the_exit_codes_of_nhc(tmp_path: Path, status: int, result: str | None) -> None:
+    words = "ERROR:  nhc:  Health check failed:  check_fs_mount:  /scratch not mounted"
+    own = SiteScript(script(tmp_path, f'echo "{words}"; exit {status}'), (), "nhc")
+    if result is None:
+        with pytest.raises(Unanswered, match=f"exit status {status}"):
+            scripts.run_script(ThisNode(), WANTED, own)
+    else:
+        assert scripts.run_script(ThisNode(), WANTED, own) == (result, words)
+
+
+def test_the_card_knows_the_dialects_and_keeps_the_old_form(tmp_path: Path) -> None:
+    for dialect in scripts.DIALECTS:
+        assert CheckScript(script="/x", dialect=dialect).dialect == dialect  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="dialect"):
+        CheckScript(script="/x", dialect="nagos")  # type: ignore[arg-type]
+    table = (
+        'resilience.check_scripts=["a.sh", {script="bin/nhc", arguments=["MARK_OFFLINE=0"], dialect="nhc", name="n"}]'
+    )
+    card = load_card(shipped_folder() / "demo.toml", [table], {}, directory=tmp_path)
+    plain, own = resolved(card)["resilience"]["check_scripts"]
+    assert plain == str(tmp_path / "a.sh")  # the resolved card of such a run stays what it was
+    assert SiteScript.of(own) == SiteScript(str(tmp_path / "bin/nhc"), ("MARK_OFFLINE=0",), "nhc", "n")
+    assert [check.name for check in chosen(WANTED, [plain, own], NAMES)] == ["script:a.sh", "script:n"]
 
 
 def test_a_script_that_is_not_there_or_hangs(tmp_path: Path) -> None:
     with pytest.raises(Unanswered, match="No such file"):
-        scripts.run_script(ThisNode(), WANTED, str(tmp_path / "none"))
+        scripts.run_script(ThisNode(), WANTED, SiteScript(str(tmp_path / "none")))
     hanging = script(tmp_path, "sleep 600 & echo $! > " + str(tmp_path / "pid") + "; wait")
     with pytest.raises(Unanswered, match="no answer within"):
-        scripts.run_script(ThisNode(), replace(WANTED, seconds=1.0), hanging)
+        scripts.run_script(ThisNode(), replace(WANTED, seconds=1.0), SiteScript(hanging))
     pid = int((tmp_path / "pid").read_text())
     until(lambda: is_gone(pid), "the end of what the script started")
 
@@ -247,10 +307,18 @@ def test_every_check_is_in_the_documentation() -> None:
     assert [name for name in rows if name in NAMES] == list(NAMES)
 
 
+def test_the_sites_checks_in_the_documentation_are_a_card() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "nodes.md").read_text(encoding="utf-8")
+    block = page.partition("### Checks of the site\n\n```toml\n")[2].partition("```")[0]
+    section = ResilienceSection.model_validate(tomllib.loads(block)["resilience"])
+    assert {script.dialect for script in section.check_scripts} == set(scripts.DIALECTS)
+
+
 def test_each_own_script_runs_itself(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     first, second = script(tmp_path / "one", "echo 1; exit 0"), script(tmp_path, "echo 2; exit 1")
     mine = chosen(WANTED, [first, second], NAMES)
+    assert [check.name for check in mine] == ["script:own.sh", "script:own.sh-2"]
     assert [(entry.result, entry.why) for entry in run_checks(mine, ThisNode(), WANTED)] == [
         ("fine", "1"),
         ("bad", "2"),
