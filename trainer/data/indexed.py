@@ -87,12 +87,16 @@ class IndexedDataset:
     `sizes` int32 [sequences], `documents` int64 [documents + 1] (sequence numbers at which documents begin),
     `dtype` of a token, `kind` of the index. Opening reads the index, checks it against the .bin, and maps both; it
     reads no tokens. `implementation` `infer` takes either kind, `mmap` the newer one alone, `lazy` and `cached` the
-    older one alone, and `cached` reads all tokens into memory.
+    older one alone, and `cached` reads all tokens into memory. With a `vocabulary_size`, `get` hands out no token that
+    is outside of it: an embedding that is cut over several ranks would train on it as if it were nothing.
     Raises DataError, naming the file and the fault, for anything absent, truncated, foreign or not belonging together.
     """
 
-    def __init__(self, prefix: Path | str, implementation: Implementation = "infer") -> None:
+    def __init__(
+        self, prefix: Path | str, implementation: Implementation = "infer", vocabulary_size: int | None = None
+    ) -> None:
         self.prefix = str(prefix)
+        self._vocabulary_size = vocabulary_size
         self.path = bin_path(prefix)
         index_file = idx_path(prefix)
         for path, other in ((index_file, self.path), (self.path, index_file)):
@@ -116,6 +120,7 @@ class IndexedDataset:
         self.sizes = index.sizes
         self.documents = index.documents
         self.dtype = _choose_dtype(index, self.bytes, self.path)
+        self._unsigned = np.dtype(f"u{self.dtype.itemsize}")
         self._offsets = index.offsets
         self._divisor = self.dtype.itemsize if index.kind == "mapped" else 1
         if self.bytes == 0 or len(self.sizes) == 0:
@@ -152,13 +157,33 @@ class IndexedDataset:
         return int(self._offsets[sequence]) // self._divisor
 
     def get(self, sequence: int, offset: int = 0, length: int | None = None) -> npt.NDArray[Any]:
-        """Tokens of one sequence from `offset` on (to its end, or `length` of them): a view [tokens], not a copy."""
+        """Tokens of one sequence from `offset` on (to its end, or `length` of them): a view [tokens], not a copy.
+
+        Raises DataError for a token outside the vocabulary.
+        """
         size = int(self.sizes[sequence])
         stop = size if length is None else offset + length
         if not 0 <= offset <= stop <= size:
             raise IndexError(f"tokens {offset} to {stop} of sequence {sequence}, which has {size}")
         start = self.start(sequence)
-        return self.tokens[start + offset : start + stop]
+        part = self.tokens[start + offset : start + stop]
+        if self._vocabulary_size is not None:
+            self._check_vocabulary(part, sequence, offset, self._vocabulary_size)
+        return part
+
+    def _check_vocabulary(self, part: npt.NDArray[Any], sequence: int, offset: int, vocabulary_size: int) -> None:
+        # As unsigned numbers, negative ones are large: one pass finds both.
+        numbers = part.view(self._unsigned)
+        if numbers.size == 0 or int(numbers.max()) < vocabulary_size:
+            return
+        place = int(np.argmax(numbers >= vocabulary_size))
+        document = int(np.searchsorted(self.documents, sequence, side="right")) - 1
+        raise DataError(
+            f"{self.path}: document {document} holds token {int(part[place])} at its place"
+            f" {self.start(sequence) + offset + place - self.start(int(self.documents[document]))}, the vocabulary has"
+            f" {vocabulary_size}: prepare the data with the tokenizer of this run, or set"
+            " tokenizer.padded_vocabulary_size to that of the data's"
+        )
 
 
 def _choose_dtype(index: _Index, bin_bytes: int, bin_file: Path) -> np.dtype[Any]:

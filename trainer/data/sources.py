@@ -18,7 +18,8 @@ from trainer.data.index_cache import BlendCache, BlendKey
 from trainer.data.indexed import Implementation, IndexedDataset
 from trainer.data.task import NextTokenTask, SampleTask
 
-# Token numbers are compared with the vocabulary over all of a .bin up to this size, beyond it over evenly spread parts.
+# At the start, token numbers are compared with the vocabulary over all of a .bin up to this size, beyond it over evenly
+# spread parts: most foreign data is refused before anything trains. Each token is looked at when it is read.
 FULL_TOKEN_CHECK_BYTES = 64 << 20
 TOKEN_CHECK_PARTS = 256
 TOKEN_CHECK_PART = 16_384
@@ -68,11 +69,14 @@ class PlannedSource:
     implementation: Implementation
     members: tuple[PlannedMember, ...]
     blend: BlendKey | None  # of a mixture of several
+    vocabulary_size: int | None = None  # beyond which no token is handed out
 
     def open(self) -> SampleSource:
         """Map the files. Raises DataError when something is missing or damaged."""
         members = [
-            self.task.open(member.key, member.folder, IndexedDataset(member.prefix, self.implementation))
+            self.task.open(
+                member.key, member.folder, IndexedDataset(member.prefix, self.implementation, self.vocabulary_size)
+            )
             for member in self.members
         ]
         if self.blend is None:
@@ -205,7 +209,10 @@ def _plan(mixture: _Mixture, opened: Mapping[str, IndexedDataset], reading: Read
         key = reading.task.key(data, mixture.name, wanted, units)
         members.append(PlannedMember(part.prefix, key, reading.folder_for(part.prefix)))
     blend = BlendKey(mixture.name, tuple(weights), mixture.samples) if len(members) > 1 else None
-    return PlannedSource(mixture.name, mixture.samples, reading.task, reading.implementation, tuple(members), blend)
+    return PlannedSource(
+        mixture.name, mixture.samples, reading.task, reading.implementation, tuple(members), blend,
+        reading.vocabulary_size,
+    )  # fmt: skip
 
 
 def _build(plans: Iterable[PlannedSource], opened: Mapping[str, IndexedDataset], vocabulary_size: int | None) -> None:
@@ -225,7 +232,7 @@ def _build(plans: Iterable[PlannedSource], opened: Mapping[str, IndexedDataset],
 def check_token_numbers(data: IndexedDataset, vocabulary_size: int) -> None:
     """Raise DataError when a token is not below `vocabulary_size`: the data was made with another tokenizer.
 
-    All tokens are read when the file is small, else evenly spread parts of it.
+    All tokens are read when the file is small, else evenly spread parts of it: what they miss, reading refuses.
     """
     if data.dtype.kind == "f":
         raise DataError(f"{data.path} holds {data.dtype} numbers, not tokens; prepare it with `tr11 data preprocess`")

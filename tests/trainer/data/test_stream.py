@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,12 +15,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.trainer.data.data_helpers import numbered_documents, slow_maps, write_pair
+from trainer.data import sources
 from trainer.data.blend import build_blend
 from trainer.data.dataset import SampleSource
 from trainer.data.errors import DataError
 from trainer.data.groups import parse_group
 from trainer.data.rows import NextTokenRow
-from trainer.data.sources import ReadOptions, open_splits, plan_groups
+from trainer.data.samples import Samples
+from trainer.data.sources import ReadOptions, open_splits, plan_groups, plan_splits
 from trainer.data.stream import EmptyStream, SampleStream
 
 LENGTH = 16
@@ -320,3 +323,23 @@ def test_float_data_is_no_text(tmp_path: Path) -> None:
     prefix = write_pair(tmp_path / "floats", [[1] * 50], "float32")
     with pytest.raises(DataError, match="not tokens"):
         open_splits([(1.0, prefix)], "1", {"train": 2}, ReadOptions(4, 1, 10))
+
+
+@pytest.mark.parametrize("token", [64, -1])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_no_token_outside_the_vocabulary_is_read_where_the_look_at_the_start_has_missed_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: int, workers: int
+) -> None:
+    """A sample of a large file stands for nothing: here it sees only the first token of each sixteen."""
+    monkeypatch.setattr(sources, "FULL_TOKEN_CHECK_BYTES", 0)
+    monkeypatch.setattr(sources, "TOKEN_CHECK_PARTS", 4)
+    monkeypatch.setattr(sources, "TOKEN_CHECK_PART", 1)
+    documents = [[3] * 16 for _ in range(4)]
+    documents[2][5] = token
+    prefix = write_pair(tmp_path / "late", documents, "int32")
+    plan = plan_splits([(1.0, prefix)], "1", {"train": 40}, ReadOptions(4, 1, 64))["train"]
+    samples = Samples({"train": plan}, {"train": ("train",)}, 1, 0, 1, workers=workers)
+    with contextlib.closing(samples), pytest.raises(DataError) as caught:
+        list(samples.train(0, 1))
+    words = f"{prefix}.bin: document 2 holds token {token} at its place 5, the vocabulary has 64"
+    assert words in str(caught.value) and "\n" not in str(caught.value)

@@ -176,3 +176,14 @@ def test_documents_without_sentences_are_refused(tmp_path: Path) -> None:
         writer.add_documents(np.full(400, 7, dtype=np.uint16), np.full(20, 20, dtype=np.int32))
     with pytest.raises(DataError, match=r"train data of .*flat: none of the 16 documents has 2 or more sentences"):
         plan(tmp_path / "flat", tmp_path / "cache")
+
+
+@pytest.mark.parametrize("family", ["bert", "t5"])
+def test_a_token_outside_the_vocabulary_is_refused_when_it_is_read(
+    prefix: Path, tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.data.sources.check_token_numbers", lambda data, vocabulary_size: None)
+    reading = ReadOptions(LENGTH, 9, 20, tmp_path, other_task=task(prefix, family))
+    source = plan_splits([(1.0, prefix)], "1", {"train": 200}, reading)["train"].open()
+    with pytest.raises(DataError, match=r"p_text_sentence.bin: document \d+ holds token \d+ .*the vocabulary has 20"):
+        rows_of(source, range(200))
