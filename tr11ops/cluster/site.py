@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tr11ops.cluster.base import SchedulerUnreachable
-from tr11ops.cluster.slurm_command import CommandRunner, ask_about_site, run_command
+from tr11ops.cluster.slurm_command import COMMAND_SECONDS, CommandRunner, ask_about_site, run_command
 from tr11ops.cluster.slurm_text import time_stamp
 from trainer.contract.files import write_json
 
+ACCOUNTING_SECONDS = 8.0  # slurmdbd that is frozen keeps its clients for minutes; what it tells is not needed
 _AS_OF = re.compile(r"^Configuration data as of (?P<time>\S+)", re.MULTILINE)
 _ENFORCES_LIMITS = re.compile(r"\b(limits|safe|all)\b")
 _SETTING = re.compile(r"^(?P<key>\w+)\s+= ?(?P<value>.*)$", re.MULTILINE)
@@ -25,7 +26,8 @@ class SiteRules:
     are all that the controller keeps, `submitted_jobs` what one user may have queued and running. `clock` is the
     controller's time of its answer (seconds since the epoch). `job_completions` is the text file in which it notes
     each job that has ended (JobCompType=jobcomp/filetxt). `enforces_limits`: limits of accounts and QoS hold;
-    `is_safe`: also for what a job could use at most.
+    `is_safe`: also for what a job could use at most. `untold`: why accounts, QoS and the limit of submitted jobs could
+    not be asked; "" where they could.
     """
 
     largest_array_size: int | None = None
@@ -38,6 +40,7 @@ class SiteRules:
     job_completions: str = ""
     enforces_limits: bool = False
     is_safe: bool = False
+    untold: str = ""
 
     @property
     def has_arrays(self) -> bool:
@@ -51,12 +54,12 @@ def read_site(
 ) -> SiteRules:
     """Ask `scontrol show config`, and `sacctmgr` where the site keeps accounts.
 
-    Raises SchedulerUnreachable when the controller does not answer. An accounting database that does not answer leaves
-    accounts and their limits untold.
+    Raises SchedulerUnreachable when the controller does not answer. An accounting database that does not answer within
+    ACCOUNTING_SECONDS leaves accounts and their limits untold, and is not asked a second time.
     """
 
-    def ask(*arguments: str) -> str | None:
-        result = ask_about_site(arguments, environment, runner)
+    def ask(*arguments: str, seconds: float = COMMAND_SECONDS) -> str | None:
+        result = ask_about_site(arguments, environment, runner, seconds)
         return result.stdout if result.returncode == 0 else None
 
     shown = ask("scontrol", "show", "config")
@@ -66,10 +69,15 @@ def read_site(
     accounts: tuple[str, ...] = ()
     qualities: tuple[str, ...] = ()
     limits: list[int] = []
+    untold = ""
     if "slurmdbd" in settings.get("AccountingStorageType", ""):
-        form = "format=account,qos,maxsubmit"
-        accounts, qualities, limits = _associations(ask("sacctmgr", "-nP", "show", "assoc", f"user={user}", form) or "")
-        limits += _quality_limits(ask("sacctmgr", "-nP", "show", "qos", "format=name,maxsubmitpu") or "", qualities)
+        own = ("sacctmgr", "-nP", "show", "assoc", f"user={user}", "format=account,qos,maxsubmit")
+        every = ("sacctmgr", "-nP", "show", "qos", "format=name,maxsubmitpu")
+        try:
+            accounts, qualities, limits = _associations(ask(*own, seconds=ACCOUNTING_SECONDS) or "")
+            limits += _quality_limits(ask(*every, seconds=ACCOUNTING_SECONDS) or "", qualities)
+        except SchedulerUnreachable as error:
+            untold = str(error)
     enforced = settings.get("AccountingStorageEnforce", "")
     enforces_limits = bool(_ENFORCES_LIMITS.search(enforced))
     if not enforces_limits:
@@ -85,6 +93,7 @@ def read_site(
         job_completions=settings.get("JobCompLoc", "") if "filetxt" in settings.get("JobCompType", "") else "",
         enforces_limits=enforces_limits and "slurmdbd" in settings.get("AccountingStorageType", ""),
         is_safe=bool(re.search(r"\b(safe|all)\b", enforced)),
+        untold=untold,
     )
 
 

@@ -70,11 +70,14 @@ def run_command(
 
 
 def ask_about_site(
-    arguments: Sequence[str], environment: Mapping[str, str] | None, runner: CommandRunner
+    arguments: Sequence[str],
+    environment: Mapping[str, str] | None,
+    runner: CommandRunner,
+    timeout_seconds: float = COMMAND_SECONDS,
 ) -> CommandResult:
     """One question, with `environment` over this process's own; times come as seconds since the epoch."""
     variables = client_environment({**os.environ, **(environment or {})}) | {"SLURM_TIME_FORMAT": "%s"}
-    return runner(arguments, standard_input="", environment=variables, timeout_seconds=COMMAND_SECONDS)
+    return runner(arguments, standard_input="", environment=variables, timeout_seconds=timeout_seconds)
 
 
 def _start(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tr11ops.backup.archives import folder_of, is_folder
+from tr11ops.backup.archives import folder_fault, folder_of, is_folder
 from tr11ops.backup.overlap import overlap, same_device
 from tr11ops.runcard.card import RunCard
 from tr11ops.runcard.check import PreflightCheck, refused, warning
@@ -13,12 +13,16 @@ from tr11ops.runcard.check import PreflightCheck, refused, warning
 
 @dataclass(frozen=True)
 class ArchiveFacts:
-    """A folder of [backup]. `overlap`: how it overlaps with the run directory; `is_same_device`: on its file system."""
+    """A folder of [backup]. `overlap`: how it overlaps with the run directory; `is_same_device`: on its file system.
+
+    `fault`: why no round could use it now, "" where one could.
+    """
 
     key: str
     folder: str
     overlap: str
     is_same_device: bool
+    fault: str = ""
 
 
 def look_at_archives(card: RunCard) -> tuple[ArchiveFacts, ...]:
@@ -29,7 +33,9 @@ def look_at_archives(card: RunCard) -> tuple[ArchiveFacts, ...]:
         if address is not None and is_folder(address):
             folder = folder_of(address)
             is_same = same_device(folder, card.paths)
-            found.append(ArchiveFacts(f"backup.{key}", str(folder), overlap(folder, card.paths), is_same))
+            shared = overlap(folder, card.paths)
+            fault = "" if shared else folder_fault(key, card)
+            found.append(ArchiveFacts(f"backup.{key}", str(folder), shared, is_same, fault))
     return tuple(found)
 
 
@@ -39,6 +45,8 @@ def archive_checks(archives: tuple[ArchiveFacts, ...]) -> Iterator[PreflightChec
         if archive.overlap:
             rule = f"{archive.folder}: {archive.overlap}, so a copy there is no copy"
             yield refused(archive.key, rule, "name a folder of another file system", 2)
+        elif archive.fault:
+            yield warning(archive.key, f"nothing can be copied there: {archive.fault}")
         elif archive.is_same_device:
             rule = f"{archive.folder} lies on the file system of the run directory: one fault takes both"
             yield warning(archive.key, rule, "name a folder of another file system")

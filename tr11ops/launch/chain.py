@@ -86,6 +86,13 @@ def chain_checks(chain: QueueChain) -> Iterator[PreflightCheck]:
         yield ok("chain", str(chain))
 
 
+def site_checks(site: SiteRules) -> Iterator[PreflightCheck]:
+    """That a part of the site's rules could not be asked."""
+    if site.untold:
+        rule = f"unknown: {site.untold}; how many jobs you may queue is not looked at"
+        yield warning("account", rule, "ask the site for its accounting database (slurmdbd); the launch goes on")
+
+
 # ----------------------------------------------------------------------------- how far it goes
 @dataclass(frozen=True)
 class Coverage:

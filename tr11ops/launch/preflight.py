@@ -14,8 +14,9 @@ from tr11ops.cluster.capacity import Lack, NodeNeed, lacking
 from tr11ops.cluster.grants import Reservation
 from tr11ops.cluster.passed_options import memory_megabytes, options_of, shown
 from tr11ops.cluster.sbatch_options import format_time_limit
+from tr11ops.cluster.site import SiteRules
 from tr11ops.launch.archives import archive_checks
-from tr11ops.launch.chain import chain_checks, coverage_checks, coverage_of
+from tr11ops.launch.chain import chain_checks, coverage_checks, coverage_of, site_checks
 from tr11ops.launch.container import container_checks
 from tr11ops.launch.directory_checks import damage_checks, directory_checks, holder_checks, short, switch_checks
 from tr11ops.launch.facts import LaunchFacts, LaunchRequest
@@ -66,6 +67,8 @@ def _checks(
         yield from margin_checks(card, history)
         yield from _option_checks(card, facts.scheduler)
         yield from _partition_checks(card, request, facts)
+        if isinstance(facts.site, SiteRules):
+            yield from site_checks(facts.site)
         yield from grant_checks(card, request.tasks, facts.grants, _partition_nodes(card, facts), facts.time)
         if request.chain is not None:
             yield from chain_checks(request.chain)

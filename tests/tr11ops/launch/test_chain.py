@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tr11ops.launch.run_inputs import write_card
-from tr11ops.cluster.site import SiteRules, read_site
+from tr11ops.cluster.base import SchedulerUnreachable
+from tr11ops.cluster.site import ACCOUNTING_SECONDS, SiteRules, read_site
 from tr11ops.cluster.slurm_command import CommandResult
-from tr11ops.launch.chain import choose_chain, coverage_of
+from tr11ops.launch.chain import choose_chain, coverage_of, site_checks
 from tr11ops.launch.history import read_history
 from tr11ops.launch.margins import margin_checks, room_before_limit
 from tr11ops.runcard.card import RunCard, load_card, shipped_folder
@@ -102,6 +103,24 @@ def test_the_rules_are_read_from_slurms_own_words() -> None:
     assert site.submitted_jobs == 20  # the least of those that hold for this user
     free = read_site("me", {}, lambda arguments, **_: CommandResult(0, CONFIG.replace(",limits", ""), ""))
     assert free.submitted_jobs is None
+
+
+def test_an_accounting_database_that_is_frozen_is_asked_once_and_shortly() -> None:
+    asked = []
+
+    def runner(arguments: Any, timeout_seconds: float, **_: Any) -> CommandResult:
+        asked.append((arguments[0], timeout_seconds))
+        if arguments[0] == "sacctmgr":
+            raise SchedulerUnreachable("sacctmgr did not answer within 8 s")
+        return CommandResult(0, CONFIG, "")
+
+    site = read_site("me", {}, runner)
+    assert asked[1:] == [("sacctmgr", ACCOUNTING_SECONDS)] and ACCOUNTING_SECONDS <= 10
+    assert (site.largest_array_size, site.submitted_jobs, site.enforces_limits) == (1001, None, True)
+    [said] = site_checks(site)
+    assert said.level is Level.WARNING
+    assert said.text == "unknown: sacctmgr did not answer within 8 s; how many jobs you may queue is not looked at"
+    assert list(site_checks(SiteRules())) == []
 
 
 # ----------------------------------------------------------------------------- coverage

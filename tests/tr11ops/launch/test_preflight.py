@@ -127,6 +127,17 @@ def test_an_excluded_node_that_the_site_removed_is_left_out(bench: Bench) -> Non
     assert "`tr11 nodes include gone7 --force` takes it off the list" in told
 
 
+@pytest.mark.parametrize("key", ["backup.store", "backup.url"])
+def test_an_archive_that_is_not_there_is_said(bench: Bench, key: str) -> None:
+    folder = bench.folder / "archive"
+    bench.overrides = [f"{key}={'file://' if key == 'backup.url' else ''}{folder}"]
+    assert bench.code() == 0
+    said = f"{key}: nothing can be copied there: {folder} is not there: is its file system mounted?"
+    assert any(said in fault for fault in bench.faults()), bench.faults()
+    folder.mkdir()
+    assert not any("nothing can be copied there" in fault for fault in bench.faults())
+
+
 def set_switch(bench: Bench) -> None:
     write_json(bench.directory.kill_switch, {"who": "someone", "why": "new data"})
 
