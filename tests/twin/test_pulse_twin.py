@@ -21,13 +21,14 @@ from tr11ops.cli.main import execute
 from tr11ops.cluster.base import BatchRequest, JobState
 from tr11ops.cluster.slurm import SlurmScheduler
 from tr11ops.rundir.action_log import Result
+from tr11ops.rundir.kept_stacks import stacks_folder
 from tr11ops.rundir.paths import new_tag
 from tr11ops.twin.faults import heal, inject
 from tr11ops.twin.plan import TwinPlan
 from tr11ops.twin.twin import Twin
 from tr11ops.watchdog.log_lines import State
 from tr11ops.watchdog.pulse import Pulse, WatchedRun, take_pulse
-from tr11ops.watchdog.stacks import folder_of, keep_stacks
+from tr11ops.watchdog.stacks import keep_stacks
 
 GIVEN_UP_SECONDS = 4 * 3600.0  # three times the patience with a first step, of which nothing was learned, and more
 COMMANDS = ("squeue", "scontrol", "sinfo", "sbatch", "scancel", "sacct")
@@ -127,11 +128,11 @@ def test_each_state_of_a_run_is_told_apart(stage: WatchedSmallRun, capsys: pytes
 
     hung = stage.pulse(later=GIVEN_UP_SECONDS)
     assert (hung.state, hung.verdict.exit_code) == (State.HUNG, 1) and said(hung, " is HUNG: job ")
-    assert [action.name for action in hung.plan.actions] == ["stacks", "cancel"]
     task = stage.running()
-    told = keep_stacks(stage.card.paths, task.raw_id, task.nodes, len(task.nodes), os.environ)
+    later = time.time() + GIVEN_UP_SECONDS
+    told = keep_stacks(stage.card.paths, task.raw_id, task.nodes, len(task.nodes), os.environ, later)
     assert "the stacks of 3 nodes are in" in told  # one is spare
-    kept = {path.stem: path.read_text() for path in folder_of(stage.card.paths, task.raw_id).iterdir()}
+    kept = {path.stem: path.read_text() for path in stacks_folder(stage.card.paths, task.raw_id).iterdir()}
     assert set(kept) == {*task.nodes[:3], "verdict"} and "rank 0, process " in kept[task.nodes[0]]
     assert [action.name for action in stage.pulse(later=GIVEN_UP_SECONDS).plan.actions] == ["cancel"]
 

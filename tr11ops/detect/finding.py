@@ -24,6 +24,8 @@ class Finding(Record):
     `identity` tells two incidents of one detector apart: names that the next restart does not change (a node, a file
     system, a step). Two findings of one detector and one identity are one incident. Empty, where a run has at most one
     such incident at a time; ids of jobs are never in it.
+
+    `since`: when the fault began, by its evidence; None where that is the look.
     """
 
     detector: str
@@ -33,3 +35,4 @@ class Finding(Record):
     evidence: tuple[str, ...] = ()
     fix: str = ""
     identity: tuple[str, ...] = ()
+    since: float | None = None

@@ -1,7 +1,8 @@
 """A training that hangs: ranks that showed life stand still for longer than their phase explains.
 
 It is stronger than a stall, where ranks show life and finish nothing. The evidence names the ranks, and their nodes,
-that do not stand where the others wait. What to do: `tr11 logs --rank R`, then stop the run and leave that node out.
+that do not stand where the others wait, and who holds them up by the stacks that the watchdog has taken. What to do:
+end the job, without the node that causes it; where no stacks were taken yet, `tr11 stacks` first.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from tr11ops.base.units import duration
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.detect import ranks
 from tr11ops.detect.finding import Finding, Severity
+from tr11ops.detect.kept_stacks import culprit, stacks_since, way_out
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.observe.training import TRAINING_PHASES
@@ -39,23 +41,22 @@ def _of_job(snapshot: Snapshot, job: Job) -> Iterator[Finding]:
         return
     beats = derived.beats_of(snapshot, job)
     if not liveness.is_fresh(snapshot.time):
-        title = (
-            f"job {job.job_id} hangs: no sign of life for {duration(liveness.silent_for(snapshot.time))}"
-            f" while {liveness.phase} (normal: up to {duration(liveness.patience)})"
+        how = (
+            f"no sign of life for {duration(liveness.silent_for(snapshot.time))} while {liveness.phase}"
+            f" (normal: up to {duration(liveness.patience)})"
         )
         found = ranks.standing(beats, derived.seconds_per_iteration(snapshot))
-        first = min((beat.rank for beat in found.odd), default=0)
-        yield _finding(snapshot, job, title, ranks.describe(found, snapshot.time), first)
+        yield _finding(snapshot, job, how, ranks.describe(found, snapshot.time), liveness.time)
         return
     still = left_behind(snapshot, beats, liveness.patience)
     if still:
-        since = snapshot.time - max(beat.time for beat in still)
-        title = (
-            f"job {job.job_id} hangs: {len(still)} of {len(beats)} ranks, on {ranks.nodes_of(still)},"
-            f" stand still for {duration(since)} (normal: up to {duration(liveness.patience)})"
+        since = max(beat.time for beat in still)
+        how = (
+            f"{len(still)} of {len(beats)} ranks, on {ranks.nodes_of(still)}, stand still for"
+            f" {duration(snapshot.time - since)} (normal: up to {duration(liveness.patience)})"
         )
         found = ranks.RankProgress(beats, still)
-        yield _finding(snapshot, job, title, ranks.describe(found, snapshot.time), still[0].rank)
+        yield _finding(snapshot, job, how, ranks.describe(found, snapshot.time), since)
 
 
 def left_behind(snapshot: Snapshot, beats: tuple[Heartbeat, ...], patience: float) -> tuple[Heartbeat, ...]:
@@ -66,6 +67,14 @@ def left_behind(snapshot: Snapshot, beats: tuple[Heartbeat, ...], patience: floa
     return tuple(beat for beat in beats if beat.iteration < top and snapshot.time - beat.time > patience)
 
 
-def _finding(snapshot: Snapshot, job: Job, title: str, evidence: tuple[str, ...], rank: int) -> Finding:
-    fix = derived.command(snapshot, f"logs --rank {rank}")
-    return Finding(NAME, Severity.CRITICAL, title, subject=job.job_id, evidence=evidence, fix=fix)
+def _finding(snapshot: Snapshot, job: Job, how: str, evidence: tuple[str, ...], since: float) -> Finding:
+    """Who holds the others up leads, where the stacks have told; `how` the hang shows is then evidence."""
+    kept = stacks_since(snapshot, job, since)
+    who = culprit(kept)
+    if kept is not None:
+        evidence = (f"the workers' stacks: {kept.sentence}", *evidence)
+    if who:
+        evidence = (how, *evidence)
+    title = f"job {job.job_id} hangs: {who or how}"
+    fix = way_out(snapshot, job, kept)
+    return Finding(NAME, Severity.CRITICAL, title, job.job_id, evidence, fix, since=since)

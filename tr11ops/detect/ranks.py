@@ -53,7 +53,7 @@ def describe(found: RankProgress, now: float, most: int = 3) -> tuple[str, ...]:
         first = f"{who} the odd one{'s' * (count > 1)} out, on {nodes_of(found.odd)}; the other {len(rest)}: "
         lines = [first + _place(rest)]
     elif len(found.beats) > 1:
-        lines = [f"all {len(found.beats)} ranks stand together ({_place(found.beats)}): no node stands out"]
+        lines = [f"all {len(found.beats)} ranks stand together ({_place(found.beats)}): their heartbeats name no node"]
     else:
         lines = []
     oldest = sorted(shown, key=lambda beat: (beat.iteration, beat.time))[:most]

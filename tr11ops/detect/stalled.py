@@ -13,6 +13,7 @@ from tr11ops.base.observed import Unknown, known
 from tr11ops.base.units import duration
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.detect.finding import Finding, Severity
+from tr11ops.detect.kept_stacks import culprit, stacks_since
 from tr11ops.observe import derived, normal_silence
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.observe.training import TRAINING_PHASES
@@ -42,7 +43,7 @@ def _without_liveness(snapshot: Snapshot, job: Job) -> Iterator[Finding]:
     over = derived.marker_of(snapshot, derived.identifiers(job)) is not None
     if silent is not None and silent > normal_silence.UNLEARNED_SECONDS and not over:
         title = f"job {job.job_id} has held its nodes for {duration(silent)} without any sign of life"
-        yield _finding(snapshot, job, title, ())
+        yield _finding(snapshot, job, title, (), job.start_time)
 
 
 def _without_progress(snapshot: Snapshot, job: Job, liveness: derived.Liveness) -> Iterator[Finding]:
@@ -57,7 +58,8 @@ def _without_progress(snapshot: Snapshot, job: Job, liveness: derived.Liveness) 
     patience = normal_silence.training_patience(snapshot, pace, facts.log_interval)
     if since is None:  # an older trainer, which keeps no phases: there may have been a save or an evaluation
         since, patience = max(finished), max(patience, normal_silence.UNLEARNED_SECONDS)
-    silent = snapshot.time - max(since, *finished)
+    since = max(since, *finished)
+    silent = snapshot.time - since
     if silent <= patience:
         return
     title = (
@@ -72,10 +74,16 @@ def _without_progress(snapshot: Snapshot, job: Job, liveness: derived.Liveness) 
         evidence.append(
             f"{len(beats)} ranks: {where}; last sign of life {duration(liveness.silent_for(snapshot.time))} ago"
         )
-    yield _finding(snapshot, job, title, tuple(evidence))
+    yield _finding(snapshot, job, title, tuple(evidence), since)
 
 
-def _finding(snapshot: Snapshot, job: Job, title: str, evidence: tuple[str, ...]) -> Finding:
-    return Finding(
-        NAME, Severity.CRITICAL, title, subject=job.job_id, evidence=evidence, fix=derived.command(snapshot, "logs")
-    )
+def _finding(snapshot: Snapshot, job: Job, title: str, evidence: tuple[str, ...], since: float | None) -> Finding:
+    """With who holds the others up, where the stacks have told."""
+    kept = stacks_since(snapshot, job, since)
+    who = culprit(kept)
+    if kept is not None:
+        evidence = (f"the workers' stacks: {kept.sentence}", *evidence)
+    if who:
+        evidence, title = (title, *evidence), f"job {job.job_id} finishes no iteration: {who}"
+    fix = derived.command(snapshot, "logs")
+    return Finding(NAME, Severity.CRITICAL, title, job.job_id, evidence, fix, since=since)

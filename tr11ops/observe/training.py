@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tr11ops.base.observed import Observed
+from tr11ops.rundir.kept_stacks import KeptStacks
 from trainer.contract.compute_record import ComputeTimes
 from trainer.contract.record import Record
 
@@ -109,3 +110,4 @@ class TrainingObservations:
     launch_ends: Observed[tuple[LaunchEnd, ...]] = ()  # of the newest attempts, the newest of them first
     corruptions: Observed[tuple[Corruption, ...]] = ()  # of all attempts, oldest first
     compute_times: Observed[tuple[ComputeTimes, ...]] = ()  # of the newest attempt's newest launch, while it lasts
+    stacks: Observed[tuple[KeptStacks, ...]] = ()  # of the newest attempts' hangs, the last look of each

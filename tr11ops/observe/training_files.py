@@ -24,6 +24,7 @@ from tr11ops.observe.training import (
     TrainingFacts,
     TrainingObservations,
 )
+from tr11ops.rundir.kept_stacks import KeptStacks, read_kept_stacks
 from trainer.contract.compute_record import ComputeTimes
 from trainer.contract.corruption import Suspect
 from trainer.contract.metrics_record import STEP, parse_record
@@ -65,6 +66,7 @@ def see_training(paths: RunPaths, attempts: Observed[tuple[Attempt, ...]]) -> Tr
             launch_ends=attempts,
             corruptions=read_corruptions(paths),
             compute_times=attempts,
+            stacks=attempts,
         )
     newest = max(attempts, key=lambda attempt: attempt.changed, default=None)
     return TrainingObservations(
@@ -75,7 +77,18 @@ def see_training(paths: RunPaths, attempts: Observed[tuple[Attempt, ...]]) -> Tr
         launch_ends=_recent_launch_ends(paths, attempts[:LAUNCHES_OF_ATTEMPTS]),
         corruptions=read_corruptions(paths),
         compute_times=() if newest is None or newest.end is not None else read_compute_times(paths, newest.job_id),
+        stacks=read_stacks(paths, [attempt.job_id for attempt in attempts[:LAUNCHES_OF_ATTEMPTS]]),
     )
+
+
+def read_stacks(paths: RunPaths, job_ids: Iterable[str]) -> Observed[tuple[KeptStacks, ...]]:
+    """What was kept of these attempts' hangs."""
+
+    def read() -> tuple[KeptStacks, ...]:
+        found = (read_kept_stacks(paths, job_id) for job_id in job_ids)
+        return tuple(kept for kept in found if kept is not None)
+
+    return observed(read)
 
 
 def read_phases(paths: RunPaths, job_ids: Iterable[str]) -> Observed[tuple[Phase, ...]]:

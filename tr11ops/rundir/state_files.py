@@ -68,6 +68,7 @@ STATE_FILES: tuple[StateFile, ...] = (
     StateFile("state/attempts/*/launches/*.json", "aside", "whom that launch blamed is not known"),
     StateFile("state/attempts/*/nodes/*.json", "aside", "what the checks of that node found is not known"),
     StateFile("state/attempts/*/failures/*.json", "aside", "what that worker said of its end is not known"),
+    StateFile("state/attempts/*/stacks/verdict.json", "written again", "who held that hang up is not known"),
     StateFile("state/attempts/*/phases.jsonl", "aside", "that attempt's phases are not known", None),
     StateFile("state/run.json", "a person", "archives are not written to until it is restored"),
     StateFile("state/kill-switch.json", "aside", "a kill switch that is not mounted is not noticed"),

@@ -151,7 +151,7 @@ class PolicyContext:
     """What else must be known before anything is done. `user` is who would act, `is_root` whether he may steer all.
 
     `endings` and `blames` are newest first. `releasable` names what was held for a switch that is gone;
-    `cleared` the nodes that a person took off the list, and when. `stacks`: jobs whose workers' stacks were kept.
+    `cleared` the nodes that a person took off the list, and when.
     `may_act`: someone's watchdog does what is planned; else every word about what will be done says that no one does.
     """
 
@@ -164,7 +164,6 @@ class PolicyContext:
     blames: Observed[tuple[Blame, ...]] = ()
     releasable: frozenset[str] = frozenset()
     cleared: tuple[tuple[str, float], ...] = ()
-    stacks: frozenset[str] = frozenset()
 
     def can_modify(self, job: Job) -> bool:
         return self.is_root or job.user in {"", self.user}

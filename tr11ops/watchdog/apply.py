@@ -28,7 +28,7 @@ from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import RunDirectory, new_tag
 from tr11ops.rundir.submissions import is_superseded, job_of_tag, read_traces
 from tr11ops.watchdog.actions import Action, Cancel, Exclude, Hold, Release, ReplacementLaunch, Resubmit, Stacks
-from tr11ops.watchdog.stacks import has_stacks, keep_stacks
+from tr11ops.watchdog.stacks import keep_stacks
 
 if TYPE_CHECKING:
     from tr11ops.launch.session import LaunchJob
@@ -158,12 +158,10 @@ def _what_became(action_record: ActionRecord, snapshot: Snapshot, directory: Run
     waiting = [job for job in living if job.state is JobState.PENDING]
     is_held = any(job_is_held(job) for job in waiting)
     is_listed = any(entry.node == action_record.subject for entry in snapshot.exclusions)
+    asked = action_record.incident.removeprefix("stacks:")
+    is_kept = any(kept.job_id == asked for kept in known(snapshot.stacks, ()))
     seen = {
-        "stacks": (
-            has_stacks(directory.paths, action_record.incident.removeprefix("stacks:")),
-            "they are kept",
-            "there are none",
-        ),
+        "stacks": (is_kept, "they are kept", "there are none"),
         "exclude": (is_listed, "it is excluded", "it is not on the list"),
         "cancel": (not living, "it is gone", "it is still there"),
         "hold": (is_held or not waiting, "it is held", "it is not held"),
@@ -203,7 +201,10 @@ def _number_the_record(tag: str, job_id: str, snapshot: Snapshot, directory: Run
 # ----------------------------------------------------------------------------- the effects themselves
 @dataclass(frozen=True)
 class RunEffects:
-    """The real world of one run. `prepare` makes a launch of an array, to be queued behind a job or at once."""
+    """The real world of one run. `prepare` makes a launch of an array, to be queued behind a job or at once.
+
+    `now` is the moment of the look, by the run's clock.
+    """
 
     directory: RunDirectory
     scheduler: Scheduler
@@ -212,6 +213,7 @@ class RunEffects:
     own_jobs: Callable[[], Sequence[Job]]
     nodes: frozenset[str]
     exclusion_days: float | None
+    now: float
 
     def carry_out(self, action: Action, tag: str) -> str:
         """See `Effects`."""
@@ -257,7 +259,9 @@ class RunEffects:
 
     def _keep_stacks(self, action: Stacks) -> str:
         is_local = self.scheduler.name != "slurm"
-        return keep_stacks(self.directory.paths, action.attempt, action.nodes, action.node_count, os.environ, is_local)
+        return keep_stacks(
+            self.directory.paths, action.attempt, action.nodes, action.node_count, os.environ, self.now, is_local
+        )
 
     def _exclude(self, action: Exclude) -> str:
         queue = RunQueue(self.scheduler, self.own_jobs, lambda: self.nodes, user=self.user)

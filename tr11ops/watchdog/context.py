@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tr11ops.agent.check_faults import all_failing_everywhere, rests_on
 from tr11ops.agent.recurrence import without_recurring
 from tr11ops.agent.traces import node_fault, read_launch_checks
-from tr11ops.base.observed import known, observed
+from tr11ops.base.observed import observed
 from tr11ops.observe.lease import read_holder
 from tr11ops.rundir.attempts import SUPERSEDED, AttemptVerdict
 from tr11ops.rundir.exclusions import INCLUDED
@@ -19,7 +19,6 @@ from tr11ops.rundir.journal import Ledger
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.rundir.pause import read_pause
 from tr11ops.watchdog.actions import ActionLimits, Blame, PolicyContext
-from tr11ops.watchdog.stacks import has_stacks
 from trainer.contract.state_file import read_json
 
 if TYPE_CHECKING:
@@ -54,7 +53,6 @@ def read_policy_context(
         cleared=tuple(
             (str(entry.data.get("node", "")), entry.time) for entry in ledger.entries if entry.kind == INCLUDED
         ),
-        stacks=frozenset(_with_stacks(directory)),
     )
 
 
@@ -94,9 +92,3 @@ def _blames(directory: RunDirectory) -> Iterator[Blame]:
             continue
         for node in record.get("blamed") or ():
             yield Blame(str(node), float(confidence), why, name, when, lines)
-
-
-def _with_stacks(directory: RunDirectory) -> Iterator[str]:
-    for folder in known(observed(lambda: _newest_attempts(directory)), []):
-        if known(observed(lambda name=folder.name: has_stacks(directory.paths, name)), False):  # type: ignore[misc]
-            yield folder.name

@@ -16,6 +16,7 @@ from tr11ops.cluster.base import Job, JobState
 from tr11ops.cluster.parts import covers, names_of
 from tr11ops.cluster.pending_reasons import is_held, reason_of
 from tr11ops.detect.finding import Finding, Severity
+from tr11ops.detect.kept_stacks import stacks_since
 from tr11ops.detect.nodes_left import excluded_nodes, exclusion_limit
 from tr11ops.observe import derived
 from tr11ops.observe.lost_host import batch_host, has_lost_its_host, is_zombie, seconds_to_wait
@@ -248,7 +249,7 @@ def _end_hung(draft: _Draft) -> None:
             draft.withheld.append(
                 f"{cancel.words()}; not done: {_given_up(draft, f'after {duration(bound)} of silence')}"
             )
-        elif not draft.policy_context.stacks & derived.identifiers(job):
+        elif stacks_since(snapshot, job, finding.since) is None:
             _end_after_stacks(draft, job, cancel)
         else:
             draft.propose(cancel, job)

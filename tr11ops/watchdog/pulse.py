@@ -8,6 +8,7 @@ its turn first and looks then: what it acts on is never older than what another 
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from tr11ops.detect.finding import Finding
 from tr11ops.detect.registry import detect_all, unjudged_detectors
 from tr11ops.observe.look import facts_of, look_now, observe
 from tr11ops.observe.snapshot import Snapshot
+from tr11ops.observe.training_files import read_stacks
 from tr11ops.rundir.action_log import KEPT_SECONDS, ActionHistory, ActionRecord, replay
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER
 from tr11ops.rundir.journal import Journal, read_journal
@@ -33,6 +35,7 @@ from tr11ops.watchdog.context import limits_of, read_policy_context
 from tr11ops.watchdog.lock import WatchdogLock, acquire_lock
 from tr11ops.watchdog.log_lines import Remark, State, lines, remarks, seen_something, state_of
 from tr11ops.watchdog.policy import plan, progress
+from tr11ops.watchdog.stacks import hanging_jobs, take_missing_stacks
 from tr11ops.watchdog.verdict import Verdict, judge
 from trainer.contract.files import append_line
 from trainer.contract.numbered_files import refresh
@@ -173,6 +176,8 @@ def _pass(
     )
     now = snapshot.time
     findings = detect_all(snapshot)
+    if not dry_run and directory.exists:
+        snapshot, findings = _with_stacks(run, snapshot, findings, notes)
     verdict = judge(snapshot, findings)
     ledger = read_journal(directory.journal, since=now - KEPT_SECONDS)
     policy_context = read_policy_context(directory, ledger, run.user, now, may_act=actuator is not None)
@@ -211,6 +216,17 @@ def _pass(
     )  # fmt: skip
 
 
+def _with_stacks(
+    run: WatchedRun, snapshot: Snapshot, findings: tuple[Finding, ...], notes: list[str]
+) -> tuple[Snapshot, tuple[Finding, ...]]:
+    """Before people are told of a hang, its workers are asked who holds the others up; then it is judged again."""
+    if not hanging_jobs(snapshot, findings):
+        return snapshot, findings
+    notes += take_missing_stacks(run.directory.paths, snapshot, findings, os.environ)
+    told = replace(snapshot, stacks=read_stacks(run.directory.paths, [job.raw_id for job in snapshot.active_jobs]))
+    return told, detect_all(told)
+
+
 def _stopped(watchdog_lock: WatchdogLock, directory: RunDirectory) -> str:
     """What has come since the look and forbids the next effect. Raises OSError when it cannot be seen."""
     if not watchdog_lock.is_ours():
@@ -237,6 +253,7 @@ def _effects(run: WatchedRun, actuator: Actuator, snapshot: Snapshot) -> RunEffe
         own_jobs=lambda: own_pending(run.directory, actuator.scheduler),
         nodes=frozenset(node.name for node in known(snapshot.nodes, ())),
         exclusion_days=run.card.resilience.exclusion_days,
+        now=snapshot.time,
     )
 
 

@@ -1,43 +1,73 @@
-"""Keeps the stacks of a hanging job's workers before the job is ended: without them no one learns why it hung.
+"""Keeps the stacks of a hanging job's workers: before people are told of the hang, so that the mail names who holds the
+others up, and before the job is ended, for without them no one learns why it hung.
 
-    state/attempts/JOB/stacks/NODE.txt       every worker of the node
-    state/attempts/JOB/stacks/verdict.txt    who stood out
-
-They are collected as `tr11 stacks` collects them.
+They are collected as `tr11 stacks` collects them, and kept as `tr11ops.rundir.kept_stacks` says.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 
+from tr11ops.base.deadline import Late, within
+from tr11ops.base.observed import cause
 from tr11ops.base.units import counted
-from tr11ops.cluster.base import SchedulerError
+from tr11ops.cluster.base import Job, SchedulerError
 from tr11ops.cluster.slurm_command import follow_command
+from tr11ops.detect.finding import Finding
+from tr11ops.detect.kept_stacks import HANGING, stacks_since
 from tr11ops.diagnose.stacks.collect import AskedAttempt, CommandFollower, collect
 from tr11ops.diagnose.stacks.look import StacksLook
 from tr11ops.diagnose.stacks.records import look_at_records
 from tr11ops.diagnose.stacks.screen import lines, text_of
+from tr11ops.observe.snapshot import Snapshot
+from tr11ops.rundir.kept_stacks import KeptStacks, stacks_folder, write_kept_stacks
 from trainer.contract.files import write_atomically
 from trainer.contract.paths import RunPaths
 from trainer.contract.sharing import make_shared
 
 NODE_SECONDS = 60.0  # a node that has not answered by then is dead itself
+BEFORE_MAIL_SECONDS = 30.0  # of a hang that no one has been told of yet
+FILES_SECONDS = 10.0  # beside the nodes: what the run directory may take to read heartbeats and keep the answers
+SECOND_LOOK_SECONDS = 5.0  # what must be left for one
 VERDICT = "verdict.txt"
 
 
-def folder_of(paths: RunPaths, job_id: str) -> Path:
-    """Where the stacks of an attempt are kept."""
-    return paths.attempt(job_id) / "stacks"
+def take_missing_stacks(
+    paths: RunPaths,
+    snapshot: Snapshot,
+    findings: Iterable[Finding],
+    environment: Mapping[str, str],
+    follow: CommandFollower = follow_command,
+) -> tuple[str, ...]:
+    """Keep the stacks of each job that hangs and was not looked at since; returns what went wrong, a line each.
+
+    Nothing is raised, and it takes no longer than its deadline: people are to hear of a hang in any case.
+    """
+    notes = []
+    for job in hanging_jobs(snapshot, findings):
+        try:
+            within(
+                BEFORE_MAIL_SECONDS + FILES_SECONDS,
+                lambda job=job: keep_stacks(  # type: ignore[misc]
+                    paths, job.raw_id, job.nodes, len(job.nodes) or job.node_count, environment, snapshot.time,
+                    snapshot.scheduler != "slurm", follow, BEFORE_MAIL_SECONDS,
+                ),
+            )  # fmt: skip
+        except (SchedulerError, OSError, ValueError, Late) as error:
+            notes.append(f"the stacks of job {job.job_id} could not be taken: {cause(error)}")
+    return tuple(notes)
 
 
-def has_stacks(paths: RunPaths, job_id: str) -> bool:
-    """Whether any were kept. Raises OSError when that cannot be seen."""
-    try:
-        return any(path.suffix == ".txt" for path in folder_of(paths, job_id).iterdir())
-    except FileNotFoundError:
-        return False
+def hanging_jobs(snapshot: Snapshot, findings: Iterable[Finding]) -> tuple[Job, ...]:
+    """The jobs that hang, of which no stacks were kept since they do."""
+    hangs = [finding for finding in findings if finding.detector in HANGING and finding.since is not None]
+    return tuple(
+        job
+        for finding in hangs
+        for job in snapshot.active_jobs
+        if job.job_id == finding.subject and stacks_since(snapshot, job, finding.since) is None
+    )
 
 
 def keep_stacks(
@@ -46,23 +76,46 @@ def keep_stacks(
     nodes: tuple[str, ...],
     node_count: int,
     environment: Mapping[str, str],
+    now: float,
     is_local: bool = False,
     follow: CommandFollower = follow_command,
+    seconds: float = NODE_SECONDS,
 ) -> str:
     """Ask every node of a job for the stacks of its workers; returns in words what came. `node_count`: without names.
 
-    Raises SchedulerError when none came, SchedulerUnreachable when srun was silent, OSError for the folder.
+    `now` is the moment by the run's clock. Nodes have `seconds` to answer. Raises SchedulerError when no stacks came,
+    SchedulerUnreachable when srun was silent, OSError for the folder.
     """
-    folder = folder_of(paths, job_id)
+    folder = stacks_folder(paths, job_id)
     make_shared(folder)
     asked = AskedAttempt(job_id, paths.heartbeats, nodes, is_local, node_count)
-    collected = collect(asked, environment, NODE_SECONDS, follow=follow)
-    reported = [answer for answer in collected.answers if answer.workers]
+    look = _look(paths, asked, environment, follow, seconds)
+    reported = [answer for answer in look.collected.answers if answer.workers]
     if not reported:
-        why = collected.trouble or f"no worker of job {job_id} runs there"
+        why = look.collected.trouble or f"no worker of job {job_id} runs there"
         raise SchedulerError(f"no node told the stacks of its workers: {why}")
     for answer in reported:
         write_atomically(folder / f"{answer.node}.txt", text_of(answer.node, answer.workers))
-    look = StacksLook.after(None, job_id, time.time(), collected, look_at_records(paths.flight_records(job_id)))
     write_atomically(folder / VERDICT, "".join(f"{line}\n" for line in lines(look)))
-    return f"the stacks of {counted(len(reported), 'node')} are in {folder}: {look.verdict.sentence}"
+    verdict = look.verdict
+    write_kept_stacks(
+        paths, KeptStacks(job_id, now, verdict.sentence, verdict.ranks, verdict.nodes, verdict.is_certain)
+    )
+    return f"the stacks of {counted(len(reported), 'node')} are in {folder}: {verdict.sentence}"
+
+
+def _look(
+    paths: RunPaths, asked: AskedAttempt, environment: Mapping[str, str], follow: CommandFollower, seconds: float
+) -> StacksLook:
+    """One look, and a second one where the first names no one: who computes there too is not just on his way."""
+    until = time.monotonic() + seconds
+    records = look_at_records(paths.flight_records(asked.job_id))
+    collected = collect(asked, environment, seconds, follow=follow)
+    look = StacksLook.after(None, asked.job_id, time.time(), collected, records)
+    left = until - time.monotonic()
+    if look.verdict.needs_person or not collected.workers or left < SECOND_LOOK_SECONDS:
+        return look
+    again = collect(asked, environment, left, follow=follow)
+    if len(again.workers) < len(collected.workers):
+        return look
+    return StacksLook.after(look, asked.job_id, time.time(), again, records)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,8 +13,9 @@ from tests.tr11ops.detect.training_course import Course, Over, at, findings, lat
 from tests.tr11ops.status_cases import HOUR, NOW, record, snapshot
 from tr11ops.detect import registry
 from tr11ops.observe import normal_silence
-from tr11ops.observe.snapshot import Step
+from tr11ops.observe.snapshot import Snapshot, Step
 from tr11ops.observe.training import LaunchEnd, Phase, TrainingEvent
+from tr11ops.rundir.kept_stacks import KeptStacks
 from tr11ops.watchdog.verdict import VerdictWord, judge
 from trainer.contract.heartbeat import Heartbeat
 
@@ -60,27 +62,59 @@ def test_all_ranks_stand_still() -> None:
     assert names(seen) == ["hung"]
     finding = only(seen, "hung")
     assert finding.title == "job 1000_1 hangs: no sign of life for 18 min while training (normal: up to 17 min)"
-    assert finding.evidence[0] == "all 8 ranks stand together (training, iteration 250): no node stands out"
+    assert finding.evidence[0] == "all 8 ranks stand together (training, iteration 250): their heartbeats name no node"
+    assert finding.fix == "tr11 stacks --job 1000_1" and finding.since is not None
+    assert seen.time - finding.since == pytest.approx(18 * 60, abs=60)
     verdict = judge(seen, registry.detect_all(seen))
     assert (verdict.word, verdict.why, verdict.exit_code) == (VerdictWord.STALLED, finding.title, 1)
+
+
+STOPPED = "rank 6 on node n02 is stopped (SIGSTOP)"
+
+
+def kept(seen: Snapshot, sentence: str = f"{STOPPED}; 7 ranks wait for it in all-reduce", **values: Any) -> Snapshot:
+    """The same look, with stacks that were taken a second before."""
+    given: dict[str, Any] = {"ranks": (6,), "nodes": ("n02",), "is_certain": True, "time": seen.time - 1.0, **values}
+    return dataclasses.replace(seen, stacks=(KeptStacks("2001", sentence=sentence, **given),))
+
+
+def test_a_hang_bears_the_name_that_the_stacks_gave() -> None:
+    """All heartbeats are alike: only the stacks tell whom all others wait for."""
+    seen = later(at(250), 18 * 60)
+    finding = only(kept(seen), "hung")
+    assert finding.title == f"job 1000_1 hangs: {STOPPED}"
+    assert finding.evidence[:2] == (
+        "no sign of life for 18 min while training (normal: up to 17 min)",
+        f"the workers' stacks: {STOPPED}; 7 ranks wait for it in all-reduce",
+    )
+    end = "scancel 1000_1"
+    assert finding.fix == f"tr11 nodes exclude n02 --yes --reason '{STOPPED}' && {end}"
+    assert only(kept(seen, is_certain=False), "hung").fix == end, "a wait may end in the next second"
+    silent = only(kept(seen, "n02 does not answer", ranks=()), "hung")
+    assert "n02" not in silent.title and "the workers' stacks: n02 does not answer" in silent.evidence[0]
+    assert silent.fix == end
+    of_another = only(kept(seen, time=seen.time - 19 * 60), "hung")
+    assert of_another == only(seen, "hung"), "they were taken before this hang began"
 
 
 def test_ranks_that_others_wait_for_are_named_with_their_node() -> None:
     course = at(250)
     behind = moved(course, {4, 5, 6, 7}, iteration=249, time=course.clock - 104)
     # Half of the ranks is no minority: no one is accused.
-    assert "no node stands out" in only(later(course, HOUR, heartbeats=behind), "hung").evidence[0]
+    assert "their heartbeats name no node" in only(later(course, HOUR, heartbeats=behind), "hung").evidence[0]
     finding = only(later(course, HOUR, heartbeats=behind[:6]), "hung")
     assert finding.evidence[0] == "2 of 6 ranks are the odd ones out, on n02; the other 4: training, iteration 250"
     assert finding.evidence[1].startswith("rank 4 on n02: training, iteration 249, 1 h 01 min ago")
-    assert finding.fix == "tr11 logs --rank 4"
+    assert finding.fix == "tr11 stacks --job 1000_1"
     elsewhere = moved(course, {3}, phase="evaluating")
     assert (
         "rank 3 is the odd one out, on n01" in only(later(course, 4 * HOUR, heartbeats=elsewhere), "hung").evidence[0]
     )
 
 
-@pytest.mark.parametrize(("age", "said"), [(0.9, "no node stands out"), (1.3, "rank 3 is the odd one out, on n01")])
+@pytest.mark.parametrize(
+    ("age", "said"), [(0.9, "their heartbeats name no node"), (1.3, "rank 3 is the odd one out, on n01")]
+)
 def test_ranks_of_quick_steps_are_together_within_a_second(age: float, said: str) -> None:
     """Heartbeats are a second apart at least: of quick steps, two ranks that are together may show different ones."""
     course = at(250, pace=0.6)

@@ -51,16 +51,14 @@ def attempt(
 def test_an_empty_run_has_nothing_to_say(directory: RunDirectory) -> None:
     scene = read_policy_context(directory, read_journal(directory.journal), "ana", 100.0)
     assert (scene.pause, scene.holder, scene.endings, scene.blames) == ("", None, (), ())
-    assert not scene.releasable and not scene.cleared and not scene.stacks
+    assert not scene.releasable and not scene.cleared
 
 
 def test_endings_and_blames_are_the_controllers_newest_first(directory: RunDirectory) -> None:
     old = attempt(directory, replace(VERDICT, time=20.0), job_id="90")
     os.utime(old, (20.0, 20.0))
     guess = replace(LAUNCH, launch=2, cause="unknown", blamed=("n9",))
-    folder = attempt(directory, VERDICT, LAUNCH, guess)
-    (folder / "stacks").mkdir()
-    (folder / "stacks" / "n2.txt").write_text("rank 3\n")
+    attempt(directory, VERDICT, LAUNCH, guess)
     scene = read_policy_context(directory, read_journal(directory.journal), "ana", 100.0)
     assert not isinstance(scene.endings, Unknown) and not isinstance(scene.blames, Unknown)
     assert [(end.job_id, end.restart, end.message) for end in scene.endings] == [
@@ -69,7 +67,6 @@ def test_endings_and_blames_are_the_controllers_newest_first(directory: RunDirec
     assert [(blame.node, blame.confidence, blame.time, blame.job_id) for blame in scene.blames] == [
         ("n2", 0.95, 40.0, "100")
     ]
-    assert scene.stacks == {"100"}
 
 
 def test_a_health_check_that_fails_everywhere_blames_no_node(directory: RunDirectory) -> None:

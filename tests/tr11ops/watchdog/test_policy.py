@@ -32,6 +32,7 @@ from tr11ops.observe.lease import LeaseHolder
 from tr11ops.observe.snapshot import Attempt, KillSwitch, Snapshot
 from tr11ops.rundir.action_log import ActionHistory, ActionRecord, ProgressRecord, Result
 from tr11ops.rundir.exclusion import Exclusion
+from tr11ops.rundir.kept_stacks import KeptStacks
 from tr11ops.rundir.paths import Submission
 from tr11ops.watchdog.actions import (
     Action,
@@ -241,6 +242,7 @@ def test_of_two_running_jobs_the_holder_of_the_lease_stays() -> None:
 
 
 HUNG = snapshot(heartbeats=beats(age=9 * HOUR), steps=steps(age=9 * HOUR))
+STACKS = KeptStacks("1007", NOW - 60, "rank 1 on node n01 is stopped (SIGSTOP)", (1,), ("n01",), True)
 
 
 def test_a_hung_job_ends_beyond_the_bound_with_its_stacks_kept() -> None:
@@ -248,11 +250,14 @@ def test_a_hung_job_ends_beyond_the_bound_with_its_stacks_kept() -> None:
     assert words(first) == [("stacks", "1000_7"), ("cancel", "1000_7")]
     last = first.actions[-1]
     assert isinstance(last, Cancel) and last.only_after == first.actions[0].incident and first.actions[0].evidence
-    with_stacks = replace(SCENE, stacks=frozenset({"1007"}))
-    assert words(decide(HUNG, scene=with_stacks)) == [("cancel", "1000_7")]
-    sooner = snapshot(heartbeats=beats(age=1500), steps=steps(age=1500))
-    assert decide(sooner, scene=with_stacks).actions == ()
-    assert "is given up after" in decide(sooner, scene=with_stacks).withheld[0]
+    assert words(decide(replace(HUNG, stacks=(STACKS,)))) == [("cancel", "1000_7")]
+    of_another_hang = replace(HUNG, stacks=(replace(STACKS, time=NOW - 10 * HOUR),))
+    assert words(decide(of_another_hang)) == [("stacks", "1000_7"), ("cancel", "1000_7")]
+    unread = replace(HUNG, stacks=Unknown("no rights"))
+    assert words(decide(unread)) == [("stacks", "1000_7"), ("cancel", "1000_7")]
+    sooner = snapshot(heartbeats=beats(age=1500), steps=steps(age=1500), stacks=(STACKS,))
+    assert decide(sooner).actions == ()
+    assert "is given up after" in decide(sooner).withheld[0]
 
 
 def test_a_watchdog_that_may_not_act_promises_nothing() -> None:
@@ -352,7 +357,7 @@ def test_only_a_hold_whose_reason_is_gone_is_released() -> None:
 
 # ----------------------------------------------------------------------------- never
 TROUBLES = [down(), zombie(jobs=(running(),)), HUNG, idle(jobs=(pending(reason="DependencyNeverSatisfied"),))]
-READY = replace(SCENE, blames=(BLAME,), releasable=frozenset({"1000"}), stacks=frozenset({"1007"}))
+READY = replace(SCENE, blames=(BLAME,), releasable=frozenset({"1000"}))
 GONE = Unknown("it could not be read")
 
 
@@ -413,7 +418,7 @@ def test_no_plan_exceeds_its_budgets_or_does_a_thing_twice(
         for n, what in enumerate(earlier)
     ))  # fmt: skip
     limits = replace(LIMITS, resubmissions=budget, exclusions=budget, cancellations=budget)
-    scene = replace(SCENE, blames=tuple(blames), stacks=frozenset({"1007"}))
+    scene = replace(SCENE, blames=tuple(blames))
     found = decide(seen, history, scene, limits)
     assert len({(action.name, action.subject) for action in found.actions}) == len(found.actions)
     assert not {action.incident for action in found.actions} & set(earlier)

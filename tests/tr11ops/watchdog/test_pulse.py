@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from tr11ops.alerts.service import AlertOutcome
 from tr11ops.base import deadline
 from tr11ops.base.observed import Unknown
 from tr11ops.cluster.base import Job, JobState
+from tr11ops.diagnose.stacks.worker import CollectedStacks, Frame, NodeStacks, WorkerStack
 from tr11ops.observe.look import facts_of, observe
 from tr11ops.runcard.card import load_card
 from tr11ops.rundir.action_log import replay
@@ -41,6 +43,7 @@ class Scene:
         self.scheduler = DiskScheduler(folder / "queue")
         self.alerts: list[tuple[list[str], frozenset[str], bool, bool]] = []
         self.situations: list[Any] = []
+        self.titles: list[list[str]] = []
         tag = new_tag()
         self.directory.write_submission(
             Submission(tag, "100", "local", time.time() - 60, "root", "h", "small", "main", None, 2, "hash")
@@ -59,6 +62,7 @@ class Scene:
     ) -> AlertOutcome:  # fmt: skip
         self.alerts.append(([finding.detector for finding in findings], blind, observed, deliver))
         self.situations.append(situation)
+        self.titles.append([finding.title for finding in findings])
         return AlertOutcome(notes=("the mail server is unreachable",))
 
     def pulse(self, reader: Any = None, actuator: Actuator | None = None, **options: Any) -> Pulse:
@@ -134,6 +138,55 @@ def test_a_fault_of_the_plan_keeps_no_one_uninformed(scene: Scene, monkeypatch: 
     with pytest.raises(KeyError):
         scene.pulse()
     assert "down" in scene.alerts[0][0] and not scene.situations[0].knows_acts
+
+
+# ----------------------------------------------------------------------------- a hang
+LATER = 4 * 3600.0  # no silence is normal for so long
+
+
+def stopped(rank: int, node: str) -> CollectedStacks:
+    """Rank `rank`, on that node, is stopped, and the other one waits for it."""
+    waits = (Frame("all_reduce", "torch/distributed/distributed_c10d.py", 2810),)
+    workers = [WorkerStack(one, f"n{one + 1}", 100 + one, "T" if one == rank else "S", waits) for one in (0, 1)]
+    assert workers[rank].node == node
+    return CollectedStacks(tuple(NodeStacks(worker.node, (worker,)) for worker in workers))
+
+
+def test_a_hang_is_told_with_the_rank_that_the_stacks_name(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def collect(attempt: Any, *_: object, **__: object) -> CollectedStacks:
+        asked.append(attempt.nodes)
+        return stopped(1, "n2")
+
+    monkeypatch.setattr("tr11ops.watchdog.stacks.collect", collect)
+    dry = scene.pulse(now=lambda: time.time() + LATER, dry_run=True)
+    assert asked == [] and "hangs: no sign of life" in dry.findings[0].title, "a dry run leaves nothing behind"
+    for _ in range(2):
+        scene.pulse(now=lambda: time.time() + LATER)
+    assert asked == [("n1", "n2")], "one look at a hang is enough"
+    assert [titles[0] for titles in scene.titles] == ["job 100 hangs: rank 1 on node n2 is stopped (SIGSTOP)"] * 2
+
+
+def test_a_hang_that_cannot_be_looked_at_is_told_in_time(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    over = Event()
+
+    def collect(*_: object, **__: object) -> CollectedStacks:
+        over.wait()
+        return CollectedStacks(())
+
+    monkeypatch.setattr("tr11ops.watchdog.stacks.collect", collect)
+    monkeypatch.setattr("tr11ops.watchdog.stacks.BEFORE_MAIL_SECONDS", 0.05)
+    monkeypatch.setattr("tr11ops.watchdog.stacks.FILES_SECONDS", 0.05)
+    try:
+        seen = scene.pulse(now=lambda: time.time() + LATER)
+        assert "hangs: no sign of life" in scene.titles[0][0]
+        assert "the stacks of job 100 could not be taken: not done within 0.1 s" in seen.notes
+        assert (
+            seen.findings[0].fix.startswith("tr11 stacks --job 100 ") or seen.findings[0].fix == "tr11 stacks --job 100"
+        )
+    finally:
+        over.set()
 
 
 def test_a_dry_run_tells_no_one_and_writes_nothing(scene: Scene) -> None:

@@ -10,7 +10,8 @@ import pytest
 from tr11ops.cluster.base import SchedulerError, SchedulerUnreachable
 from tr11ops.cluster.slurm_command import CommandResult
 from tr11ops.diagnose.stacks.worker import Frame, NodeStacks, WorkerStack
-from tr11ops.watchdog.stacks import folder_of, has_stacks, keep_stacks
+from tr11ops.rundir.kept_stacks import read_kept_stacks, stacks_folder
+from tr11ops.watchdog.stacks import keep_stacks
 from trainer.contract.paths import RunPaths
 
 JOB = "1234567"
@@ -45,13 +46,15 @@ class Srun:
 
 def test_what_some_nodes_told_is_enough(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path, "small", "main")
-    assert not has_stacks(paths, JOB)
+    assert read_kept_stacks(paths, JOB) is None
     srun = Srun("n0", "n1")
-    reported = keep_stacks(paths, JOB, NODES, 3, {}, follow=srun)
+    reported = keep_stacks(paths, JOB, NODES, 3, {}, 5.0, follow=srun)
     assert reported.startswith("the stacks of 2 nodes are in ") and "rank 1 on node n1 is stopped" in reported
-    assert has_stacks(paths, JOB) and {"--overlap", f"--jobid={JOB}", "--nodes=3"} <= set(srun.asked[0])
-    kept = {path.name: path.read_text() for path in folder_of(paths, JOB).iterdir()}
-    assert set(kept) == {"n0.txt", "n1.txt", "verdict.txt"}
+    assert read_kept_stacks(paths, JOB) is not None and {"--overlap", f"--jobid={JOB}", "--nodes=3"} <= set(
+        srun.asked[0]
+    )
+    kept = {path.name: path.read_text() for path in stacks_folder(paths, JOB).iterdir()}
+    assert set(kept) == {"n0.txt", "n1.txt", "verdict.txt", "verdict.json"}
     assert kept["n0.txt"].startswith("rank 0, process 100, state S\n    all_reduce (torch/")
     assert kept["verdict.txt"].startswith("rank 1 on node n1 is stopped (SIGSTOP); 1 rank waits for it in all-reduce")
 
@@ -59,7 +62,7 @@ def test_what_some_nodes_told_is_enough(tmp_path: Path) -> None:
 def test_no_word_from_any_node_is_an_error_and_no_evidence(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path, "small", "main")
     with pytest.raises(SchedulerError, match="no node told the stacks of its workers: srun: error: n3"):
-        keep_stacks(paths, JOB, NODES, 3, {}, follow=Srun())
+        keep_stacks(paths, JOB, NODES, 3, {}, 5.0, follow=Srun())
     with pytest.raises(SchedulerUnreachable):
-        keep_stacks(paths, JOB, NODES, 3, {}, follow=Srun(unreachable=True))
-    assert not has_stacks(paths, JOB) and folder_of(paths, JOB).is_dir()
+        keep_stacks(paths, JOB, NODES, 3, {}, 5.0, follow=Srun(unreachable=True))
+    assert read_kept_stacks(paths, JOB) is None and stacks_folder(paths, JOB).is_dir()

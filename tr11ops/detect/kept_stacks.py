@@ -1,0 +1,37 @@
+"""What the stacks that were kept of a hang say of it, for the detectors of hangs. Pure."""
+
+from __future__ import annotations
+
+import shlex
+
+from tr11ops.base.observed import known
+from tr11ops.cluster.base import Job
+from tr11ops.observe import derived
+from tr11ops.observe.snapshot import Snapshot
+from tr11ops.rundir.kept_stacks import KeptStacks
+
+HANGING = frozenset({"hung", "stalled"})  # detectors of jobs whose workers' stacks say why
+
+
+def stacks_since(snapshot: Snapshot, job: Job, moment: float | None) -> KeptStacks | None:
+    """The stacks of this job that were taken after a moment; None where there are none: older ones are of another
+    hang."""
+    names = derived.identifiers(job)
+    found = [one for one in known(snapshot.stacks, ()) if one.job_id in names]
+    return next((one for one in found if moment is not None and one.time >= moment), None)
+
+
+def culprit(kept: KeptStacks | None) -> str:
+    """Who holds the others up, in a few words: `rank 5 on node tw07 is stopped (SIGSTOP)`; "" where no rank does."""
+    return "" if kept is None or not kept.ranks else kept.sentence.partition(";")[0]
+
+
+def way_out(snapshot: Snapshot, job: Job, kept: KeptStacks | None) -> str:
+    """What to type: a look while nothing was kept of the hang, then its end, without the node that surely causes it."""
+    if kept is None:
+        return derived.command(snapshot, f"stacks --job {job.job_id}")
+    end = derived.scheduler_command(snapshot, "scancel", job) or derived.command(snapshot, "kill --now --wait --yes")
+    if not kept.is_certain or not kept.ranks or len(kept.nodes) != 1:
+        return end
+    reason = shlex.quote(culprit(kept))
+    return f"{derived.command(snapshot, f'nodes exclude {kept.nodes[0]} --yes --reason {reason}')} && {end}"

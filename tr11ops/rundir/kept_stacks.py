@@ -1,0 +1,65 @@
+"""The stacks of a hanging job's workers, as the watchdog keeps them, and who stood out.
+
+state/attempts/JOB/stacks/NODE.txt       every worker of the node
+state/attempts/JOB/stacks/verdict.txt    who stood out, for people
+state/attempts/JOB/stacks/verdict.json   the same, for tr11
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trainer.contract.files import write_json
+from trainer.contract.paths import RunPaths
+from trainer.contract.record import Record
+from trainer.contract.state_file import read_json
+
+SCHEMA = 1
+
+
+class KeptStacks(Record):
+    """One look at the workers of an attempt, at `time` (seconds since the epoch, by the run's clock).
+
+    `sentence` is for people. `ranks` and `nodes` hold the others up; none where no one stood out. `is_certain`: one
+    look is enough to say so. A node that did not answer is among `nodes` without ranks.
+    """
+
+    job_id: str
+    time: float
+    sentence: str
+    ranks: tuple[int, ...] = ()
+    nodes: tuple[str, ...] = ()
+    is_certain: bool = False
+
+
+def stacks_folder(paths: RunPaths, job_id: str) -> Path:
+    """Where the stacks of an attempt are kept."""
+    return paths.attempt(job_id) / "stacks"
+
+
+def write_kept_stacks(paths: RunPaths, kept: KeptStacks) -> None:
+    """Raises OSError."""
+    value = {
+        "schema": SCHEMA, "job_id": kept.job_id, "time": kept.time, "sentence": kept.sentence,
+        "ranks": list(kept.ranks), "nodes": list(kept.nodes), "certain": kept.is_certain,
+    }  # fmt: skip
+    write_json(stacks_folder(paths, kept.job_id) / "verdict.json", value)
+
+
+def read_kept_stacks(paths: RunPaths, job_id: str) -> KeptStacks | None:
+    """What was kept last of an attempt; None where nothing was. Raises OSError and ValueError."""
+    path = stacks_folder(paths, job_id) / "verdict.json"
+    value = read_json(path)
+    if value is None:
+        return None
+    ranks, nodes, time = value.get("ranks"), value.get("nodes"), value.get("time")
+    if not isinstance(time, int | float) or not isinstance(ranks, list) or not isinstance(nodes, list):
+        raise ValueError(f"{path} does not say when the stacks were taken, or who stood out")
+    return KeptStacks(
+        job_id=job_id,
+        time=float(time),
+        sentence=str(value.get("sentence", "")),
+        ranks=tuple(int(rank) for rank in ranks),
+        nodes=tuple(map(str, nodes)),
+        is_certain=value.get("certain") is True,
+    )
