@@ -26,14 +26,15 @@ class NoSuchAlert(ValueError):
 def resolve_prefix(alert_state: AlertState, typed: str) -> Alert:
     """The open alert that a fingerprint, or the beginning of one, names. Raises NoSuchAlert."""
     shown = clean(typed, 40)
-    found = [alert for alert in alert_state.open_alerts if alert.fingerprint.startswith(typed.lower())]
+    prefix = typed.lower()
+    found = [alert for alert in alert_state.open_alerts if any(name.startswith(prefix) for name in alert.names)]
     if len(typed) < SHORTEST_PREFIX:
         raise NoSuchAlert(f"{shown!r} is too short for a fingerprint: type three characters or more of it")
     if len(found) > 1:
         names = ", ".join(alert.fingerprint for alert in found[:4])
         raise NoSuchAlert(f"{shown!r} is the beginning of {len(found)} open alerts ({names}): type more of it")
     if not found:
-        over = any(alert.fingerprint.startswith(typed.lower()) for alert in alert_state.alerts)
+        over = any(name.startswith(prefix) for alert in alert_state.alerts for name in alert.names)
         raise NoSuchAlert(f"{shown!r} is " + ("over already" if over else "not an open alert; see: tr11 alerts list"))
     return found[0]
 

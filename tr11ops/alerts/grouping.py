@@ -14,7 +14,7 @@ from tr11ops.alerts.state import OVER, Alert
 from tr11ops.detect.finding import Severity
 from trainer.contract.record import Record
 
-_ORDER = ("opened", "raised", "reopened", "again", "escalated", "assigned", "repeated", "replaced", "cleared")
+_ORDER = ("opened", "raised", "reopened", "cause", "again", "escalated", "assigned", "repeated", "replaced", "cleared")
 
 
 class MessagePart(Record):

@@ -10,7 +10,8 @@ from dataclasses import replace
 from tr11ops.alerts.fingerprint import fingerprint
 from tr11ops.alerts.mail_text.shared import clean
 from tr11ops.alerts.policy import ACKNOWLEDGED_SECONDS, FLAP_SECONDS, Policy
-from tr11ops.alerts.state import CLOSED_KEPT, Alert, AlertEvent, AlertState, elapsed, event_of, incident_of
+from tr11ops.alerts.state import CLOSED_KEPT, Alert, AlertEvent, AlertState, Consequence, elapsed, event_of, incident_of
+from tr11ops.detect.causes import by_cause
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.runbooks import page_of
 
@@ -19,6 +20,7 @@ ACKNOWLEDGED = "alert-acknowledged"
 ASSIGNED = "alert-assigned"
 SNOOZED = "alert-snoozed"
 RESOLVED = "alert-resolved"
+CAUSE_FOUND = "alert-cause-found"
 WATCHDOG = "tr11"  # who does what no one typed
 
 MOST_EVIDENCE = 12
@@ -33,15 +35,18 @@ def look(
     """The alert state after a look that saw `findings`; detectors in `blind` could not judge, and theirs stays as it
     is.
 
+    Findings of one cause are one incident, and one alert (`causes.by_cause`).
+
     A fault that nothing sees for `resolve_after` looks in a row ends its incident; a look that could not judge is no
     look. One that comes back within an hour of that is the same incident. One that has become milder for as many looks
     is that from then on; when only a remark is left of it, it is over.
     """
-    seen = _merged(findings)
+    seen = _incidents(findings)
     alert_state = _renamed(alert_state, seen, now)
+    seen = _without_standing(alert_state, seen, blind, policy)
+    alert_state, events = _joined(alert_state, seen, now)
     changed: list[Alert] = []
     over: list[Alert] = []
-    events: list[AlertEvent] = []
     for alert in alert_state.alerts:
         finding = seen.get(alert.fingerprint)
         if finding is not None and is_over(alert, now):
@@ -106,6 +111,101 @@ def _is_but_a_remark(finding: Finding, alert: Alert) -> bool:
     return finding.severity is Severity.INFO and is_worth_a_message(alert)
 
 
+def _incidents(findings: Iterable[Finding]) -> dict[str, Finding]:
+    """One finding for each incident, by its fingerprint: the first cause, with what follows from it."""
+    return {_name_of(finding): finding for finding in by_cause(_merged(findings).values())}
+
+
+def _name_of(finding: Finding) -> str:
+    return fingerprint(finding.detector, finding.identity)
+
+
+def _without_standing(
+    alert_state: AlertState, seen: dict[str, Finding], blind: frozenset[str], policy: Policy
+) -> dict[str, Finding]:
+    """What was seen, less what follows from a cause that is not known to be gone.
+
+    A look that could not see the cause, or the first one that did not, does not end it. What has become worse counts.
+    """
+    causes = [
+        alert
+        for alert in alert_state.alerts
+        if alert.is_open
+        and alert.fingerprint not in seen
+        and (alert.detector in blind or alert.clear_looks + 1 < policy.resolve_after)
+    ]
+    standing = {one.fingerprint: alert.severity for alert in causes for one in alert.consequences}
+    return {
+        name: finding
+        for name, finding in seen.items()
+        if name not in standing or finding.severity > standing[name] or alert_state.find(name) is not None
+    }
+
+
+def _joined(alert_state: AlertState, seen: dict[str, Finding], now: float) -> tuple[AlertState, list[AlertEvent]]:
+    """The alert state in which what follows from another finding has no alert of its own any more; and what happened.
+
+    The alert of a consequence goes on as that of its cause, where that has none: people know of the incident, and now
+    hear what brought it about. Where the cause has one, the other ends in it, and no all-clear is sent.
+    """
+    events: list[AlertEvent] = []
+    for name, finding in seen.items():
+        following = {_name_of(one) for one in finding.consequences}
+        for alert in alert_state.open_alerts:
+            if alert.fingerprint not in following:
+                continue
+            cause = alert_state.find(name)
+            ended = (incident_of(replace(alert, resolved_at=now)),)
+            if cause is None or not cause.is_open:
+                closed = () if cause is None else (incident_of(cause),)
+                cause = _as_its_cause(alert, name, finding)
+            else:
+                closed, cause = ended, _with_another(cause, alert)
+            events.append(event_of(cause, CAUSE_FOUND, WATCHDOG, f"{alert.title}: follows from {cause.title}", now))
+            kept = tuple(one for one in alert_state.alerts if one.fingerprint not in {name, alert.fingerprint})
+            alert_state = replace(alert_state, alerts=(*kept, cause), closed=(*alert_state.closed, *closed))
+    return alert_state, events
+
+
+def _as_its_cause(alert: Alert, name: str, finding: Finding) -> Alert:
+    """The alert of a consequence as that of the cause, of which it was the first sign."""
+    return replace(
+        alert,
+        fingerprint=name,
+        detector=finding.detector,
+        identity=finding.identity,
+        title=clean(finding.title, LONGEST_TITLE),
+        runbook=page_of(finding.detector),
+        members=alert.names,
+    )
+
+
+def _with_another(cause: Alert, alert: Alert) -> Alert:
+    """The alert of a cause, with what people know and have said of the alert of its consequence."""
+    said = [severity for severity in (cause.said, alert.said) if severity is not None]
+    heard = [severity for severity in (cause.heard, alert.heard) if severity is not None]
+    joined = replace(
+        cause,
+        severity=max(cause.severity, alert.severity),
+        began=min(cause.began, alert.began),
+        said=max(said, default=None),
+        heard=max(heard, default=None),
+        told=tuple(dict.fromkeys((*cause.told, *alert.told))),
+        mails=(*alert.mails, *cause.mails),
+        owner=cause.owner or alert.owner,
+        members=tuple(dict.fromkeys((*cause.names, *alert.names))),
+    )
+    if cause.is_acknowledged or not alert.is_acknowledged:
+        return joined
+    return replace(
+        joined,
+        acknowledged_by=alert.acknowledged_by,
+        acknowledged_at=alert.acknowledged_at,
+        acknowledged_why=alert.acknowledged_why,
+        first_acknowledged_by=cause.first_acknowledged_by or alert.first_acknowledged_by,
+    )
+
+
 def _merged(findings: Iterable[Finding]) -> dict[str, Finding]:
     """One finding for each fingerprint: the most severe, with the others' titles and evidence below its own."""
     groups: dict[str, list[Finding]] = {}
@@ -119,7 +219,8 @@ def _merged(findings: Iterable[Finding]) -> dict[str, Finding]:
         for other in others:
             lines += [other.title, *other.evidence]
         more = f" (and {len(others)} more)" if others else ""
-        merged[name] = replace(first, title=first.title + more, evidence=tuple(lines))
+        fault = first.fault if all(other.fault == first.fault for other in others) else ""
+        merged[name] = replace(first, title=first.title + more, evidence=tuple(lines), fault=fault)
     return merged
 
 
@@ -134,10 +235,20 @@ def _opened(name: str, finding: Finding, now: float) -> Alert:
         fix=clean(finding.fix, 2000),
         runbook=page_of(finding.detector),
         identity=finding.identity,
+        then=tuple(clean(command, 2000) for command in finding.then),
+        consequences=tuple(map(_consequence, finding.consequences)),
+        members=tuple(map(_name_of, finding.consequences)),
         began=now,
         opened=now,
         last_seen=now,
     )
+
+
+def _consequence(finding: Finding) -> Consequence:
+    return Consequence(
+        _name_of(finding), finding.detector, finding.severity, clean(finding.title, LONGEST_TITLE),
+        tuple(clean(command, 2000) for command in finding.then),
+    )  # fmt: skip
 
 
 def _bounded(evidence: Iterable[str]) -> tuple[str, ...]:
@@ -160,6 +271,9 @@ def _seen_again(alert: Alert, finding: Finding, policy: Policy, now: float) -> t
         title=fresh.title if finding.severity >= severity else alert.title,
         evidence=fresh.evidence,
         fix=fresh.fix,
+        then=fresh.then,
+        consequences=fresh.consequences,
+        members=tuple(dict.fromkeys((*alert.members, *fresh.members))),
         last_seen=now,
         clear_looks=0,
         milder_looks=0 if is_lower else milder,

@@ -97,6 +97,7 @@ def told(part: MessagePart, messages: Iterable[Message], now: float) -> Alert:
         sends=alert.sends + 1,
         last_sent=now,
         remind=False,
+        headline=alert.fingerprint,
         thread=alert.thread or " ".join(identities),
         mails=(*alert.mails, *identities)[-MOST_MAILS_KEPT:],
     )
@@ -153,6 +154,8 @@ def _further_word(
     """About a fault that people know of: that it is worse, or that no one has taken it on."""
     if alert.severity > said:
         return MessagePart(alert, "raised", aware)
+    if alert.headline and alert.headline != alert.fingerprint:  # also to one who has it: another command helps
+        return MessagePart(alert, "cause", aware)
     if alert.is_acknowledged:
         return None
     if alert.remind:

@@ -124,14 +124,20 @@ def is_cured(alert: Alert, situation: RunSituation | None) -> bool:
     """Whether the watchdog did what the alert says to type, or is about to: a person who does it too does it twice."""
     if situation is None:
         return False
-    names = [name for name in _ACTS.get(alert.detector, ()) if set(_SAME.get(name, ())) & set(alert.fix.split())]
+    typed = {word for command in (alert.fix, *alert.commands_after) for word in command.split()}
+    names = [name for name in _acts(alert) if set(_SAME.get(name, ())) & typed]
     did = any(act.name in names and act.time >= alert.began for act in situation.done)
     return did or (situation.may_act and any(act.name in names for act in situation.planned))
 
 
+def _acts(alert: Alert) -> tuple[str, ...]:
+    """The acts of the watchdog that end a fault, or what follows from it."""
+    return tuple(dict.fromkeys(act for detector in alert.detectors for act in _ACTS.get(detector, ())))
+
+
 def _of_acts(alert: Alert, situation: RunSituation) -> str:
     """What the watchdog did, will do, or does not do; "" where its plan says nothing of such a fault."""
-    names = _ACTS.get(alert.detector, ())
+    names = _acts(alert)
     done = [act for act in situation.done if act.name in names and act.time >= alert.began]
     planned = [act for act in situation.planned if act.name in names]
     withheld = [text for text in situation.withheld if text.split(" ", 1)[0] in {*names, "nothing"}] if names else []

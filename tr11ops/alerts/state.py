@@ -19,6 +19,19 @@ OVER = frozenset({"cleared", "replaced"})
 CLOSED_KEPT = 2000  # incidents; at some 300 bytes each the alert state stays below a megabyte
 
 
+class Consequence(Record):
+    """What follows from an alert's fault: another finding, which has no alert of its own while that stands.
+
+    `then` are the commands that are still to be typed when the cause is gone.
+    """
+
+    fingerprint: str
+    detector: str
+    severity: Severity
+    title: str
+    then: tuple[str, ...] = ()
+
+
 class Alert(Record):
     """One incident, from the first look that saw it to the all-clear, and who deals with it.
 
@@ -32,6 +45,10 @@ class Alert(Record):
     `heard` is the highest severity that any message of this incident named. `identity` is the finding's; None in a
     record of an older tr11. `thread` are the Message-IDs of the incident's first message (one for each group of people
     that got it in a mail of its own), `mails` those of its last messages, by which a reply is known.
+
+    `then` are the finding's. `consequences` are what follows from the fault; `members` the fingerprints of all findings
+    that ever were of this incident: each still names it. `headline` is the fingerprint of what people were last told
+    as the cause, "" in a record of an older tr11.
     """
 
     fingerprint: str
@@ -68,6 +85,26 @@ class Alert(Record):
     heard: Severity | None = None
     identity: tuple[str, ...] | None = None
     mails: tuple[str, ...] = ()
+    then: tuple[str, ...] = ()
+    consequences: tuple[Consequence, ...] = ()
+    members: tuple[str, ...] = ()
+    headline: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its fingerprint, and those of the findings that are of the same incident."""
+        return tuple(dict.fromkeys((self.fingerprint, *self.members)))
+
+    @property
+    def detectors(self) -> tuple[str, ...]:
+        """Its detector, and those of what follows from it."""
+        return tuple(dict.fromkeys((self.detector, *(one.detector for one in self.consequences))))
+
+    @property
+    def commands_after(self) -> tuple[str, ...]:
+        """What is still to be typed when its `fix` has helped, each command once."""
+        every = (*self.then, *(command for one in self.consequences for command in one.then))
+        return tuple(command for command in dict.fromkeys(every) if command and command != self.fix)
 
     @property
     def is_open(self) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tr11ops.alerts.state import Alert, AlertEvent, AlertState, Incident, Message
+from tr11ops.alerts.state import Alert, AlertEvent, AlertState, Consequence, Incident, Message
 from tr11ops.base.units import number_in
 from tr11ops.detect.finding import Severity
 from tr11ops.rundir.paths import RunDirectory
@@ -130,7 +130,7 @@ def _alert_state(value: Any, place: Path) -> AlertState:
     if int(value["schema"]) > SCHEMA:
         raise NewerSchema(f"{place} was written by a newer tr11 (schema {value['schema']})")
     return AlertState(
-        alerts=tuple(record(Alert, entry) for entry in value["alerts"]),
+        alerts=tuple(_alert(entry) for entry in value["alerts"]),
         closed=tuple(record(Incident, entry) for entry in value["closed"]),
         messages=tuple(record(Message, entry) for entry in value["messages"]),
         events=tuple(record(AlertEvent, entry) for entry in value["events"]),
@@ -140,6 +140,12 @@ def _alert_state(value: Any, place: Path) -> AlertState:
         mailbox=_pair(value.get("mailbox")),
         answered=tuple(map(str, value.get("answered", ()))),
     )
+
+
+def _alert(value: dict[str, Any]) -> Alert:
+    """An alert, with the records of what follows from it."""
+    alert = record(Alert, {key: item for key, item in value.items() if key != "consequences"})
+    return replace(alert, consequences=tuple(record(Consequence, one) for one in value.get("consequences", ())))
 
 
 def record(kind: type[T], value: dict[str, Any]) -> T:

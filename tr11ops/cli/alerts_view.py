@@ -18,6 +18,8 @@ def rows(alerts: Sequence[Alert], over: Sequence[Incident], now: float) -> Itera
     """Cells of the list: open alerts, then incidents that are over, the newest first."""
     for alert in alerts:
         yield alert.severity.name, alert.fingerprint, duration(now - alert.began), _who(alert, now), alert.title
+        for one in alert.consequences:
+            yield "", "", "", "", f"from it follows: {one.title}"
     for incident in reversed(over):
         ended = f"over, {duration((incident.resolved or incident.began) - incident.began)}"
         since = f"{duration(now - incident.began)} ago"
@@ -37,6 +39,7 @@ def _who(alert: Alert, now: float) -> str:
 
 def alert_values(alert: Alert) -> dict[str, Any]:
     """One alert for --json. Times are seconds since the epoch."""
-    hidden = {"said", "alarmed", "escalated", "remind", "thread", "clear_looks", "heard", "mails"}
+    hidden = {"said", "alarmed", "escalated", "remind", "thread", "clear_looks", "heard", "mails", "headline"}
     values = {key: value for key, value in asdict(alert).items() if key not in hidden}
+    values["consequences"] = [{**asdict(one), "severity": one.severity.name} for one in alert.consequences]
     return {**values, "severity": alert.severity.name, "said": alert.said.name if alert.said is not None else None}

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from tr11ops.base.observed import Unknown, known
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.detect.unfinished_end import BAD_REASONS
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Snapshot
+from trainer.contract.end_marker import BAD_REASONS
 
 BOUND = "at once"
 SEVERITIES = "CRITICAL"
@@ -33,15 +33,20 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         Severity.CRITICAL,
         f"{snapshot.run.name} is neither running nor queued",
         evidence=tuple(_evidence(snapshot)),
-        fix=derived.command(snapshot, _what_to_type(snapshot)),
+        fix=derived.command(snapshot, _what_helps(snapshot)),
+        then=(derived.command(snapshot, _last_launch(snapshot)),),
     )
 
 
-def _what_to_type(snapshot: Snapshot) -> str:
-    """The launch that was last typed, once more; but first the log, where the same launch would fail the same way."""
+def _what_helps(snapshot: Snapshot) -> str:
+    """The launch that was last typed, once more; but first a look, where the same launch would fail the same way."""
     marker = derived.last_marker(snapshot)
     if marker is not None and marker.reason in BAD_REASONS:
         return "logs"
+    return _last_launch(snapshot)
+
+
+def _last_launch(snapshot: Snapshot) -> str:
     newest = next(iter(known(snapshot.submissions, ())), None)
     if newest is None:
         return "launch --array 1-10"

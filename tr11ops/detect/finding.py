@@ -15,11 +15,19 @@ class Severity(IntEnum):
     CRITICAL = 3
 
 
+HELD_FOR_FAULT = "held"  # the `fault` of queued work that tr11 holds because the next task would meet the same
+
+
 class Finding(Record):
     """One conclusion from a snapshot.
 
     `detector` is the detector's name (its file in `tr11ops/detect/`), `subject` what it is about (a job, a node, a
-    step), as it is shown. `fix` is a command, or "".
+    step), as it is shown. `fix` is the command that helps with it, or ""; `then` are those that let the run go on when
+    that is done.
+
+    `fault` is the class of fault that the run's own records give as its reason ("storage", "numerics", ...), "" where
+    they give none. `consequences` are findings of the same look that follow from this one: `causes.by_cause` puts them
+    here.
 
     `identity` tells two incidents of one detector apart: names that the next restart does not change (a node, a file
     system, a step). Two findings of one detector and one identity are one incident. Empty, where a run has at most one
@@ -36,3 +44,6 @@ class Finding(Record):
     fix: str = ""
     identity: tuple[str, ...] = ()
     since: float | None = None
+    then: tuple[str, ...] = ()
+    fault: str = ""
+    consequences: tuple[Finding, ...] = ()

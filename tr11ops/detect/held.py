@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from tr11ops.base.observed import known
 from tr11ops.cluster.parts import array_number, covers, names_of
 from tr11ops.cluster.pending_reasons import Cause, reason_of_job
-from tr11ops.detect.finding import Finding, Severity
+from tr11ops.detect.finding import HELD_FOR_FAULT, Finding, Severity
+from tr11ops.detect.unfinished_end import is_bad
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.queue.held_jobs import held_jobs, record_of
@@ -47,6 +48,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         for name in names_of(chosen, left):
             jobs = [job for job in chosen if covers(name, job)]
             by = record_of(jobs[0], records) if chosen is held.ours else None
+            is_fault = by is not None and by.is_for_fault and not finished
             shown = jobs[0].job_id if len(jobs) == 1 else name
             usual = Severity.INFO if by is not None and stop is not None else Severity.WARNING
             release = f"scontrol release {shlex.quote(name)}" if snapshot.scheduler == "slurm" else ""
@@ -57,11 +59,34 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
                 derived.command(snapshot, "launch --repair") if by is not None else ""
             )
             effect = "the training is finished, nothing is left for it" if finished else "it starts when it is released"
+            title = f"job {shown} is held ({jobs[0].reason}): {effect}"
+            if is_fault and by is not None and by.why and not _is_told_by_its_attempt(snapshot):
+                title = f"{by.why}: job {shown} is held, it would meet the same"
             yield Finding(
                 NAME,
                 Severity.INFO if finished else Severity.CRITICAL if idle else usual,
-                f"job {shown} is held ({jobs[0].reason}): {effect}",
+                title,
                 subject=name,
                 evidence=() if by is None else (f"by {by.who or 'tr11'}" + (f", because: {by.why}" if by.why else ""),),
-                fix=cancel if finished else release,
+                fix=_what_helps(snapshot, cancel, release, finished, is_fault),
+                then=(release,) if is_fault else (),
+                fault=HELD_FOR_FAULT if is_fault else "",
             )
+
+
+def _what_helps(snapshot: Snapshot, cancel: str, release: str, finished: bool, is_fault: bool) -> str:
+    """What is held for a fault meets the same when it is released: first the fault must be found."""
+    if finished:
+        return cancel
+    if is_fault:
+        newest = derived.last_attempt(snapshot)
+        return derived.command(
+            snapshot, "logs" if newest is None else f"diagnose --job {newest.label or newest.job_id}"
+        )
+    return release
+
+
+def _is_told_by_its_attempt(snapshot: Snapshot) -> bool:
+    """Whether the attempt that held it is known to have ended badly, and so says why (unfinished-end)."""
+    newest = derived.last_attempt(snapshot)
+    return newest is not None and is_bad(newest)

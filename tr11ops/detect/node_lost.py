@@ -40,7 +40,7 @@ def _finding(snapshot: Snapshot, job: Job, node: Node, is_host: bool) -> Finding
     if node.is_gone:
         title = f"job {job.job_id} has lost {node.name}" + (", which ran its batch script" if is_host else "")
         if is_host:
-            severity, fix = Severity.CRITICAL, derived.scheduler_command(snapshot, "scancel", job)
+            severity, fix = Severity.CRITICAL, derived.command(snapshot, "launch --repair")
     reason = f" ({node.reason})" if node.reason else ""
     return Finding(
         NAME, severity, title, subject=job.job_id, identity=(node.name,),

@@ -28,4 +28,5 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         f"attempt {newest.label or newest.job_id} could not start: {marker.message}",
         subject=newest.label or newest.job_id,
         fix=derived.command(snapshot, "doctor"),
+        then=(derived.command(snapshot, "resume"),) if snapshot.pending_jobs else (),
     )

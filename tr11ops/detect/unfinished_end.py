@@ -9,13 +9,13 @@ from tr11ops.cluster.base import Job, JobState
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Attempt, Snapshot
+from tr11ops.queue.held_jobs import standing_holds
+from trainer.contract.end_marker import BAD_REASONS
 
 BOUND = "one; two in a row"
 SEVERITIES = "WARNING, CRITICAL; less (INFO, WARNING) once a later one trains"
 NAME = "unfinished-end"
 NEEDS = ("jobs", "attempts", "last_end", "heartbeats", "steps")
-
-BAD_REASONS = frozenset({"error", "refused"})
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
@@ -83,8 +83,11 @@ def how_it_ended(attempt: Attempt, job: Job | None) -> str:
 def _finding(snapshot: Snapshot, row: list[Attempt], jobs: dict[str, Job], severity: Severity) -> Finding:
     newest = row[0]
     label = newest.label or newest.job_id
+    why = why_it_ended(snapshot, newest)
     if len(row) > 1:
-        title = f"the last {len(row)} attempts did not end by themselves"
+        title = f"the last {len(row)} attempts " + (f"failed: {why}" if why else "did not end by themselves")
+    elif why:
+        title = f"attempt {label} failed: {why}"
     elif newest.end is None:
         title = f"attempt {label} ended without the trainer's end marker"
     else:
@@ -92,8 +95,15 @@ def _finding(snapshot: Snapshot, row: list[Attempt], jobs: dict[str, Job], sever
     evidence = tuple(
         f"{entry.label or entry.job_id}: {how_it_ended(entry, jobs.get(entry.job_id))}" for entry in row[:3]
     )
-    fix = derived.command(snapshot, "logs")
-    return Finding(NAME, severity, title, subject=label, evidence=evidence, fix=fix)
+    fix = derived.command(snapshot, f"diagnose --job {label}")
+    return Finding(NAME, severity, title, subject=label, evidence=evidence, fix=fix, fault=newest.cause)
+
+
+def why_it_ended(snapshot: Snapshot, attempt: Attempt) -> str:
+    """Why an attempt ended badly: its own records, else what the queued work says that it was held for by it."""
+    if attempt.why or attempt != derived.last_attempt(snapshot):
+        return attempt.why
+    return next((hold.why for hold in standing_holds(snapshot) if hold.is_for_fault), "")
 
 
 def _never_began(snapshot: Snapshot, jobs: dict[str, Job]) -> Iterator[Finding]:

@@ -12,7 +12,7 @@ from tr11ops.diagnose.attribution.evidence import Kind
 from tr11ops.goodput.history_values import AttemptHistory, micro
 from tr11ops.goodput.timeline import NO_WORD, AttemptSegment, Bucket, EndCause, Start, launch_end, launches_of
 from tr11ops.rundir.attempts import AttemptVerdict
-from trainer.contract.end_marker import EndMarker
+from trainer.contract.end_marker import BAD_REASONS, EndMarker
 
 FRESH_SECONDS = 120.0  # who gave a sign within these lives, where the scheduler does not say otherwise
 FIRST_START, ROLL_BACK, STALL, SUPERSEDED = "first start", "roll-back", "stall", "superseded"
@@ -159,7 +159,7 @@ class LaunchChain:
 def _end_without_launch(attempt: AttemptHistory) -> EndCause | None:
     """How an attempt ended that never started a worker; None while it lives."""
     if isinstance(attempt.marker, EndMarker):
-        return EndCause(attempt.marker.reason, attempt.marker.reason in {"error", "refused"})
+        return EndCause(attempt.marker.reason, attempt.marker.reason in BAD_REASONS)
     if isinstance(attempt.verdict, AttemptVerdict):
         reason = attempt.verdict.reason
         return EndCause(attempt.verdict.cause or reason, reason == "error")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tr11ops.base.observed import Unknown, known
 from tr11ops.base.units import duration
+from tr11ops.detect.causes import by_cause
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.goodput.timeline import Bucket
 from tr11ops.observe import derived
@@ -339,7 +340,7 @@ def _alerts(snapshot: Snapshot, findings: Iterable[Finding], alerts: Iterable[Al
         snoozed = alert.snoozed_until is not None and alert.snoozed_until > now
         quiet = f", snoozed for {duration((alert.snoozed_until or now) - now)}" if snoozed else ""
         page = f", runbook {alert.runbook}" if alert.runbook else ""
-        gone = alert.fingerprint not in found and alert.detector not in unjudged
+        gone = not found & set(alert.names) and alert.detector not in unjudged
         over = ", not found by this look" if gone else ""
         yield Happened(alert.began, f"{alert.severity.name} alert: {alert.title}{over}; {has}{quiet}{page}")
 
@@ -348,11 +349,12 @@ def _faults(findings: Iterable[Finding], alerts: Sequence[Alert], now: float) ->
     """What this look found and no alert stands for, because no watchdog has looked since."""
     from tr11ops.alerts.fingerprint import fingerprint
 
-    standing = {alert.fingerprint for alert in alerts}
-    for finding in findings:
+    standing = {name for alert in alerts for name in alert.names}
+    for finding in by_cause(findings):
         if finding.severity >= Severity.WARNING and fingerprint(finding.detector, finding.identity) not in standing:
             fix = f" (`{finding.fix}`)" if finding.fix else ""
-            yield Happened(now, f"{finding.severity.name}: {finding.title}{fix}; no alert was opened yet")
+            more = "".join(f"; from it follows: {one.title}" for one in finding.consequences)
+            yield Happened(now, f"{finding.severity.name}: {finding.title}{fix}{more}; no alert was opened yet")
 
 
 def _exclusions(exclusions: Iterable[Exclusion], now: float) -> Iterator[Happened]:

@@ -22,7 +22,7 @@ from tr11ops.rundir.exclusions import read_version
 from tr11ops.rundir.paths import RunDirectory, Submission
 from tr11ops.rundir.software import code_of, versions_of
 from trainer.contract.checkpoint_names import checkpoint_steps, read_latest
-from trainer.contract.end_marker import EndMarker
+from trainer.contract.end_marker import BAD_REASONS, EndMarker
 from trainer.contract.heartbeat import Heartbeat
 from trainer.contract.logline import parse_step
 from trainer.contract.manifest import manifest_faults
@@ -153,7 +153,11 @@ def _attempt(paths: RunPaths, job_id: str, changed: float) -> Attempt:
 
     end = observed(read)
     record = read_details(path.with_name("attempt.json"))
-    verdict = read_details(path.with_name("verdict.json")) if end is None else {}
+    is_bad = end is None or (isinstance(end, EndMarker) and end.reason in BAD_REASONS)
+    verdict = read_details(path.with_name("verdict.json")) if is_bad else {}
+    failure = ""
+    if end is None:
+        failure = _text(verdict, "message") if verdict else _why_without_verdict(path.parent)
     nodes, changes = record.get("nodes"), record.get("changes")
     return Attempt(
         job_id=job_id,
@@ -162,10 +166,12 @@ def _attempt(paths: RunPaths, job_id: str, changed: float) -> Attempt:
         label=attempt_label(record, job_id),
         start=_number(record, "start"),
         nodes=tuple(map(str, nodes)) if isinstance(nodes, list) else (),
-        failure=_text(verdict, "message") or ("" if end is not None or verdict else _why_without_verdict(path.parent)),
+        failure=failure,
         changes=tuple(map(str, changes)) if isinstance(changes, list) else (),
         code=code_of(record),
         versions=versions_of(record),
+        cause=_text(verdict, "cause"),
+        held_because="" if verdict.get("held_for") else _text(verdict, "held_because"),
     )
 
 

@@ -15,11 +15,12 @@ from tr11ops.base.observed import Observed, Unknown, known, observed_fields, unk
 from tr11ops.cluster.base import Job, JobState, Node
 from tr11ops.observe.operation import OperationFacts, OperationObservations
 from tr11ops.observe.training import TrainingFacts, TrainingObservations
+from tr11ops.rundir.attempts import why_held
 from tr11ops.rundir.damage import Damage
 from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.paths import Submission
 from tr11ops.rundir.software import CodeIdentity
-from trainer.contract.end_marker import EndMarker
+from trainer.contract.end_marker import BAD_REASONS, EndMarker
 from trainer.contract.heartbeat import Heartbeat
 from trainer.contract.logline import StepRecord
 from trainer.contract.origin import Origin
@@ -62,7 +63,8 @@ class Attempt(Record):
 
     `end` is None when the trainer left no end marker; `failure` is then what the batch script found instead ("" if it
     found nothing either). `changed` is the time of the end marker, or of the folder's last change. `changes`: what it
-    has otherwise than the attempt before it.
+    has otherwise than the attempt before it. Of one that ended badly, `cause` is the class of its fault ("storage",
+    "node", ...) and `held_because` why it let nothing follow; "" where the batch script wrote neither.
     """
 
     job_id: str
@@ -75,6 +77,17 @@ class Attempt(Record):
     changes: tuple[str, ...] = ()
     code: CodeIdentity | None = None  # None: not recorded
     versions: Mapping[str, str] = field(default_factory=dict)
+    cause: str = ""
+    held_because: str = ""
+
+    @property
+    def why(self) -> str:
+        """Why it ended badly, as far as that is known; "" where it did not, or where nothing says."""
+        if isinstance(self.end, Unknown):
+            return ""
+        if self.end is None:
+            return why_held(self.held_because, self.failure)
+        return why_held(self.held_because, self.end.message) if self.end.reason in BAD_REASONS else ""
 
 
 class Checkpoint(Record):

@@ -130,6 +130,13 @@ class AttemptVerdict(Record):
         return read_typed(cls, attempt / VERDICT_FILE, "a verdict")
 
 
+def why_held(because: str, ended: str) -> str:
+    """Why an attempt let nothing follow, and how it ended: one sentence where one of them holds the other."""
+    said = (because, ended)
+    both = f"{because}: {ended}" if because else ended
+    return next((one for one in said if all(other in one for other in said)), both)
+
+
 def of_marker(marker: EndMarker) -> AttemptVerdict:
     """The verdict that is the trainer's own word: a failing launcher after a clean end changes nothing."""
     return AttemptVerdict(

@@ -16,12 +16,13 @@ from tr11ops.base.redact import one_line
 from tr11ops.base.units import number_in
 from tr11ops.cluster.base import Job
 from tr11ops.cluster.parts import without
-from tr11ops.rundir.attempts import AttemptVerdict
+from tr11ops.rundir.attempts import AttemptVerdict, why_held
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER
 from tr11ops.rundir.hold_marks import marked_holds
 from tr11ops.rundir.hold_records import HoldRecord, ReleaseRecord
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.rundir.reserve import with_reserve
+from trainer.contract.end_marker import BAD_REASONS
 from trainer.contract.files import write_json
 from trainer.contract.paths import RunPaths
 from trainer.contract.state_file import read_json
@@ -97,10 +98,8 @@ def _by_attempts(paths: RunPaths, attempts: Iterable[str], releases: tuple[Relea
         verdict = known(observed(lambda job_id=job_id: AttemptVerdict.read(paths.attempt(job_id))), None)  # type: ignore[misc]
         if not isinstance(verdict, AttemptVerdict):
             continue
-        ended = verdict.message if verdict.reason in {"error", "refused"} else verdict.reason
-        said = (verdict.held_because, ended)
-        both = f"{verdict.held_because}: {ended}" if verdict.held_because else ended
-        why = next((one for one in said if all(other in one for other in said)), both)
+        ended = verdict.message if verdict.reason in BAD_REASONS else verdict.reason
+        why = why_held(verdict.held_because, ended)
         # after an end in order nothing but a switch holds: verdicts that are older than `held_for` say it by that
         is_for_switch = verdict.held_for in SWITCHES or verdict.reason in SWITCHES | ENDS_IN_ORDER
         for name in _still_held(verdict, releases):

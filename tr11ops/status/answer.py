@@ -196,7 +196,7 @@ def _owner(critical: list[Finding], alerts: tuple[Alert, ...]) -> str:
         return ""
     from tr11ops.alerts.fingerprint import fingerprint
 
-    owners = {alert.fingerprint: _who(alert) for alert in alerts}
+    owners = {name: _who(alert) for alert in alerts for name in alert.names}
     people = [owners.get(fingerprint(finding.detector, finding.identity), "") for finding in critical]
     return " and ".join(dict.fromkeys(people)) if all(people) else ""
 

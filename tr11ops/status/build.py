@@ -11,6 +11,7 @@ from tr11ops.base.observed import Observed, Unknown, known
 from tr11ops.base.units import finite
 from tr11ops.cluster.base import Job
 from tr11ops.detect.backup_overdue import missing_copies
+from tr11ops.detect.causes import commands_after, first_cause
 from tr11ops.detect.cron_dead import is_overdue
 from tr11ops.detect.finding import Finding
 from tr11ops.detect.nodes_left import bad_nodes
@@ -92,7 +93,7 @@ def status_of(
             parts.ShownExclusion(entry.node, entry.why, entry.owner, Instant.of(entry.until))
             for entry in snapshot.exclusions
         ),
-        findings=tuple(map(_finding, findings)),
+        findings=tuple(_finding(finding, findings) for finding in findings),
         alerts=_alerts(extra),
         periodic_jobs=_periodic_jobs(snapshot),
         chains=None if isinstance(snapshot.chains, Unknown) else tuple(
@@ -131,10 +132,15 @@ def _nodes(snapshot: Snapshot) -> tuple[str, ...] | None:
     return tuple(sorted({node for job in snapshot.active_jobs for node in job.nodes}))
 
 
-def _finding(finding: Finding) -> parts.ShownFinding:
+def _finding(finding: Finding, findings: tuple[Finding, ...]) -> parts.ShownFinding:
+    from tr11ops.alerts.fingerprint import fingerprint
+
+    cause = first_cause(finding, findings)
     return parts.ShownFinding(
         finding.detector, finding.severity.name.lower(), finding.title, finding.subject, finding.evidence,
-        finding.fix or None, page_of(finding.detector),
+        finding.fix or None, page_of(finding.detector), commands_after(finding, findings),
+        fingerprint(finding.detector, finding.identity),
+        None if cause is finding else fingerprint(cause.detector, cause.identity),
     )  # fmt: skip
 
 

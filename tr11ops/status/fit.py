@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from tr11ops.status.parts import ShownFinding
-from tr11ops.status.rows import SEVERITY_STYLES, Row, finding_rows
+from tr11ops.status.rows import SEVERITY_STYLES, Row, ShownIncident, incident_rows
 
 LEAST_DETAILS = 7  # lines of the state of things that are worth more than a third finding
 URGENT = ("red", "bold red", "yellow")  # styles of the rows about something to act on, the worst first
@@ -21,20 +20,20 @@ Lines = Callable[[Row], int]  # how many lines a row takes
 
 
 def fitted(
-    findings: tuple[ShownFinding, ...], unknown: Sequence[Row], details: Sequence[Row], room: int | None, lines: Lines
+    incidents: tuple[ShownIncident, ...], unknown: Sequence[Row], details: Sequence[Row], room: int | None, lines: Lines
 ) -> list[Row]:
     """The rows below the answer, at most `room` lines of them; all, in their usual order, where they fit.
 
-    `findings` are sorted, the most urgent first. Only the most urgent one's first lines may exceed the room.
+    `incidents` are sorted, the most urgent first. Only the most urgent one's first lines may exceed the room.
     """
-    wrong = [row for finding in findings for row in (EMPTY, *finding_rows(finding))]
+    wrong = [row for incident in incidents for row in (EMPTY, *incident_rows(incident))]
     everything = [EMPTY, *details, *wrong, *unknown]
     if room is None or _sum(everything, lines) <= room:
         return everything
     rest = _by_worth([row for row in (*unknown, *details) if row != EMPTY])
     action = 2 + _sum([row for row in rest if row[2] in URGENT], lines)  # worth more than a finding's evidence
     kept_free = max(min(LEAST_DETAILS, room // 3), min(action, room // 2))
-    shown = [*_findings(findings, max(1, room - kept_free), lines), EMPTY]
+    shown = [*_incidents(incidents, max(1, room - kept_free), lines), EMPTY]
     left = room - _sum(shown, lines) - lines(_more(len(rest)))
     if left < 0:
         return shown
@@ -42,27 +41,27 @@ def fitted(
     return [*shown, *kept, _more(len(rest) - len(kept))]
 
 
-def _findings(findings: tuple[ShownFinding, ...], room: int, lines: Lines) -> list[Row]:
+def _incidents(incidents: tuple[ShownIncident, ...], room: int, lines: Lines) -> list[Row]:
     """The most urgent one whole if there is room, those after it without their evidence, the rest counted."""
     rows: list[Row] = []
-    for index, finding in enumerate(findings):
-        last = index == len(findings) - 1
+    for index, incident in enumerate(incidents):
+        last = index == len(incidents) - 1
         left = room - _sum(rows, lines) - (0 if last else 1)
-        whole, short = finding_rows(finding), finding_rows(finding, with_evidence=False)
-        later = 0 if last else _sum(finding_rows(findings[index + 1], with_evidence=False), lines)
+        whole, short = incident_rows(incident), incident_rows(incident, with_evidence=False)
+        later = 0 if last else _sum(incident_rows(incidents[index + 1], with_evidence=False), lines)
         chosen = whole if _sum(whole, lines) + later <= left else short
         if index and _sum(chosen, lines) > left:
-            return [*rows, _counted(findings[index:])]
+            return [*rows, _counted(incidents[index:])]
         rows += chosen
     return rows
 
 
-def _counted(findings: Sequence[ShownFinding]) -> Row:
+def _counted(incidents: Sequence[ShownIncident]) -> Row:
     counts: dict[str, int] = {}
-    for finding in findings:
-        counts[finding.severity] = counts.get(finding.severity, 0) + 1
+    for incident in incidents:
+        counts[incident.severity] = counts.get(incident.severity, 0) + 1
     words = ", ".join(f"{count} {severity.upper()}" for severity, count in counts.items())
-    return "", f"and {len(findings)} more: {words}", SEVERITY_STYLES[findings[0].severity]
+    return "", f"and {len(incidents)} more: {words}", SEVERITY_STYLES[incidents[0].severity]
 
 
 def _more(count: int) -> Row:

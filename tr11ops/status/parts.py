@@ -229,7 +229,11 @@ class ShownExclusion(NamedTuple):
 
 
 class ShownFinding(NamedTuple):
-    """A fault that this look found. `severity`: "info", "warning", "critical"; `runbook`: a page of `runbooks/`."""
+    """A fault that this look found. `severity`: "info", "warning", "critical"; `runbook`: a page of `runbooks/`.
+
+    `then`: what lets the run go on once `fix` has helped. `fingerprint` names its incident, as alerts do, and
+    `follows_from` that of its first cause, where it has one in this look.
+    """
 
     detector: str
     severity: str
@@ -238,6 +242,9 @@ class ShownFinding(NamedTuple):
     evidence: tuple[str, ...]
     fix: str | None
     runbook: str | None
+    then: tuple[str, ...] = ()
+    fingerprint: str | None = None
+    follows_from: str | None = None
 
 
 class ShownAlert(NamedTuple):

@@ -64,8 +64,8 @@ def _rows(view: RemoteView, status: Status, screen: Screen) -> Iterator[Row]:
     yield from _goodput(table(published.get("goodput")))
     yield from _log(view)
     yield "", "", ""
-    for finding in status.findings:
-        yield from rows.finding_rows(finding)
+    for incident in rows.incidents_of(status.findings):
+        yield from rows.incident_rows(incident)
     changed = "" if view.facts.changed is None else f", of {timestamp(view.facts.changed, screen.zone)}"
     yield "hub", f"{view.repository} at commit {view.facts.commit[:8]}{changed}", "dim"
     yield from (row for row in rows.unknown_rows(status) if row[1])

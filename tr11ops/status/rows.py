@@ -50,13 +50,50 @@ class Screen(Record):
         return max(20, self.width - LABEL_WIDTH - 1)
 
 
-def finding_rows(finding: ShownFinding, with_evidence: bool = True) -> list[Row]:
-    """What is wrong, the evidence, what to type, and the page that explains it."""
-    rows: list[Row] = [(finding.severity.upper(), finding.title, SEVERITY_STYLES[finding.severity])]
+class ShownIncident(Record):
+    """A finding that follows from no other, and those that follow from it."""
+
+    cause: ShownFinding
+    following: tuple[ShownFinding, ...] = ()
+
+    @property
+    def severity(self) -> str:
+        """That of the worst of its findings."""
+        every = (self.cause.severity, *(finding.severity for finding in self.following))
+        return max(every, key=list(SEVERITY_STYLES).index)
+
+    @property
+    def commands_after(self) -> tuple[str, ...]:
+        """What is still to be typed when the cause's `fix` has helped."""
+        commands = (command for finding in (self.cause, *self.following) for command in finding.then)
+        return tuple(command for command in dict.fromkeys(commands) if command != self.cause.fix)
+
+
+def incidents_of(findings: tuple[ShownFinding, ...]) -> tuple[ShownIncident, ...]:
+    """The findings by their causes: the most severe incident first, otherwise in the order given."""
+    names = {finding.fingerprint for finding in findings if finding.follows_from is None}
+    following: dict[str, list[ShownFinding]] = {}
+    causes = []
+    for finding in findings:
+        if finding.follows_from is None or finding.follows_from not in names:
+            causes.append(finding)
+        else:
+            following.setdefault(finding.follows_from, []).append(finding)
+    found = [ShownIncident(cause, tuple(following.pop(cause.fingerprint or "", ()))) for cause in causes]
+    order = list(SEVERITY_STYLES)
+    return tuple(sorted(found, key=lambda incident: -order.index(incident.severity)))
+
+
+def incident_rows(incident: ShownIncident, with_evidence: bool = True) -> list[Row]:
+    """What is wrong, the evidence, what to type, what follows from it, and the page that explains it."""
+    finding, severity = incident.cause, incident.severity
+    rows: list[Row] = [(severity.upper(), finding.title, SEVERITY_STYLES[severity])]
     if with_evidence:
         rows += [("", line, "") for line in finding.evidence]
     if finding.fix:
         rows.append(("  type", finding.fix, "bold"))
+    rows += [("  then" if index == 0 else "", line, "bold") for index, line in enumerate(incident.commands_after)]
+    rows += [("", f"from it follows: {one.title}", SEVERITY_STYLES[one.severity]) for one in incident.following]
     if finding.runbook:
         rows.append(("  read", f"tr11 runbook {finding.runbook.removesuffix('.md')}", ""))
     return rows

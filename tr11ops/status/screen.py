@@ -57,7 +57,8 @@ def render(status: Status, screen: Screen) -> RenderableType:
         return max(1, _height(line(row[1], screen), screen.content_width))
 
     room = None if screen.height is None else max(1, screen.height - top - sum(map(lines, needs)))
-    rest = fitted(status.findings, list(rows.unknown_rows(status)), list(_details(status, screen)), room, lines)
+    incidents, unknown = rows.incidents_of(status.findings), list(rows.unknown_rows(status))
+    rest = fitted(incidents, unknown, list(_details(status, screen)), room, lines)
     return Group(head, why, table_of((*needs, *rest), screen))
 
 

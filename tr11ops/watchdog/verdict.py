@@ -12,10 +12,11 @@ from tr11ops.base.observed import Unknown
 from tr11ops.base.units import counted, duration
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.cluster.pending_reasons import Cause, Wait, reason_of_job
+from tr11ops.detect.causes import first_cause
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.detect.unfinished_end import BAD_REASONS
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import KillSwitch, Snapshot
+from trainer.contract.end_marker import BAD_REASONS
 from trainer.contract.record import Record
 
 
@@ -65,7 +66,18 @@ def _judged(snapshot: Snapshot, findings: tuple[Finding, ...]) -> Verdict:
         where = f"{outside.phase} outside the scheduler, as {outside.job_id}"
         return Verdict(VerdictWord.HEALTHY, f"{where}; {_seen(snapshot, outside)}")
     pending = snapshot.pending_jobs
-    return _of_pending(snapshot, pending) if pending else _of_nothing(snapshot)
+    found = _of_pending(snapshot, pending) if pending else _of_nothing(snapshot)
+    cause = _cause_of_standstill(findings) if found.word is VerdictWord.DOWN else ""
+    return replace(found, why=f"{cause}; {found.why}") if cause else found
+
+
+def _cause_of_standstill(findings: tuple[Finding, ...]) -> str:
+    """The fault that nothing runs for, in words; "" where none is known."""
+    for finding in findings:
+        cause = first_cause(finding, findings)
+        if finding.detector in {"down", "held"} and cause is not finding:
+            return cause.title
+    return ""
 
 
 def _without_scheduler(snapshot: Snapshot, why: str) -> Verdict:
@@ -92,7 +104,7 @@ STARTING_PHASES = {"starting", "loading"}
 def _of_active(snapshot: Snapshot, findings: tuple[Finding, ...], active: tuple[Job, ...]) -> Verdict:
     stalling = next((finding for finding in findings if _stalls(finding)), None)
     if stalling is not None:
-        return Verdict(VerdictWord.STALLED, stalling.title)
+        return Verdict(VerdictWord.STALLED, first_cause(stalling, findings).title)
     running = [job for job in active if job.state is JobState.RUNNING]
     job = max(running or active, key=lambda job: job.start_time or 0.0)
     on = f"job {job.job_id} on {_nodes(job)}"
@@ -176,7 +188,7 @@ def _of_pending(snapshot: Snapshot, pending: tuple[Job, ...]) -> Verdict:
         return Verdict(VerdictWord.UNKNOWN, f"nothing runs now; {fate}; finished, stopped or waiting? {hidden}")
     if not waiting:
         waits = "; ".join(f"job {job.job_id} waits for a person ({_why(job)})" for job in _first(pending)[:2])
-        return Verdict(VerdictWord.DOWN, f"{waits}{_last_fault(snapshot)}")
+        return Verdict(VerdictWord.DOWN, waits)
     marker = derived.last_marker(snapshot)
     older = marker is not None and all((job.submit_time or 0.0) < marker.time for job in waiting)
     if marker is not None and marker.reason == "refused" and older:
@@ -202,16 +214,6 @@ def _why(job: Job) -> str:
     return f"{job.reason}: {reason_of_job(job).meaning}" if job.reason else reason_of_job(job).meaning
 
 
-def _last_fault(snapshot: Snapshot) -> str:
-    """What the last attempt ended by, where that was a fault; "" where it was none, or where it is not known."""
-    newest = derived.last_attempt(snapshot)
-    if newest is None or isinstance(newest.end, Unknown):
-        return ""
-    if newest.end is None:
-        return f": {newest.failure}" if newest.failure else ""
-    return f": {newest.end.message}" if newest.end.reason in BAD_REASONS else ""
-
-
 def _of_nothing(snapshot: Snapshot) -> Verdict:
     if derived.is_finished(snapshot):
         done = derived.iteration(snapshot)
@@ -226,11 +228,9 @@ def _of_nothing(snapshot: Snapshot) -> Verdict:
     marker = derived.last_marker(snapshot)
     if snapshot.submissions == () and snapshot.attempts == ():
         return Verdict(VerdictWord.DOWN, "nothing was launched yet")
-    if marker is None:
-        last = ""
-    elif marker.reason == "refused":  # it never came to an iteration
-        last = f"; the last attempt refused to start: {marker.message}"
-    else:
+    newest, last = derived.last_attempt(snapshot), ""
+    is_newest = marker is not None and newest is not None and newest.end == marker
+    if marker is not None and is_newest and marker.reason not in BAD_REASONS:  # a bad end is a finding, which leads
         last = f"; the last exit record says {marker.reason} at iteration {marker.iteration}"
     return Verdict(VerdictWord.DOWN, f"nothing runs and nothing is queued{last}")
 

@@ -41,6 +41,7 @@ END_REASONS = {
     "refused": "bad input: nothing was trained, and another try would end the same way",
     "error": "the trainer failed",
 }
+BAD_REASONS = frozenset({"error", "refused"})  # after these something must be repaired
 
 
 # What the trainer's process returns, and the batch script. After 2 and 3 no other task may start before a person has

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.tr11ops.detect.detector_table import SWITCH, TABLE, UNKNOWN, nodes_with
+from tests.tr11ops.detect.detector_table import SWITCH, TABLE, UNKNOWN
 from tests.tr11ops.detect.operation_cases import OPERATION
 from tests.tr11ops.status_cases import (
     DAY,
@@ -88,9 +88,14 @@ def test_the_first_cause_is_quoted() -> None:
 )
 def test_fixes_are_commands_for_this_run(scheduler: str, card: str, expected: list[str]) -> None:
     given = with_facts(
-        snapshot(scheduler=scheduler, nodes=nodes_with({"n01": {"down"}}), kill_switch=SWITCH), card=card
+        snapshot(
+            scheduler=scheduler,
+            jobs=(running(job_id="1000_6", start_time=NOW - DAY), running(), pending()),
+            kill_switch=SWITCH,
+        ),
+        card=card,
     )
-    assert [found(given, name)[0].fix for name in ("node-lost", "kill-switch-left-on")] == expected
+    assert [found(given, name)[0].fix for name in ("two-attempts", "kill-switch-left-on")] == expected
 
 
 def test_a_command_of_two_words_takes_the_card_after_both() -> None:

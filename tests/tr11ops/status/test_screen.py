@@ -44,7 +44,7 @@ from tr11ops.observe.training import LaunchEnd
 from tr11ops.rundir.software import CodeIdentity
 from tr11ops.status.build import status_of
 from tr11ops.status.extra_observations import ExtraObservations
-from tr11ops.status.rows import Screen
+from tr11ops.status.rows import Screen, incidents_of
 from tr11ops.status.screen import badge_style, render
 from tr11ops.watchdog.verdict import VerdictWord, judge
 from trainer.contract.origin import Origin
@@ -84,8 +84,9 @@ def test_no_screen_is_wider_than_its_terminal(given_snapshot: Snapshot, unicode:
     assert text.splitlines()[0].split()[0].lower() == judge(given_snapshot, findings).word
     assert max(map(len, text.splitlines())) <= width
     assert unicode or text.isascii()
-    for finding in findings:
-        assert "".join(finding.fix.split()) in "".join(text.split()), "the command to type is on the screen"
+    for incident in incidents_of(status_of(given_snapshot, findings, judge(given_snapshot, findings)).findings):
+        for command in (incident.cause.fix or "", *incident.commands_after):
+            assert "".join(command.split()) in "".join(text.split()), "the command to type is on the screen"
 
 
 def test_hostile_texts_reach_no_terminal() -> None:

@@ -40,10 +40,13 @@ PART_EVIDENCE = 3  # lines of evidence of each of several alerts
 _NEWS = {
     "raised": "This has become worse.",
     "reopened": "This has come back.",
+    "cause": "This is the cause of what you were told before.",
     "repeated": "This still stands, and no one has acknowledged it.",
     "again": "This still stands: its acknowledgement or its snooze is over.",
 }
-_SHORT = {"opened": "new", "raised": "worse", "reopened": "back", "again": "still stands"}
+_SHORT = {
+    "opened": "new", "raised": "worse", "reopened": "back", "cause": "the cause", "again": "still stands",
+}  # fmt: skip
 
 
 def alert_message(
@@ -177,9 +180,19 @@ def _all_clear(
 
 
 def _type(alert: Alert, policy: Policy, is_cured: bool) -> Iterator[str]:
-    if alert.fix:
+    commands = [alert.fix] if alert.fix else []
+    after = alert.commands_after
+    if commands:
         yield "Type nothing now. Only if that fails:" if is_cured else "Type:"
         yield from (*enter(policy), f"  {alert.fix}")
+    if after:
+        yield "When that has helped:" if commands else "When it is repaired, type:"
+        yield from (*(() if commands else enter(policy)), *(f"  {command}" for command in after))
+    if alert.consequences:
+        yield ""
+        yield "What follows from it:"
+        for one in alert.consequences:
+            yield from wrapped(one.title, "- ")
 
 
 def _news(part: MessagePart, now: float) -> str:
@@ -277,6 +290,10 @@ def _numbered(number: int, part: MessagePart, now: float, situation: RunSituatio
         yield from wrapped(line, "   ")
     if alert.fix:
         yield f"   {'If tr11 fails, type' if is_cured(alert, situation) else 'Type'}: {alert.fix}"
+    for command_after in alert.commands_after:
+        yield f"   Then: {command_after}"
+    for one in alert.consequences:
+        yield from wrapped(f"From it follows: {one.title}", "   ")
     yield f"   Alert: {alert.fingerprint}"
 
 

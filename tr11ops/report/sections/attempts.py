@@ -12,7 +12,7 @@ from tr11ops.report.page import Column, ReportSection, Styled, table
 from tr11ops.report.sections.formats import ROWS_SHOWN, moment
 from tr11ops.rundir.journal_lines import lines_of
 from tr11ops.rundir.software import version_words
-from trainer.contract.end_marker import EndMarker
+from trainer.contract.end_marker import BAD_REASONS, EndMarker
 
 
 def attempts(material: ReportMaterial, zone: tzinfo) -> ReportSection:
@@ -58,7 +58,7 @@ def software(material: ReportMaterial) -> ReportSection | None:
 
 def _ending(attempt: AttemptHistory) -> Styled:
     if isinstance(attempt.marker, EndMarker):
-        bad = attempt.marker.reason in {"error", "refused"}
+        bad = attempt.marker.reason in BAD_REASONS
         text = f"{attempt.marker.reason}: {attempt.marker.message}"
         return Styled(text, "critical") if bad else Styled(attempt.marker.reason)
     if attempt.is_running:

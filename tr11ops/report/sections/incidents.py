@@ -6,6 +6,8 @@ from datetime import tzinfo
 
 from tr11ops.base.observed import Unknown, known
 from tr11ops.base.units import duration
+from tr11ops.detect.causes import by_cause
+from tr11ops.detect.finding import Finding
 from tr11ops.goodput.causes import Interruption
 from tr11ops.goodput.history_values import History
 from tr11ops.report.material import ReportMaterial
@@ -14,15 +16,24 @@ from tr11ops.report.sections.formats import ROWS_SHOWN, moment, severity
 
 
 def open_findings(material: ReportMaterial) -> ReportSection | None:
-    """The findings of this moment, with the command to type; None where nothing is wrong."""
+    """The findings of this moment by their causes, with the command to type; None where nothing is wrong."""
     if not material.findings:
         return None
     rows = [
-        (severity(finding.severity), finding.title, "; ".join(finding.evidence[:3]), Styled(finding.fix, "code"))
-        for finding in material.findings
+        (
+            severity(finding.severity),
+            _with_consequences(finding),
+            "; ".join(finding.evidence[:3]),
+            Styled(finding.fix, "code"),
+        )
+        for finding in by_cause(material.findings)
     ]
     columns = (Column("severity"), Column("what", is_wide=True), Column("seen", is_wide=True), Column("to type"))
     return ReportSection("findings", "What is wrong now", table=table(columns, rows))
+
+
+def _with_consequences(finding: Finding) -> str:
+    return finding.title + "".join(f"; from it follows: {one.title}" for one in finding.consequences)
 
 
 def faults(material: ReportMaterial, zone: tzinfo) -> ReportSection:

@@ -1,0 +1,106 @@
+"""One incident, one mail: its cause leads, what follows from it is below, and the command helps with the cause."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.tr11ops.alerts.office import ANA, CRITICAL, LIST, MINUTE, NOON, WARNING, finding
+from tr11ops.alerts.changes import acknowledge, apply, resolve_prefix
+from tr11ops.alerts.fingerprint import fingerprint
+from tr11ops.alerts.incidents import ACKNOWLEDGED, look
+from tr11ops.alerts.notify import tell
+from tr11ops.alerts.policy import Policy
+from tr11ops.alerts.state import Alert, AlertState, Message
+from tr11ops.detect.finding import HELD_FOR_FAULT, Finding
+
+POLICY = Policy(run="small", directory="/runs/small", recipients=(LIST,), rota=(ANA,), escalate_minutes=())
+FAULT = finding("unfinished-end", WARNING, "20_3", title="attempt 20_3 failed: SIGSEGV", fix="tr11 diagnose")
+HELD = finding(
+    "held", CRITICAL, "20", title="job 20_[4-10%1] is held", fix="tr11 diagnose", then=("tr11 resume",),
+    fault=HELD_FOR_FAULT,
+)  # fmt: skip
+
+
+class Watch:
+    """Looks, a minute apart."""
+
+    def __init__(self) -> None:
+        self.alert_state = AlertState()
+        self.now = NOON
+
+    def sees(self, *findings: Finding, blind: tuple[str, ...] = ()) -> tuple[Message, ...]:
+        self.now += MINUTE
+        looked = look(self.alert_state, findings, frozenset(blind), POLICY, self.now)
+        self.alert_state, messages = tell(looked, POLICY, self.now)
+        return messages
+
+    @property
+    def open(self) -> list[str]:
+        return [alert.detector for alert in self.alert_state.open_alerts]
+
+    @property
+    def alert(self) -> Alert:
+        (alert,) = self.alert_state.open_alerts
+        return alert
+
+
+def test_one_mail_with_the_cause_as_its_headline() -> None:
+    watch = Watch()
+    (message,) = watch.sees(HELD, FAULT)
+    assert message.subject == "[CRITICAL] small: attempt 20_3 failed: SIGSEGV"
+    lines = message.body.splitlines()
+    at = lines.index("Type:")
+    assert lines[at : at + 7] == [
+        "Type:", "  tr11 diagnose", "When that has helped:", "  tr11 resume", "", "What follows from it:",
+        "- job 20_[4-10%1] is held",
+    ]  # fmt: skip
+    assert watch.open == ["unfinished-end"] and watch.sees(HELD, FAULT) == ()
+
+
+def test_a_cause_that_is_found_later_goes_on_with_the_alert_of_its_consequence() -> None:
+    """People know of the incident: no all-clear, no second alert; one mail that says what brought it about."""
+    watch = Watch()
+    (first,) = watch.sees(HELD)
+    began = watch.alert.began
+    change, _ = acknowledge("ana")
+    watch.alert_state = apply(watch.alert_state, watch.alert.fingerprint, change, ACKNOWLEDGED, "ana", "", watch.now)
+    (second,) = watch.sees(HELD, FAULT)
+    assert second.kind == "cause" and "SIGSEGV" in second.subject
+    assert "This is the cause of what you were told before." in second.body
+    assert (watch.open, watch.alert.began, watch.alert.acknowledged_by) == (["unfinished-end"], began, "ana")
+    assert second.thread == first.message_id
+    assert resolve_prefix(watch.alert_state, fingerprint("held", ())) == watch.alert  # as the first mail named it
+    assert watch.sees(HELD, FAULT) == ()
+
+
+def test_two_alerts_become_one_when_one_proves_to_follow_from_the_other() -> None:
+    watch = Watch()
+    watch.sees(replace(HELD, fault=""), FAULT)
+    assert watch.open == ["held", "unfinished-end"]
+    assert watch.sees(HELD, FAULT) == () and watch.open == ["unfinished-end"]  # both are known already
+    assert watch.alert.severity is CRITICAL
+    assert [one.detector for one in watch.alert_state.closed] == ["held"]
+
+
+@pytest.mark.parametrize("blind", [(), ("unfinished-end",)], ids=["one look", "a look that could not see it"])
+def test_a_cause_that_one_look_misses_is_still_the_cause(blind: tuple[str, ...]) -> None:
+    watch = Watch()
+    watch.sees(HELD, FAULT)
+    assert watch.sees(HELD, blind=blind) == () and watch.open == ["unfinished-end"]
+
+
+def test_what_outlasts_its_cause_is_told_for_itself() -> None:
+    watch = Watch()
+    watch.sees(HELD, FAULT)
+    watch.sees(HELD)
+    messages = watch.sees(HELD)
+    assert watch.open == ["held"] and "opened" in [message.kind for message in messages]
+
+
+def test_what_becomes_worse_is_told_although_its_cause_was_missed() -> None:
+    watch = Watch()
+    watch.sees(replace(HELD, severity=WARNING), FAULT)
+    (message,) = watch.sees(HELD)
+    assert message.severity is CRITICAL and "is held" in message.subject

@@ -1,0 +1,161 @@
+"""Which finding follows from which: one incident has one cause, and the cause is what people are told first. Pure.
+
+`CAUSES` places every detector. What follows from another finding of the same look (or is its lesser sign) is listed
+below that one, wherever findings are shown: in mails, in alerts, on the screen, in the verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from enum import StrEnum
+
+from tr11ops.detect.finding import HELD_FOR_FAULT, Finding, Severity
+from trainer.contract.record import Record
+
+
+class Same(StrEnum):
+    """What two findings must share for the one to follow from the other."""
+
+    RUN = "run"  # nothing more: the run has one of each
+    SUBJECT = "subject"  # what they are about: the job, the attempt
+    IDENTITY = "identity"  # the node, the file system, the periodic job
+
+
+class Link(Record):
+    """That findings follow from those of the detector `cause`; with `fault`, only where that fault is on record.
+
+    `outlasts`: what follows stays when the cause is gone, until its own `then` is typed.
+    """
+
+    cause: str
+    same: Same = Same.RUN
+    fault: str = ""
+    outlasts: bool = False
+
+
+def _of_job(*causes: str) -> tuple[Link, ...]:
+    return tuple(Link(cause, Same.SUBJECT) for cause in causes)
+
+
+def _of_run(*causes: str, outlasts: bool = False) -> tuple[Link, ...]:
+    return tuple(Link(cause, outlasts=outlasts) for cause in causes)
+
+
+NONE: tuple[Link, ...] = ()
+# Of each detector: what its findings follow from, the strongest cause first. NONE: it is always told for itself.
+CAUSES: Mapping[str, tuple[Link, ...]] = {
+    "down": _of_run("start-failed", "unfinished-end", outlasts=True),
+    "two-attempts": NONE,
+    "hung": _of_job("suspended", "zombie"),
+    "stalled": _of_job("suspended", "zombie", "hung"),
+    "suspended": NONE,
+    "lingering": _of_job("zombie"),
+    "zombie": (Link("node-lost", Same.IDENTITY),),
+    "node-lost": NONE,
+    "dead-chain": NONE,
+    "start-failed": NONE,
+    "held": (
+        Link("start-failed", fault=HELD_FOR_FAULT, outlasts=True),
+        Link("unfinished-end", fault=HELD_FOR_FAULT, outlasts=True),
+    ),
+    "limit-reached": NONE,
+    "reservation-ended": NONE,
+    "waits-for-site": NONE,
+    "nodes-short": _of_run("waits-for-site"),
+    "queued-too-long": _of_run("nodes-short", "waits-for-site"),
+    "chain-end": _of_run("held", "dead-chain", "limit-reached", "reservation-ended"),
+    "kill-switch-left-on": NONE,
+    "switch-unseen": NONE,
+    "unfinished-end": (
+        Link("start-failed", Same.SUBJECT),
+        Link("filesystem-full", fault="storage"),
+        Link("loss-not-finite", fault="numerics"),
+    ),
+    "loss-not-finite": NONE,
+    "loss-spike": _of_run("loss-not-finite"),
+    "gradient-norm": _of_run("loss-not-finite", "loss-spike"),
+    "counters-jump": NONE,
+    "silent-corruption": NONE,
+    "slow": _of_run("slow-node"),
+    "slow-node": NONE,
+    "log-not-growing": NONE,
+    "checkpoint-unsound": NONE,
+    "checkpoint-overdue": NONE,
+    "backup-overdue": _of_run("cron-dead"),
+    "copy-damaged": NONE,
+    "sync-overdue": _of_run("cron-dead"),
+    "secret-in-log": NONE,
+    "filesystem-full": NONE,
+    "filesystem-filling": (Link("filesystem-full", Same.IDENTITY),),
+    "purge-near": NONE,
+    "exclusion-cap": NONE,
+    "exclusion-due": _of_run("cron-dead"),
+    "periodic-job-failed": NONE,
+    "cron-dead": NONE,
+    "clock-skew": NONE,
+    "namesake": NONE,
+    "damaged-state": NONE,
+}
+
+
+def cause_of(finding: Finding, others: Iterable[Finding]) -> Finding | None:
+    """The strongest of `others` that a finding follows from; None where it is told for itself."""
+    found = _link_of(finding, tuple(others))
+    return None if found is None else found[1]
+
+
+def _link_of(finding: Finding, others: tuple[Finding, ...]) -> tuple[Link, Finding] | None:
+    for link in CAUSES.get(finding.detector, NONE):
+        for other in others:
+            if _is_linked(finding, other, link):
+                return link, other
+    return None
+
+
+def _is_linked(finding: Finding, other: Finding, link: Link) -> bool:
+    """What is merely worth knowing (INFO) is no cause of what is worse."""
+    if other.detector != link.cause or (link.fault and finding.fault != link.fault):
+        return False
+    if other.severity is Severity.INFO and finding.severity > Severity.INFO:
+        return False
+    if link.same is Same.SUBJECT:
+        return finding.subject == other.subject
+    return link.same is Same.RUN or finding.identity == other.identity
+
+
+def first_cause(finding: Finding, findings: tuple[Finding, ...]) -> Finding:
+    """What a finding follows from in the end; the finding itself where it follows from none."""
+    while (cause := cause_of(finding, findings)) is not None:
+        finding = cause
+    return finding
+
+
+def commands_after(finding: Finding, findings: tuple[Finding, ...]) -> tuple[str, ...]:
+    """The `then` of a finding, as far as it is still to be typed when its cause is gone."""
+    found = _link_of(finding, findings)
+    return finding.then if found is None or found[0].outlasts else ()
+
+
+def by_cause(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """The first causes, each with what follows from it as its `consequences`, as severe as the worst of them.
+
+    The most severe come first, otherwise in the order given.
+    """
+    given = tuple(findings)
+    following: dict[int, list[Finding]] = {}
+    first: list[Finding] = []
+    for finding in given:
+        cause = first_cause(finding, given)
+        if cause is finding:
+            first.append(finding)
+        else:
+            left = replace(finding, then=commands_after(finding, given))
+            following.setdefault(id(cause), []).append(left)
+    told = [_with(finding, following.get(id(finding), [])) for finding in first]
+    return tuple(sorted(told, key=lambda finding: -finding.severity))
+
+
+def _with(finding: Finding, consequences: list[Finding]) -> Finding:
+    worst = max((other.severity for other in consequences), default=finding.severity)
+    return replace(finding, severity=max(finding.severity, worst), consequences=tuple(consequences))
