@@ -19,6 +19,7 @@ from tr11ops.goodput.advise import CardSettings, is_worth_it
 from tr11ops.goodput.advise import advise as conclude
 from tr11ops.goodput.screen import Paper
 from tr11ops.launch.margins import room_before_limit
+from tr11ops.observe.course import course_of, steps_left
 from tr11ops.runcard.exit_duration import exit_plan
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ def situation_of(look: LookBack, mtbf_hours: float | None) -> CardSettings:
         room=room.sure if room is not None else None,
         evaluates=card.evaluation.iterations > 0,
         remaining=max(0, card.total_iterations - done),
+        recent_steps_left=steps_left(course_of(card), done, max(done, card.total_iterations)),
         given_mtbf=None if mtbf_hours is None else 3600.0 * mtbf_hours,
     )
 

@@ -18,7 +18,6 @@ from tr11ops.cli.common import (
     say,
 )
 from tr11ops.cli.context import SCHEDULER, RunContext
-from tr11ops.observe.forecast import course_of
 from tr11ops.observe.look import facts_of
 from tr11ops.report.build import page_of
 from tr11ops.report.html import render
@@ -58,7 +57,6 @@ def report(
             facts_of(card, context.run or ""),
             open_reader(directory, context.scheduler),
             time.time(),
-            course_of(card),
         )
     )
     page = page_of(material, times, charts)

@@ -8,6 +8,7 @@ from tr11ops.base.observed import Unknown
 from tr11ops.base.units import duration
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe import derived
+from tr11ops.observe.forecast import end_of
 from tr11ops.observe.snapshot import Snapshot
 
 BOUND = "`watch.tasks_left` (2)"
@@ -27,7 +28,8 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     if isinstance(snapshot.steps, Unknown) or isinstance(snapshot.submissions, Unknown):
         return  # what is left to train, or to queue, cannot be told
     tasks = derived.queued_tasks(waiting) + len(active) + derived.tasks_to_come(snapshot)
-    remaining, covered = derived.remaining_seconds(snapshot), derived.queue_coverage_seconds(snapshot)
+    end, covered = end_of(snapshot), derived.queue_coverage_seconds(snapshot)
+    remaining = None if end is None else end.earliest
     behind = tasks - 1
     if behind >= snapshot.run.operation.tasks_left:
         return

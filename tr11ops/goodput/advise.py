@@ -39,7 +39,8 @@ LEAST_SAVES = 3
 class CardSettings:
     """What the card says today. Times in seconds; None where it does not say.
 
-    `room` is the time before the limit that exit duration or early signal leave; `remaining`: iterations to the end.
+    `room` is the time before the limit that exit duration or early signal leave; `remaining`: iterations to the end,
+    and `recent_steps_left` the same in steps as long as the recent ones, None: they are alike.
     """
 
     nodes: int
@@ -52,6 +53,7 @@ class CardSettings:
     evaluates: bool
     remaining: int | None
     given_mtbf: float | None = None
+    recent_steps_left: float | None = None
 
 
 @dataclass(frozen=True)
@@ -270,12 +272,13 @@ def _array(found: MeasuredCosts, situation: CardSettings) -> Iterator[Advice]:
             "array", "", "cannot tell", ("no step was recorded yet, or the card does not say how many remain",)
         )
         return
-    training = situation.remaining * found.step
+    left = situation.recent_steps_left
+    training = found.step * (situation.remaining if left is None else left)
     tasks = math.ceil(training / found.useful_rate / situation.task_seconds)
     per_100 = math.ceil(training / found.useful_rate / 360_000)
     rate = f"{100 * found.useful_rate:.1f} % of the time with nodes trains what is kept"
     why = [
-        f"{situation.remaining:,} iterations of {found.step:,.1f} s remain; {rate}",
+        f"{situation.remaining:,} iterations remain, {duration(training)} by the recent {found.step:,.1f} s; {rate}",
         f"that makes {tasks} tasks of {duration(situation.task_seconds)}, or {per_100} of 100 h",
     ]
     if found.queue is not None:

@@ -14,7 +14,8 @@ from tr11ops.base.observed import known
 from tr11ops.base.units import duration
 from tr11ops.handover.shift import Happened
 from tr11ops.observe import derived
-from tr11ops.observe.forecast import EqualSteps, ForecastEnd, end_of, fits, next_checkpoint, weight_at, work
+from tr11ops.observe.course import EqualSteps, weight_at, work
+from tr11ops.observe.forecast import ForecastEnd, course_seen, end_of, next_checkpoint
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.status.build import forecast_of
 from tr11ops.status.extra_observations import ExtraObservations
@@ -43,7 +44,7 @@ def _saves(snapshot: Snapshot) -> Iterator[Happened]:
 def _queue(snapshot: Snapshot, extra: ExtraObservations) -> Iterator[Happened]:
     if snapshot.kill_switch is not None:
         return
-    end, covered = end_of(snapshot, extra.course), derived.queue_coverage_seconds(snapshot)
+    end, covered = end_of(snapshot), derived.queue_coverage_seconds(snapshot)
     left = math.inf if end is None else end.earliest
     for job in snapshot.active_jobs:
         limit = derived.task_seconds(snapshot, job)
@@ -58,11 +59,10 @@ def _queue(snapshot: Snapshot, extra: ExtraObservations) -> Iterator[Happened]:
 # ----------------------------------------------------------------------------- the schedule
 def _milestones(snapshot: Snapshot, extra: ExtraObservations, card: RunCard, until: float) -> Iterator[Happened]:
     """Where the batch grows, the warm-up and the decay end, an evaluation is due, the training is finished."""
-    end, done = end_of(snapshot, extra.course), derived.iteration(snapshot)
+    end, done = end_of(snapshot), derived.iteration(snapshot)
     if end is None or done is None or next_checkpoint(snapshot) is None:  # nothing trains: nothing is reached
         return
-    batch = known(snapshot.steps, ())[-1].record.global_batch_size
-    course = extra.course if fits(extra.course, done, batch) else ()
+    course = course_seen(snapshot)
     points = [*_evaluations(card, done), *(_points(card, done) if course else ())]
     for iteration, text in points:
         moment = snapshot.time + _seconds_to(snapshot, course, end, done, iteration)

@@ -48,7 +48,7 @@ class LogEnd:
 
     @property
     def remaining_seconds(self) -> float | None:
-        """What is left at the recent pace, without waits and restarts."""
+        """What is left at the recent pace, without waits and restarts. Larger batches to come are in no log."""
         if self.last is None or self.seconds_per_iteration is None:
             return None
         return max(0, self.last.total_iterations - self.last.iteration) * self.seconds_per_iteration

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -10,11 +9,11 @@ from typing import Literal, TypeAlias
 from tr11ops.base.units import duration
 from tr11ops.cluster.arrays import ArraySpec
 from tr11ops.cluster.site import SiteRules
+from tr11ops.observe.course import course_of, weight_at, work
 from tr11ops.runcard.card import RunCard
 from tr11ops.runcard.check import PreflightCheck, ok, refused, warning
 from tr11ops.runcard.estimate import attempt_seconds
-from tr11ops.runcard.speed import RunHistory, assumed_rate, seconds_at, step_weights
-from trainer.schedule.path import path_of
+from tr11ops.runcard.speed import RunHistory, assumed_rate, seconds_at
 
 ChainKind: TypeAlias = Literal["single", "array", "afterany", "self"]
 WORDS: dict[ChainKind, str] = {
@@ -127,22 +126,16 @@ def coverage_of(card: RunCard, tasks: int, history: RunHistory, resumed_iteratio
 
     The run's own measured step, else an assumed speed of its GPUs; other steps are scaled as `tr11 estimate` does.
     """
-    task, path = attempt_seconds(card), path_of(card)
-    weights, basis = step_weights(card, path.segments), ""
+    task, course, basis = attempt_seconds(card), course_of(card), ""
     full: float | None = None
     if history.step is not None and history.step_iteration is not None:
-        ends = [segment.end.iteration for segment in path.segments]
-        full = history.step / weights[min(bisect_left(ends, history.step_iteration), len(weights) - 1)]
+        full = history.step / weight_at(course, history.step_iteration)
         basis = f"measured: {history.step:.4g} s a step"
     elif (rate := assumed_rate(card)) is not None:
         full, basis = seconds_at(card, rate[0]), f"assumed: {rate[0]:g} TFLOPs a GPU"
     if full is None:
         return Coverage(tasks, task, None)
-    remaining = 0.0
-    for segment, weight in zip(path.segments, weights, strict=True):
-        steps = segment.end.iteration - max(segment.start.iteration, resumed_iteration)
-        if steps > 0:
-            remaining += min(steps, segment.iterations) * full * weight
+    remaining = full * work(course, resumed_iteration, max(resumed_iteration, card.total_iterations))
     return Coverage(tasks, task, remaining, basis, is_measured=history.step is not None)
 
 

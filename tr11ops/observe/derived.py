@@ -207,14 +207,6 @@ def seconds_per_iteration(snapshot: Snapshot) -> float | None:
     return usual_step_seconds(step.record.seconds_per_iteration for step in known(snapshot.steps, ()))
 
 
-def remaining_seconds(snapshot: Snapshot) -> float | None:
-    """Pure training time still to go, at the recent pace. Queue waits and restarts are not in it."""
-    done, total, pace = iteration(snapshot), total_iterations(snapshot), seconds_per_iteration(snapshot)
-    if done is None or total is None or pace is None:
-        return None
-    return max(0, total - done) * pace
-
-
 def is_finished(snapshot: Snapshot) -> bool:
     return finish_time(last_marker(snapshot), iteration(snapshot)) is not None
 

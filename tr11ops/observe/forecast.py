@@ -9,28 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from statistics import median
-from typing import TYPE_CHECKING
 
 from tr11ops.base.observed import known
 from tr11ops.observe import derived
+from tr11ops.observe.course import EqualSteps, fits, steps_left, weight_at, work
 from tr11ops.observe.snapshot import Snapshot
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.record import Record
 
-if TYPE_CHECKING:
-    from tr11ops.runcard.card import RunCard
-
 WINDOW_SECONDS = 30 * derived.DAY  # how far back the likely pace looks
 LEAST_WINDOW_SECONDS = 2 * derived.HOUR  # less says nothing about weeks
 RECENT_STEPS = 20
-
-
-class EqualSteps(Record):
-    """Consecutive steps that cost the same: `weight` is one step's time against one of the full batch and length."""
-
-    iterations: int
-    weight: float
-    batch_size: int = 0
 
 
 class ForecastEnd(Record):
@@ -75,62 +64,31 @@ class Throughput(Record):
 
 
 # ----------------------------------------------------------------------------- the end
-def course_of(card: RunCard) -> tuple[EqualSteps, ...]:
-    """What each step of the card's training costs against the others, by its batch and its sequence length."""
-    from tr11ops.runcard.speed import step_weights
-    from trainer.schedule.path import path_of
-
-    segments = path_of(card).segments
-    weights = step_weights(card, segments)
-    return tuple(
-        EqualSteps(part.iterations, weight, part.batch_size) for part, weight in zip(segments, weights, strict=True)
-    )
-
-
-def work(course: Iterable[EqualSteps], first: int, last: int) -> float:
-    """The steps from `first` (not counted) to `last`, in steps of the full batch. Beyond the course its last weight."""
-    done, total, weight = 0, 0.0, 1.0
-    for stretch in course:
-        weight = stretch.weight
-        total += weight * max(0, min(last, done + stretch.iterations) - max(first, done))
-        done += stretch.iterations
-    return total + weight * max(0, last - max(first, done))
-
-
-def fits(course: Iterable[EqualSteps], iteration: int, batch_size: int) -> bool:
-    """Whether the course tells of the training that was seen: step `iteration` has this batch in it."""
-    done = 0
-    for stretch in course:
-        done += stretch.iterations
-        if iteration <= done:
-            return stretch.batch_size == batch_size
-    return False
-
-
-def weight_at(course: Iterable[EqualSteps], iteration: int) -> float:
-    """The weight of step `iteration` (from 1)."""
-    return work(course, max(0, iteration - 1), max(1, iteration))
-
-
-def end_of(snapshot: Snapshot, course: tuple[EqualSteps, ...] = ()) -> ForecastEnd | None:
-    """The range of the training's end; None where the pace or the length is not known."""
+def end_of(snapshot: Snapshot) -> ForecastEnd | None:
+    """The range of the training's end; None where the pace or the length is not known. The one forecast of a run."""
     done, total = derived.iteration(snapshot), derived.total_iterations(snapshot)
     pace = derived.seconds_per_iteration(snapshot)
     if done is None or total is None or pace is None:
         return None
-    if not fits(course, done, known(snapshot.steps, ())[-1].record.global_batch_size):
-        course = ()  # the card was changed, or is another's: all steps count alike
-    full_step = pace / weight_at(course, done)
-    earliest = work(course, done, total) * full_step
+    course = course_seen(snapshot)
+    earliest = steps_left(course, done, total) * pace
     began, last = _first_point(snapshot), known(snapshot.steps, ())[-1].time
     if began is None or last is None:
         return ForecastEnd(earliest)
     window = last - began[0]
-    useful = work(course, began[1], done) * full_step
+    useful = work(course, began[1], done) / weight_at(course, done) * pace
     if window < LEAST_WINDOW_SECONDS or useful <= 0:
         return ForecastEnd(earliest)
     share = min(1.0, useful / window)
     return ForecastEnd(earliest, earliest / share, window, share)
+
+
+def course_seen(snapshot: Snapshot) -> tuple[EqualSteps, ...]:
+    """The card's course; none, so that all steps count alike, where the training that was seen is not on it."""
+    done, steps = derived.iteration(snapshot), known(snapshot.steps, ())
+    if done is None or not steps or not fits(snapshot.run.course, done, steps[-1].record.global_batch_size):
+        return ()  # the card was changed, or is another's
+    return snapshot.run.course
 
 
 def _first_point(snapshot: Snapshot) -> tuple[float, int] | None:

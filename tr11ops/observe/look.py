@@ -16,6 +16,7 @@ from tr11ops.cluster.parts import array_number
 from tr11ops.cluster.pending_reasons import is_held
 from tr11ops.observe import files
 from tr11ops.observe.clock import Moment, corrected_attempts, corrected_beats, corrected_steps, moment_of, skews
+from tr11ops.observe.course import course_of
 from tr11ops.observe.operation_files import operation_facts, see_operation
 from tr11ops.observe.ownership import Ownership, without_unclear
 from tr11ops.observe.snapshot import RunFacts, Snapshot
@@ -53,6 +54,7 @@ def facts_of(card: RunCard, typed: str = "") -> RunFacts:
         training=training_facts(card),
         operation=operation_facts(card, Path(typed).parent),
         need=ResumeNeed.of(card),
+        course=course_of(card),
     )
 
 

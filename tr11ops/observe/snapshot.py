@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tr11ops.base.observed import Observed, Unknown, known, observed_fields, unknown_fields
 from tr11ops.cluster.base import Job, JobState, Node
+from tr11ops.observe.course import EqualSteps
 from tr11ops.observe.operation import OperationFacts, OperationObservations
 from tr11ops.observe.training import TrainingFacts, TrainingObservations
 from tr11ops.rundir.attempts import why_held
@@ -33,7 +34,7 @@ class RunFacts(Record):
 
     `task_seconds` is how long one array task trains (the exit duration, else the time limit); None where the card
     does not say. `total_iterations` counts from the card's samples and batch ramp. `need`: what the run needs of a
-    checkpoint that it resumes from.
+    checkpoint that it resumes from. `course`: what its steps cost against each other; empty: all alike.
     """
 
     name: str
@@ -48,6 +49,7 @@ class RunFacts(Record):
     training: TrainingFacts = field(default_factory=TrainingFacts)
     operation: OperationFacts = field(default_factory=OperationFacts)
     need: ResumeNeed = field(default_factory=ResumeNeed)
+    course: tuple[EqualSteps, ...] = ()
 
 
 class Step(Record):

@@ -9,7 +9,7 @@ from tr11ops.base.observed import Observed, Unknown, observed
 from tr11ops.goodput.account import Goodput, account
 from tr11ops.goodput.history import read_history
 from tr11ops.goodput.history_values import History
-from tr11ops.observe.forecast import EqualSteps, ForecastEnd, end_of
+from tr11ops.observe.forecast import ForecastEnd, end_of
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.report.series import TrainingSeries, read_series
 from tr11ops.rundir.journal import JournalEntry, read_journal
@@ -45,17 +45,13 @@ def gather(
     facts: RunFacts,
     scheduler: Scheduler | Unknown,
     now: float,
-    course: tuple[EqualSteps, ...] = (),
 ) -> ReportMaterial:
-    """Read it all. Only the run directory and the scheduler are looked at, and nothing is changed.
-
-    `course`: what the card's steps cost against each other (`forecast.course_of`); empty: all alike.
-    """
+    """Read it all. Only the run directory and the scheduler are looked at, and nothing is changed."""
     from tr11ops.alerts.reading import incidents, open_alerts, waiting
     from tr11ops.rundir.checkpoint_scan import list_rows
 
     def beside(snapshot: Snapshot) -> ExtraObservations:
-        return ExtraObservations(open_alerts(directory), course=course, waiting=waiting(directory))
+        return ExtraObservations(open_alerts(directory), waiting=waiting(directory))
 
     assessed = assess(directory, facts, scheduler, beside)
     snapshot = assessed.snapshot
@@ -76,7 +72,7 @@ def gather(
         incidents=seen,
         checkpoints=rows,
         journal=ledger.entries,
-        end=end_of(snapshot, course),
+        end=end_of(snapshot),
         read_errors=_each_cause_once((*snapshot.unknowns(), *history.read_errors, *unread)),
     )
 

@@ -180,7 +180,7 @@ def _short_queue(snapshot: Snapshot, extra: ExtraObservations) -> str:
     """Why the training stops before the morning; "" where the queue lasts the night, or to the end of the training."""
     if derived.liveness_outside(snapshot) is not None and not snapshot.active_jobs:
         return "it trains outside the scheduler, so nothing starts it again"
-    covered, end = derived.queue_coverage_seconds(snapshot, only_sure=True), end_of(snapshot, extra.course)
+    covered, end = derived.queue_coverage_seconds(snapshot, only_sure=True), end_of(snapshot)
     if covered is None:  # a task without a limit
         return ""
     if covered >= NIGHT_SECONDS or (end is not None and covered >= end.earliest):

@@ -44,7 +44,7 @@ def status_of(
     """The status of one look. What could not be observed is None, and has a line in `unknown`."""
     steps = known(snapshot.steps, ())
     last = steps[-1].record if steps else None
-    remaining = derived.remaining_seconds(snapshot)
+    finish = _finish(snapshot)
     said = answer(snapshot, findings, verdict, extra)
     facts, operation = snapshot.run, snapshot.run.operation
     return Status(
@@ -73,9 +73,9 @@ def status_of(
         global_batch_size=last.global_batch_size if last else None,
         consumed_samples=last.consumed_samples if last else None,
         consumed_tokens=last.consumed_tokens if last else None,
-        remaining_seconds=remaining,
-        eta=None if remaining is None else Instant(snapshot.time + remaining),
-        finish=_finish(snapshot, extra),
+        remaining_seconds=None if finish is None else finish.earliest_seconds,
+        eta=None if finish is None else finish.earliest,
+        finish=finish,
         queue_coverage_seconds=derived.queue_coverage_seconds(snapshot),
         last_attempts=None if isinstance(snapshot.attempts, Unknown) else tuple(attempts_of(snapshot)),
         last_checkpoint=_checkpoint(snapshot),
@@ -188,8 +188,8 @@ def _throughput(snapshot: Snapshot, extra: ExtraObservations) -> parts.ShownSpee
     return None if rate is None else parts.ShownSpeed(rate.current, rate.best, rate.percent, rate.unit)
 
 
-def _finish(snapshot: Snapshot, extra: ExtraObservations) -> parts.Finish | None:
-    end = end_of(snapshot, extra.course)
+def _finish(snapshot: Snapshot) -> parts.Finish | None:
+    end = end_of(snapshot)
     if end is None:
         return None
     likely = None if end.likely is None else Instant(snapshot.time + end.likely)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from tr11ops.base.observed import Observed, Unknown, known, observed, observed_fields, unknown_fields
 from tr11ops.detect.nodes_left import bad_nodes
-from tr11ops.observe.forecast import EqualSteps, course_of
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.status.parts import NodeUse
@@ -38,14 +37,13 @@ class AtWork(Record):
 class ExtraObservations(Record):
     """Observed beside a Snapshot. `launch_nodes` are those of the running attempt's last launch; None when none runs.
 
-    `course` is what the card's steps cost against each other; empty: all alike. `drill` is the last restore that was
-    tried. `waiting`: messages that no server has taken yet. What the card does not ask for is not looked at.
+    `drill` is the last restore that was tried. `waiting`: messages that no server has taken yet. What the card does not
+    ask for is not looked at.
     """
 
     alerts: Observed[tuple[Alert, ...]] = ()
     launch_nodes: Observed[tuple[str, ...] | None] = field(default=None, metadata={"name": "launch"})
     best: Observed[Rates | None] = field(default=None, metadata={"name": "best throughput"})
-    course: tuple[EqualSteps, ...] = ()
     copying: Observed[tuple[AtWork, ...]] = ()
     drill: Observed[DrillRecord | None] = field(default=None, metadata={"name": "restore drill"})
     waiting: Observed[UndeliveredMessages | None] = field(default=None, metadata={"name": "messages"})
@@ -68,7 +66,6 @@ def observe_extra(directory: RunDirectory, card: RunCard, snapshot: Snapshot) ->
         open_alerts(directory),
         _launch_nodes(directory, snapshot),
         best_rates(directory.paths),
-        course_of(card),
         observed(lambda: tuple(_at_work(directory, card, snapshot.time))),
         _drill(directory, card),
         waiting(directory),

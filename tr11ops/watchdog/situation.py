@@ -14,7 +14,7 @@ from tr11ops.goodput.account import Goodput, account
 from tr11ops.goodput.history import read_history
 from tr11ops.goodput.timeline import Bucket
 from tr11ops.observe import derived
-from tr11ops.observe.forecast import course_of, end_of
+from tr11ops.observe.forecast import end_of
 from tr11ops.observe.past_steps import progress_at
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.rundir.action_log import LETS_IT_ACT, ActionHistory, Result
@@ -104,7 +104,7 @@ def _progress(snapshot: Snapshot) -> str:
 
 def _eta(card: RunCard, snapshot: Snapshot) -> str:
     """When the training will be done, where it moves; else how much of it is left."""
-    end = end_of(snapshot, course_of(card))
+    end = end_of(snapshot)
     if end is None or end.earliest <= 0:
         return ""
     left = end.likely or end.earliest

@@ -34,7 +34,7 @@ def test_a_run_is_one_line_that_says_what_status_says(recorded: Path) -> None:
     [_, line] = text.splitlines()
     assert code == 0 and line.split()[:3] == ["stopped", "38/6253", "2.7689"] and line.endswith("  run")
     assert max(map(len, text.splitlines())) <= 80
-    shared = set(run) & set(status) - {"remaining_seconds", "eta"}
+    shared = set(run) & set(status) - {"eta"}
     assert {key: run[key] for key in shared} == {key: status[key] for key in shared} and len(shared) >= 5
     assert (run["directory"], run["name"], run["variant"]) == ("run", "small", "main")
 

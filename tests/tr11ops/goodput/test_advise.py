@@ -145,6 +145,8 @@ def test_the_tasks_to_the_end_count_what_is_lost_on_the_way(tmp_path):
     advice = by_topic(advise(history, goodput, CARD))["array"]
     assert advice.numbers["tasks"] == 4  # 1000 steps of 10 s, of which 800 in 1085 s are kept: 13,562 s, 3600 s a task
     assert advice.change == "tr11 launch --array 1-4"
+    ramp = replace(CARD, recent_steps_left=2500.0)  # larger batches are to come: as long as 2,500 of the recent steps
+    assert by_topic(advise(history, goodput, ramp))["array"].numbers["tasks"] == 10
 
 
 def test_the_margin_holds_a_step_and_the_longest_save(tmp_path):

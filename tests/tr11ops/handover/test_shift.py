@@ -32,7 +32,7 @@ from tr11ops.goodput.history_values import AttemptHistory, CheckpointMark, Histo
 from tr11ops.handover.coming import coming_events
 from tr11ops.handover.shift import Handover, HandoverMaterial, Happened, hand_over, last_handover
 from tr11ops.handover.text import WIDTH, document, markdown
-from tr11ops.observe.forecast import course_of
+from tr11ops.observe.course import course_of
 from tr11ops.observe.operation import CopyStatus
 from tr11ops.observe.past_steps import PastProgress, progress_at
 from tr11ops.observe.snapshot import KillSwitch, Snapshot
@@ -305,7 +305,8 @@ def test_the_coming_shift() -> None:
         exclusions=(Exclusion("n17", "Xid 79", "tr11", NOW + HOUR),),
         usage=tuple(look("SCRATCH", 99.8 - day, age=600.0 + day * DAY) for day in range(10)),
     )
-    extra = ExtraObservations((alert(snoozed_until=NOW + 2 * HOUR),), course=course)
+    seen = dataclasses.replace(seen, run=dataclasses.replace(seen.run, course=course))
+    extra = ExtraObservations((alert(snoozed_until=NOW + 2 * HOUR),))
     found = sorted(coming_events(seen, extra, card, 12 * HOUR), key=lambda event: event.time)
     texts = [re.sub(r"[\d,.]+ to", "N to", event.text) for event in found]
     assert any(text.startswith("the batch grows from N to") for text in texts), texts

@@ -20,6 +20,7 @@ from tests.tr11ops.status_cases import (
     checkpoints,
     ended,
     idle,
+    pending,
     record,
     running,
     snapshot,
@@ -27,20 +28,19 @@ from tests.tr11ops.status_cases import (
     with_facts,
 )
 from tr11ops.base.observed import Unknown
-from tr11ops.observe.forecast import (
-    EqualSteps,
-    NextCheckpoint,
-    course_of,
-    end_of,
-    fits,
-    next_checkpoint,
-    throughput_of,
-    weight_at,
-    work,
-)
+from tr11ops.base.units import duration
+from tr11ops.detect import chain_end
+from tr11ops.launch.chain import coverage_of
+from tr11ops.observe.course import EqualSteps, course_of, fits, steps_left, weight_at, work
+from tr11ops.observe.forecast import NextCheckpoint, end_of, next_checkpoint, throughput_of
+from tr11ops.observe.look import facts_of
 from tr11ops.observe.snapshot import Checkpoints, Step
 from tr11ops.runcard.card import load_card, shipped_folder
+from tr11ops.runcard.speed import RunHistory
+from tr11ops.status.build import status_of
+from tr11ops.status.prometheus import exposition
 from tr11ops.status.samples import PLACE_BYTES, PLACES, best_rates
+from tr11ops.watchdog.verdict import judge
 from trainer.contract.logline import format_step
 from trainer.contract.paths import RunPaths
 
@@ -87,16 +87,41 @@ def test_a_batch_ramp_is_in_the_estimate() -> None:
     assert sum(stretch.iterations for stretch in course) == total
     assert course[-1].weight == pytest.approx(1.0)
     first = record(100, total_iterations=total, global_batch_size=course[0].batch_size, seconds_per_iteration=10.0)
-    early = snapshot(steps=(Step(first, NOW - 5, "1007"),))
-    end = end_of(early, course)
+    early = with_facts(snapshot(steps=(Step(first, NOW - 5, "1007"),)), course=course)
+    end = end_of(early)
     assert end is not None
     assert end.earliest == pytest.approx(work(course, 100, total) * 10.0 / course[0].weight)
     assert end.earliest > 2 * (total - 100) * 10.0
     # a card that tells of another training is not believed
     other = dataclasses.replace(first, global_batch_size=999)
-    plain = end_of(snapshot(steps=(Step(other, NOW - 5, "1007"),)), course)
+    strange = with_facts(snapshot(steps=(Step(other, NOW - 5, "1007"),)), course=course)
+    plain = end_of(strange)
     assert plain is not None
     assert plain.earliest == (total - 100) * 10.0
+
+
+def test_every_word_of_what_is_left_is_the_same_one() -> None:
+    """In the batch ramp, where the steps to come are longer than today's: on the screen and for programs alike."""
+    card = load_card(shipped_folder() / "tr11-176B-ml.toml", (), {"six_ALL_CCFRSCRATCH": "/s"}, keep_undefined=True)
+    facts = facts_of(card)
+    total = card.total_iterations
+    first = record(
+        100, total_iterations=total, global_batch_size=facts.course[0].batch_size, seconds_per_iteration=10.0
+    )
+    last = running(), pending((8,))
+    seen = with_facts(snapshot(steps=(Step(first, NOW - 5, "1007"),), jobs=last), course=facts.course)
+    left = steps_left(facts.course, 100, total) * 10.0
+    assert left > 2 * (total - 100) * 10.0
+    status = status_of(seen, (), judge(seen, ()))
+    document = status.document()
+    assert document["remaining_seconds"] == document["finish"]["earliest_seconds"] == pytest.approx(left)
+    assert document["eta"] == document["finish"]["earliest"]
+    (metric,) = (line for line in exposition(status).splitlines() if line.startswith("tr11_remaining_seconds{"))
+    assert float(metric.split()[-1]) == pytest.approx(left)
+    (finding,) = chain_end.detect(seen)
+    assert finding.evidence[0].startswith(f"{duration(left)} of training are left")
+    tasks = coverage_of(card, 10, RunHistory(step=10.0, step_iteration=100), 100)
+    assert tasks.remaining == pytest.approx(left)
 
 
 @given(STRETCHES, st.lists(st.integers(0, 4000), min_size=3, max_size=3).map(sorted))

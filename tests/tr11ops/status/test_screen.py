@@ -248,9 +248,7 @@ def test_the_document_of_everything() -> None:
 
 def test_unknown_surroundings_are_null_with_a_reason() -> None:
     given = snapshot()
-    blind = ExtraObservations(
-        Unknown("no rights"), Unknown("torn"), Unknown("gone"), (), Unknown("away"), Unknown("cut")
-    )
+    blind = ExtraObservations(Unknown("no rights"), Unknown("torn"), Unknown("gone"), Unknown("away"), Unknown("cut"))
     written = status_of(given, (), judge(given, ()), blind).document()
     assert (written["alerts"], written["throughput"]["best"]) == (None, None)
     assert (written["copying"], written["restore_drill"]) == (None, None)
