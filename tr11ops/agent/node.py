@@ -37,6 +37,7 @@ from tr11ops.base.processes import (
 )
 from tr11ops.cluster.rehearsal import is_rehearsal
 from tr11ops.health.base import EXIT_BAD_NODE, CheckOutcome, CheckResult, NodeRequirements, worst
+from tr11ops.health.local_disk import exported_folder
 from tr11ops.health.registry import chosen, run_checks
 from tr11ops.health.system import ThisNode
 from trainer.contract.attempt import STOP_SIGNALS, request_stop
@@ -154,7 +155,7 @@ def check_node(task: NodeTask, settings: NodeSettings) -> tuple[CheckResult, ...
         make_shared(folder)
     wanted = NodeRequirements(
         node=host_name(), job_id=task.job_id, launch=task.launch, gpus=settings.gpus, workers=task.workers,
-        folder=folder, temporary=Path(tempfile.gettempdir()), controller_time=task.controller_time,
+        folder=folder, temporary=exported_folder(os.environ), controller_time=task.controller_time,
         ends_leftovers=_owns_node(os.environ), seconds=settings.check_seconds,
         interfaces=tuple(filter(None, os.environ.get("GLOO_SOCKET_IFNAME", "").split(","))),
     )  # fmt: skip

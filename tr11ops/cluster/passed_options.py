@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
+from tr11ops.cluster.gres import parse_gres
+
 Options = tuple[tuple[str, str], ...]
 
 _NAME = re.compile(r"[a-z][a-z0-9-]{1,60}")
@@ -114,28 +116,20 @@ def gpu_fault(options: Options, gpus: int) -> tuple[str, str, str] | None:
 
 def gpus_of(gres: str) -> int | None:
     """GPUs of a `--gres` value: `gpu:8`, `gpu:a100:8`, `gpu:8,other:1`. None when it names none, or no number."""
-    counts = []
-    for parts in _gpu_entries(gres):
-        if parts[-1].isascii() and parts[-1].isdigit():
-            counts.append(int(parts[-1]))
-        elif len(parts) <= 2:  # `gpu`, `gpu:a100`: one
-            counts.append(1)
-        else:
-            return None
+    try:
+        counts = [1 if entry.count is None else entry.count for entry in parse_gres(gres) if entry.name == "gpu"]
+    except ValueError:
+        return None
     return sum(counts) if counts else None
 
 
 def gpu_kind_of(gres: str) -> str:
     """The one kind of GPU that a `--gres` value names: "a100" of `gpu:a100:8`; "" for none, or for several."""
-    kinds = {parts[1] for parts in _gpu_entries(gres) if len(parts) > 1 and not parts[1].isdigit()}
+    try:
+        kinds = {entry.kind for entry in parse_gres(gres) if entry.name == "gpu" and entry.kind}
+    except ValueError:
+        return ""
     return kinds.pop() if len(kinds) == 1 else ""
-
-
-def _gpu_entries(gres: str) -> list[list[str]]:
-    """The entries of a `--gres` value that are GPUs, in parts: ["gpu", "a100", "8"]."""
-    entries = re.sub(r"\([^()]*\)", "", gres).split(",")
-    split = [entry.removeprefix("gres/").removeprefix("gres:").split(":") for entry in entries]
-    return [parts for parts in split if parts[0] == "gpu"]
 
 
 def with_gpus(options: Options, gpus: int) -> Options:
@@ -148,7 +142,7 @@ def with_gpus(options: Options, gpus: int) -> Options:
             kind, by_node = gpu_kind_of(f"gpu:{value}"), True
         elif name == "gres":
             kind = kind or gpu_kind_of(value)
-            found.append((name, ",".join(entry for entry in value.split(",") if not _gpu_entries(entry))))
+            found.append((name, ",".join(entry for entry in value.split(",") if gpus_of(entry) is None)))
         else:
             found.append((name, value))
     found = [(name, value) for name, value in found if name != "gres" or value]

@@ -8,6 +8,7 @@ from datetime import datetime
 
 from tr11ops.cluster.arrays import NO_TASK, task_numbers
 from tr11ops.cluster.base import Job, JobState, Node, Partition
+from tr11ops.cluster.gres import gpu_count
 from tr11ops.cluster.hostlist import HostlistError, expand
 from tr11ops.cluster.node_states import state_words
 
@@ -74,11 +75,6 @@ def node_names(text: str) -> tuple[str, ...]:
 def text_value(text: str) -> str:
     """A value without Slurm's ways to say "none"."""
     return "" if text.strip() in {"", "(null)", "N/A", "n/a"} else text.strip()
-
-
-def gpu_count(gres: str) -> int:
-    """GPUs of a node's gres, such as "gpu:8", "gpu:a100:8(S:0-1),nic:2"."""
-    return sum(int(count) for count in re.findall(r"(?:^|,)(?:gres[:/])?gpu(?::[A-Za-z][^:,(]*)?:(\d+)", gres))
 
 
 _WHOLE_LINES = (

@@ -9,12 +9,12 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
 from tr11ops.base.units import size
+from tr11ops.health.local_disk import exported_folder
 from tr11ops.runcard.check import PreflightCheck, ok, refused, unknown, warning
 from tr11ops.rundir.paths import nearest_folder
 
@@ -129,7 +129,7 @@ def _lock_checks(folder: Path) -> Iterator[PreflightCheck]:
 def _memory_checks() -> Iterator[PreflightCheck]:
     for name, place, needed, why in (
         ("/dev/shm", Path("/dev/shm"), SHARED_MEMORY_BYTES, "workers on one node exchange data through it"),
-        ("temporary files", Path(tempfile.gettempdir()), TEMPORARY_BYTES, "$TMPDIR names another place"),
+        ("temporary files", exported_folder(os.environ), TEMPORARY_BYTES, "$TMPDIR names another place"),
     ):
         try:
             free = shutil.disk_usage(place).free

@@ -6,9 +6,9 @@ python -m tr11ops.nodes.health_job REQUEST     REQUEST: one JSON object; prints 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 
 from tr11ops.base.processes import adopt_orphans, end_descendants
 from tr11ops.health.base import CheckOutcome, CheckResult, NodeRequirements
+from tr11ops.health.local_disk import exported_folder
 from tr11ops.health.registry import chosen, run_checks
 from tr11ops.health.system import ThisNode
 
@@ -46,7 +47,7 @@ def check_here(request: Mapping[str, Any]) -> list[dict[str, str]]:
     asked = HealthRequest(**{**request, "scripts": tuple(request["scripts"]), "skip": tuple(request["skip"])})
     wanted = NodeRequirements(
         node=asked.node, job_id=asked.inside, gpus=asked.gpus, workers=asked.workers,
-        folder=Path(asked.folder) if asked.folder else None, temporary=Path(tempfile.gettempdir()),
+        folder=Path(asked.folder) if asked.folder else None, temporary=exported_folder(os.environ),
         controller_time=asked.controller_time, seconds=asked.seconds,
     )  # fmt: skip
     skip = (*asked.skip, *OF_AN_EMPTY_NODE) if asked.inside else asked.skip

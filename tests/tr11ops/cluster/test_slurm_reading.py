@@ -81,14 +81,6 @@ def test_recorded_nodes_and_partitions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "count"),
-    [("(null)", 0), ("gpu:8", 8), ("gpu:a100:8(S:0-1)", 8), ("gpu:a100:4,gpu:v100:2,nic:1", 6), ("nic:2", 0)],
-)
-def test_gpus_of_a_node(text: str, count: int) -> None:
-    assert slurm_text.gpu_count(text) == count
-
-
-@pytest.mark.parametrize(
     ("text", "seconds"),
     [("4-04:00:00", 360_000), ("1:00:00", 3600), ("10:00", 600), ("UNLIMITED", None), ("Partition_Limit", None)],
 )

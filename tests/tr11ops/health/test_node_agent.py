@@ -55,6 +55,15 @@ def script(folder: Path, body: str) -> str:
     return str(path)
 
 
+def test_the_checks_look_at_the_exported_folder_for_temporary_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "job7"))
+    assert agent(tmp_path, "print('trained')").wait(timeout=60) == 0
+    [told] = [check for check in record(tmp_path)["checks"] if check["name"] == "local-disk"]
+    assert told["result"] == "warning" and told["why"].startswith(f"{tmp_path}/job7 (TMPDIR) is not there")
+
+
 def test_a_bad_node_starts_no_worker_and_says_why(tmp_path: Path) -> None:
     own = script(tmp_path, "echo 'GPU 3 is gone'; exit 1")
     child = agent(tmp_path, f"open({str(tmp_path / 'started')!r}, 'w')", check_scripts=[own])

@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+import tempfile
 import time
 import tomllib
 from dataclasses import replace
@@ -110,6 +111,19 @@ def test_a_read_only_local_disk_is_bad() -> None:
         spaces={"/tmp": Space(1 << 40, 1 << 39)}, probe=OSError(errno.EROFS, "Read-only file system")
     )
     assert local_disk.check(system, WANTED)[0] == "bad"
+
+
+def test_the_exported_folder_for_temporary_files_is_looked_at(tmp_path: Path) -> None:
+    """Python's own answer is another folder where that one is broken, so that the fault would not be seen."""
+    assert local_disk.exported_folder({"TMPDIR": "/local/job7", "TMP": "/tmp"}) == Path("/local/job7")
+    assert local_disk.exported_folder({"TMPDIR": "", "TMP": "/scratch"}) == Path("/scratch")
+    assert local_disk.exported_folder({}) == Path(tempfile.gettempdir())
+    gone = replace(WANTED, temporary=tmp_path / "gone")
+    assert local_disk.check(ThisNode(), gone) == (
+        "warning", f"{tmp_path}/gone (TMPDIR) is not there: programs put temporary files elsewhere",
+    )  # fmt: skip
+    full = RecordedSystem(spaces={"/local/job7": Space(1 << 40, 0), "/tmp": Space(1 << 40, 1 << 39)})
+    assert local_disk.check(full, replace(WANTED, temporary=Path("/local/job7")))[0] == "bad"
 
 
 # ------------------------------------------------------------------ memory
