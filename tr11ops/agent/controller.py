@@ -10,6 +10,7 @@ import signal
 import time
 from dataclasses import asdict, replace
 from datetime import datetime
+from itertools import takewhile
 from pathlib import Path
 
 from tr11ops.agent.allocation import free_port, master_address
@@ -17,7 +18,17 @@ from tr11ops.agent.attempt_context import AttemptContext, AttemptObservations
 from tr11ops.agent.breaker import attempts_before, must_hold, read_burned
 from tr11ops.agent.check_faults import LaunchChecks, failing_everywhere, of_reports
 from tr11ops.agent.mitigation import ActingAttempt, Mitigation, concurrent_attempt, forbidding_verdict, switch_of
-from tr11ops.agent.recurrence import NodeFault, of_node, of_software, same_elsewhere, suspected_before
+from tr11ops.agent.older_checkpoint import older_sound, point_back, point_to
+from tr11ops.agent.recurrence import (
+    NodeFault,
+    Repetition,
+    may_try_older,
+    of_node,
+    of_software,
+    repetition,
+    same_elsewhere,
+    suspected_before,
+)
 from tr11ops.agent.relaunch import (
     Decision,
     FailedLaunch,
@@ -31,10 +42,12 @@ from tr11ops.agent.relaunch import (
 from tr11ops.agent.step import LaunchResult, LaunchWatch, LineTee, StopFlag, WorkerLaunch, run_launch
 from tr11ops.agent.traces import (
     last_iteration_since,
+    read_faults,
     read_launch_checks,
     read_node_faults,
     read_progress,
 )
+from tr11ops.base.observed import cause
 from tr11ops.cluster.hostlist import compress
 from tr11ops.diagnose.attribution.attributors import attribute
 from tr11ops.diagnose.attribution.evidence import Attribution, Evidence, Kind
@@ -53,6 +66,7 @@ from trainer.contract.end_marker import EndMarker
 from trainer.contract.files import host_name, write_json
 from trainer.contract.paths import STOP_REQUEST_FILE
 from trainer.contract.requests import pause_of, read_request
+from trainer.contract.resumable import ResumeNeed
 
 LOOK_SECONDS = 1.0
 SURE = 0.8  # from this confidence on, a blamed node is taken for the fault itself
@@ -118,6 +132,7 @@ class Controller:
                 return self._leave_for_switch()
             decision = decide(self._outcomes, self._surroundings.situation(), self._budget())
             self._tell(record, found, decision)
+            self._choose_checkpoint(record)
             if self._context.swaps_nodes:
                 self._mitigation.exclude_nodes(found)
             if not isinstance(decision, Relaunch) or self._stop.received:
@@ -172,10 +187,14 @@ class Controller:
         reached = last_iteration_since(self._paths, self._job_id, record.start)
         record = replace(record, reached=reached)
         found = self._across_attempts(record, self._attribute(record, watch, end, marker))
+        repeated = self._repetition(record, found)
+        older = self._older_checkpoint(found, repeated)
         self._outcomes.append(
             FailedLaunch(
                 nodes, found.kind, found.blamed, found.suspects, found.fault, after.is_beyond(before),
                 checks=_resting_on(found, checks), failing_checks=tuple(self._failing_checks),
+                began_at=before.checkpoint, times=repeated.times, tried_older=repeated.tried_older,
+                newest_tried=repeated.newest_tried, older=older,
             )
         )  # fmt: skip
         record = replace(
@@ -185,7 +204,7 @@ class Controller:
             suspects=found.suspects, evidence=found.evidence, fault=found.fault,
             srun_lines=tuple(watch.srun_lines[:40]),
             iteration_after=after.iteration, checkpoint_after=after.checkpoint,
-            checked=checks.is_known,
+            checked=checks.is_known, older_checkpoint=older,
             failed_checks={name: list(failed) for name, failed in checks.failed.items()},
             passed_checks={name: list(passed) for name, passed in checks.passed.items()},
         )  # fmt: skip
@@ -304,6 +323,49 @@ class Controller:
         self._mitigation.take_back(others, better.summary)
         return better
 
+    def _repetition(self, record: LaunchRecord, found: Attribution) -> Repetition:
+        """How often in a row this fault came at this step, since a person last let go what was held for one."""
+        last = NodeFault(
+            self._job_id, record.launch, found.fault, record.reached, found.blamed or found.suspects,
+            found.summary, record.checkpoint_before,
+        )  # fmt: skip
+        earlier = attempts_before(self._context.directory, self._job_id)
+        unheld = takewhile(lambda entry: entry[1] is None or not entry[1].held, earlier)
+        before = read_faults((self._folder, *(folder for folder, _ in unheld)))
+        return repetition(last, (one for one in before if (one.job_id, one.launch) != (self._job_id, record.launch)))
+
+    def _older_checkpoint(self, found: Attribution, repeated: Repetition) -> int | None:
+        """The older checkpoint from which the training should go on after this fault; None for the usual one."""
+        newest = repeated.began_at[0]
+        if newest is None or not may_try_older(found.kind, repeated):
+            return None
+        try:
+            return older_sound(self._paths, newest, ResumeNeed.of(self._config))
+        except (OSError, ValueError) as error:
+            self._tee.line(f"tr11: whether an older checkpoint can be tried cannot be told: {cause(error)}")
+            return None
+
+    def _choose_checkpoint(self, record: LaunchRecord) -> None:
+        """Let the next launch begin from the older checkpoint that is to be tried, or from the newest one again."""
+        older, newest, last = record.older_checkpoint, record.checkpoint_before, self._outcomes[-1]
+        need = ResumeNeed.of(self._config)
+        try:
+            if older is not None:
+                point_to(self._paths, older, self._job_id)
+                why = (
+                    f"launches that begin from step {newest} end at iteration {record.reached}, {last.times} times so "
+                    f"far: the training goes on from the older checkpoint of step {older}"
+                )
+                self._tee.line(f"tr11: {why}; step {newest} stays where it is")
+                self._mitigation.note("older-checkpoint", why, {"doubted": newest, "step": older})
+            elif last.tried_older and point_back(self._paths, last.began_at, last.newest_tried, need, self._job_id):
+                newest = last.newest_tried
+                why = f"the older checkpoint of step {last.began_at} was no cure: step {newest} is resumed from again"
+                self._tee.line(f"tr11: {why}")
+                self._mitigation.note("older-checkpoint", why, {"step": newest})
+        except (OSError, ValueError) as error:
+            self._tee.line(f"tr11: the checkpoint to begin from cannot be chosen: {cause(error)}")
+
     def _budget(self) -> RelaunchBudget:
         resilience = self._config.resilience
         return RelaunchBudget(resilience.launches_per_attempt, resilience.launches_without_progress)
@@ -414,7 +476,8 @@ class Controller:
         refused = self._mitigation.refused
         if not why and refused:
             why = f"{compress([node for node, _ in refused])} cannot be excluded: {refused[0][1]}"
-        if not why and not verdict.progress:
+        begins_elsewhere = bool(self._outcomes) and self._outcomes[-1].older is not None
+        if not why and not verdict.progress and not begins_elsewhere:
             burned = read_burned(self._context.directory, self._job_id)
             why = must_hold(verdict.fault, burned, self._config.resilience.most_tasks_per_fault)
         is_over = why and not switch

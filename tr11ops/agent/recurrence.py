@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from tr11ops.diagnose.attribution.evidence import Attribution, Kind
 from tr11ops.rundir.exclusion import Exclusion
@@ -16,11 +17,14 @@ from tr11ops.rundir.exclusion import Exclusion
 NEAR = 1  # iterations: the step in which a rank dies is logged, or just not
 ENOUGH, ENOUGH_BEFORE_A_STEP = 2, 3  # nodes; two may die alike side by side before a step is done, three hardly do
 SURE = 0.9
+# what a checkpoint that is whole and wrong may lead to
+_MAY_BE_CHECKPOINTS = frozenset({Kind.UNKNOWN, Kind.NUMERICS, Kind.SOFTWARE})
 
 
 @dataclass(frozen=True)
 class NodeFault:
-    """A launch whose fault showed itself on nodes. `fault` names what happened, and to which rank, free of hosts.
+    """A launch whose fault showed itself on nodes, or on none. `fault` names what happened, and to which rank, free of
+    hosts.
 
     `reached`: the last iteration that the launch logged, None where it logged none. `began_at`: the checkpoint that was
     the newest when it began, None where there was none. `is_suspicion`: the nodes were not blamed, only suspected.
@@ -85,6 +89,50 @@ def of_node(found: Attribution, last: NodeFault, before: NodeFault) -> Attributi
         found, summary=f"the second time on {', '.join(last.nodes)}: {found.summary}", confidence=SURE,
         blamed=last.nodes, suspects=(), evidence=(*found.evidence, f"{where}: {before.summary}"),
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """How many launches in a row one fault has ended at one step, and the checkpoints that they began from.
+
+    `began_at`: newest launch first; None where one began from no checkpoint.
+    """
+
+    began_at: tuple[int | None, ...]
+
+    @property
+    def times(self) -> int:
+        return len(self.began_at)
+
+    @property
+    def tried_older(self) -> bool:
+        """Whether a launch of them began from an older checkpoint than the one before it."""
+        pairs = pairwise(self.began_at)
+        return any(late is not None and early is not None and late < early for late, early in pairs)
+
+    @property
+    def newest_tried(self) -> int | None:
+        return max((step for step in self.began_at if step is not None), default=None)
+
+
+def repetition(last: NodeFault, before: Iterable[NodeFault]) -> Repetition:
+    """How often the fault of `last` came in a row. `before`: newest first, of any kind. Before a first step: once."""
+    row = [last]
+    for one in before:
+        if last.reached is None or not last.fault or one.fault != last.fault or not _is_near(one, last):
+            break
+        row.append(one)
+    return Repetition(tuple(one.began_at for one in row))
+
+
+def may_try_older(kind: Kind, repeated: Repetition) -> bool:
+    """Whether an older checkpoint is worth a try: what fails at one step again and again after a resume may have it
+    from the checkpoint, which is whole and wrong (NVIDIA/Megatron-LM#5281: 44 times the same, from one bad copy).
+
+    Once: what comes back from an older one too is not of the checkpoint.
+    """
+    has_resumed = repeated.began_at[0] is not None
+    return kind in _MAY_BE_CHECKPOINTS and has_resumed and repeated.times >= ENOUGH and not repeated.tried_older
 
 
 def innocent(entries: Iterable[Exclusion], owner: str, others: Sequence[NodeFault]) -> tuple[Exclusion, ...]:

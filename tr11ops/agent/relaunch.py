@@ -9,7 +9,8 @@ from typing import TypeAlias
 from tr11ops.diagnose.attribution.evidence import Kind
 
 # the next launch would meet the same
-NO_RETRY = frozenset({Kind.CONFIGURATION, Kind.STORAGE, Kind.NUMERICS, Kind.SOFTWARE})
+NO_RETRY = frozenset({Kind.CONFIGURATION, Kind.STORAGE, Kind.SOFTWARE})
+MOST_AT_ONE_STEP = 3  # launches in a row that one fault ends at one step
 # suspects give way to a spare at once
 _SWAPPED = frozenset({Kind.NODE, Kind.PORT})
 
@@ -19,6 +20,10 @@ class FailedLaunch:
     """One launch that failed, as far as the next decision needs it. `progress`: it added an iteration or checkpoint.
 
     `checks`: the health checks on which alone its blame rests. `failing_checks`: those that proved to fail everywhere.
+    `began_at`: the step of the checkpoint that it began from, None where there was none. `times`: how many launches in
+    a row, of earlier attempts too, the same fault has ended at the same step. `tried_older`: whether one of these began
+    from an older checkpoint than one before it; `newest_tried`: the newest checkpoint that one of these began from.
+    `older`: the step of an older sound one, where the fault makes it worth a try (see `recurrence.may_try_older`).
     """
 
     nodes: tuple[str, ...]
@@ -29,6 +34,11 @@ class FailedLaunch:
     progress: bool = False
     checks: tuple[str, ...] = ()
     failing_checks: tuple[str, ...] = ()
+    began_at: int | None = None
+    times: int = 1
+    tried_older: bool = False
+    newest_tried: int | None = None
+    older: int | None = None
 
 
 @dataclass(frozen=True)
@@ -105,10 +115,9 @@ def blamed_nodes(history: Sequence[FailedLaunch]) -> tuple[str, ...]:
 def _end(history: Sequence[FailedLaunch], situation: AllocationState, budget: RelaunchBudget) -> Decision | None:
     """Why no other launch may follow, whatever nodes there are; None when one may."""
     last, fruitless, left = history[-1], _fruitless(history), situation.seconds_left
-    if last.kind in NO_RETRY:
-        return Stop(f"{last.kind}: another launch would end the same way")
-    if _is_not_the_nodes(history):
-        return Stop("the same fault came back on other nodes: it is not the nodes")
+    stop = _why_stop(history) if last.older is None else ""
+    if stop:
+        return Stop(stop)
     why = ""
     if last.kind is Kind.OPERATOR:
         why = "it was asked for"
@@ -121,15 +130,34 @@ def _end(history: Sequence[FailedLaunch], situation: AllocationState, budget: Re
     return EndTask(why) if why else None
 
 
+def _why_stop(history: Sequence[FailedLaunch]) -> str:
+    """Why a person has to look before anything starts again; "" where that is not so."""
+    last = history[-1]
+    came_back = last.times > 1
+    if last.kind in {Kind.UNKNOWN, Kind.NUMERICS, Kind.SOFTWARE} and came_back and last.tried_older:
+        return "the same fault came back at the same step, from an older checkpoint too"
+    if last.kind in NO_RETRY:
+        return f"{last.kind}: another launch would end the same way"
+    if last.kind is Kind.NUMERICS and (last.began_at is None or came_back):
+        return f"{last.kind}: another launch would end the same way"
+    if last.kind is Kind.UNKNOWN and last.times >= MOST_AT_ONE_STEP:
+        return f"the same fault came back at the same step, {last.times} times"
+    return "the same fault came back on other nodes: it is not the nodes" if _is_not_the_nodes(history) else ""
+
+
 def _next(history: Sequence[FailedLaunch], situation: AllocationState) -> Decision:
     """The nodes of the next launch, if there are enough."""
     last = history[-1]
     blamed = set() if situation.may_reuse else set(blamed_nodes(history))
     suspected = {node for outcome in history if outcome.kind in _SWAPPED for node in outcome.suspects}
+    if last.older is not None:
+        suspected |= set(last.suspects)
     wary = replace(situation, reluctant=situation.reluctant | suspected)
     again = _choose(wary, (node for node in last.nodes if node not in suspected), avoid=blamed)
     if again is None:
         return EndTask(_why_no_nodes(last, situation))
+    if last.older is not None:
+        return Relaunch(again, f"from the older checkpoint of step {last.older}")
     if last.kind in {Kind.NODE, Kind.HEALTH_CHECK}:
         return Relaunch(again, _why_again(last, again, situation))
     if last.kind is Kind.PORT and not last.suspects:

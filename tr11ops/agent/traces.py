@@ -73,13 +73,34 @@ def read_launch_checks(folders: Iterable[Path]) -> tuple[LaunchChecks, ...]:
     return tuple(found)
 
 
+def read_faults(folders: Iterable[Path]) -> tuple[NodeFault, ...]:
+    """The launches of these attempts' folders that a fault ended, of whatever kind, in the order of the folders."""
+    return tuple(
+        fault
+        for folder in folders
+        for value in sorted(read_objects(folder / "launches"), key=lambda value: -int(value.get("launch") or 0))
+        if (fault := launch_fault(folder.name, value)) is not None
+    )
+
+
 def node_fault(job_id: str, record: Mapping[str, Any]) -> NodeFault | None:
     """A launch's record as the fault of nodes that it is; None where it is none."""
+    found = launch_fault(job_id, record)
+    return found if found is not None and found.nodes else None
+
+
+def launch_fault(job_id: str, record: Mapping[str, Any]) -> NodeFault | None:
+    """A launch's record as a fault; None where it has not ended by one, or someone asked for its end."""
     blamed, suspects = (tuple(map(str, record.get(name) or ())) for name in ("blamed", "suspects"))
-    is_node = record.get("cause") == Kind.NODE.value
-    nodes = blamed or suspects if is_node else suspects if record.get("cause") == Kind.SOFTWARE.value else ()
-    if not nodes or "reached" not in record:  # older records do not say how far the launch came
+    cause = record.get("cause")
+    if not cause or cause == Kind.OPERATOR.value or "reached" not in record:  # older records do not say how far it came
         return None
+    is_node = cause == Kind.NODE.value
+    nodes: tuple[str, ...] = ()
+    if is_node:
+        nodes = blamed or suspects
+    elif cause == Kind.SOFTWARE.value:
+        nodes = suspects
     reached, began_at = record["reached"], record.get("checkpoint_before")
     return NodeFault(
         job_id,

@@ -1,19 +1,22 @@
-"""The newest checkpoint is not whole, or `latest` names one that is not there: a resume falls back to an older one."""
+"""The newest checkpoint is not whole, or `latest` names one that is not there: a resume falls back to an older one.
+
+Or it is whole, and what begins from it fails: then the agent has gone back to an older one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tr11ops.base.observed import Unknown
+from tr11ops.base.observed import Unknown, known
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe import derived
-from tr11ops.observe.snapshot import Snapshot
+from tr11ops.observe.snapshot import Checkpoint, Snapshot
 from trainer.contract.checkpoint_names import checkpoint_name
 
-BOUND = "manifest, sizes, the last reading of all bytes"
+BOUND = "manifest, sizes, the last reading of all bytes; launches that fail at one step after it"
 SEVERITIES = "WARNING, CRITICAL when none is whole"
 NAME = "checkpoint-unsound"
-NEEDS = ("checkpoints", "checkpoints.latest", "jobs", "heartbeats")
+NEEDS = ("checkpoints", "checkpoints.latest", "jobs", "heartbeats", "launch_ends")
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
@@ -38,6 +41,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
             identity=(str(bad[0].step),),
             evidence=tuple(lines[:3]),
         )
+    yield from _doubted(snapshot, sound)
     latest = checkpoints.latest
     if isinstance(latest, int) and latest not in checkpoints.steps:
         yield Finding(
@@ -47,6 +51,26 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
             subject=f"latest-{latest}",
             identity=(f"latest-{latest}",),
         )
+
+
+def _doubted(snapshot: Snapshot, sound: Checkpoint | None) -> Iterator[Finding]:
+    """The checkpoint that launches failed after again and again, until another one is saved at its step or beyond."""
+    ends = [one for one in known(snapshot.launch_ends, ()) if one.older_checkpoint is not None]
+    last = max(ends, key=lambda one: one.time, default=None)
+    if last is None or last.began_at is None:
+        return
+    if sound is not None and sound.step >= last.began_at and (sound.created or 0.0) > last.time:
+        return
+    name, older = checkpoint_name(last.began_at), checkpoint_name(last.older_checkpoint or 0)
+    yield Finding(
+        NAME,
+        Severity.WARNING,
+        f"{name} is doubted: what begins from it ends at iteration {last.reached}; {older} is tried",
+        subject=str(last.began_at),
+        identity=(f"doubted-{last.began_at}",),
+        evidence=(last.why,),
+        fix=derived.command(snapshot, f"checkpoints verify {last.began_at}"),
+    )
 
 
 def _may_be_saving(snapshot: Snapshot) -> bool:

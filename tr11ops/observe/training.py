@@ -65,7 +65,8 @@ class LogFile(Record):
 class LaunchEnd(Record):
     """When the workers of one launch were gone, by the batch controller's record: why, and which nodes it found bad.
 
-    `decision`: what followed, in one line.
+    `decision`: what followed, in one line. `older_checkpoint`: the step from which the training was to go on then,
+    where launches that began from that of `began_at` ended at the iteration `reached` again and again.
     """
 
     job_id: str
@@ -74,6 +75,9 @@ class LaunchEnd(Record):
     why: str = ""
     decision: str = ""
     blamed: tuple[str, ...] = ()
+    reached: int | None = None
+    began_at: int | None = None
+    older_checkpoint: int | None = None
 
 
 class Corruption(Record):

@@ -247,4 +247,11 @@ def _ends_of(paths: RunPaths, job_id: str) -> Iterator[LaunchEnd]:
                 str(value.get("summary") or value.get("cause") or ""),
                 str(value.get("decision") or ""),
                 tuple(map(str, value.get("blamed") or ())),
+                reached=_whole(value.get("reached")),
+                began_at=_whole(value.get("checkpoint_before")),
+                older_checkpoint=_whole(value.get("older_checkpoint")),
             )
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) else None

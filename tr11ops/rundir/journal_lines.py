@@ -54,6 +54,7 @@ SENTENCES: Mapping[str, Callable[[Data], str]] = {
     "resumed": lambda _: "let the run go on",
     "held": lambda data: f"held job {_names(data, 'jobs')}",
     "array-held": lambda data: f"held the queued jobs: job {_names(data, 'jobs')}",
+    "older-checkpoint": lambda data: f"let the training go on from the checkpoint of step {data.get('step')}",
     "stop-fallback": lambda data: f"cancelled job {data.get('job')}, which did not stop",
     "checkpoint-now": lambda _: "asked for a checkpoint",
     "profile": lambda _: "asked for a profile",

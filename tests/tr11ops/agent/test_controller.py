@@ -14,11 +14,13 @@ from typing import Any
 
 import pytest
 
-from tests.tr11ops.launch.run_inputs import write_card
+from tests.tr11ops.launch.run_inputs import write_card, write_checkpoint
 from tests.waiting import until
 from tr11ops.launch.plan import resolved_card
 from tr11ops.runcard.card import load_card
 from tr11ops.runcard.exit_duration import exit_plan
+from tr11ops.rundir.journal import read_journal
+from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.end_marker import EXIT_HELD
 from trainer.contract.files import write_json
 from trainer.contract.paths import RunPaths
@@ -57,6 +59,23 @@ if rank == 1 and "error" in part:
     sys.exit(1)
 if "error" in part:
     time.sleep(600)
+if "whole-but-wrong" in part:  # what begins from step 20 fails at 23, what begins from another step does not
+    latest = (RunPaths(root, "small", "main").checkpoints / "latest").read_text().strip()
+    (attempt / f"began-{launch}").write_text(latest)
+    if latest == "global_step20" or "hopeless" in part:
+        if rank == 0:
+            step = {"kind": "step", "job_id": attempt.name, "iteration": 23, "total_iterations": 90,
+                    "consumed_samples": 1, "consumed_tokens": 1, "global_batch_size": 1, "learning_rate": 0.1,
+                    "seconds_per_iteration": 1.0, "lm_loss": 1.0, "samples_per_second": 1.0, "tflops": 1.0,
+                    "time": time.time()}
+            append_line(RunPaths(root, "small", "main").metrics, json.dumps(step))
+            (attempt / f"logged-{launch}").touch()
+            time.sleep(600)
+        while not (attempt / f"logged-{launch}").exists():
+            time.sleep(0.02)
+        write_json(attempt / "failures" / "rank-1.json", {"rank": 1, "host": os.environ["TR11_NODE_NAME"],
+                   "time": time.time(), "launch": launch, "error": part.partition(": ")[2]})
+        sys.exit(1)
 if rank == 0 and "refuse" in part:
     marker = EndMarker("refused", 0, None, False, "bad input", time.time(), "h", attempt.name, launch)
     write_json(attempt / "end.json", asdict(marker))
@@ -95,6 +114,7 @@ class Stage:
         write_card(folder, extra="\n[resilience]\nend_within_seconds = 4\n")
         card = load_card(folder / "small.toml", ["run.exit_duration_minutes=5"], {})
         self.paths: RunPaths = card.paths
+        self.directory = RunDirectory(card.paths, card.kill_switch)
         self.paths.root.mkdir()
         self.card = folder / "card.json"
         write_json(self.card, resolved_card(card))
@@ -179,6 +199,68 @@ def test_bad_input_is_not_tried_again(stage: Stage):
     status, _ = stage.play("refuse")
     assert (status, len(stage.launches()), stage.verdict()["cause"]) == (2, 1, "configuration")
     assert stage.verdict()["restart"] is False
+
+
+WRONG = "NotFiniteError: the last 5 steps were not finite"
+UNKNOWN = "RuntimeError: something"
+
+
+def with_checkpoints(stage: Stage, *steps: int) -> None:
+    stage.paths.logs.mkdir(parents=True)
+    for step in steps:
+        write_checkpoint(stage.paths.checkpoints, step)
+
+
+def latest(stage: Stage) -> str:
+    return (stage.paths.checkpoints / "latest").read_text().strip()
+
+
+@pytest.mark.parametrize("error", [WRONG, UNKNOWN])
+def test_an_older_checkpoint_is_tried_before_anything_is_held(stage: Stage, error: str):
+    """A checkpoint that is whole and wrong: what begins from it ends at one step, again and again."""
+    with_checkpoints(stage, 10, 15, 20)
+    (stage.paths.checkpoints / "global_step15" / "cursor.json").unlink()  # no training resumes from it
+    before = sorted(path.name for path in stage.paths.checkpoints.iterdir())
+    status, shown = stage.play(f"whole-but-wrong: {error}")
+    assert (status, stage.verdict()["reason"]) == (0, "finished"), shown
+    first, second, third = stage.launches()
+    began = [(stage.paths.attempt("1") / f"began-{number}").read_text() for number in (1, 2, 3)]
+    assert began == ["global_step20", "global_step20", "global_step10"]
+    assert [one["older_checkpoint"] for one in (first, second, third)] == [None, 10, None]
+    assert second["decision"] == "starting again: from the older checkpoint of step 10"
+    said = "launches that begin from step 20 end at iteration 23, 2 times so far: the training goes on from the older"
+    assert f"tr11: {said} checkpoint of step 10; step 20 stays where it is" in shown
+    [entry] = [one for one in read_journal(stage.directory.journal).entries if one.kind == "older-checkpoint"]
+    assert (entry.data["doubted"], entry.data["step"]) == (20, 10) and said in entry.why
+    assert sorted(path.name for path in stage.paths.checkpoints.iterdir()) == before  # nothing is renamed
+    assert latest(stage) == "global_step10"
+
+
+def test_what_an_older_checkpoint_does_not_cure_holds_and_goes_back(stage: Stage):
+    with_checkpoints(stage, 10, 20)
+    status, shown = stage.play(f"whole-but-wrong hopeless: {WRONG}")
+    assert (status, len(stage.launches())) == (EXIT_HELD, 3), shown
+    assert "the same fault came back at the same step, from an older checkpoint too" in stage.verdict()["held_because"]
+    assert latest(stage) == "global_step20" and "step 10 was no cure: step 20 is resumed from again" in shown
+
+
+def test_without_an_older_checkpoint_the_same_step_is_tried_twice(stage: Stage):
+    with_checkpoints(stage, 20)
+    status, shown = stage.play(f"whole-but-wrong: {WRONG}")
+    assert (status, len(stage.launches())) == (EXIT_HELD, 2), shown
+    assert stage.verdict()["held_because"].startswith("numerics: another launch would end the same way")
+
+
+def test_repetitions_are_counted_over_attempts(stage: Stage):
+    """Each task may have time for one launch only."""
+    with_checkpoints(stage, 10, 20)
+    card = json.loads(stage.card.read_text())
+    write_json(stage.card, {**card, "resilience": {**card["resilience"], "launches_per_attempt": 1}})
+    assert stage.play(f"whole-but-wrong: {UNKNOWN}")[0] == 1 and latest(stage) == "global_step20"
+    status, shown = stage.play(f"whole-but-wrong: {UNKNOWN}", job_id="2")
+    assert (status, latest(stage)) == (1, "global_step10"), shown  # not held: the next task begins from another one
+    assert stage.verdict("2")["restart"] is True
+    assert stage.play(f"whole-but-wrong: {UNKNOWN}", job_id="3")[0] == 0
 
 
 def test_a_kill_switch_between_two_launches_is_honoured(stage: Stage):

@@ -9,9 +9,12 @@ from hypothesis import strategies as st
 
 from tr11ops.agent.recurrence import (
     NodeFault,
+    Repetition,
     innocent,
+    may_try_older,
     of_node,
     of_software,
+    repetition,
     same_elsewhere,
     suspected_before,
     without_recurring,
@@ -123,3 +126,30 @@ def test_what_clears_a_node_is_the_same_fault_on_other_nodes(before: list[NodeFa
     assert all(one in before and one.fault == last.fault and one.nodes for one in found)
     assert len(found) != 1 or last.reached is not None
     assert len({*without_recurring([last])}) == 1  # a fault alone is always its nodes'
+
+
+# ----------------------------------------------------------------------------- one fault at one step
+def launch(number: int, began_at: int | None, reached: int | None = 23, fault: str = "nan") -> NodeFault:
+    return NodeFault("11", number, fault, reached, (), began_at=began_at)
+
+
+def test_launches_that_end_at_one_step_are_counted_in_a_row():
+    last = launch(4, 20)
+    assert repetition(last, []).times == 1
+    assert repetition(last, [launch(3, 20, 24), launch(2, 20, 22)]).began_at == (20, 20, 20)
+    assert repetition(last, [launch(3, 20, 90), launch(2, 20)]).times == 1  # another step in between
+    assert repetition(last, [launch(3, 20, fault="other"), launch(2, 20)]).times == 1
+    early = launch(4, 20, None)
+    assert repetition(early, [launch(3, 20, None)]).times == 1  # before a first step: no step to come back to
+
+
+def test_an_older_checkpoint_is_worth_one_try():
+    for kind in Kind:
+        worth = may_try_older(kind, Repetition((20, 20)))
+        assert worth == (kind in {Kind.UNKNOWN, Kind.NUMERICS, Kind.SOFTWARE}), kind
+    assert not may_try_older(Kind.UNKNOWN, Repetition((20,)))  # once is no sign
+    assert not may_try_older(Kind.UNKNOWN, Repetition((None, None)))  # there is none
+    assert may_try_older(Kind.UNKNOWN, Repetition((20, 10)))  # the first saved 20 itself
+    tried = Repetition((10, 20, 20))
+    assert (tried.tried_older, tried.newest_tried, tried.times) == (True, 20, 3)
+    assert not may_try_older(Kind.UNKNOWN, tried)

@@ -119,6 +119,28 @@ def test_a_taken_port_is_cured_by_another_or_by_another_node():
     assert isinstance(decide([taken(suspects=("x1",))] * 2, alone, BUDGET), EndTask)
 
 
+def test_a_fault_that_comes_back_at_one_step_is_bounded_and_tries_an_older_checkpoint():
+    again = unknown(began_at=20, times=2, progress=False)
+    assert relaunched(decide([unknown(began_at=20, progress=True), again], SITUATION, BUDGET))  # on other nodes
+    third = [unknown(began_at=20, progress=True), again, replace(again, times=3)]
+    assert "3 times" in decide(third, SITUATION, RelaunchBudget(20, 9)).why
+    for kind in (Kind.UNKNOWN, Kind.NUMERICS, Kind.SOFTWARE):
+        older = replace(again, kind=kind, older=10, suspects=("x2",))
+        tried = decide([older], SITUATION, BUDGET)
+        assert (relaunched(tried), tried.why) == (("x1", "x3", "x4", "x5"), "from the older checkpoint of step 10")
+        late = decide([older], replace(SITUATION, seconds_left=5.0), BUDGET)
+        assert isinstance(late, EndTask)  # the next task does
+        in_vain = replace(again, kind=kind, began_at=10, times=3, tried_older=True, newest_tried=20)
+        assert "from an older checkpoint too" in decide([in_vain], SITUATION, RelaunchBudget(20, 9)).why
+
+
+def test_numbers_that_are_not_finite_get_a_second_try_after_a_checkpoint_alone():
+    first = FailedLaunch(FIRST, Kind.NUMERICS, fault="nan", progress=True)
+    assert isinstance(decide([first], SITUATION, BUDGET), Stop)
+    assert relaunched(decide([replace(first, began_at=20)], SITUATION, BUDGET)) == FIRST
+    assert isinstance(decide([replace(first, began_at=20, times=2)], SITUATION, BUDGET), Stop)
+
+
 def test_budgets_of_launches_progress_and_time():
     fruitful = [unknown(progress=True) for _ in range(20)]
     assert isinstance(decide(fruitful, SITUATION, BUDGET), EndTask)

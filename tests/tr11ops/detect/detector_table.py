@@ -25,6 +25,7 @@ from tests.tr11ops.status_cases import (
 from tr11ops.base.observed import Unknown
 from tr11ops.cluster.base import JobState, Node
 from tr11ops.observe.snapshot import Attempt, Checkpoint, KillSwitch, Snapshot, Step
+from tr11ops.observe.training import LaunchEnd
 from tr11ops.rundir.paths import Submission
 
 UNKNOWN = Unknown("the disk is unreachable")
@@ -54,6 +55,10 @@ def zombie(states: dict[str, set[str]], age: float, **changes: Any) -> Snapshot:
 def with_steps(given: Snapshot) -> Snapshot:
     return dataclasses.replace(given, steps=steps(age=2 * HOUR))
 
+
+# launches that began from a whole checkpoint failed twice at one step; a later save ends the doubt
+DOUBTED = (LaunchEnd("1007", 2, NOW, "NaN", "again", reached=20_004, began_at=20_000, older_checkpoint=19_500),)
+OVERCOME = (LaunchEnd("1007", 2, NOW - 90 * DAY, "NaN", "again", reached=4, began_at=2, older_checkpoint=1),)
 
 # name, snapshot, detector, expected severities
 TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
@@ -359,6 +364,8 @@ TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
         "checkpoint-unsound",
         [],
     ),
+    ("a whole one is doubted", snapshot(launch_ends=DOUBTED), "checkpoint-unsound", ["WARNING"]),
+    ("a doubted one is saved again", snapshot(launch_ends=OVERCOME), "checkpoint-unsound", []),
     ("latest names nothing", snapshot(checkpoints=checkpoints(latest=9)), "checkpoint-unsound", ["WARNING"]),
     ("latest unreadable", snapshot(checkpoints=checkpoints(latest=UNKNOWN)), "checkpoint-unsound", []),
     # leaving
