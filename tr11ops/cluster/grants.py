@@ -12,6 +12,7 @@ from tr11ops.cluster.slurm_command import CommandRunner, ask_about_site, run_com
 from tr11ops.cluster.slurm_text import limit_seconds, node_names, records, time_stamp
 
 _BUDGET = re.compile(r"(?P<resource>[^=,]+)=(?P<limit>\d+)\((?P<used>\d+)\)")  # an unlimited one is `cpu=N(12)`
+_LIMIT = re.compile(r"(?P<resource>[^=,]+)=(?P<limit>\d+)(\(\d+\))?(?=,|$)")  # `node=4(2)`; of one job `node=4`
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,19 @@ class ResourceBudget:
 
 
 @dataclass(frozen=True)
+class ResourceLimit:
+    """How much of a resource (`cpu`, `node`, `gres/gpu`) jobs of an account or QoS may have at one time.
+
+    `is_of_one_job`: each job by itself may have so much; else all of them together.
+    """
+
+    owner: str
+    resource: str
+    limit: int
+    is_of_one_job: bool
+
+
+@dataclass(frozen=True)
 class Grants:
     """`reservation` is None where none was asked for, or there is none of that name. Limits are the strictest ones.
 
@@ -52,6 +66,7 @@ class Grants:
     budgets: tuple[ResourceBudget, ...] = ()
     longest_job: int | None = None
     is_safe: bool = False
+    limits: tuple[ResourceLimit, ...] = ()
 
 
 def read_grants(
@@ -85,7 +100,13 @@ def read_grants(
         for owner, row in rows
         for match in _BUDGET.finditer(row.get("GrpTRESMins", ""))
     )
-    return Grants(found, budgets, min(walls, default=None), rules.is_safe)
+    limits = tuple(
+        ResourceLimit(owner, match["resource"], int(match["limit"]), key == "MaxTRESPJ")
+        for owner, row in rows
+        for key in ("GrpTRES", "MaxTRESPJ")
+        for match in _LIMIT.finditer(row.get(key, ""))
+    )
+    return Grants(found, budgets, min(walls, default=None), rules.is_safe, limits)
 
 
 def _reservation(text: str, name: str) -> Reservation | None:

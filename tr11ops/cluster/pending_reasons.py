@@ -24,7 +24,7 @@ class Wait(StrEnum):
 
 
 class Cause(StrEnum):
-    """What stands in the way: each has its own cure. `LIMIT` with `Wait.PASSES`: other jobs use what is allowed."""
+    """What stands in the way: each has its own cure. `LIMIT` with `Wait.PASSES`: of what is used at one time."""
 
     NONE = ""
     HOLD = "hold"
@@ -69,10 +69,11 @@ TABLE: tuple[JobReason, ...] = (
     JobReason(r"(QOS)?JobLimit|AssociationJobLimit|AssocMaxJobsLimit|AssocMaxSubmitJobLimit|QOSJobLimit|"
            r"QOSMax(Jobs|SubmitJob)PerUserLimit|Max(Jobs|SubmitJobs)PerAccount", Wait.PASSES, Cause.NONE,
            "it waits for other jobs of its user or account to end"),
-    # Slurm says the same where the job alone asks for more than the limit; then it never starts, and its age tells.
+    # Slurm has one name for both; where the job alone asks for more it never starts. A launch tells, and its age does.
     JobReason(rf"{_GROUP}({_RESOURCE}|Jobs|SubmitJobs)(Limit)?|{_GROUP}({_RESOURCE}RunMinutes|CPURunMinutesLimit)|"
            rf"QOSMax{_RESOURCE}PerUser(Limit)?|Max{_RESOURCE}PerAccount|Max{_RESOURCE}RunMinsPer(Account|User)",
-           Wait.PASSES, Cause.LIMIT, "other jobs use all that its account, QoS or user may have at one time"),
+           Wait.PASSES, Cause.LIMIT,
+           "its account, QoS or user may not have so much at one time: others use it, or it alone asks for more"),
     JobReason(r"ReqNodeNotAvail(, May be reserved for other job)?", Wait.PASSES, Cause.NONE,
            "its nodes are kept for other jobs"),
     JobReason(r"Nodes required for job are DOWN.*|ReqNodeNotAvail, UnavailableNodes.*", Wait.PASSES,

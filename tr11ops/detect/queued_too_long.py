@@ -59,7 +59,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     row = reason_of_job(job)
     if row.cause is Cause.LIMIT:
         evidence += [row.meaning, way_out(job)]
-    what = "others below a limit" if row.cause is Cause.LIMIT else "nodes"
+    what = "room below a limit" if row.cause is Cause.LIMIT else "nodes"
     if job.reason.startswith(BEHIND_ANOTHER):
         evidence.append(
             "no task of its array runs: the scheduler has miscounted, and starts none until they are queued again"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tr11ops.base.observed import Observed, Unknown
-from tr11ops.base.units import duration
+from tr11ops.base.units import counted, duration
 from tr11ops.cluster.base import Node
-from tr11ops.cluster.grants import Grants, Reservation, ResourceBudget
+from tr11ops.cluster.grants import Grants, Reservation, ResourceBudget, ResourceLimit
 from tr11ops.runcard.card import RunCard
 from tr11ops.runcard.check import PreflightCheck, ok, refused, warning
 
@@ -26,6 +26,8 @@ def grant_checks(
     if grants.longest_job is not None and card.time_limit_seconds > grants.longest_job:
         rule = f"{card.slurm.time_limit} is above {duration(grants.longest_job)}, the most that the account gives a job"
         yield refused("slurm.time_limit", rule, "lower it, and run.exit_duration_minutes with it", 2)
+    for limit in grants.limits:
+        yield from _limit_checks(card, limit)
     for budget in grants.budgets:
         yield _budget_check(card, tasks, budget, grants.is_safe, nodes)
 
@@ -46,6 +48,22 @@ def _reservation_check(card: RunCard, tasks: int, found: Reservation | None, now
         rule = f"{name} ends in {duration(left)}: {fits} of {tasks} tasks fit, the others would be held at its end"
         return warning(key, rule, f"launch --array 1-{fits}, or have it extended")
     return ok("reservation", f"{name} ends in {duration(left)}, {tasks} x {duration(limit)} fit")
+
+
+_NAMES = {"node": "node", "gres/gpu": "GPU", "cpu": "core"}
+
+
+def _limit_checks(card: RunCard, limit: ResourceLimit) -> Iterator[PreflightCheck]:
+    """A limit below what one task asks for, which the scheduler tells as if other jobs used it up."""
+    slurm = card.slurm
+    asked = {"node": 1, "gres/gpu": slurm.gpus_per_node, "cpu": slurm.cpus_per_task}.get(limit.resource, 0)
+    need = slurm.allocated_nodes * asked
+    if need > limit.limit:
+        name, whose = _NAMES[limit.resource], "one job" if limit.is_of_one_job else "all jobs together"
+        rule = (
+            f"{limit.owner} gives {whose} {counted(limit.limit, name)} at most, one task takes {need}: none would start"
+        )
+        yield refused("account", rule, "ask for fewer, set another slurm.account or QoS, or ask the site for more")
 
 
 def minutes_of_task(card: RunCard, resource: str, nodes: tuple[Node, ...]) -> float | None:

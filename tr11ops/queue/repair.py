@@ -149,7 +149,8 @@ def way_out(job: Job) -> str:
     if cause is Cause.RESERVATION:
         return f"`scontrol release {number}` lets it go on without a reservation; or {replace}"
     if cause is Cause.LIMIT and reason_of_job(job).wait is Wait.PASSES:
-        return f"it starts when those jobs end, unless it asks for more than the limit itself: then {replace}"
+        own = "if it alone asks for more (`tr11 launch --replace --dry-run` says it)"
+        return f"it starts when others end; {own}: {replace}"
     if cause is Cause.LIMIT:
         return f"more is granted by the site, or another account or QoS is used: {replace}"
     if cause is Cause.UNKNOWN:

@@ -212,7 +212,7 @@ def test_only_what_is_mine_and_not_held_is_held(monkeypatch: pytest.MonkeyPatch)
         ),
         (
             "QOSGrpNodeLimit",
-            "1 waits (QOSGrpNodeLimit: other jobs use all that its account, QoS or user may have at one time)",
+            "1 waits (QOSGrpNodeLimit: its account, QoS or user may not have so much at one time: others use it, or it alone asks for more)",
         ),
     ],
 )

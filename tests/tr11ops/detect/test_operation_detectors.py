@@ -142,8 +142,8 @@ def test_what_is_told_of_a_long_queue() -> None:
 
 def test_a_limit_that_others_use_is_told_of_by_its_age() -> None:
     finding = only(queued("AssocGrpNodeLimit"), queued_too_long)
-    assert "has waited for others below a limit for 2 h" in finding.title
-    assert "unless it asks for more than the limit itself" in finding.evidence[2]
+    assert "has waited for room below a limit for 2 h" in finding.title
+    assert "if it alone asks for more (`tr11 launch --replace --dry-run` says it)" in finding.evidence[2]
 
 
 def test_who_holds_is_told_and_only_what_tr11_holds_is_resumed() -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.tr11ops.launch.run_inputs import write_card
 from tr11ops.base.observed import Unknown
 from tr11ops.cluster.base import Node, SchedulerError
-from tr11ops.cluster.grants import Grants, Reservation, ResourceBudget, read_grants
+from tr11ops.cluster.grants import Grants, Reservation, ResourceBudget, ResourceLimit, read_grants
 from tr11ops.cluster.site import SiteRules
 from tr11ops.cluster.slurm_command import CommandResult
 from tr11ops.launch.grants import grant_checks
@@ -25,14 +25,14 @@ RESERVATIONS = (
 LIMITS = """Current Association Manager state
 Association Records
 ClusterName=c Account=root UserName= Partition= ID=1 ParentAccount= GrpTRESMins=cpu=N(7),node=N(0) MaxWallPJ=
-ClusterName=c Account=lab UserName= Partition= ID=2 ParentAccount=root(1) GrpTRESMins=cpu=N(7),gres/gpu=6000(5400) MaxWallPJ=1200
+ClusterName=c Account=lab UserName= Partition= ID=2 ParentAccount=root(1) GrpTRES=cpu=N(0),node=4(2),gres/gpu=16(8) GrpTRESMins=cpu=N(7),gres/gpu=6000(5400) MaxTRESPJ= MaxWallPJ=1200
 ClusterName=c Account=proj UserName= Partition= ID=3 ParentAccount=lab(2) GrpTRESMins=cpu=600000(7),node=N(0) MaxWallPJ=
 ClusterName=c Account=proj UserName=ana(7) Partition= ID=4 ParentAccount= DefAssoc=Yes GrpTRESMins=cpu=N(7) MaxWallPJ=600
 ClusterName=c Account=proj UserName=ben(8) Partition= ID=5 ParentAccount= DefAssoc=Yes GrpTRESMins=cpu=1(1) MaxWallPJ=1
 ClusterName=c Account=other UserName= Partition= ID=6 ParentAccount=root(1) GrpTRESMins=cpu=5(5) MaxWallPJ=2
 QOS Records
 QOS=normal(1) UsageRaw=0 GrpTRESMins=cpu=9(9) MaxWallPJ=3
-QOS=long(2) UsageRaw=0 GrpTRESMins=node=100(40) MaxWallPJ=
+QOS=long(2) UsageRaw=0 MaxTRESPJ=cpu=900,node=3 GrpTRESMins=node=100(40) MaxWallPJ=
 """
 ENFORCED = SiteRules(enforces_limits=True, is_safe=True)
 
@@ -50,6 +50,10 @@ def test_the_limits_from_user_to_root_and_of_the_qos_alone(account: str | None) 
         ResourceBudget("QoS long", "node", 100, 40),
     )  # fmt: skip
     assert (found.longest_job, found.is_safe) == (600 * 60, True)
+    assert found.limits == (
+        ResourceLimit("account lab", "node", 4, False), ResourceLimit("account lab", "gres/gpu", 16, False),
+        ResourceLimit("QoS long", "cpu", 900, True), ResourceLimit("QoS long", "node", 3, True),
+    )  # fmt: skip
 
 
 def test_a_flexible_reservation_gives_other_nodes_too() -> None:
@@ -137,3 +141,20 @@ def test_a_job_longer_than_its_account_gives_and_the_unknown(tmp_path: Path) -> 
     [said] = checks(tmp_path, Unknown("permission denied"))
     assert said == "warning: account: unknown: what the site grants could not be asked (permission denied)"
     assert checks(tmp_path, None) == []
+
+
+@pytest.mark.parametrize(
+    ("limit", "words"),
+    [
+        (ResourceLimit("account lab", "node", 2, False), ""),
+        (ResourceLimit("account lab", "node", 1, False),
+         "refused: account: account lab gives all jobs together 1 node at most, one task takes 2: none would start"),
+        (ResourceLimit("QoS long", "gres/gpu", 7, True),
+         "refused: account: QoS long gives one job 7 GPUs at most, one task takes 8: none would start"),
+        (ResourceLimit("account lab", "cpu", 1, False), "account lab gives all jobs together 1 core at most"),
+        (ResourceLimit("account lab", "billing", 1, False), ""),
+    ],
+)  # fmt: skip
+def test_a_limit_below_one_tasks_need_is_told_for_what_it_is(tmp_path: Path, limit: ResourceLimit, words: str) -> None:
+    said = checks(tmp_path, Grants(limits=(limit,)))
+    assert [words in line for line in said] == ([True] if words else []), said

@@ -167,7 +167,7 @@ TABLE: list[tuple[str, Snapshot, VerdictWord, str]] = [
         "others use what is allowed",
         idle(jobs=(pending(reason="AssocGrpNodeLimit"),)),
         VerdictWord.QUEUED,
-        "AssocGrpNodeLimit: other jobs use all",
+        "AssocGrpNodeLimit: its account, QoS or user may not have so much at one time",
     ),
     (
         "what waits behind a blocked job is blocked",
