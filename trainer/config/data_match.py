@@ -1,14 +1,15 @@
 """Whether a training goes on with the data that its checkpoint was trained on. Pure; standard library only.
 
-A checkpoint's cursor keeps, under `data`, what the card said of the data, and digests of some of the samples that it
-means. The samples decide: data that was moved elsewhere is the same, files that were made again under the same name may
-not be. What the card said explains a difference, and is all that can be compared before a training starts.
+A checkpoint's cursor keeps, under `data`, what the card said of the data, what each data set of the mixture holds, and
+digests of some of the samples that they make. Data sets and samples decide: data that was moved elsewhere is the same,
+files that were made again under the same name may not be. What the card said explains a difference, and is all that can
+be compared before a training starts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,6 +27,7 @@ MASKING_KEYS = {
     "bert": (*_MASKING, "data.binary_head"),
     "t5": (*_MASKING, "model.decoder_sequence_length", "data.extra_ids"),
 }
+MOST_SETS = 3  # that are told of by name
 _LONGEST = 60
 
 
@@ -34,15 +36,49 @@ class DataMismatch(ValueError):
 
 
 @dataclass(frozen=True)
+class DataSetIdentity:
+    """What one data set of the mixture holds, wherever it lies.
+
+    `lengths`: digest of the lengths of all sequences and of where documents begin. `tokens`: digest of the tokens, all
+    of them or evenly spread parts. `sample`: digest of the first sample that it gives, "" where it gives none.
+    """
+
+    name: str
+    sequences: int
+    size: int  # tokens
+    lengths: str
+    tokens: str
+    sample: str
+
+    def difference(self, now: DataSetIdentity) -> str:
+        """How it differs from what is there now, in a few words; "" when it does not."""
+        if self.size != now.size:
+            return f"had {self.size:,} tokens, has {now.size:,}"
+        if (self.sequences, self.lengths) != (now.sequences, now.lengths):
+            return "has documents of other lengths"
+        if self.tokens != now.tokens:
+            return "holds other tokens"
+        return "" if self.sample == now.sample else "makes other samples"
+
+
+@dataclass(frozen=True)
 class DataRecord:
-    """What a cursor keeps. `samples`: (number, digest of its tokens)."""
+    """What a cursor keeps. `samples`: (number, digest of its tokens). `sets`: in the order of the mixture.
+
+    No `sets`: written by a tr11 that did not keep them.
+    """
 
     facts: Mapping[str, Any]
     samples: tuple[tuple[int, str], ...]
+    sets: tuple[DataSetIdentity, ...] = ()
 
     def document(self) -> dict[str, Any]:
         """As JSON values."""
-        return {"facts": dict(self.facts), "samples": [list(sample) for sample in self.samples]}
+        return {
+            "facts": dict(self.facts),
+            "samples": [list(sample) for sample in self.samples],
+            "sets": [asdict(one) for one in self.sets],
+        }
 
     @classmethod
     def of(cls, cursor: Mapping[str, Any]) -> DataRecord | None:
@@ -50,7 +86,8 @@ class DataRecord:
         value = cursor.get(CURSOR_KEY)
         try:
             samples = tuple((int(number), str(digest)) for number, digest in value["samples"])  # type: ignore[index]
-            return cls(dict(value["facts"]), samples)  # type: ignore[index]
+            sets = tuple(DataSetIdentity(**one) for one in value.get("sets", ()))  # type: ignore[union-attr]
+            return cls(dict(value["facts"]), samples, sets)  # type: ignore[index]
         except (TypeError, KeyError, ValueError):
             return None
 
@@ -87,12 +124,18 @@ def decisive_differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> li
     return [text for key, text in fact_differences(saved, now).items() if key in DECISIVE]
 
 
-def compare(record: DataRecord, facts: Mapping[str, Any], digest_of: Callable[[int], str | None]) -> list[str]:
+def compare(
+    record: DataRecord,
+    facts: Mapping[str, Any],
+    digest_of: Callable[[int], str | None],
+    sets: Sequence[DataSetIdentity],
+) -> list[str]:
     """How the data differs from what a checkpoint was trained on, one line each; empty when it is the same.
 
-    `digest_of`: the digest of one of the samples as they are now; None where there is no such sample any more.
+    `digest_of`: the digest of one of the samples as they are now; None where there is no such sample any more. `sets`:
+    the data sets as they are now.
     """
-    found = decisive_differences(record.facts, facts)
+    found = [*decisive_differences(record.facts, facts), *_other_sets(record.sets, sets)]
     now = [(number, digest, digest_of(number)) for number, digest in record.samples]
     others = [number for number, then, here in now if here is not None and then != here]
     if not others and not found:
@@ -102,6 +145,18 @@ def compare(record: DataRecord, facts: Mapping[str, Any], digest_of: Callable[[i
     if others:
         lines.append(f"{len(others)} of {len(now)} samples that were compared hold other tokens, the first {others[0]}")
     return lines
+
+
+def _other_sets(then: Sequence[DataSetIdentity], now: Sequence[DataSetIdentity]) -> list[str]:
+    """What differs between the data sets of two mixtures, by their places in it: a name may be another."""
+    if not then:
+        return []
+    if len(then) != len(now):
+        return [f"the mixture had {len(then)} data sets, has {len(now)}"]
+    others = [(after.name, text) for before, after in zip(then, now, strict=True) if (text := before.difference(after))]
+    shown = [f"{name} {text}" for name, text in others[:MOST_SETS]]
+    more = len(others) - len(shown)
+    return [*shown, f"{more} more of {len(now)} data sets differ"] if more else shown
 
 
 def decide(differences: Sequence[str], on_resume: OnResume, place: str) -> list[str]:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import torch.distributed as dist
 
 from trainer.config.card import TrainerConfig
 from trainer.config.data import DataSection, data_set_name
-from trainer.config.data_match import DataRecord, compare, data_facts, decide, probe_numbers
-from trainer.data.dataset import SampleSource, read_rows
+from trainer.config.data_match import DataRecord, DataSetIdentity, compare, data_facts, decide, probe_numbers
+from trainer.data.dataset import SampleSource
 from trainer.data.errors import DataError
 from trainer.data.groups import DataGroup, Member, parse_groups, read_groups_file
+from trainer.data.identity import identities, sample_digest
 from trainer.data.indexed import IndexedDataset
 from trainer.data.masked.of_card import masked_task
 from trainer.data.order import OrderName
@@ -151,6 +150,7 @@ class Samples:
     valid_workers: int = 0
     _pools: dict[str, WorkerPool] = field(default_factory=dict, init=False)
     _opened: dict[str, SampleSource] = field(default_factory=dict, init=False)
+    _identities: tuple[DataSetIdentity, ...] | None = field(default=None, init=False)
 
     def train(self, consumed_samples: int, micro_batch_size: int | None = None) -> MicroBatchStream:
         """Micro-batches from `consumed_samples` on. Raises DataError when none is left."""
@@ -185,10 +185,14 @@ class Samples:
     def digest(self, number: int) -> str | None:
         """A digest of one training sample's tokens; None when there are not so many, or none are read here."""
         name = self.roles["train"][0]
-        if name not in self.plans or number >= len(self.source(name)):
-            return None
-        row = read_rows(self.source(name), np.array([number]))[0]
-        return hashlib.blake2b(row.astype("<i8").tobytes(), digest_size=8).hexdigest()
+        return sample_digest(self.source(name), number) if name in self.plans else None
+
+    def data_sets(self) -> tuple[DataSetIdentity, ...]:
+        """What the data sets of the training hold, looked at once; none when none are read here."""
+        name = self.roles["train"][0]
+        if self._identities is None and name in self.plans:
+            self._identities = tuple(identities(self.plans[name], self.source(name)))
+        return self._identities or ()
 
     def close(self) -> None:
         """End the worker processes. Idempotent."""
@@ -221,7 +225,8 @@ class Samples:
 def record_of(config: TrainerConfig, samples: Samples) -> DataRecord:
     """What a checkpoint keeps of this training's data; called where training data is read."""
     probes = ((number, samples.digest(number)) for number in probe_numbers(config.batch.train_samples))
-    return DataRecord(data_facts(config), tuple((number, digest) for number, digest in probes if digest is not None))
+    kept = tuple((number, digest) for number, digest in probes if digest is not None)
+    return DataRecord(data_facts(config), kept, samples.data_sets())
 
 
 def match_data(
@@ -234,7 +239,7 @@ def match_data(
     record = DataRecord.of(cursor)
     if record is None:
         return [f"{place} does not say what data it was trained on: whether it is the card's was not compared"]
-    differences = compare(record, data_facts(config), samples.digest)
+    differences = compare(record, data_facts(config), samples.digest, samples.data_sets())
     return decide(differences, config.data.on_resume if is_own else "switch", place)
 
 

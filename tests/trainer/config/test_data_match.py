@@ -11,7 +11,8 @@ import pytest
 
 from tests.trainer.cases import VOCABULARY, tiny
 from trainer.config.card import TrainerConfig
-from trainer.config.data_match import DataMismatch, DataRecord, decide, probe_numbers
+from trainer.config.data_match import DataMismatch, DataRecord, DataSetIdentity, decide, probe_numbers
+from trainer.data import identity
 from trainer.data.indexed_write import IndexedWriter
 from trainer.data.samples import Samples, match_data, plan_data, record_of, wanted_data
 
@@ -100,6 +101,74 @@ def test_files_made_again_with_other_contents_are_other_data(tmp_path: Path, sav
     assert "samples that were compared hold other tokens" in differences(saved, card(tmp_path))
 
 
+SETS = 28
+
+
+def mixture(folder: Path) -> TrainerConfig:
+    """Of many sets: fewer of its samples are compared than it has sets."""
+    prefixes = [write(folder / f"set{number}", seed=number, documents=20) for number in range(SETS)]
+    return card(folder, data={"prefixes": prefixes, "weights": [1.0] * SETS})
+
+
+@pytest.mark.parametrize(
+    ("seed", "documents", "words"),
+    [(99, 20, "holds other tokens"), (5, 19, "had 800 tokens, has 760")],
+    ids=["tokens", "count"],
+)
+def test_one_set_of_many_that_was_made_again_is_named(tmp_path: Path, seed: int, documents: int, words: str) -> None:
+    """Sixteen samples of the whole cannot tell of each of 28 sets."""
+    config = mixture(tmp_path)
+    saved = {"iteration": 1, "data": record_of(config, opened(config)).document()}
+    assert differences(saved, config) == ""
+    for number in range(SETS):
+        write(tmp_path / f"set{number}", seed=seed, documents=documents)
+        assert f"set{number} {words}" in differences(saved, config)
+        write(tmp_path / f"set{number}", seed=number, documents=20)
+
+
+def test_other_lengths_of_as_many_tokens_are_other_data(tmp_path: Path, saved: dict[str, Any]) -> None:
+    tokens = np.random.default_rng(3).integers(0, VOCABULARY, 60 * 40).astype(np.uint16)
+    with IndexedWriter(tmp_path / "tokens", "uint16") as writer:
+        writer.add_documents(tokens, np.array([20, 60] * 30, dtype=np.int32))
+    assert "tokens has documents of other lengths" in differences(saved, card(tmp_path))
+
+
+def test_of_a_large_set_parts_from_its_first_to_its_last_token_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(identity, "WHOLE_BYTES", 0)
+    monkeypatch.setattr(identity, "PART_BYTES", 8)
+    monkeypatch.setattr(identity, "PARTS", 4)
+    write(tmp_path / "tokens")
+    config = card(tmp_path)
+    saved = {"iteration": 1, "data": record_of(config, opened(config)).document()}
+    for place in (0, -1):
+        tokens = np.memmap(tmp_path / "tokens.bin", dtype="<u2", mode="r+")
+        tokens[place] ^= 1
+        tokens.flush()
+        assert "tokens holds other tokens" in differences(saved, config)
+        tokens[place] ^= 1
+        tokens.flush()
+    assert differences(saved, config) == ""
+
+
+def test_many_other_sets_are_counted(tmp_path: Path) -> None:
+    config = mixture(tmp_path)
+    saved = {"iteration": 1, "data": record_of(config, opened(config)).document()}
+    for number in range(9):
+        write(tmp_path / f"set{number}", seed=50 + number, documents=20)
+    assert "6 more of 28 data sets differ" in differences(saved, config)
+    fewer = card(tmp_path, data={"prefixes": [str(tmp_path / f"set{number}") for number in range(27)]})
+    assert "the mixture had 28 data sets, has 27" in differences(saved, fewer)
+
+
+def test_a_record_without_its_sets_is_compared_by_its_samples(tmp_path: Path, saved: dict[str, Any]) -> None:
+    del saved["data"]["sets"]
+    assert differences(saved, card(tmp_path)) == ""
+    write(tmp_path / "tokens", seed=9)
+    assert "samples that were compared hold other tokens" in differences(saved, card(tmp_path))
+
+
 def test_an_older_cursor_is_said_and_not_compared(tmp_path: Path, saved: dict[str, Any]) -> None:
     for cursor in ({}, {"data": None}, {"data": {"facts": 3}}, {"data": "what"}):
         lines = match_data(card(tmp_path), opened(card(tmp_path)), cursor, "global_step5", True)
@@ -107,7 +176,7 @@ def test_an_older_cursor_is_said_and_not_compared(tmp_path: Path, saved: dict[st
 
 
 def test_a_record_survives_json_and_its_probes_cover_the_whole() -> None:
-    record = DataRecord({"run.seed": 1}, ((0, "a"), (5, "b")))
+    record = DataRecord({"run.seed": 1}, ((0, "a"), (5, "b")), (DataSetIdentity("x", 2, 3, "c", "d", "e"),))
     assert DataRecord.of({"data": record.document()}) == record
     assert probe_numbers(0) == [] and probe_numbers(3) == [0, 1, 2]
     assert len(probe_numbers(10**6)) == 16 and probe_numbers(10**6)[-1] > 900_000
