@@ -12,8 +12,7 @@ import typer
 
 from tr11ops.base.processes import die_with_parent
 from tr11ops.cli.context import RUN_NAMES
-
-PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+from trainer.contract.attempt import HELD_BACK
 
 
 def child_words(ctx: typer.Context, **instead: object) -> list[str]:
@@ -45,11 +44,13 @@ def run_trainer_module(module: str, arguments: list[str]) -> int:
 
     The child has a process group of its own: so it hears the keyboard's interrupt once, through this process, as it
     hears a signal that was sent to this process alone (`timeout`, a closed terminal). It cleans up; this one waits.
+    What comes before the module can answer in one line is held back until it can (`hear_signals`).
     When this process is killed, the kernel sends the child SIGTERM: it ends its own workers, and none is left.
     """
     here = os.getpid()
 
     def follow() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
         die_with_parent(signal.SIGTERM)
         if os.getppid() != here:  # killed before the kernel was asked
             os._exit(1)
@@ -63,7 +64,7 @@ def run_trainer_module(module: str, arguments: list[str]) -> int:
         else:
             child.send_signal(number)
 
-    before = {number: signal.signal(number, pass_on) for number in PASSED_ON}
+    before = {number: signal.signal(number, pass_on) for number in HELD_BACK}
     try:
         child = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],

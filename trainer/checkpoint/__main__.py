@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol, cast
 
 from trainer.checkpoint.commands import CheckpointUsageError
+from trainer.contract.attempt import hear_signals
 from trainer.contract.checkpoints import CheckpointError
 
 EXIT_FINE = 0
@@ -78,9 +79,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     `TR11_DEBUG=1` shows the traceback of a refusal as well.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    options = build_parser(words).parse_args(words)
-    command: CommandModule = options.module
     try:
+        hear_signals()
+        options = build_parser(words).parse_args(words)  # which loads torch
+        command: CommandModule = options.module
         result = command.run(options)
         shown = (
             json.dumps({"schema": SCHEMA, **result}, ensure_ascii=False) if options.json else command.describe(result)
@@ -91,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader is gone: say nothing more to it
         return EXIT_NEEDS_PERSON
     except (Exception, KeyboardInterrupt) as error:
-        return _refuse(error, options.json)
+        return _refuse(error, "--json" in words)
     judge = getattr(command, "exit_code", None)
     return int(judge(result)) if judge is not None else EXIT_FINE
 

@@ -17,6 +17,7 @@ from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record
 
 STOP_SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
+HELD_BACK = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # while a child of a command starts
 
 
 class AttemptIdentity(Record):
@@ -41,6 +42,14 @@ def request_stop(path: Path, who: str) -> None:
     """Ask a trainer to save and leave at its next step. Does nothing when it was already asked."""
     if not os.path.lexists(path):
         write_json(path, {"by": who, "host": host_name(), "time": time.time()})
+
+
+def hear_signals() -> None:
+    """Let the signals come that a parent held back for the start of this process (`tr11ops.cli.trainer_child`).
+
+    Called where a handler waits for them: what came while the interpreter started is raised here.
+    """
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)
 
 
 def tell(line: str, stream: TextIO | None = None) -> None:

@@ -10,10 +10,9 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
-from trainer.data import commands_look, commands_make
+from trainer.contract.attempt import hear_signals
 from trainer.data.command_line import DataUsageError
 from trainer.data.errors import DataError
-from trainer.data.progress import say
 
 EXIT_FINE = 0
 EXIT_NEEDS_PERSON = 1
@@ -22,6 +21,8 @@ EXIT_USAGE = 2
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line; the same commands and options as `tr11 data`."""
+    from trainer.data import commands_look, commands_make  # seconds, in which an interrupt is heard already
+
     parser = argparse.ArgumentParser(prog="python -m trainer.data", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands_make.add_commands(commands)
@@ -32,11 +33,18 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. Returns 0 fine, 1 needs a person, 2 wrong usage; a refusal is one line on stderr."""
+    """Run one command. Returns 0 fine, 1 needs a person, 2 wrong usage; refusal or interrupt are a line on stderr."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    options = build_parser().parse_args(arguments)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _stop)
+    try:
+        hear_signals()
+        return _run(build_parser().parse_args(arguments))
+    except KeyboardInterrupt:
+        return _refuse("stopped; no output is half-written", EXIT_NEEDS_PERSON)
+
+
+def _run(options: argparse.Namespace) -> int:
     try:
         result = options.run(options)
         shown = json.dumps(result, ensure_ascii=False) if options.json else options.sentence(result)
@@ -45,18 +53,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not getattr(options, "is_fine", lambda result: True)(result):
             return EXIT_NEEDS_PERSON
     except DataUsageError as error:
-        say(f"tr11 data: {error}")
-        return EXIT_USAGE
+        return _refuse(f"tr11 data: {error}", EXIT_USAGE)
     except DataError as error:
-        say(f"tr11 data: {error}")
-        return EXIT_NEEDS_PERSON
-    except KeyboardInterrupt:
-        say("stopped; no output is half-written")
-        return EXIT_NEEDS_PERSON
+        return _refuse(f"tr11 data: {error}", EXIT_NEEDS_PERSON)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader is gone: say nothing more to it
         return EXIT_NEEDS_PERSON
     return EXIT_FINE
+
+
+def _refuse(line: str, code: int) -> int:
+    print(line, file=sys.stderr)
+    return code
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

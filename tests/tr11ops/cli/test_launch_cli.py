@@ -7,14 +7,15 @@ import re
 import shlex
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from tests.tr11ops.cli.local_bench import LocalBench
 from tests.tr11ops.cli.run_folder import run_directory
-from tests.tr11ops.launch.run_inputs import write_card
+from tests.tr11ops.launch.preflight_bench import MODEL
+from tests.tr11ops.launch.run_inputs import write_card, write_checkpoint
 from tr11ops.alerts.store import read_alert_state
 from tr11ops.cli.launch import prepare
 from tr11ops.cluster.base import BatchRequest, Node, SchedulerUnreachable
@@ -23,6 +24,8 @@ from tr11ops.launch.session import check_launch
 from tr11ops.launch.submit import SubmissionUnknown, hold_launch_lock, submit
 from tr11ops.rundir.journal import read_journal
 from tr11ops.rundir.paths import parse_comment
+from trainer.contract.end_marker import EndMarker
+from trainer.contract.files import write_json
 from trainer.contract.state_file import read_json
 
 DRY_RUN = """\
@@ -135,6 +138,21 @@ def elsewhere(bench: LocalBench, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.chdir(folder)
     return folder
+
+
+def test_a_finished_run_is_said_to_be_so_and_queues_nothing(bench: LocalBench) -> None:
+    directory = run_directory(bench)
+    write_checkpoint(directory.paths.checkpoints, 64, MODEL)  # all samples of the card
+    write_json(directory.paths.end_marker("3"), asdict(EndMarker("finished", 8, 64, False, "", 5.0, "h", "3")))
+    refused = bench.launch("--array", "1-3")
+    assert refused.code == 1 and "the training is finished, nothing is left to train: global_step64 has" in refused.out
+    assert "nothing was submitted" in refused.out and bench.living() == []
+    answer = bench.launch("--array", "1-3", "--json")
+    assert (answer.code, answer.json["exit_code"], answer.json["submitted"], answer.json["jobs"]) == (1, 1, False, [])
+    (check,) = (check for check in answer.json["checks"] if check["level"] == "refused")
+    assert check["name"] == "batch.train_samples" and check["fix"] == "raise it to train on"
+    more = bench.launch("--array", "1-3", "--set", "batch.train_samples=128", "--dry-run")
+    assert more.code == 0 and "nothing is left" not in more.out
 
 
 def test_a_launch_from_another_folder_is_not_a_second_training(bench: LocalBench, elsewhere: Path) -> None:
