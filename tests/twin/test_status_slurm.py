@@ -15,10 +15,13 @@ from tests.waiting import until
 from tr11ops.base.observed import Unknown
 from tr11ops.cluster.base import BatchRequest, Job, JobState
 from tr11ops.cluster.slurm import SlurmScheduler
+from tr11ops.detect.nodes_left import leaving_nodes
 from tr11ops.detect.registry import detect_all
 from tr11ops.observe.look import observe
 from tr11ops.observe.snapshot import RunFacts, Snapshot
 from tr11ops.rundir.paths import RunDirectory, Submission, new_tag
+from tr11ops.status.build import status_of
+from tr11ops.status.care import nodes
 from tr11ops.twin.twin import Twin
 from tr11ops.watchdog.verdict import Verdict, VerdictWord, judge
 from trainer.contract.heartbeat import Heartbeat, write_heartbeat
@@ -130,3 +133,22 @@ def test_a_dead_chain_is_told_from_a_waiting_one(run: Run, twin: Twin) -> None:
     assert verdict.word is VerdictWord.DOWN
     (finding,) = [finding for finding in detect_all(seen) if finding.detector == "dead-chain"]
     assert finding.fix == "tr11 launch --repair"
+
+
+def test_a_drained_node_that_is_in_use_is_shown(run: Run, twin: Twin) -> None:
+    run.submit(nodes=2)
+    used = run.running().nodes[1]
+
+    def control(*words: str) -> None:
+        command = ["scontrol", "update", f"nodename={used}", *words]
+        subprocess.run(command, env=twin.client_environment, check=True, timeout=60)
+
+    control("state=drain", "reason=memory")
+    try:
+        seen, verdict = run.wait(lambda seen, _: bool(leaving_nodes(seen)))
+        status = status_of(seen, detect_all(seen), verdict)
+        [node] = status.leaving_nodes
+        assert node.node == used and "drain" in node.states and node.why.startswith("memory")
+        assert any(f"{used} leaves when its job ends" in text for _, text, _ in nodes(status))
+    finally:
+        control("state=resume")

@@ -9,6 +9,8 @@ from tr11ops.cluster.base import Node
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.rundir.exclusion_limit import ExclusionLimit, partition_nodes
 
+TO_BE_REBOOTED = "reboot_requested"  # such a node may get work again, once it is back
+
 
 def partition_of(snapshot: Snapshot, otherwise: str = "") -> str:
     """The partition that the run uses: the card's, else that of its jobs; "" where neither says."""
@@ -45,6 +47,21 @@ def bad_nodes(snapshot: Snapshot) -> Mapping[str, str]:
     listed = {entry.node for entry in snapshot.exclusions}
     ends = known(snapshot.launch_ends, ())
     return {node: end.why for end in ends for node in end.blamed if node in names and node not in listed}
+
+
+def leaving_nodes(snapshot: Snapshot) -> tuple[Node, ...]:
+    """Nodes on which the run works on, and that the site takes away when that work ends: drained, or to be rebooted.
+
+    One that is gone, or silent, has a finding of its own.
+    """
+    used = {name for job in snapshot.active_jobs for name in job.nodes}
+    return tuple(
+        node
+        for node in known(snapshot.nodes, ())
+        if node.name in used
+        and not (node.is_gone or node.is_silent or node.is_unknown)
+        and (not node.is_usable or TO_BE_REBOOTED in node.states)
+    )
 
 
 def usable_nodes(snapshot: Snapshot, partition: str = "") -> int | None:

@@ -14,7 +14,7 @@ from tr11ops.detect.backup_overdue import missing_copies
 from tr11ops.detect.causes import commands_after, first_cause
 from tr11ops.detect.cron_dead import is_overdue
 from tr11ops.detect.finding import Finding
-from tr11ops.detect.nodes_left import bad_nodes
+from tr11ops.detect.nodes_left import bad_nodes, leaving_nodes
 from tr11ops.detect.periodic_job_failed import is_wanted
 from tr11ops.detect.runbooks import page_of
 from tr11ops.observe import derived
@@ -109,6 +109,9 @@ def status_of(
         done_again=_done_again(snapshot) if verdict.word is VerdictWord.STARTING else None,
         relaunches=tuple(relaunches_of(snapshot)),
         bad_nodes=tuple(sorted(bad_nodes(snapshot))),
+        leaving_nodes=tuple(
+            parts.LeavingNode(node.name, tuple(sorted(node.states)), node.reason) for node in leaving_nodes(snapshot)
+        ),
         checkpoint_folders=(
             None if isinstance(snapshot.checkpoints, Unknown) else len(snapshot.checkpoints.steps)
         ),

@@ -37,6 +37,12 @@ def nodes(status: Status) -> Iterator[Row]:
         parts.append(f"bad but not excluded: {', '.join(status.bad_nodes)}")
     style = "magenta" if use is None or count is None else "yellow" if status.bad_nodes else ""
     yield "nodes", "; ".join(parts), style
+    leaving = status.leaving_nodes
+    for node in leaving[:NODES_SHOWN]:
+        why = f" ({node.why})" if node.why else ""
+        yield "", f"{node.node} leaves when its job ends: {'+'.join(node.states)}{why}", "yellow"
+    if len(leaving) > NODES_SHOWN:
+        yield "", f"and {len(leaving) - NODES_SHOWN} more", "yellow"
 
 
 def _named(excluded: Sequence[ShownExclusion]) -> str:

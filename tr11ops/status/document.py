@@ -75,6 +75,7 @@ class Status(NamedTuple):
     done_again: parts.DoneAgain | None = None
     relaunches: tuple[parts.ShownRelaunch, ...] = ()
     bad_nodes: tuple[str, ...] = ()
+    leaving_nodes: tuple[parts.LeavingNode, ...] = ()
     checkpoint_folders: int | None = None
     watchdog_fault: str | None = None
     origin: parts.ShownOrigin | None = None

@@ -228,6 +228,14 @@ class ShownExclusion(NamedTuple):
     until: Instant | None
 
 
+class LeavingNode(NamedTuple):
+    """A node that the run works on and that the site takes away when its job ends. `why`: the site's reason."""
+
+    node: str
+    states: tuple[str, ...]
+    why: str
+
+
 class ShownFinding(NamedTuple):
     """A fault that this look found. `severity`: "info", "warning", "critical"; `runbook`: a page of `runbooks/`.
 

@@ -17,6 +17,7 @@ from tr11ops.alerts.state import Alert, UndeliveredMessages
 from tr11ops.backup.claim import ArchiveLock
 from tr11ops.backup.ledger import DrillRecord, write_drill
 from tr11ops.base.observed import Observed, Unknown, known
+from tr11ops.cluster.base import Node
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.registry import detect_all
 from tr11ops.observe import derived
@@ -155,6 +156,22 @@ def test_spares_are_what_is_held_and_not_launched_on() -> None:
     assert node_use(snapshot(jobs=Unknown("away")), ExtraObservations()) is None
     ((_, text, _),) = nodes(shown(idle(exclusions=Unknown("unreadable"))))
     assert text == "none held; excluded: unknown"
+
+
+def test_nodes_that_the_site_takes_away_when_the_job_ends_are_shown() -> None:
+    seen = (
+        Node("n01", frozenset({"allocated", "drain"}), "memory"),
+        Node("n02", frozenset({"mixed", "reboot_requested"}), "kernel"),
+        Node("n03", frozenset({"allocated"})),
+        Node("n04", frozenset({"down"}), "gone: node-lost tells it"),
+        Node("n99", frozenset({"idle", "drain"}), "not ours"),
+    )
+    rows = list(nodes(shown(snapshot(nodes=seen))))
+    assert [text for _, text, _ in rows[1:]] == [
+        "n01 leaves when its job ends: allocated+drain (memory)",
+        "n02 leaves when its job ends: mixed+reboot_requested (kernel)",
+    ]
+    assert len(list(nodes(shown(snapshot(nodes=Unknown("away")))))) == 1
 
 
 # ----------------------------------------------------------------------------- copies
