@@ -42,7 +42,7 @@ def estimate(
 
     Variables that are not defined here are left as they are. Before its first steps, a run's GPUs are taken to reach
     what the 176B training reached on A100, and other kinds (slurm.gpu_kind) the same share of their peak. Times on
-    GPUs that the card does not name are unknown.
+    GPUs that the card does not name, and of models of less than 1,024 features, are unknown.
 
     Examples:
       tr11 estimate --run tr11-176B-ml
@@ -88,7 +88,7 @@ def tables(found: Estimate, all_levels: bool = False) -> list[Table]:
         _ramp(found, all_levels),
         _table("Checkpoints and state", _byte_rows(found)),
         _memory(found),
-        _table("Time", _time_rows(found.duration, found.gpu_is_unknown)),
+        _table("Time", _time_rows(found.duration, found.time_unknown)),
     ]
     return [table for table in result if table is not None]
 
@@ -227,10 +227,9 @@ def _memory(found: Estimate) -> Table | None:
     return _table(title, [total, *rows, recomputed], 42)
 
 
-def _time_rows(found: Duration | None, gpu_is_unknown: bool) -> list[Row]:
+def _time_rows(found: Duration | None, why_unknown: str) -> list[Row]:
     if found is None:
-        which = "the kind of GPU is unknown: set slurm.gpu_kind, or " if gpu_is_unknown else ""
-        return [("unknown", "", f"{which}give --seconds-per-iteration or --tflops")]
+        return [("unknown", "", f"{why_unknown}, or give --seconds-per-iteration or --tflops")]
     return [
         ("rests on", "", found.basis),
         (

@@ -14,7 +14,7 @@ from tr11ops.runcard.check import Level
 from tr11ops.runcard.exit_duration import exit_plan
 from tr11ops.runcard.gpu_memory import least_recomputed, memory_checks, memory_of
 from tr11ops.runcard.rules import card_warnings
-from tr11ops.runcard.speed import Speed, assumed_speed, measured_speed, path_seconds, seconds_at
+from tr11ops.runcard.speed import NARROWEST, Speed, assumed_speed, measured_speed, path_seconds, seconds_at
 from trainer.config.kernel_choice import KernelChoice
 from trainer.config.recompute_choice import recomputed_blocks
 from trainer.schedule import flops
@@ -123,6 +123,7 @@ class Estimate:
     gpus_per_node: int
     gpu_is_unknown: bool  # the card asks for GPUs and does not say which
     duration: Duration | None
+    time_unknown: str  # why `duration` is None; "" where it is not
     warnings: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -149,7 +150,7 @@ def estimate(
 
     `seconds_per_iteration` (at the full batch) or `assumed_tflops` (of each GPU, by the original's formula) give the
     times; with neither, the run's own `steps` as (iteration, seconds); with none of them, GPUs are assumed to reach
-    what the 176B training reached. CPUs give no times then, nor do GPUs of an unknown kind.
+    what the 176B training reached. CPUs give no times then, nor do GPUs of an unknown kind, nor narrow models.
     `asked_attempts` is the length of an array whose share of the training is wanted.
     """
     model, vocabulary = card.model, card.tokenizer.padded_vocabulary_size
@@ -206,6 +207,7 @@ def estimate(
         gpus_per_node=card.slurm.gpus_per_node,
         gpu_is_unknown=gpu_is_unknown(card),
         duration=_duration(card, path, speed, asked_attempts),
+        time_unknown="" if speed is not None else _why_no_speed(card),
         warnings=_warnings(card),
     )
 
@@ -283,6 +285,14 @@ def _speed(
     if given_tflops is not None:
         return Speed(seconds_at(card, given_tflops), f"{given_tflops:g} TFLOPs per GPU, as given")
     return measured_speed(card, path, steps) or assumed_speed(card)
+
+
+def _why_no_speed(card: RunCard) -> str:
+    if not card.slurm.gpus_per_node:
+        return "the speed of CPUs is not known before the first steps"
+    if gpu_is_unknown(card):
+        return "the kind of GPU is unknown: set slurm.gpu_kind"
+    return f"models of less than {NARROWEST:,} features were not measured"
 
 
 def _duration(card: RunCard, path: TrainingPath, speed: Speed | None, asked: int) -> Duration | None:

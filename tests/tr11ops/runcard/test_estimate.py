@@ -282,6 +282,40 @@ def test_the_rate_is_of_the_cards_kind_of_gpu(overrides: list[str], words: str) 
     assert duration is not None and duration.basis == words
 
 
+@pytest.mark.parametrize(
+    ("name", "basis", "why"),
+    [
+        ("tr11-176B-ml", "149 TFLOPs per GPU, assumed (A100)", ""),
+        ("bert-1b", "118.6 TFLOPs per GPU, assumed (A100)", ""),  # 1,024 features
+        ("bert-4l", None, "models of less than 1,024 features were not measured"),
+        ("t5-small", None, "models of less than 1,024 features were not measured"),
+        ("demo", None, "the speed of CPUs is not known before the first steps"),
+    ],
+)
+def test_a_speed_is_assumed_only_for_models_like_those_that_were_measured(
+    name: str, basis: str | None, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A 4-layer BERT of 128 features was said to take 57 s; it took its authors 3 to 4 hours."""
+    path = shipped_folder() / f"{name}.toml"
+    card = load_card(path, [], {}, keep_undefined=True)
+    found = estimate(card)
+    assert (found.duration.basis if found.duration else None, found.time_unknown) == (basis, why)
+    assert execute(["estimate", "--run", str(path)]) == 0
+    screen = " ".join(capsys.readouterr().out.split())
+    assert not why or f"unknown {why}, or give --seconds-per-iteration or --tflops" in screen
+    given, own = estimate(card, seconds_per_iteration=2.0), [(number, 3.0) for number in range(1, 5)]
+    assert given.duration is not None and given.duration.seconds_per_iteration == 2.0 and given.time_unknown == ""
+    assert estimate(card, steps=own).duration is not None  # what the run has measured itself counts
+
+
+def test_the_bert_of_a_billion_has_its_authors_nodes() -> None:
+    """4 nodes of 8 A100 with 40 GB; it fits them."""
+    card = load_card(shipped_folder() / "bert-1b.toml", [], {}, keep_undefined=True)
+    assert (card.slurm.nodes, card.slurm.gpus_per_node, card.slurm.gpu_memory_gb) == (4, 8, 40)
+    memory = estimate(card).worker_memory
+    assert memory is not None and memory.total < 40 << 30
+
+
 def test_unnamed_gpus_are_not_taken_for_a100(capsys: pytest.CaptureFixture[str]) -> None:
     """Nor is their memory guessed, and the margin at an attempt's end is the rule of thumb's."""
     nameless = ["slurm.constraint=none", "slurm.gpu_memory_gb=none"]
