@@ -264,6 +264,8 @@ class Trainer:
             # The save comes first: a hang or fault in the evaluation must not cost a finished interval.
             if config.checkpoint.interval is not None and iteration % config.checkpoint.interval == 0:
                 interval.time("save-checkpoint", self._save())
+            if self._saver.failed_saves.unable:
+                return self._leave_node()
             if config.evaluation.iterations and iteration % config.evaluation.interval == 0:
                 decision = self._evaluate(self.samples.valid_groups(), self.samples.valid)
                 if decision is not None:
@@ -488,6 +490,11 @@ class Trainer:
         self.control_signals.settle(self._saver.was_saved)  # a roll-back may follow
         return fault
 
+    def _leave_node(self) -> StopDecision:
+        """The end of a training in which one node keeps every save from coming about: what is lost only grows."""
+        failed = self._saver.failed_saves
+        return StopDecision("error", True, failed.line(self._saver.saved_step), save=False, node=failed.node)
+
     def _end(self, decision: StopDecision) -> str:
         """Save what is not saved, then leave the end marker: nothing that follows it may matter."""
         if self.saver is not None and self.steps_done and decision.save:
@@ -504,7 +511,7 @@ class Trainer:
         if self.rank == 0 and not (self.lease and self.lease.lost_to_own_job()):
             iteration, step = self._standing()
             word = (decision.reason, decision.restart, iteration, step, decision.line.strip())
-            write_end_marker(self.config.paths, self.attempt, *word)
+            write_end_marker(self.config.paths, self.attempt, *word, node=decision.node)
         if self.lease is not None:
             self.lease.release()
         return decision.reason

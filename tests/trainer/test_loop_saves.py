@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -15,10 +17,12 @@ import torch
 from tests.trainer.cases import tiny
 from tests.trainer.courses import trained, trainer_of, write_tokens
 from tests.trainer.spawn import run_ranks
+from trainer.checkpoint import store, writer
 from trainer.config.card import TrainerConfig
 from trainer.contract.attempt import AttemptIdentity
-from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.checkpoints import CheckpointError, NodeFilesError, is_nodes_refusal
 from trainer.contract.end_marker import EndMarker
+from trainer.control.failed_saves import FailedSaves
 from trainer.control.failure import is_refusal
 from trainer.control.lifecycle import HeartbeatWriter, SignalFlag
 from trainer.data.errors import DataError, LostWorkerError
@@ -80,6 +84,90 @@ def test_a_failed_save_is_said_and_the_training_goes_on(tmp_path: Path, heal: bo
         assert "exit-interval" in marker.message
     records = [json.loads(line) for line in config.paths.metrics.read_text().splitlines()]
     assert [record["iteration"] for record in records if record["kind"] == "step"] == [1, 2, 3, 4, 5]
+
+
+class OnNode(Watched):
+    """A trainer whose ranks are on nodes of their own; only what rank 0 says is kept."""
+
+    def _say(self, line: str) -> None:
+        self.lines = [*getattr(self, "lines", []), line]
+
+
+def refuse_writing(*_: Any) -> NoReturn:
+    raise OSError(errno.EIO, os.strerror(errno.EIO), "/scratch/part")
+
+
+def attend_on_nodes(config: TrainerConfig, failing: tuple[int, ...]) -> tuple[str, int, list[str]]:
+    rank = int(os.environ["RANK"])
+    os.environ["TR11_NODE_NAME"] = f"n{rank + 1}"
+    if rank in failing:
+        store._write = writer._write = refuse_writing
+    trainer = trainer_of(OnNode, config, "7")
+    return trained(trainer)[0], trainer.steps_done, trainer.lines
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_one_node_that_twice_cannot_write_a_save_is_left(tmp_path: Path, asynchronous: bool) -> None:
+    config = card(tmp_path, exit_interval=11)
+    config = config.model_copy(
+        update={"checkpoint": config.checkpoint.model_copy(update={"asynchronous": asynchronous})}
+    )
+    results = run_ranks(attend_on_nodes, 2, config, (1,), launch=False)
+    assert [reason for reason, _, _ in results] == ["error"] * 2
+    assert results[0][1] in ({4} if not asynchronous else {4, 5, 6})  # in the background it is heard of a little later
+    [first] = [line for line in results[0][2] if "alone could not write" in line and "WARNING" in line]
+    assert first == (
+        "tr11: WARNING: n2 alone could not write the save of step 2, to which 1 other node wrote: if the next fails "
+        "there too, the training leaves that node"
+    )
+    marker = EndMarker.read(config.paths.end_marker("7"))
+    assert marker is not None and (marker.reason, marker.restart, marker.node) == ("error", True, "n2")
+    assert marker.message.startswith("n2 alone could not write the save of step 2 and 4, to which 1 other node wrote")
+    assert "nothing was saved" in marker.message and "Input/output error: /scratch/part" in marker.message
+
+
+def test_a_file_system_that_fails_everywhere_is_no_nodes_fault(tmp_path: Path) -> None:
+    config = card(tmp_path, exit_interval=7)
+    results = run_ranks(attend_on_nodes, 2, config, (0, 1), launch=False)
+    marker = EndMarker.read(config.paths.end_marker("7"))
+    assert marker is not None and (marker.node, marker.iteration) == ("", 7)  # it went on to its end
+    assert not any("alone could not write" in line for line in results[0][2])
+
+
+REFUSED = NodeFilesError("saving: rank 3 on n2: Input/output error", ["n2"], ["n1", "n3"])
+
+
+@pytest.mark.parametrize(
+    ("faults", "unable"),
+    [
+        ([REFUSED], ""),
+        ([REFUSED, REFUSED], "n2"),
+        ([REFUSED, NodeFilesError("x", ["n3"], ["n1", "n2"])], ""),  # another node the second time
+        ([REFUSED, NodeFilesError("x", ["n2", "n3"], ["n1"])], ""),
+        ([REFUSED, CheckpointError("No space left on device")], ""),
+        ([REFUSED, CheckpointError("everywhere"), REFUSED], ""),  # not in a row
+    ],
+)
+def test_which_node_keeps_saves_from_coming_about(faults: list[CheckpointError], unable: str) -> None:
+    found = FailedSaves()
+    for number, fault in enumerate(faults, 1):
+        found = found.after(10 * number, fault)
+    assert found.unable == unable
+
+
+@pytest.mark.parametrize(
+    ("error", "is_nodes"),
+    [
+        (OSError(errno.EIO, "Input/output error"), True),
+        (OSError(errno.ESTALE, "Stale file handle"), True),
+        (OSError(errno.ENOENT, "No such file or directory"), True),  # where others wrote at that moment: not mounted
+        (OSError(errno.ENOSPC, "No space left on device"), False),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), False),
+        (ValueError("one rank describes a place twice"), False),
+    ],
+)
+def test_what_a_node_alone_may_be_refused(error: Exception, is_nodes: bool) -> None:
+    assert is_nodes_refusal(error) is is_nodes
 
 
 def lose_a_rank() -> CheckpointError:

@@ -96,3 +96,11 @@ def test_records_that_cannot_be_read_change_nothing(store: FaultStore, worker: A
 def test_without_a_scheduler_nothing_is_wrong(tmp_path: Path) -> None:
     worker = Ailments(rehearsal_card(tmp_path), {})
     assert (worker.step_hangs(), worker.data_are_missing(), worker.slowness()) == (False, False, 1.0)
+
+
+def test_only_the_workers_of_the_node_cannot_save(store: FaultStore, worker: Ailments, tmp_path: Path) -> None:
+    broken(store, "save-error", "n2")
+    worker.refuse_save(tmp_path)
+    broken(store, "save-error", "n1")
+    with pytest.raises(OSError, match="Input/output error"):
+        worker.refuse_save(tmp_path)

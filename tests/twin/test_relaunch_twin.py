@@ -230,6 +230,26 @@ def test_a_taken_port_is_told_by_the_rank_that_wanted_it(stage: SmallRun, capsys
     assert (found["attribution"]["kind"], found["verdict"]) == ("port", "rendezvous")
 
 
+def test_a_node_that_alone_cannot_save_is_left_for_the_spare(
+    stage: SmallRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage.launch(2, "batch.train_samples=1200")
+    attempt = stage.train()
+    inject(stage.twin, "save-error", node=NODES[1])
+    stage.wait_for_verdict(attempt)
+    first, second = stage.launches(attempt)
+    assert (first["cause"], first["blamed"]) == ("node", [NODES[1]])
+    assert f"{NODES[1]} alone could not write the save of step" in first["summary"]
+    assert "to which 2 other nodes wrote" in first["summary"] and "Input/output error" in first["summary"]
+    assert second["nodes"] == [NODES[0], *NODES[2:4]]
+    assert stage.verdict(attempt)["reason"] == "finished"
+    log = stage.paths.main_log.read_text()
+    assert f"tr11: WARNING: {NODES[1]} alone could not write the save" in log  # named after the first
+    assert log.count("SAVE FAILED") == 2
+    found = diagnosed(capsys, 0, "--all")["launches"][0]
+    assert (found["attribution"]["blamed"], found["action"]) == ([NODES[1]], "exclude_and_resubmit")
+
+
 def test_batch_scripts_killed_before_their_agents_burn_two(stage: SmallRun) -> None:
     stage.launch(5, 'slurm.setup=["sleep 3000"]')
     [submission] = stage.directory.submissions.iterdir()

@@ -263,6 +263,7 @@ EFFECTS: Mapping[str, tuple[Break, Undo]] = {
     "batch-killed": (_strike(_batch_shells, _kill), _continue),
     "step-hang": (fault_training.befall_job, fault_training.leave_well),
     "data-wait": (fault_training.befall_job, fault_training.leave_well),
+    "save-error": (fault_training.keep(), fault_training.leave_well),
     "slow-steps": (fault_training.keep(factor=fault_training.SLOW_FACTOR), fault_training.leave_well),
     "clock-ahead": (fault_training.keep(seconds=fault_training.CLOCK_AHEAD_SECONDS), fault_training.leave_well),
     "loss-spike": (fault_training.spoil_data, fault_training.leave_well),

@@ -89,6 +89,8 @@ _KINDS = (
               "lets the step go on"),
     FaultKind("data-wait", "busy node", "the node's job waits for its data from the next step on; of stand-ins",
               "gives it the data"),
+    FaultKind("save-error", "node", "the workers there cannot write their part of a checkpoint (EIO); of stand-ins",
+              "lets them write"),
     FaultKind("slow-steps", "node", "the workers there take eight times as long for each step; of stand-ins",
               "lets them go on at full speed"),
     FaultKind("clock-ahead", "node", "the workers there see a clock that is five minutes ahead; of stand-ins",

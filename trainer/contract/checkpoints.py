@@ -6,6 +6,7 @@ Standard library and the contract only, so that tools without torch can ask the 
 from __future__ import annotations
 
 import dataclasses
+import errno
 import re
 import shutil
 import uuid
@@ -33,12 +34,33 @@ from trainer.contract.resumable import (
 
 Verify = Literal["digests", "sizes"]
 
+# What a file system refuses whoever asks: there is no room.
+_EVERYONES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENAMETOOLONG})
+
 _PARTIAL = re.compile(r"\.(global_step\d+)\.partial-.+")
 _HALF_WRITTEN = re.compile(rf"\.{LATEST_FILE}\..+")  # what write_atomically had not yet renamed
 
 
 class CheckpointError(ValueError):
     """A checkpoint that cannot be written, found or loaded: one line with what, where, the rule and the fix."""
+
+
+class NodeFilesError(CheckpointError):
+    """The file system refused some nodes what it gave others at the same moment, in the same folder.
+
+    `failed` and `served`: the nodes' names.
+    """
+
+    def __init__(self, text: str, failed: Sequence[str], served: Sequence[str]) -> None:
+        super().__init__(text)
+        self.failed = tuple(failed)
+        self.served = tuple(served)
+
+
+def is_nodes_refusal(error: BaseException) -> bool:
+    """Whether the file system refused something for a reason that one node alone may have: not for want of room."""
+    refused = error if isinstance(error, OSError) else error.__cause__
+    return isinstance(refused, OSError) and refused.errno not in _EVERYONES
 
 
 def partial_path(folder: Path, step: int, nonce: str) -> Path:

@@ -11,7 +11,8 @@ from trainer.contract.record import Record
 class EndMarker(Record):
     """The trainer's own word on how it ended. Its absence after a job ended means: it did not end by itself.
 
-    `reason` is one of END_REASONS; `restart` says whether the next array task should go on training.
+    `reason` is one of END_REASONS; `restart` says whether the next array task should go on training. `node`: the
+    one at fault for an error, where all ranks know that it is one's alone.
     """
 
     reason: str
@@ -23,6 +24,7 @@ class EndMarker(Record):
     host: str
     job_id: str
     launch: int = 0
+    node: str = ""
 
     @classmethod
     def read(cls, path: Path) -> EndMarker | None:

@@ -42,12 +42,16 @@ class StopConditions:
 
 @dataclass(frozen=True)
 class StopDecision:
-    """Why the training stops now, and the line that says so in the log. `save`: whether to save first."""
+    """Why the training stops now, and the line that says so in the log. `save`: whether to save first.
+
+    `node`: the one at fault for it.
+    """
 
     reason: str
     restart: bool
     line: str
     save: bool = True
+    node: str = ""
 
 
 class SignalFlag:
@@ -187,6 +191,7 @@ def write_end_marker(
     iteration: int,
     checkpoint_step: int | None,
     message: str,
+    node: str = "",
 ) -> EndMarker:
     """Write the attempt's end marker (one rank only, after the last save). Raises OSError when it cannot be written."""
     marker = EndMarker(
@@ -199,6 +204,7 @@ def write_end_marker(
         host=host_name(),
         job_id=attempt.job_id,
         launch=attempt.launch,
+        node=node,
     )
     write_json(paths.end_marker(attempt.job_id), asdict(marker))
     return marker

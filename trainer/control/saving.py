@@ -17,6 +17,7 @@ from trainer.config.card import TrainerConfig
 from trainer.config.data_match import CURSOR_KEY
 from trainer.contract.checkpoints import CheckpointError
 from trainer.contract.resumable import OPTIMIZER_SUMS
+from trainer.control.failed_saves import FailedSaves
 from trainer.control.resume import checkpoint_info
 from trainer.engine import Engine
 from trainer.parallel.agreement import lost_a_rank
@@ -58,6 +59,7 @@ class Saver:
         self._failed: list[int] = []
         self._ended = {} if saved_step is None else {saved_step: True}  # how each save that is told of ended
         self._fault: CheckpointError | None = None
+        self.failed_saves = FailedSaves()  # in a row, on one node alone
         self._last_save = now
 
     @property
@@ -188,6 +190,7 @@ class Saver:
 
     def _succeeded(self, save: Finished) -> None:
         self.saved_step, self._fault, self._ended[save.step] = save.step, None, True
+        self.failed_saves = FailedSaves()
         self._say(f"  successfully saved checkpoint at iteration {save.step:7d} to {self._config.paths.checkpoints}")
         stall = f" (the training stood still for {save.stall * 1000:.2f})" if save.stall < save.seconds else ""
         self._say(f"time (ms) | save-checkpoint: {save.seconds * 1000:.2f}{stall}")
@@ -201,3 +204,6 @@ class Saver:
         self._fault, self._ended[save.step] = save.fault, False
         self._failed.append(save.step)
         self._say(f"tr11: WARNING: SAVE FAILED at iteration {save.step}, {newest}: {save.fault}")
+        self.failed_saves = self.failed_saves.after(save.step, save.fault)
+        if self.failed_saves.node and not self.failed_saves.unable:
+            self._say(f"tr11: WARNING: {self.failed_saves}: if the next fails there too, the training leaves that node")

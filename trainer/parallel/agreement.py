@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
-from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.checkpoints import CheckpointError, NodeFilesError, is_nodes_refusal
 from trainer.contract.files import host_name
 
 T = TypeVar("T")
@@ -22,11 +22,15 @@ class LostRanksError(RuntimeError):
 
 @dataclass(frozen=True)
 class _Fault:
-    """What went wrong, on which rank of the group; `host` is the host of the rank that says so."""
+    """What went wrong, on which rank of the group; `host` is the host of the rank that says so.
+
+    `is_refusal`: the file system refused it there, for a reason that it need not have elsewhere.
+    """
 
     rank: int
     text: str
     host: str
+    is_refusal: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,11 +61,17 @@ class RankGroup:
         one collective operation, as its first statement, if that fails on all ranks together.
         """
         value, fault = self._attempt(action)
-        faults = self.gather(fault)
+        words = self.gather(host_name() if fault is None else fault)
+        faults = [word if isinstance(word, _Fault) else None for word in words]
         first = next((fault for fault in faults if fault is not None), None)
         if first is not None:
             teller = faults[first.rank]  # the failing rank's own report names its host
-            raise CheckpointError(f"{what}: {self._place(teller or first)}{first.text}")
+            text = f"{what}: {self._place(teller or first)}{first.text}"
+            failed = {fault.host for fault in faults if fault is not None}
+            served = {word for word in words if isinstance(word, str)} - failed
+            if served and all(fault is None or fault.is_refusal for fault in faults):
+                raise NodeFilesError(text, sorted(failed), sorted(served))
+            raise CheckpointError(text)
         return cast(T, value)
 
     def on_first(self, what: str, action: Callable[[], T]) -> T:
@@ -81,7 +91,7 @@ class RankGroup:
             rank, (cause, _) = min(error.failures.items(), key=lambda item: item[0])
             return None, _Fault(rank, one_line(cause), host_name())
         except Exception as error:
-            return None, _Fault(self.rank, one_line(error), host_name())
+            return None, _Fault(self.rank, one_line(error), host_name(), is_nodes_refusal(error))
 
     def gather(self, value: T) -> list[T]:
         """Every rank's value, by rank. Raises CheckpointError when a rank is lost."""

@@ -206,6 +206,11 @@ def by_last_words(evidence: Evidence) -> Attribution | None:
     marker = evidence.marker
     if marker is None or marker.reason != "error":
         return None
+    if marker.node in evidence.nodes:  # by all ranks' word: it failed twice where the others did not
+        said = (f"end marker: {marker.message}",)
+        return _weighed(
+            "cannot-save", Kind.NODE, marker.message, (marker.node,), evidence=said, fault=_of_nodes((marker.node,))
+        )
     kind = Kind.STORAGE if read_error(marker.message).is_storage else Kind.UNKNOWN
     said = (f"end marker: {marker.message}",)
     return _weighed("last-words", kind, marker.message, evidence=said, fault=f"{kind}: {signature(marker.message)}")

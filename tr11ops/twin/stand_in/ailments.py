@@ -1,11 +1,13 @@
 """What the twin's faults do to a stand-in training, while they last: read by each worker from the twin's own records.
 
-The kinds are step-hang, data-wait, slow-steps, clock-ahead and loss-spike of `tr11ops.twin.fault_kinds`.
+The kinds are save-error, step-hang, data-wait, slow-steps, clock-ahead and loss-spike of `tr11ops.twin.fault_kinds`.
 """
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -48,6 +50,11 @@ class Ailments:
         """How many times as long a step takes here."""
         fault = self._find("slow-steps", self._node)
         return float(fault.details["factor"]) if fault is not None else 1.0
+
+    def refuse_save(self, folder: Path) -> None:
+        """Raises OSError where this worker's node can write no checkpoint, as with a broken file system client."""
+        if self._find("save-error", self._node) is not None:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(folder))
 
     def mistake_the_time(self) -> None:
         """From now on this process's time of day is what a fault of the node's clock makes of it."""

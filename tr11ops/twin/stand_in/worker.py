@@ -23,10 +23,10 @@ from tr11ops.twin.stand_in.ailments import Ailments
 from tr11ops.twin.stand_in.crew import StandInGroup
 from trainer.config.card import CardError, TrainerConfig
 from trainer.contract.attempt import AttemptIdentity, tell
-from trainer.contract.checkpoints import CheckpointError, take_run
+from trainer.contract.checkpoints import CheckpointError, NodeFilesError, is_nodes_refusal, take_run
 from trainer.contract.compute_record import ComputeRecord, RankPosition
 from trainer.contract.end_marker import exit_code
-from trainer.contract.files import append_line
+from trainer.contract.files import append_line, host_name
 from trainer.contract.lease import Lease
 from trainer.contract.logline import StepRecord, format_step, format_validation
 from trainer.contract.manifest import FileEntry
@@ -34,6 +34,7 @@ from trainer.contract.paths import newest_step
 from trainer.contract.requests import RequestAnswer, leave_answer, watch_for_kill_now
 from trainer.control.control_signals import Agreed, ControlSignals
 from trainer.control.exits import end_if_asked, end_now, record_failure
+from trainer.control.failed_saves import FailedSaves
 from trainer.control.lifecycle import (
     HeartbeatWriter,
     SignalFlag,
@@ -106,6 +107,7 @@ class StandIn:
         )
         self.progress, self.chain = Progress(), checkpoint.FIRST_LINK
         self.saved_step: int | None = None
+        self.failed_saves = FailedSaves()
         self.last_save = self.started
         self.steps_done = 0
         self.lease: Lease | None = None
@@ -183,6 +185,9 @@ class StandIn:
             iteration = self.progress.iteration
             if settings.interval is not None and iteration % settings.interval == 0:
                 self._save()
+            failed = self.failed_saves
+            if failed.unable:
+                return StopDecision("error", True, failed.line(self.saved_step), save=False, node=failed.node)
             if evaluation.iterations and iteration % evaluation.interval == 0:
                 decision = self._evaluate()
                 if decision is not None:
@@ -297,18 +302,24 @@ class StandIn:
         try:
             partial = Path(self._on_first("saving", lambda: str(checkpoint.prepare(folder, step))))
             self._pass(self.pace.save_seconds, "saving")
-            mine = self._try(
-                lambda: checkpoint.write_part(partial, self.seat.rank, self.chain, self.pace.bytes_per_rank)
-            )
+            mine = self._try(lambda: self._write_part(partial))
             self._all("saving", mine, lambda parts: self._publish(partial, parts))
         except CheckpointError as fault:
             newest = "there is none yet" if self.saved_step is None else f"the newest is of step {self.saved_step}"
             self._say(f"tr11: WARNING: SAVE FAILED at iteration {step}, {newest}: {fault}")
+            self.failed_saves = self.failed_saves.after(step, fault)
+            if self.failed_saves.node and not self.failed_saves.unable:
+                again = "if the next fails there too, the training leaves that node"
+                self._say(f"tr11: WARNING: {self.failed_saves}: {again}")
             return str(fault)
-        self.saved_step = step
+        self.saved_step, self.failed_saves = step, FailedSaves()
         self._say(f"  successfully saved checkpoint at iteration {step:7d} to {folder}")
         self._say(f"time (ms) | save-checkpoint: {(time.perf_counter() - began) * 1000:.2f}")
         return ""
+
+    def _write_part(self, partial: Path) -> dict[str, Any]:
+        self.ailments.refuse_save(partial)
+        return checkpoint.write_part(partial, self.seat.rank, self.chain, self.pace.bytes_per_rank)
 
     def _was_saved(self, step: int) -> bool:
         """Whether the save of a step came about; each has ended before it is asked for."""
@@ -340,7 +351,7 @@ class StandIn:
             iteration, step = self._standing()
             write_end_marker(
                 self.config.paths, self.attempt, decision.reason, decision.restart, iteration, step,
-                decision.line.strip(),
+                decision.line.strip(), node=decision.node,
             )  # fmt: skip
         return decision.reason
 
@@ -360,12 +371,18 @@ class StandIn:
         """As `_on_first`, with every rank's value for `action`; a rank that failed fails all."""
 
         def reduce(values: Sequence[dict[str, Any]]) -> dict[str, Any]:
-            failed = next(((rank, value) for rank, value in enumerate(values) if "fault" in value), None)
-            if failed is not None:
-                return {"fault": f"rank {failed[0]}: {failed[1]['fault']}"}
+            failed = [(rank, value) for rank, value in enumerate(values) if "fault" in value]
+            if failed:
+                text = f"rank {failed[0][0]}: {failed[0][1]['fault']}"
+                hosts = {value["host"] for _, value in failed}
+                served = {value["host"] for value in values} - hosts
+                is_nodes = bool(served) and all(value["is_refusal"] for _, value in failed)
+                return {"fault": text, "failed": sorted(hosts) if is_nodes else [], "served": sorted(served)}
             return self._try(lambda: action([value["value"] for value in values]))
 
-        answer = self.group.meet(what, mine, reduce)
+        answer = self.group.meet(what, {**mine, "host": host_name()}, reduce)
+        if "fault" in answer and answer.get("failed"):
+            raise NodeFilesError(answer["fault"], answer["failed"], answer["served"])
         if "fault" in answer:
             raise CheckpointError(answer["fault"])
         return answer["value"]
@@ -375,7 +392,7 @@ class StandIn:
         try:
             return {"value": action()}
         except (OSError, ValueError) as error:  # CheckpointError and LeaseLost are of the second kind
-            return {"fault": " ".join(str(error).split())}
+            return {"fault": " ".join(str(error).split()), "is_refusal": is_nodes_refusal(error)}
 
     def _say(self, line: str) -> None:
         if self.seat.rank == 0:

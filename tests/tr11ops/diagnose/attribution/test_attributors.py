@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -368,6 +370,14 @@ def test_kind_by_error_steps_done_and_teller(error: str, reached: int | None, te
 )
 def test_the_trainers_own_word_by_what_it_tells(reason: str, message: str, kind: Kind):
     assert attribute(evidence(WORKER_KILLED, marker=marker(reason, message))).kind is kind
+
+
+def test_a_node_that_alone_cannot_save_is_the_trainers_word():
+    words = f"{TWO} alone could not write the save of step 20 and 40, to which 2 other nodes wrote: Input/output error"
+    found = attribute(evidence(WORKER_KILLED, marker=replace(marker("error", words), node=TWO)))
+    assert (found.kind, found.blamed, found.summary) == (Kind.NODE, (TWO,), words)
+    other = attribute(evidence(WORKER_KILLED, marker=replace(marker("error", words), node="elsewhere")))
+    assert (other.kind, other.blamed) == (Kind.STORAGE, ())  # no node of this launch
 
 
 def test_an_exit_status_of_refusal_after_steps_is_no_refusal():
