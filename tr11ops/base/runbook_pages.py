@@ -23,6 +23,13 @@ def page_names() -> tuple[str, ...]:
     return tuple(name for name in found if name != "README")
 
 
+def pages_about(word: str) -> tuple[str, ...]:
+    """The pages whose text has this word, those first that have it most often."""
+    whole = re.compile(rf"\b{re.escape(word)}\b", re.IGNORECASE)
+    counts = {name: len(whole.findall(" ".join(page_lines(f"{name}.md", 10_000)))) for name in page_names()}
+    return tuple(sorted((name for name, count in counts.items() if count), key=lambda name: (-counts[name], name)))
+
+
 def page_title(name: str) -> str:
     """What the page is headed; its name where it cannot be read."""
     try:

@@ -95,3 +95,16 @@ def fault_kinds(incomplete: str) -> list[str]:
         return KINDS
 
     return _offered(find, incomplete)
+
+
+def card_keys(incomplete: str) -> list[str]:
+    """The sections and keys of a run card."""
+
+    def find() -> Iterable[str]:
+        from tr11ops.runcard.reference import card_sections
+
+        for section in card_sections():
+            yield section.name
+            yield from (key.dotted for key in section.keys)
+
+    return _offered(find, incomplete)

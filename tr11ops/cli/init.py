@@ -256,7 +256,7 @@ def _watching(tables: dict[str, dict[str, Any]], asker: _Asker) -> None:
         )
         alerts["recipients"] = [address.strip() for address in text.split(",") if address.strip()]
     if "alerts.urls_file" not in asker.known:
-        asker.show("Chats (ntfy, Slack, PagerDuty) are URLs in a private file, see docs/alerts.md")
+        asker.show("Chats: a private file with a URL a line, as ntfy://ntfy.sh/TOPIC, slack://A/B/C")
         file = asker.text("alerts.urls_file", "File of chat URLs, empty for none", alerts.get("urls_file", ""))
         if file:
             alerts["urls_file"] = file

@@ -41,7 +41,7 @@ GROUPS: Mapping[str, Mapping[str, LazyCommand]] = {
         "init": LazyCommand("init", "init", "Write a run card for this cluster: --preset toy, 1b, 7b, 176b."),
         "doctor": LazyCommand("doctor", "doctor", "Is everything in place to launch a card from here?"),
         "estimate": LazyCommand("estimate", "estimate", "Every number that follows from a run card."),
-        "config": LazyCommand("config", "app", "What a run card says, and what follows from it: show.", is_group=True),
+        "config": LazyCommand("config", "app", "What a run card says: show; what a key means: explain.", is_group=True),
         "import": LazyCommand("import_script", "import_script", "Make a run card of an old batch script."),
         "data": LazyCommand("data", "app", "Build a corpus, a tokenizer and indexed datasets.", is_group=True),
     },
@@ -82,7 +82,7 @@ GROUPS: Mapping[str, Mapping[str, LazyCommand]] = {
     },
     "Checkpoints": {
         "checkpoints": LazyCommand(
-            "checkpoints", "app", "What is saved: list, verify, pin, prune, convert.", is_group=True
+            "checkpoints", "app", "What is saved: list, verify, pin, prune, export.", is_group=True
         ),
         "backup": LazyCommand("backup", "app", "Copies of checkpoints: plan, run, verify, restore.", is_group=True),
         "sync": LazyCommand("sync", "sync", "Mirror logs and TensorBoard events to the hub."),
@@ -93,6 +93,52 @@ GROUPS: Mapping[str, Mapping[str, LazyCommand]] = {
         "twin": LazyCommand("twin", "app", "A real Slurm of many nodes on this machine.", is_group=True),
     },
 }
+# What people type who do not know a command's name yet, by the command that does it.
+_WORDS_FOR: Mapping[str, str] = {
+    "init": "new",
+    "doctor": "check",
+    "config show": "card",
+    "config explain": "explain",
+    "launch": "start run submit sbatch",
+    "launch --repair": "repair",
+    "launch --replace": "requeue",
+    "launch --rehearse": "rehearse",
+    "sweep": "study",
+    "pause": "hold",
+    "resume": "restart continue release unpause",
+    "kill": "stop cancel end scancel quit",
+    "rollback": "back revert rewind",
+    "rollback --undo": "undo",
+    "checkpoint-now": "save",
+    "status": "queue squeue jobs info show eta",
+    "status --watch": "top watch monitor",
+    "list": "ls runs",
+    "logs": "log",
+    "logs -f": "tail",
+    "diagnose": "why debug",
+    "stacks": "stack hang",
+    "alerts ack": "ack",
+    "alerts test": "mail",
+    "runbook": "page runbooks",
+    "handover --start": "shift oncall on-call",
+    "report": "plot",
+    "pulse": "watchdog",
+    "nodes list": "node sinfo",
+    "nodes check": "health",
+    "nodes exclude": "exclude drain",
+    "nodes include": "include",
+    "fs-watchdog": "disk quota",
+    "checkpoints list": "ckpt checkpoint",
+    "checkpoints verify": "verify",
+    "checkpoints prune": "prune",
+    "checkpoints export": "export convert",
+    "backup run": "copy",
+    "backup restore": "restore",
+    "upload": "push publish",
+    "eval": "evaluate",
+    "--help": "help",
+}
+MEANT: Mapping[str, str] = {word: command for command, words in _WORDS_FOR.items() for word in words.split()}
 COMMANDS: Mapping[str, LazyCommand] = {name: entry for group in GROUPS.values() for name, entry in group.items()}
 
 HELP = """\
@@ -136,6 +182,11 @@ class LazyGroup(TyperGroup):
         formatter.write(HELP.format(bold=bold, plain=plain, commands="\n\n".join(blocks)))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        word = args[0]
+        if word in MEANT and word not in COMMANDS:
+            meant = COMMANDS.get(MEANT[word].split()[0])
+            what = f" {meant.help}" if meant is not None else ""
+            ctx.fail(f"No such command {word!r}: type `tr11 {MEANT[word]}`.{what}")
         name, command, rest = super().resolve_command(ctx, args)
         return name, load(name) if name is not None and name in COMMANDS else command, rest
 

@@ -7,20 +7,24 @@ from typing import Annotated
 
 import typer
 
-from tr11ops.base.runbook_pages import page_lines, page_names, page_title
+from tr11ops.base.runbook_pages import page_lines, page_names, page_title, pages_about
 from tr11ops.cli.common import JsonOption, Refusal
 from tr11ops.cli.context import emit
-from tr11ops.detect.runbooks import page_of
+from tr11ops.detect.runbooks import page_of, page_of_word
 
 SCHEMA = 1
 WIDTH = 78
+MOST_SHOWN = 4
 
 
 def runbook(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="NAME", show_default=False, help="A page, or an alert's detector.", autocompletion=page_names
+            metavar="NAME",
+            show_default=False,
+            help="A page, an alert's detector, or what people call the trouble: nan.",
+            autocompletion=page_names,
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -32,6 +36,7 @@ def runbook(
     Examples:
       tr11 runbook
       tr11 runbook hung
+      tr11 runbook nan
     """
     pages = page_names()
     if name is None:
@@ -44,11 +49,10 @@ def runbook(
             typer.echo(f"  {page}")
         return
     page = name.removeprefix("runbooks/").removesuffix(".md")
-    page = page if page in pages else page_of(page).removesuffix(".md")
     if page not in pages:
-        near = get_close_matches(page, pages, 1) or [one for one in pages if one.startswith(page)]
-        hint = f"did you mean {near[0]}?" if near else "`tr11 runbook` lists them"
-        raise Refusal(f"NAME {name!r}: there is no such page; {hint}", exit_code=2)
+        page = (page_of_word(page) or page_of(page)).removesuffix(".md")
+    if page not in pages:
+        raise Refusal(f"NAME {name!r}: there is no such page; {_hint(page, pages)}", exit_code=2)
     title, lines = page_title(page), page_lines(f"{page}.md", WIDTH)
     if as_json:
         emit({"schema": SCHEMA, "name": page, "title": title, "lines": list(lines)})
@@ -56,3 +60,14 @@ def runbook(
     typer.echo(title)
     for line in lines:
         typer.echo(line)
+
+
+def _hint(word: str, pages: tuple[str, ...]) -> str:
+    """What may have been meant: a name like it, or pages that speak of it."""
+    near = get_close_matches(word, pages, 1) or [one for one in pages if one.startswith(word)]
+    if near:
+        return f"did you mean {near[0]}?"
+    about = pages_about(word)
+    if about:
+        return f"these speak of it: {', '.join(about[:MOST_SHOWN])}"
+    return "`tr11 runbook` lists them"

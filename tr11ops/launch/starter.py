@@ -169,7 +169,7 @@ def starter_text(tables: Mapping[str, Any], answers: Answers, site: SiteRules | 
     if site is not None and site.accounts:
         remarks["slurm.account"] = f"who pays; yours: {', '.join(site.accounts)}"
     head = [
-        f"A starter card for this cluster, made by `tr11 init` from {source}. Every key: docs/run-card.md",
+        f"A starter card for this cluster, made by `tr11 init` from {source}. Any key: tr11 config explain KEY",
         "Look it over, then: tr11 doctor; tr11 launch --array 1-10 (--run FILE where it is not ./tr11.toml)",
         "",
         *_unsaid(site),

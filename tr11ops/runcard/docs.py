@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import json
+import re
 import sys
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel
-from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
-
-from tr11ops.runcard.card import PATH_KEYS, RunCard
+from tr11ops.runcard.reference import CardKey, CardSection, card_sections
 
 _HEAD = """# The run card
 
@@ -51,75 +45,37 @@ This page is generated from the schema; `make test` fails when it is out of date
 
 def card_reference() -> str:
     """The whole page, in Markdown."""
-    paths = ", ".join(f"`{'.'.join(map(str, key))}`" for key in sorted(PATH_KEYS))
-    parts = [_HEAD.replace("PATH_KEYS", paths)]
-    for name, entry in RunCard.model_fields.items():
-        parts += _section(name, entry)
+    sections = list(card_sections())
+    paths = sorted(key.dotted for section in sections for key in section.keys if key.is_path)
+    parts = [_HEAD.replace("PATH_KEYS", ", ".join(f"`{path}`" for path in paths))]
+    for section in sections:
+        parts += _section(section)
     return "\n".join(parts)
 
 
-def _section(name: str, entry: FieldInfo) -> list[str]:
-    """Heading and table of one section, and of the tables inside it."""
-    schema = _table(entry)
-    assert schema is not None, f"{name} is not a section"
-    text = (schema.__doc__ or "").partition(": ")[2].strip()
-    lines = [
-        f"## [[{name}]]" if get_origin(entry.annotation) is list else f"## [{name}]",
+def _section(section: CardSection) -> list[str]:
+    """Heading and table of one section."""
+    return [
+        f"## [[{section.name}]]" if section.is_list else f"## [{section.name}]",
         "",
-        text[:1].upper() + text[1:],
+        section.text,
         "",
         "| key | value | default | meaning |",
         "|---|---|---|---|",
+        *(_row(key) for key in section.keys),
+        "",
     ]
-    inner = []
-    for key, item in schema.model_fields.items():
-        kind = "table" if _table(item) else _kind(item)
-        lines.append(
-            f"| `{key}` | {kind} | {_default(item)} | {(item.description or '').replace('|', chr(92) + '|')} |"
-        )
-        if _table(item):
-            inner += _section(f"{name}.{key}", item)
-    return [*lines, "", *inner]
 
 
-def _table(entry: FieldInfo) -> type[BaseModel] | None:
-    options = (entry.annotation, *get_args(entry.annotation))
-    return next((item for item in options if isinstance(item, type) and issubclass(item, BaseModel)), None)
+def _row(key: CardKey) -> str:
+    kind = _QUOTED.sub(r"`\g<0>`", key.kind)
+    default = "**required**" if key.is_required else f"`{key.default_text}`" if key.default_text else ""
+    cells = (f"`{key.name}`", kind, default, key.meaning)
+    return f"| {' | '.join(cell.replace('|', _BAR) for cell in cells)} |"
 
 
-def _kind(entry: FieldInfo) -> str:
-    words = _words(entry.annotation)
-    bounds = [
-        f"{sign} {getattr(rule, name)}" for rule in entry.metadata for name, sign in _BOUNDS if hasattr(rule, name)
-    ]
-    return " ".join([words, *bounds[:1]])
-
-
-_BOUNDS = (("gt", ">"), ("ge", "≥"))
-
-
-def _words(annotation: Any) -> str:
-    origin, members = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return _words(members[0])
-    if origin in {Union, UnionType}:
-        return " or ".join(_words(item) for item in members if item is not NoneType)
-    if origin is Literal:
-        return ", ".join(f'`"{item}"`' for item in members)
-    if origin is list:
-        return f"list of {_words(members[0])}"
-    if origin is dict:
-        return "table of text" if members[1] is str else "table"
-    return {int: "integer", float: "number", bool: "true, false", str: "text"}[annotation]
-
-
-def _default(entry: FieldInfo) -> str:
-    value = entry.default
-    if value is PydanticUndefined:
-        return "**required**"
-    if value is None:
-        return ""
-    return f"`{json.dumps(value)}`".replace("|", "\\|")
+_QUOTED = re.compile(r'"[^"]*"')
+_BAR = "\\|"
 
 
 if __name__ == "__main__":

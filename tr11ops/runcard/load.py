@@ -99,7 +99,7 @@ def unusable_values(tables: Mapping[str, Any], shell_keys: frozenset[Key]) -> li
             if any((character < " " or character == "\x7f") and character not in allowed for character in value):
                 problems.append(Problem(dotted(key), value, "holds a control character", "write it on one plain line"))
         if len(key) >= DEEPEST:
-            problems.append(Problem(dotted(key[:3]), None, "is nested too deeply", "see docs/run-card.md"))
+            problems.append(Problem(dotted(key[:3]), None, "is nested too deeply", "`tr11 config explain` has all"))
     return problems
 
 
@@ -196,7 +196,7 @@ def _kinds_at(schema: type[BaseModel], parts: Sequence[str]) -> tuple[frozenset[
             return kinds, Problem(".".join(parts), None, f"{'.'.join(parts[:depth])} is not a table", "drop the rest")
         if part not in table.model_fields:
             near = nearest(part, table.model_fields)
-            fix = f"did you mean {'.'.join((*parts[:depth], near))!r}?" if near else "see docs/run-card.md"
+            fix = f"did you mean {'.'.join((*parts[:depth], near))!r}?" if near else "`tr11 config explain` has all"
             return kinds, Problem(".".join(parts), None, "is not a known key", fix)
         annotation = table.model_fields[part].annotation
         options = [item for item in (annotation, *get_args(annotation)) if item is not None]

@@ -125,7 +125,7 @@ def _job(job: Job) -> parts.ShownJob:
     return parts.ShownJob(
         job.job_id, job.raw_id, job.state.value, job.reason or None, job.nodes, len(job.nodes) or job.node_count,
         max(1, len(job.pending_tasks)), Instant.of(job.start_time), Instant.of(job.end_time), job.time_limit_seconds,
-        job.exit_code, job.derived_exit_code,
+        job.exit_code, job.derived_exit_code, job.user,
     )  # fmt: skip
 
 

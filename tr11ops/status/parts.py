@@ -64,6 +64,7 @@ class ShownJob(NamedTuple):
     time_limit_seconds: float | None
     exit_code: int | None
     derived_exit_code: int | None
+    user: str = ""  # whose job it is: who alone may change it at the scheduler
 
 
 class NodeUse(NamedTuple):

@@ -212,7 +212,7 @@ def jobs(status: Status) -> Iterator[Row]:
 
 
 def _job_line(job: ShownJob, now: float) -> str:
-    parts = [job.id_, job.state, counted(job.node_count, "node")]
+    parts = [f"{job.id_} of {job.user}" if job.user else job.id_, job.state, counted(job.node_count, "node")]
     if job.state == JobState.PENDING:
         if job.tasks > 1:
             parts.append(f"{job.tasks} tasks")

@@ -1,4 +1,4 @@
-"""`tr11 list`, `tr11 runbook` and `tr11 config show`, typed in the folder of the recorded run."""
+"""`tr11 list`, `tr11 runbook`, `tr11 config show` and `explain`, typed in the folder of the recorded run."""
 
 from __future__ import annotations
 
@@ -88,6 +88,8 @@ def test_each_page_is_listed_and_printed(recorded: Path) -> None:
     for same in ("hung.md", "runbooks/hung.md"):
         assert typed(("runbook", same)) == (0, text)
     assert typed(("runbook", "loss-spike"))[1] == typed(("runbook", "spike"))[1], "a detector's name finds its page"
+    for word, page in (("nan", "spike"), ("NaN", "spike"), ("oom", "unfinished-end"), ("disk", "filesystem-full")):
+        assert typed(("runbook", word))[1] == typed(("runbook", page))[1], word
     assert json.loads(typed(("runbook", "hung", "--json"))[1])["title"] == "Hung"
 
 
@@ -96,6 +98,8 @@ def test_an_unknown_page_is_wrong_usage_and_the_nearest_named(capsys: pytest.Cap
 
     assert execute(["runbook", "hungg"]) == 2
     assert capsys.readouterr().err == "tr11: NAME 'hungg': there is no such page; did you mean hung?\n"
+    assert execute(["runbook", "warm-up"]) == 2
+    assert "there is no such page; these speak of it: " in capsys.readouterr().err
     assert execute(["runbook", "start"]) == 2
     assert "did you mean start-failed?" in capsys.readouterr().err
 
@@ -127,3 +131,43 @@ def test_a_secret_in_a_card_is_not_shown(recorded: Path) -> None:
     with beside(recorded):
         code, text = typed(("config", "show", "--set", "hub.endpoint=https://user:pass@hub.example"))
     assert code == 2 and text == ""
+
+
+# ----------------------------------------------------------------------------- what a key means
+def test_a_key_is_explained_as_the_page_has_it() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "run-card.md").read_text(encoding="utf-8")
+    told = json.loads(typed(("config", "explain", "watch.act", "--json"))[1])
+    (key,) = told["keys"]
+    assert (key["key"], key["default"], key["required"]) == ("watch.act", False, False)
+    assert f"| `act` | true, false | `false` | {key['meaning']} |" in page
+    code, text = typed(("config", "explain", "watch.act"))
+    assert code == 0 and text.startswith("watch.act = true, false; default false\n") and key["meaning"] in text
+    assert typed(("config", "explain", "spare_nodes"))[1].startswith("slurm.spare_nodes = integer")
+    assert "; required" in typed(("config", "explain", "run.name"))[1]
+
+
+def test_every_key_and_section_is_explained_within_80_columns() -> None:
+    told = json.loads(typed(("config", "explain", "--json"))[1])
+    names = [section["name"] for section in told["sections"]]
+    assert {"run", "watch", "batch.ramp", "filesystems"} <= set(names)
+    for name in names:
+        code, text = typed(("config", "explain", name))
+        assert code == 0 and max(map(len, text.splitlines())) <= 80, name
+        keys = json.loads(typed(("config", "explain", f"[{name}]", "--json"))[1])["keys"]
+        assert keys and all(f"{key['key']} = " in text for key in keys)
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("backup.stor", "did you mean backup.store"),
+        ("spare_node", "did you mean slurm.spare_nodes"),
+        ("wach", "did you mean watch"),
+        ("xyzzy", "`tr11 config explain` lists the sections"),
+    ],
+)
+def test_a_key_that_is_none_is_told_the_nearest(word: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from tr11ops.cli.main import execute
+
+    assert execute(["config", "explain", word]) == 2
+    assert hint in capsys.readouterr().err

@@ -104,6 +104,30 @@ def test_a_misspelt_command_is_told_the_nearest() -> None:
     assert done.stderr == "tr11: No such command 'luanch'. Did you mean 'launch'? (see tr11 --help)\n"
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("stop", "kill"), ("cancel", "kill"), ("queue", "status"), ("restart", "resume"), ("ckpt", "checkpoints list")],
+)
+def test_what_people_type_first_is_told_the_command(typed: str, meant: str) -> None:
+    done = fresh(TYPED, typed, "--yes")
+    line = f"tr11: No such command '{typed}': type `tr11 {meant}`. {main.COMMANDS[meant.split(maxsplit=1)[0]].help} (see tr11 --help)\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", line)
+
+
+def test_every_meaning_is_a_command() -> None:
+    for word, line in main.MEANT.items():
+        assert word not in main.COMMANDS, f"{word} is a command itself"
+        if line == "--help":
+            continue
+        name, *rest = line.split()
+        command = main.load(name)
+        context = command.make_context(name, [], resilient_parsing=True)
+        if hasattr(command, "commands") and rest:
+            name, *rest = rest
+            command = command.commands[name]
+        command.make_context(name, [*rest], parent=context, resilient_parsing=True)
+
+
 def test_debug_shows_where(tmp_path: Path) -> None:
     plain = fresh(TYPED, "launch", "--run", str(tmp_path))
     debug = fresh(TYPED, "launch", "--run", str(tmp_path), TR11_DEBUG="1")

@@ -16,7 +16,7 @@ from tr11ops.cli import main
 from tr11ops.detect import registry
 from tr11ops.detect.finding import Finding
 from tr11ops.detect.registry import DETECTORS
-from tr11ops.detect.runbooks import page_of
+from tr11ops.detect.runbooks import WORDS, page_of
 
 README = (FOLDER / "README.md").read_text()
 PARTS = ("**What it means.**", "**How to see it", "**What to type", "**How to know it is over.**")
@@ -124,3 +124,10 @@ def test_every_command_that_a_finding_shows_exists() -> None:
             parse(fix)
         else:
             assert words[0] in {"df", "scancel", "scontrol", "touch"}, fix
+
+
+def test_every_word_that_people_use_finds_a_page_and_hides_none() -> None:
+    pages = {path.stem for path in FOLDER.glob("*.md")}
+    for word, page in WORDS.items():
+        assert page.removesuffix(".md") in pages, word
+        assert word not in pages and word == word.lower(), word

@@ -44,7 +44,7 @@ from tr11ops.observe.training import LaunchEnd
 from tr11ops.rundir.software import CodeIdentity
 from tr11ops.status.build import status_of
 from tr11ops.status.extra_observations import ExtraObservations
-from tr11ops.status.rows import Screen, incidents_of
+from tr11ops.status.rows import Screen, incidents_of, jobs
 from tr11ops.status.screen import badge_style, render
 from tr11ops.watchdog.verdict import VerdictWord, judge
 from trainer.contract.origin import Origin
@@ -451,3 +451,12 @@ def test_an_attempt_is_judged_in_the_document() -> None:
 def test_name_and_time_stay_apart_on_a_narrow_terminal() -> None:
     lines = drawn(snapshot(), 40, True).splitlines()
     assert lines[:2] == [" HEALTHY  tr11-176B-ml / main", " 2022-05-01 12:00 UTC"]
+
+
+def test_a_job_says_whose_it_is() -> None:
+    seen = snapshot(jobs=(running(user="bo"), pending(user="")))
+    found = detect_all(seen)
+    status = status_of(seen, found, judge(seen, found))
+    assert [job["user"] for job in status.document()["jobs"]] == ["bo", ""]
+    shown = [words for _, words, _ in jobs(status)]
+    assert shown[0].startswith("1000_7 of bo  RUNNING") and shown[1].startswith("1000_[8-10%1]  PENDING")
