@@ -152,3 +152,13 @@ def test_a_drained_node_that_is_in_use_is_shown(run: Run, twin: Twin) -> None:
         assert any(f"{used} leaves when its job ends" in text for _, text, _ in nodes(status))
     finally:
         control("state=resume")
+
+
+def test_a_start_in_three_days_is_remarked(run: Run, twin: Twin) -> None:
+    number = run.submit(begin=time.time() + 3 * 86_400)
+    seen, verdict = run.wait(lambda seen, _: any(job.start_time is not None for job in seen.pending_jobs))
+    assert (verdict.word, "expected to start in 3 d" in verdict.why) == (VerdictWord.QUEUED, True), verdict
+    [finding] = [one for one in detect_all(seen) if one.detector == "queued-too-long"]
+    assert finding.fix == f"scontrol update JobId={number} StartTime=now"
+    subprocess.run(finding.fix.split(), env=twin.client_environment, check=True, timeout=60)
+    run.running()

@@ -15,7 +15,7 @@ from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.queue.repair import way_out
 
-BOUND = "`watch.longest_queue_minutes`; 3 times that"
+BOUND = "`watch.longest_queue_minutes`, also where the scheduler expects it to start later than that; 3 times that"
 SEVERITIES = "WARNING, CRITICAL"
 NAME = "queued-too-long"
 NEEDS = ("jobs", "kill_switch", "pause", "attempts", "heartbeats", "steps")
@@ -33,7 +33,8 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
 
     So too for jobs that wait for other jobs below a limit: it passes by itself, or shows by its age that it does not.
 
-    Counted from when the task could start: its submission or release, or the end of the task before it.
+    Counted from when the task could start: its submission or release, or the end of the task before it. WARNING at once
+    where the scheduler itself expects the first start later than that from now, or someone has set such a time.
     """
     if isinstance(snapshot.attempts, Unknown):
         return
@@ -49,13 +50,17 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         and reason_of_job(job).wait is Wait.PASSES
         and (since := waits_since(snapshot, job)) is not None
     ]
-    if not waiting:
+    late = _late_start(snapshot, limit)
+    oldest = min(waiting, key=lambda pair: (pair[0], pair[1].raw_id), default=None)
+    if oldest is None or snapshot.time - oldest[0] <= limit:
+        if late is not None:
+            yield _expected_late(snapshot, late)
         return
-    since, job = min(waiting, key=lambda pair: (pair[0], pair[1].raw_id))
+    since, job = oldest
     waited = snapshot.time - since
-    if waited <= limit:
-        return
     evidence = [f"reason: {job.reason or 'none given'}"]
+    if late is not None:
+        evidence.append(_expectation(snapshot, late))
     row = reason_of_job(job)
     if row.cause is Cause.LIMIT:
         evidence += [row.meaning, way_out(job)]
@@ -75,6 +80,43 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         subject=array_number(job),
         evidence=tuple(evidence),
         fix=derived.command(snapshot, "launch --replace" if job.reason.startswith(BEHIND_ANOTHER) else "nodes list"),
+    )
+
+
+def _late_start(snapshot: Snapshot, limit: float) -> Job | None:
+    """The job that is expected to start first, where that is more than `limit` seconds away; None where one may start
+    earlier, or the scheduler does not say of one when it will.
+    """
+    first = [
+        job
+        for job in derived.startable_jobs(snapshot)
+        if reason_of_job(job).wait is Wait.PASSES and not job.reason.startswith(("Dependency", BEHIND_ANOTHER))
+    ]
+    starts = [job.start_time for job in first if job.start_time is not None]
+    if not first or len(starts) < len(first) or min(starts) - snapshot.time <= limit:
+        return None
+    return min(first, key=lambda job: (job.start_time or 0.0, job.raw_id))
+
+
+def _expectation(snapshot: Snapshot, job: Job) -> str:
+    wait = duration((job.start_time or snapshot.time) - snapshot.time)
+    if job.reason.startswith("BeginTime"):
+        return f"it may not start before its time, which is in {wait}"
+    return f"the scheduler expects job {job.job_id} to start in {wait}, should all before it use their whole time"
+
+
+def _expected_late(snapshot: Snapshot, job: Job) -> Finding:
+    wait = duration((job.start_time or snapshot.time) - snapshot.time)
+    fix = derived.command(snapshot, "nodes list")
+    if job.reason.startswith("BeginTime") and snapshot.scheduler == "slurm":
+        fix = f"scontrol update JobId={array_number(job)} StartTime=now"
+    return Finding(
+        NAME,
+        Severity.WARNING,
+        f"nothing trains: job {job.job_id} is not expected to start before {wait} from now",
+        subject=array_number(job),
+        evidence=(f"reason: {job.reason or 'none given'}", _expectation(snapshot, job)),
+        fix=fix,
     )
 
 

@@ -19,6 +19,8 @@ from tr11ops.observe.snapshot import KillSwitch, Snapshot
 from trainer.contract.end_marker import BAD_REASONS
 from trainer.contract.record import Record
 
+FAR_START_SECONDS = 15 * 60.0  # a start that is expected sooner is no news
+
 
 class VerdictWord(StrEnum):
     """What a run is, as the person on call needs it."""
@@ -201,7 +203,15 @@ def _of_pending(snapshot: Snapshot, pending: tuple[Job, ...]) -> Verdict:
     site = " for the site" if reason_of_job(first).wait is Wait.SITE else ""
     is_told = site or reason_of_job(first).cause is Cause.LIMIT
     reason = f": {_why(first) if is_told else first.reason}" if first.reason else ""
-    return Verdict(VerdictWord.QUEUED, f"nothing runs now; job {first.job_id}{count} waits{site}{reason}")
+    start = _expected_start(first, snapshot.time)
+    return Verdict(VerdictWord.QUEUED, f"nothing runs now; job {first.job_id}{count} waits{site}{reason}{start}")
+
+
+def _expected_start(job: Job, now: float) -> str:
+    """When the scheduler expects it to start; "" where it does not say so, or soon."""
+    if job.start_time is None or job.start_time - now < FAR_START_SECONDS:
+        return ""
+    return f", expected to start in {duration(job.start_time - now)}"
 
 
 def _first(pending: tuple[Job, ...]) -> list[Job]:

@@ -32,7 +32,7 @@ from tests.tr11ops.status_cases import (
     snapshot,
     wordless,
 )
-from tr11ops.cluster.base import JobState
+from tr11ops.cluster.base import Job, JobState
 from tr11ops.detect import (
     clock_skew,
     cron_dead,
@@ -45,7 +45,7 @@ from tr11ops.detect import (
     registry,
     silent_corruption,
 )
-from tr11ops.detect.finding import Finding
+from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe.operation import LeastUsed
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.rundir.hold_records import HoldRecord
@@ -144,6 +144,37 @@ def test_a_limit_that_others_use_is_told_of_by_its_age() -> None:
     finding = only(queued("AssocGrpNodeLimit"), queued_too_long)
     assert "has waited for room below a limit for 2 h" in finding.title
     assert "if it alone asks for more (`tr11 launch --replace --dry-run` says it)" in finding.evidence[2]
+
+
+def waiting(reason: str, start: float | None, **changes: Any) -> Job:
+    values = {"submit_time": NOW - 60, "partition": "gpu_p5", "start_time": start, **changes}
+    return pending(reason=reason, **values)
+
+
+def test_a_start_that_is_expected_in_days_is_told_at_once() -> None:
+    seen = queued(jobs=(waiting("Priority", NOW + 3 * DAY),))
+    finding = only(seen, queued_too_long)
+    assert finding.title == "nothing trains: job 1000_[8-10%1] is not expected to start before 3 d 0 h from now"
+    assert (finding.severity, finding.subject, finding.fix) == (Severity.WARNING, "1000", "tr11 nodes list")
+    verdict = judge(seen, (finding,))
+    assert verdict.why == "nothing runs now; job 1000_[8-10%1] (3 tasks) waits: Priority, expected to start in 3 d 0 h"
+    begins = only(queued(jobs=(waiting("BeginTime", NOW + 3 * DAY),), scheduler="slurm"), queued_too_long)
+    assert begins.fix == "scontrol update JobId=1000 StartTime=now"
+    assert begins.evidence[1] == "it may not start before its time, which is in 3 d 0 h"
+
+
+@pytest.mark.parametrize(
+    "jobs",
+    [
+        (waiting("Priority", NOW + HOUR / 2),),
+        (waiting("Priority", None),),  # the scheduler does not say it
+        (waiting("Priority", NOW + 3 * DAY), waiting("Resources", NOW + 60, job_id="2000", raw_id="2000")),
+        (waiting("Priority", NOW + 60), waiting("Dependency", NOW + 3 * DAY, job_id="2000", raw_id="2000")),
+    ],
+    ids=["soon", "not told", "another starts before", "behind another"],
+)
+def test_a_start_that_is_not_far_or_not_known_is_no_finding(jobs: tuple[Job, ...]) -> None:
+    assert list(queued_too_long.detect(queued(jobs=jobs))) == []
 
 
 def test_who_holds_is_told_and_only_what_tr11_holds_is_resumed() -> None:
