@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -180,6 +180,7 @@ class Trainer:
             self.clock(),
             self.fence,
             data,
+            self._note,
         )
         self._closers.append(self.saver.close)
         self._open_metrics()
@@ -199,6 +200,10 @@ class Trainer:
         for line in lines:
             self._say(line)
         return found
+
+    def _note(self, kind: str, values: Mapping[str, Any]) -> None:
+        """Keep what happened beside the steps; the metrics are open by the time of the first save."""
+        self.metrics.event(kind, values)
 
     def _open_metrics(self) -> None:
         config = self.config

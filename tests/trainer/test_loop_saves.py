@@ -122,6 +122,8 @@ def test_one_node_that_twice_cannot_write_a_save_is_left(tmp_path: Path, asynchr
     )
     marker = EndMarker.read(config.paths.end_marker("7"))
     assert marker is not None and (marker.reason, marker.restart, marker.node) == ("error", True, "n2")
+    records = [json.loads(line) for line in config.paths.metrics.read_text().splitlines()]
+    assert [(one["step"], one["node"]) for one in records if one["kind"] == "save-failed"] == [(2, "n2"), (4, "n2")]
     assert marker.message.startswith("n2 alone could not write the save of step 2 and 4, to which 1 other node wrote")
     assert "nothing was saved" in marker.message and "Input/output error: /scratch/part" in marker.message
 

@@ -1,4 +1,4 @@
-"""The training goes on, but its checkpoints do not keep up: a fault now costs more than one save interval.
+"""The training goes on, but a save failed, or none keeps up: a fault now costs more than one save interval.
 
 What to do: `tr11 logs`, look for `SAVE FAILED`; make room on the disk; `tr11 checkpoint-now`.
 """
@@ -7,16 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tr11ops.base.observed import Unknown
+from tr11ops.base.observed import Unknown, known
 from tr11ops.base.units import duration
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe import derived, normal_silence
 from tr11ops.observe.snapshot import Checkpoint, Snapshot
+from tr11ops.observe.training import TrainingEvent
+from trainer.contract.metrics_record import SAVE_FAILED
 
-BOUND = "1.5 intervals; 2.5"
+BOUND = "one save that failed, or 1.5 intervals; 2.5"
 SEVERITIES = "WARNING, CRITICAL"
 NAME = "checkpoint-overdue"
-NEEDS = ("jobs", "steps", "checkpoints", "heartbeats", "phases")
+NEEDS = ("jobs", "steps", "checkpoints", "heartbeats", "phases", "events")
 
 WARN_INTERVALS = 1.5  # a save in the background may take a part of the next interval
 CRITICAL_INTERVALS = 2.5
@@ -34,18 +36,37 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     if sound is None and checkpoints.steps:
         return  # checkpoint-unsound has said it
     intervals, title = max(_of_iterations(snapshot, sound, done), _of_minutes(snapshot, sound))
-    if intervals <= WARN_INTERVALS or _is_saving(snapshot):
+    failed = _failed_since(snapshot, sound)
+    is_late = intervals > WARN_INTERVALS and not _is_saving(snapshot)
+    if not is_late and failed is None:
         return
+    if not is_late and failed is not None:
+        title = f"the save of step {failed.values.get('step')} failed"
     unsaved, pace = max(0, done - (sound.step if sound else 0)), derived.seconds_per_iteration(snapshot)
     at_stake = "" if pace is None else f", {duration(unsaved * pace)} of work"
     since = f"since {sound.step}" if sound else "and none was ever saved"
     yield Finding(
         NAME,
-        Severity.CRITICAL if intervals > CRITICAL_INTERVALS else Severity.WARNING,
+        Severity.CRITICAL if is_late and intervals > CRITICAL_INTERVALS else Severity.WARNING,
         title,
-        evidence=(f"iteration {done}, {since}{at_stake}",),
+        evidence=(f"iteration {done}, {since}{at_stake}", *_why_failed(failed)),
         fix=derived.command(snapshot, "logs"),
     )
+
+
+def _failed_since(snapshot: Snapshot, sound: Checkpoint | None) -> TrainingEvent | None:
+    """The last save that failed, of a job that is there, where none has come about since."""
+    names = frozenset().union(*(derived.identifiers(job) for job in snapshot.active_jobs))
+    since = (sound.created or 0.0) if sound is not None else 0.0
+    events = known(snapshot.events, ())
+    failed = [one for one in events if one.kind == SAVE_FAILED and one.job_id in names and one.time > since]
+    return failed[-1] if failed else None
+
+
+def _why_failed(failed: TrainingEvent | None) -> Iterator[str]:
+    """The node that alone is at fault, where there is one, and the fault."""
+    if failed is not None:
+        yield from (str(failed.values[name]) for name in ("said", "why") if failed.values.get(name))
 
 
 def _of_iterations(snapshot: Snapshot, sound: Checkpoint | None, done: int) -> tuple[float, str]:

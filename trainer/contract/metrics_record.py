@@ -22,6 +22,7 @@ from trainer.contract.logline import LOSS_SUFFIX, StepRecord
 from trainer.contract.state_file import open_for_reading
 
 STEP, VALIDATION = "step", "validation"
+SAVE_FAILED = "save-failed"  # no checkpoint came about: `step`, `why`, and `node` where one alone is at fault
 LONGEST_LINE = 1 << 20  # bytes; a record has some 600
 LARGEST = 1e18  # of a count: beyond all that a training counts
 LARGEST_NUMBER = 1e300  # a larger whole number fits no float

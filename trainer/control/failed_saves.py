@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from trainer.contract.checkpoints import CheckpointError, NodeFilesError
 
@@ -33,6 +34,10 @@ class FailedSaves:
     def unable(self) -> str:
         """The node with which no save comes about; "" as long as that is not certain."""
         return self.node if len(self.steps) >= ENOUGH else ""
+
+    def event(self, step: int, fault: CheckpointError) -> dict[str, Any]:
+        """What `metrics.jsonl` keeps of the save of `step`, which failed. `node`: where alone; "" where not on one."""
+        return {"step": step, "why": str(fault), "node": self.node, "said": str(self) if self.node else ""}
 
     def line(self, saved_step: int | None) -> str:
         """Why the training ends, in one line."""

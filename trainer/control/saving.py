@@ -16,6 +16,7 @@ from trainer.checkpoint.writer import AsyncSaver, Failed, Finished, Outcome
 from trainer.config.card import TrainerConfig
 from trainer.config.data_match import CURSOR_KEY
 from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.metrics_record import SAVE_FAILED
 from trainer.contract.resumable import OPTIMIZER_SUMS
 from trainer.control.failed_saves import FailedSaves
 from trainer.control.resume import checkpoint_info
@@ -34,7 +35,7 @@ class Saver:
 
     `saved_step` is the newest complete checkpoint that is known of; one that is still being written is not. `fence` is
     asked before anything is published, see `trainer.checkpoint.publishing.publish`. `data`: see
-    `trainer.config.data_match`.
+    `trainer.config.data_match`. `note`: told of each failed save, for those who watch.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Saver:
         now: float,
         fence: Fence | None = None,
         data: Mapping[str, Any] | None = None,
+        note: Callable[[str, Mapping[str, Any]], None] | None = None,
     ):
         self.saved_step = saved_step
         self._config, self._mesh, self._engine, self._say = config, mesh, engine, say
@@ -56,6 +58,7 @@ class Saver:
         self._writer = AsyncSaver(config.paths.checkpoints, say, mesh.cpu_group, fence=fence)
         self._fence = fence
         self._data = data
+        self._note = note
         self._failed: list[int] = []
         self._ended = {} if saved_step is None else {saved_step: True}  # how each save that is told of ended
         self._fault: CheckpointError | None = None
@@ -205,5 +208,7 @@ class Saver:
         self._failed.append(save.step)
         self._say(f"tr11: WARNING: SAVE FAILED at iteration {save.step}, {newest}: {save.fault}")
         self.failed_saves = self.failed_saves.after(save.step, save.fault)
+        if self._note is not None:
+            self._note(SAVE_FAILED, self.failed_saves.event(save.step, save.fault))
         if self.failed_saves.node and not self.failed_saves.unable:
             self._say(f"tr11: WARNING: {self.failed_saves}: if the next fails there too, the training leaves that node")

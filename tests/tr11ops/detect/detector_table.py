@@ -25,7 +25,7 @@ from tests.tr11ops.status_cases import (
 from tr11ops.base.observed import Unknown
 from tr11ops.cluster.base import JobState, Node
 from tr11ops.observe.snapshot import Attempt, Checkpoint, KillSwitch, Snapshot, Step
-from tr11ops.observe.training import LaunchEnd
+from tr11ops.observe.training import LaunchEnd, TrainingEvent
 from tr11ops.rundir.paths import Submission
 
 UNKNOWN = Unknown("the disk is unreachable")
@@ -59,6 +59,8 @@ def with_steps(given: Snapshot) -> Snapshot:
 # launches that began from a whole checkpoint failed twice at one step; a later save ends the doubt
 DOUBTED = (LaunchEnd("1007", 2, NOW, "NaN", "again", reached=20_004, began_at=20_000, older_checkpoint=19_500),)
 OVERCOME = (LaunchEnd("1007", 2, NOW - 90 * DAY, "NaN", "again", reached=4, began_at=2, older_checkpoint=1),)
+
+FAILED = (TrainingEvent("save-failed", NOW, "1007", {"step": 31_200, "why": "EIO", "node": "n2", "said": "n2 alone"}),)
 
 # name, snapshot, detector, expected severities
 TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
@@ -334,6 +336,13 @@ TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
         "checkpoint-overdue",
         ["CRITICAL"],
     ),
+    (
+        "a save failed since",
+        snapshot(checkpoints=checkpoints(31_100), events=FAILED),
+        "checkpoint-overdue",
+        ["WARNING"],
+    ),
+    ("and is over", snapshot(checkpoints=checkpoints(31_100, age=-9.0), events=FAILED), "checkpoint-overdue", []),
     ("late but nothing runs", idle(checkpoints=checkpoints(30_000)), "checkpoint-overdue", []),
     ("checkpoints unreadable", snapshot(checkpoints=UNKNOWN), "checkpoint-overdue", []),
     (

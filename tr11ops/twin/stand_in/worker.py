@@ -30,6 +30,7 @@ from trainer.contract.files import append_line, host_name
 from trainer.contract.lease import Lease
 from trainer.contract.logline import StepRecord, format_step, format_validation
 from trainer.contract.manifest import FileEntry
+from trainer.contract.metrics_record import SAVE_FAILED
 from trainer.contract.paths import newest_step
 from trainer.contract.requests import RequestAnswer, leave_answer, watch_for_kill_now
 from trainer.control.control_signals import Agreed, ControlSignals
@@ -308,6 +309,8 @@ class StandIn:
             newest = "there is none yet" if self.saved_step is None else f"the newest is of step {self.saved_step}"
             self._say(f"tr11: WARNING: SAVE FAILED at iteration {step}, {newest}: {fault}")
             self.failed_saves = self.failed_saves.after(step, fault)
+            if self.seat.rank == 0:
+                self._record({"kind": SAVE_FAILED, **self.failed_saves.event(step, fault)})
             if self.failed_saves.node and not self.failed_saves.unable:
                 again = "if the next fails there too, the training leaves that node"
                 self._say(f"tr11: WARNING: {self.failed_saves}: {again}")
