@@ -92,7 +92,7 @@ def resolve(who: str, why: str) -> tuple[Change, str]:
     name, reason = clean(who, LONGEST_WHO), clean(why, LONGEST_WHY)
 
     def change(alert: Alert, now: float) -> Alert:
-        return replace(alert, resolved_at=now, resolved_by=name, resolved_why=reason)
+        return replace(alert, resolved_at=now, until=now, resolved_by=name, resolved_why=reason)
 
     return change, RESOLVED
 

@@ -11,6 +11,7 @@ from tr11ops.alerts.fingerprint import fingerprint
 from tr11ops.alerts.mail_text.shared import clean
 from tr11ops.alerts.policy import ACKNOWLEDGED_SECONDS, FLAP_SECONDS, Policy
 from tr11ops.alerts.state import CLOSED_KEPT, Alert, AlertEvent, AlertState, Consequence, elapsed, event_of, incident_of
+from tr11ops.base.units import counted
 from tr11ops.detect.causes import by_cause
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.runbooks import page_of
@@ -23,6 +24,7 @@ RESOLVED = "alert-resolved"
 CAUSE_FOUND = "alert-cause-found"
 WATCHDOG = "tr11"  # who does what no one typed
 
+NO_TRAINING = frozenset({"down", "hung", "stalled", "suspended"})  # faults that say that no iteration is finished
 MOST_EVIDENCE = 12
 LONGEST_EVIDENCE = 240
 LONGEST_TITLE = 160
@@ -30,7 +32,12 @@ RESOLVED_KEPT_SECONDS = 2 * 86_400.0  # as a whole alert: so long it may be aske
 
 
 def look(
-    alert_state: AlertState, findings: Iterable[Finding], blind: frozenset[str], policy: Policy, now: float
+    alert_state: AlertState,
+    findings: Iterable[Finding],
+    blind: frozenset[str],
+    policy: Policy,
+    now: float,
+    trained: float | None = None,
 ) -> AlertState:
     """The alert state after a look that saw `findings`; detectors in `blind` could not judge, and theirs stays as it
     is.
@@ -39,7 +46,8 @@ def look(
 
     A fault that nothing sees for `resolve_after` looks in a row ends its incident; a look that could not judge is no
     look. One that comes back within an hour of that is the same incident. One that has become milder for as many looks
-    is that from then on; when only a remark is left of it, it is over.
+    is that from then on; when only a remark is left of it, it is over. `trained` is when the last iteration ended: one
+    that ended since is proof enough, in one look, that a training stands still no more.
     """
     seen = _incidents(findings)
     alert_state = _renamed(alert_state, seen, now)
@@ -55,7 +63,7 @@ def look(
         if finding is not None and not _is_but_a_remark(finding, alert):
             after, news = _seen_again(alert, seen.pop(alert.fingerprint), policy, now)
         elif alert.is_open and (finding is not None or alert.detector not in blind):
-            after, news = _not_seen(alert, policy, now)
+            after, news = _not_seen(alert, policy, now, trained)
         else:
             after, news = alert, ()
         seen.pop(alert.fingerprint, None)
@@ -220,11 +228,13 @@ def _merged(findings: Iterable[Finding]) -> dict[str, Finding]:
             lines += [other.title, *other.evidence]
         more = f" (and {len(others)} more)" if others else ""
         fault = first.fault if all(other.fault == first.fault for other in others) else ""
-        merged[name] = replace(first, title=first.title + more, evidence=tuple(lines), fault=fault)
+        since = min((finding.since for finding in group if finding.since is not None), default=None)
+        merged[name] = replace(first, title=first.title + more, evidence=tuple(lines), fault=fault, since=since)
     return merged
 
 
 def _opened(name: str, finding: Finding, now: float) -> Alert:
+    since = now if finding.since is None else min(now, finding.since)
     return Alert(
         fingerprint=name,
         detector=finding.detector,
@@ -241,6 +251,8 @@ def _opened(name: str, finding: Finding, now: float) -> Alert:
         began=now,
         opened=now,
         last_seen=now,
+        since=since,
+        first_since=since,
     )
 
 
@@ -276,6 +288,8 @@ def _seen_again(alert: Alert, finding: Finding, policy: Policy, now: float) -> t
         members=tuple(dict.fromkeys((*alert.members, *fresh.members))),
         last_seen=now,
         clear_looks=0,
+        until=None,
+        since=fresh.since if finding.since is not None or not alert.is_open else alert.since,
         milder_looks=0 if is_lower else milder,
         said=severity if is_lower and alert.said is not None else alert.said,
     )
@@ -289,12 +303,14 @@ def _seen_again(alert: Alert, finding: Finding, policy: Policy, now: float) -> t
     return after, (event_of(after, OPENED, WATCHDOG, f"it is back: {after.title}", now, again=True),)
 
 
-def _not_seen(alert: Alert, policy: Policy, now: float) -> tuple[Alert, tuple[AlertEvent, ...]]:
+def _not_seen(alert: Alert, policy: Policy, now: float, trained: float | None) -> tuple[Alert, tuple[AlertEvent, ...]]:
     looks = alert.clear_looks + 1
-    after = replace(alert, clear_looks=looks)
-    if looks < policy.resolve_after:
+    after = replace(alert, clear_looks=looks, until=now if alert.until is None else alert.until)
+    trains_again = alert.detector in NO_TRAINING and trained is not None and trained > alert.last_seen
+    if looks < policy.resolve_after and not trains_again:
         return after, ()
-    after = replace(after, resolved_at=now, resolved_by=WATCHDOG, resolved_why=f"not seen in {looks} looks")
+    why = "an iteration has ended since" if trains_again else f"not seen in {counted(looks, 'look')}"
+    after = replace(after, resolved_at=now, resolved_by=WATCHDOG, resolved_why=why)
     return after, (event_of(after, RESOLVED, WATCHDOG, after.resolved_why, now),)
 
 

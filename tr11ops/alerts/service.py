@@ -115,7 +115,9 @@ class AlertInput:
 
     def of(self, alert_state: AlertState, policy: Policy) -> AlertState:
         """The alert state with this look taken in."""
-        return look(alert_state, self.found, _blind(alert_state, self.blind, self.observed), policy, self.time)
+        blind = _blind(alert_state, self.blind, self.observed)
+        trained = None if self.situation is None else self.situation.trained
+        return look(alert_state, self.found, blind, policy, self.time, trained)
 
 
 def _recorded(

@@ -35,9 +35,11 @@ class Consequence(Record):
 class Alert(Record):
     """One incident, from the first look that saw it to the all-clear, and who deals with it.
 
-    `began` is the first look that saw the fault, `opened` when people were first told (`began` until then), `last_seen`
-    the last look that saw it. `clear_looks` counts looks in a row that could judge and saw nothing, `milder_looks`
-    those that saw a lesser fault; `severity` is the highest since it last became milder.
+    `began` is the first look that saw the fault; `since` when it began by its own evidence, and `until` the first look
+    that did not see it any more: of the last time, where it came back; `first_since` is that of the first. `opened`
+    is when people were first told (`began` until then), `last_seen` the last look that saw it. `clear_looks` counts
+    looks in a row that could judge and saw nothing, `milder_looks` those that saw a lesser fault; `severity` is the
+    highest since it last became milder.
 
     `said` is what those in `told` believe now: the severity they last heard of; None before the first message and after
     the all-clear. `alarmed` is the message that escalation counts from, `escalated` how many of its steps were taken,
@@ -89,6 +91,9 @@ class Alert(Record):
     consequences: tuple[Consequence, ...] = ()
     members: tuple[str, ...] = ()
     headline: str = ""
+    since: float | None = None
+    until: float | None = None
+    first_since: float | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -107,6 +112,16 @@ class Alert(Record):
         return tuple(command for command in dict.fromkeys(every) if command and command != self.fix)
 
     @property
+    def start(self) -> float:
+        """When the fault began, as far as that is known."""
+        return self.began if self.since is None else self.since
+
+    @property
+    def end(self) -> float | None:
+        """When it was over: not when that was sure; None while it stands."""
+        return self.until if self.until is not None and self.resolved_at is not None else self.resolved_at
+
+    @property
     def is_open(self) -> bool:
         return self.resolved_at is None
 
@@ -116,7 +131,11 @@ class Alert(Record):
 
 
 class Incident(Record):
-    """What remains of an alert for reports. Times as in `Alert`; `resolved` is None while the fault stands."""
+    """What remains of an alert for reports. Times as in `Alert`; `resolved` is None while the fault stands.
+
+    `start` is when the fault began first, `end` when it was over at last; None in a record of an older tr11, and where
+    it is not over: see `lasted_from` and `lasted_to`.
+    """
 
     fingerprint: str
     detector: str
@@ -127,6 +146,17 @@ class Incident(Record):
     opened: float
     acknowledged_by: str
     resolved: float | None
+    start: float | None = None
+    end: float | None = None
+
+    @property
+    def lasted_from(self) -> float:
+        return self.began if self.start is None else self.start
+
+    @property
+    def lasted_to(self) -> float | None:
+        """When it was over; None while the fault stands."""
+        return self.resolved if self.end is None else self.end
 
 
 class Message(Record):
@@ -231,6 +261,8 @@ def incident_of(alert: Alert) -> Incident:
         opened=alert.opened,
         acknowledged_by=alert.acknowledged_by or alert.first_acknowledged_by,
         resolved=alert.resolved_at,
+        start=alert.began if alert.first_since is None else alert.first_since,
+        end=alert.end,
     )
 
 

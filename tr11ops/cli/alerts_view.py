@@ -17,12 +17,13 @@ SCHEMA = 1
 def rows(alerts: Sequence[Alert], over: Sequence[Incident], now: float) -> Iterator[tuple[str, ...]]:
     """Cells of the list: open alerts, then incidents that are over, the newest first."""
     for alert in alerts:
-        yield alert.severity.name, alert.fingerprint, duration(now - alert.began), _who(alert, now), alert.title
+        yield alert.severity.name, alert.fingerprint, duration(now - alert.start), _who(alert, now), alert.title
         for one in alert.consequences:
             yield "", "", "", "", f"from it follows: {one.title}"
     for incident in reversed(over):
-        ended = f"over, {duration((incident.resolved or incident.began) - incident.began)}"
-        since = f"{duration(now - incident.began)} ago"
+        began = incident.lasted_from
+        ended = f"over, {duration((incident.lasted_to or began) - began)}"
+        since = f"{duration(now - began)} ago"
         yield ended, incident.fingerprint, since, incident.acknowledged_by or "-", incident.title
 
 

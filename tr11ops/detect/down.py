@@ -35,7 +35,20 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         evidence=tuple(_evidence(snapshot)),
         fix=derived.command(snapshot, _what_helps(snapshot)),
         then=(derived.command(snapshot, _last_launch(snapshot)),),
+        since=_since(snapshot),
     )
+
+
+def _since(snapshot: Snapshot) -> float | None:
+    """When the last of it ended, as far as that is known; None where a person had stopped the run until some time."""
+    marker = derived.last_marker(snapshot)
+    attempts = known(snapshot.attempts, ())
+    if not attempts or (marker is not None and marker.reason in {"kill-switch", "pause"}):
+        return None
+    jobs = (*known(snapshot.jobs, ()), *known(snapshot.ended_jobs, ()))
+    ended = [job.end_time for job in jobs if job.end_time is not None and job.state.is_final]
+    submitted = [entry.time for entry in known(snapshot.submissions, ())]
+    return max(*(attempt.changed for attempt in attempts), *ended, *submitted, 0.0)
 
 
 def _what_helps(snapshot: Snapshot) -> str:

@@ -76,5 +76,5 @@ def _finding(snapshot: Snapshot, job: Job, how: str, evidence: tuple[str, ...], 
     if who:
         evidence = (how, *evidence)
     title = f"job {job.job_id} hangs: {who or how}"
-    fix = way_out(snapshot, job, kept)
-    return Finding(NAME, Severity.CRITICAL, title, job.job_id, evidence, fix, since=since)
+    fix, *then = way_out(snapshot, job, kept)
+    return Finding(NAME, Severity.CRITICAL, title, job.job_id, evidence, fix, then=tuple(then), since=since)

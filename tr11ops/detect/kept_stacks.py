@@ -26,12 +26,13 @@ def culprit(kept: KeptStacks | None) -> str:
     return "" if kept is None or not kept.ranks else kept.sentence.partition(";")[0]
 
 
-def way_out(snapshot: Snapshot, job: Job, kept: KeptStacks | None) -> str:
-    """What to type: a look while nothing was kept of the hang, then its end, without the node that surely causes it."""
-    if kept is None:
-        return derived.command(snapshot, f"stacks --job {job.job_id}")
+def way_out(snapshot: Snapshot, job: Job, kept: KeptStacks | None) -> tuple[str, ...]:
+    """What to type, one command after another: a look while nothing was kept of the hang; to leave out the node that
+    surely causes it; to end the job."""
     end = derived.scheduler_command(snapshot, "scancel", job) or derived.command(snapshot, "kill --now --wait --yes")
+    if kept is None:
+        return derived.command(snapshot, f"stacks --job {job.job_id}"), end
     if not kept.is_certain or not kept.ranks or len(kept.nodes) != 1:
-        return end
+        return (end,)
     reason = shlex.quote(culprit(kept))
-    return f"{derived.command(snapshot, f'nodes exclude {kept.nodes[0]} --yes --reason {reason}')} && {end}"
+    return derived.command(snapshot, f"nodes exclude {kept.nodes[0]} --yes --reason {reason}"), end

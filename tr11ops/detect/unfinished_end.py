@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tr11ops.base.observed import Unknown, known
+from tr11ops.base.units import duration
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe import derived
@@ -92,11 +93,15 @@ def _finding(snapshot: Snapshot, row: list[Attempt], jobs: dict[str, Job], sever
         title = f"attempt {label} ended without the trainer's end marker"
     else:
         title = f"attempt {label} ended by an error"
-    evidence = tuple(
-        f"{entry.label or entry.job_id}: {how_it_ended(entry, jobs.get(entry.job_id))}" for entry in row[:3]
-    )
+    evidence = []
+    for entry in row[:3]:
+        when = f", {duration(max(0.0, snapshot.time - entry.changed))} ago" if len(row) > 1 else ""
+        evidence.append(f"{entry.label or entry.job_id}{when}: {how_it_ended(entry, jobs.get(entry.job_id))}")
     fix = derived.command(snapshot, f"diagnose --job {label}")
-    return Finding(NAME, severity, title, subject=label, evidence=evidence, fix=fix, fault=newest.cause)
+    since = min(entry.changed for entry in row)  # the end of the first of them
+    return Finding(
+        NAME, severity, title, subject=label, evidence=tuple(evidence), fix=fix, fault=newest.cause, since=since
+    )
 
 
 def why_it_ended(snapshot: Snapshot, attempt: Attempt) -> str:
@@ -121,6 +126,7 @@ def _never_began(snapshot: Snapshot, jobs: dict[str, Job]) -> Iterator[Finding]:
                 Severity.WARNING,
                 f"job {job.job_id} ended before it began to work: {job.state.value}{code}",
                 subject=job.job_id,
+                since=ended,
                 evidence=(job.output,) if job.output else (),
                 fix=derived.command(snapshot, "logs"),
             )

@@ -34,4 +34,5 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
                 identity=(batch_host(snapshot, job),),
                 evidence=(f"{job.node_count or len(job.nodes)} nodes are held{silence}",),
                 fix=derived.command(snapshot, "launch --repair"),
+                since=None if liveness is None else liveness.time,
             )

@@ -210,16 +210,16 @@ def _progress(material: HandoverMaterial, since: float, until: float) -> ShiftPr
 def _incidents(material: HandoverMaterial, since: float, until: float) -> Iterator[Trouble]:
     """Those that were open at any moment of the shift; what no one is told of is left out."""
     for incident in known(material.incidents, ()):
-        over = incident.resolved
-        if incident.began >= until or (over is not None and over < since) or incident.severity < Severity.WARNING:
+        over = incident.lasted_to
+        if incident.lasted_from >= until or (over is not None and over < since) or incident.severity < Severity.WARNING:
             continue
         yield Trouble(
-            time=incident.began,
+            time=incident.lasted_from,
             severity=incident.severity,
             title=incident.title,
             acknowledged_by=incident.acknowledged_by,
-            told=max(0.0, incident.opened - incident.began),
-            lasted=None if over is None or over >= until else max(0.0, over - incident.began),
+            told=max(0.0, incident.opened - incident.lasted_from),
+            lasted=None if over is None or over >= until else max(0.0, over - incident.lasted_from),
         )
 
 
@@ -342,7 +342,7 @@ def _alerts(snapshot: Snapshot, findings: Iterable[Finding], alerts: Iterable[Al
         page = f", runbook {alert.runbook}" if alert.runbook else ""
         gone = not found & set(alert.names) and alert.detector not in unjudged
         over = ", not found by this look" if gone else ""
-        yield Happened(alert.began, f"{alert.severity.name} alert: {alert.title}{over}; {has}{quiet}{page}")
+        yield Happened(alert.start, f"{alert.severity.name} alert: {alert.title}{over}; {has}{quiet}{page}")
 
 
 def _faults(findings: Iterable[Finding], alerts: Sequence[Alert], now: float) -> Iterator[Happened]:

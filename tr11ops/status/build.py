@@ -259,7 +259,7 @@ def _alerts(extra: ExtraObservations) -> tuple[parts.ShownAlert, ...] | None:
     return tuple(
         parts.ShownAlert(
             alert.fingerprint, alert.detector, alert.subject, alert.severity.name.lower(), alert.title,
-            Instant(alert.began), alert.owner or None, alert.acknowledged_by or None, Instant.of(alert.snoozed_until),
+            Instant(alert.start), alert.owner or None, alert.acknowledged_by or None, Instant.of(alert.snoozed_until),
             alert.runbook or None,
         )
         for alert in extra.alerts

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 
-from tests.tr11ops.alerts.office import ANA, HOUR, MINUTE, NOON, WARNING, finding
+from tests.tr11ops.alerts.office import ANA, CRITICAL, HOUR, MINUTE, NOON, WARNING, finding
 from tr11ops.alerts.changes import acknowledge, resolve
 from tr11ops.alerts.incidents import look
 from tr11ops.alerts.notify import tell
 from tr11ops.alerts.policy import Policy
 from tr11ops.alerts.situation import RunCondition, RunSituation
-from tr11ops.alerts.state import AlertState, Message
+from tr11ops.alerts.state import AlertState, Incident, Message
 from tr11ops.detect.finding import Finding
 
 POLICY = Policy(run="small", directory="/runs/small", typed="tr11.toml", folder="/home/ana", recipients=(ANA,))
@@ -44,7 +45,7 @@ class Looks:
         """`trained`: seconds before this look that the last iteration ended."""
         self.now += after
         ended = None if trained is None else self.now - trained
-        self.state = look(self.state, found, frozenset(), POLICY, self.now)
+        self.state = look(self.state, found, frozenset(), POLICY, self.now, ended)
         situation = RunSituation(condition=condition, trained=ended)
         self.state, messages = tell(self.state, POLICY, self.now, situation=situation)
         return list(messages)
@@ -76,7 +77,6 @@ def test_a_slow_node_is_not_over_because_nothing_moves() -> None:
         assert looks.see(condition=TRAINS, trained=age) == []
     assert subjects(looks.see(HANG, condition=ENDED)) == ["[CRITICAL] small: job 1007 hangs"]
     assert looks.see(HANG, condition=ENDED) == []
-    looks.see(condition=TRAINS, trained=5.0)
     told = subjects(looks.see(condition=TRAINS, trained=5.0))
     assert told == ["[OK] small: over: job 1007 hangs", "[OK] small: over: iam05 holds the others back"]
 
@@ -96,8 +96,7 @@ def test_an_all_clear_needs_evidence_that_the_run_is_well(
 ) -> None:
     looks = Looks()
     looks.see(fault, condition=ENDED)
-    looks.see(condition=condition, trained=trained)
-    told = looks.see(condition=condition, trained=trained)
+    told = [message for _ in range(2) for message in looks.see(condition=condition, trained=trained)]
     assert [message.kind for message in told] == (["cleared"] if is_told else [])
 
 
@@ -136,7 +135,6 @@ def test_what_stands_instead_is_named_with_what_to_type() -> None:
 def test_an_all_clear_names_the_lesser_faults_that_stand() -> None:
     looks = Looks()
     looks.see(HANG, DISK, condition=ENDED)
-    looks.see(DISK, condition=TRAINS, trained=1.0)
     (message,) = looks.see(DISK, condition=TRAINS, trained=1.0)
     assert message.subject == "[OK] small: over: job 1007 hangs"
     assert "Nothing to type" not in flat(message)
@@ -160,6 +158,55 @@ def test_what_comes_back_before_its_all_clear_calls_again_who_took_it_on() -> No
     assert [looks.see(condition=STARTS) for _ in range(2)] == [[], []]
     (message,) = looks.see(HANG, condition=ENDED)
     assert message.kind == "again"
+
+
+# ----------------------------------------------------------------------------- from when to when
+def at(fault: Finding, seconds: float) -> Finding:
+    """The fault as its evidence has it begin so long after noon."""
+    return replace(fault, since=NOON + seconds)
+
+
+def test_a_hang_lasts_from_its_last_sign_of_life_to_the_first_look_that_is_free_of_it() -> None:
+    looks = Looks()
+    looks.now += 20 * MINUTE
+    (first,) = looks.see(at(HANG, 4 * MINUTE), condition=ENDED)
+    assert "job 1007 hangs, since 2022-05-02 12:04 UTC (17 min)." in flat(first)
+    looks.see(condition=QUEUED, after=10 * MINUTE)
+    (over,) = looks.see(condition=QUEUED, after=10 * MINUTE)
+    assert "It lasted 27 min, from 2022-05-02 12:04 UTC to 2022-05-02 12:31 UTC" in flat(over)
+    (incident,) = looks.state.incidents()
+    assert (incident.lasted_from, incident.opened) == (NOON + 4 * MINUTE, NOON + 21 * MINUTE)
+    assert incident.lasted_to == NOON + 31 * MINUTE
+
+
+def test_an_iteration_proves_in_one_look_that_a_training_stands_still_no_more() -> None:
+    for fault, looks_needed in ((HANG, 1), (DOWN, 1), (SLOW, 2)):
+        looks = Looks()
+        looks.see(fault, condition=ENDED)
+        told = [looks.see(condition=TRAINS, trained=1.0) for _ in range(2)]
+        assert [len(messages) for messages in told] == ([1, 0] if looks_needed == 1 else [0, 1]), fault.detector
+
+
+def test_what_comes_back_is_dated_from_when_it_came_back() -> None:
+    """Two attempts that ended badly: the first alert's hour is not that of the second."""
+    looks = Looks()
+    bad = finding("unfinished-end", WARNING, "20_1", title="attempt 20_1 ended by an error", identity=())
+    looks.see(at(bad, 0.0), condition=ENDED)
+    for _ in range(2):
+        looks.see(condition=TRAINS, trained=1.0)
+    two = finding("unfinished-end", subject="20_2", title="the last 2 attempts did not end", identity=())
+    (message,) = looks.see(at(two, 9 * MINUTE), condition=ENDED, after=20 * MINUTE)
+    assert message.kind == "reopened"
+    assert "the last 2 attempts did not end, since 2022-05-02 12:09 UTC (14 min)." in flat(message)
+
+
+def test_a_record_of_an_older_tr11_has_the_looks_alone() -> None:
+    incident = Incident("f", "hung", "", CRITICAL, "t", NOON, NOON + 1, "", NOON + 2)
+    assert (incident.lasted_from, incident.lasted_to) == (NOON, NOON + 2)
+    looks = Looks()
+    looks.see(HANG, condition=ENDED)
+    old = looks.state.open_alerts[0]
+    assert (replace(old, since=None).start, replace(old, resolved_at=NOON + 5).end) == (old.began, NOON + 5)
 
 
 def flat(message: Message) -> str:

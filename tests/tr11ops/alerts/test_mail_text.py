@@ -197,7 +197,10 @@ def test_an_all_clear_needs_no_page_and_no_command(office: Make, mailbox: Mailbo
     desk.look(NOON, finding())
     desk.look(NOON + HOUR)
     text = mailbox.mails[1][1].get_content()
-    first = "Over: stalled it is. It lasted 1 h 00 min (not seen in 1 looks). Nothing to type."
+    first = (
+        "Over: stalled it is. It lasted 1 h 00 min, from 2022-05-02 12:00 UTC to 2022-05-02 13:00 UTC"
+        " (not seen in 1 look). Nothing to type."
+    )
     assert " ".join(text.split()).startswith(first)
     assert "----" not in text and "tr11 alerts" not in text
 

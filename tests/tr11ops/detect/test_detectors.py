@@ -31,6 +31,7 @@ from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Snapshot, Step
 from tr11ops.rundir.paths import Submission
+from trainer.contract.end_marker import EndMarker
 
 
 def found(given: Snapshot, detector: str) -> list[Finding]:
@@ -168,3 +169,16 @@ def test_queue_coverage_counts_what_will_really_train() -> None:
 
 def test_severities_are_ordered() -> None:
     assert Severity.INFO < Severity.WARNING < Severity.CRITICAL
+
+
+def test_a_fault_begins_where_its_evidence_has_it_begin() -> None:
+    first, second = wordless("1006", age=20 * 60), wordless("1007", age=9 * 60)
+    (finding,) = found(idle(attempts=(first, second)), "unfinished-end")
+    assert finding.since == NOW - 20 * 60, "the end of the first of them: each has its own in the evidence"
+    assert [line.partition(":")[0] for line in finding.evidence] == ["1000_7, 9 min ago", "1000_6, 20 min ago"]
+    gone = running(state=JobState.CANCELLED, end_time=NOW - 60)
+    (down,) = found(idle(jobs=(gone,), attempts=(first, second)), "down")
+    assert down.since == NOW - 60, "the last of the queue was cancelled then"
+    stopped = EndMarker("kill-switch", 5, 5, True, "", NOW - 9 * 60, "n01", "1007", 1)
+    (after_stop,) = found(idle(attempts=(dataclasses.replace(second, end=stopped),)), "down")
+    assert after_stop.since is None, "it was stopped until someone removed the switch"

@@ -133,7 +133,7 @@ def _one(
         yield ""
         yield from _to_take_it_on((alert,), policy)
     yield ""
-    yield from _state(min(part.alert.began, now), policy, situation)
+    yield from _state(min(part.alert.start, now), policy, situation)
     if alert.evidence:
         yield ""
         yield "It was:" if part.kind in OVER else "Evidence:"
@@ -151,7 +151,7 @@ def _first_lines(
     if part.kind in OVER:
         yield from _all_clear(part, policy, now, situation, standing)
         return
-    what = f"{alert.title}, since {moment(alert.began, policy)} ({duration(now - alert.began)})."
+    what = f"{alert.title}, since {moment(alert.start, policy)} ({duration(now - alert.start)})."
     yield from wrapped(for_card(policy.typed, f"{what} {what_tr11_does(alert, situation)}".rstrip()))
     yield from _type(alert, policy, is_cured(alert, situation))
 
@@ -161,9 +161,12 @@ def _all_clear(
 ) -> Iterator[str]:
     """That it is over, and how the run is now: no one is sent to bed while it is down."""
     alert = part.alert
-    lasted = duration((alert.resolved_at if alert.resolved_at is not None else now) - alert.began)
+    end = now if alert.end is None else alert.end
     by = "" if alert.resolved_by in {"", "tr11"} else f"{alert.resolved_by}: "
-    over = f"Over: {alert.title}. It lasted {lasted} ({by}{alert.resolved_why})."
+    over = (
+        f"Over: {alert.title}. It lasted {duration(end - alert.start)}, from {moment(alert.start, policy)} to"
+        f" {moment(end, policy)} ({by}{alert.resolved_why})."
+    )
     if part.kind == "replaced":
         is_ill = bool(standing) and standing[0].severity is Severity.CRITICAL
         but = "But the run is not well" if is_ill else "But that the run is well is not known"
@@ -173,7 +176,7 @@ def _all_clear(
         yield from wrapped(f"{over}{words}" + ("" if standing else " Nothing to type."))
     for other in standing[:MOST_STANDING]:
         yield from wrapped(
-            f"Still open, {other.severity.name}: {other.title}, since {moment(other.began, policy)}.", "", "  "
+            f"Still open, {other.severity.name}: {other.title}, since {moment(other.start, policy)}.", "", "  "
         )
     if standing:
         yield from _type(standing[0], policy, is_cured(standing[0], situation))
@@ -267,7 +270,7 @@ def _several(
     if len(parts) > MOST_TITLES:
         yield f"  and {len(parts) - MOST_TITLES} more: {command('list', policy)}"
     yield ""
-    yield from _state(min(part.alert.began for part in parts), policy, situation)
+    yield from _state(min(part.alert.start for part in parts), policy, situation)
     yield ""
     yield from wrapped(f"This goes to: {', '.join(to) or 'the delivery URLs'}.")
 
@@ -280,7 +283,7 @@ def _short(part: MessagePart) -> str:
 def _numbered(number: int, part: MessagePart, now: float, situation: RunSituation | None) -> Iterator[str]:
     alert = part.alert
     label = "over" if part.kind in OVER else f"{alert.severity.name}, {_short(part)}"
-    yield from wrapped(f"{number}. {label}: {alert.title} ({duration(now - alert.began)})", "", "   ")
+    yield from wrapped(f"{number}. {label}: {alert.title} ({duration((alert.end or now) - alert.start)})", "", "   ")
     if part.kind in OVER:
         return
     news = _news(part, now)

@@ -72,12 +72,12 @@ def _digest_lines(
         yield "Open: nothing."
     for alert in alert_state.open_alerts:
         yield from wrapped(f"{alert.severity.name:8s} {alert.fingerprint}  {alert.title}", "", "  ")
-        yield from wrapped(f"since {moment(alert.began, policy)} ({duration(now - alert.began)}); {care(alert)}", "  ")
+        yield from wrapped(f"since {moment(alert.start, policy)} ({duration(now - alert.start)}); {care(alert)}", "  ")
     if ended:
         yield ""
         yield "Over since the last digest:"
         for alert in ended:
-            lasted = duration((alert.resolved_at or now) - alert.began)
+            lasted = duration((alert.end or now) - alert.start)
             yield from wrapped(f"{alert.severity.name:8s} {alert.title} ({lasted})", "  ")
     if alert_state.blind:
         yield ""

@@ -73,19 +73,19 @@ def alerts(material: ReportMaterial, zone: tzinfo) -> ReportSection:
         return ReportSection("incidents", title, empty=f"cannot be read: {material.incidents.why}")
     rows = [
         (
-            moment(incident.began, zone),
+            moment(incident.lasted_from, zone),
             severity(incident.severity),
             incident.title,
-            duration(incident.opened - incident.began),
+            duration(max(0.0, incident.opened - incident.lasted_from)),
             incident.acknowledged_by or "-",
             Styled("open", "warning")
-            if incident.resolved is None
-            else Styled(duration(incident.resolved - incident.began)),
+            if incident.lasted_to is None
+            else Styled(duration(incident.lasted_to - incident.lasted_from)),
         )
         for incident in material.incidents[-ROWS_SHOWN:]
     ]
     columns = (
-        Column("seen"), Column("severity"), Column("what", is_wide=True), Column("to notify", True),
+        Column("began"), Column("severity"), Column("what", is_wide=True), Column("to notify", True),
         Column("acknowledged by"), Column("until over", True),
     )  # fmt: skip
     return ReportSection("incidents", title, table=table(columns, rows), empty="none was ever raised")

@@ -49,7 +49,7 @@ def incident_markers(material: ReportMaterial) -> list[IncidentMarker]:
         for fault in material.goodput.faults
     ]
     alerts = [
-        IncidentMarker(incident.began, incident.resolved, incident.severity, incident.title)
+        IncidentMarker(incident.lasted_from, incident.lasted_to, incident.severity, incident.title)
         for incident in known(material.incidents, ())
         if incident.severity > Severity.INFO
     ]
