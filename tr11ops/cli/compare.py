@@ -14,10 +14,11 @@ import typer
 from tr11ops.base.units import finite, timestamp
 from tr11ops.cli.common import JsonOption, Refusal, require_file, say
 from tr11ops.cli.context import answer
-from tr11ops.cli.courses import NamedCourse, course_named
+from tr11ops.cli.courses import FromOption, NamedCourse, ToOption, course_named, range_of_options
 from tr11ops.curves.compare import LINES, ROWS, CurveComparison, compare
 from tr11ops.curves.curve import CurveAxis, CurveValue, RunCurve, curve_of
 from tr11ops.curves.plot import text_plot
+from tr11ops.curves.ranges import CurveRange
 from tr11ops.report.comparison import comparison_cells, page_of_comparison
 from tr11ops.report.html import render
 from trainer.contract.files import write_atomically
@@ -34,6 +35,8 @@ def compare_runs(
     ],
     by: Annotated[CurveAxis, typer.Option("--by", help="What the runs are laid beside each other by.")] = "iteration",
     value: Annotated[CurveValue, typer.Option("--value", help="What is compared.")] = "loss",
+    first: FromOption = None,
+    last: ToOption = None,
     rows: Annotated[int, typer.Option("--rows", metavar="COUNT", min=1, max=1000, help="Rows of the table.")] = ROWS,
     lines: Annotated[
         int, typer.Option("--smooth", metavar="LINES", min=1, max=10_000, help="A row is the mean of so many lines.")
@@ -46,30 +49,34 @@ def compare_runs(
     """Lay the curves of runs over each other: a table, a plot, and how the others differ from the first.
 
     `~` marks a difference that may be noise: less than two standard errors. Hours are hours of training, without waits.
-    What was done again after a restart counts once, as it was done last.
+    What was done again after a restart counts once, as it was done last. --from and --to zoom in: table, plot and page
+    hold the steps between them, both included.
 
     Examples:
       tr11 compare main.toml embedding-norm.toml
       tr11 compare old/main_log.txt new/main_log.txt --by samples -o comparison.html
-      tr11 compare fp32 bnb-1 bnb-2 --value grad-norm --by hours --json
+      tr11 compare main.toml embedding-norm.toml --from 31000 --to 31500
+      tr11 compare fp32 bnb-1 bnb-2 --value grad-norm --by hours --from 50Btokens --json
     """
     if not 2 <= len(runs) <= MOST_RUNS:
         raise Refusal(f"give 2 to {MOST_RUNS} runs to compare, not {len(runs)}", exit_code=2)
     if output is not None:
         require_file(output, "--output")
+    within = range_of_options(first, last)
     courses = _with_names_of_their_own([course_named(run) for run in runs])
-    curves = [curve_of(course.name, course.steps(), by, value) for course in courses]
+    curves = [curve_of(course.name, course.steps(), by, value, within) for course in courses]
     try:
-        compared = compare(curves, rows, lines)
+        compared = compare(curves, rows, lines, within)
     except ValueError as error:
         raise Refusal(f"{value} by {by}: {error}", exit_code=3) from None
     if output is not None:
-        page = page_of_comparison(curves, compared, by, value, timestamp(time.time(), None))
+        page = page_of_comparison(curves, compared, by, value, timestamp(time.time(), None), str(within))
         try:
             write_atomically(output, render(page))
         except OSError as error:
             raise Refusal(f"--output {output}: {error.strerror or error}") from None
-    answer(as_json, _document(courses, compared, by, value), _screen(courses, curves, compared, by, value))
+    screen = _screen(courses, curves, compared, by, value, within)
+    answer(as_json, _document(courses, compared, by, value, within), screen)
     if output is not None:
         say(f"written: {output}")
 
@@ -83,9 +90,14 @@ def _with_names_of_their_own(courses: Sequence[NamedCourse]) -> list[NamedCourse
 
 
 def _screen(
-    courses: Sequence[NamedCourse], curves: Sequence[RunCurve], compared: CurveComparison, axis: str, value: str
+    courses: Sequence[NamedCourse],
+    curves: Sequence[RunCurve],
+    compared: CurveComparison,
+    axis: str,
+    value: str,
+    within: CurveRange,
 ) -> Iterator[str]:
-    yield f"{value} by {axis}, means of {compared.lines} lines"
+    yield " ".join(filter(None, (f"{value} by {axis}, means of {compared.lines} lines", str(within))))
     for letter, course in zip(ascii_uppercase, courses, strict=False):
         yield f"  {letter}  {course.name}"
     yield ""
@@ -107,11 +119,14 @@ def comparison_lines(compared: CurveComparison, axis: str) -> Iterator[str]:
         yield from textwrap.wrap(compared.sentence(index, axis), WIDTH)
 
 
-def _document(courses: Sequence[NamedCourse], compared: CurveComparison, axis: str, value: str) -> dict[str, object]:
+def _document(
+    courses: Sequence[NamedCourse], compared: CurveComparison, axis: str, value: str, within: CurveRange
+) -> dict[str, object]:
     return {
         "schema": SCHEMA,
         "by": axis,
         "value": value,
+        **within.document(),
         "runs": [{"name": course.name, "file": str(course.path)} for course in courses],
         **comparison_document(compared, axis),
     }

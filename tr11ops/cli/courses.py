@@ -6,13 +6,42 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from tr11ops.cli.common import Refusal, directory_of, read_card
+from tr11ops.curves.ranges import CurvePlace, CurveRange, range_of
 from tr11ops.curves.steps import LoggedStep, logged_steps
 
 if TYPE_CHECKING:
     from tr11ops.runcard.card import RunCard
+
+
+FromOption = Annotated[
+    str | None,
+    typer.Option(
+        "--from", metavar="PLACE", show_default=False, help="From there on: an iteration, or 3Msamples, 50Btokens."
+    ),
+]
+ToOption = Annotated[
+    str | None,
+    typer.Option("--to", metavar="PLACE", show_default=False, help="Up to there; in the same words as --from."),
+]
+
+
+def range_of_options(first: str | None, last: str | None) -> CurveRange:
+    """The part of a course that --from and --to mean. Raises Refusal with exit code 2."""
+    places: list[CurvePlace | None] = []
+    for option, text in (("--from", first), ("--to", last)):
+        try:
+            places.append(None if text is None else CurvePlace.of(text))
+        except ValueError as error:
+            raise Refusal(f"{option}: {error}", exit_code=2) from None
+    try:
+        return range_of(*places)
+    except ValueError as error:
+        raise Refusal(f"--to: {error}; give a place behind --from", exit_code=2) from None
 
 
 @dataclass(frozen=True)

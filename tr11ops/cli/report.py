@@ -18,6 +18,7 @@ from tr11ops.cli.common import (
     say,
 )
 from tr11ops.cli.context import SCHEDULER, RunContext
+from tr11ops.cli.courses import FromOption, ToOption, range_of_options
 from tr11ops.observe.look import facts_of
 from tr11ops.report.build import page_of
 from tr11ops.report.html import render
@@ -32,6 +33,8 @@ def report(
         Path, typer.Option("--output", "-o", metavar="FILE", help="Where the page goes; - is standard output.")
     ] = Path("report.html"),
     charts: Annotated[bool, typer.Option("--charts/--no-charts", help="Without: text and tables, small.")] = True,
+    first: FromOption = None,
+    last: ToOption = None,
     zone: Annotated[
         str | None, typer.Option("--zone", metavar="NAME", help="Time zone, e.g. Europe/Paris. Else alerts.time_zone.")
     ] = None,
@@ -44,11 +47,13 @@ def report(
     Examples:
       tr11 report
       tr11 report -o tr11-176B.html --zone Europe/Paris
+      tr11 report --from 31000 --to 31500 -o spike.html
       tr11 report --no-charts -o - > report.html
     """
     to_stdout = str(output) == "-"
     if not to_stdout:
         require_file(output, "--output")
+    within = range_of_options(first, last)
     card, directory = context.seen()
     times = _zone(zone or card.alerts.time_zone)
     material = in_time_for_all(
@@ -57,6 +62,7 @@ def report(
             facts_of(card, context.run or ""),
             open_reader(directory, context.scheduler),
             time.time(),
+            within,
         )
     )
     page = page_of(material, times, charts)

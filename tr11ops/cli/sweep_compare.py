@@ -15,6 +15,7 @@ from tr11ops.base.units import timestamp
 from tr11ops.cli.common import JsonOption, Refusal, SchedulerOption, require_file, say
 from tr11ops.cli.compare import PLOT_LINES, WIDTH, comparison_document, comparison_lines
 from tr11ops.cli.context import answer
+from tr11ops.cli.courses import FromOption, ToOption, range_of_options
 from tr11ops.cli.sweep_view import SCHEMA, FolderArgument, aligned, look_at, open_study
 from tr11ops.curves.compare import ROWS
 from tr11ops.curves.plot import text_plot
@@ -40,6 +41,8 @@ def compare_cells(
         list[str] | None, typer.Option("--cell", metavar="NAME", help="Only this cell; may be repeated. The first"
                                        " one named is what the others are compared with.")
     ] = None,
+    first: FromOption = None,
+    last: ToOption = None,
     rows: Annotated[int, typer.Option("--rows", metavar="COUNT", min=1, max=1000, help="Rows of a table.")] = ROWS,
     lines: Annotated[
         int | None,
@@ -55,7 +58,8 @@ def compare_cells(
     """Compare the cells: results, then the loss against samples and against wall time.
 
     `valid.` is the last validation loss. `~` marks a difference that may be noise: less than two standard errors.
-    `min` are minutes of training, without waits. At most eight curves are drawn: choose them with --cell.
+    `min` are minutes of training, without waits. At most eight curves are drawn: choose them with --cell. --from and
+    --to zoom the curves in.
 
     Examples:
       tr11 sweep compare demo-sweep
@@ -64,6 +68,7 @@ def compare_cells(
     """
     if output is not None:
         require_file(output, "--output")
+    within = range_of_options(first, last)
     study = open_study(folder)
     known = [cell.name for cell in study.manifest.cells]
     for name in cells or ():
@@ -78,24 +83,24 @@ def compare_cells(
     chosen = list(dict.fromkeys(cells or known))
     try:
         courses = [read_course(name, states[name], card) for name in chosen if (card := study.cards[name].card)]
-        result = study_result(study.manifest.name, courses, lines, rows)
+        result = study_result(study.manifest.name, courses, lines, rows, within)
     except ValueError as error:
         raise Refusal(str(error), exit_code=3) from None
     if output is not None:
         write_atomically(output, render(page_of_study(result, timestamp(time.time(), None))))
-    answer(as_json, _document(result), _screen(result, len(chosen)))
+    answer(as_json, {**_document(result), **within.document()}, _screen(result, len(chosen), str(within)))
     if output is not None:
         say(f"written: {output}")
 
 
-def _screen(result: StudyResult, count: int) -> Iterator[str]:
+def _screen(result: StudyResult, count: int, within: str) -> Iterator[str]:
     yield from textwrap.wrap(f"sweep {result.name}: {best_sentence(result.rows)}", WIDTH)
     yield ""
     yield from aligned([TITLES, *map(result_cells, result.rows)])
     for axis, compared in result.compared.items():
         curves = result.curves[axis]
         yield ""
-        yield f"{result.value} by {axis}, means of {compared.lines} lines"
+        yield " ".join(filter(None, (f"{result.value} by {axis}, means of {compared.lines} lines", within)))
         for letter, curve in zip(ascii_uppercase, curves, strict=False):
             yield f"  {letter}  {curve.name}"
         yield ""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tr11ops.curves.curve import CurveLevel, RunCurve
+from tr11ops.curves.ranges import WHOLE, CurveRange
 
 ROWS, LINES = 10, 20
 SURE = 2.0  # standard errors of a difference that is more than noise
@@ -59,11 +60,16 @@ class CurveComparison:
         return f"{said}."
 
 
-def compare(curves: Sequence[RunCurve], rows: int = ROWS, lines: int = LINES) -> CurveComparison:
-    """Compare the courses where all of them have values. Raises ValueError, one line, where they share none."""
+def compare(
+    curves: Sequence[RunCurve], rows: int = ROWS, lines: int = LINES, within: CurveRange = WHOLE
+) -> CurveComparison:
+    """Compare the courses where all of them have values; `within` is the part of them that they are.
+
+    Raises ValueError, one line, where they share none.
+    """
     empty = [curve.name for curve in curves if not curve.x]
     if empty:
-        raise ValueError(f"{empty[0]}: holds no finite value")
+        raise ValueError(f"{empty[0]}: holds no finite value {within}".rstrip())
     begin, end = max(curve.x[0] for curve in curves), min(curve.x[-1] for curve in curves)
     if begin > end:
         late = max(curves, key=lambda curve: curve.x[0])

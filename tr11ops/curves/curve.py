@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from tr11ops.curves.ranges import WHOLE, CurveRange
 from tr11ops.curves.steps import LoggedStep
 from trainer.contract.logline import StepRecord
 
@@ -60,16 +61,22 @@ class RunCurve:
         return None
 
 
-def curve_of(name: str, steps: Iterable[LoggedStep], axis: CurveAxis, value: CurveValue) -> RunCurve:
-    """The course as it counts: what was done again after a restart or a roll-back replaces what it was done for."""
+def curve_of(
+    name: str, steps: Iterable[LoggedStep], axis: CurveAxis, value: CurveValue, within: CurveRange = WHOLE
+) -> RunCurve:
+    """The course as it counts: what was done again after a restart or a roll-back replaces what it was done for.
+
+    Of it the steps `within` a range; hours are counted from the begin of the training all the same.
+    """
     iterations: list[int] = []
     x: list[float] = []
     y: list[float] = []
     hours: list[float] = []
+    inside: list[bool] = []
     for step in steps:
         record = step.record
         cut = bisect_left(iterations, record.iteration)
-        del iterations[cut:], x[cut:], y[cut:], hours[cut:]
+        del iterations[cut:], x[cut:], y[cut:], hours[cut:], inside[cut:]
         distance = record.iteration - iterations[-1] if iterations else 1
         seconds = record.seconds_per_iteration if math.isfinite(record.seconds_per_iteration) else 0.0
         spent = (hours[-1] if hours else 0.0) + distance * seconds / 3600.0
@@ -78,7 +85,8 @@ def curve_of(name: str, steps: Iterable[LoggedStep], axis: CurveAxis, value: Cur
         hours.append(spent)
         x.append(spent if axis == "hours" else _place(record, axis))
         y.append(math.nan if own is None else float(own))
-    kept = [index for index, own in enumerate(y) if math.isfinite(own)]
+        inside.append(within.has(record.iteration, record.consumed_samples, record.consumed_tokens))
+    kept = [index for index, own in enumerate(y) if inside[index] and math.isfinite(own)]
     return RunCurve(name, [x[index] for index in kept], [y[index] for index in kept])
 
 

@@ -15,11 +15,14 @@ COLOURS = ("blue", "orange", "green", "purple", "grey", "red", "teal", "brown")
 MOST_POINTS = 400  # of a curve
 
 
-def page_of_comparison(curves: Sequence[RunCurve], compared: CurveComparison, axis: str, value: str, made: str) -> Page:
-    """`made` says when the page was made."""
+def page_of_comparison(
+    curves: Sequence[RunCurve], compared: CurveComparison, axis: str, value: str, made: str, within: str = ""
+) -> Page:
+    """`made` says when the page was made, `within` of which part of the courses; "" for all."""
     sentences = tuple(compared.sentence(index, axis) for index in range(1, len(curves)))
+    title = " ".join(filter(None, (f"{value} by {axis}", within)))
     sections = (
-        ReportSection("curves", f"{value} by {axis}", sentences[1:], (comparison_chart(curves, axis, value),)),
+        ReportSection("curves", title, sentences[1:], (comparison_chart(curves, axis, value),)),
         ReportSection("table", "Side by side", (_means(compared),), table=comparison_table(compared, axis)),
     )
     return page_of_sections(" against ".join(compared.names), sentences[0], sections, made)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from tr11ops.base.observed import Observed, Unknown, observed
+from tr11ops.curves.ranges import WHOLE, CurveRange
 from tr11ops.goodput.account import Goodput, account
 from tr11ops.goodput.history import read_history
 from tr11ops.goodput.history_values import History
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 class ReportMaterial(Assessment):
     """One run, seen as a whole. `end` is when the training will be done, None where that is not known.
 
-    `read_errors` are what could not be read, each cause once.
+    `within` is the part of the course in `series`. `read_errors` are what could not be read, each cause once.
     """
 
     history: History
@@ -37,6 +38,7 @@ class ReportMaterial(Assessment):
     checkpoints: Observed[tuple[CheckpointRow, ...]]
     journal: tuple[JournalEntry, ...]
     end: ForecastEnd | None
+    within: CurveRange
     read_errors: tuple[str, ...]
 
 
@@ -45,8 +47,12 @@ def gather(
     facts: RunFacts,
     scheduler: Scheduler | Unknown,
     now: float,
+    within: CurveRange = WHOLE,
 ) -> ReportMaterial:
-    """Read it all. Only the run directory and the scheduler are looked at, and nothing is changed."""
+    """Read it all. Only the run directory and the scheduler are looked at, and nothing is changed.
+
+    `within`: the part of the course that is drawn.
+    """
     from tr11ops.alerts.reading import incidents, open_alerts, waiting
     from tr11ops.rundir.checkpoint_scan import list_rows
 
@@ -59,7 +65,7 @@ def gather(
     history = read_history(directory, snapshot.jobs, ledger, snapshot.scheduler)
     latest = None if isinstance(snapshot.checkpoints, Unknown) else snapshot.checkpoints.latest
     named = latest if isinstance(latest, int) else None
-    series = observed(lambda: read_series(directory.paths.metrics))
+    series = observed(lambda: read_series(directory.paths.metrics, within))
     rows = observed(lambda: tuple(list_rows(directory.paths.checkpoints, named)))
     seen = incidents(directory)
     parts = (("metrics", series), ("alerts", seen), ("checkpoints", rows))
@@ -72,6 +78,7 @@ def gather(
         incidents=seen,
         checkpoints=rows,
         journal=ledger.entries,
+        within=within,
         end=end_of(snapshot),
         read_errors=_each_cause_once((*snapshot.unknowns(), *history.read_errors, *unread)),
     )

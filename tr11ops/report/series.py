@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tr11ops.curves.ranges import WHOLE, CurveRange
 from trainer.contract.metrics_record import STEP, VALIDATION, MetricsRecord, records
 
 MOST_POINTS = 2000
@@ -27,17 +28,20 @@ class StepPoint:
     tflops: float
     grad_norm: float
     job_id: str
+    samples: int = 0
 
 
 @dataclass(frozen=True)
 class ValidationPoint:
-    """One evaluation of a validation group; `tokens` are those of the step before it, `time` is when it was logged."""
+    """One evaluation of a validation group; `tokens` and `samples` are those of the step before it, `time` is when it
+    was logged."""
 
     group: str
     time: float
     iteration: int
     tokens: int
     loss: float
+    samples: int = 0
 
 
 @dataclass
@@ -59,30 +63,35 @@ class TrainingSeries:
     throughput: dict[str, JobThroughput] = field(default_factory=dict)
 
 
-def read_series(path: Path) -> TrainingSeries:
-    """The steps in a metrics.jsonl, thinned to at most MOST_POINTS or so, and its validations.
+def read_series(path: Path, within: CurveRange = WHOLE) -> TrainingSeries:
+    """The steps in a metrics.jsonl `within` a range, thinned to at most MOST_POINTS or so, and their validations.
+
+    What each job's throughput was is kept of all steps.
 
     Raises OSError as the file system does, but no file is an empty series.
     """
-    return series_of(points_of(records(path)))
+    return series_of(points_of(records(path)), within)
 
 
-def series_of(found: Iterable[StepPoint | ValidationPoint]) -> TrainingSeries:
+def series_of(found: Iterable[StepPoint | ValidationPoint], within: CurveRange = WHOLE) -> TrainingSeries:
     """The whole series, in one pass."""
     validations: dict[str, list[ValidationPoint]] = {}
     throughput: dict[str, JobThroughput] = {}
 
     def steps() -> Iterator[StepPoint]:
         for record in found:
+            inside = within.has(record.iteration, record.samples, record.tokens)
             if isinstance(record, ValidationPoint):
-                validations.setdefault(record.group, []).append(record)
+                if inside:
+                    validations.setdefault(record.group, []).append(record)
                 continue
             if math.isfinite(record.tflops):
                 job = throughput.setdefault(record.job_id, JobThroughput())
                 job.times.append(record.time)
                 job.tflops.append(record.tflops)
                 job.batches.append(record.batch)
-            yield record
+            if inside:
+                yield record
 
     points, total = thinned(steps(), MOST_POINTS)
     kept = [point for group in validations.values() for point in group[:: -(-len(group) // MOST_VALIDATIONS)]]
@@ -91,13 +100,13 @@ def series_of(found: Iterable[StepPoint | ValidationPoint]) -> TrainingSeries:
 
 def points_of(found: Iterable[MetricsRecord]) -> Iterator[StepPoint | ValidationPoint]:
     """The steps and validations among records that say when they were written."""
-    tokens = 0
+    tokens = samples = 0
     for record in found:
         iteration, number = record.iteration, record.number
         if iteration is None or record.time is None:
             continue
         if record.kind == STEP:
-            tokens = record.integer("consumed_tokens") or 0
+            tokens, samples = record.integer("consumed_tokens") or 0, record.integer("consumed_samples") or 0
             yield StepPoint(
                 record.time,
                 iteration,
@@ -108,10 +117,11 @@ def points_of(found: Iterable[MetricsRecord]) -> Iterator[StepPoint | Validation
                 number("tflops"),
                 number("grad_norm"),
                 record.job_id,
+                samples,
             )
         elif record.kind == VALIDATION:
             group = str(record.values.get("name", ""))
-            yield ValidationPoint(group, record.time, iteration, tokens, number("lm_loss"))
+            yield ValidationPoint(group, record.time, iteration, tokens, number("lm_loss"), samples)
 
 
 def thinned(points: Iterable[StepPoint], most: int) -> tuple[tuple[StepPoint, ...], int]:

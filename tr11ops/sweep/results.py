@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tr11ops.base.units import finite
 from tr11ops.curves.compare import LINES, CurveComparison, compare
 from tr11ops.curves.curve import CurveAxis, RunCurve, curve_of
+from tr11ops.curves.ranges import WHOLE, CurveRange
 from tr11ops.curves.steps import LoggedStep, logged_steps
 from tr11ops.report.comparison import comparison_section, page_of_sections
 from tr11ops.report.page import Column, Page, ReportSection, table
@@ -72,17 +73,35 @@ def smoothing(courses: Iterable[CellCourse]) -> int:
     return max(1, min(LINES, min(counts, default=LINES) // SHARE))
 
 
-def study_result(name: str, courses: Sequence[CellCourse], lines: int | None, rows: int) -> StudyResult:
-    """Compare the cells. `lines`: of one mean, None for `smoothing`. Raises ValueError, one line, where the courses
-    share no place."""
+def study_result(
+    name: str, courses: Sequence[CellCourse], lines: int | None, rows: int, within: CurveRange = WHOLE
+) -> StudyResult:
+    """Compare the cells. `lines`: of one mean, None for `smoothing`. The curves are of the steps `within` a range.
+
+    Raises ValueError, one line, where the courses share no place.
+    """
     lines = smoothing(courses) if lines is None else lines
     trained = [course for course in courses if course.steps][:MOST_CURVES]
     curves: dict[CurveAxis, list[RunCurve]] = {
-        axis: [curve_of(course.name, course.steps, axis, "loss") for course in trained] for axis in AXES
+        axis: [curve_of(course.name, course.steps, axis, "loss", within) for course in trained] for axis in AXES
     }
-    compared = {axis: compare(curves[axis], rows, lines) for axis in AXES} if len(trained) > 1 else {}
+    compared = _compared(curves, rows, lines, within) if len(trained) > 1 else {}
     found = sorted((_row(course, lines) for course in courses), key=lambda row: (math.isnan(row.loss), row.loss))
     return StudyResult(name, "loss", tuple(found), curves, compared)
+
+
+def _compared(
+    curves: Mapping[CurveAxis, Sequence[RunCurve]], rows: int, lines: int, within: CurveRange
+) -> dict[CurveAxis, CurveComparison]:
+    """By each axis on which they meet: of a part, cells of other batches may have been there at other hours."""
+    found: dict[CurveAxis, CurveComparison] = {}
+    for axis in AXES:
+        try:
+            found[axis] = compare(curves[axis], rows, lines, within)
+        except ValueError:
+            if within.is_whole or (axis == AXES[-1] and not found):
+                raise
+    return found
 
 
 def _row(course: CellCourse, lines: int) -> CellResult:

@@ -277,3 +277,11 @@ def test_cells_are_compared_at_equal_samples(waiting: LocalBench) -> None:
     alone = waiting.tr11("sweep", "compare", "study", "--cell", "batch8", "--json").json
     assert [row["name"] for row in alone["cells"]] == ["batch8"] and alone["compared"] == {}
     refused(waiting.tr11("sweep", "compare", "study", "--cell", "batch9"), "--cell batch9: is no cell", 2)
+    window = waiting.tr11("sweep", "compare", "study", "--from", "1600samples", "--to", "2400samples", "--json").json
+    rows = window["compared"]["samples"]["rows"]
+    assert (rows[0]["x"], rows[-1]["x"]) == (1680, 2400) and window["to"] == {"value": 2400, "unit": "samples"}
+    assert window["cells"] == told["cells"]  # what each cell came to stays as it is
+    refused(waiting.tr11("sweep", "compare", "study", "--from", "soon"), "--from: 'soon' is no place in a training", 2)
+    refused(
+        waiting.tr11("sweep", "compare", "study", "--from", "9Msamples"), "batch8: holds no finite value from 9,000", 3
+    )

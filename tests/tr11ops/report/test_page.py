@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from tr11ops.base.observed import Unknown
 from tr11ops.cli.main import execute
+from tr11ops.curves.ranges import CurvePlace, CurveRange
 from tr11ops.observe.snapshot import RunFacts
 from tr11ops.report.build import page_of
 from tr11ops.report.html import render
@@ -130,6 +131,19 @@ def test_a_run_with_a_fault_is_told_as_it_was(directory: RunDirectory) -> None:
     assert "useful" in account and "100.00 %" in account
 
 
+def test_a_part_of_the_course_is_drawn_and_the_rest_stays_whole(directory: RunDirectory) -> None:
+    facts = RunFacts("small", "main", directory.root, directory.kill_switch)
+    within = CurveRange(CurvePlace(150), CurvePlace(160))
+    part = gather(directory, facts, Unknown("no scheduler here"), START + 4000, within)
+    assert not isinstance(part.series, Unknown)
+    assert (part.series.total, {point.iteration for point in part.series.points}) == (11, set(range(150, 161)))
+    words = words_of(render(page_of(part, UTC)))
+    assert "Course of the training from iteration 150 to iteration 160 11 steps;" in words
+    assert "1 to 100" in words and "91 to 200" in words  # the attempts are told as they were
+    none = gather(directory, facts, Unknown("no"), START + 4000, CurveRange(CurvePlace(900)))
+    assert "no step is logged there" in words_of(render(page_of(none, UTC)))
+
+
 def test_the_code_of_each_attempt_is_told(directory: RunDirectory) -> None:
     assert "Which code ran" not in page_text(directory)  # what an older tr11 did not record
     path = directory.paths.attempt("12") / "attempt.json"
@@ -226,7 +240,7 @@ def test_a_validation_stands_at_the_tokens_of_its_step() -> None:
     validation = b'{"kind": "validation", "name": "en", "iteration": 7, "lm_loss": 2.5, "time": 1700000100.0}'
     found = map(parse_record, [record(7, "1", START).encode(), validation])
     series = series_of(points_of(each for each in found if each is not None))
-    assert series.validations == (ValidationPoint("en", START + 100, 7, 7 * 16384, 2.5),)
+    assert series.validations == (ValidationPoint("en", START + 100, 7, 7 * 16384, 2.5, 56),)
 
 
 # ----------------------------------------------------------------------------- the charts

@@ -29,16 +29,21 @@ NAMES = ("", "iteration", "tokens", "loss", "learning rate", "batch", "TFLOPs", 
 
 def course(material: ReportMaterial, zone: tzinfo, with_charts: bool) -> ReportSection:
     """The whole course, over time and over tokens."""
-    series, title = material.series, "Course of the training"
+    series = material.series
+    title = " ".join(filter(None, ("Course of the training", str(material.within))))
     if isinstance(series, Unknown):
         return ReportSection("course", title, empty=f"cannot be read: {series.why}")
     if not series.points:
-        return ReportSection("course", title, empty="no step is logged yet")
+        where = "yet" if material.within.is_whole else "there"
+        return ReportSection("course", title, empty=f"no step is logged {where}")
     markers = incident_markers(material)
     lines = [f"{series.total:,} steps; dotted lines are incidents, shaded until they were over."]
     if len(series.points) < series.total:
         lines.append(f"{len(series.points):,} of them are drawn, with every stretch's extremes.")
-    charts = (_over_time(series, markers, zone), *_over_tokens(series, zone)) if with_charts else ()
+    charts: tuple[str, ...] = ()
+    if with_charts:
+        from_zero = material.within.is_whole
+        charts = (_over_time(series, markers, zone), *_over_tokens(series, zone, from_zero))
     return ReportSection("course", title, tuple(lines), charts)
 
 
@@ -69,12 +74,12 @@ def _over_time(series: TrainingSeries, markers: Sequence[IncidentMarker], zone: 
     return line_chart("course-chart", [loss, *others], scale, ticks, Readout(NAMES, rows), markers)
 
 
-def _over_tokens(series: TrainingSeries, zone: tzinfo) -> Iterator[str]:
+def _over_tokens(series: TrainingSeries, zone: tzinfo, from_zero: bool) -> Iterator[str]:
     if not any(point.tokens for point in series.points):
         return
     points = with_gaps(series.points, by_time=False)
     loss = [None if point is None else (float(point.tokens), point.loss) for point in points]
-    scale = Scale.over((float(point.tokens) for point in series.points), from_zero=True)
+    scale = Scale.over((float(point.tokens) for point in series.points), from_zero=from_zero)
     panel = Panel(
         "loss against tokens", (Curve("training", "blue", loss), *_validations(series, "tokens")), is_log=True
     )
