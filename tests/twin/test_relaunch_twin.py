@@ -352,3 +352,49 @@ def test_the_next_task_ends_a_job_without_its_batch_host(stage: SmallRun) -> Non
     stage.wait(lambda: stage.iteration(second) > stage.iteration(first) + 20, "more steps")
     assert stage.attempts() == [first, second]
     assert stage.queued().pending_tasks == (3, 4)
+
+
+def test_a_dead_spare_is_named_and_excluded_and_burns_no_task(stage: SmallRun) -> None:
+    """Slurm takes a job that lost a node for ended, also where that node trained nothing, and starts the next task."""
+    stage.launch(4)
+    attempt = stage.train()
+    inject(stage.twin, "node-dead", node=NODES[3])
+    stage.wait(lambda: NODES[3] in {one.node for one in read_version(stage.directory.exclusions).exclusions}, "its end")
+    reached = stage.iteration(attempt)
+    stage.wait(lambda: stage.iteration(attempt) > reached + 20, "more steps")
+    assert f"{NODES[3]} has left the job" in stage.paths.main_log.read_text()
+    assert len(stage.launches(attempt)) == 1
+    stage.wait(lambda: waiting_behind(stage, attempt) == {2, 3, 4}, "the queue behind the job")
+    stage.slurm.signal(attempt, "USR1")
+    stage.wait_for_verdict(attempt)
+    stage.wait(lambda: running_task(stage) == 2, "the next task")
+    second = stage.running().raw_id
+    stage.wait(lambda: stage.iteration(second) > reached + 20, "its steps")
+    assert NODES[3] not in stage.launches(second)[0]["nodes"]
+
+
+def running_task(stage: SmallRun) -> int | None:
+    return next((job.task_id for job in stage.jobs() if job.state is JobState.RUNNING), None)
+
+
+def waiting_behind(stage: SmallRun, attempt: str) -> set[int | None]:
+    """The tasks that wait for the end of this attempt."""
+    waiting = [job for job in stage.jobs() if job.state is JobState.PENDING and f"afterany:{attempt}" in job.dependency]
+    return {task for job in waiting for task in job.pending_tasks or (job.task_id,)}
+
+
+def test_a_job_whose_batch_host_slurm_has_lost_starts_nothing_more(stage: SmallRun) -> None:
+    """Its slurmd alone has died: the agent lives, and so may the trainers, in a job that nothing ends any more."""
+    stage.launch(4)
+    first = stage.train(beyond=10)
+    inject(stage.twin, "half-dead", node=NODES[0])
+    second = stage.train(attempt=1)
+    stage.wait_for_verdict(first)
+    stage.wait(lambda: next(job for job in stage.jobs() if job.raw_id == first).state.is_final, "the end of the job")
+    named = {node for one in (first, second) for launch in stage.launches(one) for node in launch["suspects"]}
+    assert (len(stage.launches(first)), named - {NODES[0]}) == (1, set())
+    assert {one.node for one in read_version(stage.directory.exclusions).exclusions} <= {NODES[0]}
+    assert NODES[0] not in stage.launches(second)[0]["nodes"]
+    assert stage.launches(second)[0]["checkpoint_before"] >= 10
+    assert stage.attempts() == [first, second] and stage.verdict(first)["restart"]
+    assert stage.queued().pending_tasks == (3, 4)

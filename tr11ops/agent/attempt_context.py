@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from tr11ops.agent.allocation import Allocation
+from tr11ops.agent.job_watch import JobWatch
 from tr11ops.agent.peers import Peers
 from tr11ops.agent.relaunch import AllocationState
 from tr11ops.agent.step import LineTee
 from tr11ops.base.observed import Unknown
-from tr11ops.cluster.base import Scheduler, SchedulerError
+from tr11ops.cluster.base import Job, JobState, Scheduler, SchedulerError
 from tr11ops.cluster.node_states import Answer, is_gone, is_silent, may_start
 from tr11ops.observe.files import read_exclusions
 from tr11ops.queue.queued_jobs import Ordering
 from tr11ops.runcard.card import RunCard
+from tr11ops.runcard.exit_duration import JobTime, exit_time, too_short
 from tr11ops.runcard.rules import SIGNAL_SLACK_SECONDS
+from tr11ops.runcard.speed import RunHistory
 from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.exit_time import ExitTime
 
 LAUNCH_SECONDS = 60.0  # a launch that has less than this cannot do much
 STATES_SECONDS = 5.0  # how long a relaunch waits for the scheduler's word on its nodes
@@ -37,7 +41,9 @@ class AttemptContext:
 
     `states` is asked for the nodes' flags between two launches, so it has to give up within seconds. `ordering` is
     there where the job lives on without a dead node, so that the scheduler may take it for ended. `peers`: the other
-    machines of a training in the foreground. `step_codes`: asked as `states` is.
+    machines of a training in the foreground. `step_codes`: asked as `states` is. `written`: the card without what was
+    derived, None where nothing was. `history`: the run's times before this attempt. `watch`: what the scheduler says of
+    the attempt's own job, None where no one can change its limit.
     """
 
     config: RunCard
@@ -49,6 +55,9 @@ class AttemptContext:
     ordering: Ordering | None = None
     peers: Peers | None = None
     step_codes: StepCodes | None = None
+    written: RunCard | None = None
+    history: RunHistory = field(default_factory=RunHistory)
+    watch: JobWatch | None = None
 
     @property
     def directory(self) -> RunDirectory:
@@ -58,6 +67,14 @@ class AttemptContext:
     def swaps_nodes(self) -> bool:
         """Are the nodes machines of their own, so that another one helps where one is bad?"""
         return self.allocation.kind == "slurm"
+
+
+@dataclass(frozen=True)
+class JobEnd:
+    """That a job is over for its own agent, in words; `state` is RUNNING where it has lost its batch host alone."""
+
+    state: JobState
+    why: str
 
 
 class AttemptObservations:
@@ -103,6 +120,7 @@ class AttemptObservations:
         words = {node: (self.states or {}).get(node, frozenset()) for node in nodes}
         barred = self._excluded() if context.swaps_nodes else frozenset()
         barred |= frozenset(context.peers.lost() if context.peers is not None else ())
+        barred |= frozenset(self.lost_nodes())
         lost = frozenset(node for node in nodes if is_gone(words[node]) or is_silent(words[node]))
         usable = tuple(node for node in nodes if node not in barred | lost)
         return AllocationState(
@@ -124,14 +142,86 @@ class AttemptObservations:
 
     def _seconds_left(self) -> float | None:
         """Seconds until the trainer of a new launch would be told to leave; None without any limit."""
-        config, now = self._context.config, time.time()
-        limits = []
-        if self._context.allocation.kind != "foreground":
-            end = self._context.environment.get("SLURM_JOB_END_TIME", "")
-            limit = float(end) if end.isdigit() else self.started + config.time_limit_seconds
+        config, job = self._context.config, self.job_time()
+        times = []
+        if job is not None and job.end is not None:
             early = config.slurm.signal_seconds_before_limit
-            limits.append(limit - (early + SIGNAL_SLACK_SECONDS if early else 0.0) - now)
-        minutes = config.run.exit_duration_minutes
-        if minutes is not None:
-            limits.append(self.started + 60 * minutes - now)
-        return min(limits, default=None)
+            times.append(job.end - (early + SIGNAL_SLACK_SECONDS if early else 0.0))
+        leaves = self.exit_time()
+        if leaves is not None and leaves.time is not None:
+            times.append(leaves.time)
+        elif leaves is None and config.run.exit_duration_minutes is not None:
+            times.append(self.started + 60 * config.run.exit_duration_minutes)
+        return min(times) - time.time() if times else None
+
+    @property
+    def job(self) -> Job | None:
+        """The attempt's job as the scheduler said it last; None where no one asks, or it has not answered yet."""
+        return self._context.watch.job if self._context.watch is not None else None
+
+    @property
+    def batch_host(self) -> str:
+        """The node of the batch script, and of this process: the first of the allocation."""
+        return self._context.allocation.nodes[0]
+
+    def lost_nodes(self) -> tuple[str, ...]:
+        """Nodes that were given to the attempt and are no part of its job any more, as that was seen last."""
+        job = self.job
+        if job is None or job.state is not JobState.RUNNING or not job.nodes:
+            return ()
+        return tuple(node for node in self._context.allocation.nodes if node not in job.nodes)
+
+    def is_down(self, node: str) -> bool:
+        """Whether the scheduler said at the last look that this node is gone."""
+        return self.states is not None and is_gone(self.states.get(node, frozenset()))
+
+    def why_over(self) -> JobEnd | None:
+        """Whether the scheduler says now that the job is over for what runs here; None where it does not say so.
+
+        A job also is when its batch host is lost to the scheduler: nothing there ends with the job any more.
+        """
+        watch = self._context.watch
+        job = watch.look() if watch is not None else None
+        if job is None:
+            return None
+        if job.state.is_final or job.state in {JobState.COMPLETING, JobState.PENDING}:
+            return JobEnd(job.state, f"the scheduler has ended job {job.raw_id} ({job.state.value})")
+        if self.batch_host in self.lost_nodes():
+            return JobEnd(job.state, f"the scheduler has lost {self.batch_host}, which runs the batch script")
+        return None
+
+    def job_time(self) -> JobTime | None:
+        """From when to when the job has its nodes: as the scheduler said last, else as it was said at the start.
+
+        None in the foreground, where no limit ends it.
+        """
+        context = self._context
+        if context.allocation.kind == "foreground":
+            return None
+        job = self.job
+        if job is not None and job.start_time is not None:
+            return JobTime(job.start_time, job.end_time)
+        end = context.environment.get("SLURM_JOB_END_TIME", "")
+        limit = float(end) if end.isdigit() else self.started + context.config.time_limit_seconds
+        return JobTime(self.started, limit)
+
+    def seconds_to_limit(self) -> float | None:
+        """Seconds until the scheduler ends the job; None without a limit."""
+        job = self.job_time()
+        return None if job is None or job.end is None else job.end - time.time()
+
+    def too_short(self) -> str:
+        """Why the job's limit leaves no time to train and save, "" where it does or no one watches it."""
+        job = self.job_time()
+        if job is None or self._context.watch is None:
+            return ""
+        card = self._context.written or self._context.config
+        return too_short(card, self._context.history, job, time.time())
+
+    def exit_time(self) -> ExitTime | None:
+        """When the trainer leaves, by the limit of the job as it is now; None where no one watches that."""
+        job = self.job_time()
+        if job is None or self._context.watch is None:
+            return None
+        card = self._context.written or self._context.config
+        return exit_time(card, self._context.history, job, self.started)

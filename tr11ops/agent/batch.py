@@ -24,6 +24,7 @@ from tr11ops.agent.allocation import Allocation, read_allocation
 from tr11ops.agent.attempt_context import STATES_SECONDS, AttemptContext
 from tr11ops.agent.changes import changes_since_last
 from tr11ops.agent.controller import Controller
+from tr11ops.agent.job_watch import JobWatch
 from tr11ops.agent.peers import Newcomer, Peers
 from tr11ops.agent.rendezvous import Rendezvous
 from tr11ops.agent.step import LineTee, StopFlag
@@ -32,9 +33,9 @@ from tr11ops.launch.history import read_history
 from tr11ops.launch.software import identify_code, software_versions
 from tr11ops.launch.successor import BatchJob, begin_attempt
 from tr11ops.runcard.card import RunCard, card_from_resolved
-from tr11ops.runcard.exit_duration import derived_again
+from tr11ops.runcard.exit_duration import card_as_written, derived_again
 from tr11ops.runcard.speed import RunHistory
-from tr11ops.rundir.attempts import AttemptVerdict
+from tr11ops.rundir.attempts import VERDICT_FILE, AttemptVerdict
 from tr11ops.rundir.kill_switch import look_at_switch, mark_switch, place_fault
 from tr11ops.rundir.meeting import remove_meeting_key, write_meeting_key
 from tr11ops.rundir.paths import RunDirectory
@@ -42,6 +43,7 @@ from tr11ops.rundir.software import CodeIdentity
 from trainer.config.card import CardError, Problem
 from trainer.contract.end_marker import EXIT_ERROR, EXIT_FINE, EXIT_REFUSED
 from trainer.contract.files import host_name, write_json
+from trainer.contract.paths import END_MARKER_FILE, EXIT_TIME_FILE, STOP_REQUEST_FILE
 from trainer.contract.sharing import share_file
 from trainer.contract.state_file import read_json
 
@@ -72,23 +74,25 @@ def run_attempt(
     stop = gathered.stop if gathered is not None else StopFlag()
     stop.install(STOP_SIGNALS)
     value, config = read_resolved(card)
-    history = observed(lambda: read_history(config.paths))
-    value, leaves = derived_again(value, str(card), known(history, RunHistory()))
+    history = known(observed(lambda: read_history(config.paths)), RunHistory())
+    written = card_as_written(value, str(card))
+    value, leaves = derived_again(value, str(card), history)
     config = card_from_resolved(value, str(card))
     allocation = read_allocation(environment, foreground_nodes)
     if gathered is not None:
         allocation = replace(allocation, nodes=gathered.peers.names)
     attempt = config.paths.attempt(allocation.job_id)
     tee = LineTee(config.paths.main_log)
-    attempt_context = with_scheduler(AttemptContext(config, allocation, environment, submission))
+    attempt_context = AttemptContext(config, allocation, environment, submission, written=written, history=history)
+    attempt_context = with_scheduler(attempt_context)
     if gathered is not None:
         attempt_context = replace(attempt_context, peers=gathered.peers)
     why = _begin(attempt_context, tee)
     if why:
         tee.line(f"tr11: job {allocation.job_id} leaves without training: {why}")
         return EXIT_FINE
-    for stale in (config.paths.end_marker(allocation.job_id), config.paths.stop_request(allocation.job_id)):
-        stale.unlink(missing_ok=True)  # a requeued job comes back under the same number
+    for stale in (END_MARKER_FILE, STOP_REQUEST_FILE, EXIT_TIME_FILE, VERDICT_FILE):
+        (attempt / stale).unlink(missing_ok=True)  # a requeued job comes back under the same number
     record = attempt_record(allocation, card, submission, identify_code(attempt))
     record["kill_switch"] = look_after_switch(attempt_context.directory, config.run.name, tee.line) or "seen"
     changes = changes_since_last(config.paths, allocation.job_id, record, value)
@@ -188,7 +192,8 @@ def with_scheduler(context: AttemptContext) -> AttemptContext:
         slurm, quick = SlurmScheduler(timeout_seconds=SCHEDULER_SECONDS), SlurmScheduler(timeout_seconds=STATES_SECONDS)
         lives_on = context.config.slurm.spare_nodes > 0
         ordering = slurm if lives_on else None
-        return replace(context, scheduler=slurm, states=quick, ordering=ordering, step_codes=quick)
+        watch = JobWatch(quick, context.allocation.job_id)
+        return replace(context, scheduler=slurm, states=quick, ordering=ordering, step_codes=quick, watch=watch)
     if context.allocation.kind == "local":
         from tr11ops.cluster.local import LocalScheduler
 

@@ -11,13 +11,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tr11ops.base.observed import known
+from tr11ops.base.observed import Unknown, observed
 from tr11ops.base.units import counted
-from tr11ops.observe.files import read_steps
-from tr11ops.rundir.attempts import SUPERSEDED, VERDICT_FILE, AttemptVerdict
+from tr11ops.cluster.base import JobState, Scheduler, SchedulerError
+from tr11ops.observe.files import read_details
+from tr11ops.rundir.attempts import SUPERSEDED, VERDICT_FILE, AttemptVerdict, LaunchRecord
 from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.checkpoint_names import read_latest
+from trainer.contract.paths import RunPaths
 
 NO_VERDICT = "it ended without a word"
+TIMED_OUT = "it was killed at its time limit"
+UNTOLD = frozenset({NO_VERDICT, TIMED_OUT})  # faults of which no one could say more
+OUT_OF_TIME = "the job's time limit left no time to train"
+# ends that someone wanted, or that the next node may not meet: they tell nothing of a fault that would come again
+WANTED = frozenset({JobState.CANCELLED, JobState.PREEMPTED, JobState.PENDING})
 ATTEMPTS_LOOKED_AT = 30
 
 
@@ -41,29 +49,98 @@ def must_hold(fault: str, before: Sequence[Burned], most: int) -> str:
             break
         same += 1
     if same >= most:
-        return f"{counted(same, 'task was', 'tasks were')} ended by the same fault without progress"
+        what = f" ({fault})" if fault in UNTOLD else ""
+        return f"{counted(same, 'task was', 'tasks were')} ended by the same fault without progress{what}"
     if len(before) + 1 >= 2 * most:
         return f"{len(before) + 1} tasks in a row ended without progress"
     return ""
 
 
-def read_burned(directory: RunDirectory, job_id: str) -> tuple[Burned, ...]:
+def why_not_begin(before: Sequence[Burned], most: int) -> str:
+    """Why an attempt holds the waiting tasks in place of training; "" when it may begin.
+
+    What ended with a verdict has held them itself where it must. What was killed could not: the next attempt counts it.
+    """
+    if not before or before[0].fault not in UNTOLD:
+        return ""
+    return must_hold(before[0].fault, before[1:], most)
+
+
+def read_burned(directory: RunDirectory, job_id: str, scheduler: Scheduler | None = None) -> tuple[Burned, ...]:
     """The attempts before `job_id` that failed without progress, newest first, up to the first other one.
 
-    An attempt that was held for comes to an end too: who released the work has looked at it.
+    One without a verdict has failed when no checkpoint was added, whatever it trained: that is lost. Of its end the
+    `scheduler` is asked. An attempt that was held for comes to an end too: who released the work has looked at it.
     """
     found: list[Burned] = []
-    trained = {step.job_id for step in known(read_steps(directory.paths), ())}
+    after = _newest_checkpoint(directory.paths)  # when the attempt had ended
     for attempt, verdict in attempts_before(directory, job_id):
-        if verdict is not None and verdict.reason == SUPERSEDED:
-            continue  # it tells nothing of the fault
-        if verdict is None and attempt.name not in trained:
-            found.append(Burned(attempt.name, NO_VERDICT))
-        elif verdict is None or verdict.reason != "error" or verdict.progress or verdict.held:
-            break
-        else:
+        began = checkpoint_before(attempt)
+        added = began is not None and after != began  # an unknown one may be new; an older one was a person's choice
+        after = after if began is None else began
+        if verdict is not None:
+            if verdict.reason == SUPERSEDED:
+                continue  # it tells nothing of the fault
+            if verdict.fault in WANTED_FAULTS:
+                continue
+            failed = verdict.reason == "error" or verdict.fault == OUT_OF_TIME
+            if not failed or verdict.progress or verdict.held:
+                break
             found.append(Burned(attempt.name, verdict.fault))
+            continue
+        state = _state_of(attempt.name, scheduler)
+        if state in WANTED or not state.is_final:
+            continue
+        if added:
+            break
+        found.append(
+            Burned(attempt.name, fault_of_end(state, read_details(attempt / "attempt.json").get("nodes") or ()))
+        )
     return tuple(found)
+
+
+def fault_of_end(state: JobState, nodes: Sequence[str]) -> str:
+    """What ended an attempt on these nodes, by how its job ended; a batch host that is lost is a fault of its own."""
+    if state is JobState.TIMEOUT:
+        return TIMED_OUT
+    if state in WANTED:
+        return _wanted(state)
+    if state in {JobState.NODE_FAIL, JobState.RUNNING} and nodes:
+        return f"node {nodes[0]}"
+    return NO_VERDICT
+
+
+def _wanted(state: JobState) -> str:
+    return f"its job was ended: {state.value}"
+
+
+WANTED_FAULTS = frozenset(map(_wanted, WANTED))
+
+
+def _newest_checkpoint(paths: RunPaths) -> int | None:
+    """The step of the newest checkpoint, 0 for none; None where it cannot be told."""
+    newest = observed(lambda: read_latest(paths.checkpoints))
+    return None if isinstance(newest, Unknown) else newest or 0
+
+
+def checkpoint_before(attempt: Path) -> int | None:
+    """The newest checkpoint when an attempt's first launch began, 0 for none; None where it had no launch."""
+    path = LaunchRecord.path(attempt, 1)
+    if not path.exists():
+        return None
+    step = read_details(path).get("checkpoint_before")
+    return step if isinstance(step, int) else 0
+
+
+def _state_of(job_id: str, scheduler: Scheduler | None) -> JobState:
+    """How a job ended, as far as the scheduler knows; one that it has forgotten, or that had none, is over."""
+    if scheduler is None:
+        return JobState.FAILED
+    try:
+        job = scheduler.job(job_id)
+    except SchedulerError:
+        return JobState.UNKNOWN
+    return JobState.FAILED if job is None else job.state
 
 
 def attempts_before(directory: RunDirectory, job_id: str) -> Iterator[tuple[Path, AttemptVerdict | None]]:

@@ -14,10 +14,25 @@ from itertools import takewhile
 from pathlib import Path
 
 from tr11ops.agent.allocation import free_port, master_address
-from tr11ops.agent.attempt_context import AttemptContext, AttemptObservations
-from tr11ops.agent.breaker import attempts_before, must_hold, read_burned
+from tr11ops.agent.attempt_context import AttemptContext, AttemptObservations, JobEnd
+from tr11ops.agent.breaker import (
+    OUT_OF_TIME,
+    attempts_before,
+    checkpoint_before,
+    must_hold,
+    read_burned,
+    why_not_begin,
+)
 from tr11ops.agent.check_faults import LaunchChecks, failing_everywhere, of_reports
-from tr11ops.agent.mitigation import ActingAttempt, Mitigation, concurrent_attempt, forbidding_verdict, switch_of
+from tr11ops.agent.job_follower import JobFollower, of_ended_job
+from tr11ops.agent.mitigation import (
+    ActingAttempt,
+    ConcurrentAttempt,
+    Mitigation,
+    concurrent_attempt,
+    forbidding_verdict,
+    switch_of,
+)
 from tr11ops.agent.older_checkpoint import older_sound, point_back, point_to
 from tr11ops.agent.recurrence import (
     NodeFault,
@@ -31,6 +46,7 @@ from tr11ops.agent.recurrence import (
 )
 from tr11ops.agent.relaunch import (
     Decision,
+    EndTask,
     FailedLaunch,
     Relaunch,
     RelaunchBudget,
@@ -48,12 +64,14 @@ from tr11ops.agent.traces import (
     read_progress,
 )
 from tr11ops.base.observed import cause
+from tr11ops.cluster.base import JobState, Scheduler
 from tr11ops.cluster.hostlist import compress
 from tr11ops.diagnose.attribution.attributors import attribute
 from tr11ops.diagnose.attribution.evidence import Attribution, Evidence, Kind
 from tr11ops.diagnose.attribution.records import all_failures, read_marker, read_ranks, read_reports
 from tr11ops.diagnose.attribution.srun import parse_lines
 from tr11ops.queue.queued_jobs import PendingJobs
+from tr11ops.runcard.rules import SIGNAL_SLACK_SECONDS
 from tr11ops.rundir.attempts import (
     SUPERSEDED,
     AttemptVerdict,
@@ -62,6 +80,7 @@ from tr11ops.rundir.attempts import (
     of_marker,
     without_restart,
 )
+from trainer.contract.attempt import request_stop
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.files import host_name, write_json
 from trainer.contract.paths import STOP_REQUEST_FILE
@@ -69,6 +88,8 @@ from trainer.contract.requests import pause_of, read_request
 from trainer.contract.resumable import ResumeNeed
 
 LOOK_SECONDS = 1.0
+ZOMBIE_LOOK_SECONDS = 5.0  # between two looks at the trainers of a job without its batch host
+ZOMBIE_SECONDS = 600.0  # for them to save and leave; then this task gives way
 SURE = 0.8  # from this confidence on, a blamed node is taken for the fault itself
 
 
@@ -88,6 +109,8 @@ class Controller:
         self._failing_checks: dict[str, str] = {}  # health checks that fail everywhere, and are left out: name, why
         self._next_look = 0.0
         self._is_holding = False
+        self._nodes: tuple[str, ...] = ()  # of the launch
+        self._over: JobEnd | None = None  # the job ended under the last launch
         attempt = ActingAttempt(
             context.config,
             context.directory,
@@ -106,13 +129,28 @@ class Controller:
                 lambda: len(stop.received) > 1,
             )
         self._mitigation = Mitigation(attempt, context.scheduler, waiting, tee)
+        self._follower = JobFollower(context, self._surroundings, self._mitigation, tee)
 
     # ------------------------------------------------------------------ the attempt
     def run(self) -> int:
         """Run launches until one ends as it should, or no other may follow."""
+        watch = self._context.watch
+        if watch is None:
+            return self._run_launches()
+        watch.look()
+        watch.start()
+        try:
+            status = self._run_launches()
+        finally:
+            watch.stop()
+        self._follower.end_own_job()
+        return status
+
+    def _run_launches(self) -> int:
         left = self._leave_at_once()
         if left is not None:
             return left
+        self._follower.follow(self._nodes)
         if self._context.swaps_nodes:
             self._mitigation.prepare()
         nodes = first_nodes(self._surroundings.situation())
@@ -121,15 +159,11 @@ class Controller:
         number = 0
         while True:
             number += 1
+            self._nodes = nodes
             record, marker, found = self._launch(number, nodes)
-            if marker is not None and (found.kind is Kind.OPERATOR or marker.reason == "refused"):
-                verdict = self._with_history(of_marker(marker))
-                if marker.reason == "refused":
-                    verdict = replace(verdict, cause=found.kind.value, fault=found.fault)
-                switch = switch_of(self._context.directory) if marker.reason != "refused" else ""
-                return self._mitigation.finish(verdict, hold=self._why_hold(marker), switch=switch)
-            if marker is None and found.kind is Kind.OPERATOR and self._ended_by():
-                return self._leave_for_switch()
+            left = self._leave_after(record, marker, found)
+            if left is not None:
+                return left
             decision = decide(self._outcomes, self._surroundings.situation(), self._budget())
             self._tell(record, found, decision)
             self._choose_checkpoint(record)
@@ -144,27 +178,84 @@ class Controller:
                 self._mitigation.queue_behind(self._context.ordering, self._job_id)
             nodes = decision.nodes
 
+    def _leave_after(self, record: LaunchRecord, marker: EndMarker | None, found: Attribution) -> int | None:
+        """The exit status of an attempt whose last launch ended as it was to; None where it failed."""
+        if marker is not None and (found.kind is Kind.OPERATOR or marker.reason == "refused"):
+            return self._leave_by_marker(marker, found)
+        if marker is None and found.kind is Kind.OPERATOR and self._ended_by():
+            return self._leave_for_switch()
+        return None if self._over is None else self._leave_ended_job(record, found, self._over)
+
+    def _leave_by_marker(self, marker: EndMarker, found: Attribution) -> int:
+        """The trainer has said how it ended."""
+        verdict = self._with_history(of_marker(marker))
+        if marker.reason == "refused":
+            verdict = replace(verdict, cause=found.kind.value, fault=found.fault)
+            return self._mitigation.finish(verdict, hold=self._why_hold(marker))
+        if self._came_to_nothing(marker, verdict):
+            return self._end_task(replace(verdict, fault=OUT_OF_TIME))
+        switch = switch_of(self._context.directory)
+        return self._mitigation.finish(verdict, hold=self._why_hold(marker), switch=switch)
+
     def _leave_at_once(self) -> int | None:
         """The exit status of an attempt that must not start a worker; None where it may."""
         if self._stopping():
             return self._leave_for_switch()
+        why, fault = self._why_hold_at_once()
+        if why:
+            return self._mitigation.finish(without_restart(replace(self._failed(why), fault=fault)), hold=why)
+        left = self._leave_for_another()
+        if left is not None:
+            return left
+        too_short = self._surroundings.too_short()
+        return self._leave_for_want_of_time(too_short) if too_short else None
+
+    def _why_hold_at_once(self) -> tuple[str, str]:
+        """Why nothing of this run may start, and the fault, by how the attempts before have ended; "" when it may."""
         before = forbidding_verdict(self._attempt)
         if before is not None:
-            why = f"attempt {before.job_id} ended so that nothing may start: {before.message}"
-            return self._mitigation.finish(without_restart(self._failed(why)), hold=why)
+            return f"attempt {before.job_id} ended so that nothing may start: {before.message}", ""
+        burned = read_burned(self._context.directory, self._job_id, self._context.scheduler)
+        why = why_not_begin(burned, self._config.resilience.most_tasks_per_fault)
+        return why, burned[0].fault if why else ""
+
+    def _leave_for_another(self) -> int | None:
+        """The exit status of an attempt beside which another one trains; None where none does."""
         ordering, scheduler = self._context.ordering, self._context.scheduler
         if ordering is None or scheduler is None or self._context.allocation.array_id is None:
             return None
         other = concurrent_attempt(self._attempt, scheduler)
+        if other is not None and other.is_zombie and other.seconds_to_wait:
+            other = self._wait_for_trainers(other, scheduler)
         if other is None:
             return None
-        if other.is_zombie:
+        if other.is_zombie and not other.seconds_to_wait:
             self._mitigation.cancel(other.job_id)
             self._mitigation.queue_behind(ordering, self._job_id)
             return None
         self._mitigation.queue_behind(ordering, other.job_id)
-        verdict = self._failed(f"job {other.job_id} of this array still trains: the rest waits for its end")
-        return self._mitigation.finish(replace(verdict, reason=SUPERSEDED))
+        verdict = self._failed(f"job {other.job_id} of this array still trains: this task goes back into the queue")
+        status = self._mitigation.finish(replace(verdict, reason=SUPERSEDED))
+        self._mitigation.give_back(ordering)
+        return status
+
+    def _wait_for_trainers(self, other: ConcurrentAttempt, scheduler: Scheduler) -> ConcurrentAttempt | None:
+        """Trainers live in a job that has lost its batch host: ask them to save and leave, and wait until they have."""
+        self._tee.line(
+            f"tr11: job {other.job_id} has lost its batch host, its trainers may live: they shall save and leave"
+        )
+        try:
+            request_stop(self._paths.stop_request(other.job_id), f"job {self._job_id}, which goes on in its place")
+        except OSError as error:
+            self._tee.line(f"tr11: they cannot be asked: {error}")
+        until = time.monotonic() + ZOMBIE_SECONDS
+        found: ConcurrentAttempt | None = other
+        while found is not None and found.is_zombie and found.seconds_to_wait and time.monotonic() < until:
+            if self._stop.received:
+                break
+            time.sleep(min(found.seconds_to_wait, ZOMBIE_LOOK_SECONDS))
+            found = concurrent_attempt(self._attempt, scheduler)
+        return found
 
     def _launch(self, number: int, nodes: tuple[str, ...]) -> tuple[LaunchRecord, EndMarker | None, Attribution]:
         """One launch, from its nodes to the reason of its end."""
@@ -186,9 +277,9 @@ class Controller:
         after = read_progress(self._paths)
         reached = last_iteration_since(self._paths, self._job_id, record.start)
         record = replace(record, reached=reached)
-        found = self._across_attempts(record, self._attribute(record, watch, end, marker))
+        found = self._across_attempts(record, self._whose_fault(record, watch, end, marker))
         repeated = self._repetition(record, found)
-        older = self._older_checkpoint(found, repeated)
+        older = self._older_checkpoint(found, repeated) if self._over is None else None
         self._outcomes.append(
             FailedLaunch(
                 nodes, found.kind, found.blamed, found.suspects, found.fault, after.is_beyond(before),
@@ -270,6 +361,15 @@ class Controller:
             self._mitigation.take_back_of_checks(failing, why)
             self._mitigation.wait()  # the next launch may need the nodes that come back
         return checks
+
+    def _whose_fault(
+        self, record: LaunchRecord, watch: LaunchWatch, end: LaunchResult, marker: EndMarker | None
+    ) -> Attribution:
+        """As the evidence says; but where the job is over, that is why its launch ended, whatever its workers said."""
+        found = self._attribute(record, watch, end, marker)
+        in_order = marker is not None and end.status == 0
+        self._over = None if in_order or found.kind is Kind.OPERATOR else self._surroundings.why_over()
+        return found if self._over is None else of_ended_job(self._over, self._context.allocation.nodes)
 
     def _attribute(
         self, record: LaunchRecord, watch: LaunchWatch, end: LaunchResult, marker: EndMarker | None
@@ -370,6 +470,37 @@ class Controller:
         resilience = self._config.resilience
         return RelaunchBudget(resilience.launches_per_attempt, resilience.launches_without_progress)
 
+    # ------------------------------------------------------------------ ends of the job itself
+    def _leave_ended_job(self, record: LaunchRecord, found: Attribution, over: JobEnd) -> int:
+        """The job is over, though this process lives: start nothing more in it, and see that it ends."""
+        self._tell(record, found, EndTask(f"{over.why}: nothing more is started in it"))
+        if over.state is JobState.RUNNING:
+            self._mitigation.exclude_nodes(found)
+            self._mitigation.wait()
+        saved = read_progress(self._paths).checkpoint or 0  # what was trained since is lost
+        is_beyond = saved > (checkpoint_before(self._folder) or 0)
+        verdict = replace(self._failed(over.why), cause=found.kind.value, fault=found.fault, progress=is_beyond)
+        return self._end_task(verdict)
+
+    def _leave_for_want_of_time(self, why: str) -> int:
+        """The job's limit leaves no time to train and save: hold what would meet the same, let a longer task go on."""
+        verdict = replace(self._failed(why), cause=Kind.CONFIGURATION.value, fault=OUT_OF_TIME)
+        job = self._surroundings.job_time()
+        if job is not None and job.limit is not None and self._mitigation.has_longer(job.limit):
+            return self._end_task(verdict)
+        return self._mitigation.finish(without_restart(verdict), hold=why)
+
+    def _came_to_nothing(self, marker: EndMarker, verdict: AttemptVerdict) -> bool:
+        """Whether the trainer left for its job's limit before it had trained: the next task may meet the same."""
+        if verdict.progress or not marker.restart or switch_of(self._context.directory):
+            return False
+        if marker.reason == "exit-duration":
+            return True
+        left, early = self._surroundings.seconds_to_limit(), self._config.slurm.signal_seconds_before_limit
+        if marker.reason != "signal" or left is None or early is None:
+            return False
+        return left < early + SIGNAL_SLACK_SECONDS
+
     # ------------------------------------------------------------------ stop switches
     def _stopping(self) -> str:
         """Why this attempt must not train: "kill-switch", "pause", or ""."""
@@ -387,6 +518,7 @@ class Controller:
         if time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + LOOK_SECONDS
+        self._follower.follow(self._nodes)
         switch = switch_of(self._context.directory)
         if switch and not self._is_holding:
             self._is_holding = True
@@ -478,7 +610,7 @@ class Controller:
             why = f"{compress([node for node, _ in refused])} cannot be excluded: {refused[0][1]}"
         begins_elsewhere = bool(self._outcomes) and self._outcomes[-1].older is not None
         if not why and not verdict.progress and not begins_elsewhere:
-            burned = read_burned(self._context.directory, self._job_id)
+            burned = read_burned(self._context.directory, self._job_id, self._context.scheduler)
             why = must_hold(verdict.fault, burned, self._config.resilience.most_tasks_per_fault)
         is_over = why and not switch
         return self._mitigation.finish(without_restart(verdict) if is_over else verdict, hold=why, switch=switch)

@@ -30,6 +30,8 @@ from tr11ops.nodes.queue_exclusions import (
     sync_queue_exclusions,
 )
 from tr11ops.observe.files import read_details
+from tr11ops.observe.look import facts_of, observe
+from tr11ops.observe.lost_host import has_lost_its_host, seconds_to_wait
 from tr11ops.queue.given_nodes import known_names
 from tr11ops.queue.queued_jobs import Ordering, PendingChanges, PendingJobs
 from tr11ops.runcard.card import RunCard
@@ -211,6 +213,17 @@ class Mitigation:
             where = f"no record remains ({error}); release by hand what is held of"
         self._tee.line(f"tr11: the run directory is away or cannot be written: {where} job {', '.join(held)}")
 
+    def has_longer(self, seconds: float) -> bool:
+        """Whether any of the queued jobs has a limit beyond these seconds; an unknown queue has none."""
+        if self._waiting is None:
+            return False
+        try:
+            queued = self._waiting.retry(self._waiting.look)
+        except SchedulerError as error:
+            self._tee.line(f"tr11: the limits of the queued jobs are not known: {error}")
+            return False
+        return any(job.time_limit_seconds is None or job.time_limit_seconds > seconds for job in queued)
+
     def queue_behind(self, ordering: Ordering, job_id: str) -> None:
         """Begin to make the array's other tasks wait for the end of job `job_id`."""
         if self._waiting is not None:
@@ -229,6 +242,14 @@ class Mitigation:
             self._tee.line(f"tr11: job {job_id} had lost its batch host: cancelled")
         except SchedulerError as error:
             self._tee.line(f"tr11: job {job_id} has lost its batch host and cannot be cancelled: {error}")
+
+    def give_back(self, ordering: Ordering) -> None:
+        """Put this very task back into the queue, and wait to be ended: it has done nothing, and is not used up."""
+        job_id = self._attempt.job_id
+        try:
+            ordering.requeue(job_id)
+        except SchedulerError as error:
+            self._tee.line(f"tr11: job {job_id} cannot be put back into the queue: its task is used up: {error}")
 
     def release(self) -> None:
         """Undo `hold`: its reason has gone."""
@@ -338,17 +359,23 @@ def forbidding_verdict(attempt: ActingAttempt) -> AttemptVerdict | None:
 
 @dataclass(frozen=True)
 class ConcurrentAttempt:
-    """Another attempt of the same submission, whose job still runs. `is_zombie`: it has lost its batch host."""
+    """Another attempt of the same submission, whose job still runs.
+
+    `is_zombie`: it has lost its batch host. `seconds_to_wait`: how much longer its trainers must be silent before they
+    count as gone, 0 when they do.
+    """
 
     job_id: str
     is_zombie: bool
+    seconds_to_wait: float
 
 
 def concurrent_attempt(attempt: ActingAttempt, scheduler: Scheduler) -> ConcurrentAttempt | None:
     """The attempt that runs beside this one; None when there is none to be seen.
 
     A job that lives on without a dead node counts as ended for its array (Slurm 22.05), so the next task starts. If the
-    dead node was the batch host, nothing of the job works any more, but it holds its other nodes for ever.
+    dead node was the batch host, no script ends the job any more, and it holds its other nodes for ever; its trainers
+    may live on.
     """
     for folder, verdict in attempts_before(attempt.directory, attempt.job_id):
         if verdict is not None and verdict.reason == SUPERSEDED:
@@ -361,10 +388,8 @@ def concurrent_attempt(attempt: ActingAttempt, scheduler: Scheduler) -> Concurre
         except SchedulerError:
             return None
         if job is not None and job.state is JobState.RUNNING:
-            batch_host = next(iter(record.get("nodes") or ()), None)
-            return ConcurrentAttempt(
-                folder.name, bool(job.nodes) and batch_host is not None and batch_host not in job.nodes
-            )
+            seen = observe(attempt.directory, facts_of(attempt.config), scheduler, time.time())
+            return ConcurrentAttempt(folder.name, has_lost_its_host(seen, job), seconds_to_wait(seen, job))
     return None
 
 

@@ -258,6 +258,12 @@ class SlurmScheduler:
         """Let pending work start only after the end of job `after` (its own number), however that ends."""
         self._change(job_id, lambda name: ["update", f"JobId={name}", f"Dependency=afterany:{_plain_id(after)}"])
 
+    def requeue(self, job_id: str) -> None:
+        """Put a running job back among the pending ones, whatever it was submitted with; its processes are ended."""
+        name = _plain_id(job_id)
+        self._ask(["scontrol", "update", f"JobId={name}", "Requeue=1"])
+        self._ask(["scontrol", "requeue", name])
+
     # -- how -------------------------------------------------------------------------------------------------------
 
     def _run(self, arguments: list[str], until: str | None = None) -> CommandResult:

@@ -1,4 +1,4 @@
-"""What a run's own records say of its speed: seconds of a step, of its longest save and of its longest evaluation."""
+"""What a run's own records say of its speed: seconds of a step, its longest save and evaluation, its shortest start."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from itertools import pairwise
 from pathlib import Path
 
 from tr11ops.base.tail import tail_lines
+from tr11ops.observe.files import read_details
 from tr11ops.runcard.speed import RunHistory
 from tr11ops.rundir.step_time import usual_step_seconds
 from trainer.contract.metrics_record import STEP, VALIDATION, MetricsRecord, parse_record
 from trainer.contract.paths import RunPaths
 
+STARTS_LOOKED_AT = 10  # of attempts, the newest
 TAIL_BYTES = 4 << 20  # some weeks of the largest run's log, whose steps take minutes
 _SAVE = re.compile(r"time \(ms\) \| save-checkpoint: (?P<milliseconds>\d+(?:\.\d+)?)")
 
@@ -26,7 +28,21 @@ def read_history(paths: RunPaths) -> RunHistory:
         step_iteration=steps[-1].iteration if steps else None,
         save=max(saves, default=None),
         evaluation=_longest_evaluation(records),
+        start=_shortest_start(paths, steps),
     )
+
+
+def _shortest_start(paths: RunPaths, steps: list[MetricsRecord]) -> float | None:
+    """From the begin of an attempt to the end of its first step, of the newest attempts whose first step is there."""
+    firsts = [record for before, record in pairwise(steps) if record.job_id != before.job_id][-STARTS_LOOKED_AT:]
+    if not firsts and steps and steps[0].iteration == 1:
+        firsts = steps[:1]
+    taken = []
+    for record in firsts:
+        began = read_details(paths.attempt(record.job_id) / "attempt.json").get("start")
+        if isinstance(began, float) and record.time is not None and record.time > began:
+            taken.append(record.time - began)
+    return min(taken, default=None)
 
 
 def _longest_evaluation(records: list[MetricsRecord]) -> float | None:

@@ -224,7 +224,10 @@ def is_left_over(job: Job, finished: float | None) -> bool:
 
 
 def task_seconds(snapshot: Snapshot, job: Job) -> float | None:
-    """How long one task of this job trains: the card's exit duration, or the job's time limit."""
+    """How long one task of this job trains: up to the job's own limit, or the card's exit duration."""
+    margin = snapshot.run.exit_margin
+    if margin is not None and job.time_limit_seconds is not None:
+        return max(0.0, job.time_limit_seconds - margin)  # it follows the limit that the job has now
     limits = [value for value in (snapshot.run.task_seconds, job.time_limit_seconds) if value is not None]
     return float(min(limits)) if limits else None
 

@@ -40,7 +40,8 @@ def facts_of(card: RunCard, typed: str = "") -> RunFacts:
     """What watching needs of a run card. `typed` is the card as the person named it, for the commands shown."""
     from tr11ops.runcard.exit_duration import exit_plan
 
-    minutes = exit_plan(card).minutes
+    plan = exit_plan(card)
+    minutes, limit = plan.minutes, float(card.time_limit_seconds)
     return RunFacts(
         name=card.run.name,
         variant=card.run.variant,
@@ -50,7 +51,9 @@ def facts_of(card: RunCard, typed: str = "") -> RunFacts:
         nodes=card.slurm.nodes,
         total_iterations=card.total_iterations,
         checkpoint_interval=card.checkpoint.interval,
-        task_seconds=60.0 * minutes if minutes is not None else float(card.time_limit_seconds),
+        task_seconds=60.0 * minutes if minutes is not None else limit,
+        exit_margin=limit - 60.0 * minutes if plan.is_derived and minutes is not None else None,
+        time_limit=limit,
         training=training_facts(card),
         operation=operation_facts(card, Path(typed).parent),
         need=ResumeNeed.of(card),

@@ -33,8 +33,10 @@ class RunFacts(Record):
     """What the run card says, as far as watching needs it.
 
     `task_seconds` is how long one array task trains (the exit duration, else the time limit); None where the card
-    does not say. `total_iterations` counts from the card's samples and batch ramp. `need`: what the run needs of a
-    checkpoint that it resumes from. `course`: what its steps cost against each other; empty: all alike.
+    does not say. `exit_margin`: how long before a job's limit an attempt leaves, None where the card itself says when
+    it leaves. `time_limit`: what the card asks for. Both in seconds. `total_iterations` counts from the card's samples
+    and batch ramp. `need`: what the run needs of a checkpoint that it resumes from. `course`: what
+    its steps cost against each other; empty: all alike.
     """
 
     name: str
@@ -46,6 +48,8 @@ class RunFacts(Record):
     total_iterations: int | None = None
     checkpoint_interval: int | None = None
     task_seconds: float | None = None
+    exit_margin: float | None = None
+    time_limit: float | None = None
     training: TrainingFacts = field(default_factory=TrainingFacts)
     operation: OperationFacts = field(default_factory=OperationFacts)
     need: ResumeNeed = field(default_factory=ResumeNeed)

@@ -28,10 +28,13 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 20.0
 
 
 class Ordering(Protocol):
-    """A scheduler that can make queued jobs wait for a job."""
+    """A scheduler that can make queued jobs wait for a job, and take a running one back into its queue."""
 
     def run_after(self, job_id: str, after: str) -> None:
         """Let pending work start only after the end of job `after`, however that ends."""
+
+    def requeue(self, job_id: str) -> None:
+        """Put a running job back among the pending ones; its processes are ended."""
 
 
 @runtime_checkable

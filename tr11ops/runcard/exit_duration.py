@@ -10,6 +10,7 @@ from tr11ops.base.units import duration
 from tr11ops.runcard.card import RunCard, card_from_resolved, resolved
 from tr11ops.runcard.rules import advised_exit_minutes
 from tr11ops.runcard.speed import assumed_speed
+from trainer.contract.exit_time import ExitTime
 from trainer.contract.record import Record
 from trainer.schedule import flops
 
@@ -56,16 +57,83 @@ def exit_plan(card: RunCard, history: RunHistory | None = None) -> ExitPlan:
     if minutes is not None or card.slurm.signal_seconds_before_limit is not None:
         return ExitPlan(minutes)
     limit = card.time_limit_seconds
+    kept, words = _kept(card, history, limit)
+    if kept > LARGEST_KEPT_SHARE * limit:
+        return ExitPlan(None, f"too little of slurm.time_limit is left beside {words}")
+    return ExitPlan(_rounded((limit - kept) / 60), f"{duration(kept)} before the limit: {words}, the rest to spare")
+
+
+def _kept(card: RunCard, history: RunHistory | None, limit: float) -> tuple[float, str]:
+    """Seconds that an attempt of `limit` seconds keeps to end well, and for what."""
     parts = _parts(card, history)
     need = sum(seconds for _, seconds, _ in parts)
     spare = min(max(LEAST_SPARE_SECONDS, SPARE_SHARE * need), LARGEST_SPARE_SHARE * limit)
     kept = need + spare
     if len(parts) == 1:  # nothing says how long a step takes: the rule of thumb for what is not known
-        kept = max(kept, limit - 60 * advised_exit_minutes(limit))
+        kept = max(kept, limit - 60 * advised_exit_minutes(int(limit)))
     words = ", ".join(f"{name} {duration(max(1.0, seconds))} ({basis})" for name, seconds, basis in parts)
-    if kept > LARGEST_KEPT_SHARE * limit:
-        return ExitPlan(None, f"too little of slurm.time_limit is left beside {words}")
-    return ExitPlan(_rounded((limit - kept) / 60), f"{duration(kept)} before the limit: {words}, the rest to spare")
+    return kept, words
+
+
+class JobTime(Record):
+    """From when to when a job has its nodes, as the scheduler says now, in seconds since the epoch.
+
+    `end` is None where no limit ends it.
+    """
+
+    start: float
+    end: float | None
+
+    @property
+    def limit(self) -> float | None:
+        """Seconds."""
+        return None if self.end is None else self.end - self.start
+
+
+def exit_time(card: RunCard, history: RunHistory | None, job: JobTime, began: float) -> ExitTime:
+    """When an attempt of `card`, as it was written, leaves by the clock in a job of such a limit.
+
+    As long before the limit as it takes to end well, whatever limit the card asked for. Where the card says when it
+    leaves, in minutes or by an early signal, no more is kept than it keeps; its minutes since the attempt `began` are
+    never exceeded.
+    """
+    minutes = card.run.exit_duration_minutes
+    by_card = None if minutes is None else began + 60 * minutes
+    if job.end is None or job.limit is None:
+        return ExitTime(by_card, "" if by_card is None else f"{minutes:g} min, as the card says")
+    kept, words = _kept(card, history, job.limit)
+    why = f"{duration(kept)} before the job's limit of {duration(job.limit)}: {words}, the rest to spare"
+    margins = []
+    if minutes is not None:
+        margins.append(card.time_limit_seconds - 60 * minutes)
+    if card.slurm.signal_seconds_before_limit is not None:
+        margins.append(float(card.slurm.signal_seconds_before_limit))
+    if margins and max(margins) < kept:
+        kept = max(margins)
+        why = f"{duration(kept)} before the job's limit of {duration(job.limit)}, as the card says"
+    leaves = job.end - kept
+    if by_card is not None and by_card < leaves:
+        return ExitTime(by_card, f"{minutes:g} min, as the card says")
+    return ExitTime(leaves, why)
+
+
+def too_short(card: RunCard, history: RunHistory | None, job: JobTime, now: float) -> str:
+    """Why a training that starts now cannot start, do a step, save and leave before its job's limit; "" when it can.
+
+    The start counts as long as the shortest that was measured.
+    """
+    leaves = exit_time(card, history, job, now)
+    if leaves.time is None or job.limit is None:
+        return ""
+    start = history.start if history is not None and history.start is not None else 0.0
+    left = leaves.time - now
+    if left > start:
+        return ""
+    begins = f", and a start takes {duration(start)} (measured)" if start else ""
+    return (
+        f"the job's time limit of {duration(job.limit)} is too short to train and save in: "
+        f"the trainer leaves {leaves.why}{begins}"
+    )
 
 
 def seconds_to_end(card: RunCard, history: RunHistory | None = None) -> float:

@@ -19,13 +19,15 @@ class RunHistory(Record):
     """Measured times, in seconds; None where the run has no record of it.
 
     `step`: the median of the recent ones, at `step_iteration` (the last that was logged). `save` and `evaluation`: the
-    longest. A save that runs beside the training is timed from its begin to its end.
+    longest. A save that runs beside the training is timed from its begin to its end. `start`: the shortest time from a
+    launch's begin to the end of its first step.
     """
 
     step: float | None = None
     step_iteration: int | None = None
     save: float | None = None
     evaluation: float | None = None
+    start: float | None = None
 
 
 # What the 176B training reached on A100-80GB, by its own formula. Other kinds are taken to reach the same share.

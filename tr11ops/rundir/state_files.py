@@ -20,6 +20,7 @@ from tr11ops.rundir.damage import Damage
 from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import RunDirectory, Submission
 from trainer.contract.end_marker import EndMarker
+from trainer.contract.exit_time import ExitTime
 from trainer.contract.heartbeat import Heartbeat
 from trainer.contract.origin import Origin
 from trainer.contract.record import Record
@@ -69,6 +70,9 @@ STATE_FILES: tuple[StateFile, ...] = (
     StateFile("state/attempts/*/nodes/*.json", "aside", "what the checks of that node found is not known"),
     StateFile("state/attempts/*/failures/*.json", "aside", "what that worker said of its end is not known"),
     StateFile("state/attempts/*/stacks/verdict.json", "written again", "who held that hang up is not known"),
+    StateFile(
+        "state/attempts/*/exit-time.json", "written again", "the trainer leaves by the time that it knew", ExitTime.read
+    ),
     StateFile("state/attempts/*/phases.jsonl", "aside", "that attempt's phases are not known", None),
     StateFile("state/run.json", "a person", "archives are not written to until it is restored"),
     StateFile("state/kill-switch.json", "aside", "a kill switch that is not mounted is not noticed"),

@@ -14,6 +14,7 @@ MANIFEST_FILE = "manifest.json"
 END_MARKER_FILE = "end.json"
 STOP_REQUEST_FILE = "stop-request.json"
 PHASES_FILE = "phases.jsonl"
+EXIT_TIME_FILE = "exit-time.json"
 
 
 # ----------------------------------------------------------------------------- where things live
@@ -156,6 +157,10 @@ class RunPaths(Record):
     def stop_request(self, job_id: str) -> Path:
         """A file whose existence asks this attempt, and no other, to save and leave."""
         return self.attempt(job_id) / STOP_REQUEST_FILE
+
+    def exit_time(self, job_id: str) -> Path:
+        """When this attempt leaves by the clock, as its job's limit is now: see `trainer.contract.exit_time`."""
+        return self.attempt(job_id) / EXIT_TIME_FILE
 
     def phases(self, job_id: str) -> Path:
         """Each change of phase of an attempt's trainer, one line each (see `trainer.contract.phases`)."""

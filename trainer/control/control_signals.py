@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainer.contract.attempt import AttemptIdentity, tell
+from trainer.contract.exit_time import ExitTime
 from trainer.contract.lease import Lease
 from trainer.contract.paths import RunPaths
 from trainer.contract.requests import (
@@ -34,6 +35,7 @@ from trainer.control.lifecycle import HeartbeatWriter, SignalFlag, StopCondition
 KILL, SIGNAL, DURATION, SUPERSEDED, PAUSED, SAVE, WAITING, STOP_REQUEST, SAVE_REQUEST = range(9)
 PROFILE, PROFILED_STEPS, PROFILED_RANK, CHECK, PLACES = range(9, 14)
 WITHOUT_SAVING = 2  # a kill switch that asks for the end at once
+EXIT_TIME_SECONDS = 2.0  # between two looks at when the attempt leaves by the clock
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class ControlSignals:
         self._largest, self._is_first = largest, is_first
         self._honoured: set[int] = set()
         self._asked: list[tuple[int, int]] = []  # requests for checkpoints, each with the iteration that answers it
+        self._exit_time, self._exit_time_looked_at = limits.exit_time, float("-inf")
         self._hold = hold_from(os.environ, self._stop_is_seen) if self._is_first else None
 
     # ------------------------------------------------------------------ agreeing
@@ -101,7 +104,8 @@ class ControlSignals:
         return Agreed(decision, saves, bool(signals[WAITING]), ask, signals[CHECK])
 
     def _look(self, own: list[int], trained: bool, save_is_due: bool, now: float) -> None:
-        kill, asked, over = look(self._limits, self._flag, self._attempt.stop_request, now)
+        self._look_at_exit_time(now)
+        kill, asked, over = look(self._limits, self._flag, self._attempt.stop_request, self._exit_time, now)
         own[KILL], own[SIGNAL], own[DURATION] = kill, asked, over
         own[SAVE] = int(save_is_due)
         if kill:
@@ -119,6 +123,16 @@ class ControlSignals:
             pause = pause_of(self._paths, self._attempt.job_id)
             own[PAUSED] = int(pause is not None)
             own[STOP_REQUEST] = own[STOP_REQUEST] or (pause.id if pause else BY_HAND)
+
+    def _look_at_exit_time(self, now: float) -> None:
+        """Follow the limit of the job as it is now, where someone watches it. What cannot be read changes nothing."""
+        if 0 <= now - self._exit_time_looked_at < EXIT_TIME_SECONDS:
+            return
+        self._exit_time_looked_at = now
+        with suppress(OSError, ValueError):
+            told = ExitTime.read(self._paths.exit_time(self._attempt.job_id))
+            if told is not None:
+                self._exit_time = told.time
 
     def _look_for_request(self, own: list[int]) -> None:
         path = self._paths.checkpoint_request

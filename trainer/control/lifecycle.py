@@ -39,6 +39,13 @@ class StopConditions:
     exit_interval: int | None
     start_time: float
 
+    @property
+    def exit_time(self) -> float | None:
+        """When the card has the attempt leave, in seconds since the epoch; None where it does not say."""
+        if self.exit_duration_minutes is None:
+            return None
+        return self.start_time + 60 * self.exit_duration_minutes
+
 
 @dataclass(frozen=True)
 class StopDecision:
@@ -73,14 +80,17 @@ class SignalFlag:
 KILL_SWITCH, SIGNAL, DURATION = range(3)
 
 
-def look(limits: StopConditions, flag: SignalFlag, stop_request: Path, now: float) -> tuple[int, int, int]:
+def look(
+    limits: StopConditions, flag: SignalFlag, stop_request: Path, exit_time: float | None, now: float
+) -> tuple[int, int, int]:
     """What rank 0 sees: (kill switch, signal, duration), zero meaning no. Two file look-ups, nothing is opened.
 
-    The second is the signal's number, so that the log can name it; a stop request counts as USR1.
+    The second is the signal's number, so that the log can name it; a stop request counts as USR1. `exit_time`: when
+    the attempt leaves by the clock, in seconds since the epoch; None: no clock ends it.
     """
     kill = int(os.path.lexists(limits.kill_switch))
     asked = flag.received or (signal.SIGUSR1 if os.path.lexists(stop_request) else 0)
-    over = limits.exit_duration_minutes is not None and (now - limits.start_time) / 60 > limits.exit_duration_minutes
+    over = exit_time is not None and now > exit_time
     return kill, int(asked), int(over)
 
 

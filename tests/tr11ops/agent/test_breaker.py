@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tr11ops.agent.queues import Queue, job
-from tr11ops.agent.breaker import NO_VERDICT, Burned, must_hold, read_burned
-from tr11ops.cluster.base import JobState
+from tr11ops.agent.breaker import NO_VERDICT, TIMED_OUT, Burned, must_hold, read_burned, why_not_begin
+from tr11ops.cluster.base import Job, JobState, SchedulerUnreachable
 from tr11ops.queue.queued_jobs import PendingChanges, PendingJobs
 from tr11ops.rundir.attempts import AttemptVerdict, LaunchRecord, of_failure, without_restart
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.end_marker import EXIT_HELD
-from trainer.contract.files import append_line, write_json
+from trainer.contract.files import write_json
 from trainer.contract.paths import RunPaths
 
 
@@ -76,13 +76,62 @@ def test_the_count_ends_at_progress_a_good_end_and_a_release(directory: RunDirec
     assert [entry.job_id for entry in read_burned(directory, "30")] == ["20"]
 
 
-def test_an_attempt_without_a_word_is_burned_unless_it_trained(directory: RunDirectory):
+def killed(directory: RunDirectory, job_id: str, order: float, checkpoint_before: int | None) -> None:
+    """An attempt that began and was killed before it could leave a word."""
+    folder = directory.paths.attempt(job_id)
+    write_json(folder / "attempt.json", {"nodes": [f"n{job_id}"]})
+    LaunchRecord(1, ("x1",), order, checkpoint_before=checkpoint_before).write(folder)
+    os.utime(folder / "attempt.json", (order, order))
+
+
+def save(directory: RunDirectory, step: int) -> None:
+    directory.paths.checkpoints.mkdir(parents=True, exist_ok=True)
+    directory.paths.latest.write_text(f"global_step{step}")
+
+
+def test_an_attempt_without_a_word_is_burned_unless_it_saved(directory: RunDirectory):
     write_json(directory.paths.attempt("4") / "attempt.json", {})
     assert read_burned(directory, "5") == (Burned("4", NO_VERDICT),)
-    step = '{"kind": "step", "job_id": "4", "iteration": 3, "total_iterations": 9, "consumed_samples": 1, "consumed_tokens": 1,'
-    step += ' "global_batch_size": 1, "learning_rate": 0.1, "seconds_per_iteration": 1.0, "lm_loss": 1.0,'
-    append_line(directory.paths.metrics, step + ' "samples_per_second": 1.0, "tflops": 1.0}')
-    assert read_burned(directory, "5") == ()
+    killed(directory, "4", 4.0, None)
+    killed(directory, "5", 5.0, None)
+    assert [entry.job_id for entry in read_burned(directory, "6")] == ["5", "4"]
+    save(directory, 20)  # by the fifth, whose successor began there
+    assert read_burned(directory, "6") == ()
+    killed(directory, "6", 6.0, 20)
+    assert [entry.job_id for entry in read_burned(directory, "7")] == ["6"]
+    killed(directory, "7", 7.0, 20)
+    assert [entry.job_id for entry in read_burned(directory, "8")] == ["7", "6"]
+
+
+class Ends:
+    """A scheduler that still knows how these jobs ended."""
+
+    def __init__(self, **states: JobState) -> None:
+        self.states = {name.removeprefix("job"): state for name, state in states.items()}
+
+    def job(self, job_id: str) -> Job | None:
+        if job_id not in self.states:
+            raise SchedulerUnreachable("no answer")
+        return job(job_id, None, state=self.states[job_id])
+
+
+def test_an_end_that_was_wanted_or_has_not_come_is_no_fault(directory: RunDirectory):
+    for number in range(1, 6):
+        killed(directory, str(number), float(number), None)
+    ends = Ends(
+        job1=JobState.TIMEOUT, job2=JobState.CANCELLED, job3=JobState.PREEMPTED, job4=JobState.NODE_FAIL,
+        job5=JobState.RUNNING,
+    )  # fmt: skip
+    burned = read_burned(directory, "6", ends)  # type: ignore[arg-type]
+    assert burned == (Burned("4", "node n4"), Burned("1", TIMED_OUT))
+    assert why_not_begin(burned, 2) == ""  # another node is the cure
+    assert why_not_begin((), 1) == ""
+
+
+def test_what_was_killed_twice_is_held_by_the_next(directory: RunDirectory):
+    why = "2 tasks were ended by the same fault without progress (it was killed at its time limit)"
+    assert why_not_begin(burn(TIMED_OUT, TIMED_OUT), 2) == why
+    assert why_not_begin(burn(TIMED_OUT), 2) == "" and why_not_begin(burn("a", "a"), 2) == ""
 
 
 def test_records_survive_the_disk(directory: RunDirectory):

@@ -23,7 +23,7 @@ from tests.tr11ops.status_cases import (
     wordless,
 )
 from tr11ops.base.observed import Unknown
-from tr11ops.cluster.base import JobState, Node
+from tr11ops.cluster.base import Job, JobState, Node
 from tr11ops.observe.snapshot import Attempt, Checkpoint, KillSwitch, Snapshot, Step
 from tr11ops.observe.training import LaunchEnd, TrainingEvent
 from tr11ops.rundir.paths import Submission
@@ -50,6 +50,11 @@ def zombie(states: dict[str, set[str]], age: float, **changes: Any) -> Snapshot:
     return snapshot(
         jobs=(running(**changes),), attempts=(attempt,), nodes=nodes_with(states), heartbeats=beats(age=age), steps=()
     )
+
+
+def beside(age: float) -> tuple[Job, Job]:
+    """The next task of the array, which began so long ago, beside the one that trains."""
+    return running(), running(job_id="1000_8", raw_id="1008", task_id=8, start_time=NOW - age)
 
 
 def with_steps(given: Snapshot) -> Snapshot:
@@ -174,6 +179,15 @@ TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
     # jobs
     ("suspended", snapshot(jobs=(running(state=JobState.SUSPENDED),)), "suspended", ["CRITICAL"]),
     ("two at once", snapshot(jobs=(running(), running(job_id="1001", raw_id="1001"))), "two-attempts", ["CRITICAL"]),
+    ("the next task beside its array's", snapshot(jobs=beside(age=60)), "two-attempts", []),
+    ("it has not left", snapshot(jobs=beside(age=130)), "two-attempts", ["CRITICAL"]),
+    (
+        "it trains",
+        snapshot(jobs=beside(age=60), heartbeats=(*beats(), *beats(job_id="1008"))),
+        "two-attempts",
+        ["CRITICAL"],
+    ),
+    ("trainers unknown", snapshot(jobs=beside(age=60), heartbeats=UNKNOWN), "two-attempts", ["CRITICAL"]),
     (
         "one leaving, one running",
         snapshot(jobs=(running(state=JobState.COMPLETING), running(job_id="1001"))),

@@ -22,6 +22,7 @@ from tr11ops.runcard.check import Level
 from tr11ops.runcard.estimate import estimate
 from tr11ops.runcard.slurm_syntax import parse_attempts
 from tr11ops.runcard.speed import RunHistory
+from trainer.contract.files import write_json
 from trainer.contract.logline import StepRecord, format_step
 from trainer.contract.paths import RunPaths
 from trainer.schedule.path import path_of
@@ -176,6 +177,20 @@ def test_times_are_read_from_the_logs(tmp_path: Path) -> None:
     assert read_history(paths) == RunHistory()
     write_logs(paths)
     assert read_history(paths) == RunHistory(step=3.0, step_iteration=101, save=41.25, evaluation=720.0)
+
+
+def test_the_shortest_start_is_the_one_that_counts(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path, "run", "main")
+    steps = [("7", 90, 50.0), ("7", 91, 60.0), ("8", 92, 1130.0), ("9", 93, 2045.0), ("9", 94, 2050.0), ("10", 95, 9.0)]
+    for job, began in (("7", 1.0), ("8", 1000.0), ("9", 2000.0)):
+        write_json(paths.attempt(job) / "attempt.json", {"start": began})
+    paths.logs.mkdir(parents=True)
+    lines = [
+        json.dumps({"kind": "step", "iteration": number, "seconds_per_iteration": 1.0, "time": at, "job_id": job})
+        for job, number, at in steps
+    ]
+    paths.metrics.write_text("\n".join(lines) + "\n")
+    assert read_history(paths).start == 45.0  # of the first attempt, only what the log still has is known
 
 
 MARGINS: list[tuple[str, list[str], RunHistory, Level | None, str]] = [

@@ -14,10 +14,13 @@ from tr11ops.launch.margins import room_before_limit
 from tr11ops.runcard.card import RunCard, load_card, shipped_folder
 from tr11ops.runcard.exit_duration import (
     ExitPlan,
+    JobTime,
     card_as_written,
     derived_again,
     exit_plan,
+    exit_time,
     resolved_with_exit,
+    too_short,
 )
 from tr11ops.runcard.speed import RunHistory
 from trainer.config.card import load_trainer_config
@@ -109,3 +112,43 @@ def test_an_attempt_derives_it_from_what_was_measured_since(small: RunCard) -> N
     said = small.model_copy(update={"run": small.run.model_copy(update={"exit_duration_minutes": 3.0})})
     value = resolved_with_exit(said, exit_plan(said))
     assert derived_again(value, "x", RunHistory(save=120.0)) == (value, ExitPlan(3.0))
+
+
+# ----------------------------------------------------------------------------- the limit as it is now
+MEASURED = RunHistory(step=1.0, save=3.0, evaluation=5.0, start=40.0)
+CARD_LIMIT = 600.0
+
+
+def test_the_exit_time_follows_the_limit_of_the_job(small: RunCard) -> None:
+    own = exit_time(small, MEASURED, JobTime(1000.0, 1000.0 + CARD_LIMIT), 1000.0)
+    assert own.time == pytest.approx(1000.0 + 600 - 9 - 60)
+    shorter = exit_time(small, MEASURED, JobTime(1000.0, 1120.0), 1000.0)
+    assert shorter.time == pytest.approx(1120 - 9 - 15) and "before the job's limit of 2 min" in shorter.why
+    longer = exit_time(small, MEASURED, JobTime(1000.0, 1000.0 + 72000), 1000.0)
+    assert longer.time == pytest.approx(73000 - 9 - 60)
+    assert exit_time(small, MEASURED, JobTime(1000.0, None), 1000.0).time is None
+
+
+def test_the_cards_own_minutes_and_signal_are_kept(small: RunCard) -> None:
+    minutes = small.model_copy(update={"run": small.run.model_copy(update={"exit_duration_minutes": 9.9})})
+    longer = exit_time(minutes, MEASURED, JobTime(1000.0, 9000.0), 1002.0)
+    assert (longer.time, longer.why) == (1002 + 594, "9.9 min, as the card says")
+    assert exit_time(minutes, MEASURED, JobTime(1000.0, 1300.0), 1000.0).time == 1300 - 6  # as much as the card keeps
+    assert exit_time(minutes, MEASURED, JobTime(1000.0, None), 1002.0).time == 1002 + 594
+    signal = small.model_copy(update={"slurm": small.slurm.model_copy(update={"signal_seconds_before_limit": 8})})
+    assert exit_time(signal, MEASURED, JobTime(1000.0, 1300.0), 1000.0).time == 1292
+
+
+@given(st.floats(60, 10**6), st.floats(0, 500), st.floats(0, 500))
+def test_an_exit_time_leaves_room_for_step_and_save(limit: float, step: float, save: float) -> None:
+    told = exit_time(WHOLE, RunHistory(step=step, save=save, evaluation=0.0), JobTime(0.0, limit), 0.0)
+    assert told.time is not None and told.time <= limit - step - save
+
+
+def test_a_limit_too_short_is_said_with_what_it_is_too_short_for(small: RunCard) -> None:
+    assert too_short(small, MEASURED, JobTime(1000.0, 1120.0), 1001.0) == ""
+    assert too_short(small, MEASURED, JobTime(1000.0, None), 1001.0) == ""
+    late = too_short(small, MEASURED, JobTime(1000.0, 1060.0), 1015.0)
+    assert "time limit of 1 min is too short" in late and "a start takes 40 s (measured)" in late
+    unknown = too_short(small, RunHistory(step=1.0, save=120.0), JobTime(1000.0, 1060.0), 1001.0)
+    assert "a save 2 min (measured)" in unknown and "a start" not in unknown

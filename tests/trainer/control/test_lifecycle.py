@@ -35,7 +35,7 @@ def limits(tmp_path: Path, minutes: float | None = None, interval: int | None = 
 def seen(
     tmp_path: Path, what: StopConditions, flag: SignalFlag | None = None, now: float = 1000.0
 ) -> tuple[int, int, int]:
-    return look(what, flag or SignalFlag(), tmp_path / "stop-request.json", now)
+    return look(what, flag or SignalFlag(), tmp_path / "stop-request.json", what.exit_time, now)
 
 
 def test_nothing_there_is_nothing_seen(tmp_path):

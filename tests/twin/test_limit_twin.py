@@ -1,0 +1,99 @@
+"""A time limit that is not the card's, on real Slurm: who changes it while a job runs or waits, the training follows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.plugins.twin_fixture import require_slurm
+from tests.twin.small_run import SmallRun, enter, on_stage
+from tr11ops.cluster.base import Job, JobState
+from tr11ops.twin.fault_client import ask_client
+from tr11ops.twin.faults import heal, inject
+from tr11ops.twin.plan import TwinPlan
+from tr11ops.twin.twin import Twin
+
+NO_SIGNAL = "slurm.signal_seconds_before_limit=none"  # it leaves by the plan that follows from the limit alone
+
+
+@pytest.fixture(scope="module")
+def small_twin(twin_home: Path) -> Iterator[Twin]:
+    require_slurm()
+    with Twin.up(TwinPlan(name="limit", nodes=4, gpus=0, cpu_nodes=0), twin_home) as made:
+        yield made
+
+
+@pytest.fixture
+def stage(small_twin: Twin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallRun]:
+    enter(small_twin, tmp_path, monkeypatch)
+    with on_stage(SmallRun(tmp_path, small_twin)) as run:
+        yield run
+
+
+def limit(stage: SmallRun, job: str, minutes: int) -> None:
+    """As an administrator or the job's owner does it, past tr11."""
+    ask_client(stage.twin, "scontrol", "update", f"JobId={job}", f"TimeLimit={minutes}")
+
+
+def job_of(stage: SmallRun, attempt: str) -> Job:
+    return next(job for job in stage.jobs() if job.raw_id == attempt)
+
+
+def test_a_running_job_whose_limit_is_shortened_saves_before_it(stage: SmallRun) -> None:
+    stage.launch(3, NO_SIGNAL, "checkpoint.interval=100000")
+    attempt = stage.train()
+    limit(stage, attempt, 1)
+    stage.wait_for_verdict(attempt)
+    verdict = stage.verdict(attempt)
+    assert (verdict["reason"], verdict["restart"]) == ("exit-duration", True)
+    assert verdict["checkpoint_step"] == verdict["iteration"] > 5
+    stage.wait(lambda: job_of(stage, attempt).state.is_final, "the job's end")
+    assert job_of(stage, attempt).state is JobState.COMPLETED
+    second = stage.train(attempt=1)
+    assert stage.launches(second)[0]["checkpoint_before"] == verdict["checkpoint_step"]
+
+
+def test_a_running_job_whose_limit_is_lengthened_uses_it(stage: SmallRun) -> None:
+    stage.launch(2, NO_SIGNAL, "slurm.time_limit=00:01:00")
+    attempt = stage.train()
+    began = job_of(stage, attempt).start_time
+    assert began is not None
+    limit(stage, attempt, 30)
+    stage.wait(lambda: time.time() > began + 62, "the first limit")
+    reached = stage.iteration(attempt)
+    stage.wait(lambda: stage.iteration(attempt) > reached + 20, "more steps")
+    assert len(stage.launches(attempt)) == 1
+
+
+def test_tasks_whose_limit_is_too_short_for_a_save_are_held_before_they_train(stage: SmallRun) -> None:
+    stage.paths.main_log.parent.mkdir(parents=True)
+    stage.paths.main_log.write_text("time (ms) | save-checkpoint: 90000.00\n")
+    inject(stage.twin, "partition-down")
+    stage.launch(5, NO_SIGNAL)
+    limit(stage, stage.array, 1)
+    heal(stage.twin, kind="partition-down")
+    stage.wait(lambda: stage.queued().reason.startswith("JobHeld"), "the hold")
+    [attempt] = stage.attempts()
+    stage.wait_for_verdict(attempt)
+    verdict = stage.verdict(attempt)
+    assert (verdict["held"], verdict["restart"], stage.launches(attempt)) == ([stage.array], False, [])
+    assert "time limit" in verdict["held_because"] and "1 min" in verdict["held_because"]
+    assert stage.queued().pending_tasks == (2, 3, 4, 5)
+
+
+def test_tasks_that_end_without_a_word_after_they_began_burn_two(stage: SmallRun) -> None:
+    """Slurm kills a job whose batch script has died before it can save: all that it trained is lost, each time."""
+    stage.launch(5, "checkpoint.interval=100000", "rehearsal.save_seconds=6000")
+    for number in (0, 1):
+        stage.train(attempt=number)
+        inject(stage.twin, "batch-killed")
+    stage.wait(lambda: stage.queued().reason.startswith("JobHeld"), "the hold")
+    assert stage.queued().pending_tasks in ((3, 4, 5), (4, 5))  # the third may start before the second has gone
+    for attempt in stage.attempts():
+        assert len(stage.launches(attempt)) <= 1  # in a job that is over nothing is started again
+    assert all(stage.launches(attempt) == [] for attempt in stage.attempts()[2:])
+    held = [stage.verdict(attempt) for attempt in stage.attempts()[1:]]
+    assert any(verdict["held"] == [stage.array] and "without a word" in verdict["held_because"] for verdict in held)
