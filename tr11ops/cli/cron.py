@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tr11ops.base.stop_signals import obeying
-from tr11ops.base.units import duration
+from tr11ops.base.observed import cause
+from tr11ops.base.stop_signals import StopEvent, obeying
+from tr11ops.base.units import counted, duration
 from tr11ops.cli.common import (
     Refusal,
     directory_of,
@@ -21,7 +24,15 @@ from tr11ops.cli.common import (
 from tr11ops.cli.context import JSON, RunContext, emit
 from tr11ops.cli.cron_install import in_crontab, install, jobs_of, remove
 from tr11ops.cli.cron_link import link
-from tr11ops.cli.cron_rounds import cron_context_of, exit_code, run_rounds
+from tr11ops.cli.cron_rounds import (
+    WATCHING,
+    WatchedCell,
+    cron_context_of,
+    exit_code,
+    run_cell_rounds,
+    run_rounds,
+    watched_cells,
+)
 from tr11ops.cli.terminal import plain_text, show, table
 from tr11ops.cron.jobs import find_job, of_chain, unknown_skips, wanted
 from tr11ops.cron.look import look
@@ -29,7 +40,7 @@ from tr11ops.cron.output import stamp
 from tr11ops.rundir.cron_records import cron_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from tr11ops.cron.jobs import PeriodicJob
     from tr11ops.cron.runner import CronContext, CronRound
@@ -37,6 +48,7 @@ if TYPE_CHECKING:
     from tr11ops.runcard.card import RunCard
 
 SCHEMA = 1
+CELLS_SECONDS = 20.0  # between two looks for what is due of a study's cells
 
 app = typer.Typer(
     name="cron",
@@ -104,6 +116,8 @@ def run_jobs(
 
     The job that runs at that moment is waited for; a second signal ends it too.
 
+    The launched cells of a study of this card are watched too (`pulse --no-act`): `tr11 sweep resume` takes them up.
+
     Several of these, on any hosts and beside the other ways, start each round once.
 
     Exit code of --once and NAME: 1 when a job failed. What a job found is its own.
@@ -117,11 +131,23 @@ def run_jobs(
     jobs = jobs_of(card, context.run)
     if name is not None and once:
         raise Refusal(f"NAME and --once: leave one out; `tr11 cron run {name}` runs it now", exit_code=2)
-    cron_context = cron_context_of(
-        card, context.card_path, context.overrides, way or ("once" if once else "hand" if name else "daemon")
-    )
+    usual = "daemon"
+    if once:
+        usual = "once"
+    elif name is not None:
+        usual = "hand"
+    way = way or usual
+    must_end = StopEvent()
+
+    def cells() -> Iterator[WatchedCell]:
+        return watched_cells(card, context.card_path, way, must_end)
+
+    if not directory_of(card).exists and any(True for _ in cells()):
+        cron_context = None  # the run itself was never launched, a study of its card was
+    else:
+        cron_context = cron_context_of(card, context.card_path, context.overrides, way, must_end)
     if name is None and not once:
-        _run_daemon(cron_context, card, wanted(jobs), context)
+        _run_daemon(cron_context, card, wanted(jobs), context, cells)
         return
     if name is not None:
         try:
@@ -130,19 +156,60 @@ def run_jobs(
             raise Refusal(f"NAME: {error}", exit_code=2) from None
     else:
         chosen = of_chain(jobs, "daily" if chain == "daily" else "hourly") if chain else wanted(jobs)
-    rounds = run_rounds(cron_context, chosen, forced=name is not None)
-    _show_rounds(rounds, cron_context, quiet, context.as_json)
-    raise typer.Exit(max((exit_code(done) for done in rounds), default=0))
+    rounds = () if cron_context is None else run_rounds(cron_context, chosen, forced=name is not None)
+    of_cells: tuple[tuple[str, CronRound], ...] = ()
+    if (name is None and chain != "daily") or name == WATCHING:
+        with obeying(lambda _: must_end.set()):
+            of_cells = tuple(run_cell_rounds(cells(), forced=name is not None))
+    _show_rounds(rounds, of_cells, cron_context, quiet, context.as_json)
+    raise typer.Exit(max((exit_code(done) for done in (*rounds, *(done for _, done in of_cells))), default=0))
 
 
-def _run_daemon(cron_context: CronContext, card: RunCard, jobs: tuple[PeriodicJob, ...], context: RunContext) -> None:
+def _run_daemon(
+    cron_context: CronContext | None,
+    card: RunCard,
+    jobs: tuple[PeriodicJob, ...],
+    context: RunContext,
+    cells: Callable[[], Iterator[WatchedCell]],
+) -> None:
+    """Until a signal: the run's jobs where it has a directory, and the cells of its card's studies beside them."""
+    ended = StopEvent()
+    beside = threading.Thread(target=_watch_cells, args=(cells, ended), name="cells")
+    names = [cell.name for cell in cells()]
+    if names:
+        say(f"watching {counted(len(names), 'cell')} too: {', '.join(names)}")
+    beside.start()
+    try:
+        if cron_context is None:
+            say("Ctrl-C ends it")
+            with obeying(lambda _: ended.set()):
+                ended.wait()
+        else:
+            _run_jobs(cron_context, card, jobs, context)
+    finally:
+        ended.set()
+        beside.join()
+    say("ended")
+
+
+def _run_jobs(cron_context: CronContext, card: RunCard, jobs: tuple[PeriodicJob, ...], context: RunContext) -> None:
     from tr11ops.cron.daemon import Daemon  # its library costs more than a round, and nothing but the daemon needs it
 
     daemon = Daemon(cron_context, jobs, lambda text: say(f"{stamp(time.time())} {text}"), _reloader(context))
     say(f"running {', '.join(job.name for job in jobs) or 'nothing'} of {card.run.name}; Ctrl-C ends it")
     with obeying(lambda _: daemon.stop()):
         daemon.run()
-    say("ended")
+
+
+def _watch_cells(cells: Callable[[], Iterator[WatchedCell]], ended: StopEvent) -> None:
+    """What is due of the cells, again and again; of studies that are made meanwhile too."""
+    while not ended.is_set():
+        try:
+            for name, done in run_cell_rounds(itertools.takewhile(lambda _: not ended.is_set(), cells())):
+                say(f"{stamp(time.time())} {name}: {done.line}")
+        except (OSError, ValueError) as error:
+            say(f"{stamp(time.time())} the studies cannot be read: {cause(error)}")
+        ended.wait(CELLS_SECONDS)
 
 
 def _reloader(context: RunContext) -> Callable[[], tuple[PeriodicJob, ...] | None]:
@@ -161,23 +228,37 @@ def _reloader(context: RunContext) -> Callable[[], tuple[PeriodicJob, ...] | Non
     return reload
 
 
-def _show_rounds(rounds: Sequence[CronRound], cron_context: CronContext, quiet: bool, as_json: bool) -> None:
+def _show_rounds(
+    rounds: Sequence[CronRound],
+    of_cells: Sequence[tuple[str, CronRound]],
+    cron_context: CronContext | None,
+    quiet: bool,
+    as_json: bool,
+) -> None:
     if as_json:
-        values = [
-            {"job": done.name, "result": done.result, "why": done.why, "exit_code": done.state and done.state.exit_code}
-            for done in rounds
-        ]
+        values = [_round_object(done, None) for done in rounds] + [_round_object(done, cell) for cell, done in of_cells]
         emit({"schema": SCHEMA, "rounds": values})
         return
     shown = [done for done in rounds if not quiet or exit_code(done)]
     for done in shown:
+        assert cron_context is not None  # or there were no rounds of it
         for line in done.lines if cron_context.way == "hand" else ():
             print(line)
         say(done.line)
         if done.state is not None:
             say(f"  its output: {cron_folder(cron_context.directory) / f'{done.name}.log'}")
-    if not rounds and not quiet:
+    for cell, done in of_cells:
+        if not quiet or exit_code(done):
+            say(f"{cell}: {done.line}")
+    if not rounds and not of_cells and not quiet:
         say("nothing is due")
+
+
+def _round_object(done: CronRound, cell: str | None) -> dict[str, Any]:
+    """One round for --json; with `cell` where it is one of a study."""
+    code = None if done.state is None else done.state.exit_code
+    value = {"job": done.name, "result": done.result, "why": done.why, "exit_code": code}
+    return value if cell is None else {**value, "cell": cell}
 
 
 # ----------------------------------------------------------------------------- status

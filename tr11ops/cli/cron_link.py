@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tr11ops.base.stop_signals import obeying
 from tr11ops.cli.common import Refusal, directory_of, say
 from tr11ops.cli.context import RunContext
 from tr11ops.cli.cron_install import RoundSecondsOption, chain_context, keep_card, opened
-from tr11ops.cli.cron_rounds import cron_context_of, exit_code, run_rounds
+from tr11ops.cli.cron_rounds import cron_context_of, exit_code, run_cell_rounds, run_rounds, watched_cells
 from tr11ops.cron.chain import begin_link
 from tr11ops.cron.drop_ins import every_job
 from tr11ops.cron.jobs import of_chain
@@ -71,6 +72,14 @@ def link(
     done = run_rounds(rounds, of_chain(jobs, own.name))
     for one in done:
         say(one.line)
+    if own.name == "hourly":
+        cells = (
+            replace(cell, context=replace(cell.context, seconds_left=seconds_left))
+            for cell in watched_cells(invocation.card, invocation.card_path, "slurm", rounds.must_end)
+        )
+        with obeying(lambda _: rounds.must_end.set()):
+            for name, one in run_cell_rounds(cells):
+                say(f"{name}: {one.line}")
     while begun.owed and not rounds.must_end.is_set() and seconds_left() > RETRY_SECONDS:
         time.sleep(RETRY_SECONDS)
         begun = begin_link(own, token, due, number)

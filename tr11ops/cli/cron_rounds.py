@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tr11ops.base.stop_signals import obeying
-from tr11ops.cli.common import directory_of, nothing_there
+from tr11ops.base.stop_signals import StopEvent, obeying
+from tr11ops.cli.common import directory_of, nothing_there, read_card
 from tr11ops.cron.drop_ins import script_command
+from tr11ops.cron.jobs import table, wanted
 from tr11ops.cron.runner import CronContext, child_environment, run_due, run_job, tr11_command
+from tr11ops.sweep.find import studies_in
+from tr11ops.sweep.manifest import CARD
+from trainer.config.card import CardError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,13 +24,18 @@ if TYPE_CHECKING:
     from tr11ops.cron.runner import CronRound
     from tr11ops.runcard.card import RunCard
 
+WATCHING = "pulse"
 
-def cron_context_of(card: RunCard, path: Path, overrides: Sequence[str] | None, way: str) -> CronContext:
+
+def cron_context_of(
+    card: RunCard, path: Path, overrides: Sequence[str] | None, way: str, must_end: StopEvent | None = None
+) -> CronContext:
     """Where rounds run. Raises Refusal where the run has no directory."""
     directory = directory_of(card)
     if not directory.exists:
         raise nothing_there(directory)
     return CronContext(
+        must_end=must_end or StopEvent(),
         directory=directory,
         way=way,
         folder=Path.cwd(),
@@ -35,10 +46,59 @@ def cron_context_of(card: RunCard, path: Path, overrides: Sequence[str] | None, 
     )
 
 
+@dataclass(frozen=True)
+class WatchedCell:
+    """One launched cell of a study, and the job that watches it."""
+
+    name: str
+    context: CronContext
+    jobs: tuple[PeriodicJob, ...]
+
+
+def watched_cells(card: RunCard, path: Path, way: str, must_end: StopEvent) -> Iterator[WatchedCell]:
+    """The launched cells of every study that was planned from this card, found anew. One that is damaged is left out.
+
+    A cell is watched by `pulse` alone, which only tells: what goes on in a study is decided by `tr11 sweep resume`.
+    Studies are looked for in the current folder and beside the card's run directory.
+    """
+    for folder, manifest in studies_in((Path.cwd(), card.paths.root.parent)):
+        if os.path.realpath(manifest.card) != os.path.realpath(path):
+            continue
+        for cell in manifest.cells:
+            cell_path = folder / cell.name / CARD
+            try:
+                cell_card = read_card(str(cell_path))
+                launched = any(directory_of(cell_card).submissions.iterdir())
+            except (CardError, OSError):
+                continue
+            if launched:
+                jobs = tuple(
+                    replace(job, words=(*job.words, "--no-act"))
+                    for job in wanted(table(cell_card))
+                    if job.name == WATCHING
+                )
+                context = cron_context_of(cell_card, cell_path, (), way, must_end)
+                yield WatchedCell(f"{manifest.name}/{cell.name}", context, jobs)
+
+
 def run_rounds(cron_context: CronContext, jobs: tuple[PeriodicJob, ...], forced: bool = False) -> tuple[CronRound, ...]:
     """Run what is due, or all of it. A signal ends what runs, which is recorded, and starts nothing more."""
     with obeying(lambda _: cron_context.must_end.set()):
         return tuple(run_job(cron_context, job, forced=True) for job in jobs) if forced else run_due(cron_context, jobs)
+
+
+def run_cell_rounds(cells: Iterable[WatchedCell], forced: bool = False) -> Iterator[tuple[str, CronRound]]:
+    """The rounds of cells, each with the cell's name; `forced`: due or not."""
+    for cell in cells:
+        if cell.context.must_end.is_set():
+            return
+        rounds = (
+            tuple(run_job(cell.context, job, forced=True) for job in cell.jobs)
+            if forced
+            else run_due(cell.context, cell.jobs)
+        )
+        for done in rounds:
+            yield cell.name, done
 
 
 def exit_code(done: CronRound) -> int:

@@ -18,12 +18,14 @@ from tests.tr11ops.cli.local_bench import LocalBench
 from tests.tr11ops.cli.run_folder import run_directory
 from tests.tr11ops.cron.queues import Queue
 from tr11ops.base.observed import Observed, Unknown
+from tr11ops.cli.common import directory_of
 from tr11ops.cluster.base import Job
 from tr11ops.cluster.base import JobState as SlurmState
 from tr11ops.cron.chain import Link
 from tr11ops.cron.jobs import PeriodicJob
 from tr11ops.cron.schedule import Every
 from tr11ops.cron.status import CronView, view
+from tr11ops.runcard.card import load_card
 from tr11ops.rundir.cron_records import ChainState, PeriodicJobState, read_job, write_chain, write_job
 from tr11ops.rundir.journal import read_journal
 
@@ -136,6 +138,70 @@ def test_the_daemon_runs_and_ends_on_a_signal(bench: LocalBench) -> None:
         process.wait()
     assert said[0].startswith("running nodes-check of") and said[1].endswith("nodes-check: ran\n")
     assert process.returncode == 0 and rest == "ended\n"
+
+
+# ----------------------------------------------------------------------------- cells of a study
+CELLS = [f"small-sweep/{name}" for name in ("batch8", "batch16", "batch32")]
+
+
+@pytest.fixture
+def study(bench: LocalBench) -> Path:
+    """A study of three queued cells, of a card whose own run was never launched; its folder."""
+    bench.block()
+    grid = ("--grid", "batch.global_batch_size=8,16,32")
+    sent = bench.tr11("sweep", "--run", str(bench.card), "--scheduler", "local", *grid)
+    assert sent.code == 0, sent.out + sent.err
+    root = run_directory(bench).root
+    return root.with_name(f"{root.name}-sweep")
+
+
+def cell_round(study: Path, cell: str) -> PeriodicJobState | None:
+    folder = study / cell.rpartition("/")[2]
+    found = read_job(directory_of(load_card(folder / "tr11.toml", (), {})), "pulse")
+    assert not isinstance(found, Unknown)
+    return found
+
+
+def test_the_cells_of_a_study_are_watched_too(bench: LocalBench, study: Path) -> None:
+    """A folder with a card and its study: the base run alone was watched, or, where it never ran, nothing."""
+    found = cron(bench, "run", "--once", "--json")
+    assert found.code == 0, found.err
+    assert [(done["job"], done["cell"], done["result"]) for done in found.json["rounds"]] == [
+        ("pulse", cell, "ran") for cell in CELLS
+    ]
+    for cell in CELLS:
+        state = cell_round(study, cell)
+        assert state is not None and state.way == "once"
+        log = study / cell.rpartition("/")[2] / "small-sweep-logs" / "logs" / cell.rpartition("/")[2] / "main_log.txt"
+        assert "PULSE: small-sweep is " in log.read_text()
+    assert "nothing is due" in cron(bench, "run", "--once").err
+    by_hand = cron(bench, "run", "pulse", "--json")
+    assert [done["cell"] for done in by_hand.json["rounds"]] == CELLS
+    run_directory(bench).root.mkdir()
+    beside = cron(bench, "run", "pulse", "--json").json["rounds"]
+    assert [done.get("cell") for done in beside] == [None, *CELLS], "the run itself comes first"
+    (study / "batch16" / "tr11.toml").write_text("no card")
+    left = cron(bench, "run", "pulse", "--json")
+    assert [done.get("cell") for done in left.json["rounds"]] == [None, CELLS[0], CELLS[2]]
+
+
+def test_the_daemon_watches_cells_and_ends_on_a_signal(bench: LocalBench, study: Path) -> None:
+    command = [sys.executable, "-c", "from tr11ops.cli.main import run; run()", "cron", "run", "--run", str(bench.card)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert process.stderr is not None
+        said = [process.stderr.readline() for _ in range(5)]
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=300)
+    finally:
+        process.kill()
+        process.wait()
+    assert said[0] == f"watching 3 cells too: {', '.join(CELLS)}\n"
+    assert [line.split()[-3:] for line in said if "pulse: ran" in line] == [
+        [f"{cell}:", "pulse:", "ran"] for cell in CELLS
+    ]
+    assert process.returncode == 0
 
 
 # ----------------------------------------------------------------------------- crontab
