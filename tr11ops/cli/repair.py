@@ -11,9 +11,11 @@ from tr11ops.base.units import counted
 from tr11ops.cli.common import Refusal, agree, say
 from tr11ops.cli.context import RunContext, emit
 from tr11ops.cli.launch_view import show_view, tell_of_shortage
+from tr11ops.launch.queued_cards import refused_starts
 from tr11ops.launch.repair import RepairOutcome, carry_out, relaunch_of
 from tr11ops.launch.session import check_launch
 from tr11ops.observe.look import facts_of, look_now, observe
+from tr11ops.queue.held_jobs import held_jobs
 from tr11ops.queue.repair import plan_repair, plan_replacement
 from tr11ops.rundir.hold_store import held_by_tr11
 
@@ -80,7 +82,9 @@ def _plan(job: LaunchJob, replaces: bool) -> Repair:
     if replaces:
         return plan_replacement(snapshot, job.user)
     held = held_by_tr11(job.directory, snapshot.pending_jobs)
-    return plan_repair(snapshot, held, switch_of(job.directory), user=job.user)
+    ours = held_jobs(snapshot.pending_jobs, held).ours
+    refused = {number: str(check) for number, check in refused_starts(job.directory, ours).items()}
+    return plan_repair(snapshot, held, switch_of(job.directory), user=job.user, refused=refused)
 
 
 def _value(change: Repair) -> dict[str, Any]:

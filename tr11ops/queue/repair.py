@@ -6,7 +6,7 @@ left alone, and said. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field
 from typing import Literal
 
@@ -66,8 +66,11 @@ def plan_repair(
     switch: str = "",
     is_automatic: bool = False,
     user: str | None = None,
+    refused: Mapping[str, str] | None = None,
 ) -> Repair:
     """What repairs the queue as it is seen. `held`: the names of what tr11 has held, and may release.
+
+    `refused`: held jobs that the trainer would refuse, by `job_id`, and why: they stay held.
 
     `is_automatic`: no person agrees to the plan, so that what an administrator holds stays held, and what is left over
     of a finished training is not cancelled. `user`: who does it; what is not theirs to change is left alone (None: the
@@ -101,7 +104,8 @@ def plan_repair(
     steps += _cancel_steps(mine, rest, "it can never start: {reason}")
     finished = derived.finish_time(derived.last_marker(snapshot), derived.iteration(snapshot))
     over = [job for job in holds.ours if derived.is_left_over(job, finished) and may(job)]
-    free = [job for job in holds.ours if not derived.is_left_over(job, finished) and may(job)]
+    kept = {*(job.job_id for job in over), *(refused or {})}
+    free = [job for job in holds.ours if job.job_id not in kept and may(job)]
     if not is_automatic:
         steps += _named_steps("cancel", over, holds, "the training is finished, nothing is left for it")
     if not switch:
@@ -114,6 +118,10 @@ def plan_repair(
             *(f"job {job} trains variant {name} of this run: repair it with that card" for job, name in others.items()),
             *_of_others(job for job in (*lost, *dead, *holds.ours) if not may(job)),
             *_left_alone(snapshot, active, pending, holds, switch),
+            *(
+                f"job {job} stays held, the trainer would refuse it: {why}; then `tr11 launch --replace`"
+                for job, why in (refused or {}).items()
+            ),
         ),
         taken_over=tuple(_taken_over(holds)),
     )

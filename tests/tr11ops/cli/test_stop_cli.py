@@ -147,6 +147,9 @@ def test_what_the_trainer_would_refuse_is_not_released(bench: LocalBench) -> Non
     assert "value from checkpoint (0.0005) is not equal to the card's (0.001)" in done.json["missing"]
     assert "--replace` queues it anew" in done.json["missing"] and held(bench) == ["2_[1-3%1]"]
     assert not directory.kill_switch_is_set()  # nothing but the job's card is in the way now
+    repair = bench.launch("--repair", "--yes")
+    assert "job 2_[1-3%1] stays held, the trainer would refuse it: schedule.on_resume" in " ".join(repair.out.split())
+    assert held(bench) == ["2_[1-3%1]"]
     again = tr11(bench, "resume", "--yes")
     assert again.code == 1 and "nothing stands in the way" not in again.err
     shutil.rmtree(directory.paths.checkpoints)
