@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 from tests.twin.runbook_scenarios import DAY, nodes_of, saved_now, scenario
 from tests.twin.runbook_scene import Scene
-from tr11ops.rundir.exclusions import exclude
+from tr11ops.rundir.exclusions import exclude, read_version
 from tr11ops.twin.faults import inject
 from trainer.contract.files import write_json
 
@@ -31,6 +31,20 @@ def exclusion_due(scene: Scene) -> None:
 def free_node(scene: Scene) -> str:
     job = scene.train()
     return next(node for node in nodes_of(scene) if node not in job.nodes)
+
+
+@scenario("check-failing", alone=True, card=("resilience.check_scripts=['../fans.sh']",))
+def check_failing(scene: Scene) -> None:
+    """A script of the site's breaks, and is repaired."""
+    script = scene.folder.parent / "fans.sh"
+    script.write_text("#!/bin/sh\necho 'no answer from the fans'\nexit 1\n")
+    script.chmod(0o755)
+    scene.train()
+    assert not read_version(scene.directory.exclusions).exclusions
+    scene.until(lambda: "check-failing" in scene.findings(), "the finding")
+    script.write_text("#!/bin/sh\nexit 0\n")
+    scene.treat("check-failing")
+    scene.train()
 
 
 @scenario("log-not-growing")

@@ -295,7 +295,7 @@ class Controller:
             suspects=found.suspects, evidence=found.evidence, fault=found.fault,
             srun_lines=tuple(watch.srun_lines[:40]),
             iteration_after=after.iteration, checkpoint_after=after.checkpoint,
-            checked=checks.is_known, older_checkpoint=older,
+            checked=checks.is_known, failing_checks=tuple(self._failing_checks), older_checkpoint=older,
             failed_checks={name: list(failed) for name, failed in checks.failed.items()},
             passed_checks={name: list(passed) for name, passed in checks.passed.items()},
         )  # fmt: skip

@@ -79,6 +79,7 @@ CAUSES: Mapping[str, tuple[Link, ...]] = {
     "silent-corruption": NONE,
     "slow": _of_run("slow-node"),
     "slow-node": NONE,
+    "check-failing": NONE,
     "log-not-growing": NONE,
     "checkpoint-unsound": NONE,
     "checkpoint-overdue": NONE,

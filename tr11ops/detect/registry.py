@@ -9,6 +9,7 @@ from tr11ops.base.observed import Unknown
 from tr11ops.detect import (
     backup_overdue,
     chain_end,
+    check_failing,
     checkpoint_overdue,
     checkpoint_unsound,
     clock_skew,
@@ -109,6 +110,7 @@ DETECTORS: tuple[Detector, ...] = (
     silent_corruption,
     slow,
     slow_node,
+    check_failing,
     log_not_growing,
     checkpoint_unsound,
     checkpoint_overdue,

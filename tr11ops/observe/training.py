@@ -67,6 +67,7 @@ class LaunchEnd(Record):
 
     `decision`: what followed, in one line. `older_checkpoint`: the step from which the training was to go on then,
     where launches that began from that of `began_at` ended at the iteration `reached` again and again.
+    `failing_checks`: health checks that fail everywhere, and are left out from then on.
     """
 
     job_id: str
@@ -78,6 +79,7 @@ class LaunchEnd(Record):
     reached: int | None = None
     began_at: int | None = None
     older_checkpoint: int | None = None
+    failing_checks: tuple[str, ...] = ()
 
 
 class Corruption(Record):

@@ -250,6 +250,7 @@ def _ends_of(paths: RunPaths, job_id: str) -> Iterator[LaunchEnd]:
                 reached=_whole(value.get("reached")),
                 began_at=_whole(value.get("checkpoint_before")),
                 older_checkpoint=_whole(value.get("older_checkpoint")),
+                failing_checks=tuple(map(str, value.get("failing_checks") or ())),
             )
 
 

@@ -49,8 +49,9 @@ class LaunchRecord(Record):
     `checkpoint_*`: the highest logged iteration and the newest checkpoint before the launch and at its end.
     `reached`: the last iteration that this very launch logged, None where it logged none. `checked`: whether nodes told
     how their health checks ended; `failed_checks`, `passed_checks`: nodes by check, for each that failed anywhere;
-    `left_out_checks`: those that were not run, because they fail everywhere. `older_checkpoint`: the step of an older
-    checkpoint from which the training then was to go on, because this fault came at one step again.
+    `left_out_checks`: those that were not run, because they fail everywhere; `failing_checks`: those,
+    and what this launch has shown to fail everywhere. `older_checkpoint`: the step of an older checkpoint from which
+    the training then was to go on, because this fault came at one step again.
     """
 
     launch: int
@@ -77,6 +78,7 @@ class LaunchRecord(Record):
     failed_checks: dict[str, list[str]] = field(default_factory=dict)
     passed_checks: dict[str, list[str]] = field(default_factory=dict)
     left_out_checks: tuple[str, ...] = ()
+    failing_checks: tuple[str, ...] = ()
     older_checkpoint: int | None = None
 
     @staticmethod

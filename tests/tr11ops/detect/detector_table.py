@@ -62,6 +62,7 @@ def with_steps(given: Snapshot) -> Snapshot:
 
 
 # launches that began from a whole checkpoint failed twice at one step; a later save ends the doubt
+FAILING = (LaunchEnd("1007", 1, NOW, "script:fans.sh failed on n[01-48]", failing_checks=("script:fans.sh",)),)
 DOUBTED = (LaunchEnd("1007", 2, NOW, "NaN", "again", reached=20_004, began_at=20_000, older_checkpoint=19_500),)
 OVERCOME = (LaunchEnd("1007", 2, NOW - 90 * DAY, "NaN", "again", reached=4, began_at=2, older_checkpoint=1),)
 
@@ -169,6 +170,17 @@ TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
     ("a controller just begun", snapshot(nodes=nodes_with({"n01": {"unknown"}})), "node-lost", []),
     ("nodes unknown", snapshot(nodes=UNKNOWN), "node-lost", []),
     ("a job whose nodes are not told", snapshot(jobs=(running(nodes=()),), attempts=()), "node-lost", []),
+    # health checks
+    ("a check fails everywhere", snapshot(launch_ends=FAILING), "check-failing", ["WARNING"]),
+    (
+        "of another attempt",
+        snapshot(launch_ends=(LaunchEnd("999", 1, NOW, failing_checks=("fans",)),)),
+        "check-failing",
+        [],
+    ),
+    ("nothing runs", idle(launch_ends=FAILING), "check-failing", []),
+    ("all checks are made", snapshot(launch_ends=(LaunchEnd("1007", 1, NOW, "rank 3 died"),)), "check-failing", []),
+    ("launches unknown", snapshot(launch_ends=UNKNOWN), "check-failing", []),
     # an allocation without its batch script
     ("zombie", zombie({"n01": {"down"}}, age=300), "zombie", ["CRITICAL"]),
     ("its trainers live", zombie({"n01": {"down"}}, age=10), "zombie", []),

@@ -46,6 +46,7 @@ IDENTITY = {  # what of a finding is its identity
     "silent-corruption": "node",
     "slow": ONE,
     "slow-node": "node",
+    "check-failing": ONE,
     "log-not-growing": ONE,
     "checkpoint-unsound": "step",
     "checkpoint-overdue": ONE,
