@@ -29,6 +29,7 @@ def merged(home: AlertState, local: AlertState) -> AlertState:
         messages=tuple({message.id: message for message in (*home.messages, *local.messages)}.values()),
         events=tuple({event.id: event for event in (*home.events, *local.events)}.values()),
         digested=max(digests, default=None),
+        finished=newest.finished or home.finished or local.finished,
         mailbox=newest.mailbox or home.mailbox or local.mailbox,
         answered=tuple(dict.fromkeys((*home.answered, *local.answered))),
     )

@@ -18,7 +18,7 @@ from dataclasses import replace
 from tr11ops.alerts.grouping import MessagePart, grouped
 from tr11ops.alerts.incidents import WATCHDOG, is_worth_a_message
 from tr11ops.alerts.mail_text.alert import alert_message
-from tr11ops.alerts.mail_text.daily_summary import digest_message
+from tr11ops.alerts.mail_text.daily_summary import digest_message, finished_message
 from tr11ops.alerts.mail_text.site import site_message
 from tr11ops.alerts.policy import FLAP_SECONDS, Policy, unique
 from tr11ops.alerts.situation import RunSituation
@@ -29,6 +29,7 @@ _MAIL_ADDRESS = re.compile(r"[^@\s,]+@[^@\s,]+")
 MOST_MAILS_KEPT = 30  # Message-IDs of an incident, by which a reply is known
 SITE_DETECTORS = frozenset({"nodes-short"})  # what only the site can repair
 SITE_WORDS = OVER | {"opened", "reopened"}  # and what its support hears of it
+FINISHED_IS_NEWS_SECONDS = 2 * 86_400.0  # a watchdog that is new to an old run writes of no end that all know
 ALARMS = frozenset({"opened", "raised", "reopened", "again"})  # escalation counts from these
 
 
@@ -80,7 +81,8 @@ def tell(
     done = replace(alert_state, alerts=tuple(alerts))
     if only is None:
         done, digest = _digest(done, policy, now, backlog, situation)
-        messages += digest
+        done, finished = _finished(done, policy, now, situation)
+        messages += (*digest, *finished)
     return replace(done, messages=(*done.messages, *messages)), tuple(messages)
 
 
@@ -220,6 +222,28 @@ def _digest(
         (digest_message(alert_state, to, policy, now, moment, backlog, situation),) if policy.is_reachable else ()
     )
     return replace(alert_state, digested=moment), messages
+
+
+# ----------------------------------------------------------------------------- the end
+def _finished(
+    alert_state: AlertState, policy: Policy, now: float, situation: RunSituation | None
+) -> tuple[AlertState, tuple[Message, ...]]:
+    """That all is trained, once, in the day time; again where more was trained after it. What ended long ago is known.
+
+    A run that is not seen to train, or to be finished, says nothing.
+    """
+    condition = None if situation is None else situation.condition
+    if situation is None or condition is None or not (condition.is_finished or condition.trains):
+        return alert_state, ()
+    if condition.trains:
+        return replace(alert_state, finished=None), ()
+    if alert_state.finished is not None or policy.is_quiet(now):
+        return alert_state, ()
+    done = replace(alert_state, finished=now)
+    is_old = situation.trained is not None and elapsed(situation.trained, now) > FINISHED_IS_NEWS_SECONDS
+    if is_old or not policy.is_reachable:
+        return done, ()
+    return done, (finished_message(digest_readers(policy, now), policy, now, situation, condition.words),)
 
 
 def digest_readers(policy: Policy, now: float) -> tuple[str, ...]:

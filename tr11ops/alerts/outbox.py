@@ -158,18 +158,22 @@ def deliver(
     now: Callable[[], float],
     seconds: float,
     only: frozenset[str] | None = None,
+    proven: frozenset[str] = frozenset(),
 ) -> Delivery:
     """Send the messages, as `in_turn` has it, for at most about `seconds`; what is not sent waits for the next round.
 
     As soon as one message of a route is due, all are tried, so that an incident's messages arrive in their order. A
     route that cannot be reached is left for this round; so is one that fails in the middle of several messages.
-    `only` limits it to messages of these ids. Raises OSError when the outbox cannot be read.
+    `only` limits it to messages of these ids. What failed before on `proven` routes (they have just taken something) is
+    tried again at once. Raises OSError when the outbox cannot be read.
     """
     began = time.monotonic()
     waiting, troubles = _waiting(directory)
     sent: list[OutboxEntry] = []
     for route in routes:
         mine = [entry for entry in waiting if entry.route == route.name and (only is None or entry.message.id in only)]
+        if route.name in proven:
+            mine = [replace(entry, due=0.0) for entry in mine]
         if not any(_is_due(entry, now()) for entry in mine):
             continue
         failures = 0

@@ -21,7 +21,7 @@ from tr11ops.alerts.situation import RunSituation
 from tr11ops.alerts.state import Alert, AlertState, Message
 from tr11ops.alerts.store import commit, read_alert_state
 from tr11ops.alerts.url_route import UrlRoute
-from tr11ops.base.observed import known
+from tr11ops.base.observed import cause, known
 from tr11ops.rundir.paths import RunDirectory
 
 if TYPE_CHECKING:
@@ -104,6 +104,21 @@ def send_test(
     if mailbox is not None and not to:
         results.append(("imap", f"{mailbox.host}:{mailbox.port}", _trouble(mailbox, policy, now)))
     return tuple(results)
+
+
+def send_what_waits(
+    directory: RunDirectory, card: RunCard, taken: frozenset[str], now: float, typed: str = ""
+) -> tuple[int, tuple[str, ...]]:
+    """Send what waits on routes that have just taken a message, however often it failed: how many, and troubles."""
+    if not taken or not directory.exists:
+        return 0, ()
+    try:
+        alert_state = read_alert_state(directory).alert_state
+    except (OSError, ValueError) as error:
+        return 0, (f"the messages that wait could not be sent: {cause(error)}",)
+    policy = policy_for(directory, card, typed)
+    sent, troubles = send_waiting(directory, card, policy, alert_state, now, PERSON_SECONDS, proven=taken)
+    return sent, tuple(troubles)
 
 
 def _trouble(mailbox: Mailbox, policy: Policy, now: float) -> str:

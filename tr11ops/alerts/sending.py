@@ -122,10 +122,11 @@ def send_waiting(
     now: float,
     seconds: float,
     only: frozenset[str] | None = None,
+    proven: frozenset[str] = frozenset(),
 ) -> tuple[int, list[str]]:
-    """Send the queued messages; returns how many deliveries were done, and the troubles."""
+    """Send the queued messages; returns how many deliveries were done, and the troubles. `proven`: see `deliver`."""
     try:
-        done = deliver(directory, routes(card, policy, lambda: now), lambda: now, seconds, only)
+        done = deliver(directory, routes(card, policy, lambda: now), lambda: now, seconds, only, proven)
     except OSError as error:
         return 0, [f"outbox: {cause(error)}"]
     notes = list(done.troubles)

@@ -61,13 +61,14 @@ class Spell(Record):
 class RunCondition(Record):
     """The verdict of a look, as all-clears need it: its `words`, and whether no one needs to get up (`is_well`).
 
-    `trains`: a job trains, or is said to; `is_over`: all is trained, or a person has stopped the run.
+    `trains`: a job trains, or is said to; `is_over`: all is trained (`is_finished`), or a person has stopped the run.
     """
 
     words: str
     is_well: bool
     trains: bool = False
     is_over: bool = False
+    is_finished: bool = False
 
 
 class RunSituation(Record):

@@ -163,9 +163,10 @@ class Message(Record):
     """One message to people: written once, sent to each of `to` (and to every delivery URL) once.
 
     `id` is the same however often the message is made again, and names its file and its Message-ID. `kind` is
-    opened, raised, reopened, again, escalated, repeated, assigned, cleared, replaced, digest, test or site; of several
-    alerts, that of the first. `alert` is the first alert's fingerprint, "" for what belongs to none; `alerts` are all
-    of them, and `kinds` what is said of each. `thread` are the Message-IDs of the incidents' first messages, "" for the
+    opened, raised, reopened, again, escalated, repeated, assigned, cleared, replaced, digest, finished, test or site;
+    of several alerts, that of the first. `alert` is the first alert's fingerprint, "" for what belongs to none;
+    `alerts` are all of them, and `kinds` what is said of each. `thread` are the Message-IDs of the incidents' first
+    messages, "" for the
     first one itself. `appendix` is for mails alone; `urls` says whether the delivery URLs get it.
     """
 
@@ -215,6 +216,7 @@ class AlertState(Record):
     leave the alert state when outbox and journal hold them. `closed` are older incidents, the newest last. `looked` is
     the last look, `blind` the detectors that could not judge then, `digested` the last digest's moment. `mailbox` says
     up to where replies were read (UIDVALIDITY, UID), `answered` are the Message-IDs of those that were heeded.
+    `finished` is the look at which people were told that all is trained.
     """
 
     alerts: tuple[Alert, ...] = ()
@@ -226,6 +228,7 @@ class AlertState(Record):
     digested: float | None = None
     mailbox: tuple[int, int] | None = None
     answered: tuple[str, ...] = ()
+    finished: float | None = None
 
     @property
     def open_alerts(self) -> tuple[Alert, ...]:

@@ -139,6 +139,7 @@ def _alert_state(value: Any, place: Path) -> AlertState:
         digested=_moment(value["digested"]),
         mailbox=_pair(value.get("mailbox")),
         answered=tuple(map(str, value.get("answered", ()))),
+        finished=_moment(value.get("finished")),
     )
 
 

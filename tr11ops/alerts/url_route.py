@@ -79,7 +79,7 @@ class UrlRoute:
 
 
 def _type(library: Any, message: Message) -> apprise.NotifyType:
-    if message.kind in {"cleared", "test"}:
+    if message.kind in {"cleared", "finished", "test"}:
         return library.NotifyType.SUCCESS
     kinds = {Severity.CRITICAL: library.NotifyType.FAILURE, Severity.WARNING: library.NotifyType.WARNING}
     return kinds.get(message.severity, library.NotifyType.INFO)

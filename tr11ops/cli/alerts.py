@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tr11ops.alerts.mail_text.shared import moment as said
-from tr11ops.alerts.people import read_digest, send_digest, send_test
+from tr11ops.alerts.people import read_digest, send_digest, send_test, send_what_waits
 from tr11ops.alerts.reading import incidents, open_alerts, waiting
 from tr11ops.alerts.sending import policy_for
 from tr11ops.base.observed import Unknown
@@ -98,7 +98,8 @@ def test(
         typer.Option("--address", "--to", metavar="ADDRESS", help="Mail to this address alone; may be repeated."),
     ] = None,
 ) -> None:
-    """Send a real test message to everyone whom the card names, and say of each whether a server took it.
+    """Send a real test message to everyone whom the card names, and say of each whether a server took it. What waits
+    to be sent on a route that takes the test goes out with it.
 
     Exit code 1 when one was not taken.
 
@@ -120,6 +121,12 @@ def test(
         for route, who, trouble in results:
             made.add_row(*map(plain_text, (route, who, trouble or "taken")))
         show(made)
+    taken = frozenset(route for route, _, trouble in results if not trouble)
+    sent, troubles = send_what_waits(context.directory, context.card, taken, time.time(), named_card(context.run))
+    if sent:
+        say(f"{counted(sent, 'message that had waited was', 'messages that had waited were')} sent as well")
+    for trouble in troubles:
+        say(trouble)
     routes = {route for route, _, trouble in results if trouble}
     if "mail" in routes:
         say("mail goes to alerts.smtp_host and alerts.smtp_port of the card: name a server that takes mail from here")

@@ -65,7 +65,7 @@ def _counted(incidents: Sequence[ShownIncident]) -> Row:
 
 
 def _more(count: int) -> Row:
-    return "", f"{count} more rows: put `| less` behind the command", "dim"
+    return "", f"{count} more rows: in a taller window, or by `tr11 status | less`", "dim"
 
 
 def _by_worth(rows: Sequence[Row]) -> list[Row]:

@@ -89,6 +89,7 @@ def condition_of(verdict: Verdict) -> RunCondition:
         is_well=verdict.exit_code == 0 and verdict.word is not VerdictWord.STARTING,
         trains=verdict.word is VerdictWord.HEALTHY,
         is_over=verdict.word in {VerdictWord.FINISHED, VerdictWord.STOPPED},
+        is_finished=verdict.word is VerdictWord.FINISHED,
     )
 
 

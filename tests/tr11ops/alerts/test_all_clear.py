@@ -24,7 +24,7 @@ DISK = finding("filesystem-filling", WARNING, "/scratch", title="/scratch is ful
 TRAINS = RunCondition("HEALTHY: job 1008 on 4 nodes: training at iteration 266", is_well=True, trains=True)
 STARTS = RunCondition("STARTING: job 1008 on 4 nodes started 3 s ago", is_well=False)
 QUEUED = RunCondition("QUEUED: nothing runs now; job 1008 waits: Resources", is_well=True)
-FINISHED = RunCondition("FINISHED: all 100 iterations are trained", is_well=True, is_over=True)
+FINISHED = RunCondition("FINISHED: all 100 iterations are trained", is_well=True, is_over=True, is_finished=True)
 ENDED = RunCondition("DOWN: nothing runs and nothing is queued", is_well=False)
 UNSEEN = RunCondition("UNKNOWN: scheduler unreachable", is_well=False)
 
@@ -34,6 +34,7 @@ class Looks:
 
     def __init__(self) -> None:
         self.state, self.now = AlertState(), NOON
+        self.news: list[Message] = []  # that all is trained
 
     def see(
         self,
@@ -48,7 +49,8 @@ class Looks:
         self.state = look(self.state, found, frozenset(), POLICY, self.now, ended)
         situation = RunSituation(condition=condition, trained=ended)
         self.state, messages = tell(self.state, POLICY, self.now, situation=situation)
-        return list(messages)
+        self.news += [message for message in messages if message.kind == "finished"]
+        return [message for message in messages if message.kind != "finished"]
 
 
 def subjects(messages: Iterable[Message]) -> list[str]:
@@ -158,6 +160,28 @@ def test_what_comes_back_before_its_all_clear_calls_again_who_took_it_on() -> No
     assert [looks.see(condition=STARTS) for _ in range(2)] == [[], []]
     (message,) = looks.see(HANG, condition=ENDED)
     assert message.kind == "again"
+
+
+def test_a_finished_run_says_so_once_and_again_when_more_was_trained() -> None:
+    looks = Looks()
+    looks.see(condition=TRAINS, trained=1.0)
+    assert looks.news == []
+    for condition in (FINISHED, FINISHED, UNSEEN, QUEUED, FINISHED):
+        looks.see(condition=condition, trained=30.0)
+    (message,) = looks.news
+    assert message.subject == "[DONE] small: the training is finished"
+    assert "FINISHED: all 100 iterations are trained. Nothing to type;" in flat(message)
+    assert "cd /home/ana tr11 report --run tr11.toml" in flat(message)
+    looks.see(condition=TRAINS, trained=1.0)  # the card wants more now
+    looks.see(condition=FINISHED, trained=1.0)
+    assert len(looks.news) == 2
+
+
+def test_a_run_that_finished_long_ago_is_no_news_to_a_watchdog_that_is_new() -> None:
+    looks = Looks()
+    looks.see(condition=FINISHED, trained=40 * 86400.0)
+    assert looks.news == []
+    assert looks.state.finished is not None
 
 
 # ----------------------------------------------------------------------------- from when to when

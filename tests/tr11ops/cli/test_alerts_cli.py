@@ -12,7 +12,9 @@ import pytest
 from tests.tr11ops.alerts.office import ANA, BEN, CRITICAL, HOUR, WARNING, Mailbox, Server, finding
 from tests.tr11ops.cli.local_bench import Answer, LocalBench
 from tests.tr11ops.cli.run_folder import run_directory
+from tr11ops.alerts.reading import waiting
 from tr11ops.alerts.service import process
+from tr11ops.alerts.state import UndeliveredMessages
 from tr11ops.detect.finding import Finding
 from tr11ops.runcard.card import load_card
 from tr11ops.rundir.journal import read_journal
@@ -199,6 +201,20 @@ def test_a_test_message_is_sent_for_real_and_refusals_count(alerts: Type, mailbo
     answer = bench.tr11("alerts", "test", "--run", str(bench.card))
     assert answer.code == 1
     assert "no one would be told" in answer.err
+
+
+def test_a_test_that_is_taken_sends_what_could_not_be_sent_before(
+    alerts: Type, look: Callable[..., None], bench: LocalBench, mailbox: Mailbox
+) -> None:
+    """Status went on with "alerts are not delivered" until the next try was due, up to an hour later."""
+    mailbox.data_answers = ["451 later"] * 2
+    look(*TWO)
+    left = waiting(run_directory(bench))
+    assert isinstance(left, UndeliveredMessages) and left.count == 2 and left.trouble
+    answer = alerts("test")
+    assert answer.code == 0 and "2 messages that had waited were sent as well" in answer.err
+    assert waiting(run_directory(bench)) == UndeliveredMessages()
+    assert [subject.partition("]")[0] for subject in mailbox.subjects] == ["[TEST", "[TEST", "[CRITICAL", "[WARNING"]
 
 
 def test_the_digest_is_shown_and_sent_once(

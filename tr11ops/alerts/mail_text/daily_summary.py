@@ -1,4 +1,4 @@
-"""The daily summary, and the message that proves that messages arrive."""
+"""The daily summary, the news that all is trained, and the message that proves that messages arrive."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from tr11ops.alerts.mail_text.shared import (
 from tr11ops.alerts.policy import Policy
 from tr11ops.alerts.situation import RunSituation, Spell
 from tr11ops.alerts.state import Alert, AlertState, Message, UndeliveredMessages, stamp
+from tr11ops.base.invocation import command_for
 from tr11ops.base.units import counted, duration, node_time
 from tr11ops.detect.finding import Severity
 
@@ -124,6 +125,19 @@ def care(alert: Alert) -> str:
     if alert.snoozed_until is not None:
         parts.append(f"snoozed by {alert.snoozed_by}")
     return ", ".join(parts) or "unassigned"
+
+
+def finished_message(to: tuple[str, ...], policy: Policy, now: float, situation: RunSituation, words: str) -> Message:
+    """The news that all is trained. `words` are the verdict's."""
+    lines = [*wrapped(f"{words}. Nothing to type; queued tasks that are left end by themselves."), ""]
+    if situation.progress:
+        lines += wrapped(f"Progress: {situation.progress}", "", " " * 10)
+    if situation.trained is not None:
+        lines.append(f"Trained:  the last iteration ended {moment(situation.trained, policy)}")
+    lines += [*place(policy), "", "The whole run on one page:", *enter(policy)]
+    lines.append(f"  {command_for(policy.typed, 'report')}")
+    subject = clean(f"[DONE] {policy.run}: the training is finished", LONGEST_SUBJECT)
+    return _of_no_alert("finished", f"finished-{stamp(now)}", subject, lines, to, policy, now)
 
 
 def trial_message(to: tuple[str, ...], policy: Policy, now: float) -> Message:
