@@ -103,14 +103,19 @@ def code_folder() -> Path:
 def identify_code(attempt: Path) -> CodeIdentity:
     """The code that this attempt runs; what differs from its commit is kept in the attempt's folder."""
     try:
-        found, changes = look_at_code(code_folder())
+        package = code_folder()
+    except OSError as error:
+        return CodeIdentity(why=_in_words(error))
+    try:
+        found, changes = look_at_code(package)
         if changes:
             write_atomically(attempt / PATCH_FILE, changes.decode("utf-8", errors="replace"))
         else:  # of an attempt that was requeued under the same number
             (attempt / PATCH_FILE).unlink(missing_ok=True)
         return found
     except (OSError, subprocess.SubprocessError) as error:
-        return CodeIdentity(why=_in_words(error))
+        installed = _installed(package)  # as in an image without git
+        return installed if installed.commit else CodeIdentity(str(package), why=_in_words(error))
 
 
 def look_at_code(package: Path) -> tuple[CodeIdentity, bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -140,3 +141,17 @@ def test_records_are_read_whoever_wrote_them() -> None:
     assert versions_of({"python": "3.11", "versions": {"torch": "2"}}) == {"torch": "2", "python": "3.11"}
     assert versions_of({"versions": []}) == {}
     assert version_words({"torch": "2", "cuda": "none", "driver": "550"}) == "torch 2, driver 550"
+
+
+def test_an_image_without_git_knows_the_commit_that_it_was_installed_from(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "site" / "tr11-1.dist-info"
+    folder.mkdir(parents=True)
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: tr11\nVersion: 1\n")
+    told = {"url": "https://x/tr11", "vcs_info": {"vcs": "git", "commit_id": "c" * 40, "requested_revision": "v1"}}
+    (folder / "direct_url.json").write_text(json.dumps(told))
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    monkeypatch.setattr(software, "code_folder", lambda: package)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert str(identify_code(tmp_path / "attempt")) == "v1 cccccccccc"
