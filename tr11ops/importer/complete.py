@@ -122,6 +122,9 @@ def _batch(builder: Builder) -> None:
         builder.put("batch.global_batch_size", micro * degree, "--global-batch-size", 0, note=note)
 
 
+_TOKENIZER = ("tokenizer.path", "tokenizer.vocabulary_file", "tokenizer.type")  # what names a tokenizer, the best first
+
+
 def _vocabulary(builder: Builder) -> None:
     sizes = ("tokenizer.padded_vocabulary_size", "tokenizer.vocabulary_size")
     if any(key in builder.placed for key in sizes):
@@ -134,5 +137,6 @@ def _vocabulary(builder: Builder) -> None:
         builder.put("tokenizer.vocabulary_size", _GPT2_ENTRIES, "--tokenizer-type", line, note=note)
         return
     why = "the size of the vocabulary is the tokenizer's: give --set tokenizer.vocabulary_size=..."
-    shown = builder.value("tokenizer.path", "")
-    builder.leave("--pad-vocab-size-to", shown, line, LeftReason.DECISION, why, "tokenizer.vocabulary_size")
+    named = next(key for key in _TOKENIZER if key in builder.placed)  # its type at least: see above
+    said = builder.placed[named]
+    builder.leave(said.source, said.value, said.line, LeftReason.DECISION, why, "tokenizer.vocabulary_size")

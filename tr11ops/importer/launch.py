@@ -18,11 +18,15 @@ _LAUNCHER_SWITCHES = frozenset({"-u", "--standalone", "--no_python", "--use_env"
 
 @dataclass(frozen=True)
 class ParsedLaunch:
-    """The training's command, taken apart. `strays` are words among the options that belong to none."""
+    """The training's command, taken apart. `strays` are words among the options that belong to none.
+
+    `launcher` has the launcher's options by name with `_`; `spelled` how the script writes each.
+    """
 
     command: ShellCommand
     program: str
     launcher: Mapping[str, Traced]
+    spelled: Mapping[str, str]
     options: tuple[OptionUse, ...]
     strays: tuple[Traced, ...]
 
@@ -55,10 +59,12 @@ def take_apart(command: ShellCommand) -> ParsedLaunch:
     words = command.words
     first = next((i for i, word in enumerate(words) if word.text.partition("=")[0] in RULES), 0)
     program_at = max((i for i in range(first) if words[i].text.endswith(".py")), default=-1)
-    launcher = _launcher_options(words[: program_at if program_at >= 0 else first])
+    before = words[: program_at if program_at >= 0 else first]
+    launcher = _launcher_options(before)
+    spelled = {_launcher_key(word): word.text.partition("=")[0] for word in before if _is_option(word)}
     options, strays = _options(words[program_at + 1 if program_at >= 0 else first :])
     program = words[program_at].text if program_at >= 0 else ""
-    return ParsedLaunch(command, program, launcher, tuple(options), tuple(strays))
+    return ParsedLaunch(command, program, launcher, spelled, tuple(options), tuple(strays))
 
 
 def _options(words: Sequence[Traced]) -> tuple[list[OptionUse], list[Traced]]:
@@ -85,6 +91,10 @@ def _is_option(word: Traced) -> bool:
     return bool(_OPTION.match(word.text)) and not word.unknown_at(0)
 
 
+def _launcher_key(word: Traced) -> str:
+    return word.text.partition("=")[0].lstrip("-").replace("-", "_")
+
+
 def _launcher_options(words: Sequence[Traced]) -> dict[str, Traced]:
     """`--nnodes 48`, `--nproc_per_node=8`: names with `-` as `_`, without dashes before them."""
     found: dict[str, Traced] = {}
@@ -92,7 +102,7 @@ def _launcher_options(words: Sequence[Traced]) -> dict[str, Traced]:
         if not _is_option(word):
             continue
         name, equals, _ = word.text.partition("=")
-        key = name.lstrip("-").replace("-", "_")
+        key = _launcher_key(word)
         following = words[index + 1] if index + 1 < len(words) else None
         if equals:
             found[key] = word.cut(len(name) + 1)

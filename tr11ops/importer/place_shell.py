@@ -100,7 +100,7 @@ def _launcher(builder: Builder, script: Script, launch: ParsedLaunch) -> None:
     for name in ("nproc_per_node", "num_gpus"):
         if name in launch.launcher:
             value = launch.launcher[name]
-            builder.take("slurm.workers_per_node", (value,), integer, f"--{name}", value.line)
+            builder.take("slurm.workers_per_node", (value,), integer, launch.spelled[name], value.line)
     endpoint = launch.launcher.get("rdzv_endpoint")
     port = launch.launcher.get("master_port")
     if endpoint is not None and ":" in endpoint.text:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -260,3 +261,28 @@ def test_weighted_prefixes_and_an_unknown_option() -> None:
     assert [item.option for item in found.decisions] == ["--some-new-option", "--eval-only"]
     late = next(item for item in found.unplaced if item.option == "#SBATCH --qos")
     assert (late.line, late.reason) == (11, LeftReason.NO_EFFECT) and "quality_of_service" not in found.tables["slurm"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("without", ["", "--pad-vocab-size-to", "--save"])
+def test_only_what_is_in_the_script_is_reported_as_its_own(name: str, without: str) -> None:
+    """A tokenizer's path was told as `--pad-vocab-size-to`, of scripts that have no such flag."""
+    script = (SCRIPTS / f"{name}.slurm").read_text()
+    if without:
+        script = re.sub(rf"{without}[ =]\S+", "", script)
+    lines = script.splitlines()
+    for item in import_text(script, name).unplaced:
+        is_said_missing = "is not given" in item.why
+        assert is_said_missing or not item.option.startswith("--") or item.option in script, (item, without)
+        assert item.line <= len(lines)
+
+
+def test_the_missing_size_of_a_vocabulary_is_asked_for_at_the_tokenizer() -> None:
+    found = import_text(minimal().replace("--pad-vocab-size-to 512", ""), "x")
+    (asked,) = [item for item in found.decisions if item.key == "tokenizer.vocabulary_size"]
+    assert (asked.option, asked.value) == ("--tokenizer-name-or-path", "/t")
+    assert "--tokenizer-name-or-path /t" in minimal().splitlines()[asked.line - 1]
+    bert = minimal(f"{BERT_DATA}").replace("pretrain_gpt.py", "pretrain_bert.py").replace("--pad-vocab-size-to 512", "")
+    found = import_text(bert.replace("--tokenizer-name-or-path /t", ""), "x")
+    (asked,) = [item for item in found.decisions if item.key == "tokenizer.vocabulary_size"]
+    assert (asked.option, asked.value) == ("--vocab-file", "/v.txt")
