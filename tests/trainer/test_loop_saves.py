@@ -20,11 +20,11 @@ from tests.trainer.spawn import run_ranks
 from trainer.checkpoint import store, writer
 from trainer.config.card import TrainerConfig
 from trainer.contract.attempt import AttemptIdentity
-from trainer.contract.checkpoints import CheckpointError, NodeFilesError, is_nodes_refusal
+from trainer.contract.checkpoints import CheckpointError, NodeFilesError, refusal_code
 from trainer.contract.end_marker import EndMarker
 from trainer.control.failed_saves import FailedSaves
 from trainer.control.failure import is_refusal
-from trainer.control.lifecycle import HeartbeatWriter, SignalFlag
+from trainer.control.lifecycle import HeartbeatWriter, SignalFlag, write_failure
 from trainer.data.errors import DataError, LostWorkerError
 from trainer.loop import Trainer
 
@@ -136,7 +136,35 @@ def test_a_file_system_that_fails_everywhere_is_no_nodes_fault(tmp_path: Path) -
     assert not any("alone could not write" in line for line in results[0][2])
 
 
-REFUSED = NodeFilesError("saving: rank 3 on n2: Input/output error", ["n2"], ["n1", "n3"])
+def fail_to_load(config: TrainerConfig, failing: tuple[int, ...]) -> tuple[bool, str]:
+    rank = int(os.environ["RANK"])
+    os.environ["TR11_NODE_NAME"] = f"n{rank + 1}"
+    if rank in failing:
+        store._read_extras = refuse_writing
+    trainer = trainer_of(OnNode, config, "8")
+    try:
+        trainer.train()
+    except CheckpointError as error:
+        write_failure(config.paths, trainer.attempt, rank, error, 0)
+        return is_refusal(error, trainer.steps_done), str(error)
+    finally:
+        trainer.close()
+    raise AssertionError("it has loaded")
+
+
+@pytest.mark.parametrize(("failing", "node", "refused"), [((1,), "n2", False), ((0, 1), "", True)])
+def test_a_node_that_alone_cannot_load_refuses_nothing(
+    tmp_path: Path, failing: tuple[int, ...], node: str, refused: bool
+) -> None:
+    config = card(tmp_path, exit_interval=2)
+    assert [reason for reason, _, _ in run_ranks(attend_on_nodes, 2, config, (), launch=False)] == ["exit-interval"] * 2
+    results = run_ranks(fail_to_load, 2, config, failing, launch=False)
+    assert [is_refused for is_refused, _ in results] == [refused] * 2, results
+    for path in (config.paths.attempt("8") / "failures").glob("*.json"):
+        assert json.loads(path.read_text())["node"] == node
+
+
+REFUSED = NodeFilesError("saving: rank 3 on n2: Input/output error", ["n2"], ["n1", "n3"], [errno.EIO])
 
 
 @pytest.mark.parametrize(
@@ -144,8 +172,8 @@ REFUSED = NodeFilesError("saving: rank 3 on n2: Input/output error", ["n2"], ["n
     [
         ([REFUSED], ""),
         ([REFUSED, REFUSED], "n2"),
-        ([REFUSED, NodeFilesError("x", ["n3"], ["n1", "n2"])], ""),  # another node the second time
-        ([REFUSED, NodeFilesError("x", ["n2", "n3"], ["n1"])], ""),
+        ([REFUSED, NodeFilesError("x", ["n3"], ["n1", "n2"], [errno.EIO])], ""),  # another node the second time
+        ([REFUSED, NodeFilesError("x", ["n2", "n3"], ["n1"], [errno.EIO] * 2)], ""),
         ([REFUSED, CheckpointError("No space left on device")], ""),
         ([REFUSED, CheckpointError("everywhere"), REFUSED], ""),  # not in a row
     ],
@@ -169,7 +197,7 @@ def test_which_node_keeps_saves_from_coming_about(faults: list[CheckpointError],
     ],
 )
 def test_what_a_node_alone_may_be_refused(error: Exception, is_nodes: bool) -> None:
-    assert is_nodes_refusal(error) is is_nodes
+    assert (refusal_code(error) is not None) == is_nodes
 
 
 def lose_a_rank() -> CheckpointError:
@@ -185,6 +213,9 @@ def lose_a_rank() -> CheckpointError:
         (DataError("no such file"), 0, True),
         (DataError("no such file"), 9, False),  # it could be read at the start: another try may go better
         (LostWorkerError("data worker 0 was killed"), 0, False),  # of this moment, before a first step too
+        (REFUSED, 0, False),  # one node does not reach the files: the next launch is without it
+        (NodeFilesError("no such file", ["n2"], ["n1"], [errno.ENOENT]), 0, True),  # the file is not there
+        (NodeFilesError("EIO", ["n2", "n3"], ["n1"], [errno.EIO] * 2), 0, True),
         (lose_a_rank(), 0, False),  # else one killed worker would keep every later task from training
         (RuntimeError("boom"), 0, False),
     ],

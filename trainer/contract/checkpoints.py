@@ -36,6 +36,10 @@ Verify = Literal["digests", "sizes"]
 
 # What a file system refuses whoever asks: there is no room.
 _EVERYONES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENAMETOOLONG})
+# What a node meets whose way to the file system is broken, whatever file it asks for.
+_NO_ACCESS = frozenset(
+    {errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ESHUTDOWN, errno.EREMOTEIO, errno.ETIMEDOUT, errno.EHOSTDOWN}
+)
 
 _PARTIAL = re.compile(r"\.(global_step\d+)\.partial-.+")
 _HALF_WRITTEN = re.compile(rf"\.{LATEST_FILE}\..+")  # what write_atomically had not yet renamed
@@ -48,19 +52,28 @@ class CheckpointError(ValueError):
 class NodeFilesError(CheckpointError):
     """The file system refused some nodes what it gave others at the same moment, in the same folder.
 
-    `failed` and `served`: the nodes' names.
+    `failed` and `served`: the nodes' names. `codes`: the errors of the operating system.
     """
 
-    def __init__(self, text: str, failed: Sequence[str], served: Sequence[str]) -> None:
+    def __init__(self, text: str, failed: Sequence[str], served: Sequence[str], codes: Sequence[int]) -> None:
         super().__init__(text)
         self.failed = tuple(failed)
         self.served = tuple(served)
+        self.codes = tuple(codes)
+
+    @property
+    def node_without_access(self) -> str:
+        """The one node that does not reach the files; "" where there are several, or it is a file that is missing."""
+        is_access = all(code in _NO_ACCESS for code in self.codes)
+        return self.failed[0] if len(self.failed) == 1 and is_access else ""
 
 
-def is_nodes_refusal(error: BaseException) -> bool:
-    """Whether the file system refused something for a reason that one node alone may have: not for want of room."""
+def refusal_code(error: BaseException) -> int | None:
+    """The operating system's error, where one node alone may meet it; None for another fault, or for want of room."""
     refused = error if isinstance(error, OSError) else error.__cause__
-    return isinstance(refused, OSError) and refused.errno not in _EVERYONES
+    if not isinstance(refused, OSError) or refused.errno in _EVERYONES:
+        return None
+    return refused.errno
 
 
 def partial_path(folder: Path, step: int, nonce: str) -> Path:

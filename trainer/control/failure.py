@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 
 from trainer.config.card import CardError
-from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.checkpoints import CheckpointError, NodeFilesError
 from trainer.data.errors import DataError, LostWorkerError
 from trainer.parallel.agreement import LostRanksError, lost_a_rank
 from trainer.spikes.detect import NotFiniteError
@@ -19,7 +19,7 @@ def is_refusal(error: Exception, steps_done: int) -> bool:
 
     The difference matters: after a refusal no later array task trains.
     """
-    if isinstance(error, LostWorkerError):
+    if isinstance(error, LostWorkerError) or (isinstance(error, NodeFilesError) and error.node_without_access):
         return False
     return isinstance(error, REFUSALS) and steps_done == 0 and not lost_a_rank(error)
 

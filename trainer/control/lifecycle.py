@@ -21,6 +21,7 @@ from types import FrameType
 from typing import NoReturn
 
 from trainer.contract.attempt import STOP_SIGNALS, AttemptIdentity, tell
+from trainer.contract.checkpoints import NodeFilesError
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.files import host_name, write_json
 from trainer.contract.heartbeat import Heartbeat, write_heartbeat
@@ -231,6 +232,7 @@ def write_failure(paths: RunPaths, attempt: AttemptIdentity, rank: int, error: B
             "iteration": iteration,
             "launch": attempt.launch,
             "error": f"{type(error).__name__}: {error}",
+            "node": error.node_without_access if isinstance(error, NodeFilesError) else "",
             "traceback": "".join(traceback.format_exception(error)),
         },
     )

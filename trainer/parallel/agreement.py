@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
-from trainer.contract.checkpoints import CheckpointError, NodeFilesError, is_nodes_refusal
+from trainer.contract.checkpoints import CheckpointError, NodeFilesError, refusal_code
 from trainer.contract.files import host_name
 
 T = TypeVar("T")
@@ -24,13 +24,13 @@ class LostRanksError(RuntimeError):
 class _Fault:
     """What went wrong, on which rank of the group; `host` is the host of the rank that says so.
 
-    `is_refusal`: the file system refused it there, for a reason that it need not have elsewhere.
+    `code`: the operating system's error, where the file system refused it there, and need not elsewhere.
     """
 
     rank: int
     text: str
     host: str
-    is_refusal: bool = False
+    code: int | None = None
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,9 @@ class RankGroup:
             text = f"{what}: {self._place(teller or first)}{first.text}"
             failed = {fault.host for fault in faults if fault is not None}
             served = {word for word in words if isinstance(word, str)} - failed
-            if served and all(fault is None or fault.is_refusal for fault in faults):
-                raise NodeFilesError(text, sorted(failed), sorted(served))
+            codes = [fault.code for fault in faults if fault is not None]
+            if served and None not in codes:
+                raise NodeFilesError(text, sorted(failed), sorted(served), [code for code in codes if code is not None])
             raise CheckpointError(text)
         return cast(T, value)
 
@@ -91,7 +92,7 @@ class RankGroup:
             rank, (cause, _) = min(error.failures.items(), key=lambda item: item[0])
             return None, _Fault(rank, one_line(cause), host_name())
         except Exception as error:
-            return None, _Fault(self.rank, one_line(error), host_name(), is_nodes_refusal(error))
+            return None, _Fault(self.rank, one_line(error), host_name(), refusal_code(error))
 
     def gather(self, value: T) -> list[T]:
         """Every rank's value, by rank. Raises CheckpointError when a rank is lost."""

@@ -167,6 +167,17 @@ def by_port(evidence: Evidence) -> Attribution | None:
     )
 
 
+def by_agreement(evidence: Evidence) -> Attribution | None:
+    """A node that does not reach the files, by the word of all ranks, which asked for them at the same moment."""
+    first = next((one for one in evidence.failures if one.node in evidence.nodes), None)
+    if first is None:
+        return None
+    fault = f"no files: {signature(first.error)}"
+    return _weighed(
+        "agreement", Kind.NODE, str(first), suspects=(first.node,), evidence=_lines(first, evidence), fault=fault
+    )
+
+
 def by_error(evidence: Evidence) -> Attribution | None:
     """What the workers' own first errors say; those that only tell of a lost peer are set aside.
 
@@ -335,7 +346,7 @@ def by_silence(evidence: Evidence) -> Attribution | None:
 
 ATTRIBUTORS: tuple[Attributor, ...] = (
     by_operator, by_node_state, by_lost_machine, by_health, by_refusal, by_unwritable, by_last_words, by_death,
-    by_port, by_error, by_first_exit, by_lost_peer, by_silence, by_first_missed, by_step_codes,
+    by_port, by_agreement, by_error, by_first_exit, by_lost_peer, by_silence, by_first_missed, by_step_codes,
 )  # fmt: skip
 
 

@@ -30,13 +30,17 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Failure:
-    """One record of `failures/*.json`. `signal`: what ended a process that could not tell of it itself."""
+    """One record of `failures/*.json`. `signal`: what ended a process that could not tell of it itself.
+
+    `node`: the one at fault by the word of all ranks, which did the same at the same moment; "" where it is not told.
+    """
 
     host: str
     rank: int | None
     time: float
     error: str
     signal: int | None = None
+    node: str = ""
 
     def __str__(self) -> str:
         who = self.host if self.rank is None else f"rank {self.rank} on {self.host}"

@@ -23,7 +23,7 @@ from tr11ops.twin.stand_in.ailments import Ailments
 from tr11ops.twin.stand_in.crew import StandInGroup
 from trainer.config.card import CardError, TrainerConfig
 from trainer.contract.attempt import AttemptIdentity, tell
-from trainer.contract.checkpoints import CheckpointError, NodeFilesError, is_nodes_refusal, take_run
+from trainer.contract.checkpoints import CheckpointError, NodeFilesError, refusal_code, take_run
 from trainer.contract.compute_record import ComputeRecord, RankPosition
 from trainer.contract.end_marker import exit_code
 from trainer.contract.files import append_line, host_name
@@ -379,13 +379,15 @@ class StandIn:
                 text = f"rank {failed[0][0]}: {failed[0][1]['fault']}"
                 hosts = {value["host"] for _, value in failed}
                 served = {value["host"] for value in values} - hosts
-                is_nodes = bool(served) and all(value["is_refusal"] for _, value in failed)
-                return {"fault": text, "failed": sorted(hosts) if is_nodes else [], "served": sorted(served)}
+                codes = [value["code"] for _, value in failed]
+                is_nodes = bool(served) and None not in codes
+                nodes = sorted(hosts) if is_nodes else []
+                return {"fault": text, "failed": nodes, "served": sorted(served), "codes": codes}
             return self._try(lambda: action([value["value"] for value in values]))
 
         answer = self.group.meet(what, {**mine, "host": host_name()}, reduce)
         if "fault" in answer and answer.get("failed"):
-            raise NodeFilesError(answer["fault"], answer["failed"], answer["served"])
+            raise NodeFilesError(answer["fault"], answer["failed"], answer["served"], answer["codes"])
         if "fault" in answer:
             raise CheckpointError(answer["fault"])
         return answer["value"]
@@ -395,7 +397,7 @@ class StandIn:
         try:
             return {"value": action()}
         except (OSError, ValueError) as error:  # CheckpointError and LeaseLost are of the second kind
-            return {"fault": " ".join(str(error).split()), "is_refusal": is_nodes_refusal(error)}
+            return {"fault": " ".join(str(error).split()), "code": refusal_code(error)}
 
     def _say(self, line: str) -> None:
         if self.seat.rank == 0:

@@ -372,6 +372,16 @@ def test_the_trainers_own_word_by_what_it_tells(reason: str, message: str, kind:
     assert attribute(evidence(WORKER_KILLED, marker=marker(reason, message))).kind is kind
 
 
+def test_a_node_that_alone_cannot_load_makes_a_suspect():
+    """All ranks raise the same error together: it says on which node."""
+    words = f"CheckpointError: loading: rank 2 on {TWO}: Input/output error: /scratch/run/checkpoints/x"
+    alike = tuple(replace(failure(node, 2 * place, words, 1.0 + place), node=TWO) for place, node in enumerate(NODES))
+    found = attribute(evidence(failures=alike))
+    assert (found.kind, found.blamed, found.suspects) == (Kind.NODE, (), (TWO,))
+    everywhere = attribute(evidence(failures=tuple(replace(one, node="") for one in alike)))
+    assert (everywhere.kind, everywhere.suspects) == (Kind.STORAGE, ())
+
+
 def test_a_node_that_alone_cannot_save_is_the_trainers_word():
     words = f"{TWO} alone could not write the save of step 20 and 40, to which 2 other nodes wrote: Input/output error"
     found = attribute(evidence(WORKER_KILLED, marker=replace(marker("error", words), node=TWO)))
