@@ -166,8 +166,7 @@ class Message(Record):
     opened, raised, reopened, again, escalated, repeated, assigned, cleared, replaced, digest, finished, test or site;
     of several alerts, that of the first. `alert` is the first alert's fingerprint, "" for what belongs to none;
     `alerts` are all of them, and `kinds` what is said of each. `thread` are the Message-IDs of the incidents' first
-    messages, "" for the
-    first one itself. `appendix` is for mails alone; `urls` says whether the delivery URLs get it.
+    messages, "" for the first one itself. `appendix` is for mails alone; `urls` says whether the delivery URLs get it.
     """
 
     id: str

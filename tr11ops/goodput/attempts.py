@@ -8,25 +8,34 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tr11ops.alerts.incidents import OPENED
 from tr11ops.base.observed import Observed, Unknown, cause, known, observed
 from tr11ops.base.units import number_in
-from tr11ops.cluster.base import Job
+from tr11ops.cluster.base import Job, JobState
 from tr11ops.goodput.history_values import AttemptHistory, StepMark
 from tr11ops.runcard.slurm_syntax import parse_time_limit
+from tr11ops.rundir.action_log import Result, replay
 from tr11ops.rundir.attempts import AttemptVerdict, LaunchRecord, attempt_label
+from tr11ops.rundir.journal import Ledger
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.paths import RunPaths
 from trainer.contract.phases import read_phases
 from trainer.contract.state_file import read_json
 
+LOST_HOST_DETECTORS = frozenset({"node-lost", "zombie"})
 REQUEUE_SECONDS = 5.0  # clocks differ by less; what is older than the attempt by more is of another life
 
 
 def read_attempts(
-    directory: RunDirectory, jobs: Observed[tuple[Job, ...]], last_steps: Mapping[str, float], read_errors: list[str]
+    directory: RunDirectory,
+    jobs: Observed[tuple[Job, ...]],
+    last_steps: Mapping[str, float],
+    read_errors: list[str],
+    ledger: Ledger,
 ) -> tuple[AttemptHistory, ...]:
     found = []
+    lost, cancelled = _lost_hosts(ledger), _cancelled(ledger)
     by_number = {job.raw_id: job for job in known(jobs, ())}
     beats = _heartbeat_times(directory.paths)
     for job_id in directory.attempt_ids():
@@ -39,8 +48,37 @@ def read_attempts(
         if isinstance(attempt, Unknown):
             read_errors.append(f"attempt {job_id}: {attempt.why}")
         elif attempt is not None:
-            found.append(attempt)
+            found.append(_as_others_saw_it(attempt, job, lost, cancelled))
     return tuple(found)
+
+
+def _as_others_saw_it(
+    attempt: AttemptHistory, job: Job | None, lost: frozenset[str], cancelled: Mapping[str, float]
+) -> AttemptHistory:
+    """With what the scheduler and the watchdog know of an end of which the attempt itself could not tell."""
+    names = {attempt.job_id, attempt.label}
+    is_lost = bool(names & lost) or (job is not None and job.state is JobState.NODE_FAIL)
+    ends = [cancelled[name] for name in names if name in cancelled and cancelled[name] >= attempt.start]
+    if attempt.ended is not None or attempt.is_running or not ends:
+        return replace(attempt, lost_its_host=is_lost)
+    return replace(attempt, lost_its_host=is_lost, ended=max(ends), is_running=False)
+
+
+def _lost_hosts(ledger: Ledger) -> frozenset[str]:
+    """The jobs whose batch script's node was lost, by the alerts that named them."""
+    return frozenset(
+        str(entry.data.get("subject", ""))
+        for entry in ledger.entries
+        if entry.kind == OPENED
+        and entry.data.get("detector") in LOST_HOST_DETECTORS
+        and entry.data.get("severity") == "CRITICAL"
+    )
+
+
+def _cancelled(ledger: Ledger) -> dict[str, float]:
+    """When the watchdog ended which job, by either of its numbers."""
+    done = [one for one in replay(ledger).records if one.action == "cancel" and one.result is Result.DONE]
+    return {name: one.time for one in done for name in (one.subject, one.incident.removeprefix("cancel:"))}
 
 
 def _read_attempt(

@@ -10,7 +10,15 @@ from typing import NamedTuple
 
 from tr11ops.diagnose.attribution.evidence import Kind
 from tr11ops.goodput.history_values import AttemptHistory, micro
-from tr11ops.goodput.timeline import NO_WORD, AttemptSegment, Bucket, EndCause, Start, launch_end, launches_of
+from tr11ops.goodput.timeline import (
+    AttemptSegment,
+    Bucket,
+    EndCause,
+    Start,
+    end_without_word,
+    launch_end,
+    launches_of,
+)
 from tr11ops.rundir.attempts import AttemptVerdict
 from trainer.contract.end_marker import BAD_REASONS, EndMarker
 
@@ -165,7 +173,7 @@ def _end_without_launch(attempt: AttemptHistory) -> EndCause | None:
         return EndCause(attempt.verdict.cause or reason, reason == "error")
     if attempt.ended is None and attempt.is_running is not False:
         return None
-    return EndCause(NO_WORD, True)
+    return end_without_word(attempt)
 
 
 class ClassifiedSegment(NamedTuple):

@@ -53,7 +53,8 @@ def read_history(
     if isinstance(steps, Unknown):
         read_errors.append(f"steps: {steps.why}")
     last_steps = {step.job_id: step.time for step in known(steps, ())}
-    attempts = observed(lambda: read_attempts(directory, jobs, last_steps, read_errors))
+    ledger = read_journal(directory.journal) if ledger is None else ledger
+    attempts = observed(lambda: read_attempts(directory, jobs, last_steps, read_errors, ledger))
     if not isinstance(attempts, Unknown):
         lives = (life for attempt in attempts for life in lives_of(attempt, known(steps, ())))
         attempts = tuple(sorted(lives, key=lambda attempt: (attempt.start, attempt.job_id)))
@@ -64,7 +65,6 @@ def read_history(
     submissions, unread = read_submissions(directory)
     if isinstance(submissions, Unknown):
         read_errors.append(f"submissions: {submissions.why}")
-    ledger = read_journal(directory.journal) if ledger is None else ledger
     read_errors += unread
     read_errors += [str(fault) for fault in ledger.faults if fault.kind != "torn"][:3]
     found = metrics if isinstance(metrics, _Metrics) else _Metrics()

@@ -61,7 +61,8 @@ class AttemptHistory:
     `ended` is when it gave its nodes back: None where it did not say so itself and the scheduler does not know;
     `is_running` is the scheduler's word, None where there is none. `last_sign`: the last moment it is known to have
     lived. `limit`: its time limit in seconds. `save_every`, `evaluate_every`: the card's intervals, in iterations.
-    `logged_as` is the job's number in the log of steps.
+    `logged_as` is the job's number in the log of steps. `lost_its_host`: the node of its batch script was lost, as the
+    watchdog or the scheduler said: no one was left there to say how it ended.
     """
 
     job_id: str
@@ -81,6 +82,7 @@ class AttemptHistory:
     save_every: int | None = None
     evaluate_every: int | None = None
     logged_as: str = ""
+    lost_its_host: bool = False
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
+from tr11ops.diagnose.attribution.evidence import Kind
 from tr11ops.goodput.history_values import AttemptHistory, StepMark, micro
 from tr11ops.rundir.attempts import LaunchRecord
 from trainer.contract.end_marker import EndMarker
@@ -112,7 +113,12 @@ def launch_end(attempt: AttemptHistory, launch: LaunchRecord) -> EndCause | None
         return EndCause(launch.cause, launch.cause != ORDERLY)
     if launch.end is None and attempt.is_running is not False and attempt.ended is None:
         return None
-    return EndCause(NO_WORD, True)
+    return end_without_word(attempt)
+
+
+def end_without_word(attempt: AttemptHistory) -> EndCause:
+    """The end of what left no word of its own: by its node, where others saw that it was lost."""
+    return EndCause(Kind.NODE if attempt.lost_its_host else NO_WORD, True)
 
 
 def launches_of(attempt: AttemptHistory) -> tuple[LaunchRecord, ...]:

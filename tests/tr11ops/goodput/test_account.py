@@ -13,6 +13,7 @@ from tr11ops.cluster.base import Job, JobState
 from tr11ops.goodput.account import Goodput, account
 from tr11ops.goodput.history import read_history
 from tr11ops.goodput.timeline import Bucket
+from tr11ops.rundir.action_log import INTENT, OUTCOME
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.files import write_json
 
@@ -72,17 +73,17 @@ def test_each_loss_has_its_cause(tmp_path):
         {
             "first start": 4 * 600 + 4 * 100 + 80,
             # lost steps, the wait for the first sign, what followed until the training went on, and the node itself
-            "node": 4 * 300 + 4 * 40 + 4 * 10 + 3 * 2 + 3 * 88 + 60 + 2160,
+            # at last the steps of the attempt that the scheduler ended with NODE_FAIL
+            "node": 4 * 300 + 4 * 40 + 4 * 10 + 3 * 2 + 3 * 88 + 60 + 2160 + 4 * 380,
             "stall": 3 * 1500,
             "exit-duration": 3 * 10 + 4 * 600 + 4 * 110 + 80,
             "kill-switch": 4 * 15 + 4 * 60 + 4 * 85 + 80,
             "operator": 4 * 3600,
-            "no word": 4 * 380,
         },
         abs=1.0,
     )
     assert [(fault.cause, fault.time - BEGIN, fault.recovered and fault.recovered - BEGIN) for fault in goodput.faults] == [
-        ("node", 2200, 2320), ("no word", 9600, None),
+        ("node", 2200, 2320), ("node", 9600, None),
     ]  # fmt: skip
     assert goodput.seconds_to_recover == 120
 
@@ -181,6 +182,31 @@ def test_an_unseen_end_is_unknown_until_the_next_attempt(tmp_path):
     over = account(read_history(past.directory, ()), BEGIN + 90_000)
     assert seconds(over)["unknown"] == 4 * 1500 + 4 * (72_000 - 200)  # but not beyond its time limit
     assert seconds(over)["restart gap"] == 4 * (90_000 - 74_000)  # both tasks have begun: nothing waits
+
+
+def test_a_lost_batch_host_is_the_cause_that_the_alert_named(tmp_path):
+    """Slurm has forgotten the job: only the watchdog saw that it went on without its script, and ended it."""
+    past = Past(tmp_path)
+    past.submit(0, "20260921-000000-00000001", 4)
+    past.attempt(10, "101", ("n1", "n2", "n3", "n4"))
+    past.launch(20)
+    past.phase(30, "training", 0)
+    past.steps(30, 1, 10, 10)
+    unseen = account(read_history(past.directory, ()), BEGIN + 1000)
+    assert [fault.cause for fault in unseen.faults] == ["no word"]
+    past.journal(200, "alert-opened", detector="zombie", severity="CRITICAL", subject="1000_1")
+    alone = account(read_history(past.directory, ()), BEGIN + 1000)
+    assert [fault.cause for fault in alone.faults] == ["node"]
+
+    number = {"number": "1", "action": "cancel", "subject": "1000_1", "incident": "cancel:101"}
+    past.journal(300, INTENT, **number)
+    past.journal(301, OUTCOME, **number, result="done")
+    goodput = account(read_history(past.directory, ()), BEGIN + 1000)
+    held = goodput.by(lambda span: span.bucket)
+    assert Bucket.UNKNOWN not in held or held[Bucket.UNKNOWN].node_micros == 0
+    causes = goodput.by(lambda span: span.cause)
+    assert causes["node"].node_micros >= 4 * (300 - 130) * 1_000_000, "its nodes were held until the watchdog ended it"
+    assert [(fault.cause, fault.job_id) for fault in goodput.faults] == [("node", "101")]
 
 
 def test_a_killed_foreground_training_ends_with_its_last_sign(tmp_path):
