@@ -17,7 +17,7 @@ from typing import Any, Literal
 from tr11ops.checkpoints.catalogue import Catalogue, CatalogueEntry
 from tr11ops.checkpoints.prune import CLAIM
 from tr11ops.checkpoints.quarantine import names_of
-from tr11ops.observe.lease import LeaseHolder, read_holder
+from tr11ops.observe.lease import ROLLBACK, LeaseHolder, read_holder
 from tr11ops.rundir.checkpoint_digests import DigestRecord
 from tr11ops.rundir.claims import ClaimFolder
 from tr11ops.rundir.journal import Journal
@@ -41,7 +41,6 @@ from trainer.schedule.path import Position, path_of
 
 CLAIM_SECONDS = 600.0
 BEGUN, DONE = "rollback", "rollback-done"
-LEASE_JOB = "rollback"  # under which name a roll-back holds the run's lease
 
 
 class NotPossible(Exception):
@@ -237,7 +236,7 @@ def _leased(directory: RunDirectory, ended: str) -> Iterator[Callable[[], None]]
         raise TrainerAlive(f"nothing was changed: a training has just started: {holder.text}")
     folder = LeaseFolder(directory.paths)
     epoch = folder.newest()[0] + 1
-    if not folder.claim(epoch, replace(LeaseClaim.of_this_process(LEASE_JOB, 0), epoch=epoch)):
+    if not folder.claim(epoch, replace(LeaseClaim.of_this_process(ROLLBACK, 0), epoch=epoch)):
         raise TrainerAlive("nothing was changed: a training starts at this moment")
 
     def fence() -> None:
@@ -254,7 +253,7 @@ def _leased(directory: RunDirectory, ended: str) -> Iterator[Callable[[], None]]
 def _living_holder(directory: RunDirectory, ended: str) -> LeaseHolder | None:
     """Who holds the lease and lives. Of roll-backs one is at it at a time (`claimed`), so another's claim is over."""
     holder = read_holder(directory.paths, *clocks_of(directory.paths, now()))
-    return None if holder is not None and holder.job_id in (ended, LEASE_JOB) else holder
+    return None if holder is not None and holder.job_id in (ended, ROLLBACK) else holder
 
 
 def _text(plan: RollbackPlan) -> str:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from tr11ops.base.observed import Unknown, observed
 from tr11ops.cluster.base import Scheduler, SchedulerError
+from tr11ops.cluster.process_marks import start_mark
 from tr11ops.observe.foreground import foreground_trainings
-from tr11ops.observe.lease import LeaseHolder, read_holder
+from tr11ops.observe.lease import ROLLBACK, LeaseHolder, read_holder
 from tr11ops.queue.stop import StopView
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.files import host_name
@@ -37,7 +38,8 @@ def look_for_trainer(directory: RunDirectory, view: StopView, scheduler: Schedul
         if _is_over(holder, here, scheduler):
             ended = holder.job_id
         else:
-            words.append(f"a trainer holds the run's lease: {holder.text}")
+            what = "a roll-back" if holder.job_id == ROLLBACK else "a trainer"
+            words.append(f"{what} holds the run's lease: {holder.text}")
     if words:
         return Living(tuple(words))
     unknown = [f"the scheduler does not answer: {view.read_error}"] if view.read_error else []
@@ -48,7 +50,9 @@ def look_for_trainer(directory: RunDirectory, view: StopView, scheduler: Schedul
 
 
 def _is_over(holder: LeaseHolder, here: tuple[str, ...] | Unknown, scheduler: Scheduler) -> bool:
-    """Whether a claim's trainer was killed a moment ago: its job is final, or it was a process here that is gone."""
+    """Whether a claim's holder was killed a moment ago: its job is final, or it was a process here that is gone."""
+    if holder.job_id == ROLLBACK:  # on another machine, it is waited for until its claim is old
+        return holder.host == host_name() and start_mark(holder.process) is None
     if holder.is_of(host_name()):
         return here == ()
     try:

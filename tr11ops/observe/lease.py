@@ -6,14 +6,20 @@ from dataclasses import dataclass
 
 from trainer.contract.paths import RunPaths
 
+ROLLBACK = "rollback"  # under which name a roll-back holds the run's lease
+
 
 @dataclass(frozen=True)
 class LeaseHolder:
-    """The trainer that holds the run's lease and lives. `job_id` is its scheduler's number."""
+    """Who holds the run's lease, and renewed it a moment ago. `job_id` is its scheduler's number, ROLLBACK of none.
+
+    `process` is its number on its host, 0 where that is not known.
+    """
 
     job_id: str
     host: str
     text: str
+    process: int = 0
 
     def is_of(self, host: str) -> bool:
         """Is it a foreground training of this machine? Those are known by their processes."""
@@ -33,4 +39,4 @@ def read_holder(paths: RunPaths, *clocks: float) -> LeaseHolder | None:
     if not claim.token:
         path = paths.state / "lease" / f"{claim.epoch}.json"
         return LeaseHolder("unknown", "", f"the trainer that made {path}, which cannot be read")
-    return LeaseHolder(claim.job_id, claim.host, str(claim))
+    return LeaseHolder(claim.job_id, claim.host, str(claim), claim.pid)

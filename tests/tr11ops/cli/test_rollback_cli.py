@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ from tr11ops.cluster.local import LocalScheduler
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.checkpoint_names import checkpoint_steps, read_latest
 from trainer.contract.files import write_atomically
-from trainer.contract.lease import Lease
+from trainer.contract.lease import Lease, LeaseClaim, LeaseFolder
 from trainer.contract.recovery import PendingMoves, RecoveryRecord, read_recovery, write_recovery
 
 
@@ -118,6 +121,23 @@ def test_not_while_a_trainer_lives_or_may_live(bench: LocalBench, monkeypatch: p
     epoch.write_text("{")  # a claim that cannot be read, made a moment ago
     assert rollback(bench, "4", "--yes").code == 1
     assert checkpoint_steps(directory.paths.checkpoints) == [2, 4, 6]
+
+
+def test_a_roll_back_that_was_killed_here_keeps_the_next_from_nothing(bench: LocalBench) -> None:
+    """Its claim is young, and its process is gone; one that lives, or lived elsewhere, is waited for."""
+    directory = saved(bench)
+    leases = LeaseFolder(directory.paths)
+    mine = LeaseClaim.of_this_process("rollback", 0)
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    assert leases.claim(1, replace(mine, epoch=1))
+    alive = rollback(bench, "4", "--yes")
+    assert alive.code == 1 and "a roll-back holds the run's lease" in alive.err + alive.out
+    assert leases.claim(2, replace(mine, epoch=2, host="elsewhere", pid=ended.pid))
+    assert rollback(bench, "4", "--yes").code == 1
+    assert leases.claim(3, replace(mine, epoch=3, pid=ended.pid))
+    assert rollback(bench, "4", "--yes").code == 0
+    assert read_latest(directory.paths.checkpoints) == 4
 
 
 def test_what_is_queued_resumes_there(bench: LocalBench) -> None:

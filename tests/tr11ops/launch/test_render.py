@@ -319,6 +319,17 @@ def test_starts_that_were_killed_are_counted_by_the_next_one(tmp_path: Path) -> 
     assert status == 3 and "TRAINED" not in said
 
 
+def test_what_a_later_start_left_outlives_the_end_of_this_one(tmp_path: Path) -> None:
+    """Slurm may start the next task while this one leaves: the mark of that start is not this one's to forget."""
+    verdict, later = tmp_path / "attempts" / "7" / "verdict.json", tmp_path / "silent" / "8"
+    verdict.parent.mkdir(parents=True)
+    later.parent.mkdir()
+    (tmp_path / "silent" / "5").touch()
+    leaves = f"{AGENT}; pathlib.Path({str(verdict)!r}).touch(); pathlib.Path({str(later)!r}).touch()"
+    assert "TRAINED" in early(tmp_path, [], leaves)[2]
+    assert [path.name for path in later.parent.iterdir()] == ["8"]
+
+
 def test_an_unwritable_run_directory_is_not_a_second_time(tmp_path: Path) -> None:
     tools = tmp_path / "tools"
     tools.mkdir()
