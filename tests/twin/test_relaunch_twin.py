@@ -402,3 +402,23 @@ def test_a_job_whose_batch_host_slurm_has_lost_starts_nothing_more(stage: SmallR
     assert stage.launches(second)[0]["checkpoint_before"] >= 10
     assert stage.attempts() == [first, second] and stage.verdict(first)["restart"]
     assert stage.queued().pending_tasks == (3, 4)
+
+
+def test_a_job_without_its_batch_host_is_never_called_healthy(
+    stage: SmallRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before its trainers are silent for long enough to be gone, it is no job that goes on by itself."""
+    stage.launch(1)
+    attempt = stage.train()
+    inject(stage.twin, "batch-host-dead", node=NODES[0])
+
+    def has_left() -> bool:
+        job = stage.slurm.job(attempt)
+        return job is not None and NODES[0] not in job.nodes
+
+    stage.wait(has_left, "Slurm's notice")
+    capsys.readouterr()
+    assert execute(["status", "--json", "--scheduler", "slurm"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert (document["verdict"], document["may_sleep"]) == ("stalled", False)
+    assert f"has lost its batch host {NODES[0]}" in document["why"] or "without its batch script" in document["why"]

@@ -15,6 +15,7 @@ from tr11ops.cluster.pending_reasons import Cause, Wait, reason_of_job
 from tr11ops.detect.causes import first_cause
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe import derived
+from tr11ops.observe.lost_host import batch_host, has_lost_its_host
 from tr11ops.observe.snapshot import KillSwitch, Snapshot
 from trainer.contract.end_marker import BAD_REASONS
 from trainer.contract.record import Record
@@ -101,6 +102,7 @@ def _without_scheduler(snapshot: Snapshot, why: str) -> Verdict:
 
 STALLING = {"hung", "stalled", "suspended", "lingering", "zombie", "two-attempts", "node-lost", "kill-switch-left-on"}
 STARTING_PHASES = {"starting", "loading"}
+ENDED_SECONDS = 30.0  # from the end of the workers to the next launch, or to the end of the job
 
 
 def _of_active(snapshot: Snapshot, findings: tuple[Finding, ...], active: tuple[Job, ...]) -> Verdict:
@@ -110,6 +112,8 @@ def _of_active(snapshot: Snapshot, findings: tuple[Finding, ...], active: tuple[
     running = [job for job in active if job.state is JobState.RUNNING]
     job = max(running or active, key=lambda job: job.start_time or 0.0)
     on = f"job {job.job_id} on {_nodes(job)}"
+    if has_lost_its_host(snapshot, job):
+        return _without_host(snapshot, job, on)
     marker = derived.marker_of(snapshot, derived.identifiers(job))
     liveness = derived.liveness_of(snapshot, job)
     ended = marker is not None and (
@@ -122,6 +126,13 @@ def _of_active(snapshot: Snapshot, findings: tuple[Finding, ...], active: tuple[
     return _no_liveness(snapshot, job, on) if liveness is None else _alive(snapshot, liveness, on)
 
 
+def _without_host(snapshot: Snapshot, job: Job, on: str) -> Verdict:
+    """Whether its trainers live or not: no script is left to start them again, or to end the job."""
+    liveness = derived.liveness_of(snapshot, job)
+    seen = "no sign of life" if liveness is None else f"{liveness.phase}, {_seen(snapshot, liveness)}"
+    return Verdict(VerdictWord.STALLED, f"{on} has lost its batch host {batch_host(snapshot, job)}: {seen}")
+
+
 def _alive(snapshot: Snapshot, liveness: derived.Liveness, on: str) -> Verdict:
     hidden = derived.hidden_life(snapshot)
     if hidden and not liveness.is_fresh(snapshot.time):
@@ -131,6 +142,9 @@ def _alive(snapshot: Snapshot, liveness: derived.Liveness, on: str) -> Verdict:
     if liveness.phase in STARTING_PHASES:
         return Verdict(VerdictWord.STARTING, f"{on}: {liveness.phase}, {_seen(snapshot, liveness)}")
     at = "" if liveness.iteration is None else f" at iteration {liveness.iteration}"
+    if liveness.phase == derived.ENDED_PHASE:
+        word = VerdictWord.STALLED if liveness.silent_for(snapshot.time) > ENDED_SECONDS else VerdictWord.STARTING
+        return Verdict(word, f"{on}: its workers have ended{at} without a word, {_seen(snapshot, liveness)}")
     return Verdict(VerdictWord.HEALTHY, f"{on}: {liveness.phase}{at}, {_seen(snapshot, liveness)}")
 
 

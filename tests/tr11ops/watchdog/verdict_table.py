@@ -18,10 +18,13 @@ from tests.tr11ops.status_cases import (
 )
 from tr11ops.base.observed import Unknown
 from tr11ops.cluster.base import JobState, Node
-from tr11ops.observe.snapshot import KillSwitch, Snapshot
+from tr11ops.observe.snapshot import Attempt, KillSwitch, Snapshot
 from tr11ops.watchdog.verdict import VerdictWord
 
 AWAY = Unknown("squeue did not answer within 10 s")
+
+
+NODES = tuple(f"n{number:02d}" for number in range(1, 49))
 
 
 SWITCH = KillSwitch(snapshot().run.kill_switch, "ben", NOW - 600.0, "new data")
@@ -64,6 +67,24 @@ TABLE: list[tuple[str, Snapshot, VerdictWord, str]] = [
     ),
     ("zombie", snapshot(nodes=(Node("n01", frozenset({"down"})),)), VerdictWord.STALLED, "which ran its batch script"),
     ("a spare node down", snapshot(nodes=(Node("n09", frozenset({"down"})),)), VerdictWord.HEALTHY, "training"),
+    (
+        "the batch host has left the job, its trainers are just silent",
+        snapshot(jobs=(running(nodes=NODES[1:]),), attempts=(Attempt("1007", NOW - HOUR, None, nodes=NODES),)),
+        VerdictWord.STALLED,
+        "job 1000_7 on 47 nodes has lost its batch host n01: training, last sign of life 20 s ago",
+    ),
+    (
+        "the workers have ended, what follows is not seen yet",
+        snapshot(attempts=(), heartbeats=beats(phase="ended", age=20), steps=steps(age=25)),
+        VerdictWord.STARTING,
+        "its workers have ended at iteration 31219 without a word",
+    ),
+    (
+        "the workers have ended, and nothing follows",
+        snapshot(attempts=(), heartbeats=beats(phase="ended", age=40), steps=steps(age=45)),
+        VerdictWord.STALLED,
+        "its workers have ended at iteration 31219 without a word, last sign of life 40 s ago",
+    ),
     ("suspended", snapshot(jobs=(running(state=JobState.SUSPENDED),)), VerdictWord.STALLED, "suspended"),
     ("two at once", snapshot(jobs=(running(), running(job_id="1001", raw_id="1001"))), VerdictWord.STALLED, "2 jobs"),
     (
