@@ -37,7 +37,7 @@ from trainer.checkpoint.publishing import (
 )
 from trainer.checkpoint.save_plan import INDEX_FILE
 from trainer.checkpoint.sharded_files import STEP_KEY
-from trainer.checkpoint.source import Part, TensorFacts, TensorSource
+from trainer.checkpoint.source import Part, TensorFacts, TensorSource, read_finite
 from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.checkpoints import CheckpointError
 from trainer.contract.manifest import FileEntry
@@ -67,7 +67,7 @@ def write_checkpoint(
     optimizer gives a checkpoint of weights alone. `extras.rng` may be empty: a load then derives random streams again.
     `latest`, `fence`: see `publish`. `on_bytes` is told of each chunk written (`source_bytes` in all).
     Leaves alone what other savers have in the folder. Raises CheckpointError when the step exists already, when the
-    source is damaged, or when the disk refuses; nothing of the new checkpoint is then left.
+    source is damaged or holds NaN or infinity, or when the disk refuses; nothing of the new checkpoint is then left.
     """
     with new_checkpoint(folder, step) as partial:
         entries = _write_part(partial, "weights", source, on_bytes)
@@ -155,7 +155,7 @@ def _files(chunks: list[_Chunk]) -> Iterator[list[_Chunk]]:
 
 def _read(source: TensorSource, part: Part, chunk: _Chunk) -> Tensor:
     """One chunk from its source, in a storage no larger than itself, because the whole storage is written."""
-    tensor = source.read(part, chunk.key, chunk.offsets, chunk.sizes)
+    tensor = read_finite(source, part, chunk.key, chunk.offsets, chunk.sizes)
     if tuple(tensor.shape) != chunk.sizes or tensor.dtype != chunk.facts.dtype:
         raise CheckpointError(
             f"{chunk.key} at {chunk.offsets} is {tuple(tensor.shape)} {tensor.dtype}, its source announced "

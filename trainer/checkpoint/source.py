@@ -9,6 +9,8 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
+from trainer.contract.checkpoints import CheckpointError
+from trainer.parallel.replica_check import is_finite
 from trainer.parallel.state import MASTERS, MOMENT_KINDS
 
 Part = Literal["weights", "optimizer"]
@@ -54,6 +56,17 @@ class TensorSource(Protocol):
 
     def read(self, part: Part, key: str, offsets: Sequence[int], sizes: Sequence[int]) -> Tensor:
         """The rectangle at `offsets` of `sizes`, in memory of its own. Raises CheckpointError, naming the file."""
+
+
+def read_finite(source: TensorSource, part: Part, key: str, offsets: Sequence[int], sizes: Sequence[int]) -> Tensor:
+    """`source.read`, for what becomes a checkpoint or a model: raises CheckpointError also for NaN and infinity."""
+    values = source.read(part, key, offsets, sizes)
+    if not is_finite(values):
+        raise CheckpointError(
+            f"{key} ({part}) holds NaN or infinity as {str(values.dtype).removeprefix('torch.')}: nothing is made of"
+            " it; take another checkpoint, or a dtype that holds its numbers"
+        )
+    return values
 
 
 def state_kinds(optimizer: Mapping[str, TensorFacts]) -> tuple[str, ...]:

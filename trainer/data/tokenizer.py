@@ -153,20 +153,37 @@ def _load_huggingface(path: Path) -> Tokenizer:
 
 
 def _end_token(engine: Engine, file: Path) -> tuple[str, int]:
-    try:
-        config = json.loads((file.parent / CONFIG_FILE).read_text(encoding="utf-8"))
-        named = config.get("eos_token")
-        named = named.get("content") if isinstance(named, dict) else named
-    except (OSError, ValueError, AttributeError):
-        named = None
-    for token in (named, *KNOWN_END_TOKENS):
-        number = engine.token_to_id(token) if isinstance(token, str) else None
+    """The token that ends a document, and its id: the one that the config beside it names, else the first known one."""
+    named = _named_end_token(file.parent / CONFIG_FILE)
+    for token in KNOWN_END_TOKENS if named is None else (named,):
+        number = engine.token_to_id(token)
         if number is not None:
             return token, number
+    if named is not None:  # another in its place would end documents where no one meant it
+        there = [token for token in KNOWN_END_TOKENS if engine.token_to_id(token) is not None]
+        has = f", it has {', '.join(there)}" if there else ""
+        raise DataError(
+            f"{file.parent / CONFIG_FILE} names {named!r} as eos_token, which {file.name} does not have{has}; name the"
+            " token that ends a document there"
+        )
     raise DataError(
         f"{file} has no token that ends a document; name one as eos_token in {CONFIG_FILE} beside it"
         f" (looked for {', '.join(KNOWN_END_TOKENS)})"
     )
+
+
+def _named_end_token(config: Path) -> str | None:
+    """None where there is no config, or it names none. Raises DataError where it cannot be read."""
+    try:
+        value = json.loads(config.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{config} cannot be read: {_one_line(error)}; copy it again, or take it away") from error
+    named = value.get("eos_token") if isinstance(value, dict) else None
+    if isinstance(named, dict):
+        named = named.get("content")
+    return named if isinstance(named, str) else None
 
 
 def _one_line(error: Exception) -> str:

@@ -74,6 +74,24 @@ def test_an_absent_tokenizer_is_named(tmp_path: Path) -> None:
         load_tokenizer(tmp_path)
 
 
+@pytest.mark.parametrize("named", ["</stop>", {"content": "</stop>"}])
+def test_an_end_token_that_the_tokenizer_lacks_is_not_replaced_by_another(
+    tokenizer_folder: Path, tmp_path: Path, named: object
+) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((tokenizer_folder / "tokenizer.json").read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": named}))
+    with pytest.raises(DataError, match=r"names '</stop>' as eos_token, .* does not have, it has <\|endoftext\|>"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_config_that_cannot_be_read_is_not_passed_over(tokenizer_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((tokenizer_folder / "tokenizer.json").read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|endofte')
+    with pytest.raises(DataError, match=r"tokenizer_config\.json cannot be read: .*; copy it again") as caught:
+        load_tokenizer(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
 def test_end_of_document_of_foreign_tokenizers(tokenizer_folder: Path, tmp_path: Path) -> None:
     foreign = json.loads((tokenizer_folder / "tokenizer.json").read_text(encoding="utf-8"))
     text = json.dumps(foreign).replace("<|endoftext|>", "<stop>")
@@ -82,6 +100,7 @@ def test_end_of_document_of_foreign_tokenizers(tokenizer_folder: Path, tmp_path:
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "<stop>"}}))
     assert load_tokenizer(tmp_path).end_token == "<stop>"
+    (tmp_path / "tokenizer_config.json").unlink()
     (tmp_path / "tokenizer.json").write_text(text.replace("<stop>", "</s>"), encoding="utf-8")
     assert load_tokenizer(tmp_path).end_token == "</s>"
 

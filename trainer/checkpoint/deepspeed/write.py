@@ -48,7 +48,7 @@ from trainer.checkpoint.publishing import (
     write_extras,
 )
 from trainer.checkpoint.rewrite import row_blocks
-from trainer.checkpoint.source import Part, TensorFacts, TensorSource, state_kinds
+from trainer.checkpoint.source import Part, TensorFacts, TensorSource, read_finite, state_kinds
 from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.checkpoints import CheckpointError
 from trainer.contract.manifest import FileEntry
@@ -195,8 +195,8 @@ def _files(
 
 def _layer_contents(plan: _Plan, source: TensorSource, position: int, tensor_rank: int) -> dict[str, Tensor]:
     return {
-        plan.positions[name].inner: source.read(
-            "weights", name, plan.offsets(name, tensor_rank), plan.local_shape(name)
+        plan.positions[name].inner: read_finite(
+            source, "weights", name, plan.offsets(name, tensor_rank), plan.local_shape(name)
         ).contiguous()
         for name in plan.layer(position)
     }
@@ -232,6 +232,6 @@ def _read_run(
         begin = fragment.start + block.start
         for piece, sizes in row_blocks(TensorFacts(block.sizes, facts.dtype), _READ_BYTES):
             offsets = tuple(map(sum, zip(base, block.offsets, piece, strict=True)))
-            value = source.read("optimizer", f"{fragment.name}/{kind}", offsets, sizes)
+            value = read_finite(source, "optimizer", f"{fragment.name}/{kind}", offsets, sizes)
             flat[begin : begin + value.numel()].copy_(value.flatten())
             begin += value.numel()

@@ -33,12 +33,11 @@ from trainer.checkpoint.huggingface.names import (
 )
 from trainer.checkpoint.huggingface.tokenizer import TokenizerFiles
 from trainer.checkpoint.rewrite import row_blocks
-from trainer.checkpoint.source import TensorFacts, TensorSource
+from trainer.checkpoint.source import TensorFacts, TensorSource, read_finite
 from trainer.checkpoint.whole_folder import check_target, whole_folder
 from trainer.contract.checkpoints import CheckpointError
 from trainer.contract.manifest import FileEntry
 from trainer.contract.units import size
-from trainer.parallel.replica_check import is_finite
 
 CONFIG, INDEX, SINGLE = "config.json", "model.safetensors.index.json", "model.safetensors"
 DEFAULT_SHARD_BYTES = 5 * 10**9
@@ -319,9 +318,7 @@ def _write_shard(
         stream.write(len(text).to_bytes(8, "little") + text)
         for item in items:
             for offsets, sizes in item.blocks():
-                block = source.read("weights", item.key, offsets, sizes)
-                if not is_finite(block):
-                    raise CheckpointError(f"{item.key} holds NaN or infinity: such a model is not exported")
+                block = read_finite(source, "weights", item.key, offsets, sizes)
                 narrow = convert(item.key, block, item.facts.dtype).contiguous()
                 stream.write(narrow.flatten().view(torch.uint8).numpy().data)
                 on_bytes(narrow.numel() * narrow.element_size())

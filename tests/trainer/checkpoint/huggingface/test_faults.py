@@ -243,6 +243,20 @@ def test_a_card_of_another_model(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_model_that_is_not_finite_is_not_imported(
+    copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tensors = load_file(shard(copy))
+    key = next(iter(tensors))
+    tensors[key].view(-1)[0] = math.nan
+    save_file(tensors, shard(copy), {"format": "pt"})
+    config = card(6)
+    path = card_file(config, tmp_path)
+    assert main(["import", "--card", str(path), str(copy)]) == 1
+    assert "holds NaN or infinity" in capsys.readouterr().err
+    assert not list(config.paths.checkpoints.glob("*"))
+
+
 def test_a_run_with_checkpoints_is_not_imported_into(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -329,7 +343,7 @@ class WithNaN:
 
 def test_a_model_that_is_not_finite_is_not_exported(checkpoint: Path, tmp_path: Path) -> None:
     plan = plan_export(WithNaN(open_checkpoint(checkpoint)))
-    with pytest.raises(CheckpointError, match="holds NaN or infinity: such a model is not exported"):
+    with pytest.raises(CheckpointError, match=r"holds NaN or infinity as .*: nothing is made of it"):
         write_export(plan, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints"]
 
