@@ -18,6 +18,7 @@ from unittest.mock import patch
 
 from tests.plugins.command_server import tr11_command
 from tests.twin.rehearsal_inputs import rehearsal_card, steps_of
+from tests.twin.runbook_mails import LOOKS, MAILS, mailed_commands, type_them
 from tests.waiting import PATIENCE_SECONDS, Found, end_of_file, until
 from tr11ops.base.shipped import read_shipped
 from tr11ops.cli.main import execute
@@ -60,6 +61,7 @@ class Scene:
     twin: Twin
     folder: Path
     changes: Sequence[str] = ()
+    by_mail: bool = False  # a fault is treated by what its mail says, else by its page
 
     def __post_init__(self) -> None:
         self.slurm = SlurmScheduler(self.twin.environment)
@@ -69,7 +71,7 @@ class Scene:
 
     def write_card(self, *more: str, tables: str = "") -> None:
         """The card of the commands that are typed from now on; what runs goes on with its own."""
-        card = rehearsal_card(self.folder, (*SHAPE, *self.changes, *more))
+        card = rehearsal_card(self.folder, (*SHAPE, *MAILS, *self.changes, *more))
         (self.folder / "tr11.toml").write_text(card_text(card, "a test") + tables, encoding="utf-8")
         self.paths: RunPaths = card.paths
         self.directory = RunDirectory(card.paths, card.kill_switch)
@@ -139,12 +141,22 @@ class Scene:
         """The fault shows, and stays; its page's commands are typed with `words` in place of its capitals; it is gone.
 
         Of several detectors, all must show at once, and all pages must have the same cure. `after`: what others do
-        once the commands were typed.
+        once the commands were typed. `by_mail`: the commands are those of the mail; one that only says where to look
+        says something, and the page is followed.
         """
         wanted = set(detectors)
         self.until(lambda: wanted <= self.findings(), f"{wanted}")
         time.sleep(STAYS_SECONDS)
         self.until(lambda: wanted <= self.findings(), f"{wanted} again")
+        mailed = mailed_commands(self, wanted)
+        if self.by_mail and not wanted <= set(LOOKS):
+            assert mailed, f"no mail says what to type for {wanted}"
+            type_them(self, mailed)
+            after()
+            self.until(lambda: self._is_without(wanted), f"the end of {wanted} by {mailed}")
+            return
+        if wanted & set(LOOKS):
+            assert type_them(self, mailed, (0, 1, 3)).strip() or not mailed
         [commands] = {cure(page_of(detector)) for detector in detectors}
         for word, value in {"REASON": "as the page says", **words}.items():
             commands = re.sub(rf"(?<![A-Z]){word}(?![A-Z])", value, commands)

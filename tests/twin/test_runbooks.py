@@ -32,6 +32,7 @@ def scene(request: pytest.FixtureRequest, twin: Twin, tmp_path: Path) -> Iterato
     asked: Scenario = request.param
     made = Scene(twin, tmp_path, asked.changes) if asked.is_alone else request.getfixturevalue("shared")
     made.write_card(*asked.changes)
+    made.by_mail = False
     yield made
     made.heal()
     if asked.is_alone:
@@ -40,6 +41,12 @@ def scene(request: pytest.FixtureRequest, twin: Twin, tmp_path: Path) -> Iterato
 
 @pytest.mark.parametrize("scene", SCENARIOS, ids=lambda asked: "+".join(asked.detectors), indirect=True)
 def test_the_page_cures_its_fault(scene: Scene, request: pytest.FixtureRequest) -> None:
+    request.node.callspec.params["scene"].play(scene)
+
+
+@pytest.mark.parametrize("scene", SCENARIOS, ids=lambda asked: "+".join(asked.detectors), indirect=True)
+def test_the_mail_cures_its_fault(scene: Scene, request: pytest.FixtureRequest) -> None:
+    scene.by_mail = True
     request.node.callspec.params["scene"].play(scene)
 
 

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from tr11ops.alerts.state import Alert, AlertEvent, AlertState, Consequence, Incident, Message
 from tr11ops.base.units import number_in
 from tr11ops.detect.finding import Severity
+from tr11ops.rundir.newer import newer_schema
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.rundir.versioned import VersionedFile
 from trainer.contract.record import Record
@@ -127,8 +128,9 @@ def _plain(value: Any) -> Any:
 
 
 def _alert_state(value: Any, place: Path) -> AlertState:
-    if int(value["schema"]) > SCHEMA:
-        raise NewerSchema(f"{place} was written by a newer tr11 (schema {value['schema']})")
+    newer = newer_schema(place, value, SCHEMA)
+    if newer:
+        raise NewerSchema(newer)
     return AlertState(
         alerts=tuple(_alert(entry) for entry in value["alerts"]),
         closed=tuple(record(Incident, entry) for entry in value["closed"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -115,3 +116,5 @@ def _lines(runs: Sequence[ListedRun]) -> Iterator[str]:
         loss = "-" if seen["loss"] is None else f"{seen['loss']:.4f}"
         left = "-" if seen["remaining_seconds"] is None else duration(seen["remaining_seconds"])
         yield f"{seen['verdict']:<10} {step:>15} {loss:>8} {left:>11}  {run.directory}{lost}"
+        if run.exit_code:
+            yield from textwrap.wrap(seen["why"], 78, initial_indent="  ", subsequent_indent="  ")

@@ -50,7 +50,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         Severity.CRITICAL if is_late and intervals > CRITICAL_INTERVALS else Severity.WARNING,
         title,
         evidence=(f"iteration {done}, {since}{at_stake}", *_why_failed(failed)),
-        fix=derived.command(snapshot, "logs"),
+        fix=derived.command(snapshot, "checkpoint-now --wait"),
     )
 
 

@@ -40,6 +40,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
             subject=str(bad[0].step),
             identity=(str(bad[0].step),),
             evidence=tuple(lines[:3]),
+            fix=derived.command(snapshot, "checkpoint-now --wait") if snapshot.active_jobs else "",
         )
     yield from _doubted(snapshot, sound)
     latest = checkpoints.latest

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from tr11ops.base.observed import known
 from tr11ops.base.units import duration
 from tr11ops.detect.finding import Finding, Severity
+from tr11ops.detect.without_node import exclude_command, start_again
 from tr11ops.observe import derived
 from tr11ops.observe.clock import skews
 from tr11ops.observe.snapshot import Snapshot
@@ -30,6 +31,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """
     bound = snapshot.run.operation.clock_skew_seconds
     recent = [entry for entry in known(snapshot.clocks, ()) if snapshot.time - entry.stamped <= RECENT_SECONDS]
+    nodes = {node.name for node in known(snapshot.nodes, ())}
     for host, skew in sorted(skews(recent, bound).items(), key=lambda pair: -abs(pair[1])):
         entry = next(entry for entry in recent if entry.host == host)
         yield Finding(
@@ -39,6 +41,8 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
             subject=host,
             identity=(host,),
             evidence=(f"{entry.what}: {host} wrote {_signed(entry.written - entry.stamped)}",),
+            fix=exclude_command(snapshot, host, "its clock is wrong") if host in nodes else "",
+            then=start_again(snapshot, host),
         )
     own = known(snapshot.clock_ahead, 0.0)
     if abs(own) > bound:

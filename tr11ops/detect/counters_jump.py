@@ -50,7 +50,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
                 subject=str(record.iteration),
                 identity=(str(record.iteration),),
                 evidence=(*jumps[1:], _line(steps[index - 1]), _line(steps[index])),
-                fix=derived.command(snapshot, "logs"),
+                fix=derived.command(snapshot, "kill --wait"),
             )
 
 

@@ -50,7 +50,8 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
                 subject=f"chain-{chain.name}",
                 identity=(f"chain-{chain.name}",),
                 evidence=(f"job {chain.job_id} was to begin it",),
-                fix=derived.command(snapshot, "cron status"),
+                fix=derived.command(snapshot, "cron install"),
+                then=(derived.command(snapshot, "cron run --once"),),
             )
     overdue: dict[str, list[PeriodicJobState]] = {}
     for job in known(snapshot.periodic_jobs, ()):
@@ -70,7 +71,8 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
                 f"{job.name}: due {duration(snapshot.time - job.next_due)} ago, last run on {job.host}"
                 for job in jobs[:4]
             ),
-            fix=derived.command(snapshot, "cron status"),
+            fix=derived.command(snapshot, "cron install"),
+            then=(derived.command(snapshot, "cron run --once"),),
         )
 
 

@@ -21,13 +21,15 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     damaged = snapshot.damaged_files
     if isinstance(damaged, Unknown) or not damaged:
         return
+    damaged = tuple(sorted(damaged, key=lambda entry: entry.is_newer))
     more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
+    head = "a state file:" if damaged[0].is_newer else "a state file is damaged:"
     lines = [f"{entry.path} {entry.what}: {entry.without}" for entry in damaged[:MOST_NAMED]]
     is_moved = any(entry.is_set_aside for entry in damaged)
     yield Finding(
         NAME,
         Severity.WARNING,
-        f"a state file is damaged: {damaged[0].path} {damaged[0].what}{more}",
+        f"{head} {damaged[0].path} {damaged[0].what}{more}",
         evidence=tuple(lines),
         fix=derived.command(snapshot, "pulse --act --no-email") if is_moved else "",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from tr11ops.base.observed import Unknown
@@ -14,6 +15,7 @@ from tr11ops.detect.nodes_left import (
     needed_nodes,
     nodes_of_partition,
     partition_of,
+    take_back,
     usable_nodes,
 )
 from tr11ops.observe import derived
@@ -51,7 +53,7 @@ def _left_in_use(snapshot: Snapshot) -> Iterator[Finding]:
                 str(limit),
                 f"to exclude it all the same: `{_past(snapshot, node)}`",
             ),
-            fix=derived.command(snapshot, f"nodes check {node}"),
+            fix=_what_helps(snapshot, node, why),
             identity=(node,),
         )
 
@@ -78,8 +80,19 @@ def _near(snapshot: Snapshot) -> Iterator[Finding]:
         evidence = (*evidence, f"to exclude one all the same: `{_past(snapshot, 'NODE')}`")
     else:
         title, severity = f"{named} excluded, one more may be", Severity.INFO
-    yield Finding(NAME, severity, title, evidence=evidence, fix=derived.command(snapshot, "nodes check --due"))
+    yield Finding(NAME, severity, title, evidence=evidence, fix=take_back(snapshot, frozenset(names)))
 
 
-def _past(snapshot: Snapshot, node: str) -> str:
-    return derived.command(snapshot, way_past(node).removeprefix("tr11 "))
+def _what_helps(snapshot: Snapshot, node: str, why: str) -> str:
+    """Its exclusion past the cap, where an attempt still finds its nodes without it; else a check of it."""
+    usable, needed = usable_nodes(snapshot), needed_nodes(snapshot)
+    if usable is None or needed is None or usable <= needed:
+        return derived.command(snapshot, f"nodes check {node}")
+    return _past(snapshot, node, why or "it was found bad")
+
+
+def _past(snapshot: Snapshot, node: str, why: str = "") -> str:
+    command = way_past(node).removeprefix("tr11 ")
+    if why:
+        command = command.replace("REASON", shlex.quote(why))
+    return derived.command(snapshot, command)

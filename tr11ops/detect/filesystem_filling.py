@@ -38,5 +38,6 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
                 subject=rule.name,
                 identity=(rule.name,),
                 evidence=(growth,) if growth else (),
-                fix=derived.command(snapshot, "fs-watchdog"),
+                fix=derived.command(snapshot, "checkpoints prune --keep 2"),
+                then=(derived.command(snapshot, "fs-watchdog"),),
             )

@@ -53,7 +53,8 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
                 subject=rule.name,
                 identity=(rule.name,),
                 evidence=(*lines[1:], f"measured {duration(snapshot.time - usage.time)} ago by {usage.source}"),
-                fix=derived.command(snapshot, "fs-watchdog"),
+                fix=derived.command(snapshot, "checkpoints prune --keep 2"),
+                then=(derived.command(snapshot, "fs-watchdog"),),
             )
 
 

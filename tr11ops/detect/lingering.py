@@ -35,4 +35,5 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
                 subject=job.job_id,
                 evidence=(f"end marker: {marker.reason} at iteration {marker.iteration}, from {marker.host}",),
                 fix=derived.command(snapshot, "kill --now --wait"),
+                then=(derived.command(snapshot, "resume"),),
             )

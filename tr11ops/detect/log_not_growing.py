@@ -68,5 +68,8 @@ def _finding(snapshot: Snapshot, job: Job, title: str, reason: str) -> Finding:
         for log in known(snapshot.logs, ())
     )
     evidence = (reason, sizes) if sizes else (reason,)
-    fix = derived.command(snapshot, "logs")
-    return Finding(NAME, Severity.WARNING, title, subject=job.job_id, evidence=evidence, fix=fix)
+    return Finding(
+        NAME, Severity.WARNING, title, subject=job.job_id, evidence=evidence,
+        fix=derived.command(snapshot, "checkpoint-now --wait"),
+        then=(derived.command(snapshot, "kill --wait"), derived.command(snapshot, "resume")),
+    )  # fmt: skip

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from tr11ops.base.observed import Unknown, known
 from tr11ops.cluster.base import Node
+from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.rundir.exclusion_limit import ExclusionLimit, partition_nodes
 
@@ -62,6 +63,14 @@ def leaving_nodes(snapshot: Snapshot) -> tuple[Node, ...]:
         and not (node.is_gone or node.is_silent or node.is_unknown)
         and (not node.is_usable or TO_BE_REBOOTED in node.states)
     )
+
+
+def take_back(snapshot: Snapshot, nodes: Collection[str]) -> str:
+    """The command that takes one of these back, which are excluded: the one that was excluded first. It is checked
+    before, whether or not its time is over."""
+    entries = [entry for entry in known(snapshot.exclusions, ()) if entry.node in nodes]
+    first = min(entries, key=lambda entry: (entry.since or 0.0, entry.node), default=None)
+    return "" if first is None else derived.command(snapshot, f"nodes include {first.node}")
 
 
 def usable_nodes(snapshot: Snapshot, partition: str = "") -> int | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tr11ops.base.observed import Unknown, known
 from tr11ops.base.units import first_few
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.detect.nodes_left import needed_nodes, nodes_of_partition, partition_of, usable_nodes
+from tr11ops.detect.nodes_left import needed_nodes, nodes_of_partition, partition_of, take_back, usable_nodes
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.rundir.exclusion import Exclusion
@@ -47,5 +47,5 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         f"{usable} of {len(nodes)} nodes can be used, {needed} are needed: no {'further ' * trains}attempt can start",
         subject=partition,
         evidence=tuple(evidence),
-        fix=derived.command(snapshot, "nodes check --due" if kept_off else "nodes list"),
+        fix=take_back(snapshot, kept_off) or derived.command(snapshot, "nodes list"),
     )

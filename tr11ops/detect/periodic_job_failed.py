@@ -40,7 +40,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
             subject=job.name,
             identity=(job.name,),
             evidence=tuple(_evidence(snapshot, job)),
-            fix=derived.command(snapshot, "cron status"),
+            fix=derived.command(snapshot, f"cron run {job.name}"),
         )
 
 

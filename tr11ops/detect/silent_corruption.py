@@ -11,7 +11,7 @@ from tr11ops.base.observed import Unknown, known
 from tr11ops.base.units import duration
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.nodes_left import excluded_nodes
-from tr11ops.observe import derived
+from tr11ops.detect.without_node import exclude_command, start_again
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.observe.training import Corruption
 
@@ -46,5 +46,6 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
                 *(f"iteration {entry.iteration}: {entry.why}" for entry in entries[-QUOTED:]),
                 f"last found {duration(max(0.0, snapshot.time - last.time))} ago",
             ),
-            fix=derived.command(snapshot, f"nodes exclude {node}"),
+            fix=exclude_command(snapshot, node, "it computes something else than the others"),
+            then=start_again(snapshot, node),
         )

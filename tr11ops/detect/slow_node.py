@@ -13,6 +13,7 @@ from tr11ops.cluster.base import JobState
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.slow import slowdown
 from tr11ops.detect.slow_ranks import SlowRank, slow_ranks
+from tr11ops.detect.without_node import exclude_command, start_again
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.observe.training import TRAINING_PHASES
@@ -40,11 +41,13 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         suspected: dict[str, list[str]] = {}
         for node, line in _warned(snapshot, job.nodes) if slow else ():
             (sure if node in sure else suspected).setdefault(node, []).append(line)
-        yield from (_finding(snapshot, node, "holds the others back", lines) for node, lines in sure.items())
-        yield from (_finding(snapshot, node, "may be the slow node", lines) for node, lines in suspected.items())
+        yield from (_finding(snapshot, node, "holds the others back", lines, True) for node, lines in sure.items())
+        yield from (_finding(snapshot, node, "may be the slow node", lines, False) for node, lines in suspected.items())
 
 
-def _finding(snapshot: Snapshot, node: str, what: str, evidence: list[str]) -> Finding:
+def _finding(snapshot: Snapshot, node: str, what: str, evidence: list[str], is_sure: bool) -> Finding:
+    """One that is only suspected is checked first."""
+    check = derived.command(snapshot, f"nodes check {node}")
     return Finding(
         NAME,
         Severity.WARNING,
@@ -52,7 +55,8 @@ def _finding(snapshot: Snapshot, node: str, what: str, evidence: list[str]) -> F
         subject=node,
         identity=(node,),
         evidence=tuple(evidence),
-        fix=derived.command(snapshot, f"nodes check {node}"),
+        fix=exclude_command(snapshot, node, "it holds the others back") if is_sure else check,
+        then=start_again(snapshot, node) if is_sure else (),
     )
 
 

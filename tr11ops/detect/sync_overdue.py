@@ -42,4 +42,4 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     evidence = [f"last logged step {duration(snapshot.time - logged)} ago"]
     if sync is not None and sync.message:
         evidence.append(sync.message)
-    yield Finding(NAME, Severity.WARNING, title, evidence=tuple(evidence), fix=derived.command(snapshot, "cron status"))
+    yield Finding(NAME, Severity.WARNING, title, evidence=tuple(evidence), fix=derived.command(snapshot, "sync"))

@@ -18,6 +18,7 @@ from tr11ops.base.units import number_in
 from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.exclusion_limit import ExclusionLimit
 from tr11ops.rundir.journal import Journal, Ledger
+from tr11ops.rundir.newer import newer_schema
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.rundir.versioned import VersionedFile
 from trainer.contract.record import Record
@@ -38,10 +39,14 @@ class ExclusionError(ValueError):
 
 
 class Version(Record):
-    """The ledger at one moment. `number` counts changes; 0 is the empty ledger, or a file written by hand."""
+    """The ledger at one moment. `number` counts changes; 0 is the empty ledger, or a file written by hand.
+
+    `newer`: why this tr11 must not replace it, "" where it may.
+    """
 
     number: int
     exclusions: tuple[Exclusion, ...]
+    newer: str = ""
 
     def find(self, node: str) -> Exclusion | None:
         return next((entry for entry in self.exclusions if entry.node == node), None)
@@ -67,17 +72,19 @@ def read_version(path: Path) -> Version:
     """
     problem: Exception | None = None
     found: list[Version] = []
+    newer = ""
     newest = _newest(path)
     for place in (path,) if newest is None else (newest, path):
         try:
             value = read_json(place)
+            newer = newer or newer_schema(place, value, SCHEMA)
             if value is not None:
                 found.append(_version(place, value))
         except ValueError as error:
             problem = error
     if not found and problem is not None:
         raise problem
-    return max(found, key=lambda version: version.number, default=Version(0, ()))
+    return replace(max(found, key=lambda version: version.number, default=Version(0, ())), newer=newer)
 
 
 # ----------------------------------------------------------------------------- changes
@@ -217,13 +224,16 @@ def _exclusion(entry: Mapping[str, Any]) -> Exclusion:
 def _commit(path: Path, change: Callable[[Version], tuple[Exclusion, ...] | None]) -> Version | None:
     """Apply `change` to the newest version and publish the result; None when `change` returns None.
 
-    Raises OSError as the file system does, TimeoutError when others were always faster.
+    Raises OSError as the file system does, TimeoutError when others were always faster, ExclusionError where a newer
+    tr11 has written it.
     """
     versions = _versions(path)
 
     def following() -> tuple[int, str, Version] | None:
         taken = versions.numbers()  # before it is read: a version that comes in between must not be passed over
         version = read_version(path)
+        if version.newer:
+            raise ExclusionError(version.newer)
         entries = change(version)
         if entries is None:
             return None

@@ -14,10 +14,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
+from tr11ops.base.observed import known, observed
 from tr11ops.rundir import journal
 from tr11ops.rundir.attempts import AttemptVerdict
 from tr11ops.rundir.damage import Damage
 from tr11ops.rundir.journal import Journal
+from tr11ops.rundir.newer import newer_schema
 from tr11ops.rundir.paths import RunDirectory, Submission
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.exit_time import ExitTime
@@ -36,6 +38,7 @@ from trainer.contract.state_file import (
 Rule = Literal["aside", "written again", "a person"]
 MOST_ATTEMPTS = 3  # the newest: what older ones say is history
 MOST_LISTED = 4096  # entries of one folder that are looked at
+KNOWN_SCHEMA = 1  # of each of these files, today
 SET_ASIDE = "state-file-set-aside"
 
 
@@ -116,11 +119,22 @@ STATE_FILES: tuple[StateFile, ...] = (
 def find_damage(directory: RunDirectory) -> tuple[Damage, ...]:
     """The damaged state files of a run, in the order of the table. What cannot be seen is left out."""
     return tuple(
-        Damage(str(path), what, entry.without, is_set_aside=entry.rule == "aside")
+        damage
         for entry in STATE_FILES
         for path in _places(directory, entry.pattern)
-        if (what := _damage(path, entry))
+        if (damage := _judged(path, entry)) is not None
     )
+
+
+def _judged(path: Path, entry: StateFile) -> Damage | None:
+    """What is wrong with a file; None for nothing. One of a newer tr11 stays where it is, whatever it holds."""
+    what = _damage(path, entry)
+    if entry.read is not None:
+        newer = newer_schema(path, known(observed(lambda: read_json(path)), None), KNOWN_SCHEMA)
+        if newer:
+            words = newer.removeprefix(f"{path} ")
+            return Damage(str(path), words, "use that tr11 to change it", is_set_aside=False, is_newer=True)
+    return Damage(str(path), what, entry.without, is_set_aside=entry.rule == "aside") if what else None
 
 
 def set_damage_aside(directory: RunDirectory, who: str) -> tuple[str, ...]:

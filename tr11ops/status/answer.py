@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tr11ops.base.observed import Unknown, known
 from tr11ops.base.units import counted, duration
+from tr11ops.detect.causes import by_cause
 from tr11ops.detect.cron_dead import ALONE, watchdog_fault
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.periodic_job_failed import is_wanted
@@ -64,7 +65,7 @@ def answer(
     trouble = _trouble(findings, verdict, extra)
     if trouble:
         return SleepAnswer(False, trouble)
-    warnings = sum(finding.severity is Severity.WARNING for finding in findings)
+    warnings = sum(finding.severity is Severity.WARNING for finding in by_cause(findings))
     lesser = f"; {warnings} warning{'s' * (warnings > 1)} can wait for the morning" if warnings else ""
     if verdict.word is VerdictWord.FINISHED:
         return SleepAnswer(True, f"{DONE}{lesser}")

@@ -34,6 +34,7 @@ RATE_UNITS = frozenset({"TFLOPs", "samples/s"})
 _OBSERVED = SNAPSHOT_NAMES | EXTRA_NAMES  # what may be unknown, by the names that an observation gives it
 _LINES = {
     VerdictWord.HEALTHY: "the training runs",
+    VerdictWord.AT_RISK: "the training runs, and needs a person",
     VerdictWord.STARTING: "an attempt is starting",
     VerdictWord.QUEUED: "nothing runs now; the next attempt waits for its nodes",
     VerdictWord.STALLED: "an attempt holds its nodes, but the training does not move",
@@ -125,9 +126,13 @@ def _findings(found: object, known_names: frozenset[str]) -> list[dict[str, Any]
 
 def _line(word: VerdictWord, findings: list[dict[str, Any]]) -> str:
     """One sentence for the verdict, without a full stop."""
-    causes = [entry["title"] for entry in findings if entry["severity"] == "critical" and entry["detector"] in STALLING]
-    because = f": {', '.join(causes)}" if word is VerdictWord.STALLED and causes else ""
-    return _LINES[word] + because
+    critical = [entry for entry in findings if entry["severity"] == "critical"]
+    if word is VerdictWord.STALLED:
+        critical = [entry for entry in critical if entry["detector"] in STALLING]
+    elif word is not VerdictWord.AT_RISK:
+        critical = []
+    because = ", ".join(entry["title"] for entry in critical)
+    return f"{_LINES[word]}: {because}" if because else _LINES[word]
 
 
 def _attempts(jobs: object) -> dict[str, int] | None:

@@ -20,7 +20,7 @@ from tr11ops.status.remote_verdict import OutsideVerdict, time_of
 from tr11ops.watchdog.verdict import VerdictWord
 
 NAMES_SHOWN = 20
-MOVING = frozenset({VerdictWord.HEALTHY, VerdictWord.STARTING})
+MOVING = frozenset({VerdictWord.HEALTHY, VerdictWord.AT_RISK, VerdictWord.STARTING})
 
 
 def remote_status(view: RemoteView, verdict: OutsideVerdict) -> Status:

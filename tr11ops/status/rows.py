@@ -164,7 +164,7 @@ def _digits(value: float) -> str:
 
 def _end(end: Finish, verdict: VerdictWord, screen: Screen) -> str:
     """The range of the end. What is not moving has no date: someone must start it first."""
-    moving = verdict in {VerdictWord.HEALTHY, VerdictWord.STARTING} and end.earliest is not None
+    moving = verdict in {VerdictWord.HEALTHY, VerdictWord.AT_RISK, VerdictWord.STARTING} and end.earliest is not None
     if end.likely_seconds is None or end.window_seconds is None or end.useful_share is None or end.likely is None:
         when = f"{timestamp(end.earliest, screen.zone)}: " if moving and end.earliest is not None else ""
         return f"{when}{duration(end.earliest_seconds)} of training, without waits and restarts"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 STYLES = {
     VerdictWord.HEALTHY: "bold green", VerdictWord.FINISHED: "bold green", VerdictWord.STARTING: "bold cyan",
-    VerdictWord.QUEUED: "bold cyan",
+    VerdictWord.QUEUED: "bold cyan", VerdictWord.AT_RISK: "bold white on red",
     VerdictWord.STOPPED: "bold yellow", VerdictWord.STALLED: "bold white on red", VerdictWord.DOWN: "bold white on red",
     VerdictWord.UNKNOWN: "bold magenta",
 }  # fmt: skip

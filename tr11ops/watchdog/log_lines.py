@@ -68,6 +68,7 @@ GRAVE = {
 OF_THE_QUEUE = {"dead-chain": State.DEAD_CHAIN, "held": State.HELD}
 OF_WORD = {
     VerdictWord.HEALTHY: State.RUNNING,
+    VerdictWord.AT_RISK: State.RUNNING,
     VerdictWord.STARTING: State.STARTING,
     VerdictWord.QUEUED: State.QUEUED,
     VerdictWord.DOWN: State.DOWN,

@@ -87,7 +87,7 @@ def condition_of(verdict: Verdict) -> RunCondition:
     return RunCondition(
         words=f"{verdict.word.value.upper()}: {verdict.why}",
         is_well=verdict.exit_code == 0 and verdict.word is not VerdictWord.STARTING,
-        trains=verdict.word is VerdictWord.HEALTHY,
+        trains=verdict.word in {VerdictWord.HEALTHY, VerdictWord.AT_RISK},
         is_over=verdict.word in {VerdictWord.FINISHED, VerdictWord.STOPPED},
         is_finished=verdict.word is VerdictWord.FINISHED,
     )

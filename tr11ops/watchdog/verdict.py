@@ -12,7 +12,7 @@ from tr11ops.base.observed import Unknown
 from tr11ops.base.units import counted, duration
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.cluster.pending_reasons import Cause, Wait, reason_of_job
-from tr11ops.detect.causes import first_cause
+from tr11ops.detect.causes import by_cause, first_cause
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe import derived
 from tr11ops.observe.lost_host import batch_host, has_lost_its_host
@@ -27,6 +27,7 @@ class VerdictWord(StrEnum):
     """What a run is, as the person on call needs it."""
 
     HEALTHY = "healthy"
+    AT_RISK = "at risk"  # it trains, and what was found will not wait for the morning
     STARTING = "starting"
     QUEUED = "queued"
     STALLED = "stalled"
@@ -36,7 +37,7 @@ class VerdictWord(StrEnum):
     UNKNOWN = "unknown"
 
 
-EXIT_CODES = {VerdictWord.STALLED: 1, VerdictWord.DOWN: 1, VerdictWord.UNKNOWN: 3}
+EXIT_CODES = {VerdictWord.AT_RISK: 1, VerdictWord.STALLED: 1, VerdictWord.DOWN: 1, VerdictWord.UNKNOWN: 3}
 
 
 class Verdict(Record):
@@ -54,8 +55,18 @@ class Verdict(Record):
 
 def judge(snapshot: Snapshot, findings: tuple[Finding, ...]) -> Verdict:
     """The verdict. `findings` are those of `detect_all` for the same snapshot."""
-    critical = any(finding.severity is Severity.CRITICAL for finding in findings)
-    return replace(_judged(snapshot, findings), is_critical=critical)
+    return _with_what_is_critical(_judged(snapshot, findings), findings)
+
+
+def _with_what_is_critical(verdict: Verdict, findings: tuple[Finding, ...]) -> Verdict:
+    """The word, its reason and the exit code agree: no run is called healthy that a person must get up for."""
+    critical = next((finding for finding in by_cause(findings) if finding.severity is Severity.CRITICAL), None)
+    if critical is None:
+        return verdict
+    word = VerdictWord.AT_RISK if verdict.word is VerdictWord.HEALTHY else verdict.word
+    is_said = word in {VerdictWord.STALLED, VerdictWord.DOWN, VerdictWord.UNKNOWN}
+    why = verdict.why if is_said or critical.title in verdict.why else f"{critical.title}; {verdict.why}"
+    return Verdict(word, why, is_critical=True)
 
 
 def _judged(snapshot: Snapshot, findings: tuple[Finding, ...]) -> Verdict:

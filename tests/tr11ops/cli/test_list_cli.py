@@ -14,6 +14,7 @@ from tests.tr11ops.status_cases import beats, checkpoints, snapshot
 from tr11ops.base.runbook_pages import page_names
 from tr11ops.base.shipped import shipped
 from tr11ops.cli.list_runs import _lines
+from tr11ops.detect.registry import detect_all
 from tr11ops.status.build import status_of
 from tr11ops.status.run_list import ListedRun
 from tr11ops.watchdog.verdict import judge
@@ -46,6 +47,14 @@ def test_what_a_starting_run_lost_is_no_progress() -> None:
         [_, line] = _lines([run])
         assert words in line and line.endswith("  big  (19 iterations again)" if seen is starting else "  big")
         assert run.document()["iteration"] == 31219 and (run.document()["done_again"] is None) is (seen is not starting)
+
+
+def test_a_run_that_needs_a_person_says_why() -> None:
+    seen = snapshot(heartbeats=(), steps=())
+    run = ListedRun(Path("big"), status_of(seen, (), judge(seen, detect_all(seen))).document())
+    _, line, *why = _lines([run])
+    assert run.exit_code == 1 and line.startswith("stalled ")
+    assert "without any sign of life" in " ".join(why) and max(map(len, why)) <= 80
 
 
 def test_an_unreadable_run_is_one_line_and_the_others_are_shown(recorded: Path, tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_the_node_of_a_slow_rank_is_named_with_its_numbers() -> None:
     slow = tuple(changed(records(2, 2, 2, per_node=4, noise=0.0), {5, 6}, 5.0))
     finding = only(course.see(compute_times=slow), "slow-node")
     assert (finding.title, finding.subject, finding.fix) == (
-        "n02 holds the others back", "n02", "tr11 nodes check n02",
+        "n02 holds the others back", "n02", "tr11 nodes exclude n02 --reason 'it holds the others back'",
     )  # fmt: skip
     assert finding.evidence == (
         "its rank 5 computes 5.00 times as long as its peers (and 1 more of its ranks)",

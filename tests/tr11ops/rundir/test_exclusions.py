@@ -327,3 +327,25 @@ def test_a_copy_that_cannot_be_written_undoes_no_change(
     monkeypatch.setattr("tr11ops.rundir.versioned.write_atomically", full)
     assert exclude(directory, "x01", why="", owner="tr11", days=1)
     assert names(directory) == ["x01"] and not directory.exclusions.exists()
+
+
+@pytest.mark.parametrize("entries", [[{"node": "n2"}], {"in": "another way"}], ids=["read", "not understood"])
+def test_a_list_of_a_newer_tr11_is_read_and_never_replaced(directory: RunDirectory, entries: object) -> None:
+    """It may hold what this one would leave out."""
+    exclude(directory, "n1", why="Xid 79", owner="ana", days=None)
+    newer = {"schema": 2, "version": 7, "exclusions": entries, "more": "of tomorrow"}
+    place = directory.exclusions.with_suffix(".d") / "00000007.json"
+    place.write_text(json.dumps(newer))
+    before = {path.name for path in place.parent.iterdir()}
+    copy = directory.exclusions.read_bytes()
+    for change in (
+        lambda: exclude(directory, "n3", why="Xid 48", owner="ana", days=None),
+        lambda: include(directory, "n1", owner="ana", why="repaired"),
+    ):
+        with pytest.raises(ExclusionError, match=r"00000007.json was written by a newer tr11 \(schema 2, .* only read"):
+            change()
+    assert {path.name for path in place.parent.iterdir()} == before and directory.exclusions.read_bytes() == copy
+    assert json.loads(place.read_text()) == newer
+    assert [entry.node for entry in read_version(directory.exclusions).exclusions] == (
+        ["n2"] if isinstance(entries, list) else ["n1"]
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -16,14 +17,16 @@ import pytest
 
 from tests.tr11ops.disk_scheduler import DiskScheduler
 from tests.tr11ops.launch.run_inputs import write_card, write_checkpoint
+from tests.tr11ops.status_cases import snapshot
 from tr11ops.cli.main import execute
+from tr11ops.detect import damaged_state
 from tr11ops.runcard.card import load_card
 from tr11ops.rundir.attempts import AttemptVerdict, LaunchRecord
 from tr11ops.rundir.exclusions import exclude
 from tr11ops.rundir.identity import require_run_id
 from tr11ops.rundir.journal import read_journal
 from tr11ops.rundir.paths import RunDirectory
-from tr11ops.rundir.state_files import SET_ASIDE, find_damage
+from tr11ops.rundir.state_files import SET_ASIDE, find_damage, set_damage_aside
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.files import write_json
 from trainer.contract.heartbeat import Heartbeat, write_heartbeat
@@ -66,7 +69,7 @@ def huge(path: Path) -> None:
 
 
 def foreign(path: Path) -> None:
-    path.write_text('{"schema": 99, "made_by": "something else"}\n')
+    path.write_text('{"schema": 1, "made_by": "something else"}\n')
 
 
 DAMAGES: dict[str, Callable[[Path], None]] = {
@@ -132,6 +135,20 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Template:
     shutil.copytree(directory.root, copy / "run", symlinks=True)
     shutil.copytree(base / "queue", copy / "queue")
     return Template(base, copy, card_path, directory)
+
+
+def test_a_file_of_a_newer_tr11_is_said_and_stays_where_it_is(template: Template) -> None:
+    """Its content may be whole, or of a form that this one does not know: it is no damage."""
+    path = template.directory.paths.end_marker("101")
+    path.write_text('{"schema": 99, "made_by": "a newer tr11"}\n')
+    try:
+        (found,) = find_damage(template.directory)
+        assert (found.path, found.is_set_aside) == (str(path), False) and "schema 99, this one knows 1" in found.what
+        assert set_damage_aside(template.directory, "ana") == () and path.exists()
+        findings = damaged_state.detect(dataclasses.replace(snapshot(), damaged_files=(found,)))
+        assert [one.title for one in findings] == [f"a state file: {path} {found.what}"]
+    finally:
+        template.restore()
 
 
 class Waited(BaseException):

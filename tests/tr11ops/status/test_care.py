@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.tr11ops.detect.detector_table import TABLE as FAULTS
+from tests.tr11ops.detect.operation_table import TABLE as OPERATION
 from tests.tr11ops.status.care_cases import FAULT, REMARK, alert, asked_for, look
 from tests.tr11ops.status_cases import DAY, HOUR, NOW, cron_job, idle, pending, running, snapshot, steps, with_facts
 from tests.tr11ops.watchdog.verdict_table import TABLE
@@ -18,6 +20,7 @@ from tr11ops.backup.claim import ArchiveLock
 from tr11ops.backup.ledger import DrillRecord, write_drill
 from tr11ops.base.observed import Observed, Unknown, known
 from tr11ops.cluster.base import Node
+from tr11ops.detect.causes import by_cause
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.registry import detect_all
 from tr11ops.observe import derived
@@ -26,7 +29,7 @@ from tr11ops.observe.snapshot import KillSwitch, Snapshot
 from tr11ops.rundir.claims import Claim, ClaimFolder
 from tr11ops.rundir.copy_policy import CopyPolicy
 from tr11ops.rundir.exclusion import Exclusion
-from tr11ops.status.answer import SleepAnswer, answer
+from tr11ops.status.answer import PERSON, SleepAnswer, answer
 from tr11ops.status.build import status_of
 from tr11ops.status.care import alerts, copies, filesystems, nodes, periodic
 from tr11ops.status.document import Status
@@ -329,3 +332,21 @@ def test_no_one_sleeps_while_alerts_are_not_delivered(waiting: Any, may_sleep: b
     found = answer(seen, (), judge(seen, ()), ExtraObservations(waiting=waiting))
     assert found.may_sleep is may_sleep and words in found.text
     assert [need.kind for need in found.needs] == ([] if may_sleep else ["mail"])
+
+
+CALM = {VerdictWord.HEALTHY, VerdictWord.STARTING, VerdictWord.QUEUED, VerdictWord.FINISHED, VerdictWord.STOPPED}
+
+
+@pytest.mark.parametrize("seen", [row[1] for row in (*TABLE, *FAULTS, *OPERATION)], ids=lambda _: "")
+def test_word_reason_advice_and_exit_code_agree(seen: Snapshot) -> None:
+    """No run is healthy that a person must get up for; who must, is told why by the very sentence of the verdict."""
+    findings = detect_all(seen)
+    verdict = judge(seen, findings)
+    told = answer(seen, findings, verdict)
+    assert verdict.word is not VerdictWord.HEALTHY or verdict.exit_code == 0
+    assert told.may_sleep is not True or verdict.exit_code == 0
+    assert (told.may_sleep is None) >= (verdict.word is VerdictWord.UNKNOWN)
+    if verdict.exit_code == 1 and verdict.word in CALM | {VerdictWord.AT_RISK}:
+        worst = by_cause(findings)[0]
+        assert worst.severity is Severity.CRITICAL and worst.title in verdict.why
+        assert told.text == PERSON

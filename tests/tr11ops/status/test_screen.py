@@ -81,7 +81,7 @@ def test_golden(name: str) -> None:
 def test_no_screen_is_wider_than_its_terminal(given_snapshot: Snapshot, unicode: bool, width: int) -> None:
     text = drawn(given_snapshot, width, unicode)
     findings = detect_all(given_snapshot)
-    assert text.splitlines()[0].split()[0].lower() == judge(given_snapshot, findings).word
+    assert text.startswith(f" {judge(given_snapshot, findings).word.upper()} ")
     assert max(map(len, text.splitlines())) <= width
     assert unicode or text.isascii()
     for incident in incidents_of(status_of(given_snapshot, findings, judge(given_snapshot, findings)).findings):

@@ -97,6 +97,7 @@ def test_a_critical_finding_needs_a_person_whatever_the_word_is() -> None:
     assert judge(seen, ()).exit_code == 0
     assert judge(seen, (dataclasses.replace(spike, severity=Severity.WARNING),)).exit_code == 0
     verdict = judge(seen, (spike,))
-    assert (verdict.word, verdict.exit_code) == (VerdictWord.HEALTHY, 1)
+    assert (verdict.word, verdict.exit_code) == (VerdictWord.AT_RISK, 1)
+    assert verdict.why.startswith("the loss is 3 times its median; job ")
     unseen = snapshot(jobs=Unknown("no answer"), heartbeats=(), steps=())
     assert judge(unseen, (spike,)).exit_code == 3

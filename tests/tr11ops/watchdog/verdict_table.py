@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from tests.tr11ops.status_cases import (
     HOUR,
@@ -11,6 +12,7 @@ from tests.tr11ops.status_cases import (
     ended,
     idle,
     pending,
+    record,
     running,
     snapshot,
     steps,
@@ -18,7 +20,7 @@ from tests.tr11ops.status_cases import (
 )
 from tr11ops.base.observed import Unknown
 from tr11ops.cluster.base import JobState, Node
-from tr11ops.observe.snapshot import Attempt, KillSwitch, Snapshot
+from tr11ops.observe.snapshot import Attempt, KillSwitch, Snapshot, Step
 from tr11ops.watchdog.verdict import VerdictWord
 
 AWAY = Unknown("squeue did not answer within 10 s")
@@ -43,6 +45,12 @@ TABLE: list[tuple[str, Snapshot, VerdictWord, str]] = [
         snapshot(),
         VerdictWord.HEALTHY,
         "job 1000_7 on 48 nodes: training at iteration 31219, last sign of life 20 s ago",
+    ),
+    (
+        "trains on what is no number",
+        snapshot(steps=(*steps(), Step(record(31220, lm_loss=math.nan), NOW))),
+        VerdictWord.AT_RISK,
+        "the loss is not a number",
     ),
     ("saves", snapshot(heartbeats=beats(phase="saving", age=900)), VerdictWord.HEALTHY, "saving"),
     ("loads", snapshot(heartbeats=beats(phase="loading")), VerdictWord.STARTING, "loading"),

@@ -15,6 +15,7 @@ from tr11ops.watchdog.verdict import VerdictWord
 
 VERDICT_CLASSES = {
     VerdictWord.HEALTHY: "good", VerdictWord.FINISHED: "good", VerdictWord.STARTING: "calm",
+    VerdictWord.AT_RISK: "bad",
     VerdictWord.QUEUED: "calm", VerdictWord.STOPPED: "warn",
     VerdictWord.UNKNOWN: "warn", VerdictWord.STALLED: "bad", VerdictWord.DOWN: "bad",
 }  # fmt: skip
@@ -47,7 +48,7 @@ def sentence(material: ReportMaterial, zone: tzinfo) -> str:
     end = eta(material, zone)
     return (
         f"{text}; at this pace it ends on {end}."
-        if end and material.verdict.word is VerdictWord.HEALTHY
+        if end and material.verdict.word in {VerdictWord.HEALTHY, VerdictWord.AT_RISK}
         else f"{text}."
     )
 
