@@ -215,8 +215,7 @@ class AttemptObservations:
         job = self.job_time()
         if job is None or self._context.watch is None:
             return ""
-        card = self._context.written or self._context.config
-        return too_short(card, self._context.history, job, time.time())
+        return too_short(self._context.history, job, time.time())
 
     def exit_time(self) -> ExitTime | None:
         """When the trainer leaves, by the limit of the job as it is now; None where no one watches that."""

@@ -102,6 +102,8 @@ def exit_time(card: RunCard, history: RunHistory | None, job: JobTime, began: fl
     if job.end is None or job.limit is None:
         return ExitTime(by_card, "" if by_card is None else f"{minutes:g} min, as the card says")
     kept, words = _kept(card, history, job.limit)
+    if "(assumed)" in words:  # what no one has measured never takes most of an attempt
+        kept = min(kept, LARGEST_KEPT_SHARE * job.limit)
     why = f"{duration(kept)} before the job's limit of {duration(job.limit)}: {words}, the rest to spare"
     margins = []
     if minutes is not None:
@@ -117,23 +119,20 @@ def exit_time(card: RunCard, history: RunHistory | None, job: JobTime, began: fl
     return ExitTime(leaves, why)
 
 
-def too_short(card: RunCard, history: RunHistory | None, job: JobTime, now: float) -> str:
+def too_short(history: RunHistory | None, job: JobTime, now: float) -> str:
     """Why a training that starts now cannot start, do a step, save and leave before its job's limit; "" when it can.
 
-    The start counts as long as the shortest that was measured.
+    By what was measured alone: an estimate holds no one up.
     """
-    leaves = exit_time(card, history, job, now)
-    if leaves.time is None or job.limit is None:
+    if history is None or history.save is None or job.end is None or job.limit is None:
         return ""
-    start = history.start if history is not None and history.start is not None else 0.0
-    left = leaves.time - now
-    if left > start:
+    parts = (("a start", history.start), ("a step", history.step), ("a save", history.save))
+    known_parts = [(name, seconds) for name, seconds in parts if seconds is not None]
+    spare = min(LEAST_SPARE_SECONDS, LARGEST_SPARE_SHARE * job.limit)
+    if job.end - now > sum(seconds for _, seconds in known_parts) + spare:
         return ""
-    begins = f", and a start takes {duration(start)} (measured)" if start else ""
-    return (
-        f"the job's time limit of {duration(job.limit)} is too short to train and save in: "
-        f"the trainer leaves {leaves.why}{begins}"
-    )
+    words = ", ".join(f"{name} {duration(max(1.0, seconds))}" for name, seconds in known_parts)
+    return f"the job's time limit of {duration(job.limit)} is too short to train and save in: {words} (measured)"
 
 
 def seconds_to_end(card: RunCard, history: RunHistory | None = None) -> float:

@@ -145,10 +145,20 @@ def test_an_exit_time_leaves_room_for_step_and_save(limit: float, step: float, s
     assert told.time is not None and told.time <= limit - step - save
 
 
-def test_a_limit_too_short_is_said_with_what_it_is_too_short_for(small: RunCard) -> None:
-    assert too_short(small, MEASURED, JobTime(1000.0, 1120.0), 1001.0) == ""
-    assert too_short(small, MEASURED, JobTime(1000.0, None), 1001.0) == ""
-    late = too_short(small, MEASURED, JobTime(1000.0, 1060.0), 1015.0)
-    assert "time limit of 1 min is too short" in late and "a start takes 40 s (measured)" in late
-    unknown = too_short(small, RunHistory(step=1.0, save=120.0), JobTime(1000.0, 1060.0), 1001.0)
-    assert "a save 2 min (measured)" in unknown and "a start" not in unknown
+def test_what_is_only_assumed_takes_no_more_than_half(small: RunCard) -> None:
+    """A card that leaves little time was accepted with a warning: it trains all the same."""
+    job = JobTime(1000.0, 1000.0 + 900)
+    assert exit_time(WHOLE, None, job, 1000.0).time == 1450
+    measured = RunHistory(step=100.0, save=40.0, evaluation=720.0)
+    assert exit_time(WHOLE, measured, job, 1000.0).time == pytest.approx(1900 - 860 - 112.5)
+
+
+def test_a_limit_too_short_is_said_with_what_it_is_too_short_for() -> None:
+    assert too_short(MEASURED, JobTime(1000.0, 1120.0), 1001.0) == ""
+    assert too_short(MEASURED, JobTime(1000.0, None), 1001.0) == ""
+    late = too_short(MEASURED, JobTime(1000.0, 1060.0), 1015.0)
+    assert late == (
+        "the job's time limit of 1 min is too short to train and save in: a start 40 s, a step 1 s, a save 3 s (measured)"
+    )
+    assert "a save 2 min" in too_short(RunHistory(save=120.0), JobTime(1000.0, 1060.0), 1001.0)
+    assert too_short(RunHistory(step=300.0, start=900.0), JobTime(1000.0, 1060.0), 1001.0) == ""  # no save was measured
