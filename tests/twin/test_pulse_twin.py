@@ -122,7 +122,7 @@ def test_each_state_of_a_run_is_told_apart(stage: WatchedSmallRun, capsys: pytes
 
     stage.calls()
     running = stage.pulse(act=True)
-    assert stage.calls() == ["squeue", "scontrol"]
+    assert stage.calls() == ["squeue", "sinfo"]
     assert (running.state, running.verdict.exit_code, running.plan.is_empty) == (State.RUNNING, 0, True)
     assert len(running.lines) == 2 and said(running, "running for 0:") and said(running, "previous Job Array job")
 

@@ -14,9 +14,11 @@ import pytest
 from tests.waiting import until
 from tr11ops.base.observed import Unknown
 from tr11ops.cluster.base import BatchRequest, Job, JobState
+from tr11ops.cluster.pending_reasons import Wait, reason_of_job
 from tr11ops.cluster.slurm import SlurmScheduler
 from tr11ops.detect.nodes_left import leaving_nodes
 from tr11ops.detect.registry import detect_all
+from tr11ops.observe import derived
 from tr11ops.observe.look import observe
 from tr11ops.observe.snapshot import RunFacts, Snapshot
 from tr11ops.rundir.paths import RunDirectory, Submission, new_tag
@@ -139,11 +141,7 @@ def test_a_drained_node_that_is_in_use_is_shown(run: Run, twin: Twin) -> None:
     run.submit(nodes=2)
     used = run.running().nodes[1]
 
-    def control(*words: str) -> None:
-        command = ["scontrol", "update", f"nodename={used}", *words]
-        subprocess.run(command, env=twin.client_environment, check=True, timeout=60)
-
-    control("state=drain", "reason=memory")
+    control(twin, f"nodename={used}", "state=drain", "reason=memory")
     try:
         seen, verdict = run.wait(lambda seen, _: bool(leaving_nodes(seen)))
         status = status_of(seen, detect_all(seen), verdict)
@@ -151,7 +149,7 @@ def test_a_drained_node_that_is_in_use_is_shown(run: Run, twin: Twin) -> None:
         assert node.node == used and "drain" in node.states and node.why.startswith("memory")
         assert any(f"{used} leaves when its job ends" in text for _, text, _ in nodes(status))
     finally:
-        control("state=resume")
+        control(twin, f"nodename={used}", "state=resume")
 
 
 def test_a_start_in_three_days_is_remarked(run: Run, twin: Twin) -> None:
@@ -162,3 +160,34 @@ def test_a_start_in_three_days_is_remarked(run: Run, twin: Twin) -> None:
     assert finding.fix == f"scontrol update JobId={number} StartTime=now"
     subprocess.run(finding.fix.split(), env=twin.client_environment, check=True, timeout=60)
     run.running()
+
+
+def test_tasks_moved_to_a_partition_without_their_nodes_are_no_cover(run: Run, twin: Twin) -> None:
+    array = run.submit(array="1-3%1", gpus_per_node=8)
+    run.running()
+    control(twin, f"jobid={array}_[2-3]", "partition=compil")
+    seen, _ = run.wait(lambda seen, _: {job.partition for job in seen.pending_jobs} == {"compil"})
+    assert all(reason_of_job(job).wait is Wait.PASSES for job in seen.pending_jobs), "the reason says nothing of it"
+    assert derived.startable_jobs(seen) == ()
+    [finding] = [one for one in detect_all(seen) if one.detector == "limit-reached"]
+    assert "asks for 1 nodes with 8 GPUs, partition compil has 0" in finding.evidence[0]
+    control(twin, f"jobid={array}", "partition=gpu_p5")
+    run.wait(lambda seen, _: derived.queued_tasks(derived.startable_jobs(seen)) == 2)
+
+
+def test_a_partition_that_is_down_is_told_while_a_task_still_runs(run: Run, twin: Twin) -> None:
+    run.submit(array="1-3%1")
+    run.running()
+    control(twin, "partitionname=gpu_p5", "state=DOWN")
+    try:
+        seen, _ = run.wait(lambda seen, _: not derived.sure_jobs(seen))
+        [finding] = [one for one in detect_all(seen) if one.detector == "waits-for-site"]
+        assert "cannot start: partition gpu_p5 starts nothing now" in finding.title
+        assert derived.queued_tasks(derived.startable_jobs(seen)) == 2, "they start when the site is done"
+    finally:
+        control(twin, "partitionname=gpu_p5", "state=UP")
+    run.wait(lambda seen, _: derived.queued_tasks(derived.sure_jobs(seen)) == 2)
+
+
+def control(twin: Twin, *words: str) -> None:
+    subprocess.run(["scontrol", "update", *words], env=twin.client_environment, check=True, timeout=60)

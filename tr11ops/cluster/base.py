@@ -78,6 +78,7 @@ class Job(Record):
     output: str = ""
     eligible_time: float | None = None  # since when it may start; a release begins it again
     priority: int | None = None  # 0: the scheduler never starts it
+    gpus_per_node: int = 0  # that it asks for; 0 also where the scheduler does not say it
 
 
 class Node(Record):
@@ -91,6 +92,7 @@ class Node(Record):
     memory_megabytes: int = 0
     partitions: tuple[str, ...] = ()
     features: frozenset[str] = frozenset()  # that it can have; a constraint names them
+    shut_partitions: tuple[str, ...] = ()  # of these, those that start nothing now; told by a Scheduler's nodes()
 
     @property
     def is_usable(self) -> bool:

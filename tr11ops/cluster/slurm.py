@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from tr11ops.cluster import slurm_table, slurm_text
+from tr11ops.cluster import slurm_nodes, slurm_table, slurm_text
 from tr11ops.cluster.arrays import task_numbers
 from tr11ops.cluster.base import (
     BatchRequest,
@@ -92,6 +92,7 @@ class SlurmScheduler:
         self._runner = runner
         self._timeout_seconds = timeout_seconds
         self._has_table = True
+        self._has_node_table = True
 
     # -- what is --------------------------------------------------------------------------------------------------
 
@@ -167,8 +168,23 @@ class SlurmScheduler:
         raise _failure(words)
 
     def nodes(self) -> tuple[Node, ...]:
-        """All nodes, in one call: `scontrol show nodes` reads the same in every version."""
-        return slurm_text.nodes_from_scontrol(self._ask(["scontrol", "show", "nodes"]))
+        """All nodes that are in a partition, in one call, which tells also the partitions that start nothing.
+
+        Where the table cannot be read `scontrol show nodes` is asked, which reads the same in every version, and tells
+        no partition's state.
+        """
+        found = self._nodes_as_table() if self._has_node_table else None
+        if found is None:
+            found = slurm_text.nodes_from_scontrol(self._ask(["scontrol", "show", "nodes"]))
+        return found
+
+    def _nodes_as_table(self) -> tuple[Node, ...] | None:
+        result = self._run(["sinfo", "--all", "--noheader", "--Node", f"--Format={slurm_nodes.FORMAT}"])
+        found = slurm_nodes.nodes_from_table(result.stdout) if result.returncode == 0 and not result.stderr else None
+        if found is None and _UNREACHABLE.search(_message(result, "sinfo")):
+            raise SchedulerUnreachable(_message(result, "sinfo"))
+        self._has_node_table = found is not None
+        return found
 
     def partitions(self) -> tuple[Partition, ...]:
         """All partitions, in one call."""

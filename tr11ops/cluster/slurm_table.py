@@ -15,6 +15,7 @@ from tr11ops.cluster.slurm_text import (
     SEPARATOR,
     duration_seconds,
     exit_pair,
+    gpus_per_node,
     job_state,
     node_names,
     shell_exit_code,
@@ -25,7 +26,7 @@ from tr11ops.cluster.slurm_text import (
 _FIELDS = (
     "JobArrayID", "JobID", "ArrayJobID", "ArrayTaskID", "Name", "UserName", "State", "Reason", "Partition", "NodeList",
     "NumNodes", "SubmitTime", "StartTime", "EndTime", "EligibleTime", "TimeLimit", "Dependency", "exit_code",
-    "DerivedEC", "STDOUT", "WorkDir", "PriorityLong", "Comment",
+    "DerivedEC", "STDOUT", "WorkDir", "PriorityLong", "tres-per-node", "Comment",
 )  # fmt: skip
 # a colon without a size is "as wide as the value"; what follows it is printed behind the value
 FORMAT = ",".join(f"{name}:{SEPARATOR}" for name in _FIELDS)
@@ -47,7 +48,7 @@ def jobs_from_table(text: str) -> tuple[Job, ...] | None:
             return None
         shown, raw_id, array, tasks, name, user, state, reason, partition, nodes, count = fields[:11]
         submitted, started, ended, eligible, limit, dependency = fields[11:17]
-        code, derived, output, directory, priority, comment = fields[17:]
+        code, derived, output, directory, priority, resources, comment = fields[17:]
         in_array = tasks != "N/A" and text_value(tasks) != ""
         array_id = array if in_array else None
         task_id = int(tasks) if tasks.isdigit() else None
@@ -84,6 +85,7 @@ def jobs_from_table(text: str) -> tuple[Job, ...] | None:
                 else pattern and place_of(directory, pattern),
                 eligible_time=time_of(eligible),
                 priority=int(priority) if priority.isdigit() else None,
+                gpus_per_node=gpus_per_node(resources),
             )
         )
     return tuple(jobs)

@@ -11,6 +11,7 @@ from tr11ops.cluster.base import Job, JobState, Node, Partition
 from tr11ops.cluster.gres import gpu_count
 from tr11ops.cluster.hostlist import HostlistError, expand
 from tr11ops.cluster.node_states import state_words
+from tr11ops.cluster.passed_options import gpus_of
 
 SEPARATOR = "\x1f"
 _NO_VALUE = {"", "(null)", "N/A", "n/a", "None", "Unknown", "UNLIMITED", "NOT_SET", "INVALID", "Partition_Limit"}
@@ -146,7 +147,13 @@ def job_from_record(record: Mapping[str, str]) -> Job:
         output=output.replace(str(NO_TASK), "%a") if waiting else output,
         eligible_time=time_stamp(record.get("EligibleTime", "")),
         priority=int(record["Priority"]) if record.get("Priority", "").isdigit() else None,
+        gpus_per_node=gpus_per_node(record.get("TresPerNode", "")),
     )
+
+
+def gpus_per_node(resources: str) -> int:
+    """GPUs that a job asks for on each node: of "gres:gpu:8" (22.05), or "gres/gpu:a100:8"; 0 for none."""
+    return gpus_of(resources) or 0
 
 
 def full_job_id(raw_id: str, array_id: str | None, tasks: str) -> str:

@@ -8,12 +8,13 @@ from tr11ops.cluster.parts import array_number
 from tr11ops.cluster.pending_reasons import Wait, reason_of_job
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe import derived
+from tr11ops.observe.placement import is_shut
 from tr11ops.observe.snapshot import Snapshot
 
 BOUND = "the scheduler's reason"
 SEVERITIES = "INFO, WARNING when nothing runs"
 NAME = "waits-for-site"
-NEEDS = ("jobs", "kill_switch", "pause")
+NEEDS = ("jobs", "nodes", "kill_switch", "pause")
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
@@ -22,13 +23,20 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     It goes on by itself when the site is done, so it is never critical.
     """
     waits = derived.closed_by_site(snapshot) is not None and derived.stop_of(snapshot) is None
-    jobs = {array_number(job): job for job in snapshot.pending_jobs if reason_of_job(job).wait is Wait.SITE}
+    told = [job for job in snapshot.pending_jobs if reason_of_job(job).wait is Wait.SITE]
+    shut = [job for job in snapshot.pending_jobs if reason_of_job(job).wait is Wait.PASSES and is_shut(snapshot, job)]
+    titles = {array_number(job): f"job {job.job_id} waits for the site: {job.reason}" for job in told}
+    for job in shut:  # it waits for another one too, and the scheduler tells that alone
+        titles.setdefault(
+            array_number(job), f"job {job.job_id} cannot start: partition {job.partition} starts nothing now"
+        )
+    jobs = {array_number(job): job for job in (*shut, *told)}
     for number, job in jobs.items():
         yield Finding(
             NAME,
             Severity.WARNING if waits else Severity.INFO,
-            f"job {job.job_id} waits for the site: {job.reason}",
+            titles[number],
             subject=number,
-            evidence=(f"{reason_of_job(job).meaning}: it starts by itself when the site is done",),
+            evidence=(f"{derived.site_reason(job).meaning}: it starts by itself when the site is done",),
             fix=f"scontrol show partition {job.partition}" if snapshot.scheduler == "slurm" and job.partition else "",
         )

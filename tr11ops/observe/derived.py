@@ -12,8 +12,9 @@ from tr11ops.base.invocation import command_for
 from tr11ops.base.observed import Unknown, known
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.cluster.parts import array_number
-from tr11ops.cluster.pending_reasons import JobReason, Wait, reason_of_job
+from tr11ops.cluster.pending_reasons import JobReason, Wait, reason_of, reason_of_job
 from tr11ops.observe import normal_silence
+from tr11ops.observe.placement import is_shut, misplaced
 from tr11ops.observe.snapshot import Attempt, KillSwitch, Snapshot
 from tr11ops.observe.training import TRAINING_PHASES
 from tr11ops.rundir.paths import parse_comment
@@ -22,6 +23,7 @@ from trainer.contract.end_marker import EndMarker
 from trainer.contract.heartbeat import Heartbeat
 from trainer.contract.record import Record
 
+SHUT = reason_of("PartitionDown")
 MINUTE = 60.0
 HOUR = 3600.0
 DAY = 86400.0
@@ -74,7 +76,13 @@ def closed_by_site(snapshot: Snapshot) -> JobReason | None:
     """Why nothing of the run can start before the site lets it; None where something runs, or may start by itself."""
     if snapshot.active_jobs or _waiting_for(snapshot, Wait.PASSES):
         return None
-    return next((reason_of_job(job) for job in _waiting_for(snapshot, Wait.SITE)), None)
+    return next((site_reason(job) for job in _waiting_for(snapshot, Wait.SITE)), None)
+
+
+def site_reason(job: Job) -> JobReason:
+    """Why a job that only the site lets start waits: its own reason, or that its partition starts nothing."""
+    row = reason_of_job(job)
+    return row if row.wait is Wait.SITE else SHUT
 
 
 def is_idle(snapshot: Snapshot) -> bool:
@@ -84,11 +92,12 @@ def is_idle(snapshot: Snapshot) -> bool:
 
 def _waiting_for(snapshot: Snapshot, *waits: Wait) -> tuple[Job, ...]:
     """Pending jobs by what ends their wait; one that is queued behind another waits for what that one waits for."""
-    waiting = snapshot.pending_jobs  # thousands may share a few reasons: each is looked at once
-    judged = {(job.reason, job.priority == 0): reason_of_job(job).wait for job in waiting}
+    waiting = snapshot.pending_jobs  # thousands may share a few reasons and places: each is looked at once
+    kinds = {_kind(job): job for job in waiting}
+    judged = {kind: _wait_of(snapshot, job) for kind, job in kinds.items()}
     if set(judged.values()) <= {Wait.PASSES}:
         return waiting if Wait.PASSES in waits else ()
-    own = [(job, judged[job.reason, job.priority == 0]) for job in waiting]
+    own = [(job, judged[_kind(job)]) for job in waiting]
     stuck = {
         number: wait for job, wait in own if wait is not Wait.PASSES for number in (job.array_id or "", job.raw_id)
     }
@@ -109,6 +118,21 @@ def _waiting_for(snapshot: Snapshot, *waits: Wait) -> tuple[Job, ...]:
     return tuple(
         job for job, wait in own if (wait if wait is not Wait.PASSES else inherited.get(job.raw_id, wait)) in waits
     )
+
+
+def _kind(job: Job) -> tuple[object, ...]:
+    """What a job's wait is judged by: equal for thousands."""
+    return job.reason, job.priority == 0, job.partition, job.node_count, job.gpus_per_node
+
+
+def _wait_of(snapshot: Snapshot, job: Job) -> Wait:
+    """What ends the wait of a job: what the scheduler says, and the place in which it is queued, as that is now."""
+    wait = reason_of_job(job).wait
+    if wait is Wait.PASSES and misplaced(snapshot, job):
+        return Wait.PERSON
+    if wait is Wait.PASSES and is_shut(snapshot, job):
+        return Wait.SITE
+    return wait
 
 
 def queued_tasks(jobs: tuple[Job, ...]) -> int:

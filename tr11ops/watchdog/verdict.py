@@ -11,11 +11,12 @@ from enum import StrEnum
 from tr11ops.base.observed import Unknown
 from tr11ops.base.units import counted, duration
 from tr11ops.cluster.base import Job, JobState
-from tr11ops.cluster.pending_reasons import Cause, Wait, reason_of_job
+from tr11ops.cluster.pending_reasons import Cause, JobReason, Wait, reason_of_job
 from tr11ops.detect.causes import by_cause, first_cause
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe import derived
 from tr11ops.observe.lost_host import batch_host, has_lost_its_host
+from tr11ops.observe.placement import misplaced
 from tr11ops.observe.snapshot import KillSwitch, Snapshot
 from trainer.contract.end_marker import BAD_REASONS
 from trainer.contract.record import Record
@@ -214,7 +215,10 @@ def _of_pending(snapshot: Snapshot, pending: tuple[Job, ...]) -> Verdict:
         fate = f"job {pending[0].job_id} is queued" + (f" ({pending[0].reason})" if pending[0].reason else "")
         return Verdict(VerdictWord.UNKNOWN, f"nothing runs now; {fate}; finished, stopped or waiting? {hidden}")
     if not waiting:
-        waits = "; ".join(f"job {job.job_id} waits for a person ({_why(job)})" for job in _first(pending)[:2])
+        waits = "; ".join(
+            f"job {job.job_id} waits for a person ({misplaced(snapshot, job) or _why(job)})"
+            for job in _first(pending)[:2]
+        )
         return Verdict(VerdictWord.DOWN, waits)
     marker = derived.last_marker(snapshot)
     older = marker is not None and all((job.submit_time or 0.0) < marker.time for job in waiting)
@@ -224,12 +228,23 @@ def _of_pending(snapshot: Snapshot, pending: tuple[Job, ...]) -> Verdict:
         )
     tasks = derived.queued_tasks(waiting)
     count = "" if tasks == 1 else f" ({tasks} tasks)"
-    first = _first(waiting)[0] if derived.closed_by_site(snapshot) is not None else waiting[0]
-    site = " for the site" if reason_of_job(first).wait is Wait.SITE else ""
-    is_told = site or reason_of_job(first).cause is Cause.LIMIT
-    reason = f": {_why(first) if is_told else first.reason}" if first.reason else ""
+    closed = derived.closed_by_site(snapshot)
+    first = waiting[0] if closed is None else _first(waiting)[0]
+    reason = _waits(first, closed)
     start = _expected_start(first, snapshot.time)
-    return Verdict(VerdictWord.QUEUED, f"nothing runs now; job {first.job_id}{count} waits{site}{reason}{start}")
+    return Verdict(VerdictWord.QUEUED, f"nothing runs now; job {first.job_id}{count} waits{reason}{start}")
+
+
+def _waits(job: Job, closed: JobReason | None) -> str:
+    """What a queued job waits for, behind "waits"; `closed`: why the site lets nothing start."""
+    row = reason_of_job(job)
+    if row.wait is Wait.SITE:
+        return f" for the site: {_why(job)}"
+    if closed is not None:  # the scheduler's reason is another, and does not tell it
+        return f" for the site: {closed.meaning}"
+    if not job.reason:
+        return ""
+    return f": {_why(job) if row.cause is Cause.LIMIT else job.reason}"
 
 
 def _expected_start(job: Job, now: float) -> str:

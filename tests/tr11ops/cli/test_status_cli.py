@@ -126,7 +126,7 @@ def test_one_look_asks_slurm_twice(place: Place) -> None:
         (programs / name).chmod(0o755)
     done = place.status("--scheduler", "slurm", "--json", PATH=f"{programs}:{os.environ['PATH']}")
     assert (done.returncode, json.loads(done.stdout)["jobs"]) == (1, [])
-    assert sorted(notes.read_text().split()) == ["scontrol", "squeue"]
+    assert sorted(notes.read_text().split()) == ["sinfo", "squeue"]
 
 
 def test_a_running_array_on_the_embedded_scheduler(place: Place, scheduler: LocalScheduler) -> None:

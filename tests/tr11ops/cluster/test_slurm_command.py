@@ -83,7 +83,7 @@ def test_a_machine_without_a_cluster_does_not_answer(tmp_path: Path) -> None:
         "scontrol: fatal: Could not establish a configuration source"
     )
     with pytest.raises(SchedulerUnreachable, match="Could not establish a configuration source"):
-        scheduler(tmp_path, "scontrol", f"echo '{said}' >&2; exit 1", 30.0).nodes()
+        scheduler(tmp_path, "sinfo", f"echo '{said}' >&2; exit 1", 30.0).nodes()
 
 
 def followed(script: str, seconds: float) -> tuple[CommandResult, list[str]]:

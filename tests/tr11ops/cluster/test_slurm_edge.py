@@ -330,3 +330,16 @@ def test_the_real_runner_stops_at_the_words_it_waits_for() -> None:
 def test_a_missing_command_is_not_observed() -> None:
     with pytest.raises(SchedulerUnreachable, match="cannot be started"):
         run_command(["/nowhere/squeue"], standard_input="", environment={}, timeout_seconds=5)
+
+
+def test_nodes_fall_back_to_what_every_version_prints() -> None:
+    """Where sinfo does not know a field; a controller that is away is asked nothing more."""
+    shown = "NodeName=n1 CPUTot=4 State=IDLE\n   Gres=gpu:2\n   Partitions=gpu\n"
+    runner = Recording(bad("sinfo: error: Invalid job format specification: StateComplete"), good(shown), good(shown))
+    scheduler = SlurmScheduler(runner=runner)
+    assert [node.name for node in scheduler.nodes()] == [node.name for node in scheduler.nodes()] == ["n1"]
+    assert [asked[0] for asked in runner.asked] == ["sinfo", "scontrol", "scontrol"]
+    silent = Recording(bad("slurm_load_partitions: Unable to contact slurm controller (connect failure)"))
+    with pytest.raises(SchedulerUnreachable):
+        SlurmScheduler(runner=silent).nodes()
+    assert len(silent.asked) == 1

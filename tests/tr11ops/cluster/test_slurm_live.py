@@ -100,7 +100,7 @@ def test_nine_thousand_queued_tasks_are_one_record_and_one_call(
     with capsys.disabled():
         print(f"\nqueue of 9,000 waiting tasks and {len(nodes)} nodes read in {time.monotonic() - began:.3f} s")
     assert len(waiting.pending_tasks) == 9000
-    assert asked == ["scontrol", "scontrol"]
+    assert asked == ["scontrol", "sinfo"]
 
 
 def test_a_frozen_controller_may_have_taken_a_submission(twin_home: Path, twin: Twin, request_: BatchRequest) -> None:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tr11ops.cluster import slurm_table, slurm_text
+from tr11ops.cluster import slurm_nodes, slurm_table, slurm_text
 from tr11ops.cluster.arrays import LARGEST_ARRAY_INDEX, task_numbers
-from tr11ops.cluster.base import Job, JobState
+from tr11ops.cluster.base import Job, JobState, Node
 
 DATA = Path(__file__).parents[2] / "data" / "slurm"
 
@@ -115,3 +115,20 @@ def test_no_text_behind_a_job_id_breaks_the_reader(text: str) -> None:
 @given(st.text(alphabet="0123456789-,:%[]²", max_size=16))
 def test_no_array_expression_breaks_the_reader(text: str) -> None:
     assert len(task_numbers(text)) <= LARGEST_ARRAY_INDEX + 1
+
+
+def test_the_table_of_nodes_tells_the_partitions_that_start_nothing() -> None:
+    """As sinfo of 22.05 answers `--Node --Format`: a row for each node and partition."""
+    rows = [
+        ("n1", "idle+drain", "gpu", "down", "64", "gpu:a100:8(S:0-1)", "500000", "a100,ib", "fan | 3, by hand"),
+        ("n1", "idle+drain", "all", "up", "64", "gpu:a100:8(S:0-1)", "500000", "a100,ib", "fan | 3, by hand"),
+        ("c1", "mixed", "all", "up", "32", "(null)", "250000", "(null)", "none"),
+    ]
+    text = "".join("".join(f"{value}\x1f" for value in row) + "\n" for row in rows)
+    assert slurm_nodes.nodes_from_table(text) == (
+        Node("n1", frozenset({"idle", "drain"}), "fan | 3, by hand", 64, 8, 500_000, ("gpu", "all"),
+             frozenset({"a100", "ib"}), ("gpu",)),
+        Node("c1", frozenset({"mixed"}), "", 32, 0, 250_000, ("all",)),
+    )  # fmt: skip
+    assert slurm_nodes.nodes_from_table("") == ()
+    assert slurm_nodes.nodes_from_table("another\x1fshape\x1f\n") is None

@@ -345,7 +345,7 @@ def test_a_pass_asks_slurm_twice_at_most_and_once_if_silent(bench: LocalBench, m
         monkeypatch.setenv(name, value)
     words = ("pulse", "--run", str(bench.card), "--no-email", "--scheduler", "slurm")
     assert bench.tr11(*words).code != 0
-    assert calls(bench.folder) == ["squeue", "scontrol"]
+    assert calls(bench.folder) == ["squeue", "sinfo"]
 
     (bench.folder / "calls").unlink()
     monkeypatch.setattr(deadline, "SCHEDULER_SECONDS", 0.3)

@@ -1,0 +1,47 @@
+"""Reading `sinfo --Node --Format`: in one answer all nodes, and which of their partitions start nothing. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tr11ops.cluster.base import Node
+from tr11ops.cluster.gres import gpu_count
+from tr11ops.cluster.node_states import state_words
+from tr11ops.cluster.slurm_text import SEPARATOR, text_value
+
+_FIELDS = ("NodeList", "StateComplete", "PartitionName", "Available", "CPUs", "Gres", "Memory", "Features", "Reason")
+# a colon without a size is "as wide as the value"; what follows it is printed behind the value
+FORMAT = ",".join(f"{name}:{SEPARATOR}" for name in _FIELDS)
+
+
+def nodes_from_table(text: str) -> tuple[Node, ...] | None:
+    """Nodes of `sinfo --all --noheader --Node --Format=FORMAT`, which has a row for each node and partition.
+
+    None where this version of Slurm prints its table otherwise.
+    """
+    found: dict[str, Node] = {}
+    for line in text.split(f"{SEPARATOR}\n"):
+        if not line:
+            continue
+        fields = line.split(SEPARATOR)
+        if len(fields) != len(_FIELDS) or not fields[4].isdigit():
+            return None
+        name, state, partition, available, cpus, gres, memory, features, reason = fields
+        node = found.get(name)
+        if node is None:
+            node = Node(
+                name=name,
+                states=state_words(state),
+                reason="" if reason == "none" else text_value(reason),
+                cpus=int(cpus),
+                gpus=gpu_count(gres),
+                memory_megabytes=int(memory) if memory.isdigit() else 0,
+                features=frozenset(filter(None, text_value(features).split(","))),
+            )
+        is_shut = available != "up"
+        found[name] = replace(
+            node,
+            partitions=(*node.partitions, partition),
+            shut_partitions=(*node.shut_partitions, partition) if is_shut else node.shut_partitions,
+        )
+    return tuple(found.values())

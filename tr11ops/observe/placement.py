@@ -1,0 +1,44 @@
+"""Whether a queued job can be placed at all where it is queued, by the nodes and partitions as they are now. Pure.
+
+The scheduler's reason does not tell it of a job that also waits for another: Slurm lets a queued task be moved to any
+partition, and goes on to say that it waits for its turn.
+"""
+
+from __future__ import annotations
+
+from tr11ops.base.observed import known
+from tr11ops.cluster.base import Job, Node
+from tr11ops.cluster.capacity import NodeNeed, lacking
+from tr11ops.observe.snapshot import Snapshot
+
+
+def is_shut(snapshot: Snapshot, job: Job) -> bool:
+    """Whether every partition that the job is queued in starts nothing now; not where one of them is not known."""
+    names = _partitions(job)
+    return bool(names) and all(
+        (nodes := _nodes_of(snapshot, name)) and all(name in node.shut_partitions for node in nodes) for name in names
+    )
+
+
+def misplaced(snapshot: Snapshot, job: Job) -> str:
+    """Why no partition that the job is queued in could ever start it, in words; "" where one could, or is not known.
+
+    Nodes count as they are built, whatever their state is now.
+    """
+    found = []
+    for name in _partitions(job):
+        nodes = _nodes_of(snapshot, name)
+        fits = len(nodes) - len(lacking(NodeNeed(gpus=job.gpus_per_node), nodes))
+        if not nodes or job.node_count <= fits:
+            return ""
+        with_gpus = f" with {job.gpus_per_node} GPUs" if job.gpus_per_node else ""
+        found.append(f"it asks for {job.node_count} nodes{with_gpus}, partition {name} has {fits}")
+    return "; ".join(found)
+
+
+def _partitions(job: Job) -> tuple[str, ...]:
+    return tuple(filter(None, job.partition.split(",")))
+
+
+def _nodes_of(snapshot: Snapshot, partition: str) -> tuple[Node, ...]:
+    return tuple(node for node in known(snapshot.nodes, ()) if partition in node.partitions)
