@@ -84,6 +84,7 @@ STATE_FILES: tuple[StateFile, ...] = (
     StateFile("state/exclusions.d/*.json", "written again", "the newest one counts, else exclusions.json"),
     StateFile("state/heartbeat/*.json", "written again", "that rank shows no life", Heartbeat.read),
     StateFile("state/lease/*.json", "written again", "its holder has no name: it counts while it is young"),
+    StateFile("state/journal-heads.json", "written again", "a journal that was emptied is not noticed"),
     StateFile("state/acting/*.json", "written again", "its holder has no name: it counts for a while"),
     StateFile("state/requests/holds.json", "aside", "what tr11 held is known by the attempts' verdicts alone"),
     StateFile("state/requests/answer-*.json", "aside", "that request has no answer"),

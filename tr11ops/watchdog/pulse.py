@@ -16,16 +16,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tr11ops.agent.mitigation import switch_of
-from tr11ops.base.observed import Unknown, cause, known
+from tr11ops.base.observed import Unknown, cause, known, observed
 from tr11ops.base.units import duration
 from tr11ops.detect.finding import Finding
 from tr11ops.detect.registry import detect_all, unjudged_detectors
 from tr11ops.observe.look import facts_of, look_now, observe
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.observe.training_files import read_stacks
-from tr11ops.rundir.action_log import KEPT_SECONDS, ActionHistory, ActionRecord, replay
+from tr11ops.rundir.action_log import DAY_SECONDS, KEPT_SECONDS, ActionHistory, ActionRecord, replay
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER
-from tr11ops.rundir.journal import Journal, read_journal
+from tr11ops.rundir.journal import Journal, Ledger, read_journal
+from tr11ops.rundir.journal_heads import lost_heads, next_heads, read_heads, words_of, write_heads
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.rundir.state_files import set_damage_aside
 from tr11ops.watchdog.actions import Plan
@@ -184,7 +185,7 @@ def _pass(
     reported = remarks(snapshot, findings, verdict, policy_context.pause)
     first = lines(snapshot, verdict, reported)
     alerts = None
-    history, settled = replay(ledger), tuple[ActionRecord, ...]()
+    history, settled = _history(directory, ledger, now, notes), tuple[ActionRecord, ...]()
     if not dry_run and directory.exists:
         _log(directory.paths.main_log, first, notes)
         situation = _situation(
@@ -210,10 +211,36 @@ def _pass(
     second = lines(snapshot, verdict, reported, records)[len(first) :]
     if not dry_run and directory.exists:
         _log(directory.paths.main_log, second, notes)
+        _keep_journal_heads(directory, now, notes)
     return Pulse(
         snapshot, findings, verdict, reported, intended, (*first, *second), watchdog_lock is not None, done, settled,
         tuple(dict.fromkeys(notes)), alerts,
     )  # fmt: skip
+
+
+def _history(directory: RunDirectory, ledger: Ledger, now: float, notes: list[str]) -> ActionHistory:
+    """What was done, by the journal; not known where the journal has lost what an earlier pass has seen in it."""
+    history = replay(ledger)
+    heads = observed(lambda: read_heads(directory.paths))
+    lost = words_of(lost_heads(known(heads, ()), ledger, now))
+    if isinstance(heads, Unknown):
+        notes.append(f"whether the journal was emptied cannot be told: {heads.why}")
+    if not lost:
+        return history
+    notes.append(lost)
+    return replace(history, read_error=history.read_error or lost)
+
+
+def _keep_journal_heads(directory: RunDirectory, now: float, notes: list[str]) -> None:
+    """Note how far the journal has come, with what this pass has written."""
+    before = known(observed(lambda: read_heads(directory.paths)), ())
+    heads = next_heads(before, read_journal(directory.journal, since=now - DAY_SECONDS), now)
+    if set(heads) == set(before):
+        return
+    try:
+        write_heads(directory.paths, heads)
+    except OSError as error:
+        notes.append(f"how far the journal has come could not be noted: {cause(error)}")
 
 
 def _with_stacks(

@@ -25,7 +25,7 @@ from tr11ops.diagnose.stacks.worker import CollectedStacks, Frame, NodeStacks, W
 from tr11ops.observe.look import facts_of, observe
 from tr11ops.runcard.card import load_card
 from tr11ops.rundir.action_log import replay
-from tr11ops.rundir.journal import read_journal
+from tr11ops.rundir.journal import Journal, read_journal
 from tr11ops.rundir.paths import RunDirectory, Submission, new_tag
 from tr11ops.watchdog import pulse as pulse_module
 from tr11ops.watchdog.lock import WatchdogLock, acquire_lock
@@ -354,3 +354,32 @@ def test_a_pass_asks_slurm_twice_at_most_and_once_if_silent(bench: LocalBench, m
     assert (silent.code, silent.json["verdict"], silent.json["state"]) == (3, "unknown", "controller away")
     assert calls(bench.folder) == ["squeue"] and silent.json["actions"] == [] and not silent.json["observed"]
     assert not any("ALERT" in line for line in silent.json["lines"])
+
+
+# ----------------------------------------------------------------------------- an emptied journal
+def test_an_emptied_journal_spends_the_budgets_of_a_day(scene: Scene) -> None:
+    """All that was done was counted in it: an empty one looked like a day on which nothing was done."""
+    scene.scheduler.put(replace(scene.job, state=JobState.CANCELLED))
+    journal = Journal(scene.directory.journal)
+    journal.write("submitted")
+    assert [action.name for action in scene.pulse().plan.actions] == ["resubmit"]
+    journal.path.write_bytes(b"")
+    journal.write("submitted")  # the next writer begins a chain that is sound
+    for _ in range(2):
+        seen = scene.pulse()
+        assert seen.plan.actions == ()
+        assert any("it was emptied or cut" in note for note in seen.notes)
+        assert any("it was emptied or cut" in text for text in seen.plan.withheld)
+    later = scene.pulse(now=lambda: time.time() + 86_500.0)
+    assert [action.name for action in later.plan.actions] == ["resubmit"], "its budgets are those of another day"
+    assert not any("emptied" in note for note in later.notes)
+
+
+def test_a_journal_that_only_grows_is_never_taken_for_an_emptied_one(scene: Scene) -> None:
+    writers = [Journal(scene.directory.journal, name) for name in ("a-1-0", "b-1-0")]
+    for _ in range(3):
+        for writer in writers:
+            writer.write("submitted")
+        assert not any("journal" in note for note in scene.pulse().notes)
+    writers[0].path.unlink()
+    assert any("journal/a-1-0.jsonl lacks what it held" in note for note in scene.pulse().notes)
