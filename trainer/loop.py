@@ -181,6 +181,7 @@ class Trainer:
             self.fence,
             data,
             self._note,
+            resumed.origin,
         )
         self._closers.append(self.saver.close)
         self._open_metrics()

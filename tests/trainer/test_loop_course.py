@@ -232,11 +232,15 @@ def test_fine_tuning_takes_the_weights_alone(tmp_path: Path, eight_steps: Curve)
     assert origin.takes_weights and origin.is_fresh and Origin.read(first.paths) is None
     assert run(tuned, 2) == ("exit-interval", 4)  # its own checkpoint goes before checkpoint.load
     assert Origin.read(tuned.paths) == origin
+    tuned.paths.origin.unlink()  # as in a directory that was restored from an archive of checkpoints
+    third = card(tmp_path, checkpoint=start, run={"directory": str(tmp_path / "tuned"), "exit_interval": 6})
+    assert run(third, 3) == ("exit-interval", 6) and Origin.read(tuned.paths) == origin
     again = card(
         tmp_path, checkpoint={"load": str(tuned.paths.checkpoints)}, run={"directory": str(tmp_path / "again")}
     )
     where = tuned.paths.checkpoints
-    shutil.rmtree(where / "global_step4")
+    for step in (4, 5, 6):
+        shutil.rmtree(where / f"global_step{step}")
     (where / "latest").unlink()
     (where / "global_step2").rename(where / "kept")
     refused = run_ranks(refusal, 2, again, 1, launch=False)

@@ -1,18 +1,24 @@
 """Where the weights of a training came from: the checkpoint of another run that it began with. Standard library only.
 
 state/checkpoints/VARIANT/origin.json    written by the trainer when it has loaded it; none for random weights
+
+Each checkpoint's cursor holds it too, from which the record is made again where a run directory was restored.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from collections.abc import Mapping
+from dataclasses import asdict, fields, replace
 from pathlib import Path
+from typing import Any
 
 from trainer.contract.checkpoint_names import checkpoint_name
-from trainer.contract.files import read_record, write_json
+from trainer.contract.files import write_json
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record
 from trainer.contract.state_file import DamagedFile, read_json
+
+ORIGIN_KEY = "origin"  # of a cursor
 
 
 class Origin(Record):
@@ -62,13 +68,25 @@ class Origin(Record):
     @classmethod
     def of_file(cls, path: Path) -> Origin | None:
         """As `read`, of the file itself."""
-        found: Origin | None = read_record(cls, path)
+        value = read_json(path)
+        if value is None:
+            return None
+        found = cls.of(value)
         if found is None:
+            raise DamagedFile(path, "is not an Origin")
+        return found
+
+    @classmethod
+    def of(cls, value: Mapping[str, Any]) -> Origin | None:
+        """The origin from its JSON values; None for what is none."""
+        try:
+            found = cls(**{entry.name: value[entry.name] for entry in fields(cls) if entry.name in value})
+        except TypeError:
             return None
         texts = (found.folder, found.run, found.job_id)
-        is_sound = isinstance(found.step, int) and isinstance(found.before, list)
+        is_sound = isinstance(found.step, int) and isinstance(found.before, list | tuple)
         if not is_sound or not all(isinstance(text, str) for text in texts):
-            raise DamagedFile(path, "is not an Origin")
+            return None
         return replace(found, before=tuple(map(str, found.before)))
 
 

@@ -17,7 +17,7 @@ from trainer.config.card import TrainerConfig
 from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name, checkpoint_step
 from trainer.contract.checkpoints import CheckpointError
 from trainer.contract.files import now
-from trainer.contract.origin import Origin, lineage_before, run_of_checkpoints
+from trainer.contract.origin import ORIGIN_KEY, Origin, lineage_before, run_of_checkpoints
 from trainer.contract.resumable import OPTIMIZER_SUMS, foreign_step, has_original_layout, model_facts
 from trainer.engine import Engine
 from trainer.parallel.agreement import RankGroup
@@ -33,7 +33,8 @@ Say = Callable[[str], None]
 class ResumePosition:
     """Where the training stands, and the learning rate that it follows. `own_step`: this run's checkpoint, if any.
 
-    `place` and `cursor`: the checkpoint that was loaded and goes on; None and empty where all begins at zero.
+    `place` and `cursor`: the checkpoint that was loaded and goes on; None and empty where all begins at zero. `origin`:
+    what the run had begun with, if that was another's checkpoint.
     """
 
     progress: Progress
@@ -42,6 +43,7 @@ class ResumePosition:
     was_loaded: bool
     place: Path | None = None
     cursor: Mapping[str, Any] = field(default_factory=dict)
+    origin: Origin | None = None
 
 
 def load_newest(config: TrainerConfig, mesh: Mesh, engine: Engine, say: Say, job_id: str = "") -> ResumePosition:
@@ -56,7 +58,8 @@ def load_newest(config: TrainerConfig, mesh: Mesh, engine: Engine, say: Say, job
     step = _find(config, own, say, ranks)
     if step is not None:
         found = load_step(config, mesh, engine, step, say)
-        return replace(found, own_step=step)
+        origin = ranks.on_first("the origin", lambda: _origin_of(config, found.cursor, say))
+        return replace(found, own_step=step, origin=origin)
     other = loaded_source(config)
     if other is None:
         say(f"no checkpoint in {own.folder}: starting from random weights")
@@ -65,21 +68,26 @@ def load_newest(config: TrainerConfig, mesh: Mesh, engine: Engine, say: Say, job
     step = _find(config, other, say, ranks)
     assert step is not None
     found = load_step(config, mesh, engine, step, say, other)
-    origin = Origin(
-        str(other.folder),
-        step,
-        run_of_checkpoints(other.folder),
-        other.takes_weights,
-        other.is_fresh,
-        now(),
-        job_id,
-        lineage_before(other.folder),
-    )
-    ranks.on_first("the origin", lambda: _keep_origin(config, origin, say))
-    return found
+    run, before = run_of_checkpoints(other.folder), lineage_before(other.folder)
+    began = Origin(str(other.folder), step, run, other.takes_weights, other.is_fresh, now(), job_id, before)
+    origin = ranks.on_first("the origin", lambda: _keep_origin(config, began, say))
+    return replace(found, origin=origin)
 
 
-def _keep_origin(config: TrainerConfig, origin: Origin | None, say: Say) -> None:
+def _origin_of(config: TrainerConfig, cursor: Mapping[str, Any], say: Say) -> Origin | None:
+    """What the run had begun with: by its own record, else by its checkpoint, as in a directory that was restored."""
+    try:
+        origin = Origin.read(config.paths)
+    except (OSError, ValueError) as error:
+        say(f"tr11: WARNING: what this training began with is not on record: {error}")
+        origin = None
+    saved = cursor.get(ORIGIN_KEY)
+    if origin is None and isinstance(saved, Mapping):
+        return _keep_origin(config, Origin.of(saved), say)
+    return origin
+
+
+def _keep_origin(config: TrainerConfig, origin: Origin | None, say: Say) -> Origin | None:
     """Keep what the training began with, on rank 0; what cannot be written keeps no one from training."""
     try:
         if origin is None:
@@ -88,6 +96,7 @@ def _keep_origin(config: TrainerConfig, origin: Origin | None, say: Say) -> None
             origin.write(config.paths)
     except OSError as error:
         say(f"tr11: WARNING: what this training began with could not be kept on record: {error}")
+    return origin
 
 
 def load_step(

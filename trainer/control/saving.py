@@ -17,6 +17,7 @@ from trainer.config.card import TrainerConfig
 from trainer.config.data_match import CURSOR_KEY
 from trainer.contract.checkpoints import CheckpointError
 from trainer.contract.metrics_record import SAVE_FAILED
+from trainer.contract.origin import ORIGIN_KEY, Origin
 from trainer.contract.resumable import OPTIMIZER_SUMS
 from trainer.control.failed_saves import FailedSaves
 from trainer.control.resume import checkpoint_info
@@ -35,7 +36,7 @@ class Saver:
 
     `saved_step` is the newest complete checkpoint that is known of; one that is still being written is not. `fence` is
     asked before anything is published, see `trainer.checkpoint.publishing.publish`. `data`: see
-    `trainer.config.data_match`. `note`: told of each failed save, for those who watch.
+    `trainer.config.data_match`. `note`: told of each failed save, for those who watch. `origin`: kept in each of them.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Saver:
         fence: Fence | None = None,
         data: Mapping[str, Any] | None = None,
         note: Callable[[str, Mapping[str, Any]], None] | None = None,
+        origin: Origin | None = None,
     ):
         self.saved_step = saved_step
         self._config, self._mesh, self._engine, self._say = config, mesh, engine, say
@@ -59,6 +61,7 @@ class Saver:
         self._fence = fence
         self._data = data
         self._note = note
+        self._origin = origin
         self._failed: list[int] = []
         self._ended = {} if saved_step is None else {saved_step: True}  # how each save that is told of ended
         self._fault: CheckpointError | None = None
@@ -181,6 +184,7 @@ class Saver:
             "loss_scaler": self._engine.scaler_state(),
             **({OPTIMIZER_SUMS: sums} if sums else {}),
             **({CURSOR_KEY: self._data} if self._data is not None else {}),
+            **({ORIGIN_KEY: asdict(self._origin)} if self._origin is not None else {}),
         }
         return Extras(cursor=cursor, rng=randomness.capture() if self._config.checkpoint.save_random_state else {})
 
