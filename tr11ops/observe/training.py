@@ -46,7 +46,7 @@ class Phase(Record):
 
 
 class TrainingEvent(Record):
-    """What the trainer noted beside its steps: `spike`, `roll-back`, `skipped` or `validation`, with its `values`."""
+    """What the trainer noted beside its steps, with its `values`: a spike, a roll-back, a save that failed."""
 
     kind: str
     time: float
