@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
-
 from tr11ops.base.observed import known
 from tr11ops.cluster.base import Job
+from tr11ops.detect.without_node import exclude_command
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.rundir.kept_stacks import KeptStacks
@@ -34,5 +33,4 @@ def way_out(snapshot: Snapshot, job: Job, kept: KeptStacks | None) -> tuple[str,
         return derived.command(snapshot, f"stacks --job {job.job_id}"), end
     if not kept.is_certain or not kept.ranks or len(kept.nodes) != 1:
         return (end,)
-    reason = shlex.quote(culprit(kept))
-    return derived.command(snapshot, f"nodes exclude {kept.nodes[0]} --yes --reason {reason}"), end
+    return exclude_command(snapshot, kept.nodes[0], culprit(kept)), end

@@ -20,7 +20,7 @@ from tr11ops.observe.training import TRAINING_PHASES
 from trainer.contract.heartbeat import Heartbeat
 
 BOUND = "`watch.slow_percent` (3 %) and 6 times the spread of ranks and steps, 100 % at most; 2 iterations, worth 4 s"
-SEVERITIES = "WARNING"
+SEVERITIES = "WARNING; INFO where all nodes are one machine"
 NAME = "slow-node"
 NEEDS = ("jobs", "heartbeats", "steps", "phases", "node_warnings", "compute_times")
 
@@ -46,7 +46,16 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def _finding(snapshot: Snapshot, node: str, what: str, evidence: list[str], is_sure: bool) -> Finding:
-    """One that is only suspected is checked first."""
+    """One that is only suspected is checked first. Of nodes that are one machine, none can be exchanged."""
+    if snapshot.scheduler == "local":
+        return Finding(
+            NAME,
+            Severity.INFO,
+            f"some ranks, of {node}, are slower than their peers: all nodes are this one machine",
+            subject=node,
+            identity=(node,),
+            evidence=(*evidence, "other work on this machine slows those that share a processor with it"),
+        )
     check = derived.command(snapshot, f"nodes check {node}")
     return Finding(
         NAME,

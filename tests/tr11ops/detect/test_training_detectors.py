@@ -88,7 +88,7 @@ def test_a_hang_bears_the_name_that_the_stacks_gave() -> None:
         f"the workers' stacks: {STOPPED}; 7 ranks wait for it in all-reduce",
     )
     end = "scancel 1000_1"
-    assert (finding.fix, finding.then) == (f"tr11 nodes exclude n02 --yes --reason '{STOPPED}'", (end,))
+    assert (finding.fix, finding.then) == (f"tr11 nodes exclude n02 --reason '{STOPPED}'", (end,))
     doubtful = only(kept(seen, is_certain=False), "hung")
     assert (doubtful.fix, doubtful.then) == (end, ()), "a wait may end in the next second"
     silent = only(kept(seen, "n02 does not answer", ranks=()), "hung")

@@ -11,6 +11,7 @@ import pytest
 from tests.tr11ops.detect.training_course import Course, Over, at, findings, later, moved, names, only
 from tests.tr11ops.status_cases import NOW, beats, record, running, snapshot, steps
 from tr11ops.detect import registry
+from tr11ops.detect.finding import Severity
 from tr11ops.observe.snapshot import Checkpoint, Snapshot, Step
 from tr11ops.observe.training import LogFile, NodeWarning, Phase, TrainingEvent
 from tr11ops.watchdog.verdict import VerdictWord, judge
@@ -86,6 +87,10 @@ def test_speed_is_told_in_samples_where_the_log_has_no_tflops() -> None:
 def test_a_node_that_is_behind_is_named() -> None:
     course = at(700, begin=401, ranks=12)
     finding = only(course.see(heartbeats=moved(course, {4, 5, 6, 7}, iteration=697)), "slow-node")
+    on_one = course.see(heartbeats=moved(course, {4, 5, 6, 7}, iteration=697), scheduler="local")
+    one_machine = only(on_one, "slow-node")
+    assert (one_machine.severity, one_machine.fix) == (Severity.INFO, ""), "no node can be exchanged there"
+    assert "all nodes are this one machine" in one_machine.title
     assert finding.subject == "n02" and finding.fix.startswith("tr11 nodes exclude n02 ")
     assert finding.evidence == ("its 4 ranks are at iteration 697, the others at 700",)
     of_two = at(700, begin=401)
