@@ -25,6 +25,7 @@ LOOKS = {  # detectors whose mail can only say where to look, and why nothing mo
     "queued-too-long": "nodes-short has the cure where the run itself keeps nodes off",
 }
 ASKS = "add --yes"
+FINDS = ("tr11 diagnose", "tr11 doctor")
 _STEP = re.compile(r"^   (?:If tr11 fails, type|Type|Then): (.*)$", re.MULTILINE)
 
 
@@ -67,7 +68,8 @@ def type_them(scene: Scene, commands: Collection[str], expect: tuple[int, ...] =
     """Type commands one after another, and say yes to what asks; what they said."""
     said = ""
     for command in commands:
-        told = scene.shell(f"{{ {command} ; }} 2>&1", (*expect, 2))
+        looks = (1,) if command.startswith(FINDS) else ()  # they say by it that something is to be done
+        told = scene.shell(f"{{ {command} ; }} 2>&1", (*expect, *looks, 2))
         if ASKS in told:
             told = scene.shell(f"{command} --yes", expect)
         said += told

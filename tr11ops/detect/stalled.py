@@ -85,5 +85,5 @@ def _finding(snapshot: Snapshot, job: Job, title: str, evidence: tuple[str, ...]
         evidence = (f"the workers' stacks: {kept.sentence}", *evidence)
     if who:
         evidence, title = (title, *evidence), f"job {job.job_id} finishes no iteration: {who}"
-    fix = derived.command(snapshot, "logs")
-    return Finding(NAME, Severity.CRITICAL, title, job.job_id, evidence, fix, since=since)
+    fix, then = derived.command(snapshot, "kill --wait"), (derived.command(snapshot, "resume"),)
+    return Finding(NAME, Severity.CRITICAL, title, job.job_id, evidence, fix, since=since, then=then)
