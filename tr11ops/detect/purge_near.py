@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
 
 from tr11ops.base.observed import known
 from tr11ops.base.units import duration
@@ -41,5 +42,11 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
             subject=entry.what,
             identity=(entry.what,),
             evidence=(f"{entry.path}: untouched for {duration(age)}; the site deletes after {days:g} days",),
-            fix=f"touch -a -c {shlex.quote(str(entry.path))}",
+            fix=f"find {shlex.quote(str(_folder_of(snapshot, Path(entry.path))))} -type f -exec touch -a -c {{}} +",
         )
+
+
+def _folder_of(snapshot: Snapshot, path: Path) -> Path:
+    """What is read again at once: of the run's own files the whole folder that they are in, else the file's."""
+    root = snapshot.run.directory
+    return root / path.relative_to(root).parts[0] if path.is_relative_to(root) else path.parent
