@@ -212,8 +212,8 @@ def test_a_clock_that_is_wrong_is_named_with_its_host() -> None:
 
 
 def test_the_command_for_an_untouched_file_is_safe_to_type() -> None:
-    seen = operated(least_used=(LeastUsed("data", Path("/a b/$(rm)"), NOW - 29 * DAY),))
-    assert only(seen, purge_near).fix == "touch -a -c '/a b/$(rm)'"
+    seen = operated(least_used=(LeastUsed("data", Path("/a $(rm)/b"), NOW - 29 * DAY),))
+    assert only(seen, purge_near).fix == "find '/a $(rm)' -type f -exec touch -a -c {} +"
 
 
 def test_an_end_that_slurm_has_forgotten_is_told_from_its_log() -> None:
