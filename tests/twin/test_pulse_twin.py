@@ -190,16 +190,28 @@ def test_each_state_of_a_run_is_told_apart(stage: WatchedSmallRun, capsys: pytes
 
 
 @pytest.mark.parametrize("stage", ["pulse_twin"], indirect=True)
-def test_a_lost_batch_host_is_half_dead_or_ended_in_one_pass(stage: WatchedSmallRun) -> None:
+def test_a_half_dead_batch_host_is_told_and_its_job_leaves_by_itself(stage: WatchedSmallRun) -> None:
     assert execute(["launch", "--scheduler", "slurm"]) == 0
     stage.until_it_trains()
     job = stage.running()
     host = job.nodes[0]
     inject(stage.twin, "half-dead", node=host)
     half = stage.until(State.HALF_DEAD)
-    assert half.verdict.exit_code == 1 and said(half, " is HALF-DEAD: job ") and not stage.pulse(act=True).plan.actions
+    assert said(half, " is HALF-DEAD: ") and not half.plan.actions
+    down = stage.until(State.DOWN)
+    assert down.verdict.exit_code == 1 and said(down, "would resubmit 1-3")
+    acted = stage.pulse(act=True)
+    assert [one.action.name for one in acted.done] == ["resubmit"] and acted.done[0].result is Result.DONE, acted.lines
+    assert {one.excluded for one in stage.living() if one.raw_id != job.raw_id} == {(host,)}
 
-    inject(stage.twin, "node-dead", node=host)
+
+@pytest.mark.parametrize("stage", ["pulse_twin"], indirect=True)
+def test_a_lost_batch_host_is_ended_in_one_pass(stage: WatchedSmallRun) -> None:
+    assert execute(["launch", "--scheduler", "slurm"]) == 0
+    stage.until_it_trains()
+    job = stage.running()
+    host = job.nodes[0]
+    inject(stage.twin, "batch-host-dead", node=host)
     lost = stage.until(State.ZOMBIE, later=60)  # trainers that are silent for half a minute count as gone
     assert lost.verdict.exit_code == 1 and said(lost, f"would cancel {job.raw_id}: its batch host {host} is lost")
     acted = stage.pulse(act=True, later=60)
