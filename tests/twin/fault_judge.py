@@ -119,7 +119,7 @@ class FaultJudge:
         fault = self.bag.pop()
         where = self._place(fault)
         launches, before, began = len(self.run.launches()), self.iteration(), time.time()
-        attempts = len(self.run.attempts())
+        tasks, last = self._tasks_left(), self.run.attempts()[-1]
         try:
             target = self._inject(fault, where)
         except TwinError as error:
@@ -139,7 +139,7 @@ class FaultJudge:
         held = self.trains_beyond(max(before, self.iteration()) + MORE_STEPS, fault)
         node = target if "node" in where else ""
         self._judge(fault, node, launches)
-        self._judge_tasks(fault, node, attempts)
+        self._judge_tasks(fault, node, tasks, last)
         self._heal()
         back = sorted(self.run.excluded())
         for name in back:
@@ -299,14 +299,20 @@ class FaultJudge:
         )
 
     # ------------------------------------------------------------------ judging
-    def _judge_tasks(self, fault: DrawnFault, node: str, attempts: int) -> None:
-        """No more of the array was burned than the card lets one fault burn; a shortened job has saved and left."""
-        begun = self.run.attempts()[attempts - 1 :]
+    def _judge_tasks(self, fault: DrawnFault, node: str, tasks: int, last: str) -> None:
+        """No more of the array was burned than the card lets one fault burn; a shortened job has saved and left.
+
+        `tasks` were left before, and `last` was the attempt. A task that goes back into the queue is not burned.
+        """
         allowed = 0 if fault.target == "spare" else self.run.card.resilience.most_tasks_per_fault
-        if len(begun) - 1 > allowed:
-            self.wrong.append(f"{fault.kind} on {node}: {len(begun) - 1} tasks were burned")
-        if fault.kind == LIMIT_LOWERED and EndMarker.read(self.run.paths.attempts / begun[0] / "end.json") is None:
-            self.wrong.append(f"{fault.kind} on {node}: task {begun[0]} was killed at its limit")
+        burned = tasks - self._tasks_left()
+        if burned > allowed:
+            self.wrong.append(f"{fault.kind} on {node}: {burned} tasks were burned")
+        if fault.kind == LIMIT_LOWERED and EndMarker.read(self.run.paths.attempts / last / "end.json") is None:
+            self.wrong.append(f"{fault.kind} on {node}: task {last} was killed at its limit")
+
+    def _tasks_left(self) -> int:
+        return sum(max(1, len(job.pending_tasks)) for job in self.jobs() if not job.state.is_active)
 
     def _judge(self, fault: DrawnFault, node: str, launches: int) -> None:
         now = self.run.launches()
@@ -352,7 +358,12 @@ class FaultJudge:
         assert checkpoint.load(self.run.paths.checkpoints, last, 0)[1] == chain
 
     def check_resumes(self) -> int:
-        """Each launch goes on from the newest checkpoint that had been saved; returns the most steps done again."""
+        """Each launch goes on from the newest checkpoint that had been saved; returns the most steps done again.
+
+        But for the one older checkpoint that is tried where launches end at one step again and again (a bad sample).
+        """
+        entries = read_journal(self.directory.journal).entries
+        tried = {entry.data["step"] for entry in entries if entry.kind == "older-checkpoint"}
         saved = reached = most = 0
         for line in self.run.log().splitlines():
             if found := SAVED.search(line):
@@ -361,6 +372,6 @@ class FaultJudge:
                 reached = step.iteration
             elif found := LOADED.search(line):
                 most = max(most, reached - int(found[1]))
-                if int(found[1]) < saved:
+                if int(found[1]) < saved and int(found[1]) not in tried:
                     self.wrong.append(f"a launch went on from {found[1]}, and {saved} was saved")
         return most

@@ -71,6 +71,6 @@ def type_them(scene: Scene, commands: Collection[str], expect: tuple[int, ...] =
         looks = (1,) if command.startswith(FINDS) else ()  # they say by it that something is to be done
         told = scene.shell(f"{{ {command} ; }} 2>&1", (*expect, *looks, 2))
         if ASKS in told:
-            told = scene.shell(f"{command} --yes", expect)
+            told = scene.shell(f"{{ {command} --yes ; }} 2>&1", expect)
         said += told
     return said

@@ -83,7 +83,7 @@ def silent_corruption(scene: Scene) -> None:
 
 
 # ----------------------------------------------------------------------------- the training's numbers
-@scenario("loss-not-finite", "loss-spike", "gradient-norm")
+@scenario("loss-not-finite", "loss-spike", "gradient-norm", alone=True)  # a run that passes over data is wild no more
 def wild_numbers(scene: Scene) -> None:
     """Some data are poison: the training stays wild on every launch that does not pass over them."""
     before = saved_now(scene)
@@ -93,8 +93,12 @@ def wild_numbers(scene: Scene) -> None:
     assert saved_now(scene) > before
     words = {"STEP": str(before), "FIRST": str(first), "LAST": str(first + 100)}
     scene.treat("loss-not-finite", "loss-spike", "gradient-norm", **words)
-    again = [step for step in scene.steps() if step["job_id"] != job.raw_id]
-    assert again[0]["iteration"] <= first
+
+    def steps_after() -> list[int]:
+        return [step["iteration"] for step in scene.steps() if step["job_id"] != job.raw_id]
+
+    scene.until(steps_after, "steps of the next launch")
+    assert steps_after()[0] <= first
 
 
 @scenario("counters-jump")

@@ -156,7 +156,7 @@ class Scene:
             after()
             self.until(lambda: not wanted & self.findings(above="info"), f"the end of {wanted} by {mailed}")
             return
-        if wanted & set(LOOKS):
+        if wanted <= set(LOOKS):
             assert type_them(self, mailed, (0, 1, 3)).strip() or not mailed
         [commands] = {cure(page_of(detector)) for detector in detectors}
         for word, value in {"REASON": "as the page says", **words}.items():
