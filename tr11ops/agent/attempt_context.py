@@ -14,7 +14,7 @@ from tr11ops.agent.relaunch import AllocationState
 from tr11ops.agent.step import LineTee
 from tr11ops.base.observed import Unknown
 from tr11ops.cluster.base import Job, JobState, Scheduler, SchedulerError
-from tr11ops.cluster.node_states import Answer, is_gone, is_silent, may_start
+from tr11ops.cluster.node_states import StateAnswer, is_gone, is_silent, may_start
 from tr11ops.observe.files import read_exclusions
 from tr11ops.queue.queued_jobs import Ordering
 from tr11ops.runcard.card import RunCard
@@ -128,7 +128,7 @@ class AttemptObservations:
             needed=context.config.slurm.nodes if context.swaps_nodes else min(context.config.slurm.nodes, len(nodes)),
             seconds_left=self._seconds_left(),
             seconds_needed=LAUNCH_SECONDS,
-            reluctant=frozenset(node for node in usable if may_start(words[node]) is Answer.NO),
+            reluctant=frozenset(node for node in usable if may_start(words[node]) is StateAnswer.NO),
             may_reuse=not context.swaps_nodes,
         )
 

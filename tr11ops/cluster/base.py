@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from tr11ops.base.retry import Unavailable
-from tr11ops.cluster.node_states import Answer, is_gone, is_silent, may_start
+from tr11ops.cluster.node_states import StateAnswer, is_gone, is_silent, may_start
 from trainer.contract.record import Record
 
 
@@ -97,12 +97,12 @@ class Node(Record):
     @property
     def is_usable(self) -> bool:
         """True when the scheduler may place work there, now or when its present work ends."""
-        return may_start(self.states) is Answer.YES
+        return may_start(self.states) is StateAnswer.YES
 
     @property
     def is_unknown(self) -> bool:
         """True when the scheduler cannot say whether it may place work there."""
-        return may_start(self.states) is Answer.UNKNOWN
+        return may_start(self.states) is StateAnswer.UNKNOWN
 
     @property
     def is_gone(self) -> bool:

@@ -13,7 +13,7 @@ from enum import StrEnum
 from trainer.contract.record import Record
 
 
-class Answer(StrEnum):
+class StateAnswer(StrEnum):
     """The answer to one question about a node."""
 
     YES = "yes"
@@ -29,13 +29,13 @@ class NodeState(Record):
     """
 
     name: str
-    starts: Answer
-    runs_on: Answer
+    starts: StateAnswer
+    runs_on: StateAnswer
     spellings: tuple[str, ...] = ()
     suffix: str = ""
 
 
-_YES, _NO, _UNKNOWN = Answer.YES, Answer.NO, Answer.UNKNOWN
+_YES, _NO, _UNKNOWN = StateAnswer.YES, StateAnswer.NO, StateAnswer.UNKNOWN
 
 NODE_STATES = (
     #         name                starts    runs_on   other spellings
@@ -96,19 +96,19 @@ def state_words(text: str) -> frozenset[str]:
     return frozenset(words)
 
 
-def may_start(words: Iterable[str]) -> Answer:
+def may_start(words: Iterable[str]) -> StateAnswer:
     """May the scheduler start new work on a node with these words, now or when what holds it has ended?"""
     return _worst(state.starts for state in _rows(words))
 
 
-def runs_on(words: Iterable[str]) -> Answer:
+def runs_on(words: Iterable[str]) -> StateAnswer:
     """Does work go on that runs on a node with these words? NO: the node is gone."""
     return _worst(state.runs_on for state in _rows(words))
 
 
 def is_gone(words: Iterable[str]) -> bool:
     """Can nothing run there? Not where the scheduler cannot say: silence is not absence."""
-    return runs_on(words) is Answer.NO
+    return runs_on(words) is StateAnswer.NO
 
 
 def is_silent(words: Iterable[str]) -> bool:
@@ -120,9 +120,9 @@ def _rows(words: Iterable[str]) -> list[NodeState]:
     return [_BY_NAME[word] for word in words if word in _BY_NAME] or [_BY_NAME["unknown"]]
 
 
-def _worst(answers: Iterable[Answer]) -> Answer:
+def _worst(answers: Iterable[StateAnswer]) -> StateAnswer:
     found = set(answers)
-    for answer in (Answer.NO, Answer.UNKNOWN):
+    for answer in (StateAnswer.NO, StateAnswer.UNKNOWN):
         if answer in found:
             return answer
-    return Answer.YES
+    return StateAnswer.YES

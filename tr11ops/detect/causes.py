@@ -22,7 +22,7 @@ class Same(StrEnum):
     IDENTITY = "identity"  # the node, the file system, the periodic job
 
 
-class Link(Record):
+class CauseLink(Record):
     """That findings follow from those of the detector `cause`; with `fault`, only where that fault is on record.
 
     `outlasts`: what follows stays when the cause is gone, until its own `then` is typed.
@@ -34,30 +34,30 @@ class Link(Record):
     outlasts: bool = False
 
 
-def _of_job(*causes: str) -> tuple[Link, ...]:
-    return tuple(Link(cause, Same.SUBJECT) for cause in causes)
+def _of_job(*causes: str) -> tuple[CauseLink, ...]:
+    return tuple(CauseLink(cause, Same.SUBJECT) for cause in causes)
 
 
-def _of_run(*causes: str, outlasts: bool = False) -> tuple[Link, ...]:
-    return tuple(Link(cause, outlasts=outlasts) for cause in causes)
+def _of_run(*causes: str, outlasts: bool = False) -> tuple[CauseLink, ...]:
+    return tuple(CauseLink(cause, outlasts=outlasts) for cause in causes)
 
 
-NONE: tuple[Link, ...] = ()
+NONE: tuple[CauseLink, ...] = ()
 # Of each detector: what its findings follow from, the strongest cause first. NONE: it is always told for itself.
-CAUSES: Mapping[str, tuple[Link, ...]] = {
+CAUSES: Mapping[str, tuple[CauseLink, ...]] = {
     "down": _of_run("start-failed", "unfinished-end", outlasts=True),
     "two-attempts": NONE,
     "hung": _of_job("suspended", "zombie"),
     "stalled": _of_job("suspended", "zombie", "hung"),
     "suspended": NONE,
     "lingering": _of_job("zombie"),
-    "zombie": (Link("node-lost", Same.IDENTITY),),
+    "zombie": (CauseLink("node-lost", Same.IDENTITY),),
     "node-lost": NONE,
     "dead-chain": NONE,
     "start-failed": NONE,
     "held": (
-        Link("start-failed", fault=HELD_FOR_FAULT, outlasts=True),
-        Link("unfinished-end", fault=HELD_FOR_FAULT, outlasts=True),
+        CauseLink("start-failed", fault=HELD_FOR_FAULT, outlasts=True),
+        CauseLink("unfinished-end", fault=HELD_FOR_FAULT, outlasts=True),
     ),
     "limit-reached": NONE,
     "reservation-ended": NONE,
@@ -68,9 +68,9 @@ CAUSES: Mapping[str, tuple[Link, ...]] = {
     "kill-switch-left-on": NONE,
     "switch-unseen": NONE,
     "unfinished-end": (
-        Link("start-failed", Same.SUBJECT),
-        Link("filesystem-full", fault="storage"),
-        Link("loss-not-finite", fault="numerics"),
+        CauseLink("start-failed", Same.SUBJECT),
+        CauseLink("filesystem-full", fault="storage"),
+        CauseLink("loss-not-finite", fault="numerics"),
     ),
     "loss-not-finite": NONE,
     "loss-spike": _of_run("loss-not-finite"),
@@ -88,7 +88,7 @@ CAUSES: Mapping[str, tuple[Link, ...]] = {
     "sync-overdue": _of_run("cron-dead"),
     "secret-in-log": NONE,
     "filesystem-full": NONE,
-    "filesystem-filling": (Link("filesystem-full", Same.IDENTITY),),
+    "filesystem-filling": (CauseLink("filesystem-full", Same.IDENTITY),),
     "purge-near": NONE,
     "exclusion-cap": NONE,
     "exclusion-due": _of_run("cron-dead"),
@@ -106,7 +106,7 @@ def cause_of(finding: Finding, others: Iterable[Finding]) -> Finding | None:
     return None if found is None else found[1]
 
 
-def _link_of(finding: Finding, others: tuple[Finding, ...]) -> tuple[Link, Finding] | None:
+def _link_of(finding: Finding, others: tuple[Finding, ...]) -> tuple[CauseLink, Finding] | None:
     for link in CAUSES.get(finding.detector, NONE):
         for other in others:
             if _is_linked(finding, other, link):
@@ -114,7 +114,7 @@ def _link_of(finding: Finding, others: tuple[Finding, ...]) -> tuple[Link, Findi
     return None
 
 
-def _is_linked(finding: Finding, other: Finding, link: Link) -> bool:
+def _is_linked(finding: Finding, other: Finding, link: CauseLink) -> bool:
     """What is merely worth knowing (INFO) is no cause of what is worse."""
     if other.detector != link.cause or (link.fault and finding.fault != link.fault):
         return False

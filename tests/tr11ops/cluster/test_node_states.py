@@ -7,9 +7,9 @@ import itertools
 import pytest
 
 from tr11ops.cluster.base import Node
-from tr11ops.cluster.node_states import NODE_STATES, Answer, is_gone, is_silent, may_start, runs_on, state_words
+from tr11ops.cluster.node_states import NODE_STATES, StateAnswer, is_gone, is_silent, may_start, runs_on, state_words
 
-YES, NO, UNKNOWN = Answer.YES, Answer.NO, Answer.UNKNOWN
+YES, NO, UNKNOWN = StateAnswer.YES, StateAnswer.NO, StateAnswer.UNKNOWN
 
 # What `node_state_string` of Slurm's sinfo prints, long and compact, and the flags of scontrol (22.05 to 25.11).
 STATES = (
@@ -77,7 +77,7 @@ SUFFIXES = "*~#!%$@^-"
         ("NEWEST", {"newest"}, UNKNOWN, UNKNOWN),
     ],
 )
-def test_states_as_slurm_prints_them(text: str, words: set[str], starts: Answer, on: Answer) -> None:
+def test_states_as_slurm_prints_them(text: str, words: set[str], starts: StateAnswer, on: StateAnswer) -> None:
     assert state_words(text) == words
     assert (may_start(words), runs_on(words)) == (starts, on)
     node = Node("n01", frozenset(words))
