@@ -55,12 +55,13 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def _doubted(snapshot: Snapshot, sound: Checkpoint | None) -> Iterator[Finding]:
-    """The checkpoint that launches failed after again and again, until another one is saved at its step or beyond."""
+    """The checkpoint that launches failed after again and again, until one is saved beyond where they ended."""
     ends = [one for one in known(snapshot.launch_ends, ()) if one.older_checkpoint is not None]
     last = max(ends, key=lambda one: one.time, default=None)
     if last is None or last.began_at is None:
         return
-    if sound is not None and sound.step >= last.began_at and (sound.created or 0.0) > last.time:
+    passed = max(last.began_at, last.reached or 0)
+    if sound is not None and sound.step > passed and (sound.created or 0.0) > last.time:
         return
     name, older = checkpoint_name(last.began_at), checkpoint_name(last.older_checkpoint or 0)
     yield Finding(

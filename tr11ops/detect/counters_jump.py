@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from itertools import pairwise
 
-from tr11ops.base.observed import known
+from tr11ops.base.observed import Unknown, known
 from tr11ops.detect import series
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe import derived
@@ -21,7 +21,7 @@ from trainer.contract.logline import StepRecord
 BOUND = "the same iteration before the restart; else 3 times the schedule's slope"
 SEVERITIES = "WARNING, CRITICAL when the training began again"
 NAME = "counters-jump"
-NEEDS = ("jobs", "steps", "events", "checkpoints")
+NEEDS = ("jobs", "steps", "events", "checkpoints", "launch_ends")
 
 SAME_RATE = 0.01  # relative: what the log rounds, and dropped updates, may change
 SCHEDULE_RATE = (
@@ -55,11 +55,17 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def _gone_back(snapshot: Snapshot, steps: tuple[Step, ...], index: int) -> Iterator[str]:
-    """The launch began before a checkpoint that was there, and no roll-back of the trainer's own says why."""
+    """The launch began before a checkpoint that was there, and nothing that tr11 did on purpose says why.
+
+    That is a roll-back of the trainer's own, or an older checkpoint that the agent tries.
+    """
     before, after = steps[index - 1], steps[index]
     if after.time is None or before.time is None:
         return
     backs = [event.time for event in known(snapshot.events, ()) if event.kind == "roll-back"]
+    if isinstance(snapshot.launch_ends, Unknown):
+        return
+    backs += [end.time for end in snapshot.launch_ends if end.older_checkpoint is not None]
     if any(before.time <= time <= after.time for time in backs):
         return
     began = after.time - _finite(after.record.seconds_per_iteration)

@@ -64,6 +64,7 @@ def with_steps(given: Snapshot) -> Snapshot:
 # launches that began from a whole checkpoint failed twice at one step; a later save ends the doubt
 FAILING = (LaunchEnd("1007", 1, NOW, "script:fans.sh failed on n[01-48]", failing_checks=("script:fans.sh",)),)
 DOUBTED = (LaunchEnd("1007", 2, NOW, "NaN", "again", reached=20_004, began_at=20_000, older_checkpoint=19_500),)
+NOT_YET = (LaunchEnd("1007", 2, NOW - 90 * DAY, "NaN", "again", reached=10**6, began_at=2, older_checkpoint=1),)
 OVERCOME = (LaunchEnd("1007", 2, NOW - 90 * DAY, "NaN", "again", reached=4, began_at=2, older_checkpoint=1),)
 
 FAILED = (TrainingEvent("save-failed", NOW, "1007", {"step": 31_200, "why": "EIO", "node": "n2", "said": "n2 alone"}),)
@@ -153,7 +154,12 @@ TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
         "stalled",
         [],
     ),
-    ("pending is not stalled", snapshot(jobs=(pending(),), heartbeats=beats(age=DAY)), "stalled", []),
+    (
+        "pending is not stalled",
+        snapshot(jobs=(pending(),), heartbeats=beats(age=DAY), steps=steps(age=DAY)),
+        "stalled",
+        [],
+    ),
     ("clock of the node ahead", snapshot(heartbeats=beats(age=-300)), "hung", []),
     # the nodes
     ("batch host down", snapshot(nodes=nodes_with({"n01": {"down", "not_responding"}})), "node-lost", ["CRITICAL"]),
@@ -400,6 +406,7 @@ TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
         [],
     ),
     ("a whole one is doubted", snapshot(launch_ends=DOUBTED), "checkpoint-unsound", ["WARNING"]),
+    ("it is saved again, below where it ended", snapshot(launch_ends=NOT_YET), "checkpoint-unsound", ["WARNING"]),
     ("a doubted one is saved again", snapshot(launch_ends=OVERCOME), "checkpoint-unsound", []),
     ("latest names nothing", snapshot(checkpoints=checkpoints(latest=9)), "checkpoint-unsound", ["WARNING"]),
     ("latest unreadable", snapshot(checkpoints=checkpoints(latest=UNKNOWN)), "checkpoint-unsound", []),

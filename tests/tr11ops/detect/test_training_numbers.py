@@ -13,7 +13,7 @@ from tests.tr11ops.status_cases import NOW, beats, record, running, snapshot, st
 from tr11ops.detect import registry
 from tr11ops.detect.finding import Severity
 from tr11ops.observe.snapshot import Checkpoint, Snapshot, Step
-from tr11ops.observe.training import LogFile, NodeWarning, Phase, TrainingEvent
+from tr11ops.observe.training import LaunchEnd, LogFile, NodeWarning, Phase, TrainingEvent
 from tr11ops.watchdog.verdict import VerdictWord, judge
 from trainer.contract.logline import StepRecord
 
@@ -244,6 +244,9 @@ def test_a_resume_from_an_older_checkpoint_is_told() -> None:
     assert "went back to iteration 151, though global_step200 was there" in only(seen, "counters-jump").title
     back = TrainingEvent("roll-back", lines[60].time - 1.0, "1008", {"to": 150})  # type: ignore[operator]
     assert "counters-jump" not in names(dataclasses.replace(seen, events=(back,)))
+    tried = LaunchEnd("1007", 1, back.time, "SIGSEGV", "again", reached=210, began_at=200, older_checkpoint=150)
+    assert "counters-jump" not in names(dataclasses.replace(seen, launch_ends=(tried,)))
+    assert "counters-jump" in names(dataclasses.replace(seen, launch_ends=(dataclasses.replace(tried, time=0.0),)))
 
 
 # ----------------------------------------------------------------------------- logs
