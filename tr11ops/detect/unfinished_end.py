@@ -30,6 +30,8 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     row: list[Attempt] = []
     advanced = False
     for attempt in sorted(snapshot.attempts, key=lambda attempt: attempt.changed, reverse=True):
+        if attempt.gave_way:
+            continue
         job = jobs.get(attempt.job_id)
         if (job is not None and not job.state.is_final) or (outside is not None and outside.job_id == attempt.job_id):
             advanced = advanced or any(step.job_id == attempt.job_id for step in known(snapshot.steps, ()))

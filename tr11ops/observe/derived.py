@@ -15,7 +15,7 @@ from tr11ops.cluster.parts import array_number
 from tr11ops.cluster.pending_reasons import JobReason, Wait, reason_of, reason_of_job
 from tr11ops.observe import normal_silence
 from tr11ops.observe.placement import is_shut, misplaced
-from tr11ops.observe.snapshot import Attempt, KillSwitch, Snapshot
+from tr11ops.observe.snapshot import Attempt, KillSwitch, Snapshot, newest_attempt
 from tr11ops.observe.training import TRAINING_PHASES
 from tr11ops.rundir.paths import parse_comment
 from tr11ops.rundir.step_time import usual_step_seconds
@@ -171,8 +171,7 @@ def identifiers(job: Job) -> frozenset[str]:
 
 # ----------------------------------------------------------------------------- attempts
 def last_attempt(snapshot: Snapshot) -> Attempt | None:
-    attempts = known(snapshot.attempts, ())
-    return max(attempts, key=lambda attempt: attempt.changed, default=None)
+    return newest_attempt(known(snapshot.attempts, ()))
 
 
 def last_end_is_unknown(snapshot: Snapshot) -> bool:

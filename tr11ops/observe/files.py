@@ -16,7 +16,7 @@ from tr11ops.base.observed import Observed, Unknown, cause, known, observed
 from tr11ops.base.tail import tail_lines
 from tr11ops.base.units import number_in
 from tr11ops.observe.snapshot import Attempt, Checkpoint, Checkpoints, KillSwitch, Step
-from tr11ops.rundir.attempts import attempt_label
+from tr11ops.rundir.attempts import SUPERSEDED, attempt_label
 from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.exclusions import read_version
 from tr11ops.rundir.paths import RunDirectory, Submission
@@ -172,6 +172,7 @@ def _attempt(paths: RunPaths, job_id: str, changed: float) -> Attempt:
         versions=versions_of(record),
         cause=_text(verdict, "cause"),
         held_because="" if verdict.get("held_for") else _text(verdict, "held_because"),
+        gave_way=verdict.get("reason") == SUPERSEDED and verdict.get("launches") == 0,
     )
 
 

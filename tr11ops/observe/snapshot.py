@@ -6,7 +6,7 @@ in `Snapshot.time`. Times are seconds since the epoch, durations seconds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -71,6 +71,7 @@ class Attempt(Record):
     found nothing either). `changed` is the time of the end marker, or of the folder's last change. `changes`: what it
     has otherwise than the attempt before it. Of one that ended badly, `cause` is the class of its fault ("storage",
     "node", ...) and `held_because` why it let nothing follow; "" where the batch script wrote neither.
+    `gave_way`: it found another attempt of the run training, and launched nothing.
     """
 
     job_id: str
@@ -85,15 +86,21 @@ class Attempt(Record):
     versions: Mapping[str, str] = field(default_factory=dict)
     cause: str = ""
     held_because: str = ""
+    gave_way: bool = False
 
     @property
     def why(self) -> str:
         """Why it ended badly, as far as that is known; "" where it did not, or where nothing says."""
-        if isinstance(self.end, Unknown):
+        if isinstance(self.end, Unknown) or self.gave_way:
             return ""
         if self.end is None:
             return why_held(self.held_because, self.failure)
         return why_held(self.held_because, self.end.message) if self.end.reason in BAD_REASONS else ""
+
+
+def newest_attempt(attempts: Iterable[Attempt]) -> Attempt | None:
+    """The one that changed last, of those that launched something: one that gave way says nothing of the run."""
+    return max((one for one in attempts if not one.gave_way), key=lambda attempt: attempt.changed, default=None)
 
 
 class Checkpoint(Record):
@@ -194,7 +201,7 @@ class Snapshot(TrainingObservations, OperationObservations):
         """The end marker of the newest attempt; None where it left none, or where there is no attempt."""
         if isinstance(self.attempts, Unknown):
             return self.attempts
-        newest = max(self.attempts, key=lambda attempt: attempt.changed, default=None)
+        newest = newest_attempt(self.attempts)
         return None if newest is None else newest.end
 
     def unknowns(self) -> tuple[str, ...]:

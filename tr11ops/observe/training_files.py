@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from tr11ops.base.observed import Observed, Unknown, cause, observed
 from tr11ops.base.tail import tail_lines
 from tr11ops.observe.files import TAIL_BYTES
-from tr11ops.observe.snapshot import Attempt
+from tr11ops.observe.snapshot import Attempt, newest_attempt
 from tr11ops.observe.training import (
     Corruption,
     LaunchEnd,
@@ -68,7 +68,7 @@ def see_training(paths: RunPaths, attempts: Observed[tuple[Attempt, ...]]) -> Tr
             compute_times=attempts,
             stacks=attempts,
         )
-    newest = max(attempts, key=lambda attempt: attempt.changed, default=None)
+    newest = newest_attempt(attempts)
     return TrainingObservations(
         phases=read_phases(paths, [attempt.job_id for attempt in attempts]),
         events=read_events(paths),

@@ -16,6 +16,7 @@ from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.files import write_json
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record
+from trainer.contract.sharing import make_shared
 from trainer.contract.state_file import DamagedFile, read_json
 
 ORIGIN_KEY = "origin"  # of a cursor
@@ -57,7 +58,7 @@ class Origin(Record):
 
     def write(self, paths: RunPaths) -> None:
         """Keep it as the origin of the variant whose paths these are. Raises OSError as the file system does."""
-        paths.origin.parent.mkdir(parents=True, exist_ok=True)
+        make_shared(paths.origin.parent)
         write_json(paths.origin, asdict(self))
 
     @classmethod

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.tr11ops.status_cases import NOW, record
 from tr11ops.base.observed import Unknown
 from tr11ops.observe.files import TAIL_BYTES, read_attempts
-from tr11ops.observe.snapshot import Attempt
+from tr11ops.observe.snapshot import Attempt, newest_attempt
 from tr11ops.observe.training import TrainingFacts
 from tr11ops.observe.training_files import (
     EVENTS_KEPT,
@@ -188,6 +188,13 @@ def test_warnings_of_the_newest_attempts_nodes(paths: RunPaths) -> None:
     seen = see_training(paths, read_attempts(paths))
     assert isinstance(seen.node_warnings, tuple)
     assert [(found.node, found.check, found.why) for found in seen.node_warnings] == [("n02", "throttling", "hot")]
+    # A task that finds another one training goes back into the queue: what it leaves is newer, and says nothing.
+    write_json(paths.attempt("8") / "verdict.json", {"reason": "superseded", "launches": 0, "message": "7 trains"})
+    os.utime(paths.attempt("8"), (NOW, NOW + 8))
+    attempts = read_attempts(paths)
+    assert see_training(paths, attempts).node_warnings == seen.node_warnings
+    assert isinstance(attempts, tuple) and [one.gave_way for one in attempts] == [True, False, False]
+    assert newest_attempt(attempts) == attempts[1] and attempts[0].why == ""
     write_json(paths.attempt("7") / "nodes" / "n03.json", {"checks": [3]})
     assert isinstance(read_node_warnings(paths, "7"), Unknown)
 
