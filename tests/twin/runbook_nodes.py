@@ -83,7 +83,7 @@ def silent_corruption(scene: Scene) -> None:
 
 
 # ----------------------------------------------------------------------------- the training's numbers
-@scenario("loss-not-finite", "loss-spike", "gradient-norm", alone=True)  # a run that passes over data is wild no more
+@scenario("loss-not-finite", "loss-spike", "gradient-norm")
 def wild_numbers(scene: Scene) -> None:
     """Some data are poison: the training stays wild on every launch that does not pass over them."""
     before = saved_now(scene)

@@ -1,0 +1,38 @@
+"""The runs that the faults of the runbooks befall: one that most share, and one of its own for some."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.twin.runbook_scenarios import Scenario
+from tests.twin.runbook_scene import Scene
+from tr11ops.twin.twin import Twin
+
+for kind in ("own_runs", "queue", "copies", "nodes"):  # each registers its scenarios
+    pytest.register_assert_rewrite(f"tests.twin.runbook_{kind}")
+    importlib.import_module(f"tests.twin.runbook_{kind}")
+
+
+@pytest.fixture(scope="module")
+def shared(twin: Twin, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    """The run that most faults of a file befall, one after another."""
+    scene = Scene(twin, tmp_path_factory.mktemp("run"))
+    yield scene
+    scene.stop()
+
+
+@pytest.fixture
+def scene(request: pytest.FixtureRequest, twin: Twin, tmp_path: Path) -> Iterator[Scene]:
+    """The run of one scenario, which is well again after it; one of its own is ended."""
+    asked: Scenario = request.param
+    made = Scene(twin, tmp_path, asked.changes) if asked.is_alone else request.getfixturevalue("shared")
+    made.write_card(*asked.changes)
+    made.by_mail = False
+    yield made
+    made.heal()
+    if asked.is_alone:
+        made.stop()

@@ -1,0 +1,14 @@
+"""Every alert's mail: the commands that it says to type, typed as they stand there, cure the fault that it tells of."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.twin.runbook_scenarios import SCENARIOS
+from tests.twin.runbook_scene import Scene
+
+
+@pytest.mark.parametrize("scene", SCENARIOS, ids=lambda asked: "+".join(asked.detectors), indirect=True)
+def test_the_mail_cures_its_fault(scene: Scene, request: pytest.FixtureRequest) -> None:
+    scene.by_mail = True
+    request.node.callspec.params["scene"].play(scene)
