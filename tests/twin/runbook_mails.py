@@ -23,6 +23,7 @@ LOOKS = {  # detectors whose mail can only say where to look, and why nothing mo
     "switch-unseen": "the kill switch's file system must be mounted",
     "waits-for-site": "the site opens it again",
     "queued-too-long": "nodes-short has the cure where the run itself keeps nodes off",
+    "check-failing": "the site repairs its script, and the next attempt makes the check again",
 }
 ASKS = "add --yes"
 FINDS = ("tr11 diagnose", "tr11 doctor")
