@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.twin.operation import Operation
+from tests.twin.operation import Operation, tasks_waiting
 from tr11ops.cluster.base import Job, SchedulerError
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER, EXCLUDED, INCLUDED
 from tr11ops.rundir.journal import JournalEntry, read_journal
@@ -119,7 +119,7 @@ class FaultJudge:
         fault = self.bag.pop()
         where = self._place(fault)
         launches, before, began = len(self.run.launches()), self.iteration(), time.time()
-        tasks, last = self._tasks_left(), self.run.attempts()[-1]
+        tasks, last = tasks_waiting(self.jobs()), self.run.attempts()[-1]
         try:
             target = self._inject(fault, where)
         except TwinError as error:
@@ -305,14 +305,11 @@ class FaultJudge:
         `tasks` were left before, and `last` was the attempt. A task that goes back into the queue is not burned.
         """
         allowed = 0 if fault.target == "spare" else self.run.card.resilience.most_tasks_per_fault
-        burned = tasks - self._tasks_left()
+        burned = tasks - tasks_waiting(self.jobs())
         if burned > allowed:
             self.wrong.append(f"{fault.kind} on {node}: {burned} tasks were burned")
         if fault.kind == LIMIT_LOWERED and EndMarker.read(self.run.paths.attempts / last / "end.json") is None:
             self.wrong.append(f"{fault.kind} on {node}: task {last} was killed at its limit")
-
-    def _tasks_left(self) -> int:
-        return sum(max(1, len(job.pending_tasks)) for job in self.jobs() if not job.state.is_active)
 
     def _judge(self, fault: DrawnFault, node: str, launches: int) -> None:
         now = self.run.launches()

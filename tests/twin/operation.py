@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,11 @@ SHAPE = (
     "rehearsal.step_seconds=20", "rehearsal.start_seconds=50", "rehearsal.save_seconds=10",
     "rehearsal.collective_seconds=120", "resilience.exclusion_cap_percent=50", "resilience.end_within_seconds=10",
 )  # fmt: skip
+
+
+def tasks_waiting(jobs: Iterable[Job]) -> int:
+    """Array tasks among the jobs of a run that wait."""
+    return sum(max(1, len(job.pending_tasks)) for job in jobs if not job.state.is_active)
 
 
 @dataclass
@@ -102,7 +107,7 @@ class Operation:
 
     def tasks_left(self) -> int:
         """Array tasks that wait."""
-        return sum(max(1, len(job.pending_tasks)) for job in self.jobs() if not job.state.is_active)
+        return tasks_waiting(self.jobs())
 
     def excluded(self) -> set[str]:
         """The run's own list."""

@@ -31,6 +31,7 @@ class DocumentSource(Protocol):
     """Samples of one data set, each of which knows where it is from."""
 
     prefix: str
+    tokens: IndexedDataset
 
     def documents_of(self, index: int) -> list[int]:
         """Numbers of what a split shares out, that sample `index` takes tokens from, in order."""

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from trainer.config.data_match import DataSetIdentity
-from trainer.data.dataset import BlendedDataset, SampleSource, read_rows
+from trainer.data.dataset import BlendedDataset, DocumentSource, SampleSource, read_rows
 from trainer.data.index_cache import digest_sizes
 from trainer.data.indexed import IndexedDataset
-from trainer.data.sources import PlannedSource
 
 # Up to so many bytes all tokens of a data set are read, beyond it evenly spread parts: at a start, by one rank.
 WHOLE_BYTES = 16 << 20
@@ -19,11 +18,11 @@ PARTS = 64
 PART_BYTES = 16 << 10
 
 
-def identities(plan: PlannedSource, source: SampleSource) -> Iterator[DataSetIdentity]:
-    """Each data set of a plan, in the order of its mixture. `source`: the plan, opened. Raises DataError."""
-    members = source.members if isinstance(source, BlendedDataset) else (source,)
-    for planned, member in zip(plan.members, members, strict=True):
-        data = IndexedDataset(planned.prefix, plan.implementation)
+def identities(source: SampleSource) -> Iterator[DataSetIdentity]:
+    """Each data set of an opened source, in the order of its mixture. Raises DataError."""
+    for member in source.members if isinstance(source, BlendedDataset) else (source,):
+        assert isinstance(member, DocumentSource)  # as all that is read from an indexed data set
+        data = member.tokens
         yield DataSetIdentity(
             name=data.name,
             sequences=len(data),

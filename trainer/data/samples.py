@@ -191,7 +191,7 @@ class Samples:
         """What the data sets of the training hold, looked at once; none when none are read here."""
         name = self.roles["train"][0]
         if self._identities is None and name in self.plans:
-            self._identities = tuple(identities(self.plans[name], self.source(name)))
+            self._identities = tuple(identities(self.source(name)))
         return self._identities or ()
 
     def close(self) -> None:
