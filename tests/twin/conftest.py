@@ -1,4 +1,4 @@
-"""The runs that the faults of the runbooks befall: one that most share, and one of its own for some."""
+"""Runs on a twin: those that the faults of the runbooks befall, and a small one."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 from tests.twin.runbook_scenarios import SCENARIOS, Scenario
 from tests.twin.runbook_scene import Scene
+from tests.twin.small_run import SmallRun, enter, on_stage
 from tr11ops.twin.twin import Twin
 
 for kind in ("own_runs", "queue", "copies", "nodes"):  # each registers its scenarios
@@ -39,3 +40,11 @@ def scene(request: pytest.FixtureRequest, twin: Twin, tmp_path: Path) -> Iterato
     made.heal()
     if asked.is_alone:
         made.stop()
+
+
+@pytest.fixture
+def stage(small_twin: Twin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallRun]:
+    """A small run on the `small_twin` of the file."""
+    enter(small_twin, tmp_path, monkeypatch)
+    with on_stage(SmallRun(tmp_path, small_twin)) as run:
+        yield run

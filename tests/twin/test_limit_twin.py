@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.plugins.twin_fixture import require_slurm
-from tests.twin.small_run import SmallRun, enter, on_stage
+from tests.twin.small_run import SmallRun
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.twin.fault_client import ask_client
 from tr11ops.twin.faults import heal, inject
@@ -24,13 +24,6 @@ def small_twin(twin_home: Path) -> Iterator[Twin]:
     require_slurm()
     with Twin.up(TwinPlan(name="limit", nodes=4, gpus=0, cpu_nodes=0), twin_home) as made:
         yield made
-
-
-@pytest.fixture
-def stage(small_twin: Twin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallRun]:
-    enter(small_twin, tmp_path, monkeypatch)
-    with on_stage(SmallRun(tmp_path, small_twin)) as run:
-        yield run
 
 
 def limit(stage: SmallRun, job: str, minutes: int) -> None:

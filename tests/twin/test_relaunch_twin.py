@@ -14,7 +14,7 @@ import pytest
 
 from tests.plugins.twin_fixture import require_slurm
 from tests.tr11ops.launch.run_inputs import write_checkpoint
-from tests.twin.small_run import SmallRun, enter, on_stage
+from tests.twin.small_run import SmallRun
 from tr11ops.cli.main import execute
 from tr11ops.cluster.base import BatchRequest, JobState
 from tr11ops.rundir.exclusions import EXCLUDED, INCLUDED, exclude, read_version
@@ -35,13 +35,6 @@ def small_twin(twin_home: Path) -> Iterator[Twin]:
         twin_home,
     ) as made:
         yield made
-
-
-@pytest.fixture
-def stage(small_twin: Twin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallRun]:
-    enter(small_twin, tmp_path, monkeypatch)
-    with on_stage(SmallRun(tmp_path, small_twin)) as run:
-        yield run
 
 
 def change(stage: SmallRun, node: str, *words: str) -> None:
