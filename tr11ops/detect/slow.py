@@ -15,6 +15,7 @@ from tr11ops.cluster.hostlist import compress
 from tr11ops.detect import series
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe import derived, normal_silence
+from tr11ops.observe.forecast import LAST_LINES, last_lines
 from tr11ops.observe.snapshot import Snapshot, Step
 from trainer.contract.logline import StepRecord
 from trainer.contract.record import Record
@@ -24,9 +25,6 @@ SEVERITIES = "WARNING"
 NAME = "slow"
 NEEDS = ("jobs", "steps", "phases")
 
-LAST_LINES = 3
-LAST_SECONDS = 30.0  # at least: three quick lines are a hiccup
-MOST_LAST_LINES = 100
 HISTORY_LINES = 100
 LEAST_HISTORY = 20  # lines of the same launch before its speed is known
 NOISE_FACTOR = 4.0  # times the spread of single lines: a machine shared with others is never steady
@@ -86,7 +84,7 @@ def slowdown(snapshot: Snapshot) -> Slowdown | None:
     pace = derived.seconds_per_iteration(snapshot)
     if pace is None:
         return None
-    count = min(MOST_LAST_LINES, max(LAST_LINES, math.ceil(LAST_SECONDS / (pace * snapshot.run.training.log_interval))))
+    count = last_lines(snapshot, pace)
     if len(pairs) < LEAST_HISTORY + count:
         return None
     last, before = pairs[-count:], [value for _, value in pairs[:-count]]

@@ -44,7 +44,7 @@ def _saves(snapshot: Snapshot) -> Iterator[Happened]:
 def _queue(snapshot: Snapshot, extra: ExtraObservations) -> Iterator[Happened]:
     if snapshot.kill_switch is not None:
         return
-    end, covered = end_of(snapshot), derived.queue_coverage_seconds(snapshot)
+    end, covered = end_of(snapshot), derived.queue_coverage_seconds(snapshot, only_sure=True)
     left = math.inf if end is None else end.earliest
     for job in snapshot.active_jobs:
         limit = derived.task_seconds(snapshot, job)

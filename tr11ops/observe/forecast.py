@@ -19,7 +19,9 @@ from trainer.contract.record import Record
 
 WINDOW_SECONDS = 30 * derived.DAY  # how far back the likely pace looks
 LEAST_WINDOW_SECONDS = 2 * derived.HOUR  # less says nothing about weeks
-RECENT_STEPS = 20
+LAST_LINES = 3
+LAST_SECONDS = 30.0  # at least: three quick lines are a hiccup
+MOST_LAST_LINES = 100
 
 
 class ForecastEnd(Record):
@@ -49,7 +51,7 @@ class NextCheckpoint(Record):
 
 
 class Throughput(Record):
-    """The median of the recent steps, and the best that the run has kept up, in `unit` (of each worker, or of all)."""
+    """The median of the last steps, and the best that the run has kept up, in `unit` (of each worker, or of all)."""
 
     current: float
     best: float | None
@@ -154,9 +156,18 @@ def _by_minutes(snapshot: Snapshot) -> Iterable[NextCheckpoint]:
 
 
 # ----------------------------------------------------------------------------- throughput
+def last_lines(snapshot: Snapshot, pace: float) -> int:
+    """How many lines of the log are "now", at `pace` seconds a step: a slow node must show in them at once."""
+    enough = math.ceil(LAST_SECONDS / (pace * snapshot.run.training.log_interval))
+    return min(MOST_LAST_LINES, max(LAST_LINES, enough))
+
+
 def throughput_of(snapshot: Snapshot, best: tuple[float, float] | None) -> Throughput | None:
     """Against `best`, the best (TFLOPs of a worker, samples a second) that the run kept up; None without steps."""
-    recent = [step.record for step in known(snapshot.steps, ())[-RECENT_STEPS:]]
+    pace = derived.seconds_per_iteration(snapshot)
+    if pace is None:
+        return None
+    recent = [step.record for step in known(snapshot.steps, ())[-last_lines(snapshot, pace) :]]
     for index, unit in enumerate(("TFLOPs", "samples/s")):
         values = [record.tflops if index == 0 else record.samples_per_second for record in recent]
         sound = [value for value in values if math.isfinite(value) and value > 0]

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 NIGHT_SECONDS = 12 * derived.HOUR  # a queue that lasts so long needs no one before the morning
 UNKNOWN = "It cannot be told whether you may sleep"
-PERSON = "Do not sleep: a person is needed"
+PERSON = "Do not sleep: a person is needed"  # beside exit code 1, and nowhere else
+FIRST = "Before you sleep"  # nothing is wrong now, and the night is not safe
 DONE = "Nothing is left to train"
 NO_WATCHDOG, NO_RECIPIENTS, SHORT_QUEUE, STOPPED, SITE = "watchdog", "recipients", "queue", "resume", "site"
 NO_MAIL, NO_ANSWER = "mail", "scheduler"
@@ -84,7 +85,7 @@ def _trouble(findings: tuple[Finding, ...], verdict: Verdict, extra: ExtraObserv
         return f"{owner} has it; if that is you, stay up" if owner else PERSON
     open_ones = [alert for alert in alerts if alert.severity is Severity.CRITICAL]
     if open_ones and not all(_who(alert) for alert in open_ones):
-        return "Not yet: a critical alert is open and unassigned"
+        return f"{FIRST}: a critical alert is open and unassigned"
     return ""
 
 
@@ -100,7 +101,7 @@ def _going_on(snapshot: Snapshot, extra: ExtraObservations, lesser: str) -> Slee
         return SleepAnswer(None, f"{UNKNOWN} ({hidden})", tuple(_unseen(snapshot)))
     needs = tuple(_needs(snapshot, extra))
     if needs:
-        return SleepAnswer(False, f"Do not sleep yet: {'; '.join(need.text for need in needs)}", needs)
+        return SleepAnswer(False, f"{FIRST}: {'; '.join(need.text for need in needs)}", needs)
     blind = " (alerts are unknown)" if isinstance(extra.alerts, Unknown) else ""
     return SleepAnswer(True, f"You may sleep{lesser}{blind}")
 
@@ -112,7 +113,7 @@ def published_answer(may_sleep: bool | None, word: VerdictWord, kinds: Iterable[
         return UNKNOWN
     if may_sleep:
         return DONE if word is VerdictWord.FINISHED else "You may sleep"
-    return f"Do not sleep yet: {words}" if words else PERSON
+    return f"{FIRST}: {words}" if words else PERSON
 
 
 # ----------------------------------------------------------------------------- what is missing

@@ -77,6 +77,7 @@ def status_of(
         eta=None if finish is None else finish.earliest,
         finish=finish,
         queue_coverage_seconds=derived.queue_coverage_seconds(snapshot),
+        queue_sure_seconds=derived.queue_coverage_seconds(snapshot, only_sure=True),
         last_attempts=None if isinstance(snapshot.attempts, Unknown) else tuple(attempts_of(snapshot)),
         last_checkpoint=_checkpoint(snapshot),
         next_checkpoint=_next_checkpoint(snapshot),

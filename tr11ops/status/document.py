@@ -52,6 +52,7 @@ class Status(NamedTuple):
     eta: Instant | None = None
     finish: parts.Finish | None = None
     queue_coverage_seconds: float | None = None
+    queue_sure_seconds: float | None = None
     last_attempts: tuple[parts.ShownAttempt, ...] | None = None
     last_checkpoint: parts.ShownCheckpoint | None = None
     next_checkpoint: parts.NextSave | None = None

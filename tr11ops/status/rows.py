@@ -201,14 +201,25 @@ def jobs(status: Status) -> Iterator[Row]:
         yield "jobs" if index == 0 else "", _job_line(job, status.time), ""
     if len(shown) > JOBS_SHOWN:
         yield "", f"and {len(shown) - JOBS_SHOWN} more", ""
-    covered, remaining = (
-        status.queue_coverage_seconds,
-        None if status.finish is None else status.finish.earliest_seconds,
-    )
-    if covered is not None and status.kill_switch is not None and not status.kill_switch.set_:
-        against = "" if remaining is None else f" of the {duration(remaining)} left"
-        enough = "all" if remaining is not None and covered >= remaining else duration(covered)
-        yield "queue", f"covers {enough}{against}", ""
+    if status.kill_switch is not None and not status.kill_switch.set_:
+        yield from _queue(status)
+
+
+def _queue(status: Status) -> Iterator[Row]:
+    """For how much of what is left the tasks that start by themselves are enough, and what waits for the site."""
+    covered, sure = status.queue_coverage_seconds, status.queue_sure_seconds
+    if covered is None:
+        return
+    sure = covered if sure is None else sure  # a document of before it was told apart
+    waits = duration(covered - sure) if sure < covered else ""
+    if waits and not sure:
+        yield "queue", f"nothing starts by itself: {waits} of tasks wait for the site", "yellow"
+        return
+    remaining = None if status.finish is None else status.finish.earliest_seconds
+    against = "" if remaining is None else f" of the {duration(remaining)} left"
+    enough = "all" if remaining is not None and sure >= remaining else duration(sure)
+    more = f"; {waits} more wait for the site" if waits else ""
+    yield "queue", f"covers {enough}{against}{more}", ""
 
 
 def _job_line(job: ShownJob, now: float) -> str:

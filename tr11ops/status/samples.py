@@ -17,6 +17,7 @@ from trainer.contract.state_file import descriptor_of
 PLACES = 24
 PLACE_BYTES = 12 << 10  # some 20 records of metrics.jsonl, some 30 lines of main_log.txt
 LEAST_RECORDS = 5
+RECORDS = 10  # a speed that the run kept up; longer, and what has been slow for as long as it was quick hides the best
 
 Rates = tuple[float, float]  # TFLOPs of a worker, samples a second
 
@@ -50,8 +51,10 @@ def _medians(path: Path, parse: Callable[[str], Rates | None]) -> Iterator[Rates
             text = os.pread(descriptor, PLACE_BYTES, start).decode("utf-8", errors="replace")
             lines = text.split("\n")[0 if start == 0 else 1 : -1]
             rates = [found for line in lines if (found := parse(line)) is not None]
-            if len(rates) >= LEAST_RECORDS:
-                yield median(tflops for tflops, _ in rates), median(samples for _, samples in rates)
+            for first in range(0, len(rates), RECORDS):
+                kept = rates[first : first + RECORDS]
+                if len(kept) >= LEAST_RECORDS:
+                    yield median(tflops for tflops, _ in kept), median(samples for _, samples in kept)
     finally:
         os.close(descriptor)
 

@@ -27,7 +27,7 @@ from tests.tr11ops.status_cases import (
     steps,
     with_facts,
 )
-from tr11ops.base.observed import Unknown
+from tr11ops.base.observed import Unknown, known
 from tr11ops.base.units import duration
 from tr11ops.detect import chain_end
 from tr11ops.launch.chain import coverage_of
@@ -200,6 +200,18 @@ def test_throughput_is_against_the_best_and_never_above_it() -> None:
     unseen = throughput_of(snapshot(), None)
     assert unseen is not None
     assert (unseen.best, unseen.percent) == (None, None)
+
+
+def test_a_node_that_becomes_slow_shows_in_the_speed_at_once(tmp_path: Path) -> None:
+    """While a slow node holds the others back: in three steps, in a short log, and where most of it was slow."""
+    for quick, slow in ((57, 3), (12, 40), (30, 3)):
+        rows = [record(n, tflops=150.0 if n <= quick else 75.0) for n in range(1, quick + slow + 1)]
+        paths = RunPaths(tmp_path / f"{quick}-{slow}", "r", "main")
+        paths.logs.mkdir(parents=True)
+        paths.main_log.write_text("".join(format_step(row) + "\n" for row in rows))
+        seen = snapshot(steps=tuple(Step(row, NOW - 105 * (quick + slow - row.iteration), "1007") for row in rows))
+        now = throughput_of(seen, known(best_rates(paths), None))
+        assert now is not None and (now.current, now.best, now.percent) == (75.0, 150.0, 50.0), (quick, slow)
 
 
 def test_without_flops_it_is_samples() -> None:

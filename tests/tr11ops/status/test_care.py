@@ -29,12 +29,13 @@ from tr11ops.observe.snapshot import KillSwitch, Snapshot
 from tr11ops.rundir.claims import Claim, ClaimFolder
 from tr11ops.rundir.copy_policy import CopyPolicy
 from tr11ops.rundir.exclusion import Exclusion
-from tr11ops.status.answer import PERSON, SleepAnswer, answer
+from tr11ops.status.answer import FIRST, PERSON, UNKNOWN, SleepAnswer, answer, published_answer
 from tr11ops.status.build import status_of
 from tr11ops.status.care import alerts, copies, filesystems, nodes, periodic
 from tr11ops.status.document import Status
 from tr11ops.status.extra_observations import AtWork, ExtraObservations, node_use, observe_extra
 from tr11ops.status.parts import NodeUse
+from tr11ops.status.rows import jobs
 from tr11ops.watchdog.verdict import Verdict, VerdictWord, judge
 
 HEALTHY = Verdict(VerdictWord.HEALTHY, "it trains")
@@ -337,7 +338,19 @@ def test_no_one_sleeps_while_alerts_are_not_delivered(waiting: Any, may_sleep: b
 CALM = {VerdictWord.HEALTHY, VerdictWord.STARTING, VerdictWord.QUEUED, VerdictWord.FINISHED, VerdictWord.STOPPED}
 
 
-@pytest.mark.parametrize("seen", [row[1] for row in (*TABLE, *FAULTS, *OPERATION)], ids=lambda _: "")
+SAID_BESIDE = {
+    0: {"You may sleep", "Nothing is left to train", "It is stopped", FIRST, UNKNOWN},  # unknown: who would be told
+    1: {"Do not sleep"},
+    3: {UNKNOWN},
+}
+CLOSED = [
+    idle(jobs=(pending(reason="PartitionDown"),)),
+    idle(jobs=(pending(reason="PartitionDown"), pending((), reason="JobHeldUser"))),
+    snapshot(jobs=(running(), pending(reason="PartitionDown"))),
+]
+
+
+@pytest.mark.parametrize("seen", [*CLOSED, *(row[1] for row in (*TABLE, *FAULTS, *OPERATION))], ids=lambda _: "")
 def test_word_reason_advice_and_exit_code_agree(seen: Snapshot) -> None:
     """No run is healthy that a person must get up for; who must, is told why by the very sentence of the verdict."""
     findings = detect_all(seen)
@@ -346,6 +359,13 @@ def test_word_reason_advice_and_exit_code_agree(seen: Snapshot) -> None:
     assert verdict.word is not VerdictWord.HEALTHY or verdict.exit_code == 0
     assert told.may_sleep is not True or verdict.exit_code == 0
     assert (told.may_sleep is None) >= (verdict.word is VerdictWord.UNKNOWN)
+    begins = told.text.partition(";")[0].partition(":")[0].partition(" (")[0]
+    assert begins in SAID_BESIDE[verdict.exit_code], (begins, verdict)
+    published = published_answer(told.may_sleep, verdict.word, [need.kind for need in told.needs])
+    assert published.partition(":")[0] in SAID_BESIDE[verdict.exit_code] or verdict.word is VerdictWord.STOPPED
+    queue = " ".join(text for label, text, _ in jobs(status_of(seen, findings, verdict)) if label == "queue")
+    if derived.closed_by_site(seen) is not None and queue:
+        assert "covers" not in queue and "wait for the site" in queue and " for the site" in verdict.why
     if verdict.exit_code == 1 and verdict.word in CALM | {VerdictWord.AT_RISK}:
         worst = by_cause(findings)[0]
         assert worst.severity is Severity.CRITICAL and worst.title in verdict.why

@@ -397,7 +397,7 @@ def test_green_is_only_what_lets_sleep() -> None:
 
 def test_what_to_do_before_sleeping_stands_below_the_answer() -> None:
     text = drawn(snapshot(periodic_jobs=()), 80, True)
-    assert "\nDo not sleep yet: no watchdog looks at the run. Job 1000_7" in text
+    assert "\nBefore you sleep: no watchdog looks at the run. Job 1000_7" in text
     assert "\n  first    tr11 cron install\n" in text
     seen = snapshot(periodic_jobs=())
     operation = dataclasses.replace(seen.run.operation, start_of_watchdog="cron run")  # neither crontab nor Slurm
