@@ -13,8 +13,8 @@ from tr11ops.alerts.policy import ACKNOWLEDGED_SECONDS, FLAP_SECONDS, Policy
 from tr11ops.alerts.state import CLOSED_KEPT, Alert, AlertEvent, AlertState, Consequence, elapsed, event_of, incident_of
 from tr11ops.base.units import counted
 from tr11ops.detect.causes import by_cause
-from tr11ops.detect.finding import Finding, Severity
-from tr11ops.detect.runbooks import page_of
+from tr11ops.detect.finding import NO_CAUSE, Finding, Severity
+from tr11ops.detect.runbooks import page_for
 
 OPENED = "alert-opened"
 ACKNOWLEDGED = "alert-acknowledged"
@@ -91,13 +91,19 @@ def _renamed(alert_state: AlertState, seen: dict[str, Finding], now: float) -> A
 
     An older one put faults of several names (nodes, say) into one alert. Each finding whose name the old alert
     mentions goes on from it: people know of it. The old alert is then gone; one that mentions none ends as always.
+    The end of an attempt whose cause was not known goes on likewise under the cause that is.
     """
     continued = set()
     for name, finding in seen.items():
         if not finding.identity or alert_state.find(name) is not None:
             continue
         old = next(
-            (alert for alert in alert_state.alerts if _mentions(alert, finding) and not is_over(alert, now)), None
+            (
+                alert
+                for alert in alert_state.alerts
+                if (_mentions(alert, finding) or _lacked_the_cause(alert, finding, seen)) and not is_over(alert, now)
+            ),
+            None,
         )
         if old is not None:
             alert_state = alert_state.with_alert(replace(old, fingerprint=name, identity=finding.identity))
@@ -112,6 +118,12 @@ def _mentions(alert: Alert, finding: Finding) -> bool:
         return False
     text = "\n".join((alert.title, alert.subject, *alert.evidence))
     return all(re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", text) for word in finding.identity)
+
+
+def _lacked_the_cause(alert: Alert, finding: Finding, seen: dict[str, Finding]) -> bool:
+    """Whether an alert is of the same end of an attempt, of which no cause was known yet."""
+    is_same = (alert.detector, alert.subject) == (finding.detector, finding.subject)
+    return is_same and alert.identity == (NO_CAUSE,) and alert.fingerprint not in seen
 
 
 def _is_but_a_remark(finding: Finding, alert: Alert) -> bool:
@@ -183,7 +195,7 @@ def _as_its_cause(alert: Alert, name: str, finding: Finding) -> Alert:
         detector=finding.detector,
         identity=finding.identity,
         title=clean(finding.title, LONGEST_TITLE),
-        runbook=page_of(finding.detector),
+        runbook=page_for(finding, finding.consequences),
         members=alert.names,
     )
 
@@ -243,7 +255,7 @@ def _opened(name: str, finding: Finding, now: float) -> Alert:
         title=clean(finding.title, LONGEST_TITLE),
         evidence=_bounded(finding.evidence),
         fix=clean(finding.fix, 2000),
-        runbook=page_of(finding.detector),
+        runbook=page_for(finding, finding.consequences),
         identity=finding.identity,
         then=tuple(clean(command, 2000) for command in finding.then),
         consequences=tuple(map(_consequence, finding.consequences)),
@@ -284,6 +296,7 @@ def _seen_again(alert: Alert, finding: Finding, policy: Policy, now: float) -> t
         evidence=fresh.evidence,
         fix=fresh.fix,
         then=fresh.then,
+        runbook=fresh.runbook,
         consequences=fresh.consequences,
         members=tuple(dict.fromkeys((*alert.members, *fresh.members))),
         last_seen=now,

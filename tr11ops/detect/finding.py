@@ -17,6 +17,8 @@ class Severity(IntEnum):
 
 HELD_FOR_FAULT = "held"  # the `fault` of queued work that tr11 holds because the next task would meet the same
 
+NO_CAUSE = "unknown"  # the identity of the end of an attempt of which no cause is on record
+
 
 class Finding(Record):
     """One conclusion from a snapshot.

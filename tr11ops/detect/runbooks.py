@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from tr11ops.detect.finding import HELD_FOR_FAULT, Finding
+
 # Where a page of another name says what to do, because it treats more than one sign of the same trouble.
 _PAGES = {
     "held": "array-held.md",
@@ -42,3 +46,10 @@ def page_of_word(word: str) -> str | None:
 def page_of(detector: str) -> str:
     """The file name of a detector's page in `runbooks/`: the detector's own name, unless another page treats it."""
     return _PAGES.get(detector, f"{detector}.md")
+
+
+def page_for(finding: Finding, consequences: Iterable[Finding]) -> str:
+    """The page that treats a finding and what follows from it: where a failed attempt holds the array, the page that
+    says for each cause what helps, and how the tasks are released."""
+    holds = any(one.fault == HELD_FOR_FAULT for one in consequences)
+    return page_of("held" if holds and finding.detector == "unfinished-end" else finding.detector)

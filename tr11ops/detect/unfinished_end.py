@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tr11ops.base.observed import Unknown, known
 from tr11ops.base.units import duration
 from tr11ops.cluster.base import Job, JobState
-from tr11ops.detect.finding import Finding, Severity
+from tr11ops.detect.finding import NO_CAUSE, Finding, Severity
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Attempt, Snapshot
 from tr11ops.queue.held_jobs import standing_holds
@@ -17,10 +17,14 @@ BOUND = "one; two in a row"
 SEVERITIES = "WARNING, CRITICAL; less (INFO, WARNING) once a later one trains"
 NAME = "unfinished-end"
 NEEDS = ("jobs", "attempts", "last_end", "heartbeats", "steps")
+BEFORE_IT_BEGAN = "before it began"  # stands for the cause where no attempt is on record
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
-    """The bad ends since the last good one: one is a warning, two in a row are critical (a bad node or a bad card)."""
+    """The bad ends since the last good one: one is a warning, two in a row are critical (a bad node or a bad card).
+
+    One finding for each cause, that of the newest end first: what has another cause is another incident.
+    """
     if isinstance(snapshot.jobs, Unknown) or isinstance(snapshot.attempts, Unknown):
         return
     if derived.hidden_life(snapshot):
@@ -28,23 +32,58 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     jobs = {name: job for job in snapshot.jobs for name in derived.identifiers(job)}
     outside = derived.liveness_outside(snapshot)
     row: list[Attempt] = []
-    advanced = False
+    alive: list[str] = []
     for attempt in sorted(snapshot.attempts, key=lambda attempt: attempt.changed, reverse=True):
         if attempt.gave_way:
             continue
         job = jobs.get(attempt.job_id)
         if (job is not None and not job.state.is_final) or (outside is not None and outside.job_id == attempt.job_id):
-            advanced = advanced or any(step.job_id == attempt.job_id for step in known(snapshot.steps, ()))
+            alive.append(attempt.job_id)
             continue
         if not is_bad(attempt):
             break
         row.append(attempt)
-    if row:
-        severity = Severity.CRITICAL if len(row) > 1 else Severity.WARNING
-        if advanced:
-            severity = Severity.WARNING if len(row) > 1 else Severity.INFO
-        yield _finding(snapshot, row, _told(snapshot, jobs), severity)
+    yield from _by_cause(snapshot, row, alive, _told(snapshot, jobs))
     yield from _never_began(snapshot, jobs)
+
+
+def _by_cause(snapshot: Snapshot, row: list[Attempt], alive: list[str], jobs: dict[str, Job]) -> Iterator[Finding]:
+    """The findings of a row of bad ends, newest first. What a later attempt trained past is over, however that one
+    ended, unless it ended by the same cause."""
+    groups: dict[str, list[Attempt]] = {}
+    for attempt in row:
+        groups.setdefault(cause_of_end(attempt, jobs.get(attempt.job_id)), []).append(attempt)
+    trained = _trained(snapshot)
+    over: set[str] = set()
+    for cause, group in groups.items():
+        newer = [attempt.job_id for attempt in row[: row.index(group[0])]]
+        if not trained.isdisjoint((*alive, *newer)):
+            over.add(cause)
+    standing = sum(len(group) for cause, group in groups.items() if cause not in over)
+    for cause, group in groups.items():
+        if cause in over:
+            severity = Severity.WARNING if len(group) > 1 else Severity.INFO
+        else:
+            severity = Severity.CRITICAL if standing > 1 else Severity.WARNING
+        yield _finding(snapshot, group, group == row[: len(group)], jobs, severity, cause)
+
+
+def _trained(snapshot: Snapshot) -> frozenset[str]:
+    """The attempts that are known to have finished iterations of their own."""
+    by_steps = {step.job_id for step in known(snapshot.steps, ())}
+    ends = known(snapshot.launch_ends, ())
+    by_launches = {end.job_id for end in ends if end.reached is not None and end.reached > (end.began_at or 0)}
+    return frozenset(by_steps | by_launches)
+
+
+def cause_of_end(attempt: Attempt, job: Job | None) -> str:
+    """The class of fault that ended an attempt: by its own records, else by the scheduler's word; NO_CAUSE where
+    neither says."""
+    if attempt.cause:
+        return attempt.cause
+    if job is not None and job.state is JobState.NODE_FAIL:
+        return "node"
+    return NO_CAUSE
 
 
 def _told(snapshot: Snapshot, jobs: dict[str, Job]) -> dict[str, Job]:
@@ -83,12 +122,16 @@ def how_it_ended(attempt: Attempt, job: Job | None) -> str:
     return "no end marker" + (f" ({', '.join(known_facts)})" if known_facts else "")
 
 
-def _finding(snapshot: Snapshot, row: list[Attempt], jobs: dict[str, Job], severity: Severity) -> Finding:
+def _finding(
+    snapshot: Snapshot, row: list[Attempt], is_newest: bool, jobs: dict[str, Job], severity: Severity, cause: str
+) -> Finding:
+    """What ended by one cause; `is_newest`: nothing ended by another one since, or in between."""
     newest = row[0]
     label = newest.label or newest.job_id
     why = why_it_ended(snapshot, newest)
     if len(row) > 1:
-        title = f"the last {len(row)} attempts " + (f"failed: {why}" if why else "did not end by themselves")
+        which = f"the last {len(row)} attempts" if is_newest else f"{len(row)} attempts, {label} the last of them,"
+        title = f"{which} " + (f"failed: {why}" if why else "did not end by themselves")
     elif why:
         title = f"attempt {label} failed: {why}"
     elif newest.end is None:
@@ -102,8 +145,9 @@ def _finding(snapshot: Snapshot, row: list[Attempt], jobs: dict[str, Job], sever
     fix = derived.command(snapshot, f"diagnose --job {label}")
     since = min(entry.changed for entry in row)  # the end of the first of them
     return Finding(
-        NAME, severity, title, subject=label, evidence=tuple(evidence), fix=fix, fault=newest.cause, since=since
-    )
+        NAME, severity, title, subject=label, evidence=tuple(evidence), fix=fix, fault=newest.cause, since=since,
+        identity=(cause,),
+    )  # fmt: skip
 
 
 def why_it_ended(snapshot: Snapshot, attempt: Attempt) -> str:
@@ -128,6 +172,7 @@ def _never_began(snapshot: Snapshot, jobs: dict[str, Job]) -> Iterator[Finding]:
                 Severity.WARNING,
                 f"job {job.job_id} ended before it began to work: {job.state.value}{code}",
                 subject=job.job_id,
+                identity=(BEFORE_IT_BEGAN,),
                 since=ended,
                 evidence=(job.output,) if job.output else (),
                 fix=derived.command(snapshot, "logs"),

@@ -16,7 +16,7 @@ from tr11ops.detect.cron_dead import is_overdue
 from tr11ops.detect.finding import Finding
 from tr11ops.detect.nodes_left import bad_nodes, leaving_nodes
 from tr11ops.detect.periodic_job_failed import is_wanted
-from tr11ops.detect.runbooks import page_of
+from tr11ops.detect.runbooks import page_for
 from tr11ops.observe import derived
 from tr11ops.observe.forecast import end_of, next_checkpoint, throughput_of
 from tr11ops.observe.operation import CopyStatus
@@ -140,9 +140,10 @@ def _finding(finding: Finding, findings: tuple[Finding, ...]) -> parts.ShownFind
     from tr11ops.alerts.fingerprint import fingerprint
 
     cause = first_cause(finding, findings)
+    consequences = (other for other in findings if other is not finding and first_cause(other, findings) is finding)
     return parts.ShownFinding(
         finding.detector, finding.severity.name.lower(), finding.title, finding.subject, finding.evidence,
-        finding.fix or None, page_of(finding.detector), commands_after(finding, findings),
+        finding.fix or None, page_for(finding, consequences), commands_after(finding, findings),
         fingerprint(finding.detector, finding.identity),
         None if cause is finding else fingerprint(cause.detector, cause.identity),
     )  # fmt: skip

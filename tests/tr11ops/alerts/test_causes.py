@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.tr11ops.alerts.office import ANA, CRITICAL, LIST, MINUTE, NOON, WARNING, finding
+from tests.tr11ops.alerts.office import ANA, CRITICAL, INFO, LIST, MINUTE, NOON, WARNING, finding
 from tr11ops.alerts.changes import acknowledge, apply, resolve_prefix
 from tr11ops.alerts.fingerprint import fingerprint
 from tr11ops.alerts.incidents import ACKNOWLEDGED, look
@@ -104,3 +104,37 @@ def test_what_becomes_worse_is_told_although_its_cause_was_missed() -> None:
     watch.sees(replace(HELD, severity=WARNING), FAULT)
     (message,) = watch.sees(HELD)
     assert message.severity is CRITICAL and "is held" in message.subject
+
+
+def test_another_cause_is_another_incident_and_what_is_held_follows_from_the_newest() -> None:
+    watch = Watch()
+    lost = finding("unfinished-end", WARNING, "20_2", title="attempt 20_2 failed: n07 is dead", identity=("node",))
+    (first,) = watch.sees(lost)
+    bad = replace(FAULT, identity=("software",))
+    (second,) = watch.sees(HELD, bad, replace(lost, severity=INFO))
+    assert second.subject == "[CRITICAL] small: attempt 20_3 failed: SIGSEGV"
+    assert second.kind == "opened" and first.message_id not in second.thread
+    over = watch.sees(HELD, bad, replace(lost, severity=INFO))
+    assert [alert.title for alert in watch.alert_state.open_alerts] == [bad.title]
+    assert all("n07" in message.subject for message in over)
+
+
+def test_a_cause_that_becomes_known_makes_no_second_incident_of_an_end() -> None:
+    watch = Watch()
+    wordless = replace(FAULT, title="attempt 20_3 ended without the trainer's end marker", identity=("unknown",))
+    (first,) = watch.sees(wordless)
+    began = watch.alert.began
+    (second,) = watch.sees(replace(FAULT, identity=("software",)))
+    assert (second.kind, second.thread) == ("cause", first.message_id)
+    assert (watch.alert.began, watch.alert.title) == (began, FAULT.title)
+
+
+def test_where_the_array_is_held_for_a_fault_the_page_is_the_one_that_lets_it_go_on() -> None:
+    watch = Watch()
+    watch.sees(FAULT)
+    assert watch.alert.runbook == "unfinished-end.md"
+    (message,) = watch.sees(HELD, FAULT)
+    assert watch.alert.runbook == "array-held.md"
+    assert "---- tr11 runbook array-held " in message.appendix and "runbook unfinished-end" not in message.appendix
+    watch.sees(FAULT)
+    assert watch.alert.runbook == "unfinished-end.md"

@@ -29,7 +29,7 @@ from tr11ops.cluster.base import JobState
 from tr11ops.detect import registry
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe import derived
-from tr11ops.observe.snapshot import Snapshot, Step
+from tr11ops.observe.snapshot import Attempt, Snapshot, Step
 from tr11ops.rundir.paths import Submission
 from trainer.contract.end_marker import EndMarker
 
@@ -182,3 +182,35 @@ def test_a_fault_begins_where_its_evidence_has_it_begin() -> None:
     stopped = EndMarker("kill-switch", 5, 5, True, "", NOW - 9 * 60, "n01", "1007", 1)
     (after_stop,) = found(idle(attempts=(dataclasses.replace(second, end=stopped),)), "down")
     assert after_stop.since is None, "it was stopped until someone removed the switch"
+
+
+def failed(job_id: str, age: float, cause: str, why: str) -> Attempt:
+    return dataclasses.replace(wordless(job_id, age=age), cause=cause, held_because=why)
+
+
+def test_ends_of_different_causes_are_different_incidents() -> None:
+    """Each is told with its own cause, and none of them is counted with another."""
+    lost = failed("1005", 3 * HOUR, "node", "n07 does not answer")
+    away = failed("1006", 2 * HOUR, "storage", "/scratch is not mounted")
+    bad = failed("1007", HOUR, "software", "the same fault came back after iteration 8")
+    three = found(idle(attempts=(lost, away, bad), steps=()), "unfinished-end")
+    assert [(one.title, one.identity) for one in three] == [
+        ("attempt 1000_7 failed: the same fault came back after iteration 8", ("software",)),
+        ("attempt 1000_6 failed: /scratch is not mounted", ("storage",)),
+        ("attempt 1000_5 failed: n07 does not answer", ("node",)),
+    ]
+    assert three[0].severity is Severity.CRITICAL, "three in a row, and nothing was trained in between"
+
+
+def test_a_fault_that_a_later_attempt_trained_past_is_over_whatever_ended_that_one() -> None:
+    lost = failed("1006", 2 * HOUR, "node", "n07 does not answer")
+    bad = failed("1007", HOUR, "software", "the same fault came back after iteration 8")
+    trained = idle(attempts=(lost, bad), steps=steps(job_id="1007", age=HOUR))
+    severities = {one.identity: one.severity for one in found(trained, "unfinished-end")}
+    assert severities == {("software",): Severity.WARNING, ("node",): Severity.INFO}
+
+
+def test_a_cause_that_the_scheduler_alone_knows_tells_incidents_apart() -> None:
+    job = running(raw_id="1006", job_id="1000_6", task_id=6, state=JobState.NODE_FAIL, end_time=NOW - 2 * HOUR)
+    two = found(idle(jobs=(job,), attempts=(wordless("1006", 2 * HOUR), wordless("1007"))), "unfinished-end")
+    assert [one.identity for one in two] == [("unknown",), ("node",)]
