@@ -10,12 +10,13 @@ import typer
 from tr11ops.cli.common import DryRunOption, Refusal, YesOption, agree, say
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext
 from tr11ops.cli.stopping import ReasonOption, StopContext, record, require_switch, run_to_stop, standing_lines
+from tr11ops.cli.terminal import hanging, plain_text
 from tr11ops.cluster.parts import names_of, split
 from tr11ops.cluster.pending_reasons import Cause, Wait, is_held, reason_of_job
 from tr11ops.launch.queued_cards import refused_starts
 from tr11ops.observe.derived import is_left_over
-from tr11ops.queue.held_jobs import can_modify, held_jobs, release
-from tr11ops.rundir.hold_store import held_by_tr11
+from tr11ops.queue.held_jobs import can_modify, held_jobs, record_of, release
+from tr11ops.rundir.hold_store import held_by_tr11, read_holds
 from tr11ops.rundir.paths import remove_stop_file
 from trainer.contract.requests import read_request
 
@@ -39,6 +40,7 @@ class Undoing:
     left_over: tuple[Job, ...] = ()
     refused: tuple[tuple[Job, str], ...] = ()
     is_led: bool = False  # an attempt runs, whose controller releases what it held when the switch is gone
+    faults: tuple[str, ...] = ()  # what the tasks to be released were held for, where the next would have met it too
 
     @property
     def is_empty(self) -> bool:
@@ -60,7 +62,8 @@ def resume(
     """Let a stopped or paused run go on: release the kill switch, the pause, and what tr11 holds in the queue.
 
     What someone else holds stays held, and so does what the trainer would refuse: the job's own card is compared with
-    the checkpoint that it would start from, as `tr11 launch` does it. It says what starts next.
+    the checkpoint that it would start from, as `tr11 launch` does it. It says what starts next; and, where tasks were
+    held for a fault that the next one would have met again, which one that is.
 
     Exit code 0: it goes on, or nothing is queued; 1: something stays held, and who must release it is said; 3: the
     scheduler did not answer, so that what it holds is not released.
@@ -97,6 +100,7 @@ class ResumeResult:
             "holds": list(self.todo.holds),
             "released": list(self.released),
             "left_held": [job.job_id for job in self.todo.left_held],
+            "faults": list(self.todo.faults),
             "missing": self.missing or None,
         }
 
@@ -116,7 +120,8 @@ def let_go_on(run: StopContext, why: str, yes: bool, dry_run: bool) -> ResumeRes
     if view.unread:
         raise Refusal(f"whether anything keeps the run from going on cannot be seen: {view.unread}", exit_code=3)
     todo = run.read(lambda: _undoing(run, view))
-    for line in [*_lines(todo), *standing_lines(view), f"next:       {_next(run, view, todo)}"]:
+    next_line = f"next:       {_next(run, view, todo)}"
+    for line in [*_lines(todo), *_fault_lines(run, todo), *standing_lines(view), next_line]:
         say(line)
     if dry_run:
         say("nothing was changed (--dry-run)")
@@ -171,7 +176,8 @@ def _undoing(run: StopContext, view: StopView) -> Undoing:
         "kill switch": read_request(directory.kill_switch, "kill"),
         "pause": read_request(directory.paths.pause, "pause"),
     }
-    held = held_jobs(view.queued, held_by_tr11(directory, view.queued))
+    records = read_holds(directory, view.queued)
+    held = held_jobs(view.queued, (record.job for record in records))
     left_over = tuple(job for job in held.ours if is_left_over(job, view.finished))
     ours = tuple(job for job in held.ours if job not in left_over)
     refusals = refused_starts(directory, ours) if directory.exists else {}
@@ -179,14 +185,17 @@ def _undoing(run: StopContext, view: StopView) -> Undoing:
     ours = tuple(job for job in ours if job.job_id not in refusals)
     kept = (*held.others, *left_over, *(job for job, _ in refused))
     others = tuple(job for job in ours if not can_modify(job, run.user))
+    mine = tuple(job for job in ours if can_modify(job, run.user))
+    reasons = (record_of(job, records) for job in mine)
     return Undoing(
         switches=tuple((name, str(request)) for name, request in found.items() if request is not None),
-        holds=names_of((job for job in ours if can_modify(job, run.user)), (*kept, *others)),
+        holds=names_of(mine, (*kept, *others)),
         foreign=held.others,
         others=others,
         left_over=left_over,
         refused=refused,
         is_led=bool(view.running),
+        faults=tuple(dict.fromkeys(one.why for one in reasons if one is not None and one.is_for_fault and one.why)),
     )
 
 
@@ -200,6 +209,16 @@ def _lines(todo: Undoing) -> list[str]:
     who = "the running attempt releases it" if todo.is_led else "{user}, who owns it, must release it"
     lines += [f"held:       job {job.job_id}, by tr11: {who.format(user=job.user)}" for job in todo.others]
     return lines
+
+
+def _fault_lines(run: StopContext, todo: Undoing) -> list[str]:
+    """What the tasks were held for: a release alone repairs nothing."""
+    if not todo.faults:
+        return []
+    space = " " * len("because:    ")
+    lines = [f"because:    {hanging(plain_text(why), len(space))}" for why in todo.faults]
+    look = f"`{run.command('diagnose')}` has the evidence, `tr11 runbook array-held` what helps"
+    return [*lines, space + hanging(f"The same fault will return unless its cause is gone: {look}", len(space))]
 
 
 def _next(run: StopContext, view: StopView, todo: Undoing) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from tr11ops.base.observed import known
 from tr11ops.detect.finding import Finding, Severity
+from tr11ops.detect.pass_over import iterations, pass_over
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Snapshot
 
@@ -28,10 +29,15 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         bad += 1
     first, last = steps[-bad].record, steps[-1].record
     at_least = "" if bad < len(steps) else " at least"
+    evidence = [f"iteration {last.iteration}: lm loss {last.lm_loss}, grad norm {last.grad_norm}"]
+    if not at_least:  # else it is not known where it began
+        command = pass_over(snapshot, first.iteration, last.iteration)
+        passed = iterations(first.iteration, last.iteration)
+        evidence.append(f"when it has ended, to pass over the data of {passed}: `{command}`")
     yield Finding(
         NAME,
         Severity.CRITICAL,
         f"the loss is not a number since{at_least} iteration {first.iteration}",
-        evidence=(f"iteration {last.iteration}: lm loss {last.lm_loss}, grad norm {last.grad_norm}",),
+        evidence=tuple(evidence),
         fix=derived.command(snapshot, "kill"),
     )

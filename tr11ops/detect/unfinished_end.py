@@ -8,6 +8,7 @@ from tr11ops.base.observed import Unknown, known
 from tr11ops.base.units import duration
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.detect.finding import NO_CAUSE, Finding, Severity
+from tr11ops.detect.pass_over import iterations, pass_over
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Attempt, Snapshot
 from tr11ops.queue.held_jobs import standing_holds
@@ -17,6 +18,7 @@ BOUND = "one; two in a row"
 SEVERITIES = "WARNING, CRITICAL; less (INFO, WARNING) once a later one trains"
 NAME = "unfinished-end"
 NEEDS = ("jobs", "attempts", "last_end", "heartbeats", "steps")
+MAYBE_DATA = frozenset({"software", "unknown"})  # classes of faults that a sample of the data may bring about
 BEFORE_IT_BEGAN = "before it began"  # stands for the cause where no attempt is on record
 
 
@@ -142,12 +144,25 @@ def _finding(
     for entry in row[:3]:
         when = f", {duration(max(0.0, snapshot.time - entry.changed))} ago" if len(row) > 1 else ""
         evidence.append(f"{entry.label or entry.job_id}{when}: {how_it_ended(entry, jobs.get(entry.job_id))}")
+    evidence += _if_the_data_are_at_fault(snapshot, newest)
     fix = derived.command(snapshot, f"diagnose --job {label}")
     since = min(entry.changed for entry in row)  # the end of the first of them
     return Finding(
         NAME, severity, title, subject=label, evidence=tuple(evidence), fix=fix, fault=newest.cause, since=since,
         identity=(cause,),
     )  # fmt: skip
+
+
+def _if_the_data_are_at_fault(snapshot: Snapshot, attempt: Attempt) -> tuple[str, ...]:
+    """How the data after its last iteration are passed over, where that is what a person may have to do: an attempt let
+    nothing follow, and its fault may be the data's."""
+    ends = [end for end in known(snapshot.launch_ends, ()) if end.job_id == attempt.job_id]
+    reached = max(ends, key=lambda end: end.launch).reached if ends else None
+    if not attempt.held_because or attempt.cause not in MAYBE_DATA or reached is None:
+        return ()
+    at = reached + 1
+    command = pass_over(snapshot, at, at)
+    return (f"to pass over the data of {iterations(at, at)}, if they are at fault: `{command}`",)
 
 
 def why_it_ended(snapshot: Snapshot, attempt: Attempt) -> str:

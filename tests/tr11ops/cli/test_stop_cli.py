@@ -22,6 +22,7 @@ from tests.tr11ops.launch.run_inputs import write_checkpoint
 from tr11ops.cluster.base import Job, JobState, SchedulerError
 from tr11ops.cluster.local import LocalScheduler
 from tr11ops.queue.stop import Acknowledgements, acknowledgements
+from tr11ops.rundir.attempts import AttemptVerdict
 from tr11ops.rundir.hold_store import held_by_tr11
 from tr11ops.rundir.journal import read_journal
 from tr11ops.rundir.reserve import RESERVE_FILE, keep_reserve
@@ -130,6 +131,26 @@ def test_a_finished_training_is_not_said_to_go_on(bench: LocalBench) -> None:
     said = tr11(bench, "kill", "--yes").err
     assert "the training is finished" in said and "nothing is left to train" in said
     assert "to let it go on" not in said
+
+
+def test_resume_says_that_the_fault_for_which_it_is_held_will_return(bench: LocalBench) -> None:
+    directory = run_directory(bench)
+    bench.block()
+    bench.launch("--array", "1-3")
+    bench.scheduler.hold("2")
+    why = "software or data, not the nodes: the same fault came back after iteration 8 on n1 and n2: SIGSEGV"
+    attempt = directory.paths.attempt("1")
+    attempt.mkdir(parents=True)
+    verdict = AttemptVerdict("error", 8, 5, 3, "SIGSEGV", held=("2",), held_because=why, time=1.0)
+    verdict.write(attempt)
+    asked = tr11(bench, "resume", "--dry-run", "--json")
+    shown = " ".join(asked.err.split())
+    assert f"held: job 2, by tr11: will be released because: {why}" in shown
+    assert "The same fault will return unless its cause is gone:" in shown
+    assert "diagnose" in shown and "runbook array-held" in shown
+    assert asked.json["faults"] == [why]
+    assert tr11(bench, "resume", "--yes", "--json").json["released"] == ["2"]
+    assert tr11(bench, "resume", "--dry-run", "--json").json["faults"] == []
 
 
 def test_what_the_trainer_would_refuse_is_not_released(bench: LocalBench) -> None:

@@ -16,6 +16,7 @@ from tests.tr11ops.status_cases import (
     HOUR,
     NOW,
     beats,
+    checkpoints,
     ended,
     idle,
     pending,
@@ -30,6 +31,7 @@ from tr11ops.detect import registry
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Attempt, Snapshot, Step
+from tr11ops.observe.training import LaunchEnd
 from tr11ops.rundir.paths import Submission
 from trainer.contract.end_marker import EndMarker
 
@@ -214,3 +216,33 @@ def test_a_cause_that_the_scheduler_alone_knows_tells_incidents_apart() -> None:
     job = running(raw_id="1006", job_id="1000_6", task_id=6, state=JobState.NODE_FAIL, end_time=NOW - 2 * HOUR)
     two = found(idle(jobs=(job,), attempts=(wordless("1006", 2 * HOUR), wordless("1007"))), "unfinished-end")
     assert [one.identity for one in two] == [("unknown",), ("node",)]
+
+
+@pytest.mark.parametrize(
+    ("cause", "reached", "says"),
+    [("software", 31_350, True), ("unknown", 31_350, True), ("node", 31_350, False), ("software", None, False)],
+)
+def test_a_fault_that_came_back_at_one_step_names_the_command_that_passes_over_it(
+    cause: str, reached: int | None, says: bool
+) -> None:
+    bad = failed("1007", HOUR, cause, "the same fault came back after iteration 31350")
+    ends = (LaunchEnd("1007", 1, NOW - HOUR, reached=reached, began_at=31_200),)
+    (finding,) = found(idle(attempts=(bad,), launch_ends=ends), "unfinished-end")
+    command = "to pass over the data of iteration 31351, if they are at fault: `tr11 rollback 31200 --skip 31351-31351`"
+    assert (command in finding.evidence) is says
+    free = dataclasses.replace(bad, held_because="", failure="SIGSEGV")  # the next task tries it by itself
+    (finding,) = found(idle(attempts=(free,), launch_ends=ends), "unfinished-end")
+    assert command not in finding.evidence
+
+
+def test_a_loss_that_is_no_number_names_the_command_that_passes_over_its_data() -> None:
+    good, bad = steps()[-2:]
+    bad = dataclasses.replace(bad, record=dataclasses.replace(bad.record, lm_loss=float("nan")))
+    at = bad.record.iteration
+    (finding,) = found(snapshot(steps=(good, bad)), "loss-not-finite")
+    command = f"`tr11 rollback 31200 --skip {at}-{at}`"
+    assert f"when it has ended, to pass over the data of iteration {at}: {command}" in finding.evidence
+    (finding,) = found(snapshot(steps=(bad,)), "loss-not-finite")
+    assert not any("--skip" in line for line in finding.evidence), "where it began is not known"
+    (finding,) = found(snapshot(steps=(good, bad), checkpoints=checkpoints(at)), "loss-not-finite")
+    assert any(f"`tr11 rollback STEP --skip {at}-{at}`" in line for line in finding.evidence)
