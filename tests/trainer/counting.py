@@ -18,6 +18,8 @@ from torch.utils._pytree import tree_leaves
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm")
 HOST_SYNCS = ("_local_scalar_dense", "nonzero", "equal", "masked_select")
 NO_TRAFFIC = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "detach", "_unsafe_view")
+COMPILED = "tr11_tests"  # stands for what torch compiles to one kernel
+NAMESPACES = ("aten", "c10d", COMPILED)
 ATTENTION = "_scaled_dot_product_efficient_attention"
 ONLY_WRITES = ("copy", "fill", "zero", "zeros_like", "ones_like", "full_like")  # the first tensor they are given
 TAKES = ("gather", "index_select", "embedding")
@@ -68,7 +70,7 @@ class Counts(TorchDispatchMode):
         self._hold(given, made)
         name = func._schema.name.rpartition("::")[2].strip("_" if func.namespace == "c10d" else "")
         name = name.rstrip("_")
-        if func.is_view or name in NO_TRAFFIC or func.namespace not in ("aten", "c10d"):
+        if func.is_view or name in NO_TRAFFIC or func.namespace not in NAMESPACES:
             return
         self.operations[name] += 1
         if name in PRODUCTS:
@@ -83,6 +85,8 @@ class Counts(TorchDispatchMode):
             self.product_flops += _attention_flops(name, given)
         read = _read(name, args, options)
         written = made or _changed(func, args)
+        if func.namespace == COMPILED:
+            written = made + _changed(func, args)
         if name in SCATTERS:
             written = [tensor for tensor in read if tensor.dtype == torch.int64]
         self.bytes[name] += sum(tensor.nbytes for tensor in (*read, *written))

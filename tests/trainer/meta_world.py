@@ -25,6 +25,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.trainer.counting import Counts
+from tests.trainer.softmax_ways import COUNTED, take
 from trainer.config.card import TrainerConfig
 from trainer.config.kernel_choice import Device
 from trainer.engine import Engine
@@ -102,6 +103,7 @@ def _world(rank: int, size: int) -> Iterator[_Alone]:
         patch.setattr("trainer.engine.initialise_stage", lambda *_: None)
         patch.setattr(kernels, "device_facts", lambda _: A100)
         patch.setattr(kernels, "_attend", _efficient)
+        take(COUNTED, patch)
         patch.setattr("torch.nn.functional.dropout", _dropout)
         for sizes in (pieces.PIECE_ELEMENTS, pieces.SOFTMAX_ELEMENTS):
             patch.setitem(sizes, "meta", sizes["cuda"])

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from tests.trainer.cases import CPU
+from tests.trainer.softmax_ways import WAYS, take
 from tests.trainer.spawn import run_ranks
 from trainer.config.card import ParallelSection
-from trainer.model import loss
 from trainer.model.layers import VocabularyParallelEmbedding
 from trainer.model.loss import LanguageModelHead
 from trainer.model.matmul import compute_dtype
@@ -39,17 +39,16 @@ def given(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def on_ranks() -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Loss, and the gradients of hidden states and of this rank's rows: of each dtype, by the way of a CPU and of a GPU."""
+    """Loss, and the gradients of hidden states and of this rank's rows: of each dtype, by each way to soften."""
     mesh = Mesh.create(ParallelSection(tensor=torch.distributed.get_world_size()), CPU)
-    return [_computed(mesh, dtype, fused) for dtype in BOUNDS for fused in (False, True)]
+    return [_computed(mesh, dtype, way) for dtype in BOUNDS for way in WAYS]
 
 
-def _computed(mesh: Mesh, dtype: torch.dtype, fused: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _computed(mesh: Mesh, dtype: torch.dtype, way: str) -> tuple[Tensor, Tensor, Tensor]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(pieces.PIECE_ELEMENTS, "cpu", 20 * WORDS // mesh.tensor)  # several pieces, of several strips
         patch.setitem(pieces.SOFTMAX_ELEMENTS, "cpu", 7 * WORDS // mesh.tensor)
-        if fused:
-            patch.setattr(loss, "BOUND_BY_ARITHMETIC", ())
+        take(way, patch)
         hidden, table, labels = given(dtype)
         embedding = VocabularyParallelEmbedding(WORDS, HIDDEN, 1.0, mesh).to(dtype)
         first = embedding.first_row
@@ -84,7 +83,7 @@ def test_loss_and_gradients_over_two_ranks() -> None:
     """Within the rounding of logits and gradients, which are of the dtype; and the ranks agree on every bit."""
     (references,) = run_ranks(on_one, 1, launch=False)
     first, second = run_ranks(on_ranks, 2)
-    cases = [case for case in zip(BOUNDS, references, strict=True) for _ in range(2)]
+    cases = [case for case in zip(BOUNDS, references, strict=True) for _ in WAYS]
     for (dtype, (mean, to_hidden, to_rows)), one, other in zip(cases, first, second, strict=True):
         assert torch.equal(one[0], other[0]) and torch.equal(one[1], other[1])
         assert float(one[0]) == pytest.approx(mean, rel=1e-5), dtype

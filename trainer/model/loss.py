@@ -27,12 +27,11 @@ from torch.distributed import ProcessGroup
 from trainer.model.documents import Stream, hidden_of
 from trainer.model.layers import VocabularyParallelEmbedding
 from trainer.model.matmul import compute_dtype
+from trainer.model.softmax import Softmax, softmax_for
 from trainer.parallel.comm import copy_to_tensor_region, gather_sequence
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.widened import add_widened
-from trainer.schedule.pieces import PIECE_ELEMENTS, SOFTMAX_ELEMENTS
-
-BOUND_BY_ARITHMETIC = ("cpu",)  # kinds of device on which an exponential costs more than a pass over a strip in cache
+from trainer.schedule.pieces import PIECE_ELEMENTS, WIDENED_ELEMENTS
 
 # Of the label's tensor rank, so that one over it is a number. What it adds is lost beside the label's own gradient.
 SMALLEST_SHARE = 2.0**-60
@@ -156,12 +155,29 @@ class _ProjectionLoss(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:
         gradients, ctx.gradients = ctx.gradients, None
         factor = gradient / ctx.counted
-        ctx.slot.gradient = gradients.weight.mul_(factor).to(ctx.dtype)
+        ctx.slot.gradient = _scaled(gradients.weight, factor, ctx.dtype)
         if gradients.bias is not None:
-            ctx.slot.bias = gradients.bias.mul_(factor).to(ctx.dtype)
+            ctx.slot.bias = _scaled(gradients.bias, factor, ctx.dtype)
         if gradients.shares is not None:
             factor = gradients.shares.mul_(factor)
-        return gradients.hidden.float().mul_(factor).to(ctx.dtype), None, None, None, None
+        return _scaled(gradients.hidden, factor, ctx.dtype), None, None, None, None
+
+
+def _scaled(gradient: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+    """`gradient` x an fp32 `factor`, rounded once, to `dtype`; in the same memory where that is its own.
+
+    A factor without dimensions would be rounded to a bf16 gradient's dtype first. On a GPU the product widens each
+    number as it reads it; on a CPU torch widens all of the tensor, in new memory, so there that is done in strips.
+    """
+    result = gradient if gradient.dtype == dtype else torch.empty_like(gradient, dtype=dtype)
+    scale = factor.reshape(-1, 1) if factor.dim() else factor.reshape(1)
+    if gradient.device.type != "cpu":
+        return torch.mul(gradient, scale, out=result)
+    height = max(1, WIDENED_ELEMENTS // max(1, gradient[:1].numel()))
+    for begin in range(0, len(gradient), height):
+        part = slice(begin, begin + height)
+        result[part] = gradient[part].float() * (scale[part] if factor.dim() else scale)
+    return result
 
 
 @dataclass
@@ -218,15 +234,16 @@ def _cross_entropy(
     height = min(tokens, max(1, PIECE_ELEMENTS[kind] // weight.shape[0]))
     counts = labels >= 0
     total = torch.zeros((), dtype=torch.float32, device=hidden.device)
-    room = hidden.new_empty(height, weight.shape[0])
+    softmax = softmax_for(hidden.device)
+    room = hidden.new_empty(softmax.rows(height, weight.shape[0], kind), weight.shape[0])
     for begin in range(0, tokens, height):
-        part = slice(begin, begin + height)
-        logits = torch.mm(hidden[part], weight.t(), out=room[: min(height, tokens - begin)])
+        part = slice(begin, min(begin + height, tokens))
+        logits = torch.mm(hidden[part], weight.t(), out=room[: part.stop - begin])
         if rows.bias is not None:
             logits.add_(rows.bias)
         if hits is not None:
             hits += _largest(logits, labels[part], rows)
-        losses, shares = _softmax_losses(logits, labels[part], rows, gradients is not None)
+        losses, shares = _softmax_losses(room, labels[part], rows, softmax, gradients is not None)
         total += losses.masked_fill_(~counts[part], 0.0).sum()
         if gradients is not None:
             gradients.add(part, logits, hidden[part], weight, counts[part].unsqueeze(1), shares)
@@ -243,25 +260,20 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _softmax_losses(
-    logits: Tensor, labels: Tensor, rows: _Rows, becomes_gradient: bool
+    room: Tensor, labels: Tensor, rows: _Rows, softmax: Softmax, becomes_gradient: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Per-token losses (fp32) of a piece's logits, which may become their gradient, then over the shares [tokens, 1].
+    """Per-token losses (fp32) of a piece's logits, the first rows of `room`, which may become their gradient, then over
+    the shares [tokens, 1].
 
     Rows of labels below zero hold anything finite afterwards, as do their losses.
     """
-    count, width = logits.shape
+    logits = room[: len(labels)]
+    width = logits.shape[1]
     local = labels - rows.first
     here = ((local >= 0) & (local < width)).unsqueeze(1)
     local = local.unsqueeze(1).masked_fill_(~here, 0)
     target = logits.gather(1, local).float()
-    mine = torch.empty_like(target)
-    step = min(count, max(1, SOFTMAX_ELEMENTS[logits.device.type] // width))
-    room = torch.empty(step, width, dtype=torch.float32, device=logits.device)
-    soften = _soften_in_cache if logits.device.type in BOUND_BY_ARITHMETIC else _soften_fused
-    for begin in range(0, count, step):
-        part = slice(begin, begin + step)
-        values = logits[part]
-        mine[part] = soften(values, local[part], target[part], room[: values.shape[0]], becomes_gradient)
+    mine = softmax.softened(room, local, target, becomes_gradient)
     normaliser, wanted = mine, target.masked_fill(~here, 0.0)
     if rows.group is not None:
         normaliser, wanted = _exchange(mine, wanted, rows.group)
@@ -298,27 +310,6 @@ def _put(rows: Tensor, places: Tensor, values: Tensor) -> None:
         rows[torch.arange(rows.shape[0]), places.squeeze(1)] = values.squeeze(1)
     else:
         rows.scatter_(1, places, values)
-
-
-def _soften_in_cache(values: Tensor, local: Tensor, target: Tensor, room: Tensor, replaces: bool) -> Tensor:
-    """Log-sum-exps [tokens, 1] of a strip [tokens, words], which is lost; its soft-max `replaces` it or not."""
-    wide = values if values.dtype == room.dtype else room.copy_(values)
-    top = torch.amax(wide, dim=1, keepdim=True)
-    total = wide.sub_(top).exp_().sum(dim=1, keepdim=True)
-    if replaces:
-        wide.mul_(total.reciprocal())
-        if wide is not values:
-            values.copy_(wide)
-    return top + total.log()
-
-
-def _soften_fused(values: Tensor, local: Tensor, target: Tensor, room: Tensor, replaces: bool) -> Tensor:
-    """The same in half the bytes: two exponentials a number. `target`: the numbers at `local`, both [tokens, 1]."""
-    logarithms = torch.log_softmax(values.float(), 1, out=room)
-    normaliser = target - logarithms.gather(1, local)
-    if replaces:
-        torch.exp(logarithms, out=values)
-    return normaliser
 
 
 def _exchange(normaliser: Tensor, target: Tensor, group: ProcessGroup) -> tuple[Tensor, Tensor]:

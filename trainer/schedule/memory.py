@@ -286,9 +286,12 @@ def _head(shape: MemoryShape, tokens: int) -> int:
     rows = shape.vocabulary // shape.parallel.tensor
     every, tokens = tokens, places_with_logits(shape.model, tokens, shape.mask_probability)
     height = min(tokens, max(1, PIECE_ELEMENTS[shape.kind] // rows))
-    soft = min(height, max(1, SOFTMAX_ELEMENTS[shape.kind] // rows)) * rows * 4
+    strip = max(1, SOFTMAX_ELEMENTS[shape.kind] // rows)
+    soft = min(height, strip) * rows * 4
     strips = 2 * soft if shape.width < 4 else soft
-    piece = height * (rows + shape.model.hidden_size) * shape.width  # logits; hidden states, those not counted zero
+    held = height if shape.kind == "cpu" else -(-height // strip) * strip  # what is compiled takes whole strips
+    # Logits, and hidden states of which those not counted are zero.
+    piece = (held * rows + height * shape.model.hidden_size) * shape.width
     made = shape.table * (4 if shape.precision.dtype == "fp16" else shape.width)  # the weight's gradient
     if height >= tokens or shape.width == 4:  # of one piece, or further ones are added as they are made
         pieces = piece + made + strips

@@ -9,9 +9,11 @@ import torch
 from torch.distributed import ProcessGroup
 
 from tests.trainer.counting import Counts
+from tests.trainer.softmax_ways import COUNTED, take
 from trainer.model import loss
 from trainer.model.layers import VocabularyParallelEmbedding
 from trainer.model.loss import LanguageModelHead
+from trainer.model.softmax import FUSED, Softmax
 from trainer.parallel import comm
 from trainer.parallel.mesh import Mesh
 from trainer.schedule import pieces
@@ -19,14 +21,18 @@ from trainer.schedule import pieces
 META = torch.device("meta")
 WORDS, HIDDEN, SAMPLES, LENGTH = 250_880, 2048, 4, 2048
 LOGITS, TABLE, STREAM = SAMPLES * LENGTH * WORDS, WORDS * HIDDEN, SAMPLES * LENGTH * HIDDEN
+STRIP = pieces.SOFTMAX_ELEMENTS["cuda"] // WORDS
+STRIPS = -(-SAMPLES * LENGTH // STRIP)
+UNSEEN = (STRIPS * STRIP - SAMPLES * LENGTH) * WORDS  # what fills the last strip
 SMALL = 50 * SAMPLES * LENGTH * 8  # statistics, labels: some numbers for each token
 
 
-def counted(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, parts: int = 1) -> Counts:
+def counted(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, parts: int = 1, way: Softmax = COUNTED) -> Counts:
     """One micro batch's loss, forward and backward, in the pieces of a GPU, on one of `parts` tensor ranks.
 
     What these exchange is left out: some numbers for each token, and the hidden states' gradient.
     """
+    take(way, monkeypatch)
     for sizes in (pieces.PIECE_ELEMENTS, pieces.SOFTMAX_ELEMENTS):
         monkeypatch.setitem(sizes, "meta", sizes["cuda"])
     mesh = Mesh.single(META)
@@ -43,26 +49,37 @@ def counted(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, parts: int = 1)
     return counts
 
 
-def test_each_logit_moves_twenty_bytes_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
-    """bf16 to fp32 (2 + 4), soft-max (4 + 4), gradient (4 + 2). The weight's gradient is made once and scaled once."""
+def test_each_logit_is_read_once_and_written_once_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the compiled kernel (2 + 2). The weight's gradient is made once and scaled once."""
     counts = counted(torch.bfloat16, monkeypatch)
-    assert 0 <= counts.total_bytes - 20 * LOGITS - 4 * TABLE < 32 * STREAM + SMALL
+    assert 0 <= counts.total_bytes - 4 * (LOGITS + UNSEEN) - 4 * TABLE < 16 * STREAM + SMALL
+    assert counts.operations["soften"] == STRIPS
+    assert counts.operations["mm"] == 3
+    assert counts.product_flops == 3 * 2 * STREAM * WORDS
+    assert counts.host_syncs == 0
+
+
+def test_each_logit_moves_twenty_bytes_in_bf16_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """bf16 to fp32 (2 + 4), soft-max (4 + 4), gradient (4 + 2)."""
+    counts = counted(torch.bfloat16, monkeypatch, way=FUSED)
+    assert 0 <= counts.total_bytes - 20 * LOGITS - 4 * TABLE < 16 * STREAM + SMALL
     assert counts.total_bytes < 141.1e9 / 3  # what the loss moved when it was summed over pieces
     assert counts.operations["mm"] == 3
     assert counts.product_flops == 3 * 2 * STREAM * WORDS
     assert counts.host_syncs == 0
 
 
-def test_each_logit_moves_sixteen_bytes_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
-    counts = counted(torch.float32, monkeypatch)
-    assert 0 <= counts.total_bytes - 16 * LOGITS - 8 * TABLE < 32 * STREAM + SMALL
-    assert (counts.operations["mm"], counts.host_syncs) == (3, 0)
+def test_in_fp32_each_logit_moves_eight_bytes_and_sixteen_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    for way, each in ((COUNTED, 8 * (LOGITS + UNSEEN)), (FUSED, 16 * LOGITS)):
+        counts = counted(torch.float32, monkeypatch, way=way)
+        assert 0 <= counts.total_bytes - each - 8 * TABLE < 32 * STREAM + SMALL
+        assert (counts.operations["mm"], counts.host_syncs) == (3, 0)
 
 
 @pytest.mark.parametrize("parts", [2, 4, 8])
 def test_a_tensor_rank_moves_its_part_of_the_same_bytes(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """No pass more over its logits than one rank alone makes, and no third product more."""
-    counts = counted(torch.bfloat16, monkeypatch, parts)
+    counts = counted(torch.bfloat16, monkeypatch, parts, FUSED)
     assert 0 <= counts.total_bytes - (20 * LOGITS + 4 * TABLE) // parts < 34 * STREAM + 2 * SMALL
     assert counts.total_bytes < 141.1e9 / 3 / parts or parts > 2  # of eight, the hidden states weigh as much
     assert (counts.operations["mm"], counts.host_syncs) == (3, 0)
@@ -71,10 +88,12 @@ def test_a_tensor_rank_moves_its_part_of_the_same_bytes(parts: int, monkeypatch:
 
 
 def test_the_logits_are_held_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside them: gradients of weight and hidden states, and strips of the soft-max."""
+    """Beside them: gradients of weight and hidden states; without a compiler also strips of the soft-max in fp32."""
+    held = 2 * LOGITS + 2 * TABLE
+    most = held + 2 * UNSEEN + 3 * 2 * STREAM + SMALL
+    assert held < counted(torch.bfloat16, monkeypatch).peak < most
     strips = 2 * 4 * pieces.SOFTMAX_ELEMENTS["cuda"]
-    most = 2 * LOGITS + 2 * TABLE + strips + 3 * 2 * STREAM + SMALL
-    assert 2 * LOGITS + 2 * TABLE < counted(torch.bfloat16, monkeypatch).peak < most
+    assert held < counted(torch.bfloat16, monkeypatch, way=FUSED).peak < held + strips + 3 * 2 * STREAM + SMALL
 
 
 def test_two_devices_in_one_operation_are_refused() -> None:

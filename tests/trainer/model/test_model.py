@@ -13,11 +13,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from tests.trainer.cases import CPU, Logical, batches, fill, samples, tiny
+from tests.trainer.softmax_ways import WAYS, take
 from tests.trainer.spawn import run_ranks
 from trainer.config.card import TrainerConfig
 from trainer.config.stage_units import BLOCK, EMBEDDING, OTHERS
 from trainer.engine import Engine
-from trainer.model import initial, loss, matmul
+from trainer.model import initial, loss, matmul, softmax
 from trainer.model.bert_heads import PretrainingHeads, TokenTypes
 from trainer.model.block import TransformerBlock
 from trainer.model.kernels import DenseKernel
@@ -170,22 +171,23 @@ def head_case(mesh: Mesh, dtype: torch.dtype, pieces: int) -> tuple[float, Tenso
     initial.initialise("embedding.word.weight", embedding.weight, 1, mesh.tensor_rank)
     embedding = embedding.to(dtype)
     head = LanguageModelHead(mesh)
-    kept = loss.PIECE_ELEMENTS["cpu"], loss.SOFTMAX_ELEMENTS["cpu"]
-    loss.PIECE_ELEMENTS["cpu"], loss.SOFTMAX_ELEMENTS["cpu"] = embedding.weight.shape[0] * -(-24 // pieces), 60
+    kept = loss.PIECE_ELEMENTS["cpu"], softmax.SOFTMAX_ELEMENTS["cpu"]
+    loss.PIECE_ELEMENTS["cpu"], softmax.SOFTMAX_ELEMENTS["cpu"] = embedding.weight.shape[0] * -(-24 // pieces), 60
     try:
         value = head.loss(head.attach(embedding, hidden), labels)
         (3.0 * value).backward()
         with torch.no_grad():
             quiet = head.loss(head.attach(embedding, hidden), labels)
     finally:
-        loss.PIECE_ELEMENTS["cpu"], loss.SOFTMAX_ELEMENTS["cpu"] = kept
+        loss.PIECE_ELEMENTS["cpu"], softmax.SOFTMAX_ELEMENTS["cpu"] = kept
     assert hidden.grad is not None and embedding.weight.grad is not None
     return value.item(), hidden.grad, embedding.weight.grad, quiet.item()
 
 
-def head_on_ranks(dtype: torch.dtype, pieces: int, in_cache: tuple[str, ...]) -> tuple[float, Tensor, Tensor, float]:
-    loss.BOUND_BY_ARITHMETIC = in_cache  # a rank is a process of its own
-    return head_case(Mesh.create(tiny(1, 2).parallel, CPU), dtype, pieces)
+def head_on_ranks(dtype: torch.dtype, pieces: int, way: str) -> tuple[float, Tensor, Tensor, float]:
+    with pytest.MonkeyPatch.context() as patch:
+        take(way, patch)
+        return head_case(Mesh.create(tiny(1, 2).parallel, CPU), dtype, pieces)
 
 
 def plain_head(dtype: torch.dtype) -> tuple[float, Tensor, Tensor]:
@@ -203,18 +205,18 @@ def plain_head(dtype: torch.dtype) -> tuple[float, Tensor, Tensor]:
 
 @pytest.mark.parametrize("pieces", [1, 3])
 @pytest.mark.parametrize("native", [True, False])
-@pytest.mark.parametrize("in_cache", [("cpu",), ()], ids=["in-cache", "fused"])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 3e-2), (torch.float16, 4e-3)])
 def test_loss_and_gradients_equal_plain_cross_entropy(
     dtype: torch.dtype,
     tolerance: float,
-    in_cache: tuple[str, ...],
+    way: str,
     native: bool,
     pieces: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whether the device computes in the dtype itself, as a GPU does, or widens to fp32; in either form of soft-max."""
-    monkeypatch.setattr(loss, "BOUND_BY_ARITHMETIC", in_cache)
+    """Whether the device computes in the dtype itself, as a GPU does, or widens to fp32; by each way to soften."""
+    take(way, monkeypatch)
     monkeypatch.setattr(matmul, "_is_native", lambda dtype: native)
     expected, hidden_gradient, weight_gradient = plain_head(dtype)
     value, hidden, weight, quiet = head_case(ALONE, dtype, pieces)
@@ -252,10 +254,10 @@ def test_loss_scales_beyond_fp16_are_multiplied_in_fp32(monkeypatch: pytest.Monk
     torch.testing.assert_close(embedding.weight.grad[0].float(), torch.full((2,), -0.75 * 32 * 256), rtol=1e-3, atol=0)
 
 
-@pytest.mark.parametrize(("pieces", "in_cache"), [(1, ("cpu",)), (3, ())])
-def test_loss_over_tensor_ranks(pieces: int, in_cache: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(("pieces", "way"), [(1, "in-cache"), (3, "fused"), (3, "at-once")])
+def test_loss_over_tensor_ranks(pieces: int, way: str) -> None:
     expected, hidden_gradient, weight_gradient = plain_head(torch.float32)
-    ranks = run_ranks(head_on_ranks, 2, torch.float32, pieces, in_cache)
+    ranks = run_ranks(head_on_ranks, 2, torch.float32, pieces, way)
     for value, hidden, _, quiet in ranks:
         assert value == ranks[0][0] and quiet == value
         assert value == pytest.approx(expected, abs=2e-6)
