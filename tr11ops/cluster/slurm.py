@@ -19,7 +19,8 @@ from tr11ops.cluster.base import (
     SchedulerUnreachable,
     TestResult,
 )
-from tr11ops.cluster.parts import names_of
+from tr11ops.cluster.parts import covered, names_of
+from tr11ops.cluster.pending_reasons import is_held
 from tr11ops.cluster.sbatch_options import sbatch_options
 from tr11ops.cluster.site import config_time
 from tr11ops.cluster.slurm_command import (
@@ -48,6 +49,10 @@ _MEANINGS = (  # what Slurm's words mean, and what to do
         "a limit of your account or QoS: `sacctmgr show assoc user=$USER` shows it",
     ),
     (
+        re.compile(r"DB index is being set", re.IGNORECASE),
+        "Slurm says so of a job that lost a node, for as long as it runs: that job cannot be changed",
+    ),
+    (
         re.compile(r"socket timed out", re.IGNORECASE),
         "slurmctld is there, but too busy to answer in time; a job may have come of it",
     ),
@@ -66,9 +71,9 @@ _UNKNOWN_JOB = re.compile(r"invalid job id|job \S+ not found", re.IGNORECASE)
 _HARMLESS = re.compile(r"no longer pending|already finished|already completing or completed", re.IGNORECASE)
 _PER_TASK = re.compile(r"^\d+(?:_\S+)?: (?P<answer>.+)$")
 _MERGED = re.compile(r"\w+(,\w+)+")  # squeue's own words for one reason have spaces or colons behind a comma
-# a task that lost a node and lives on has these said of its whole array for as long as it runs, once slurmctld was
-# restarted (22.05); the array's waiting tasks can be changed all the same, when they are named
-_ARRAY_BUSY = re.compile(r"DB index is being set|unexpected message", re.IGNORECASE)
+# a task that lost a node and lives on has these said of itself and of its whole array for as long as it runs (22.05
+# without accounting); the array's waiting tasks are changed all the same, or can be when they are named
+_NOT_NOW = re.compile(r"DB index is being set|unexpected message", re.IGNORECASE)
 _RETRYING = "in transitional state, retrying"
 # for questions only, so that no job inherits it: times as seconds since the epoch, array expressions never cut short
 _READABLE = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
@@ -233,11 +238,11 @@ class SlurmScheduler:
 
     def hold(self, job_id: str) -> None:
         """Keep a pending job or the pending tasks of an array from starting."""
-        self._change(job_id, lambda name: ["hold", name])
+        self._change(job_id, lambda name: ["hold", name], is_held)
 
     def release(self, job_id: str) -> None:
-        """Undo `hold`."""
-        self._change(job_id, lambda name: ["release", name])
+        """Undo `hold`. What has started, or is over, is held no more."""
+        self._change(job_id, lambda name: ["release", name], _is_free, may_have_started=True)
 
     def signal(self, job_id: str, signal_name: str, batch_only: bool = True) -> None:
         """Send a signal to what runs of a job. Raises SchedulerError when nothing of it runs.
@@ -264,15 +269,27 @@ class SlurmScheduler:
 
     def exclude(self, job_id: str, nodes: tuple[str, ...]) -> None:
         """Set the excluded nodes of pending work in place; an empty tuple takes the exclusion away."""
-        self._change(job_id, lambda name: ["update", f"JobId={name}", f"ExcNodeList={','.join(nodes)}"])
+        wanted = frozenset(nodes)
+        self._change(
+            job_id,
+            lambda name: ["update", f"JobId={name}", f"ExcNodeList={','.join(nodes)}"],
+            lambda job: frozenset(job.excluded) == wanted,
+        )
 
     def set_comment(self, job_id: str, comment: str) -> None:
         """Set the comment of pending work in place."""
-        self._change(job_id, lambda name: ["update", f"JobId={name}", f"Comment={comment}"])
+        self._change(
+            job_id, lambda name: ["update", f"JobId={name}", f"Comment={comment}"], lambda job: job.comment == comment
+        )
 
     def run_after(self, job_id: str, after: str) -> None:
         """Let pending work start only after the end of job `after` (its own number), however that ends."""
-        self._change(job_id, lambda name: ["update", f"JobId={name}", f"Dependency=afterany:{_plain_id(after)}"])
+        number = _plain_id(after)
+        self._change(
+            job_id,
+            lambda name: ["update", f"JobId={name}", f"Dependency=afterany:{number}"],
+            lambda job: f"afterany:{number}(" in job.dependency,
+        )
 
     def requeue(self, job_id: str) -> None:
         """Put a running job back among the pending ones, whatever it was submitted with; its processes are ended."""
@@ -308,23 +325,38 @@ class SlurmScheduler:
     def _ask(self, arguments: list[str]) -> str:
         return _answer(self._run(arguments), arguments[0])
 
-    def _change(self, job_id: str, words: Callable[[str], list[str]]) -> None:
-        """Run scontrol with the `words` that change what is named so. An array that Slurm refuses to change as a whole
-        is changed by the names of its waiting tasks."""
+    def _change(
+        self,
+        job_id: str,
+        words: Callable[[str], list[str]],
+        is_so: Callable[[Job], bool],
+        may_have_started: bool = False,
+    ) -> None:
+        """Run scontrol with the `words` that change what is named so.
+
+        Slurm refuses "at this moment" for one task of an array, for as long as that task lives, and may have changed
+        the others, or let them start: whether it `is_so` is asked of what waits. What is not is changed by name.
+        """
         name = _plain_id(job_id)
         try:
             self._change_named(words(name))
         except SchedulerError as error:
-            waiting = self._waiting_tasks(name) if name.isdecimal() and _ARRAY_BUSY.search(str(error)) else ""
-            if not waiting:
+            if not _NOT_NOW.search(str(error)):
                 raise
-            self._change_named(words(waiting))
+            waiting = self._waiting(name)
+            left = tuple(job for job in waiting if not is_so(job))
+            if not left and (waiting or may_have_started):
+                return
+            names = names_of(left, left)
+            if not names or names == (name,):
+                raise
+            for part in names:
+                self._change_named(words(part))
 
-    def _waiting_tasks(self, array_id: str) -> str:
-        """The name of all tasks of an array that wait: "7_[2-10]"; "" where none does, or it is none."""
-        waiting = [job for job in self._records(array_id) if job.state is JobState.PENDING and job.array_id == array_id]
-        names = names_of(waiting, waiting)
-        return names[0] if names else ""
+    def _waiting(self, name: str) -> tuple[Job, ...]:
+        """What a name covers and still waits."""
+        records = self._records(name.partition("_")[0])
+        return covered(name, (job for job in records if job.state is JobState.PENDING))
 
     def _change_named(self, words: list[str]) -> None:
         """A change of pending work; that some tasks of an array run or have ended does not spoil it."""
@@ -335,6 +367,10 @@ class SlurmScheduler:
         done = [answer for answer in answers if answer == "No error"]
         if not done or any(answer not in done and not _HARMLESS.search(answer) for answer in answers):
             raise _failure(_message(result, "scontrol"))
+
+
+def _is_free(job: Job) -> bool:
+    return not is_held(job)
 
 
 def _is_merged(job: Job) -> bool:

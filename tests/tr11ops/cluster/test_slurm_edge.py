@@ -249,7 +249,38 @@ def test_what_waits_of_a_refused_array_is_changed_by_name(refusal: str, is_array
         with pytest.raises(SchedulerUnreachable, match="for job 4"):
             SlurmScheduler(runner=asked).exclude("4", ("x1",))
     with pytest.raises(SchedulerUnreachable):  # named already: it is asked again later
-        SlurmScheduler(runner=Recording(bad(refusal))).hold("4_[2-10]")
+        SlurmScheduler(runner=Recording(bad(refusal), good(found))).hold("4_[2-10]")
+
+
+NOT_NOW = "Job update not available right now, the DB index is being set, try again in a bit for job 1"
+
+
+@pytest.mark.parametrize(
+    ("shown", "is_released"),
+    [
+        ("JobState=RUNNING Reason=None", True),  # released, and it started at once
+        ("JobState=PENDING Reason=Priority Priority=7", True),
+        ("JobState=PENDING Reason=JobHeldUser Priority=0", False),
+        ("JobState=CANCELLED Reason=None", True),
+    ],
+)
+@pytest.mark.parametrize("name", ["1", "1_2"])
+def test_what_slurm_refuses_at_this_moment_is_looked_at(shown: str, is_released: bool, name: str) -> None:
+    """22.05 refuses for the task that lost a node, and has released the others: scontrol's sentence says neither."""
+    task = "ArrayJobId=1 ArrayTaskId=2 " if "_" in name else ""
+    record = f"JobId=1 {task}JobName=x\n   {shown}\n\n"
+    asked = Recording(bad(NOT_NOW), good(record), bad(NOT_NOW))
+    if is_released:
+        SlurmScheduler(runner=asked).release(name)
+    else:
+        with pytest.raises(SchedulerUnreachable, match="lost a node"):
+            SlurmScheduler(runner=asked).release(name)
+    hold = Recording(bad(NOT_NOW), good(record), bad(NOT_NOW))
+    if "PENDING Reason=JobHeldUser" in shown:
+        SlurmScheduler(runner=hold).hold(name)
+    else:
+        with pytest.raises(SchedulerUnreachable):
+            SlurmScheduler(runner=hold).hold(name)
 
 
 def test_the_steps_exit_code_is_told_of_a_job_that_runs() -> None:
