@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import errno
-import json
 import re
 from collections.abc import Mapping
 
 from tr11ops.backup.base import ArchiveError, ArchiveFull, ArchivePermanentError, ArchiveUnavailable
+from tr11ops.base.answers import ForeignAnswer, json_object
 from tr11ops.base.http import may_pass
 from tr11ops.base.redact import one_line
 
@@ -77,9 +77,9 @@ def status_of(error: BaseException) -> int | None:
 def message_of(body: bytes) -> str:
     """What the server says was wrong; "" when it says nothing that is meant for people."""
     try:
-        error = json.loads(body)["error"]
+        error = json_object(body)["error"]
         return str(error["message"]) if isinstance(error, dict) else str(error)
-    except (ValueError, KeyError, TypeError):
+    except (ForeignAnswer, KeyError):
         return ""
 
 

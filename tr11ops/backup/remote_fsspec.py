@@ -35,14 +35,13 @@ class FsspecArchive:
     def look(self, path: str) -> RemoteFile | None:
         with self.asking(path):
             facts = self._facts(self._full(path))
-        return None if facts is None else RemoteFile(path, int(facts["size"] or 0))
+            return None if facts is None else self._file(path, facts)
 
     def list(self, folder: str, unread: Unread | None = None) -> Iterator[RemoteFile]:
         with self.asking(folder):
             found = self._find(folder.strip("/"))
-        for path, facts in found:
-            if not path.startswith(f"{PARTS}/"):
-                yield RemoteFile(path, int(facts["size"] or 0))
+            files = [self._file(path, facts) for path, facts in found if not path.startswith(f"{PARTS}/")]
+        yield from files
 
     def upload(self, path: str, size: int, identity: str) -> Upload:
         self._marker.require()
@@ -113,6 +112,13 @@ class FsspecArchive:
         except Exception as error:  # every library has its own
             raise error_of_exception(error, f"{self.address}/{path}", "its credentials") from None
 
+    def _file(self, path: str, facts: Mapping[str, Any]) -> RemoteFile:
+        """A file, where the library tells its size: some servers do not, and then it is not known to be whole."""
+        size = facts.get("size")
+        if not isinstance(size, int) or size < 0:
+            raise ArchiveUnavailable(f"{self.address}/{path}: the server does not tell its size")
+        return RemoteFile(path, size)
+
     def _facts(self, full: str) -> Mapping[str, Any] | None:
         try:
             facts: Mapping[str, Any] = self._files.info(full)
@@ -150,7 +156,7 @@ class _PartUpload:
     def finish(self) -> None:
         with self._archive.asking(self._path):
             self._open().close()
-            arrived = int(self._files.info(self._part)["size"] or 0)
+            arrived = self._files.info(self._part).get("size")
             if arrived != self._size:
                 raise ArchiveUnavailable(
                     f"{self._archive.address}/{self._path}: arrived with {arrived} of {self._size} bytes"

@@ -7,20 +7,22 @@ nothing has to be deleted afterwards, and the bucket may have a retention lock. 
 
 from __future__ import annotations
 
-import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 from tr11ops.backup.base import ArchiveError, ArchivePermanentError, ArchiveUnavailable, RemoteFile, Unread, Upload
 from tr11ops.backup.ownership import RunMarker
 from tr11ops.backup.remote_errors import error_of_status, error_of_token, message_of
+from tr11ops.backup.remote_gcs_answers import Listing, ObjectFacts, RewriteState, is_part
 from tr11ops.backup.remote_gcs_upload import PERSISTED, SessionUpload, SmallUpload
 from tr11ops.backup.remote_http import BucketAnswer, BucketClient, Exchange
 from tr11ops.backup.remote_sessions import UploadSession, UploadSessions, session_key
+from tr11ops.base.answers import ForeignAnswer, PageTrail, json_object, record_of
 from tr11ops.base.retry_after import wait_of
 
 REQUEST_BYTES = 64 << 20
@@ -29,6 +31,8 @@ SMALL_BYTES = 4 << 20  # sent in one request, without a session
 PIECE_BYTES = 256 << 10  # what was read of one that is cut off in the middle is read again
 TIMEOUT_SECONDS = 60.0
 _ENDED = {404, 410}  # a session that is over
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -65,23 +69,29 @@ class GcsArchive:
         self._marker = RunMarker(self, run, run_id)
 
     def look(self, path: str) -> RemoteFile | None:
-        answer = self._client.call("GET", self._object(path, fields="size"))
+        answer = self._client.call("GET", self._object(path, fields="kind,name,size"))
         if answer.status == 404:
             self._require_bucket()
             return None
-        return RemoteFile(path, int(self._json(answer, path).get("size", 0)))
+        return RemoteFile(path, self._facts(answer, path).bytes)
 
     def list(self, folder: str, unread: Unread | None = None) -> Iterator[RemoteFile]:
         base = f"{self._bucket.prefix}/" if self._bucket.prefix else ""
         prefix = f"{base}{folder.strip('/')}/" if folder.strip("/") else base
-        token = ""
+        token, trail, names = "", PageTrail(), PageTrail()
         while True:
-            query = {"prefix": prefix, "fields": "items(name,size),nextPageToken", "maxResults": "1000"}
-            page = self._json(self._client.call("GET", self._objects(**query, pageToken=token)), "")
-            for item in page.get("items", ()):
-                if not item["name"].endswith("/"):  # else what a browser shows as an empty folder
-                    yield RemoteFile(item["name"][len(base) :], int(item.get("size", 0)))
-            token = page.get("nextPageToken", "")
+            query = {"prefix": prefix, "fields": "kind,items(name,size),nextPageToken", "maxResults": "1000"}
+            answer = self._client.call("GET", self._objects(**query, pageToken=token))
+            with self._understanding():
+                page = self._answered(Listing, answer, "")
+                found = page.objects(prefix)
+                for one in found:
+                    names.follow(one.name)
+                trail.follow(page.nextPageToken)
+            for one in found:
+                if not one.name.endswith("/"):  # else what a browser shows as an empty folder
+                    yield RemoteFile(one.name[len(base) :], one.bytes)
+            token = page.nextPageToken
             if not token:
                 return
 
@@ -117,13 +127,18 @@ class GcsArchive:
         if offset and response.status != 206:
             exchange.abandon()
             raise ArchivePermanentError(f"{self.address}/{path}: the server cannot read from a place inside a file")
-        yield from exchange.pieces(response, PIECE_BYTES)
+        if response.status == 206:
+            told = response.headers.get("Content-Range", "")
+            if "Range" not in headers or not is_part(told, response.length, offset, length):
+                exchange.abandon()
+                raise self._foreign()
+            length = None
+        yield from _first(exchange.pieces(response, PIECE_BYTES), length)
 
     def put(self, path: str, content: bytes) -> None:
         target = self._uploads(uploadType="media", name=self._name(path))
         headers = {"Content-Type": "application/octet-stream"}
-        made = self._json(self._client.call("POST", target, content, headers), path)
-        self.check_size(path, made, len(content))
+        self._check_size(path, self._facts(self._client.call("POST", target, content, headers), path), len(content))
 
     def move(self, path: str, to: str) -> None:
         """As the protocol says; one that was cut off may be called again."""
@@ -136,6 +151,10 @@ class GcsArchive:
         for name in files:
             if name not in there:
                 self._rewrite(f"{path}{name}", f"{to}{name}")
+        there = self._sizes(to)
+        for name, size in files.items():
+            if there.get(name) != size:
+                raise ArchiveUnavailable(f"{self.address}/{path}{name} was copied to {to}{name}, and is not there")
         for name in files:
             self._delete(f"{path}{name}")
 
@@ -189,19 +208,23 @@ class GcsArchive:
         return error
 
     def finished(self, session: UploadSession, path: str, answer: BucketAnswer) -> None:
-        """Check the object that a session has made. Raises ArchiveUnavailable when it is not whole: it is removed."""
+        """Check the object that a session has made. Raises ArchiveUnavailable when it is not whole: it is removed.
+
+        After an answer that is none the session stays: the server can be asked again what became of it.
+        """
         if answer.status not in {200, 201}:
             raise self.refused(session, path, answer)
+        made = self._facts(answer, path)
         self.forget(session)
-        self.check_size(path, self._json(answer, path), session.size)
-
-    def check_size(self, path: str, made: Mapping[str, Any], size: int) -> None:
-        """Remove an object that has not all of its bytes, and raise ArchiveUnavailable."""
-        if int(made.get("size", -1)) != size:
-            self._delete(path)
-            raise ArchiveUnavailable(f"{self.address}/{path}: arrived with {made.get('size')} of {size} bytes")
+        self._check_size(path, made, session.size)
 
     # ------------------------------------------------------------------ one request each
+
+    def _check_size(self, path: str, made: ObjectFacts, size: int) -> None:
+        """Remove an object that has not all of its bytes, and raise ArchiveUnavailable."""
+        if made.bytes != size:
+            self._delete(path)
+            raise ArchiveUnavailable(f"{self.address}/{path}: arrived with {made.bytes} of {size} bytes")
 
     def _begin(self, path: str, size: int, identity: str) -> UploadSession:
         name = self._name(path)
@@ -228,7 +251,10 @@ class GcsArchive:
         if answer.status == 308:
             match = PERSISTED.fullmatch(answer.headers.get("Range", ""))
             held = int(match[1]) + 1 if match else 0
-            return min(held // QUANTUM_BYTES * QUANTUM_BYTES, session.size)
+            if held >= session.size:  # more than a session holds that waits for its end
+                self.forget(session)
+                return None
+            return held // QUANTUM_BYTES * QUANTUM_BYTES
         if answer.status in _ENDED:
             self.forget(session)
             return None
@@ -242,16 +268,17 @@ class GcsArchive:
 
     def _rewrite(self, path: str, to: str) -> None:
         source, target = quote(self._name(path), safe=""), quote(self._name(to), safe="")
-        bucket, token = quote(self._bucket.name, safe=""), ""
+        bucket, token, trail = quote(self._bucket.name, safe=""), "", PageTrail()
         while True:
             query = self._query(rewriteToken=token)
             where = f"/storage/v1/b/{bucket}/o/{source}/rewriteTo/b/{bucket}/o/{target}{query}"
-            state = self._json(
-                self._client.call("POST", where, b"{}", {"Content-Type": "application/json; charset=UTF-8"}), path
-            )
-            if state.get("done", True):
+            answer = self._client.call("POST", where, b"{}", {"Content-Type": "application/json; charset=UTF-8"})
+            state = self._answered(RewriteState, answer, path)
+            if state.done:
                 return
-            token = state["rewriteToken"]
+            token = state.rewriteToken
+            with self._understanding():
+                trail.follow((token, state.totalBytesRewritten))
 
     def _sizes(self, path: str) -> dict[str, int]:
         """Bytes of a file, or of all files below a folder, by what follows `path` in their names."""
@@ -267,22 +294,35 @@ class GcsArchive:
     def _require_bucket(self) -> None:
         """Something is not there: raise ArchivePermanentError when the bucket is not. Asked once."""
         if not self._is_there.is_set():
-            answer = self._client.call("GET", self._objects(maxResults="1", fields="items(name)"))
+            answer = self._client.call("GET", self._objects(maxResults="1", fields="kind"))
             if answer.status == 404:
                 raise ArchivePermanentError(f"{self.address}: there is no bucket {self._bucket.name}; check backup.url")
-            self._json(answer, "")
+            self._answered(Listing, answer, "")
             self._is_there.set()
 
-    def _json(self, answer: BucketAnswer, path: str) -> Mapping[str, Any]:
+    def _facts(self, answer: BucketAnswer, path: str) -> ObjectFacts:
+        """The object at `path`, where an answer is about it."""
+        found = self._answered(ObjectFacts, answer, path)
+        if found.name != self._name(path):
+            raise self._foreign()
+        return found
+
+    def _answered(self, kind: type[T], answer: BucketAnswer, path: str) -> T:
         if answer.status not in {200, 201}:
             raise self._error(answer, path)
+        with self._understanding():
+            return record_of(kind, json_object(answer.body))
+
+    @contextmanager
+    def _understanding(self) -> Iterator[None]:
+        """What is no answer of an object store may be one at the next try; nothing follows from it."""
         try:
-            value = json.loads(answer.body)
-        except ValueError:
-            value = None
-        if not isinstance(value, dict):
-            raise ArchiveUnavailable(f"{self.address}: the answer is not of an object store")
-        return value
+            yield
+        except ForeignAnswer:
+            raise self._foreign() from None
+
+    def _foreign(self) -> ArchiveUnavailable:
+        return ArchiveUnavailable(f"{self.address}: what answers there does not speak as an object store does")
 
     def _error(self, answer: BucketAnswer, path: str) -> ArchiveError:
         where = f"{self.address}/{path}" if path and answer.status not in {401, 403, 404} else self.address
@@ -317,3 +357,17 @@ class GcsArchive:
 
 def _is_below(name: str, prefix: str) -> bool:
     return not prefix or name.startswith(f"{prefix}/")
+
+
+def _first(pieces: Generator[bytes, None, None], length: int | None) -> Iterator[bytes]:
+    """No more than `length` bytes of an answer, all of it for None."""
+    left = length
+    with closing(pieces):
+        for piece in pieces:
+            if left is None:
+                yield piece
+                continue
+            yield piece[:left]
+            left -= min(left, len(piece))
+            if not left:
+                return

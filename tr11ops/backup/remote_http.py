@@ -15,7 +15,7 @@ import select
 import ssl
 import threading
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from email.message import Message
@@ -226,7 +226,7 @@ class Exchange:
         """Cut the connection; what the server has not heard by now, it never will."""
         self._connection.close()
 
-    def pieces(self, response: http.client.HTTPResponse, piece_bytes: int) -> Iterator[bytes]:
+    def pieces(self, response: http.client.HTTPResponse, piece_bytes: int) -> Generator[bytes, None, None]:
         """The answer's body. Raises ArchiveUnavailable when it is cut off."""
         done, wanted = 0, response.length
         whole = False

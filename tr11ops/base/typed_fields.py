@@ -36,7 +36,7 @@ def typed_fields(kind: type, value: Mapping[str, Any]) -> dict[str, Any]:
     """The entries of `value` that are fields of the dataclass `kind`; lists become tuples where it has tuples.
 
     Raises TypeError, which names the field, for one that is not of its declared type, is not finite, or is beyond 2^62.
-    Fields of plain types, of `Literal`, tuples, lists and dictionaries by name of such, and alternatives of them.
+    Fields of plain types, `Any`, `Literal`, tuples, lists and dictionaries by name of such, and alternatives of them.
     """
     hints = _hints(kind)
     found = {entry.name: value[entry.name] for entry in fields(kind) if entry.name in value}
@@ -64,4 +64,4 @@ def _is_of(value: Any, hint: Any) -> bool:
     if hint in (int, float):
         numbers = (int,) if hint is int else (int, float)
         return type(value) in numbers and -MOST < value < MOST
-    return type(value) is hint
+    return hint is Any or type(value) is hint

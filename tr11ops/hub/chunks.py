@@ -15,6 +15,7 @@ from huggingface_hub import HfApi
 from huggingface_hub.utils import build_hf_headers, get_session
 from huggingface_hub.utils._runtime import is_xet_available  # as the library asks itself
 
+from tr11ops.base.answers import ForeignAnswer, json_object
 from tr11ops.hub.base import Repository
 from tr11ops.hub.content import FileView
 
@@ -67,9 +68,9 @@ def _access(address: str, headers: dict[str, str]) -> dict[str, Any] | None:
     if answer.status_code != 200:
         return None
     try:
-        told = answer.json()
+        told = json_object(answer.content)
         return {"endpoint": str(told["casUrl"]), "token": str(told["accessToken"]), "expiry": int(told["exp"])}
-    except (ValueError, KeyError, TypeError):
+    except (ForeignAnswer, ValueError, KeyError, TypeError, OverflowError):
         return None
 
 

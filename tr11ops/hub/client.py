@@ -213,10 +213,12 @@ class Hub:
     def _ask(self, what: str, work: Callable[[HfApi], _T]) -> _T:
         """Do `work` until it succeeds, is refused, or the policy gives up."""
         api = self._api()
+        from tr11ops.hub.transport import one_question
 
         def attempt() -> _T:
             try:
-                return work(api)
+                with one_question():
+                    return work(api)
             except Exception as error:
                 failure = self._failure(error, what)
                 if failure is None:

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import httpx2
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
+from tr11ops.base.answers import ForeignAnswer
 from tr11ops.base.redact import one_line
 from tr11ops.hub.address import host_of
 from tr11ops.hub.base import HubConflict, HubError, HubMissing, HubPermanentError, HubUnavailable
@@ -35,7 +36,8 @@ def failure_of(
         known = _known(found, what, endpoint, credentials, secrets)
         if known is not None:
             return known
-    if isinstance(error, (json.JSONDecodeError, UnicodeDecodeError)) or _is_of_library(error):
+    is_foreign = isinstance(error, (json.JSONDecodeError, UnicodeDecodeError, ForeignAnswer))
+    if is_foreign or _is_of_library(error):
         # such as a portal that asks for a login; an answer without what it should hold is a KeyError of the library
         return HubUnavailable(f"{what}: what answers at {host_of(endpoint)} does not speak as a hub does")
     if isinstance(error, ValueError):  # the library's word for answers and paths that it cannot use
@@ -92,6 +94,8 @@ def _cure(status: int, credentials: Credentials) -> str:
 
 
 def _is_of_library(error: Exception) -> bool:
+    if isinstance(error, RecursionError):  # the JSON reader's, which the library's client asks
+        return True
     if not isinstance(error, (LookupError, TypeError, AttributeError)):
         return False
     names = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]

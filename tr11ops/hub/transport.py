@@ -10,6 +10,9 @@ from __future__ import annotations
 import importlib
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import httpx2
@@ -18,6 +21,7 @@ from huggingface_hub import constants, hf_api, lfs
 from huggingface_hub.utils import get_session
 from huggingface_hub.utils._http import hf_request_event_hook  # its own client's, which ours stands in for
 
+from tr11ops.base.answers import PageTrail
 from tr11ops.base.http import LARGEST_ANSWER_BYTES, may_pass
 from tr11ops.base.redact import redact
 from tr11ops.base.retry import Unavailable
@@ -29,12 +33,28 @@ _WITH_LOGGERS = (hf_api, lfs)  # imported, so that all loggers are there when th
 _LIBRARIES = ("huggingface_hub", "httpx2", "httpcore2")
 
 
+_trail: ContextVar[PageTrail | None] = ContextVar("trail", default=None)
+
+
 class NoAnswer(Unavailable):
     """A failure that may pass."""
 
 
+@contextmanager
+def one_question() -> Iterator[None]:
+    """Inside, no page of a listing is followed twice: the library follows `Link: next` for as long as there is one."""
+    token = _trail.set(PageTrail())
+    try:
+        yield
+    finally:
+        _trail.reset(token)
+
+
 class _Client(httpx2.Client):
-    """The library's client with our time-outs and errors. Proxies of the environment are used as ever."""
+    """The library's client with our time-outs and errors. Proxies of the environment are used as ever.
+
+    `send` raises NoAnswer, HubPermanentError, and ForeignAnswer where the pages of a listing come back.
+    """
 
     def __init__(self, timeout: float) -> None:
         super().__init__(event_hooks={"request": [hf_request_event_hook]}, follow_redirects=True, timeout=timeout)
@@ -55,6 +75,9 @@ class _Client(httpx2.Client):
         if may_pass(response.status_code):
             response.close()
             raise NoAnswer(f"{host} answers {response.status_code}", wait_of(response.headers, time.time()))
+        trail, following = _trail.get(), response.links.get("next", {}).get("url")
+        if trail is not None and following is not None:
+            trail.follow(following)
         return response
 
 

@@ -21,7 +21,17 @@ from typing import Literal
 from urllib.parse import parse_qs, urlsplit
 
 Kind = Literal[
-    "answer", "deaf", "truncate", "stall", "corrupt", "corrupt-sent", "hang", "reset", "lose-answer", "cut-sent"
+    "answer",
+    "deaf",
+    "foreign",
+    "truncate",
+    "stall",
+    "corrupt",
+    "corrupt-sent",
+    "hang",
+    "reset",
+    "lose-answer",
+    "cut-sent",
 ]
 
 
@@ -29,7 +39,8 @@ Kind = Literal[
 class Fault:
     """What is done to requests of a method whose target contains a text: after `skip` of them, to `times` of them.
 
-    answer: `status` instead of the server's; deaf: the same, and the body is not read; truncate: the answer ends after
+    answer: `status` instead of the server's, with `body` where one is given; deaf: the same, and the request's body is
+    not read; foreign: the server hears the request, and `body` with `headers` is its answer; truncate: the answer ends after
     `at` bytes; stall: nothing comes after them; corrupt: its byte `at` is changed; corrupt-sent: that of the request; hang: no answer; reset: the
     connection is cut; lose-answer: the server hears the request, no one its answer; cut-sent: cut after `at` bytes.
     """
@@ -43,6 +54,7 @@ class Fault:
     at: int = 0
     times: int = 1
     skip: int = 0
+    body: bytes | None = None
 
     def fits(self, method: str, target: str) -> bool:
         return self.method in ("", method) and self.text in target
@@ -184,6 +196,9 @@ class _Handler(BaseHTTPRequestHandler):
         status, headers, answer = self._asked(body) or self._ask(body)
         if kind == "lose-answer":
             raise _Cut
+        if fault is not None and kind == "foreign":
+            self._say(status, {**headers, **fault.headers}, answer if fault.body is None else fault.body)
+            return
         if fault is not None and kind == "corrupt":
             answer = _changed(answer, fault.at)
         if fault is not None and kind in {"truncate", "stall"}:
@@ -252,4 +267,6 @@ def _changed(body: bytes, at: int) -> bytes:
 
 
 def _error(fault: Fault) -> bytes:
+    if fault.body is not None:
+        return fault.body
     return json.dumps({"error": {"code": fault.status, "message": fault.message}}).encode()

@@ -88,6 +88,20 @@ def test_a_file_that_arrives_short_is_not_published(archive: Archive) -> None:
     assert archive.look("x") is None
 
 
+@pytest.mark.parametrize("size", [None, -1, "5", 5.5])
+def test_a_file_whose_size_is_not_told_is_not_taken_for_an_empty_one(
+    archive: Archive, monkeypatch: pytest.MonkeyPatch, size: Any
+) -> None:
+    archive.put("a/b", b"12345")
+    facts = {"name": f"{archive._root}/a/b", "type": "file", "size": size}  # type: ignore[attr-defined]
+    monkeypatch.setattr(archive._files, "info", lambda path: facts)  # type: ignore[attr-defined]
+    monkeypatch.setattr(archive._files, "find", lambda path, detail: {facts["name"]: facts})  # type: ignore[attr-defined]
+    with pytest.raises(ArchiveUnavailable, match="does not tell its size"):
+        archive.look("a/b")
+    with pytest.raises(ArchiveUnavailable, match="does not tell its size"):
+        list(archive.list(""))
+
+
 def test_a_checkpoint_is_copied_and_found(archive: Archive, tmp_path: Path) -> None:
     source = make_checkpoint(tmp_path / "run")
     receipt = copy(archive, source)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import random
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,37 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.plugins.object_store_fixture import ObjectStore
+from tests.tr11ops.backup.bucket_cases import LARGE, QUANTUM, get, send, some_bytes
 from tests.tr11ops.backup.fault_proxy import Fault
 from tr11ops.backup.base import Archive, ArchiveError, ArchiveFull, ArchivePermanentError, ArchiveUnavailable
 from tr11ops.backup.remote import open_remote
-
-QUANTUM = 256 << 10
-LARGE = 8 * QUANTUM + 17  # goes through a session of 9 requests; what fits in one request needs none
-
-
-def some_bytes(count: int, seed: int = 1) -> bytes:
-    return random.Random(seed).randbytes(count)
-
-
-def send(archive: Archive, path: str, content: bytes, identity: str = "i", piece: int = 1 << 20) -> int:
-    """Send a file until it is there; returns from where on the last try went."""
-    for _ in range(20):
-        upload = None
-        try:
-            upload = archive.upload(path, len(content), identity)
-            for start in range(upload.offset, len(content), piece):
-                upload.write(content[start : start + piece])
-            upload.finish()
-        except ArchiveUnavailable:
-            if upload is not None:
-                upload.leave()
-        else:
-            return upload.offset
-    raise AssertionError("twenty tries")
-
-
-def get(archive: Archive, path: str, offset: int = 0, length: int | None = None) -> bytes:
-    return b"".join(archive.read(path, offset, length))
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.plugins.foreign_answers import FOREIGN_BODIES
 from tests.tr11ops.hub.repositories import LARGE, LOGS
 from tr11ops.hub.base import (
     Add,
@@ -161,7 +162,7 @@ def test_a_cut_or_foreign_answer_is_asked_for_again(
 
 
 @pytest.mark.parametrize("kind", ["info", "preupload", "lfs-batch", "commit", "tree", "commits"])
-@pytest.mark.parametrize("body", ["{}", "[]", "7", '[{"a": 1}]', '{"files": [{}], "objects": [{}]}'])
+@pytest.mark.parametrize("body", FOREIGN_BODIES)
 def test_an_answer_that_is_not_a_hubs_may_be_another_later(
     hub: Hub, hub_server: HubServer, logs: Repository, kind: str, body: str
 ) -> None:
@@ -174,6 +175,19 @@ def test_an_answer_that_is_not_a_hubs_may_be_another_later(
     except HubPermanentError:  # where the library says that it is malformed
         hub.commit(logs, [Add("w.bin", LARGE)], "one")
     assert len(hub_server.history(logs.name)) == 2 and hub.read(logs, "w.bin") == LARGE
+
+
+@pytest.mark.parametrize("pages", ["00", "010", "0121"])
+def test_a_listing_whose_pages_come_back_ends(hub_server: HubServer, make_hub: Callable[..., Hub], pages: str) -> None:
+    hub_server.create(LOGS.name)
+    hub = make_hub(seconds=0.0)
+    for page in pages:
+        address = f"{hub_server.url}/api/models/{LOGS.name}/tree/main?recursive=true&cursor={page}"
+        hub_server.garble("tree", body="[]", headers={"Link": f'<{address}>; rel="next"'})
+    with pytest.raises(HubUnavailable, match="does not speak as a hub does"):
+        hub.list_tree(LOGS)
+    hub_server.heal()
+    assert len(hub.list_tree(LOGS)) == 1
 
 
 def test_patience_begins_again_where_a_long_upload_got_on(hub_server: HubServer, hub_waits: list[float]) -> None:

@@ -143,9 +143,15 @@ class HubServer:
         return self._add(Fault(kind, "truncate", times, after))
 
     def garble(
-        self, kind: str, *, times: int = 1, after: int = 0, body: str = "<html>log in to the network first</html>"
+        self,
+        kind: str,
+        *,
+        times: int = 1,
+        after: int = 0,
+        headers: Mapping[str, str] | None = None,
+        body: str = "<html>log in to the network first</html>",
     ) -> Fault:
-        return self._add(Fault(kind, "garble", times, after, text=body))
+        return self._add(Fault(kind, "garble", times, after, headers=dict(headers or {}), text=body))
 
     def on(self, kind: str, call: Callable[[], None], *, times: int = 1, after: int = 0) -> Fault:
         """Run `call` in the server's thread when such a request has come and before it is handled."""
@@ -280,7 +286,7 @@ class _Handler(BaseHTTPRequestHandler):
             if fault is not None and how == "lag":
                 owner.wait_for(fault)
             if fault is not None and how == "garble":
-                answer = Answer(200, fault.text.encode(), {"Content-Type": "text/html"})
+                answer = Answer(200, fault.text.encode(), {"Content-Type": "text/html", **fault.headers})
             status = answer.status
             self._remember(kind, length, status)  # before the answer: who has it finds the request counted
             self._send(answer, is_cut=how == "truncate")
