@@ -232,11 +232,14 @@ def is_terminal() -> bool:
     return sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
 
 
+def require_answer(yes: bool) -> None:
+    """Raises Refusal where someone must be asked and no one can be; for what takes long before it can ask."""
+    if not yes and not is_terminal():
+        raise Refusal("no one can be asked here (not a terminal): add --yes", exit_code=2)
+
+
 def agree(question: str, yes: bool) -> None:
     """Ask before something is done. Raises Refusal when the answer is no, or when no one can be asked."""
-    if yes:
-        return
-    if not is_terminal():
-        raise Refusal("no one can be asked here (not a terminal): add --yes", exit_code=2)
-    if not typer.confirm(question, default=False, err=True):
+    require_answer(yes)
+    if not yes and not typer.confirm(question, default=False, err=True):
         raise Refusal("nothing was changed")

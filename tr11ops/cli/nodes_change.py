@@ -12,6 +12,7 @@ from tr11ops.cli.common import (
     Refusal,
     YesOption,
     agree,
+    require_answer,
     require_directory,
     say,
     timeout_option,
@@ -34,6 +35,7 @@ from tr11ops.rundir.exclusion_limit import ExclusionLimit, way_past
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tr11ops.nodes.check import NodeCheck
     from tr11ops.nodes.view import QueueChange
 
 NODES_HELP = "Names or host lists: jean-zay-iam[01-03]."
@@ -206,17 +208,29 @@ def include(
         say(line)
     if dry_run:
         _finish("would-include", names, changes, (), context.as_json)
-    agree(f"Include {len(names)} nodes?" if len(names) > 1 else f"Include {names[0]}?", yes)
+    require_answer(yes)
     if not force:
-        refused = [
-            f"{entry.node}: {entry.result}: {entry.why}"
-            for entry in check_them(nodes_context, names, timeout)
-            if entry.result in {CheckOutcome.BAD, CheckOutcome.UNKNOWN}
-        ]
-        if refused:
-            raise Refusal("a node has not passed the health checks, nothing was changed:\n" + "\n".join(refused))
+        _refuse_unfit(nodes_context, check_them(nodes_context, names, timeout))
+    agree(f"Include {len(names)} nodes?" if len(names) > 1 else f"Include {names[0]}?", yes)
     failed = readmit(nodes_context, names, why)
     _finish("included", names, changes, failed, context.as_json)
+
+
+def _refuse_unfit(nodes_context: NodesContext, results: Sequence[NodeCheck]) -> None:
+    """Raises Refusal where a node has not passed; where it could not be checked, with the two ways past."""
+    unfit = [entry for entry in results if entry.result in {CheckOutcome.BAD, CheckOutcome.UNKNOWN}]
+    if not unfit:
+        return
+    lines = ["a node has not passed the health checks, nothing was changed:"]
+    lines += [f"{entry.node}: {entry.result}: {entry.why}" for entry in unfit]
+    unknown = [entry for entry in unfit if entry.result is CheckOutcome.UNKNOWN]
+    unmade = sorted({one.name for entry in unknown for one in entry.checks if one.result is CheckOutcome.UNKNOWN})
+    if unmade:
+        lines.append(f"what this site can never check belongs into resilience.skip_checks: {', '.join(unmade)}")
+    if unknown:
+        nodes = ",".join(entry.node for entry in unknown)
+        lines.append(f"to use it without a check: `tr11 nodes include {nodes} --force --reason REASON`")
+    raise Refusal("\n".join(lines))
 
 
 def readmit(nodes_context: NodesContext, names: Sequence[str], why: str) -> list[str]:

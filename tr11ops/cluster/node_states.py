@@ -126,3 +126,16 @@ def _worst(answers: Iterable[StateAnswer]) -> StateAnswer:
         if answer in found:
             return answer
     return StateAnswer.YES
+
+
+LOST = "lost to the scheduler"
+
+
+def lost_words(nodes: Iterable[str]) -> str:
+    """What records say of nodes that were gone, or silent, when a launch ended."""
+    return f"{', '.join(nodes)}: {LOST}"
+
+
+def is_loss_alone(words: str) -> bool:
+    """Whether a record has nothing against a node but that it was lost once; a fault that came back says more."""
+    return words.partition(": ")[2] == LOST

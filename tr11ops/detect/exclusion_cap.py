@@ -15,6 +15,7 @@ from tr11ops.detect.nodes_left import (
     needed_nodes,
     nodes_of_partition,
     partition_of,
+    spare_nodes,
     take_back,
     usable_nodes,
 )
@@ -25,7 +26,7 @@ from tr11ops.rundir.exclusion_limit import way_past
 BOUND = "one left; none left"
 SEVERITIES = "INFO, WARNING"
 NAME = "exclusion-cap"
-NEEDS = ("exclusions", "nodes", "jobs")
+NEEDS = ("exclusions", "nodes", "jobs", "readmissions")
 NAMED = 6
 
 
@@ -75,12 +76,22 @@ def _near(snapshot: Snapshot) -> Iterator[Finding]:
         f"{len(in_partition)} nodes, {usable} usable, {needed} needed; at most {limit.most} may be excluded",
     )
     if left < 1:
-        title = f"{named} excluded, no more may be: the next bad node stops the run"
+        title = f"{named} excluded, no more may be: {_what_may_be_lost(snapshot)}"
         severity = Severity.WARNING
         evidence = (*evidence, f"to exclude one all the same: `{_past(snapshot, 'NODE')}`")
     else:
         title, severity = f"{named} excluded, one more may be", Severity.INFO
     yield Finding(NAME, severity, title, evidence=evidence, fix=take_back(snapshot, frozenset(names)))
+
+
+def _what_may_be_lost(snapshot: Snapshot) -> str:
+    """How many nodes an attempt goes on without, by its spares: the one that runs as it is now, else the next one."""
+    spares, runs = spare_nodes(snapshot)
+    if not spares:
+        return "the next bad node stops the run"
+    if runs:
+        return f"the attempt can lose {counted(spares, 'more node')}, and stops at the next"
+    return f"an attempt can lose {counted(spares, 'node')}, and stops at the next"
 
 
 def _what_helps(snapshot: Snapshot, node: str, why: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 
 from tr11ops.base.observed import Unknown, known
 from tr11ops.cluster.base import Node
+from tr11ops.cluster.node_states import is_loss_alone
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.rundir.exclusion_limit import ExclusionLimit, partition_nodes
@@ -29,6 +30,21 @@ def needed_nodes(snapshot: Snapshot) -> int | None:
     return snapshot.run.operation.allocated_nodes or snapshot.run.nodes
 
 
+def spare_nodes(snapshot: Snapshot) -> tuple[int, bool]:
+    """How many nodes an attempt has beyond those that train, and whether that is the one that runs now.
+
+    Of that one only nodes count that can still be used: neither gone, nor silent, nor found bad by one of its launches.
+    """
+    training, job = snapshot.run.nodes, next(iter(snapshot.active_jobs), None)
+    if training is None:
+        return 0, False
+    if job is None or not job.nodes:
+        return max(0, (needed_nodes(snapshot) or 0) - training), False
+    lost = {node.name for node in known(snapshot.nodes, ()) if node.is_gone or node.is_silent}
+    bad = {node for end in known(snapshot.launch_ends, ()) if end.job_id == job.raw_id for node in end.blamed}
+    return max(0, len(set(job.nodes) - lost - bad) - training), True
+
+
 def excluded_nodes(snapshot: Snapshot) -> frozenset[str]:
     """The names on the run's own list; without those that only a queued job excludes."""
     return frozenset(entry.node for entry in known(snapshot.exclusions, ()) if entry.since is not None or entry.owner)
@@ -47,7 +63,26 @@ def bad_nodes(snapshot: Snapshot) -> Mapping[str, str]:
     names = limit.names or frozenset()
     listed = {entry.node for entry in snapshot.exclusions}
     ends = known(snapshot.launch_ends, ())
-    return {node: end.why for end in ends for node in end.blamed if node in names and node not in listed}
+    return {
+        node: end.why
+        for end in ends
+        for node in end.blamed
+        if node in names and node not in listed and blame_stands(snapshot, node, end.time, end.why)
+    }
+
+
+def blame_stands(snapshot: Snapshot, node: str, when: float, why: str) -> bool:
+    """Whether what a launch that ended at `when` blamed a node for still holds.
+
+    It does not where the node was taken off the list since, nor, where it was lost to the scheduler and no more is
+    against it, once it answers again: the node is looked at now. False too where it is not known who was let in.
+    """
+    if isinstance(snapshot.readmissions, Unknown):
+        return False
+    if any(one.node == node and one.time >= when for one in snapshot.readmissions):
+        return False
+    now = next((one for one in known(snapshot.nodes, ()) if one.name == node), None)
+    return not is_loss_alone(why) or now is None or now.is_gone or now.is_silent
 
 
 def leaving_nodes(snapshot: Snapshot) -> tuple[Node, ...]:

@@ -20,9 +20,11 @@ from tr11ops.observe.course import course_of
 from tr11ops.observe.operation_files import operation_facts, see_operation
 from tr11ops.observe.ownership import Ownership, without_unclear
 from tr11ops.observe.snapshot import RunFacts, Snapshot
+from tr11ops.observe.training import LaunchEnd, Readmission
 from tr11ops.observe.training_files import see_training, training_facts
 from tr11ops.rundir.action_log import DAY_SECONDS, replay
 from tr11ops.rundir.exclusion import Exclusion
+from tr11ops.rundir.exclusions import INCLUDED
 from tr11ops.rundir.journal import read_journal
 from tr11ops.rundir.kill_switch import place_fault
 from tr11ops.rundir.paths import RunDirectory, Submission
@@ -99,6 +101,7 @@ def observe(
     ahead = skews(known(operation.clocks, ()), facts.operation.clock_skew_seconds)
     living = frozenset(job.raw_id for job in known(mine, ()) if job.state.is_active)
     beats = known(heartbeats, ())
+    training = see_training(paths, attempts)
     return Snapshot(
         time=moment.time,
         run=facts,
@@ -118,9 +121,10 @@ def observe(
         read_errors=(*heartbeat_errors, *submission_errors, *([unclear] if unclear else ())),
         origin=observed(lambda: Origin.read(paths)),
         damaged_files=observed(lambda: find_damage(directory)),
+        readmissions=_readmissions(directory, training.launch_ends, moment.time),
         resubmitted=_resubmitted(directory, moment.time) if facts.operation.resubmissions else 0,
         clock_ahead=moment.ahead,
-        **vars(see_training(paths, attempts)),
+        **vars(training),
         **vars(operation),
     )
 
@@ -133,6 +137,20 @@ def unseen(facts: RunFacts, moment: Moment, why: Unknown) -> Snapshot:
 def look_now(directory: RunDirectory, facts: RunFacts, scheduler: Overview | Unknown) -> Moment:
     """The moment for `observe`, by the run's clock."""
     return moment_of(directory, facts.operation.clock_skew_seconds, scheduler)
+
+
+def _readmissions(
+    directory: RunDirectory, launch_ends: Observed[tuple[LaunchEnd, ...]], now: float
+) -> Observed[tuple[Readmission, ...]]:
+    """The nodes that were taken off the list in a day, or since the oldest of the launches that blame one."""
+    blaming = [end.time for end in known(launch_ends, ()) if end.blamed]
+    ledger = read_journal(directory.journal, since=min([now - DAY_SECONDS, *blaming]))
+    unread = next((fault for fault in ledger.faults if fault.kind == "unreadable"), None)
+    if unread is not None:
+        return Unknown(str(unread))
+    return tuple(
+        Readmission(str(entry.data.get("node", "")), entry.time) for entry in ledger.entries if entry.kind == INCLUDED
+    )
 
 
 def _resubmitted(directory: RunDirectory, now: float) -> Observed[int]:

@@ -15,7 +15,7 @@ from tr11ops.base.observed import Observed, Unknown, known, observed_fields, unk
 from tr11ops.cluster.base import Job, JobState, Node
 from tr11ops.observe.course import EqualSteps
 from tr11ops.observe.operation import OperationFacts, OperationObservations
-from tr11ops.observe.training import TrainingFacts, TrainingObservations
+from tr11ops.observe.training import Readmission, TrainingFacts, TrainingObservations
 from tr11ops.rundir.attempts import why_held
 from tr11ops.rundir.damage import Damage
 from tr11ops.rundir.exclusion import Exclusion
@@ -174,6 +174,7 @@ class Snapshot(TrainingObservations, OperationObservations):
     damaged_files: Observed[tuple[Damage, ...]] = ()  # of those in which the run keeps its state
     switch_fault: Observed[str] = ""  # why the kill switch seen here is not known to be the run's
     origin: Observed[Origin | None] = None  # the checkpoint of another run that this one began with
+    readmissions: Observed[tuple[Readmission, ...]] = ()  # since the oldest blame of a node that may still count
     resubmitted: Observed[int] = 0  # how often the watchdog did so in 24 hours; counted where the card lets it
 
     @cached_property

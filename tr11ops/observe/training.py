@@ -82,6 +82,13 @@ class LaunchEnd(Record):
     failing_checks: tuple[str, ...] = ()
 
 
+class Readmission(Record):
+    """That a node was taken off the run's list of exclusions, by a person or by tr11, and when."""
+
+    node: str
+    time: float
+
+
 class Corruption(Record):
     """A worker whose results cannot be trusted, by a check of the arithmetic at `iteration` of an attempt.
 

@@ -150,8 +150,7 @@ class Blame:
 class PolicyContext:
     """What else must be known before anything is done. `user` is who would act, `is_root` whether he may steer all.
 
-    `endings` and `blames` are newest first. `releasable` names what was held for a switch that is gone;
-    `cleared` the nodes that a person took off the list, and when.
+    `endings` and `blames` are newest first. `releasable` names what was held for a switch that is gone.
     `may_act`: someone's watchdog does what is planned; else every word about what will be done says that no one does.
     """
 
@@ -163,7 +162,6 @@ class PolicyContext:
     endings: Observed[tuple[AttemptVerdict, ...]] = ()
     blames: Observed[tuple[Blame, ...]] = ()
     releasable: frozenset[str] = frozenset()
-    cleared: tuple[tuple[str, float], ...] = ()
 
     def can_modify(self, job: Job) -> bool:
         return self.is_root or job.user in {"", self.user}

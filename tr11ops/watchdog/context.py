@@ -13,9 +13,7 @@ from tr11ops.agent.traces import node_fault, read_launch_checks
 from tr11ops.base.observed import observed
 from tr11ops.observe.lease import read_holder
 from tr11ops.rundir.attempts import SUPERSEDED, AttemptVerdict
-from tr11ops.rundir.exclusions import INCLUDED
 from tr11ops.rundir.hold_store import read_holds, releasable
-from tr11ops.rundir.journal import Ledger
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.rundir.pause import read_pause
 from tr11ops.watchdog.actions import ActionLimits, Blame, PolicyContext
@@ -37,9 +35,7 @@ def limits_of(card: RunCard) -> ActionLimits:
     )
 
 
-def read_policy_context(
-    directory: RunDirectory, ledger: Ledger, user: str, now: float, may_act: bool = True
-) -> PolicyContext:
+def read_policy_context(directory: RunDirectory, user: str, now: float, may_act: bool = True) -> PolicyContext:
     """Look once; what cannot be read is Unknown, and then nothing is done."""
     return PolicyContext(
         user=user,
@@ -50,9 +46,6 @@ def read_policy_context(
         endings=observed(lambda: tuple(_verdicts(directory))),
         blames=observed(lambda: tuple(_blames(directory))),
         releasable=releasable(read_holds(directory)),
-        cleared=tuple(
-            (str(entry.data.get("node", "")), entry.time) for entry in ledger.entries if entry.kind == INCLUDED
-        ),
     )
 
 

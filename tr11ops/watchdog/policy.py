@@ -17,7 +17,7 @@ from tr11ops.cluster.parts import covers, names_of
 from tr11ops.cluster.pending_reasons import is_held, reason_of
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.kept_stacks import stacks_since
-from tr11ops.detect.nodes_left import excluded_nodes, exclusion_limit
+from tr11ops.detect.nodes_left import blame_stands, excluded_nodes, exclusion_limit
 from tr11ops.observe import derived
 from tr11ops.observe.lost_host import batch_host, has_lost_its_host, is_zombie, seconds_to_wait
 from tr11ops.observe.snapshot import Snapshot
@@ -128,6 +128,7 @@ def _hidden(snapshot: Snapshot, history: ActionHistory, policy_context: PolicyCo
         ("submissions", snapshot.submissions), ("steps", snapshot.steps), ("heartbeats", snapshot.heartbeats),
         ("checkpoints", snapshot.checkpoints), ("pause", policy_context.pause), ("lease", policy_context.holder),
         ("verdicts of attempts", policy_context.endings), ("causes of failures", policy_context.blames),
+        ("nodes that were let in again", snapshot.readmissions),
     ):  # fmt: skip
         if isinstance(value, Unknown):
             return f"{name}: {value.why}"
@@ -275,8 +276,8 @@ def _exclude_blamed(draft: _Draft) -> None:
     """Nodes that a launch was surely lost by, and that its controller could not exclude any more."""
     for blame in known(draft.policy_context.blames, ()):
         recent = draft.snapshot.time - blame.time < BLAME_SECONDS
-        cleared = any(node == blame.node and when >= blame.time for node, when in draft.policy_context.cleared)
-        if recent and not cleared and blame.confidence >= SURE:
+        stands = blame_stands(draft.snapshot, blame.node, blame.time, blame.why)
+        if recent and stands and blame.confidence >= SURE:
             _exclude(draft, blame)
 
 

@@ -181,7 +181,7 @@ def _pass(
         snapshot, findings = _with_stacks(run, snapshot, findings, notes)
     verdict = judge(snapshot, findings)
     ledger = read_journal(directory.journal, since=now - KEPT_SECONDS)
-    policy_context = read_policy_context(directory, ledger, run.user, now, may_act=actuator is not None)
+    policy_context = read_policy_context(directory, run.user, now, may_act=actuator is not None)
     reported = remarks(snapshot, findings, verdict, policy_context.pause)
     first = lines(snapshot, verdict, reported)
     alerts = None

@@ -187,6 +187,29 @@ def test_check_and_include(nodes, bench: LocalBench) -> None:
     assert not list((run_directory(bench).root / "state").glob("health-*"))
 
 
+def test_a_node_that_cannot_be_checked_is_looked_at_before_anyone_is_asked(
+    nodes, bench: LocalBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The way past is named: what a site cannot check, and the unchecked inclusion."""
+    asked: list[str] = []
+    monkeypatch.setattr("tr11ops.cli.nodes_change.agree", lambda question, yes: asked.append(question))
+    exclude(run_directory(bench), ONE, why="Xid 79", owner="tr11", days=3)
+    refused = nodes("include", ONE, "--yes", "--set", own_script(bench.folder, "exit 2"))
+    assert (refused.code, asked, listed(bench)) == (1, [], [ONE])
+    said = " ".join(refused.err.split())
+    assert "resilience.skip_checks" in said and "script:own.sh" in said
+    assert f"`tr11 nodes include --run {bench.card} {ONE} --force --reason REASON`" in said
+    bad = nodes("include", ONE, "--yes", "--set", own_script(bench.folder, "exit 1"))
+    assert bad.code == 1 and "--force" not in bad.err and asked == []
+    assert nodes("include", ONE, "--yes").code == 0 and asked == [f"Include {ONE}?"]
+
+
+def test_no_node_is_checked_where_no_one_can_be_asked(nodes, bench: LocalBench) -> None:
+    exclude(run_directory(bench), ONE, why="Xid 79", owner="tr11", days=3)
+    assert nodes("include", ONE).code == 2 and listed(bench) == [ONE]
+    assert [event["kind"] for event in nodes("history", ONE, "--json").json["events"]] == ["node-excluded"]
+
+
 def test_due_nodes_are_checked_before_they_come_back(nodes, bench: LocalBench) -> None:
     directory = run_directory(bench)
     for name, days in ((ONE, 1e-6), (TWO, 3.0)):

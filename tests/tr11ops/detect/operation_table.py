@@ -57,7 +57,7 @@ from tr11ops.detect import (
 )
 from tr11ops.observe.operation import CopyStatus, FoundSecret, LeastUsed, UnwritableDirectory
 from tr11ops.observe.snapshot import Checkpoint, KillSwitch, Snapshot
-from tr11ops.observe.training import Corruption, LaunchEnd
+from tr11ops.observe.training import Corruption, LaunchEnd, Readmission
 from tr11ops.rundir import cron_records as periodic
 from tr11ops.rundir.damage import Damage
 from tr11ops.rundir.exclusion import Exclusion
@@ -69,6 +69,11 @@ UNDECIDED = tuple(Corruption(f"n0{node}", node, NOW - HOUR, 31_000, False, "no t
 
 
 BAD = (LaunchEnd("1007", 1, NOW - HOUR, "Xid 79 on n20", "launch 2 starts without it", ("n20",)),)
+
+LOST = (LaunchEnd("1007", 1, NOW - HOUR, "n20: lost to the scheduler", "launch 2 starts without it", ("n20",)),)
+TWICE = (LaunchEnd("1007", 1, NOW - HOUR, "the second time on n20: n20: lost to the scheduler", "", ("n20",)),)
+LET_IN = (Readmission("n20", NOW - 60),)
+BEFORE = (Readmission("n20", NOW - 2 * HOUR),)
 
 
 # what is wrong, what is seen, which detector, what it says
@@ -249,6 +254,12 @@ TABLE: list[tuple[str, Snapshot, Any, list[str]]] = [
     ("a bad one beyond four", operated(exclusions=excluded(4), launch_ends=BAD), exclusion_cap, ["WARNING"] * 2),
     ("a bad one, no room for any", operated(exclusions=(), nodes=nodes(48), launch_ends=BAD), exclusion_cap, ["WARNING"]),
     ("a bad one, let in again below the cap", operated(exclusions=excluded(2), launch_ends=BAD), exclusion_cap, []),
+    ("a bad one that a person let in", operated(exclusions=excluded(4), launch_ends=BAD, readmissions=LET_IN), exclusion_cap, ["WARNING"]),
+    ("a bad one, let in before", operated(exclusions=excluded(4), launch_ends=BAD, readmissions=BEFORE), exclusion_cap, ["WARNING"] * 2),
+    ("one that was lost is still", operated(exclusions=excluded(4), launch_ends=LOST, nodes=nodes(bad=33)), exclusion_cap, ["WARNING"] * 2),
+    ("one that was lost is back", operated(exclusions=excluded(4), launch_ends=LOST), exclusion_cap, ["WARNING"]),
+    ("one that was lost twice is back", operated(exclusions=excluded(4), launch_ends=TWICE), exclusion_cap, ["WARNING"] * 2),
+    ("unknown who let it in", operated(exclusions=excluded(4), launch_ends=BAD, readmissions=UNKNOWN), exclusion_cap, ["WARNING"]),
     ("a bad one that is excluded", operated(exclusions=excluded(40), launch_ends=BAD), exclusion_cap, ["WARNING"]),
     ("excluded by a queued job alone", operated(exclusions=(Exclusion("n01", "excluded by job 9"),)), exclusion_cap, []),
     ("nodes unknown", operated(exclusions=excluded(4), nodes=UNKNOWN), exclusion_cap, []),

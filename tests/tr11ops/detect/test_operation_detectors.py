@@ -93,6 +93,24 @@ def test_a_bad_node_that_the_cap_keeps_is_named_and_no_spare() -> None:
     assert text == "48 used, 1 spare; none excluded; bad but not excluded: n20"
 
 
+def test_at_the_cap_it_is_said_how_many_nodes_an_attempt_may_still_lose() -> None:
+    """With spares the next bad node stops nothing: the attempt goes on without it."""
+    held = running(nodes=tuple(f"n{number:02d}" for number in range(1, 51)), node_count=50)
+    full: dict[str, Any] = {"exclusions": excluded(2), "facts": facts(allocated_nodes=50)}
+    said = "2 nodes are excluded, no more may be: "
+    (waits,) = exclusion_cap.detect(operated(jobs=(pending(),), **full))
+    assert waits.title == said + "an attempt can lose 2 nodes, and stops at the next"
+    (trains,) = exclusion_cap.detect(operated(jobs=(held,), **full))
+    assert trains.title == said + "the attempt can lose 2 more nodes, and stops at the next"
+    gone = tuple(
+        dataclasses.replace(node, states=frozenset({"down"})) if node.name == "n07" else node for node in nodes()
+    )
+    (trains,) = exclusion_cap.detect(operated(jobs=(held,), nodes=gone, **full))
+    assert trains.title == said + "the attempt can lose 1 more node, and stops at the next"
+    (tight,) = exclusion_cap.detect(operated(exclusions=excluded(4)))
+    assert tight.title == "4 nodes are excluded, no more may be: the next bad node stops the run"
+
+
 def test_too_few_nodes_do_not_deny_the_attempt_that_trains() -> None:
     (finding,) = nodes_short.detect(operated(exclusions=excluded(2), nodes=nodes(bad=3)))
     assert finding.title.endswith("are needed: no further attempt can start")

@@ -12,18 +12,20 @@ from pathlib import Path
 import pytest
 
 from tests.tr11ops.observe.filling import fill, submission
-from tests.tr11ops.status_cases import NOW, ended, pending, running, save_checkpoint, save_marker
+from tests.tr11ops.status_cases import DAY, NOW, ended, pending, running, save_checkpoint, save_marker
 from tests.waiting import until
-from tr11ops.base.observed import Unknown
+from tr11ops.base.observed import Unknown, known
 from tr11ops.cluster.base import BatchRequest, Job, JobState, Node, SchedulerError, SchedulerUnreachable
 from tr11ops.cluster.local import LocalScheduler
 from tr11ops.detect.registry import detect_all
 from tr11ops.observe.files import read_kill_switch
 from tr11ops.observe.look import observe
 from tr11ops.observe.snapshot import Attempt, KillSwitch, RunFacts
+from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import RunDirectory, Submission, new_tag
 from tr11ops.watchdog.verdict import VerdictWord, judge
 from trainer.contract.end_marker import EndMarker
+from trainer.contract.files import write_json
 from trainer.contract.heartbeat import Heartbeat, write_heartbeat
 from trainer.contract.paths import RunPaths
 
@@ -103,6 +105,19 @@ def test_an_empty_run_directory_is_down_a_missing_one_unknown(directory: RunDire
     assert len(gone.unknowns()) == 1, "one cause is told once"
     for name in ("ended jobs", "resubmitted", "switch fault"):
         assert name in gone.unknowns()[0]
+
+
+def test_nodes_that_were_let_in_again_are_seen_as_far_back_as_a_blame_goes(directory: RunDirectory) -> None:
+    directory.paths.root.mkdir(parents=True, exist_ok=True)
+    for node, age in (("n2", 60.0), ("n3", 3 * DAY)):
+        Journal(directory.journal).write("node-included", "mended", {"node": node}, "ana", when=NOW - age)
+    names = [one.node for one in known(look(directory, Answers()).readmissions, ())]
+    assert names == ["n2"]
+    attempt = directory.paths.attempt("1007")
+    (attempt / "launches").mkdir(parents=True)
+    write_json(attempt / "launches" / "1.json", {"launch": 1, "end": NOW - 4 * DAY, "blamed": ["n3"], "summary": "Xid"})
+    names = [one.node for one in known(look(directory, Answers()).readmissions, ())]
+    assert names == ["n3", "n2"]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from tr11ops.runcard.card import load_card
 from tr11ops.rundir.attempts import AttemptVerdict, LaunchRecord
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER
 from tr11ops.rundir.hold_store import forget_holds, held_by_tr11, record_holds
-from tr11ops.rundir.journal import Journal, read_journal
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.watchdog.context import limits_of, read_policy_context
 from trainer.contract.files import write_json
@@ -49,9 +48,9 @@ def attempt(
 
 
 def test_an_empty_run_has_nothing_to_say(directory: RunDirectory) -> None:
-    scene = read_policy_context(directory, read_journal(directory.journal), "ana", 100.0)
+    scene = read_policy_context(directory, "ana", 100.0)
     assert (scene.pause, scene.holder, scene.endings, scene.blames) == ("", None, (), ())
-    assert not scene.releasable and not scene.cleared
+    assert not scene.releasable
 
 
 def test_endings_and_blames_are_the_controllers_newest_first(directory: RunDirectory) -> None:
@@ -59,7 +58,7 @@ def test_endings_and_blames_are_the_controllers_newest_first(directory: RunDirec
     os.utime(old, (20.0, 20.0))
     guess = replace(LAUNCH, launch=2, cause="unknown", blamed=("n9",))
     attempt(directory, VERDICT, LAUNCH, guess)
-    scene = read_policy_context(directory, read_journal(directory.journal), "ana", 100.0)
+    scene = read_policy_context(directory, "ana", 100.0)
     assert not isinstance(scene.endings, Unknown) and not isinstance(scene.blames, Unknown)
     assert [(end.job_id, end.restart, end.message) for end in scene.endings] == [
         ("100", False, "rank 3 died"), ("90", False, "rank 3 died"),
@@ -79,17 +78,17 @@ def test_a_health_check_that_fails_everywhere_blames_no_node(directory: RunDirec
         first, start=60.0, end=70.0, nodes=("n2",), cause="health-check", blamed=(), failed_checks={"fans": ["n2"]}
     )
     attempt(directory, replace(VERDICT, time=40.0), first, job_id="90")
-    scene = read_policy_context(directory, read_journal(directory.journal), "ana", 100.0)
+    scene = read_policy_context(directory, "ana", 100.0)
     assert [blame.node for blame in scene.blames] == ["n1"]  # type: ignore[union-attr]
     attempt(directory, None, second)
-    assert read_policy_context(directory, read_journal(directory.journal), "ana", 100.0).blames == ()
+    assert read_policy_context(directory, "ana", 100.0).blames == ()
 
 
 @pytest.mark.parametrize("name", ["verdict.json", "launches/1.json"])
 def test_a_record_that_cannot_be_read_is_unknown(directory: RunDirectory, name: str) -> None:
     folder = attempt(directory, VERDICT, LAUNCH)
     (folder / name).write_text("{")
-    scene = read_policy_context(directory, read_journal(directory.journal), "ana", 100.0)
+    scene = read_policy_context(directory, "ana", 100.0)
     assert isinstance(scene.endings if name.startswith("verdict") else scene.blames, Unknown)
 
 
@@ -98,10 +97,10 @@ def test_only_holds_for_a_switch_may_be_released(directory: RunDirectory) -> Non
     attempt(directory, replace(VERDICT, held=("2", "3")), job_id="101")
     holds = [{"job": "4", "who": "ana"}, {"job": "5", "who": "tr11"}, {"job": "3", "who": "bob"}]
     write_json(directory.paths.requests / "holds.json", {"schema": 1, "holds": holds})
-    scene = read_policy_context(directory, read_journal(directory.journal), "ana", 100.0)
+    scene = read_policy_context(directory, "ana", 100.0)
     assert scene.releasable == {"1", "4"}  # 2 and 3 a fault holds too, 5 is the watchdog's own
     (directory.paths.requests / "holds.json").write_text("{")
-    assert read_policy_context(directory, read_journal(directory.journal), "ana", 100.0).releasable == {"1"}
+    assert read_policy_context(directory, "ana", 100.0).releasable == {"1"}
 
 
 def test_what_was_released_since_is_no_attempts_hold_any_more(directory: RunDirectory) -> None:
@@ -109,7 +108,7 @@ def test_what_was_released_since_is_no_attempts_hold_any_more(directory: RunDire
     attempt(directory, replace(VERDICT, reason="kill-switch", held=("1", "2")))
     assert held_by_tr11(directory) == {"1", "2"}
     forget_holds(directory, ("1",))
-    scene = read_policy_context(directory, read_journal(directory.journal), "ana", 100.0)
+    scene = read_policy_context(directory, "ana", 100.0)
     assert scene.releasable == {"2"} == held_by_tr11(directory)
     attempt(directory, replace(VERDICT, held=("1_[4-5]",), time=time.time() + 60), job_id="101")
     assert held_by_tr11(directory) == {"2", "1_[4-5]"}
@@ -118,7 +117,7 @@ def test_what_was_released_since_is_no_attempts_hold_any_more(directory: RunDire
 def test_of_an_array_held_by_a_fault_too_nothing_is_released(directory: RunDirectory) -> None:
     record_holds(directory, ("1_[2-9]", "2_[2-9]"), "ana", "a pause")
     attempt(directory, replace(VERDICT, held=("1", "2_[2-4]")))
-    scene = read_policy_context(directory, read_journal(directory.journal), "ana", 100.0)
+    scene = read_policy_context(directory, "ana", 100.0)
     assert scene.releasable == {"2_[5-9]"}
     forget_holds(directory, ("2",))
     assert held_by_tr11(directory) == {"1_[2-9]", "1"}
@@ -132,22 +131,21 @@ def test_an_exit_by_duration_is_no_fault_of_what_a_pause_held(
     attempt(directory, replace(VERDICT, reason="exit-duration", held=("1",), **recorded))
     record_holds(directory, ("1", "2"), AUTOMATIC_OWNER, "pause", "pause")
     record_holds(directory, ("3",), AUTOMATIC_OWNER, "a fault")
-    scene = read_policy_context(directory, read_journal(directory.journal), "ana", 100.0)
+    scene = read_policy_context(directory, "ana", 100.0)
     assert scene.releasable == {"1", "2"} and held_by_tr11(directory) == {"1", "2", "3"}
     forget_holds(directory, ("2",))
-    assert read_policy_context(directory, read_journal(directory.journal), "ana", 100.0).releasable == {"1"}
+    assert read_policy_context(directory, "ana", 100.0).releasable == {"1"}
 
 
-def test_pause_lease_and_nodes_that_were_put_back(directory: RunDirectory) -> None:
+def test_pause_and_lease(directory: RunDirectory) -> None:
     new_request("pause", "ana", "a test", directory.root).write(directory.paths.pause)
-    Journal(directory.journal).write("node-included", "mended", {"node": "n2"}, "ana", when=60.0)
     folder = LeaseFolder(directory.paths)
     assert folder.claim(1, LeaseClaim("100", 1, "n1", 1, "bob", 0.0, "token", 1))
     now = time.time()
-    scene = read_policy_context(directory, read_journal(directory.journal), "ana", now)
-    assert scene.pause == "ana (a test)" and scene.cleared == (("n2", 60.0),)
+    scene = read_policy_context(directory, "ana", now)
+    assert scene.pause == "ana (a test)"
     assert isinstance(scene.holder, LeaseHolder) and scene.holder.job_id == "100" and "bob" in scene.holder.text
-    later = read_policy_context(directory, read_journal(directory.journal), "ana", now + 60)
+    later = read_policy_context(directory, "ana", now + 60)
     assert later.holder is None  # it has not shown life since
 
 

@@ -30,6 +30,7 @@ from tr11ops.cluster.base import Node
 from tr11ops.detect.registry import detect_all
 from tr11ops.observe.lease import LeaseHolder
 from tr11ops.observe.snapshot import Attempt, KillSwitch, Snapshot
+from tr11ops.observe.training import Readmission
 from tr11ops.rundir.action_log import ActionHistory, ActionRecord, ProgressRecord, Result
 from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.kept_stacks import KeptStacks
@@ -302,10 +303,21 @@ def test_a_guess_or_an_old_story_excludes_nothing(changes: dict[str, Any]) -> No
 
 
 def test_a_node_that_a_person_put_back_stays_in() -> None:
-    scene = replace(SCENE, blames=(BLAME,), cleared=(("n07", NOW - 60),))
-    assert decide(snapshot(nodes=SPARE), scene=scene).is_empty
-    before = replace(scene, cleared=(("n07", NOW - DAY),))
-    assert words(decide(snapshot(nodes=SPARE), scene=before)) == [("exclude", "n07")]
+    scene = replace(SCENE, blames=(BLAME,))
+    assert decide(snapshot(nodes=SPARE, readmissions=(Readmission("n07", NOW - 60),)), scene=scene).is_empty
+    before = snapshot(nodes=SPARE, readmissions=(Readmission("n07", NOW - DAY),))
+    assert words(decide(before, scene=scene)) == [("exclude", "n07")]
+
+
+def test_a_node_that_was_lost_to_the_scheduler_is_looked_at_now() -> None:
+    """What was true at the launch's end is no verdict on a node that works again; what came back is."""
+    lost = replace(BLAME, why="n07: lost to the scheduler")
+    down = tuple(replace(node, states=frozenset({"down"})) if node.name == "n07" else node for node in SPARE)
+    assert words(decide(snapshot(nodes=down), scene=replace(SCENE, blames=(lost,)))) == [("exclude", "n07")]
+    healed = decide(snapshot(nodes=SPARE), scene=replace(SCENE, blames=(lost,)))
+    assert healed.is_empty and not healed.withheld
+    twice = replace(lost, why="the second time on n07: n07: lost to the scheduler")
+    assert words(decide(snapshot(nodes=SPARE), scene=replace(SCENE, blames=(twice,)))) == [("exclude", "n07")]
 
 
 def test_the_cap_holds_and_never_cuts_into_what_the_run_needs() -> None:

@@ -10,7 +10,7 @@ import re
 import signal
 from collections.abc import Callable, Iterable, Sequence
 
-from tr11ops.cluster.node_states import is_gone, is_silent
+from tr11ops.cluster.node_states import is_gone, is_silent, lost_words
 from tr11ops.diagnose.attribution.error_text import read_error
 from tr11ops.diagnose.attribution.evidence import Attribution, Evidence, Failure, Kind
 from tr11ops.diagnose.attribution.names import NodeNames
@@ -58,7 +58,7 @@ def by_node_state(evidence: Evidence) -> Attribution | None:
         return None
     blamed = _ordered(lines, evidence)
     said = tuple(dict.fromkeys(lines[node] for node in blamed))
-    summary = f"{', '.join(blamed)}: lost to the scheduler"
+    summary = lost_words(blamed)
     return _weighed("node-state", Kind.NODE, summary, blamed, evidence=said, fault=_of_nodes(blamed))
 
 
