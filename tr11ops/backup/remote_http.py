@@ -3,8 +3,7 @@
 There is no event loop and no thread here, so that it survives a fork. Nothing is tried again here: that is for anyone
 who holds the bytes. `timeout` bounds each step (connecting, sending 1 MiB, the next bytes of an answer), not the whole.
 
-Not gcsfs' own `requests`: it pulls a body from an iterator, so what is pushed piece by piece would need a thread, or a
-request's 64 MiB in memory, for each file on its way; its retries and redirects would have to be switched off as well.
+Not gcsfs, which can go on with no file that was cut off: what was tried and is missing is in docs/object-store.md.
 """
 
 from __future__ import annotations
