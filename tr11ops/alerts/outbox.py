@@ -26,6 +26,7 @@ from typing import Any, Protocol
 from tr11ops.alerts.mail_text.alert import is_alarm
 from tr11ops.alerts.state import Message
 from tr11ops.alerts.store import alerts_folder, record
+from tr11ops.base.newer import newer_schema
 from tr11ops.base.observed import cause
 from tr11ops.base.retry import RetryPolicy
 from tr11ops.rundir.paths import RunDirectory
@@ -331,6 +332,9 @@ def _read(path: Path) -> OutboxEntry | None:
     value = read_json(path)
     if value is None:
         return None
+    newer = newer_schema(path, value, SCHEMA)
+    if newer:
+        raise ValueError(newer)
     try:
         return record(OutboxEntry, {**value, "message": record(Message, value["message"])})
     except (KeyError, TypeError, AttributeError) as error:

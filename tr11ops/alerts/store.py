@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tr11ops.alerts.state import Alert, AlertEvent, AlertState, Consequence, Incident, Message
+from tr11ops.base.newer import newer_schema
 from tr11ops.base.units import number_in
 from tr11ops.detect.finding import Severity
-from tr11ops.rundir.newer import newer_schema
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.rundir.versioned import VersionedFile
 from trainer.contract.record import Record

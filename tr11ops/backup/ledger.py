@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tr11ops.base.newer import replace_json
 from tr11ops.base.typed_fields import read_typed
 from tr11ops.rundir.copies import CopyRecord, read_copies
 from tr11ops.rundir.paths import RunDirectory
-from trainer.contract.files import write_json
 
 SCHEMA = 1
 
@@ -85,7 +85,7 @@ def last_state(directory: RunDirectory, archive: str) -> ArchiveState | None:
 
 def write_archive_state(directory: RunDirectory, state: ArchiveState) -> None:
     """Put a round on record. Raises OSError."""
-    write_json(archive_file(directory, state.archive), asdict(state))
+    replace_json(archive_file(directory, state.archive), asdict(state), SCHEMA)
 
 
 def drill_file(directory: RunDirectory) -> Path:
@@ -100,7 +100,7 @@ def read_drill(directory: RunDirectory) -> DrillRecord | None:
 
 def write_drill(directory: RunDirectory, drill: DrillRecord) -> None:
     """Put a drill on record. Raises OSError."""
-    write_json(drill_file(directory), asdict(drill))
+    replace_json(drill_file(directory), asdict(drill), SCHEMA)
 
 
 # ----------------------------------------------------------------------------- the summary
@@ -186,7 +186,7 @@ def keep_summary(directory: RunDirectory, names: Iterable[str], here: Mapping[in
         now = summary(read_copies(directory), states, here)
         if now is None or now == before:
             return
-        write_json(backup_folder(directory) / "status.json", now)
+        replace_json(backup_folder(directory) / "status.json", now, SCHEMA)
         before = now
 
 

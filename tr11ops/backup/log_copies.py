@@ -20,9 +20,9 @@ from tr11ops.backup.reread import differs
 from tr11ops.backup.retried import retried
 from tr11ops.backup.survey import is_well
 from tr11ops.backup.transfer import Transfer
+from tr11ops.base.newer import replace_json
 from tr11ops.base.observed import cause
 from tr11ops.rundir.paths import RunDirectory
-from trainer.contract.files import write_json
 from trainer.contract.state_file import read_json
 
 SCHEMA = 1
@@ -94,7 +94,7 @@ def copy_logs(directory: RunDirectory, archive: Archive, transfer: Transfer) -> 
             continue
         known[shown(file.path)] = [file.bytes, file.changed]
         count += was_sent
-        write_json(record, {"schema": SCHEMA, "address": archive.address, "files": known})
+        replace_json(record, {"schema": SCHEMA, "address": archive.address, "files": known}, SCHEMA)
     return LogCopies(count, tuple(faults))
 
 

@@ -24,10 +24,10 @@ from tr11ops.backup.rotation import StoredFile
 from tr11ops.backup.source import SourceFile
 from tr11ops.backup.tar_layout import BLOCK, tar_layout
 from tr11ops.backup.transfer import Transfer, in_threads
+from tr11ops.base.newer import replace_json
 from tr11ops.rundir.copies import CopiedFile, CopyRecord, Receipt, latest_record, write_copy
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.checkpoint_names import checkpoint_name
-from trainer.contract.files import write_json
 from trainer.contract.state_file import read_json
 
 Gaps: TypeAlias = Mapping[str, Sequence[tuple[int, bytes]]]  # by file: where, and what must be there
@@ -209,7 +209,7 @@ class ReadHistory:
                 continue
             before = latest_record(self._directory, known)
             after = self._judged(before, receipt)
-            write_json(self._file(location), {"schema": SCHEMA, "read": self._after(location, after)})
+            replace_json(self._file(location), {"schema": SCHEMA, "read": self._after(location, after)}, SCHEMA)
             if after != before:
                 write_copy(self._directory, after)
                 records[location] = after

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from tr11ops.base.newer import NewerFileError, replace_json
 from tr11ops.cluster.base import SchedulerUnreachable
 from tr11ops.cluster.slurm_command import COMMAND_SECONDS, CommandRunner, ask_about_site, run_command
 from tr11ops.cluster.slurm_text import time_stamp
-from trainer.contract.files import write_json
 
+SCHEMA = 1
 ACCOUNTING_SECONDS = 8.0  # slurmdbd that is frozen keeps its clients for minutes; what it tells is not needed
 _AS_OF = re.compile(r"^Configuration data as of (?P<time>\S+)", re.MULTILINE)
 _ENFORCES_LIMITS = re.compile(r"\b(limits|safe|all)\b")
@@ -104,8 +106,13 @@ def config_time(shown: str) -> float | None:
 
 
 def keep_site(path: Path, rules: SiteRules) -> None:
-    """Put on record what later looks need, so that they need not ask. Raises OSError as the file system does."""
-    write_json(path, {"schema": 1, "version": rules.version, "job_completions": rules.job_completions})
+    """Put on record what later looks need, so that they need not ask. What a newer tr11 wrote of the site stays.
+
+    Raises OSError as the file system does.
+    """
+    kept = {"schema": SCHEMA, "version": rules.version, "job_completions": rules.job_completions}
+    with suppress(NewerFileError):
+        replace_json(path, kept, SCHEMA)
 
 
 def _associations(text: str) -> tuple[tuple[str, ...], tuple[str, ...], list[int]]:

@@ -12,13 +12,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tr11ops.base.newer import replace_json
 from tr11ops.base.typed_fields import typed_fields
 from tr11ops.hub.base import HubFile
 from tr11ops.hub.sync_plan import Stamp
 from tr11ops.observe.operation import FoundSecret, found_secrets
 from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import RunDirectory
-from trainer.contract.files import write_json
 from trainer.contract.state_file import read_json
 
 SCHEMA = 1
@@ -86,7 +86,7 @@ def write_state(directory: RunDirectory, state: SyncState) -> None:
         path: {"far": asdict(known.remote), "stamp": known.stamp and asdict(known.stamp)}
         for path, known in state.files.items()
     }
-    write_json(records_folder(directory) / "state.json", {"schema": SCHEMA, **asdict(state), "files": files})
+    replace_json(records_folder(directory) / "state.json", {"schema": SCHEMA, **asdict(state), "files": files}, SCHEMA)
 
 
 def write_success(directory: RunDirectory, now: float, found: Sequence[FoundSecret] = ()) -> None:
@@ -95,14 +95,14 @@ def write_success(directory: RunDirectory, now: float, found: Sequence[FoundSecr
     listed = _with_record(directory, found)
     if listed:
         value["secrets"] = listed
-    write_json(_status_file(directory), value)
+    replace_json(_status_file(directory), value, SCHEMA)
 
 
 def write_found(directory: RunDirectory, now: float, found: Sequence[FoundSecret]) -> None:
     """Put on record what was masked in a commit, at `now`: what comes after it may fail. Raises OSError."""
     begun = {"schema": SCHEMA, "time": now, "step": None, "message": "not all of it is mirrored yet"}
     last = _read_status(directory) or begun
-    write_json(_status_file(directory), {**last, "secrets": _with_record(directory, found)})
+    replace_json(_status_file(directory), {**last, "secrets": _with_record(directory, found)}, SCHEMA)
 
 
 def _with_record(directory: RunDirectory, found: Sequence[FoundSecret]) -> list[dict[str, Any]]:
@@ -125,7 +125,7 @@ def write_revoked(directory: RunDirectory, now: float) -> tuple[FoundSecret, ...
     revoked = tuple(secret for secret in found if secret.revoked is None)
     if revoked:
         entries = [asdict(secret if secret.revoked is not None else replace(secret, revoked=now)) for secret in found]
-        write_json(_status_file(directory), {**(_read_status(directory) or {}), "secrets": entries})
+        replace_json(_status_file(directory), {**(_read_status(directory) or {}), "secrets": entries}, SCHEMA)
         told = "; ".join(str(secret) for secret in revoked)
         Journal(directory.journal).write("sync-revoked", f"revoked: {told}", {"secrets": len(revoked)})
     return revoked
@@ -143,7 +143,7 @@ def is_confirmed(directory: RunDirectory, endpoint: str, repository: str) -> boo
 def write_confirmed(directory: RunDirectory, endpoint: str, repository: str, now: float) -> None:
     """Put a person's word for a public repository on record, and into the journal. Raises OSError."""
     value = {"schema": SCHEMA, "endpoint": endpoint, "repository": repository, "time": now}
-    write_json(records_folder(directory) / "public.json", value)
+    replace_json(records_folder(directory) / "public.json", value, SCHEMA)
     Journal(directory.journal).write("sync-public", f"{repository} may be public", {"repository": repository})
 
 
@@ -151,7 +151,7 @@ def write_failure(directory: RunDirectory, message: str) -> None:
     """Say beside the last success, if there ever was one, why the next did not come. Raises OSError."""
     last = _read_status(directory)
     if last is not None:
-        write_json(_status_file(directory), {**last, "message": message[:LONGEST_MESSAGE]})
+        replace_json(_status_file(directory), {**last, "message": message[:LONGEST_MESSAGE]}, SCHEMA)
 
 
 def _status_file(directory: RunDirectory) -> Path:

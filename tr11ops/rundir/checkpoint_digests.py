@@ -16,10 +16,10 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tr11ops.base.newer import replace_json
 from tr11ops.base.typed_fields import read_typed
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.checkpoint_names import checkpoint_name
-from trainer.contract.files import write_json
 
 PIECE_BYTES = 4 << 20
 
@@ -61,7 +61,7 @@ def read_digest(directory: RunDirectory, step: int, identity: str) -> DigestReco
 def write_digest(directory: RunDirectory, record: DigestRecord) -> None:
     """Put a reading on record. Raises OSError."""
     path = directory.paths.digest_record(checkpoint_name(record.step))
-    write_json(path, {**asdict(record), "bad": record.bad[:BAD_KEPT]})
+    replace_json(path, {**asdict(record), "bad": record.bad[:BAD_KEPT]}, SCHEMA)
 
 
 def digest_of(

@@ -21,10 +21,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from tr11ops.base.newer import replace_json
 from tr11ops.base.typed_fields import read_typed
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.checkpoint_names import checkpoint_name
-from trainer.contract.files import write_json
 from trainer.contract.paths import MANIFEST_FILE
 from trainer.contract.record import Record
 from trainer.contract.state_file import content_of
@@ -162,7 +162,7 @@ def read_copy(path: Path) -> CopyRecord | None:
 def write_copy(directory: RunDirectory, copy: CopyRecord) -> None:
     """Put a copy on record, or replace its record. Raises OSError."""
     path = _path(directory, copy)
-    write_json(path, asdict(copy))
+    replace_json(path, asdict(copy), SCHEMA)
 
 
 def latest_record(directory: RunDirectory, copy: CopyRecord) -> CopyRecord:

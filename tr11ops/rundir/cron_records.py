@@ -12,16 +12,17 @@ same names: of two records of one job the later round counts.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tr11ops.base.newer import NewerFileError, replace_json
 from tr11ops.base.observed import Observed, known, observed
 from tr11ops.base.units import number_in
 from tr11ops.rundir.fallback import existing_fallback
 from tr11ops.rundir.paths import RunDirectory
-from trainer.contract.files import write_json
 from trainer.contract.record import Record
 from trainer.contract.state_file import read_json
 
@@ -181,9 +182,10 @@ def take_in_rounds(directory: RunDirectory, other: RunDirectory) -> None:
         ours = known(observed(partial(_read, PeriodicJobState, job_file(directory, name), name)), None)
         newest = later(ours, theirs)
         if newest is not None and newest is not ours:
-            write_job(directory, newest)
+            with suppress(NewerFileError):  # a newer tr11 runs these jobs now, and keeps its own records
+                write_job(directory, newest)
         path.unlink()
 
 
 def _write(path: Path, state: PeriodicJobState | ChainState) -> None:
-    write_json(path, {"schema": STATE_SCHEMA, **asdict(state)})
+    replace_json(path, {"schema": STATE_SCHEMA, **asdict(state)}, STATE_SCHEMA)

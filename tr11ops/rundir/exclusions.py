@@ -14,11 +14,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from tr11ops.base.newer import newer_schema
 from tr11ops.base.units import number_in
 from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.exclusion_limit import ExclusionLimit
 from tr11ops.rundir.journal import Journal, Ledger
-from tr11ops.rundir.newer import newer_schema
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.rundir.versioned import VersionedFile
 from trainer.contract.record import Record

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tr11ops.base.newer import replace_json
 from tr11ops.base.observed import known, observed
 from tr11ops.base.redact import one_line
 from tr11ops.base.units import number_in
@@ -23,7 +24,6 @@ from tr11ops.rundir.hold_records import HoldRecord, ReleaseRecord
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.rundir.reserve import with_reserve
 from trainer.contract.end_marker import BAD_REASONS
-from trainer.contract.files import write_json
 from trainer.contract.paths import RunPaths
 from trainer.contract.state_file import read_json
 
@@ -142,7 +142,7 @@ def _less(entries: list[dict[str, Any]], gone: tuple[str, ...]) -> list[dict[str
 def _write(directory: RunDirectory, entries: list[dict[str, Any]], releases: Iterable[ReleaseRecord]) -> None:
     released = [asdict(one) for one in releases][-MOST_RELEASES_KEPT:]
     value = {"schema": HOLDS_SCHEMA, "holds": entries, **({"released": released} if released else {})}
-    with_reserve(directory, lambda: write_json(holds_path(directory.paths), value))
+    with_reserve(directory, lambda: replace_json(holds_path(directory.paths), value, HOLDS_SCHEMA))
 
 
 def _read_value(paths: RunPaths) -> dict[str, Any]:

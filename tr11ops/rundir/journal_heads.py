@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from tr11ops.base.newer import replace_json
 from tr11ops.base.units import number_in, timestamp
 from tr11ops.rundir.action_log import DAY_SECONDS
 from tr11ops.rundir.journal import Ledger
-from trainer.contract.files import write_json
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record
 from trainer.contract.state_file import read_json
@@ -49,7 +49,7 @@ def read_heads(paths: RunPaths) -> tuple[JournalHead, ...]:
 def write_heads(paths: RunPaths, heads: Iterable[JournalHead]) -> None:
     """Raises OSError."""
     shown = {head.writer: {"sequence": head.sequence, "hash": head.hash, "time": head.time} for head in heads}
-    write_json(heads_file(paths), {"schema": SCHEMA, "heads": shown})
+    replace_json(heads_file(paths), {"schema": SCHEMA, "heads": shown}, SCHEMA)
 
 
 def lost_heads(heads: Iterable[JournalHead], ledger: Ledger, now: float) -> tuple[JournalHead, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainer.contract.files import write_json
+from tr11ops.base.newer import replace_json
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record
 from trainer.contract.state_file import read_json
@@ -43,7 +43,7 @@ def write_kept_stacks(paths: RunPaths, kept: KeptStacks) -> None:
         "schema": SCHEMA, "job_id": kept.job_id, "time": kept.time, "sentence": kept.sentence,
         "ranks": list(kept.ranks), "nodes": list(kept.nodes), "certain": kept.is_certain,
     }  # fmt: skip
-    write_json(stacks_folder(paths, kept.job_id) / "verdict.json", value)
+    replace_json(stacks_folder(paths, kept.job_id) / "verdict.json", value, SCHEMA)
 
 
 def read_kept_stacks(paths: RunPaths, job_id: str) -> KeptStacks | None:

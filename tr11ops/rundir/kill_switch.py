@@ -12,8 +12,10 @@ proven: no one is told that the run is stopped, and no folder is made.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
+from tr11ops.base.newer import NewerFileError, replace_json
 from tr11ops.base.observed import cause
 from tr11ops.rundir.identity import run_id, short
 from tr11ops.rundir.paths import RunDirectory
@@ -22,6 +24,7 @@ from trainer.contract.record import Record
 from trainer.contract.state_file import read_json
 
 MARKED_FILE = "kill-switch.json"
+MARKED_SCHEMA = 1
 NEVER_MARKED = "its place was never marked as this run's; the next launch or attempt does that"
 
 
@@ -106,7 +109,9 @@ def mark_switch(directory: RunDirectory, name: str) -> None:
     if not folder.is_dir():
         raise FileNotFoundError(2, "is not there: the kill switch cannot lie in it", str(folder))
     write_json(mark_of(directory.kill_switch), {**claim, "id": run_id(directory)})
-    write_json(directory.paths.state / MARKED_FILE, {"schema": 1, "kill_switch": str(directory.kill_switch)})
+    marked = {"schema": MARKED_SCHEMA, "kill_switch": str(directory.kill_switch)}
+    with suppress(NewerFileError):  # it says where the switch lies, too
+        replace_json(directory.paths.state / MARKED_FILE, marked, MARKED_SCHEMA)
 
 
 def mark_of(kill_switch: Path) -> Path:

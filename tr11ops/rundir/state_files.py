@@ -14,12 +14,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
+from tr11ops.base.newer import newer_schema
 from tr11ops.base.observed import known, observed
 from tr11ops.rundir import journal
 from tr11ops.rundir.attempts import AttemptVerdict
 from tr11ops.rundir.damage import Damage
 from tr11ops.rundir.journal import Journal
-from tr11ops.rundir.newer import newer_schema
 from tr11ops.rundir.paths import RunDirectory, Submission
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.exit_time import ExitTime
