@@ -84,6 +84,22 @@ def switch_unseen(scene: Scene) -> None:
     scene.train()
 
 
+@scenario("directory-unseen", alone=True)
+def directory_unseen(scene: Scene) -> None:
+    """The run directory goes away under a running attempt; no task is used up, and the page lets it go on again."""
+    scene.launch("--array", "1-5")
+    scene.train()
+    inject(scene.twin, "unmounted", path=str(scene.paths.root))
+    scene.until(lambda: "directory-unseen" in scene.findings(), "the finding")
+    scene.until(lambda: not any(one.state.is_active for one in scene.jobs()), "the end of the attempt")
+    for command in ("tr11 resume --yes", "tr11 launch --array 1-3", "tr11 launch --replace --yes"):
+        scene.shell(command, expect=(3,))
+    scene.heal()
+    scene.until(lambda: "directory-unseen" not in scene.findings(), "the sight of the directory")
+    scene.shell(cure(page_of("directory-unseen")), expect=(0, 1))
+    assert scene.train().task_id == 2
+
+
 @scenario("down", "unfinished-end", card=("resilience.launches_per_attempt=1",), alone=True)
 def down(scene: Scene) -> None:
     """A worker of the last task of the queue is killed; the next task must train, and end in order."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tests.twin.runbook_scene import Scene
-from tr11ops.rundir.paths import new_tag
+from tests.twin.small_run import recorded_comment
 from trainer.contract.checkpoint_names import read_latest
 
 DAY = 86400.0
@@ -39,8 +39,8 @@ def scenario(
 
 
 def submit(scene: Scene, *words: str, ours: bool = True) -> str:
-    """A job with the run's name."""
-    comment = [f"--comment={scene.directory.comment(new_tag())}"] if ours else []
+    """A job with the run's name; `ours`: as if `tr11 launch` had queued it."""
+    comment = [f"--comment={recorded_comment(scene.directory)}"] if ours else []
     common = [f"--job-name={scene.paths.name}", "--partition=gpu_p5", "--time=10", "--output=/dev/null"]
     return subprocess.run(
         ["sbatch", "--parsable", *common, *comment, *words],

@@ -18,7 +18,7 @@ from tr11ops.cluster.base import Job, JobState
 from tr11ops.cluster.slurm import SlurmScheduler
 from tr11ops.launch.rehearse import card_text
 from tr11ops.runcard.card import load_card
-from tr11ops.rundir.paths import RunDirectory
+from tr11ops.rundir.paths import RunDirectory, new_tag
 from tr11ops.twin.faults import heal
 from tr11ops.twin.twin import Twin
 
@@ -97,6 +97,13 @@ class SmallRun:
             if not job.state.is_final:
                 self.slurm.cancel(job.array_id or job.raw_id)
         self.wait(lambda: all(job.state.is_final for job in self.slurm.jobs()), "the end of all jobs")
+
+
+def recorded_comment(directory: RunDirectory) -> str:
+    """What a job is given that `tr11 launch` queues from here: its submission's folder is there before it."""
+    tag = new_tag()
+    directory.submission(tag).folder.mkdir(parents=True)
+    return directory.comment(tag)
 
 
 @contextmanager

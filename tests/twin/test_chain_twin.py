@@ -13,7 +13,7 @@ import pytest
 
 from tests.plugins.twin_fixture import require_slurm
 from tests.twin.rehearsal_inputs import SMALL, ends_of, rehearsal_card, steps_of
-from tests.twin.small_run import enter
+from tests.twin.small_run import enter, recorded_comment
 from tests.waiting import end_of_file, until
 from tr11ops.cli.main import execute
 from tr11ops.cluster.base import Job, JobState
@@ -105,7 +105,7 @@ def test_a_dead_chain_is_launched_again(scene: Scene) -> None:
     ).stdout.strip()
     scene.wait(lambda: (job := scene.slurm.job(failed)) is not None and job.state.is_final)
     dead = subprocess.run(
-        ["sbatch", "--parsable", f"--dependency=afterok:{failed}", f"--comment={directory.comment(new_tag())}",
+        ["sbatch", "--parsable", f"--dependency=afterok:{failed}", f"--comment={recorded_comment(directory)}",
          "--job-name=rehearsal", "--output=/dev/null", "--wrap=true"],
         capture_output=True, text=True, check=True,
     ).stdout.strip()  # fmt: skip
@@ -124,7 +124,7 @@ def test_a_dead_chain_is_launched_again(scene: Scene) -> None:
 def test_a_queued_array_gets_the_new_card_behind_the_live_task(scene: Scene) -> None:
     """Slurm's own words for half an array: its waiting tasks go, the one that runs stays, the new ones wait for it."""
     old = subprocess.run(
-        ["sbatch", "--parsable", "--array=1-4%1", f"--comment={scene.directory.comment(new_tag())}",
+        ["sbatch", "--parsable", "--array=1-4%1", f"--comment={recorded_comment(scene.directory)}",
          "--job-name=rehearsal", "--output=/dev/null", "--wrap=sleep 600"],
         capture_output=True, text=True, check=True,
     ).stdout.strip()  # fmt: skip

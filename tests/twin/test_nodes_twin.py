@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.tr11ops.launch.run_inputs import write_card
-from tests.twin.small_run import enter
+from tests.twin.small_run import enter, recorded_comment
 from tests.waiting import until
 from tr11ops.cli.main import execute
 from tr11ops.cluster.base import BatchRequest, Job
@@ -59,7 +59,7 @@ class Place:
         return code, out, err
 
     def submit(self, script: str, name: str, nodes: int, *, ours: bool = False, array: str | None = None) -> str:
-        comment = self.directory.comment("20260101-000000-00000000") if ours else ""
+        comment = recorded_comment(self.directory) if ours else ""
         return self.slurm.submit(
             BatchRequest(
                 f"#!/bin/bash\n{script}\n", name, nodes, 900, str(self.folder / f"{name}-%j.out"), self.folder,

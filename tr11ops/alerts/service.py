@@ -68,26 +68,31 @@ def process(
     deliver: bool = True,
     typed: str = "",
     situation: RunSituation | None = None,
+    unmounted: str = "",
 ) -> AlertOutcome:
     """Take in a look at the run at `now`: keep the alert state, queue and send messages, call the dead-man URL.
 
     `blind` are the detectors that could not judge; with `observed` False no detector could, and no absence counts.
     `deliver` False sends nothing: messages are recorded as suppressed, and the next look that may send says them.
-    `typed` is the card as the person named it; `situation` is what messages say of the run. Nothing that disk, network
-    or mail server do is raised: it is a note.
+    `typed` is the card as the person named it; `situation` is what messages say of the run. `unmounted`: why the run
+    directory that is seen is not the run's, so that everything is kept on this machine. Nothing that disk, network or
+    mail server do is raised: it is a note.
     """
     policy = policy_for(directory, card, typed)
     sight = AlertInput(tuple(findings), blind, observed, now, situation)
     try:
+        if unmounted:  # what is written there would be hidden when the run's own directory is back
+            raise OSError(errno.ENODEV, unmounted)
         if not directory.exists:  # nothing was launched from here, or its file system is not mounted: make nothing
             raise FileNotFoundError(errno.ENOENT, "there is no run directory", str(directory.root))
         require_room(alerts_folder(directory))  # one that takes the alert state but no message would keep all quiet
         return _recorded(directory, card, policy, sight, deliver)
     except (OSError, NewerSchema) as error:
         trouble = error
-    if isinstance(trouble, OSError) and directory.exists:
+    if isinstance(trouble, OSError) and (unmounted or directory.exists):
         with suppress(OSError), fallback_of(directory) as local:
-            note = f"the run directory cannot be written ({cause(trouble)}): alerts are kept in {local.root}"
+            lack = unmounted or f"the run directory cannot be written ({cause(trouble)})"
+            note = f"{lack}: alerts are kept in {local.root}"
             _take_over(directory, local)
             done = _recorded(local, card, policy, sight, deliver, directory)
             return replace(done, notes=(note, *done.notes))

@@ -170,6 +170,15 @@ def nothing_there(directory: RunDirectory, code: int = 1) -> Refusal:
     return Refusal(text, exit_code=code)
 
 
+def not_mounted(directory: RunDirectory, why: str) -> Refusal:
+    """Where the run directory that is seen is not the one that the jobs were queued from: all of it is unknown."""
+    from tr11ops.observe.mounted import ways_to_see
+
+    return Refusal(
+        f"nothing was changed: {why}; mount it, then type this again ({ways_to_see(directory)})", exit_code=3
+    )
+
+
 def in_time_for_all(work: Callable[[], T]) -> T:
     """As `in_time`, for work that reads a run's whole past. The run directory has answered before."""
     from tr11ops.base.deadline import PASS_SECONDS

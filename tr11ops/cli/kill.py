@@ -84,7 +84,7 @@ def kill(
         return
 
     run = run_to_stop(context)
-    directory, view = run.directory, run.look()
+    directory, view = run.directory, run.look(needs_directory=False)
     require_switch(run, view)
     before = run.read(lambda: read_request(directory.kill_switch, "kill"))
     is_new = before is None or (now and before.kind != "kill-now")

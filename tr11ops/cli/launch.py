@@ -87,7 +87,8 @@ def launch(
     With --scheduler kubernetes --dry-run it prints the objects of an indexed Job, for `kubectl apply -f -`.
 
     Exit code 0: submitted; 1: something is in the way, or the training is finished and
-    nothing is left to train; 2: wrong card or option; 3: no answer from the scheduler.
+    nothing is left to train; 2: wrong card or option; 3: no answer from the scheduler, or the
+    run directory is not mounted here.
 
     Examples:
       tr11 launch --array 1-10

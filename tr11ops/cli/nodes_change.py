@@ -75,6 +75,7 @@ def exclude(
       tr11 nodes exclude jean-zay-iam07 --report note.txt --yes
     """
     nodes_context = open_nodes_context(context)
+    nodes_context.require_mounted()
     require_directory(nodes_context.directory)  # a list would be made for a run that no one launched
     names = nodes_context.resolve(nodes)
     lasting = nodes_context.card.resilience.exclusion_days if days is None else days
@@ -192,6 +193,7 @@ def include(
       tr11 nodes include jean-zay-iam07 --force --yes
     """
     nodes_context = open_nodes_context(context)
+    nodes_context.require_mounted()
     names = nodes_context.resolve(nodes)
     absent = [name for name in names if nodes_context.find(name) is None]
     for name in absent:

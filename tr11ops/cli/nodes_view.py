@@ -12,17 +12,19 @@ import typer
 
 from tr11ops.base.observed import known
 from tr11ops.base.units import duration
-from tr11ops.cli.common import Refusal, kind_to_watch, open_scheduler
+from tr11ops.cli.common import Refusal, kind_to_watch, not_mounted, open_scheduler
 from tr11ops.launch.preflight import chosen_partition
 from tr11ops.nodes.names import NodeNameError, card_exclusions, resolve
 from tr11ops.nodes.note import support_note
 from tr11ops.nodes.queue_exclusions import RunQueue
 from tr11ops.nodes.view import queue_changes
 from tr11ops.observe.files import read_submissions
+from tr11ops.observe.mounted import why_unmounted
 from tr11ops.observe.ownership import own_jobs
 from tr11ops.rundir.exclusion_limit import partition_nodes
 from tr11ops.rundir.exclusions import read_version
 from tr11ops.rundir.journal import user_name
+from trainer.contract.files import now
 
 if TYPE_CHECKING:
     from tr11ops.cli.context import RunContext
@@ -71,6 +73,12 @@ class NodesContext:
         """Jobs of this run that are not over."""
         submissions, _ = read_submissions(self.directory)
         return own_jobs(self.directory, self.jobs, known(submissions, ()), self.scheduler.name)[0]
+
+    def require_mounted(self) -> None:
+        """Raises Refusal where the directory is not the one that the run's jobs were queued from."""
+        why = why_unmounted(self.directory, self.jobs, now())
+        if why:
+            raise not_mounted(self.directory, why)
 
     @property
     def queue(self) -> RunQueue:

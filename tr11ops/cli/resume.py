@@ -66,7 +66,7 @@ def resume(
     held for a fault that the next one would have met again, which one that is.
 
     Exit code 0: it goes on, or nothing is queued; 1: something stays held, and who must release it is said; 3: the
-    scheduler did not answer, so that what it holds is not released.
+    scheduler did not answer, so that what it holds is not released, or the run directory is not mounted here.
 
     Examples:
       tr11 resume --dry-run

@@ -14,14 +14,21 @@ from tr11ops.base import deadline
 from tr11ops.base.invocation import command_for
 from tr11ops.base.observed import known, observed
 from tr11ops.base.units import counted, duration
-from tr11ops.cli.common import Refusal, in_time, looking, nothing_there, open_scheduler, say
+from tr11ops.cli.common import Refusal, in_time, looking, not_mounted, nothing_there, open_scheduler, say
 from tr11ops.cluster.base import SchedulerError
 from tr11ops.cluster.pending_reasons import is_held
 from tr11ops.queue.held_jobs import can_modify, hold, to_hold
-from tr11ops.queue.stop import STOP_SIGNAL, acknowledgements, look, place_request, stop_by_scheduler
+from tr11ops.queue.stop import STOP_SIGNAL, acknowledgements, look, place_request, stop_by_scheduler, without_directory
 from tr11ops.rundir.fallback import write_or_fall_back
 from tr11ops.rundir.journal import Journal, user_name
-from tr11ops.rundir.kill_switch import NEVER_MARKED, SwitchLocation, look_at_switch, other_ways, place_fault
+from tr11ops.rundir.kill_switch import (
+    NEVER_MARKED,
+    SwitchLocation,
+    is_inside,
+    look_at_switch,
+    other_ways,
+    place_fault,
+)
 
 if TYPE_CHECKING:
     from tr11ops.cli.context import RunContext
@@ -52,11 +59,14 @@ class StopContext:
         """A command of tr11 for this run, as it is typed here."""
         return command_for(self.typed, words)
 
-    def look(self) -> StopView:
-        """What of the run is running and waiting now."""
-        return self.read(
+    def look(self, needs_directory: bool = True) -> StopView:
+        """What of the run is running and waiting now. Raises Refusal where its directory is needed and not mounted."""
+        view = self.read(
             lambda: look(self.card, self.directory, self.edge), deadline.SCHEDULER_SECONDS + deadline.STOP_SECONDS
         )
+        if view.unmounted and needs_directory:
+            raise not_mounted(self.directory, view.unmounted)
+        return view
 
     def read(self, work: Callable[[], T], seconds: float | None = None) -> T:
         """What a step of a stop reads of the run's files. Raises Refusal, with the way through the scheduler."""
@@ -105,6 +115,8 @@ def guard(directory: RunDirectory, is_releasing: bool = False) -> None:
 def require_switch(run: StopContext, view: StopView, is_releasing: bool = False) -> None:
     """Refuse to use a switch that is not proven to be the run's, and say how else it is stopped. Raises Refusal."""
     fault = run.read(lambda: place_fault(run.directory))
+    if view.unmounted and is_inside(run.directory):
+        fault = view.unmounted
     if not fault:
         if run.read(lambda: look_at_switch(run.directory)).note:
             say(f"kill switch: {NEVER_MARKED}")
@@ -114,9 +126,17 @@ def require_switch(run: StopContext, view: StopView, is_releasing: bool = False)
     for line in [*running_lines(view, "trains on"), *queued_lines(view, run.user)]:
         say(line)
     say("to stop the run without its kill switch, type:")
-    for line in other_ways(run.directory, view.attempts, run.command("pause"), run.edge.name == "slurm"):
+    for line in _other_ways(run, view):
         say(f"  {line}")
     raise Refusal(f"the kill switch cannot be set from here ({fault}); nothing was changed, and no folder was made", 3)
+
+
+def _other_ways(run: StopContext, view: StopView) -> tuple[str, ...]:
+    """What stops the run without its kill switch, as commands to type."""
+    is_slurm = run.edge.name == "slurm"
+    if view.unmounted:
+        return without_directory(view.running, view.queued) if is_slurm else ()
+    return other_ways(run.directory, view.attempts, run.command("pause"), is_slurm)
 
 
 def record(directory: RunDirectory, kind: str, why: str, data: dict[str, Any], who: str) -> None:

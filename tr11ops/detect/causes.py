@@ -66,6 +66,7 @@ CAUSES: Mapping[str, tuple[CauseLink, ...]] = {
     "queued-too-long": _of_run("nodes-short", "waits-for-site"),
     "chain-end": _of_run("held", "dead-chain", "limit-reached", "reservation-ended"),
     "kill-switch-left-on": NONE,
+    "directory-unseen": NONE,
     "switch-unseen": NONE,
     "unfinished-end": (
         CauseLink("start-failed", Same.SUBJECT),

@@ -31,6 +31,8 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     (`tr11 launch --replace`); while a kill switch or a pause is in force, someone wants it so: INFO.
     Where the training is finished nothing is left for it to do: INFO too.
     """
+    if snapshot.unmounted:  # whose hold it is stands there
+        return
     stop = derived.stop_of(snapshot)
     idle, finished = derived.is_idle(snapshot), derived.is_finished(snapshot)
     waiting = [(job, reason_of_job(job).cause) for job in snapshot.pending_jobs]

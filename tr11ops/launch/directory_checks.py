@@ -6,10 +6,11 @@ import shlex
 from collections.abc import Iterable, Iterator
 
 from tr11ops.base.observed import Unknown, known
-from tr11ops.base.units import size
+from tr11ops.base.units import duration, size
 from tr11ops.launch.facts import LaunchFacts
+from tr11ops.observe.mounted import ENDED_SECONDS, ways_to_see
 from tr11ops.runcard.card import PathBase, RunCard
-from tr11ops.runcard.check import PreflightCheck, ok, refused, unknown, warning
+from tr11ops.runcard.check import Level, PreflightCheck, ok, refused, unknown, warning
 from tr11ops.rundir.damage import Damage
 from tr11ops.rundir.paths import RunDirectory
 from trainer.schedule.flops import checkpoint_bytes, count_parameters, deepspeed_checkpoint_files
@@ -23,6 +24,15 @@ def base_checks(base: PathBase, directory: RunDirectory) -> Iterator[PreflightCh
     if base.reason == "recorded":
         rule = f"this run was launched from {base.folder}: relative paths begin there, not in the card's folder"
         yield warning("paths", rule, f'write directory = "{directory.root}" and the other paths in full into the card')
+
+
+def not_mounted(directory: RunDirectory, why: str) -> PreflightCheck:
+    """The run directory that is seen is not the run's: what it has, and from what it would start, is unknown."""
+    fix = (
+        f"mount it, then launch again ({ways_to_see(directory)}); if you removed it yourself, cancel what is queued and"
+        f" wait {duration(ENDED_SECONDS)}, or choose another run.directory"
+    )
+    return PreflightCheck(Level.UNKNOWN, "run.directory", why, fix, 3)
 
 
 def directory_checks(card: RunCard, directory: RunDirectory, facts: LaunchFacts) -> Iterator[PreflightCheck]:

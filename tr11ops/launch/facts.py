@@ -32,6 +32,7 @@ from tr11ops.observe.derived import finish_time, newest_marker
 from tr11ops.observe.files import read_attempts, read_exclusions, read_steps
 from tr11ops.observe.foreground import foreground_trainings
 from tr11ops.observe.lease import LeaseHolder, read_holder
+from tr11ops.observe.mounted import why_unmounted
 from tr11ops.observe.ownership import Ownership
 from tr11ops.runcard.attention import device_type
 from tr11ops.runcard.card import RunCard
@@ -183,6 +184,7 @@ class LaunchFacts:
     grants: Observed[Grants | None] = None  # None: nothing is granted or limited here
     rehearsal_refusal: str = ""  # why a card that trains nothing must not be launched here
     container: ContainerFacts | None = None  # None: the card has none
+    unmounted: str = ""  # why the run directory is not the one that the jobs were queued from; "" where it is
     compiler_obstacle: str | None = None  # what this machine lacks to compile the card's blocks, where it asks for that
 
 
@@ -248,6 +250,7 @@ def observe_launch(
         container=look_at_container(card),
         damaged=_observed(lambda: find_damage(directory)),
         rehearsal_refusal="" if has_data else rehearsal_refusal(os.environ),
+        unmounted=why_unmounted(directory, jobs, moment),
         compiler_obstacle=compiler_obstacle(device_type(card)) if card.model.compile_blocks else None,
     )
 

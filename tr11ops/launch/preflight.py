@@ -18,7 +18,14 @@ from tr11ops.cluster.site import SiteRules
 from tr11ops.launch.archives import archive_checks
 from tr11ops.launch.chain import chain_checks, coverage_checks, coverage_of, site_checks
 from tr11ops.launch.container import container_checks
-from tr11ops.launch.directory_checks import damage_checks, directory_checks, holder_checks, short, switch_checks
+from tr11ops.launch.directory_checks import (
+    damage_checks,
+    directory_checks,
+    holder_checks,
+    not_mounted,
+    short,
+    switch_checks,
+)
 from tr11ops.launch.facts import LaunchFacts, LaunchRequest
 from tr11ops.launch.grants import grant_checks
 from tr11ops.launch.margins import is_measured, margin_checks
@@ -54,6 +61,9 @@ def _checks(
     workers = f"{card.slurm.nodes} x {card.slurm.workers} workers"
     shape = f"tensor {card.parallel.tensor} x pipeline {card.parallel.pipeline} x data {card.data_parallel_degree}"
     yield ok("card", f"{card.run.name}/{card.run.variant}: {workers} = {shape}")
+    if facts.unmounted:  # nothing that would be read there is the run's
+        yield not_mounted(directory, facts.unmounted)
+        return
     history = known(facts.history, RunHistory())
     leaves = exit_plan(card, history) if request.on_scheduler else ExitPlan(None)
     card = leaves.applied(card)

@@ -17,6 +17,7 @@ from tr11ops.cluster.pending_reasons import is_held
 from tr11ops.observe import files
 from tr11ops.observe.clock import Moment, corrected_attempts, corrected_beats, corrected_steps, moment_of, skews
 from tr11ops.observe.course import course_of
+from tr11ops.observe.mounted import why_unmounted
 from tr11ops.observe.operation_files import operation_facts, see_operation
 from tr11ops.observe.ownership import Ownership, without_unclear
 from tr11ops.observe.snapshot import RunFacts, Snapshot
@@ -79,14 +80,16 @@ def observe(
     submissions, submission_errors = files.read_submissions(directory)
     jobs, nodes = _ask(scheduler, {facts.name, *(entry.run for entry in known(submissions, ()) if entry.run)})
     name = scheduler.name if not isinstance(scheduler, Unknown) else ""
-    if not directory.exists:
-        why = Unknown(f"{directory.root} is not there: nothing launched from here, or its file system is not mounted")
+    unmounted = why_unmounted(directory, jobs, moment.time)
+    if unmounted or not directory.exists:
+        lack = f"{directory.root} is not there: nothing launched from here, or its file system is not mounted"
+        why = Unknown(unmounted or lack)
         mine, namesakes = _split(jobs, Ownership(directory))
         blind = unseen(facts, moment, why)
         switch = files.read_kill_switch(facts.kill_switch) or why
         return replace(
             blind, scheduler=name, jobs=mine, nodes=nodes, namesakes=namesakes, kill_switch=switch,
-            clock_ahead=moment.ahead,
+            clock_ahead=moment.ahead, unmounted=unmounted,
         )  # fmt: skip
     paths = directory.paths
     mine, namesakes = _split(jobs, Ownership(directory, known(submissions, ()), scheduler=name))

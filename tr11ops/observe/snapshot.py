@@ -175,6 +175,7 @@ class Snapshot(TrainingObservations, OperationObservations):
     switch_fault: Observed[str] = ""  # why the kill switch seen here is not known to be the run's
     origin: Observed[Origin | None] = None  # the checkpoint of another run that this one began with
     readmissions: Observed[tuple[Readmission, ...]] = ()  # since the oldest blame of a node that may still count
+    unmounted: str = ""  # why the run directory seen here is not the one that the jobs were queued from; all is unknown
     resubmitted: Observed[int] = 0  # how often the watchdog did so in 24 hours; counted where the card lets it
 
     @cached_property

@@ -82,6 +82,8 @@ def plan_repair(
     """
     if isinstance(snapshot.jobs, Unknown):
         return Repair(read_errors=(f"jobs: {snapshot.jobs.why}",))
+    if snapshot.unmounted:
+        return Repair(read_errors=(snapshot.unmounted,))
     others = derived.other_variants(snapshot)  # repaired with a card of their own
     active = tuple(job for job in snapshot.active_jobs if job.job_id not in others)
     pending = tuple(job for job in snapshot.pending_jobs if job.job_id not in others)
@@ -134,6 +136,8 @@ def plan_replacement(snapshot: Snapshot, user: str) -> Repair:
     """
     if isinstance(snapshot.jobs, Unknown):
         return Repair(read_errors=(f"jobs: {snapshot.jobs.why}",))
+    if snapshot.unmounted:
+        return Repair(read_errors=(snapshot.unmounted,))
     others, active = derived.other_variants(snapshot), snapshot.active_jobs
     queued = tuple(job for job in snapshot.pending_jobs if job.job_id not in others)
     staying = (*active, *(job for job in snapshot.pending_jobs if job.job_id in others))

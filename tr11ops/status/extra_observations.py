@@ -58,8 +58,8 @@ EXTRA_NAMES = frozenset(observed_fields(ExtraObservations).values())
 
 def observe_extra(directory: RunDirectory, card: RunCard, snapshot: Snapshot) -> ExtraObservations:
     """Look beside what `snapshot` holds."""
-    if not directory.exists:
-        return ExtraObservations(alerts=Unknown(f"{directory.root} is not there"))
+    if snapshot.unmounted or not directory.exists:
+        return ExtraObservations(alerts=Unknown(snapshot.unmounted or f"{directory.root} is not there"))
     from tr11ops.alerts.reading import open_alerts, waiting
 
     return ExtraObservations(

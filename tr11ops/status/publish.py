@@ -58,7 +58,7 @@ def _goodput(directory: RunDirectory, snapshot: Snapshot) -> GoodputSummary | No
     from tr11ops.goodput.account import account
     from tr11ops.goodput.history import read_history
 
-    if not directory.exists:
+    if snapshot.unmounted or not directory.exists:
         return None
     history = observed(lambda: read_history(directory, snapshot.jobs, scheduler=snapshot.scheduler))
     if isinstance(history, Unknown) or isinstance(history.attempts, Unknown):

@@ -21,10 +21,12 @@ from tr11ops.base.units import duration
 from tr11ops.detect.finding import Finding
 from tr11ops.detect.registry import detect_all, unjudged_detectors
 from tr11ops.observe.look import facts_of, look_now, observe
+from tr11ops.observe.mounted import look_for_directory
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.observe.training_files import read_stacks
 from tr11ops.rundir.action_log import DAY_SECONDS, KEPT_SECONDS, ActionHistory, ActionRecord, replay
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER
+from tr11ops.rundir.fallback import existing_fallback
 from tr11ops.rundir.journal import Journal, Ledger, read_journal
 from tr11ops.rundir.journal_heads import lost_heads, next_heads, read_heads, words_of, write_heads
 from tr11ops.rundir.paths import RunDirectory
@@ -115,8 +117,10 @@ def take_pulse(
     """
     began = time.monotonic()
     notes: list[str] = []
-    if not dry_run:
-        notes += bring_back(run.directory)
+    if not dry_run and existing_fallback(run.directory) is not None:
+        moment = time.time() if now is None else now()
+        if not look_for_directory(run.directory, run.reader, moment):  # else it would be hidden when it is back
+            notes += bring_back(run.directory)
     watchdog_lock, why_not = None, ""
     if actuator is not None and not dry_run and run.directory.exists:
         watchdog_lock, why_not = _watchdog_lock(run, notes)
@@ -177,7 +181,8 @@ def _pass(
     )
     now = snapshot.time
     findings = detect_all(snapshot)
-    if not dry_run and directory.exists:
+    is_there = directory.exists and not snapshot.unmounted
+    if not dry_run and is_there:
         snapshot, findings = _with_stacks(run, snapshot, findings, notes)
     verdict = judge(snapshot, findings)
     ledger = read_journal(directory.journal, since=now - KEPT_SECONDS)
@@ -186,8 +191,9 @@ def _pass(
     first = lines(snapshot, verdict, reported)
     alerts = None
     history, settled = _history(directory, ledger, now, notes), tuple[ActionRecord, ...]()
-    if not dry_run and directory.exists:
+    if not dry_run and is_there:
         _log(directory.paths.main_log, first, notes)
+    if not dry_run and (is_there or snapshot.unmounted):
         situation = _situation(
             run, snapshot,
             lambda: plan(snapshot, findings, verdict, history, policy_context, limits_of(run.card)), history,
@@ -209,7 +215,7 @@ def _pass(
         )
     records = _records(intended, done, settled)
     second = lines(snapshot, verdict, reported, records)[len(first) :]
-    if not dry_run and directory.exists:
+    if not dry_run and is_there:
         _log(directory.paths.main_log, second, notes)
         _keep_journal_heads(directory, now, notes)
     return Pulse(
@@ -336,7 +342,7 @@ def _alert(
     try:
         outcome = process(
             run.directory, run.card, findings, hidden, seen, snapshot.time, deliver=email, typed=run.typed,
-            situation=situation,
+            situation=situation, unmounted=snapshot.unmounted,
         )  # fmt: skip
     except (OSError, ValueError, CardError) as error:
         notes.append(f"no one could be alerted: {cause(error)}")

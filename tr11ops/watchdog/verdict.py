@@ -73,6 +73,8 @@ def _with_what_is_critical(verdict: Verdict, findings: tuple[Finding, ...]) -> V
 def _judged(snapshot: Snapshot, findings: tuple[Finding, ...]) -> Verdict:
     if isinstance(snapshot.jobs, Unknown):
         return _without_scheduler(snapshot, snapshot.jobs.why)
+    if snapshot.unmounted:
+        return Verdict(VerdictWord.UNKNOWN, snapshot.unmounted)
     active = snapshot.active_jobs
     if active:
         return _of_active(snapshot, findings, active)

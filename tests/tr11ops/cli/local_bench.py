@@ -14,6 +14,7 @@ from tests.waiting import until
 from tr11ops.cli.main import execute
 from tr11ops.cluster.base import BatchRequest, Job
 from tr11ops.cluster.local import LocalScheduler
+from tr11ops.rundir.paths import parse_comment
 
 NODES = 2
 
@@ -54,7 +55,10 @@ class LocalBench:
         return self.tr11("kill", "--run", str(self.card), "--scheduler", "local", *words)
 
     def submit(self, script: str, nodes: int = NODES, name: str = "block", comment: str = "") -> str:
-        """Submit a script past tr11."""
+        """Submit a script past tr11; with a run's comment, as if `tr11 launch` had put its record there before."""
+        mark = parse_comment(comment)
+        if mark is not None:
+            (self.folder / "run" / "state" / "submissions" / mark[0]).mkdir(parents=True, exist_ok=True)
         request = BatchRequest(
             script=f"#!/bin/bash\n{script}\n", name=name, nodes=nodes, time_limit_seconds=600,
             output=str(self.folder / "%j.out"), working_directory=self.folder, comment=comment,

@@ -27,10 +27,12 @@ def own(bench: LocalBench) -> list[Job]:
 
 def start_array(bench: LocalBench) -> str:
     """An array of three attempts of this run, of which the first one runs until it is cancelled."""
+    tag = new_tag()
+    directory_of(bench).submission(tag).folder.mkdir(parents=True)
     request = BatchRequest(
         script="#!/bin/bash\nexec sleep 600\n", name="small", nodes=2, time_limit_seconds=600, array="1-3%1",
         output=str(bench.folder / "%a.out"), working_directory=bench.folder,
-        comment=directory_of(bench).comment(new_tag()),
+        comment=directory_of(bench).comment(tag),
     )  # fmt: skip
     number = bench.scheduler.submit(request)
     bench.wait(lambda jobs: any(job.state.is_active for job in jobs))
@@ -75,11 +77,11 @@ def test_a_queue_that_has_not_begun_is_replaced_more_than_once(bench: LocalBench
 
 def test_dry_run_shows_it_and_changes_nothing(bench: LocalBench) -> None:
     old = start_array(bench)
-    before = standing(bench)
+    before, files = standing(bench), set((bench.folder / "run").rglob("*"))
     answer = bench.launch("--replace", "--dry-run")
     assert answer.code == 0 and f"cancel {old}_[2-3%1]" in answer.out and "starts after  " + old in answer.out
     assert answer.out.endswith("nothing was changed (--dry-run)\n")
-    assert standing(bench) == before and not (bench.folder / "run").exists()
+    assert standing(bench) == before and set((bench.folder / "run").rglob("*")) == files
     shown = bench.launch("--replace", "--dry-run", "--json").json
     assert (shown["kind"], shown["resubmit"], shown["after"], shown["done"]) == ("replaced", 2, old, False)
 

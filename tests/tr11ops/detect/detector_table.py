@@ -29,6 +29,7 @@ from tr11ops.observe.training import LaunchEnd, TrainingEvent
 from tr11ops.rundir.paths import Submission
 
 UNKNOWN = Unknown("the disk is unreachable")
+HIDDEN = "/scratch/run holds no record of any launch, but job 1000 was queued from it"
 
 
 SWITCH = KillSwitch(snapshot().run.kill_switch, "ben", NOW - 600.0, "new data")
@@ -73,6 +74,10 @@ FAILED = (TrainingEvent("save-failed", NOW, "1007", {"step": 31_200, "why": "EIO
 TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
     ("nothing anywhere", idle(), "down", ["CRITICAL"]),
     ("queued", idle(jobs=(pending(),)), "down", []),
+    ("another directory, queued", idle(jobs=(pending(),), unmounted=HIDDEN), "directory-unseen", ["CRITICAL"]),
+    ("another directory, running", snapshot(unmounted=HIDDEN), "directory-unseen", ["WARNING"]),
+    ("another directory, held", idle(jobs=(pending(reason="JobHeldUser"),), unmounted=HIDDEN), "held", []),
+    ("the run's directory", idle(jobs=(pending(),)), "directory-unseen", []),
     ("scheduler silent", idle(jobs=UNKNOWN), "down", []),
     ("attempts unreadable", idle(attempts=UNKNOWN), "down", []),
     ("kill switch unreadable", idle(kill_switch=UNKNOWN), "down", []),

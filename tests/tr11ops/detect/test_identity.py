@@ -37,6 +37,7 @@ IDENTITY = {  # what of a finding is its identity
     "queued-too-long": ONE,
     "chain-end": ONE,
     "kill-switch-left-on": "nothing for queued jobs, `still runs` for a job that does not heed it",
+    "directory-unseen": ONE,
     "switch-unseen": ONE,
     "unfinished-end": "the class of its fault",
     "loss-not-finite": ONE,

@@ -29,6 +29,9 @@ HOUR = 3600.0
 PACE = 2.0
 
 
+TAG = "20220501-120000-00000000"
+
+
 @pytest.fixture
 def directory(tmp_path: Path) -> RunDirectory:
     root = tmp_path / "run"
@@ -70,7 +73,8 @@ def train(directory: RunDirectory, silent: float = 0.0, node_ahead: float = 0.0)
         beat = Heartbeat(rank, f"n{rank + 1:02d}", 100 + rank, "training", 1059, last + node_ahead, "1007")
         write_heartbeat(paths.heartbeat(rank), beat)
         os.utime(paths.heartbeat(rank), (last, last))
-    return TimedQueue(running(comment=directory.comment("20220501-120000-00000000"), start_time=time.time() - HOUR))
+    directory.submission(TAG).folder.mkdir(parents=True)
+    return TimedQueue(running(comment=directory.comment(TAG), start_time=time.time() - HOUR))
 
 
 def judged(directory: RunDirectory, queue: TimedQueue, here: float = 0.0) -> tuple[Snapshot, Verdict, list[str]]:

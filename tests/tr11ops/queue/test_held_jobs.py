@@ -31,18 +31,21 @@ from tr11ops.watchdog.verdict import judge
 SMALL = Path(__file__).parents[2] / "data" / "small-card.toml"
 
 
+TAG = "20260101-000000-00000000"
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> tuple[RunCard, RunDirectory]:
     card = load_card(SMALL, ["run.directory=run"], {}, directory=tmp_path)
     directory = RunDirectory(card.paths, card.kill_switch)
-    directory.root.mkdir()
+    directory.submission(TAG).folder.mkdir(parents=True)
     return card, directory
 
 
 def releasers(run: tuple[RunCard, RunDirectory], job: Job, user: str = "ana") -> dict[str, bool]:
     """Who would release the job, or say that `tr11 resume` does."""
     card, directory = run
-    job = replace(job, comment=directory.comment("20260101-000000-00000000"))
+    job = replace(job, comment=directory.comment(TAG))
     queue = Queue(job)
     seen = observe(directory, facts_of(card), queue, NOW)
     seen = snapshot(jobs=seen.jobs, holds=seen.holds, attempts=seen.attempts, steps=(), heartbeats=())

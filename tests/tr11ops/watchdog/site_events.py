@@ -200,7 +200,8 @@ def directory_away(_: str, seen: Snapshot) -> Snapshot:
         "phases", "events", "logs", "node_warnings", "launch_ends", "holds", "backup", "sync", "periodic_jobs",
         "chains", "usage", "clocks", "least_used", "shut_folders", "resubmitted",
     )  # fmt: skip
-    return dataclasses.replace(seen, **dict.fromkeys(hidden, why))
+    unmounted = why.why if seen.active_jobs or seen.pending_jobs else ""
+    return dataclasses.replace(seen, unmounted=unmounted, **dict.fromkeys(hidden, why))
 
 
 def directory_shut(why: str, is_full: bool) -> Change:

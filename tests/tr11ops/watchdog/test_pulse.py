@@ -58,7 +58,7 @@ class Scene:
 
     def process(
         self, directory: object, card: object, findings: Any, blind: frozenset[str], observed: bool, now: float,
-        deliver: bool = True, typed: str = "", situation: object = None,
+        deliver: bool = True, typed: str = "", situation: object = None, unmounted: str = "",
     ) -> AlertOutcome:  # fmt: skip
         self.alerts.append(([finding.detector for finding in findings], blind, observed, deliver))
         self.situations.append(situation)

@@ -1,0 +1,132 @@
+"""A run directory whose file system is not mounted, on real Slurm: nothing is known of the run, and nothing is begun."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.plugins.twin_fixture import require_slurm
+from tests.twin.small_run import SmallRun
+from tr11ops.alerts.outbox import waiting_entries
+from tr11ops.alerts.store import read_alert_state
+from tr11ops.cli.main import execute
+from tr11ops.cluster.base import JobState
+from tr11ops.rundir.fallback import existing_fallback
+from tr11ops.twin.fault_client import ask_client
+from tr11ops.twin.faults import heal, inject
+from tr11ops.twin.plan import TwinPlan
+from tr11ops.twin.twin import Twin
+
+MAILS = ('alerts.recipients=["oncall@example.org"]', 'alerts.smtp_host="127.0.0.1"', "alerts.smtp_port=9")
+CHANGES = (
+    "resume --yes", "kill --yes", "kill --release --yes", "pause --yes", "checkpoint-now", "rollback 5 --yes",
+    "launch --array 1-3", "launch --array 1-3 --after {array}", "launch --repair --yes", "launch --replace --yes",
+    "nodes exclude {node} --reason doubt --yes", "nodes include {node} --yes",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def small_twin(twin_home: Path) -> Iterator[Twin]:
+    require_slurm()
+    with Twin.up(TwinPlan(name="unmounted", nodes=4, gpus=0, cpu_nodes=0), twin_home) as made:
+        yield made
+
+
+def refusal(stage: SmallRun, words: str, capfd: pytest.CaptureFixture[str]) -> str:
+    """What a command says that must not go on."""
+    capfd.readouterr()
+    node = stage.twin.plan.node_names[0]
+    assert execute(shlex.split(words.format(array=stage.array, node=node))) == 3, words
+    return "".join(capfd.readouterr())
+
+
+def seen(capfd: pytest.CaptureFixture[str]) -> dict[str, object]:
+    capfd.readouterr()
+    assert execute(["status", "--json"]) == 3
+    value: dict[str, object] = json.loads(capfd.readouterr().out)
+    return value
+
+
+def test_a_run_directory_that_vanishes_is_unknown_until_it_is_back(
+    stage: SmallRun, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stage.launch(6, *MAILS)
+    attempt = stage.train()
+    root = stage.paths.root
+    inject(stage.twin, "unmounted", path=str(root))
+    stage.wait(lambda: stage.queued().reason.startswith("JobHeld"), "the hold by the attempt that lost its directory")
+    stage.wait(lambda: not any(job.state.is_active for job in stage.jobs()), "the attempt's end")
+
+    status = seen(capfd)
+    assert status["verdict"] == "unknown" and "not mounted" in str(status["why"])
+    assert execute(["status"]) == 3
+    screen = capfd.readouterr().out
+    assert "none yet" not in screen and "nothing was launched" not in screen and "directory-unseen" in screen
+    for words in CHANGES:
+        said = refusal(stage, words, capfd)
+        assert f"{root} holds no record of any launch" in said and "is not mounted here" in said, (words, said)
+        assert "random weights" not in said and "never launched" not in said and "Traceback" not in said, (words, said)
+    assert stage.queued().reason.startswith("JobHeld") and stage.queued().pending_tasks == (2, 3, 4, 5, 6)
+
+    assert execute(["pulse", "--act"]) == 3
+    local = existing_fallback(stage.directory)
+    assert local is not None and not (root / "state" / "alerts").exists()
+    [alert] = read_alert_state(local).alert_state.open_alerts
+    assert alert.detector == "directory-unseen" and alert.fix == f"findmnt --target {root}"
+    [mail] = {entry.message.id: entry.message for entry in waiting_entries(local)}.values()
+    assert "CRITICAL" in mail.subject and "tr11 resume" not in mail.body.partition("Type:")[2].partition("\n\n")[0]
+    assert "scontrol release" not in mail.body and "no checkpoint" not in mail.body
+
+    assert not [healing.error for healing in heal(stage.twin) if healing.error]
+    assert execute(["pulse"]) == 1  # it is held
+    state = read_alert_state(stage.directory).alert_state
+    assert not list(local.root.rglob("book.d/*")) and "directory-unseen" in {one.detector for one in state.alerts}
+    assert execute(["resume", "--yes"]) == 0
+    second = stage.train(attempt=1)
+    assert second != attempt and stage.launches(second)[0]["checkpoint_before"] is not None
+
+    def is_all_clear() -> bool:
+        execute(["pulse"])
+        mails = {entry.message.id: entry.message for entry in waiting_entries(stage.directory)}.values()
+        return any("[OK]" in mail.subject and alert.fingerprint in mail.alerts for mail in mails)
+
+    stage.wait(is_all_clear, "the all-clear")
+    state = read_alert_state(stage.directory).alert_state
+    assert "directory-unseen" not in {one.detector for one in state.open_alerts}
+
+
+def test_tasks_that_could_not_begin_are_no_launch_that_never_was(
+    stage: SmallRun, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Slurm ends each task that cannot open its output, before anything of tr11 begins."""
+    inject(stage.twin, "partition-down")
+    stage.launch(3, *MAILS)
+    inject(stage.twin, "unmounted", path=str(stage.paths.root))
+    heal(stage.twin, kind="partition-down")
+    stage.wait(lambda: all(job.state.is_final for job in stage.jobs()), "the end of all tasks")
+    assert {job.reason for job in stage.jobs() if job.array_id == stage.array} == {"JobLaunchFailure"}
+    status = seen(capfd)
+    assert status["verdict"] == "unknown" and "not mounted" in str(status["why"])
+    assert "random weights" not in refusal(stage, "launch --array 1-3", capfd)
+
+
+def test_a_directory_that_is_not_there_at_all(stage: SmallRun, capfd: pytest.CaptureFixture[str]) -> None:
+    """Where nothing at all lies in its place, the jobs tell too; and without a job nothing was launched."""
+    root = stage.paths.root
+    inject(stage.twin, "partition-down")
+    stage.launch(3, *MAILS)
+    ask_client(stage.twin, "scontrol", "hold", stage.array)
+    away = root.with_name("away")
+    root.rename(away)
+    try:
+        for words in ("launch --array 1-3", "launch --replace --yes", "pulse"):
+            assert f"{root} is not there, but job {stage.array}" in refusal(stage, words, capfd), words
+        assert seen(capfd)["verdict"] == "unknown" and not root.exists()
+        assert existing_fallback(stage.directory) is not None
+    finally:
+        away.rename(root)
+    assert execute(["status"]) == 1 and stage.queued().state is JobState.PENDING
