@@ -12,16 +12,18 @@ from tr11ops.alerts.mail_route import is_address
 from tr11ops.alerts.mail_text.alert import alert_message
 from tr11ops.alerts.mail_text.daily_summary import digest, digest_message, trial_message
 from tr11ops.alerts.mailbox import Mailbox, MailboxError, mailbox_of
+from tr11ops.alerts.merging import merged
 from tr11ops.alerts.notify import digest_readers, tell, told
 from tr11ops.alerts.outbox import OutboxEntry
 from tr11ops.alerts.policy import Policy
-from tr11ops.alerts.reading import waiting
+from tr11ops.alerts.reading import current_alert_state, kept_here, waiting
 from tr11ops.alerts.sending import flush, policy_for, routes, send_waiting
 from tr11ops.alerts.situation import RunSituation
 from tr11ops.alerts.state import Alert, AlertState, Message
 from tr11ops.alerts.store import commit, read_alert_state
 from tr11ops.alerts.url_route import UrlRoute
 from tr11ops.base.observed import cause, known
+from tr11ops.rundir.fallback import fallback_of
 from tr11ops.rundir.paths import RunDirectory
 
 if TYPE_CHECKING:
@@ -62,13 +64,29 @@ def change_alerts(
         alert_state, messages = tell(alert_state, policy, now, only=frozenset(names))
         return alert_state, (names, (*assigned, *messages))
 
-    stored, (names, messages) = commit(directory, change)
-    notes = flush(directory, stored, messages, policy, now)
-    if messages:
-        ids = frozenset(message.id for message in messages)
-        notes += send_waiting(directory, card, policy, stored.alert_state, now, PERSON_SECONDS, ids)[1]
-    alerts = (stored.alert_state.find(name) for name in names)
-    return tuple(alert for alert in alerts if alert is not None), tuple(notes)
+    def carry_out(
+        store: RunDirectory,
+        known_there: AlertState = AlertState(),  # noqa: B008  frozen
+    ) -> tuple[tuple[Alert, ...], tuple[str, ...]]:
+        stored, (names, messages) = commit(store, lambda alert_state: change(merged(known_there, alert_state)))
+        notes = flush(store, stored, messages, policy, now)
+        if messages:
+            ids = frozenset(message.id for message in messages)
+            notes += send_waiting(store, card, policy, stored.alert_state, now, PERSON_SECONDS, ids)[1]
+        alerts = (stored.alert_state.find(name) for name in names)
+        return tuple(alert for alert in alerts if alert is not None), tuple(notes)
+
+    trouble: OSError | None = None
+    if kept_here(directory) is None:
+        try:
+            return carry_out(directory)
+        except OSError as error:
+            trouble = error
+    with fallback_of(directory) as local:
+        alerts, notes = carry_out(local, replace(read_alert_state(directory).alert_state, messages=(), events=()))
+        why = "" if trouble is None else f" ({cause(trouble)})"
+        kept = f"the run directory cannot be written{why}: this is kept in {local.root}, until the watchdog can"
+        return alerts, (*notes, kept)
 
 
 def _assignments(
@@ -168,4 +186,4 @@ def read_digest(
 ) -> tuple[str, tuple[str, ...]]:
     """Subject and lines of the summary as it is now. Raises OSError and ValueError as `read_alert_state` does."""
     left = known(waiting(directory), None)
-    return digest(read_alert_state(directory).alert_state, policy_for(directory, card, typed), now, left, situation)
+    return digest(current_alert_state(directory), policy_for(directory, card, typed), now, left, situation)

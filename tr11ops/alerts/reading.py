@@ -1,22 +1,41 @@
-"""What status, hand-over and report read of the alerts. Reading changes nothing; what cannot be read is Unknown."""
+"""What commands, status, hand-over and report read of the alerts. Reading changes nothing; what cannot be read is
+Unknown.
+
+What a watchdog of this machine kept in its fallback directory, while the run directory could not be written, counts.
+"""
 
 from __future__ import annotations
 
+from tr11ops.alerts.merging import merged
 from tr11ops.alerts.outbox import waiting_entries
-from tr11ops.alerts.state import Alert, Incident, UndeliveredMessages
+from tr11ops.alerts.state import Alert, AlertState, Incident, UndeliveredMessages
 from tr11ops.alerts.store import read_alert_state
 from tr11ops.base.observed import Observed, observed
+from tr11ops.rundir.fallback import existing_fallback
 from tr11ops.rundir.paths import RunDirectory
+
+
+def current_alert_state(directory: RunDirectory) -> AlertState:
+    """What is known of the alerts, wherever it is kept. Raises OSError and ValueError as `read_alert_state` does."""
+    home, local = read_alert_state(directory).alert_state, kept_here(directory)
+    return home if local is None else merged(home, local)
+
+
+def kept_here(directory: RunDirectory) -> AlertState | None:
+    """The alert state in this machine's fallback directory; None where there is none. Raises as `read_alert_state`."""
+    local = existing_fallback(directory)
+    alert_state = AlertState() if local is None else read_alert_state(local).alert_state
+    return None if alert_state == AlertState() else alert_state
 
 
 def open_alerts(directory: RunDirectory) -> Observed[tuple[Alert, ...]]:
     """The open alerts, the most severe first; empty where no look was ever made."""
-    return observed(lambda: read_alert_state(directory).alert_state.open_alerts)
+    return observed(lambda: current_alert_state(directory).open_alerts)
 
 
 def incidents(directory: RunDirectory) -> Observed[tuple[Incident, ...]]:
     """Every incident, also those that are over, oldest first."""
-    return observed(lambda: read_alert_state(directory).alert_state.incidents())  # noqa: PLW0108  the alert state is read inside
+    return observed(lambda: current_alert_state(directory).incidents())
 
 
 def waiting(directory: RunDirectory) -> Observed[UndeliveredMessages]:

@@ -13,8 +13,7 @@ from tr11ops.alerts.changes import assign as give
 from tr11ops.alerts.changes import resolve as close
 from tr11ops.alerts.changes import snooze as put_off
 from tr11ops.alerts.people import PersonalChange, change_alerts
-from tr11ops.alerts.reading import open_alerts
-from tr11ops.alerts.store import read_alert_state
+from tr11ops.alerts.reading import current_alert_state, open_alerts
 from tr11ops.base.observed import Unknown
 from tr11ops.cli.alerts_view import SCHEMA, alert_values
 from tr11ops.cli.common import DryRunOption, Refusal, named_card, say
@@ -168,7 +167,7 @@ def _do(
     change, kind = make()
     try:
         if dry_run:
-            alert_state = read_alert_state(context.directory).alert_state
+            alert_state = current_alert_state(context.directory)
             alerts = tuple(dict.fromkeys(resolve_prefix(alert_state, name) for name in typed))
             notes: tuple[str, ...] = ("nothing was changed (--dry-run)",)
         else:

@@ -83,7 +83,7 @@ CAUSES: Mapping[str, tuple[CauseLink, ...]] = {
     "check-failing": NONE,
     "log-not-growing": NONE,
     "checkpoint-unsound": NONE,
-    "checkpoint-overdue": NONE,
+    "checkpoint-overdue": (CauseLink("filesystem-full", fault="storage", outlasts=True),),
     "backup-overdue": _of_run("cron-dead"),
     "copy-damaged": NONE,
     "sync-overdue": _of_run("cron-dead"),

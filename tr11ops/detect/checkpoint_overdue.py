@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from tr11ops.base.observed import Unknown, known
 from tr11ops.base.units import duration
+from tr11ops.detect.filesystem_full import make_room
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe import derived, normal_silence
 from tr11ops.observe.snapshot import Checkpoint, Snapshot
@@ -18,6 +19,8 @@ from trainer.contract.metrics_record import SAVE_FAILED
 BOUND = "one save that failed, or 1.5 intervals; 2.5"
 SEVERITIES = "WARNING, CRITICAL"
 NAME = "checkpoint-overdue"
+STORAGE = "storage"
+WANT_OF_ROOM = ("No space left on device", "Disk quota exceeded")  # as systems say ENOSPC and EDQUOT
 NEEDS = ("jobs", "steps", "checkpoints", "heartbeats", "phases", "events")
 
 WARN_INTERVALS = 1.5  # a save in the background may take a part of the next interval
@@ -45,13 +48,25 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     unsaved, pace = max(0, done - (sound.step if sound else 0)), derived.seconds_per_iteration(snapshot)
     at_stake = "" if pace is None else f", {duration(unsaved * pace)} of work"
     since = f"since {sound.step}" if sound else "and none was ever saved"
+    save, is_for_room = derived.command(snapshot, "checkpoint-now --wait"), _is_for_want_of_room(snapshot, failed)
     yield Finding(
         NAME,
         Severity.CRITICAL if is_late and intervals > CRITICAL_INTERVALS else Severity.WARNING,
         title,
         evidence=(f"iteration {done}, {since}{at_stake}", *_why_failed(failed)),
-        fix=derived.command(snapshot, "checkpoint-now --wait"),
+        fix=make_room(snapshot) if is_for_room else save,
+        then=(save,) if is_for_room else (),
+        fault=STORAGE if is_for_room else "",
     )
+
+
+def _is_for_want_of_room(snapshot: Snapshot, failed: TrainingEvent | None) -> bool:
+    """Whether no save comes about as the disk is full: by the fault of the last one that failed; or by a look at the
+    disk, for on a full one not even that is noted."""
+    if any(folder.is_full for folder in known(snapshot.shut_folders, ())):
+        return True
+    why = "" if failed is None else str(failed.values.get("why") or "")
+    return any(words in why for words in WANT_OF_ROOM)
 
 
 def _failed_since(snapshot: Snapshot, sound: Checkpoint | None) -> TrainingEvent | None:

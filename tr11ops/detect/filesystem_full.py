@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator
 
 from tr11ops.base.observed import known
-from tr11ops.base.units import duration
+from tr11ops.base.units import duration, quantity
 from tr11ops.detect.filesystem_rules import full, with_limits
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe import derived
@@ -14,10 +14,10 @@ from tr11ops.observe.operation import FilesystemRule
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.rundir.disk_usage import Usage, newest
 
-BOUND = "the card's shares and `least_free`; 97 %; nothing left (read-only: WARNING)"
+BOUND = "the card's shares and `least_free`; 97 %; nothing left (read-only, no room for a save: WARNING)"
 SEVERITIES = "WARNING, CRITICAL"
 NAME = "filesystem-full"
-NEEDS = ("usage", "shut_folders")
+NEEDS = ("usage", "shut_folders", "save_room")
 
 CRITICAL_PERCENT = 97.0
 
@@ -26,9 +26,11 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """WARNING beyond the card's share of bytes or inodes or below its `least_free`; CRITICAL from 97 % on.
 
     One finding a file system, from the last sample of it, however old: what is full empties by itself never. Whether
-    the run's own folders can be written to is seen at each look; read-only may be so on this host alone.
+    the run's own folders can be written to, and have room for the next save, is seen at each look; read-only may be so
+    on this host alone.
     """
-    for folder in known(snapshot.shut_folders, ()):
+    shut = known(snapshot.shut_folders, ())
+    for folder in shut:
         yield Finding(
             NAME,
             Severity.CRITICAL if folder.is_full else Severity.WARNING,
@@ -36,8 +38,9 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
             subject=folder.path,
             identity=(folder.path,),
             evidence=("alerts, requests and the trainer's own records are kept there",),
-            fix=shlex.join(["df", "-h", folder.path]),
+            fix=make_room(snapshot) if folder.is_full else shlex.join(["df", "-h", folder.path]),
         )
+    yield from _no_room_for_a_save(snapshot, {folder.path for folder in shut})
     samples = newest(known(snapshot.usage, ()))
     for rule in snapshot.run.operation.filesystems:
         sample = samples.get(rule.name)
@@ -53,9 +56,31 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
                 subject=rule.name,
                 identity=(rule.name,),
                 evidence=(*lines[1:], f"measured {duration(snapshot.time - usage.time)} ago by {usage.source}"),
-                fix=derived.command(snapshot, "checkpoints prune --keep 2"),
+                fix=make_room(snapshot),
                 then=(derived.command(snapshot, "fs-watchdog"),),
             )
+
+
+def _no_room_for_a_save(snapshot: Snapshot, shut: set[str]) -> Iterator[Finding]:
+    """WARNING as long as a save as large as the newest sound one does not fit: what was full is well only then."""
+    room, sound = known(snapshot.save_room, None), snapshot.newest_sound
+    if room is None or room.path in shut or sound is None or derived.is_finished(snapshot):
+        return
+    if sound.bytes is not None and room.free_bytes < sound.bytes:
+        free, needed = quantity(room.free_bytes), quantity(sound.bytes)
+        yield Finding(
+            NAME,
+            Severity.WARNING,
+            f"{room.path} has no room for the next save: {free} bytes are free, the last one has {needed}",
+            subject=room.path,
+            identity=(room.path,),
+            fix=make_room(snapshot),
+        )
+
+
+def make_room(snapshot: Snapshot) -> str:
+    """The command that removes checkpoints which the run does not need."""
+    return derived.command(snapshot, "checkpoints prune --keep 2")
 
 
 def severity(usage: Usage, rule: FilesystemRule) -> Severity:

@@ -120,6 +120,13 @@ class UnwritableDirectory(Record):
     is_full: bool
 
 
+class FolderRoom(Record):
+    """How many bytes the run may still write to a file system; `path`: the first of its folders that are on it."""
+
+    path: str
+    free_bytes: int
+
+
 class ClockReading(Record):
     """One file of the run directory: the time that its writer put into it, and the file system's own time of it."""
 
@@ -152,3 +159,4 @@ class OperationObservations:
     clocks: Observed[tuple[ClockReading, ...]] = ()
     least_used: Observed[tuple[LeastUsed, ...]] = ()
     shut_folders: Observed[tuple[UnwritableDirectory, ...]] = ()
+    save_room: Observed[FolderRoom | None] = None  # where checkpoints are written; None where they have no folder yet

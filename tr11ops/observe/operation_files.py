@@ -26,6 +26,7 @@ from tr11ops.observe.operation import (
     Copied,
     CopyStatus,
     FilesystemRule,
+    FolderRoom,
     LeastUsed,
     OperationFacts,
     OperationObservations,
@@ -154,6 +155,7 @@ def see_operation(
         clocks=read_clocks(directory.paths, known(heartbeats, ()), known(attempts, ())),
         least_used=read_least_used(directory.paths, facts.used_files) if facts.purge_days is not None else (),
         shut_folders=read_unwritable_directories(directory.paths),
+        save_room=read_save_room(directory.paths),
     )
 
 
@@ -163,9 +165,25 @@ def read_unwritable_directories(paths: RunPaths) -> Observed[tuple[UnwritableDir
 
     A quota that is used up does not show here: `tr11 fs-watchdog` asks for it.
     """
-    return observed(
-        lambda: tuple(_unwritable_directories((paths.root, paths.state, paths.checkpoints, paths.main_log.parent)))
-    )
+    return observed(lambda: tuple(_unwritable_directories(_own_folders(paths))))
+
+
+def read_save_room(paths: RunPaths) -> Observed[FolderRoom | None]:
+    """What is free where checkpoints are written, by the file system; a quota does not show here either."""
+
+    def read() -> FolderRoom | None:
+        try:
+            device, room = paths.checkpoints.stat().st_dev, os.statvfs(paths.checkpoints)
+        except FileNotFoundError:  # not made yet
+            return None
+        first = next(folder for folder in _own_folders(paths) if folder.exists() and folder.stat().st_dev == device)
+        return FolderRoom(str(first), room.f_bavail * room.f_frsize)
+
+    return observed(read)
+
+
+def _own_folders(paths: RunPaths) -> tuple[Path, ...]:
+    return paths.root, paths.state, paths.checkpoints, paths.main_log.parent
 
 
 def _unwritable_directories(folders: Iterable[Path]) -> Iterator[UnwritableDirectory]:

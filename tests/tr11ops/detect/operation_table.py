@@ -55,8 +55,8 @@ from tr11ops.detect import (
     switch_unseen,
     sync_overdue,
 )
-from tr11ops.observe.operation import CopyStatus, FoundSecret, LeastUsed, UnwritableDirectory
-from tr11ops.observe.snapshot import Checkpoint, KillSwitch, Snapshot
+from tr11ops.observe.operation import CopyStatus, FolderRoom, FoundSecret, LeastUsed, UnwritableDirectory
+from tr11ops.observe.snapshot import Checkpoint, Checkpoints, KillSwitch, Snapshot
 from tr11ops.observe.training import Corruption, LaunchEnd, Readmission
 from tr11ops.rundir import cron_records as periodic
 from tr11ops.rundir.damage import Damage
@@ -216,6 +216,16 @@ TABLE: list[tuple[str, Snapshot, Any, list[str]]] = [
         operated(shut_folders=(UnwritableDirectory("/a b", "no byte is left", True), UnwritableDirectory("/c", "read-only", False))),
         filesystem_full,
         ["CRITICAL", "WARNING"],
+    ),
+    ("no room for a save", operated(save_room=FolderRoom("/run", 216 * 2**10)), filesystem_full, ["WARNING"]),
+    ("just room for a save", operated(save_room=FolderRoom("/run", 2_463_000_000_000)), filesystem_full, []),
+    ("room unknown", operated(save_room=UNKNOWN), filesystem_full, []),
+    ("nothing was saved yet", operated(checkpoints=Checkpoints((), None, ()), save_room=FolderRoom("/run", 1)), filesystem_full, []),
+    (
+        "full, and so no room",
+        operated(shut_folders=(UnwritableDirectory("/run", "no byte is left", True),), save_room=FolderRoom("/run", 0)),
+        filesystem_full,
+        ["CRITICAL"],
     ),
     ("unknown", operated(usage=UNKNOWN), filesystem_full, []),
     ("grows slowly", operated(usage=growing(40, 41)), filesystem_filling, []),

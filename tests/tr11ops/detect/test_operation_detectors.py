@@ -25,6 +25,7 @@ from tests.tr11ops.status_cases import (
     DAY,
     HOUR,
     NOW,
+    checkpoints,
     ended,
     idle,
     pending,
@@ -34,6 +35,7 @@ from tests.tr11ops.status_cases import (
 )
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.detect import (
+    checkpoint_overdue,
     clock_skew,
     cron_dead,
     exclusion_cap,
@@ -45,9 +47,11 @@ from tr11ops.detect import (
     registry,
     silent_corruption,
 )
+from tr11ops.detect.causes import by_cause
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.observe.operation import LeastUsed
+from tr11ops.observe.operation import FolderRoom, LeastUsed, UnwritableDirectory
 from tr11ops.observe.snapshot import Snapshot
+from tr11ops.observe.training import TrainingEvent
 from tr11ops.rundir.hold_records import HoldRecord
 from tr11ops.status.build import status_of
 from tr11ops.status.care import nodes as row_of_nodes
@@ -91,6 +95,37 @@ def test_a_bad_node_that_the_cap_keeps_is_named_and_no_spare() -> None:
     seen_beside = ExtraObservations(launch_nodes=launched)
     ((_, text, _),) = row_of_nodes(status_of(capped, (), judge(capped, ()), seen_beside))
     assert text == "48 used, 1 spare; none excluded; bad but not excluded: n20"
+
+
+def test_the_disk_is_not_well_before_the_next_save_fits() -> None:
+    """One incident from the last byte to the room for a save; what helps makes room, and a save is then typed."""
+    full = operated(
+        shut_folders=(UnwritableDirectory("/run", "no byte is left", True),), save_room=FolderRoom("/run", 0)
+    )
+    freed = operated(save_room=FolderRoom("/run", 216 * 2**10))
+    (first,), (second,) = (filesystem_full.detect(seen) for seen in (full, freed))
+    assert first.identity == second.identity == ("/run",)
+    assert second.title == "/run has no room for the next save: 221.2 k bytes are free, the last one has 2.5 T"
+    assert "checkpoints prune --keep 2" in first.fix and first.fix == second.fix
+
+
+def test_a_save_that_a_full_disk_has_cost_follows_from_the_disk() -> None:
+    why = "[Errno 28] No space left on device: '/run/checkpoints/main/global_step31300/weights/0.bin'"
+    event = TrainingEvent("save-failed", NOW - 60, "1007", {"step": 31_300, "why": why, "node": "", "said": ""})
+    base = snapshot(jobs=(running(), pending()))
+    full = {"shut_folders": (UnwritableDirectory("/run", "no byte is left", True),)}
+    (told,) = [
+        one for one in by_cause(registry.detect_all(operated(base, events=(event,), **full))) if one.consequences
+    ]
+    assert told.detector == "filesystem-full" and [one.detector for one in told.consequences] == ["checkpoint-overdue"]
+    assert told.consequences[0].then == ("tr11 checkpoint-now --wait",), "once there is room"
+    (late,) = checkpoint_overdue.detect(operated(checkpoints=checkpoints(30_800), **full))
+    assert late.fault == "storage", "what failed could not even be noted"
+    (alone,) = checkpoint_overdue.detect(operated(base, events=(event,)))
+    assert "checkpoints prune --keep 2" in alone.fix and alone.then == ("tr11 checkpoint-now --wait",)
+    other = dataclasses.replace(event, values={"step": 31_300, "why": "EIO", "node": "n2", "said": "n2 alone"})
+    (node,) = checkpoint_overdue.detect(operated(base, events=(other,)))
+    assert (node.fault, node.fix) == ("", "tr11 checkpoint-now --wait")
 
 
 def test_at_the_cap_it_is_said_how_many_nodes_an_attempt_may_still_lose() -> None:

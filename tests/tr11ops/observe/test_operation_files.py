@@ -20,7 +20,7 @@ from tr11ops.cluster.base import JobState
 from tr11ops.cluster.site import SiteRules, keep_site
 from tr11ops.observe import operation_files as reading
 from tr11ops.observe.files import read_attempts
-from tr11ops.observe.operation import Copied, CopyStatus, OperationFacts
+from tr11ops.observe.operation import Copied, CopyStatus, FolderRoom, OperationFacts
 from tr11ops.observe.snapshot import Attempt
 from tr11ops.runcard.card import load_card, shipped_folder
 from tr11ops.rundir import cron_records as periodic
@@ -87,6 +87,7 @@ def test_an_empty_run_directory_is_seen_and_holds_nothing(directory: RunDirector
         "clocks": (),
         "least_used": (),
         "shut_folders": (),
+        "save_room": None,
     }
 
 
@@ -109,6 +110,16 @@ def test_folders_that_no_one_can_write_to(
     found = reading.read_unwritable_directories(directory.paths)
     assert not isinstance(found, Unknown)
     assert [(folder.path, folder.why) for folder in found] == [(str(directory.root), text) for text in why]
+
+
+def test_the_room_for_the_next_save_is_that_of_the_checkpoints_folder(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert reading.read_save_room(directory.paths) is None
+    directory.paths.checkpoints.mkdir(parents=True)
+    room = SimpleNamespace(f_bavail=7, f_frsize=4096)
+    monkeypatch.setattr(os, "statvfs", lambda path: room)
+    assert reading.read_save_room(directory.paths) == FolderRoom(str(directory.root), 7 * 4096)
 
 
 GARBAGE = [

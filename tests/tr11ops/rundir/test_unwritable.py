@@ -17,7 +17,10 @@ from tests.tr11ops.cli.local_bench import NODES, Answer, LocalBench
 from tests.tr11ops.cron.rounds import job, place, run_directory
 from tests.tr11ops.launch.run_inputs import write_checkpoint
 from tests.twin.runbook_scene import cure
+from tr11ops.alerts.changes import acknowledge
 from tr11ops.alerts.merging import merged
+from tr11ops.alerts.people import PersonalChange, change_alerts
+from tr11ops.alerts.reading import open_alerts
 from tr11ops.alerts.state import Alert, AlertState, incident_of
 from tr11ops.base.observed import known
 from tr11ops.cluster.base import Job
@@ -162,6 +165,32 @@ def test_an_alert_is_mailed_once_and_its_incident_recorded(
     assert ledger.is_sound and sorted(opened) == ["slow-node", "stalled"]
     desk.look(NOON + 1200, finding())
     assert len(mailbox.mails) == 2 and not list(desk.folder_of("outbox").glob("*.json"))
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("is_known_before", [True, False])
+def test_an_alert_is_listed_and_taken_on_while_nothing_can_be_written(
+    disk: Disk, mailbox: Mailbox, server: Server, fault: str, is_known_before: bool
+) -> None:
+    desk = Office(disk.place, server.port, f'recipients=["{ANA}"]')
+    desk.look(NOON, *([finding()] if is_known_before else []))
+    disk.break_as(fault)
+    if not is_known_before:
+        desk.look(NOON + 60, finding())
+    (shown,) = known(open_alerts(desk.directory), ())
+    change, kind = acknowledge("ana", "on it")
+    wanted = [PersonalChange(shown.fingerprint, change, kind, "ana", "on it")]
+    (taken,), notes = change_alerts(desk.directory, desk.card, wanted, NOON + 120)
+    assert taken.is_acknowledged and any("is kept in" in note for note in notes)
+    assert known(open_alerts(desk.directory), ())[0].acknowledged_by == "ana"
+    desk.look(NOON + 3 * 3600, finding())  # neither escalated nor repeated
+    assert len(mailbox.mails) == 1
+    disk.heal(fault)
+    bring_back(desk.directory)
+    (after,) = desk.alert_state.open_alerts
+    assert (after.acknowledged_by, after.last_seen) == ("ana", NOON + 3 * 3600)
+    entries = read_journal(desk.directory.journal).entries
+    assert [entry.who for entry in entries if entry.kind == "alert-acknowledged"] == ["ana"]
 
 
 def test_what_waited_when_the_disk_filled_is_sent_all_the_same(disk: Disk, mailbox: Mailbox, server: Server) -> None:
