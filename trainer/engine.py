@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import chain
@@ -226,6 +226,10 @@ class Engine:
         losses, norm, skipped = self._of_first_rank(self._early_loss.values(), norm, skipped)
         parts = {} if self._parts is None else dict(zip(self._parts.names.losses, losses[1:], strict=True))
         return StepResult(losses[0], norm, skipped, scale, watch.seconds, parts)
+
+    def before_update(self, call: Callable[[], None]) -> None:
+        """Have `call` called in each step before weights, masters and moments change."""
+        self._trained[0].register_step_pre_hook(lambda *_: call())
 
     def take_zeros(self) -> int:
         """Zero elements among the clipped gradients of all steps since the last call; 0 where they are not counted.

@@ -184,6 +184,7 @@ class Trainer:
             resumed.origin,
         )
         self._closers.append(self.saver.close)
+        self.saver.reserve()
         self._open_metrics()
         self._say("training ...")
 

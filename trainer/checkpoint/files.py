@@ -58,6 +58,8 @@ def copy_bytes(target: Tensor, source: Bytes) -> None:
     """
     if isinstance(source, Tensor) and not source.is_cpu:
         target.copy_(source, non_blocking=target.is_pinned())
+        if source.is_cuda:  # a source that is freed now is not given away before this stream has read it
+            source.record_stream(torch.cuda.current_stream())
     else:
         np.copyto(target.numpy(), source if isinstance(source, np.ndarray) else source.numpy())
 

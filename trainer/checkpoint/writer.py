@@ -13,17 +13,18 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from trainer.checkpoint import sharded_files, store
 from trainer.checkpoint.files import (
     ALIGNMENT,
-    BLOCK_BYTES,
     BlockFile,
     Bytes,
     copy_all,
@@ -34,7 +35,7 @@ from trainer.checkpoint.memory import MemoryNeed, available_memory, shortage
 from trainer.checkpoint.publishing import Fence
 from trainer.checkpoint.save_plan import FolderShare, plan_share, signature
 from trainer.checkpoint.sharded_files import TensorPiece
-from trainer.checkpoint.staging import Staging
+from trainer.checkpoint.staging import Staging, ready_staging
 from trainer.checkpoint.store import CheckpointInfo, Extras
 from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.checkpoints import CheckpointError
@@ -43,6 +44,10 @@ from trainer.contract.manifest import FileEntry
 from trainer.contract.replacing import Report
 from trainer.parallel.agreement import RankGroup, lost_a_rank
 from trainer.parallel.state import ShardedState
+
+# Written and hashed at a time beside the training. For each block threads ask the interpreter, whose lock the thread
+# that gives the GPU its work holds, some ten times.
+BACKGROUND_BLOCK = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -101,7 +106,8 @@ class AsyncSaver:
 
     `report`: told, on rank 0, one line when a save cannot be asynchronous. `group`: all ranks, with a CPU back-end;
     None is the default group, or this process alone without one. `available`: bytes of free host memory. `fence`: asked
-    on rank 0 before each publication, see `trainer.checkpoint.publishing.publish`.
+    on rank 0 before each publication, see `trainer.checkpoint.publishing.publish`. `is_held`: the owner calls `hold`
+    before it changes what is saved, so that copies from a GPU may run beside the next step's computation.
     `start`, `poll`, `wait` and `save_now` are collective: all ranks call them in the same order, and all get outcomes
     of the same saves. They raise CheckpointError only when a rank was lost; a save that fails is an outcome.
     """
@@ -111,11 +117,13 @@ class AsyncSaver:
     group: dist.ProcessGroup | None = None
     available: Callable[[], int] = available_memory
     fence: Fence | None = None
+    is_held: bool = False
     _flight: _Flight | None = field(default=None, init=False)
     _outcomes: deque[Outcome] = field(default_factory=deque, init=False)
     _signature: object = field(default=None, init=False)
     _shares: dict[str, FolderShare] = field(default_factory=dict, init=False)
     _staging: Staging | None = field(default=None, init=False)
+    _reserved: Future[Staging] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self._ranks = RankGroup(self.group)
@@ -125,6 +133,32 @@ class AsyncSaver:
     def in_flight(self) -> int | None:
         """The step of the save under way."""
         return None if self._flight is None else self._flight.step
+
+    def reserve(self, state: ShardedState, *, save_optimizer: bool = True) -> None:
+        """Plan the saves of such a state, and begin to get the memory for its copies, in the background. Collective.
+
+        Without it the first save does both, while the training stands still. What is in the way is told then.
+        """
+        what = f"saves into {self.folder} cannot be planned"
+        try:
+            parts = self._ranks.each(what, lambda: store.saved_parts(state, save_optimizer))
+            size, on_gpu = self._plan(parts, what), _lies_on_gpu(parts)
+            if self._shortage(size) is not None:
+                return
+        except CheckpointError as fault:
+            if lost_a_rank(fault):
+                raise
+            return
+        device = torch.cuda.current_device() if on_gpu else None
+        self._reserved = self._background.submit(ready_staging, size, device)
+
+    def hold(self) -> None:
+        """An owner who `is_held` calls this before what the last `start` saves is changed. Not collective.
+
+        A GPU then waits for the copies; the host does not.
+        """
+        if self._staging is not None:
+            self._staging.hold()
 
     def start(
         self,
@@ -138,8 +172,9 @@ class AsyncSaver:
     ) -> None:
         """Copy this rank's share to host memory and return; the rest happens in the background. Collective.
 
-        The tensors may change as soon as this returns. A save that is still under way is waited for first. Where the
-        hosts have no memory for a copy, the save is made at once, as by `save_now`. Options are those of `store.save`.
+        The tensors may change as soon as this returns; of an owner who `is_held`, behind its next `hold`. A save that
+        is still under way is waited for first. Where the hosts have no memory for a copy, the save is made at once, as
+        by `save_now`. Options are those of `store.save`.
         """
         began = time.perf_counter()
         self._finish_flight()
@@ -211,9 +246,10 @@ class AsyncSaver:
     ) -> Future[list[FileEntry]]:
         """Copy, and hand over to the background. A fault of this rank alone is the future's: all hear it at a poll."""
         try:
-            images = self._copy(parts)
+            assert self._staging is not None
+            images = self._copy(parts, self._staging)
             small = store.small_files(self._ranks.rank, step, self._shares, extras)
-            return self._background.submit(_write, partial, images, small)
+            return self._background.submit(_write, self._staging, partial, images, small)
         except Exception as error:
             failed: Future[list[FileEntry]] = Future()
             failed.set_exception(error)
@@ -286,13 +322,11 @@ class AsyncSaver:
     # ------------------------------------------------------------------ the copy
     def _make_room(self, parts: Mapping[str, list[TensorPiece]], what: str) -> str | None:
         """Plan the save and find memory for the copy, both as in the last save if it can be; why not, or None."""
-        now = {name: signature(pieces) for name, pieces in parts.items()}
-        if self._ranks.all_true(now == self._signature and self._staging is not None):
+        self._take_reserved()
+        is_planned = self._signature == _signatures(parts)
+        if self._ranks.all_true(is_planned and self._staging is not None):
             return None
-        self._shares = {name: plan_share(pieces, self._ranks, what) for name, pieces in parts.items()}
-        self._signature = now
-        size = sum(_padded(share.size) for share in self._shares.values())
-        on_gpu = _lies_on_gpu(parts)
+        size, on_gpu = self._plan(parts, what), _lies_on_gpu(parts)
         held = -1 if self._staging is None else len(self._staging.memory)
         reason = self._shortage(max(0, size - held))
         if reason is None and not self._ranks.all_true(size <= held or self._allocate(size, on_gpu)):
@@ -300,6 +334,19 @@ class AsyncSaver:
         if reason is not None:
             self._drop_staging()
         return reason
+
+    def _plan(self, parts: Mapping[str, list[TensorPiece]], what: str) -> int:
+        """Deal out what is to be written; the bytes that this rank copies. Collective."""
+        self._shares = {name: plan_share(pieces, self._ranks, what) for name, pieces in parts.items()}
+        self._signature = _signatures(parts)
+        return sum(_padded(share.size) for share in self._shares.values())
+
+    def _take_reserved(self) -> None:
+        """The memory that was reserved, once it is there; where there was none, a save tries again and says so."""
+        if self._reserved is not None:
+            with suppress(MemoryError, RuntimeError):
+                self._staging = self._reserved.result()
+            self._reserved = None
 
     def _shortage(self, needed: int) -> str | None:
         unknown = "it is not known how much host memory is free"
@@ -324,12 +371,13 @@ class AsyncSaver:
             self._staging.release()
         self._staging = None
 
-    def _copy(self, parts: Mapping[str, list[TensorPiece]]) -> dict[str, Tensor]:
+    def _copy(self, parts: Mapping[str, list[TensorPiece]], staging: Staging) -> dict[str, Tensor]:
         """The content of this rank's large files, by their path in the checkpoint, in the saver's own memory."""
-        assert self._staging is not None
         images: dict[str, Tensor] = {}
-        copy_all(self._copies(parts, self._staging.memory, images))
-        self._staging.settle()
+        with staging.copying():
+            copy_all(self._copies(parts, staging.memory, images))
+        if not self.is_held:
+            staging.hold()
         return images
 
     def _copies(
@@ -352,14 +400,21 @@ def _lies_on_gpu(parts: Mapping[str, list[TensorPiece]]) -> bool:
     return any(piece.tensor.is_cuda for pieces in parts.values() for piece in pieces)
 
 
-def _write(partial: Path, images: Mapping[str, Tensor], small: Mapping[str, list[Bytes]]) -> list[FileEntry]:
+def _signatures(parts: Mapping[str, list[TensorPiece]]) -> dict[str, object]:
+    return {name: signature(pieces) for name, pieces in parts.items()}
+
+
+def _write(
+    staging: Staging, partial: Path, images: Mapping[str, Tensor], small: Mapping[str, list[Bytes]]
+) -> list[FileEntry]:
     """Write this rank's files from its own memory; the large ones side by side. In the background."""
     files: dict[str, BlockFile] = {}
+    staging.settle()
     try:
         for name, image in images.items():
             files[name] = BlockFile(partial / name)
-            for begin in range(0, len(image), BLOCK_BYTES):
-                files[name].append(view_of(image[begin : begin + BLOCK_BYTES]))
+            for begin in range(0, len(image), BACKGROUND_BLOCK):
+                files[name].append(view_of(image[begin : begin + BACKGROUND_BLOCK]))
         writers = write_files((partial / name, contents) for name, contents in small.items())
         for file in files.values():
             file.close()

@@ -57,7 +57,8 @@ class Saver:
         self.saved_step = saved_step
         self._config, self._mesh, self._engine, self._say = config, mesh, engine, say
         self._info = checkpoint_info(config, mesh, card_hash, job_id)
-        self._writer = AsyncSaver(config.paths.checkpoints, say, mesh.cpu_group, fence=fence)
+        self._writer = AsyncSaver(config.paths.checkpoints, say, mesh.cpu_group, fence=fence, is_held=True)
+        engine.before_update(self._writer.hold)
         self._fence = fence
         self._data = data
         self._note = note
@@ -85,6 +86,12 @@ class Saver:
     def went_back_to(self, step: int) -> None:
         """The training has gone back to its own checkpoint of `step`."""
         self.saved_step, self._ended = step, {step: True}
+
+    def reserve(self) -> None:
+        """Begin to get the memory for saves in the background, for which the first would stand still. Collective."""
+        settings = self._config.checkpoint
+        if settings.asynchronous and settings.format != "deepspeed":
+            self._writer.reserve(self._engine.sharded_state(), save_optimizer=settings.save_optimizer)
 
     def save(self, progress: Progress, plan: LearningRatePlan, now: float) -> float:
         """Save this iteration unless it is saved; returns the seconds that the training stood still. Collective.

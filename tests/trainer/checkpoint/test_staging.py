@@ -1,32 +1,48 @@
-"""Page-locked staging, with the driver mocked: its exact size, its release, and that nothing reads it too early."""
+"""Page-locked staging, with a GPU that is mocked: its exact size, when it is made and released, and that nothing is read
+too early nor changed while it is copied."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from tests.trainer.checkpoint.synthetic import Model, Shape, state
-from trainer.checkpoint import files, writer
+from tests.trainer.cases import CPU, batches, tiny
+from tests.trainer.checkpoint.synthetic import Model, Shape, differences, state
+from tests.trainer.spawn import run_ranks
+from trainer.checkpoint import files, store, writer
+from trainer.checkpoint.files import copy_bytes
 from trainer.checkpoint.staging import Staging
 from trainer.checkpoint.store import CheckpointInfo, Extras
 from trainer.checkpoint.writer import AsyncSaver, Finished
+from trainer.engine import Engine
+from trainer.parallel.mesh import Mesh
+from trainer.parallel.state import ShardedState
 
-SHAPE = Shape()
+SHAPE, MODEL = Shape(), Model(2, 64, 64)
+INFO = CheckpointInfo(SHAPE.topology, {})
 EXTRAS = Extras({"consumed_samples": 1, "consumed_tokens": 1})
 
 
 class Driver:
-    """`torch.cuda.cudart()` and the current stream; `events` is what happened, in order."""
+    """`torch.cuda.cudart()`, and a GPU of two streams. `events` is what happened, in order.
+
+    Of all that a GPU may do it does the worst: copies when someone waits for them and not before, the rest at once.
+    """
 
     def __init__(self, status: int = 0):
         self.status = status
         self.events: list[str] = []
         self.locked: dict[int, int] = {}
         self.error_pending = False
+        self.is_beside = False
+        self.waiting: list[Callable[[], None]] = []
 
     def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
         assert flags == 0
@@ -45,17 +61,62 @@ class Driver:
         if pending:
             raise RuntimeError("CUDA error: out of memory")
 
+    def copy(self, target: Tensor, source: files.Bytes) -> None:
+        """In the stream of the copies it waits."""
+        assert self.is_beside, "a copy that the computation waits for"
+        self.waiting.append(lambda: copy_bytes(target, source))
+
+    def run(self, event: str) -> None:
+        self.events.append(event)
+        for copy in self.waiting:
+            self.events.append("copy")
+            copy()
+        self.waiting.clear()
+
+    # The streams and their event.
+    def wait_stream(self, other: Driver) -> None:
+        self.events.append("copies wait for what came before")
+
+    def wait_event(self, event: Driver) -> None:
+        self.run("the computation waits for the copies")
+
+    def record_event(self) -> Driver:
+        return self
+
     def synchronize(self) -> None:
-        self.events.append("synchronize")
+        self.run("the host waits for the copies")
+
+    @contextmanager
+    def stream(self, stream: Driver) -> Iterator[None]:
+        self.is_beside = True
+        yield
+        self.is_beside = False
 
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     mock = Driver()
     monkeypatch.setattr("torch.cuda.cudart", lambda: mock)
+    monkeypatch.setattr("torch.cuda.Stream", lambda: mock)
+    monkeypatch.setattr("torch.cuda.stream", mock.stream)
     monkeypatch.setattr("torch.cuda.current_stream", lambda: mock)
+    monkeypatch.setattr("torch.cuda.current_device", lambda: 3)
+    monkeypatch.setattr("torch.cuda.set_device", lambda number: mock.events.append(f"GPU {number}"))
     monkeypatch.setattr("trainer.checkpoint.staging._launch", mock.launch)
     return mock
+
+
+@pytest.fixture
+def late(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Driver:
+    """What is saved lies on that GPU."""
+
+    def copied(copies: Iterable[tuple[Tensor, files.Bytes]]) -> None:
+        for target, source in copies:
+            driver.copy(target, source)
+
+    monkeypatch.setattr(writer, "copy_all", copied)
+    monkeypatch.setattr(writer, "_lies_on_gpu", lambda parts: True)
+    return driver
 
 
 def test_as_much_is_locked_as_is_needed(driver: Driver) -> None:
@@ -96,29 +157,133 @@ def test_a_driver_that_locks_nothing_makes_the_save_synchronous(
     monkeypatch.setattr(writer, "_lies_on_gpu", lambda parts: True)
     said: list[str] = []
     saver = AsyncSaver(memory, said.append)
-    saver.start(1, state(Model(2, 64, 64), SHAPE, 0, 1), EXTRAS, CheckpointInfo({}, {}))
+    saver.start(1, state(MODEL, SHAPE, 0, 1), EXTRAS, INFO)
     assert isinstance(saver.wait()[0], Finished) and "could not allocate the memory" in said[0]
 
 
-def test_staging_is_settled_before_it_is_read(driver: Driver, memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Copies from a GPU are not awaited one by one: the writer must not begin before the stream has done them all."""
-    copy, write = files.copy_bytes, writer._write
+# ----------------------------------------------------------------------------- the state is of one step
+def stale(target: ShardedState, value: float) -> None:
+    """What an update does to the live tensors."""
+    for weight in target.weights:
+        weight.tensor.fill_(value)
+    for fragment in target.fragments:
+        for run in fragment.tensors.values():
+            run.fill_(value)
 
-    def copied(target: torch.Tensor, source: files.Bytes) -> None:
-        driver.events.append("copy")
-        copy(target, source)
 
-    def written(partial: Path, images: Mapping[str, torch.Tensor], small: Any) -> Any:
-        driver.events.append("write")
-        return write(partial, images, small)
-
-    monkeypatch.setattr(files, "copy_bytes", copied)
-    monkeypatch.setattr(writer, "_write", written)
-    monkeypatch.setattr(writer, "_lies_on_gpu", lambda parts: True)
-    saver = AsyncSaver(memory, pytest.fail)
-    saver.start(1, state(Model(2, 64, 64), SHAPE, 0, 1), EXTRAS, CheckpointInfo({}, {}))
+def saved(saver: AsyncSaver, folder: Path, step: int) -> list[str]:
+    """How the checkpoint differs from the state that was there when the save began."""
     assert isinstance(saver.wait()[0], Finished)
+    found = state(MODEL, SHAPE, 0, None)
+    store.load(folder, step, found, INFO)
+    return differences(found, state(MODEL, SHAPE, 0, step))
+
+
+def test_an_update_waits_for_the_copies_and_the_host_does_not(late: Driver, memory: Path) -> None:
+    saver = AsyncSaver(memory, pytest.fail, is_held=True)
+    live = state(MODEL, SHAPE, 0, 1)
+    saver.start(1, live, EXTRAS, INFO)
+    assert late.events[:1] == ["copies wait for what came before"]
+    late.events.append("forward and backward")
+    saver.hold()
+    late.events.append("update")
+    stale(live, 99.0)
+    assert saved(saver, memory, 1) == []
+    begin, waits = late.events.index("forward and backward"), late.events.index("update")
+    if "the host waits for the copies" not in late.events[:begin]:  # the writer may come first: it waits for them too
+        assert "copy" not in late.events[:begin]
+    assert "copy" not in late.events[waits:]
     saver.close()
-    place = driver.events.index("synchronize")
-    assert place > 0 and set(driver.events[:place]) == {"copy"} and driver.events[place + 1] == "write"
-    assert driver.locked == {}
+    assert late.locked == {}
+
+
+def test_an_owner_who_holds_nothing_waits_at_once(late: Driver, memory: Path) -> None:
+    """The computation does, that is: what comes next may be the update."""
+    saver = AsyncSaver(memory, pytest.fail)
+    live = state(MODEL, SHAPE, 0, 1)
+    saver.start(1, live, EXTRAS, INFO)
+    stale(live, 99.0)
+    assert saved(saver, memory, 1) == []
+    assert "the computation waits for the copies" in late.events
+
+
+def test_without_any_hold_the_update_would_be_saved(
+    late: Driver, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the tests above can fail."""
+    gate = threading.Event()
+    saver = AsyncSaver(memory, pytest.fail, is_held=True)
+    saver._background.submit(gate.wait)
+    live = state(MODEL, SHAPE, 0, 1)
+    saver.start(1, live, EXTRAS, INFO)
+    stale(live, 99.0)
+    gate.set()
+    assert saved(saver, memory, 1) != []
+
+
+def test_memory_is_reserved_once_before_the_first_save(late: Driver, memory: Path) -> None:
+    """In the background, for this rank's GPU; saves lock no more, and plan nothing again."""
+    saver = AsyncSaver(memory, pytest.fail, is_held=True)
+    saver.reserve(state(MODEL, SHAPE, 0, 1))
+    assert saver._reserved is not None
+    memory_of = saver._reserved.result().memory.data_ptr()
+    assert late.events == ["GPU 3"] and list(late.locked) == [memory_of]
+    late.cudaHostRegister = pytest.fail  # type: ignore[method-assign,assignment]
+    for step in (1, 2):
+        live = state(MODEL, SHAPE, 0, step)
+        saver.start(step, live, EXTRAS, INFO)
+        saver.hold()
+        assert saved(saver, memory, step) == []
+    assert list(late.locked) == [memory_of]
+
+
+def test_memory_that_could_not_be_reserved_is_tried_again_and_told(late: Driver, memory: Path) -> None:
+    late.status = 2
+    said: list[str] = []
+    saver = AsyncSaver(memory, said.append)
+    saver.reserve(state(MODEL, SHAPE, 0, 1))
+    late.status = 0
+    saver.start(1, state(MODEL, SHAPE, 0, 1), EXTRAS, INFO)
+    assert saved(saver, memory, 1) == [] and said == []
+
+
+def test_pages_are_there_before_the_first_copy(memory: Path) -> None:
+    saver = AsyncSaver(memory, pytest.fail)
+    saver.reserve(state(MODEL, SHAPE, 0, 1))
+    saver.start(1, state(MODEL, SHAPE, 0, 1), EXTRAS, INFO)
+    assert saved(saver, memory, 1) == [] and saver._reserved is None
+    saver.close()
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_an_engine_calls_before_its_update(dtype: str) -> None:
+    """Behind all of a step's forward passes, before the first number changes. In fp32 each group has an update."""
+    (seen,) = run_ranks(update_of_an_engine, 1, dtype)
+    assert seen[:3] == ["forward", "forward", "as before the step"]
+    assert set(seen[3:]) == {"changed"}
+
+
+def update_of_an_engine(dtype: str) -> list[str]:
+    config = tiny(dtype=dtype)
+    mesh = Mesh.create(config.parallel, CPU)
+    engine = Engine.build(config, mesh)
+    held = engine.sharded_state()
+    before = [weight.tensor.clone() for weight in held.weights]
+    seen: list[str] = []
+
+    def look() -> None:
+        same = all(torch.equal(weight.tensor, old) for weight, old in zip(held.weights, before, strict=True))
+        seen.append("as before the step" if same else "changed")
+
+    engine.before_update(look)
+    counted = iter(batches(config, mesh, 0, 2 * config.batch.micro_batch_size))
+
+    def told() -> Iterator[Any]:
+        for batch in counted:
+            seen.append("forward")
+            yield batch
+
+    engine.train_step(told(), 2 * config.batch.micro_batch_size)
+    look()
+    engine.close()
+    return seen
