@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import shutil
 import subprocess
 import sys
@@ -271,6 +272,9 @@ def main() -> int:
     parser.add_argument("--deadline", type=float, default=600, help="seconds without a new iteration")
     options = parser.parse_args()
     directory = Path("demo-run")
+    if options.scheduler == "local":  # this machine plays the card's nodes, and a folder of its own says so
+        os.environ.setdefault("TR11_LOCAL_SCHEDULER", str(directory.absolute() / "scheduler"))
+        os.environ.setdefault("TR11_LOCAL_NODES", "4")
     # A demo starts from nothing but its data; only what the demo itself makes is removed.
     end_earlier(directory, options.scheduler)
     for name in ("checkpoints", "demo-logs", "state", "journal", "kill-switch"):

@@ -17,7 +17,8 @@ from tr11ops.cluster.local import LocalScheduler
 @pytest.fixture(scope="module")
 def playground(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run with spaces")  # a path that a careless script would split
-    place = Playground(folder, {**os.environ, "TR11_LOCAL_SCHEDULER": str(folder / "scheduler"), "COLUMNS": "80"})
+    own = {"TR11_LOCAL_SCHEDULER": str(folder / "scheduler"), "TR11_LOCAL_NODES": "8", "COLUMNS": "80"}
+    place = Playground(folder, {**os.environ, **own})
     place.prepare()
     yield place
     for process in psutil.process_iter(["pid", "cmdline"]):

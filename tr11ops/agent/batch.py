@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import socket
 import stat
 import sys
 import time
@@ -25,6 +26,7 @@ from tr11ops.agent.attempt_context import STATES_SECONDS, AttemptContext
 from tr11ops.agent.changes import changes_since_last
 from tr11ops.agent.controller import Controller
 from tr11ops.agent.job_watch import JobWatch
+from tr11ops.agent.node_gpus import claim_gpus
 from tr11ops.agent.peers import Newcomer, Peers
 from tr11ops.agent.rendezvous import Rendezvous
 from tr11ops.agent.step import LineTee, StopFlag
@@ -81,6 +83,10 @@ def run_attempt(
     allocation = read_allocation(environment, foreground_nodes)
     if gathered is not None:
         allocation = replace(allocation, nodes=gathered.peers.names)
+    claims: list[socket.socket] = []  # on its GPUs, as long as this process lives
+    if allocation.kind == "foreground":
+        nodes_here = 1 if gathered is not None else len(allocation.nodes)
+        environment, claims = claim_gpus(nodes_here * config.slurm.gpus_per_node, environment)
     attempt = config.paths.attempt(allocation.job_id)
     tee = LineTee(config.paths.main_log)
     attempt_context = AttemptContext(config, allocation, environment, submission, written=written, history=history)
@@ -102,7 +108,11 @@ def run_attempt(
         tee.line(f"tr11: {line}")
     if leaves.is_derived:
         tee.line(f"tr11: the trainer leaves after {leaves.minutes:g} min, {leaves.why}")
-    return Controller(attempt_context, stop, tee).run()
+    try:
+        return Controller(attempt_context, stop, tee).run()
+    finally:
+        for claim in claims:
+            claim.close()
 
 
 def run_with_peers(options: argparse.Namespace, environment: Mapping[str, str]) -> int:

@@ -21,6 +21,7 @@ from typing import IO, Protocol
 
 from tr11ops.agent.allocation import Allocation
 from tr11ops.agent.exit_records import Death, trainer_is_done
+from tr11ops.agent.node_gpus import gpus_of_node
 from tr11ops.base.processes import CONTROLLER_VARIABLE, adopt_orphans, end_descendants, exit_status
 from tr11ops.diagnose.attribution.srun import PREFIXES, parse_lines
 from tr11ops.runcard.containers import ContainerSection
@@ -236,7 +237,16 @@ def run_launch(
         kept, hosts = "the node agent", launch.nodes
         mine = {CONTROLLER_VARIABLE: str(os.getpid())}
         children = [
-            _start(launch.node_command, {**environment, **mine, "TR11_NODE_RANK": str(rank), "TR11_NODE_NAME": name})
+            _start(
+                launch.node_command,
+                {
+                    **environment,
+                    **mine,
+                    **(gpus_of_node(environment, allocation.nodes, name) if others is None else {}),
+                    "TR11_NODE_RANK": str(rank),
+                    "TR11_NODE_NAME": name,
+                },
+            )
             for rank, name in enumerate(launch.nodes if others is None else launch.nodes[:1])
         ]
         if others is not None:

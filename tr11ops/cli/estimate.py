@@ -12,8 +12,11 @@ import typer
 from tr11ops.base.units import duration, size
 from tr11ops.cli.common import Refusal, say
 from tr11ops.cli.context import JSON, RunContext, emit
+from tr11ops.cluster.local_view import this_machine
+from tr11ops.cluster.select import has_slurm
 from tr11ops.goodput.history import read_metrics
 from tr11ops.runcard.estimate import estimate as derive
+from tr11ops.runcard.gpus_there import with_gpus_of
 from tr11ops.runcard.slurm_syntax import parse_attempts
 
 if TYPE_CHECKING:
@@ -41,8 +44,9 @@ def estimate(
     """Every number that follows from a run card, and from the steps that the run has measured so far; nothing is run.
 
     Variables that are not defined here are left as they are. Before its first steps, a run's GPUs are taken to reach
-    what the 176B training reached on A100, and other kinds (slurm.gpu_kind) the same share of their peak. Times on
-    GPUs that the card does not name, and of models of less than 1,024 features, are unknown.
+    what the 176B training reached on A100, and other kinds (slurm.gpu_kind) the same share of their peak. Where there
+    is no Slurm, GPUs that the card does not name are this machine's. Times on GPUs of an unknown kind, and of models of
+    less than 1,024 features, are unknown.
 
     Examples:
       tr11 estimate --run tr11-176B-ml
@@ -56,6 +60,8 @@ def estimate(
         raise Refusal("--seconds-per-iteration and --tflops say the same thing: give one of them", exit_code=2)
     tasks = len(parse_attempts(array))
     card = context.card_with_undefined()
+    if card.slurm.gpus_per_node and not has_slurm():
+        card = with_gpus_of(card, [this_machine()])
     found = derive(card, seconds_per_iteration, tflops, tasks, _steps(card))
     if context.as_json:
         emit(found.to_json())

@@ -115,7 +115,9 @@ def _starter(nodes_context: NodesContext, folder: Path, on_slurm: bool) -> Calla
 
     def start(way: Way) -> Answering:
         node = nodes.get(way.node)
-        gpus = min(card.slurm.gpus_per_node, node.gpus) if node else 0
+        gpus = card.slurm.gpus_per_node
+        if on_slurm:
+            gpus = min(gpus, node.gpus) if node else 0
         request = HealthRequest(
             node=way.node, inside=way.inside, gpus=gpus, workers=card.slurm.workers,
             folder=str(folder), controller_time=time.time() if way.inside or not on_slurm else None,

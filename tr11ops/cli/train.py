@@ -163,9 +163,18 @@ def _join(card: RunCard, rendezvous: Rendezvous, seconds: float, until_finished:
 
     from tr11ops import __version__
     from tr11ops.agent.join import Joining, join
+    from tr11ops.agent.node_gpus import claim_gpus
     from tr11ops.agent.peers import Newcomer
     from trainer.contract.files import host_name
 
     os.umask(os.umask(0) & ~0o070)
     hello = asdict(Newcomer(rendezvous.nodes, rendezvous.rank, host_name(), __version__, resolved_card(card)))
-    return join(Joining(rendezvous, card.paths, hello, _environment(card), seconds, until_finished), say)
+    try:
+        environment, claims = claim_gpus(card.slurm.gpus_per_node, _environment(card))
+    except RuntimeError as error:
+        raise Refusal(str(error)) from None
+    try:
+        return join(Joining(rendezvous, card.paths, hello, environment, seconds, until_finished), say)
+    finally:
+        for claim in claims:
+            claim.close()

@@ -93,6 +93,9 @@ class Node(Record):
     partitions: tuple[str, ...] = ()
     features: frozenset[str] = frozenset()  # that it can have; a constraint names them
     shut_partitions: tuple[str, ...] = ()  # of these, those that start nothing now; told by a Scheduler's nodes()
+    gpu_kind: str = ""  # where all of its GPUs are of one: the site's word for it, or the driver's
+    gpu_memory_megabytes: int = 0  # MiB of the smallest GPU; 0 where it is not told
+    gpu_fault: str = ""  # why it is not known which GPUs it has
 
     @property
     def is_usable(self) -> bool:

@@ -37,14 +37,14 @@ class Lack(StrEnum):
 def lacking(need: NodeNeed, nodes: Iterable[Node]) -> dict[str, Lack]:
     """The nodes that could not serve the request even when all is well with them, each with what it lacks.
 
-    What a node does not tell (0 cores, 0 memory, no feature on any node) is not held against it, nor a constraint with
-    counts or brackets: the scheduler itself has the last word.
+    What a node does not tell (0 cores, 0 memory, GPUs that do not answer, no feature on any node) is not held against
+    it, nor a constraint with counts or brackets: the scheduler itself has the last word.
     """
     listed = tuple(nodes)
     wanted = _features(need.constraint, listed)
     found = {}
     for node in listed:
-        if node.gpus < need.gpus:
+        if node.gpus < need.gpus and not node.gpu_fault:
             found[node.name] = Lack.GPUS
         elif 0 < node.cpus < need.cpus:
             found[node.name] = Lack.CORES

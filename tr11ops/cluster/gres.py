@@ -49,3 +49,12 @@ def gpu_count(text: str) -> int:
         except ValueError:
             continue
     return found
+
+
+def gpu_kind_of(gres: str) -> str:
+    """The one kind of GPU that a list names: "a100" of `gpu:a100:8`; "" for none, or for several."""
+    try:
+        kinds = {entry.kind for entry in parse_gres(gres) if entry.name == "gpu" and entry.kind}
+    except ValueError:
+        return ""
+    return kinds.pop() if len(kinds) == 1 else ""

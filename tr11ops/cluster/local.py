@@ -21,7 +21,8 @@ from tr11ops.cluster.base import (
     SchedulerError,
     TestResult,
 )
-from tr11ops.cluster.local_environment import submitted_environment
+from tr11ops.cluster.local_environment import DEVICES_VARIABLE, submitted_environment
+from tr11ops.cluster.local_machine import GpuList, local_nodes, look_at_gpus, node_names, open_to
 from tr11ops.cluster.local_records import (
     PARTITION,
     Dropped,
@@ -39,8 +40,8 @@ from tr11ops.cluster.local_rules import (
     placement_fault,
     request_fault,
 )
-from tr11ops.cluster.local_store import LocalStore, default_folder, nodes_from_environment
-from tr11ops.cluster.local_view import find_job, submission_jobs
+from tr11ops.cluster.local_store import NODES_VARIABLE, LocalStore, default_folder, nodes_of
+from tr11ops.cluster.local_view import find_job, node_view, submission_jobs
 from tr11ops.cluster.process_marks import is_alive
 from tr11ops.cluster.task_marks import task_apart, tasks_apart
 from trainer.contract.files import login_name
@@ -49,7 +50,7 @@ START_PATIENCE_SECONDS = 10.0
 
 
 class LocalScheduler:
-    """`Scheduler` on this machine, over simulated nodes that each job takes exclusively.
+    """`Scheduler` on this machine, which is its one node, or plays several (see `local_machine`).
 
     `folder` keeps the state (default: $TR11_LOCAL_SCHEDULER, else tr11/local in the user's state folder).
     `settings`, when given, replace those in the folder; $TR11_LOCAL_NODES, when set, replaces the nodes.
@@ -60,8 +61,9 @@ class LocalScheduler:
     def __init__(self, folder: Path | None = None, settings: LocalSettings | None = None) -> None:
         self.store = LocalStore(folder.absolute() if folder else default_folder(os.environ))
         self.store.prepare()
-        nodes = nodes_from_environment(os.environ)
-        if settings is None and nodes is not None:
+        asked = os.environ.get(NODES_VARIABLE, "").strip()
+        if settings is None and asked:
+            nodes = nodes_of(asked)
             settings = replace(self.store.settings(), nodes=nodes)
         if settings is not None and settings != self.store.settings():
             with self.store.changing():
@@ -107,8 +109,10 @@ class LocalScheduler:
 
     def test(self, request: BatchRequest) -> TestResult:
         """Would this request be accepted? Submits nothing."""
-        fault = self._fault(request, self.store.settings())
-        return TestResult(fault is None, fault or f"can run on {request.nodes} of the simulated nodes")
+        settings = self.store.settings()
+        fault = self._fault(request, settings)
+        where = "this machine" if settings.nodes is None else f"{request.nodes} of the simulated nodes"
+        return TestResult(fault is None, fault or f"can run on {where}")
 
     def _fault(self, request: BatchRequest, settings: LocalSettings) -> str | None:
         try:
@@ -120,7 +124,9 @@ class LocalScheduler:
                     return f"invalid dependency {request.dependency!r}: job {target} is not known"
         except SchedulerError as error:
             return str(error)
-        return request_fault(request, settings)
+        found = look_at_gpus() if request.gpus_per_node else GpuList()
+        devices = submitted_environment(request, dict(os.environ)).get(DEVICES_VARIABLE)
+        return request_fault(request, settings, open_to(local_nodes(settings, found), devices))
 
     def _can_depend_on(self, kind: str, job_id: int, task_id: int | None) -> bool:
         submission = self.store.load(job_id)
@@ -159,27 +165,15 @@ class LocalScheduler:
         return None if job is None else task_apart(job)
 
     def nodes(self) -> tuple[Node, ...]:
-        """The simulated nodes; each shows the whole machine's processors and memory."""
+        """The nodes; a simulated one shows the whole machine's cores and memory, and its share of the GPUs."""
         recover(self.store)
-        settings = self.store.settings()
-        busy = {node for one in self.store.active() for task in one.running for node in task.nodes}
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**20
-        return tuple(
-            Node(
-                name=node,
-                states=frozenset({"allocated" if node in busy else "idle"}),
-                cpus=os.cpu_count() or 1,
-                gpus=settings.gpus_per_node or 0,
-                memory_megabytes=memory,
-                partitions=(PARTITION,),
-            )
-            for node in settings.nodes
-        )
+        active = self.store.active()
+        return tuple(node_view(node, active) for node in local_nodes(self.store.settings(), look_at_gpus()))
 
     def partitions(self) -> tuple[Partition, ...]:
         """The one partition, `local`."""
         settings = self.store.settings()
-        return (Partition(PARTITION, settings.max_time_seconds, settings.nodes, is_default=True),)
+        return (Partition(PARTITION, settings.max_time_seconds, node_names(settings), is_default=True),)
 
     # ------------------------------------------------------------------------- steering
     def cancel(self, job_id: str) -> None:
@@ -216,7 +210,7 @@ class LocalScheduler:
             return replace(task, excluded=tuple(dict.fromkeys(nodes)))
 
         submission, _ = self._resolve(job_id)
-        fault = placement_fault(submission.request.nodes, nodes, self.store.settings())
+        fault = placement_fault(submission.request.nodes, nodes, node_names(self.store.settings()))
         if fault:
             raise SchedulerError(f"job {job_id}: {fault}")
         self._change_waiting(job_id, change)

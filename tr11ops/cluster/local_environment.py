@@ -9,6 +9,8 @@ from tr11ops.cluster.base import BatchRequest
 from tr11ops.cluster.hostlist import compress
 from tr11ops.cluster.local_records import PARTITION, LocalSubmission, TaskRecord
 
+DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
+
 
 def task_environment(
     submission: LocalSubmission, task: TaskRecord, base: dict[str, str], folder: Path
@@ -41,6 +43,8 @@ def task_environment(
     }
     if request.gpus_per_node:
         values["SLURM_GPUS_ON_NODE"] = request.gpus_per_node
+    if task.gpus or not request.gpus_per_node:  # of GPUs that are only pretended there are no devices
+        values[DEVICES_VARIABLE] = ",".join(task.gpus)
     if task.task_id is not None:
         smallest, largest, step, count = submission.array_bounds
         values |= {
@@ -61,6 +65,8 @@ def submitted_environment(request: BatchRequest, environment: dict[str, str]) ->
         for key, value in environment.items()
         if not key.startswith(("SLURM_", "SLURMD_", "SBATCH_")) or key == "SLURM_CONF"
     }
+    if environment.get("TR11_SCHEDULER") == "local":
+        inherited.pop(DEVICES_VARIABLE, None)  # the GPUs of that job
     return {**inherited, **request.environment}
 
 

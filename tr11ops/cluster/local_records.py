@@ -12,7 +12,6 @@ from trainer.contract.record import Record
 
 PARTITION = "local"
 SUPERVISOR_MODULE = "tr11ops.cluster.local_supervisor"
-DEFAULT_NODE_COUNT = 8
 NODE_PREFIX = "local-node"
 
 
@@ -22,9 +21,13 @@ def simulated_nodes(count: int) -> tuple[str, ...]:
 
 
 class LocalSettings(Record):
-    """What the embedded scheduler pretends to be. Times in seconds; None means: no limit, or not checked."""
+    """What the embedded scheduler pretends to be. Times in seconds; None means: no limit.
 
-    nodes: tuple[str, ...] = simulated_nodes(DEFAULT_NODE_COUNT)
+    `nodes`: the simulated ones; None: the one node is this machine. `gpus_per_node`: of each node; None: those that
+    there are.
+    """
+
+    nodes: tuple[str, ...] | None = None
     kill_wait_seconds: float = 30.0  # between TERM and KILL, as Slurm's KillWait
     keep_seconds: float = 7 * 86400.0  # how long ended jobs stay visible
     max_time_seconds: int | None = None
@@ -32,18 +35,23 @@ class LocalSettings(Record):
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> LocalSettings:
-        """Read settings that people may have written; `nodes` may be a number. Raises ValueError with the fault."""
+        """Read settings that people may have written; `nodes` may be a number, or null for the machine itself.
+
+        Raises ValueError with the fault.
+        """
         known = {entry.name for entry in fields(LocalSettings)}
         for key, setting in value.items():
             if key not in known:
                 raise ValueError(f"unknown key {key!r}: the keys are {', '.join(sorted(known))}")
             if key != "nodes" and setting is not None and not (isinstance(setting, int | float) and setting >= 0):
                 raise ValueError(f"{key} is {setting!r}: it must be a number, 0 or more")
-        nodes = value.get("nodes", DEFAULT_NODE_COUNT)
+        nodes = value.get("nodes")
+        if nodes is None:
+            return LocalSettings(**value)
         if isinstance(nodes, int):
             nodes = simulated_nodes(nodes)
         if not (isinstance(nodes, list | tuple) and nodes and all(isinstance(node, str) for node in nodes)):
-            raise ValueError(f"nodes is {value['nodes']!r}: it must be a number, 1 or more, or a list of names")
+            raise ValueError(f"nodes is {value['nodes']!r}: it must be a number, 1 or more, a list of names, or null")
         return LocalSettings(**{**value, "nodes": tuple(dict.fromkeys(nodes))})
 
 
@@ -68,12 +76,14 @@ class TaskRecord(Record):
     exit_code: int | None = None
     exit_signal: int | None = None
     cancel: bool = False
+    gpus: tuple[str, ...] = ()  # by UUID, equally many of each node, in the nodes' order
     step: ProcessMark | None = None  # the keeper of the task's processes
     batch: ProcessMark | None = None  # the batch script
 
     def to_json(self) -> dict[str, Any]:
+        told = {name: value for name, value in vars(self).items() if name != "gpus" or value}  # an older tr11 reads it
         return {
-            **vars(self),
+            **told,
             "step": vars(self.step) if self.step else None,
             "batch": vars(self.batch) if self.batch else None,
         }
@@ -81,7 +91,8 @@ class TaskRecord(Record):
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> TaskRecord:
         marks = {key: ProcessMark(**value[key]) if value[key] else None for key in ("step", "batch")}
-        return TaskRecord(**{**value, **marks, "nodes": tuple(value["nodes"]), "state": JobState(value["state"])})
+        lists = {"nodes": tuple(value["nodes"]), "gpus": tuple(value.get("gpus", ()))}
+        return TaskRecord(**{**value, **marks, **lists, "state": JobState(value["state"])})
 
 
 class WaitingTask(Record):

@@ -6,9 +6,11 @@ import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from enum import Enum
 
+from tr11ops.base.nvidia import uuids
 from tr11ops.cluster.arrays import ArraySpec, ArraySyntaxError, named_tasks, parse_array
 from tr11ops.cluster.base import BatchRequest, JobState, SchedulerError
 from tr11ops.cluster.hostlist import compress
+from tr11ops.cluster.local_machine import LocalNode
 from tr11ops.cluster.local_records import (
     PARTITION,
     LocalSettings,
@@ -159,14 +161,14 @@ def _term_verdict(term: DependencyTerm, target: LocalSubmission | None, now: flo
 
 
 # ----------------------------------------------------------------------------- admission and placement
-def request_fault(request: BatchRequest, settings: LocalSettings) -> str | None:
-    """Why this request can never run here, in one line; None when it can."""
+def request_fault(request: BatchRequest, settings: LocalSettings, nodes: Sequence[LocalNode]) -> str | None:
+    """Why this request can never run on these nodes, in one line; None when it can."""
     return (
         _script_fault(request)
         or ("the embedded scheduler has no begin times" if request.begin is not None else None)
         or _time_fault(request, settings)
-        or _resource_fault(request, settings)
-        or placement_fault(request.nodes, request.exclude, settings)
+        or _resource_fault(request, nodes)
+        or placement_fault(request.nodes, request.exclude, [node.name for node in nodes])
     )
 
 
@@ -195,52 +197,101 @@ def _time_fault(request: BatchRequest, settings: LocalSettings) -> str | None:
     return None
 
 
-def _resource_fault(request: BatchRequest, settings: LocalSettings) -> str | None:
+def _resource_fault(request: BatchRequest, nodes: Sequence[LocalNode]) -> str | None:
     if request.partition not in {None, PARTITION}:
         return f"invalid partition {request.partition!r}: the embedded scheduler has {PARTITION!r} alone"
     if request.constraint or request.reservation:
         what = "constraint" if request.constraint else "reservation"
         return f"invalid {what} {request.constraint or request.reservation!r}: the embedded scheduler has none"
-    if settings.gpus_per_node is not None and request.gpus_per_node > settings.gpus_per_node:
-        return f"{request.gpus_per_node} GPUs per node asked for, {settings.gpus_per_node} there"
+    most = max(node.gpu_count for node in nodes)
+    if request.gpus_per_node > most:
+        fault = nodes[0].gpu_fault
+        if fault:
+            return f"{request.gpus_per_node} GPUs per node asked for, how many are there is not known: {fault}"
+        return f"{request.gpus_per_node} GPUs per node asked for, {most} there"
     return None
 
 
-def placement_fault(node_count: int, excluded: Collection[str], settings: LocalSettings) -> str | None:
-    """Why `node_count` nodes outside `excluded` can never be had; None when they can."""
-    unknown = sorted(set(excluded) - set(settings.nodes))
+def placement_fault(node_count: int, excluded: Collection[str], names: Sequence[str]) -> str | None:
+    """Why `node_count` nodes outside `excluded` can never be had of those of these names; None when they can."""
+    unknown = sorted(set(excluded) - set(names))
     if unknown:
-        there = compress(settings.nodes)
+        there = compress(names)
         return f"invalid node name {unknown[0]!r} among the excluded: the nodes are {there}"
     if node_count < 1:
         return f"{node_count} nodes asked for: it must be 1 or more"
-    usable = len(settings.nodes) - len(set(excluded))
+    usable = len(names) - len(set(excluded))
     if node_count > usable:
-        return (
-            f"{node_count} nodes asked for, {usable} can be had "
-            f"({len(settings.nodes)} nodes, {len(set(excluded))} excluded)"
-        )
+        there = "1 node" if len(names) == 1 else f"{len(names)} nodes"
+        return f"{node_count} nodes asked for, {usable} can be had ({there}, {len(set(excluded))} excluded)"
     return None
 
 
-def choose_nodes(
-    submission: LocalSubmission, task: WaitingTask, others: Iterable[LocalSubmission], settings: LocalSettings
-) -> tuple[tuple[str, ...], str]:
-    """The nodes for a task that is otherwise ready, or none and the reason (Resources, Priority).
+class Placement(Record):
+    """Where a task starts: its nodes, and their GPUs by UUID, equally many of each; or no node, and why it waits."""
 
-    Nodes are exclusive. First come, first served: what an earlier submission is waiting for is not taken.
+    nodes: tuple[str, ...] = ()
+    gpus: tuple[str, ...] = ()
+    reason: str = ""  # Resources, Priority
+
+
+class _Room(Record):
+    """What of a node is free."""
+
+    cpus: int
+    gpus: tuple[str, ...]
+    is_whole: bool = True
+
+    def holds(self, request: BatchRequest, node: LocalNode) -> bool:
+        if node.is_simulated:
+            gpus = node.gpu_count if node.pretended_gpus is not None else len(self.gpus)
+            return self.is_whole and gpus >= request.gpus_per_node
+        return self.cpus >= _cpus(request, node) and len(self.gpus) >= request.gpus_per_node
+
+    def without(self, request: BatchRequest, node: LocalNode, taken: Collection[str]) -> _Room:
+        """What is left beside a job with these GPUs. A simulated node belongs to one job."""
+        gpus = tuple(gpu for gpu in self.gpus if gpu not in taken)
+        return _Room(self.cpus - _cpus(request, node), gpus, is_whole=False)
+
+
+def _cpus(request: BatchRequest, node: LocalNode) -> int:
+    """The cores that a job takes: what it asks for, and where that is more than there are, all."""
+    return min(request.cpus_per_task, node.cpus)
+
+
+def choose_nodes(
+    submission: LocalSubmission,
+    task: WaitingTask,
+    others: Iterable[LocalSubmission],
+    nodes: Sequence[LocalNode],
+    taken: Collection[str] = (),
+) -> Placement:
+    """The nodes and GPUs for a task that is otherwise ready, or the reason to wait (Resources, Priority).
+
+    First come, first served: what an earlier submission is waiting for is not taken. `taken`: GPUs, by UUID, that
+    others than these submissions hold.
     """
-    busy = {node for running in submission.running for node in running.nodes}
-    reserved: set[str] = set()
-    for other in others:
-        if other.job_id == submission.job_id:
+    request = submission.request
+    rest = [other for other in others if other.job_id != submission.job_id]
+    free = {node.name: _Room(node.cpus, tuple(gpu for gpu in uuids(node.gpus) if gpu not in taken)) for node in nodes}
+    for one in (submission, *rest):
+        for running in one.running:
+            for node in nodes:
+                if node.name in running.nodes:
+                    free[node.name] = free[node.name].without(one.request, node, running.gpus)
+    left = dict(free)
+    for other in rest:
+        first = next((waiting for waiting in other.waiting if not waiting.held), None)
+        if first is None or other.job_id > submission.job_id or other.reason not in {"Resources", "Priority"}:
             continue
-        busy.update(node for running in other.running for node in running.nodes)
-        if other.job_id < submission.job_id and other.waiting and other.reason in {"Resources", "Priority"}:
-            first = next((waiting for waiting in other.waiting if not waiting.held), None)
-            reserved.update(set(settings.nodes) - set(first.excluded) if first else ())
-    free = [node for node in settings.nodes if node not in busy and node not in task.excluded]
-    open_to_us = [node for node in free if node not in reserved]
-    if len(open_to_us) >= submission.request.nodes:
-        return tuple(open_to_us[: submission.request.nodes]), ""
-    return (), "Priority" if len(free) >= submission.request.nodes else "Resources"
+        for node in nodes:
+            if node.name not in first.excluded:
+                kept = left[node.name].gpus[: other.request.gpus_per_node]
+                left[node.name] = left[node.name].without(other.request, node, kept)
+    allowed = [node for node in nodes if node.name not in task.excluded]
+    chosen = [node for node in allowed if left[node.name].holds(request, node)][: request.nodes]
+    if len(chosen) < request.nodes:
+        could = sum(1 for node in allowed if free[node.name].holds(request, node)) >= request.nodes
+        return Placement(reason="Priority" if could else "Resources")
+    gpus = tuple(gpu for node in chosen for gpu in left[node.name].gpus[: request.gpus_per_node])
+    return Placement(tuple(node.name for node in chosen), gpus)

@@ -11,6 +11,7 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -32,6 +33,7 @@ class BatchCommand:
     environment: dict[str, str]
     working_directory: Path
     output: Path
+    claims: tuple[int, ...] = ()  # descriptors that the keeper holds as long as it lives
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ class RunningTask:
     is_lost: bool = False  # the keeper died by itself
     has_exited: bool = False  # the keeper is gone
     buffer: bytes = b""
+    claims: tuple[socket.socket, ...] = ()  # on its GPUs, until nothing of it is left
 
     def verdict(self) -> dict[str, object]:
         """How a task ended, as changes of its record."""
@@ -90,7 +93,7 @@ def start_step(command: BatchCommand) -> StepHandle:
     if pid == 0:
         code = 1
         try:
-            _close_all_but({status_write, control_read})
+            _close_all_but({status_write, control_read, *command.claims})
             _keep(command, status_write, control_read)
             code = 0
         except BaseException as error:  # the child must never run on into the supervisor's loop

@@ -34,6 +34,7 @@ from tr11ops.cluster.local_rules import parse_dependency
 LOCK_PATIENCE_SECONDS = 30.0
 FOLDER_VARIABLE = "TR11_LOCAL_SCHEDULER"
 NODES_VARIABLE = "TR11_LOCAL_NODES"
+THE_MACHINE = "machine"
 
 
 def default_folder(environment: Mapping[str, str]) -> Path:
@@ -262,10 +263,12 @@ def try_lock(descriptor: int) -> bool:
     return True
 
 
-def nodes_from_environment(environment: Mapping[str, str]) -> tuple[str, ...] | None:
-    """$TR11_LOCAL_NODES: a number of simulated nodes, or their names with commas. Raises SchedulerError."""
-    text = environment.get(NODES_VARIABLE, "").strip()
-    if not text:
+def nodes_of(text: str) -> tuple[str, ...] | None:
+    """$TR11_LOCAL_NODES: a number of simulated nodes, their names with commas, or `machine` (None).
+
+    Raises SchedulerError for anything else.
+    """
+    if text == THE_MACHINE:
         return None
     if text.isdecimal():
         if not 1 <= int(text) <= 10_000:

@@ -11,20 +11,31 @@ import json
 import os
 import select
 import signal
+import socket
 import sys
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 
+from tr11ops.base.nvidia import uuids
 from tr11ops.base.processes import adopt_orphans, show_as
 from tr11ops.cluster.base import JobState, SchedulerError
-from tr11ops.cluster.local_environment import interpreter, task_environment
+from tr11ops.cluster.gpu_claims import claim_free
+from tr11ops.cluster.local_environment import DEVICES_VARIABLE, interpreter, task_environment
+from tr11ops.cluster.local_machine import GpuList, LocalNode, local_nodes, look_at_gpus, open_to
 from tr11ops.cluster.local_processes import descendants, is_supervisor, kill_task_leftovers, send
 from tr11ops.cluster.local_records import LocalSettings, LocalSubmission, TaskRecord, WaitingTask
 from tr11ops.cluster.local_recovery import recover, task_variables
-from tr11ops.cluster.local_rules import DependencyVerdict, choose_nodes, dependency_verdict, parse_dependency
+from tr11ops.cluster.local_rules import (
+    DependencyVerdict,
+    Placement,
+    choose_nodes,
+    dependency_verdict,
+    parse_dependency,
+)
 from tr11ops.cluster.local_step import BatchCommand, RunningTask, start_step
 from tr11ops.cluster.local_store import LocalStore
 from tr11ops.cluster.local_view import output_path
@@ -162,6 +173,8 @@ class Supervisor:
             if record is not None:
                 kill_task_leftovers(task_variables(self.store, record), None)
                 self._change_task(raw_id, **task.verdict())
+            for held in task.claims:
+                held.close()
             os.close(task.step.status)
             del self.running[raw_id]
             self.store.wake()
@@ -179,64 +192,93 @@ class Supervisor:
 
     # ------------------------------------------------------------------------- waiting tasks
     def _start_ready(self) -> None:
-        while True:
+        while self._start_next():
+            self.store.wake(*(set(self.store.active_ids()) - {self.job_id}))
+
+    def _start_next(self) -> bool:
+        """Start the next task if it may start now; else write down what it waits for."""
+        nodes = self._nodes()
+        with ExitStack() as claims:
             with self.store.changing():
                 submission = self.store.load(self.job_id)
                 if submission is None or not submission.waiting:
-                    return
-                chosen, nodes, reason = self._next_task(submission)
-                if chosen is None:
-                    if reason != submission.reason:
-                        self.store.save(replace(submission, reason=reason))
-                    return
+                    return False
+                chosen, reason = self._next_task(submission)
+                held: dict[str, socket.socket] = {}
+                placement = Placement(reason=reason)
+                if chosen is not None:
+                    gpus = {gpu for node in nodes for gpu in uuids(node.gpus)}
+                    held = claim_free(sorted(gpus))
+                    for claim in held.values():
+                        claims.enter_context(claim)
+                    placement = choose_nodes(submission, chosen, self.store.active(), nodes, gpus - set(held))
+                if chosen is None or not placement.nodes:
+                    if placement.reason != submission.reason:
+                        self.store.save(replace(submission, reason=placement.reason))
+                    return False
                 # As in Slurm: each task gets a number of its own, the array's last one the array's.
                 own_number = submission.is_array and len(submission.waiting) > 1
                 record = TaskRecord(
                     raw_id=self.store.next_id() if own_number else self.job_id,
                     task_id=chosen.task_id,
-                    nodes=nodes,
+                    nodes=placement.nodes,
                     start_time=time.time(),
+                    gpus=placement.gpus,
                 )
                 waiting = tuple(task for task in submission.waiting if task.task_id != chosen.task_id)
                 submission = replace(submission, waiting=waiting, reason="").with_task(record)
                 self.store.save(submission)
-            self._start(submission, record)
-            self.store.wake(*(set(self.store.active_ids()) - {self.job_id}))
+            for uuid in set(held) - set(placement.gpus):
+                held[uuid].close()
+            self._start(submission, record, tuple(held[uuid] for uuid in placement.gpus))
+            claims.pop_all()  # they are the task's now
+        return True
 
-    def _next_task(self, submission: LocalSubmission) -> tuple[WaitingTask | None, tuple[str, ...], str]:
-        """The task to start now and its nodes, or None and the reason to wait."""
+    def _nodes(self) -> tuple[LocalNode, ...]:
+        """The nodes. The driver is asked for GPUs only where the next task wants some and could start now."""
+        submission, found = self.store.load(self.job_id), GpuList()
+        if submission is None or not submission.request.gpus_per_node or self._next_task(submission)[0] is None:
+            return local_nodes(self.settings, found)
+        found = look_at_gpus()
+        if found.fault:
+            self._complain(f"the GPUs are not known: {found.fault}")
+        return open_to(local_nodes(self.settings, found), self._environment().get(DEVICES_VARIABLE))
+
+    def _next_task(self, submission: LocalSubmission) -> tuple[WaitingTask | None, str]:
+        """The task that starts next where there is room for it, or None and the reason to wait."""
         ready = next((task for task in submission.waiting if not task.held), None)
         if ready is None:
-            return None, (), "JobHeldUser"
-        active = self.store.active()
+            return None, "JobHeldUser"
         if submission.request.dependency:
-            verdict = dependency_verdict(
-                parse_dependency(submission.request.dependency), submission, self.store.load, active, time.time()
-            )
+            dependency, active = parse_dependency(submission.request.dependency), self.store.active()
+            verdict = dependency_verdict(dependency, submission, self.store.load, active, time.time())
             if verdict is not DependencyVerdict.MET:
-                return None, (), "Dependency" if verdict is DependencyVerdict.WAIT else "DependencyNeverSatisfied"
+                return None, "Dependency" if verdict is DependencyVerdict.WAIT else "DependencyNeverSatisfied"
         if submission.throttle is not None and len(submission.running) >= submission.throttle:
-            return None, (), "JobArrayTaskLimit"
-        nodes, reason = choose_nodes(submission, ready, active, self.settings)
-        return (ready if nodes else None), nodes, reason
+            return None, "JobArrayTaskLimit"
+        return ready, ""
 
-    def _start(self, submission: LocalSubmission, record: TaskRecord) -> None:
+    def _environment(self) -> dict[str, str]:
+        """What the submission was given of its submitter's variables."""
+        kept = self.store.job_folder(self.job_id) / "environment.json"
+        found: dict[str, str] = json.loads(kept.read_text(encoding="utf-8", errors="surrogateescape"))
+        return found
+
+    def _start(self, submission: LocalSubmission, record: TaskRecord, claims: tuple[socket.socket, ...]) -> None:
         request = submission.request
-        folder = self.store.job_folder(self.job_id)
-        base = json.loads((folder / "environment.json").read_text(encoding="utf-8", errors="surrogateescape"))
         step = start_step(
             BatchCommand(
-                arguments=interpreter(folder / "script"),
-                environment=task_environment(submission, record, base, self.store.folder),
+                arguments=interpreter(self.store.job_folder(self.job_id) / "script"),
+                environment=task_environment(submission, record, self._environment(), self.store.folder),
                 working_directory=request.working_directory,
                 output=Path(output_path(submission, record)),
+                claims=tuple(claim.fileno() for claim in claims),
             )
         )
         limit_at = time.monotonic() + request.time_limit_seconds
         early = request.signal_seconds_before_limit
-        self.running[record.raw_id] = RunningTask(
-            record.raw_id, step, limit_at, None if early is None else limit_at - early
-        )
+        warn_at = None if early is None else limit_at - early
+        self.running[record.raw_id] = RunningTask(record.raw_id, step, limit_at, warn_at, claims=claims)
 
     def _change_task(self, raw_id: int, **changes: object) -> None:
         """Change one task's record on disk, if it is still there."""

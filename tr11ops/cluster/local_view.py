@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from tr11ops.cluster.arrays import NO_TASK, format_ranges
-from tr11ops.cluster.base import Job, JobState
+from tr11ops.cluster.base import Job, JobState, Node
+from tr11ops.cluster.local_machine import LocalNode, local_nodes, look_at_gpus
 from tr11ops.cluster.local_records import (
     PARTITION,
     Dropped,
+    LocalSettings,
     LocalSubmission,
     TaskRecord,
     WaitingTask,
@@ -146,3 +149,29 @@ def find_job(submission: LocalSubmission, task_id: int | None) -> Job | None:
     if submission.tasks and task_id is None:
         return task_job(submission, submission.tasks[-1])
     return jobs[0] if jobs else None
+
+
+def node_view(node: LocalNode, active: Sequence[LocalSubmission]) -> Node:
+    """One node, as the jobs of these submissions leave it."""
+    jobs = [one.request for one in active for task in one.running if node.name in task.nodes]
+    state = "idle"
+    if jobs:
+        is_full = node.is_simulated or sum(request.cpus_per_task for request in jobs) >= node.cpus
+        state = "allocated" if is_full else "mixed"
+    kinds = {gpu.name for gpu in node.gpus}
+    return Node(
+        name=node.name,
+        states=frozenset({state}),
+        cpus=node.cpus,
+        gpus=node.gpu_count,
+        memory_megabytes=node.memory_megabytes,
+        partitions=(PARTITION,),
+        gpu_kind=kinds.pop() if len(kinds) == 1 else "",
+        gpu_memory_megabytes=min((gpu.memory_megabytes for gpu in node.gpus), default=0),
+        gpu_fault=node.gpu_fault,
+    )
+
+
+def this_machine() -> Node:
+    """This machine as a node, with the GPUs that it has now, whatever runs on it."""
+    return node_view(local_nodes(LocalSettings(), look_at_gpus())[0], ())

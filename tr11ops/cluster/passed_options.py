@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from tr11ops.cluster.gres import parse_gres
+from tr11ops.cluster.gres import gpu_kind_of, parse_gres
 
 Options = tuple[tuple[str, str], ...]
 
@@ -123,13 +123,10 @@ def gpus_of(gres: str) -> int | None:
     return sum(counts) if counts else None
 
 
-def gpu_kind_of(gres: str) -> str:
-    """The one kind of GPU that a `--gres` value names: "a100" of `gpu:a100:8`; "" for none, or for several."""
-    try:
-        kinds = {entry.kind for entry in parse_gres(gres) if entry.name == "gpu" and entry.kind}
-    except ValueError:
-        return ""
-    return kinds.pop() if len(kinds) == 1 else ""
+def gpu_kind_asked(options: Options) -> str:
+    """The one kind of GPU that the options ask for; "" for none, or for several."""
+    asked = dict(options)
+    return gpu_kind_of(f"gpu:{asked['gpus-per-node']}" if "gpus-per-node" in asked else asked.get("gres", ""))
 
 
 def with_gpus(options: Options, gpus: int) -> Options:

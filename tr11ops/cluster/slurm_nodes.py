@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tr11ops.cluster.base import Node
-from tr11ops.cluster.gres import gpu_count
+from tr11ops.cluster.gres import gpu_count, gpu_kind_of
 from tr11ops.cluster.node_states import state_words
 from tr11ops.cluster.slurm_text import SEPARATOR, text_value
 
@@ -35,6 +35,7 @@ def nodes_from_table(text: str) -> tuple[Node, ...] | None:
                 reason="" if reason == "none" else text_value(reason),
                 cpus=int(cpus),
                 gpus=gpu_count(gres),
+                gpu_kind=gpu_kind_of(gres),
                 memory_megabytes=int(memory) if memory.isdigit() else 0,
                 features=frozenset(filter(None, text_value(features).split(","))),
             )

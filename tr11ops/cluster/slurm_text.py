@@ -8,7 +8,7 @@ from datetime import datetime
 
 from tr11ops.cluster.arrays import NO_TASK, task_numbers
 from tr11ops.cluster.base import Job, JobState, Node, Partition
-from tr11ops.cluster.gres import gpu_count
+from tr11ops.cluster.gres import gpu_count, gpu_kind_of
 from tr11ops.cluster.hostlist import HostlistError, expand
 from tr11ops.cluster.node_states import state_words
 from tr11ops.cluster.passed_options import gpus_of
@@ -183,6 +183,7 @@ def nodes_from_scontrol(text: str) -> tuple[Node, ...]:
             reason=text_value(record.get("Reason", "")),
             cpus=int(record.get("CPUTot", "0")),
             gpus=gpu_count(record.get("Gres", "")),
+            gpu_kind=gpu_kind_of(record.get("Gres", "")),
             memory_megabytes=int(record.get("RealMemory", "0")),
             partitions=tuple(filter(None, text_value(record.get("Partitions", "")).split(","))),
             features=frozenset(filter(None, text_value(record.get("AvailableFeatures", "")).split(","))),

@@ -9,6 +9,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
+from tr11ops.base.probes import Commands
+
 EXIT_BAD_NODE = 75  # how the node agent ends when its node must not be used; no worker was started
 
 
@@ -33,10 +35,6 @@ class CheckResult:
 Answer = tuple[CheckOutcome, str]  # what a check's function returns: the name is the registry's
 
 
-class Unanswered(Exception):
-    """A check could not find out: the node is neither fine nor bad for it. The text is the reason, one line."""
-
-
 @dataclass(frozen=True)
 class NodeRequirements:
     """What a run asks of a node. Counts are per node, times seconds.
@@ -58,15 +56,6 @@ class NodeRequirements:
     ends_leftovers: bool = False
     seconds: float = 30.0
     interfaces: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class ProbeOutput:
-    """How a command ended and what it wrote."""
-
-    status: int
-    text: str
-    error: str = ""
 
 
 @dataclass(frozen=True)
@@ -103,11 +92,8 @@ class SharedMemoryFile:
     age: float
 
 
-class System(Protocol):
+class System(Commands, Protocol):
     """The node as the checks see it. File system calls raise OSError, as the file system does."""
-
-    def command(self, arguments: Sequence[str], seconds: float) -> ProbeOutput:
-        """Run a command. Raises FileNotFoundError when there is none, Unanswered when it takes too long."""
 
     def read(self, path: str) -> str:
         """The text of a small file."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tr11ops.health.base import Answer, CheckOutcome, NodeRequirements, System, Unanswered
+from tr11ops.base.probes import Unanswered
+from tr11ops.health.base import Answer, CheckOutcome, NodeRequirements, System
 
 BEHIND_DOUBTFUL, BEHIND_BAD = 2.0, 60.0
 AHEAD_DOUBTFUL, AHEAD_BAD = 300.0, 3600.0  # starting the agent takes its time too, on a loaded cluster minutes

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import re
-
-from tr11ops.health.base import Answer, CheckOutcome, NodeRequirements, System, Unanswered
-from tr11ops.health.nvidia import ask, words_of
-
-_LOST = re.compile(
-    r"GPU is lost|fallen off the bus|unable to determine the device handle|couldn't communicate with the NVIDIA driver"
-    r"|requires reset|unknown error",
-    re.IGNORECASE,
-)
+from tr11ops.base.nvidia import LOST, list_gpus
+from tr11ops.base.probes import Unanswered
+from tr11ops.health.base import Answer, CheckOutcome, NodeRequirements, System
 
 
 def check(system: System, wanted: NodeRequirements) -> Answer:
-    """Bad when fewer GPUs answer than the run asks for."""
-    output = ask(system, ["--query-gpu=index,uuid", "--format=csv,noheader"], wanted.seconds)
-    found = sum(1 for line in output.text.splitlines() if re.match(r"\d+,\s*(GPU|MIG)-", line.strip()))
-    if output.status != 0 or _LOST.search(output.text):
-        words = words_of(output)
-        if _LOST.search(words):
-            return CheckOutcome.BAD, words
-        if "no devices were found" not in words.lower():
-            raise Unanswered(words)
+    """Bad when fewer GPUs answer than the run asks for; slices of divided ones count each."""
+    try:
+        found = len(list_gpus(system, wanted.seconds))
+    except Unanswered as error:
+        if LOST.search(str(error)):
+            return CheckOutcome.BAD, str(error)
+        raise
     if found < wanted.gpus:
         return CheckOutcome.BAD, f"{found} of {wanted.gpus} GPUs answer"
     return CheckOutcome.FINE, f"{found} GPUs"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from tr11ops.base.nvidia import number, query
+from tr11ops.base.probes import Unanswered
 from tr11ops.base.units import first_few
-from tr11ops.health.base import Answer, CheckOutcome, NodeRequirements, System, Unanswered
-from tr11ops.health.nvidia import number, query
+from tr11ops.health.base import Answer, CheckOutcome, NodeRequirements, System
 
 _COUNT = "ecc.errors.uncorrected.volatile.total"
 

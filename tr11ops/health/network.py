@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from tr11ops.base.probes import Unanswered
 from tr11ops.base.units import first_few
-from tr11ops.health.base import Answer, CheckOutcome, NodeRequirements, System, Unanswered
+from tr11ops.health.base import Answer, CheckOutcome, NodeRequirements, System
 
 _INTERFACES = "/sys/class/net"
 _DEVICES = "/sys/class/infiniband"

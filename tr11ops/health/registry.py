@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tr11ops.base.probes import Unanswered
 from tr11ops.health import (
     clock,
     gpu_count,
@@ -24,7 +25,7 @@ from tr11ops.health import (
     throttling,
     xid,
 )
-from tr11ops.health.base import Answer, CheckOutcome, CheckResult, NodeRequirements, System, Unanswered
+from tr11ops.health.base import Answer, CheckOutcome, CheckResult, NodeRequirements, System
 from tr11ops.health.scripts import SiteScript, run_script
 
 CheckFunction = Callable[[System, NodeRequirements], Answer]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 
-from tr11ops.health.base import Answer, CheckOutcome, NodeRequirements, System, Unanswered
+from tr11ops.base.probes import Unanswered
+from tr11ops.health.base import Answer, CheckOutcome, NodeRequirements, System
 
 SLOW_SECONDS = 5.0
 # what one node has alone; a full disk or a missing right is everyone's trouble, and no fault of the node

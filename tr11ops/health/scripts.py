@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tr11ops.health.base import Answer, CheckOutcome, NodeRequirements, ProbeOutput, System, Unanswered
+from tr11ops.base.probes import ProbeOutput, Unanswered
+from tr11ops.health.base import Answer, CheckOutcome, NodeRequirements, System
 
 _FINE, _WARNING, _BAD, _UNKNOWN = CheckOutcome.FINE, CheckOutcome.WARNING, CheckOutcome.BAD, CheckOutcome.UNKNOWN
 _MONITORING = {0: _FINE, 1: _WARNING, 2: _BAD, 3: _UNKNOWN}

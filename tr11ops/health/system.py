@@ -5,17 +5,16 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import signal
-import subprocess
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
-from tr11ops.health.base import ProbeOutput, SharedMemoryFile, Space, TrainerProcess, Unanswered
+from tr11ops.base.probes import LocalCommands
+from tr11ops.health.base import SharedMemoryFile, Space, TrainerProcess
 from trainer.contract.files import host_name
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -25,24 +24,8 @@ _MAPPED = re.compile(r" /dev/shm/(.+?)(?: \(deleted\))?$", re.MULTILINE)
 _KEEPERS = ("slurmstepd", "tr11ops.agent.node", "tr11ops.agent.batch", "tr11ops.cluster.local_")
 
 
-class ThisNode:
+class ThisNode(LocalCommands):
     """`System` over Linux' own files and commands."""
-
-    def command(self, arguments: Sequence[str], seconds: float) -> ProbeOutput:
-        # A session of its own: what the command starts is ended with it, and holds no pipe open.
-        process = subprocess.Popen(
-            list(arguments), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            env={**os.environ, "LC_ALL": "C"}, start_new_session=True,
-        )  # fmt: skip
-        try:
-            out, err = process.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            with suppress(subprocess.TimeoutExpired):  # it hangs in the kernel: no one can end it
-                process.communicate(timeout=1.0)
-            raise Unanswered(f"{arguments[0]}: no answer within {seconds:g} s") from None
-        return ProbeOutput(process.returncode, out.decode("utf-8", "replace"), err.decode("utf-8", "replace"))
 
     def read(self, path: str) -> str:
         return Path(path).read_text(encoding="utf-8", errors="replace")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from tr11ops.base.nvidia import INVALID_FIELD, query
+from tr11ops.base.probes import Unanswered
 from tr11ops.base.units import first_few
-from tr11ops.health.base import Answer, CheckOutcome, NodeRequirements, System, Unanswered
-from tr11ops.health.nvidia import INVALID_FIELD, query
+from tr11ops.health.base import Answer, CheckOutcome, NodeRequirements, System
 
 # NVML, nvmlClocksEventReasons
 _BAD = {0x8: "hardware slowdown", 0x40: "too hot (hardware)", 0x80: "power brake"}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
+from tr11ops.base.probes import Unanswered
 from tr11ops.base.units import first_few
-from tr11ops.health.base import Answer, CheckOutcome, NodeRequirements, System, Unanswered
+from tr11ops.health.base import Answer, CheckOutcome, NodeRequirements, System
 
 RECENT_SECONDS = 86400.0
 HARDWARE = {

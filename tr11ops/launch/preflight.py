@@ -38,6 +38,7 @@ from tr11ops.runcard.card import RunCard
 from tr11ops.runcard.check import PreflightCheck, ok, refused, unknown, warning
 from tr11ops.runcard.exit_duration import ExitPlan, exit_plan
 from tr11ops.runcard.gpu_memory import memory_checks
+from tr11ops.runcard.gpus_there import with_gpus_of
 from tr11ops.runcard.rules import card_warnings
 from tr11ops.runcard.speed import RunHistory
 from tr11ops.rundir.datasets import DatasetFacts
@@ -89,8 +90,9 @@ def _checks(
     if request.on_scheduler:
         yield from container_checks(card, directory, facts.container, facts.scheduler)
     if card.rehearsal is None:
-        yield from attention_checks(card)
-        yield from memory_checks(card)
+        completed = with_gpus_of(card, _partition_nodes(card, facts))
+        yield from attention_checks(completed)
+        yield from memory_checks(completed)
         yield from _compiler_checks(facts)
         yield from _data_checks(card, facts)
         yield from _map_checks(card, facts)
@@ -232,6 +234,8 @@ def _node_checks(
         fix = "ask for fewer with --nodes, or exclude fewer"
         if card.slurm.nodes <= len(open_to_us):
             fix = f"set slurm.spare_nodes to {len(open_to_us) - card.slurm.nodes}, or exclude fewer"
+        if facts.scheduler == "local" and not excluded:
+            fix = f"ask for fewer with --nodes, or have this machine play them: TR11_LOCAL_NODES={wanted}"
         yield refused("nodes", f"{_wanted_nodes(card)} are needed, there are {counted}", fix)
     elif len(usable) < wanted:
         gone = short(sorted(node.name for node in open_to_us if not node.is_usable))
@@ -241,6 +245,16 @@ def _node_checks(
         spare = len(usable) - wanted
         yield ok("nodes", f"{_wanted_nodes(card)} of {len(usable)} usable ({spare} to spare, {len(excluded)} excluded)")
     yield from _capacity_checks(card, open_to_us, facts.scheduler)
+    if facts.scheduler == "local":
+        yield from _unused_gpus(card, open_to_us)
+
+
+def _unused_gpus(card: RunCard, nodes: list[Node]) -> Iterator[PreflightCheck]:
+    """The embedded scheduler's jobs see the GPUs that they ask for and no others: without any they are slow."""
+    most = max((node.gpus for node in nodes), default=0)
+    if card.slurm.gpus_per_node == 0 and most:
+        rule = f"a node has {most}, the card asks for none: it trains on the processor"
+        yield warning("slurm.gpus_per_node", rule, f"set it to {most}, or less")
 
 
 def _reservation(facts: LaunchFacts) -> Reservation | None:
@@ -253,7 +267,7 @@ def _reservation(facts: LaunchFacts) -> Reservation | None:
 def _capacity_checks(card: RunCard, nodes: list[Node], scheduler: str) -> Iterator[PreflightCheck]:
     """Nodes of which too few could serve the card even if all were well: it would never start."""
     wanted = card.slurm.allocated_nodes
-    cores = card.slurm.cpus_per_task if scheduler == "slurm" else 1  # the embedded one shares out no cores
+    cores = card.slurm.cpus_per_task if scheduler == "slurm" else 1  # the embedded one gives as many as there are
     memory = memory_megabytes(options_of(card.slurm.options)) if scheduler == "slurm" else 0
     need = NodeNeed(card.slurm.gpus_per_node, cores, memory, card.slurm.constraint)
     lacks = lacking(need, nodes)

@@ -16,6 +16,7 @@ from tr11ops.cluster.base import Node, Partition
 from tr11ops.cluster.sbatch_options import format_time_limit
 from tr11ops.cluster.site import SiteRules
 from tr11ops.runcard.card import RunCard
+from tr11ops.runcard.gpus_there import memory_gb
 from tr11ops.runcard.load import read_tables
 from tr11ops.runcard.rules import advised_exit_minutes
 from tr11ops.runcard.slurm_syntax import parse_time_limit
@@ -23,6 +24,7 @@ from tr11ops.runcard.toml_writer import schema_of, write_card
 from trainer.config.base import MOST_SAMPLES
 from trainer.config.card import BatchSection
 from trainer.config.rules import batch_problems
+from trainer.schedule.devices import device_peak
 
 USUAL_LIMIT_SECONDS = 20 * 3600
 SHORTEST_LIMIT_SECONDS = 3600
@@ -30,6 +32,7 @@ SIGNAL_SECONDS = 300
 NODES_PER_SPARE = 12  # the 176B training held 4 spare nodes for 48
 _OF_ANOTHER_CLUSTER = ("account", "constraint", "reservation", "quality_of_service", "partition", "exclude", "hint",
                      "options")  # fmt: skip
+_OF_OTHER_NODES = ("gpus_per_node", "gpu_kind", "gpu_memory_gb", "workers_per_node")
 
 
 class StarterError(ValueError):
@@ -45,6 +48,8 @@ class PartitionChoice:
     usable: int
     gpus: int
     cpus: int
+    gpu_kind: str = ""  # where it is one, and its rate is known
+    gpu_memory_megabytes: int = 0
 
     def __str__(self) -> str:
         gpus = f" with {self.gpus} GPUs" if self.gpus else ""
@@ -63,7 +68,11 @@ def partition_choices(partitions: Iterable[Partition], nodes: Iterable[Node]) ->
         if own and partition.is_up:
             of = usable or own
             gpus, cpus = min(node.gpus for node in of), min(node.cpus for node in of)
-            found.append(PartitionChoice(partition, len(own), len(usable), gpus, cpus))
+            kinds = {node.gpu_kind for node in of}
+            kind = kinds.pop() if len(kinds) == 1 else ""
+            known_kind = kind if device_peak(kind) is not None else ""
+            memory = min(node.gpu_memory_megabytes for node in of)
+            found.append(PartitionChoice(partition, len(own), len(usable), gpus, cpus, known_kind, memory))
     return tuple(sorted(found, key=lambda one: (-one.gpus * one.nodes, not one.partition.is_default, -one.nodes)))
 
 
@@ -90,7 +99,7 @@ def starter_tables(base: Mapping[str, Any], answers: Answers) -> dict[str, dict[
     tables = {name: dict(table) for name, table in base.items() if isinstance(table, Mapping)}
     run, slurm, choice = tables.setdefault("run", {}), tables.setdefault("slurm", {}), answers.choice
     before = dict(slurm)
-    for key in (*_OF_ANOTHER_CLUSTER, "setup", "gpus_per_node", "workers_per_node", "spare_nodes", "comment"):
+    for key in (*_OF_ANOTHER_CLUSTER, *_OF_OTHER_NODES, "setup", "spare_nodes", "comment"):
         slurm.pop(key, None)
     run.pop("kill_switch", None)
     run |= {"name": answers.name, "directory": answers.directory}
@@ -107,6 +116,10 @@ def starter_tables(base: Mapping[str, Any], answers: Answers) -> dict[str, dict[
     }
     if choice.gpus:
         slurm["gpus_per_node"] = choice.gpus
+        if choice.gpu_kind:
+            slurm["gpu_kind"] = choice.gpu_kind
+        if choice.gpu_memory_megabytes:
+            slurm["gpu_memory_gb"] = memory_gb(choice.gpu_memory_megabytes)
     if answers.account:
         slurm["account"] = answers.account
     run["exit_duration_minutes"] = int(advised_exit_minutes(limit)) or round(advised_exit_minutes(limit), 2)
@@ -162,7 +175,7 @@ def starter_text(tables: Mapping[str, Any], answers: Answers, site: SiteRules | 
         if (remark := _described(RunCard, (section, key)))
     }
     told = "by the scheduler"
-    for key in ("partition", "gpus_per_node", "cpus_per_task"):
+    for key in ("partition", "gpus_per_node", "gpu_kind", "gpu_memory_gb", "cpus_per_task"):
         if key in tables["slurm"]:
             remarks[f"slurm.{key}"] = f"{remarks.get(f'slurm.{key}', key)}; {told}"
     remarks["slurm.partition"] = f"{answers.choice}"

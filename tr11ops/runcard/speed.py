@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import field
 from statistics import median
 
+from tr11ops.cluster.passed_options import gpu_kind_asked, options_of
 from tr11ops.runcard.card import RunCard
 from trainer.contract.record import Record
 from trainer.schedule import flops
@@ -58,9 +59,10 @@ class Speed(Record):
 
 
 def gpu_of(card: RunCard) -> DevicePeak | None:
-    """The kind of GPU that the card names: `slurm.gpu_kind`, else a word of constraint or partition."""
+    """The kind of GPU that the card names: `slurm.gpu_kind`, its `--gres`, else a word of constraint or partition."""
     slurm = card.slurm
-    found = (device_peak(text) for text in (slurm.gpu_kind, slurm.constraint, slurm.partition) if text)
+    asked = gpu_kind_asked(options_of(slurm.options))
+    found = (device_peak(text) for text in (slurm.gpu_kind, asked, slurm.constraint, slurm.partition) if text)
     return next((peak for peak in found if peak is not None), None)
 
 

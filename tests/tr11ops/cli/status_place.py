@@ -35,6 +35,7 @@ class Place:
             **kept,
             "PYTHONPATH": str(ROOT),
             "TR11_LOCAL_SCHEDULER": str(self.folder / "scheduler"),
+            "TR11_LOCAL_NODES": "8",
             "LANG": "C.UTF-8",
             "TERM": "xterm",
             "COLUMNS": "80",

@@ -180,6 +180,7 @@ def playground() -> Iterator[Path]:
     before = Path.cwd()
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         patch.setenv("TR11_LOCAL_SCHEDULER", f"{name}/scheduler")
+        patch.setenv("TR11_LOCAL_NODES", "8")
         patch.setenv("PATH", "/nonexistent")  # no Slurm of this machine is ever asked
         patch.delenv("TR11_RUN", raising=False)
         write_card(Path(name))

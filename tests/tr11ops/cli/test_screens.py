@@ -32,6 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(made)
         patch.setenv("TR11_LOCAL_SCHEDULER", str(made / "scheduler"))
+        patch.setenv("TR11_LOCAL_NODES", "8")
         yield made
 
 

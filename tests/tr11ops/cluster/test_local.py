@@ -18,6 +18,7 @@ import pytest
 from tests.waiting import PATIENCE_SECONDS, is_gone, until
 from tr11ops.cluster.base import BatchRequest, Job, JobState, SchedulerError, SchedulerUnreachable
 from tr11ops.cluster.local import LocalScheduler, LocalSettings
+from tr11ops.cluster.local_machine import machine_name
 from tr11ops.cluster.local_processes import with_environment
 from tr11ops.cluster.local_records import simulated_nodes
 
@@ -439,7 +440,7 @@ def test_a_secret_of_the_submitter_is_kept_private_and_short(scheduler: LocalSch
 def test_settings_come_from_file_and_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TR11_LOCAL_SCHEDULER", str(tmp_path / "state"))
     monkeypatch.delenv("TR11_LOCAL_NODES", raising=False)
-    assert [node.name for node in LocalScheduler().nodes()] == list(simulated_nodes(8))
+    assert [node.name for node in LocalScheduler().nodes()] == [machine_name()]
     monkeypatch.setenv("TR11_LOCAL_NODES", "3")
     assert [node.name for node in LocalScheduler().nodes()] == list(simulated_nodes(3))
     monkeypatch.setenv("TR11_LOCAL_NODES", "red, green")
@@ -449,6 +450,10 @@ def test_settings_come_from_file_and_environment(tmp_path: Path, monkeypatch: py
     (tmp_path / "state" / "settings.json").write_text(json.dumps({"nodes": 2, "max_time_seconds": 60}))
     (partition,) = LocalScheduler().partitions()
     assert (partition.node_names, partition.max_time_seconds) == (simulated_nodes(2), 60)
+    monkeypatch.setenv("TR11_LOCAL_NODES", "machine")  # what was asked for once stays, until this is
+    assert [node.name for node in LocalScheduler().nodes()] == [machine_name()]
+    monkeypatch.delenv("TR11_LOCAL_NODES")
+    assert [node.name for node in LocalScheduler().nodes()] == [machine_name()]
     for bad in ({"noodles": 2}, {"nodes": 0}, {"nodes": [1]}, {"kill_wait_seconds": "long"}):
         (tmp_path / "state" / "settings.json").write_text(json.dumps(bad))
         with pytest.raises(SchedulerError, match=f"settings.json.*{next(iter(bad))}"):

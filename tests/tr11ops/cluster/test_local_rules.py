@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tr11ops.base.nvidia import Gpu
 from tr11ops.cluster.arrays import format_ranges
 from tr11ops.cluster.base import BatchRequest, JobState, SchedulerError
 from tr11ops.cluster.local_environment import interpreter, submitted_environment
+from tr11ops.cluster.local_machine import GpuList, LocalNode, local_nodes
 from tr11ops.cluster.local_records import (
     Dropped,
     LocalSettings,
@@ -215,7 +217,8 @@ def test_nodes_are_chosen_free_allowed_and_in_turn(
     ]
     us = submission(20, request=batch(nodes=wanted))
     settings = LocalSettings(nodes=NODES)
-    chosen, reason = choose_nodes(us, WaitingTask(None, excluded=tuple(excluded)), peers, settings)
+    placement = choose_nodes(us, WaitingTask(None, excluded=tuple(excluded)), peers, local_nodes(settings, GpuList()))
+    chosen, reason = placement.nodes, placement.reason
     busy = {node for _, nodes, _ in others for node in nodes}
     free = set(NODES) - busy - excluded
     earlier_waits = any(peer.job_id < 20 and peer.waiting for peer in peers)
@@ -227,6 +230,52 @@ def test_nodes_are_chosen_free_allowed_and_in_turn(
         assert reason == "Resources"
     else:
         assert (reason, earlier_waits) == ("Priority", True)
+
+
+GPUS = tuple(Gpu(f"GPU-{number}", "NVIDIA H100 80GB HBM3", str(number), 81559) for number in range(4))
+MACHINE = (LocalNode("host", cpus=8, memory_megabytes=1, gpus=GPUS),)
+
+
+def running(*gpus: str, cpus: int = 1, job_id: int = 1) -> LocalSubmission:
+    task = TaskRecord(job_id, None, ("host",), 1.0, gpus=gpus)
+    request = batch(gpus_per_node=len(gpus), cpus_per_task=cpus)
+    return submission(job_id, request=request, waiting=(), tasks=(task,))
+
+
+@pytest.mark.parametrize(
+    ("others", "taken", "wants", "expected"),
+    [
+        ((), (), {"gpus_per_node": 2}, ("GPU-0", "GPU-1")),
+        ((running("GPU-1"),), (), {"gpus_per_node": 2}, ("GPU-0", "GPU-2")),
+        ((running("GPU-1"),), ("GPU-0",), {"gpus_per_node": 2}, ("GPU-2", "GPU-3")),
+        ((running("GPU-1"),), ("GPU-0",), {"gpus_per_node": 3}, "Resources"),
+        ((running("GPU-0", cpus=6),), (), {"gpus_per_node": 1, "cpus_per_task": 4}, "Resources"),
+        ((running("GPU-0", cpus=6),), (), {"gpus_per_node": 1, "cpus_per_task": 2}, ("GPU-1",)),
+        ((running(cpus=6), running(cpus=2, job_id=2)), (), {}, "Resources"),
+        ((), (), {"cpus_per_task": 99}, ()),  # as many cores as there are
+        ((running(),), (), {"cpus_per_task": 99}, "Resources"),
+        ((submission(1, request=batch(gpus_per_node=3), reason="Resources"),), (), {"gpus_per_node": 2}, "Priority"),
+        ((submission(1, request=batch(gpus_per_node=3), reason="Resources"),), (), {"gpus_per_node": 1}, ("GPU-3",)),
+    ],
+)
+def test_jobs_share_the_machine_and_no_gpu(
+    others: tuple[LocalSubmission, ...], taken: tuple[str, ...], wants: dict[str, int], expected: tuple[str, ...] | str
+) -> None:
+    found = choose_nodes(submission(20, request=batch(**wants)), WaitingTask(None), others, MACHINE, taken)
+    if isinstance(expected, str):
+        assert (found.nodes, found.reason) == ((), expected)
+    else:
+        assert (found.nodes, found.gpus) == (("host",), expected)
+
+
+def test_simulated_nodes_share_out_the_gpus() -> None:
+    nodes = local_nodes(LocalSettings(nodes=NODES[:2]), GpuList(GPUS))
+    us = submission(request=batch(nodes=2, gpus_per_node=1))
+    assert choose_nodes(us, WaitingTask(None), (), nodes).gpus == ("GPU-0", "GPU-2")
+    pretended = local_nodes(LocalSettings(nodes=NODES[:2], gpus_per_node=4), GpuList(GPUS))
+    assert [node.gpu_count for node in pretended] == [4, 4]
+    found = choose_nodes(us, WaitingTask(None), (), pretended)
+    assert (found.nodes, found.gpus) == (NODES[:2], ())  # nothing stands behind them: no device is given
 
 
 # ----------------------------------------------------------------------------- what a task is started with

@@ -16,6 +16,7 @@ import pytest
 from tests.waiting import until
 from tr11ops.cluster.base import BatchRequest, Job, JobState, Scheduler, SchedulerError
 from tr11ops.cluster.local import LocalScheduler, LocalSettings
+from tr11ops.cluster.local_records import simulated_nodes
 from tr11ops.cluster.parts import tasks_of
 from tr11ops.cluster.select import choose_scheduler
 
@@ -108,7 +109,7 @@ def lines_of(path: Path) -> list[str]:
 def scheduler(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scheduler]:
     if request.param == "local":
         folder = tmp_path_factory.mktemp("scheduler")
-        yield LocalScheduler(folder, LocalSettings(kill_wait_seconds=5.0))
+        yield LocalScheduler(folder, LocalSettings(nodes=simulated_nodes(8), kill_wait_seconds=5.0))
         return
     twin = request.getfixturevalue("twin")
     with pytest.MonkeyPatch.context() as patch:

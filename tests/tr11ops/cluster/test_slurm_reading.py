@@ -127,7 +127,7 @@ def test_the_table_of_nodes_tells_the_partitions_that_start_nothing() -> None:
     text = "".join("".join(f"{value}\x1f" for value in row) + "\n" for row in rows)
     assert slurm_nodes.nodes_from_table(text) == (
         Node("n1", frozenset({"idle", "drain"}), "fan | 3, by hand", 64, 8, 500_000, ("gpu", "all"),
-             frozenset({"a100", "ib"}), ("gpu",)),
+             frozenset({"a100", "ib"}), ("gpu",), gpu_kind="a100"),
         Node("c1", frozenset({"mixed"}), "", 32, 0, 250_000, ("all",)),
     )  # fmt: skip
     assert slurm_nodes.nodes_from_table("") == ()

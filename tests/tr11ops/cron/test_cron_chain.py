@@ -19,6 +19,7 @@ from tests.tr11ops.cron.cards import card
 from tests.tr11ops.cron.queues import Queue
 from tests.tr11ops.cron.rounds import run_directory
 from tr11ops.cluster.base import Job, JobState, SchedulerError
+from tr11ops.cluster.local_machine import GpuList, local_nodes
 from tr11ops.cluster.local_records import LocalSettings
 from tr11ops.cluster.local_rules import request_fault
 from tr11ops.cluster.sbatch_options import sbatch_options
@@ -318,8 +319,9 @@ def test_a_link_whose_output_cannot_be_opened_runs_all_the_same(disk: Disk, tmp_
 
 def test_the_local_scheduler_refuses_a_begin_time(scene: Scene) -> None:
     request = replace(module._request(scene.place, "0badc0de", 60, 60.0), partition=None)
-    assert "no begin times" in (request_fault(request, LocalSettings()) or "")
-    assert request_fault(replace(request, begin=None), LocalSettings()) is None
+    nodes = local_nodes(LocalSettings(), GpuList())
+    assert "no begin times" in (request_fault(request, LocalSettings(), nodes) or "")
+    assert request_fault(replace(request, begin=None), LocalSettings(), nodes) is None
 
 
 def test_other_runs_and_ended_jobs_are_no_links(scene: Scene) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.tr11ops.health.recorded_system import SILENT, RecordedSystem, smi, text
+from tr11ops.base.probes import ProbeOutput, Unanswered
 from tr11ops.health import gpu_count, gpu_memory, nvlink, pcie, row_remap, throttling, xid
-from tr11ops.health.base import NodeRequirements, ProbeOutput, Unanswered
+from tr11ops.health.base import NodeRequirements
 
 WANTED = NodeRequirements("x01", gpus=8, workers=8)
 BAD, FINE, WARNING = "bad", "fine", "warning"
@@ -17,7 +20,6 @@ BAD, FINE, WARNING = "bad", "fine", "warning"
     [
         ("gpus-8.csv", 0, FINE, "8 GPUs"),
         ("gpus-7.csv", 0, BAD, "7 of 8 GPUs answer"),
-        ("gpus-mig.csv", 0, BAD, "2 of 8"),
         ("gpu-lost.txt", 15, BAD, "GPU is lost"),
         ("no-driver.txt", 9, BAD, "couldn't communicate"),
         ("no-devices.txt", 6, BAD, "0 of 8"),
@@ -25,6 +27,18 @@ BAD, FINE, WARNING = "bad", "fine", "warning"
 )
 def test_every_gpu_must_answer(name: str, status: int, result: str, words: str) -> None:
     outcome, why = gpu_count.check(smi(name, status=status), WANTED)
+    assert outcome == result and words in why
+
+
+@pytest.mark.parametrize(("gpus", "result", "words"), [(3, FINE, "3 GPUs"), (4, BAD, "3 of 4 GPUs answer")])
+def test_each_slice_of_a_divided_gpu_counts_and_the_divided_one_does_not(gpus: int, result: str, words: str) -> None:
+    system = RecordedSystem(
+        commands={
+            "--query-gpu": ProbeOutput(0, text("gpus-mig.csv")),
+            "nvidia-smi -L": ProbeOutput(0, text("gpus-mig.txt")),
+        }
+    )
+    outcome, why = gpu_count.check(system, replace(WANTED, gpus=gpus))
     assert outcome == result and words in why
 
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from tests.tr11ops.health.recorded_system import RecordedSystem, text
 from tests.waiting import is_gone, until
+from tr11ops.base.probes import Unanswered
 from tr11ops.health import clock, leftovers, local_disk, memory, network, run_directory, scripts, shared_memory
 from tr11ops.health.base import (
     CheckOutcome,
@@ -26,7 +27,6 @@ from tr11ops.health.base import (
     SharedMemoryFile,
     Space,
     TrainerProcess,
-    Unanswered,
     summary,
     worst,
 )
