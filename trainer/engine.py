@@ -122,7 +122,7 @@ class Engine:
         if optimizer is not None:
             optimizer.materialise(self._shares.values())
         if watch is not None and optimizer is not None:
-            watch.locate(optimizer, self._parameters, None if mesh.is_first_stage else self.family.tied_name)
+            watch.locate(optimizer, self._parameters, None if mesh.is_first_stage else self._tied_name)
 
     @classmethod
     def build(cls, config: TrainerConfig, mesh: Mesh, for_training: bool = True) -> Engine:
@@ -424,7 +424,7 @@ class Engine:
 
     def disagreeing_parameters(self) -> list[str]:
         """Names of parameters whose copies differ: over data ranks, over tensor ranks where replicated, or tied."""
-        return disagreements(self._parameters, self.mesh, self.family.tied_name)
+        return disagreements(self._parameters, self.mesh, self._tied_name)
 
     def not_finite(self, state: ShardedState) -> list[str]:
         """Names of parameters that hold NaN or infinity, in weights, masters or moments; on any rank. Collective.
@@ -442,4 +442,9 @@ class Engine:
             dist.destroy_process_group()
 
     def _is_tied_copy(self, name: str) -> bool:
-        return name == self.family.tied_name and not self.mesh.is_first_stage
+        return name == self._tied_name and not self.mesh.is_first_stage
+
+    @property
+    def _tied_name(self) -> str | None:
+        """The weight of which the last stage has a copy; None where it has none."""
+        return self.family.tied_name if self.config.model.tied_embeddings else None

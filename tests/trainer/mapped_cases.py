@@ -20,29 +20,35 @@ from trainer.pipeline.partial_losses import Measured
 STEPS = 3
 
 
-def weights_as_ours(items: Mapping[str, MappedTensor], given: Mapping[str, Tensor], heads: int) -> dict[str, Tensor]:
-    """Theirs under our names: what is one matrix in ours is put together again."""
-    parts: dict[str, list[Tensor]] = {}
+def weights_as_ours(items: Mapping[str, MappedTensor], given: Mapping[str, Tensor], groups: int) -> dict[str, Tensor]:
+    """Theirs under our names: what is one weight in ours is put together again."""
+    parts: dict[str, list[tuple[MappedTensor, Tensor]]] = {}
     for name, item in items.items():
         value = given[name]
-        parts.setdefault(item.key, []).append(value.view(value.shape[item.leading :]))
-    many = {item.key: item.parts for item in items.values() if item.part is not None}
-    found = {}
-    for key, values in parts.items():
-        found[key] = values[0]
-        if key in many:
-            assert len(values) == many[key]
-            cut = [part.view(heads, 1, -1, *part.shape[1:]) for part in values]
-            found[key] = torch.cat(cut, dim=1).reshape(-1, *values[0].shape[1:])
-    return found
+        parts.setdefault(item.key, []).append((item, value.view(value.shape[item.leading :])))
+    return {key: _joined(own, groups) for key, own in parts.items()}
 
 
-def weight_as_theirs(item: MappedTensor, ours: Tensor, heads: int) -> Tensor:
+def _joined(parts: list[tuple[MappedTensor, Tensor]], groups: int) -> Tensor:
+    item, value = parts[0]
+    if item.part is None:
+        return value
+    assert sum(each.count for each, _ in parts) == item.parts
+    if item.is_stacked:
+        return torch.stack([each for _, each in parts])
+    cut = [each.view(groups, own.count, -1, *each.shape[1:]) for own, each in parts]
+    return torch.cat(cut, dim=1).reshape(-1, *value.shape[1:])
+
+
+def weight_as_theirs(item: MappedTensor, ours: Tensor, groups: int) -> Tensor:
     """What the export would write of our tensor."""
-    rows = item.rows(heads)
+    shape, rows = item.shape(tuple(ours.shape)), item.rows(groups)
     if rows is not None:
-        cut = rows.blocks(item.shape(tuple(ours.shape)))
-        ours = torch.cat([ours[offsets[0] : offsets[0] + sizes[0]] for offsets, sizes in cut])
+        windows = (
+            tuple(slice(begin, begin + size) for begin, size in zip(offsets, sizes, strict=True))
+            for offsets, sizes in rows.blocks(shape)
+        )
+        ours = torch.cat([ours[window].flatten() for window in windows]).view(shape)
     return ours.view(*[1] * item.leading, *ours.shape)
 
 
@@ -92,9 +98,9 @@ def compare_training(
     measured: Mapping[str, float] | None = None,
 ) -> None:
     """Loss before, of three AdamW steps, and every weight after them but the key biases, whose true gradient is zero."""
-    heads = config.model.attention_heads
+    groups = config.model.groups
     state = {name: value.detach().clone() for name, value in model.state_dict().items()}
-    given = weights_as_ours(items, state, heads)
+    given = weights_as_ours(items, state, groups)
     losses = train_theirs(model, loss_of)
     ((before, ours, weights),) = run_ranks(train_ours, 1, config, given, draw)
     assert abs(before.loss - losses[0]) <= 2e-6
@@ -103,5 +109,5 @@ def compare_training(
     after = model.state_dict()
     for name, item in items.items():
         if not name.endswith(("key.bias", "k_proj.bias")):
-            mine = weight_as_theirs(item, weights[item.key], heads)
+            mine = weight_as_theirs(item, weights[item.key], groups)
             torch.testing.assert_close(mine, after[name], atol=2e-5, rtol=0, msg=name)

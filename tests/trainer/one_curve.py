@@ -17,7 +17,7 @@ from trainer.spikes.corruption_check import check_workers
 ZERO_GRADIENT = ("query_key_value.bias", "key_value.bias")  # of keys: Adam divides it by its own size
 
 
-def compare_curves(alone: list[Curve], ranks: list[Curve]) -> None:
+def compare_curves(alone: list[Curve], ranks: list[Curve], weight_bound: float = FP32_WEIGHT) -> None:
     """The ranks of one shape with a single one, fp32: losses, norms, evaluation and masters. See test_parity.py."""
     (reference,) = alone
     for rank in ranks:
@@ -35,7 +35,7 @@ def compare_curves(alone: list[Curve], ranks: list[Curve]) -> None:
     whole, gathered = assemble([reference.pieces]), assemble([rank.pieces for rank in ranks])
     assert gathered.keys() == whole.keys()
     for name, kinds in whole.items():
-        bound = 1e-4 if name.endswith(ZERO_GRADIENT) else FP32_WEIGHT
+        bound = 1e-4 if name.endswith(ZERO_GRADIENT) else weight_bound
         torch.testing.assert_close(
             gathered[name]["fp32"], kinds["fp32"], rtol=0, atol=bound, msg=f"{name}: {{}}".format
         )

@@ -133,7 +133,7 @@ def test_training_equals_transformers_megatron_bert() -> None:
     """Same weights and samples."""
     batch = {"micro_batch_size": 8, "global_batch_size": 8}
     config = tiny_bert(batch=batch, optimizer={"clip_grad": 0.0, "weight_decay": 0.1})
-    model, items = theirs(config), bert_tensors(config.model.layers)
+    model, items = theirs(config), bert_tensors(model_facts(config))
     tied = {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"}
     assert set(model.state_dict()) - set(items) <= tied
     with torch.no_grad():

@@ -128,7 +128,7 @@ def test_training_equals_transformers_blenderbot() -> None:
     """Same weights and samples: encoder, cross attention, decoder, loss, and the gradients of all of them."""
     batch = {"micro_batch_size": 8, "global_batch_size": 8}
     config = tiny_t5(batch=batch, optimizer={"clip_grad": 0.0, "weight_decay": 0.1})
-    model, items = theirs(config), t5_tensors(config.model.layers)
+    model, items = theirs(config), t5_tensors(model_facts(config))
     tied = {f"model.{side}.embed_tokens.weight" for side in ("encoder", "decoder")} | {"lm_head.weight"}
     assert set(model.state_dict()) - set(items) <= tied
     compare_training(config, model, items, lambda step: their_loss(model, t5_samples(config, step, 8)), t5_batches)

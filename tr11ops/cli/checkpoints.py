@@ -192,7 +192,7 @@ def export(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Folder to write.")],
     to: Annotated[
         str,
-        typer.Option("--format", "--to", metavar="hf", help="hf: Hugging Face's BLOOM, Megatron-BERT or Blenderbot."),
+        typer.Option("--format", "--to", metavar="hf", help="hf: the Hugging Face architecture that the model is."),
     ] = "hf",
     dtype: Annotated[
         str | None, typer.Option("--dtype", metavar="bf16|fp32|fp16", help="Else as the checkpoint's weights.")
@@ -206,7 +206,9 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier export in DIR.")] = False,
     verify: Annotated[bool, typer.Option(help="Compare the digests of the weights first; reads them twice.")] = True,
 ) -> None:
-    """Write a checkpoint's weights as a Hugging Face BLOOM, Megatron-BERT or Blenderbot: config, weights, tokenizer.
+    """Write a checkpoint's weights as a Hugging Face model: config, weights, tokenizer.
+
+    A BLOOM, Llama or Qwen3, a Megatron-BERT, or a Blenderbot (T5), as the model is.
 
     The folder appears whole or not at all. Memory does not grow with the model. STEP as a path needs no card; the
     card then says what the checkpoint does not: tokenizer, epsilon of the LayerNorms.
@@ -228,7 +230,9 @@ def import_(
     context: Annotated[RunContext, JSON],
     folder: Annotated[Path, typer.Argument(metavar="HF_DIR", help="Folder with config.json and the weights.")],
 ) -> None:
-    """Make the first checkpoint of a run from a Hugging Face BLOOM or Megatron-BERT, so that a training starts.
+    """Make the first checkpoint of a run from a Hugging Face model, so that a training starts.
+
+    A BLOOM, Llama, Qwen3 or Megatron-BERT.
 
     Weights in the card's precision, fp32 masters equal to the model's own numbers, empty moments, step 0. The card's
     model must be that of HF_DIR, and the run must hold no checkpoint yet. Reads .safetensors and pytorch_model*.bin.

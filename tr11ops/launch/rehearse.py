@@ -67,11 +67,16 @@ def _shape(card: RunCard, workers: int) -> dict[str, Any]:
     if hidden > LARGEST_HIDDEN:
         per_head = hidden // heads
         fits = LARGEST_HIDDEN % per_head == 0 and LARGEST_HIDDEN // per_head % tensor == 0
+        fewer = LARGEST_HIDDEN // per_head if fits else 8 * tensor
         shape |= {
             "model.hidden_size": LARGEST_HIDDEN,
-            "model.attention_heads": LARGEST_HIDDEN // per_head if fits else 8 * tensor,
+            "model.attention_heads": fewer,
             "model.ffn_hidden_size": None,
         }
+        if card.model.key_value_heads is not None:
+            groups = fewer // (heads // card.model.groups)
+            is_even = groups > 0 and fewer % groups == groups % tensor == 0
+            shape["model.key_value_heads"] = groups if is_even else tensor
     replicas = workers // (tensor * pipeline)
     if batch_problems(card.batch, replicas):
         chunk = card.batch.micro_batch_size * replicas

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trainer.config.card import Problem, TrainerConfig
+from trainer.config.card import ModelSection, Problem, TrainerConfig
 from trainer.config.stage_units import units_of
 
 
 def family_problems(config: TrainerConfig) -> Iterator[Problem]:
-    """Of a BERT or a T5: keys that mean something for a GPT alone."""
+    """Of a BERT or a T5: keys that mean something for a GPT alone. Of a GPT: what the original's layout cannot hold."""
     model = config.model
     if not model.looks_ahead:
+        if config.checkpoint.format == "deepspeed":
+            for key, fix in _unlike_the_original(model):
+                rule = 'has no place in checkpoint.format = "deepspeed", the original\'s layout'
+                yield Problem(f"model.{key}", getattr(model, key), rule, f'{fix}, or use "tr11"')
         return
+    for key, fix in _unlike_the_original(model):
+        rule = f'is not a part of model.family = "{model.family}"'
+        yield Problem(f"model.{key}", getattr(model, key), rule, fix)
     if model.position_embedding != "absolute":
         rule = f'has no meaning with model.family = "{model.family}": its positions are learned'
         yield Problem("model.position_embedding", model.position_embedding, rule, 'use "absolute"')
@@ -27,6 +34,22 @@ def family_problems(config: TrainerConfig) -> Iterator[Problem]:
     if config.checkpoint.format == "deepspeed":
         rule = f'has no place for the tensors of model.family = "{model.family}"'
         yield Problem("checkpoint.format", "deepspeed", rule, 'use "tr11"')
+
+
+def _unlike_the_original(model: ModelSection) -> Iterator[tuple[str, str]]:
+    """Keys that make a model unlike Megatron's of BLOOM's time, and what makes it like those again."""
+    if model.norm != "layernorm":
+        yield "norm", 'set it to "layernorm"'
+    if model.is_gated:
+        yield "activation", 'set it to "gelu"'
+    if model.groups != model.attention_heads:
+        yield "key_value_heads", "leave it out"
+    if model.qk_norm:
+        yield "qk_norm", "leave it out"
+    if not model.linear_biases:
+        yield "linear_biases", "leave it out"
+    if not model.tied_embeddings:
+        yield "tied_embeddings", "leave it out"
 
 
 def _decoder_problems(config: TrainerConfig) -> Iterator[Problem]:

@@ -9,6 +9,7 @@ from trainer.config.base import LARGEST_WIDTH, MOST_ITERATIONS, MOST_LAYERS, MOS
 from trainer.config.optimizer_names import with_new_names
 
 DEFAULT_VOCABULARY_MULTIPLE = 128
+GATED_MULTIPLE = 256
 
 
 class ParallelSection(Section):
@@ -44,7 +45,7 @@ class ParallelSection(Section):
 
 
 class ModelSection(Section):
-    """[model]: a pre-layer-norm transformer with tied input and output embedding."""
+    """[model]: a transformer that normalises before attention and before the feed-forward part."""
 
     family: Literal["gpt", "bert", "t5"] = Field(
         default="gpt",
@@ -56,6 +57,13 @@ class ModelSection(Section):
     attention_heads: int = Field(
         gt=0, le=LARGEST_WIDTH, description="must divide hidden_size, unless kv_channels is given"
     )
+    key_value_heads: int | None = Field(
+        default=None,
+        gt=0,
+        le=LARGEST_WIDTH,
+        description="heads of keys and values, each shared by as many queries' heads (grouped-query attention); must "
+        "divide attention_heads; default: attention_heads",
+    )
     sequence_length: int = Field(gt=0, le=LARGEST_WIDTH, description="tokens in one sample; t5: of the encoder")
     decoder_sequence_length: int = Field(
         default=128, ge=3, le=LARGEST_WIDTH, description="t5: tokens of the decoder; longer spans are shortened"
@@ -63,10 +71,25 @@ class ModelSection(Section):
     kv_channels: int | None = Field(
         default=None, gt=0, le=LARGEST_WIDTH, description="width of one head; default: hidden_size / attention_heads"
     )
-    ffn_hidden_size: int | None = Field(default=None, gt=0, le=LARGEST_WIDTH, description="default: 4 x hidden_size")
-    activation: Literal["gelu_tanh", "gelu"] = Field(
-        default="gelu_tanh", description="the tanh approximation that BLOOM was trained with, or the exact function"
+    ffn_hidden_size: int | None = Field(
+        default=None,
+        gt=0,
+        le=LARGEST_WIDTH,
+        description="default: 4 x hidden_size; with swiglu 8/3 x hidden_size, rounded up to a multiple of 256",
     )
+    activation: Literal["gelu_tanh", "gelu", "swiglu"] = Field(
+        default="gelu_tanh",
+        description="GELU in the tanh approximation that BLOOM was trained with, or exact; or SiLU of a third matrix's "
+        "result as a gate",
+    )
+    linear_biases: bool = Field(default=True, description="linear layers add a bias; must be false with swiglu")
+    norm: Literal["layernorm", "rmsnorm"] = Field(
+        default="layernorm", description="of mean and variance, with a bias; or of the root mean square alone"
+    )
+    qk_norm: bool = Field(
+        default=False, description="RMSNorm over each head of queries and keys, before positions are rotated"
+    )
+    tied_embeddings: bool = Field(default=True, description="the output projection is the word embedding again")
     position_embedding: Literal["alibi", "absolute", "rotary"] = Field(
         default="alibi",
         description="linear biases on the attention scores, a learned table, or rotated queries and keys",
@@ -75,8 +98,8 @@ class ModelSection(Section):
         default=None, gt=0, le=LARGEST_WIDTH, description="default: sequence_length; not with rotary positions"
     )
     rotary_base: float = Field(default=10_000.0, gt=1, description="base of the rotary wave lengths")
-    embedding_layernorm: bool = Field(default=False, description="LayerNorm after the word embedding")
-    layernorm_epsilon: float = Field(default=1e-5, gt=0, description="added to the variance")
+    embedding_layernorm: bool = Field(default=False, description="model.norm after the word embedding")
+    layernorm_epsilon: float = Field(default=1e-5, gt=0, description="added to the variance, or to the mean square")
     attention_dropout: float = Field(default=0.1, ge=0, lt=1, description="on the attention probabilities")
     hidden_dropout: float = Field(default=0.1, ge=0, lt=1, description="on what each half of a block adds")
     init_method: Literal["normal", "xavier"] = Field(
@@ -120,7 +143,26 @@ class ModelSection(Section):
 
     @property
     def ffn(self) -> int:
-        return self.ffn_hidden_size or 4 * self.hidden_size
+        """Width between the matrices of the feed-forward part.
+
+        A gate's third matrix would make the part half as large again, so its width is 8/3 in place of 4 (Shazeer,
+        arXiv 2002.05202), rounded up to whole tiles as in Llama: 11,008 for 4,096.
+        """
+        if self.ffn_hidden_size is not None:
+            return self.ffn_hidden_size
+        if not self.is_gated:
+            return 4 * self.hidden_size
+        return -(-8 * self.hidden_size // (3 * GATED_MULTIPLE)) * GATED_MULTIPLE
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether the feed-forward part has a third matrix, whose result is a gate."""
+        return self.activation == "swiglu"
+
+    @property
+    def groups(self) -> int:
+        """Heads of keys and values."""
+        return self.key_value_heads or self.attention_heads
 
     @property
     def positions(self) -> int:

@@ -42,9 +42,18 @@ def _width_problems(config: TrainerConfig) -> Iterator[Problem]:
     if model.attention_heads % tensor:
         rule = f"must divide model.attention_heads ({model.attention_heads})"
         yield Problem("parallel.tensor", tensor, rule, "choose a divisor of it")
+    if model.attention_heads % model.groups:
+        rule = f"must divide model.attention_heads ({model.attention_heads})"
+        yield Problem("model.key_value_heads", model.groups, rule, "choose a divisor of it")
+    elif model.attention_heads % tensor == 0 and model.groups % tensor:
+        rule = f"must divide model.key_value_heads ({model.groups}): each tensor rank has whole ones"
+        yield Problem("parallel.tensor", tensor, rule, "choose a divisor of it")
     if model.ffn % tensor:
         rule = f"must divide model.ffn_hidden_size ({model.ffn})"
         yield Problem("parallel.tensor", tensor, rule, "choose a divisor of it")
+    if model.is_gated and model.linear_biases:
+        rule = f'is not possible with model.activation = "{model.activation}", whose matrices have none'
+        yield Problem("model.linear_biases", True, rule, "set it to false")
 
 
 def _vocabulary_problems(config: TrainerConfig) -> Iterator[Problem]:

@@ -8,7 +8,7 @@ from trainer.contract.record import Record
 
 # Names of the classes that the engine deals, by which DeepSpeed counts. The head is the embedding again.
 EMBEDDING, BLOCK = "VocabularyParallelEmbedding", "TransformerBlock"
-OTHERS = ("LearnedPositions", "LayerNorm", "Dropout", "TokenTypes", "PretrainingHeads")
+OTHERS = ("LearnedPositions", "LayerNorm", "RMSNorm", "Dropout", "TokenTypes", "PretrainingHeads")
 
 
 class Units(Record):

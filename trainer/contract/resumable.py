@@ -33,6 +33,13 @@ OPTIMIZER_SUMS = "optimizer_sums"  # of a cursor: what some optimizers keep of e
 WEIGHTS_PREFIXES = (f"{WEIGHTS}/", "layer_", "zero/")
 OPTIMIZER_PREFIXES = (f"{OPTIMIZER}/", "bf16", "zero_pp_rank_", "zero/")
 CURSOR_PREFIXES = (CURSOR_FILE, "mp_rank_")
+UNNAMED = {
+    "model.family": "gpt",
+    "model.norm": "layernorm",
+    "model.linear_biases": True,
+    "model.qk_norm": False,
+    "model.tied_embeddings": True,
+}
 WEIGHTS_ALONE = "it holds weights alone, from which no training resumes"
 
 
@@ -100,11 +107,15 @@ def model_facts(config: TrainerConfig) -> dict[str, Any]:
         "model.position_embedding": model.position_embedding,
         "model.embedding_layernorm": model.embedding_layernorm,
         "model.layernorm_epsilon": model.layernorm_epsilon,
+        "model.family": model.family,
+        "model.norm": model.norm,
+        "model.linear_biases": model.linear_biases,
+        "model.qk_norm": model.qk_norm,
+        "model.tied_embeddings": model.tied_embeddings,
+        "model.key_value_heads": model.groups,
         "tokenizer.padded_vocabulary_size": config.tokenizer.padded_vocabulary_size,
         "precision.dtype": config.precision.dtype,
     }
-    if model.family != "gpt":  # which checkpoints did not name while it was the only one
-        facts["model.family"] = model.family
     if model.position_embedding == "absolute":
         facts["model.max_position_embeddings"] = model.positions
     if model.position_embedding == "rotary":
@@ -113,8 +124,17 @@ def model_facts(config: TrainerConfig) -> dict[str, Any]:
 
 
 def model_differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Keys on which both sides have a value and disagree: (saved, wanted)."""
-    return {key: (saved[key], value) for key, value in wanted.items() if key in saved and saved[key] != value}
+    """Keys on which both sides have a value and disagree: (saved, wanted). What no checkpoint named once is known."""
+    known = with_unnamed(saved)
+    return {key: (known[key], value) for key, value in wanted.items() if key in known and known[key] != value}
+
+
+def with_unnamed(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """A model's facts with those that checkpoints did not name while every model had them."""
+    found = {**UNNAMED, **facts}
+    if "model.attention_heads" in found:
+        found.setdefault("model.key_value_heads", found["model.attention_heads"])
+    return found
 
 
 def lack_of(manifest: Manifest, need: ResumeNeed) -> ResumeFault | None:

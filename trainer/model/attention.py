@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from trainer.config.card import ModelSection
 from trainer.model.initial import output_projection_std
 from trainer.model.kernels import Kernel
-from trainer.model.layers import ColumnParallelLinear, RowParallelLinear
+from trainer.model.layers import ColumnParallelLinear, RMSNorm, RowParallelLinear
 from trainer.model.positions import Rotary
 from trainer.model.random import tensor_region
 from trainer.parallel.mesh import Mesh
@@ -39,7 +39,10 @@ class _Attention(nn.Module):
         return partial(checkpoint, mix, use_reentrant=False, preserve_rng_state=keeps_random, determinism_check="none")
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, documents: Tensor | None) -> Tensor:
-        """Each [batch, sequence, heads, head size] -> mixed values [batch, sequence of the queries, width]."""
+        """Each [batch, sequence, heads, head size] -> mixed values [batch, sequence of the queries, width].
+
+        Of keys and values there may be fewer heads, each for as many heads of queries that follow one another.
+        """
         batch, length = query.shape[:2]
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
         if self.training and self.dropout > 0.0:
@@ -51,7 +54,9 @@ class _Attention(nn.Module):
 
 
 class SelfAttention(_Attention):
-    """Query, key and value in one projection: rows [heads, 3, head size], so a slice of rows is whole heads.
+    """Query, key and value in one projection: rows [groups, queries + 2, head size], a slice of which is whole groups.
+
+    A group is a head of keys and values with the heads of queries that share it: one, unless the card says otherwise.
 
     `rotary` (None unless positions are rotary) is shared by all blocks of a worker, as the kernel is. `in_float8`: the
     projections multiply in 8-bit floats.
@@ -67,24 +72,36 @@ class SelfAttention(_Attention):
         in_float8: bool = False,
     ):
         super().__init__(model, mesh, kernel, recompute)
-        width = model.attention_heads * model.head_size
+        width, biases = model.attention_heads * model.head_size, model.linear_biases
         self.rotary = rotary
-        self.query_key_value = ColumnParallelLinear(model.hidden_size, 3 * width, model.init_std, mesh, in_float8)
+        self.queries = model.attention_heads // model.groups  # of a group
+        fused = width + 2 * model.groups * model.head_size
+        self.query_key_value = ColumnParallelLinear(model.hidden_size, fused, model.init_std, mesh, in_float8, biases)
+        self.query_norm = self.key_norm = None
+        if model.qk_norm:
+            self.query_norm, self.key_norm = (
+                RMSNorm(model.head_size, model.layernorm_epsilon, mesh, in_region=True) for _ in range(2)
+            )
         std = output_projection_std(model.init_std, model.layers)
-        self.dense = RowParallelLinear(width, model.hidden_size, std, mesh, in_float8)
+        self.dense = RowParallelLinear(width, model.hidden_size, std, mesh, in_float8, biases)
 
     def forward(self, hidden: Tensor, documents: Tensor | None = None) -> Tensor:
         """[batch, sequence, hidden] -> the same; `documents`: document numbers [batch, sequence], when they count."""
         return self.dense(self.mix(self.query_key_value(hidden), documents))
 
     def mix(self, fused: Tensor, documents: Tensor | None) -> Tensor:
-        """What lies between the two projections: [batch, sequence, 3 x width] -> [batch, sequence, width]."""
+        """What lies between the two projections: what the first gave -> [batch, sequence, width]."""
         return self._recomputed(self._mix)(fused, documents)
 
     def _mix(self, fused: Tensor, documents: Tensor | None) -> Tensor:
-        """Query, key and value side by side [batch, sequence, 3 x width] -> mixed values [batch, sequence, width]."""
+        """Query, key and value side by side -> mixed values [batch, sequence, width]."""
         batch, length, _ = fused.shape
-        query, key, value = fused.view(batch, length, -1, 3, self.head_size).unbind(3)
+        queries, key, value = fused.view(batch, length, -1, self.queries + 2, self.head_size).split(
+            (self.queries, 1, 1), dim=3
+        )
+        query, key, value = queries.flatten(2, 3), key.squeeze(3), value.squeeze(3)
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = self.query_norm(query), self.key_norm(key)
         if self.rotary is not None:
             query, key = self.rotary.rotate(query, documents), self.rotary.rotate(key, documents)
         return self._attend(query, key, value, documents)

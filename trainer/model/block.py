@@ -1,4 +1,4 @@
-"""One transformer block: attention and MLP, each behind a LayerNorm, each added to the residual stream."""
+"""One transformer block: attention and MLP, each behind a norm, each added to the residual stream."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from trainer.config.recompute_choice import Recomputed
 from trainer.model.attention import SelfAttention
 from trainer.model.compiled import Compiler, uncompiled
 from trainer.model.documents import Stream, hidden_of, joined
+from trainer.model.gated import gated_silu
 from trainer.model.initial import output_projection_std
 from trainer.model.kernels import Kernel
-from trainer.model.layers import ColumnParallelLinear, LayerNorm, RowParallelLinear
+from trainer.model.layers import ColumnParallelLinear, RowParallelLinear, norm_class
 from trainer.model.positions import Rotary
 from trainer.parallel.mesh import Mesh
 
@@ -20,25 +21,32 @@ GELU_FORMS = {"gelu_tanh": "tanh", "gelu": "none"}
 
 
 class MultilayerPerceptron(nn.Module):
-    """hidden -> ffn -> hidden with GELU: its tanh approximation (as BLOOM was trained), or the exact one."""
+    """hidden -> ffn -> hidden with GELU: its tanh approximation (as BLOOM was trained), or the exact one.
+
+    Gated (SwiGLU; Shazeer, arXiv 2002.05202) `up` has two matrices, the gate's first: SiLU(gate) x up goes down.
+    """
 
     def __init__(self, model: ModelSection, mesh: Mesh, in_float8: bool = False):
         super().__init__()
-        std = model.init_std
-        self.approximate = GELU_FORMS[model.activation]
-        self.up = ColumnParallelLinear(model.hidden_size, model.ffn, std, mesh, in_float8)
+        std, biases = model.init_std, model.linear_biases
+        self.approximate = GELU_FORMS.get(model.activation)
+        matrices = 2 if model.is_gated else 1
+        self.up = ColumnParallelLinear(model.hidden_size, model.ffn, std, mesh, in_float8, biases, matrices)
         down_std = output_projection_std(std, model.layers)
-        self.down = RowParallelLinear(model.ffn, model.hidden_size, down_std, mesh, in_float8)
+        self.down = RowParallelLinear(model.ffn, model.hidden_size, down_std, mesh, in_float8, biases)
 
     def forward(self, hidden: Tensor) -> Tensor:
         return self.down(self.activate(self.up(hidden)))
 
     def activate(self, hidden: Tensor) -> Tensor:
-        return functional.gelu(hidden, approximate=self.approximate)
+        """What goes to `down`, of what `up` gave."""
+        if self.approximate is not None:
+            return functional.gelu(hidden, approximate=self.approximate)
+        return gated_silu(hidden)
 
 
 class TransformerBlock(nn.Module):
-    """Pre-layer-norm block on [batch, sequence, hidden]. Its name is what `type:transformer` partitions by.
+    """Pre-norm block on [batch, sequence, hidden]. Its name is what `type:transformer` partitions by.
 
     `recomputed`: what the backward pass computes again; of a whole block the engine takes care. `compiler`: what
     compiles the parts of a block, shared by all of a worker; None leaves them as they are. `in_float8`: the four linear
@@ -60,9 +68,10 @@ class TransformerBlock(nn.Module):
         self.is_cut = mesh.tensor_group is not None
         self.recomputed = recomputed
         self.dropout = model.hidden_dropout
-        self.input_norm = LayerNorm(model.hidden_size, model.layernorm_epsilon, mesh)
+        norm = norm_class(model)
+        self.input_norm = norm(model.hidden_size, model.layernorm_epsilon, mesh)
         self.attention = SelfAttention(model, mesh, kernel, rotary, recomputed == "attention", in_float8)
-        self.post_attention_norm = LayerNorm(model.hidden_size, model.layernorm_epsilon, mesh)
+        self.post_attention_norm = norm(model.hidden_size, model.layernorm_epsilon, mesh)
         self.mlp = MultilayerPerceptron(model, mesh, in_float8)
 
     def forward(self, stream: Stream) -> Stream:

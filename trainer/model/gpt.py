@@ -1,8 +1,9 @@
 """The GPT as a list of layers, and the logical names of its tensors. The only place that knows what a GPT is.
 
 Names: `embedding.word.weight`, `embedding.position.weight`, `embedding.norm.*`, `blocks.N.input_norm.*`,
-`blocks.N.attention.{query_key_value,dense}.*`, `blocks.N.post_attention_norm.*`, `blocks.N.mlp.{up,down}.*`,
-`final_norm.*`. The output projection is the word embedding again and has no name of its own.
+`blocks.N.attention.{query_key_value,dense}.*`, `blocks.N.attention.{query,key}_norm.weight`,
+`blocks.N.post_attention_norm.*`, `blocks.N.mlp.{up,down}.*`, `final_norm.*`, and `head.weight` where the output
+projection is not the word embedding again.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from trainer.model.compiled import Compiler
 from trainer.model.documents import DocumentRules, labels_without_ends
 from trainer.model.family import Family, Layer
 from trainer.model.kernels import build_kernel
-from trainer.model.layers import Dropout, LayerNorm, LearnedPositions, VocabularyParallelEmbedding
+from trainer.model.layers import Dropout, LearnedPositions, VocabularyParallelEmbedding, norm_class
 from trainer.model.loss import LanguageModelHead
 from trainer.model.positions import Rotary
 from trainer.parallel.mesh import Mesh
@@ -54,13 +55,13 @@ def gpt_layers(
     rotary = None
     if model.position_embedding == "rotary":
         rotary = Rotary(model.head_size, model.rotary_base, mesh.device, resets_positions)
-    layers = [Layer(*embedding, tied_key=TIED_KEY)]
+    layers = [Layer(*embedding, tied_key=TIED_KEY if model.tied_embeddings else None)]
     if model.position_embedding == "absolute":
         arguments = (model.positions, model.hidden_size, model.init_std, mesh, documents)
         layers.append(Layer(LearnedPositions, arguments, "embedding.position."))
-    norm = (model.hidden_size, model.layernorm_epsilon, mesh)
+    norm = norm_class(model), (model.hidden_size, model.layernorm_epsilon, mesh)
     if model.embedding_layernorm:
-        layers.append(Layer(LayerNorm, norm, "embedding.norm."))
+        layers.append(Layer(*norm, "embedding.norm."))
     if model.hidden_dropout > 0.0:
         layers.append(Layer(Dropout, (model.hidden_dropout,), "embedding.dropout."))
     block = (model, mesh, build_kernel(model, mesh, documents, dtype), rotary)
@@ -68,8 +69,12 @@ def gpt_layers(
         Layer(TransformerBlock, (*block, recomputed_part(model, index), compiler, in_float8), f"blocks.{index}.")
         for index in range(model.layers)
     ]
-    layers.append(Layer(LayerNorm, norm, "final_norm."))
-    layers.append(Layer(*embedding, tied_key=TIED_KEY, forward=head.attach))
+    layers.append(Layer(*norm, "final_norm."))
+    if model.tied_embeddings:
+        layers.append(Layer(*embedding, tied_key=TIED_KEY, forward=head.attach))
+    else:
+        kind, arguments, _ = embedding
+        layers.append(Layer(kind, (*arguments, head.attach), "head."))
     return layers
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -59,14 +59,26 @@ def initialise(name: str, parameter: nn.Parameter, seed: int, tensor_rank: int, 
     if initial.std == 0.0:
         parameter.fill_(initial.mean)
         return
-    local, sharding = tuple(parameter.shape), sharding_of(parameter)
+    if parameter.dim() == 3:  # several matrices in one weight, each drawn as one alone is
+        inner = replace(sharding_of(parameter), dim=0)  # cut along their rows
+        for index, matrix in enumerate(parameter):
+            _fill(f"{name}/{index}", matrix, inner, seed, tensor_rank, initial, is_xavier)
+    else:
+        _fill(name, parameter, sharding_of(parameter), seed, tensor_rank, initial, is_xavier)
+
+
+def _fill(
+    name: str, tensor: Tensor, sharding: Sharding, seed: int, tensor_rank: int, initial: Initial, is_xavier: bool
+) -> None:
+    """Fill the slice `tensor` of a whole one that is known as `name`."""
+    local = tuple(tensor.shape)
     draw: Draw = torch.randn
     scale = initial.std
-    if is_xavier and parameter.dim() == 2:
+    if is_xavier and tensor.dim() == 2:
         rows, columns = sharding.global_shape(local)
         draw, scale = _even, xavier_bound(rows, columns)
     for place, block in _blocks(name, seed, local, sharding, tensor_rank, draw):
-        parameter[place].copy_(block.mul_(scale).add_(initial.mean))
+        tensor[place].copy_(block.mul_(scale).add_(initial.mean))
 
 
 def _blocks(

@@ -22,7 +22,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from trainer.config.card import CardError, ModelSection, Problem
-from trainer.config.kernel_choice import DROP_IT, Device, KernelChoice, KernelName, choose_kernel
+from trainer.config.kernel_choice import DROP_IT, Device, KernelChoice, KernelName, choose_kernel, flash_obstacle
 from trainer.model.documents import DocumentRules
 from trainer.model.matmul import compute_dtype
 from trainer.model.positions import local_alibi_slopes
@@ -33,7 +33,10 @@ HALF_STRIP = 256  # in bf16 and fp16: lower ones cost torch's kernel, which pack
 
 
 class Kernel(Protocol):
-    """Mixes values: query, key, value [batch, heads, sequence, head size] -> the same shape."""
+    """Mixes values: query, key, value [batch, heads, sequence, head size] -> the queries' shape.
+
+    Keys and values may have fewer heads: the first is for the first so many heads of queries, and so on.
+    """
 
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, documents: Tensor | None, dropout: float
@@ -72,7 +75,7 @@ def build_kernel(model: ModelSection, mesh: Mesh, documents: DocumentRules | Non
     choice = kernel_for(model, mesh, documents, dtype)
     if choice.refusal is not None:
         raise CardError("run card", [Problem("model.require_fused_attention", True, choice.refusal, DROP_IT)])
-    backends = BACKENDS.get(choice.name, ()) if mesh.device.type == "cuda" else ()
+    backends = _backends(model, choice, dtype, mesh.device)
     if model.looks_ahead:
         return PaddedKernel(backends)
     slopes = local_alibi_slopes(model.attention_heads, mesh) if model.position_embedding == "alibi" else None
@@ -82,6 +85,16 @@ def build_kernel(model: ModelSection, mesh: Mesh, documents: DocumentRules | Non
     if slopes is None and not stays_inside:
         return CausalKernel(backends)
     return DenseKernel(slopes, stays_inside, mesh.device, backends)
+
+
+def _backends(model: ModelSection, choice: KernelChoice, dtype: str, device: torch.device) -> Backends:
+    """The only ones of torch's kernels that may be taken; of those without a mask, flash reads groups as they are."""
+    if device.type != "cuda":
+        return ()
+    grouped = model.groups != model.attention_heads
+    if choice.name == "causal" and grouped and flash_obstacle(model, dtype, device_facts(device)) is None:
+        return (SDPBackend.FLASH_ATTENTION,)
+    return BACKENDS.get(choice.name, ())
 
 
 def build_causal_kernel(model: ModelSection, mesh: Mesh, dtype: str) -> CausalKernel:
@@ -200,7 +213,8 @@ class FlexKernel:
         if dropout > 0.0:
             raise ValueError("flex attention knows no dropout")
         tiles = self._tiles(query.shape[2], query.device, documents if self.stays_inside else None)
-        return self._attention(query, key, value, score_mod=self._score, block_mask=tiles)
+        grouped = query.shape[1] != key.shape[1]
+        return self._attention(query, key, value, score_mod=self._score, block_mask=tiles, enable_gqa=grouped)
 
     def _tiles(self, length: int, device: torch.device, documents: Tensor | None) -> Any:
         """Which tiles of the scores are needed; made once per length, or once per micro batch with documents."""
@@ -268,9 +282,19 @@ def _attend(
     backends: Sequence[SDPBackend],
 ) -> Tensor:
     wide = compute_dtype(query)
+    shared = query.shape[1] // key.shape[1]
+    if shared > 1 and SDPBackend.EFFICIENT_ATTENTION in backends:  # which knows no groups
+        key, value = (each.repeat_interleave(shared, dim=1) for each in (key, value))
+        shared = 1
     with _only(backends):
         mixed = functional.scaled_dot_product_attention(
-            query.to(wide), key.to(wide), value.to(wide), attn_mask=mask, dropout_p=dropout, is_causal=mask is None
+            query.to(wide),
+            key.to(wide),
+            value.to(wide),
+            attn_mask=mask,
+            dropout_p=dropout,
+            is_causal=mask is None,
+            enable_gqa=shared > 1,
         )
     return mixed.to(query.dtype)
 

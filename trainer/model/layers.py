@@ -11,10 +11,14 @@ same bits whatever the kernels do.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from trainer.config.card import ModelSection
 from trainer.model.documents import (
     DocumentRules,
     Stream,
@@ -26,18 +30,25 @@ from trainer.model.documents import (
 )
 from trainer.model.initial import ONES, ZEROS, Initial
 from trainer.model.matmul import column_linear, linear
+from trainer.model.root_mean_square import root_mean_square_norm
 from trainer.parallel.comm import reduce_from_tensor_region, reduce_scatter_sequence, stretch
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.shard import Sharding, declare
 
 
-def new_parameter(shape: tuple[int, ...], mesh: Mesh, dim: int | None, initial: Initial) -> nn.Parameter:
-    """This worker's slice of a parameter of whole `shape`, cut along `dim` (None = replicated); values not yet set."""
+def new_parameter(
+    shape: tuple[int, ...], mesh: Mesh, dim: int | None, initial: Initial, in_region: bool = False
+) -> nn.Parameter:
+    """This worker's slice of a parameter of whole `shape`, cut along `dim` (None = replicated); values not yet set.
+
+    `in_region`: a replicated one that works on what is cut over the tensor ranks, so that each rank's gradient is a
+    share by itself.
+    """
     sharding = Sharding(dim, 1 if dim is None else mesh.tensor)
     tensor = torch.empty(sharding.local_shape(shape), dtype=torch.float32, device=mesh.device)
     parameter = declare(nn.Parameter(tensor), sharding)
     parameter.initial = initial  # type: ignore[attr-defined]
-    if dim is None and mesh.tensor_rank > 0 and not mesh.sequence_parallel:
+    if dim is None and mesh.tensor_rank > 0 and not mesh.sequence_parallel and not in_region:
         parameter.register_hook(torch.zeros_like)
     return parameter
 
@@ -57,24 +68,59 @@ class LayerNorm(nn.Module):
         return functional.layer_norm(hidden, self.shape, self.weight, self.bias, self.epsilon)
 
 
+class RMSNorm(nn.Module):
+    """Division by the root mean square over the last dimension, replicated on all tensor ranks (Zhang and Sennrich,
+    arXiv 1910.07467). `in_region`: as for `new_parameter`.
+    """
+
+    def __init__(self, size: int, epsilon: float, mesh: Mesh, in_region: bool = False):
+        super().__init__()
+        self.epsilon = epsilon
+        self.weight = new_parameter((size,), mesh, None, ONES, in_region)
+
+    @passes_documents
+    def forward(self, hidden: Tensor) -> Tensor:
+        return root_mean_square_norm(hidden, self.weight, self.epsilon)
+
+
+Norm = LayerNorm | RMSNorm
+
+
+def norm_class(model: ModelSection) -> type[Norm]:
+    """That of the layers on the residual stream."""
+    return RMSNorm if model.norm == "rmsnorm" else LayerNorm
+
+
 class ColumnParallelLinear(nn.Module):
     """Linear layer whose output features are cut: [batch, sequence, inputs] -> [batch, sequence, outputs / tensor].
 
-    With sequence parallelism the input is this rank's stretch, the output of the whole sequence.
+    With sequence parallelism the input is this rank's stretch, the output of the whole sequence. `matrices`: so many
+    of `outputs` features each are one weight [matrices, outputs, inputs], of which every rank has its share of each;
+    their results stand one behind the other.
     """
 
-    def __init__(self, inputs: int, outputs: int, std: float, mesh: Mesh, in_float8: bool = False):
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        std: float,
+        mesh: Mesh,
+        in_float8: bool = False,
+        has_bias: bool = True,
+        matrices: int = 1,
+    ):
         super().__init__()
         self.mesh = mesh
         self.in_float8 = in_float8
-        self.weight = new_parameter((outputs, inputs), mesh, 0, Initial(0.0, std))
-        self.bias = new_parameter((outputs,), mesh, 0, ZEROS)
+        shape, dim = ((outputs, inputs), 0) if matrices == 1 else ((matrices, outputs, inputs), 1)
+        self.weight = new_parameter(shape, mesh, dim, Initial(0.0, std))
+        self.bias = new_parameter((outputs,), mesh, 0, ZEROS) if has_bias else None
 
     def forward(self, hidden: Tensor) -> Tensor:
-        group = self.mesh.tensor_group
+        group, weight = self.mesh.tensor_group, self.weight.view(-1, self.weight.shape[-1])
         if group is None:
-            return linear(hidden, self.weight, self.bias, self.in_float8)
-        return column_linear(hidden, self.weight, self.bias, group, self.mesh.sequence_parallel, self.in_float8)
+            return linear(hidden, weight, self.bias, self.in_float8)
+        return column_linear(hidden, weight, self.bias, group, self.mesh.sequence_parallel, self.in_float8)
 
 
 class RowParallelLinear(nn.Module):
@@ -84,13 +130,15 @@ class RowParallelLinear(nn.Module):
     The bias is replicated and added once, after the sum.
     """
 
-    def __init__(self, inputs: int, outputs: int, std: float, mesh: Mesh, in_float8: bool = False):
+    def __init__(
+        self, inputs: int, outputs: int, std: float, mesh: Mesh, in_float8: bool = False, has_bias: bool = True
+    ):
         super().__init__()
         self.mesh = mesh
         self.is_cut = mesh.tensor_group is not None
         self.in_float8 = in_float8
         self.weight = new_parameter((outputs, inputs), mesh, 1, Initial(0.0, std))
-        self.bias = new_parameter((outputs,), mesh, None, ZEROS)
+        self.bias = new_parameter((outputs,), mesh, None, ZEROS) if has_bias else None
 
     def forward(self, hidden: Tensor) -> Tensor:
         return self.finish(self.exchange(self.product(hidden)))
@@ -105,24 +153,36 @@ class RowParallelLinear(nn.Module):
 
     def finish(self, summed: Tensor) -> Tensor:
         """The result of the layer."""
-        return summed + self.bias if self.is_cut else summed
+        return summed + self.bias if self.is_cut and self.bias is not None else summed
 
 
 class VocabularyParallelEmbedding(nn.Module):
     """Word embedding whose rows are cut: token ids [batch, sequence] -> [batch, sequence, features].
 
-    With `documents` the numbers of the tokens' documents follow the hidden states from here on. The last stage holds
-    a tied copy of the same weight for the output projection (see `loss.py`).
+    With `documents` the numbers of the tokens' documents follow the hidden states from here on. The output projection
+    is one too (see `loss.py`): a tied copy of the same weight, or with `attach` one of its own, which in place of
+    looking up hands itself and the hidden states to that.
     """
 
-    def __init__(self, vocabulary_size: int, size: int, std: float, mesh: Mesh, documents: DocumentRules | None = None):
+    def __init__(
+        self,
+        vocabulary_size: int,
+        size: int,
+        std: float,
+        mesh: Mesh,
+        documents: DocumentRules | None = None,
+        attach: Callable[[VocabularyParallelEmbedding, Stream], Tensor] | None = None,
+    ):
         super().__init__()
         self.mesh = mesh
         self.documents = documents
+        self.attach = attach
         self.weight = new_parameter((vocabulary_size, size), mesh, 0, Initial(0.0, std))
         self.first_row = mesh.tensor_rank * self.weight.shape[0]
 
-    def forward(self, tokens: Tensor) -> Stream:
+    def forward(self, tokens: Any) -> Stream:
+        if self.attach is not None:
+            return self.attach(self, tokens)
         rule = self.documents
         return joined(self._look_up(tokens), None if rule is None else document_numbers(tokens, rule.end_id))
 

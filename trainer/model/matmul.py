@@ -48,7 +48,7 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None, in_float8
 
 
 def column_linear(
-    inputs: Tensor, weight: Tensor, bias: Tensor, group: ProcessGroup, is_cut: bool, in_float8: bool = False
+    inputs: Tensor, weight: Tensor, bias: Tensor | None, group: ProcessGroup, is_cut: bool, in_float8: bool = False
 ) -> Tensor:
     """Enter a tensor region through a linear layer: inputs [batch, sequence, features], whole or cut (`is_cut`).
 
@@ -112,7 +112,7 @@ class _Linear(torch.autograd.Function):
 class _ColumnLinear(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor, place: tuple[ProcessGroup, bool], in_float8: bool
+        ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, place: tuple[ProcessGroup, bool], in_float8: bool
     ) -> Tensor:
         ctx.group, ctx.is_cut = place
         ctx.products = _FLOAT8 if in_float8 else _WIDE
@@ -128,4 +128,5 @@ class _ColumnLinear(torch.autograd.Function):
         exchange = start_reduce_scatter if ctx.is_cut else start_all_reduce
         exchanged = exchange(to_inputs, ctx.group)
         to_weight = ctx.products.weight_gradient(gradient, inputs)
-        return exchanged(), to_weight, _bias_gradient(gradient), None, None
+        to_bias = _bias_gradient(gradient) if ctx.needs_input_grad[2] else None
+        return exchanged(), to_weight, to_bias, None, None

@@ -37,18 +37,18 @@ def square_sum(tensor: Tensor) -> Tensor:
     return total
 
 
-def disagreements(named: Sequence[tuple[str, nn.Parameter]], mesh: Mesh, tied_name: str) -> list[str]:
+def disagreements(named: Sequence[tuple[str, nn.Parameter]], mesh: Mesh, tied_name: str | None) -> list[str]:
     """Names of this worker's parameters whose copies are not bit-equal; the same answer on all ranks. Collective.
 
-    Compared are: every parameter over data ranks, replicated ones over tensor ranks, and `tied_name` between the
-    first and the last stage.
+    Compared are: every parameter over data ranks, replicated ones over tensor ranks, and `tied_name`, where one is
+    given, between the first and the last stage.
     """
     digests = torch.stack([digest(parameter) for _, parameter in named])
     differs = _unequal(digests, mesh.data_group)
     replicated = torch.tensor([sharding_of(parameter).dim is None for _, parameter in named], device=digests.device)
     differs |= _unequal(torch.where(replicated, digests, 0), mesh.tensor_group)
     names = {name for (name, _), bad in zip(named, differs.tolist(), strict=True) if bad}
-    if mesh.pipeline > 1 and _tied_differs(named, mesh, tied_name, digests):
+    if tied_name is not None and mesh.pipeline > 1 and _tied_differs(named, mesh, tied_name, digests):
         names.add(tied_name)
     return _union(names, mesh)
 

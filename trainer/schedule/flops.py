@@ -31,8 +31,9 @@ class ParameterCount(Record):
     embedding_layernorm: int
     final_layernorm: int
     token_types: int = 0
-    heads: int = 0  # beside the tied projection
+    heads: int = 0  # beside the projection to words
     decoder_block: int = 0  # one of the decoder's
+    output_embedding: int = 0  # the projection to words, where it is not the word embedding again
 
     @property
     def total(self) -> int:
@@ -40,7 +41,7 @@ class ParameterCount(Record):
 
     @property
     def without_blocks(self) -> int:
-        tables = self.word_embedding + self.position_embedding + self.token_types
+        tables = self.word_embedding + self.position_embedding + self.token_types + self.output_embedding
         return tables + self.embedding_layernorm + self.final_layernorm + self.heads
 
     @property
@@ -50,7 +51,7 @@ class ParameterCount(Record):
 
 
 def count_parameters(model: ModelSection, padded_vocabulary_size: int) -> ParameterCount:
-    """Parameters of the whole model; a block of f = 4h has 12h^2 + 13h."""
+    """Parameters of the whole model; BLOOM's block of f = 4h has 12h^2 + 13h."""
     hidden = model.hidden_size
     block = _sharded_block(model) + _replicated_block(model)
     decoder = block + _sharded_cross(model) + _replicated_cross(model) if model.has_decoder else 0
@@ -60,18 +61,45 @@ def count_parameters(model: ModelSection, padded_vocabulary_size: int) -> Parame
         blocks=model.layers * (block + decoder),
         word_embedding=padded_vocabulary_size * hidden,
         position_embedding=model.positions * hidden if model.position_embedding == "absolute" else 0,
-        embedding_layernorm=2 * hidden if model.embedding_layernorm else 0,
-        final_layernorm=2 * hidden,
+        embedding_layernorm=_norm(model) if model.embedding_layernorm else 0,
+        final_layernorm=_norm(model),
         token_types=ends.token_types,
         heads=ends.head + ends.cut_head,
         decoder_block=decoder,
+        output_embedding=0 if model.tied_embeddings else padded_vocabulary_size * hidden,
     )
 
 
+def _norm(model: ModelSection) -> int:
+    """A norm on the residual stream: a weight, and LayerNorm's bias."""
+    return model.hidden_size * (2 if model.norm == "layernorm" else 1)
+
+
 def _sharded_block(model: ModelSection) -> int:
-    """What tensor parallelism divides in a block: four matrices, and the biases of the column-parallel two."""
-    hidden, ffn, heads = model.hidden_size, model.ffn, attention_width(model)
-    return 4 * hidden * heads + 2 * hidden * ffn + 3 * heads + ffn
+    """What tensor parallelism divides in a block: its matrices, and the biases of the column-parallel ones."""
+    biases = fused_width(model) + model.ffn if model.linear_biases else 0
+    return _matrices(model) + biases
+
+
+def _matrices(model: ModelSection) -> int:
+    """Elements of a block's matrices: attention's two, and two of the feed-forward part, with a gate three."""
+    hidden = model.hidden_size
+    return hidden * (fused_width(model) + attention_width(model) + up_width(model) + model.ffn)
+
+
+def fused_width(model: ModelSection) -> int:
+    """Width of queries, keys and values together."""
+    return attention_width(model) + 2 * key_width(model)
+
+
+def key_width(model: ModelSection) -> int:
+    """Width of the keys of all heads together: the queries', unless several heads of these share one."""
+    return model.groups * model.head_size
+
+
+def up_width(model: ModelSection) -> int:
+    """Width of what the feed-forward part's first product gives: with a gate, of two matrices."""
+    return 2 * model.ffn if model.is_gated else model.ffn
 
 
 def attention_width(model: ModelSection) -> int:
@@ -80,8 +108,9 @@ def attention_width(model: ModelSection) -> int:
 
 
 def _replicated_block(model: ModelSection) -> int:
-    """What every tensor rank holds of a block: two LayerNorms and the biases of the row-parallel matrices."""
-    return 6 * model.hidden_size
+    """What every tensor rank holds of a block: its norms and the biases of the row-parallel matrices."""
+    biases = 2 * model.hidden_size if model.linear_biases else 0
+    return 2 * _norm(model) + biases + (2 * model.head_size if model.qk_norm else 0)
 
 
 def _sharded_cross(model: ModelSection) -> int:
@@ -153,12 +182,14 @@ def _ends_parameters(model: ModelSection, vocabulary: int, tensor: int, embeddin
     """Parameters of one worker of a stage beside its blocks."""
     ends, table = ends_of(model, vocabulary), vocabulary * model.hidden_size // tensor
     count = table if embedding or head else 0  # tied: a stage that has both ends holds it once
+    if embedding and head and not model.tied_embeddings:
+        count += table
     if embedding:
         count += model.positions * model.hidden_size if model.position_embedding == "absolute" else 0
-        count += 2 * model.hidden_size if model.embedding_layernorm else 0
+        count += _norm(model) if model.embedding_layernorm else 0
         count += ends.token_types
     if head:
-        count += 2 * model.hidden_size + ends.head + ends.cut_head // tensor
+        count += _norm(model) + ends.head + ends.cut_head // tensor
     return count
 
 
@@ -202,11 +233,11 @@ def tflops_per_gpu(
 ) -> float:
     """TFLOPs of each worker in a step of `seconds`, by the original's formula, so that logs can be compared.
 
-    Recomputed activations count as work. The formula takes f = 4h for granted. There is none for a T5: what is carried
-    out is counted.
+    Recomputed activations count as work. The formula takes f = 4h for granted. There is none for a T5, nor for a gate
+    or for shared keys and values: what is carried out is counted.
     """
     length = sequence_length or model.sequence_length
-    if model.has_decoder:
+    if model.has_decoder or model.is_gated or model.groups != model.attention_heads:
         operations = hardware_flops(model, padded_vocabulary_size, 1, length) * global_batch_size
         return operations / (seconds * world_size * 1e12)
     hidden, layers = model.hidden_size, model.layers
@@ -295,9 +326,8 @@ def _cross_scores_forward(model: ModelSection, length: int) -> int:
 
 
 def _block_forward(model: ModelSection, length: int) -> int:
-    """Operations of one block for one sample: four attention matrices, two feed-forward ones, scores and their use."""
-    hidden, heads = model.hidden_size, attention_width(model)
-    return length * (8 * hidden * heads + 4 * hidden * model.ffn) + _attention_forward(model, length)
+    """Operations of one block for one sample: its matrices, attention's scores and their use."""
+    return 2 * length * _matrices(model) + _attention_forward(model, length)
 
 
 def _attention_forward(model: ModelSection, length: int) -> int:

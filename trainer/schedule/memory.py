@@ -134,7 +134,7 @@ def stage_memory(shape: MemoryShape, stage: flops.StageBlocks, global_batch: int
 # ----------------------------------------------------------------------------- what stays
 def _state(shape: MemoryShape, stage: flops.StageBlocks) -> tuple[MemoryPart, ...]:
     count, replicas = stage.parameters_per_worker, shape.data_parallel
-    table = shape.table if stage.embedding or stage.head else 0
+    table = shape.table if stage.embedding or (stage.head and shape.model.tied_embeddings) else 0
     moments = flops.moment_bytes(count, shape.optimizer, table)
     gradients = 2 if shape.precision.dtype == "fp16" else flops.GRADIENT_BYTES
     return (
@@ -221,23 +221,31 @@ def _outside_attention(shape: MemoryShape, tokens: int) -> int:
     """What one block keeps of so many tokens outside of what lies between attention's two projections, with the results
     of both."""
     model, parts = shape.model, shape.parallel.tensor
-    heads = flops.attention_width(model)
-    columns = 4 * shape.stream + (3 * heads + heads + 2 * model.ffn) // parts
+    cut = flops.fused_width(model) + flops.attention_width(model) + flops.up_width(model) + model.ffn
+    columns = 4 * shape.stream + cut // parts
     kept = tokens * columns * shape.width
     if model.hidden_dropout > 0.0:
         kept += 2 * tokens * shape.stream * shape.mask
-    return kept + 4 * tokens * 4  # statistics of LayerNorms, fp32
+    statistics = 4 if model.norm == "layernorm" else 2
+    return kept + statistics * tokens * 4  # of both norms, fp32
 
 
 def _inside_attention(shape: MemoryShape, tokens: int, keys: int) -> int:
     """What one block keeps of so many tokens between attention's projections. `keys`: what each token attends to."""
     model, parts = shape.model, shape.parallel.tensor
-    heads = flops.attention_width(model)
-    columns = 2 * heads // parts if model.position_embedding == "rotary" else 0
+    heads, keys_width = flops.attention_width(model), flops.key_width(model)
+    is_grouped = keys_width != heads
+    columns = (heads + keys_width) // parts if model.position_embedding == "rotary" or model.qk_norm else 0
+    if is_grouped and (model.qk_norm or not columns):
+        columns += heads // parts  # queries, taken out of their groups: what the norm reads, or attention itself
+    if is_grouped and shape.attention == "efficient":
+        columns += 2 * heads // parts  # keys and values, repeated for each head
     if shape.kind == "cpu":
         columns += heads // parts  # strips are joined to a second copy of the mixed values
     kept = tokens * columns * shape.width
     kept += 4 * tokens * (model.attention_heads // parts)  # statistics of the soft-max, fp32
+    if model.qk_norm:
+        kept += 4 * tokens * ((model.attention_heads + model.groups) // parts)
     if shape.attention == "math":
         scores = tokens * keys * model.attention_heads // parts
         kept += scores * (shape.width if model.attention_dropout == 0.0 else 2 * shape.width + 1)
@@ -249,9 +257,10 @@ def _working(shape: MemoryShape, stage: flops.StageBlocks, size: int) -> tuple[M
     """The largest of what stands beside all activations, and what the tied head holds meanwhile."""
     model, length = shape.model, shape.model.sequence_length
     tokens = size * length
-    matrix = model.hidden_size * max(model.ffn, 3 * flops.attention_width(model)) // shape.parallel.tensor
+    up = flops.up_width(model)
+    matrix = model.hidden_size * max(up, flops.fused_width(model)) // shape.parallel.tensor
     block = _handed_over(shape, matrix) + (matrix if shape.precision.float8 else 0)  # the weight, rounded
-    block += tokens * shape.width * (3 * shape.stream + 2 * model.ffn // shape.parallel.tensor)
+    block += tokens * shape.width * (3 * shape.stream + (model.ffn + up) // shape.parallel.tensor)
     # A recomputed block before the last one takes the place of one whose backward pass is over.
     last = recomputed_part(model, sum(stage.parts[-1]) - 1)
     outside, inside = _outside_attention(shape, tokens), _inside_attention(shape, tokens, length)
@@ -269,7 +278,8 @@ def _working(shape: MemoryShape, stage: flops.StageBlocks, size: int) -> tuple[M
     if stage.head:
         at_the_end = size * tokens_at_the_end(model, length)
         found.append(MemoryPart("logits and their gradients", _head(shape, at_the_end)))
-        waiting = shape.table * shape.width if stage.embedding else 0  # until the embedding's own gradient comes
+        if stage.embedding and model.tied_embeddings:
+            waiting = shape.table * shape.width  # until the embedding's own gradient comes
     if stage.embedding:
         found.append(MemoryPart("the embedding's gradient", _handed_over(shape, shape.table)))
     largest = max(found, key=lambda part: part.bytes)

@@ -22,7 +22,14 @@ from trainer.model import initial, loss, matmul, softmax
 from trainer.model.bert_heads import PretrainingHeads, TokenTypes
 from trainer.model.block import TransformerBlock
 from trainer.model.kernels import DenseKernel
-from trainer.model.layers import Dropout, LayerNorm, LearnedPositions, VocabularyParallelEmbedding, new_parameter
+from trainer.model.layers import (
+    Dropout,
+    LayerNorm,
+    LearnedPositions,
+    RMSNorm,
+    VocabularyParallelEmbedding,
+    new_parameter,
+)
 from trainer.model.loss import LanguageModelHead
 from trainer.model.positions import alibi_slopes, local_alibi_slopes
 from trainer.parallel import comm
@@ -75,7 +82,7 @@ def test_slices_tile_the_whole(parts: int, rows: int, columns: int, dim: int | N
 
 def test_stages_are_counted_by_the_names_of_the_classes() -> None:
     dealt = (
-        VocabularyParallelEmbedding, TransformerBlock, LearnedPositions, LayerNorm, Dropout, TokenTypes,
+        VocabularyParallelEmbedding, TransformerBlock, LearnedPositions, LayerNorm, RMSNorm, Dropout, TokenTypes,
         PretrainingHeads,
     )  # fmt: skip
     assert tuple(kind.__name__ for kind in dealt) == (EMBEDDING, BLOCK, *OTHERS)

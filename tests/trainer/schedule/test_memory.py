@@ -17,6 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from tests.trainer.bert_cases import bert_batches
 from tests.trainer.cases import CPU, batches, tiny
+from tests.trainer.llama_cases import LLAMA
 from tests.trainer.spawn import run_ranks
 from tests.trainer.t5_cases import t5_batches
 from trainer.config.card import TrainerConfig
@@ -173,6 +174,20 @@ ALONE = {
 }
 MARKED = {"position_embedding": "absolute", "embedding_layernorm": False, **NARROW}
 BERT = {"bert": card(8192, family="bert", **MARKED)}
+MODERN = LLAMA | {"ffn_hidden_size": None, **NARROW}
+TODAY = {
+    "llama": card(8192, **MODERN),
+    "llama, without logits": card(64, **MODERN | {"layers": 3}),
+    "llama, recomputed": card(64, **MODERN | {"layers": 6, "activation_checkpointing": True}),
+    "qwen3": card(64, **MODERN | {"qk_norm": True, "tied_embeddings": True, "kv_channels": 48}),
+    "qwen3, recomputed": card(
+        64,
+        **MODERN | {"qk_norm": True, "activation_checkpointing": True, "recompute_granularity": "selective"},
+    ),
+    "shared keys with biases on scores": card(
+        64, key_value_heads=1, norm="rmsnorm", activation="gelu", linear_biases=False, **NARROW
+    ),
+}
 T5 = {
     "t5": card(8192, family="t5", **MARKED),
     "t5, recomputed": card(64, family="t5", activation_checkpointing=True, **MARKED | {"layers": 4}),
@@ -182,13 +197,17 @@ CUT["sequence parallel"] = sequence_parallel(CUT["three axes"])
 CUT["sequence parallel, recomputed"] = sequence_parallel(
     card(64, pipeline=2, tensor=2, layers=6, activation_checkpointing=True, **NARROW)
 )
+CUT["llama"] = card(64, pipeline=2, tensor=2, **MODERN | {"layers": 4, "hidden_size": 256, "sequence_length": 128})
+CUT["qwen3, sequence parallel"] = sequence_parallel(
+    card(1024, pipeline=2, tensor=2, qk_norm=True, **MODERN | {"layers": 4})
+)
 CUT["two parts"] = in_two_parts(card(64, pipeline=2, tensor=2, layers=6, **NARROW))
 
 
 @pytest.mark.parametrize(
     ("cards", "world", "bounds"),
-    [(ALONE, 1, (0.98, 1.1)), (BERT | T5, 1, (0.98, 1.25)), (CUT, 4, (1.0, 1.25))],
-    ids=["one-rank", "marked", "four-ranks"],
+    [(ALONE, 1, (0.98, 1.1)), (TODAY, 1, (0.98, 1.1)), (BERT | T5, 1, (0.98, 1.25)), (CUT, 4, (1.0, 1.25))],
+    ids=["one-rank", "today", "marked", "four-ranks"],
 )
 def test_the_count_is_what_is_allocated(
     cards: dict[str, TrainerConfig], world: int, bounds: tuple[float, float]

@@ -22,7 +22,7 @@ from trainer.contract.units import size
 from trainer.data.progress import progress_bar, say
 from trainer.data.tokenizer import TOKENIZER_FILE
 
-HELP = "write a checkpoint's weights as a Hugging Face BLOOM or Megatron-BERT folder"
+HELP = "write a checkpoint's weights as a Hugging Face folder: BLOOM, Llama, Qwen3, Megatron-BERT"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         dest="to",
         choices=["hf"],
         default="hf",
-        help="format: hf is Hugging Face's BLOOM, or Megatron-BERT",
+        help="format: hf is the Hugging Face architecture that the model is",
     )
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="folder to write")
     parser.add_argument("--dtype", choices=list(DTYPES), help="of the tensors; default: as in the checkpoint")

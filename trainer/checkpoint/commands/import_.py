@@ -1,4 +1,4 @@
-"""`import`: a Hugging Face BLOOM or Megatron-BERT as the first checkpoint of a run."""
+"""`import`: a Hugging Face BLOOM, Llama, Qwen3 or Megatron-BERT as the first checkpoint of a run."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import torch
 from trainer.checkpoint.commands.export import read_card
 from trainer.checkpoint.huggingface.import_ import HuggingFaceFolder, HuggingFaceModel
 from trainer.checkpoint.huggingface.import_bert import MegatronBertFolder
+from trainer.checkpoint.huggingface.import_llama import LlamaFolder
+from trainer.checkpoint.huggingface.llama import is_llama, llama_config
 from trainer.checkpoint.huggingface.names import bloom_shape, facts_of_card
 from trainer.checkpoint.publishing import CheckpointInfo, Extras
 from trainer.checkpoint.rewrite import source_bytes, write_checkpoint
@@ -21,7 +23,7 @@ from trainer.contract.units import size
 from trainer.data.progress import progress_bar
 from trainer.schedule.progress import Progress
 
-HELP = "make the first checkpoint of a run from a Hugging Face BLOOM or Megatron-BERT folder"
+HELP = "make the first checkpoint of a run from a Hugging Face BLOOM, Llama, Qwen3 or Megatron-BERT folder"
 STEP = 0
 
 
@@ -87,8 +89,13 @@ def open_for(folder: Path, card: TrainerConfig) -> HuggingFaceFolder:
     wanted = facts_of_card(card)
     source: HuggingFaceFolder
     if card.model.family == "bert":
-        wanted["model.max_position_embeddings"] = card.model.positions
         source = MegatronBertFolder(folder, card.precision.dtype)
+    elif card.model.family == "gpt" and is_llama(wanted):
+        try:
+            llama_config(wanted, card.precision.dtype)
+        except CheckpointError as error:
+            raise CheckpointError(f"the run card's model: {error}") from None
+        source = LlamaFolder(folder, card.precision.dtype)
     else:
         try:
             bloom_shape(wanted)
@@ -104,7 +111,7 @@ def open_for(folder: Path, card: TrainerConfig) -> HuggingFaceFolder:
     if tokens is not None and card.tokenizer.padded_vocabulary_size != found:
         source = source.with_rows(card.tokenizer.padded_vocabulary_size)
     for key, value in wanted.items():
-        found = source.facts.model[key]
+        found = source.facts.model.get(key, value)
         if found != value:
             raise CheckpointError(
                 f"{folder} is of another model: {key} is {found!r} there and {value!r} in the run card; "

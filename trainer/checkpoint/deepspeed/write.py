@@ -52,6 +52,7 @@ from trainer.checkpoint.source import Part, TensorFacts, TensorSource, read_fini
 from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.checkpoints import CheckpointError
 from trainer.contract.manifest import FileEntry
+from trainer.contract.resumable import UNNAMED, with_unnamed
 from trainer.model.gpt import TIED_NAME
 from trainer.parallel.shard import Sharding
 from trainer.parallel.state import MASTERS, rectangles
@@ -117,6 +118,11 @@ class _Plan:
     """What each rank of the target topology holds. Raises CheckpointError when the model cannot be cut so."""
 
     def __init__(self, source: TensorSource, degrees: Degrees):
+        for key, usual in {**UNNAMED, "model.key_value_heads": source.facts.model.get("model.attention_heads")}.items():
+            if with_unnamed(source.facts.model).get(key, usual) != usual:
+                raise CheckpointError(
+                    f"the DeepSpeed layout has no place for {key} = {source.facts.model[key]!r}; use the tr11 format"
+                )
         self.degrees = degrees
         self.shapes = {name: facts.shape for name, facts in source.tensors("weights").items()}
         self.bf16 = source.tensors("weights")["embedding.word.weight"].dtype == torch.bfloat16

@@ -43,8 +43,9 @@ _CROSS = {
 _CROSS_FUSED = ("encoder_attn.k_proj", "encoder_attn.v_proj")
 
 
-def t5_tensors(layers: int) -> dict[str, MappedTensor]:
+def t5_tensors(facts: Mapping[str, Any]) -> dict[str, MappedTensor]:
     """Every tensor of theirs, by its name there, but for copies of tied ones."""
+    layers = needed_fact(facts, "model.layers")
     found = {theirs: MappedTensor(ours) for theirs, ours in _ENDS.items()}
     found["final_logits_bias"] = MappedTensor("head.word_bias", leading=1)
     for side, first in (("encoder", 0), ("decoder", layers)):

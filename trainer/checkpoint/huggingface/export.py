@@ -1,4 +1,6 @@
-"""A checkpoint's weights as a Hugging Face BLOOM, Megatron-BERT or Blenderbot: config, sharded safetensors, tokenizer.
+"""A checkpoint's weights as a Hugging Face model: config, sharded safetensors, tokenizer.
+
+A GPT is written as a BLOOM, a Llama or a Qwen3, a BERT as a Megatron-BERT, a T5 as a Blenderbot.
 
 Tensors are streamed from the checkpoint into the shards a few rows at a time, so the memory needed does not grow with
 the model. The folder appears whole or not at all.
@@ -20,11 +22,12 @@ from torch import Tensor
 
 from trainer.checkpoint.compatibility import check_model
 from trainer.checkpoint.files import digesting
-from trainer.checkpoint.huggingface import blenderbot, megatron_bert
-from trainer.checkpoint.huggingface.mapped import FusedRows, MappedTensor
+from trainer.checkpoint.huggingface import blenderbot, llama, megatron_bert
+from trainer.checkpoint.huggingface.mapped import FusedRows, MappedTensor, StackedMatrix, needed_fact
 from trainer.checkpoint.huggingface.names import (
     DTYPES,
     ROOT,
+    ROWS_KEY,
     WORDS,
     BloomShape,
     bloom_shape,
@@ -37,6 +40,7 @@ from trainer.checkpoint.source import TensorFacts, TensorSource, read_finite
 from trainer.checkpoint.whole_folder import check_target, whole_folder
 from trainer.contract.checkpoints import CheckpointError
 from trainer.contract.manifest import FileEntry
+from trainer.contract.resumable import with_unnamed
 from trainer.contract.units import size
 
 CONFIG, INDEX, SINGLE = "config.json", "model.safetensors.index.json", "model.safetensors"
@@ -57,7 +61,7 @@ class _Item:
     key: str
     name: str
     facts: TensorFacts
-    fused: FusedRows | None = None
+    fused: FusedRows | StackedMatrix | None = None
     leading: int = 0
 
     def blocks(self) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
@@ -120,23 +124,19 @@ def plan_export(
     """
     saved = source.facts.model
     check_model(saved, card_facts or {})
-    mapped = _MAPPED.get(saved.get("model.family", "gpt"))
+    facts = with_unnamed({**(card_facts or {}), **saved})
+    tokens = tokenizer.vocabulary_size if tokenizer is not None else vocabulary_size
+    mapped = _MAPPED.get(_architecture(facts))
     if mapped is not None:
-        facts = {**(card_facts or {}), **saved}
-        return _plan_mapped(mapped, source, dtype, max_shard_bytes, facts, tokenizer, extra or {})
-    shape, remarks = bloom_shape({**(card_facts or {}), **saved})
+        return _plan_mapped(mapped, source, dtype, max_shard_bytes, facts, tokenizer, tokens, extra or {})
+    shape, remarks = bloom_shape(facts)
     stored = source.tensors("weights")
     _check_tensors(shape, stored)
-    tokens = tokenizer.vocabulary_size if tokenizer is not None else vocabulary_size
     if tokens is not None and (rows := used_rows(source, tokens)) < shape.vocabulary_size:
         remarks.append(f"{shape.vocabulary_size - rows} empty rows behind the vocabulary are padding: left out")
         shape = replace(shape, vocabulary_size=rows)
     chosen = dtype or _kept_dtype(stored)
-    if tokenizer is not None and tokenizer.vocabulary_size > shape.vocabulary_size:
-        raise CheckpointError(
-            f"the tokenizer has {tokenizer.vocabulary_size} tokens and the model {shape.vocabulary_size} rows; "
-            "give the tokenizer that the model was trained with"
-        )
+    _check_tokenizer(tokenizer, shape.vocabulary_size)
     items = [
         _Item(ours, ROOT + theirs.name, TensorFacts(theirs.shape, DTYPES[chosen]))
         for ours, theirs in bloom_tensors(shape).items()
@@ -155,20 +155,42 @@ def _kept_dtype(stored: Mapping[str, TensorFacts]) -> str:
     return name
 
 
+def _check_tokenizer(tokenizer: TokenizerFiles | None, rows: int) -> None:
+    if tokenizer is not None and tokenizer.vocabulary_size > rows:
+        raise CheckpointError(
+            f"the tokenizer has {tokenizer.vocabulary_size} tokens and the model {rows} rows; "
+            "give the tokenizer that the model was trained with"
+        )
+
+
 @dataclass(frozen=True)
 class _Architecture:
-    """One of theirs whose tensors are made of ours. `std`: its key for the deviation of initial weights."""
+    """One of theirs whose tensors are made of ours. `std`: its key for the deviation of initial weights. `length`: its
+    key for the tokens of a sample, where positions leave it open. `cuts_padding`: empty rows behind the vocabulary are
+    left out; where a bias of each word learns, none is empty.
+    """
 
-    tensors: Callable[[int], dict[str, MappedTensor]]
+    tensors: Callable[[Mapping[str, Any]], dict[str, MappedTensor]]
     config: Callable[[Mapping[str, Any], str], dict[str, Any]]
     std: str
+    length: str | None = None
+    cuts_padding: bool = False
     remarks: tuple[str, ...] = ()
 
 
 _MAPPED = {
     "bert": _Architecture(megatron_bert.bert_tensors, megatron_bert.bert_config, "initializer_range"),
-    "t5": _Architecture(blenderbot.t5_tensors, blenderbot.t5_config, "init_std", (blenderbot.REMARK,)),
+    "t5": _Architecture(blenderbot.t5_tensors, blenderbot.t5_config, "init_std", remarks=(blenderbot.REMARK,)),
+    "llama": _Architecture(
+        llama.llama_tensors, llama.llama_config, "initializer_range", "max_position_embeddings", cuts_padding=True
+    ),
 }
+
+
+def _architecture(facts: Mapping[str, Any]) -> str:
+    """Which of theirs a model is written as."""
+    family: str = facts["model.family"]
+    return "llama" if family == "gpt" and llama.is_llama(facts) else family
 
 
 def _plan_mapped(
@@ -178,32 +200,39 @@ def _plan_mapped(
     max_shard_bytes: int,
     facts: Mapping[str, Any],
     tokenizer: TokenizerFiles | None,
+    tokens: int | None,
     extra: Mapping[str, Any],
 ) -> ExportPlan:
-    """The same of a BERT or a T5. Rows that pad its vocabulary are kept: no step leaves them zero."""
+    """The same of a model whose tensors are made of ours. `tokens`: of the vocabulary, None where no one says."""
     stored = source.tensors("weights")
-    wanted = theirs.tensors(facts.get("model.layers", 0))
-    if {item.key for item in wanted.values()} != set(stored):
-        odd = sorted({item.key for item in wanted.values()} ^ set(stored))
-        family = facts["model.family"]
+    wanted = theirs.tensors(facts)
+    ours = {item.key for item in wanted.values()}
+    if ours != set(stored):
+        odd = sorted(ours ^ set(stored))
         raise CheckpointError(
-            f"the checkpoint and a {family} of its layers differ in {odd[0]} (and {len(odd) - 1} more)"
+            f"the checkpoint and a {facts['model.family']} of its layers differ in {odd[0]} (and {len(odd) - 1} more)"
         )
     chosen = dtype or _kept_dtype(stored)
-    config = theirs.config(facts, str(DTYPES[chosen]).removeprefix("torch."))
-    items = [
-        _Item(
-            item.key,
-            name,
-            TensorFacts(item.shape(stored[item.key].shape), DTYPES[chosen]),
-            item.rows(facts["model.attention_heads"]),
-            item.leading,
-        )
-        for name, item in wanted.items()
-    ]
-    std = {theirs.std: extra["initializer_range"]} if "initializer_range" in extra else {}
+    rows, remarks = needed_fact(facts, ROWS_KEY), list(theirs.remarks)
+    tables = [key for key in (WORDS, llama.HEAD) if key in stored]
+    if theirs.cuts_padding and tokens is not None:
+        used = max(used_rows(source, tokens, key) for key in tables)
+        if used < rows:
+            remarks.append(f"{rows - used} empty rows behind the vocabulary are padding: left out")
+        rows = used
+    _check_tokenizer(tokenizer, rows)
+    config = theirs.config({**facts, ROWS_KEY: rows}, str(DTYPES[chosen]).removeprefix("torch."))
+    groups = facts.get("model.key_value_heads", 0)
+    items = []
+    for name, item in wanted.items():
+        shape = item.shape(stored[item.key].shape)
+        if item.key in tables:
+            shape = (rows, *shape[1:])
+        items.append(_Item(item.key, name, TensorFacts(shape, DTYPES[chosen]), item.rows(groups), item.leading))
+    known = {theirs.std: "initializer_range"} | ({theirs.length: "seq_length"} if theirs.length else {})
+    more = {key: extra[ours] for key, ours in known.items() if ours in extra}
     ids = tokenizer.ids if tokenizer else {}
-    return ExportPlan(source, _shards(items, max_shard_bytes), {**config, **std, **ids}, tokenizer, theirs.remarks)
+    return ExportPlan(source, _shards(items, max_shard_bytes), {**config, **more, **ids}, tokenizer, tuple(remarks))
 
 
 def write_export(
@@ -244,20 +273,21 @@ def is_export(folder: Path) -> bool:
         "bloom",
         megatron_bert.MODEL_TYPE,
         blenderbot.MODEL_TYPE,
+        *llama.MODEL_TYPES,
     )
     return is_ours and has_weights and not any(path.is_dir() for path in folder.iterdir())
 
 
-def used_rows(source: TensorSource, tokens: int) -> int:
-    """Rows of the vocabulary up to the last that belongs to one of the `tokens`, or is not all zero."""
-    facts = source.tensors("weights")[WORDS]
+def used_rows(source: TensorSource, tokens: int, key: str = WORDS) -> int:
+    """Rows of the vocabulary up to the last that belongs to one of the `tokens`, or is not all zero in `key`."""
+    facts = source.tensors("weights")[key]
     begin = used = min(tokens, facts.shape[0])
     if begin == facts.shape[0]:
         return used
-    behind = TensorFacts((facts.shape[0] - begin, facts.shape[1]), facts.dtype)
+    behind = TensorFacts((facts.shape[0] - begin, *facts.shape[1:]), facts.dtype)
     for offsets, sizes in row_blocks(behind, BLOCK_BYTES):
-        block = source.read("weights", WORDS, (begin + offsets[0], offsets[1]), sizes)
-        filled = block.ne(0).any(dim=1).nonzero()
+        block = source.read("weights", key, (begin + offsets[0], *offsets[1:]), sizes)
+        filled = block.ne(0).view(len(block), -1).any(dim=1).nonzero()
         if len(filled):
             used = begin + offsets[0] + int(filled[-1]) + 1
     return used

@@ -6,9 +6,11 @@ What is common to all architectures, and BLOOM.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,6 +22,7 @@ from trainer.checkpoint.huggingface.names import (
     DTYPES,
     HEAD,
     ROOT,
+    ROWS_KEY,
     WORDS,
     bloom_tensors,
     facts_of_bloom,
@@ -31,7 +34,6 @@ from trainer.checkpoint.source import CheckpointFacts, Part, TensorFacts
 from trainer.contract.checkpoints import CheckpointError
 from trainer.parallel.state import FRAGMENT_KINDS
 
-ROWS_KEY = "tokenizer.padded_vocabulary_size"
 _COMPARED_BYTES = 64 << 20
 
 
@@ -39,17 +41,25 @@ _COMPARED_BYTES = 64 << 20
 class ImportedTensor:
     """One of our tensors: its whole shape, and the names of the files' tensors that it is made of.
 
-    Of several (query, key and value) its rows are [heads, them, head size]; `heads` is 0 where it is one of theirs.
+    Of several (query, key and value) its rows are [groups, parts, head size], of which each has so many as `counts`
+    says. Without groups they are matrices that lie one behind the other.
     """
 
     shape: tuple[int, ...]
     names: tuple[str, ...]
-    heads: int = 0
+    groups: int = 0
+    counts: tuple[int, ...] = ()
 
-    @property
-    def stored(self) -> tuple[int, ...]:
-        """The shape of each of theirs."""
-        return (self.shape[0] // len(self.names), *self.shape[1:])
+    def stored(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Name and shape of each of theirs."""
+        if len(self.names) == 1:
+            yield self.names[0], self.shape
+        elif not self.groups:
+            yield from ((name, self.shape[1:]) for name in self.names)
+        else:
+            unit = self.shape[0] // sum(self.counts)
+            for name, count in zip(self.names, self.counts, strict=True):
+                yield name, (count * unit, *self.shape[1:])
 
 
 class HuggingFaceFolder(ABC):
@@ -103,7 +113,8 @@ class HuggingFaceFolder(ABC):
         The logits of the tokens are unchanged; those of padding are 0. Raises CheckpointError when a row that would
         be cut off is not empty.
         """
-        if rows < self._stored_rows and (used := used_rows(self, rows)) > rows:
+        used = max((used_rows(self, rows, key) for key in self.vocabulary), default=0)
+        if rows < self._stored_rows and used > rows:
             raise CheckpointError(
                 f"{self._path_of(WORDS)}: row {used - 1} of the vocabulary is not empty, and the run"
                 f" card has {rows} rows; set tokenizer.padded_vocabulary_size = {self._stored_rows}"
@@ -145,8 +156,10 @@ class HuggingFaceFolder(ABC):
             return torch.zeros(tuple(sizes))
         tensor = self._tensors[name]
         stored = min(sizes[0], self._stored_rows - offsets[0]) if name in self.vocabulary else sizes[0]
-        if tensor.heads:
+        if tensor.groups and len(tensor.names) > 1:
             values = self._read_fused(tensor, offsets, sizes)
+        elif len(tensor.names) > 1:
+            values = self._read_stacked(tensor, offsets, sizes)
         elif stored == sizes[0]:
             values = self._files[tensor.names[0]].read(tensor.names[0], offsets, sizes)
         else:
@@ -156,30 +169,33 @@ class HuggingFaceFolder(ABC):
         return convert(name, values, self._dtype if part == "weights" else torch.float32)
 
     def _read_fused(self, tensor: ImportedTensor, offsets: Sequence[int], sizes: Sequence[int]) -> Tensor:
-        """Rows of ours, [heads, parts, head size], from those of the parts, [heads, head size] each."""
-        count = len(tensor.names)
-        height = tensor.shape[0] // (tensor.heads * count)
+        """Rows of ours, [groups, parts, head size], from those of theirs, [groups, some parts, head size] each."""
+        size = tensor.shape[0] // (tensor.groups * sum(tensor.counts))
+        ends = [size * end for end in accumulate(tensor.counts)]
         pieces, row, end = [], offsets[0], offsets[0] + sizes[0]
         while row < end:
-            group, within = divmod(row, height)
-            head, part = divmod(group, count)
-            rows = min(height - within, end - row)
-            name, begin = tensor.names[part], head * height + within
+            group, within = divmod(row, ends[-1])
+            which = bisect_right(ends, within)
+            height = size * tensor.counts[which]
+            rows = min(ends[which] - within, end - row)
+            name, begin = tensor.names[which], (group + 1) * height - (ends[which] - within)
             pieces.append(self._files[name].read(name, (begin, *offsets[1:]), (rows, *sizes[1:])))
             row += rows
         return torch.cat(pieces)
 
+    def _read_stacked(self, tensor: ImportedTensor, offsets: Sequence[int], sizes: Sequence[int]) -> Tensor:
+        names = tensor.names[offsets[0] : offsets[0] + sizes[0]]
+        return torch.stack([self._files[name].read(name, offsets[1:], sizes[1:]) for name in names])
+
     def _check_names(self, folder: Path) -> None:
         """Names and shapes, that nothing else is there, and that what is tied is the same."""
-        wanted = {name: tensor for tensor in self._tensors.values() for name in tensor.names}
-        for name, tensor in wanted.items():
+        wanted = {name: shape for tensor in self._tensors.values() for name, shape in tensor.stored()}
+        for name, shape in wanted.items():
             if name not in self._files:
                 raise CheckpointError(f"{folder} has no tensor {name}; a part of the model is missing")
             found = self._files[name].shape(name)
-            if found != tensor.stored:
-                raise CheckpointError(
-                    f"{self._files[name].path}: {name} has shape {found}, {CONFIG} says {tensor.stored}"
-                )
+            if found != shape:
+                raise CheckpointError(f"{self._files[name].path}: {name} has shape {found}, {CONFIG} says {shape}")
         copies = self.copies()
         extra = sorted(
             name for name in self._files if name not in wanted and name not in copies and not self.is_passed_over(name)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.checkpoint.huggingface.import_ import ROWS_KEY, HuggingFaceFolder, ImportedTensor
+from trainer.checkpoint.huggingface.import_ import HuggingFaceFolder, ImportedTensor
 from trainer.checkpoint.huggingface.megatron_bert import bert_tensors, facts_of_config
-from trainer.checkpoint.huggingface.names import WORDS
+from trainer.checkpoint.huggingface.names import ROWS_KEY, WORDS
 from trainer.schedule.ends import TOKEN_TYPES
 
 WORD_BIAS = "heads.word_bias"
@@ -24,12 +24,11 @@ class MegatronBertFolder(HuggingFaceFolder):
 
     def tensors_of(self, facts: Mapping[str, Any], present: set[str]) -> dict[str, ImportedTensor]:
         names: dict[str, list[str]] = {}
-        for theirs, item in bert_tensors(facts["model.layers"]).items():
+        for theirs, item in bert_tensors(facts).items():
             names.setdefault(item.key, []).append(theirs)
         heads = facts["model.attention_heads"]
         return {
-            key: ImportedTensor(_shape(key, facts), tuple(own), heads if len(own) > 1 else 0)
-            for key, own in names.items()
+            key: ImportedTensor(_shape(key, facts), tuple(own), heads, (1,) * len(own)) for key, own in names.items()
         }
 
     def copies(self) -> dict[str, str]:

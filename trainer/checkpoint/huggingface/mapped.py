@@ -8,41 +8,69 @@ from typing import Any
 
 from trainer.contract.checkpoints import CheckpointError
 
+Blocks = Iterator[tuple[tuple[int, ...], tuple[int, ...]]]
+
 
 @dataclass(frozen=True)
 class FusedRows:
-    """The rows of one of query, key and value (`part` 0, 1, 2) in ours, which are [heads, `parts`, head size]."""
+    """The rows of one of several matrices in ours, whose rows are [groups, `parts`, head size].
 
-    heads: int
+    Of each group it has `count` parts from `part` on: a query, key or value one, a group's queries several.
+    """
+
+    groups: int
     part: int
     parts: int = 3
+    count: int = 1
 
-    def blocks(self, shape: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Offsets and sizes in our tensor, a head at a time, of theirs of `shape`."""
-        size, rest = shape[0] // self.heads, shape[1:]
-        for head in range(self.heads):
-            yield ((self.parts * head + self.part) * size, *(0 for _ in rest)), (size, *rest)
+    def blocks(self, shape: tuple[int, ...]) -> Blocks:
+        """Offsets and sizes in our tensor, a group at a time, of theirs of `shape`."""
+        size, rest = shape[0] // (self.groups * self.count), shape[1:]
+        for group in range(self.groups):
+            yield ((self.parts * group + self.part) * size, *(0 for _ in rest)), (self.count * size, *rest)
+
+
+@dataclass(frozen=True)
+class StackedMatrix:
+    """One of several matrices that lie one behind the other in ours, [matrices, rows, columns]."""
+
+    index: int
+
+    def blocks(self, shape: tuple[int, ...]) -> Blocks:
+        """As for `FusedRows`: all of theirs at once."""
+        yield (self.index, *(0 for _ in shape)), (1, *shape)
 
 
 @dataclass(frozen=True)
 class MappedTensor:
     """Where a tensor of theirs comes from: our name, and which of the `parts` that are one in ours.
 
-    `leading`: dimensions of size 1 that theirs has in front.
+    `leading`: dimensions of size 1 that theirs has in front. `count`: so many parts of each group, see `FusedRows`.
+    `is_stacked`: the parts are matrices of their own in ours.
     """
 
     key: str
     part: int | None = None
     parts: int = 3
     leading: int = 0
+    count: int = 1
+    is_stacked: bool = False
 
-    def rows(self, heads: int) -> FusedRows | None:
-        """Of which rows of ours it is made; None for all."""
-        return None if self.part is None else FusedRows(heads, self.part, self.parts)
+    def rows(self, groups: int) -> FusedRows | StackedMatrix | None:
+        """Of which rows of ours it is made; None for all. `groups`: heads of keys and values."""
+        if self.part is None:
+            return None
+        if self.is_stacked:
+            return StackedMatrix(self.part)
+        return FusedRows(groups, self.part, self.parts, self.count)
 
     def shape(self, ours: tuple[int, ...]) -> tuple[int, ...]:
         """Its shape, but for `leading`, from that of ours."""
-        return ours if self.part is None else (ours[0] // self.parts, *ours[1:])
+        if self.part is None:
+            return ours
+        if self.is_stacked:
+            return ours[1:]
+        return (ours[0] * self.count // self.parts, *ours[1:])
 
 
 def needed_fact(facts: Mapping[str, Any], key: str) -> Any:

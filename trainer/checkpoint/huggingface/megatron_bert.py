@@ -42,8 +42,9 @@ ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
 _READ_ACTIVATIONS = {theirs: ours for ours, theirs in ACTIVATIONS.items()} | {"gelu_new": "gelu_tanh"}
 
 
-def bert_tensors(layers: int) -> dict[str, MappedTensor]:
+def bert_tensors(facts: Mapping[str, Any]) -> dict[str, MappedTensor]:
     """Every tensor of their pre-training model, by its name there, but for copies of tied ones."""
+    layers = needed_fact(facts, "model.layers")
     found = {theirs: MappedTensor(ours) for ours, theirs in _ENDS.items()}
     for layer in range(layers):
         for kind in ("weight", "bias"):

@@ -13,6 +13,7 @@ import torch
 
 from trainer.config.card import TrainerConfig
 from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.resumable import UNNAMED, model_facts
 
 ROOT = "transformer."  # before all names in a causal language model's files; absent in those of the bare model
 HEAD = "lm_head.weight"  # the tied output projection, which some files repeat
@@ -84,34 +85,23 @@ def _bloom_name(name: str) -> str:
     return f"h.{layer}.{_BLOCK_PARTS[part]}.{kind}"
 
 
+ROWS_KEY = "tokenizer.padded_vocabulary_size"
 WORDS = "embedding.word.weight"
 """Our name of the word embedding, whose rows are those of the vocabulary."""
 
 
 def facts_of_card(config: TrainerConfig) -> dict[str, Any]:
-    """What a run card says of the model, under the keys that a checkpoint's facts have too."""
-    model = config.model
-    others = {} if model.family == "gpt" else {"model.family": model.family}
-    return others | {
-        "model.layers": model.layers,
-        "model.hidden_size": model.hidden_size,
-        "model.attention_heads": model.attention_heads,
-        "model.kv_channels": model.head_size,
-        "model.ffn_hidden_size": model.ffn,
-        "model.activation": model.activation,
-        "model.position_embedding": model.position_embedding,
-        "model.embedding_layernorm": model.embedding_layernorm,
-        "model.layernorm_epsilon": model.layernorm_epsilon,
-        "tokenizer.padded_vocabulary_size": config.tokenizer.padded_vocabulary_size,
-    }
+    """What a run card says of the model, under the keys that a checkpoint's facts have too; not of its precision."""
+    return {key: fact for key, fact in model_facts(config).items() if key != "precision.dtype"}
 
 
 def facts_of_bloom(shape: BloomShape) -> dict[str, Any]:
     """The same facts of a BLOOM."""
-    return {
+    return UNNAMED | {
         "model.layers": shape.layers,
         "model.hidden_size": shape.hidden_size,
         "model.attention_heads": shape.attention_heads,
+        "model.key_value_heads": shape.attention_heads,
         "model.kv_channels": shape.hidden_size // shape.attention_heads,
         "model.ffn_hidden_size": 4 * shape.hidden_size,
         "model.activation": "gelu_tanh",
@@ -138,6 +128,8 @@ def bloom_shape(facts: Mapping[str, Any]) -> tuple[BloomShape, list[str]]:
         "model.ffn_hidden_size": 4 * hidden,
         "model.kv_channels": hidden // heads,
         "model.activation": "gelu_tanh",
+        "model.key_value_heads": heads,
+        **UNNAMED,
     }
     for key, value in wanted.items():
         if known.get(key, value) != value:

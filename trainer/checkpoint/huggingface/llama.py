@@ -1,0 +1,156 @@
+"""The Llama and Qwen3 architectures of the `transformers` library: tensors, config.json, and what they can express.
+
+Qwen3 is Llama with a norm of each head's queries and keys. Query, key and value are three matrices there; ours are one
+whose rows are [groups, queries + 2, head size]. Gate and up are two there, and one behind the other in ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trainer.checkpoint.huggingface.mapped import MappedTensor, needed_fact, only
+from trainer.checkpoint.huggingface.names import ROWS_KEY, WORDS
+from trainer.contract.checkpoints import CheckpointError
+from trainer.contract.resumable import UNNAMED
+
+MODEL_TYPES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+HEAD = "head.weight"
+_BLOCK = {
+    "input_layernorm": "input_norm",
+    "self_attn.o_proj": "attention.dense",
+    "post_attention_layernorm": "post_attention_norm",
+    "mlp.down_proj": "mlp.down",
+}
+_QK_NORMS = {"self_attn.q_norm": "attention.query_norm", "self_attn.k_norm": "attention.key_norm"}
+_FIXED: dict[str, Any] = {
+    "model.norm": "rmsnorm",
+    "model.activation": "swiglu",
+    "model.linear_biases": False,
+    "model.position_embedding": "rotary",
+    "model.embedding_layernorm": False,
+}
+_USUAL_LENGTH = 2048
+
+
+def is_llama(facts: Mapping[str, Any]) -> bool:
+    """Whether a GPT is nearer to these than to BLOOM: what it lacks of them is then said by `llama_config`."""
+    return facts.get("model.norm") == "rmsnorm" or facts.get("model.activation") == "swiglu"
+
+
+def llama_tensors(facts: Mapping[str, Any]) -> dict[str, MappedTensor]:
+    """Every tensor of theirs, by its name there, but for a copy of a tied head."""
+    queries = needed_fact(facts, "model.attention_heads") // needed_fact(facts, "model.key_value_heads")
+    block = _BLOCK | (_QK_NORMS if facts.get("model.qk_norm") else {})
+    found = {"model.embed_tokens.weight": MappedTensor(WORDS)}
+    for layer in range(needed_fact(facts, "model.layers")):
+        theirs, ours = f"model.layers.{layer}.", f"blocks.{layer}."
+        fused = f"{ours}attention.query_key_value.weight"
+        for part, count, name in ((0, queries, "q"), (queries, 1, "k"), (queries + 1, 1, "v")):
+            item = MappedTensor(fused, part, queries + 2, count=count)
+            found[f"{theirs}self_attn.{name}_proj.weight"] = item
+        for part, name in enumerate(("gate", "up")):
+            item = MappedTensor(f"{ours}mlp.up.weight", part, 2, is_stacked=True)
+            found[f"{theirs}mlp.{name}_proj.weight"] = item
+        found |= {f"{theirs}{name}.weight": MappedTensor(f"{ours}{own}.weight") for name, own in block.items()}
+    found["model.norm.weight"] = MappedTensor("final_norm.weight")
+    if not facts["model.tied_embeddings"]:
+        found["lm_head.weight"] = MappedTensor(HEAD)
+    return found
+
+
+def llama_config(facts: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+    """The model's config.json, from its facts under the card's keys. Raises CheckpointError for what it cannot say."""
+    kind = "qwen3" if facts["model.qk_norm"] else "llama"
+    for key, value in _FIXED.items():
+        only(facts, key, value, kind.capitalize())
+    base = needed_fact(facts, "model.rotary_base")
+    return {
+        "architectures": [MODEL_TYPES[kind]],
+        "model_type": kind,
+        "vocab_size": needed_fact(facts, ROWS_KEY),
+        "hidden_size": needed_fact(facts, "model.hidden_size"),
+        "intermediate_size": needed_fact(facts, "model.ffn_hidden_size"),
+        "num_hidden_layers": needed_fact(facts, "model.layers"),
+        "num_attention_heads": needed_fact(facts, "model.attention_heads"),
+        "num_key_value_heads": needed_fact(facts, "model.key_value_heads"),
+        "head_dim": needed_fact(facts, "model.kv_channels"),
+        "hidden_act": "silu",
+        "max_position_embeddings": _USUAL_LENGTH,
+        "rms_norm_eps": needed_fact(facts, "model.layernorm_epsilon"),
+        "rope_theta": base,
+        "rope_parameters": {"rope_type": "default", "rope_theta": base},  # the same, since transformers 5
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        **({"mlp_bias": False, "pretraining_tp": 1} if kind == "llama" else {"use_sliding_window": False}),
+        "initializer_range": 0.02,
+        "tie_word_embeddings": facts["model.tied_embeddings"],
+        "use_cache": True,
+        # Named even when unknown: a reader would otherwise take the ids of Llama's own vocabulary.
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+        "dtype": dtype,
+        "torch_dtype": dtype,  # the same, for transformers < 4.56
+    }
+
+
+def facts_of_config(config: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """The model's facts under the card's keys, of its config.json. Raises CheckpointError naming `path` and the key."""
+    kind = config.get("model_type")
+    if kind not in MODEL_TYPES:
+        raise CheckpointError(f"{path}: model_type = {kind!r}: only 'llama' or 'qwen3' can be imported as such a model")
+    fixed = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "use_sliding_window": False}
+    for key, value in fixed.items():
+        if config.get(key, value) != value:
+            raise CheckpointError(f"{path}: {key} = {config[key]!r}: only {value!r} can be imported")
+    heads = _count(config, "num_attention_heads", path)
+    groups = heads if config.get("num_key_value_heads") is None else _count(config, "num_key_value_heads", path)
+    if heads % groups:
+        raise CheckpointError(f"{path}: num_key_value_heads = {groups}: must divide num_attention_heads = {heads}")
+    hidden = _count(config, "hidden_size", path)
+    size = hidden // heads if config.get("head_dim") is None else _count(config, "head_dim", path)
+    return UNNAMED | _FIXED | {
+        "model.qk_norm": kind == "qwen3",
+        "model.layers": _count(config, "num_hidden_layers", path),
+        "model.hidden_size": hidden,
+        "model.attention_heads": heads,
+        "model.key_value_heads": groups,
+        "model.kv_channels": size,
+        "model.ffn_hidden_size": _count(config, "intermediate_size", path),
+        "model.layernorm_epsilon": _number(config, "rms_norm_eps", 1e-6, path),
+        "model.rotary_base": _rotary_base(config, path),
+        "model.tied_embeddings": bool(config.get("tie_word_embeddings", False)),
+        ROWS_KEY: _count(config, "vocab_size", path),
+    }  # fmt: skip
+
+
+def _count(config: Mapping[str, Any], key: str, path: str) -> int:
+    value = config.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+        raise CheckpointError(f"{path}: {key} = {value!r}: must be a whole number above 0")
+    return value
+
+
+def _number(config: Mapping[str, Any], key: str, default: float, path: str) -> float:
+    value = config.get(key, default)
+    if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
+        raise CheckpointError(f"{path}: {key} = {value!r}: must be a number above 0")
+    return float(value)
+
+
+def _rotary_base(config: Mapping[str, Any], path: str) -> float:
+    """Of plain rotary positions, where old files and new ones say it."""
+    for key in ("rope_parameters", "rope_scaling"):
+        said = config.get(key)
+        if said is None:
+            continue
+        kind = said.get("rope_type", said.get("type", "default")) if isinstance(said, Mapping) else said
+        if kind != "default":
+            raise CheckpointError(
+                f"{path}: {key} = {kind!r}: only plain rotary positions ('default') can be imported; this trainer "
+                "does not stretch them for longer texts"
+            )
+        if "rope_theta" in said:
+            return _number(said, "rope_theta", 10_000.0, f"{path}: {key}")
+    return _number(config, "rope_theta", 10_000.0, path)
