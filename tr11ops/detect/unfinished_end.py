@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tr11ops.base.observed import Unknown, known
-from tr11ops.base.units import duration
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.detect.finding import NO_CAUSE, Finding, Severity
 from tr11ops.detect.pass_over import iterations, pass_over
@@ -142,7 +141,7 @@ def _finding(
         title = f"attempt {label} ended by an error"
     evidence = []
     for entry in row[:3]:
-        when = f", {duration(max(0.0, snapshot.time - entry.changed))} ago" if len(row) > 1 else ""
+        when = f", {entry.ended.ago(snapshot.time)}" if len(row) > 1 else ""
         evidence.append(f"{entry.label or entry.job_id}{when}: {how_it_ended(entry, jobs.get(entry.job_id))}")
     evidence += _if_the_data_are_at_fault(snapshot, newest)
     fix = derived.command(snapshot, f"diagnose --job {label}")

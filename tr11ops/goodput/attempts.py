@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from tr11ops.cluster.base import Job, JobState
 from tr11ops.goodput.history_values import AttemptHistory, StepMark
 from tr11ops.runcard.slurm_syntax import parse_time_limit
 from tr11ops.rundir.action_log import Result, replay
+from tr11ops.rundir.attempt_end import last_sign_in, told_end
 from tr11ops.rundir.attempts import AttemptVerdict, LaunchRecord, attempt_label
 from tr11ops.rundir.journal import Ledger
 from tr11ops.rundir.paths import RunDirectory
@@ -35,7 +35,7 @@ def read_attempts(
     ledger: Ledger,
 ) -> tuple[AttemptHistory, ...]:
     found = []
-    lost, cancelled = _lost_hosts(ledger), _cancelled(ledger)
+    lost, cancelled = lost_hosts(ledger), _cancelled(ledger)
     by_number = {job.raw_id: job for job in known(jobs, ())}
     beats = _heartbeat_times(directory.paths)
     for job_id in directory.attempt_ids():
@@ -64,7 +64,7 @@ def _as_others_saw_it(
     return replace(attempt, lost_its_host=is_lost, ended=max(ends), is_running=False)
 
 
-def _lost_hosts(ledger: Ledger) -> frozenset[str]:
+def lost_hosts(ledger: Ledger) -> frozenset[str]:
     """The jobs whose batch script's node was lost, by the alerts that named them."""
     return frozenset(
         str(entry.data.get("subject", ""))
@@ -102,7 +102,7 @@ def _read_attempt(
     signs += [value.time for value in (verdict, marker) if isinstance(value, AttemptVerdict | EndMarker)]
     ended, is_running = _end(verdict, jobs, job)
     if ended is None:
-        signs.append(_last_change(folder))
+        signs.append(last_sign_in(folder))
     card = known(observed(lambda: read_json(folder / "card.json")), None) or {}
     if job is not None and job.start_time is not None and job.nodes:
         start = min(start, job.start_time)  # the nodes were held from then on
@@ -160,10 +160,10 @@ def _end(
     if job is not None and job.state.is_active:
         return None, True
     word = verdict.time if isinstance(verdict, AttemptVerdict) and verdict.time else None
-    if job is not None and job.state.is_final and job.end_time is not None:
-        return max(job.end_time, word or 0.0), False
-    if word is not None or (job is not None and job.state.is_final):
-        return word, False
+    by_scheduler = job.end_time if job is not None and job.state.is_final else None
+    ended = told_end(by_scheduler, word)
+    if ended is not None or (job is not None and job.state.is_final):
+        return ended, False
     return None, None if isinstance(jobs, Unknown) or job is not None else False
 
 
@@ -202,14 +202,3 @@ def _heartbeat_times(paths: RunPaths) -> dict[str, float]:
             job_id = str(value.get("job_id"))
             found[job_id] = max(found.get(job_id, 0.0), moment)
     return found
-
-
-def _last_change(folder: Path) -> float:
-    """The newest time of a file that the attempt itself wrote: its workers write to their logs to the last."""
-    newest = 0.0
-    for name in ("workers", "failures", "nodes", "launches"):
-        for place, _, names in os.walk(folder / name):
-            for each in names:
-                changed = observed(lambda path=Path(place, each): path.stat().st_mtime)  # type: ignore[misc]
-                newest = max(newest, known(changed, 0.0))
-    return newest

@@ -16,6 +16,7 @@ from tr11ops.base.observed import Observed, Unknown, cause, known, observed
 from tr11ops.base.tail import tail_lines
 from tr11ops.base.units import number_in
 from tr11ops.observe.snapshot import Attempt, Checkpoint, Checkpoints, KillSwitch, Step
+from tr11ops.rundir.attempt_end import told_end
 from tr11ops.rundir.attempts import SUPERSEDED, attempt_label
 from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.exclusions import read_version
@@ -155,13 +156,15 @@ def _attempt(paths: RunPaths, job_id: str, changed: float) -> Attempt:
     record = read_details(path.with_name("attempt.json"))
     is_bad = end is None or (isinstance(end, EndMarker) and end.reason in BAD_REASONS)
     verdict = read_details(path.with_name("verdict.json")) if is_bad else {}
+    told = end.time if isinstance(end, EndMarker) else told_end(None, _number(verdict, "time"))
     failure = ""
     if end is None:
         failure = _text(verdict, "message") if verdict else _why_without_verdict(path.parent)
     nodes, changes = record.get("nodes"), record.get("changes")
     return Attempt(
         job_id=job_id,
-        changed=end.time if isinstance(end, EndMarker) else changed,
+        changed=told if told is not None else changed,
+        is_told=told is not None,
         end=end,
         label=attempt_label(record, job_id),
         start=_number(record, "start"),

@@ -15,6 +15,7 @@ from tr11ops.cluster.base import Job, JobState, Node, Overview, SchedulerError, 
 from tr11ops.cluster.parts import array_number
 from tr11ops.cluster.pending_reasons import is_held
 from tr11ops.observe import files
+from tr11ops.observe.attempt_ends import dated
 from tr11ops.observe.clock import Moment, corrected_attempts, corrected_beats, corrected_steps, moment_of, skews
 from tr11ops.observe.course import course_of
 from tr11ops.observe.mounted import why_unmounted
@@ -101,6 +102,9 @@ def observe(
     held = tuple(job for job in known(mine, ()) if job.state is JobState.PENDING and is_held(job))
     all_attempts = known(observed(directory.attempt_ids), [])[::-1] if held else None  # who holds it, may be old
     operation = see_operation(directory, facts.operation, facts.name, heartbeats, attempts, all_attempts, held)
+    if not isinstance(attempts, Unknown):
+        ended_jobs = known(operation.ended_jobs, ())
+        attempts = dated(paths, attempts, known(mine, ()), ended_jobs, known(heartbeats, ()), known(steps, ()))
     ahead = skews(known(operation.clocks, ()), facts.operation.clock_skew_seconds)
     living = frozenset(job.raw_id for job in known(mine, ()) if job.state.is_active)
     beats = known(heartbeats, ())

@@ -16,6 +16,7 @@ from tr11ops.cluster.base import Job, JobState, Node
 from tr11ops.observe.course import EqualSteps
 from tr11ops.observe.operation import OperationFacts, OperationObservations
 from tr11ops.observe.training import Readmission, TrainingFacts, TrainingObservations
+from tr11ops.rundir.attempt_end import AttemptEnd
 from tr11ops.rundir.attempts import why_held
 from tr11ops.rundir.damage import Damage
 from tr11ops.rundir.exclusion import Exclusion
@@ -68,7 +69,8 @@ class Attempt(Record):
     """One allocation's folder in the run directory.
 
     `end` is None when the trainer left no end marker; `failure` is then what the batch script found instead ("" if it
-    found nothing either). `changed` is the time of the end marker, or of the folder's last change. `changes`: what it
+    found nothing either). `changed`: when it ended, by the end marker or as `rundir.attempt_end` dates it; of one that
+    lives, its last sign of life. `is_told`: someone has said so; else it is its last word. `changes`: what it
     has otherwise than the attempt before it. Of one that ended badly, `cause` is the class of its fault ("storage",
     "node", ...) and `held_because` why it let nothing follow; "" where the batch script wrote neither.
     `gave_way`: it found another attempt of the run training, and launched nothing.
@@ -87,6 +89,12 @@ class Attempt(Record):
     cause: str = ""
     held_because: str = ""
     gave_way: bool = False
+    is_told: bool = True
+
+    @property
+    def ended(self) -> AttemptEnd:
+        """When it ended, of one that is over."""
+        return AttemptEnd(self.changed, self.is_told)
 
     @property
     def why(self) -> str:
@@ -99,8 +107,12 @@ class Attempt(Record):
 
 
 def newest_attempt(attempts: Iterable[Attempt]) -> Attempt | None:
-    """The one that changed last, of those that launched something: one that gave way says nothing of the run."""
-    return max((one for one in attempts if not one.gave_way), key=lambda attempt: attempt.changed, default=None)
+    """The one that began last, of those that launched something: one that gave way says nothing of the run."""
+    return max((one for one in attempts if not one.gave_way), key=_began, default=None)
+
+
+def _began(attempt: Attempt) -> float:
+    return attempt.changed if attempt.start is None else attempt.start
 
 
 class Checkpoint(Record):

@@ -33,7 +33,7 @@ def _attempt(attempt: Attempt, job: Job | None, is_over: bool) -> ShownAttempt:
     return ShownAttempt(
         attempt.label or attempt.job_id, attempt.job_id, Instant.of(attempt.start), attempt.changes, marker,
         Instant(attempt.changed), how_it_ended(attempt, job) if is_over else None, is_over and is_bad(attempt),
-        _code(attempt), attempt.versions or None,
+        _code(attempt), attempt.versions or None, attempt.is_told,
     )  # fmt: skip
 
 

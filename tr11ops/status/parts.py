@@ -132,6 +132,7 @@ class ShownAttempt(NamedTuple):
     is_bad: bool
     code: ShownCode | None = None
     versions: Mapping[str, str] | None = None
+    is_told: bool = True  # when it ended; else `changed` is its last word
 
 
 class ShownCheckpoint(NamedTuple):

@@ -13,6 +13,7 @@ from tr11ops.base.glyphs import bar, sparkline
 from tr11ops.base.units import DAY, NEAR, counted, duration, quantity, rough_duration, size, timestamp
 from tr11ops.cluster.base import JobState
 from tr11ops.cluster.hostlist import compress
+from tr11ops.rundir.attempt_end import AttemptEnd
 from tr11ops.rundir.software import version_words
 from tr11ops.status.document import Status, losses_of
 from tr11ops.status.parts import Finish, ShownAttempt, ShownFinding, ShownJob, StopFile
@@ -273,7 +274,7 @@ def attempts(status: Status) -> Iterator[Row]:
 
 
 def _attempt_line(attempt: ShownAttempt, now: float) -> str:
-    ago = f"{duration(max(0.0, now - attempt.changed))} ago"
+    ago = AttemptEnd(attempt.changed, attempt.is_told).ago(now)
     end = attempt.end_marker
     if end is None:
         return f"{attempt.id_}  {attempt.how}, {ago}"
