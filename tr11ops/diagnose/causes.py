@@ -7,7 +7,6 @@ order of the scheduler or of a person is the cause unless something had failed b
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -16,7 +15,7 @@ from tr11ops.diagnose.attribution.log_evidence import evidence_of
 from tr11ops.diagnose.diagnosis import Diagnosis, QuotedLine
 from tr11ops.diagnose.numbers import Unhealthy, judge_steps
 from tr11ops.diagnose.places import LaunchPlaces
-from tr11ops.diagnose.roots import CLEAR, STRONG, Candidates, candidates_of, is_before, root_of
+from tr11ops.diagnose.roots import CLEAR, STRONG, Candidates, candidates_of, is_before, root_of, step_of_total
 from tr11ops.diagnose.sighting import LogLaunch, Sighting, WorkerFailure
 from tr11ops.diagnose.signature import FaultClass, NextStep, NodeBlame, Role
 from tr11ops.diagnose.topics import FAMILY as TOPICS
@@ -28,7 +27,6 @@ SHOWN = 8
 SILENT = 3  # lines of the watchdog in a row that say that the job runs, and no step
 CAUTIOUS = 0.9  # the most where a signature alone does not prove its class
 AFTER_THE_END = 0.85  # the most for what fails once the training has come to its end, or may be of two classes
-_STEPS = re.compile(r"^(?!\W*[Ee]poch).*?\b(\d+)/ *(\d+)\b")
 _LOADER = "dataloader-worker"
 _OF_THE_MACHINE = frozenset({FaultClass.STORAGE, FaultClass.HOST_OOM, FaultClass.GCS, FaultClass.CUDA_OOM})
 _CHAIN_LINES = 200  # of what a data loader's worker raised, below the line that says that it did
@@ -280,12 +278,26 @@ def _nothing(launch: LogLaunch, found: Candidates, places: LaunchPlaces) -> Diag
     if untold:
         why = f"This line says that something failed, and nothing that is known.{done}"
         return Diagnosis(FaultClass.UNKNOWN, NextStep.PAGE, 0.45, untold[0], evidence, (), 0, why, launch.label)
-    if launch.progress is not None and (steps := _STEPS.search(launch.progress.text)) and steps[1] == steps[2]:
+    return _by_last_step(launch, found, places, evidence) or Diagnosis(
+        FaultClass.UNKNOWN, NextStep.NONE, 0.6, None, evidence, (), 0,
+        f"Nothing in this log says that anything went wrong.{done}", launch.label,
+    )  # fmt: skip
+
+
+def _by_last_step(
+    launch: LogLaunch, found: Candidates, places: LaunchPlaces, evidence: tuple[QuotedLine, ...]
+) -> Diagnosis | None:
+    """What the last step says of the end, where it names the training's last one too."""
+    steps = None if launch.progress is None else step_of_total(launch.progress.text)
+    if steps is not None and found.short_ends and steps[0] < steps[1]:
+        line = places.quoted(found.short_ends[0])
+        why = f"The loop of the training ended at step {steps[0]} of {steps[1]}, and no line says why."
+        return Diagnosis(FaultClass.UNKNOWN, NextStep.PAGE, 0.5, line, evidence, (), 0, why, launch.label)
+    if launch.progress is not None and steps is not None and steps[0] == steps[1]:
         last = QuotedLine(launch.file, launch.progress.line_number, launch.progress.text.strip())
-        why = f"It came to its last step, {steps[1]}, and nothing says that anything went wrong."
+        why = f"It came to its last step, {steps[0]}, and nothing says that anything went wrong."
         return Diagnosis(FaultClass.CLEAN_EXIT, NextStep.NONE, WHOLE, last, evidence, (), 0, why, launch.label)
-    why = f"Nothing in this log says that anything went wrong.{done}"
-    return Diagnosis(FaultClass.UNKNOWN, NextStep.NONE, 0.6, None, evidence, (), 0, why, launch.label)
+    return None
 
 
 def _hang(launch: LogLaunch, found: Candidates) -> Sighting | None:

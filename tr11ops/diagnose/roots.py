@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,7 +13,9 @@ from tr11ops.diagnose.signature import SURE_END, FaultClass, NextStep, Role
 STRONG = 0.75  # a cause with this confidence says more than a bare exception
 PLAIN = 0.65  # the least of an exception; a line that only holds the words of an error has less
 CLEAR = 0.7  # a symptom with this confidence says as much as a death
-_FINISHED = "end-finished"
+_LOOP = "end-loop"
+_FINISHED = frozenset({"end-finished", _LOOP})
+_STEP_OF = re.compile(r"^(?!\W*[Ee]poch).*?\b(\d+)/ *(\d+)\b")
 _STEP_CANCELLED = "step-cancelled"
 _TOLD = frozenset({"elastic-signal", "end-signal", "told-to-go"})
 _GOING = _TOLD | {"srun-ending"}
@@ -38,6 +41,7 @@ class Candidates:
     warnings: tuple[Sighting, ...]
     consequences: tuple[Sighting, ...]
     ends: tuple[Sighting, ...]
+    short_ends: tuple[Sighting, ...] = ()  # of a loop that had not come to its last step
 
 
 _MAY_BE_ROOTS = frozenset({Role.CAUSE, Role.SYMPTOM, Role.STOP, Role.DEATH, Role.END})
@@ -52,8 +56,10 @@ def candidates_of(launches: Sequence[LogLaunch]) -> Candidates:
     )
     left = [one for one in left if not _is_outdone(one, left)]
     left = [one for one in left if not (one.is_retried and _may_fail_once(one) and one.signature.confidence < surest)]
+    short = tuple(one for one in left if one.signature.role is Role.END and _is_short(one))
+    left = [one for one in left if one not in short]
     ends = tuple(one for one in left if one.signature.role is Role.END)
-    if any(end.signature.id == _FINISHED for end in ends):  # then one step more is enough to have overcome it
+    if any(end.signature.id in _FINISHED for end in ends):  # then one step more is enough to have overcome it
         last = {launch.file: launch.progress.line_number for launch in launches if launch.progress is not None}
         left = [one for one in left if one.signature.lasting or one.line_number > last.get(one.file, 0)]
 
@@ -69,7 +75,22 @@ def candidates_of(launches: Sequence[LogLaunch]) -> Candidates:
         of(Role.WARNING),
         of(Role.CONSEQUENCE),
         ends,
+        short,
     )
+
+
+def step_of_total(text: str) -> tuple[int, int] | None:
+    """The step that a line tells of and the last one of the training; None where it does not name both."""
+    match = _STEP_OF.search(text)
+    return None if match is None else (int(match[1]), int(match[2]))
+
+
+def _is_short(end: Sighting) -> bool:
+    """Whether it is the end of a loop, and the step before it was not the last one of the training."""
+    if end.signature.id != _LOOP or end.progress is None:
+        return False
+    steps = step_of_total(end.progress.text)
+    return steps is not None and steps[0] < steps[1]
 
 
 def _is_outdone(one: Sighting, left: Sequence[Sighting]) -> bool:

@@ -68,6 +68,9 @@ class LogScan:
         self._forgotten: dict[str, int] = {}  # signature: line of the last step when its sightings were looked through
         self._word: bytes | None = None  # that lines of steps hold in this log
         self._step_block = b""  # up to the last step
+        self._before = b""  # the end of what this launch said in earlier blocks
+        self._begin = 0  # where in the block it goes on
+        self._start_of_line = 0  # of the line that is read, in the block
 
     def begin_file(self, file: str) -> None:
         """What comes next is of another file, which goes on where the last one ended."""
@@ -78,7 +81,7 @@ class LogScan:
         """The next block of whole lines."""
         candidates = iter(self._matcher.candidates(block))
         candidate = next(candidates, None)
-        cursor = searched = 0  # self._line is the number of the line at the cursor
+        self._begin = cursor = searched = 0  # self._line is the number of the line at the cursor
         while cursor < len(block):
             if self._sequential:
                 start = cursor
@@ -94,13 +97,14 @@ class LogScan:
                 candidate = next(candidates, None)
             self._line += block.count(b"\n", cursor, start)
             self._find_progress(block, searched, start)
-            searched = start
+            searched = self._start_of_line = start
             self._visit(block, start, end, here)
             cursor = end + 1
-            self._line += 1
+            self._line += end < len(block)  # the last line of a log that is still written has no end yet
         tail = max(searched, len(block) - END_BYTES) if cursor < len(block) else searched
         self._line += block.count(b"\n", cursor)
         self._find_progress(block, tail, len(block))
+        self._before = (self._before + block[max(self._begin, len(block) - TAIL_BYTES) :])[-TAIL_BYTES:]
 
     def launches(self) -> list[LogLaunch]:
         """All launches, the oldest first; at least one."""
@@ -215,7 +219,8 @@ class LogScan:
         launch = self._launch
         is_sure = signature.id != _LATE
         over = _IS_OVER if is_sure else _IS_OVER_FOR_CERTAIN
-        if launch.progress is not None or any(one.signature.role in over for one in launch.sightings):
+        is_over = launch.progress is not None or any(one.signature.role in over for one in launch.sightings)
+        if is_over or _is_another(launch, named):
             self._end_launch()
             self._launch = LogLaunch(self._file, self._line, nodes=launch.nodes, is_sure=is_sure)
         self._launch.is_sure = self._launch.is_sure or is_sure
@@ -233,7 +238,8 @@ class LogScan:
         self._reports = ReportReader()
         if launch.progress is not None:
             launch.steps = tuple(_steps(self._step_block, launch.progress.line_number))
-        self._step_block = b""
+        self._step_block = self._before = b""
+        self._begin = self._start_of_line
         self._past = [*self._past, launch][-LAUNCHES:]
         self._tracebacks.clear()
         self._sequential = 0
@@ -253,9 +259,21 @@ class LogScan:
                     self._word = word
                     number = self._line - block.count(b"\n", line, end)
                     self._launch.progress = ProgressMark(number, step.iteration, text)
-                    self._step_block = block[max(0, at - TAIL_BYTES) : _line_end(block, at)]
+                    self._step_block = self._up_to(block, at)
                     return
                 at = line
+
+    def _up_to(self, block: bytes, at: int) -> bytes:
+        """What this launch said last, up to the end of the line at an offset: it may have begun in earlier blocks."""
+        here = block[max(self._begin, at - TAIL_BYTES) : _line_end(block, at)]
+        return here if len(here) >= TAIL_BYTES else (self._before + here)[-TAIL_BYTES:]
+
+
+def _is_another(launch: LogLaunch, named: dict[str, str]) -> bool:
+    """Whether a line that numbers the launch that begins numbers another one than this."""
+    if not named.get("number") or launch.number is None:
+        return False
+    return (named.get("attempt"), int(named["number"])) != (launch.label, launch.number)
 
 
 def _is_retried(text: str) -> bool:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
 from tests.tr11ops.diagnose.diagnose_logs import RAISED, REPORT, STEP
+from tr11ops.diagnose.look import diagnose_files
 from tr11ops.diagnose.matcher import matcher
 from tr11ops.diagnose.scan import scan
 from tr11ops.diagnose.sighting import LogLaunch
+from tr11ops.diagnose.signature import FaultClass, NextStep
 
 
 def launches_of(text: str | bytes, size: int = 1 << 20) -> list[LogLaunch]:
@@ -73,3 +79,69 @@ def test_exceptions_that_python_ignores_are_none() -> None:
     text = "Exception ignored in: <function Pool.__del__ at 0x7f>\n" + RAISED.replace("[default0]:[rank2]: ", "")
     [launch] = launches_of("\n".join(line for line in text.splitlines() if "default1" not in line))
     assert ids(launch) == []
+
+
+# ----------------------------------------------------------------------------- the end of a log that is still written
+def steps_text(losses: list[str], total: int = 500) -> str:
+    line = (
+        "[default1]: iteration %8d/%8d | consumed samples: %12d | elapsed time per iteration (s): 0.07 | "
+        "learning rate: 6.000E-05 | global batch size:   128 | lm loss: %s | grad norm: 1.200 |\n"
+    )
+    return "".join(line % (number, total, 128 * number, loss) for number, loss in enumerate(losses, 1))
+
+
+@pytest.mark.parametrize("cut", [0, 1])
+def test_a_log_without_its_last_newline_keeps_its_steps(tmp_path: Path, cut: int) -> None:
+    """Each block ends with a line, so that the last line comes as a block of its own: all other steps were lost."""
+    log = tmp_path / "main_log.txt"
+    text = steps_text(["2.5E+00"] * 20 + ["nan"] * 4)
+    log.write_text(text[: len(text) - cut])
+    [found] = diagnose_files([log])
+    assert (found.fault, found.step) == (FaultClass.NUMERICS, NextStep.ROLLBACK_AND_SKIP)
+    assert found.root_cause is not None and found.root_cause.line_number == 21
+    assert "iteration 21" in found.explanation
+
+
+def test_where_a_block_ends_the_steps_go_on() -> None:
+    text = steps_text(["2.5E+00"] * 20 + ["nan"] * 4) + "Segmentation fault"
+    whole = launches_of(text)
+    for size in (1, 200, 1000):
+        [launch] = launches_of(text, size)
+        assert repr(launch.steps) == repr(whole[0].steps) and len(launch.steps) == 24  # a NaN is not itself
+        assert [step.line_number for step in launch.steps] == list(range(1, 25))
+        assert ids(launch) == ids(whole[0]) == [(25, "elastic-segfault")]
+
+
+def test_the_steps_of_a_launch_are_its_own() -> None:
+    """Those of an earlier launch in the same block were taken for its first ones."""
+    begin = "tr11: attempt 7 launch %d on 2 nodes: n[1-2]\n"
+    text = begin % 1 + steps_text(["2.5E+00"] * 20) + begin % 2 + steps_text(["9.5E+00"] * 5)
+    for size in (1 << 20, 1, 700):
+        first, second = launches_of(text, size)
+        assert (len(first.steps), len(second.steps)) == (20, 5)
+
+
+def test_another_number_is_another_launch() -> None:
+    """Whatever came of the one before: a mere warning was taken along."""
+    begin = "tr11: attempt 7 launch %d on 2 nodes: n[1-2]\n"
+    warning = "PULSE: heal is running for 1-02:13:04 since 2022-04-30T01:43:07 (17_2 on 'gpu_p5' partition (n[1-2])\n"
+    first, second = launches_of(begin % 1 + warning + begin % 2 + begin % 2)
+    assert (first.number, len(first.sightings), second.number, second.sightings) == (1, 1, 2, [])
+
+
+# ----------------------------------------------------------------------------- the end of a loop
+@pytest.mark.parametrize(
+    "said", ["{'train_runtime': 40122.11, 'train_loss': 0.8}", "Training completed.", "Training finished"]
+)
+@pytest.mark.parametrize(
+    ("total", "expected"), [(500, (FaultClass.UNKNOWN, NextStep.PAGE)), (20, (FaultClass.CLEAN_EXIT, NextStep.NONE))]
+)
+def test_the_end_of_a_loop_is_the_trainings_at_its_last_step(
+    tmp_path: Path, said: str, total: int, expected: tuple[FaultClass, NextStep]
+) -> None:
+    log = tmp_path / "train.log"
+    log.write_text(steps_text(["2.5E+00"] * 20, total) + said)
+    [found] = diagnose_files([log])
+    assert (found.fault, found.step) == expected
+    if total == 500:
+        assert "ended at step 20 of 500" in found.explanation
