@@ -76,6 +76,7 @@ from tr11ops.rundir.attempts import (
     SUPERSEDED,
     AttemptVerdict,
     LaunchRecord,
+    launch_line,
     of_failure,
     of_marker,
     without_restart,
@@ -269,7 +270,7 @@ class Controller:
         self._write(record)
         label = self._context.allocation.label
         task = f" ({label})" if label != self._job_id else ""
-        self._tee.line(f"tr11: attempt {self._job_id} launch {number} on {len(nodes)} nodes: {compress(nodes)}{task}")
+        self._tee.line(f"{launch_line(self._job_id, number, len(nodes))}: {compress(nodes)}{task}")
         watch = LaunchWatch()
         end = self._run(number, nodes, watch)
         marker = self._marker(number)

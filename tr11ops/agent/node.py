@@ -40,6 +40,7 @@ from tr11ops.health.base import EXIT_BAD_NODE, CheckOutcome, CheckResult, NodeRe
 from tr11ops.health.local_disk import exported_folder
 from tr11ops.health.registry import chosen, run_checks
 from tr11ops.health.system import ThisNode
+from tr11ops.rundir.attempts import launch_line
 from trainer.contract.attempt import STOP_SIGNALS, request_stop
 from trainer.contract.end_marker import EXIT_ERROR
 from trainer.contract.files import host_name
@@ -272,7 +273,7 @@ def _record_death(task: NodeTask, name: str, rank: int | None, number: int, what
 
 
 def _pass_on(stream: IO[bytes], task: NodeTask, course: Course) -> None:
-    """Copy the workers' lines to our output, and to `workers/NODE/rank-R.log` (R: global rank).
+    """Copy the workers' lines to our output, and below the launch's own line to `workers/NODE/rank-R.log` (R: global).
 
     Whatever cannot be written, the reading goes on: a full pipe would stop the training. What torchrun and the launcher
     say of failed workers is kept in `course`.
@@ -288,6 +289,7 @@ def _pass_on(stream: IO[bytes], task: NodeTask, course: Course) -> None:
                     make_shared(folder)
                     log = open_shared(folder / f"rank-{rank}.log", os.O_WRONLY | os.O_APPEND)
                     files[rank] = os.fdopen(log, "ab", buffering=0)
+                    files[rank].write(f"{launch_line(task.job_id, task.launch, task.node_count)}\n".encode())
                 files[rank].write(line[match.end() :])
         if not match and _FAILING.search(line):
             course.failed.set()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from tr11ops.base.observed import known, observed
 from tr11ops.cli.common import Refusal, in_time, kind_to_watch, looking, open_reader, open_scheduler
 from tr11ops.cli.context import JSON, RunContext
 from tr11ops.cli.logs_print import byte_progress
@@ -16,10 +17,13 @@ from tr11ops.cli.logs_sources import attempt_named
 from tr11ops.rundir.attempts import read_attempt_label
 
 if TYPE_CHECKING:
+    from tr11ops.cluster.base import Job
+    from tr11ops.diagnose.attribution.conclusion import JobWord
     from tr11ops.diagnose.diagnosis import Diagnosis
     from tr11ops.rundir.paths import RunDirectory
     from tr11ops.status.assessment import Assessment
 
+T = TypeVar("T")
 UNOBSERVED = 3
 NEEDS_PERSON = 1
 
@@ -37,8 +41,9 @@ def diagnose(
 ) -> None:
     """Say what ended a training: the first cause apart from what followed from it, where it was, and what to do.
 
-    Without FILE it reads the logs of the run that the card names, and asks the attempt's own records too who is to
-    blame: the answer is the agent's. Of a run that trains and is well it says so; --all judges its earlier launches.
+    Without FILE it judges the last launch of the run's newest attempt, with --job that of another. What the attempt's
+    agent concluded leads; of the logs only the lines of this launch count. Of a run that trains and is well it says so;
+    --all judges every launch in the run's log.
     Any training's logs will do: Megatron's, torchrun's, Slurm's, the kernel's; several files are judged together.
 
     Exit code 0 where nothing is to be done, 1 where something is, 3 where a log could not be read.
@@ -51,11 +56,12 @@ def diagnose(
     """
     if files and job is not None:
         raise Refusal("--job names an attempt of a run: give it, or files", exit_code=2)
-    paths = _given(files) if files else _of_run(context, job)
-    found = _judged(paths, every)
-    if not files:
-        living = None if every else _living(context, found[-1], job)
-        found = [living] if living is not None else [_with_conclusion(context, one, job) for one in found]
+    if files:
+        found = _judged(_given(files), every)
+    elif every:
+        found = [_with_conclusion(context, one) for one in _every_launch(context, job)]
+    else:
+        found = [_last_launch(context, job)]
     more = {"launches": [one.document() for one in found]} if every else {}
     context.emit({**found[-1].document(), **more}, _lines(found))
     if any(one.step.value != "none" for one in found[-1:]):
@@ -80,27 +86,80 @@ def _given(files: list[Path]) -> list[Path]:
     return files
 
 
-def _of_run(context: RunContext, job: str | None) -> list[Path]:
-    """The main log of the run, or the logs of one attempt's workers: none where only its records are there."""
-    from tr11ops.diagnose.attribution.conclusion import read_launch
-
+def _every_launch(context: RunContext, job: str | None) -> list[Diagnosis]:
+    """Each launch in the main log, of one attempt where that is named."""
     _, directory = context.seen()
-    if job is not None:
-        attempt = attempt_named(directory, job)
-        logs = sorted({path for _, _, path in directory.worker_logs(attempt)})
-        batch = directory.paths.attempt(attempt) / "batch.log"
-        logs += [batch] if batch.is_file() else []
-        if not logs and read_launch(directory.paths.attempt(attempt), None) is None:
-            raise Refusal(f"--job {job}: neither a log nor a record of this attempt is there", exit_code=2)
-        return logs
-    main_log = directory.paths.main_log
+    found = _judged([_main_log(directory)], every=True)
+    if job is None:
+        return found
+    attempt = attempt_named(directory, job)
+    found = [one for one in found if one.launch == attempt]
+    if not found:
+        raise Refusal(f"--job {job}: {directory.paths.main_log} tells of none of its launches", exit_code=2)
+    return found
+
+
+def _last_launch(context: RunContext, job: str | None) -> Diagnosis:
+    """The last launch of an attempt: of the one that is named, else of the run's newest."""
+    _, directory = context.seen()
+    attempt = attempt_named(directory, job) if job is not None else _newest_attempt(directory)
+    if attempt is None:  # a log without any attempt's folder
+        [found] = _judged([_main_log(directory)], every=False)
+        return found
+    found = _by_logs(directory, attempt, is_named=job is not None)
+    living = _living(context, found, attempt)
+    return living if living is not None else _with_conclusion(context, found)
+
+
+def _newest_attempt(directory: RunDirectory) -> str | None:
+    from tr11ops.observe.files import read_attempts
+    from tr11ops.observe.snapshot import newest_attempt
+
+    newest = newest_attempt(known(read_attempts(directory.paths), ()))
+    return None if newest is None else newest.job_id
+
+
+def _by_logs(directory: RunDirectory, attempt: str, is_named: bool) -> Diagnosis:
+    """What the logs say of an attempt's last launch: the main log, or the workers' own where the attempt was named.
+
+    The other one is asked where the first says nothing of it, and where no agent is left that has told of its end.
+    """
+    from tr11ops.diagnose.attribution.conclusion import of_record, read_launch
+    from tr11ops.diagnose.look import LaunchNumber, diagnose_launch, nothing_known
+    from tr11ops.rundir.attempts import AttemptVerdict
+
+    folder = directory.paths.attempt(attempt)
+    record = read_launch(folder, None)
+    workers = sorted({path for _, _, path in directory.worker_logs(attempt)})
+    main = [directory.paths.main_log] if directory.paths.main_log.is_file() else []
+    if record is None:
+        if workers:
+            [found] = _judged(workers, every=False)
+            return replace(found, launch=attempt)
+        if not is_named or known(observed(lambda: AttemptVerdict.read(folder)), None) is not None:
+            return nothing_known(attempt)
+        raise Refusal(f"--job {attempt}: neither a log nor a record of this attempt is there", exit_code=2)
+    which = LaunchNumber(attempt, record.launch, record.start)
+    sources = [workers, main] if is_named else [main, workers]
+    if is_named and of_record(record) is None:
+        sources = [[*workers, *main]]
+    for paths in sources:
+        one = _read(paths, lambda advance, paths=paths: diagnose_launch(paths, which, advance))  # type: ignore[misc]
+        if one is not None:
+            return one
+    return nothing_known(attempt, record.launch)
+
+
+def _main_log(directory: RunDirectory) -> Path:
+    main_log: Path = directory.paths.main_log
     if not main_log.exists():
         raise Refusal(f"{main_log} does not exist yet: this run has not started")
-    return [main_log]
+    return main_log
 
 
-def _living(context: RunContext, found: Diagnosis, job: str | None) -> Diagnosis | None:
+def _living(context: RunContext, found: Diagnosis, attempt: str) -> Diagnosis | None:
     """The answer for an attempt that trains and is well now, where its log tells of no fault; None for any other."""
+    from tr11ops.diagnose.attribution.conclusion import read_launch
     from tr11ops.diagnose.signature import FaultClass, NextStep
     from tr11ops.observe.derived import identifiers
     from tr11ops.observe.look import facts_of
@@ -117,52 +176,86 @@ def _living(context: RunContext, found: Diagnosis, job: str | None) -> Diagnosis
         return assess(directory, facts_of(card, context.run or ""), reader, lambda _: ExtraObservations())
 
     seen = in_time(look)
-    attempt = found.launch if job is None else attempt_named(directory, job)
     jobs = [one for one in seen.snapshot.active_jobs if attempt in identifiers(one)]
     if not jobs or seen.verdict.exit_code or seen.verdict.word not in {VerdictWord.HEALTHY, VerdictWord.STARTING}:
         return None
     why = f"{seen.verdict.why[:1].upper()}{seen.verdict.why[1:]}. Its log tells of no fault."
+    before = read_launch(directory.paths.attempt(attempt), (found.number or 1) - 1)
+    if before is not None and before.summary:
+        why += f" Launch {before.launch}, the one before, ended: {before.summary}."
     return replace(
         found, fault=FaultClass.RUNNING, step=NextStep.NONE, confidence=1.0, launch=attempt, label=jobs[0].job_id,
         explanation=why,
     )  # fmt: skip
 
 
-def _with_conclusion(context: RunContext, found: Diagnosis, job: str | None) -> Diagnosis:
-    """The same with what the records of its attempt say of node and blame, where there are any."""
+def _with_conclusion(context: RunContext, found: Diagnosis) -> Diagnosis:
+    """The same with what the records of its attempt say of cause, node and blame, where there are any."""
     from tr11ops.diagnose.attribution.conclusion import conclude
     from tr11ops.diagnose.attribution.joined import joined
 
     directory = context.directory
-    attempt = attempt_named(directory, job) if job is not None else found.launch
+    attempt = found.launch
     if not attempt:
         return found
     found = replace(found, label=read_attempt_label(directory.paths, attempt))
-    number = found.number if job is None else None
     conclusion = conclude(
-        directory.paths.attempt(attempt), number, found.log_evidence, lambda: _step_code(context, directory, attempt)
+        directory.paths.attempt(attempt),
+        found.number,
+        found.log_evidence,
+        lambda: _step_code(context, directory, attempt),
+        lambda: _job_word(context, directory, attempt),
     )
     return found if conclusion is None else joined(found, conclusion)
 
 
-def _step_code(context: RunContext, directory: RunDirectory, attempt: str) -> int | None:
-    """The derived exit code by the scheduler's records; None where it has none, or does not answer."""
+def _job(context: RunContext, directory: RunDirectory, attempt: str) -> Job | None:
+    """The job by the scheduler's records; None where it has none, or does not answer."""
     from tr11ops.cluster.base import SchedulerError
 
     try:
-        job = looking(open_scheduler(kind_to_watch(directory, context.scheduler))).job(attempt)
+        return looking(open_scheduler(kind_to_watch(directory, context.scheduler))).job(attempt)
     except SchedulerError:
         return None
+
+
+def _step_code(context: RunContext, directory: RunDirectory, attempt: str) -> int | None:
+    job = _job(context, directory, attempt)
     return None if job is None else job.derived_exit_code
+
+
+def _job_word(context: RunContext, directory: RunDirectory, attempt: str) -> JobWord:
+    """What the scheduler, or an alert, says of an attempt's job: is it over, had it lost its batch script's node?"""
+    from tr11ops.cluster.base import JobState
+    from tr11ops.diagnose.attribution.conclusion import JobWord
+    from tr11ops.goodput.attempts import lost_hosts
+    from tr11ops.observe.files import read_details
+    from tr11ops.rundir.journal import read_journal
+
+    job, label = _job(context, directory, attempt), read_attempt_label(directory.paths, attempt)
+    is_over = job is not None and not job.state.is_active
+    nodes = read_details(directory.paths.attempt(attempt) / "attempt.json").get("nodes") or [""]
+    if job is not None and job.state is JobState.NODE_FAIL:
+        return JobWord(is_over, f"the scheduler ended job {job.job_id} for a node's failure ({job.state})")
+    if job is not None and job.nodes and nodes[0] and nodes[0] not in job.nodes:
+        return JobWord(is_over, f"the scheduler has taken {nodes[0]}, its batch script's node, from job {job.job_id}")
+    if lost_hosts(read_journal(directory.journal)) & {attempt, label}:
+        return JobWord(is_over, f"an alert told that job {label} had lost its batch script's node")
+    return JobWord(is_over)
+
+
+def _read(paths: list[Path], read: Callable[[Callable[[int], None]], T]) -> T:
+    """What is read of logs, with a bar of the bytes. Raises Refusal where a file cannot be read."""
+    size = sum(path.stat().st_size for path in paths if path.is_file())
+    try:
+        with byte_progress(size) as advance:
+            return read(advance)
+    except (OSError, ValueError) as error:
+        raise Refusal(f"{error}: nothing may be concluded", exit_code=UNOBSERVED) from None
 
 
 def _judged(paths: list[Path], every: bool) -> list[Diagnosis]:
     """Raises Refusal where a file cannot be read."""
     from tr11ops.diagnose.look import diagnose_files
 
-    size = sum(path.stat().st_size for path in paths if path.is_file())
-    try:
-        with byte_progress(size) as advance:
-            return diagnose_files(paths, every, advance)
-    except (OSError, ValueError) as error:
-        raise Refusal(f"{error}: nothing may be concluded", exit_code=UNOBSERVED) from None
+    return _read(paths, lambda advance: diagnose_files(paths, every, advance))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
+from pathlib import PurePath
 
 from tr11ops.diagnose.diagnosis import Diagnosis, QuotedLine
+from tr11ops.diagnose.places import worker_of
 from tr11ops.diagnose.signature import FaultClass, NextStep
 
 WIDTH = 80
@@ -51,7 +53,7 @@ def lines(found: Diagnosis) -> Iterator[str]:
     """The screen, line by line."""
     yield from _row("verdict", f"{found.fault}: {WORDS[found.fault]} (confidence {found.confidence:.2f})")
     root = found.root_cause
-    node = root.node if root is not None and root.node else "NODE"
+    node = root.node if root is not None and root.node else _blamed(found)
     yield from _row("what to do", STEPS[found.step].format(node=node))
     if found.label or found.launch:
         yield from _row("attempt", found.label or found.launch)
@@ -66,6 +68,12 @@ def lines(found: Diagnosis) -> Iterator[str]:
     yield from _quoted("evidence", found.evidence)
     if found.consequence_count:
         yield from _quoted("then", found.consequences[:2], found.consequence_count)
+
+
+def _blamed(found: Diagnosis) -> str:
+    """The nodes that the records blame, as a command takes them."""
+    blamed = () if found.conclusion is None else found.conclusion.found.blamed
+    return ",".join(blamed) or "NODE"
 
 
 def _blame(found: Diagnosis) -> str:
@@ -90,11 +98,17 @@ def _place(line: QuotedLine) -> str:
 
 def _quoted(label: str, quoted: tuple[QuotedLine, ...], count: int = 0) -> Iterator[str]:
     for number, line in enumerate(quoted[:SHOWN]):
-        text = f"{line.line_number}: {line.text}"
-        yield from _row(label if number == 0 else "", text, most=1)
+        text = f"{_file(line.file)}:{line.line_number}: {line.text}"
+        yield from _row(label if number == 0 else "", text, most=2)
     left = (count or len(quoted)) - len(quoted[:SHOWN])
     if left > 0:
         yield from _row("", f"and {left:,} more")
+
+
+def _file(path: str) -> str:
+    """A log's name; of a worker's log its node too, as they are all called alike."""
+    parts = PurePath(path).parts
+    return "/".join(parts[-2:]) if worker_of(path) is not None else parts[-1]
 
 
 def _row(label: str, text: str, most: int = 4) -> Iterator[str]:

@@ -42,6 +42,11 @@ def read_attempt_label(paths: RunPaths, job_id: str) -> str:
     return attempt_label(record, job_id) if isinstance(record, dict) else job_id
 
 
+def launch_line(job_id: str, launch: int, node_count: int) -> str:
+    """How a launch begins in the main log and in each worker's own, which later launches of the attempt write on."""
+    return f"tr11: attempt {job_id} launch {launch} on {node_count} nodes"
+
+
 class LaunchRecord(Record):
     """One launch. Times are seconds since the epoch, None where there is none (yet).
 

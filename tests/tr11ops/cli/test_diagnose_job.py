@@ -91,9 +91,14 @@ def test_without_logs_its_records_are_judged(bench: LocalBench, failed: str) -> 
     folder = load_card(bench.card, [], {}).paths.attempt(failed)
     for log in folder.glob("workers/*/*.log"):
         log.unlink()
-    found = diagnosed(bench, "--job", failed)
-    assert (found["root_cause"], found["action"]) == (None, "exclude_and_resubmit")
-    assert found["attribution"]["blamed"] == recorded(bench, failed)["blamed"]
+    record = recorded(bench, failed)
+    main_log = load_card(bench.card, [], {}).paths.main_log
+    for file, text in ((main_log, record["summary"]), (folder / "launches" / f"{record['launch']}.json", "")):
+        found = diagnosed(bench, "--job", failed)
+        root, line = found["root_cause"], file.read_text().splitlines()[found["root_cause"]["line_number"] - 1]
+        assert (root["file"], found["action"]) == (str(file), "exclude_and_resubmit")
+        assert (text or root["text"]) in line and record["blamed"] == found["attribution"]["blamed"] == [root["node"]]
+        main_log.unlink(missing_ok=True)
     none = bench.tr11("diagnose", "--run", str(bench.card), "--job", "999")
     assert none.code == 2 and "neither a log nor a record" in none.err
 

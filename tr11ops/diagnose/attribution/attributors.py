@@ -71,6 +71,16 @@ def by_lost_machine(evidence: Evidence) -> Attribution | None:
     return _weighed("lost-machine", Kind.NODE, said[0], blamed, evidence=said, fault=_of_nodes(blamed))
 
 
+def by_lost_host(evidence: Evidence) -> Attribution | None:
+    """The node of the batch script, lost with the agent on it: two facts, as the agent left no word either."""
+    if not evidence.lost_host or not evidence.nodes:
+        return None
+    host = evidence.nodes[0]
+    why = f"{host}, which ran the batch script, was lost with it"
+    said = (evidence.lost_host,)
+    return _weighed("lost-machine", Kind.NODE, why, (host,), evidence=said, fault=_of_nodes((host,)))
+
+
 def by_health(evidence: Evidence) -> Attribution | None:
     """Nodes that their own health checks condemned; or checks that fail everywhere, and condemn no one."""
     bad: dict[str, list[str]] = {}
@@ -345,8 +355,8 @@ def by_silence(evidence: Evidence) -> Attribution | None:
 
 
 ATTRIBUTORS: tuple[Attributor, ...] = (
-    by_operator, by_node_state, by_lost_machine, by_health, by_refusal, by_unwritable, by_last_words, by_death,
-    by_port, by_agreement, by_error, by_first_exit, by_lost_peer, by_silence, by_first_missed, by_step_codes,
+    by_operator, by_node_state, by_lost_machine, by_lost_host, by_health, by_refusal, by_unwritable, by_last_words,
+    by_death, by_port, by_agreement, by_error, by_first_exit, by_lost_peer, by_silence, by_first_missed, by_step_codes,
 )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -9,6 +10,7 @@ from enum import StrEnum
 from tr11ops.diagnose.attribution.names import NodeNames, unshared
 from tr11ops.diagnose.attribution.srun import SrunLine
 from trainer.contract.end_marker import EndMarker
+from trainer.contract.record import Record
 
 
 class Kind(StrEnum):
@@ -80,6 +82,15 @@ class NodeReport:
         return tuple(check.partition(": ")[0] for check in self.bad_checks)
 
 
+class AgentsWord(Record):
+    """The agent's conclusion as it printed it, for where its record could not be written. `line` counts from 1."""
+
+    kind: Kind
+    summary: str
+    file: str
+    line: int
+
+
 @dataclass(frozen=True)
 class Evidence:
     """All that one launch left behind.
@@ -92,6 +103,8 @@ class Evidence:
     records, 128 + n after signal n, None where there are none. `fixed_port`: rank 0's port, where the card fixes it.
     `failing_checks`: in words, by name, health checks that fail everywhere, so that they condemn no node.
     `reached`: the last iteration that this launch itself did, None where it did none or that is not known.
+    `lost_host`: how it is known that the node of the batch script was lost, and its agent with it; "" where it was not.
+    `agents_word`: what the launch's agent itself said in the log that it was.
     """
 
     nodes: tuple[str, ...]
@@ -112,11 +125,14 @@ class Evidence:
     fixed_port: int | None = None
     failing_checks: Mapping[str, str] = field(default_factory=dict)
     reached: int | None = None
+    lost_host: str = ""
+    agents_word: AgentsWord | None = None
 
     @property
     def needs_step_code(self) -> bool:
         """Whether no line of srun, worker, health check or trainer tells of an end, so that the step's code counts."""
-        return not (self.srun or self.failures or self.marker or any(one.bad_checks for one in self.reports))
+        told = self.srun or self.failures or self.marker or self.lost_host
+        return not (told or any(one.bad_checks for one in self.reports))
 
     @property
     def names(self) -> NodeNames:
@@ -147,10 +163,21 @@ class Attribution:
 
 @dataclass(frozen=True)
 class Conclusion:
-    """Who is to blame for the end of a launch. `by_agent`: the agent itself came to it, when the launch ended."""
+    """Who is to blame for the end of a launch. `by_agent`: the agent itself came to it, when the launch ended.
+
+    `file`: the record or the log that says so; "" where there is none. `lines`: those of a record.
+    """
 
     found: Attribution
     by_agent: bool
+    file: str = ""
+    lines: tuple[str, ...] = ()
+    line: int = 1
+
+    def line_number(self, text: str) -> int:
+        """Which line of the file holds these words, from 1 on."""
+        quoted = json.dumps(text)
+        return next((number for number, line in enumerate(self.lines, 1) if quoted in line), self.line)
 
     def document(self) -> Mapping[str, object]:
         """For --json."""

@@ -1,18 +1,23 @@
 """A log's diagnosis and the conclusion about its launch, as one answer. Pure.
 
-The log knows best what went wrong; who is to blame, and so whether a node goes, is the conclusion's.
+The agent's conclusion leads: it saw the scheduler, the nodes and all workers when the launch ended. The log's line and
+its class stand where they tell of the same thing, for a line says best what went wrong. Where the agent came to
+nothing, the class is the log's; who is to blame, and so whether a node goes, is always the conclusion's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from tr11ops.diagnose.attribution.evidence import Attribution, Conclusion, Kind
-from tr11ops.diagnose.diagnosis import Diagnosis
-from tr11ops.diagnose.signature import FaultClass, NextStep
+from tr11ops.diagnose.diagnosis import Diagnosis, QuotedLine
+from tr11ops.diagnose.matcher import matcher
+from tr11ops.diagnose.signature import FaultClass, FaultSignature, NextStep, Role
 
 CAUTIOUS = 0.9  # the most where the class is the conclusion's and no line tells it
+FEWEST_LETTERS = 12  # of words that are the same: what is shorter may be anyone's
 _CLASS: Mapping[Kind, FaultClass] = {
     Kind.NODE: FaultClass.SLURM_NODE_FAIL,
     Kind.CONFIGURATION: FaultClass.USER_CODE,
@@ -34,11 +39,44 @@ _ORDERED = frozenset(
         FaultClass.CLEAN_EXIT, FaultClass.SLURM_TIME_LIMIT, FaultClass.SLURM_PREEMPTED, FaultClass.SLURM_USER_CANCEL,
     }
 )  # fmt: skip
+_OF_THE_PROGRAM = frozenset(
+    {
+        FaultClass.USER_CODE, FaultClass.DATALOADER, FaultClass.CUDA_OOM, FaultClass.HOST_OOM, FaultClass.NUMERICS,
+        FaultClass.CHECKPOINT_MISMATCH, FaultClass.HUB_AUTH, FaultClass.GCS, FaultClass.STORAGE,
+    }
+)  # fmt: skip
+_FITS: Mapping[Kind, frozenset[FaultClass]] = {  # the classes that say the same as the kind, or more exactly
+    Kind.CONFIGURATION: _OF_THE_PROGRAM | {FaultClass.RENDEZVOUS, FaultClass.SLURM_SUBMIT},
+    Kind.SOFTWARE: _OF_THE_PROGRAM,
+    Kind.STORAGE: frozenset({FaultClass.STORAGE, FaultClass.GCS}),
+    Kind.NUMERICS: frozenset({FaultClass.NUMERICS}),
+    Kind.PORT: frozenset({FaultClass.RENDEZVOUS}),
+    Kind.OPERATOR: _ORDERED,
+}
+_OF_PEERS = frozenset(  # what the others see of one that has died
+    {FaultClass.NCCL_NETWORK, FaultClass.NCCL_TIMEOUT, FaultClass.RENDEZVOUS, FaultClass.CLEAN_EXIT}
+)
+_LOST = frozenset({FaultClass.SLURM_NODE_FAIL, FaultClass.GPU_HARDWARE})  # a GPU may take its node along
+_SAYS_WHY = frozenset({Role.CAUSE, Role.DEATH, Role.SYMPTOM, Role.STOP})
+
+
+@dataclass(frozen=True)
+class _Words:
+    """What the conclusion rests on, and what it means by the signatures: None where none knows it.
+
+    A death of which nothing says why is of the class UNKNOWN.
+    """
+
+    text: str
+    fault: FaultClass | None
 
 
 def joined(found: Diagnosis, conclusion: Conclusion) -> Diagnosis:
-    """The diagnosis with the conclusion's node and blame."""
+    """The diagnosis with the conclusion's node and blame; where it is the agent's, with its cause too."""
     judged = conclusion.found
+    leads = conclusion.by_agent or judged.confidence > CAUTIOUS
+    if leads and not _agree(found, judged):
+        found = _led(found, conclusion)
     fault, confidence = found.fault, found.confidence
     if _overrules(judged, found):
         fault, confidence = _CLASS[judged.kind], min(judged.confidence, CAUTIOUS)
@@ -49,15 +87,87 @@ def joined(found: Diagnosis, conclusion: Conclusion) -> Diagnosis:
         # the line is another node's: that of a victim, or of no one in particular
         root = replace(root, node=named[0], rank=root.rank if root.node is None else None, gpu=None)
     who = "The agent" if conclusion.by_agent else "The attempt's records"
+    rests_on = judged.evidence[0] if judged.evidence and not conclusion.by_agent else ""
     said = f"{who}: {judged.summary}."
+    if rests_on and rests_on not in judged.summary:
+        said = f"{who}: {judged.summary}: {rests_on}."
     if judged.kind is Kind.NODE and not judged.blamed:
         said += f" {', '.join(judged.suspects)} is only suspected: the first time it is swapped out, not excluded."
     return replace(
         found, fault=fault, step=step, confidence=confidence, root_cause=root, conclusion=conclusion,
-        explanation=f"{found.explanation} {said}",
+        explanation=f"{found.explanation} {said}".strip(),
     )  # fmt: skip
 
 
+# ----------------------------------------------------------------------------- the agent leads
+def _agree(found: Diagnosis, judged: Attribution) -> bool:
+    """Whether the log's cause is the agent's too, by its words or its class; or the agent knows of no cause."""
+    root = found.root_cause
+    if root is not None and any(_is_in(root.text, said) for said in (*judged.evidence, judged.summary)):
+        return True
+    words = _words(judged)
+    if judged.kind in {Kind.UNKNOWN, Kind.NODE} and words.fault is None:
+        return True
+    if words.fault is FaultClass.UNKNOWN and judged.kind in {Kind.UNKNOWN, Kind.NODE}:
+        return found.fault not in _OF_PEERS
+    if judged.kind is Kind.NODE and words.fault in _LOST:
+        return found.fault in _LOST
+    return found.fault is words.fault or found.fault in _FITS.get(judged.kind, ())
+
+
+def _led(found: Diagnosis, conclusion: Conclusion) -> Diagnosis:
+    """The diagnosis by the agent's words; what the log told instead is further evidence."""
+    judged = conclusion.found
+    words = _words(judged)
+    line = next((one for one in (*found.evidence, *found.consequences) if _is_in(one.text, words.text)), None)
+    if line is None and conclusion.by_agent:
+        line = QuotedLine(conclusion.file, conclusion.line_number(words.text), words.text)
+    rest = tuple(one for one in (found.root_cause, *found.evidence) if one is not None and one is not line)
+    fault = words.fault
+    if fault is None or (fault is FaultClass.UNKNOWN and judged.kind is not Kind.NODE):
+        fault = _CLASS.get(judged.kind, FaultClass.UNKNOWN)
+    return replace(
+        found,
+        fault=fault,
+        step=_STEP.get(judged.kind, NextStep.RESUBMIT),
+        confidence=min(judged.confidence, CAUTIOUS),
+        root_cause=line,
+        evidence=rest,
+        explanation="",
+    )
+
+
+def _words(judged: Attribution) -> _Words:
+    """The first of the agent's words that a signature knows, else the first ones."""
+    quoted = (*judged.evidence, judged.summary)
+    for text in quoted:
+        hits = (*matcher().match_text(text), *matcher().match_text(_without_speaker(text)))
+        known = [one for one, _ in hits if _tells(one)]
+        if known:
+            return _Words(text, max(known, key=attrgetter("confidence")).fault)
+    return _Words(quoted[0], None)
+
+
+def _tells(signature: FaultSignature) -> bool:
+    """Whether a line of this signature says what happened, be it only that a process died."""
+    is_known = signature.fault is not FaultClass.UNKNOWN or signature.role is Role.DEATH
+    return signature.role in _SAYS_WHY and is_known
+
+
+def _is_in(line: str, said: str) -> bool:
+    """Whether a line of a log is what the agent quotes."""
+    words, line = _without_speaker(said).strip(), line.strip()
+    return len(words) >= FEWEST_LETTERS and (words in line or (len(line) >= FEWEST_LETTERS and line in said))
+
+
+def _without_speaker(said: str) -> str:
+    """The words of a worker without `rank 3 on n2: ` or `n2: `; what srun says is left as it is."""
+    who, colon, words = said.partition(": ")
+    is_speaker = colon and (" on " in who or " " not in who) and who not in {"srun", "slurmstepd", "tr11"}
+    return words if is_speaker else said
+
+
+# ----------------------------------------------------------------------------- class and step
 def _overrules(judged: Attribution, found: Diagnosis) -> bool:
     """Whether the class is to be the conclusion's: the log told none, or took an ordered end for a fault."""
     if judged.kind is Kind.OPERATOR:

@@ -6,7 +6,7 @@ import re
 from datetime import datetime
 from typing import NamedTuple
 
-from tr11ops.diagnose.attribution.evidence import Evidence, Failure
+from tr11ops.diagnose.attribution.evidence import AgentsWord, Evidence, Failure, Kind
 from tr11ops.diagnose.attribution.srun import parse_lines
 from tr11ops.diagnose.lines import split_prefixes
 from tr11ops.diagnose.places import LaunchPlaces
@@ -15,6 +15,9 @@ from tr11ops.diagnose.signature import Role
 from tr11ops.diagnose.topics import FAMILY as TOPICS
 
 _SAYS_WHY = frozenset({Role.CAUSE, Role.DEATH, Role.SYMPTOM})
+_LOST_HOST = "ours-lost-host"
+_UNWRITABLE = ("ours-run-directory-gone", "ours-unwritable")
+_FAILED = re.compile(r"^tr11: launch \d+ failed \((?P<kind>[\w-]+)\): (?P<summary>.+)")
 _NOT_A_WORKERS = re.compile(r"^(?:srun|slurmstepd|slurmctld|slurmd)\b|^torch\.distributed\.elastic|^tr11: ")
 
 
@@ -47,7 +50,22 @@ def evidence_of(launch: LogLaunch, places: LaunchPlaces) -> Evidence:
             failures.append(Failure(host, report.rank, moment(report.time, report.line_number), told, number))
     nodes = launch.nodes or tuple(dict.fromkeys([one.host for one in failures] + [n for s in srun for n in s.nodes]))
     reached = None if launch.progress is None else launch.progress.iteration
-    return Evidence(nodes, 1, srun=srun, failures=tuple(sorted(failures, key=lambda one: one.time)), reached=reached)
+    own_words = {one.signature.id: _body(one) for one in reversed(left)}
+    return Evidence(
+        nodes, 1, srun=srun, failures=tuple(sorted(failures, key=lambda one: one.time)), reached=reached,
+        lost_host=own_words.get(_LOST_HOST, ""),
+        unwritable=next((own_words[one] for one in _UNWRITABLE if one in own_words), ""),
+        agents_word=_agents_word(left),
+    )  # fmt: skip
+
+
+def _agents_word(sightings: list[Sighting]) -> AgentsWord | None:
+    """What the agent printed of the launch's end."""
+    for one in sightings:
+        match = _FAILED.match(one.text)
+        if match is not None and match["kind"] in set(Kind):
+            return AgentsWord(Kind(match["kind"]), match["summary"].strip(), one.file, one.line_number)
+    return None
 
 
 class _Speaker(NamedTuple):

@@ -99,7 +99,7 @@ def of(kind: Kind, blamed: tuple[str, ...] = (), suspects: tuple[str, ...] = (),
         # a death or an error of one rank excludes no node, whatever the log's words make of it
         (FaultClass.GPU_HARDWARE, NextStep.EXCLUDE_AND_RESUBMIT, of(Kind.NODE, (), ("n2",)), ("gpu_hardware", "resubmit")),
         (FaultClass.UNKNOWN, NextStep.PAGE, of(Kind.NODE, (), ("n2",)), ("unknown", "resubmit")),
-        (FaultClass.GPU_HARDWARE, NextStep.EXCLUDE_AND_RESUBMIT, of(Kind.SOFTWARE, (), ("n2",)), ("gpu_hardware", "fix_config")),
+        (FaultClass.GPU_HARDWARE, NextStep.EXCLUDE_AND_RESUBMIT, of(Kind.SOFTWARE, (), ("n2",)), ("user_code", "fix_config")),
         (FaultClass.UNKNOWN, NextStep.RESUBMIT, of(Kind.STORAGE), ("storage", "fix_storage")),
         (FaultClass.UNKNOWN, NextStep.PAGE, of(Kind.OPERATOR, sure=1.0), ("clean_exit", "none")),
         (FaultClass.SLURM_TIME_LIMIT, NextStep.RESUBMIT, of(Kind.OPERATOR, sure=1.0), ("slurm_time_limit", "resubmit")),
