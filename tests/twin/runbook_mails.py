@@ -21,6 +21,7 @@ LOOKS = {  # detectors whose mail can only say where to look, and why nothing mo
     "loss-not-finite": "it stops the run: which data to pass over is a person's choice, as the page says",
     "loss-spike": "a spike that comes back needs nothing",
     "gradient-norm": "a spike that comes back needs nothing",
+    "limit-changed": "it saves; who changed the limit may change it back",
     "directory-unseen": "the run directory's file system must be mounted",
     "switch-unseen": "the kill switch's file system must be mounted",
     "waits-for-site": "the site opens it again",

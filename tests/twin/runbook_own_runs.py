@@ -84,6 +84,17 @@ def switch_unseen(scene: Scene) -> None:
     scene.train()
 
 
+@scenario("limit-changed", alone=True)
+def limit_changed(scene: Scene) -> None:
+    """Someone leaves the running job little of its time: it is told, and the attempt leaves with a save."""
+    scene.launch("--array", "1-3")
+    job = scene.train()
+    inject(scene.twin, "job-limit-lowered")
+    scene.treat("limit-changed")
+    marker = EndMarker.read(scene.paths.end_marker(job.raw_id))
+    assert marker is not None and marker.checkpoint_step == marker.iteration
+
+
 @scenario("directory-unseen", alone=True)
 def directory_unseen(scene: Scene) -> None:
     """The run directory goes away under a running attempt; no task is used up, and the page lets it go on again."""

@@ -59,6 +59,7 @@ CAUSES: Mapping[str, tuple[CauseLink, ...]] = {
         CauseLink("start-failed", fault=HELD_FOR_FAULT, outlasts=True),
         CauseLink("unfinished-end", fault=HELD_FOR_FAULT, outlasts=True),
     ),
+    "limit-changed": NONE,
     "limit-reached": NONE,
     "reservation-ended": NONE,
     "waits-for-site": NONE,

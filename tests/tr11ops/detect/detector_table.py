@@ -74,6 +74,9 @@ FAILED = (TrainingEvent("save-failed", NOW, "1007", {"step": 31_200, "why": "EIO
 TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
     ("nothing anywhere", idle(), "down", ["CRITICAL"]),
     ("queued", idle(jobs=(pending(),)), "down", []),
+    ("a limit as in the card", with_facts(snapshot(), time_limit=100 * HOUR), "limit-changed", []),
+    ("a shorter limit", with_facts(snapshot(), time_limit=101 * HOUR), "limit-changed", ["WARNING"]),
+    ("a longer limit", with_facts(snapshot(), time_limit=99 * HOUR), "limit-changed", ["INFO"]),
     ("another directory, queued", idle(jobs=(pending(),), unmounted=HIDDEN), "directory-unseen", ["CRITICAL"]),
     ("another directory, running", snapshot(unmounted=HIDDEN), "directory-unseen", ["WARNING"]),
     ("another directory, held", idle(jobs=(pending(reason="JobHeldUser"),), unmounted=HIDDEN), "held", []),

@@ -38,6 +38,7 @@ IDENTITY = {  # what of a finding is its identity
     "chain-end": ONE,
     "kill-switch-left-on": "nothing for queued jobs, `still runs` for a job that does not heed it",
     "directory-unseen": ONE,
+    "limit-changed": ONE,
     "switch-unseen": ONE,
     "unfinished-end": "the class of its fault",
     "loss-not-finite": ONE,
