@@ -71,6 +71,7 @@ CAUSES: Mapping[str, tuple[CauseLink, ...]] = {
     "switch-unseen": NONE,
     "unfinished-end": (
         CauseLink("start-failed", Same.SUBJECT),
+        CauseLink("node-lost", Same.SUBJECT),
         CauseLink("filesystem-full", fault="storage"),
         CauseLink("loss-not-finite", fault="numerics"),
     ),
@@ -92,7 +93,7 @@ CAUSES: Mapping[str, tuple[CauseLink, ...]] = {
     "filesystem-full": NONE,
     "filesystem-filling": (CauseLink("filesystem-full", Same.IDENTITY),),
     "purge-near": NONE,
-    "exclusion-cap": NONE,
+    "exclusion-cap": (CauseLink("node-lost", Same.IDENTITY, outlasts=True),),
     "exclusion-due": _of_run("cron-dead"),
     "periodic-job-failed": NONE,
     "cron-dead": NONE,

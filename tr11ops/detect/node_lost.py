@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from tr11ops.base.observed import known
 from tr11ops.cluster.base import Job, JobState, Node
 from tr11ops.detect.finding import Finding, Severity
+from tr11ops.detect.unfinished_end import unfinished_attempts
 from tr11ops.observe import derived
 from tr11ops.observe.lost_host import batch_host
-from tr11ops.observe.snapshot import Snapshot
+from tr11ops.observe.snapshot import Attempt, Snapshot
 
 BOUND = "at once"
 SEVERITIES = "WARNING, CRITICAL with the batch script's node gone"
@@ -22,7 +23,10 @@ NEEDS = ("jobs", "nodes")
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
-    """One finding for each node that is lost or silent; CRITICAL when the one that runs the batch script is lost."""
+    """One finding for each node that is lost or silent; CRITICAL when the one that runs the batch script is lost.
+
+    A WARNING where that one is still gone and the attempt has ended by it, until a later one trains.
+    """
     nodes = {node.name: node for node in known(snapshot.nodes, ())}
     for job in snapshot.active_jobs:
         if job.state is JobState.COMPLETING:  # it gives back its nodes: the list holds those that are still to come
@@ -32,6 +36,25 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
             node = nodes.get(name)
             if node is not None and (node.is_gone or node.is_silent):
                 yield _finding(snapshot, job, node, is_host=name == host)
+    for attempt in unfinished_attempts(snapshot):
+        node = nodes.get(next(iter(attempt.nodes), ""))
+        if attempt.end is None and node is not None and node.is_gone:
+            yield _of_ended_attempt(attempt, node)
+
+
+def _of_ended_attempt(attempt: Attempt, node: Node) -> Finding:
+    """The same incident as long as no later attempt trains: the job may have been ended for it meanwhile."""
+    label = attempt.label or attempt.job_id
+    title = f"job {label} has lost {node.name}, which ran its batch script, and has ended"
+    return Finding(
+        NAME, Severity.WARNING, title, subject=label, identity=(node.name,), evidence=(_state_of(node),),
+        since=attempt.changed,
+    )  # fmt: skip
+
+
+def _state_of(node: Node) -> str:
+    reason = f" ({node.reason})" if node.reason else ""
+    return f"{node.name}: {'+'.join(sorted(node.states))}{reason}"
 
 
 def _finding(snapshot: Snapshot, job: Job, node: Node, is_host: bool) -> Finding:
@@ -41,8 +64,6 @@ def _finding(snapshot: Snapshot, job: Job, node: Node, is_host: bool) -> Finding
         title = f"job {job.job_id} has lost {node.name}" + (", which ran its batch script" if is_host else "")
         if is_host:
             severity, fix = Severity.CRITICAL, derived.command(snapshot, "launch --repair")
-    reason = f" ({node.reason})" if node.reason else ""
     return Finding(
-        NAME, severity, title, subject=job.job_id, identity=(node.name,),
-        evidence=(f"{node.name}: {'+'.join(sorted(node.states))}{reason}",), fix=fix,
-    )  # fmt: skip
+        NAME, severity, title, subject=job.job_id, identity=(node.name,), evidence=(_state_of(node),), fix=fix
+    )

@@ -31,10 +31,26 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     if derived.hidden_life(snapshot):
         return  # an attempt that lives outside the scheduler would count as ended
     jobs = {name: job for job in snapshot.jobs for name in derived.identifiers(job)}
+    row, alive = _bad_ends(snapshot)
+    yield from _by_cause(snapshot, row, alive, _told(snapshot, jobs))
+    yield from _never_began(snapshot, jobs)
+
+
+def unfinished_attempts(snapshot: Snapshot) -> tuple[Attempt, ...]:
+    """The bad ends since the last good one, newest first; none where a later attempt trains, or that is not known."""
+    if isinstance(snapshot.jobs, Unknown) or isinstance(snapshot.attempts, Unknown) or derived.hidden_life(snapshot):
+        return ()
+    row, alive = _bad_ends(snapshot)
+    return () if not _trained(snapshot).isdisjoint(alive) else tuple(row)
+
+
+def _bad_ends(snapshot: Snapshot) -> tuple[list[Attempt], list[str]]:
+    """The bad ends since the last good one, newest first, and the ids of the attempts that live."""
+    jobs = {name: job for job in known(snapshot.jobs, ()) for name in derived.identifiers(job)}
     outside = derived.liveness_outside(snapshot)
     row: list[Attempt] = []
     alive: list[str] = []
-    for attempt in sorted(snapshot.attempts, key=lambda attempt: attempt.changed, reverse=True):
+    for attempt in sorted(known(snapshot.attempts, ()), key=lambda attempt: attempt.changed, reverse=True):
         if attempt.gave_way:
             continue
         job = jobs.get(attempt.job_id)
@@ -44,8 +60,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         if not is_bad(attempt):
             break
         row.append(attempt)
-    yield from _by_cause(snapshot, row, alive, _told(snapshot, jobs))
-    yield from _never_began(snapshot, jobs)
+    return row, alive
 
 
 def _by_cause(snapshot: Snapshot, row: list[Attempt], alive: list[str], jobs: dict[str, Job]) -> Iterator[Finding]:

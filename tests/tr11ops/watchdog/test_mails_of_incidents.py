@@ -1,0 +1,171 @@
+"""One incident from its first sign to its all-clear: how many mails it sends, and what each has for a headline."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.tr11ops.status_cases import (
+    HOUR,
+    NOW,
+    beats,
+    ended,
+    pending,
+    running,
+    steps,
+    wordless,
+)
+from tests.tr11ops.watchdog.site_events import IDLE_NODES, NODES, phase
+from tr11ops.alerts.incidents import look
+from tr11ops.alerts.notify import tell
+from tr11ops.alerts.policy import Policy
+from tr11ops.alerts.situation import RunSituation
+from tr11ops.alerts.state import AlertState, Message
+from tr11ops.base.observed import known
+from tr11ops.cluster.base import JobState, Node
+from tr11ops.detect.registry import detect_all, unjudged_detectors
+from tr11ops.observe.operation import FolderRoom, UnwritableDirectory
+from tr11ops.observe.snapshot import Attempt, Snapshot
+from tr11ops.observe.training import LaunchEnd, Readmission, TrainingEvent
+from tr11ops.rundir.exclusion import Exclusion
+from tr11ops.rundir.hold_records import HoldRecord
+from tr11ops.watchdog.situation import condition_of
+from tr11ops.watchdog.verdict import judge
+
+LOOK_SECONDS = 300.0  # between two looks of the watchdog
+LOOKS = 3  # at each moment of an incident
+POLICY = Policy("tr11-176B-ml", "/scratch/tr11", recipients=("duty@site.example",), escalate_minutes=())
+
+WELL = phase("training")
+JOB = running(partition="gpu_p13")
+NEXT = running(
+    job_id="1000_8", raw_id="1008", task_id=8, start_time=NOW - HOUR, partition="gpu_p13",
+    nodes=tuple(f"n{number:02d}" for number in range(2, 50)),
+)  # fmt: skip
+REST = pending((9, 10, 11, 12), partition="gpu_p13")
+HELD = replace(REST, reason="JobHeldAdmin")
+
+
+def goes_on(**changes: Any) -> Snapshot:
+    """The next task trains."""
+    attempts = (Attempt("1008", NOW - HOUR, None, "1000_8"), *changes.pop("attempts", ()))
+    return replace(
+        WELL,
+        jobs=(NEXT, REST),
+        attempts=attempts,
+        heartbeats=beats(job_id="1008"),
+        steps=steps(job_id="1008"),
+        **changes,
+    )
+
+
+def without(node: str) -> tuple[Node, ...]:
+    return tuple(replace(one, states=frozenset({"down"})) if one.name == node else one for one in NODES)
+
+
+def over(job_id: str, cause: str, why: str, state: JobState = JobState.FAILED, **changes: Any) -> Snapshot:
+    """An attempt has ended by a fault that holds all that waits."""
+    attempt = replace(wordless("1007", 60.0), cause=cause, held_because=why)
+    job = replace(JOB, state=state, end_time=NOW - 60.0, exit_code=1)
+    return replace(
+        WELL, jobs=(job, HELD), nodes=IDLE_NODES, attempts=(attempt, ended()), heartbeats=beats(60.0, "ended"),
+        steps=steps(age=120.0), holds=(HoldRecord("1000", "tr11", NOW - 60.0, why, is_for_fault=True),), **changes,
+    )  # fmt: skip
+
+
+LOST_HOST = replace(
+    WELL, nodes=without("n01"), attempts=(Attempt("1007", NOW - HOUR, None, "1000_7", nodes=JOB.nodes),),
+    heartbeats=beats(600.0), steps=steps(age=600.0),
+)  # fmt: skip
+CANCELLED = replace(JOB, state=JobState.CANCELLED, end_time=NOW - 60.0)
+ENDED_BY_IT = replace(wordless("1007", 60.0), nodes=JOB.nodes)
+AFTER_CANCEL = replace(LOST_HOST, jobs=(CANCELLED, REST), attempts=(ENDED_BY_IT, ended()))
+AFTER_LOST_HOST = goes_on(nodes=without("n01"), attempts=(ENDED_BY_IT, ended()))
+CRITICAL = "[CRITICAL] "
+LOST = f"{CRITICAL}job 1000_7 has lost n01, which ran its batch script"
+FULL_CAP = "6 nodes are excluded, no more may be: the next bad node stops the run"
+MOUNT = "the run directory cannot be used: /scratch is not mounted"
+SAMPLE = "software or data, not the nodes: the same fault came back after iteration 31219 on n1 and n2: SIGSEGV"
+ENOSPC = "[Errno 28] No space left on device: '/scratch/tr11/checkpoints/main/global_step31300'"
+FULL = UnwritableDirectory("/scratch/tr11", "no byte is left", is_full=True)
+FAILED_SAVE = TrainingEvent("save-failed", NOW - 60, "1007", {"step": 31_300, "why": ENOSPC, "node": "", "said": ""})
+
+CAP = tuple(Exclusion(f"n{number}", "Xid 79", "tr11", NOW + HOUR, (), NOW - HOUR) for number in range(50, 56))
+DEAD = (LaunchEnd("1007", 1, NOW - 1800, "n07: lost to the scheduler", "launch 2 starts without it", ("n07",)),)
+
+# the incident; what is seen one after another; the subjects of all mails
+INCIDENTS: list[tuple[str, tuple[Snapshot, ...], list[str]]] = [
+    ("nothing happens", (WELL, goes_on()), []),
+    (
+        "the batch host dies",
+        (WELL, LOST_HOST, AFTER_CANCEL, AFTER_LOST_HOST),
+        [LOST, f"[OK] over: {LOST.removeprefix(CRITICAL)}, and has ended"],
+    ),
+    (
+        "the directory was unmounted",
+        (WELL, over("1007", "storage", MOUNT), goes_on(attempts=(ended("1007"),))),
+        [f"{CRITICAL}attempt 1000_7 failed: {MOUNT}", f"[OK] over: attempt 1000_7 failed: {MOUNT}"],
+    ),
+    (
+        "a bad sample",
+        (WELL, over("1007", "software", SAMPLE), goes_on(attempts=(ended("1007"),))),
+        [f"{CRITICAL}attempt 1000_7 failed: {SAMPLE}", f"[OK] over: attempt 1000_7 failed: {SAMPLE}"],
+    ),
+    (
+        "the disk is full, and a save fails",
+        (
+            WELL,
+            replace(WELL, shut_folders=(FULL,)),
+            replace(WELL, shut_folders=(FULL,), events=(FAILED_SAVE,)),
+            replace(WELL, save_room=FolderRoom("/scratch/tr11", 216 * 2**10), events=(FAILED_SAVE,)),
+            replace(WELL, save_room=FolderRoom("/scratch/tr11", 2**42)),
+        ),
+        [
+            f"{CRITICAL}/scratch/tr11 cannot be written to: no byte is left",
+            "[OK] over: /scratch/tr11 has no room for the next save: 221.2 k bytes are free, the last one has 2.5 T",
+        ],
+    ),
+    (
+        "the cap is reached, a node dies beyond it and is back, one is let in again",
+        (
+            replace(WELL, exclusions=CAP[:5]),
+            replace(WELL, exclusions=CAP),
+            replace(WELL, exclusions=CAP, launch_ends=DEAD, nodes=without("n07")),
+            replace(WELL, exclusions=CAP, launch_ends=DEAD),
+            replace(WELL, exclusions=CAP[:4], launch_ends=DEAD, readmissions=(Readmission("n54", NOW),)),
+        ),
+        [
+            f"[WARNING] {FULL_CAP}",
+            "[WARNING] job 1000_7 has lost n07",
+            "[OK] over: job 1000_7 has lost n07",
+            f"[OK] over: {FULL_CAP}",
+        ],
+    ),
+]
+
+
+def mails(seen: tuple[Snapshot, ...]) -> list[Message]:
+    """What is mailed when each of these moments is looked at some times; a moment's times move with the looks."""
+    alert_state, found = AlertState(), list[Message]()
+    now = NOW
+    for moment in seen:
+        for _ in range(LOOKS):
+            now += LOOK_SECONDS
+            findings = detect_all(moment)
+            verdict = judge(moment, findings)
+            trained = max((step.time for step in known(moment.steps, ()) if step.time is not None), default=None)
+            is_live = trained is not None and NOW - trained < LOOK_SECONDS
+            situation = RunSituation(
+                condition=condition_of(verdict), trained=now if is_live else trained, knows_acts=False
+            )
+            alert_state = look(alert_state, findings, unjudged_detectors(moment), POLICY, now, situation.trained)
+            alert_state, messages = tell(alert_state, POLICY, now, situation=situation)
+            found += messages
+    return found
+
+
+@pytest.mark.parametrize(("seen", "subjects"), [row[1:] for row in INCIDENTS], ids=[row[0] for row in INCIDENTS])
+def test_an_incident_is_one_mail_and_its_all_clear(seen: tuple[Snapshot, ...], subjects: list[str]) -> None:
+    assert [message.subject.replace(" tr11-176B-ml:", "") for message in mails(seen)] == subjects
