@@ -98,7 +98,7 @@ def _samples_of(batch: Mapping[str, Any]) -> int:
 
 
 def with_tokens(tables: Mapping[str, Any], tokens: int) -> dict[str, Any]:
-    """The tables for a training that reads so many tokens: its decay ends where it did, as a part of the whole.
+    """The tables for a training that reads so many tokens: its decay and cooldown are the same part of the whole.
 
     They count as they did: samples, or steps of the full batch.
     """
@@ -109,8 +109,9 @@ def with_tokens(tables: Mapping[str, Any], tokens: int) -> dict[str, Any]:
         unit, whole = "iterations", -(-samples // int(batch["global_batch_size"]))
     before = int(batch[f"train_{unit}"])
     batch[f"train_{unit}"] = whole
-    if f"decay_{unit}" in schedule:
-        schedule[f"decay_{unit}"] = max(1, round(schedule[f"decay_{unit}"] * whole / before))
+    for key in (f"decay_{unit}", f"cooldown_{unit}"):
+        if key in schedule:
+            schedule[key] = max(1, round(schedule[key] * whole / before))
     if f"warmup_{unit}" in schedule:
         schedule[f"warmup_{unit}"] = min(schedule[f"warmup_{unit}"], whole // WARMUP_SHARE)
     if "ramp" in batch:

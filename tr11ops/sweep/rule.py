@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from tr11ops.runcard.card import RunCard
-from trainer.schedule.learning_rate import decay_samples_of, warmup_samples_of
+from trainer.schedule.learning_rate import cooldown_samples_of, decay_samples_of, warmup_samples_of
 
 BatchRule: TypeAlias = Literal["sqrt", "linear", "none"]
 MOST_TIMES = 16.0  # of the card's batch: the rate grows no further
@@ -51,6 +51,8 @@ def equal_overrides(card: RunCard, batch: int, batches: Iterable[int]) -> dict[s
         found["batch.train_iterations"] = None
     if card.schedule.decay_iterations is not None:
         found |= {"schedule.decay_samples": decay_samples_of(card), "schedule.decay_iterations": None}
+    if card.schedule.cooldown_iterations is not None:
+        found |= {"schedule.cooldown_samples": cooldown_samples_of(card), "schedule.cooldown_iterations": None}
     if card.schedule.warmup_iterations is not None:
         found |= _warmup(card, round(warmup_samples_of(card)))
     ratio = batch / card.batch.global_batch_size

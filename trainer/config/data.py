@@ -62,7 +62,10 @@ class ScheduleSection(Section):
 
     learning_rate: float = Field(gt=0, description="peak, reached at the end of the warm-up")
     min_learning_rate: float = Field(default=0.0, ge=0, description="floor, kept after the decay")
-    decay_style: Literal["constant", "linear", "cosine"] = Field(default="cosine", description="way from peak to floor")
+    decay_style: Literal["constant", "linear", "cosine", "wsd"] = Field(
+        default="cosine",
+        description="way from peak to floor; wsd: warm-up, then stable at the peak, then a cooldown to the decay's end",
+    )
     decay_samples: int | None = Field(
         default=None, gt=0, le=MOST_SAMPLES, description="where the floor is reached; default: batch.train_samples"
     )
@@ -71,6 +74,18 @@ class ScheduleSection(Section):
     )
     decay_tokens: int | None = Field(
         default=None, gt=0, le=10**18, description="the same in tokens; goes before the other two"
+    )
+    cooldown_style: Literal["minus_sqrt", "linear", "cosine", "exponential"] = Field(
+        default="minus_sqrt", description="wsd: way from peak to floor; minus_sqrt is 1 - the root of what is behind"
+    )
+    cooldown_samples: int | None = Field(
+        default=None, gt=0, le=MOST_SAMPLES, description="wsd: length of the cooldown, at the end of the decay"
+    )
+    cooldown_iterations: int | None = Field(
+        default=None, gt=0, le=MOST_ITERATIONS, description="the same in steps, with batch.train_iterations"
+    )
+    cooldown_tokens: int | None = Field(
+        default=None, gt=0, le=10**18, description="the same in tokens, with schedule.decay_tokens"
     )
     warmup_samples: int = Field(default=0, ge=0, le=MOST_SAMPLES, description="linear rise from zero")
     warmup_iterations: int | None = Field(

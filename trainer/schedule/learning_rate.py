@@ -18,7 +18,8 @@ class LearningRatePlan(Record):
     """The learning rate of a whole training; built once by `plan_of`, then asked before every step.
 
     `warmup_samples` has a fraction where the card gives the warm-up as a share of the decay. With `decay_tokens` the
-    decay is counted in tokens and `decay_samples` has no effect. `warmup_tokens` are the tokens of exactly the first
+    decay is counted in tokens and `decay_samples` has no effect; so is the cooldown of the style "wsd", which has the
+    last `cooldown_samples` or `cooldown_tokens` of the decay. `warmup_tokens` are the tokens of exactly the first
     `warmup_samples` samples on the card's path of batches and sequence lengths: the decay starts there, at the peak.
     (Megatron-DeepSpeed noted this number only if a step ended exactly with the warm-up, and else took zero, so its
     rate jumped there.)
@@ -31,6 +32,9 @@ class LearningRatePlan(Record):
     warmup_tokens: float
     decay_samples: int
     decay_tokens: int | None
+    cooldown_style: str = "minus_sqrt"
+    cooldown_samples: int | None = None
+    cooldown_tokens: int | None = None
 
     def at(self, samples: int, tokens: int) -> float:
         """The rate for the step that starts after so many scheduled samples and tokens.
@@ -49,13 +53,44 @@ class LearningRatePlan(Record):
             position, start, end = float(tokens), self.warmup_tokens, self.decay_tokens
         if position >= end:
             return floor
+        style = self.decay_style
+        if style == "wsd":
+            start, style = end - self.cooldown, self.cooldown_style
         ratio = max(0.0, (position - start) / (end - start))
-        coefficient = 1.0 - ratio if self.decay_style == "linear" else 0.5 * (math.cos(math.pi * ratio) + 1.0)
-        return floor + coefficient * (peak - floor)
+        return floor + remaining(style, ratio) * (peak - floor)
+
+    @property
+    def cooldown(self) -> int:
+        """Its length, in tokens or samples as the decay is counted; 0 where there is none."""
+        return (self.cooldown_samples if self.decay_tokens is None else self.cooldown_tokens) or 0
 
     def facts(self) -> dict[str, Any]:
         """What a checkpoint keeps of the schedule, for `trainer.schedule.resume.reconcile`."""
         return asdict(self)
+
+
+def remaining(style: str, ratio: float) -> float:
+    """What is left of the way from peak to floor when `ratio` (0 to 1) of the decay or cooldown is behind.
+
+    linear: 1 - r. cosine: (cos(pi r) + 1) / 2. exponential: 2 x 0.5^r - 1. minus_sqrt: 1 - sqrt(r), which ended lower
+    than the linear one for Haegele et al., arXiv 2405.18392. All as in Megatron; warm-up, stable, decay as a whole: Hu
+    et al., arXiv 2404.06395.
+    """
+    if style == "linear":
+        return 1.0 - ratio
+    if style == "exponential":
+        return 2.0 * math.pow(0.5, ratio) - 1.0
+    if style == "minus_sqrt":
+        return 1.0 - math.sqrt(ratio)
+    return 0.5 * (math.cos(math.pi * ratio) + 1.0)
+
+
+def cooldown_samples_of(config: TrainerConfig) -> int | None:
+    """How many samples the cooldown has; None where it has none, or is counted in tokens."""
+    schedule = config.schedule
+    if schedule.cooldown_iterations is not None:
+        return schedule.cooldown_iterations * config.batch.global_batch_size
+    return schedule.cooldown_samples
 
 
 def decay_samples_of(config: TrainerConfig) -> int:
@@ -89,4 +124,7 @@ def plan_of(config: TrainerConfig) -> LearningRatePlan:
         warmup_tokens=path_of(config).tokens_at(warmup),
         decay_samples=decay_samples_of(config),
         decay_tokens=schedule.decay_tokens,
+        cooldown_style=schedule.cooldown_style,
+        cooldown_samples=cooldown_samples_of(config),
+        cooldown_tokens=schedule.cooldown_tokens,
     )

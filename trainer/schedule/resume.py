@@ -22,10 +22,14 @@ NAMES = {
     "decay_samples": "decay length (samples)",
     "decay_tokens": "decay length (tokens)",
     "decay_style": "decay style",
+    "cooldown_style": "cooldown style",
+    "cooldown_samples": "cooldown (samples)",
+    "cooldown_tokens": "cooldown (tokens)",
 }
 CARD_KEYS = {
     "warmup_samples": "schedule.warmup_samples, warmup_iterations or warmup_fraction",
     "decay_samples": "schedule.decay_samples or decay_iterations (default: batch.train_samples)",
+    "cooldown_samples": "schedule.cooldown_samples or cooldown_iterations",
 }
 
 
@@ -69,7 +73,11 @@ def schedule_differences(saved: Mapping[str, Any], card: LearningRatePlan) -> li
 
 
 def _equal(name: str, saved: Mapping[str, Any], card: Mapping[str, Any]) -> bool:
-    """Whether one value agrees. Where tokens end both decays, the length in samples has no effect and may differ."""
+    """Whether one value agrees. Where tokens end both decays, the length in samples has no effect and may differ; a
+    cooldown may where neither has one.
+    """
+    if name.startswith("cooldown") and "wsd" not in (saved.get("decay_style"), card["decay_style"]):
+        return True
     if name == "decay_samples" and card["decay_tokens"] is not None and saved.get("decay_tokens") is not None:
         return True
     return bool(saved[name] == card[name])

@@ -17,13 +17,18 @@ def schedule_problems(config: TrainerConfig) -> list[Problem]:
     A training is counted in samples, or in iterations when `batch.train_iterations` is given: then no key may count in
     samples, because with a batch ramp the two do not agree.
     """
-    return [*_style_problems(config), *_warmup_problems(config), *_rate_problems(config)]
+    return [
+        *_style_problems(config),
+        *_warmup_problems(config),
+        *_cooldown_problems(config),
+        *_rate_problems(config),
+    ]
 
 
 def _style_problems(config: TrainerConfig) -> Iterator[Problem]:
     schedule, batch = config.schedule, config.batch
     if batch.train_iterations is None:
-        for name in ("decay", "warmup"):
+        for name in ("decay", "warmup", "cooldown"):
             if (value := getattr(schedule, f"{name}_iterations")) is not None:
                 rule = "is for trainings that are counted by batch.train_iterations"
                 yield Problem(f"schedule.{name}_iterations", value, rule, f"use schedule.{name}_samples")
@@ -38,6 +43,9 @@ def _style_problems(config: TrainerConfig) -> Iterator[Problem]:
     if schedule.decay_samples is not None:
         rule = "is for trainings that are counted by batch.train_samples"
         yield Problem("schedule.decay_samples", schedule.decay_samples, rule, "use schedule.decay_iterations")
+    if schedule.cooldown_samples is not None:
+        rule = "is for trainings that are counted by batch.train_samples"
+        yield Problem("schedule.cooldown_samples", schedule.cooldown_samples, rule, "use schedule.cooldown_iterations")
     if schedule.warmup_samples:
         rule = "is for trainings that are counted by batch.train_samples"
         yield Problem("schedule.warmup_samples", schedule.warmup_samples, rule, "use schedule.warmup_iterations")
@@ -69,6 +77,44 @@ def _warmup_problems(config: TrainerConfig) -> Iterator[Problem]:
         if tokens >= schedule.decay_tokens:
             rule = f"ends after {tokens:.0f} tokens, not before schedule.decay_tokens ({schedule.decay_tokens})"
             yield Problem(key, value, rule, "shorten the warm-up")
+
+
+def _cooldown_problems(config: TrainerConfig) -> Iterator[Problem]:
+    """A cooldown without its style, a style without its cooldown, one counted otherwise than the decay, or too long."""
+    schedule = config.schedule
+    lengths = {
+        f"schedule.cooldown_{unit}": getattr(schedule, f"cooldown_{unit}")
+        for unit in ("samples", "iterations", "tokens")
+    }
+    given = {key: value for key, value in lengths.items() if value is not None}
+    unit = "tokens" if schedule.decay_tokens is not None else "samples"
+    if unit == "samples" and config.batch.train_iterations is not None:
+        unit = "iterations"
+    if schedule.decay_style != "wsd":
+        for key, value in given.items():
+            yield Problem(key, value, 'needs schedule.decay_style = "wsd"', "set that, or leave this out")
+        return
+    if not given:
+        yield Problem(f"schedule.cooldown_{unit}", None, 'is needed by schedule.decay_style = "wsd"', "give its length")
+        return
+    key, value = next(iter(given.items()))
+    if len(given) > 1:
+        yield Problem(key, value, f"excludes {list(given)[1]}", "keep one of them")
+        return
+    if ("tokens" in key) != (unit == "tokens"):
+        rule = f"is not counted as the decay is, in {unit}"
+        yield Problem(key, value, rule, f"use schedule.cooldown_{unit}")
+        return
+    if not _has_path(config):
+        return
+    plan = plan_of(config)
+    end, warm = plan.decay_samples, plan.warmup_samples
+    if plan.decay_tokens is not None:
+        end, warm = plan.decay_tokens, plan.warmup_tokens
+    if plan.cooldown > end - warm:
+        counted = "samples" if plan.decay_tokens is None else "tokens"
+        rule = f"must be at most what the decay has behind the warm-up ({end - warm:.0f} {counted})"
+        yield Problem(key, value, rule, "shorten it")
 
 
 def _has_path(config: TrainerConfig) -> bool:

@@ -166,3 +166,37 @@ def test_a_broken_ramp_is_told_once_and_stops_no_other_rule() -> None:
     }
     broken = card(schedule=tokens, curriculum={"kind": "linear"})
     assert "curriculum.start_length" in {problem.key for problem in cross_problems(broken, 1)}
+
+
+# ----------------------------------------------------------------------------- warm-up, stable, cooldown
+def test_a_cooldown_ends_the_decay() -> None:
+    wsd = LearningRatePlan(6e-5, 6e-6, "wsd", 100, 800.0, 1000, None, "linear", 200)
+    assert [wsd.at(samples, 0) for samples in (50, 100, 800, 900, 1000, 2000)] == pytest.approx(
+        [3e-5, 6e-5, 6e-5, 3.3e-5, 6e-6, 6e-6]
+    )
+
+
+@pytest.mark.parametrize(
+    ("schedule", "key", "words"),
+    [
+        ({"decay_style": "wsd"}, "cooldown_samples", 'is needed by schedule.decay_style = "wsd"'),
+        ({"cooldown_samples": 100}, "cooldown_samples", 'needs schedule.decay_style = "wsd"'),
+        ({"decay_style": "wsd", "cooldown_samples": 9, "cooldown_tokens": 9}, "cooldown_samples", "excludes schedule"),
+        ({"decay_style": "wsd", "cooldown_tokens": 9}, "cooldown_tokens", "is not counted as the decay is, in samples"),
+        ({"decay_style": "wsd", "cooldown_iterations": 9}, "cooldown_iterations", "counted by batch.train_iterations"),
+        ({"decay_style": "wsd", "cooldown_samples": 10**9}, "cooldown_samples", "at most what the decay has behind"),
+    ],
+    ids=str,
+)
+def test_a_cooldown_that_is_none_is_one_line(schedule: dict[str, Any], key: str, words: str) -> None:
+    found = [str(problem) for problem in cross_problems(card(schedule=schedule), 384)]
+    assert [line for line in found if f"schedule.{key}" in line and words in line], found
+    assert not any("\n" in line for line in found)
+
+
+def test_a_branch_cools_down_from_a_stable_training() -> None:
+    """The branch's card differs in the end of its decay alone: to that end both have one rate, and then it leaves."""
+    trunk = card(schedule={"decay_style": "wsd", "cooldown_samples": 10_000})
+    branch = card(schedule={"decay_style": "wsd", "cooldown_samples": 10_000, "decay_samples": 1_000_000})
+    assert all(rate(samples, trunk) == rate(samples, branch) for samples in (1000, 500_000, 990_000))
+    assert rate(1_000_000, branch) == branch.schedule.min_learning_rate < rate(1_000_000, trunk)

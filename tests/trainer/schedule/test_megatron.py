@@ -45,9 +45,10 @@ class _Optimizer:
 
 
 def their_rate(plan: LearningRatePlan, samples: int) -> float:
+    style = plan.decay_style.upper() if plan.decay_style == "wsd" else plan.decay_style
     scheduler = theirs("optimizer_param_scheduler").OptimizerParamScheduler(
         _Optimizer(), 0.0, plan.learning_rate, plan.min_learning_rate, plan.warmup_samples, plan.decay_samples,
-        plan.decay_style, 0.0, 0.0, 1, "constant",
+        style, 0.0, 0.0, 1, "constant", wsd_decay_steps=plan.cooldown_samples, lr_wsd_decay_style=plan.cooldown_style,
     )  # fmt: skip
     scheduler.step(samples)
     return float(scheduler.get_lr({}))
@@ -84,6 +85,21 @@ def test_every_rate_and_batch_of_the_176b_card() -> None:
 def test_rates_of_any_schedule(warmup: int, decay: int, style: str, floor: float, samples: int) -> None:
     plan = LearningRatePlan(6e-5, floor * 6e-5, style, warmup, 8.0 * warmup, decay, None)
     assert plan.at(samples, 8 * samples) == their_rate(plan, samples)
+
+
+@given(
+    warmup=st.integers(0, 500),
+    decay=st.integers(1000, 5000),
+    cooldown=st.integers(1, 500),
+    style=st.sampled_from(["minus_sqrt", "linear", "cosine", "exponential"]),
+    samples=st.integers(0, 6000),
+)
+def test_rates_of_any_cooldown(warmup: int, decay: int, cooldown: int, style: str, samples: int) -> None:
+    """Bit for bit; counted in tokens, 8 of a sample, the rate is the same within rounding."""
+    plan = LearningRatePlan(6e-5, 6e-6, "wsd", warmup, 8.0 * warmup, decay, None, style, cooldown)
+    assert plan.at(samples, 8 * samples) == their_rate(plan, samples)
+    tokens = LearningRatePlan(6e-5, 6e-6, "wsd", warmup, 8.0 * warmup, decay, 8 * decay, style, None, 8 * cooldown)
+    assert tokens.at(samples, 8 * samples) == pytest.approx(plan.at(samples, 8 * samples), rel=1e-12)
 
 
 @given(
