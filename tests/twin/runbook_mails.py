@@ -72,7 +72,9 @@ def type_them(scene: Scene, commands: Collection[str], expect: tuple[int, ...] =
     """Type commands one after another, and say yes to what asks; what they said."""
     said = ""
     for command in commands:
-        looks = (1,) if command.startswith(FINDS) else ()  # they say by it that something is to be done
+        looks = (
+            (1,) if command.rpartition("&& ")[2].startswith(FINDS) else ()
+        )  # they say by it that something is to be done
         told = scene.shell(f"{{ {command} ; }} 2>&1", (*expect, *looks, 2))
         if ASKS in told:
             told = scene.shell(f"{{ {command} --yes ; }} 2>&1", expect)

@@ -558,7 +558,10 @@ class Controller:
         switch = switch_of(self._context.directory)
         if switch:
             return f"the {'kill switch is set' if switch == 'kill-switch' else 'run is paused'}"
-        return "" if marker.restart else f"{marker.reason}: {marker.message}"
+        if marker.restart:
+            return ""
+        words = marker.message.removeprefix("tr11: ")
+        return words if marker.reason == "superseded" else f"{marker.reason}: {words}"
 
     # ------------------------------------------------------------------ ends
     def end_without_launch(self, found: Attribution) -> int:

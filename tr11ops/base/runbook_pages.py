@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from tr11ops.base.shipped import shipped
 
-_LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
+_LINK = re.compile(r"\[([^\]]*)\]\(([^)]*)\)")
 _EMPHASIS = re.compile(r"(?<![\w`])\*{1,2}([^*`]+)\*{1,2}")
 _BULLET = re.compile(r"(- |\d+\. )")
 _RULE = re.compile(r"[|\s:-]+")  # the line between a table's head and its rows
@@ -76,8 +76,18 @@ def _row_as_bullet(line: str) -> str:
     return "" if _RULE.fullmatch(line) else f"- {first}: {' -> '.join(others)}"
 
 
+def _linked(link: re.Match[str]) -> str:
+    """A link as plain text: another page is named by the command that shows it, as a mail has no folder."""
+    label, target = link[1], link[2]
+    name = target.removesuffix(".md")
+    if "/" in target or name == target:
+        return label
+    shown = f"`tr11 runbook {name}`"
+    return shown if label == target else f"{label} ({shown})"
+
+
 def _wrapped(text: str, width: int) -> list[str]:
-    plain = _EMPHASIS.sub(r"\1", _LINK.sub(r"\1", text))
+    plain = _EMPHASIS.sub(r"\1", _LINK.sub(_linked, text))
     bullet = _BULLET.match(plain)
     return textwrap.wrap(
         plain,

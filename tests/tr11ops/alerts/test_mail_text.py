@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable
 
@@ -21,16 +22,19 @@ from tests.tr11ops.alerts.office import (
     at,
     finding,
 )  # fmt: skip
+from tests.tr11ops.detect.detector_table import TABLE
+from tests.tr11ops.detect.operation_table import TABLE as OPERATION
 from tests.tr11ops.detect.pages import PAGES
 from tr11ops.alerts.incidents import look
 from tr11ops.alerts.mail_route import compose
 from tr11ops.alerts.mail_text.alert import MOST_TITLES
 from tr11ops.alerts.notify import tell
 from tr11ops.alerts.policy import Policy
-from tr11ops.alerts.situation import Act, RunSituation, Spell, what_tr11_does
+from tr11ops.alerts.situation import Act, RunCondition, RunSituation, Spell, what_tr11_does
 from tr11ops.alerts.state import AlertState
 from tr11ops.base.runbook_pages import page_lines
 from tr11ops.detect.finding import Finding, Severity
+from tr11ops.detect.registry import detect_all
 
 Make = Callable[..., Office]
 POLICY = Policy(run="small", directory="/runs/small", typed="tr11.toml", folder="/home/ana", recipients=(ANA,))
@@ -118,7 +122,7 @@ def test_the_first_lines_say_all_that_a_telephone_shows() -> None:
     assert (
         " ".join(text.splitlines()[:6]).split()
         == (
-            "job 1007 hangs: no sign of life for 31 min, since 2022-05-02 12:00 UTC (5 min)."
+            "Job 1007 hangs: no sign of life for 31 min, since 2022-05-02 12:00 UTC (5 min)."
             " tr11 will now cancel 1007: job 1007 hangs. Type: cd /home/ana tr11 logs --run tr11.toml --rank 17"
         ).split()
     )
@@ -241,6 +245,71 @@ def test_each_row_of_a_table_is_an_item_of_a_list() -> None:
     assert "- `storage`: disk full, quota, read-only file system -> make room, or have it" in lines
     start = lines.index("- why: what it was -> what to do")
     assert lines[start + 1] == "" and lines[start + 2].startswith("- `refused`, `configuration`: ")
+
+
+def test_another_page_is_named_by_its_command() -> None:
+    """A mail has no folder of pages: the file of one is of no use in it."""
+    for page in PAGES:
+        lines = page_lines(page.name, 78)
+        assert not any(re.search(r"(?<![/\w-])[a-z-]+\.md\b", line) for line in lines if not line.startswith("    ")), page.name
+    text = " ".join(page_lines("README.md", 10_000))
+    assert "nothing runs, nothing is queued: `tr11 runbook down`" in text
+
+
+FAULTS = [found for _, seen, *_ in (*TABLE, *OPERATION) for found in detect_all(seen)]
+
+
+def test_a_subject_has_two_colons_at_most_and_a_sentence_begins_with_a_capital() -> None:
+    """Of every fault that the detectors' tables make."""
+    messages = [
+        message
+        for fault in FAULTS
+        for message in tell(look(AlertState(), [fault], frozenset(), POLICY, NOON), POLICY, NOON)[1]
+    ]
+    assert len(messages) > 60
+    for message in messages:
+        assert message.subject.count(": ") <= 2, message.subject
+        first = message.body.split(" ")[0]
+        assert not first.isalpha() or first[0].isupper() or first == "latest", message.body.splitlines()[0]
+
+
+def test_what_stands_in_place_of_a_fault_makes_no_row_of_colons() -> None:
+    policy = Policy(run="small", directory="/r", recipients=(ANA,), resolve_after=1)
+    state, _ = tell(look(AlertState(), [HANG], frozenset(), policy, NOON), policy, NOON)
+    down = RunCondition("DOWN: nothing runs: nothing is queued: the end", is_well=False)
+    later, subjects = NOON, []
+    for minutes in (1, 2, 70):
+        later = NOON + minutes * MINUTE
+        situation = RunSituation(condition=down)
+        state, told = tell(look(state, [], frozenset(), policy, later), policy, later, situation=situation)
+        subjects += [message.subject for message in told]
+    assert subjects == [
+        "[NOT OK] small: DOWN: nothing runs, nothing is queued, the end "
+        "(over: job 1007 hangs, no sign of life for 31 min)"
+    ]
+
+
+def test_each_command_of_a_mail_means_the_run_in_any_folder() -> None:
+    """Also those of the lesser alerts in it, and of what still stands beside an all-clear."""
+    slow = finding("slow", WARNING, title="the training is slower", fix="tr11 nodes check n1")
+    full = finding("filesystem-full", WARNING, title="SCRATCH is full", fix="tr11 fs-watchdog")
+    state = look(AlertState(), [slow, full, HANG], frozenset(), POLICY, NOON)
+    state, messages = tell(state, POLICY, NOON)
+    text = next(message.body for message in messages if len(message.alerts) == 2)
+    assert f"   Type: cd /home/ana && {slow.fix}\n" in text and f"   Type: cd /home/ana && {full.fix}\n" in text
+    policy = dataclasses.replace(POLICY, resolve_after=1)
+    later = NOON + HOUR
+    _, (over,) = tell(look(state, [slow, full], frozenset(), policy, later), policy, later)
+    assert over.subject.startswith("[OK] small: over: ")
+    for other in (slow, full):
+        told = over.body[over.body.index(f"Still open, WARNING: {other.title}") :]
+        assert re.match(rf"Still.*\nType:\n  cd /home/ana\n  {other.fix}\n", told), told
+
+
+def test_a_cost_of_seconds_is_no_cost() -> None:
+    cheap = dataclasses.replace(SPELL, lost_hours=0.0003, wanted_hours=0.002)
+    assert "Cost:" in message_of(HANG, RunSituation(since=lambda _: SPELL))
+    assert "Cost:" not in message_of(HANG, RunSituation(since=lambda _: cheap))
 
 
 def test_a_page_that_is_not_there_is_left_out() -> None:

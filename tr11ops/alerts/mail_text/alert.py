@@ -17,6 +17,7 @@ from tr11ops.alerts.mail_text.shared import (
     clean,
     command,
     enter,
+    from_anywhere,
     message_identity,
     moment,
     place,
@@ -35,7 +36,10 @@ MOST_TITLES = 80
 MOST_PAGES = 3  # of the runbook in one mail
 MOST_THREADS = 10
 MOST_STANDING = 3  # alerts that an all-clear names as still open
+LEAST_COST_HOURS = 0.1  # node-hours: less is no cost that anyone needs to hear of
 PART_EVIDENCE = 3  # lines of evidence of each of several alerts
+
+NAMES_OF_FILES = frozenset({"latest"})
 
 _NEWS = {
     "raised": "This has become worse.",
@@ -95,13 +99,27 @@ def _subject(
 ) -> str:
     first = parts[0]
     more = f" (and {len(parts) - 1} more)" if len(parts) > 1 else ""
-    title = clean(first.alert.title, LONGEST_SUBJECT - len(policy.run) - len(more) - 24)
+    title = _headline(clean(first.alert.title, LONGEST_SUBJECT - len(policy.run) - len(more) - 24))
     if first.kind == "cleared":
         return clean(f"[OK] {policy.run}: over: {title}{more}", LONGEST_SUBJECT)
     if first.kind == "replaced":  # what stands now comes first: it may be cut off
         now = _instead(situation, standing)
-        return clean(f"[NOT OK] {policy.run}: now: {now}; over: {title}{more}", LONGEST_SUBJECT)
+        return clean(
+            f"[NOT OK] {policy.run}: {_headline(now)} (over: {title.replace(': ', ', ')}){more}", LONGEST_SUBJECT
+        )
     return clean(f"[{first.alert.severity.name}] {policy.run}: {title}{more}", LONGEST_SUBJECT)
+
+
+def _headline(title: str) -> str:
+    """A title with one colon at most, as it stands behind the run's name: what follows is set off by commas."""
+    what, colon, why = title.partition(": ")
+    return f"{what}{colon}{why.replace(': ', ', ')}"
+
+
+def _sentence(title: str) -> str:
+    """A title that begins a sentence: with a capital letter where it begins with a word, and not with a name."""
+    first = title.partition(" ")[0]
+    return f"{title[:1].upper()}{title[1:]}" if first.isalpha() and first not in NAMES_OF_FILES else title
 
 
 def _instead(situation: RunSituation | None, standing: Sequence[Alert]) -> str:
@@ -151,7 +169,7 @@ def _first_lines(
     if part.kind in OVER:
         yield from _all_clear(part, policy, now, situation, standing)
         return
-    what = f"{alert.title}, since {moment(alert.start, policy)} ({duration(now - alert.start)})."
+    what = f"{_sentence(alert.title)}, since {moment(alert.start, policy)} ({duration(now - alert.start)})."
     yield from wrapped(for_card(policy.typed, f"{what} {what_tr11_does(alert, situation)}".rstrip()))
     yield from _type(alert, policy, is_cured(alert, situation))
 
@@ -178,8 +196,7 @@ def _all_clear(
         yield from wrapped(
             f"Still open, {other.severity.name}: {other.title}, since {moment(other.start, policy)}.", "", "  "
         )
-    if standing:
-        yield from _type(standing[0], policy, is_cured(standing[0], situation))
+        yield from _type(other, policy, is_cured(other, situation))
 
 
 def _type(alert: Alert, policy: Policy, is_cured: bool) -> Iterator[str]:
@@ -190,7 +207,7 @@ def _type(alert: Alert, policy: Policy, is_cured: bool) -> Iterator[str]:
         yield from (*enter(policy), f"  {alert.fix}")
     if after:
         yield "When that has helped:" if commands else "When it is repaired, type:"
-        yield from (*(() if commands else enter(policy)), *(f"  {command}" for command in after))
+        yield from (*enter(policy), *(f"  {command}" for command in after))
     if alert.consequences:
         yield ""
         yield "What follows from it:"
@@ -229,7 +246,7 @@ def _state(began: float, policy: Policy, situation: RunSituation | None) -> Iter
     if situation is not None and situation.progress:
         yield from wrapped(f"Progress: {situation.progress}", "", " " * 10)
     cost = None if situation is None else situation.cost_of(began)
-    if cost is not None:
+    if cost is not None and cost[1].lost_hours >= LEAST_COST_HOURS:
         since, spell = cost
         share = f"{node_time(spell.lost_hours, spell.wanted_hours)} lost"
         yield from wrapped(f"Cost:     {share} since {moment(since, policy)}", "", " " * 10)
@@ -264,7 +281,7 @@ def _several(
         yield from _to_take_it_on(news, policy)
     yield ""
     for number, part in enumerate(parts[:MOST_PARTS], 1):
-        yield from _numbered(number, part, now, situation)
+        yield from _numbered(number, part, policy, now, situation)
     for part in parts[MOST_PARTS:MOST_TITLES]:
         yield from wrapped(f"- {part.alert.fingerprint} {_short(part)}: {part.alert.title}", "  ")
     if len(parts) > MOST_TITLES:
@@ -280,7 +297,9 @@ def _short(part: MessagePart) -> str:
     return "over" if part.kind in OVER else _SHORT.get(part.kind, part.kind)
 
 
-def _numbered(number: int, part: MessagePart, now: float, situation: RunSituation | None) -> Iterator[str]:
+def _numbered(
+    number: int, part: MessagePart, policy: Policy, now: float, situation: RunSituation | None
+) -> Iterator[str]:
     alert = part.alert
     label = "over" if part.kind in OVER else f"{alert.severity.name}, {_short(part)}"
     yield from wrapped(f"{number}. {label}: {alert.title} ({duration((alert.end or now) - alert.start)})", "", "   ")
@@ -292,9 +311,10 @@ def _numbered(number: int, part: MessagePart, now: float, situation: RunSituatio
     for line in alert.evidence[:PART_EVIDENCE]:
         yield from wrapped(line, "   ")
     if alert.fix:
-        yield f"   {'If tr11 fails, type' if is_cured(alert, situation) else 'Type'}: {alert.fix}"
+        when = "If tr11 fails, type" if is_cured(alert, situation) else "Type"
+        yield f"   {when}: {from_anywhere(alert.fix, policy)}"
     for command_after in alert.commands_after:
-        yield f"   Then: {command_after}"
+        yield f"   Then: {from_anywhere(command_after, policy)}"
     for one in alert.consequences:
         yield from wrapped(f"From it follows: {one.title}", "   ")
     yield f"   Alert: {alert.fingerprint}"

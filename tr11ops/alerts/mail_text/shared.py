@@ -43,6 +43,13 @@ def enter(policy: Policy) -> Iterator[str]:
         yield f"  cd {shlex.quote(policy.folder)}"
 
 
+def from_anywhere(text: str, policy: Policy) -> str:
+    """A command of tr11 on one line that means this run in whatever folder it is pasted; another's as it is."""
+    if not policy.folder or not text.startswith("tr11 "):
+        return text
+    return f"cd {shlex.quote(policy.folder)} && {text}"
+
+
 def command(words: str, policy: Policy) -> str:
     """A `tr11 alerts` command for this run."""
     card = f" --run {shlex.quote(policy.typed)}" if policy.typed else ""
