@@ -35,6 +35,7 @@ CHECK_FAILS = "check-fails"  # the site's health script fails on every node, and
 # What cannot be done: mount without the right to; change a job that has lost a node, which Slurm 22.05 refuses.
 NOT_NOW = ("right to mount", "DB index is being set")
 LIMIT_LOWERED = "job-limit-lowered"
+SAVE_ERROR = "save-error"
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ KINDS = (
     DrawnFault("half-dead", 2, target="batch host", is_guilty=True),
     DrawnFault("step-hang", 2, is_guilty=True),
     DrawnFault("slow-steps", 1, is_guilty=True, ends_launch=False),
+    DrawnFault(SAVE_ERROR, 2, is_guilty=True),
     DrawnFault("worker-crash", 3),
     DrawnFault("worker-stop", 2),
     DrawnFault("bad-sample", 2, target="run", may_hold=True),
@@ -316,6 +318,10 @@ class FaultJudge:
         excluded = self.run.excluded()
         if fault.is_guilty and node in now[-1]["nodes"]:
             self.wrong.append(f"{fault.kind} on {node}: it trains on it again")
+        if fault.kind == SAVE_ERROR and f"{node} alone could not write the save" not in now[launches - 1]["summary"]:
+            self.wrong.append(
+                f"{fault.kind} on {node}: the launch ended by another word: {now[launches - 1]['summary']}"
+            )
         if not fault.is_guilty and node in excluded:
             self.wrong.append(f"{fault.kind} on {node}: an innocent node is excluded")
         # while a controller that was started again refuses changes, an exclusion may come after its node's repair

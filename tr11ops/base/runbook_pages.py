@@ -80,8 +80,10 @@ def _linked(link: re.Match[str]) -> str:
     """A link as plain text: another page is named by the command that shows it, as a mail has no folder."""
     label, target = link[1], link[2]
     name = target.removesuffix(".md")
-    if "/" in target or name == target:
+    if name == target:
         return label
+    if "/" in target:
+        return target.removeprefix("../") if label.endswith(".md") else label
     shown = f"`tr11 runbook {name}`"
     return shown if label == target else f"{label} ({shown})"
 

@@ -251,7 +251,9 @@ def test_another_page_is_named_by_its_command() -> None:
     """A mail has no folder of pages: the file of one is of no use in it."""
     for page in PAGES:
         lines = page_lines(page.name, 78)
-        assert not any(re.search(r"(?<![/\w-])[a-z-]+\.md\b", line) for line in lines if not line.startswith("    ")), page.name
+        assert not any(re.search(r"(?<![/\w-])[a-z-]+\.md\b", line) for line in lines if not line.startswith("    ")), (
+            page.name
+        )
     text = " ".join(page_lines("README.md", 10_000))
     assert "nothing runs, nothing is queued: `tr11 runbook down`" in text
 
