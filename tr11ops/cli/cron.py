@@ -117,6 +117,7 @@ def run_jobs(
     The job that runs at that moment is waited for; a second signal ends it too.
 
     The launched cells of a study of this card are watched too (`pulse --no-act`): `tr11 sweep resume` takes them up.
+    A cell that shall have a run's other jobs too gets a `tr11 cron run --run CELL/tr11.toml` of its own.
 
     Several of these, on any hosts and beside the other ways, start each round once.
 

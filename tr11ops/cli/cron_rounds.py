@@ -59,6 +59,8 @@ def watched_cells(card: RunCard, path: Path, way: str, must_end: StopEvent) -> I
     """The launched cells of every study that was planned from this card, found anew. One that is damaged is left out.
 
     A cell is watched by `pulse` alone, which only tells: what goes on in a study is decided by `tr11 sweep resume`.
+    It has no archive and no hub (its card is planned without), and the rest would come once for each cell, of the same
+    disks and nodes.
     Studies are looked for in the current folder and beside the card's run directory.
     """
     for folder, manifest in studies_in((Path.cwd(), card.paths.root.parent)):

@@ -56,6 +56,7 @@ class OperationFacts(Record):
     periodic_jobs: tuple[str, ...] | None = None  # that the card wants; None: any
     has_recipients: bool = False  # an alert reaches someone: an address or a delivery URL
     start_of_watchdog: str = "cron install"  # the words of tr11 that start one on this machine
+    watchdog_acts: bool = True  # the periodic watchdog; else it tells people, and what it would do waits for them
     resubmissions: int = 0  # how often in 24 hours the periodic watchdog may submit again; 0: it only looks
 
 

@@ -88,6 +88,7 @@ def operation_facts(card: RunCard, card_folder: Path = Path()) -> OperationFacts
         periodic_jobs=_wanted_jobs(card, card_folder),
         start_of_watchdog=start_of_watchdog(),
         has_recipients=card.alerts.has_recipients,
+        watchdog_acts=card.watch.act,
         resubmissions=card.watch.resubmissions_per_day if card.watch.act else 0,
     )
 

@@ -117,6 +117,7 @@ def status_of(
             None if isinstance(snapshot.checkpoints, Unknown) else len(snapshot.checkpoints.steps)
         ),
         watchdog_fault=None if isinstance(snapshot.periodic_jobs, Unknown) else watchdog_missing(snapshot) or None,
+        watchdog_acts=facts.operation.watchdog_acts,
         origin=_origin(snapshot),
         unknown=(*snapshot.unknowns(), *extra.unknowns()),
     )  # fmt: skip

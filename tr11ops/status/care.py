@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from tr11ops.base.units import counted, duration
 from tr11ops.status.document import Status
 from tr11ops.status.extra_observations import SYNC
-from tr11ops.status.parts import LastCopy, ShownExclusion, ShownFilesystem
+from tr11ops.status.parts import LastCopy, ShownExclusion, ShownFilesystem, ShownPeriodicJob
 from tr11ops.status.rows import Row
 
 NODES_SHOWN = 6
@@ -135,6 +135,12 @@ def periodic(status: Status) -> Iterator[Row]:
     jobs, now = [job for job in status.periodic_jobs if job.wanted], status.time
     if not jobs:
         return
+    yield from _alive_or_ill(jobs, now)
+    if status.watchdog_acts is False and not status.watchdog_fault:
+        yield "", "the watchdog only tells (watch.act = false): what it would do waits for you", ""
+
+
+def _alive_or_ill(jobs: Sequence[ShownPeriodicJob], now: float) -> Iterator[Row]:
     ill = [job for job in jobs if job.late or job.failures_in_a_row]
     if not ill:
         last, due = max(jobs, key=lambda job: job.started), min(jobs, key=lambda job: job.next_due)

@@ -79,6 +79,7 @@ class Status(NamedTuple):
     leaving_nodes: tuple[parts.LeavingNode, ...] = ()
     checkpoint_folders: int | None = None
     watchdog_fault: str | None = None
+    watchdog_acts: bool | None = None
     origin: parts.ShownOrigin | None = None
     unknown: tuple[str, ...] = ()
 

@@ -281,6 +281,15 @@ def test_periodic_jobs_are_alive_late_or_failing() -> None:
     assert list(periodic(shown(asked_for(snapshot(periodic_jobs=(late,)), periodic_jobs=("digest",))))) == []
 
 
+def test_a_watchdog_that_only_tells_is_said_to() -> None:
+    seen = snapshot(periodic_jobs=(cron_job(),))
+    (_, (label, text, _)) = list(periodic(shown(asked_for(seen, watchdog_acts=False))))
+    assert (label, text) == ("", "the watchdog only tells (watch.act = false): what it would do waits for you")
+    assert len(list(periodic(shown(seen)))) == 1
+    late = snapshot(periodic_jobs=(cron_job(next_due=NOW - 5 * HOUR, started=NOW - 6 * HOUR),))
+    assert len(list(periodic(shown(asked_for(late, watchdog_acts=False))))) == 1, "there is none"
+
+
 # ----------------------------------------------------------------------------- alerts
 def test_every_open_alert_says_who_has_it() -> None:
     seen = (
