@@ -7,6 +7,7 @@ from collections.abc import Callable
 from tr11ops.alerts.state import Alert
 from tr11ops.detect.finding import Severity
 from tr11ops.rundir.action_log import LETS_IT_ACT
+from tr11ops.rundir.exclusion import Exclusion
 from trainer.contract.record import Record
 
 # By which of its acts the watchdog ends the faults that a detector finds.
@@ -77,7 +78,8 @@ class RunSituation(Record):
     `trained` is when the last iteration ended, None where that is not known. `may_act`: the watchdog acts at this look
     on its `planned` acts; else `why_not` says what keeps it. `withheld` says what it does not do, and why. `since`
     gives the account from a moment (seconds since the epoch) to the look; None where it cannot be told. `condition` is
-    None where the look was not judged. `knows_acts`: what the watchdog does could be told.
+    None where the look was not judged. `knows_acts`: what the watchdog does could be told. `left_out`: the nodes that
+    tr11 itself has excluded.
     """
 
     progress: str = ""
@@ -91,6 +93,7 @@ class RunSituation(Record):
     since: Callable[[float], Spell | None] = lambda _: None
     condition: RunCondition | None = None
     knows_acts: bool = True
+    left_out: tuple[Exclusion, ...] = ()
 
     def proves_end_of(self, alert: Alert) -> bool:
         """Whether the run is well, by evidence that is newer than the fault: an iteration, where a job trains.

@@ -18,6 +18,7 @@ from tr11ops.observe.forecast import end_of
 from tr11ops.observe.past_steps import progress_at
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.rundir.action_log import LETS_IT_ACT, ActionHistory, Result
+from tr11ops.rundir.exclusions import AUTOMATIC_OWNER
 from tr11ops.rundir.journal import Ledger
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.watchdog.actions import Plan
@@ -79,6 +80,7 @@ def situation_of(
         withheld=intended.withheld,
         since=since,
         condition=None if verdict is None else condition_of(verdict),
+        left_out=tuple(entry for entry in known(snapshot.exclusions, ()) if entry.owner == AUTOMATIC_OWNER),
     )
 
 

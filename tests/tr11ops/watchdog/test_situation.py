@@ -9,7 +9,7 @@ import pytest
 
 from tests.tr11ops.goodput.eventful import CARD, eventful
 from tests.tr11ops.goodput.past import BEGIN, Past
-from tests.tr11ops.status_cases import NOW, running, snapshot
+from tests.tr11ops.status_cases import DAY, NOW, running, snapshot
 from tr11ops.alerts.mail_text.daily_summary import digest
 from tr11ops.alerts.policy import Policy
 from tr11ops.alerts.state import AlertState
@@ -20,6 +20,7 @@ from tr11ops.observe.look import facts_of, observe
 from tr11ops.runcard.card import RunCard, load_card
 from tr11ops.rundir.action_log import ActionHistory as Deeds
 from tr11ops.rundir.action_log import ActionRecord, Result
+from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.watchdog.actions import Cancel, Plan
 from tr11ops.watchdog.situation import situation_of
 
@@ -52,6 +53,24 @@ def test_a_time_is_accounted_for_as_goodput_has_it(action_history: Past, card: R
     assert spell.wanted_hours == pytest.approx(part.total.node_hours)
     assert 0 < spell.lost_hours < spell.wanted_hours
     assert spell.iterations == 21 - 2
+
+
+def test_the_digest_names_the_nodes_that_tr11_has_left_out_since_the_last(action_history: Past, card: RunCard) -> None:
+    """A dead node that a spare has replaced wakes no one; in the morning people read of it."""
+    seen = observe(action_history.directory, facts_of(card), AWAY, LOOK)
+    listed = (
+        Exclusion("n07", "n07: lost to the scheduler", "tr11", LOOK + DAY, (), LOOK - 3600),
+        Exclusion("n08", "Xid 79", "tr11", LOOK + DAY, (), LOOK - 3 * DAY),
+        Exclusion("n09", "a doubt", "ana", LOOK + DAY, (), LOOK - 3600),
+    )
+    situation = situation_of(action_history.directory, card, dataclasses.replace(seen, exclusions=listed))
+    policy = Policy(run="run", directory="/runs/run", recipients=("ana@example.org",))
+    _, lines = digest(AlertState(digested=LOOK - DAY), policy, LOOK, None, situation)
+    at = lines.index("Left out by tr11 since the last digest; the run goes on without them:")
+    assert lines[at + 1].startswith("  n07, since ") and "n07: lost to the scheduler" in lines[at + 1]
+    assert not any("n08" in line or "n09" in line for line in lines)
+    _, without = digest(AlertState(digested=LOOK - 60), policy, LOOK, None, situation)
+    assert not any("n07" in line for line in without)
 
 
 def test_the_digest_begins_with_the_training(action_history: Past, card: RunCard) -> None:

@@ -80,6 +80,8 @@ def _digest_lines(
         for alert in ended:
             lasted = duration((alert.end or now) - alert.start)
             yield from wrapped(f"{alert.severity.name:8s} {alert.title} ({lasted})", "  ")
+    if situation is not None:
+        yield from _left_out(situation, since, policy)
     if alert_state.blind:
         yield ""
         yield from wrapped(f"Could not be judged at the last look: {', '.join(alert_state.blind)}.")
@@ -91,6 +93,18 @@ def _digest_lines(
     yield "A day without this summary means that the watchdog itself stands still."
     yield from enter(policy)
     yield f"  {command('list', policy)}"
+
+
+def _left_out(situation: RunSituation, since: float, policy: Policy) -> Iterator[str]:
+    """The nodes that tr11 has excluded since then: a fault that ended by itself is no alert, and yet worth knowing."""
+    fresh = [(entry, entry.since) for entry in situation.left_out if entry.since is not None and entry.since >= since]
+    if not fresh:
+        return
+    yield ""
+    yield from wrapped("Left out by tr11 since the last digest; the run goes on without them:")
+    for entry, excluded in fresh:
+        why = clean(entry.why, LONGEST_SUBJECT)
+        yield from wrapped(f"{entry.node}, since {moment(excluded, policy)}: {why}", "  ")
 
 
 def _training(situation: RunSituation, since: float, policy: Policy) -> Iterator[str]:
