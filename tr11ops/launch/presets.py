@@ -51,10 +51,53 @@ def _sized(layers: int, hidden: int, heads: int, pipeline: int, nodes: int, batc
     }  # fmt: skip
 
 
+def _llama(
+    layers: int, hidden: int, ffn: int, tied: bool, length: int, tensor: int, nodes: int, rate: float
+) -> dict[str, Any]:
+    """The sections of a Llama 3 in its published shape, but for its length: a trillion tokens in batches of 4 million.
+
+    The rate of the larger one and the floor, a hundredth of it, are those of its paper (arXiv 2407.21783).
+    """
+    batch = 4_194_304 // length
+    samples = 10**12 // length
+    return {
+        "slurm": {"nodes": nodes, "workers_per_node": 8, "time_limit": "20:00:00", "environment": {}},
+        "parallel": {"tensor": tensor, "pipeline": 1},
+        "model": {
+            "layers": layers, "hidden_size": hidden, "ffn_hidden_size": ffn, "attention_heads": 32,
+            "key_value_heads": 8, "sequence_length": length, "norm": "rmsnorm", "activation": "swiglu",
+            "linear_biases": False, "position_embedding": "rotary", "rotary_base": 500_000.0,
+            "embedding_layernorm": False, "tied_embeddings": tied, "init_std": 0.02,
+            "activation_checkpointing": False,
+        },
+        "batch": {
+            "micro_batch_size": 1, "global_batch_size": batch, "train_samples": samples,
+            "ramp": {"start": batch // 4, "increment": batch // 4, "samples": samples // 100},
+        },
+        "schedule": {
+            "learning_rate": rate, "min_learning_rate": rate / 100, "decay_samples": samples,
+            "warmup_samples": 2000 * batch,
+        },
+        "checkpoint": {"interval": 500},
+        "evaluation": {"interval": 1000, "iterations": 1},
+        "tokenizer": {"padded_vocabulary_size": 128_256},
+    }  # fmt: skip
+
+
 PRESETS: Mapping[str, Preset] = {
     "toy": Preset("demo", "0.9 million parameters, for a laptop"),
     "1b": Preset("demo", "1.1 billion parameters", _sized(24, 1536, 16, 1, 2, 256, 2.5e-4)),
     "7b": Preset("demo", "7.1 billion parameters", _sized(30, 4096, 32, 4, 4, 512, 1.2e-4)),
+    "llama-1b": Preset(
+        "demo",
+        "1.2 billion parameters in the shape of Llama 3.2",
+        _llama(16, 2048, 8192, True, 4096, 1, 2, 4e-4),
+    ),
+    "llama-8b": Preset(
+        "demo",
+        "8.0 billion parameters in the shape of Llama 3",
+        _llama(32, 4096, 14_336, False, 8192, 2, 8, 3e-4),
+    ),
     "176b": Preset("tr11-176B-ml", "176 billion parameters, as BLOOM was trained"),
 }
 

@@ -106,7 +106,7 @@ def test_a_size_gives_a_card_that_fits_the_cluster(name: str, tmp_path: Path) ->
     card = load_card(path, keep_undefined=True)
     assert card.batch.train_samples == -(-4_096_000_000 // card.model.sequence_length)
     assert card.schedule.warmup_samples * 100 <= card.batch.train_samples
-    billions = {"toy": 0.0, "1b": 1.1, "7b": 7.1, "176b": 176.2}
+    billions = {"toy": 0.0, "1b": 1.1, "7b": 7.1, "llama-1b": 1.2, "llama-8b": 8.0, "176b": 176.2}
     assert round(estimate(card).to_json()["parameters"]["total"] / 1e9, 1) == billions[name]
 
 
@@ -139,7 +139,7 @@ def test_size_tokens_and_account_are_options(bench: LocalBench) -> None:
     assert (card.model.layers, card.model.hidden_size, card.slurm.account) == (24, 1536, "six@a100")
     assert card.batch.train_samples == -(-2 * 10**9 // 2048)
     for wrong, text in (
-        (("--preset", "2b"), "must be one of toy, 1b, 7b, 176b"),
+        (("--preset", "2b"), "must be one of toy, 1b, 7b, llama-1b, llama-8b, 176b"),
         (("--tokens", "many"), "is no number of tokens"),
         (("--preset", "1b", "--from", "demo"), "give one"),
     ):
