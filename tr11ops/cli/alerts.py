@@ -15,7 +15,7 @@ from tr11ops.alerts.sending import policy_for
 from tr11ops.base.observed import Unknown
 from tr11ops.base.units import counted
 from tr11ops.cli.alerts_change import ack, assign, resolve, snooze
-from tr11ops.cli.alerts_view import SCHEMA, alert_values, rows
+from tr11ops.cli.alerts_view import SCHEMA, alert_values, kept_elsewhere, rows
 from tr11ops.cli.common import Refusal, in_time, named_card, say
 from tr11ops.cli.context import JSON, RunContext, emit
 from tr11ops.cli.terminal import local_time, plain_text, show, table
@@ -82,6 +82,9 @@ def list_alerts(
         say(f"{what} to be sent since {local_time(left.since)}{trouble}")
     if not found:
         say("no alert is open")
+    elsewhere = in_time(lambda: kept_elsewhere(context.directory))
+    if elsewhere:
+        say(f"tr11: {elsewhere}")
 
 
 app.command()(ack)

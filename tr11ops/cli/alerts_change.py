@@ -15,7 +15,7 @@ from tr11ops.alerts.changes import snooze as put_off
 from tr11ops.alerts.people import PersonalChange, change_alerts
 from tr11ops.alerts.reading import current_alert_state, open_alerts
 from tr11ops.base.observed import Unknown
-from tr11ops.cli.alerts_view import SCHEMA, alert_values
+from tr11ops.cli.alerts_view import SCHEMA, alert_values, kept_elsewhere
 from tr11ops.cli.common import DryRunOption, Refusal, named_card, say
 from tr11ops.cli.context import JSON, RunContext, emit
 from tr11ops.cli.terminal import plain_text
@@ -174,7 +174,9 @@ def _do(
             wanted = [PersonalChange(name, change, kind, user_name(), why) for name in typed]
             alerts, notes = change_alerts(context.directory, context.card, wanted, time.time(), named_card(run))
     except NoSuchAlert as error:
-        raise Refusal(f"FP: {error}; nothing was changed", exit_code=2) from None
+        elsewhere = kept_elsewhere(context.directory)
+        more = f"\n{elsewhere}" if elsewhere else ""
+        raise Refusal(f"FP: {error}; nothing was changed{more}", exit_code=2) from None
     except ValueError as error:
         raise Refusal(f"the alerts cannot be read: {error}", exit_code=3) from None
     _report(alerts, kind, notes, dry_run, as_json)

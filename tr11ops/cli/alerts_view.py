@@ -6,12 +6,27 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from tr11ops.alerts.reading import kept_here
+from tr11ops.base.observed import known, observed
 from tr11ops.base.units import duration
+from tr11ops.observe.operation_files import read_unwritable_directories
 
 if TYPE_CHECKING:
     from tr11ops.alerts.state import Alert, Incident
+    from tr11ops.rundir.paths import RunDirectory
 
 SCHEMA = 1
+
+
+def kept_elsewhere(directory: RunDirectory) -> str:
+    """Where else alerts may be that are not seen here; "" where the run directory takes them, or this machine does."""
+    shut = known(read_unwritable_directories(directory.paths), ())
+    if not shut or known(observed(lambda: kept_here(directory)), None) is not None:
+        return ""
+    return (
+        f"{shut[0].path} cannot be written to ({shut[0].why}): the watchdog keeps what it has opened since on its own "
+        "machine; type this on the machine that its mails name"
+    )
 
 
 def rows(alerts: Sequence[Alert], over: Sequence[Incident], now: float) -> Iterator[tuple[str, ...]]:

@@ -6,6 +6,7 @@ import getpass
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -15,8 +16,11 @@ from tests.tr11ops.cli.run_folder import run_directory
 from tr11ops.alerts.reading import waiting
 from tr11ops.alerts.service import process
 from tr11ops.alerts.state import UndeliveredMessages
+from tr11ops.alerts.store import commit
 from tr11ops.detect.finding import Finding
+from tr11ops.observe.operation import UnwritableDirectory
 from tr11ops.runcard.card import load_card
+from tr11ops.rundir.fallback import fallback_of
 from tr11ops.rundir.journal import read_journal
 
 Type = Callable[..., Answer]
@@ -257,3 +261,17 @@ def test_the_rota_shows_whose_turn_it_is(alerts: Type, bench: LocalBench) -> Non
     assert lines[1].split() == [ANA, "(now)", "2999-01-08", "00:00", "CET"]
     assert len(lines) == 5
     assert bench.tr11("alerts", "rota", "--run", str(bench.card)).err == "the card has no rota: no one is told\n"
+
+
+def test_where_nothing_can_be_written_it_is_said_where_the_alerts_are(
+    alerts: Type, bench: LocalBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A watchdog on another machine keeps them there: here there are none, and that is no all-clear."""
+    full = UnwritableDirectory(str(run_directory(bench).root), "no byte is left", is_full=True)
+    monkeypatch.setattr("tr11ops.cli.alerts_view.read_unwritable_directories", lambda paths: (full,))
+    for answer in (alerts("list"), alerts("ack", "3f2a")):
+        said = " ".join(answer.err.split())
+        assert "no byte is left" in said and "on the machine that its mails name" in said
+    with fallback_of(run_directory(bench)) as local:
+        commit(local, lambda known_there: (replace(known_there, looked=time.time()), None))
+    assert "on the machine that" not in alerts("list").err
