@@ -387,7 +387,38 @@ def test_accounting_tells_of_ended_jobs_and_used_up_hours(home: Path, tmp_path: 
         assert (budget.owner, budget.resource, budget.left) == (f"account {ACCOUNT}", "cpu", 0)
         heal(twin)
         until(lambda: (job := slurm.job(waiting)) is None or job.state is not JobState.PENDING, "its start")
+        limits_of_qualities(twin, user, slurm, request)
     assert list(home.iterdir()) == []
+
+
+def limits_of_qualities(twin: Twin, user: str, slurm: SlurmScheduler, request: BatchRequest) -> None:
+    """The default QoS of a user and the QoS of a partition limit a job that names neither; a frozen slurmdbd is said."""
+    rules = read_site(user, twin.environment)
+    for words in (
+        ["add", "qos", "small", "set", "GrpTRES=node=1", "MaxTRESPerJob=node=1"],
+        ["modify", "user", user, "where", f"account={ACCOUNT}", "set", "qos+=small", "defaultqos=small"],
+        ["add", "qos", "part", "set", "GrpTRES=cpu=4"],
+    ):
+        client(twin, "sacctmgr", "-i", *words)
+
+    def limits() -> list[str]:
+        found = read_grants(rules, user, None, None, None, twin.environment).limits
+        return [f"{one.owner} {one.resource}={one.limit}" for one in found]
+
+    until(lambda: limits() == ["QoS small node=1", "QoS small node=1"], "the limits of the default QoS")
+    waiting = slurm.submit(replace(request, name="two nodes"))
+    until(lambda: "QOS" in getattr(slurm.job(waiting), "reason", ""), "Slurm's own word of them")
+    slurm.cancel(waiting)
+    client(twin, "scontrol", "update", f"PartitionName={twin.plan.partition}", "QOS=part")
+    until(lambda: limits()[:1] == ["QoS part of the partition cpu=4"], "the limit of the partition's QoS")
+    database = twin.process("slurmdbd").pid
+    os.kill(database, signal.SIGSTOP)
+    try:
+        frozen = read_site(user, twin.environment)
+        assert "did not answer within 8 s" in frozen.untold
+        assert limits() == ["QoS part of the partition cpu=4"]  # what is asked of the database is not waited for long
+    finally:
+        os.kill(database, signal.SIGCONT)
 
 
 def test_hub_and_store_stand_beside_it(home: Path) -> None:

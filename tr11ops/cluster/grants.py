@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
-from tr11ops.cluster.base import SchedulerError
-from tr11ops.cluster.site import SiteRules
+from tr11ops.cluster.base import SchedulerError, SchedulerUnreachable
+from tr11ops.cluster.site import ACCOUNTING_SECONDS, SiteRules
 from tr11ops.cluster.slurm_command import CommandRunner, ask_about_site, run_command
 from tr11ops.cluster.slurm_text import limit_seconds, node_names, records, time_stamp
 
 _BUDGET = re.compile(r"(?P<resource>[^=,]+)=(?P<limit>\d+)\((?P<used>\d+)\)")  # an unlimited one is `cpu=N(12)`
 _LIMIT = re.compile(r"(?P<resource>[^=,]+)=(?P<limit>\d+)(\(\d+\))?(?=,|$)")  # `node=4(2)`; of one job `node=4`
+
+USUAL_QUALITY = "normal"  # that Slurm makes for each cluster
+Level: TypeAlias = tuple[str, Mapping[str, str]]  # who owns a limit, and the record that has it
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,9 @@ class ResourceLimit:
 
 @dataclass(frozen=True)
 class Grants:
-    """`reservation` is None where none was asked for, or there is none of that name. Limits are the strictest ones.
+    """`reservation` is None where none was asked for, or there is none of that name.
+
+    Limits are those that Slurm goes by: of the partition's QoS, else of the job's, else of the associations.
 
     `longest_job`: seconds, None for no limit. `is_safe`: a job that asks for more than is left is not started either.
     """
@@ -77,10 +83,12 @@ def read_grants(
     reservation: str | None,
     environment: Mapping[str, str] | None = None,
     runner: CommandRunner = run_command,
+    partition: str | None = None,
 ) -> Grants:
-    """Ask `scontrol`; only for what the card names and the site enforces. `account` None: the user's default.
+    """Ask `scontrol`; only for what the card names and the site enforces. None: the user's default, or the site's.
 
-    Raises SchedulerError where it refuses, SchedulerUnreachable where it does not answer.
+    Raises SchedulerError where it refuses, SchedulerUnreachable where it does not answer. An accounting database that
+    is silent keeps the user's default QoS untold: its limits are left out.
     """
 
     def ask(*words: str) -> str:
@@ -93,20 +101,25 @@ def read_grants(
     found = _reservation(ask("reservation"), reservation) if reservation else None
     if not rules.enforces_limits:
         return Grants(found)
-    rows = list(_limits(ask("assoc_mgr", "flags=assoc,qos"), user, account, quality))
-    walls = [wall for _, row in rows if (wall := limit_seconds(row.get("MaxWallPJ", ""))) is not None]
+    text = ask("assoc_mgr", "flags=assoc,qos")
+    associations = list(_associations(text, user, account))
+    wanted = quality or _default_quality(rules, user, associations, environment, runner)
+    qualities = list(_qualities(text, _partition_quality(ask("partition"), partition), wanted))
+    walls = [row.get("MaxWallPJ", "") for _, row in (*qualities, *associations)]
+    longest = next((wall for text in walls if (wall := limit_seconds(text)) is not None), None)
     budgets = tuple(
         ResourceBudget(owner, match["resource"], float(match["limit"]), float(match["used"]))
-        for owner, row in rows
-        for match in _BUDGET.finditer(row.get("GrpTRESMins", ""))
+        for owner, match in _of_group(qualities, associations, "GrpTRESMins", _BUDGET)
     )
     limits = tuple(
-        ResourceLimit(owner, match["resource"], int(match["limit"]), key == "MaxTRESPJ")
-        for owner, row in rows
-        for key in ("GrpTRES", "MaxTRESPJ")
-        for match in _LIMIT.finditer(row.get(key, ""))
+        ResourceLimit(owner, match["resource"], int(match["limit"]), is_of_one_job)
+        for is_of_one_job, told in (
+            (False, _of_group(qualities, associations, "GrpTRES", _LIMIT)),
+            (True, _nearest((*qualities, *associations), "MaxTRESPJ")),
+        )
+        for owner, match in told
     )
-    return Grants(found, budgets, min(walls, default=None), rules.is_safe, limits)
+    return Grants(found, budgets, longest, rules.is_safe, limits)
 
 
 def _reservation(text: str, name: str) -> Reservation | None:
@@ -118,8 +131,8 @@ def _reservation(text: str, name: str) -> Reservation | None:
     return None
 
 
-def _limits(text: str, user: str, account: str | None, quality: str | None) -> Iterator[tuple[str, Mapping[str, str]]]:
-    """The associations above a user's jobs, from the user's own up to the root, and the QoS; each with its owner."""
+def _associations(text: str, user: str, account: str | None) -> Iterator[Level]:
+    """The associations above a user's jobs, from the user's own up to the root; each with its owner."""
     associations = records(text, "ClusterName")
     own = [row for row in associations if row.get("UserName", "").partition("(")[0] == user]
     own = [row for row in own if row.get("Account") == account or (account is None and row.get("DefAssoc") == "Yes")]
@@ -133,6 +146,79 @@ def _limits(text: str, user: str, account: str | None, quality: str | None) -> I
         for row in above:
             yield f"account {wanted}", row
         wanted = above[0].get("ParentAccount", "").partition("(")[0] if above else ""
-    for row in records(text, "QOS"):
-        if quality is not None and row["QOS"].partition("(")[0] == quality:
-            yield f"QoS {quality}", row
+
+
+def _qualities(text: str, of_partition: str, of_job: str) -> Iterator[Level]:
+    """The partition's QoS, then the job's, in the order in which Slurm goes by them."""
+    rows = {row["QOS"].partition("(")[0]: row for row in records(text, "QOS")}
+    if of_partition in rows:
+        yield f"QoS {of_partition} of the partition", rows[of_partition]
+    if of_job in rows and of_job != of_partition:
+        yield f"QoS {of_job}", rows[of_job]
+
+
+def _partition_quality(text: str, name: str | None) -> str:
+    """The QoS of a partition, or of the site's default one; "" where it has none."""
+    for row in records(text, "PartitionName"):
+        if row["PartitionName"] == name or (name is None and row.get("Default") == "YES"):
+            found = row.get("QoS", "")
+            return "" if found == "N/A" else found
+    return ""
+
+
+def _default_quality(
+    rules: SiteRules,
+    user: str,
+    associations: Sequence[Level],
+    environment: Mapping[str, str] | None,
+    runner: CommandRunner,
+) -> str:
+    """The QoS that a job gets which asks for none: the association's default, its only one, or the site's `normal`.
+
+    "" where it has none, or the accounting database does not say.
+    """
+    account = associations[0][1].get("Account", "") if associations else ""
+    if rules.untold or not account:
+        return ""
+    whose = (f"user={user}", f"account={account}")
+    asked = ("sacctmgr", "-nP", "show", "assoc", *whose, "format=partition,qos,defaultqos")
+    try:
+        result = ask_about_site(asked, environment, runner, ACCOUNTING_SECONDS)
+    except SchedulerUnreachable:
+        return ""
+    rows = [line.split("|") for line in result.stdout.splitlines() if line.count("|") == 2]
+    for partition, usable, default in rows:
+        if partition or result.returncode != 0:
+            continue
+        names = usable.split(",")
+        if default or len(names) == 1:
+            return default or names[0]
+        return USUAL_QUALITY if USUAL_QUALITY in names else ""
+    return ""
+
+
+# ----------------------------------------------------------------------------- which of them count
+def _of_group(
+    qualities: Sequence[Level], associations: Sequence[Level], key: str, pattern: re.Pattern[str]
+) -> Iterator[tuple[str, re.Match[str]]]:
+    """What all jobs together may have: of each association above the job, unless a QoS says another; the first QoS
+    that says one counts alone."""
+    said = list(_nearest(qualities, key, pattern))
+    by_quality = {match["resource"] for _, match in said}
+    for owner, row in associations:
+        for match in pattern.finditer(row.get(key, "")):
+            if match["resource"] not in by_quality:
+                yield owner, match
+    yield from said
+
+
+def _nearest(
+    levels: Sequence[Level], key: str, pattern: re.Pattern[str] = _LIMIT
+) -> Iterator[tuple[str, re.Match[str]]]:
+    """For each resource the first level that limits it: what lies further up is not looked at."""
+    seen: set[str] = set()
+    for owner, row in levels:
+        for match in pattern.finditer(row.get(key, "")):
+            if match["resource"] not in seen:
+                seen.add(match["resource"])
+                yield owner, match

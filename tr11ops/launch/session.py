@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -46,7 +47,11 @@ class LaunchJob:
 
     def grants(self, rules: SiteRules) -> Grants:
         slurm = self.card.slurm
-        return read_grants(rules, self.user, slurm.account, slurm.quality_of_service, slurm.reservation)
+        # sbatch takes these from the environment where no option says another
+        account = slurm.account or os.environ.get("SBATCH_ACCOUNT")
+        quality = slurm.quality_of_service or os.environ.get("SBATCH_QOS")
+        partition = slurm.partition or os.environ.get("SBATCH_PARTITION")
+        return read_grants(rules, self.user, account, quality, slurm.reservation, partition=partition)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.tr11ops.launch.run_inputs import write_card
 from tr11ops.base.observed import Unknown
-from tr11ops.cluster.base import Node, SchedulerError
+from tr11ops.cluster.base import Node, SchedulerError, SchedulerUnreachable
 from tr11ops.cluster.grants import Grants, Reservation, ResourceBudget, ResourceLimit, read_grants
 from tr11ops.cluster.site import SiteRules
 from tr11ops.cluster.slurm_command import CommandResult
@@ -54,6 +54,48 @@ def test_the_limits_from_user_to_root_and_of_the_qos_alone(account: str | None) 
         ResourceLimit("account lab", "node", 4, False), ResourceLimit("account lab", "gres/gpu", 16, False),
         ResourceLimit("QoS long", "cpu", 900, True), ResourceLimit("QoS long", "node", 3, True),
     )  # fmt: skip
+
+
+PARTITIONS = "PartitionName=gpu Default=YES QoS={quality} State=UP\nPartitionName=cpu QoS=N/A State=UP\n"
+QUALITIES = """QOS=small(3) UsageRaw=0 GrpTRES=node=2(0) GrpTRESMins=cpu=50(9) MaxTRESPJ=node=1 MaxWallPJ=30
+QOS=part(4) UsageRaw=0 GrpTRES=node=8(0),cpu=64(0) MaxTRESPJ= MaxWallPJ=900
+"""
+
+
+@pytest.mark.parametrize(
+    ("default", "of_partition", "longest", "limits"),
+    [
+        ("gpu|small,long|", "N/A", 600, []),  # several, none of them the default, and no `normal`
+        ("|small,long|small", "N/A", 30, ["QoS small node=2", "QoS small node=1"]),
+        ("|small|", "N/A", 30, ["QoS small node=2", "QoS small node=1"]),
+        ("|normal,long|", "N/A", 3, []),
+        (
+            "|small|small", "part", 900,
+            ["QoS part of the partition node=8", "QoS part of the partition cpu=64", "QoS small node=1"],
+        ),
+        (None, "part", 900, ["QoS part of the partition node=8", "QoS part of the partition cpu=64"]),
+    ],
+)  # fmt: skip
+def test_the_default_qos_and_that_of_the_partition_count_as_slurm_has_them(
+    default: str | None, of_partition: str, longest: int, limits: list[str]
+) -> None:
+    def told(arguments: Sequence[str], **_: Any) -> CommandResult:
+        if arguments[0] == "sacctmgr":
+            if default is None:
+                raise SchedulerUnreachable("sacctmgr did not answer within 8 s")
+            return CommandResult(0, f"{default}\n", "")
+        if arguments[3] == "partition":
+            return CommandResult(0, PARTITIONS.format(quality=of_partition), "")
+        return CommandResult(0, LIMITS + QUALITIES, "")
+
+    found = read_grants(ENFORCED, "ana", None, None, None, {}, told, "gpu")
+    assert found.longest_job == 60 * longest
+    said = [f"{one.owner} {one.resource}={one.limit}" for one in found.limits if one.owner.startswith("QoS")]
+    assert said == limits
+    shadowed = any(one.resource == "node" and one.owner == "account lab" for one in found.limits)
+    assert shadowed is not any("node=2" in each or "node=8" in each for each in limits)
+    unnamed = read_grants(ENFORCED, "ana", None, None, None, {}, told)  # the site's default partition
+    assert unnamed == found
 
 
 def test_a_flexible_reservation_gives_other_nodes_too() -> None:
