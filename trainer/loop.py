@@ -47,6 +47,7 @@ from trainer.debug.record import StepFacts
 from trainer.engine import Engine, StepResult, init_distributed
 from trainer.metrics.throughput import ThroughputMeter
 from trainer.metrics.writer import Interval, MetricsWriter
+from trainer.model.compiled import compile_caches, makes_code
 from trainer.model.documents import DocumentRules
 from trainer.model.kernels import kernel_for
 from trainer.parallel.agreement import RankGroup, lost_a_rank
@@ -78,6 +79,7 @@ class Trainer:
     def __post_init__(self) -> None:
         self.progress = Progress()
         self.saver: Saver | None = None
+        self._compiled_for: set[tuple[int, int]] = set()  # micro batches, and tokens of a sample
         self.clock = steady_clock()
         self.steps_done = 0
         self._closers: list[Callable[[], object]] = []
@@ -149,6 +151,7 @@ class Trainer:
         kernel = kernel_for(config.model, self.mesh, DocumentRules.of(config.data), config.precision.dtype)
         self._say(f"attention kernel: {kernel}")
         self.engine = Engine.build(config, self.mesh)
+        self._compiles = makes_code(self.engine.compiler, kernel, self.device)
         self._closers.append(self.engine.close)
 
     def _open_data(self) -> None:
@@ -246,10 +249,12 @@ class Trainer:
         self.stream = self._train_stream() if self.progress.iteration < self.total else None
         interval = Interval()
         while self.progress.iteration < self.total:
-            agreed = self._ready("training", self.stream, self._next_batch())
+            samples = self._next_batch()
+            phase = self._phase(samples)
+            agreed = self._ready(phase, self.stream, samples)
             if agreed.decision is not None:
                 return agreed.decision
-            self.heartbeat.beat("training", self.progress.iteration)
+            self.heartbeat.beat(phase, self.progress.iteration)
             if self._pass_over():
                 continue
             result = self._step(interval)
@@ -283,18 +288,38 @@ class Trainer:
             self._evaluate(self.samples.test_groups(), self.samples.test, "the end of training for test data")
         return StopDecision("finished", False, f"after training is done: {self.total} iterations")
 
+    def _phase(self, samples: int) -> str:
+        """`compiling` where the step of so many samples is the first of its kind and some of its code is made in it."""
+        if not self._compiles or not samples or self._kind_of_step(samples) in self._compiled_for:
+            return "training"
+        return "compiling"
+
+    def _kind_of_step(self, samples: int) -> tuple[int, int]:
+        """What another code is made for: samples of a micro batch, and tokens of a sample."""
+        length = sequence_length_at(
+            self.progress.iteration + 1, self.config.curriculum, self.config.model.sequence_length
+        )
+        return self.config.batch.micro_batch_at(samples), length
+
     def _step(self, interval: Interval) -> StepResult:
         """One step of the training, and the counters after it."""
         config, began = self.config, time.perf_counter()
         assert self.stream is not None
         global_batch = batch_size_at(self.progress.consumed_samples, config.batch)
         step = self.progress.iteration + 1
-        length = sequence_length_at(step, config.curriculum, config.model.sequence_length)
+        kind = self._kind_of_step(global_batch)
+        length = kind[1]
+        compiles_first = self._compiles and not self._compiled_for
+        if compiles_first:
+            self._say(f"compiling in step {step}, the first of this launch; {compile_caches(os.environ)}")
         self.engine.set_learning_rate(self._learning_rate())
         self.dumps.before_step(step, self.engine.named_parameters(), self._facts())
         batches, iteration = self.dumps.watch(self.stream), self.progress.iteration
-        with self._first_time("step", config.batch.micro_batch_at(global_batch), length):
+        with self._first_time("step", *kind):
             result = self.engine.train_step(batches, global_batch, iteration, length)
+        self._compiled_for.add(kind)
+        if compiles_first:
+            self._say(f"step {step} took {time.perf_counter() - began:.1f} s, compiling included")
         self.progress = self.progress.after_step(global_batch, length, result.loss, result.skipped)
         self.steps_done += 1
         is_traced = self.profiler.is_tracing

@@ -16,6 +16,7 @@ from tests.trainer.courses import attempt, card, curve
 from tests.trainer.spawn import run_ranks
 from trainer.config.card import TrainerConfig
 from trainer.contract.manifest import Manifest
+from trainer.contract.phases import read_phases
 from trainer.model import compiled
 
 HALF, END = 3, 6
@@ -41,6 +42,12 @@ def saved(config: TrainerConfig) -> dict[str, str]:
     return {entry.path: entry.digest for entry in manifest.files if entry.path.startswith(("weights/", "optimizer/"))}
 
 
+def compiled_at(config: TrainerConfig) -> list[int]:
+    """After which iterations a step of a new kind was done, in all attempts."""
+    files = sorted(config.paths.attempts.glob("*/phases.jsonl"))
+    return [one.iteration for file in files for one in read_phases(file) if one.phase == "compiling"]
+
+
 @pytest.mark.parametrize("options", [FLOAT8, COMPILED], ids=["float8", "compiled"])
 def test_a_resume_is_bitwise(options: dict[str, Any], tmp_path: Path) -> None:
     def until(name: str, last: int) -> TrainerConfig:
@@ -50,5 +57,7 @@ def test_a_resume_is_bitwise(options: dict[str, Any], tmp_path: Path) -> None:
     for config, number in ((whole, 1), (until("cut", HALF), 1), (rest, 2)):
         ends = run_ranks(traced_attempt, 2, config, number, launch=False)
         assert ends == [("exit-interval", config.run.exit_interval, options is COMPILED)] * 2
+    expected = [0, 1, 3] if options is COMPILED else []  # its lengths are 8, 12, 12, 16, 16, ...
+    assert [compiled_at(config) for config in (whole, rest)] == [expected, expected]
     assert curve(rest) == curve(whole) and set(curve(whole)) == set(range(1, END + 1))
     assert saved(rest) == saved(whole) != {}

@@ -9,7 +9,8 @@ What counts how, where the bucket's name does not say it:
 - `redone` is the first, lost pass over iterations that a resume from an older checkpoint trained again, and the
   iteration that an end cut short.
 - `hang`: what an iteration took beyond its usual time where it took ten times that, what passed after the last
-  iteration until the first sign of a failure, and waits for data.
+  iteration until the first sign of a failure, and waits for data. A step that compiles (phase `compiling`) is start-up
+  but for the time that a step usually takes.
 - `restart gap`: from the first sign of a failure, or from the end of the training, to the next launch.
 """
 

@@ -19,6 +19,7 @@ from tr11ops.diagnose.attribution.evidence import Kind
 from tr11ops.goodput.history_values import AttemptHistory, StepMark, micro
 from tr11ops.rundir.attempts import LaunchRecord
 from trainer.contract.end_marker import EndMarker
+from trainer.contract.phases import STEPPING
 
 STALL_FACTOR = 10  # an iteration that takes so many usual ones stood still
 STALL_FLOOR = 10_000_000  # and at least this long
@@ -215,7 +216,7 @@ def starts_of(marks: Sequence[PhaseMark]) -> Iterator[Start]:
     """Each time that training began at another iteration than it had come to."""
     launch, reached = 0, -1
     for mark in marks:
-        if mark.phase == "training" and (mark.launch != launch or mark.iteration < reached):
+        if mark.phase in STEPPING and (mark.launch != launch or mark.iteration < reached):
             yield Start(mark.at, mark.iteration, mark.launch, mark.launch == launch)
             launch = mark.launch
             reached = mark.iteration
@@ -234,11 +235,30 @@ def pieces_of(
         until = min(until, end)
         if until <= mark.at:
             continue
-        if mark.phase != "training":
+        if mark.phase not in STEPPING:
             yield AttemptSegment(mark.at, until, BUCKETS.get(mark.phase, Bucket.UNKNOWN), mark.launch)
             continue
         following = marks[index + 1] if index + 1 < len(marks) else None
-        yield from _training(mark, until, following, moments, usual, runs and following is None)
+        still_runs = runs and following is None
+        if mark.phase == "compiling" and (still_runs or _goes_on(following)):
+            yield from _compiling(mark, until, following, usual)
+        else:
+            yield from _training(mark, until, following, moments, usual, still_runs)
+
+
+def _goes_on(following: PhaseMark | None) -> bool:
+    """Whether the trainer itself came to the next phase: nothing broke, and it did not stand still to the end."""
+    return following is not None and following.phase not in {"teardown", "between", "starting", "ended"}
+
+
+def _compiling(mark: PhaseMark, until: int, following: PhaseMark | None, usual: int | None) -> Iterator[AttemptSegment]:
+    """A step whose code was made in it: what it took beyond a usual one is start-up."""
+    done = mark.iteration
+    trained = min(usual or 0, until - mark.at) if following is not None and following.iteration > done else 0
+    if until - trained > mark.at:
+        yield AttemptSegment(mark.at, until - trained, Bucket.START_UP, mark.launch)
+    if trained:
+        yield AttemptSegment(until - trained, until, Bucket.USEFUL, mark.launch, done, done + 1)
 
 
 def _moments(marks: Sequence[PhaseMark], steps: Sequence[StepMark]) -> list[tuple[int, int]]:
@@ -270,7 +290,7 @@ def _training(
         at, done = moment, iteration
     if at >= until:
         return
-    in_order = following is not None and following.phase not in {"teardown", "between", "starting", "ended"}
+    in_order = _goes_on(following)
     if following is not None and in_order and following.iteration > done:  # steps that were not logged
         yield from _steps(at, until, done, following.iteration, pace, mark.launch)
     elif in_order:  # between a step's record and what follows it

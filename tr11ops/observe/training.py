@@ -12,9 +12,10 @@ from typing import Any
 from tr11ops.base.observed import Observed
 from tr11ops.rundir.kept_stacks import KeptStacks
 from trainer.contract.compute_record import ComputeTimes
+from trainer.contract.phases import STEPPING
 from trainer.contract.record import Record
 
-TRAINING_PHASES = ("training", "data-wait")  # in which iterations are to be finished
+TRAINING_PHASES = (*STEPPING, "data-wait")  # in which iterations are to be finished
 
 
 class TrainingFacts(Record):

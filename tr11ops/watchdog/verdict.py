@@ -115,7 +115,7 @@ def _without_scheduler(snapshot: Snapshot, why: str) -> Verdict:
 
 
 STALLING = {"hung", "stalled", "suspended", "lingering", "zombie", "two-attempts", "node-lost", "kill-switch-left-on"}
-STARTING_PHASES = {"starting", "loading"}
+STARTING_PHASES = {"starting", "loading", "compiling"}
 ENDED_SECONDS = 30.0  # from the end of the workers to the next launch, or to the end of the job
 
 

@@ -49,6 +49,11 @@ class KernelChoice(Record):
         return self.name != "math"
 
     @property
+    def is_compiled(self) -> bool:
+        """Whether its code is made at the first step, by torch.compile."""
+        return self.name == "flex"
+
+    @property
     def what(self) -> str:
         return WHAT[self.name]
 

@@ -19,8 +19,10 @@ from trainer.contract.record import Record
 from trainer.contract.sharing import make_shared, open_shared
 from trainer.contract.state_file import read_bytes
 
-# What the trainer reports, in the order of a launch. `data-wait`: the next step's data are not there yet.
-PHASES = ("starting", "loading", "training", "data-wait", "saving", "evaluating", "ending", "ended")
+# What the trainer reports, in the order of a launch. `compiling`: a step of a kind that this launch does for the first
+# time, whose code is made in it. `data-wait`: the next step's data are not there yet.
+PHASES = ("starting", "loading", "compiling", "training", "data-wait", "saving", "evaluating", "ending", "ended")
+STEPPING = ("training", "compiling")  # in which a step is done
 
 
 class PhaseRecord(Record):

@@ -9,7 +9,7 @@ tensor ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ import torch
 
 from trainer.config.card import CardError, Problem, TrainerConfig
 from trainer.config.compiler_choice import INSTALL_IT, compiler_obstacle
+from trainer.config.kernel_choice import KernelChoice
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -72,6 +73,19 @@ def compiler_for(config: TrainerConfig, device: torch.device) -> Compiler | None
     return Compiler()
 
 
+def makes_code(compiler: Compiler | None, kernel: KernelChoice, device: torch.device) -> bool:
+    """Whether the first step of this worker makes code: its blocks', attention's, or on a GPU that of the loss."""
+    if compiler is not None or kernel.is_compiled:
+        return True
+    return device.type == "cuda" and compiler_obstacle("cuda") is None
+
+
 def uncompiled(function: Function) -> Function:
     """In place of a Compiler: the function as it is."""
     return function
+
+
+def compile_caches(environment: Mapping[str, str]) -> str:
+    """Where the code that torch.compile makes is kept for the next launch, in words."""
+    place = environment.get("TORCHINDUCTOR_CACHE_DIR")
+    return f"kept for the next launch in {place}" if place else "kept where torch keeps it by itself"

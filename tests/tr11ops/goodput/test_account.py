@@ -242,6 +242,46 @@ def test_a_job_that_the_scheduler_requeued_has_two_lives(tmp_path):
     assert [(fault.job_id, fault.cause) for fault in goodput.faults] == [("101 (requeued)", "no word")]
 
 
+def test_a_first_step_that_compiles_is_start_up(tmp_path):
+    """Compiling attention took 13 s of a first step whose like takes 0.4 s: no one stood still."""
+    past = Past(tmp_path)
+    past.attempt(0, "101", ("n1",))
+    past.launch(0)
+    past.phase(10, "compiling", 0)
+    past.step(24, 1, 14.0)
+    past.phase(24, "training", 1)
+    past.steps(24, 2, 25, 0.5)
+    past.phase(36, "compiling", 25)  # another length: made anew
+    past.step(48.5, 26, 12.5)
+    past.phase(48.5, "training", 26)
+    past.steps(48.5, 27, 29, 0.5)
+    past.ended(50, 50, "interval", 29)
+    past.verdict(50, "interval", 29)
+    goodput = account(read_history(past.directory, ()), BEGIN + 50)
+    found = seconds(goodput)
+    assert found["start-up"] == 10 + 13.5 + 12 and "hang" not in found
+    assert found["useful"] == 29 * 0.5
+
+
+def test_a_first_step_that_never_ends_is_a_hang(tmp_path):
+    past = Past(tmp_path)
+    past.attempt(0, "101", ("n1",))
+    past.launch(0)
+    past.phase(10, "compiling", 0)
+    running = account(read_history(past.directory, (job("101", JobState.RUNNING, 0),)), BEGIN + 100)
+    assert seconds(running) == {"start-up": 100}
+    past.phase(24, "training", 1)
+    past.step(24, 1, 0.5)
+    past.steps(24, 2, 5, 0.5)
+    past.failed(30, 32, "hang")
+    past.launch(40, 2)
+    past.phase(45, "compiling", 5)
+    past.failed(1000, 1001, "hang")
+    past.verdict(1001, "error")
+    found = seconds(account(read_history(past.directory, ()), BEGIN + 1001))
+    assert found["hang"] > 900
+
+
 def test_two_attempts_at_once_are_paid_and_the_older_is_lost(tmp_path):
     """Slurm took a job that lives on without its dead node for ended, and started the next task on other nodes."""
     past = Past(tmp_path)
