@@ -1,7 +1,7 @@
 """What may be shown of a text that came from elsewhere, a library or the network: one line, and no secret in it.
 
-What a secret looks like is in `tr11ops.base.secret_shapes`. A message has no use for more than that, so here everything
-goes that may be one: what follows `key=`, a token of any length, the query of an address.
+What a secret looks like is in `trainer.contract.secret_shapes`. A message has no use for more than that, so here
+everything goes that may be one: what follows `key=`, a token of any length, the query of an address.
 """
 
 from __future__ import annotations
@@ -9,22 +9,23 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from tr11ops.base.secret_shapes import SHAPES
+from trainer.contract.secret_shapes import without_secrets
 
 LONGEST_TEXT = 300
 HIDDEN = "***"
 
-# Patterns as text: `re` compiles each at its first use, and most commands have nothing to hide.
+# Patterns as text: `re` compiles each at its first use, and most commands have nothing to hide. No repeat but the last
+# has no bound, as in the shapes, so that a long text that a server sends takes no longer than its length says.
 _TOKEN = r"\b(?:(?:hf|api_org|hf_oauth|hf_jwt)_[A-Za-z0-9._-]{6,}|ya29\.\S+)"  # the hub's, Google's
 _KEY = r"(?s)-----BEGIN.*"
-_HEADER = r"(?i)\b(authorization\s*:\s*(?:bearer\s+|basic\s+)?|bearer\s+|basic\s+)[^\s\"',;]+"
+_HEADER = r"(?i)\b(authorization\s{0,9}:\s{0,9}(?:bearer\s{1,9}|basic\s{1,9})?|bearer\s{1,9}|basic\s{1,9})[^\s\"',;]+"
 _FIELD = (
-    r"(?i)\b((?:[a-z-]*(?:signature|token|passw(?:or)?d|credential|secret)|[a-z_]+_token|api_?key)(?:\s*=\s*|\s*:\s+)"
-    r"|(?:upload_id|key)(?:=|:\s+))"
+    r"(?i)\b((?:[a-z-]{0,60}(?:signature|token|passw(?:or)?d|credential|secret)|[a-z_]{1,60}_token|api_?key)"
+    r"(?:\s{0,9}=\s{0,9}|\s{0,9}:\s{1,9})|(?:upload_id|key)(?:=|:\s{1,9}))"
     r"[^\s&\"',;]+"
 )
-_USER_INFO = r"(?i)\b([a-z][a-z0-9+.-]*://)[^\s/@]*@"
-_QUERY = r"(?i)\b([a-z][a-z0-9+.-]*://[^\s?\"'<>]*)\?[^\s\"'<>]*"  # signed addresses are credentials too
+_USER_INFO = r"(?i)\b([a-z][a-z0-9+.-]{0,30}://)[^\s/@]{0,1000}@"
+_QUERY = r"(?i)\b([a-z][a-z0-9+.-]{0,30}://[^\s?\"'<>]{0,2000})\?[^\s\"'<>]*"  # signed addresses are credentials too
 
 
 def redact(text: str, secrets: Iterable[str] = ()) -> str:
@@ -35,9 +36,7 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
     text = re.sub(_QUERY, r"\1?...", text)
     text = re.sub(_FIELD, rf"\1{HIDDEN}", re.sub(_HEADER, rf"\1{HIDDEN}", text))
     text = re.sub(_KEY, HIDDEN, re.sub(_TOKEN, HIDDEN, text))
-    for shape in SHAPES:
-        text = shape.hide(text, HIDDEN)
-    return text
+    return without_secrets(text, HIDDEN)
 
 
 def one_line(text: str, secrets: Iterable[str] = (), limit: int = LONGEST_TEXT) -> str:

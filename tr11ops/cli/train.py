@@ -19,6 +19,7 @@ from tr11ops.launch.render import agent_command
 from tr11ops.launch.submit import hold_launch_lock, keep_inputs
 from tr11ops.runcard.card import load_card, paths_of_refused
 from tr11ops.runcard.check import Level, verdict
+from tr11ops.runcard.secret_references import values_here
 from tr11ops.rundir.journal import Journal, user_name
 from tr11ops.rundir.paths import new_tag
 from trainer.config.base import CardError
@@ -154,7 +155,7 @@ def _environment(card: RunCard) -> dict[str, str]:
     root = code_root()
     places = [str(root)] if root else []
     path = os.pathsep.join([*places, *filter(None, [os.environ.get("PYTHONPATH")])])
-    return {**os.environ, **card.slurm.environment, "PYTHONPATH": path}
+    return {**os.environ, **values_here(card.slurm.environment, os.environ), "PYTHONPATH": path}
 
 
 def _join(card: RunCard, rendezvous: Rendezvous, seconds: float, until_finished: bool) -> int:

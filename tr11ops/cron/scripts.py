@@ -13,7 +13,7 @@ from tr11ops.cluster.sbatch_options import script_options
 from tr11ops.cluster.sbatch_script import script_engine
 from tr11ops.cron.runner import child_environment, tr11_command
 from tr11ops.runcard.card import RunCard
-from tr11ops.runcard.rules import is_secret
+from trainer.contract.secret_shapes import is_secret
 
 ROUND = ("cron", "scheduler", "round.sh.j2")
 LINK = ("cron", "scheduler", "chain.slurm.j2")

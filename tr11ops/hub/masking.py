@@ -10,21 +10,19 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
-from tr11ops.base.secret_shapes import SHAPES, SecretShape
+from tr11ops.base.word_search import WordSearch
 from tr11ops.hub.whole_records import FOOTER, HEADER, Read, RecordWindow, masked_crc
+from trainer.contract.secret_shapes import SecretShape, all_shapes
 
 BLOCK_BYTES = 4 << 20  # looked at at once; a longer line is looked at in parts
 PRIVATE_KEY = "private key"
 KEY_LINES = 200  # after its first line: the longest keys have a hundred, and other processes write between them
+_KEY_WORD = b"PRIVATE KEY"
 _BEGIN = re.compile(rb"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
 _END = re.compile(rb"-----END [A-Z0-9 ]{0,40}PRIVATE KEY")
-_KEY_WORD = b"private key"
 _KEY_RUN = re.compile(rb"[A-Za-z0-9+/=]{16,}|(?<![^\s\\])[A-Za-z0-9+/=]+(?=[\s\\\"']*$)")  # of its body, and its end
-_WORDS: tuple[tuple[bytes, tuple[SecretShape, ...]], ...] = tuple(
-    (word.encode(), tuple(shape for shape in SHAPES if word in shape.words))
-    for word in dict.fromkeys(word for shape in SHAPES for word in shape.words)
-)
 
 
 @dataclass(frozen=True)
@@ -147,28 +145,50 @@ def _events(read: Read, position: int, end: int) -> Iterator[tuple[int, bytes]]:
 
 
 # ----------------------------------------------------------------------------- finding
+class _Finder:
+    """The words of all shapes, searched for at once, and which shapes each is a word of."""
+
+    def __init__(self) -> None:
+        users: dict[str, list[SecretShape]] = {}
+        for shape in all_shapes():
+            for word in shape.words:
+                users.setdefault(word, []).append(shape)
+        self._users = tuple(users.values())
+        self.search = WordSearch([(word, not word.isupper()) for word in users])
+
+    def shapes_of(self, words: Iterable[int]) -> tuple[SecretShape, ...]:
+        """What may fit a line that holds these words, in the order of the table."""
+        found = {shape.pattern: shape for word in sorted(words) for shape in self._users[word]}
+        return tuple(found.values())
+
+
+@cache
+def _finder() -> _Finder:
+    return _Finder()
+
+
 def _spans(block: bytes, key_lines: int) -> tuple[list[tuple[int, int, str]], int]:
     """Where the secrets of these lines begin and end, in order and apart; and how long a private key may go on."""
-    lowered = block.lower()
-    suspects: dict[int, list[SecretShape]] = {}  # by the line's beginning
-    for word, shapes in _WORDS:
-        at = lowered.find(word)
-        while at >= 0:
-            known = suspects.setdefault(block.rfind(b"\n", 0, at) + 1, [])
-            known += [shape for shape in shapes if shape not in known]
-            line_end = lowered.find(b"\n", at)
-            at = lowered.find(word, line_end) if line_end >= 0 else -1
+    finder = _finder()
+    suspects: dict[int, set[int]] = {}  # by the line's beginning
+    line_end = -1
+    for word, at in finder.search.hits(block):
+        if at > line_end:
+            start = block.rfind(b"\n", 0, at) + 1
+            line_end = block.find(b"\n", at)
+            line_end = line_end if line_end >= 0 else len(block)
+        suspects.setdefault(start, set()).add(word)
     found = []
-    for start, shapes_ in suspects.items():
+    for start, words in suspects.items():
         line_end = block.find(b"\n", start)
         line = block[start : line_end if line_end >= 0 else len(block)]
         found += [
             (start + first, start + last, shape.kind)
-            for shape in shapes_
+            for shape in finder.shapes_of(words)
             for first, last in shape.spans(line)
             if first < last
         ]
-    if key_lines or _KEY_WORD in lowered:
+    if key_lines or _KEY_WORD in block:
         keys, key_lines = _keys(block, key_lines)
         found += keys
     return _apart(found), key_lines

@@ -9,7 +9,7 @@ from tr11ops.importer.launch import ParsedLaunch
 from tr11ops.importer.options import IN_THE_JOB, ConversionProblem, card_text, integer
 from tr11ops.importer.reader import Assignment, Script, ShellCommand
 from tr11ops.importer.results import LeftReason
-from tr11ops.runcard.rules import SECRET_NAME
+from trainer.contract.secret_shapes import is_secret
 
 _SETUP = frozenset({"source", ".", "module", "ml", "conda", "mamba", "micromamba", "spack", "ulimit", "umask"})
 _SILENT = frozenset(
@@ -135,8 +135,8 @@ def _exported(builder: Builder, item: Assignment) -> str:
     if item.name in _OWN_VARIABLES:
         builder.leave(source, shown, item.line, LeftReason.DROPPED, _OWN_VARIABLES[item.name])
         return ""
-    if SECRET_NAME.search(item.name):
-        why = "looks like a secret, and cards are copied: source a file that only you can read, in slurm.setup"
+    if is_secret(item.name, item.value.text):
+        why = f'looks like a secret, and cards are copied: write "${item.name}" there, or source a file in slurm.setup'
         builder.leave(source, "(not shown)", item.line, LeftReason.DECISION, why, "slurm.setup")
         return ""
     inside = any(name in item.value.text for name in IN_THE_JOB)

@@ -36,6 +36,7 @@ from tr11ops.observe.mounted import why_unmounted
 from tr11ops.observe.ownership import Ownership
 from tr11ops.runcard.attention import device_type
 from tr11ops.runcard.card import RunCard
+from tr11ops.runcard.secret_references import unset_here
 from tr11ops.runcard.speed import RunHistory
 from tr11ops.rundir.cron_records import PeriodicJobState, read_jobs
 from tr11ops.rundir.damage import Damage
@@ -185,6 +186,7 @@ class LaunchFacts:
     rehearsal_refusal: str = ""  # why a card that trains nothing must not be launched here
     container: ContainerFacts | None = None  # None: the card has none
     unmounted: str = ""  # why the run directory is not the one that the jobs were queued from; "" where it is
+    unset: tuple[str, ...] = ()  # of the card's variables those that are read from one that is not set here
     compiler_obstacle: str | None = None  # what this machine lacks to compile the card's blocks, where it asks for that
 
 
@@ -251,6 +253,7 @@ def observe_launch(
         damaged=_observed(lambda: find_damage(directory)),
         rehearsal_refusal="" if has_data else rehearsal_refusal(os.environ),
         unmounted=why_unmounted(directory, jobs, moment),
+        unset=unset_here(card.slurm.environment, os.environ),
         compiler_obstacle=compiler_obstacle(device_type(card)) if card.model.compile_blocks else None,
     )
 

@@ -71,6 +71,9 @@ def _checks(
     for problem in card_warnings(card):
         if problem.key != "run.exit_duration_minutes" or not (leaves.why or is_measured(history)):
             yield warning("card", str(problem))
+    if facts.unset:
+        rule = f"what is not set here cannot be read in the job: {', '.join(facts.unset)}"
+        yield warning("slurm.environment", rule, "export it before the launch, or in slurm.setup")
     if facts.rehearsal_refusal:
         yield refused("rehearsal", facts.rehearsal_refusal, "nothing was submitted", 2)
     if request.on_scheduler:

@@ -11,6 +11,7 @@ from tr11ops.base.shipped import read_shipped, shipped_root
 from tr11ops.cluster.base import BatchRequest
 from tr11ops.cluster.sbatch_options import script_options
 from tr11ops.cluster.sbatch_script import code_root, script_engine
+from tr11ops.runcard.secret_references import references
 
 TEMPLATE = ("slurm", "train.sbatch.j2")
 
@@ -46,6 +47,7 @@ def render_script(
         if "\n" in text or "\r" in text:
             raise ValueError(f"{text!r} cannot stand on one line of a batch script; choose a path without line ends")
     engine = script_engine()
+    read = references(environment)
     root = code_root()
     script = str(
         engine.from_string(read_shipped(*TEMPLATE)).render(
@@ -53,7 +55,8 @@ def render_script(
             variant=variant,
             tag=tag,
             options=options,
-            environment=sorted(environment.items()),
+            environment=sorted((name, value) for name, value in environment.items() if name not in read),
+            references=sorted(read.items()),
             code_root=str(root) if root else "",
             setup=list(setup),
             setup_seconds=setup_seconds,

@@ -7,11 +7,13 @@ from pydantic import Field, field_validator
 from tr11ops.runcard.sections import Word
 from tr11ops.runcard.slurm_syntax import TimeLimit
 from trainer.config.card import Section
+from trainer.contract.secret_names import is_secret_name
+from trainer.contract.secret_shapes import has_secret
 
 # \w is all of Unicode, which costs 70 ms in each start of a command
 REPOSITORY = r"^[A-Za-z0-9_.-]{1,96}/[A-Za-z0-9_.-]{1,96}$"
 Step = Annotated[int, Field(gt=0, le=10**9)]
-_SECRET_WORDS = ("secret", "password", "token", "key", "credential", "sas")
+_KINDS_OF_TOKEN = ("anon", "google_default", "cloud")  # not one itself
 
 
 class HubSection(Section):
@@ -114,7 +116,8 @@ class BackupSection(Section):
     @classmethod
     def _no_secrets(cls, options: dict[str, str | int | float | bool]) -> dict[str, str | int | float | bool]:
         for name, value in options.items():
-            if value != "anon" and any(word in name.lower() for word in _SECRET_WORDS):
+            is_shaped = isinstance(value, str) and has_secret(value)
+            if value not in _KINDS_OF_TOKEN and (is_secret_name(name) or is_shaped):
                 raise ValueError(f"{name} may hold a secret, and cards are shared: use backup.credentials_file")
             if isinstance(value, str) and "@" in value:
                 raise ValueError(f"{name} may hold a password, and cards are shared: use backup.credentials_file")

@@ -28,6 +28,9 @@ else from `$TR11_RUN`, else from `tr11.toml` in the current folder. `--run demo`
 - **Variables**: `$NAME` and `${NAME}` in strings are replaced from the environment; an undefined one is refused;
   `$$` is a dollar sign. `slurm.setup` is left alone: it is shell, and the node expands it. A variable that is a whole
   entry of `alerts.recipients` or `alerts.rota` may hold several addresses, with commas between them.
+- **Secrets** stand in no card: it is copied, and read by the group. In `slurm.environment`, `PGPASSWORD = "$DB_PASS"`
+  (the variable and no more) stays as it is, and is read in the job; what is one is told by the words of its name
+  (`..._KEY`, `..._PAT`, `...PASSWORD`, `..._DSN`) or by the form of its value. Anywhere else it is refused.
 - **Paths** may be relative: they are taken from the card's folder (behind a link: the file's), so that one card is one
   run, wherever a command is typed. Two exceptions: a card that ships with tr11, by name or by path, takes them from the
   folder in which the command is typed; and a run that was launched below the current folder when all cards did so goes

@@ -13,9 +13,10 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from tr11ops.base.units import counted
-from trainer.config.base import has_secret
+from tr11ops.runcard.secret_references import SECTION, kept_reference
 from trainer.config.card import CardError, Problem, nearest
 from trainer.config.hub_files import is_hub_id
+from trainer.contract.secret_shapes import has_secret, is_secret
 
 Key = tuple[str | int, ...]
 
@@ -119,10 +120,11 @@ def secret_values(tables: Mapping[str, Any], file_keys: frozenset[Key]) -> list[
 
     A card is shared, and copied into the run directory: a secret in it is everyone's. The problems do not repeat it.
     """
-    problems = []
-    for key, value in walk(dict(tables)):
-        if not isinstance(value, str):
-            continue
+    problems: list[Problem] = []
+    texts = [(key, value) for key, value in walk(dict(tables)) if isinstance(value, str)]
+    if not any(key in file_keys for key, _ in texts) and not has_secret("\n".join(value for _, value in texts)):
+        return problems  # what most cards are, looked at in one go
+    for key, value in texts:
         if key in file_keys and ("://" in value or has_secret(value)):
             rule = "is the path of a file, and this holds the secret itself"
             problems.append(Problem(dotted(key), None, rule, "put it into a file that others cannot read"))
@@ -225,14 +227,18 @@ def expand(
 ) -> tuple[dict[str, Any], list[Problem]]:
     """`$NAME` and `${NAME}` in every string replaced from `environment`; `$$` is a dollar sign.
 
-    Strings below `shell_keys` are left alone: the node's shell expands them. An undefined variable is one problem,
-    however often it is used, or stays as written with `keep_undefined`.
+    Strings below `shell_keys` are left alone: the node's shell expands them. So is a variable for the workers that is a
+    reference to a secret; anywhere else a secret's variable is a problem. An undefined variable is one problem, however
+    often it is used, or stays as written with `keep_undefined`.
     """
     undefined: dict[str, list[tuple[Key, str]]] = {}
+    secrets: list[Problem] = []
 
     def change(key: Key, value: Any) -> Any:
         if not isinstance(value, str) or any(key[: len(prefix)] == prefix for prefix in shell_keys):
             return value
+        if kept := kept_reference(key, value, environment):
+            return kept
 
         def replace(match: re.Match[str]) -> str:
             name = match.group(1) or match.group(2)
@@ -241,12 +247,25 @@ def expand(
             if name not in environment:
                 undefined.setdefault(name, []).append((key, value))
                 return match.group(0)
+            if is_secret(name, environment[name]):
+                secrets.append(_secret_problem(key, name))
+                return match.group(0)
             return environment[name]
 
         return _VARIABLE.sub(replace, value)
 
     result: dict[str, Any] = _map(dict(tables), change)
-    return result, [] if keep_undefined else [_undefined_problem(name, uses) for name, uses in undefined.items()]
+    if keep_undefined:
+        return result, secrets
+    return result, [*secrets, *(_undefined_problem(name, uses) for name, uses in undefined.items())]
+
+
+def _secret_problem(key: Key, variable: str) -> Problem:
+    rule = f"${variable} is a secret, and the card is copied into the run directory"
+    fix = "keep it in a file of its own that others cannot read"
+    if key[:2] == SECTION:
+        fix = f'write {key[-1]} = "${variable}" and no more, which is read in the job'
+    return Problem(dotted(key), None, rule, fix)
 
 
 def _undefined_problem(name: str, uses: Sequence[tuple[Key, str]]) -> Problem:

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tr11ops.cluster.passed_options import gpu_fault, option_fault, options_of
-from trainer.config.base import has_secret
 from trainer.config.card import ModelSection, ParallelSection, Problem
 from trainer.config.initial_std import WHAT_IT_COST, too_large
 from trainer.config.rules import Rule
 from trainer.config.tensor_shares import UNCUT_FAMILIES, uneven_lengths
+from trainer.contract.secret_shapes import is_secret
 from trainer.schedule.devices import device_peak
 from trainer.schedule.flops import busiest_stage, stage_layout
 
@@ -26,13 +26,7 @@ UNEVEN_SHARE = 0.1  # by which a stage may exceed the mean before it is worth a 
 SIGNAL_SLACK_SECONDS = 60  # Slurm's early signal came up to a minute off its time; later by as much is allowed for
 
 INTERFACES = "GLOO_SOCKET_IFNAME"
-SECRET_NAME = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIALS?)($|_)", re.IGNORECASE)
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-
-
-def is_secret(name: str, value: str) -> bool:
-    """Whether a variable holds a secret: by its value's form, or by its name unless the value is the path of a file."""
-    return has_secret(value) or (SECRET_NAME.search(name) is not None and not value.startswith("/"))
 
 
 def operation_rules(card: RunCard) -> tuple[Rule, ...]:
@@ -179,13 +173,14 @@ def _worker_problems(card: RunCard) -> list[Problem]:
 
 def _environment_problems(card: RunCard) -> list[Problem]:
     problems = []
-    for name in card.slurm.environment:
+    for name, value in card.slurm.environment.items():
         key = f"slurm.environment.{name}"
         if not _VARIABLE_NAME.fullmatch(name):
             problems.append(Problem(key, None, "is not a name that a shell accepts", "use letters, digits and _"))
-        elif SECRET_NAME.search(name):
+        elif is_secret(name, value):
             rule = "looks like a secret, and the card is copied into the run directory"
-            problems.append(Problem(key, None, rule, "keep it in a file that only you can read"))
+            fix = f'write "${name}" and export it where you launch, or read it from a file of yours in slurm.setup'
+            problems.append(Problem(key, None, rule, fix))
     return [*problems, *_interface_problems(card)]
 
 

@@ -68,7 +68,9 @@ class SlurmSection(Section):
     setup_minutes: float = Field(
         default=10.0, gt=0, le=1440, description="a set-up that takes longer is ended, and what is queued is held"
     )
-    environment: dict[str, str] = Field(default={}, description="variables given to every worker")
+    environment: dict[str, str] = Field(
+        default={}, description='variables given to every worker; a secret as a reference, `NAME = "$NAME"`'
+    )
     chain: Literal["auto", "array", "afterany", "self"] = Field(
         default="auto", description="how the next attempt is queued: a job array, dependent jobs, or by the job itself"
     )

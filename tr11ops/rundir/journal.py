@@ -28,6 +28,7 @@ from typing import Any
 from tr11ops.base.units import number_in
 from trainer.contract.files import host_name, login_name
 from trainer.contract.record import Record
+from trainer.contract.secret_shapes import without_secrets
 from trainer.contract.sharing import make_shared, open_shared
 from trainer.contract.state_file import is_damage
 
@@ -104,7 +105,7 @@ class Journal:
         who: str | None = None,
         when: float | None = None,
     ) -> JournalEntry:
-        """Append one entry and flush it to disk before returning it.
+        """Append one entry and flush it to disk before returning it; what has the form of a secret is left out.
 
         Raises OSError as the file system does; nothing, or a torn line that the next entry closes, is then written.
         """
@@ -118,8 +119,8 @@ class Journal:
                 sequence=last.sequence + 1 if last else 0,
                 kind=kind,
                 who=user_name() if who is None else who,
-                why=why,
-                data=json.loads(json.dumps(dict(data or {}), default=str)),
+                why=without_secrets(why),
+                data=_without_secrets(json.loads(json.dumps(dict(data or {}), default=str))),
                 previous=last.hash if last else GENESIS,
             )
             text = ("\n" if is_torn else "") + _line(entry) + "\n"
@@ -138,6 +139,14 @@ class Journal:
             os.close(descriptor)
         own = f"{self.writer}-{os.getpid()}-{threading.get_native_id()}"
         return own, _open(self.folder / f"{own}.jsonl")
+
+
+def _without_secrets(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_secrets(held) for name, held in value.items()}
+    if isinstance(value, list):
+        return [_without_secrets(held) for held in value]
+    return without_secrets(value) if isinstance(value, str) else value
 
 
 def writer_name() -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tr11ops.runcard.card import RunCard
+from tr11ops.runcard.secret_references import values_here
 from trainer.config.hub_files import cache_folder, cached_file, fetch_command
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -25,7 +26,7 @@ class TokenizerFacts:
 
 def workers_environment(card: RunCard, environment: Mapping[str, str]) -> dict[str, str]:
     """The variables of a worker that is launched from here, before the card's set-up lines."""
-    return {**environment, **card.slurm.environment}
+    return {**environment, **values_here(card.slurm.environment, environment)}
 
 
 def tokenizer_place(card: RunCard, environment: Mapping[str, str]) -> Path | None:

@@ -12,6 +12,8 @@ from typing import Any, TypeVar, cast
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from trainer.contract.record import Record
+from trainer.contract.secret_names import is_secret_name
+from trainer.contract.secret_shapes import has_secret
 
 # Ceilings far beyond any training: they keep every derived number finite and every loop over levels or stages short.
 MOST_WAYS = 100_000
@@ -23,34 +25,13 @@ MOST_SAMPLES = 10**15
 MOST_ITERATIONS = 10**12
 
 
-# What no one may read in a message, wherever in a card it was put by mistake.
-# All but the shapes are for messages alone, and compiled when there is one.
-_SECRET_KEY = (
-    r"(?i)(?:^|[._-])(?:auth|auth_?token|token|password|passwd|secret|sas|(?:api|access|account|private)_?key|credentials?)"
-    r"(?:$|[._-])"
-)
-_SECRET_SHAPES = (
-    re.compile(r"\bhf_[A-Za-z0-9]{20,}"),  # a hub's token
-    re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"),  # an access key
-    re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY"),
-    re.compile(r"://[^\s/@:]*:[^\s/@]+@"),  # USER:PASSWORD@ in an address
-    re.compile(
-        r"(?i)://\S*[?&](?:[a-z-]*signature|sig|[a-z_-]*token|[a-z_-]*key|password|secret)="
-    ),  # a signed address
-    re.compile(r"(?i)\b(?:account_?key|shared_?access_?(?:key|signature))\s*="),  # a connection string
-    re.compile(r"(?i)\b(?:bearer|basic)\s+[A-Za-z0-9._~+/=-]{6,}"),  # the header of a request
-)
-_DOUBTFUL_SHAPES = (r"\bhf_[A-Za-z0-9]{8,}", r"[^\s/:@]*:[^\s/@]+@", r"://[^\s/@]+@", r"://[^\s?]*\?")
-
-
-def has_secret(text: str) -> bool:
-    """Whether a text has the form of a token, a private key, or an address with a password or a signature in it."""
-    return any(shape.search(text) for shape in _SECRET_SHAPES)
+# What no message repeats, wherever in a card it was put by mistake, besides what surely is a secret.
+_DOUBTFUL_SHAPES = (r"\bhf_[A-Za-z0-9]{8,}", r":[^\s/@]{1,400}@", r"://[^\s/@]{1,400}@", r"://[^\s?]{0,2000}\?")
 
 
 def _may_be_shown(key: str, value: object) -> bool:
     """Whether a message may repeat what a key holds; in doubt it does not."""
-    if isinstance(value, dict) or re.search(_SECRET_KEY, key):
+    if isinstance(value, dict) or any(is_secret_name(part) for part in key.split(".")):
         return False
     text = str(value)
     return not has_secret(text) and not any(re.search(shape, text) for shape in _DOUBTFUL_SHAPES)

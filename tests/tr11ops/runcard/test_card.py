@@ -248,7 +248,10 @@ PARTS = ("parallel.virtual_stages=2", "model.layers=6", "batch.ramp=none")  # so
         (["slurm.signal_seconds_before_limit=300"], "slurm.signal_seconds_before_limit = 300: must be below"),
         (["slurm.workers_per_node=none"], "slurm.workers_per_node: is missing, and slurm.gpus_per_node is 0"),
         (["slurm.gpus_per_node=1"], "slurm.workers_per_node = 2: must not exceed slurm.gpus_per_node (1)"),
-        (["slurm.environment.HF_TOKEN=x"], "slurm.environment.HF_TOKEN: looks like a secret"),
+        *(
+            ([f"slurm.environment.{name}=hunter2"], f"slurm.environment.{name}: looks like a secret")
+            for name in ("HF_TOKEN", "PGPASSWORD", "GITHUB_PAT", "OPENAI_KEY", "AZURE_STORAGE_KEY", "SMTP_PASS", "DB_DSN")
+        ),
         (
             ["slurm.environment.GLOO_SOCKET_IFNAME==ib0"],
             "slurm.environment.GLOO_SOCKET_IFNAME = '=ib0': must name network interfaces with commas between them",
