@@ -252,13 +252,14 @@ def _goes_on(following: PhaseMark | None) -> bool:
 
 
 def _compiling(mark: PhaseMark, until: int, following: PhaseMark | None, usual: int | None) -> Iterator[AttemptSegment]:
-    """A step whose code was made in it: what it took beyond a usual one is start-up."""
+    """Steps whose code was made in them: what they took beyond usual ones is start-up."""
     done = mark.iteration
-    trained = min(usual or 0, until - mark.at) if following is not None and following.iteration > done else 0
+    upto = done if following is None else max(done, following.iteration)
+    trained = min((usual or 0) * (upto - done), until - mark.at)
     if until - trained > mark.at:
         yield AttemptSegment(mark.at, until - trained, Bucket.START_UP, mark.launch)
     if trained:
-        yield AttemptSegment(until - trained, until, Bucket.USEFUL, mark.launch, done, done + 1)
+        yield AttemptSegment(until - trained, until, Bucket.USEFUL, mark.launch, done, upto)
 
 
 def _moments(marks: Sequence[PhaseMark], steps: Sequence[StepMark]) -> list[tuple[int, int]]:
