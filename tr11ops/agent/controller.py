@@ -24,6 +24,7 @@ from tr11ops.agent.breaker import (
     why_not_begin,
 )
 from tr11ops.agent.check_faults import LaunchChecks, failing_everywhere, of_reports
+from tr11ops.agent.exit_records import forget_earlier_life
 from tr11ops.agent.job_follower import JobFollower, of_ended_job
 from tr11ops.agent.mitigation import (
     ActingAttempt,
@@ -262,6 +263,7 @@ class Controller:
         """One launch, from its nodes to the reason of its end."""
         for stale in (self._paths.end_marker(self._job_id), self._folder / STOP_REQUEST_FILE):
             stale.unlink(missing_ok=True)  # of the launch before, or of a job requeued under the same number
+        forget_earlier_life(self._folder, number)
         before = read_progress(self._paths)
         record = LaunchRecord(
             number, nodes, time.time(), iteration_before=before.iteration, checkpoint_before=before.checkpoint,

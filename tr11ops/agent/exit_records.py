@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import signal
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from tr11ops.diagnose.attribution.records import read_marker
 from trainer.contract.files import write_json
+from trainer.contract.state_file import read_json
 
 
 def trainer_is_done(attempt: Path, launch: int) -> bool:
@@ -17,6 +19,19 @@ def trainer_is_done(attempt: Path, launch: int) -> bool:
         return read_marker(attempt, launch) is not None
     except (ValueError, OSError):
         return False
+
+
+def forget_earlier_life(attempt: Path, launch: int) -> None:
+    """Remove what is recorded of a launch that has not begun: the job had this number before it was requeued.
+
+    What cannot be read or removed stays; it is said by whoever reads it.
+    """
+    for folder in ("failures", "nodes"):
+        for path in (attempt / folder).glob("*.json"):
+            with suppress(OSError, ValueError):
+                value = read_json(path)
+                if isinstance(value, dict) and value.get("launch") == launch:
+                    path.unlink()
 
 
 def keep_launchers_word(attempt: Path, launch: int, host: str, error: str) -> None:

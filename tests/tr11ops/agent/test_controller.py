@@ -195,6 +195,27 @@ def test_an_unknown_error_is_tried_once_more_and_no_oftener(stage: Stage):
     assert (status, stage.verdict("2")["restart"]) == (EXIT_HELD, False), shown
 
 
+def test_what_the_job_left_before_it_was_requeued_accuses_no_one(stage: Stage):
+    """It keeps its number, and counts its launches anew: a node that it no longer has was condemned again, or no one."""
+    folder = stage.paths.attempt("1")
+    ecc = {
+        "rank": 0,
+        "host": "n9",
+        "time": 1.0,
+        "launch": 1,
+        "error": "RuntimeError: CUDA error: uncorrectable ECC error",
+    }
+    write_json(folder / "failures" / "rank-0.json", ecc)
+    check = {"name": "gpus", "result": "bad", "why": "Xid 79"}
+    write_json(folder / "nodes" / "n9.json", {"node": "n9", "launch": 1, "exit_status": 3, "checks": [check]})
+    write_json(folder / "failures" / "rank-7.json", {**ecc, "launch": 5})
+    status, shown = stage.play("error", "finish")
+    assert status == 0, shown
+    first = stage.launches()[0]
+    assert "RuntimeError: something" in first["summary"] and first["suspects"] != ["n9"] and first["blamed"] == []
+    assert not (folder / "failures" / "rank-0.json").exists() and (folder / "failures" / "rank-7.json").exists()
+
+
 def test_bad_input_is_not_tried_again(stage: Stage):
     status, _ = stage.play("refuse")
     assert (status, len(stage.launches()), stage.verdict()["cause"]) == (2, 1, "configuration")

@@ -131,6 +131,14 @@ def test_a_run_with_a_fault_is_told_as_it_was(directory: RunDirectory) -> None:
     assert "useful" in account and "100.00 %" in account
 
 
+def test_a_length_is_about_where_no_one_has_said_when_it_ended(directory: RunDirectory) -> None:
+    """Of one its verdict tells, of the other the trainer's end marker."""
+    assert "about" not in " ".join(re.findall(r"10_[12] \S+ \S+ (.{1,30})", words_of(page_text(directory))))
+    (directory.paths.attempt("11") / "verdict.json").unlink()
+    rows = re.findall(r"(10_[12]) \S+ \S+ (?:UTC )?about ", words_of(page_text(directory)))
+    assert rows == ["10_1"]
+
+
 def test_a_part_of_the_course_is_drawn_and_the_rest_stays_whole(directory: RunDirectory) -> None:
     facts = RunFacts("small", "main", directory.root, directory.kill_switch)
     within = CurveRange(CurvePlace(150), CurvePlace(160))

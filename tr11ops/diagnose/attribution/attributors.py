@@ -85,7 +85,7 @@ def by_health(evidence: Evidence) -> Attribution | None:
     """Nodes that their own health checks condemned; or checks that fail everywhere, and condemn no one."""
     bad: dict[str, list[str]] = {}
     failing: dict[str, str] = {}
-    for report in evidence.reports:
+    for report in (one for one in evidence.reports if one.node in evidence.nodes):
         for name, check in zip(report.names_of_bad_checks, report.bad_checks, strict=True):
             if name in evidence.failing_checks:
                 failing[name] = evidence.failing_checks[name]

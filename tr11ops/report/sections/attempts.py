@@ -27,9 +27,8 @@ def attempts(material: ReportMaterial, zone: tzinfo) -> ReportSection:
     for attempt in found[-ROWS_SHOWN:]:
         iterations = steps.get(attempt.job_id, [])
         trained = f"{min(iterations):,} to {max(iterations):,}" if iterations else "-"
-        end = attempt.ended if attempt.ended is not None else attempt.last_sign
         rows.append(
-            (attempt.label, moment(attempt.start, zone), duration(end - attempt.start),
+            (attempt.label, moment(attempt.start, zone), _length(attempt),
              str(len(attempt.nodes)), str(max(1, len(attempt.launches))), trained, _ending(attempt))
         )  # fmt: skip
     columns = (
@@ -54,6 +53,14 @@ def software(material: ReportMaterial) -> ReportSection | None:
     folder = next(attempt.code.folder for attempt in found if attempt.code is not None)
     lines = (f"Uncommitted changes are in code.diff in the folder of each attempt; the code lies in {folder}.",)
     return ReportSection("software", "Which code ran", lines, table=table(columns, rows))
+
+
+def _length(attempt: AttemptHistory) -> str:
+    """From its start to its end; where no one has said when that was, to its last sign of life."""
+    if attempt.ended is not None:
+        return duration(attempt.ended - attempt.start)
+    lived = duration(attempt.last_sign - attempt.start)
+    return lived if attempt.is_running or isinstance(attempt.marker, EndMarker) else f"about {lived}"
 
 
 def _ending(attempt: AttemptHistory) -> Styled:
