@@ -6,10 +6,12 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import PurePath
 
+from tr11ops.diagnose.attribution.evidence import Kind
 from tr11ops.diagnose.diagnosis import Diagnosis, QuotedLine
 from tr11ops.diagnose.places import worker_of
 from tr11ops.diagnose.signature import FaultClass, NextStep
 
+_MAY_BE_A_NODES = frozenset({Kind.NODE, Kind.PORT, Kind.UNKNOWN})
 WIDTH = 80
 LABEL = 12
 SHOWN = 4
@@ -83,7 +85,9 @@ def _blame(found: Diagnosis) -> str:
     sure = f"({judged.kind}, confidence {judged.confidence:.2f})"
     if judged.blamed:
         return f"{', '.join(judged.blamed)} {sure}"
-    return f"{', '.join(judged.suspects)}, only suspected {sure}" if judged.suspects else f"no node {sure}"
+    if judged.suspects and judged.kind in _MAY_BE_A_NODES:
+        return f"{', '.join(judged.suspects)}, only suspected {sure}"
+    return f"no node {sure}"
 
 
 def _place(line: QuotedLine) -> str:
