@@ -50,10 +50,11 @@ def without_its_host(scene: Scene) -> None:
         set_node(scene, nodes[0], "DOWN")  # and give it up when its time-out is over
         assert cure(page_of("node-lost")) == cure(page_of("zombie"))
         scene.treat("zombie")
-        assert not scene.jobs() and "node-lost" not in scene.findings()
+        assert not scene.jobs() and "zombie" not in scene.findings()
     finally:
         scene.heal()
         set_node(scene, nodes[0], "RESUME", (0, 1))
+    scene.until(lambda: "node-lost" not in scene.findings(), "the node, which is well again")
 
 
 @scenario("switch-unseen", alone=True)

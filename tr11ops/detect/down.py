@@ -34,7 +34,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         f"{snapshot.run.name} is neither running nor queued",
         evidence=tuple(_evidence(snapshot)),
         fix=derived.command(snapshot, _what_helps(snapshot)),
-        then=(derived.command(snapshot, _last_launch(snapshot)),),
+        then=(derived.command(snapshot, last_launch(snapshot)),),
         since=_since(snapshot),
     )
 
@@ -56,10 +56,11 @@ def _what_helps(snapshot: Snapshot) -> str:
     marker = derived.last_marker(snapshot)
     if marker is not None and marker.reason in BAD_REASONS:
         return "logs"
-    return _last_launch(snapshot)
+    return last_launch(snapshot)
 
 
-def _last_launch(snapshot: Snapshot) -> str:
+def last_launch(snapshot: Snapshot) -> str:
+    """The launch that was last typed, as words of a command."""
     newest = next(iter(known(snapshot.submissions, ())), None)
     if newest is None:
         return "launch --array 1-10"

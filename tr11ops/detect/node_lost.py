@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from tr11ops.base.observed import known
 from tr11ops.cluster.base import Job, JobState, Node
+from tr11ops.detect.down import last_launch
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.unfinished_end import unfinished_attempts
 from tr11ops.observe import derived
@@ -39,15 +40,19 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     for attempt in unfinished_attempts(snapshot):
         node = nodes.get(next(iter(attempt.nodes), ""))
         if attempt.end is None and node is not None and node.is_gone:
-            yield _of_ended_attempt(attempt, node)
+            yield _of_ended_attempt(snapshot, attempt, node)
 
 
-def _of_ended_attempt(attempt: Attempt, node: Node) -> Finding:
-    """The same incident as long as no later attempt trains: the job may have been ended for it meanwhile."""
+def _of_ended_attempt(snapshot: Snapshot, attempt: Attempt, node: Node) -> Finding:
+    """The same incident as long as no later attempt trains: the job may have been ended for it meanwhile.
+
+    What is queued goes on by itself; where nothing is, the next launch gets other nodes.
+    """
     label = attempt.label or attempt.job_id
     title = f"job {label} has lost {node.name}, which ran its batch script, and has ended"
     return Finding(
         NAME, Severity.WARNING, title, subject=label, identity=(node.name,), evidence=(_state_of(node),),
+        fix=derived.command(snapshot, last_launch(snapshot)) if derived.is_idle(snapshot) else "",
         since=attempt.changed,
     )  # fmt: skip
 

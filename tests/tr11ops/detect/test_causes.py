@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.tr11ops.status_cases import ended, idle, pending, running, snapshot, wordless
-from tr11ops.cluster.base import Node
+from tr11ops.cluster.base import Job, Node
 from tr11ops.detect.causes import CAUSES, by_cause, cause_of
 from tr11ops.detect.finding import HELD_FOR_FAULT, Finding, Severity
 from tr11ops.detect.registry import DETECTORS, detect_all
@@ -110,3 +110,15 @@ def test_a_dead_batch_host_is_one_incident() -> None:
     fixes = {one.detector: one.fix for one in told[0].consequences}
     assert set(fixes) == {"zombie", "stalled"}
     assert told[0].fix == fixes["zombie"]  # one command for both
+
+
+@pytest.mark.parametrize(("jobs", "fix"), [((), "tr11 launch --array 1-10"), ((pending(),), "")])
+def test_what_a_dead_batch_host_leaves_is_of_the_same_incident(jobs: tuple[Job, ...], fix: str) -> None:
+    """Its job was ended meanwhile: what is queued goes on by itself, and where nothing is, a launch gets other nodes."""
+    attempt = replace(wordless("1007"), nodes=("n1", "n2"))
+    seen = idle(jobs=jobs, attempts=(attempt,), nodes=(Node("n1", frozenset({"down"})),))
+    (told,) = [one for one in by_cause(detect_all(seen)) if one.detector == "node-lost"]
+    assert (told.identity, told.fix) == (("n1",), fix)
+    assert {one.detector for one in told.consequences} == ({"unfinished-end"} if jobs else {"unfinished-end", "down"})
+    well = replace(seen, nodes=(Node("n1", frozenset({"idle"})),))
+    assert "node-lost" not in {one.detector for one in detect_all(well)}

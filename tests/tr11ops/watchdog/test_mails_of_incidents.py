@@ -75,6 +75,11 @@ def over(job_id: str, cause: str, why: str, state: JobState = JobState.FAILED, *
     )  # fmt: skip
 
 
+def told(why: str) -> str:
+    """A reason as subjects have it."""
+    return why.replace(": ", ", ")
+
+
 LOST_HOST = replace(
     WELL, nodes=without("n01"), attempts=(Attempt("1007", NOW - HOUR, None, "1000_7", nodes=JOB.nodes),),
     heartbeats=beats(600.0), steps=steps(age=600.0),
@@ -106,12 +111,12 @@ INCIDENTS: list[tuple[str, tuple[Snapshot, ...], list[str]]] = [
     (
         "the directory was unmounted",
         (WELL, over("1007", "storage", MOUNT), goes_on(attempts=(ended("1007"),))),
-        [f"{CRITICAL}attempt 1000_7 failed: {MOUNT}", f"[OK] over: attempt 1000_7 failed: {MOUNT}"],
+        [f"{CRITICAL}attempt 1000_7 failed: {told(MOUNT)}", f"[OK] over: attempt 1000_7 failed: {told(MOUNT)}"],
     ),
     (
         "a bad sample",
         (WELL, over("1007", "software", SAMPLE), goes_on(attempts=(ended("1007"),))),
-        [f"{CRITICAL}attempt 1000_7 failed: {SAMPLE}", f"[OK] over: attempt 1000_7 failed: {SAMPLE}"],
+        [f"{CRITICAL}attempt 1000_7 failed: {told(SAMPLE)}", f"[OK] over: attempt 1000_7 failed: {told(SAMPLE)}"],
     ),
     (
         "the disk is full, and a save fails",
