@@ -95,7 +95,7 @@ def run_attempt(
         attempt_context = replace(attempt_context, peers=gathered.peers)
     why = _begin(attempt_context, tee)
     if why:
-        tee.line(f"tr11: job {allocation.job_id} leaves without training: {why}")
+        tee.line(f"tr11: job {allocation.label} leaves without training: {why}")
         return EXIT_FINE
     for stale in (END_MARKER_FILE, STOP_REQUEST_FILE, EXIT_TIME_FILE, VERDICT_FILE):
         (attempt / stale).unlink(missing_ok=True)  # a requeued job comes back under the same number

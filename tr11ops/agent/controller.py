@@ -216,7 +216,10 @@ class Controller:
         """Why nothing of this run may start, and the fault, by how the attempts before have ended; "" when it may."""
         before = forbidding_verdict(self._attempt)
         if before is not None:
-            return f"attempt {before.job_id} ended so that nothing may start: {before.message}", ""
+            return (
+                f"attempt {self._attempt.label_of(before.job_id)} ended so that nothing may start: {before.message}",
+                "",
+            )
         burned = read_burned(self._context.directory, self._job_id, self._context.scheduler)
         why = why_not_begin(burned, self._config.resilience.most_tasks_per_fault)
         return why, burned[0].fault if why else ""
@@ -236,18 +239,19 @@ class Controller:
             self._mitigation.queue_behind(ordering, self._job_id)
             return None
         self._mitigation.queue_behind(ordering, other.job_id)
-        verdict = self._failed(f"job {other.job_id} of this array still trains: this task goes back into the queue")
+        trains = f"job {self._attempt.label_of(other.job_id)} of this array still trains"
+        verdict = self._failed(f"{trains}: this task goes back into the queue")
         status = self._mitigation.finish(replace(verdict, reason=SUPERSEDED))
         self._mitigation.give_back(ordering)
         return status
 
     def _wait_for_trainers(self, other: ConcurrentAttempt, scheduler: Scheduler) -> ConcurrentAttempt | None:
         """Trainers live in a job that has lost its batch host: ask them to save and leave, and wait until they have."""
-        self._tee.line(
-            f"tr11: job {other.job_id} has lost its batch host, its trainers may live: they shall save and leave"
-        )
+        lost = f"job {self._attempt.label_of(other.job_id)} has lost its batch host"
+        self._tee.line(f"tr11: {lost}, its trainers may live: they shall save and leave")
         try:
-            request_stop(self._paths.stop_request(other.job_id), f"job {self._job_id}, which goes on in its place")
+            who = f"job {self._attempt.label}, which goes on in its place"
+            request_stop(self._paths.stop_request(other.job_id), who)
         except OSError as error:
             self._tee.line(f"tr11: they cannot be asked: {error}")
         until = time.monotonic() + ZOMBIE_SECONDS
@@ -568,7 +572,7 @@ class Controller:
     # ------------------------------------------------------------------ ends
     def end_without_launch(self, found: Attribution) -> int:
         """The end of an attempt whose agent never began: a bad node is excluded, a bad card holds queued jobs."""
-        self._tee.line(f"tr11: job {self._job_id} could not start ({found.kind}): {found.summary}")
+        self._tee.line(f"tr11: job {self._attempt.label} could not start ({found.kind}): {found.summary}")
         data = {"cause": found.kind.value, "blamed": list(found.blamed), "evidence": list(found.evidence)}
         self._mitigation.note("start-failed", found.summary, data)
         if self._context.swaps_nodes and found.blamed:

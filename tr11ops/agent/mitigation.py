@@ -35,7 +35,7 @@ from tr11ops.observe.lost_host import has_lost_its_host, seconds_to_wait
 from tr11ops.queue.given_nodes import known_names
 from tr11ops.queue.queued_jobs import Ordering, PendingChanges, PendingJobs
 from tr11ops.runcard.card import RunCard
-from tr11ops.rundir.attempts import SUPERSEDED, AttemptVerdict
+from tr11ops.rundir.attempts import SUPERSEDED, AttemptVerdict, read_attempt_label
 from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.exclusion_limit import ExclusionLimit, partition_nodes, way_past
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER, read_version
@@ -58,6 +58,15 @@ class ActingAttempt:
     @property
     def folder(self) -> Path:
         return self.config.paths.attempt(self.job_id)
+
+    @property
+    def label(self) -> str:
+        """The attempt's number as people see and type it."""
+        return self.label_of(self.job_id)
+
+    def label_of(self, job_id: str) -> str:
+        """The number of an attempt of this run, as people see and type it."""
+        return read_attempt_label(self.config.paths, job_id)
 
 
 class Mitigation:
@@ -237,11 +246,12 @@ class Mitigation:
     def _cancel(self, job_id: str) -> None:
         if self._scheduler is None:
             return
+        label = self._attempt.label_of(job_id)
         try:
             self._scheduler.cancel(job_id)
-            self._tee.line(f"tr11: job {job_id} had lost its batch host: cancelled")
+            self._tee.line(f"tr11: job {label} had lost its batch host: cancelled")
         except SchedulerError as error:
-            self._tee.line(f"tr11: job {job_id} has lost its batch host and cannot be cancelled: {error}")
+            self._tee.line(f"tr11: job {label} has lost its batch host and cannot be cancelled: {error}")
 
     def give_back(self, ordering: Ordering) -> None:
         """Put this very task back into the queue, and wait to be ended: it has done nothing, and is not used up."""
@@ -249,7 +259,8 @@ class Mitigation:
         try:
             ordering.requeue(job_id)
         except SchedulerError as error:
-            self._tee.line(f"tr11: job {job_id} cannot be put back into the queue: its task is used up: {error}")
+            words = "cannot be put back into the queue: its task is used up"
+            self._tee.line(f"tr11: job {self._attempt.label} {words}: {error}")
 
     def release(self) -> None:
         """Undo `hold`: its reason has gone."""
@@ -301,7 +312,7 @@ class Mitigation:
         saved = f", checkpoint {verdict.checkpoint_step}" if verdict.checkpoint_step is not None else ""
         where = f" at iteration {verdict.iteration}{saved}" if verdict.iteration is not None else ""
         detail = f": {verdict.message}" if verdict.exit_status != EXIT_FINE else ""
-        self._tee.line(f"tr11: attempt {self._attempt.job_id} ended: {verdict.reason}{where}{detail}")
+        self._tee.line(f"tr11: attempt {self._attempt.label} ended: {verdict.reason}{where}{detail}")
         self.wait()
         for thread in (self._beside, self._exclusions):
             thread.shutdown()

@@ -38,6 +38,12 @@ class NodeFault:
     summary: str = ""
     began_at: int | None = None
     is_suspicion: bool = False
+    label: str = ""  # the attempt's number as people type it, where it is another than the scheduler's own
+
+    @property
+    def place(self) -> str:
+        """Which launch it was, for a person."""
+        return f"attempt {self.label or self.job_id}, launch {self.launch}"
 
 
 def same_elsewhere(last: NodeFault, before: Iterable[NodeFault]) -> tuple[NodeFault, ...]:
@@ -66,7 +72,7 @@ def of_software(found: Attribution, last: NodeFault, others: Sequence[NodeFault]
     summary = (
         f"software or data, not the nodes: the same fault came back {where} on {' and '.join(names)}: {found.summary}"
     )
-    said = (*(f"attempt {one.job_id}, launch {one.launch}: {one.summary}" for one in others), *found.evidence)
+    said = (*(f"{one.place}: {one.summary}" for one in others), *found.evidence)
     return replace(
         found, kind=Kind.SOFTWARE, summary=summary, confidence=SURE, blamed=(), suspects=last.nodes, evidence=said
     )
@@ -84,10 +90,9 @@ def suspected_before(last: NodeFault, before: Sequence[NodeFault]) -> NodeFault 
 
 def of_node(found: Attribution, last: NodeFault, before: NodeFault) -> Attribution:
     """The conclusion about `last` in place of `found`, where `before` makes it the second time: nodes are blamed."""
-    where = f"attempt {before.job_id}, launch {before.launch}"
     return replace(
         found, summary=f"the second time on {', '.join(last.nodes)}: {found.summary}", confidence=SURE,
-        blamed=last.nodes, suspects=(), evidence=(*found.evidence, f"{where}: {before.summary}"),
+        blamed=last.nodes, suspects=(), evidence=(*found.evidence, f"{before.place}: {before.summary}"),
     )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from tr11ops.base.observed import Unknown, known
 from tr11ops.diagnose.attribution.evidence import Kind
 from tr11ops.diagnose.attribution.records import read_objects
 from tr11ops.observe.files import read_steps
-from tr11ops.rundir.attempts import LaunchRecord
+from tr11ops.rundir.attempts import LaunchRecord, label_in
 from trainer.contract.paths import RunPaths, newest_step
 
 
@@ -49,7 +49,7 @@ def last_iteration_since(paths: RunPaths, job_id: str, moment: float) -> int | N
 def read_node_faults(folders: Iterable[Path]) -> tuple[NodeFault, ...]:
     """The launches of these attempts' folders whose faults showed themselves on nodes, in the order of the folders."""
     return tuple(
-        fault
+        replace(fault, label=label_in(folder))
         for folder in folders
         for value in sorted(read_objects(folder / "launches"), key=lambda value: -int(value.get("launch") or 0))
         if (fault := node_fault(folder.name, value)) is not None
@@ -76,7 +76,7 @@ def read_launch_checks(folders: Iterable[Path]) -> tuple[LaunchChecks, ...]:
 def read_faults(folders: Iterable[Path]) -> tuple[NodeFault, ...]:
     """The launches of these attempts' folders that a fault ended, of whatever kind, in the order of the folders."""
     return tuple(
-        fault
+        replace(fault, label=label_in(folder))
         for folder in folders
         for value in sorted(read_objects(folder / "launches"), key=lambda value: -int(value.get("launch") or 0))
         if (fault := launch_fault(folder.name, value)) is not None

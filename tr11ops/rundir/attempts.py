@@ -35,11 +35,16 @@ def attempt_label(record: Mapping[str, Any], job_id: str) -> str:
 
 def read_attempt_label(paths: RunPaths, job_id: str) -> str:
     """The same, from the attempt's folder; the scheduler's own number where its record is not there or unreadable."""
+    return label_in(paths.attempt(job_id))
+
+
+def label_in(folder: Path) -> str:
+    """The same of the attempt whose folder this is."""
     try:
-        record = read_json(paths.attempt(job_id) / ATTEMPT_FILE)
+        record = read_json(folder / ATTEMPT_FILE)
     except (OSError, ValueError):
-        return job_id
-    return attempt_label(record, job_id) if isinstance(record, dict) else job_id
+        return folder.name
+    return attempt_label(record, folder.name) if isinstance(record, dict) else folder.name
 
 
 def launch_line(job_id: str, launch: int, node_count: int) -> str:

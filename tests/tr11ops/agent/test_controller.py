@@ -338,7 +338,9 @@ def test_an_attempt_that_should_have_been_held_does_not_train(stage: Stage):
     stage.play("refuse")
     verdict = stage.verdict()
     write_json(folder / "verdict.json", {**verdict, "hold_failed": True})
+    record = json.loads((folder / "attempt.json").read_text())
+    write_json(folder / "attempt.json", {**record, "array_id": "7", "task_id": 1})
     status, shown = stage.play("step", job_id="2")
     assert (status, stage.launches("2")) == (EXIT_HELD, []), shown
-    assert "attempt 1 ended so that nothing may start" in stage.verdict("2")["message"]
+    assert "attempt 7_1 ended so that nothing may start" in stage.verdict("2")["message"]
     assert stage.play("step", job_id="3")[0] == 0  # that one has been said

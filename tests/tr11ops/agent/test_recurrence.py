@@ -66,6 +66,8 @@ def test_the_conclusion_says_where_and_blames_no_one():
         "rank 3 on x5: ended by SIGSEGV"
     )
     assert told.evidence == ("attempt 11, launch 1: rank 3 on x2: ended by SIGSEGV", "srun: x5")
+    of_array = of_software(found, LAST, (replace(FIRST, label="9_2"),))
+    assert of_array.evidence[0].startswith("attempt 9_2, launch 1: ")
 
 
 def test_a_second_suspicion_of_one_node_counts():
