@@ -25,6 +25,7 @@ CAUSE_FOUND = "alert-cause-found"
 WATCHDOG = "tr11"  # who does what no one typed
 
 NO_TRAINING = frozenset({"down", "hung", "stalled", "suspended"})  # faults that say that no iteration is finished
+LOSSES = frozenset({"node-lost", "zombie"})  # of a node; what ends the job then is the same incident
 MOST_EVIDENCE = 12
 LONGEST_EVIDENCE = 240
 LONGEST_TITLE = 160
@@ -91,22 +92,20 @@ def _renamed(alert_state: AlertState, seen: dict[str, Finding], now: float) -> A
 
     An older one put faults of several names (nodes, say) into one alert. Each finding whose name the old alert
     mentions goes on from it: people know of it. The old alert is then gone; one that mentions none ends as always.
-    The end of an attempt whose cause was not known goes on likewise under the cause that is.
+    The end of an attempt whose cause was not known goes on likewise under the cause that is; and the loss of a node as
+    the end of the attempt that it ended, which people hear of in the same thread.
     """
     continued = set()
     for name, finding in seen.items():
         if not finding.identity or alert_state.find(name) is not None:
             continue
         old = next(
-            (
-                alert
-                for alert in alert_state.alerts
-                if (_mentions(alert, finding) or _lacked_the_cause(alert, finding, seen)) and not is_over(alert, now)
-            ),
+            (alert for alert in alert_state.alerts if _is_continued(alert, finding, seen) and not is_over(alert, now)),
             None,
         )
         if old is not None:
-            alert_state = alert_state.with_alert(replace(old, fingerprint=name, identity=finding.identity))
+            renamed = replace(old, fingerprint=name, detector=finding.detector, identity=finding.identity)
+            alert_state = alert_state.with_alert(renamed)
             continued.add(old.fingerprint)
     gone = continued - seen.keys()
     return replace(alert_state, alerts=tuple(alert for alert in alert_state.alerts if alert.fingerprint not in gone))
@@ -118,6 +117,20 @@ def _mentions(alert: Alert, finding: Finding) -> bool:
         return False
     text = "\n".join((alert.title, alert.subject, *alert.evidence))
     return all(re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", text) for word in finding.identity)
+
+
+def _is_continued(alert: Alert, finding: Finding, seen: dict[str, Finding]) -> bool:
+    """Whether a finding of a new name is what people know of as this alert."""
+    return _mentions(alert, finding) or _lacked_the_cause(alert, finding, seen) or _ended_its_job(alert, finding, seen)
+
+
+def _ended_its_job(alert: Alert, finding: Finding, seen: dict[str, Finding]) -> bool:
+    """Whether an attempt has ended by the loss of the node that an alert is about, and which is no finding any more."""
+    if not alert.is_open or alert.detector not in LOSSES or alert.fingerprint in seen:
+        return False
+    if finding.detector != "unfinished-end" or alert.subject != finding.subject:
+        return False
+    return finding.fault == "node" or any(name in finding.title for name in alert.identity or ())
 
 
 def _lacked_the_cause(alert: Alert, finding: Finding, seen: dict[str, Finding]) -> bool:

@@ -25,7 +25,7 @@ _ACTS = {
 _SAME = {"resubmit": ("launch",), "release": ("release", "resume"), "cancel": ("scancel", "kill", "--repair")}
 # What the run does by itself about what is not critical, whether or not a watchdog may act.
 _BY_ITSELF = {
-    "node-lost": "The job goes on without the node: on a spare, or in the next task.",
+    "node-lost": "If the scheduler gives it up, the run goes on without it: on a spare, or in the next queued task.",
     "silent-corruption": "The training goes on, with that node until it is excluded.",
     "slow-node": "The training goes on, slower.",
     "slow": "The training goes on, slower.",

@@ -14,11 +14,11 @@ from tr11ops.detect.down import last_launch
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.unfinished_end import unfinished_attempts
 from tr11ops.observe import derived
-from tr11ops.observe.lost_host import batch_host
+from tr11ops.observe.lost_host import batch_host, has_lost_its_host
 from tr11ops.observe.snapshot import Attempt, Snapshot
 
 BOUND = "at once"
-SEVERITIES = "WARNING, CRITICAL with the batch script's node gone"
+SEVERITIES = "WARNING, CRITICAL with the batch script's node gone and no next task that runs"
 NAME = "node-lost"
 NEEDS = ("jobs", "nodes")
 
@@ -26,6 +26,7 @@ NEEDS = ("jobs", "nodes")
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """One finding for each node that is lost or silent; CRITICAL when the one that runs the batch script is lost.
 
+    Slurm takes a lost node out of the job: then the record of the attempt still tells which one ran the script.
     A WARNING where that one is still gone and the attempt has ended by it, until a later one trains.
     """
     nodes = {node.name: node for node in known(snapshot.nodes, ())}
@@ -33,14 +34,44 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         if job.state is JobState.COMPLETING:  # it gives back its nodes: the list holds those that are still to come
             continue
         host = batch_host(snapshot, job) or next(iter(job.nodes), "")
-        for name in sorted(job.nodes, key=lambda name: name != host):
+        for name in dict.fromkeys((host, *job.nodes)):
             node = nodes.get(name)
-            if node is not None and (node.is_gone or node.is_silent):
-                yield _finding(snapshot, job, node, is_host=name == host)
+            if node is None:
+                continue
+            has_left = name == host and has_lost_its_host(snapshot, job)
+            if node.is_gone or has_left:
+                yield _lost(snapshot, job, node, is_host=name == host)
+            elif node.is_silent:
+                yield _silent(snapshot, job, node, is_host=name == host)
     for attempt in unfinished_attempts(snapshot):
         node = nodes.get(next(iter(attempt.nodes), ""))
         if attempt.end is None and node is not None and node.is_gone:
             yield _of_ended_attempt(snapshot, attempt, node)
+
+
+def _lost(snapshot: Snapshot, job: Job, node: Node, is_host: bool) -> Finding:
+    title = f"job {job.job_id} has lost {node.name}" + (", which ran its batch script" if is_host else "")
+    if not is_host:
+        return _finding(Severity.WARNING, title, job, node, derived.command(snapshot, "logs"))
+    severity, follows = Severity.CRITICAL, ""
+    following = [other.job_id for other in snapshot.active_jobs if other.job_id != job.job_id]
+    if following:  # it has nodes already, and sees to this one before it trains
+        severity, follows = Severity.WARNING, f"job {following[-1]} ends it before it trains"
+    return _finding(severity, title, job, node, derived.command(snapshot, "launch --repair"), follows)
+
+
+def _silent(snapshot: Snapshot, job: Job, node: Node, is_host: bool) -> Finding:
+    title = f"{node.name} of job {job.job_id} does not answer the scheduler: what runs there may run on"
+    follows = ""
+    if is_host:
+        title = f"{node.name}, which runs the batch script of job {job.job_id}, does not answer the scheduler"
+        follows = "a job does not outlive its batch script's node: if it is lost, the next queued task goes on"
+    return _finding(Severity.WARNING, title, job, node, derived.command(snapshot, "logs"), follows)
+
+
+def _finding(severity: Severity, title: str, job: Job, node: Node, fix: str, follows: str = "") -> Finding:
+    evidence = (_state_of(node), follows) if follows else (_state_of(node),)
+    return Finding(NAME, severity, title, subject=job.job_id, identity=(node.name,), evidence=evidence, fix=fix)
 
 
 def _of_ended_attempt(snapshot: Snapshot, attempt: Attempt, node: Node) -> Finding:
@@ -60,15 +91,3 @@ def _of_ended_attempt(snapshot: Snapshot, attempt: Attempt, node: Node) -> Findi
 def _state_of(node: Node) -> str:
     reason = f" ({node.reason})" if node.reason else ""
     return f"{node.name}: {'+'.join(sorted(node.states))}{reason}"
-
-
-def _finding(snapshot: Snapshot, job: Job, node: Node, is_host: bool) -> Finding:
-    title = f"{node.name} of job {job.job_id} does not answer the scheduler: what runs there may run on"
-    severity, fix = Severity.WARNING, derived.command(snapshot, "logs")
-    if node.is_gone:
-        title = f"job {job.job_id} has lost {node.name}" + (", which ran its batch script" if is_host else "")
-        if is_host:
-            severity, fix = Severity.CRITICAL, derived.command(snapshot, "launch --repair")
-    return Finding(
-        NAME, severity, title, subject=job.job_id, identity=(node.name,), evidence=(_state_of(node),), fix=fix
-    )

@@ -30,6 +30,12 @@ def has_lost_its_host(snapshot: Snapshot, job: Job) -> bool:
     return is_gone or bool(job.nodes and host not in job.nodes)
 
 
+def silent_host(snapshot: Snapshot, job: Job) -> str:
+    """The job's batch host where it does not answer the scheduler, so that its script may be gone; "" where it does."""
+    host = batch_host(snapshot, job)
+    return host if any(node.is_silent for node in known(snapshot.nodes, ()) if node.name == host) else ""
+
+
 def seconds_to_wait(snapshot: Snapshot, job: Job) -> float:
     """How much longer the job's trainers must be silent before they count as gone; 0 when they do.
 

@@ -15,7 +15,7 @@ from tr11ops.cluster.pending_reasons import Cause, JobReason, Wait, reason_of_jo
 from tr11ops.detect.causes import by_cause, first_cause
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe import derived
-from tr11ops.observe.lost_host import batch_host, has_lost_its_host
+from tr11ops.observe.lost_host import batch_host, has_lost_its_host, silent_host
 from tr11ops.observe.placement import misplaced
 from tr11ops.observe.snapshot import KillSwitch, Snapshot
 from trainer.contract.end_marker import BAD_REASONS
@@ -137,7 +137,7 @@ def _of_active(snapshot: Snapshot, findings: tuple[Finding, ...], active: tuple[
         return _leaving(snapshot, job, marker.reason if marker is not None else "no end marker yet")
     if isinstance(snapshot.kill_switch, KillSwitch):
         return Verdict(VerdictWord.STOPPED, f"{_stop(snapshot, snapshot.kill_switch)}; {on} is saving and leaving")
-    return _no_liveness(snapshot, job, on) if liveness is None else _alive(snapshot, liveness, on)
+    return _no_liveness(snapshot, job, on) if liveness is None else _alive(snapshot, job, liveness, on)
 
 
 def _without_host(snapshot: Snapshot, job: Job, on: str) -> Verdict:
@@ -147,7 +147,7 @@ def _without_host(snapshot: Snapshot, job: Job, on: str) -> Verdict:
     return Verdict(VerdictWord.STALLED, f"{on} has lost its batch host {batch_host(snapshot, job)}: {seen}")
 
 
-def _alive(snapshot: Snapshot, liveness: derived.Liveness, on: str) -> Verdict:
+def _alive(snapshot: Snapshot, job: Job, liveness: derived.Liveness, on: str) -> Verdict:
     hidden = derived.hidden_life(snapshot)
     if hidden and not liveness.is_fresh(snapshot.time):
         return Verdict(
@@ -157,8 +157,14 @@ def _alive(snapshot: Snapshot, liveness: derived.Liveness, on: str) -> Verdict:
         return Verdict(VerdictWord.STARTING, f"{on}: {liveness.phase}, {_seen(snapshot, liveness)}")
     at = "" if liveness.iteration is None else f" at iteration {liveness.iteration}"
     if liveness.phase == derived.ENDED_PHASE:
-        word = VerdictWord.STALLED if liveness.silent_for(snapshot.time) > ENDED_SECONDS else VerdictWord.STARTING
-        return Verdict(word, f"{on}: its workers have ended{at} without a word, {_seen(snapshot, liveness)}")
+        ended = f"{on}: its workers have ended{at} without a word, {_seen(snapshot, liveness)}"
+        host = silent_host(snapshot, job)
+        if liveness.silent_for(snapshot.time) > ENDED_SECONDS:
+            return Verdict(VerdictWord.STALLED, ended)
+        if host:
+            lack = f"{host}, which runs its batch script, does not answer the scheduler"
+            return Verdict(VerdictWord.UNKNOWN, f"{ended}; {lack}, so that nothing may start them again")
+        return Verdict(VerdictWord.STARTING, ended)
     return Verdict(VerdictWord.HEALTHY, f"{on}: {liveness.phase}{at}, {_seen(snapshot, liveness)}")
 
 

@@ -59,6 +59,23 @@ def test_one_mail_with_the_cause_as_its_headline() -> None:
     assert watch.open == ["unfinished-end"] and watch.sees(HELD, FAULT) == ()
 
 
+def test_a_lost_node_and_the_end_of_its_job_are_one_thread() -> None:
+    """First the node does not answer, then the attempt has ended by it: one alert goes on, and ends once."""
+    watch = Watch()
+    title = "n01, which runs the batch script of job 20_3, does not answer the scheduler"
+    (first,) = watch.sees(finding("node-lost", WARNING, "20_3", title=title, identity=("n01",)))
+    end = finding("unfinished-end", WARNING, "20_3", title="attempt 20_3 failed: n01 was lost", identity=("unknown",))
+    told = watch.sees(end)
+    assert watch.open == ["unfinished-end"] and all(message.thread == first.message_id for message in told)
+    watch.sees()
+    (last,) = watch.sees()
+    assert last.kind == "cleared" and last.thread == first.message_id and watch.open == []
+    other = finding("unfinished-end", WARNING, "20_4", title="attempt 20_4 failed: n02 was lost", identity=("node",))
+    watch.sees(finding("node-lost", WARNING, "20_5", title="n07 of job 20_5 is silent", identity=("n07",)))
+    watch.sees(other)
+    assert "node-lost" in watch.open, "the end of another job is another incident"
+
+
 def test_a_cause_that_is_found_later_goes_on_with_the_alert_of_its_consequence() -> None:
     """People know of the incident: no all-clear, no second alert; one mail that says what brought it about."""
     watch = Watch()

@@ -13,7 +13,19 @@ import pytest
 from tests.tr11ops.detect.detector_table import TABLE as FAULTS
 from tests.tr11ops.detect.operation_table import TABLE as OPERATION
 from tests.tr11ops.status.care_cases import FAULT, REMARK, alert, asked_for, look
-from tests.tr11ops.status_cases import DAY, HOUR, NOW, cron_job, idle, pending, running, snapshot, steps, with_facts
+from tests.tr11ops.status_cases import (
+    DAY,
+    HOUR,
+    NOW,
+    beats,
+    cron_job,
+    idle,
+    pending,
+    running,
+    snapshot,
+    steps,
+    with_facts,
+)
 from tests.tr11ops.watchdog.verdict_table import TABLE
 from tr11ops.alerts.state import Alert, UndeliveredMessages
 from tr11ops.backup.claim import ArchiveLock
@@ -131,6 +143,13 @@ def test_no_one_sleeps_without_watchdog_people_and_a_queue(given: Snapshot, kind
     assert [need.kind for need in found.needs] == kinds
     assert found.may_sleep is (not kinds) and words in found.text
     assert ("You may sleep" in found.text) is (not kinds)
+
+
+def test_no_one_sleeps_on_workers_that_have_ended() -> None:
+    """Whether their agent starts them again is not known before it does."""
+    seen = snapshot(attempts=(), heartbeats=beats(phase="ended", age=20), steps=steps(age=25))
+    verdict = judge(seen, ())
+    assert (verdict.word, answer(seen, (), verdict).may_sleep) == (VerdictWord.STARTING, None)
 
 
 def test_what_cannot_be_seen_is_no_reason_to_sleep() -> None:

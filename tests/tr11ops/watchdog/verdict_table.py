@@ -79,13 +79,24 @@ TABLE: list[tuple[str, Snapshot, VerdictWord, str]] = [
         "the batch host has left the job, its trainers are just silent",
         snapshot(jobs=(running(nodes=NODES[1:]),), attempts=(Attempt("1007", NOW - HOUR, None, nodes=NODES),)),
         VerdictWord.STALLED,
-        "job 1000_7 on 47 nodes has lost its batch host n01: training, last sign of life 20 s ago",
+        "job 1000_7 has lost n01, which ran its batch script",
     ),
     (
         "the workers have ended, what follows is not seen yet",
         snapshot(attempts=(), heartbeats=beats(phase="ended", age=20), steps=steps(age=25)),
         VerdictWord.STARTING,
         "its workers have ended at iteration 31219 without a word",
+    ),
+    (
+        "the workers have ended, and no one hears of the batch host",
+        snapshot(
+            heartbeats=beats(phase="ended", age=20),
+            steps=steps(age=25),
+            attempts=(Attempt("1007", NOW - HOUR, None, nodes=NODES),),
+            nodes=(Node("n01", frozenset({"allocated", "not_responding"})),),
+        ),
+        VerdictWord.UNKNOWN,
+        "n01, which runs its batch script, does not answer the scheduler, so that nothing may start them again",
     ),
     (
         "the workers have ended, and nothing follows",
