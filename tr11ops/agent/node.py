@@ -36,6 +36,7 @@ from tr11ops.base.processes import (
     signal_children,
 )
 from tr11ops.cluster.rehearsal import is_rehearsal
+from tr11ops.diagnose.attribution.records import read_reports
 from tr11ops.health.base import EXIT_BAD_NODE, CheckOutcome, CheckResult, NodeRequirements, worst
 from tr11ops.health.local_disk import exported_folder
 from tr11ops.health.registry import chosen, run_checks
@@ -48,6 +49,7 @@ from trainer.contract.paths import STOP_REQUEST_FILE
 from trainer.contract.sharing import make_shared, open_shared
 
 QUIT_SECONDS = 60.0  # at the latest: a trainer that wrote its end marker must be gone within this time
+OTHERS_SECONDS = 10.0  # at the most, a node that is bad waits for what the others' health checks say
 CONTROLLER_GONE = 1
 _RANK_PREFIX = re.compile(rb"^\[default(\d+)\]:")
 _KILLED = re.compile(rb"failed \(exitcode: -(\d+)\) local_rank: (\d+) ")  # torchrun's own line, of its first failure
@@ -141,12 +143,24 @@ def run(task: NodeTask) -> int:
     results = check_node(task, settings)
     record.write(checks=[asdict(entry) for entry in results])
     if _report(results) is CheckOutcome.BAD:
+        _wait_for_others(task, course)
         record.write(end=time.time(), exit_status=EXIT_BAD_NODE)
         return EXIT_BAD_NODE
     if signal.SIGTERM in course.received:  # the step is being ended
         record.write(end=time.time(), exit_status=128 + signal.SIGTERM)
         return 128 + signal.SIGTERM
     return _run_workers(task, settings, record, course, parent)
+
+
+def _wait_for_others(task: NodeTask, course: Course) -> None:
+    """Stay until each node has told how its checks ended: Slurm ends the step when this agent leaves, and what fails
+    on one node alone is told from what fails everywhere by the answers of the others."""
+    until = time.monotonic() + OTHERS_SECONDS
+    while signal.SIGTERM not in course.received and time.monotonic() < until:
+        told = [one for one in read_reports(task.attempt, task.launch) if one.bad_checks or one.passed_checks]
+        if len(told) >= task.node_count:
+            return
+        time.sleep(0.2)
 
 
 def check_node(task: NodeTask, settings: NodeSettings) -> tuple[CheckResult, ...]:

@@ -25,6 +25,7 @@ from tr11ops.agent.step import LineTee, WorkerLaunch, srun_command
 from tr11ops.diagnose.attribution.attributors import attribute
 from tr11ops.diagnose.attribution.evidence import Evidence
 from tr11ops.diagnose.attribution.records import read_failures, read_reports
+from tr11ops.health.base import EXIT_BAD_NODE
 from tr11ops.rundir.attempts import of_marker
 from trainer.config.card import CardError
 from trainer.contract.end_marker import EndMarker
@@ -258,6 +259,19 @@ def test_a_torchrun_that_fails_itself_is_recorded_with_who_holds_the_port(tmp_pa
     process = psutil.Process()
     assert report.port_holder == f"process {process.pid} ({process.name()}) of {process.username()}"
     assert holder_of(port) == ""  # it is gone
+
+
+def test_a_bad_node_stays_until_the_others_have_told_how_their_checks_ended(tmp_path: Path) -> None:
+    bad = "node.check_node = lambda *_: (node.CheckResult('fans', node.CheckOutcome.BAD, 'slow'),)"
+    child = node_agent(tmp_path, "raise SystemExit(0)", f"{bad}; node.OTHERS_SECONDS = 600.0")
+    own = tmp_path / "nodes" / "x02.json"
+    (tmp_path / "nodes").mkdir()
+    until(lambda: own.exists() and json.loads(own.read_text())["checks"], "its own word")
+    assert child.poll() is None and json.loads(own.read_text())["end"] is None
+    other = {"node": "x01", "launch": 1, "checks": [{"name": "fans", "result": "bad", "why": "slow"}]}
+    (tmp_path / "nodes" / "x01.json").write_text(json.dumps(other))
+    assert child.wait(timeout=300) == EXIT_BAD_NODE
+    assert {report.node for report in read_reports(tmp_path, 1) if report.bad_checks} == {"x01", "x02"}
 
 
 def test_a_killed_torchrun_is_recorded(tmp_path):

@@ -110,8 +110,10 @@ def test_a_check_that_fails_everywhere_blames_no_node() -> None:
     found = attribute(evidence(*both, fans="health check fans failed on a,b"))
     assert (found.kind, found.blamed, found.suspects) == (Kind.HEALTH_CHECK, (), ())
     assert found.summary == "health check fans failed on a,b: it is not the nodes"
-    assert attribute(evidence(*both)).blamed == ("a", "b")
-    worse = (both[0], NodeReport("b", 75, ("fans: 1", "gpu-count: 7 of 8")))
+    unheard = attribute(evidence(*both))
+    assert (unheard.blamed, unheard.suspects) == ((), ("a", "b"))
+    heard = NodeReport("a", 75, ("fans: 3",), passed_checks=("gpu-count",))
+    worse = (heard, NodeReport("b", 75, ("fans: 1", "gpu-count: 7 of 8")))
     found = attribute(evidence(*worse, fans="..."))
     assert (found.kind, found.blamed, found.evidence) == (
         Kind.NODE,

@@ -82,7 +82,10 @@ def by_lost_host(evidence: Evidence) -> Attribution | None:
 
 
 def by_health(evidence: Evidence) -> Attribution | None:
-    """Nodes that their own health checks condemned; or checks that fail everywhere, and condemn no one."""
+    """Nodes that their own health checks condemned, where another node passes the same check; else suspects.
+
+    Checks that fail everywhere condemn no one.
+    """
     bad: dict[str, list[str]] = {}
     failing: dict[str, str] = {}
     for report in (one for one in evidence.reports if one.node in evidence.nodes):
@@ -97,9 +100,22 @@ def by_health(evidence: Evidence) -> Attribution | None:
         return _weighed("health", Kind.HEALTH_CHECK, summary, evidence=said, fault=f"checks: {', '.join(failing)}")
     if not bad:
         return None
-    blamed = _ordered(bad, evidence)
-    lines = tuple(f"{node}: health check {check}" for node in blamed for check in bad[node])
-    return _weighed("health", Kind.NODE, lines[0], blamed, evidence=lines, fault=_of_nodes(blamed))
+    lines = tuple(f"{node}: health check {check}" for node in _ordered(bad, evidence) for check in bad[node])
+    blamed = tuple(node for node in _ordered(bad, evidence) if _is_bad_alone(node, evidence))
+    if blamed:
+        return _weighed("health", Kind.NODE, lines[0], blamed, evidence=lines, fault=_of_nodes(blamed))
+    # Its own word alone: the launch was over before another node had told how the same check ends there.
+    suspects = _ordered(bad, evidence)
+    return _weighed("health", Kind.NODE, lines[0], suspects=suspects, evidence=lines, fault=_of_nodes(suspects))
+
+
+def _is_bad_alone(node: str, evidence: Evidence) -> bool:
+    """Whether a check that this node fails was passed by another node of the launch; a launch of one node has none."""
+    if len(evidence.nodes) <= 1:
+        return True
+    failed = {name for one in evidence.reports if one.node == node for name in one.names_of_bad_checks}
+    passed = {name for one in evidence.reports if one.node != node for name in one.passed_checks}
+    return bool(failed & passed - set(evidence.failing_checks))
 
 
 def by_refusal(evidence: Evidence) -> Attribution | None:

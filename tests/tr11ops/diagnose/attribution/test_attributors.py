@@ -128,9 +128,21 @@ def test_a_black_hole_leaves_only_sruns_line():
 
 
 def test_a_condemned_node_is_named_by_its_own_check():
-    reports = (NodeReport(ONE), NodeReport(TWO, 4, ("gpu-count: 7 of 8",)))
+    reports = (NodeReport(ONE, passed_checks=("gpu-count",)), NodeReport(TWO, 4, ("gpu-count: 7 of 8",)))
     found = attribute(evidence(WORKER_KILLED, reports=reports))
     assert (found.blamed, found.evidence) == ((TWO,), ("jean-zay-iam02: health check gpu-count: 7 of 8",))
+
+
+@pytest.mark.parametrize(
+    "others", [(), (NodeReport(ONE),), (NodeReport(ONE, passed_checks=("memory",)), NodeReport(THREE))]
+)
+def test_a_check_that_no_other_node_has_answered_makes_a_suspect(others: tuple[NodeReport, ...]) -> None:
+    """It may fail everywhere: the launch was over before the others could say."""
+    found = attribute(evidence(WORKER_KILLED, reports=(*others, NodeReport(TWO, 4, ("script:fans.sh: slow",)))))
+    assert (found.kind, found.blamed, found.suspects) == (Kind.NODE, (), (TWO,))
+    assert found.evidence == ("jean-zay-iam02: health check script:fans.sh: slow",)
+    alone = attribute(evidence(nodes=(TWO,), reports=(NodeReport(TWO, 4, ("gpu-count: 7 of 8",)),)))
+    assert alone.blamed == (TWO,), "a launch of one node has no others"
 
 
 def test_a_cuda_error_blames_its_node_and_not_the_peers():
