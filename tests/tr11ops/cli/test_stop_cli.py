@@ -19,6 +19,7 @@ from tests.tr11ops.cli.trainings import END, running, trainer_script
 from tests.tr11ops.cli.typed_commands import held, tr11, write_beats
 from tests.tr11ops.launch.preflight_bench import MODEL
 from tests.tr11ops.launch.run_inputs import write_checkpoint
+from tr11ops.base.newer import replace_json
 from tr11ops.cluster.base import Job, JobState, SchedulerError
 from tr11ops.cluster.local import LocalScheduler
 from tr11ops.queue.stop import Acknowledgements, acknowledgements
@@ -101,12 +102,12 @@ def test_what_is_released_on_a_full_disk_comes_off_the_record(
     keep_reserve(run_directory(bench))
     reserve = run_directory(bench).paths.state / RESERVE_FILE
 
-    def write(path: Path, value: Any) -> None:
+    def write(path: Path, value: Any, schema: int) -> None:
         if reserve.exists():
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
-        write_json(path, value)
+        replace_json(path, value, schema)
 
-    monkeypatch.setattr("tr11ops.rundir.hold_store.write_json", write)
+    monkeypatch.setattr("tr11ops.rundir.hold_store.replace_json", write)
     done = tr11(bench, "resume", "--yes", "--json")
     assert (done.code, done.json["released"], held(bench)) == (0, ["2"], [])
     assert held_by_tr11(run_directory(bench)) == frozenset()
