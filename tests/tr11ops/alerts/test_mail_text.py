@@ -184,7 +184,7 @@ def test_a_fault_costs_from_the_last_iteration_on() -> None:
 
 def test_only_what_works_is_offered_as_acknowledgement() -> None:
     text = message_of(HANG)
-    assert re.search(r"^  tr11 alerts ack [0-9a-f]{12} --run tr11.toml$", text, re.MULTILINE)
+    assert re.search(r"^  tr11 alerts ack --run tr11.toml [0-9a-f]{12}$", text, re.MULTILINE)
     assert "Replies to this mail are not read" in text and "/runs/small/state/alerts/replies/" in text
     read = message_of(HANG, policy=Policy(**{**vars(POLICY), "reads_replies": True}))
     assert "  reply to this mail with the one word: ack" in read and "not read" not in read
@@ -306,6 +306,13 @@ def test_each_command_of_a_mail_means_the_run_in_any_folder() -> None:
     for other in (slow, full):
         told = over.body[over.body.index(f"Still open, WARNING: {other.title}") :]
         assert re.match(rf"Still.*\nType:\n  cd /home/ana\n  {other.fix}\n", told), told
+
+
+def test_the_run_is_named_at_one_place_in_every_command() -> None:
+    text = message_of(HANG).partition("What follows is the runbook")[0]
+    commands = [line.strip() for line in text.splitlines() if line.startswith("  tr11 ")]
+    assert len(commands) >= 2
+    assert all(re.match(r"tr11 (alerts )?[a-z]+ --run tr11.toml ", command) for command in commands), commands
 
 
 def test_a_cost_of_seconds_is_no_cost() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from tr11ops.alerts.policy import Policy
 from tr11ops.base.glyphs import plain
+from tr11ops.base.invocation import command_for
 from tr11ops.base.redact import redact
 from tr11ops.base.units import timestamp
 
@@ -52,8 +53,7 @@ def from_anywhere(text: str, policy: Policy) -> str:
 
 def command(words: str, policy: Policy) -> str:
     """A `tr11 alerts` command for this run."""
-    card = f" --run {shlex.quote(policy.typed)}" if policy.typed else ""
-    return f"tr11 alerts {words}{card}"
+    return command_for(policy.typed, f"alerts {words}")
 
 
 def wrapped(text: str, indent: str = "", further: str | None = None) -> list[str]:
