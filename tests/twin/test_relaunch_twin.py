@@ -414,4 +414,7 @@ def test_a_job_without_its_batch_host_is_never_called_healthy(
     assert execute(["status", "--json", "--scheduler", "slurm"]) == 1
     document = json.loads(capsys.readouterr().out)
     assert (document["verdict"], document["may_sleep"]) == ("stalled", False)
-    assert f"has lost its batch host {NODES[0]}" in document["why"] or "without its batch script" in document["why"]
+    assert (
+        f"has lost {NODES[0]}, which ran its batch script" in document["why"]
+        or "without its batch script" in document["why"]
+    )
