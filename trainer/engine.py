@@ -68,6 +68,9 @@ class StepResult:
     parts: Mapping[str, float] = field(default_factory=dict)
 
 
+CURRENT_DEVICE = r"barrier\(\): using the device under current context"
+
+
 def init_distributed(device: torch.device, timeout: timedelta = START_TIMEOUT) -> None:
     """Join the default process group (gloo on the CPU, nccl on CUDA), as RANK, WORLD_SIZE, MASTER_* and LOCAL_RANK say.
 
@@ -82,6 +85,9 @@ def init_distributed(device: torch.device, timeout: timedelta = START_TIMEOUT) -
     warnings.filterwarnings("ignore", message=".*(all_gather_into|reduce_scatter)_tensor.*", category=FutureWarning)
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        # DeepSpeed binds the group to the device where there are several ranks; with one alone torch's barrier says
+        # that it takes the current device, which is the one set here.
+        warnings.filterwarnings("ignore", message=CURRENT_DEVICE, category=UserWarning)
     backend = "nccl" if device.type == "cuda" else "gloo"
     deepspeed.init_distributed(dist_backend=backend, verbose=False, timeout=timeout)
 

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from trainer.config.card import CardError, TrainerConfig
+from trainer.config.first_loss import first_loss
 from trainer.contract.attempt import AttemptIdentity, read_card_hash, tell
 from trainer.contract.checkpoints import CheckpointError, take_run
 from trainer.contract.compute_record import ComputeRecord, RankPosition
@@ -150,6 +151,9 @@ class Trainer:
         self._say(f"setting training iterations to {self.total}")
         kernel = kernel_for(config.model, self.mesh, DocumentRules.of(config.data), config.precision.dtype)
         self._say(f"attention kernel: {kernel}")
+        expected = first_loss(config)
+        if expected is not None:
+            self._say(f"first loss from random weights: {expected}")
         self.engine = Engine.build(config, self.mesh)
         self._compiles = makes_code(self.engine.compiler, kernel, self.device)
         self._closers.append(self.engine.close)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import gc
+import inspect
+import re
 import subprocess
 import sys
 
+from torch.distributed import distributed_c10d
+
 from trainer.control.loading import without_collections
+from trainer.engine import CURRENT_DEVICE
 
 
 def test_no_compiler_is_loaded_unless_the_card_asks() -> None:
@@ -28,3 +33,8 @@ def test_collections_go_on_after_loading() -> None:
         assert gc.isenabled() and gc.get_freeze_count() > frozen
     finally:
         gc.unfreeze()
+
+
+def test_the_warning_that_is_left_out_is_torchs_own() -> None:
+    """Its barrier tells a worker that is alone on its GPU, in each log, that it takes the device that was set."""
+    assert re.search(CURRENT_DEVICE, inspect.getsource(distributed_c10d.barrier))

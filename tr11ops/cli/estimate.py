@@ -142,12 +142,18 @@ def _step_rows(found: Estimate) -> list[Row]:
         ("iterations", f"{found.iterations:,}", f"{found.ramp_iterations:,} of them in the ramp"),
         ("samples", f"{found.trained_samples:,}", f"of {found.train_samples:,} asked for"),
         ("tokens", f"{found.tokens:,}", ""),
+        *_first_loss(found),
         ("global batch", f"{first.global_batch_size:,} to {full.global_batch_size:,}", f"{len(found.levels)} levels"),
         ("accumulation steps", f"{first.gradient_accumulation_steps:,} to {full.gradient_accumulation_steps:,}", ""),
         ("pipeline bubble", f"{first.bubble_share:.1%} to {full.bubble_share:.1%}", "of a step"),
         ("model FLOPs a step", f"{found.model_flops_per_iteration:.4e}", f"{found.total_model_flops:.4e} in all"),
         ("hardware FLOPs a step", f"{found.hardware_flops_per_iteration:.4e}", "recomputation counted"),
     ]
+
+
+def _first_loss(found: Estimate) -> Iterable[Row]:
+    if found.first_loss is not None:
+        yield "first loss, about", f"{found.first_loss.expected:.1f}", str(found.first_loss)
 
 
 def _rates(found: Estimate) -> Table:

@@ -45,6 +45,7 @@ from tr11ops.rundir.datasets import DatasetFacts
 from tr11ops.rundir.exclusions import due_for_recheck
 from tr11ops.rundir.paths import RunDirectory
 from trainer.config.compiler_choice import INSTALL_IT
+from trainer.config.first_loss import first_loss
 
 INDEX_RATE = 4e6  # documents and samples a second for which one core builds index maps
 
@@ -96,6 +97,7 @@ def _checks(
         completed = with_gpus_of(card, _partition_nodes(card, facts))
         yield from attention_checks(completed)
         yield from memory_checks(completed)
+        yield from _first_loss(card)
         yield from _compiler_checks(facts)
         yield from _data_checks(card, facts)
         yield from _map_checks(card, facts)
@@ -250,6 +252,13 @@ def _node_checks(
     yield from _capacity_checks(card, open_to_us, facts.scheduler)
     if facts.scheduler == "local":
         yield from _unused_gpus(card, open_to_us)
+
+
+def _first_loss(card: RunCard) -> Iterator[PreflightCheck]:
+    """Where the loss begins far above an even guess: it looks as if something were broken."""
+    expected = first_loss(card)
+    if expected is not None:
+        yield ok("first loss", str(expected))
 
 
 def _unused_gpus(card: RunCard, nodes: list[Node]) -> Iterator[PreflightCheck]:

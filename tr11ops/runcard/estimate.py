@@ -15,6 +15,7 @@ from tr11ops.runcard.exit_duration import exit_plan
 from tr11ops.runcard.gpu_memory import least_recomputed, memory_checks, memory_of
 from tr11ops.runcard.rules import card_warnings
 from tr11ops.runcard.speed import NARROWEST, Speed, assumed_speed, measured_speed, path_seconds, seconds_at
+from trainer.config.first_loss import FirstLoss, first_loss
 from trainer.config.kernel_choice import KernelChoice
 from trainer.config.recompute_choice import recomputed_blocks
 from trainer.schedule import flops
@@ -125,6 +126,7 @@ class Estimate:
     duration: Duration | None
     time_unknown: str  # why `duration` is None; "" where it is not
     warnings: tuple[str, ...]
+    first_loss: FirstLoss | None = None  # where it begins far above an even guess
 
     def to_json(self) -> dict[str, Any]:
         """A plain object; `schema` rises when a key changes its meaning or goes."""
@@ -209,6 +211,7 @@ def estimate(
         duration=_duration(card, path, speed, asked_attempts),
         time_unknown="" if speed is not None else _why_no_speed(card),
         warnings=_warnings(card),
+        first_loss=first_loss(card),
     )
 
 

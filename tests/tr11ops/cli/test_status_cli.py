@@ -21,7 +21,8 @@ from tests.tr11ops.status_cases import record, save_checkpoint
 from tests.waiting import until
 from tr11ops.cli.terminal import drawing_console
 from tr11ops.cluster.base import JobState
-from tr11ops.cluster.local import LocalScheduler
+from tr11ops.cluster.local import LocalScheduler, LocalSettings
+from tr11ops.cluster.local_records import simulated_nodes
 from trainer.contract.heartbeat import Heartbeat, write_heartbeat
 
 
@@ -32,7 +33,7 @@ def place(tmp_path: Path) -> Place:
 
 @pytest.fixture
 def scheduler(place: Place) -> Iterator[LocalScheduler]:
-    found = LocalScheduler(place.folder / "scheduler")
+    found = LocalScheduler(place.folder / "scheduler", LocalSettings(nodes=simulated_nodes(8)))
     yield found
     for job in found.jobs():
         if not job.state.is_final:
