@@ -21,6 +21,7 @@ from tr11ops.cli.backup_data import list_data, restore_data
 from tr11ops.cli.backup_errors import archive_errors, recorded
 from tr11ops.cli.backup_owner import list_candidates
 from tr11ops.cli.backup_run import KindOption, ReasonOption, asked_of, open_backup, require_archives
+from tr11ops.cli.checkpoint_values import NOT_LOOKED_AT, ValuesFound, look_at_values
 from tr11ops.cli.common import Refusal, directory_of, say
 from tr11ops.cli.context import JSON, RunContext
 from tr11ops.logs.lines import plain
@@ -71,10 +72,15 @@ def restore(
     latest: Annotated[
         bool, typer.Option("--latest", help="Have DIR/latest name it: a restart from DIR then takes it.")
     ] = False,
+    values: Annotated[
+        bool, typer.Option("--values", help="Then look at every number: is one NaN or infinite? Exit code 1 if so.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be restored.")] = False,
     why: ReasonOption = "",
 ) -> None:
     """Bring a checkpoint back: every digest is compared, only what is whole gets its name. Repeat it when cut off.
+
+    A digest says that the bytes are those that were saved, not that the numbers are good: `--values` looks at them.
 
     Nothing that is there is replaced: a checkpoint of that step in DIR stays as it is.
 
@@ -100,33 +106,61 @@ def restore(
     into = _given(into)
     card = context.card
     asked = asked_of([step], kind)
-    if file is not None and latest:
-        raise Refusal("--file and --latest: a single file is no checkpoint; leave one out", exit_code=2)
+    if file is not None and (latest or values):
+        other = "--latest" if latest else "--values"
+        raise Refusal(f"--file and {other}: a single file is no checkpoint; leave one out", exit_code=2)
     name = source or _best(card, step, kind, identity)
     require_archives(card, [name], [step], "--from")
     with archive_errors(), open_backup(card, context.as_json) as backup, closing(backup.opened(name)) as archive:
         found = _candidate(backup, archive, step, asked.kind, identity)
         receipt = found.receipt
-        if not found.is_ours and (latest or _is_ours(backup, into)):
-            raise Refusal(f"{found}: it is not this run's, so it is not restored into its checkpoints or with --latest")
-        if latest and receipt.kind != "full":
-            raise Refusal("--latest: this copy holds the weights alone, and no training goes on from those")
-        if file is None and receipt.kind != "full" and into.resolve() == card.paths.checkpoints.resolve():
-            raise Refusal(
-                f"--output {into}: this copy holds the weights alone, from which this run does not resume; restore "
-                "it into another folder"
-            )
+        _require_use(backup, found, into, file, latest)
         if latest:
             _require_movable(backup, into, step)
         _warn(card, archive, receipt)
         made = into / (f"global_step{step}" if file is None else Path(file).name)
+        numbers = None
         if not dry_run:
-            made = _restored(backup, archive, found, into, file, latest, why)
-    values = {"schema": SCHEMA, "dry_run": dry_run, "path": str(made), "step": step, "kind": receipt.kind}
+            made = _restored(backup, archive, found, into, file, why)
+            numbers = look_at_values([made]).get(made) if values else None
+            if latest and (numbers is None or numbers.is_sound):
+                _move_latest(backup, into, step, made)
+    shown = {
+        "schema": SCHEMA, "dry_run": dry_run, "path": str(made), "step": step, "kind": receipt.kind,
+        "values": None if numbers is None else numbers.to_json(),
+    }  # fmt: skip
     would = "would become" if dry_run else "is now"
     what = f"({receipt.kind}, {size(receipt.bytes)})" if file is None else f"({receipt.kind}): {file}"
     line = f"{archive.address}/{receipt.location} {what} {would} {made}"
-    context.emit({**values, "from": receipt.location, "bytes": receipt.bytes}, [line])
+    context.emit({**shown, "from": receipt.location, "bytes": receipt.bytes}, [line])
+    if numbers is not None:
+        _say_numbers(step, numbers, latest)
+    elif not dry_run and file is None:
+        say(NOT_LOOKED_AT)
+
+
+def _say_numbers(step: int, numbers: ValuesFound, latest: bool) -> None:
+    """Raises typer.Exit where they are not sound."""
+    say(f"step {step}: {'' if numbers.is_sound else 'BAD '}{numbers}")
+    if numbers.is_sound:
+        return
+    if latest:
+        say("latest is left as it is")
+    raise typer.Exit(1)
+
+
+def _require_use(backup: BackupContext, found: Candidate, into: Path, file: str | None, latest: bool) -> None:
+    """Raise Refusal for a copy that does not belong there, or that no training goes on from."""
+    receipt = found.receipt
+    if not found.is_ours and (latest or _is_ours(backup, into)):
+        raise Refusal(f"{found}: it is not this run's, so it is not restored into its checkpoints or with --latest")
+    if latest and receipt.kind != "full":
+        raise Refusal("--latest: this copy holds the weights alone, and no training goes on from those")
+    if file is None and receipt.kind != "full" and into.resolve() == backup.card.paths.checkpoints.resolve():
+        raise Refusal(
+            f"--output {into}: this copy holds the weights alone, from which this run does not resume; restore "
+            "it into another folder"
+        )
 
 
 def _given(into: Path | None) -> Path:
@@ -152,7 +186,7 @@ def _keep_id(backup: BackupContext, found: Candidate, into: Path) -> None:
 
 
 def _restored(
-    backup: BackupContext, archive: Archive, found: Candidate, into: Path, file: str | None, latest: bool, why: str
+    backup: BackupContext, archive: Archive, found: Candidate, into: Path, file: str | None, why: str
 ) -> Path:
     """Do it, and put it in the journal of a run that is here."""
     receipt = found.receipt
@@ -171,8 +205,6 @@ def _restored(
         raise
     if file is None:
         _note_restored(backup, receipt, made)
-    if latest:
-        _move_latest(backup, into, receipt.step, made)
     if backup.directory.exists:
         said = {"archive": archive.name, "step": receipt.step, "location": receipt.location, "into": str(made)}
         backup.journal.write("restored", why, said)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,8 +13,9 @@ import typer
 from tr11ops.base.units import counted, size
 from tr11ops.checkpoints.verify import verify as read_checkpoint
 from tr11ops.cli import completion
+from tr11ops.cli.checkpoint_values import NOT_LOOKED_AT, ValuesFound, look_at_values
 from tr11ops.cli.checkpoints_keep import find_checkpoint, open_catalogue
-from tr11ops.cli.common import Refusal, directory_of
+from tr11ops.cli.common import Refusal, directory_of, say
 from tr11ops.cli.context import JSON, RunContext, emit
 from tr11ops.cli.progress import ByteProgress
 from tr11ops.rundir.checkpoint_damage import put_on_record
@@ -46,15 +48,20 @@ def verify(
     parallel: Annotated[
         int, typer.Option("--workers", "--parallel", min=1, max=256, metavar="N", help="Files at once.")
     ] = 8,
+    values: Annotated[
+        bool, typer.Option("--values", help="Then look at every number: is one NaN or infinite?")
+    ] = False,
 ) -> None:
     """Read every byte, compare with the manifest's digests, and put the result on record for everyone.
 
-    Ctrl-C loses nothing that is finished: `--stale 1` then goes on with the rest. Exit code 1: a file differs; 3: one
-    could not be read, or it changed meanwhile.
+    Ctrl-C loses nothing that is finished: `--stale 1` then goes on with the rest. Whole bytes may be NaN: `--values`
+    reads all once more and looks. Exit code 1: a file differs, or a number is not finite; 3: one could not be read,
+    or it changed meanwhile.
 
     Examples:
       tr11 checkpoints verify latest
       tr11 checkpoints verify --stale 7 --workers 16
+      tr11 checkpoints verify latest --values
     """
     if bool(steps) + everything + (stale is not None) != 1:
         raise Refusal("verify what? Give steps, or --all, or --stale DAYS", exit_code=2)
@@ -65,14 +72,34 @@ def verify(
         readings = read_them(directory_of(card), chosen, parallel, context.as_json)
     except KeyboardInterrupt:
         raise Refusal("interrupted; what was read whole is on record, and `verify --stale 1` goes on") from None
+    numbers = _values(chosen, readings) if values else {}
+    for step, found in numbers.items():
+        say(f"step {step}: {'' if found.is_sound else 'BAD '}{found}")
     if context.as_json:
-        shown = [{**asdict(reading), "bad": list(reading.bad)} for reading in readings]
+        shown = [
+            {
+                **asdict(reading),
+                "bad": list(reading.bad),
+                "values": numbers[reading.step].to_json() if reading.step in numbers else None,
+            }
+            for reading in readings
+        ]
         emit({"schema": SCHEMA, "checkpoints": shown}, indent=None)
     elif chosen:
         print(_summary(readings))
+        if not values and any(reading.result == "fine" for reading in readings):
+            say(NOT_LOOKED_AT)
     else:
         print("nothing to read" + ("" if stale is None else f": all were read in the last {stale:g} days"))
-    raise typer.Exit(_verdict(readings, named=bool(steps)))
+    is_sound = all(found.is_sound for found in numbers.values())
+    raise typer.Exit(_verdict(readings, named=bool(steps)) if is_sound else 1)
+
+
+def _values(chosen: Sequence[CatalogueEntry], readings: Sequence[VerifyResult]) -> dict[int, ValuesFound]:
+    """What the numbers are of those whose bytes could be read, by step; damaged files are named already."""
+    readable = {reading.step for reading in readings if reading.result in {"fine", "nothing to compare"}}
+    places = {Path(entry.path): entry.step for entry in chosen if entry.step in readable}
+    return {places[place]: found for place, found in look_at_values(list(places)).items()}
 
 
 def _chosen(catalogue: Catalogue, steps: Sequence[str] | None, stale: float | None) -> list[CatalogueEntry]:

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from types import FrameType
+from typing import Any
 
 import typer
 
 from tr11ops.base.processes import die_with_parent
 from tr11ops.cli.context import RUN_NAMES
 from trainer.contract.attempt import HELD_BACK
+
+# It ends with its parent: an orphan would go on for hours beside its successor. Ctrl-C shows no traceback.
+CHECKPOINT_CHILD = """
+import runpy, signal, sys
+from tr11ops.base.processes import die_with_parent
+die_with_parent(signal.SIGTERM)
+try:
+    runpy.run_module("trainer.checkpoint", run_name="__main__", alter_sys=True)
+except KeyboardInterrupt:
+    sys.exit(1)
+"""
 
 
 def child_words(ctx: typer.Context, **instead: object) -> list[str]:
@@ -78,3 +92,18 @@ def run_trainer_module(module: str, arguments: list[str]) -> int:
         for number, handler in before.items():
             signal.signal(number, handler)
     return code if code >= 0 else 1
+
+
+def ask_checkpoint_module(words: Sequence[str]) -> dict[str, Any] | None:
+    """What `python -m trainer.checkpoint WORDS`, with --json among them, answers; its bar and refusals go to stderr.
+
+    None where it gives no JSON object: it was killed, or its words are wrong.
+    """
+    command = [sys.executable, "-c", CHECKPOINT_CHILD, *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:  # a Ctrl-C reaches it too
+        said, _ = child.communicate()
+    try:
+        value = json.loads(said)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None

@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import tempfile
 from typing import TYPE_CHECKING, Any
 
 from tr11ops.cli.common import Refusal, say
 from tr11ops.cli.progress import ByteProgress
+from tr11ops.cli.trainer_child import ask_checkpoint_module
 from tr11ops.hub.upload import ROOM
 from tr11ops.runcard.card import resolved
 
 if TYPE_CHECKING:
     from tr11ops.cli.upload_job import UploadJob
     from trainer.contract.manifest import FileEntry
-
-# It ends with its parent: an orphan would go on for hours beside its successor. Ctrl-C shows no traceback.
-EXPORT_CHILD = """
-import runpy, signal, sys
-from tr11ops.base.processes import die_with_parent
-die_with_parent(signal.SIGTERM)
-try:
-    runpy.run_module("trainer.checkpoint", run_name="__main__", alter_sys=True)
-except KeyboardInterrupt:
-    sys.exit(1)
-"""
 
 
 def export(job: UploadJob, as_json: bool) -> tuple[FileEntry, ...]:
@@ -50,15 +38,12 @@ def _run_export(job: UploadJob) -> dict[str, Any]:
         stream.write(json.dumps(resolved(job.card)))
         stream.flush()
         command = [
-            *(sys.executable, "-c", EXPORT_CHILD, "export", "--json", "--force", "--dtype", job.dtype),
+            *("export", "--json", "--force", "--dtype", job.dtype),
             *("--output", str(job.work.model), "--card", stream.name),
             *([] if job.tokenizer is None else ["--tokenizer", str(job.tokenizer.expanduser().absolute())]),
             *("--", str(job.place)),
         ]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:  # a Ctrl-C reaches it too
-            said, _ = child.communicate()
-    if child.returncode != 0:
+        value = ask_checkpoint_module(command)
+    if value is None or "error" in value:
         raise Refusal("the export failed (see above); nothing was published")
-    value = json.loads(said)
-    assert isinstance(value, dict)
     return value

@@ -33,6 +33,7 @@ COMMANDS = {
     "export": "trainer.checkpoint.commands.export",
     "import": "trainer.checkpoint.commands.import_",
     "reshape": "trainer.checkpoint.commands.reshape",
+    "values": "trainer.checkpoint.commands.values",
 }
 # What a file system says when it cannot answer, as against a file that is not there or a disk that is full.
 _SILENCE = {errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ENODEV}

@@ -1,0 +1,91 @@
+"""Whole bytes may hold NaN: `verify` and `restore` look at the numbers where asked, and say so where they did not."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from tests.tr11ops.cli.local_bench import LocalBench
+from tests.trainer.checkpoint.memory_source import Sizes, extras_of, info_of, memory_source
+from trainer.checkpoint import rewrite
+from trainer.checkpoint.deepspeed.write import write_deepspeed_layout
+
+TOPOLOGY = {"tensor": 1, "pipeline": 1, "data": 1}
+NAN = ("weights", "final_norm.bias")
+INFINITE = ("optimizer", "blocks.1.mlp.up.weight/exp_avg_sq")
+
+
+@pytest.fixture
+def checkpoints(bench: LocalBench) -> Path:
+    return bench.folder / "run" / "checkpoints" / "main"
+
+
+@pytest.fixture
+def save(checkpoints: Path, monkeypatch: pytest.MonkeyPatch):
+    """Makes a checkpoint with these tensors spoilt, as no command of ours makes one any more."""
+
+    def make(step: int, *spoilt: tuple[str, str], layout: str = "tr11") -> Path:
+        source = memory_source(Sizes())
+        for number, (part, key) in enumerate(spoilt):
+            source.parts[part][key].view(-1)[-1] = (math.nan, -math.inf)[number % 2]
+        for module in (rewrite, __import__("trainer.checkpoint.deepspeed.write", fromlist=["write"])):
+            monkeypatch.setattr(module, "read_finite", lambda source, *place: source.read(*place))
+        write = rewrite.write_checkpoint if layout == "tr11" else write_deepspeed_layout
+        return write(checkpoints, source, step, extras_of(source), info_of(source, TOPOLOGY))
+
+    return make
+
+
+def test_verify_looks_at_every_number_where_asked(bench: LocalBench, save) -> None:
+    save(100)
+    save(200, NAN, INFINITE)
+    run = ("--run", str(bench.card))
+    bytes_alone = bench.tr11("checkpoints", "verify", "--all", *run)
+    assert bytes_alone.code == 0 and bytes_alone.out == "2 read: 2 fine\n"
+    assert "numbers were not looked at: --values" in bytes_alone.err
+    asked = bench.tr11("checkpoints", "verify", "--all", "--values", *run)
+    assert asked.code == 1 and "not looked at" not in asked.err
+    assert "step 100: numbers finite" in asked.err
+    named = f"step 200: BAD NaN or infinity in {NAN[1]} ({NAN[0]}), {INFINITE[1]} ({INFINITE[0]}): no training goes on"
+    assert named in asked.err
+    told = bench.tr11("checkpoints", "verify", "--all", "--values", *run, "--json").json
+    sound, bad = (one["values"] for one in told["checkpoints"])
+    assert sound["not_finite"] == [] and sound["tensors"] > 10
+    assert bad["not_finite"] == [{"part": part, "tensor": key} for part, key in (NAN, INFINITE)]
+    plain = bench.tr11("checkpoints", "verify", "100", *run, "--json").json
+    assert plain["checkpoints"][0]["values"] is None
+
+
+def test_the_original_s_layout_too(bench: LocalBench, save) -> None:
+    save(100, NAN, layout="deepspeed")
+    answer = bench.tr11("checkpoints", "verify", "100", "--values", "--run", str(bench.card))
+    assert answer.code == 1 and NAN[1] in answer.err
+
+
+def test_what_cannot_be_read_is_not_called_finite(bench: LocalBench, save) -> None:
+    place = save(100)
+    manifest = place / "manifest.json"
+    manifest.unlink()
+    (place / "weights" / ".metadata").unlink()
+    answer = bench.tr11("checkpoints", "verify", "100", "--values", "--run", str(bench.card))
+    assert answer.code != 0 and "finite, " not in answer.err
+
+
+def test_restore_looks_where_asked_and_latest_stays(bench: LocalBench, save, tmp_path: Path) -> None:
+    save(100)
+    save(200, NAN)
+    store, into = tmp_path / "store", tmp_path / "again"
+    store.mkdir()
+    run = ("--run", str(bench.card), "--set", f"backup.store={store}", "--set", "backup.store_interval=100")
+    assert bench.tr11("backup", "run", *run).code == 0
+    first = bench.tr11("backup", "restore", "100", "--output", str(into), "--latest", "--values", *run)
+    assert first.code == 0 and "step 100: numbers finite" in first.err
+    assert (into / "latest").read_text() == "global_step100"
+    without = bench.tr11("backup", "restore", "200", "--output", str(into), *run)
+    assert without.code == 0 and "numbers were not looked at: --values" in without.err
+    other = tmp_path / "other"
+    bad = bench.tr11("backup", "restore", "200", "--output", str(other), "--latest", "--values", *run, "--json")
+    assert bad.code == 1 and bad.json["values"]["not_finite"] == [{"part": NAN[0], "tensor": NAN[1]}]
+    assert "BAD NaN or infinity" in bad.err and not (other / "latest").exists() and (other / "global_step200").is_dir()
