@@ -23,6 +23,7 @@ from torch import nn
 from trainer.config.card import CardError, Problem, TrainerConfig
 from trainer.config.deepspeed_settings import deepspeed_settings
 from trainer.config.float8_choice import OTHER_GPUS, float8_obstacle
+from trainer.contract.metrics_record import LayerMeasure
 from trainer.data.prefetch import BatchesAhead
 from trainer.metrics.compute_clock import ComputeClock
 from trainer.model.between_stages import MessageShape
@@ -35,7 +36,8 @@ from trainer.model.stage import Stage
 from trainer.optim.build import build_optimizer
 from trainer.optim.groups import parameter_groups
 from trainer.optim.interface import TrainingOptimizer, shares_of
-from trainer.optim.watch import UpdateWatch
+from trainer.optim.layer_norms import LayerNorms
+from trainer.optim.watch import UpdateWatch, counted_runs
 from trainer.parallel.groups import START_TIMEOUT
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.micro_batch import Batch
@@ -57,7 +59,8 @@ class StepResult:
 
     `grad_norm`: of all gradients before clipping; infinite when the step was skipped because a gradient was not finite.
     `loss_scale`: that of this step, None unless the dtype is fp16. `update_seconds`: this rank's time in the optimizer.
-    `parts`: the losses of which it is the sum, by the family's names; none where it is one.
+    `parts`: the losses of which it is the sum, by the family's names; none where it is one. `layers`: norms of each
+    layer, where they were asked for and an update was made.
     """
 
     loss: float
@@ -66,6 +69,7 @@ class StepResult:
     loss_scale: float | None = None
     update_seconds: float = 0.0
     parts: Mapping[str, float] = field(default_factory=dict)
+    layers: LayerMeasure | None = None
 
 
 CURRENT_DEVICE = r"barrier\(\): using the device under current context"
@@ -107,6 +111,7 @@ class Engine:
         ahead: BatchesAhead,
         early_loss: EarlyLoss,
         compiler: Compiler | None = None,
+        layer_norms: LayerNorms | None = None,
     ):
         self.config = config
         self.mesh = mesh
@@ -121,6 +126,7 @@ class Engine:
         self._ahead = ahead
         self._early_loss = early_loss
         self.compiler = compiler
+        self._layer_norms = layer_norms
         self._shape: tuple[int, int] | None = None  # of one micro batch: samples, tokens
         self._parts: PartialLosses | None = pipeline.module.partial_losses
         self._modules = [module for _, module in stage]
@@ -128,7 +134,11 @@ class Engine:
         if optimizer is not None:
             optimizer.materialise(self._shares.values())
         if watch is not None and optimizer is not None:
-            watch.locate(optimizer, self._parameters, None if mesh.is_first_stage else self._tied_name)
+            tied_copy = None if mesh.is_first_stage else self._tied_name
+            runs = counted_runs(optimizer, self._parameters, mesh, tied_copy)
+            watch.locate(runs)
+            if layer_norms is not None:
+                layer_norms.locate(runs, [name for name, _ in self._parameters])
 
     @classmethod
     def build(cls, config: TrainerConfig, mesh: Mesh, for_training: bool = True) -> Engine:
@@ -146,7 +156,7 @@ class Engine:
         family = family_of(config.model)
         head, compiler = family.head(mesh), compiler_for(config, mesh.device)
         layers = family.layers(config, mesh, head, compiler)
-        optimizer, watch = None, None
+        optimizer, watch, layer_norms = None, None, None
         with quiet(), mesh.groups.shared_with(TorchBackend):
             module = stage_module(config, mesh, layers)
             stage = module.owned(layers)
@@ -159,6 +169,8 @@ class Engine:
                 rate, embeddings = config.schedule.learning_rate, {family.tied_name}
                 optimizer = build_optimizer(groups, config.optimizer, rate, embeddings, mesh)
                 watch = UpdateWatch(optimizer, mesh, config.logging.zeros_in_gradient)
+                if config.logging.layer_norms_interval is not None:
+                    layer_norms = LayerNorms(optimizer, mesh, stage)
             local_elements = sum(parameter.numel() for parameter in module.parameters())
             interleaves = config.parallel.virtual_stages > 1
             with mock.patch.object(deepspeed, "PipelineEngine", InterleavedEngine if interleaves else PipelineEngine):
@@ -188,7 +200,7 @@ class Engine:
                 }
                 optimizer.register_step_pre_hook(lambda *_: compute.begin("optimizer"))
                 optimizer.register_step_post_hook(lambda *_: compute.end("optimizer"))
-        return cls(config, mesh, pipeline, stage, optimizer, watch, compute, ahead, early_loss, compiler)
+        return cls(config, mesh, pipeline, stage, optimizer, watch, compute, ahead, early_loss, compiler, layer_norms)
 
     @property
     def needs_data(self) -> bool:
@@ -207,7 +219,8 @@ class Engine:
 
         `step` numbers the step for the dropout masks; by default this engine's own count. Pass the iteration, so that
         a resumed run draws what the uninterrupted one would. `batches` is not read where `needs_data` is False.
-        `sequence_length` cuts every sample to its beginning (curriculum); all ranks must say the same.
+        `sequence_length` cuts every sample to its beginning (curriculum); all ranks must say the same. Layers are
+        measured at multiples of `logging.layer_norms_interval`, the first step being 1.
         """
         engine = self._pipeline
         length = sequence_length or self.config.model.sequence_length
@@ -219,7 +232,9 @@ class Engine:
         if engine.train_batch_size() != global_batch_size:
             engine.set_train_batch_size(global_batch_size)
         prepared = self._kept(self._prepared(batches, length))
-        seed_step(self.config.run.seed, self.steps if step is None else step, self.mesh)
+        number = self.steps if step is None else step
+        seed_step(self.config.run.seed, number, self.mesh)
+        measured = self._begin_layers(number + 1)
         skipped_before, scale = engine.skipped_steps, self.loss_scale
         watch = self._trained[1]
         watch.begin()
@@ -231,7 +246,16 @@ class Engine:
         skipped = engine.skipped_steps > skipped_before
         losses, norm, skipped = self._of_first_rank(self._early_loss.values(), norm, skipped)
         parts = {} if self._parts is None else dict(zip(self._parts.names.losses, losses[1:], strict=True))
-        return StepResult(losses[0], norm, skipped, scale, watch.seconds, parts)
+        layers = measured.take(norm) if measured is not None else None
+        return StepResult(losses[0], norm, skipped, scale, watch.seconds, parts, layers)
+
+    def _begin_layers(self, iteration: int) -> LayerNorms | None:
+        """What measures the layers in this step, if anything does."""
+        every = self.config.logging.layer_norms_interval
+        if self._layer_norms is None or every is None or iteration % every:
+            return None
+        self._layer_norms.begin()
+        return self._layer_norms
 
     def before_update(self, call: Callable[[], None]) -> None:
         """Have `call` called in each step before weights, masters and moments change."""

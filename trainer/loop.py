@@ -265,6 +265,8 @@ class Trainer:
             self._hear_of_saves()
             iteration = self.progress.iteration
             self.corruption.after_step(iteration, self.engine)
+            if result.layers is not None:
+                self.metrics.layers(iteration, self.progress.consumed_samples, result.layers)
             if iteration % config.logging.interval == 0:
                 self._log(interval, result)
                 interval = Interval()

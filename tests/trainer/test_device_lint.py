@@ -35,6 +35,7 @@ ALLOWED: dict[tuple[str, str, str], str] = {
     ("loop.py", "Trainer._earliest_start", ".item()"): "in host memory, at the start",
     ("loop.py", "Trainer._largest", ".tolist()"): "the stop switches, in host memory",
     ("model/random.py", "tensor_region", ".item()"): "a seed drawn on the processor",
+    ("optim/layer_norms.py", "LayerNorms.take", ".tolist()"): "norms of the layers, at the steps that the card names",
     ("optim/adam8bit.py", "Adam8bit.step", ".item()"): "the count of steps, in host memory",
     ("optim/lamb.py", "Lamb.step", ".item()"): "the count of steps, in host memory",
     ("optim/lamb.py", "Lamb.tensor_sums", ".tolist()"): "a few numbers a tensor, at a save",

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tr11ops.curves.ranges import WHOLE, CurveRange
+from tr11ops.report.layers import LayersPoint, few_of, layers_point
 from trainer.contract.metrics_record import STEP, VALIDATION, MetricsRecord, records
 
 MOST_POINTS = 2000
@@ -44,6 +45,9 @@ class ValidationPoint:
     samples: int = 0
 
 
+Point = StepPoint | ValidationPoint | LayersPoint
+
+
 @dataclass
 class JobThroughput:
     """When the steps of one job were logged, the TFLOPs of a GPU in each, and its global batch: 24 bytes a step."""
@@ -61,6 +65,7 @@ class TrainingSeries:
     total: int
     validations: tuple[ValidationPoint, ...] = ()
     throughput: dict[str, JobThroughput] = field(default_factory=dict)
+    layers: tuple[LayersPoint, ...] = ()
 
 
 def read_series(path: Path, within: CurveRange = WHOLE) -> TrainingSeries:
@@ -73,10 +78,11 @@ def read_series(path: Path, within: CurveRange = WHOLE) -> TrainingSeries:
     return series_of(points_of(records(path)), within)
 
 
-def series_of(found: Iterable[StepPoint | ValidationPoint], within: CurveRange = WHOLE) -> TrainingSeries:
+def series_of(found: Iterable[Point], within: CurveRange = WHOLE) -> TrainingSeries:
     """The whole series, in one pass."""
     validations: dict[str, list[ValidationPoint]] = {}
     throughput: dict[str, JobThroughput] = {}
+    layers: list[LayersPoint] = []
 
     def steps() -> Iterator[StepPoint]:
         for record in found:
@@ -84,6 +90,10 @@ def series_of(found: Iterable[StepPoint | ValidationPoint], within: CurveRange =
             if isinstance(record, ValidationPoint):
                 if inside:
                     validations.setdefault(record.group, []).append(record)
+                continue
+            if isinstance(record, LayersPoint):
+                if inside:
+                    layers.append(record)
                 continue
             if math.isfinite(record.tflops):
                 job = throughput.setdefault(record.job_id, JobThroughput())
@@ -95,11 +105,11 @@ def series_of(found: Iterable[StepPoint | ValidationPoint], within: CurveRange =
 
     points, total = thinned(steps(), MOST_POINTS)
     kept = [point for group in validations.values() for point in group[:: -(-len(group) // MOST_VALIDATIONS)]]
-    return TrainingSeries(points, total, tuple(kept), throughput)
+    return TrainingSeries(points, total, tuple(kept), throughput, few_of(layers))
 
 
-def points_of(found: Iterable[MetricsRecord]) -> Iterator[StepPoint | ValidationPoint]:
-    """The steps and validations among records that say when they were written."""
+def points_of(found: Iterable[MetricsRecord]) -> Iterator[Point]:
+    """Steps, validations and measures of layers among records that say when they were written."""
     tokens = samples = 0
     for record in found:
         iteration, number = record.iteration, record.number
@@ -122,6 +132,8 @@ def points_of(found: Iterable[MetricsRecord]) -> Iterator[StepPoint | Validation
         elif record.kind == VALIDATION:
             group = str(record.values.get("name", ""))
             yield ValidationPoint(group, record.time, iteration, tokens, number("lm_loss"), samples)
+        elif (measured := layers_point(record, tokens, samples)) is not None:
+            yield measured
 
 
 def thinned(points: Iterable[StepPoint], most: int) -> tuple[tuple[StepPoint, ...], int]:

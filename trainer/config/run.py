@@ -85,6 +85,13 @@ class LoggingSection(Section):
     tensorboard_queue: int = Field(default=5, gt=0, le=MOST_ITERATIONS, description="events kept before a flush")
     params_norm: bool = Field(default=False, description="log the norm of all weights")
     zeros_in_gradient: bool = Field(default=False, description="log how many gradient elements are zero")
+    layer_norms_interval: int | None = Field(
+        default=None,
+        gt=0,
+        le=MOST_ITERATIONS,
+        description="every so many iterations the norms of each layer's gradients, update and weights, and what each "
+        "block hands on; default: never",
+    )
     tensorboard_interval: int = Field(
         default=1, gt=0, le=MOST_ITERATIONS, description="iterations per TensorBoard record"
     )

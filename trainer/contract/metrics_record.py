@@ -19,16 +19,33 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainer.contract.logline import LOSS_SUFFIX, StepRecord
+from trainer.contract.record import Record
 from trainer.contract.state_file import open_for_reading
 
 STEP, VALIDATION = "step", "validation"
 SAVE_FAILED = "save-failed"  # no checkpoint came about: `step`, `why`, and `node` where one alone is at fault
+LAYERS = "layers"  # norms of each layer at a step: `layers` are names, and each of LAYER_NUMBERS a list beside it
+LAYER_NUMBERS = ("gradient", "update", "weight", "output")
 LONGEST_LINE = 1 << 20  # bytes; a record has some 600
 LARGEST = 1e18  # of a count: beyond all that a training counts
 LARGEST_NUMBER = 1e300  # a larger whole number fits no float
 _COUNTS = ("total_iterations", "consumed_samples", "consumed_tokens", "global_batch_size")
 _NUMBERS = ("seconds_per_iteration", "learning_rate", "lm_loss", "samples_per_second", "tflops")
 _MAY_BE_ABSENT = ("grad_norm", "loss_scale", "params_norm")
+
+
+class LayerMeasure(Record):
+    """Of a step, one number for each of `layers` (`embedding`, `blocks.0`, ..., `final_norm`).
+
+    Euclidean norms of the gradients before clipping, of the change of the fp32 masters, and of these after it.
+    `output`: root mean square of what a block hands on; NaN for what is no block.
+    """
+
+    layers: tuple[str, ...]
+    gradient: tuple[float, ...]
+    update: tuple[float, ...]
+    weight: tuple[float, ...]
+    output: tuple[float, ...]
 
 
 class MetricsRecord(NamedTuple):

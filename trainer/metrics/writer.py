@@ -18,6 +18,7 @@ from trainer.config.card import LoggingSection
 from trainer.contract.attempt import tell
 from trainer.contract.files import append_line
 from trainer.contract.logline import LOSS_SUFFIX, StepRecord, format_step, format_validation, perplexity_of
+from trainer.contract.metrics_record import LAYER_NUMBERS, LAYERS, LayerMeasure
 from trainer.contract.paths import RunPaths
 from trainer.contract.sharing import make_shared
 
@@ -173,6 +174,20 @@ class MetricsWriter:
                 events.add_scalar(f"{full} vs samples", value, samples)
                 events.add_scalar(f"{full} vs tokens", value, tokens)
                 events.add_scalar(f"{full} vs gigaflos (without embeddings)", value, gigaflops)
+
+    def layers(self, iteration: int, samples: int, measure: LayerMeasure) -> None:
+        """Report the norms of each layer at one step."""
+        if not self.is_writer:
+            return
+        lists = {name: getattr(measure, name) for name in LAYER_NUMBERS}
+        clean = {name: [_jsonable(value) for value in values] for name, values in lists.items()}
+        self._append({"kind": LAYERS, "iteration": iteration, "layers": list(measure.layers), **clean})
+        with self._tensorboard() as events:
+            for name, values in lists.items() if events is not None else ():
+                for layer, value in zip(measure.layers, values, strict=True):
+                    if events is not None and math.isfinite(value):
+                        events.add_scalar(f"layers-{name}/{layer}", value, iteration)
+                        events.add_scalar(f"layers-{name}/{layer} vs samples", value, samples)
 
     def event(self, kind: str, values: Mapping[str, Any]) -> None:
         """Append a record of another kind (a spike, a roll-back, a skipped range) to `metrics.jsonl`."""

@@ -3,55 +3,72 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.shard import sharding_of
 
 
 @dataclass(frozen=True)
-class _Run:
-    """Elements [start, start + numel) of a flat partition: one parameter's share."""
+class CountedRun:
+    """Elements [start, start + numel) of a flat partition: the share of one parameter, by its logical name."""
 
+    name: str
     start: int
     numel: int
 
 
-class UpdateWatch:
-    """Looks at every update of the optimizer that ZeRO-1 drives. Install it once, `begin` before each step.
+RunsOf = Mapping[int, Sequence[CountedRun]]
+"""By the `id` of a partition, as an update may be shown the partitions one by one."""
 
-    Every logical element is counted once: a tied copy is left out, and of what all tensor ranks hold alike only the
-    first rank's share counts. Padding of the partitions is not counted.
+
+def counted_runs(
+    optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, nn.Parameter]], mesh: Mesh, tied_copy: str | None
+) -> RunsOf:
+    """Where each parameter lies in this rank's partitions, after ZeRO has cut them, so that all ranks together count
+    every logical element once: a tied copy is left out, and of what all tensor ranks hold alike only the first rank's
+    share counts. Padding of the partitions is not counted.
     """
+    runs: dict[int, list[CountedRun]] = {}
+    for name, parameter in named:
+        mapping: Any = getattr(parameter, "_hp_mapping", None)
+        replicated = sharding_of(parameter).dim is None
+        if mapping is None or name == tied_copy or (replicated and mesh.tensor_rank != 0):
+            continue
+        where = mapping.hp_fragment_address
+        partition = optimizer.param_groups[mapping.param_group_index]["params"][0]
+        runs.setdefault(id(partition), []).append(CountedRun(name, where.start, where.numel))
+    return runs
+
+
+def partitions_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    """Those that an update is about."""
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+class UpdateWatch:
+    """Looks at every update of the optimizer that ZeRO-1 drives. Install it once, `begin` before each step."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, mesh: Mesh, count_zeros: bool):
         self._mesh = mesh
         self._count_zeros = count_zeros
-        self._runs: dict[int, list[_Run]] = {}
+        self._runs: RunsOf = {}
         self._zeros = torch.zeros((), dtype=torch.int64, device=mesh.device)
         self._began = 0.0
         self._seconds = 0.0
         optimizer.register_step_pre_hook(self._before)
         optimizer.register_step_post_hook(self._after)
 
-    def locate(
-        self, optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, nn.Parameter]], tied_copy: str | None
-    ) -> None:
-        """Note where each parameter lies in the flat partitions; after ZeRO has cut them."""
-        for name, parameter in named:
-            mapping: Any = getattr(parameter, "_hp_mapping", None)
-            replicated = sharding_of(parameter).dim is None
-            if mapping is None or name == tied_copy or (replicated and self._mesh.tensor_rank != 0):
-                continue
-            where = mapping.hp_fragment_address
-            partition = optimizer.param_groups[mapping.param_group_index]["params"][0]
-            self._runs.setdefault(id(partition), []).append(_Run(where.start, where.numel))
+    def locate(self, runs: RunsOf) -> None:
+        """Note what counts of the partitions."""
+        self._runs = runs
 
     def begin(self) -> None:
         """Forget the last step's time."""
@@ -77,10 +94,12 @@ class UpdateWatch:
 
     def _before(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if self._count_zeros:
-            for group in optimizer.param_groups:
-                for partition in group["params"]:
-                    for run in self._runs.get(id(partition), []) if partition.grad is not None else []:
-                        self._zeros += (partition.grad.narrow(0, run.start, run.numel) == 0).sum()
+            for partition in partitions_of(optimizer):
+                gradient = partition.grad
+                if gradient is None:
+                    continue
+                for run in self._runs.get(id(partition), ()):
+                    self._zeros += (gradient.narrow(0, run.start, run.numel) == 0).sum()
         self._began = time.perf_counter()
 
     def _after(self, *_: Any) -> None:

@@ -23,6 +23,7 @@ from tr11ops.curves.ranges import CurvePlace, CurveRange
 from tr11ops.observe.snapshot import RunFacts
 from tr11ops.report.build import page_of
 from tr11ops.report.html import render
+from tr11ops.report.layers import MOST_LAYER_POINTS, LayerSpread
 from tr11ops.report.material import ReportMaterial, gather
 from tr11ops.report.sections.nodes import NodeThroughput, throughput_by_node
 from tr11ops.report.sections.training import with_gaps
@@ -251,7 +252,44 @@ def test_a_validation_stands_at_the_tokens_of_its_step() -> None:
     assert series.validations == (ValidationPoint("en", START + 100, 7, 7 * 16384, 2.5, 56),)
 
 
+def layers_record(iteration: int, updates: list[float | None]) -> bytes:
+    value = {
+        "kind": "layers", "iteration": iteration, "time": START + iteration, "layers": ["embedding", "blocks.0", "blocks.1"],
+        "gradient": [0.1, 0.3, 0.2], "update": updates, "weight": [10.0, 20.0, 40.0], "output": [None, 1.5, 2.5],
+    }  # fmt: skip
+    return json.dumps(value).encode()
+
+
+def test_layers_are_read_with_the_one_that_has_most() -> None:
+    """Updates relative to weights; what was not finite, or is no number at all, counts as not measured."""
+    lines = [record(7, "1", START).encode(), layers_record(7, [0.1, 0.1, 0.1]), layers_record(8, [None, 0.6, None])]
+    odd = b'{"kind": "layers", "iteration": 9, "time": 1700000200.0, "layers": ["a", "b"], "update": "none", "weight": [true]}'
+    found = map(parse_record, [*lines, odd, b'{"kind": "layers", "iteration": 10, "time": 1.0, "layers": 3}'])
+    first, second, third = series_of(points_of(each for each in found if each is not None)).layers
+    assert (first.iteration, first.tokens, first.samples) == (7, 7 * 16384, 56)
+    assert first.update == LayerSpread(0.01, "embedding", 0.005)
+    assert first.gradient == LayerSpread(0.3, "blocks.0", 0.2) and first.output == LayerSpread(2.5, "blocks.1", 2.0)
+    assert second.update == LayerSpread(0.03, "blocks.0", 0.03)
+    assert third.update.layer == "" and math.isnan(third.update.largest)
+
+
+def test_a_spike_of_an_update_is_drawn() -> None:
+    """Of more measures than are drawn each stretch's largest update stays."""
+    points = (parse_record(layers_record(step, [0.1, 5.0 if step == 4321 else 0.1, 0.1])) for step in range(6000))
+    kept = series_of(points_of(each for each in points if each is not None)).layers
+    assert len(kept) == MOST_LAYER_POINTS
+    assert [each.iteration for each in kept if each.update.largest == 0.25] == [4321]
+
+
 # ----------------------------------------------------------------------------- the charts
+def test_layers_have_a_chart_where_they_were_measured(directory: RunDirectory) -> None:
+    assert "layers-chart" not in page_text(directory, with_charts=True)
+    with directory.paths.metrics.open("ab") as stream:
+        stream.write(b"\n" + layers_record(5, [0.1, 0.6, 0.1]) + b"\n" + layers_record(6, [0.1, 0.1, 0.1]) + b"\n")
+    page = page_text(directory, with_charts=True)
+    assert "layers-chart" in page and re.search(r"0\.030* in blocks\.0", page)
+
+
 def test_each_stretch_without_data_breaks_the_line(directory: RunDirectory) -> None:
     page = page_text(directory, with_charts=True)
     loss = re.search(r'<path class="line blue" d="([^"]*)"', page)

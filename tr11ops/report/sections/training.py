@@ -12,6 +12,7 @@ from tr11ops.base.units import MINUTE, quantity, timestamp
 from tr11ops.detect.finding import Severity
 from tr11ops.report.charts.lines import Curve, IncidentMarker, Panel, Readout, line_chart, number
 from tr11ops.report.charts.scale import Scale, time_ticks
+from tr11ops.report.layers import LayersPoint
 from tr11ops.report.material import ReportMaterial
 from tr11ops.report.page import ReportSection
 from tr11ops.report.series import StepPoint, TrainingSeries, ValidationPoint
@@ -23,6 +24,11 @@ PANELS = (  # title, field of a point, colour, logarithmic, from zero
     ("global batch, samples", "batch", "orange", False, True),
     ("TFLOPs per GPU", "tflops", "blue", False, False),
     ("gradient norm", "grad_norm", "grey", True, False),
+)
+LAYER_PANELS = (  # title, field of a point
+    ("gradient norm of a layer", "gradient"),
+    ("a layer's update over its weights", "update"),
+    ("what a block hands on, root mean square", "output"),
 )
 NAMES = ("", "iteration", "tokens", "loss", "learning rate", "batch", "TFLOPs", "gradient norm")
 
@@ -43,7 +49,11 @@ def course(material: ReportMaterial, zone: tzinfo, with_charts: bool) -> ReportS
     charts: tuple[str, ...] = ()
     if with_charts:
         from_zero = material.within.is_whole
-        charts = (_over_time(series, markers, zone), *_over_tokens(series, zone, from_zero))
+        charts = (
+            _over_time(series, markers, zone),
+            *_over_tokens(series, zone, from_zero),
+            *_layers_over_time(series, markers, zone),
+        )
     return ReportSection("course", title, tuple(lines), charts)
 
 
@@ -88,6 +98,35 @@ def _over_tokens(series: TrainingSeries, zone: tzinfo, from_zero: bool) -> Itera
     ]
     ticks = [(value, quantity(value)) for value in scale.ticks(6)]
     yield line_chart("tokens-chart", [panel], scale, ticks, Readout(("", *NAMES), rows))
+
+
+def _layers_over_time(series: TrainingSeries, markers: Sequence[IncidentMarker], zone: tzinfo) -> Iterator[str]:
+    """Of what was measured of the layers: the largest, whose layer the pointer reads, and the middle one."""
+    points = series.layers
+    if not points:
+        return
+    scale = Scale.over(point.time for point in points)
+    panels = [
+        Panel(
+            title,
+            tuple(
+                Curve(name, colour, [(point.time, getattr(getattr(point, field), name)) for point in points])
+                for name, colour in (("largest", "orange"), ("middle", "grey"))
+            ),
+            is_log=True,
+        )
+        for title, field in LAYER_PANELS
+    ]
+    rows = [(point.time, _layer_texts(point, zone)) for point in points]
+    ticks = time_ticks(scale.low, scale.high, zone)
+    names = ("", "iteration", *(title for title, _ in LAYER_PANELS))
+    yield line_chart("layers-chart", panels, scale, ticks, Readout(names, rows), markers)
+
+
+def _layer_texts(point: LayersPoint, zone: tzinfo) -> tuple[str, ...]:
+    spreads = [getattr(point, field) for _, field in LAYER_PANELS]
+    texts = (f"{number(each.largest)} in {each.layer}" if each.layer else "-" for each in spreads)
+    return timestamp(point.time, zone, MINUTE), f"{point.iteration:,}", *texts
 
 
 def _curve(title: str, colour: str, name: str, points: Sequence[StepPoint | None]) -> Curve:
