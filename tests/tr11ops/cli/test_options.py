@@ -111,7 +111,7 @@ def test_values_are_completed(recorded: Path) -> None:
         assert values("status", "--scheduler", "") == ["slurm", "local", "auto"]
         assert values("launch", "--scheduler", "k") == ["kubernetes"]
         assert values("goodput", "--by", "d") == ["day"]
-        assert values("init", "--preset", "") == ["toy", "1b", "7b", "176b"]
+        assert values("init", "--preset", "") == ["toy", "1b", "7b", "llama-1b", "llama-8b", "176b"]
         assert values("runbook", "NAME", "hu") == ["hung"]
         assert "node-dead" in values("twin fault", "[KIND]", "node-")
         assert {"5", "18", "latest"} <= set(values("checkpoints pin", "STEP", ""))
