@@ -91,7 +91,7 @@ def kernels(device: torch.device) -> Iterator[Row]:
         heads = [torch.randn(2, 4, length, 64, generator=generator).to(device, dtype).requires_grad_() for _ in "qkv"]
         grain = torch.randn(2, 4, length, 64, generator=generator).to(device, dtype)
         try:
-            mixed = kernel(heads[0], heads[1], heads[2], None, 0.0)
+            mixed = kernel(heads[0], heads[1], heads[2], kernel.mask(heads[0], length, None), 0.0)
             found = [mixed, *torch.autograd.grad(mixed, heads, grain)]
         except Exception as error:
             yield Row(f"attention kernel {name}", f"{type(error).__name__}: {str(error).splitlines()[0]}", False)

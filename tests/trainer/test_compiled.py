@@ -13,11 +13,16 @@ from typing import Any
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch.nn.attention import SDPBackend
+from torch.nn.attention.flex_attention import create_block_mask
 from torch.utils.checkpoint import checkpoint
 
 from tests.trainer.cases import CPU, batches, tiny
 from tests.trainer.spawn import run_ranks
+from tests.trainer.t5_cases import tiny_t5
 from trainer.config.card import CardError, TrainerConfig
 from trainer.config.compiler_choice import compiler_obstacle
 from trainer.engine import Engine
@@ -25,13 +30,15 @@ from trainer.model import compiled, matmul
 from trainer.model.block import TransformerBlock
 from trainer.model.compiled import Compiler, compiler_for
 from trainer.model.documents import DocumentRules, Stream, document_numbers, hidden_of, joined
+from trainer.model.families import family_of
 from trainer.model.family import initialise_stage
-from trainer.model.kernels import build_kernel
-from trainer.model.positions import Rotary
+from trainer.model.kernels import CausalKernel, FlexKernel, Kernel, build_kernel
+from trainer.model.positions import Rotary, alibi_slopes
+from trainer.model.t5_parts import DecoderBlock, EncoderBlock
 from trainer.parallel.mesh import Mesh
 
 ALONE = Mesh.single(CPU)
-PARTS_ALONE, PARTS_CUT = 2, 4
+PARTS_ALONE, PARTS_CUT = 1, 5
 LENGTHS = (16, 8, 12)
 # Kernels of inductor keep what torch's own round in between: in fp32 some units of 2^-24 of values near 1.
 INDUCTOR_FP32 = 2e-6
@@ -69,7 +76,11 @@ def results(
     found = []
     for length in lengths:
         torch.manual_seed(length)
-        hidden = torch.randn(2, length, 32).to(next(stage[0].parameters()).dtype).requires_grad_()
+        hidden = (
+            torch.randn(2, length, stage[0].input_norm.weight.numel())
+            .to(next(stage[0].parameters()).dtype)
+            .requires_grad_()
+        )
         documents = None if rules is None else document_numbers(torch.randint(0, 4, (2, length)), rules.end_id)
         stream: Stream = joined(hidden, documents)
         for block in stage:
@@ -108,6 +119,111 @@ def test_one_graph_for_all_blocks_and_one_for_other_lengths(
     assert len(plain) == len(found) == 2 * len(LENGTHS) + 2 * 12 + 1
     assert all(torch.equal(one, other) for one, other in zip(plain, found, strict=True))
     assert compiler.graphs == 3 * PARTS_ALONE  # the first length, all others, evaluation
+
+
+# ----------------------------------------------------------------------------- attention inside the graph, as on a GPU
+class Graphs:
+    """Takes the place of inductor: names of the operations of each graph, forward and backward, which run as they are."""
+
+    def __init__(self) -> None:
+        self.forward: list[list[str]] = []
+        self.backward: list[list[str]] = []
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        def noting(found: list[list[str]]) -> Any:
+            def compile_(part: torch.fx.GraphModule, _: Any) -> Any:
+                found.append([str(node.target) for node in part.graph.nodes if node.op == "call_function"])
+                return make_boxed_func(part)
+
+            return compile_
+
+        return aot_autograd(fw_compiler=noting(self.forward), bw_compiler=noting(self.backward))(graph, inputs)
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> Graphs:
+    """On a CPU flex attention runs as plain arithmetic, which has gradients too, but torch does not offer them."""
+    noted = Graphs()
+    monkeypatch.setattr(compiled, "BACKEND", noted)
+    monkeypatch.setattr("torch._dynamo.lookup_backend", lambda backend: backend)
+    monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)
+    return noted
+
+
+LLAMA = {"norm": "rmsnorm", "activation": "swiglu", "qk_norm": True, "linear_biases": False}
+
+
+@pytest.mark.parametrize(
+    ("options", "has_documents"),
+    [
+        ({}, False),
+        ({"hidden_dropout": 0.2}, False),
+        ({"position_embedding": "rotary", "key_value_heads": 1, **LLAMA}, True),
+    ],
+    ids=["alibi", "dropout", "llama-documents"],
+)
+def test_a_block_with_flex_attention_is_one_graph(options: dict[str, Any], has_documents: bool, graphs: Graphs) -> None:
+    """No break: what lies before and behind attention can be fused with all of a block. It computes what blocks with
+    their mask in memory do."""
+    config, compiler = tiny(layers=2, hidden_size=32, attention_heads=2, **options), Compiler()
+    rules = DocumentRules(0, True, True) if has_documents else None
+    plain = results(blocks(config, None, rules, "nothing"), rules, False, (16, 8), False)
+    found = results(
+        with_kernel(blocks(config, compiler, rules, "nothing"), flex(config, rules)), rules, False, (16, 8), False
+    )
+    for one, other in zip(plain, found, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-5, atol=INDUCTOR_FP32 * float(one.abs().max()))
+    assert compiler.graphs == len(graphs.forward) == len(graphs.backward) == 2, "the first length, and any other"
+    for forward, backward in zip(graphs.forward, graphs.backward, strict=True):
+        assert forward.count("flex_attention") == 1 and backward.count("flex_attention_backward") == 1
+
+
+def flex(config: TrainerConfig, rules: DocumentRules | None) -> FlexKernel:
+    slopes = torch.tensor(alibi_slopes(config.model.attention_heads))
+    kernel = FlexKernel(
+        slopes if config.model.position_embedding == "alibi" else None, rules is not None, compiled=True
+    )
+    kernel._block_mask = create_block_mask  # which a GPU has compiled, outside of the blocks
+    return kernel
+
+
+def with_kernel(stage: list[nn.Module], kernel: Kernel) -> list[nn.Module]:
+    for block in stage:
+        assert isinstance(block, TransformerBlock)
+        block.attention.kernel = kernel
+    return stage
+
+
+def test_a_block_with_chosen_kernels_of_torchs_is_one_graph(graphs: Graphs) -> None:
+    """The choice holds inside."""
+    config, compiler = tiny(position_embedding="rotary"), Compiler()
+    plain = results(blocks(config, None, None, "nothing"), None, False, (16,), False)
+    stage = with_kernel(blocks(config, compiler, None, "nothing"), CausalKernel((SDPBackend.MATH,)))
+    found = results(stage, None, False, (16,), False)
+    for one, other in zip(plain, found, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-5, atol=INDUCTOR_FP32 * float(one.abs().max()))
+    (forward,) = graphs.forward
+    assert not any("flash" in name or "efficient" in name for name in forward)
+    assert torch.backends.cuda.flash_sdp_enabled()
+
+
+def test_each_block_of_a_t5_is_one_graph(graphs: Graphs) -> None:
+    """An encoder's block, and a decoder's with its two attentions."""
+    config = tiny_t5()
+    update = {"model": config.model.model_copy(update={"compile_blocks": True})}
+    compiler, mesh = Compiler(), ALONE
+    family = family_of(config.model)
+    layers = family.layers(config.model_copy(update=update), mesh, family.head(mesh), compiler)
+    encoder, decoder = (next(layer for layer in layers if layer.kind is kind) for kind in (EncoderBlock, DecoderBlock))
+    text, answer = config.model.sequence_length, config.model.decoder_sequence_length
+    stream = torch.randn(2, text + answer, config.model.hidden_size, requires_grad=True)
+    marks = torch.ones(2, text + answer, dtype=torch.int32)
+    made = [layer.kind(*layer.arguments) for layer in (encoder, decoder)]
+    initialise_stage([("encoder.", made[0]), ("decoder.", made[1])], 1, mesh)
+    for block in made:
+        found, _ = hidden_of(block((stream, marks)))
+        found.sum().backward()
+    assert compiler.graphs == len(graphs.forward) == len(graphs.backward) == 2
 
 
 def test_products_widened_to_fp32_are_traced_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,10 +283,10 @@ def test_every_cut_computes_the_same(
     assert all(0 < made <= graphs for _, _, made in found)
 
 
+@torch._inductor.config.patch(compile_threads=1)  # a pool's processes would each load torch anew
 def test_what_inductor_makes_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same within roundings; with dropout, recomputation draws the masks again that were drawn first."""
     monkeypatch.setattr(compiled, "BACKEND", "inductor")
-    monkeypatch.setattr(torch._inductor.config, "compile_threads", 1)  # a pool's processes would each load torch anew
     config = tiny(layers=1)
     plain, found = (
         results(blocks(config, one, None, "nothing"), None, False, (16,), False) for one in (None, Compiler())

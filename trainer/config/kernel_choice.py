@@ -14,10 +14,12 @@ from trainer.contract.record import Record
 
 SMALLEST_FLEX_HEAD = 16
 LARGEST_FLASH_HEAD = 256
-TENSOR_CORES, AMPERE = (7, 0), (8, 0)
+LARGEST_CUDNN_HEAD = 128
+TENSOR_CORES, AMPERE, HOPPER = (7, 0), (8, 0), (9, 0)
 
-KernelName = Literal["causal", "flex", "efficient", "dense", "math"]
+KernelName = Literal["cudnn", "causal", "flex", "efficient", "dense", "math"]
 WHAT: dict[KernelName, str] = {
+    "cudnn": "cuDNN's causal kernel, no mask in memory",
     "causal": "torch's fused causal kernel, no mask in memory",
     "flex": "flex attention, no mask in memory",
     "efficient": "torch's memory-efficient kernel, its bias in memory",
@@ -82,6 +84,8 @@ def _on_cpu(model: ModelSection, needs_bias: bool) -> KernelChoice:
 def _on_gpu(model: ModelSection, needs_bias: bool, dtype: str, device: Device) -> KernelChoice:
     efficient = efficient_obstacle(model, dtype, device)
     if not needs_bias:
+        if cudnn_serves(model, dtype, device):
+            return KernelChoice("cudnn")
         flash = flash_obstacle(model, dtype, device)
         if flash is None or efficient is None:
             return KernelChoice("causal")
@@ -105,6 +109,16 @@ def flex_obstacle(model: ModelSection, device: Device) -> str | None:
     if model.head_size < SMALLEST_FLEX_HEAD:
         return f"flex attention needs heads of {SMALLEST_FLEX_HEAD} or more, {_head(model)}"
     return None
+
+
+def cudnn_serves(model: ModelSection, dtype: str, device: Device) -> bool:
+    """Whether cuDNN's kernel takes the place of flash: on Hopper and later, where it was measured to be faster.
+
+    Forward and backward of 32 heads of 128, 8 x 2,048 tokens, on an H100: 2.27 ms in place of 4.13.
+    """
+    is_known = device.maker == "nvidia" and device.capability >= HOPPER and dtype != "fp32"
+    fits = model.head_size <= LARGEST_CUDNN_HEAD and model.head_size % _head_multiple(dtype, device) == 0
+    return is_known and fits and model.attention_dropout == 0.0
 
 
 def flash_obstacle(model: ModelSection, dtype: str, device: Device) -> str | None:

@@ -124,8 +124,7 @@ class ModelSection(Section):
     )
     compile_blocks: bool = Field(
         default=False,
-        description="compile the blocks with torch.compile, which takes minutes at the first step; attention's inner "
-        "part keeps its own kernels",
+        description="compile the blocks with torch.compile, attention with them, which takes minutes at the first step",
     )
     require_fused_attention: bool = Field(
         default=False, description="refuse where attention would keep its scores in memory"

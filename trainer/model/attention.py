@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -15,6 +16,13 @@ from trainer.model.layers import ColumnParallelLinear, RMSNorm, RowParallelLinea
 from trainer.model.positions import Rotary
 from trainer.model.random import tensor_region
 from trainer.parallel.mesh import Mesh
+
+
+class AttentionContext(NamedTuple):
+    """What the blocks of a worker share in a micro batch: the kernel's mask; cosines and sines of rotary positions."""
+
+    mask: Any
+    angles: tuple[Tensor, Tensor] | None = None
 
 
 class _Attention(nn.Module):
@@ -38,18 +46,23 @@ class _Attention(nn.Module):
         keeps_random = self.dropout > 0.0
         return partial(checkpoint, mix, use_reentrant=False, preserve_rng_state=keeps_random, determinism_check="none")
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, documents: Tensor | None) -> Tensor:
+    @property
+    def draws_apart(self) -> bool:
+        """Whether its dropout has random numbers of its own on each tensor rank, which no compiled code can draw."""
+        return self.training and self.dropout > 0.0 and self.mesh.tensor > 1 and not self.mesh.sequence_parallel
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Any) -> Tensor:
         """Each [batch, sequence, heads, head size] -> mixed values [batch, sequence of the queries, width].
 
         Of keys and values there may be fewer heads, each for as many heads of queries that follow one another.
         """
         batch, length = query.shape[:2]
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-        if self.training and self.dropout > 0.0:
+        if self.draws_apart:
             with tensor_region(self.mesh):
-                mixed = self.kernel(query, key, value, documents, self.dropout)
+                mixed = self.kernel(query, key, value, mask, self.dropout)
         else:
-            mixed = self.kernel(query, key, value, documents, 0.0)
+            mixed = self.kernel(query, key, value, mask, self.dropout if self.training else 0.0)
         return mixed.transpose(1, 2).reshape(batch, length, -1)
 
 
@@ -87,13 +100,19 @@ class SelfAttention(_Attention):
 
     def forward(self, hidden: Tensor, documents: Tensor | None = None) -> Tensor:
         """[batch, sequence, hidden] -> the same; `documents`: document numbers [batch, sequence], when they count."""
-        return self.dense(self.mix(self.query_key_value(hidden), documents))
+        return self.dense(self.mix(self.query_key_value(hidden), self.context(hidden, documents)))
 
-    def mix(self, fused: Tensor, documents: Tensor | None) -> Tensor:
+    def context(self, hidden: Tensor, documents: Tensor | None) -> AttentionContext:
+        """What it needs beside the hidden states of a block, of which with sequence parallelism this is a stretch."""
+        length = hidden.shape[1] * (self.mesh.tensor if self.mesh.sequence_parallel else 1)
+        angles = None if self.rotary is None else self.rotary.angles(length, documents)
+        return AttentionContext(self.kernel.mask(hidden, length, documents), angles)
+
+    def mix(self, fused: Tensor, context: AttentionContext) -> Tensor:
         """What lies between the two projections: what the first gave -> [batch, sequence, width]."""
-        return self._recomputed(self._mix)(fused, documents)
+        return self._recomputed(self._mix)(fused, context)
 
-    def _mix(self, fused: Tensor, documents: Tensor | None) -> Tensor:
+    def _mix(self, fused: Tensor, context: AttentionContext) -> Tensor:
         """Query, key and value side by side -> mixed values [batch, sequence, width]."""
         batch, length, _ = fused.shape
         queries, key, value = fused.view(batch, length, -1, self.queries + 2, self.head_size).split(
@@ -102,9 +121,9 @@ class SelfAttention(_Attention):
         query, key, value = queries.flatten(2, 3), key.squeeze(3), value.squeeze(3)
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
-        if self.rotary is not None:
-            query, key = self.rotary.rotate(query, documents), self.rotary.rotate(key, documents)
-        return self._attend(query, key, value, documents)
+        if self.rotary is not None and context.angles is not None:
+            query, key = self.rotary.rotate(query, key, *context.angles)
+        return self._attend(query, key, value, context.mask)
 
 
 class CrossAttention(_Attention):
@@ -117,13 +136,13 @@ class CrossAttention(_Attention):
         self.key_value = ColumnParallelLinear(size, 2 * width, std, mesh, in_float8)
         self.dense = RowParallelLinear(width, size, output_projection_std(std, model.layers), mesh, in_float8)
 
-    def mix(self, query: Tensor, key_value: Tensor, marks: Tensor) -> Tensor:
+    def mix(self, query: Tensor, key_value: Tensor, mask: Any) -> Tensor:
         """What lies between the projections: [batch, own sequence, width] and [batch, other sequence, 2 x width] ->
-        [batch, own sequence, width]. `marks` [batch, other sequence]: 0 where that is padding.
+        [batch, own sequence, width]. `mask`: the kernel's, of the other sequence.
         """
-        return self._recomputed(self._mix)(query, key_value, marks)
+        return self._recomputed(self._mix)(query, key_value, mask)
 
-    def _mix(self, query: Tensor, key_value: Tensor, marks: Tensor) -> Tensor:
+    def _mix(self, query: Tensor, key_value: Tensor, mask: Any) -> Tensor:
         batch, length, _ = key_value.shape
         key, value = key_value.view(batch, length, -1, 2, self.head_size).unbind(3)
-        return self._attend(query.view(batch, query.shape[1], -1, self.head_size), key, value, marks)
+        return self._attend(query.view(batch, query.shape[1], -1, self.head_size), key, value, mask)

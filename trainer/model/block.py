@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from trainer.config.card import ModelSection
 from trainer.config.recompute_choice import Recomputed
-from trainer.model.attention import SelfAttention
+from trainer.model.attention import AttentionContext, SelfAttention
 from trainer.model.compiled import Compiler, uncompiled
 from trainer.model.documents import Stream, hidden_of, joined
 from trainer.model.gated import gated_silu
@@ -76,20 +76,18 @@ class TransformerBlock(nn.Module):
 
     def forward(self, stream: Stream) -> Stream:
         hidden, documents = hidden_of(stream)
-        compute = self._compute_cut if self.is_cut else self._compute_whole
-        return joined(compute(hidden, documents), documents)
+        return joined(self._compute(hidden, self.attention.context(hidden, documents)), documents)
 
-    def _compute_whole(self, hidden: Tensor, documents: Tensor | None) -> Tensor:
-        mixed = self.attention.mix(self.run(_projected)(self, hidden), documents)
-        return self.run(_finished)(self, hidden, mixed)
-
-    def _compute_cut(self, hidden: Tensor, documents: Tensor | None) -> Tensor:
-        """The same with collectives in between, which are not compiled."""
-        run, dense, down = self.run, self.attention.dense, self.mlp.down
-        fused = self.attention.query_key_value(run(input_normed)(self, hidden))
-        summed = dense.exchange(dense.product(self.attention.mix(fused, documents)))
+    def _compute(self, hidden: Tensor, context: AttentionContext) -> Tensor:
+        """Where nothing is cut this is one graph; else collectives lie between the parts, and are not compiled."""
+        run, attention, down = self.run, self.attention, self.mlp.down
+        if not self.is_cut:
+            return run(whole)(self, hidden, context)
+        fused = attention.query_key_value(run(input_normed)(self, hidden))
+        inner = mixed if attention.draws_apart else run(mixed)
+        summed = attention.dense.exchange(inner(self, fused, context))
         hidden, normed = run(added_and_normed)(self, hidden, summed)
-        summed = down.exchange(down.product(run(activated)(self, self.mlp.up(normed))))
+        summed = down.exchange(run(activated)(self, self.mlp.up(normed)))
         return run(added)(self, hidden, summed)
 
 
@@ -101,13 +99,18 @@ def input_normed(block: TransformerBlock, hidden: Tensor) -> Tensor:
     return normed
 
 
+def mixed(block: TransformerBlock, fused: Tensor, context: AttentionContext) -> Tensor:
+    attention = block.attention
+    return attention.dense.product(attention.mix(fused, context))
+
+
 def added_and_normed(block: TransformerBlock, hidden: Tensor, summed: Tensor) -> tuple[Tensor, Tensor]:
     hidden = hidden + dropped(block, block.attention.dense.finish(summed))
     return hidden, block.post_attention_norm(hidden)
 
 
 def activated(block: TransformerBlock, hidden: Tensor) -> Tensor:
-    return block.mlp.activate(hidden)
+    return block.mlp.down.product(block.mlp.activate(hidden))
 
 
 def added(block: TransformerBlock, hidden: Tensor, summed: Tensor) -> Tensor:
@@ -118,14 +121,8 @@ def dropped(block: TransformerBlock, branch: Tensor) -> Tensor:
     return functional.dropout(branch, block.dropout, block.training) if block.dropout > 0.0 else branch
 
 
-# The same where nothing is cut: what lies on either side of attention's inner part.
-
-
-def _projected(block: TransformerBlock, hidden: Tensor) -> Tensor:
-    fused: Tensor = block.attention.query_key_value(input_normed(block, hidden))
-    return fused
-
-
-def _finished(block: TransformerBlock, hidden: Tensor, mixed: Tensor) -> Tensor:
-    hidden, normed = added_and_normed(block, hidden, block.attention.dense.product(mixed))
-    return added(block, hidden, block.mlp.down.product(activated(block, block.mlp.up(normed))))
+def whole(block: TransformerBlock, hidden: Tensor, context: AttentionContext) -> Tensor:
+    """All of them, where nothing is cut."""
+    fused = block.attention.query_key_value(input_normed(block, hidden))
+    hidden, normed = added_and_normed(block, hidden, mixed(block, fused, context))
+    return added(block, hidden, activated(block, block.mlp.up(normed)))

@@ -1,8 +1,8 @@
 """Blocks compiled with torch.compile (`model.compile_blocks`): one code for all blocks of a worker.
 
-Compiled is what lies between two collectives, or between them and the inner part of attention, which has kernels of its
-own. Each part is one whole graph: torch may not leave some of it uncompiled. Another number of tokens or samples makes
-a second graph, in which that number is free; so a curriculum makes two graphs of a part, not one for each length. More
+Compiled is what lies between two collectives, the inner part of attention with it: a whole block where nothing is cut.
+Each part is one whole graph: torch may not leave some of it uncompiled. Another number of tokens or samples makes a
+second graph, in which that number is free; so a curriculum makes two graphs of a part, not one for each length. More
 variants than `MOST_VARIANTS` end the training: one rank that fell back alone would draw other dropout masks than its
 tensor ranks.
 """
@@ -73,11 +73,14 @@ def compiler_for(config: TrainerConfig, device: torch.device) -> Compiler | None
     return Compiler()
 
 
+def compiles_small_parts(device: torch.device) -> bool:
+    """Whether what torch has no kernel for is compiled on this device, also where the blocks are not."""
+    return device.type == "cuda" and compiler_obstacle(device.type) is None
+
+
 def makes_code(compiler: Compiler | None, kernel: KernelChoice, device: torch.device) -> bool:
     """Whether the first step of this worker makes code: its blocks', attention's, or on a GPU that of the loss."""
-    if compiler is not None or kernel.is_compiled:
-        return True
-    return device.type == "cuda" and compiler_obstacle("cuda") is None
+    return compiler is not None or kernel.is_compiled or compiles_small_parts(device)
 
 
 def uncompiled(function: Function) -> Function:

@@ -15,7 +15,7 @@ from torch import Tensor
 from trainer.config.card import DataSection, ModelSection, TrainerConfig
 from trainer.config.recompute_choice import recomputed_part
 from trainer.model.block import TransformerBlock
-from trainer.model.compiled import Compiler
+from trainer.model.compiled import Compiler, compiles_small_parts
 from trainer.model.documents import DocumentRules, labels_without_ends
 from trainer.model.family import Family, Layer
 from trainer.model.kernels import build_kernel
@@ -54,7 +54,8 @@ def gpt_layers(
     resets_positions = documents is not None and documents.reset_positions
     rotary = None
     if model.position_embedding == "rotary":
-        rotary = Rotary(model.head_size, model.rotary_base, mesh.device, resets_positions)
+        compiled = compiles_small_parts(mesh.device)
+        rotary = Rotary(model.head_size, model.rotary_base, mesh.device, resets_positions, compiled)
     layers = [Layer(*embedding, tied_key=TIED_KEY if model.tied_embeddings else None)]
     if model.position_embedding == "absolute":
         arguments = (model.positions, model.hidden_size, model.init_std, mesh, documents)

@@ -38,14 +38,21 @@ class Kernel(Protocol):
     Keys and values may have fewer heads: the first is for the first so many heads of queries, and so on.
     """
 
-    def __call__(
-        self, query: Tensor, key: Tensor, value: Tensor, documents: Tensor | None, dropout: float
-    ) -> Tensor: ...
+    def mask(self, hidden: Tensor, length: int, documents: Tensor | None) -> Any:
+        """What it needs beside the heads of sequences of `length`, in the dtype and on the device of `hidden`.
+
+        Made once for all blocks, and before them: no compiled block makes it again. `documents`: numbers of the tokens'
+        documents, or marks of padding, [batch, sequence].
+        """
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Any, dropout: float) -> Tensor: ...
 
 
 Backends = tuple[SDPBackend, ...]
 FUSED: Backends = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)
 BACKENDS: dict[KernelName, Backends] = {
+    # Flash where cuDNN is not exact: its backward pass adds in any order, so torch refuses it under run.deterministic.
+    "cudnn": (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION),
     "causal": FUSED,
     "efficient": (SDPBackend.EFFICIENT_ATTENTION,),
     "math": (SDPBackend.MATH,),
@@ -112,7 +119,10 @@ class CausalKernel:
     def __init__(self, backends: Sequence[SDPBackend] = ()):
         self.backends = backends
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, documents: Tensor | None, dropout: float) -> Tensor:
+    def mask(self, hidden: Tensor, length: int, documents: Tensor | None) -> None:
+        return None
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Any, dropout: float) -> Tensor:
         return _attend(query, key, value, None, dropout, self.backends)
 
 
@@ -133,12 +143,13 @@ class DenseKernel:
         self._made: dict[torch.dtype, Tensor] = {}
         self._last: tuple[Tensor, Tensor] | None = None
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, documents: Tensor | None, dropout: float) -> Tensor:
-        dtype = compute_dtype(query)
+    def mask(self, hidden: Tensor, length: int, documents: Tensor | None) -> Tensor:
+        dtype = compute_dtype(hidden)
         if documents is None or not self.stays_inside:
-            mask = self.bias(query.shape[2], dtype)
-        else:
-            mask = self._bias_inside(documents, dtype)
+            return self.bias(length, dtype)
+        return self._bias_inside(documents, dtype)
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout: float) -> Tensor:
         return _attend_in_strips(query, key, value, mask, dropout, self.backends)
 
     def bias(self, length: int, dtype: torch.dtype) -> Tensor:
@@ -173,21 +184,22 @@ class PaddedKernel:
         self.backends = backends
         self._last: tuple[Tensor, Tensor] | None = None
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, documents: Tensor | None, dropout: float) -> Tensor:
-        if documents is None:
-            raise ValueError("attention that looks ahead needs to know the padding")
-        return _attend(query, key, value, self._mask(documents, compute_dtype(query)), dropout, self.backends)
-
-    def _mask(self, marks: Tensor, dtype: torch.dtype) -> Tensor:
+    def mask(self, hidden: Tensor, length: int, documents: Tensor | None) -> Tensor:
         """[batch, 1, 1, length] to be added to the scores; kept for the stage's next block.
 
         Padding is hidden by a large number, not by infinity: a sample of nothing else must not become NaN.
         """
+        if documents is None:
+            raise ValueError("attention that looks ahead needs to know the padding")
+        marks, dtype = documents, compute_dtype(hidden)
         if self._last is None or self._last[0] is not marks or self._last[1].dtype != dtype:
             added = torch.zeros(marks.shape, dtype=dtype, device=marks.device)
             added = added.masked_fill_(marks == 0, torch.finfo(dtype).min / 2)
             self._last = (marks, added[:, None, None, :])
         return self._last[1]
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout: float) -> Tensor:
+        return _attend(query, key, value, mask, dropout, self.backends)
 
 
 class FlexKernel:
@@ -209,16 +221,17 @@ class FlexKernel:
         self._made: dict[int, Any] = {}
         self._last: tuple[Tensor, Any] | None = None
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, documents: Tensor | None, dropout: float) -> Tensor:
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Any, dropout: float) -> Tensor:
         if dropout > 0.0:
             raise ValueError("flex attention knows no dropout")
-        tiles = self._tiles(query.shape[2], query.device, documents if self.stays_inside else None)
         grouped = query.shape[1] != key.shape[1]
-        return self._attention(query, key, value, score_mod=self._score, block_mask=tiles, enable_gqa=grouped)
+        mixed: Tensor = self._attention(query, key, value, score_mod=self._score, block_mask=mask, enable_gqa=grouped)
+        return mixed
 
-    def _tiles(self, length: int, device: torch.device, documents: Tensor | None) -> Any:
+    def mask(self, hidden: Tensor, length: int, documents: Tensor | None) -> Any:
         """Which tiles of the scores are needed; made once per length, or once per micro batch with documents."""
-        if documents is None:
+        device = hidden.device
+        if documents is None or not self.stays_inside:
             if length not in self._made:
                 self._made[length] = self._block_mask(_is_behind, None, None, length, length, device=device)
             return self._made[length]
@@ -252,8 +265,11 @@ def _attend_in_strips(
 ) -> Tensor:
     """Attention under a causal mask, a strip of queries at a time: no strip is computed beyond its last query.
 
-    Torch's kernels skip the future only where they make the causal mask themselves. On a GPU one kernel is faster.
+    Torch's kernels skip the future only where they make the causal mask themselves. On a GPU one kernel is faster. A
+    compiled block has none: their number would make a graph of it for each length.
     """
+    if torch.compiler.is_compiling():
+        return _attend(query, key, value, mask, dropout, backends)
     length, least = query.shape[2], STRIP if compute_dtype(query) == torch.float32 else HALF_STRIP
     if query.device.type != "cpu" or length < 2 * least:
         return _attend(query, key, value, mask, dropout, backends)
@@ -300,5 +316,5 @@ def _attend(
 
 
 def _only(backends: Sequence[SDPBackend]) -> AbstractContextManager[Any]:
-    """Torch refuses, in place of a slower kernel, where none of these serves. None named: it may take any."""
-    return sdpa_kernel(list(backends)) if backends else nullcontext()
+    """Torch takes the first of these that serves, and refuses in place of a slower one. None named: it may take any."""
+    return sdpa_kernel(list(backends), set_priority=True) if backends else nullcontext()

@@ -39,32 +39,52 @@ class Rotary:
 
     Component i of the first half of a head and component i of the second are one plane, turned by
     position / base^(2 i / head size). Angles and rotation are fp32 whatever the model's dtype. One object serves all
-    blocks of a worker; `reset_positions` counts positions within documents.
+    blocks of a worker; `reset_positions` counts positions within documents. `rotate` turns queries and keys: `compiled`
+    in one pass over both, else by torch's operations, each over all of them in fp32.
     """
 
-    def __init__(self, head_size: int, base: float, device: torch.device, reset_positions: bool):
+    def __init__(
+        self, head_size: int, base: float, device: torch.device, reset_positions: bool, compiled: bool = False
+    ):
         if head_size % 2:
             raise ValueError(f"rotary positions need an even head size, not {head_size}: change model.kv_channels")
         exponents = torch.arange(0, head_size, 2, dtype=torch.float64, device=device) / head_size
         self.frequencies = (base**-exponents).to(torch.float32)
         self.reset_positions = reset_positions
+        self.rotate = rotated
+        if compiled:
+            self.rotate = torch.compile(rotated)
         self._made: dict[int, tuple[Tensor, Tensor]] = {}
+        self._last: tuple[Tensor, tuple[Tensor, Tensor]] | None = None
 
-    def rotate(self, tensor: Tensor, documents: Tensor | None) -> Tensor:
-        """[batch, sequence, heads, head size] -> the same, rotated; `documents`: numbers [batch, sequence] or None."""
-        cosine, sine = self._angles(tensor.shape[1])
-        if self.reset_positions and documents is not None:
+    def angles(self, length: int, documents: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of the positions of sequences of `length`, each [batch or 1, length, 1, head size / 2].
+
+        Made once per length; where positions count within `documents` [batch, sequence], once per micro batch.
+        """
+        if not self.reset_positions or documents is None:
+            return self._of_length(length)
+        if self._last is None or self._last[0] is not documents:
+            cosine, sine = self._of_length(length)
             positions = positions_in_documents(documents)
-            cosine, sine = cosine[0, positions], sine[0, positions]
-        first, second = tensor.float().chunk(2, dim=-1)
-        turned = torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
-        return turned.to(tensor.dtype)
+            self._last = (documents, (cosine[0, positions], sine[0, positions]))
+        return self._last[1]
 
-    def _angles(self, length: int) -> tuple[Tensor, Tensor]:
-        """Cosines and sines, each [1, length, 1, head size / 2]; made once per length."""
+    def _of_length(self, length: int) -> tuple[Tensor, Tensor]:
         found = self._made.get(length)
         if found is None:
             places = torch.arange(length, dtype=torch.float32, device=self.frequencies.device)
             angles = torch.outer(places, self.frequencies)[None, :, None, :]
             found = self._made[length] = (angles.cos(), angles.sin())
         return found
+
+
+def rotated(query: Tensor, key: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries and keys [batch, sequence, heads, head size], turned by the angles."""
+    return _turned(query, cosine, sine), _turned(key, cosine, sine)
+
+
+def _turned(tensor: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    first, second = tensor.float().chunk(2, dim=-1)
+    turned = torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
+    return turned.to(tensor.dtype)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.config.compiler_choice import compiler_obstacle
+from trainer.model.compiled import compiles_small_parts
 from trainer.schedule.pieces import SOFTMAX_ELEMENTS
 
 
@@ -64,9 +64,7 @@ def softmax_for(device: torch.device) -> Softmax:
     """The way that is taken on a device."""
     if device.type == "cpu":
         return IN_CACHE
-    if device.type == "cuda" and compiler_obstacle(device.type) is None:
-        return COMPILED
-    return FUSED
+    return COMPILED if compiles_small_parts(device) else FUSED
 
 
 def _soften_in_cache(values: Tensor, local: Tensor, target: Tensor, room: Tensor, replaces: bool) -> Tensor:

@@ -6,13 +6,15 @@ and marks of tokens go from layer to layer as in every family, and each layer wo
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor, nn
 
 from trainer.config.card import ModelSection
 from trainer.config.recompute_choice import Recomputed
-from trainer.model.attention import CrossAttention
-from trainer.model.block import TransformerBlock, activated, added, added_and_normed, dropped, input_normed
+from trainer.model.attention import AttentionContext, CrossAttention
+from trainer.model.block import TransformerBlock, activated, added, added_and_normed, dropped, input_normed, mixed
 from trainer.model.compiled import Compiler
 from trainer.model.documents import Stream, hidden_of, joined
 from trainer.model.initial import ZEROS
@@ -55,8 +57,15 @@ class EncoderBlock(TransformerBlock):
         hidden, marks = hidden_of(stream)
         assert marks is not None
         text, answer = hidden[:, : self.encoder], hidden[:, self.encoder :]
-        compute = self._compute_cut if self.is_cut else self._compute_whole
-        return joined(torch.cat((compute(text, marks[:, : self.encoder]), answer), dim=1), marks)
+        text = self._compute(text, self.attention.context(text, marks[:, : self.encoder]))
+        return joined(torch.cat((text, answer), dim=1), marks)
+
+
+class DecoderContext(NamedTuple):
+    """What attention of a decoder's block needs: to its own tokens, and the mask of the encoder's."""
+
+    own: AttentionContext
+    cross_mask: Any
 
 
 class DecoderBlock(TransformerBlock):
@@ -85,22 +94,44 @@ class DecoderBlock(TransformerBlock):
         hidden, marks = hidden_of(stream)
         assert marks is not None
         text, answer = hidden[:, : self.encoder], hidden[:, self.encoder :]
-        return joined(torch.cat((text, self._compute(answer, text, marks[:, : self.encoder])), dim=1), marks)
+        context = DecoderContext(
+            self.attention.context(answer, None),
+            self.cross_attention.kernel.mask(text, self.encoder, marks[:, : self.encoder]),
+        )
+        return joined(torch.cat((text, self._decode(answer, text, context)), dim=1), marks)
 
-    def _compute(self, hidden: Tensor, text: Tensor, marks: Tensor) -> Tensor:
-        """`hidden`: of the decoder; `text`: the encoder's result, of which `marks` tells the padding."""
+    def _decode(self, hidden: Tensor, text: Tensor, context: DecoderContext) -> Tensor:
+        """`hidden`: of the decoder; `text`: the encoder's result."""
         run, own, cross, down = self.run, self.attention, self.cross_attention, self.mlp.down
+        if not self.is_cut:
+            return run(whole_decoder)(self, hidden, text, context)
         fused = own.query_key_value(run(input_normed)(self, hidden))
-        summed = own.dense.exchange(own.dense.product(own.mix(fused, None)))
+        inner = mixed if own.draws_apart else run(mixed)
+        summed = own.dense.exchange(inner(self, fused, context.own))
         hidden, asking = run(added_and_normed)(self, hidden, summed)
-        mixed = cross.mix(cross.query(asking), cross.key_value(text), marks)
-        summed = cross.dense.exchange(cross.dense.product(mixed))
-        hidden, found = run(_crossed_and_normed)(self, hidden, summed)
-        summed = down.exchange(down.product(run(activated)(self, self.mlp.up(found))))
+        across = cross_mixed if cross.draws_apart else run(cross_mixed)
+        summed = cross.dense.exchange(across(self, cross.query(asking), cross.key_value(text), context))
+        hidden, found = run(crossed_and_normed)(self, hidden, summed)
+        summed = down.exchange(run(activated)(self, self.mlp.up(found)))
         return run(added)(self, hidden, summed)
 
 
-def _crossed_and_normed(block: DecoderBlock, hidden: Tensor, summed: Tensor) -> tuple[Tensor, Tensor]:
+def whole_decoder(block: DecoderBlock, hidden: Tensor, text: Tensor, context: DecoderContext) -> Tensor:
+    """All parts of a decoder's block, where nothing is cut."""
+    cross = block.cross_attention
+    fused = block.attention.query_key_value(input_normed(block, hidden))
+    hidden, asking = added_and_normed(block, hidden, mixed(block, fused, context.own))
+    crossed = cross_mixed(block, cross.query(asking), cross.key_value(text), context)
+    hidden, found = crossed_and_normed(block, hidden, crossed)
+    return added(block, hidden, activated(block, block.mlp.up(found)))
+
+
+def cross_mixed(block: DecoderBlock, query: Tensor, key_value: Tensor, context: DecoderContext) -> Tensor:
+    cross = block.cross_attention
+    return cross.dense.product(cross.mix(query, key_value, context.cross_mask))
+
+
+def crossed_and_normed(block: DecoderBlock, hidden: Tensor, summed: Tensor) -> tuple[Tensor, Tensor]:
     hidden = hidden + dropped(block, block.cross_attention.dense.finish(summed))
     return hidden, block.post_cross_attention_norm(hidden)
 

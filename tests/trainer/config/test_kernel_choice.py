@@ -21,6 +21,7 @@ from trainer.model.kernels import CausalKernel, DenseKernel, FlexKernel, build_k
 from trainer.parallel.mesh import Mesh
 
 CPU_, V100, A100, H100 = Device("cpu"), Device("cuda", (7, 0)), Device("cuda", (8, 0)), Device("cuda", (9, 0))
+MI300 = Device("cuda", (9, 4), maker="amd")
 NO_TRITON = Device("cuda", (8, 0), has_triton=False)
 GPU_MESH = Mesh(1, 1, 1, 0, torch.device("cuda", 0))
 RULES = DocumentRules(0, True, True)
@@ -48,6 +49,13 @@ def chosen(device: Device, dtype: str = "bf16", resets: bool = False, **model: A
         (A100, {"kv_channels": 12, "dtype": "fp32"}, "efficient", "heads of 16 or more"),
         (A100, {"position_embedding": "rotary"}, "causal", ""),
         (A100, {"position_embedding": "rotary", "attention_dropout": 0.1}, "causal", ""),
+        (H100, {"position_embedding": "rotary"}, "cudnn", ""),
+        (H100, {"position_embedding": "absolute", "dtype": "fp16"}, "cudnn", ""),
+        (H100, {"position_embedding": "rotary", "dtype": "fp32"}, "causal", ""),
+        (H100, {"position_embedding": "rotary", "attention_dropout": 0.1}, "causal", ""),
+        (H100, {"position_embedding": "rotary", "kv_channels": 256}, "causal", ""),
+        (H100, {"position_embedding": "rotary", "kv_channels": 60}, "causal", ""),
+        (MI300, {"position_embedding": "rotary"}, "causal", ""),
         (A100, {"position_embedding": "rotary", "resets": True}, "flex", ""),
         (A100, {"position_embedding": "rotary", "resets": True, "attention_dropout": 0.1}, "efficient", "no dropout"),
         (A100, {"position_embedding": "rotary", "kv_channels": 300, "dtype": "fp32"}, "causal", ""),
@@ -123,6 +131,14 @@ def test_what_a_node_would_refuse_is_refused_at_launch(monkeypatch: pytest.Monke
             (8, 0), "bf16", {"position_embedding": "rotary"}, None,
             CausalKernel, (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION),
         ),
+        (
+            (9, 0), "bf16", {"position_embedding": "rotary"}, None,
+            CausalKernel, (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION),
+        ),
+        (
+            (9, 0), "bf16", {"position_embedding": "rotary", "key_value_heads": 1}, None,
+            CausalKernel, (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION),
+        ),
     ],
 )  # fmt: skip
 def test_kernels_built_for_a_gpu(
@@ -159,14 +175,15 @@ def test_torch_may_take_no_kernel_but_the_chosen(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(functional, "scaled_dot_product_attention", watched)
     heads = [torch.randn(1, 2, 8, 4) for _ in range(3)]
     kernel = DenseKernel(torch.ones(2), False, torch.device("cpu"), (SDPBackend.EFFICIENT_ATTENTION,))
-    kernel(heads[0], heads[1], heads[2], None, 0.0)
+    kernel(heads[0], heads[1], heads[2], kernel.mask(heads[0], 8, None), 0.0)
     assert seen == [(True, False, False)] and torch.backends.cuda.math_sdp_enabled()
 
 
 def test_torch_refuses_where_the_chosen_kernel_is_not_there() -> None:
     kernel = DenseKernel(torch.ones(2), False, torch.device("cpu"), (SDPBackend.EFFICIENT_ATTENTION,))
     with pytest.raises(RuntimeError, match="No viable backend"):
-        kernel(torch.randn(1, 2, 8, 4), torch.randn(1, 2, 8, 4), torch.randn(1, 2, 8, 4), None, 0.0)
+        head = torch.randn(1, 2, 8, 4)
+        kernel(head, head, head, kernel.mask(head, 8, None), 0.0)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +205,7 @@ def test_a_processor_attends_in_strips_of_queries(
     monkeypatch.setattr(functional, "scaled_dot_product_attention", watched)
     kernel = DenseKernel(torch.tensor([0.1, 0.5]), False, torch.device("cpu"))
     query, key, value = (torch.randn(1, 2, 640, 8, generator=torch.Generator().manual_seed(n)) for n in range(3))
-    found = kernel(query.to(dtype), key.to(dtype), value.to(dtype), None, 0.0)
+    found = kernel(query.to(dtype), key.to(dtype), value.to(dtype), kernel.mask(query.to(dtype), 640, None), 0.0)
     assert [height for height, _ in seen] == heights
     assert [end for _, end in seen] == [sum(heights[: n + 1]) for n in range(len(heights))]
     whole = attend(query, key, value, attn_mask=kernel.bias(640, torch.float32))

@@ -27,6 +27,7 @@ from trainer.model.kernels import (
     CausalKernel,
     DenseKernel,
     FlexKernel,
+    Kernel,
     build_kernel,
 )
 from trainer.model.positions import alibi_slopes, local_alibi_slopes
@@ -79,6 +80,11 @@ def naive(query: Tensor, key: Tensor, value: Tensor, slopes: list[float], docume
     return answer
 
 
+def attend(kernel: Kernel, documents: Tensor | None) -> Tensor:
+    query, key, value = heads()
+    return kernel(query, key, value, kernel.mask(query, query.shape[2], documents), 0.0)
+
+
 @UNFUSED
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("alibi", [False, True])
@@ -88,10 +94,10 @@ def test_kernels_equal_a_naive_loop(alibi: bool, inside: bool) -> None:
     expected = naive(*heads(), alibi_slopes(3) if alibi else [0.0] * 3, documents)
     dense, flex = DenseKernel(slopes, inside, CPU), FlexKernel(slopes, inside, compiled=False)
     for _ in range(2):  # the second time from what was kept
-        torch.testing.assert_close(dense(*heads(), documents, 0.0), expected, atol=2e-6, rtol=1e-5)
-        torch.testing.assert_close(flex(*heads(), documents, 0.0), expected, atol=2e-6, rtol=1e-5)
+        torch.testing.assert_close(attend(dense, documents), expected, atol=2e-6, rtol=1e-5)
+        torch.testing.assert_close(attend(flex, documents), expected, atol=2e-6, rtol=1e-5)
     if not alibi and not inside:
-        torch.testing.assert_close(CausalKernel()(*heads(), None, 0.0), expected, atol=2e-6, rtol=1e-5)
+        torch.testing.assert_close(attend(CausalKernel(), None), expected, atol=2e-6, rtol=1e-5)
 
 
 @UNFUSED
@@ -99,15 +105,15 @@ def test_kernels_notice_new_documents() -> None:
     slopes, other = local_alibi_slopes(3, ALONE), numbers().flip(0).contiguous()
     expected = naive(*heads(), alibi_slopes(3), other)
     for kernel in (DenseKernel(slopes, True, CPU), FlexKernel(slopes, True, compiled=False)):
-        before = kernel(*heads(), numbers(), 0.0)
+        before = attend(kernel, numbers())
         assert not torch.allclose(before, expected, atol=1e-3)
-        torch.testing.assert_close(kernel(*heads(), other, 0.0), expected, atol=2e-6, rtol=1e-5)
+        torch.testing.assert_close(attend(kernel, other), expected, atol=2e-6, rtol=1e-5)
 
 
 def test_flex_passes_over_tiles_of_other_documents() -> None:
     """Four documents of 128 tokens: of 16 tiles of 128 x 128 only the diagonal is computed."""
     documents = torch.arange(4, dtype=torch.int32).repeat_interleave(128)[None]
-    tiles = FlexKernel(None, True, compiled=False)._tiles(512, CPU, documents)
+    tiles = FlexKernel(None, True, compiled=False).mask(torch.empty(0, device=CPU), 512, documents)
     assert isinstance(tiles, BlockMask) and tiles.sparsity() == 75.0
 
 

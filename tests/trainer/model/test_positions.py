@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._inductor.utils import run_fw_bw_and_get_code
 
 from tests.trainer.cases import CPU, Logical, fill, samples, tiny
 from tests.trainer.spawn import run_ranks
@@ -14,7 +17,7 @@ from trainer.config.card import TrainerConfig
 from trainer.engine import Engine
 from trainer.model.attention import SelfAttention
 from trainer.model.kernels import CausalKernel
-from trainer.model.positions import Rotary
+from trainer.model.positions import Rotary, rotated
 from trainer.parallel.mesh import Mesh
 
 ALONE = Mesh.single(CPU)
@@ -93,8 +96,9 @@ def test_rotation_equals_transformers() -> None:
     cosine, sine = theirs(query, torch.arange(300)[None])
     expected = apply_rotary_pos_emb(query, key, cosine, sine)
     rotary = Rotary(16, 10_000.0, CPU, False)
-    for ours, wanted in zip((query, key), expected, strict=True):
-        turned = rotary.rotate(ours.transpose(1, 2), None).transpose(1, 2)
+    both = rotary.rotate(query.transpose(1, 2), key.transpose(1, 2), *rotary.angles(300, None))
+    for ours, found, wanted in zip((query, key), both, expected, strict=True):
+        turned = found.transpose(1, 2)
         torch.testing.assert_close(turned, wanted, atol=2e-5, rtol=0)
         torch.testing.assert_close(turned.norm(dim=-1), ours.norm(dim=-1))  # a rotation
 
@@ -104,11 +108,38 @@ def test_scores_depend_on_distances_alone() -> None:
     rotary = Rotary(8, 100.0, CPU, True)
     tensor = torch.randn(1, 6, 2, 8).repeat(1, 2, 1, 1)
     documents = torch.tensor([[0] * 6 + [1] * 6], dtype=torch.int32)
-    reset, plain = rotary.rotate(tensor, documents), rotary.rotate(tensor, None)
+    reset, _ = rotary.rotate(tensor, tensor, *rotary.angles(12, documents))
+    plain, _ = rotary.rotate(tensor, tensor, *rotary.angles(12, None))
+    assert rotary.angles(12, documents) is rotary.angles(12, documents), "once for all blocks of a micro batch"
     assert torch.equal(reset[:, 6:], reset[:, :6]) and torch.equal(reset[:, :6], plain[:, :6])
     assert not torch.allclose(plain[:, 6:], plain[:, :6], atol=1e-2)
     scores = torch.einsum("bqhd,bkhd->bhqk", plain, plain)
     torch.testing.assert_close(scores[..., 6:, 6:], scores[..., :6, :6], atol=1e-4, rtol=1e-4)
+
+
+def test_compiled_the_rotation_is_one_pass_each_way() -> None:
+    """Over queries and keys together, where they lie side by side; with the same numbers."""
+    torch._dynamo.reset()
+    rotary = Rotary(16, 10_000.0, CPU, False, compiled=True)
+    fused = torch.randn(2, 24, 3, 3, 16, generator=torch.Generator().manual_seed(0)).bfloat16()
+    grain = torch.randn(2, 24, 3, 32, generator=torch.Generator().manual_seed(1)).bfloat16()
+    found = []
+
+    def both(rotate: Callable[..., tuple[Tensor, Tensor]]) -> Tensor:
+        source = fused.clone().requires_grad_()
+        query, key, _ = source.unbind(3)
+        turned = torch.cat(rotate(query, key, *rotary.angles(24, None)), dim=-1)
+        found.append((turned.detach(), source))
+        return (turned * grain).sum()
+
+    with torch._inductor.config.patch(compile_threads=1):
+        _, codes = run_fw_bw_and_get_code(lambda: both(rotary.rotate))
+    both(rotated).backward()
+    assert [len(re.findall(r"cpp_fused\w*\(", code.rpartition("def call(")[2])) for code in codes] == [1, 1]
+    (turned, source), (wanted, plain) = found
+    assert torch.equal(turned, wanted)
+    torch.testing.assert_close(source.grad, plain.grad, rtol=2.0**-7, atol=1e-6)
+    torch._dynamo.reset()
 
 
 def test_odd_heads_cannot_be_rotated() -> None:

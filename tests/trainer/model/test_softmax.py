@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._inductor.utils import run_and_get_code
 
 from trainer.config import compiler_choice
-from trainer.model import softmax
+from trainer.model import compiled, softmax
 from trainer.schedule import pieces
 
 WIDTH, HEIGHT = 96, 8
@@ -60,9 +60,9 @@ def test_one_kernel_and_a_row_depends_on_itself_alone() -> None:
 
 def test_what_each_device_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = torch.device("cuda", 0)
-    monkeypatch.setattr(softmax, "compiler_obstacle", lambda kind: None)
+    monkeypatch.setattr(compiled, "compiler_obstacle", lambda kind: None)
     assert softmax.softmax_for(torch.device("cpu")) is softmax.IN_CACHE
     assert softmax.softmax_for(cuda) is softmax.COMPILED
-    monkeypatch.setattr(softmax, "compiler_obstacle", compiler_choice.compiler_obstacle)
+    monkeypatch.setattr(compiled, "compiler_obstacle", compiler_choice.compiler_obstacle)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert softmax.softmax_for(cuda) is softmax.FUSED
