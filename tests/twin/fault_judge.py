@@ -33,7 +33,7 @@ MORE_STEPS = 3  # beyond the last one before the fault: then the training goes o
 PERSON = "tests"
 CHECK_FAILS = "check-fails"  # the site's health script fails on every node, and a worker's crash has the nodes checked
 # What cannot be done: mount without the right to; change a job that has lost a node, which Slurm 22.05 refuses.
-NOT_NOW = ("right to mount", "DB index is being set")
+NOT_NOW = ("right to mount", "DB index is being set", "Unexpected message received")
 LIMIT_LOWERED = "job-limit-lowered"
 SAVE_ERROR = "save-error"
 
