@@ -72,8 +72,9 @@ docs: $(VENV)/.installed
 bench: setup
 	@$(BIN)/python benchmarks/run.py
 
+# GPU_OPTIONS="--json FOLDER": each figure with its peer's as JSON.
 gpu: setup
-	@$(BIN)/python benchmarks/gpu.py
+	@$(BIN)/python benchmarks/gpu.py $(GPU_OPTIONS)
 
 clean:
 	@rm -rf $(VENV) demo-run site

@@ -1,12 +1,14 @@
 """`make gpu`: on the first GPU at hand, in 8 minutes: is it right there, and how fast?
 
-    python benchmarks/gpu.py [--device cuda|cpu] [--results FILE] [SECTION ...]
+    python benchmarks/gpu.py [--device cuda|cpu] [--results FILE] [--json FOLDER] [SECTION ...]
 
 Each attention kernel forward and backward against plain arithmetic; losses against those of the processor; a save and a
-resume, bit for bit; the benchmark with MFU; a profile. Each section is a process of its own, so that one that crashes
-costs no other. The table goes into benchmarks/RESULTS.md. Without a GPU it says so, exit status 2; `--device cpu` runs
-the same code on small shapes to check it, and writes nothing unless --results names a file. Exit status 1: a check
-failed.
+resume, bit for bit; a profile; and the speed of GPT, compiled, rotary, with dropout, in fp16 and float8, of BERT and of
+T5, each beside a peer that is measured in the same run: torch.compile, transformers, or our own plain GPT. Each section
+is a process of its own, so that one that crashes costs no other; what the time does not reach is said. The table goes
+into benchmarks/RESULTS.md, with --json each figure and its peer's into files. Without a GPU it says so, exit status 2;
+`--device cpu` runs the same code on small shapes to check it, and writes nothing unless --results or --json names a
+place. Exit status 1: a check failed.
 """
 
 from __future__ import annotations
@@ -21,12 +23,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from gpu_training import WARM_UP, in_child
-from models import Shape, card
+from gpu_training import WARM_UP, environment_of, in_child
+from models import DECODER, Shape, card
 from torch import Tensor
 
 from tr11ops.agent.allocation import free_port
@@ -47,6 +51,7 @@ from trainer.schedule.devices import peak_tflops
 from trainer.schedule.utilization import utilization
 
 BUDGET_SECONDS = 480.0
+SPARE_SECONDS = 5.0  # a section must end by itself, or all of its rows are lost
 RESULTS = Path(__file__).with_name("RESULTS.md")
 BEGIN, END = "<!-- make gpu: begin -->", "<!-- make gpu: end -->"
 STEPS = 8
@@ -59,6 +64,7 @@ class Row:
     what: str
     found: str
     fine: bool | None = None
+    figures: dict[str, Any] | None = None
 
 
 # ----------------------------------------------------------------------------- attention kernels
@@ -123,10 +129,13 @@ def trained(config: TrainerConfig, device: torch.device, steps: int) -> tuple[En
 
 
 def step(engine: Engine, number: int) -> float:
-    shape = small()
-    windows = shape.windows(torch.Generator().manual_seed(number % 2), engine.mesh.device)
-    batches = ((window[:, :-1].contiguous(), window[:, 1:].contiguous()) for window in windows)
-    return engine.train_step(batches, engine.config.batch.global_batch_size, number).loss
+    return engine.train_step(micro_batches(number), engine.config.batch.global_batch_size, number).loss
+
+
+def micro_batches(number: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Those of one step, in host memory as a loader gives them: the engine pins them and brings them to the device."""
+    windows = small().windows(torch.Generator().manual_seed(number % 2))
+    return ((window[:, :-1].contiguous(), window[:, 1:].contiguous()) for window in windows)
 
 
 def join(device: torch.device) -> None:
@@ -138,9 +147,10 @@ def join(device: torch.device) -> None:
 
 def losses(device: torch.device) -> Iterator[Row]:
     """The same training on the device and, in a process of its own, on the processor."""
+    there: list[float] = []
     for dtype, bound in (("fp32", 2e-4), ("bf16", 5e-2)):
         here = child_losses(dtype, device.type)
-        there = child_losses("fp32", "cpu")
+        there = there or child_losses("fp32", "cpu")
         worst = max(abs(mine - theirs) for mine, theirs in zip(here, there, strict=True))
         text = f"differ by {worst:.1e} of {bound:g} in {len(here)} steps; last {here[-1]:.4f}"
         yield Row(f"losses in {dtype} against the processor's in fp32", text, worst <= bound and here[-1] < here[0])
@@ -148,7 +158,7 @@ def losses(device: torch.device) -> Iterator[Row]:
 
 def child_losses(dtype: str, kind: str) -> list[float]:
     command = [sys.executable, __file__, "--losses", dtype, "--device", kind]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment_of(kind))
     if done.returncode:
         raise RuntimeError((done.stderr.strip().splitlines() or ["it says nothing"])[-1])
     found: list[float] = json.loads(done.stdout.strip().splitlines()[-1])
@@ -162,7 +172,7 @@ def resume(device: torch.device) -> Iterator[Row]:
     info, half = CheckpointInfo({"pipeline": 1, "data": 1, "tensor": 1}, {}), STEPS // 2
     with tempfile.TemporaryDirectory() as folder:
         engine, _ = trained(config, device, half)
-        saver = AsyncSaver(Path(folder), print)
+        saver = AsyncSaver(Path(folder), print, group=engine.mesh.cpu_group)
         extras = Extras({"consumed_samples": half, "consumed_tokens": half})
         saver.start(half, engine.sharded_state(), extras, info)
         straight = [step(engine, number) for number in range(half, STEPS)]
@@ -182,25 +192,70 @@ def resume(device: torch.device) -> Iterator[Row]:
     yield Row(f"{STEPS - half} steps after a save and a load", text, resumed == straight)
 
 
-def speed(device: torch.device) -> Iterator[Row]:
-    """The benchmark of `gpu_training.py`, without recomputation."""
+GPT = (
+    # what it is called, other keys of the card, and the peer that it is compared with
+    ("gpt", (), "torch.compile"),
+    ("compiled blocks", (("model", "compile_blocks", True),), "tr11 gpt"),
+    ("rotary", (("model", "position_embedding", "rotary"),), "tr11 gpt"),
+    ("dropout 0.1", (("model", "attention_dropout", 0.1), ("model", "hidden_dropout", 0.1)), "tr11 gpt"),
+    ("fp16", (("precision", "dtype", "fp16"),), "tr11 gpt"),
+    ("float8", (("precision", "float8", True),), "tr11 gpt"),
+    ("float8, compiled blocks", (("precision", "float8", True), ("model", "compile_blocks", True)), "tr11 gpt"),
+)
+
+
+ON_GPUS_ALONE = {"fp16", "compiled blocks", "float8, compiled blocks"}  # a processor has none, or compiles for minutes
+
+
+def cases(on_gpu: bool) -> Iterator[tuple[str, Shape, str]]:
+    """What is timed: its name, its shape, and its peer: another system, or what was measured before it."""
+    base = Shape(6, 4096, 32, 65536, 2048, 2, 4, "bf16") if on_gpu else small("bf16")
+    for name, own, peer in GPT:
+        if on_gpu or name not in ON_GPUS_ALONE:
+            yield name, replace(base, own=own), peer
+    masked = Shape(24, 1024, 16, 30592, 512, 16, 2, "bf16") if on_gpu else replace(small(), length=DECODER)
+    for family in ("bert", "t5"):
+        yield family, replace(masked, family=family), "transformers"
+
+
+def speed(device: torch.device, seconds: float = BUDGET_SECONDS) -> Iterator[Row]:
+    """Steps of each family and kind, without recomputation, each after its peer; see `gpu_training.py`."""
     on_gpu = device.type == "cuda"
-    shape = Shape(6, 4096, 32, 65536, 2048, 2, 4, "bf16") if on_gpu else small()
-    options = argparse.Namespace(steps=10 if on_gpu else 1, device=device.type)
     name = torch.cuda.get_device_name(device) if on_gpu else "processor"
-    for system in ("tr11", "torch.compile") if on_gpu else ("tr11",):
-        found = in_child(system, shape, options)
-        if isinstance(found, str):
-            yield Row(f"speed of {system}", found, False if system == "tr11" else None)
-            continue
-        used = utilization(
-            card(shape).model, shape.vocabulary, shape.micro * shape.accumulated, found["seconds"], 1,
-            peak_tflops(name, shape.dtype),
-        )  # fmt: skip
-        share = "peak not known" if used.mfu is None else f"MFU {100 * used.mfu:.1f} %"
-        text = f"{1000 * found['seconds']:.1f} ms a step, {shape.tokens / found['seconds']:,.0f} tokens/s, "
-        text += f"{used.model_tflops:.1f} TFLOPs, {share}, {found['memory'] / 2**30:.1f} GiB"
-        yield Row(f"speed of {system}", f"{text} (median of {options.steps} after {WARM_UP})")
+    options = argparse.Namespace(steps=8 if on_gpu else 1, device=device.type)
+    until = time.monotonic() + seconds - SPARE_SECONDS
+    measured: dict[str, float] = {}
+    for what, shape, peer in cases(on_gpu):
+        is_ours = peer.startswith("tr11 ")
+        for system in ("tr11",) if is_ours else (peer, "tr11"):
+            left = until - time.monotonic()
+            found = in_child(system, shape, options, left) if left > 0 else "not reached: no time was left for it"
+            if isinstance(found, str):
+                yield Row(f"{system} {what}", found, False if system == "tr11" and left > 0 else None)
+                continue
+            measured[f"{system} {what}"] = found["seconds"]
+            beside = peer if is_ours else f"{peer} {what}"
+            if system != "tr11":
+                beside = ""
+            yield timed(f"{system} {what}", shape, found, name, (beside, measured.get(beside)))
+
+
+def timed(what: str, shape: Shape, found: dict[str, float], device: str, peer: tuple[str, float | None]) -> Row:
+    """A measured step as a line, and its figures with those of its peer, where that came first."""
+    used = utilization(
+        card(shape).model, shape.vocabulary, shape.micro * shape.accumulated, found["seconds"], 1,
+        peak_tflops(device, shape.dtype),
+    )  # fmt: skip
+    share = "peak not known" if used.mfu is None else f"MFU {100 * used.mfu:.1f} %"
+    beside = "" if peer[1] is None else f", {peer[1] / found['seconds']:.2f}x {peer[0]}"
+    text = f"{1000 * found['seconds']:.1f} ms a step, {shape.tokens / found['seconds']:,.0f} tokens/s, "
+    text += f"{used.model_tflops:.1f} TFLOPs, {share}, {found['memory'] / 2**30:.1f} GiB{beside}"
+    figures = {
+        "seconds": found["seconds"], "tokens_per_second": shape.tokens / found["seconds"],
+        "model_tflops": used.model_tflops, "mfu": used.mfu, "memory_bytes": found["memory"], "shape": asdict(shape),
+        "peer": peer[0], "peer_seconds": peer[1],
+    }  # fmt: skip
+    return Row(what, f"{text} (median, after {WARM_UP})", figures=figures)
 
 
 def profiled(device: torch.device) -> Iterator[Row]:
@@ -222,7 +277,7 @@ def profiled(device: torch.device) -> Iterator[Row]:
 
 # ----------------------------------------------------------------------------- the whole
 SECTIONS: dict[str, Callable[[torch.device], Iterator[Row]]] = {
-    "kernels": kernels, "losses": losses, "resume": resume, "speed": speed, "profile": profiled,
+    "kernels": kernels, "losses": losses, "resume": resume, "profile": profiled, "speed": speed,
 }  # fmt: skip
 
 
@@ -230,9 +285,11 @@ def run_section(name: str, kind: str, seconds: float) -> list[Row]:
     """One section in a process of its own."""
     if seconds <= 0:
         return [Row(name, f"not reached within {BUDGET_SECONDS / 60:g} minutes", False)]
-    command = [sys.executable, __file__, "--section", name, "--device", kind]
+    command = [sys.executable, __file__, "--section", name, "--device", kind, "--seconds", f"{seconds:.0f}"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds)
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=seconds, env=environment_of(kind)
+        )
     except subprocess.TimeoutExpired:
         return [Row(name, f"not done within {seconds:.0f} s", False)]
     if done.returncode:
@@ -262,7 +319,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=", ".join(SECTIONS))
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--results", type=Path)
+    parser.add_argument("--json", type=Path, metavar="FOLDER", help="each figure and its peer's: SECTION.json")
     parser.add_argument("--section", help=argparse.SUPPRESS)
+    parser.add_argument("--seconds", type=float, default=BUDGET_SECONDS, help=argparse.SUPPRESS)
     parser.add_argument("--losses", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.device == "cuda" and not torch.cuda.is_available():
@@ -275,14 +334,20 @@ def main(arguments: list[str] | None = None) -> int:
         print(json.dumps(found))
         return 0
     if options.section:
-        print(json.dumps([asdict(row) for row in SECTIONS[options.section](device)]))
+        in_time = {"speed": partial(speed, seconds=options.seconds)}
+        section = in_time.get(options.section, SECTIONS[options.section])
+        print(json.dumps([asdict(row) for row in section(device)]))
         return 0
     unknown = [name for name in options.sections if name not in SECTIONS]
     if unknown:
         parser.error(f"there is no section {unknown[0]!r}; there are {', '.join(SECTIONS)}")
     began, rows = time.monotonic(), []
     for name in options.sections or SECTIONS:
-        for row in run_section(name, options.device, BUDGET_SECONDS - (time.monotonic() - began)):
+        found = run_section(name, options.device, BUDGET_SECONDS - (time.monotonic() - began))
+        if options.json is not None:
+            options.json.mkdir(parents=True, exist_ok=True)
+            (options.json / f"{name}.json").write_text(json.dumps([asdict(row) for row in found], indent=1) + "\n")
+        for row in found:
             rows.append(row)
             print(f"{ {None: '    ', True: 'fine', False: 'FAIL'}[row.fine] } {row.what}: {row.found}", flush=True)
     name = torch.cuda.get_device_name(device) if options.device == "cuda" else "this machine's processor (a check)"

@@ -17,9 +17,10 @@ import statistics
 import subprocess
 import sys
 import time
+from typing import Any
 
 import torch
-from models import Shape, card, engine_step, plain_loop, transformers_bloom
+from models import Shape, Step, card, engine_step, plain_loop, transformers_bert, transformers_bloom
 
 from tr11ops.agent.allocation import free_port
 from trainer.engine import init_distributed
@@ -39,20 +40,22 @@ def measure(system: str, shape: Shape, steps: int, device: torch.device) -> dict
             RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port())
         )
         init_distributed(device)
-        step = engine_step(card(shape), device)
+        step = our_step(shape, device)
     elif system == "transformers":
-        step = transformers_bloom(shape, device)
+        step = transformers_step(shape, device)
     else:
         step = plain_loop(shape, device, compiled=device.type == "cuda")
     is_gpu = device.type == "cuda"
     generator = torch.Generator().manual_seed(1)
     seconds = []
     for turn in range(WARM_UP + steps):
-        windows = shape.windows(generator, device)
+        drawn = shape.batches(generator)
+        if system != "tr11":  # ours come from host memory, as a loader gives them: the engine brings them to the device
+            drawn = [placed(batch, device) for batch in drawn]
         if is_gpu:
             torch.cuda.synchronize()
         began = time.perf_counter()
-        step(windows)
+        step(drawn)
         if is_gpu:
             torch.cuda.synchronize()
         if turn >= WARM_UP:
@@ -63,12 +66,48 @@ def measure(system: str, shape: Shape, steps: int, device: torch.device) -> dict
     return {"seconds": statistics.median(seconds), "memory": memory}
 
 
-def in_child(system: str, shape: Shape, options: argparse.Namespace) -> dict[str, float] | str:
+def our_step(shape: Shape, device: torch.device) -> Step:
+    """One step of our engine, of any family."""
+    if shape.family != "t5":
+        return engine_step(card(shape), device)
+    from t5_step import ours  # with transformers, which the others do without
+
+    return ours(card(shape), device)
+
+
+def transformers_step(shape: Shape, device: torch.device) -> Step:
+    """One step of transformers' model that is most like ours: BLOOM, Megatron-BERT, Blenderbot."""
+    if shape.family == "gpt":
+        return transformers_bloom(shape, device)
+    if shape.family == "bert":
+        return transformers_bert(shape, device)
+    from t5_step import blenderbot_step
+
+    return blenderbot_step(shape, device)
+
+
+def placed(batch: Any, device: torch.device) -> Any:
+    """A micro batch on the device, as a person who times a step would put it there beforehand."""
+    if isinstance(batch, dict):
+        return {name: tensor.to(device) for name, tensor in batch.items()}
+    return batch.to(device)
+
+
+def environment_of(kind: str) -> dict[str, str]:
+    """Of a child that computes on `kind`. One for the processor sees no GPU: DeepSpeed takes any that it sees."""
+    return {**os.environ, **({"CUDA_VISIBLE_DEVICES": ""} if kind == "cpu" else {})}
+
+
+def in_child(system: str, shape: Shape, options: argparse.Namespace, seconds: float = 1800) -> dict[str, float] | str:
     """`measure` in a process of its own; the last line of its complaint when it fails (out of memory, say)."""
     request = json.dumps({"system": system, "shape": vars(shape), "steps": options.steps, "device": options.device})
-    done = subprocess.run(
-        [sys.executable, __file__, "--child", request], capture_output=True, text=True, timeout=1800, check=False
-    )
+    command = [sys.executable, __file__, "--child", request]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=seconds, check=False, env=environment_of(options.device)
+        )
+    except subprocess.TimeoutExpired:
+        return f"not done within {seconds:.0f} s"
     if done.returncode:
         return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
     measured: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])

@@ -7,7 +7,7 @@ under the same optimizer. Not a measurement by itself.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,7 +27,10 @@ MASKED, IGNORED = 0.15, -100  # BERT's share of tokens that are predicted; what 
 
 @dataclass(frozen=True)
 class Shape:
-    """What is trained, and how much of it in a step: `accumulated` micro batches of `micro` samples on each replica."""
+    """What is trained, and how much of it in a step: `accumulated` micro batches of `micro` samples on each replica.
+
+    `own`: further keys of the card, as (section, key, value).
+    """
 
     layers: int
     hidden: int
@@ -39,6 +42,7 @@ class Shape:
     dtype: str = "fp32"
     recompute: bool = False
     family: str = "gpt"
+    own: tuple[tuple[str, str, Any], ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -46,8 +50,11 @@ class Shape:
         return self.micro * self.accumulated * self.length
 
     def batches(self, generator: torch.Generator) -> list[Any]:
-        """One step's micro batches, of the family's fields."""
-        return self.windows(generator) if self.family == "gpt" else self.masked_samples(generator)
+        """One step's micro batches in host memory, as a loader gives them: of the family's fields."""
+        if self.family == "bert":
+            return self.masked_samples(generator)
+        longer = DECODER if self.family == "t5" else 0
+        return replace(self, length=self.length + longer).windows(generator)
 
     def masked_samples(self, generator: torch.Generator) -> list[dict[str, Tensor]]:
         """One step's samples of BERT: two segments of half the length, nothing padded, 15 % of the words masked."""
@@ -78,38 +85,37 @@ def card(shape: Shape, tensor: int = 1, pipeline: int = 1, data: int = 1) -> Tra
         own = {"family": "bert", "position_embedding": "absolute", "activation": "gelu"}
     if shape.family == "t5":
         own = {"family": "t5", "position_embedding": "absolute", "decoder_sequence_length": DECODER}
-    return validate(
-        TrainerConfig,
-        {
-            "run": {"name": "speed", "directory": "unused"},
-            "parallel": {"tensor": tensor, "pipeline": pipeline},
-            "model": {
-                "layers": shape.layers,
-                "hidden_size": shape.hidden,
-                "attention_heads": shape.heads,
-                "sequence_length": shape.length,
-                **own,
-                "attention_dropout": 0.0,
-                "hidden_dropout": 0.0,
-                "activation_checkpointing": shape.recompute,
-            },
-            "batch": {
-                "micro_batch_size": shape.micro,
-                "global_batch_size": shape.micro * shape.accumulated * data,
-                "train_samples": 10**6,
-            },
-            "schedule": {"learning_rate": 1e-4},
-            "precision": {"dtype": shape.dtype},
-            "checkpoint": {"interval": 1000},
-            "data": {"prefixes": ["unused"]},
-            "tokenizer": {"padded_vocabulary_size": shape.vocabulary},
+    value: dict[str, Any] = {
+        "run": {"name": "speed", "directory": "unused"},
+        "parallel": {"tensor": tensor, "pipeline": pipeline},
+        "model": {
+            "layers": shape.layers,
+            "hidden_size": shape.hidden,
+            "attention_heads": shape.heads,
+            "sequence_length": shape.length,
+            **own,
+            "attention_dropout": 0.0,
+            "hidden_dropout": 0.0,
+            "activation_checkpointing": shape.recompute,
         },
-        "benchmark",
-    )
+        "batch": {
+            "micro_batch_size": shape.micro,
+            "global_batch_size": shape.micro * shape.accumulated * data,
+            "train_samples": 10**6,
+        },
+        "schedule": {"learning_rate": 1e-4},
+        "precision": {"dtype": shape.dtype},
+        "checkpoint": {"interval": 1000},
+        "data": {"prefixes": ["unused"]},
+        "tokenizer": {"padded_vocabulary_size": shape.vocabulary},
+    }
+    for section, key, own_value in shape.own:
+        value.setdefault(section, {})[key] = own_value
+    return validate(TrainerConfig, value, "benchmark")
 
 
 def engine_step(config: TrainerConfig, device: torch.device) -> Step:
-    """One step of our engine on token windows; returns the loss. The process group must be up."""
+    """One step of our engine on micro batches in host memory; returns the loss. The process group must be up."""
     engine = Engine.build(config, Mesh.create(config.parallel, device))
 
     def step(batches: list[Any]) -> float:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -64,6 +65,12 @@ def loss_of(model: Any, length: int) -> Callable[[Tensor], Tensor]:
     return loss
 
 
+def blenderbot_step(shape: Shape, device: torch.device) -> Step:
+    """One step of transformers' Blenderbot: the same network as ours."""
+    like = BlenderbotForConditionalGeneration(BlenderbotConfig(**t5_config(model_facts(card(shape)), "float32")))
+    return loop(like, shape, device, loss_of(like, shape.length))
+
+
 def relative(shape: Shape) -> T5ForConditionalGeneration:
     """transformers' T5 of the same sizes."""
     return T5ForConditionalGeneration(
@@ -92,17 +99,16 @@ def main() -> None:
     init_distributed(device)
     shape = Shape(**{**vars(SHAPE), "dtype": options.dtype})
     config = card(shape)
-    alike = BlenderbotForConditionalGeneration(BlenderbotConfig(**t5_config(model_facts(config), "float32")))
     other = relative(shape)
     steps = {
         "tr11": ours(config, device),
-        "Blenderbot": loop(alike, shape, device, loss_of(alike, shape.length)),
+        "Blenderbot": blenderbot_step(shape, device),
         "T5": loop(other, shape, device, loss_of(other, shape.length)),
     }
-    drawn = Shape(**{**vars(shape), "length": shape.length + DECODER})
     generator = torch.Generator().manual_seed(1)
     what = f"{options.dtype}, {options.threads} threads"
-    take_turns(steps, lambda: drawn.windows(generator), options.steps, what, drawn.tokens)
+    tokens = replace(shape, length=shape.length + DECODER).tokens
+    take_turns(steps, lambda: shape.batches(generator), options.steps, what, tokens)
     torch.distributed.destroy_process_group()
 
 

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
+
+from tests.trainer.placement import GPU, PretendedGpu, lies_on_gpu
+from tests.trainer.recorder import recorded
+from tests.trainer.spawn import run_ranks
+from trainer.data.prefetch import BatchesAhead
+from trainer.parallel.micro_batch import tensors_of
 
 ROOT = Path(__file__).parents[1]
 
@@ -28,12 +37,96 @@ def test_without_a_gpu_it_says_so_and_writes_nothing() -> None:
 def test_the_checks_hold_on_the_processor_and_become_a_table(tmp_path: Path) -> None:
     results = tmp_path / "RESULTS.md"
     results.write_text("# Measured\n\nOther figures.\n")
-    done = script("--device", "cpu", "--results", str(results), "kernels", "resume")
+    done = script(
+        "--device", "cpu", "--results", str(results), "--json", str(tmp_path / "figures"), "kernels", "resume"
+    )
     assert done.returncode == 0, done.stdout + done.stderr
+    kept = json.loads((tmp_path / "figures" / "resume.json").read_text())
+    assert [(row["what"], row["fine"]) for row in kept] == [("4 steps after a save and a load", True)]
     text = results.read_text()
     assert text.startswith("# Measured\n\nOther figures.\n\n## On a GPU\n")
     assert "| 4 steps after a save and a load | bit for bit | fine |" in text
     assert text.count("| attention kernel ") == 2 and "failed" not in text
+
+
+@pytest.fixture
+def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+
+
+# ----------------------------------------------------------------------------- what a GPU would refuse, without one
+@pytest.mark.usefixtures("benchmarks")
+def test_each_micro_batch_is_pinned_and_comes_to_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    import gpu
+
+    placed = PretendedGpu()
+    placed.install(monkeypatch)
+    with placed:
+        ahead = BatchesAhead(GPU, needs_read=True, needs_compared=True)
+        batches = list(ahead.of(gpu.micro_batches(0), gpu.small().accumulated))
+        tensors = [tensor for batch in batches for part in batch for tensor in tensors_of(part)]
+        assert len(tensors) == 2 * gpu.small().accumulated and all(map(lies_on_gpu, tensors))
+    total = sum(tensor.nbytes for tensor in tensors)
+    assert (placed.pinned, placed.copied, placed.pageable) == (total, total, 0)
+
+
+def test_the_recorder_refuses_what_cuda_refuses() -> None:
+    with PretendedGpu() as placed:
+        there, here = torch.ones(3, device=GPU), torch.ones(3)
+        assert lies_on_gpu(there + 1) and not lies_on_gpu(here + 1)
+        with pytest.raises(RuntimeError, match="only dense CPU tensors can be pinned"):
+            there.pin_memory()
+        with pytest.raises(RuntimeError, match="on the same device"):
+            there + here
+        assert lies_on_gpu(there + here.to(GPU)) and placed.pageable == here.nbytes
+
+
+@pytest.mark.usefixtures("benchmarks")
+def test_no_process_for_the_processor_would_touch_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DeepSpeed takes any GPU that it sees, whatever device the script names."""
+    import gpu
+    import gpu_training
+
+    started: list[tuple[str, str | None]] = []
+
+    def record(command: list[str], env: dict[str, str] | None = None, **_: object) -> subprocess.CompletedProcess[str]:
+        started.append((" ".join(command), (os.environ if env is None else env).get("CUDA_VISIBLE_DEVICES")))
+        return subprocess.CompletedProcess(command, 1, "", "not started")
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setattr(gpu.subprocess, "run", record)
+    for kind, seen in (("cpu", ""), ("cuda", "0")):
+        started.clear()
+        gpu.run_section("losses", kind, 9.0)
+        with pytest.raises(RuntimeError, match="not started"):
+            gpu.child_losses("fp32", kind)
+        gpu_training.in_child("tr11", gpu.small(), gpu.argparse.Namespace(steps=1, device=kind))
+        assert len(started) == 3 and {devices for _, devices in started} == {seen}
+
+
+def resumed() -> tuple[list[bool], int]:
+    """The section `resume`, with a group of the processors beside the default one, as where NCCL is the default."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    import gpu
+
+    gpu.join(torch.device("cpu"))
+    beside, found = dist.new_group(), []
+    plain = gpu.Mesh.create
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            gpu.Mesh, "create", lambda parallel, device: gpu.replace(plain(parallel, device), cpu_group=beside)
+        )
+        patch.setattr(gpu.Engine, "close", lambda engine: None)
+        mesh = gpu.Mesh.create(gpu.card(gpu.small()).parallel, torch.device("cpu"))
+        with recorded(mesh) as entries:
+            found = [row.fine is not False for row in gpu.resume(torch.device("cpu"))]
+    return found, len([entry for entry in entries if entry.group != "cpu" and entry.is_host])
+
+
+def test_what_lies_in_host_memory_goes_over_the_processors_group() -> None:
+    """NCCL has no way for it: a save's agreement over the default group ends on a GPU machine."""
+    (answer,) = run_ranks(resumed, 1)
+    assert answer == ([True], 0)
 
 
 def test_a_table_replaces_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
