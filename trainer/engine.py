@@ -154,7 +154,7 @@ class Engine:
         if obstacle is not None:
             raise CardError("run card", [Problem("precision.float8", True, obstacle, OTHER_GPUS)])
         family = family_of(config.model)
-        head, compiler = family.head(mesh), compiler_for(config, mesh.device)
+        head, compiler = family.head(config, mesh), compiler_for(config, mesh.device)
         layers = family.layers(config, mesh, head, compiler)
         optimizer, watch, layer_norms = None, None, None
         with quiet(), mesh.groups.shared_with(TorchBackend):

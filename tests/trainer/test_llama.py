@@ -6,6 +6,7 @@ within 5e-6, as BERT's do.
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import Any
 
@@ -102,6 +103,16 @@ def test_a_training_goes_on_in_another_shape(kind: str) -> None:
     ranks = run_ranks(goes_on, 8, card((2, 2, 2), kind), tensors, len(SIZES), batches)
     for losses in ranks:
         torch.testing.assert_close(losses, alone, atol=2e-6, rtol=0)
+
+
+def test_a_z_loss_is_a_part_of_the_loss_on_every_shape() -> None:
+    """It is told by itself, the cross-entropy is that of the log, and it holds the sums of exponentials down."""
+    (plain,), (alone,) = curves((1, 1, 1), "llama"), run_ranks(train, 1, card((1, 1, 1), z_loss=1e-2), SIZES)
+    compare_curves([alone], run_ranks(train, 8, card((2, 2, 2), z_loss=1e-2), SIZES), weight_bound=3 * FP32_WEIGHT)
+    assert [set(parts) for parts in alone.parts] == [{"lm", "z"}] * len(SIZES)
+    assert alone.parts[0]["lm"] == pytest.approx(plain.losses[0], abs=2e-6)
+    assert alone.parts[0]["z"] == pytest.approx(1e-2 * math.log(64) ** 2, rel=0.05)  # logits near zero
+    assert set(alone.measured) == {"lm", "z"} and alone.losses != plain.losses
 
 
 # ----------------------------------------------------------------------------- transformers

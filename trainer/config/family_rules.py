@@ -26,6 +26,9 @@ def family_problems(config: TrainerConfig) -> Iterator[Problem]:
     if model.embedding_layernorm:
         rule = f'is not a part of model.family = "{model.family}"'
         yield Problem("model.embedding_layernorm", True, rule, "leave it out")
+    if model.z_loss:
+        rule = f'is not a part of model.family = "{model.family}"'
+        yield Problem("model.z_loss", model.z_loss, rule, "leave it out")
     if model.has_decoder:
         yield from _decoder_problems(config)
     elif config.parallel.pipeline > 1 and units_of(config.parallel.partition) is None:

@@ -102,6 +102,13 @@ class ModelSection(Section):
     layernorm_epsilon: float = Field(default=1e-5, gt=0, description="added to the variance, or to the mean square")
     attention_dropout: float = Field(default=0.1, ge=0, lt=1, description="on the attention probabilities")
     hidden_dropout: float = Field(default=0.1, ge=0, lt=1, description="on what each half of a block adds")
+    z_loss: float = Field(
+        default=0.0,
+        ge=0,
+        le=0.01,
+        description="factor of the squared log of each token's sum of exponentials, added to the loss: it keeps logits "
+        "near zero; 1e-4 is usual, 0 is without",
+    )
     init_method: Literal["normal", "xavier"] = Field(
         default="normal",
         description="how matrices begin: normal with init_std, or evenly within sqrt(6 / (rows + columns)) of zero",

@@ -45,7 +45,7 @@ class BertFamily(Family):
         losses = (LM, SOP) if config.data.binary_head else (LM,)
         return LossParts(losses, tuple(f"{name} accuracy" for name in losses))
 
-    def head(self, mesh: Mesh) -> PretrainingHead:
+    def head(self, config: TrainerConfig, mesh: Mesh) -> PretrainingHead:
         """Both losses."""
         return PretrainingHead(mesh)
 

@@ -75,7 +75,7 @@ class Family(ABC):
         return LossParts()
 
     @abstractmethod
-    def head(self, mesh: Mesh) -> Head:
+    def head(self, config: TrainerConfig, mesh: Mesh) -> Head:
         """The model's end, one object for each engine."""
 
     @abstractmethod

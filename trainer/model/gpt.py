@@ -17,10 +17,10 @@ from trainer.config.recompute_choice import recomputed_part
 from trainer.model.block import TransformerBlock
 from trainer.model.compiled import Compiler, compiles_small_parts
 from trainer.model.documents import DocumentRules, labels_without_ends
-from trainer.model.family import Family, Layer
+from trainer.model.family import Family, Layer, LossParts
 from trainer.model.kernels import build_kernel
 from trainer.model.layers import Dropout, LearnedPositions, VocabularyParallelEmbedding, norm_class
-from trainer.model.loss import LanguageModelHead
+from trainer.model.loss import LM, LanguageModelHead, Z
 from trainer.model.positions import Rotary
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.micro_batch import Batch
@@ -85,9 +85,13 @@ class GPTFamily(Family):
     tied_name: ClassVar[str] = TIED_NAME
     fields: ClassVar[tuple[str, ...]] = ("tokens", "labels")
 
-    def head(self, mesh: Mesh) -> LanguageModelHead:
-        """The tied output projection and its cross-entropy."""
-        return LanguageModelHead(mesh)
+    def parts(self, config: TrainerConfig) -> LossParts:
+        """With a z-loss the cross-entropy and that; else the loss is one."""
+        return LossParts((LM, Z)) if config.model.z_loss else LossParts()
+
+    def head(self, config: TrainerConfig, mesh: Mesh) -> LanguageModelHead:
+        """The output projection and its cross-entropy."""
+        return LanguageModelHead(mesh, config.model.z_loss)
 
     def layers(
         self, config: TrainerConfig, mesh: Mesh, head: LanguageModelHead, compiler: Compiler | None

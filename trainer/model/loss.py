@@ -33,6 +33,8 @@ from trainer.parallel.mesh import Mesh
 from trainer.parallel.widened import add_widened
 from trainer.schedule.pieces import PIECE_ELEMENTS, WIDENED_ELEMENTS
 
+LM, Z = "lm", "z"  # parts of a loss with a z-loss
+
 # Of the label's tensor rank, so that one over it is a number. What it adds is lost beside the label's own gradient.
 SMALLEST_SHARE = 2.0**-60
 
@@ -51,11 +53,14 @@ class Slot:
 
 @dataclass(frozen=True)
 class _Rows:
-    """The rows of the vocabulary on this worker. `bias`: of each of their logits, None where they have none."""
+    """The rows of the vocabulary on this worker. `bias`: of each of their logits, None where they have none. `z`: the
+    factor of the z-loss, 0 without one.
+    """
 
     first: int
     group: ProcessGroup | None
     bias: Tensor | None = None
+    z: float = 0.0
 
 
 class LanguageModelHead:
@@ -66,8 +71,10 @@ class LanguageModelHead:
     that output: `attach` takes the weight into the graph below it.
     """
 
-    def __init__(self, mesh: Mesh):
+    def __init__(self, mesh: Mesh, z: float = 0.0):
+        """`z`: the factor of a z-loss, which is then measured beside the cross-entropy."""
         self.group = mesh.tensor_group
+        self.z = z
         self._enter = gather_sequence if mesh.sequence_parallel else copy_to_tensor_region
         self.measured: dict[str, Tensor] = {}
         self._pending: tuple[VocabularyParallelEmbedding, Slot] | None = None
@@ -85,6 +92,8 @@ class LanguageModelHead:
     def loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
         """Mean cross-entropy over the labels [batch, sequence]; an fp32 scalar, the same on all tensor ranks.
 
+        With a z-loss that of the same labels is added: z x (log of the sum of exponentials)^2, which keeps the logits
+        near zero (Chowdhery et al., arXiv 2204.02311, with z = 1e-4).
         Labels below zero do not count, neither in the sum nor in the number it is divided by (so each micro batch is
         a mean of its own, as in Megatron); where none counts the loss is zero.
         Raises RuntimeError unless `attach` made `hidden` just before.
@@ -92,7 +101,13 @@ class LanguageModelHead:
         if self._pending is None:
             raise RuntimeError("loss() needs hidden states that attach() has just prepared")
         (embedding, slot), self._pending = self._pending, None
-        return projection_loss(hidden.reshape(-1, hidden.shape[-1]), embedding, labels.reshape(-1), slot, self.group)
+        flat, wanted = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1)
+        if not self.z:
+            return projection_loss(flat, embedding, wanted, slot, self.group)
+        added = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        loss = projection_loss(flat, embedding, wanted, slot, self.group, penalty=(self.z, added))
+        self.measured = {LM: loss.detach() - added, Z: added}
+        return loss
 
 
 def projection_loss(
@@ -103,22 +118,38 @@ def projection_loss(
     group: ProcessGroup | None,
     bias: Tensor | None = None,
     hits: Tensor | None = None,
+    penalty: tuple[float, Tensor] | None = None,
 ) -> Tensor:
     """Mean cross-entropy of the labels `wanted` [tokens], given hidden states `flat` [tokens, features].
 
     `bias`: of this worker's words, detached; its gradient goes to the slot beside the weight's. `hits`: an fp32 scalar
-    to which the share of labels that have the largest logit is added, where no gradients are asked for.
+    to which the share of labels that have the largest logit is added, where no gradients are asked for. `penalty`: the
+    factor of a z-loss, which is added to the loss, and an fp32 scalar to which it is added by itself.
     """
+    z, alone = penalty if penalty is not None else (0.0, None)
     weight = embedding.weight.detach().to(compute_dtype(flat))
-    rows = _Rows(embedding.first_row, group, None if bias is None else bias.to(weight.dtype))
+    rows = _Rows(embedding.first_row, group, None if bias is None else bias.to(weight.dtype), z)
     counted = (wanted >= 0).sum().clamp(min=1).float()
     if torch.is_grad_enabled() and flat.requires_grad:
-        return _ProjectionLoss.apply(flat, weight, wanted, counted, (rows, slot))
-    found = torch.zeros_like(counted)
-    loss = _cross_entropy(flat.to(weight.dtype), weight, wanted, rows, None, None if hits is None else found) / counted
-    if hits is not None:
-        hits += found / counted
+        loss, squares = _ProjectionLoss.apply(flat, weight, wanted, counted, (rows, slot))
+    else:
+        found = torch.zeros_like(counted)
+        seen = None if hits is None else found
+        sums = _cross_entropy(flat.to(weight.dtype), weight, wanted, rows, None, seen)
+        loss, squares = _mean_losses(*sums, counted, z)
+        if hits is not None:
+            hits += found / counted
+    if alone is not None:
+        alone += squares
     return loss
+
+
+def _mean_losses(total: Tensor, squares: Tensor, counted: Tensor, z: float) -> tuple[Tensor, Tensor]:
+    """The loss, and what of it is the z-loss, of sums over the tokens that count."""
+    if not z:
+        return total / counted, squares
+    added = z * squares / counted
+    return total / counted + added, added
 
 
 class Attach(torch.autograd.Function):
@@ -142,17 +173,19 @@ class _ProjectionLoss(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, counted: Tensor, place: tuple[_Rows, Slot]
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         rows, ctx.slot = place
         wide = hidden.to(weight.dtype)
         ctx.gradients = gradients = _Gradients(torch.empty_like(wide))
         if rows.bias is not None:
             gradients.bias = torch.zeros_like(rows.bias, dtype=torch.float32)
         ctx.dtype, ctx.counted = hidden.dtype, counted
-        return _cross_entropy(wide, weight, labels, rows, gradients) / counted
+        loss, added = _mean_losses(*_cross_entropy(wide, weight, labels, rows, gradients), counted, rows.z)
+        ctx.mark_non_differentiable(added)
+        return loss, added
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> Any:
         gradients, ctx.gradients = ctx.gradients, None
         factor = gradient / ctx.counted
         ctx.slot.gradient = _scaled(gradients.weight, factor, ctx.dtype)
@@ -225,15 +258,16 @@ def _cross_entropy(
     rows: _Rows,
     gradients: _Gradients | None,
     hits: Tensor | None = None,
-) -> Tensor:
-    """Sum of the tokens' losses; its gradients with respect to `hidden` and `weight` go to `gradients`.
+) -> tuple[Tensor, Tensor]:
+    """Sums over tokens: of the losses, and with a z-loss of the squared log-sum-exps, else zero. The gradients of both
+    together with respect to `hidden` and `weight` go to `gradients`.
 
     To `hits` the number of labels with the largest logit is added.
     """
     tokens, kind = hidden.shape[0], hidden.device.type
     height = min(tokens, max(1, PIECE_ELEMENTS[kind] // weight.shape[0]))
     counts = labels >= 0
-    total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+    total, squares = torch.zeros(2, dtype=torch.float32, device=hidden.device)
     softmax = softmax_for(hidden.device)
     room = hidden.new_empty(softmax.rows(height, weight.shape[0], kind), weight.shape[0])
     for begin in range(0, tokens, height):
@@ -243,11 +277,13 @@ def _cross_entropy(
             logits.add_(rows.bias)
         if hits is not None:
             hits += _largest(logits, labels[part], rows)
-        losses, shares = _softmax_losses(room, labels[part], rows, softmax, gradients is not None)
+        losses, normaliser, shares = _softmax_losses(room, labels[part], rows, softmax, gradients is not None)
         total += losses.masked_fill_(~counts[part], 0.0).sum()
+        if rows.z:
+            squares += normaliser.square().masked_fill_(~counts[part], 0.0).sum()
         if gradients is not None:
             gradients.add(part, logits, hidden[part], weight, counts[part].unsqueeze(1), shares)
-    return total
+    return total, squares
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
@@ -261,9 +297,12 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
 
 def _softmax_losses(
     room: Tensor, labels: Tensor, rows: _Rows, softmax: Softmax, becomes_gradient: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Per-token losses (fp32) of a piece's logits, the first rows of `room`, which may become their gradient, then over
-    the shares [tokens, 1].
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Per-token losses and log-sum-exps (fp32) of a piece's logits, the first rows of `room`, which may become their
+    gradient, then over the shares [tokens, 1].
+
+    A z-loss makes the gradient of the others p (1 + 2 z L), L the log-sum-exp, and takes 1 off at the label as ever:
+    the bracket is a factor of the row, as a share is.
 
     Rows of labels below zero hold anything finite afterwards, as do their losses.
     """
@@ -279,18 +318,23 @@ def _softmax_losses(
         normaliser, wanted = _exchange(mine, wanted, rows.group)
     losses = (normaliser - wanted).squeeze(1)
     if not becomes_gradient:
-        return losses, None
+        return losses, normaliser.squeeze(1), None
     of_target, shares = (wanted - normaliser).expm1_(), None
     if rows.group is not None:
         shares = (mine - normaliser).exp_()
-        if logits.dtype == torch.float16:
-            logits.mul_(shares)
-            shares = None
-        else:
+        if logits.dtype != torch.float16:
             shares = torch.where(here, shares.clamp(min=SMALLEST_SHARE), shares)
-            of_target /= shares
+    if rows.z:
+        steeper = 2.0 * rows.z * normaliser
+        of_target += (wanted - normaliser).exp() * steeper
+        shares = 1.0 + steeper if shares is None else shares * (1.0 + steeper)
+    if shares is not None and logits.dtype == torch.float16:
+        logits.mul_(shares)
+        shares = None
+    elif shares is not None:
+        of_target /= shares
     _put(logits, local, torch.where(here, of_target.to(logits.dtype), logits.gather(1, local)))
-    return losses, shares
+    return losses, normaliser.squeeze(1), shares
 
 
 def _largest(logits: Tensor, labels: Tensor, rows: _Rows) -> Tensor:

@@ -42,7 +42,7 @@ class T5Family(Family):
     tied_name: ClassVar[str] = "embedding.word.weight"
     fields: ClassVar[tuple[str, ...]] = ("text_enc", "text_dec", "labels", "loss_mask", "enc_mask", "dec_mask")
 
-    def head(self, mesh: Mesh) -> SpanHead:
+    def head(self, config: TrainerConfig, mesh: Mesh) -> SpanHead:
         """The tied output projection, its bias and its cross-entropy."""
         return SpanHead(mesh)
 

@@ -412,3 +412,35 @@ def test_logits_equal_transformers_bloom(dtype: str, tolerance: float) -> None:
     (ours,) = run_ranks(our_logits, 1, config, logical(model), tokens)
     assert expected.abs().max() > 1.0
     torch.testing.assert_close(ours.float(), expected, atol=tolerance, rtol=0)
+
+
+# ----------------------------------------------------------------------------- z-loss
+@pytest.mark.parametrize("pieces", [1, 3])
+@pytest.mark.parametrize("z", [1e-4, 1e-2])
+def test_a_z_loss_is_the_plain_formula(pieces: int, z: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loss, its parts, and all gradients, where one label does not count and one is all but certain."""
+    words, size, tokens = 11, 6, 6
+    monkeypatch.setitem(loss.PIECE_ELEMENTS, "cpu", words * (tokens // pieces))
+    torch.manual_seed(2)
+    embedding = VocabularyParallelEmbedding(words, size, 1.0, ALONE)
+    with torch.no_grad():
+        embedding.weight.copy_(torch.randn(words, size))
+    hidden = torch.randn(1, tokens, size, requires_grad=True)
+    with torch.no_grad():
+        hidden[0, 5] = 9.0 * embedding.weight[7]
+    labels = torch.tensor([[3, -100, 0, 10, 7, 7]])
+    head = LanguageModelHead(ALONE, z)
+    found = head.loss(head.attach(embedding, hidden), labels)
+    logits = hidden @ embedding.weight.t()
+    plain = functional.cross_entropy(logits[0], labels[0], ignore_index=-100)
+    added = z * logits.logsumexp(-1)[labels >= 0].square().mean()
+    torch.testing.assert_close(found, plain + added)
+    torch.testing.assert_close(head.measured["lm"], plain.detach())
+    torch.testing.assert_close(head.measured["z"], added.detach())
+    inputs = (hidden, embedding.weight)
+    right = torch.autograd.grad(plain + added, inputs)
+    for mine, wanted in zip(torch.autograd.grad(found, inputs), right, strict=True):
+        torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-6)
+    with torch.no_grad():
+        quiet = head.loss(head.attach(embedding, hidden), labels)
+    torch.testing.assert_close(quiet, found.detach())
