@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO
 
+from tr11ops.agent.compile_caches import prepare_caches
 from tr11ops.agent.exit_records import Death, keep_launchers_word, trainer_is_done
 from tr11ops.agent.listeners import holder_of
 from tr11ops.agent.memory_watch import MemoryWatch, WorkerWatch
@@ -100,6 +101,8 @@ class NodeTask:
         with suppress(OSError):  # NCCL's watchdog makes no folder; without one there is no record, and no harm
             make_shared(self.attempt / FLIGHT_RECORDS)
         temporary = Path(tempfile.gettempdir())
+        if not prepare_caches(temporary):  # one of this attempt's own: slower, and no one else's code
+            temporary = Path(tempfile.mkdtemp(prefix="tr11-"))
         return {
             **os.environ,
             **worker_defaults(

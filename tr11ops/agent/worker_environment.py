@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+from tr11ops.agent.compile_caches import caches_folder
 
 FLIGHT_RECORDS = "flight-recorder"  # as trainer.contract.paths.RunPaths.flight_records
 RENAMED = (2, 9)  # torch's version with TORCH_FR_ names of the flight recorder's variables
@@ -29,7 +30,7 @@ def worker_defaults(
     Compilers' caches are small files that each rank reads at its start: on a shared file system hundreds of ranks would
     wait for them. They are kept for the user's next attempt on the node.
     """
-    caches = temporary / f"tr11-caches-{os.getuid()}"
+    caches = caches_folder(temporary)
     records = attempt / FLIGHT_RECORDS / f"launch-{launch}-rank-"
     wanted = {
         "TORCH_FR_BUFFER_SIZE": str(KEPT_OPERATIONS),
