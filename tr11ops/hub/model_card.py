@@ -67,6 +67,7 @@ class ModelFacts:
     identity: str  # of the run: 16 hexadecimal digits, which a later card of the same run has too
     card_hash: str
     version: str
+    kind: str = "bloom"  # which architecture of transformers its export is, by its name on the hub
 
 
 def model_card(facts: ModelFacts) -> str:
@@ -135,7 +136,7 @@ def _header(facts: ModelFacts, title: str) -> list[str]:
         *([f"language: {quoted(list(facts.languages))}"] if facts.languages else []),
         "library_name: transformers",
         "pipeline_tag: text-generation",
-        'tags: ["bloom", "tr11"]',
+        f"tags: {quoted([facts.kind, 'tr11'])}",
         f"model_name: {quoted(title)}",
         "---",
     ]

@@ -17,6 +17,7 @@ from trainer.schedule.flops import count_parameters
 
 if TYPE_CHECKING:
     from tr11ops.runcard.card import RunCard
+    from trainer.config.model import ModelSection
 
 LONGEST_GROUP_BYTES = 1 << 20
 _POSITIONS = {"alibi": "ALiBi", "absolute": "learned", "rotary": "rotary"}
@@ -48,6 +49,7 @@ def model_facts(
         consumed_samples=manifest.consumed_samples,
         consumed_tokens=manifest.consumed_tokens,
         architecture=_architecture(card),
+        kind=model_kind(card.model),
         datasets=datasets_of(card),
         hyperparameters=_hyperparameters(card),
         hardware=_hardware(card, manifest.topology),
@@ -99,12 +101,23 @@ def _of_group(text: str) -> tuple[Dataset, ...] | None:
     return tuple(Dataset(name, weight / total) for name, weight in weighted)
 
 
+def model_kind(model: ModelSection) -> str:
+    """By its name on the hub: which architecture of `transformers` an export of it is."""
+    if model.family != "gpt":
+        return {"bert": "megatron-bert", "t5": "blenderbot"}[model.family]
+    if model.norm != "rmsnorm" and not model.is_gated:
+        return "bloom"
+    return "qwen3" if model.qk_norm else "llama"
+
+
 def _architecture(card: RunCard) -> Rows:
     model, vocabulary = card.model, card.tokenizer.padded_vocabulary_size
+    shared = () if model.groups == model.attention_heads else (("heads of keys and values", f"{model.groups:,}"),)
     return (
         ("layers", f"{model.layers:,}"),
         ("hidden size", f"{model.hidden_size:,}"),
         ("attention heads", f"{model.attention_heads:,}"),
+        *shared,
         ("sequence length", f"{model.sequence_length:,}"),
         ("vocabulary, padded", f"{vocabulary:,}"),
         ("parameters", f"{count_parameters(model, vocabulary).total:,}"),

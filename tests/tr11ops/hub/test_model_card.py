@@ -176,6 +176,24 @@ def test_the_facts_of_a_run(card: RunCard, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({}, "bloom"),
+        ({"norm": "rmsnorm"}, "llama"),
+        ({"activation": "swiglu", "qk_norm": True}, "qwen3"),
+        ({"family": "bert"}, "megatron-bert"),
+        ({"family": "t5"}, "blenderbot"),
+    ],
+    ids=str,
+)
+def test_the_tag_is_the_architecture_of_the_export(card: RunCard, changes: dict[str, Any], kind: str) -> None:
+    other = card.model_copy(update={"model": card.model.model_copy(update={"key_value_heads": 2, **changes})})
+    facts = model_facts(other, _manifest(card), Losses(), TrainingHistory(), "a/b", "main", "0")
+    assert ModelCard(model_card(facts)).data.to_dict()["tags"] == [kind, "tr11"]
+    assert dict(facts.architecture)["heads of keys and values"] == "2"
+
+
+@pytest.mark.parametrize(
     ("changes", "datasets"),
     [
         ({"prefixes": ["/d/x/en", "/d/y/fr"], "weights": [1.0, 3.0]}, (Dataset("en", 0.25), Dataset("fr", 0.75))),
