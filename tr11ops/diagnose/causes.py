@@ -13,6 +13,7 @@ from dataclasses import replace
 from tr11ops.base.units import counted
 from tr11ops.diagnose.attribution.log_evidence import evidence_of
 from tr11ops.diagnose.diagnosis import Diagnosis, QuotedLine
+from tr11ops.diagnose.harmless import without_habits
 from tr11ops.diagnose.numbers import Unhealthy, judge_steps
 from tr11ops.diagnose.places import LaunchPlaces
 from tr11ops.diagnose.roots import CLEAR, STRONG, Candidates, candidates_of, is_before, root_of, step_of_total
@@ -26,14 +27,16 @@ WHOLE = 0.65  # for a training that came to its last step and says nothing
 SHOWN = 8
 SILENT = 3  # lines of the watchdog in a row that say that the job runs, and no step
 CAUTIOUS = 0.9  # the most where a signature alone does not prove its class
+MILD = 0.5  # the most for a line that calls itself a warning
 AFTER_THE_END = 0.85  # the most for what fails once the training has come to its end, or may be of two classes
 _LOADER = "dataloader-worker"
 _OF_THE_MACHINE = frozenset({FaultClass.STORAGE, FaultClass.HOST_OOM, FaultClass.GCS, FaultClass.CUDA_OOM})
 _CHAIN_LINES = 200  # of what a data loader's worker raised, below the line that says that it did
 
 
-def judge(launches: Sequence[LogLaunch]) -> Diagnosis:
-    """The diagnosis of the newest launches, one of each file."""
+def judge(launches: Sequence[LogLaunch], earlier: Sequence[LogLaunch] = ()) -> Diagnosis:
+    """The diagnosis of the newest launches, one of each file. `earlier`: those before them in the same files."""
+    launches = without_habits(launches, earlier)
     merged = merged_launch(launches)
     places = LaunchPlaces(merged, merged.reports)
     found = _judge(merged, candidates_of(launches), places)
@@ -70,12 +73,14 @@ def _printed_early(launch: LogLaunch, places: LaunchPlaces) -> Diagnosis | None:
     return Diagnosis(fault, step, AFTER_STEPS, line, (), (), 0, why, launch.label)
 
 
-def judge_after(launches: Sequence[LogLaunch], before: Sequence[LogLaunch]) -> Diagnosis:
-    """The diagnosis of the newest launches, where those before them explain it.
+def judge_after(logs: Sequence[Sequence[LogLaunch]]) -> Diagnosis:
+    """The diagnosis of each log's last launch, where those before them explain it.
 
     A GPU that failed once, and a launch right after it that found no GPU memory before its first step, are one fault.
     """
-    found = judge(launches)
+    launches = [log[-1] for log in logs]
+    before = [log[-2] for log in logs if len(log) > 1]
+    found = judge(launches, [one for log in logs for one in log[:-1]])
     is_short = found.fault is FaultClass.CUDA_OOM and all(launch.progress is None for launch in launches)
     if not before or not is_short or found.root_cause is None:
         return found
@@ -144,6 +149,10 @@ def _of_root(root: Sighting, launch: LogLaunch, found: Candidates, places: Launc
     ]
     roots = [report for report in launch.reports if report.is_root and report.exit_code != -15]
     confidence = _confidence(root, found, launch, len(alike), roots)
+    step = signature.step
+    if root.is_mild and signature.role in {Role.CAUSE, Role.SYMPTOM}:  # a warning, and no line says more
+        confidence = min(confidence, MILD)
+        step = NextStep.PAGE if step is NextStep.EXCLUDE_AND_RESUBMIT else step
     after = [
         one
         for one in _all(found)
@@ -151,7 +160,7 @@ def _of_root(root: Sighting, launch: LogLaunch, found: Candidates, places: Launc
     ]
     return Diagnosis(
         signature.fault,
-        signature.step,
+        step,
         confidence,
         quoted,
         tuple(places.quoted(one) for one in [*backing, *alike][:SHOWN]),

@@ -29,11 +29,10 @@ def diagnose_files(paths: Sequence[Path], every: bool = False, progress: Progres
     """
     logs = _read(paths, progress)
     if every and len(logs) == 1:
-        return [judge([launch]) for launch in logs[0]]
+        return [judge([launch], logs[0][:place]) for place, launch in enumerate(logs[0])]
     if not logs:
         return [judge([LogLaunch("")])]
-    before = [launches[-2] for launches in logs if len(launches) > 1]
-    return [judge_after([launches[-1] for launches in logs], before)]
+    return [judge_after(logs)]
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ def diagnose_launch(paths: Sequence[Path], which: LaunchNumber, progress: Progre
     parts = [part for part in found if part]
     if not parts:
         return None
-    last = judge_after([part[-1] for part in parts], [part[0] for part in parts if len(part) > 1])
+    last = judge_after(parts)
     return replace(last, launch=which.attempt, number=which.number)
 
 
@@ -67,9 +66,9 @@ def nothing_known(attempt: str, number: int | None = None) -> Diagnosis:
 
 
 def _part_of(launches: Sequence[LogLaunch], which: LaunchNumber) -> list[LogLaunch]:
-    """Of a log's launches the one that is asked for, with the one right before it; none where it is not there."""
+    """Of a log's launches the one that is asked for, after those before it; none where it is not there."""
     if all(launch.number is None for launch in launches):
-        return list(launches[-2:])
+        return list(launches)
     mine = [
         place for place, one in enumerate(launches) if (one.label, one.number) == (which.attempt, which.number)
     ]  # fmt: skip
@@ -78,7 +77,7 @@ def _part_of(launches: Sequence[LogLaunch], which: LaunchNumber) -> list[LogLaun
     place = mine[-1]  # a job that was put back into the queue counts its launches anew
     while place + 1 < len(launches) and launches[place + 1].number is None:
         place += 1  # what its program takes for a start of its own
-    return list(launches[max(0, place - 1) : place + 1])
+    return list(launches[: place + 1])
 
 
 def _read(paths: Sequence[Path], progress: Progress) -> list[list[LogLaunch]]:

@@ -13,6 +13,8 @@ from tr11ops.diagnose.signature import SURE_END, FaultClass, NextStep, Role
 STRONG = 0.75  # a cause with this confidence says more than a bare exception
 PLAIN = 0.65  # the least of an exception; a line that only holds the words of an error has less
 CLEAR = 0.7  # a symptom with this confidence says as much as a death
+AGAIN = 5  # seconds in which a warning is repeated where it is more than that
+SECOND = len("MM-DD HH:MM:SS")
 _LOOP = "end-loop"
 _FINISHED = frozenset({"end-finished", _LOOP})
 _STEP_OF = re.compile(r"^(?!\W*[Ee]poch).*?\b(\d+)/ *(\d+)\b")
@@ -95,11 +97,21 @@ def _is_short(end: Sighting) -> bool:
 
 def _is_outdone(one: Sighting, left: Sequence[Sighting]) -> bool:
     """Whether a mere warning need not be the cause: something else failed, or nothing did."""
-    if not one.is_mild or not _may_fail_once(one) or one.signature.lasting:
+    if not _may_fail_once(one):
         return False
     graver = [other for other in left if other.signature.role in _MAY_BE_ROOTS and not other.is_mild]
+    if one.signature.restart:  # it began anew, unasked: the cause where nothing failed
+        return any(other.signature.role is not Role.END and not other.signature.restart for other in graver)
+    if not one.is_mild or one.signature.lasting:
+        return False
     failed = any(other.signature.role in {Role.SUMMARY, Role.CONSEQUENCE} for other in left)
-    return bool(graver) or not failed
+    return bool(graver) or not (failed or _comes_again(one, left))
+
+
+def _comes_again(one: Sighting, left: Sequence[Sighting]) -> bool:
+    """Whether a warning is repeated for a while: what it tells of is tried again and again, and does not succeed."""
+    alike = [other for other in left if other.signature.id == one.signature.id and other.origin.time is not None]
+    return len({str(other.origin.time)[:SECOND] for other in alike}) >= AGAIN
 
 
 def _may_fail_once(one: Sighting) -> bool:

@@ -39,8 +39,10 @@ _RETRIED = re.compile(
     r"|\bthrown while requesting\b"
     r"|\b(?:[Rr]etry|[Aa]ttempt)[ :#]*(?P<try>\d+) ?(?:/|of) ?(?P<tries>\d+)"
 )
-_MILD = re.compile(
-    r"\[(?:INFO|WARNING|WARN|DEBUG)\]|\b(?:INFO|WARNING|DEBUG)(?::| *[|-] )|- (?:INFO|WARNING|DEBUG) -|\bUserWarning:"
+_MILD = re.compile(  # the levels of Python, glog, TensorFlow, NeMo and NCCL; NCCL's WARN is its word for an error
+    r"\[(?:INFO|DEBUG)\]|\b(?:INFO|DEBUG)(?::| *[|-] )|- (?:INFO|DEBUG) -|(?<!NCCL )(?<!=)\bWARN(?:ING)?\b|Warning: "
+    r"|\bwarning: |\bNCCL (?:INFO|TRACE) |(?:^|[\s:\[])[IW]\d{4} \d\d:\d\d|\[[IW] [\w./]{1,80}\.\w{1,3}:\d"
+    r"|: [IW] [a-z_]{1,20}/|\[NeMo [IW] |\bfall(?:s|ing)? back (?:to|on)\b"
 )
 LEVEL = 160  # characters in which a line names its level
 _LATE = "start-megatron"  # rank 0 may print it when it dies, with all that its buffer holds
@@ -321,6 +323,8 @@ def _best(
         matches = []
     if not matches:
         return generic, {}
+    if raised is not None:  # what was raised is no mere line, whatever its words
+        matches = [one for one in matches if one[0].role is not Role.BENIGN] or matches
     signature, match = min(matches, key=lambda one: _rank(one[0]))
     groups = match.groupdict()
     return signature, {name: value for name, value in groups.items() if value is not None}

@@ -132,6 +132,7 @@ class FaultSignature:
     source: str
     lasting: bool = False  # counts although the training went on after it
     own: bool = False  # of the network, and yet of the very process that says it, not of a peer
+    restart: bool = False  # a first launch says it too: it counts only where an earlier one has trained
     examples: tuple[str, ...] = ()
     counterexamples: tuple[str, ...] = ()
 
@@ -153,6 +154,7 @@ def signature_of(name: str, family: str, entry: Mapping[str, Any]) -> FaultSigna
             source=entry["source"],
             lasting=bool(entry.get("lasting", False)),
             own=bool(entry.get("own", False)),
+            restart=bool(entry.get("restart", False)),
             examples=tuple(entry["match"]),
             counterexamples=tuple(entry.get("no_match", ())),
         )

@@ -80,7 +80,7 @@ def _words(sightings: list[Sighting], places: LaunchPlaces) -> tuple[list[tuple[
     """
     found, unplaced = [], []
     for one in sightings:
-        if one.signature.family == TOPICS and one.raised is None:
+        if one.is_mild or (one.signature.family == TOPICS and one.raised is None):
             continue
         is_workers = not one.signature.family.startswith("slurm") and not _NOT_A_WORKERS.match(_body(one))
         if one.signature.role not in _SAYS_WHY or not is_workers:
