@@ -151,8 +151,13 @@ class _State:
 def _wanted(
     catalogue: Catalogue, policy: RetentionPolicy, sound: Sequence[int], counting: Sequence[CopyRecord]
 ) -> dict[int, list[WantedCopy]]:
-    """The copies that the schedule wants, by step; of what is damaged too, in case it is the only one there is."""
-    copied = [copy.step for copy in counting]
+    """The copies that the schedule wants, by step; of what is damaged too, in case it is the only one there is.
+
+    Copies stand for what is no longer here. Of a checkpoint that is here its own state counts: else one that no
+    training resumes from would be wanted because it was copied once, and go when that copy is lost.
+    """
+    here = {entry.step for entry in (*catalogue.checkpoints, *catalogue.superseded)}
+    copied = [copy.step for copy in counting if copy.step not in here]
     found: dict[int, list[WantedCopy]] = {}
     everything = sorted({entry.step for entry in (*catalogue.checkpoints, *catalogue.superseded)})
     for steps in ([*sound, *copied], [*everything, *copied]):

@@ -355,6 +355,15 @@ def test_losing_copies_lets_nothing_go(situation: Situation, dice: random.Random
     assert going(with_copies(seen, left), rules, clocks) <= going(seen, rules, clocks)
 
 
+def test_a_lost_copy_lets_nothing_go_that_no_training_resumes_from() -> None:
+    """In this one a checkpoint that is passed over at a resume was wanted because it had been copied once."""
+    seen, rules, clocks = situation_of(1634)
+    gone = going(seen, rules, clocks)
+    for lost in seen.copies:
+        left = [copy for copy in seen.copies if copy is not lost]
+        assert going(with_copies(seen, left), rules, clocks) <= gone
+
+
 @EVERYTHING
 @given(situations, st.integers(0, 60), st.integers(1, 5))
 def test_more_reasons_to_keep_let_nothing_go(situation: Situation, step: int, more: int) -> None:
