@@ -39,7 +39,7 @@ with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
     finally:
         compiler.compile = _compile
 
-from trainer.optim.accumulate import add_to_accumulated, clear_gradients
+from trainer.optim.accumulate import add_to_accumulated, clear_gradients, forget_accumulated
 
 __all__ = [
     "LayerSpec",
@@ -78,6 +78,7 @@ bf16_optimizer.get_global_norm_of_tensors = _of_rank_0(bf16_optimizer.get_global
 DeepSpeedZeroOptimizer.scaled_global_norm = _of_rank_0(DeepSpeedZeroOptimizer.scaled_global_norm)
 bf16_optimizer.BF16_Optimizer._update_hp_grad = add_to_accumulated
 bf16_optimizer.BF16_Optimizer.zero_grad = clear_gradients
+bf16_optimizer.BF16_Optimizer.clear_hp_grads = forget_accumulated
 
 
 @contextlib.contextmanager

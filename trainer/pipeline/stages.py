@@ -14,6 +14,7 @@ from trainer.model.block import TransformerBlock
 from trainer.model.documents import Stream
 from trainer.model.family import Layer, replicated_parameters
 from trainer.model.recompute import recompute_function
+from trainer.optim.accumulate import clear_forgotten
 from trainer.parallel.gradient_copies import sum_copies
 from trainer.parallel.mesh import Mesh
 from trainer.pipeline.library import LayerSpec, PipelineModule, PipeModelDataParallelTopology, TiedLayerSpec
@@ -118,6 +119,8 @@ class StageModule(PipelineModule):
 
 def sum_copied_gradients(engine: Any) -> None:
     """Takes the place of DeepSpeed's instruction to reduce tied gradients."""
+    if engine.using_bf16_optimizer:
+        clear_forgotten(engine.optimizer)
     engine.module.sum_copies(engine.using_bf16_optimizer)
 
 
