@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.config.card import DataSection
+from trainer.config.data_rules import MULTIMODAL
 
 MAGIC = b"MMIDIDX\x00\x00"
 OLD_MAGIC = b"TNTIDX\x00\x00"
@@ -71,6 +72,8 @@ def _read(prefix: str, index: Path, tokens: Path) -> DatasetFacts:
         code, sequences, entries = _header(stream.read(HEADER_BYTES), index)
         expected = HEADER_BYTES + 12 * sequences + 8 * entries
         size = os.fstat(descriptor).st_size
+        if size == expected + sequences:
+            raise _Fault(f"{index} {MULTIMODAL}")
         if size != expected:
             raise _Fault(f"{index} has {size} bytes, its header needs {expected}{_cut(size, expected)}")
         last_length = _integer(descriptor, "<i", HEADER_BYTES + 4 * (sequences - 1))

@@ -9,6 +9,12 @@ from trainer.config.card import Problem, TrainerConfig
 from trainer.config.data import data_set_name
 from trainer.config.float8_choice import MULTIPLE, odd_sizes
 
+# Of an index with one byte more for each sequence, its mode: whole, but of data that no one here trains on.
+MULTIMODAL = (
+    "is of multimodal data (it ends with a mode of each sequence), which is not trained on here; make the pair again"
+    " from text alone"
+)
+
 # Of a group of data: it becomes part of file names, of log lines and of chart names.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 

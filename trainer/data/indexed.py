@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from trainer.config.data_rules import MULTIMODAL
 from trainer.data.errors import DataError, explain_os_errors
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -238,6 +239,8 @@ def _read_mapped_index(path: Path, start: bytes, size: int) -> _Index:
     _check_version(version, path)
     dtypes = _dtypes(code, path)
     expected = HEADER.size + 12 * sequences + 8 * documents
+    if sequences and size == expected + sequences:
+        raise DataError(f"{path} {MULTIMODAL}")
     if size != expected:
         raise _truncated(path, size, expected)
     sizes_end = HEADER.size + 4 * sequences

@@ -53,6 +53,7 @@ def test_any_bytes_are_judged_without_an_exception(content: bytes) -> None:
         (b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 9, 1, 2), "dtype code 9"),
         (b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 8, 0, 1), "holds no document"),
         (b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 8, 2**62, 2**62), "its header needs"),
+        (b"MMIDIDX\x00\x00" + struct.pack("<QBQQ2i2q3q2b", 1, 8, 2, 3, 1, 1, 0, 2, 0, 1, 2, 0, 1), "multimodal data"),
     ],
 )
 def test_what_is_wrong_is_said(tmp_path: Path, head: bytes, words: str) -> None:

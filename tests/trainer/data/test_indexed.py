@@ -192,6 +192,15 @@ def test_an_index_cut_anywhere_is_refused(tmp_path: Path) -> None:
         IndexedDataset(prefix)
 
 
+def test_an_index_of_multimodal_data_is_called_what_it_is(tmp_path: Path) -> None:
+    """Megatron's `multimodal` data sets have a mode of each sequence, one byte, behind the document starts."""
+    prefix = put(tmp_path / "p", mapped_index(8, [2, 1, 3], 2) + bytes([0, 1, 0]), bytes(12))
+    with pytest.raises(DataError) as caught:
+        IndexedDataset(prefix)
+    assert "p.idx is of multimodal data" in str(caught.value) and "text alone" in str(caught.value)
+    assert "longer" not in str(caught.value) and "damaged" not in str(caught.value)
+
+
 @given(position=st.integers(0, 34 + 12 * 3 + 8 * 4 - 1), change=st.integers(1, 255))
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_flipped_byte_is_refused_or_harmless(tmp_path: Path, position: int, change: int) -> None:
