@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from tr11ops.importer.builder import Builder
+from tr11ops.importer.place_slurm import RUN_NAME
 from tr11ops.importer.results import LeftReason
 from tr11ops.runcard.rules import advised_exit_minutes
 from tr11ops.runcard.slurm_syntax import parse_time_limit
+from trainer.config.model import gated_width
 
 _GPT2_ENTRIES = 50_257
 
@@ -41,6 +43,7 @@ def complete(builder: Builder) -> None:
         for key, value, option in _WITH_TENSORBOARD:
             if key not in builder.placed:
                 _default(builder, key, value, option)
+    _cooldown(builder)
     _redundant(builder)
     _run_name(builder)
     _batch(builder)
@@ -82,11 +85,24 @@ def _default(builder: Builder, key: str, value: Any, option: str) -> None:
     builder.put(key, value, option, 0, note=f"the original's default: no {option} is given")
 
 
+def _cooldown(builder: Builder) -> None:
+    """How the rate falls at the end of `WSD`; with any other style these options say nothing."""
+    style = "schedule.cooldown_style"
+    if builder.value("schedule.decay_style") == "wsd":
+        if style not in builder.placed:
+            _default(builder, style, "exponential", "--lr-wsd-decay-style")
+        return
+    for key in (style, "schedule.cooldown_samples", "schedule.cooldown_iterations"):
+        if key in builder.placed:
+            builder.drop(key, "counts only with --lr-decay-style WSD", LeftReason.NO_EFFECT)
+
+
 def _redundant(builder: Builder) -> None:
     """Values that say what would be assumed anyway."""
     hidden, heads = builder.integer("model.hidden_size"), builder.integer("model.attention_heads")
+    is_gated = builder.value("model.activation") == "swiglu"
     expected = {
-        "model.ffn_hidden_size": 4 * hidden,
+        "model.ffn_hidden_size": 4 * hidden if not is_gated else gated_width(hidden),
         "model.kv_channels": hidden // heads if heads > 0 and hidden % heads == 0 else 0,
         "model.max_position_embeddings": builder.integer("model.sequence_length"),
         "slurm.workers_per_node": builder.integer("slurm.gpus_per_node"),
@@ -108,11 +124,16 @@ def _redundant(builder: Builder) -> None:
 
 
 def _run_name(builder: Builder) -> None:
+    """Without a job name a run is called as its folder is, where that is a name."""
     directory = builder.value("run.directory")
-    if "run.name" not in builder.placed and isinstance(directory, str):
-        name = directory.rpartition("/")[2]
-        if name and "$" not in name:
-            builder.put("run.name", name, "--save", builder.line("run.directory"), note="no job name is given")
+    if "run.name" in builder.placed or not isinstance(directory, str):
+        return
+    name, line = directory.rpartition("/")[2], builder.line("run.directory")
+    if RUN_NAME.fullmatch(name):
+        builder.put("run.name", name, "--save", line, note="no job name is given")
+        return
+    why = "no job name is given, and the run's folder has none that would do: give --set run.name=..."
+    builder.leave("--save", directory, line, LeftReason.DECISION, why, "run.name")
 
 
 def _batch(builder: Builder) -> None:
@@ -126,12 +147,14 @@ _TOKENIZER = ("tokenizer.path", "tokenizer.vocabulary_file", "tokenizer.type")  
 
 
 def _vocabulary(builder: Builder) -> None:
+    """The tokenizer that each program assumed, and the size of its vocabulary where that is known."""
+    is_masked = builder.value("model.family") in ("bert", "t5")
+    if "tokenizer.type" not in builder.placed:
+        _default(builder, "tokenizer.type", "bert_wordpiece_lower" if is_masked else "gpt2_bpe", "--tokenizer-type")
     sizes = ("tokenizer.padded_vocabulary_size", "tokenizer.vocabulary_size")
     if any(key in builder.placed for key in sizes):
         return
     line = builder.line("tokenizer.type")
-    if "tokenizer.type" not in builder.placed:
-        builder.put("tokenizer.type", "gpt2_bpe", "--tokenizer-type", 0, note="the original's default")
     if builder.value("tokenizer.type") == "gpt2_bpe":
         note = "entries of GPT-2's vocabulary; padded as the original pads it"
         builder.put("tokenizer.vocabulary_size", _GPT2_ENTRIES, "--tokenizer-type", line, note=note)
@@ -139,4 +162,5 @@ def _vocabulary(builder: Builder) -> None:
     why = "the size of the vocabulary is the tokenizer's: give --set tokenizer.vocabulary_size=..."
     named = next(key for key in _TOKENIZER if key in builder.placed)  # its type at least: see above
     said = builder.placed[named]
-    builder.leave(said.source, said.value, said.line, LeftReason.DECISION, why, "tokenizer.vocabulary_size")
+    option = said.source if said.line else "the tokenizer"  # where it was not said, but assumed
+    builder.leave(option, said.value, said.line, LeftReason.DECISION, why, "tokenizer.vocabulary_size")

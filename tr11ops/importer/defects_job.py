@@ -71,7 +71,7 @@ def node_counts(case: Case) -> Iterator[Defect]:
         line, other = case.card.line("slurm.workers_per_node"), case.card.line("slurm.gpus_per_node")
         yield defect(code, line, workers=workers, gpus=gpus, other=other)
     tasks = case.directive("ntasks-per-node")
-    if tasks is not None and tasks.value != "1":
+    if tasks is not None and tasks.value != "1" and case.launch.starts_workers:
         yield defect("tasks-per-node", tasks.line, tasks=tasks.value)
 
 

@@ -14,7 +14,8 @@ from trainer.config.initial_std import WHAT_IT_COST, too_large
 def width_left_over(case: Case) -> Iterator[Defect]:
     """`--ffn-hidden-size` that is not four times the hidden size, as after a change of the one alone."""
     hidden, ffn = case.card.integer("model.hidden_size"), case.card.integer("model.ffn_hidden_size")
-    if not hidden or not ffn or ffn == 4 * hidden:
+    is_gated = case.card.value("model.activation") == "swiglu"  # its width is another share, and seldom a round one
+    if not hidden or not ffn or ffn == 4 * hidden or is_gated:
         return
     layers = case.card.integer("model.layers")
     meant, real = (_blocks(layers, hidden, width) / 1e9 for width in (4 * hidden, ffn))

@@ -73,7 +73,7 @@ def import_text(raw: str, name: str, overrides: Sequence[str] = ()) -> Imported:
     launch = find_launch(script)
     file = find_deepspeed(script, launch)
     builder = Builder()
-    place_slurm(builder, directives)
+    place_slurm(builder, directives, launch.starts_workers)
     place_shell(builder, script, launch)
     place_training(builder, launch)
     if file is not None:

@@ -13,6 +13,9 @@ from tr11ops.importer.traced import ScriptError, Traced
 
 FEWEST_OPTIONS = 3  # of the trainer's, for a command to count as a training
 _OPTION = re.compile(r"--?[A-Za-z]")
+_LAUNCHERS = frozenset(
+    {"torchrun", "torch.distributed.run", "torch.distributed.launch", "deepspeed", "accelerate"}
+)  # which start the workers of a node
 _LAUNCHER_SWITCHES = frozenset({"-u", "--standalone", "--no_python", "--use_env", "--no_python_module", "-m"})
 
 
@@ -34,6 +37,11 @@ class ParsedLaunch:
     def line(self) -> int:
         return self.command.line
 
+    @property
+    def starts_workers(self) -> bool:
+        """Whether a launcher starts the workers of a node; else each task of Slurm is one of them."""
+        return any(word.text.rpartition("/")[2] in _LAUNCHERS for word in self.command.words)
+
 
 def find_launch(script: Script) -> ParsedLaunch:
     """The command with the most options of the old trainer. Raises ScriptError when there is none."""
@@ -48,10 +56,29 @@ def find_launch(script: Script) -> ParsedLaunch:
 
 
 def _nothing_found(script: Script) -> str:
+    outside = _settings_outside(script)
+    if outside:
+        return outside
     sourced = [command for command in script.commands if command.name in {"source", "."} and len(command.words) > 1]
     if sourced:
         return f"no command in it starts a training; line {sourced[-1].line} sources {sourced[-1].words[1].text[:80]}"
     return "no command in it starts a training with options such as --num-layers"
+
+
+def _settings_outside(script: Script) -> str:
+    """The last command that starts another script, or a program with settings of another kind; empty: there is none."""
+    for command in reversed(script.commands):
+        words = [word.text for word in command.words]
+        settings = next((word for word in words if re.search(r"\.ya?ml\b", word)), "")
+        started = next((word for word in words[1:] if word.endswith(".sh")), "")
+        program = next((word for word in words if word.endswith(".py")), "")
+        if settings:
+            return f"line {command.line} takes its settings from {settings[:80]}, which is not a Megatron command line"
+        if program:
+            return f"line {command.line} starts {program[:80]} without options such as --num-layers"
+        if started:
+            return f"no command in it starts a training; line {command.line} starts {started[:80]}"
+    return ""
 
 
 def take_apart(command: ShellCommand) -> ParsedLaunch:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from tr11ops.importer.traced import DEEPEST_NESTING, ScriptError, Traced
+from tr11ops.importer.traced import DEEPEST_NESTING, ScriptError, Traced, placeholder_at
 
 _OPERATORS = (
     "&>>", "<<<", "<<-", ";;&", "&&", "||", ";;", ";&", "|&", "<<", ">>", ">&", "<&", "&>", ">|", "<>",
@@ -143,7 +143,7 @@ class Lexer:
         return not self.source.unknown_at(self.position)
 
     def operator(self) -> str | None:
-        if not self.plain():
+        if not self.plain() or placeholder_at(self.text, self.position) > self.position:
             return None
         for text in _OPERATORS:
             if self.text.startswith(text, self.position):
@@ -234,11 +234,23 @@ class Lexer:
             self.position += 1
         elif character in "$`":
             parts.append(self.dollar(quoted=False))
+        elif self.placeholder(parts):
+            return
         else:
             end = self.position + 1
             while end < len(self.text) and self.text[end] not in _WORD_ENDS and not self.source.unknown_at(end):
                 end += 1
             self.literal(parts, end - self.position, quoted=False)
+
+    def placeholder(self, parts: list[Part]) -> bool:
+        """`<PATH TO VOCAB>`, taken as one unknown piece of a word; false where none begins here."""
+        end = placeholder_at(self.text, self.position)
+        if end == self.position:
+            return False
+        text = self.source.cut(self.position, end)
+        parts.append(Literal(Traced.of(text.text, text.line, unknown=True), True))
+        self.position = end
+        return True
 
     def literal(self, parts: list[Part], length: int, quoted: bool) -> None:
         parts.append(Literal(self.source.cut(self.position, self.position + length), quoted))
@@ -250,8 +262,19 @@ class Lexer:
             end += 1
         if end >= len(self.text):
             raise ScriptError(self.line(), "a single quote is not closed", "repair the script")
-        parts.append(Literal(self.source.cut(self.position + 1, end), True))
+        inside = Lexer(self.source.cut(self.position + 1, end))
         self.position = end + 1
+        parts += inside.pieces() or [Literal(Traced(), True)]
+
+    def pieces(self) -> list[Part]:
+        """Text of single quotes: literal, but for placeholders."""
+        parts: list[Part] = []
+        while self.position < len(self.text):
+            if self.plain() and self.placeholder(parts):
+                continue
+            stop = self.text.find("<", self.position + 1)
+            self.literal(parts, (stop if stop >= 0 else len(self.text)) - self.position, quoted=True)
+        return parts
 
     def escaped_string(self, parts: list[Part]) -> None:
         """`$'...'` with the common escapes."""
@@ -289,9 +312,11 @@ class Lexer:
                 self.literal(parts, 1, quoted=True)
             elif self.plain() and character in "$`":
                 parts.append(self.dollar(quoted=True))
+            elif self.plain() and character == "<" and self.placeholder(parts):
+                continue
             else:
                 stop = self.position + 1
-                while stop < len(self.text) and self.text[stop] not in '$`\\"}' and not self.source.unknown_at(stop):
+                while stop < len(self.text) and self.text[stop] not in '$`\\"}<' and not self.source.unknown_at(stop):
                     stop += 1
                 self.literal(parts, stop - self.position, quoted=True)
         if end:

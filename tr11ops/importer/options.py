@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tr11ops.importer.results import LeftReason
-from tr11ops.importer.traced import Traced
+from tr11ops.importer.traced import Traced, is_placeholder
 
 ALL_VALUES = -1
 IN_THE_JOB = ("${SLURM_", "${TMPDIR}", "${HOSTNAME}", "${JOBSCRATCH}")  # variables that only a node has
@@ -72,8 +72,17 @@ def single(values: Sequence[Traced]) -> Traced:
 def known(value: Traced) -> str:
     """The text, when it does not depend on what only a shell could tell."""
     if not value.is_known:
-        raise ConversionProblem(f"{value.unknowns[0]} is only known when the script runs")
+        raise ConversionProblem(_why_unknown(value.unknowns[0], "when the script runs"))
     return value.text
+
+
+def _why_unknown(piece: str, when: str) -> str:
+    """What a run of unknown text stands for; `when` a variable or command would be known."""
+    if is_placeholder(piece):
+        return f"{piece[:60]} is a placeholder, to be filled in"
+    if re.match(r"\$\{[0-9@*]+\}", piece):
+        return f"{piece[:60]} is an argument of the script, given where it is started"
+    return f"{piece[:60]} is only known {when}"
 
 
 def integer(values: Sequence[Traced]) -> int:
@@ -112,7 +121,7 @@ def card_text(value: Traced) -> str:
     for piece in value.unknowns:
         names = re.fullmatch(r"(?:\$\{[A-Za-z_]\w*\})+", piece, re.ASCII)
         if names is None or any(name in piece for name in IN_THE_JOB):
-            raise ConversionProblem(f"{piece[:60]} is only known inside the job")
+            raise ConversionProblem(_why_unknown(piece, "inside the job"))
     return value.for_card()
 
 
@@ -185,5 +194,6 @@ def one_group(values: Sequence[Traced]) -> str:
 
 
 def words_of(value: Traced) -> list[Traced]:
-    """The value cut where it has blanks."""
-    return [value.cut(match.start(), match.end()) for match in re.finditer(r"\S+", value.text)]
+    """The value cut where it has blanks that are known to be there: a placeholder is one word."""
+    text = "".join("?" if value.unknown_at(index) else character for index, character in enumerate(value.text))
+    return [value.cut(match.start(), match.end()) for match in re.finditer(r"\S+", text)]

@@ -27,10 +27,20 @@ from trainer.config.optimizer_names import OLD_NAMES
 
 _TOKENIZERS = one_of(
     PretrainedFromHF="huggingface",
+    HuggingFaceTokenizer="huggingface",
     GPT2BPETokenizer="gpt2_bpe",
     BertWordPieceCase="bert_wordpiece",
     BertWordPieceLowerCase="bert_wordpiece_lower",
 )
+
+# `1-sqrt` is what a fork called it before Megatron had it.
+_COOLDOWNS = {
+    "exponential": "exponential",
+    "linear": "linear",
+    "cosine": "cosine",
+    "minus_sqrt": "minus_sqrt",
+    "1-sqrt": "minus_sqrt",
+}
 
 
 def _key(option: str, key: str, convert: Converter, note: str = "", count: int = 1) -> OptionRule:
@@ -62,10 +72,19 @@ _KEYS = [
     _key(
         "--position-embedding-type",
         "model.position_embedding",
-        one_of(alibi="alibi", absolute="absolute", rotary="rotary"),
+        one_of(alibi="alibi", absolute="absolute", learned_absolute="absolute", rotary="rotary", rope="rotary"),
     ),
+    _key("--num-key-value-heads", "model.key_value_heads", integer),
+    _key(
+        "--normalization",
+        "model.norm",
+        one_of(LayerNorm="layernorm", RMSNorm="rmsnorm", layernorm="layernorm", rmsnorm="rmsnorm"),
+    ),
+    _switch("--disable-bias-linear", "model.linear_biases", off),
+    _switch("--untie-embeddings-and-output-weights", "model.tied_embeddings", off),
     _switch("--embed-layernorm", "model.embedding_layernorm"),
     _key("--layernorm-epsilon", "model.layernorm_epsilon", number),
+    _key("--norm-epsilon", "model.layernorm_epsilon", number),
     _key("--attention-dropout", "model.attention_dropout", number),
     _key("--hidden-dropout", "model.hidden_dropout", number),
     _key("--init-method-std", "model.init_std", number),
@@ -99,8 +118,11 @@ _KEYS = [
     _key(
         "--lr-decay-style",
         "schedule.decay_style",
-        one_of(constant="constant", linear="linear", cosine="cosine"),
+        one_of(constant="constant", linear="linear", cosine="cosine", WSD="wsd"),
     ),
+    _key("--lr-wsd-decay-style", "schedule.cooldown_style", one_of(**_COOLDOWNS)),
+    _key("--lr-wsd-decay-samples", "schedule.cooldown_samples", integer),
+    _key("--lr-wsd-decay-iters", "schedule.cooldown_iterations", integer),
     _key("--lr-decay-samples", "schedule.decay_samples", integer),
     _key("--lr-decay-iters", "schedule.decay_iterations", integer),
     _key("--lr-decay-tokens", "schedule.decay_tokens", integer),
@@ -109,8 +131,13 @@ _KEYS = [
     _key("--lr-warmup-fraction", "schedule.warmup_fraction", number),
     _switch("--override-lr-scheduler", "schedule.on_resume", always("override")),
     _switch("--use-checkpoint-lr-scheduler", "schedule.on_resume", always("checkpoint")),
+    _switch("--override-opt_param-scheduler", "schedule.on_resume", always("override")),
+    _switch("--use-checkpoint-opt_param-scheduler", "schedule.on_resume", always("checkpoint")),
     _switch("--bf16", "precision.dtype", always("bf16")),
     _switch("--fp16", "precision.dtype", always("fp16")),
+    _key("--fp8-format", "precision.float8", always(True), "scales of each tensor are found at each product"),
+    _switch("--fp8-hybrid", "precision.float8"),
+    _switch("--fp8-e4m3", "precision.float8"),
     _key("--loss-scale", "precision.loss_scale", number),
     _key("--loss-scale-window", "precision.loss_scale_window", integer),
     _key("--hysteresis", "precision.hysteresis", integer),
@@ -124,6 +151,7 @@ _KEYS = [
     _key("--split", "data.split", split_shares, count=ALL_VALUES),
     _key("--data-impl", "data.implementation", one_of(infer="infer", mmap="mmap", lazy="lazy", cached="cached")),
     _key("--dataloader-type", "data.order", one_of(single="single", cyclic="cyclic")),
+    _key("--data-cache-path", "data.cache", text),
     _key("--num-workers", "data.workers", integer),
     _key("--valid-num-workers", "data.valid_workers", integer),
     _key(
@@ -140,12 +168,14 @@ _KEYS = [
     _key("--tokenizer-name-or-path", "tokenizer.path", text),
     _key("--vocab-file", "tokenizer.vocabulary_file", text),
     _key("--merge-file", "tokenizer.merges_file", text),
+    _key("--vocab-size", "tokenizer.vocabulary_size", integer),
     _key("--pad-vocab-size-to", "tokenizer.padded_vocabulary_size", integer),
     _key("--make-vocab-size-divisible-by", "tokenizer.divisible_by", integer),
     # the run
     _key("--seed", "run.seed", integer),
     _key("--kill-switch-path", "run.kill_switch", text),
     _key("--exit-duration-in-mins", "run.exit_duration_minutes", whole_if_possible),
+    _switch("--exit-on-missing-checkpoint", "run.expect_resume"),
     _key("--exit-interval", "run.exit_interval", integer),
     _key("--save-interval", "checkpoint.interval", integer),
     _switch("--finetune", "checkpoint.finetune"),

@@ -101,6 +101,10 @@ def _launcher(builder: Builder, script: Script, launch: ParsedLaunch) -> None:
         if name in launch.launcher:
             value = launch.launcher[name]
             builder.take("slurm.workers_per_node", (value,), integer, launch.spelled[name], value.line)
+    nodes = launch.launcher.get("nnodes")
+    if nodes is not None and nodes.text and "slurm.nodes" not in builder.placed:
+        least = nodes.cut(0, nodes.text.find(":")) if ":" in nodes.text else nodes
+        builder.take("slurm.nodes", (least,), integer, launch.spelled["nnodes"], nodes.line)
     endpoint = launch.launcher.get("rdzv_endpoint")
     port = launch.launcher.get("master_port")
     if endpoint is not None and ":" in endpoint.text:

@@ -11,10 +11,10 @@ from tr11ops.importer.builder import Builder
 from tr11ops.importer.options import ConversionProblem, Converter, integer, text
 from tr11ops.importer.results import LeftReason
 from tr11ops.importer.sbatch import Directive
-from tr11ops.importer.traced import Traced
+from tr11ops.importer.traced import Traced, placeholder_at
 from tr11ops.runcard.slurm_syntax import parse_time_limit
 
-_RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
+RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
 _LEFT: Mapping[str, tuple[LeftReason, str]] = {
     "ntasks-per-node": (LeftReason.DROPPED, "each node gets one launcher; slurm.workers_per_node is what it starts"),
     "ntasks": (LeftReason.DROPPED, "each node gets one launcher"),
@@ -43,27 +43,39 @@ def job_variables(directives: Sequence[Directive]) -> dict[str, Traced]:
         "cpus-per-task": ("SLURM_CPUS_PER_TASK",),
         "ntasks-per-node": ("SLURM_NTASKS_PER_NODE",),
         "partition": ("SLURM_JOB_PARTITION",),
+        "gpus-per-node": ("SLURM_GPUS_PER_NODE",),
+        "ntasks": ("SLURM_NTASKS", "SLURM_NPROCS"),
     }
     found: dict[str, Traced] = {}
     for item in directives:
         for name in names.get(item.name, ()) if item.read else ():
             found[name] = Traced.of(item.value, item.line)
+        if item.read and item.name in {"gres", "gpus-per-node"}:
+            count = gpus_of(item.value if item.name == "gres" else f"gpu:{item.value}")
+            if count is not None:
+                found["SLURM_GPUS_ON_NODE"] = Traced.of(str(count), item.line)
     return found
 
 
-def place_slurm(builder: Builder, directives: Sequence[Directive]) -> None:
-    """Place every directive, or tell what becomes of it."""
+def place_slurm(builder: Builder, directives: Sequence[Directive], starts_workers: bool = True) -> None:
+    """Place every directive, or tell what becomes of it; `starts_workers`: see ParsedLaunch."""
     for item in directives:
         if not item.read:
             why = "stands after the first command, where Slurm no longer looks"
             builder.leave(_shown(item), item.value, item.line, LeftReason.NO_EFFECT, why)
+        elif item.name == "ntasks-per-node" and not starts_workers:
+            value = (Traced.of(item.value, item.line),)
+            note = "each task was a worker"
+            builder.take("slurm.workers_per_node", value, integer, _shown(item), item.line, note)
         else:
             _place(builder, item)
 
 
 def _place(builder: Builder, item: Directive) -> None:
     source, values = _shown(item), (Traced.of(item.value, item.line),)
-    if item.name in _CONVERTED:
+    if placeholder_at(item.value, max(item.value.find("<"), 0)):
+        _placeholder(builder, item)
+    elif item.name in _CONVERTED:
         key, convert = _CONVERTED[item.name]
         builder.take(key, values, convert, source, item.line)
         if item.name in {"gres", "gpus-per-node"}:
@@ -84,6 +96,13 @@ def _place(builder: Builder, item: Directive) -> None:
         _passed(builder, f"slurm.options.{item.name}", item)
     else:
         builder.leave(source, item.value, item.line, LeftReason.NO_COUNTERPART, "tr11 does not ask Slurm for it")
+
+
+def _placeholder(builder: Builder, item: Directive) -> None:
+    """A value that a person should have filled in."""
+    key = _CONVERTED[item.name][0] if item.name in _CONVERTED else ""
+    why = "is a placeholder, to be filled in" + (f": give --set {key}=..." if key else " where the cluster needs it")
+    builder.leave(_shown(item), item.value, item.line, LeftReason.DECISION, why, key)
 
 
 def _more_of_gres(builder: Builder, item: Directive) -> None:
@@ -108,7 +127,7 @@ def _shown(item: Directive) -> str:
 
 def _run_name(builder: Builder, item: Directive) -> None:
     name = item.value
-    if not _RUN_NAME.fullmatch(name):
+    if not RUN_NAME.fullmatch(name):
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")[:100]
         if not name:
             why = "is no name for a run: give --set run.name=..."

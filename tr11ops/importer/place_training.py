@@ -12,23 +12,23 @@ from tr11ops.importer.launch import ParsedLaunch
 from tr11ops.importer.options import (
     ConversionProblem,
     OptionUse,
-    card_text,
     integer,
     known,
     number,
     text,
-    unquoted,
-    words_of,
 )
 from tr11ops.importer.options_left import TOGETHER
 from tr11ops.importer.options_table import RULES
+from tr11ops.importer.place_data import place_data
 from tr11ops.importer.place_family import place_family
 from tr11ops.importer.place_interleaving import place_interleaving
+from tr11ops.importer.place_model import place_model
 from tr11ops.importer.place_optimizer import place_optimizer
 from tr11ops.importer.place_recompute import place_recompute
 from tr11ops.importer.results import LeftReason
 from tr11ops.importer.traced import Traced
 
+_ARGUMENTS = ("${@}", "${*}")
 _TOGETHER = frozenset(rule.option for rule in TOGETHER)
 
 
@@ -40,12 +40,18 @@ def place_training(builder: Builder, launch: ParsedLaunch) -> None:
         if use.option not in _TOGETHER:
             _place(builder, use)
     for stray in launch.strays:
-        if stray.text.strip("\\ \t\n"):
+        if stray.text in _ARGUMENTS:
+            why = "stands for the options that are typed behind the script: --set what was meant"
+            builder.leave(stray.for_shell(), "", stray.line, LeftReason.DECISION, why)
+        elif stray.text.strip("\\ \t\n"):
             builder.leave(stray.for_shell(), "", stray.line, LeftReason.DECISION, "is a word that belongs to no option")
     _folders(builder, uses)
-    _data_path(builder, uses.get("--data-path"))
+    place_data(builder, uses)
     _scale(builder, uses)
+    _loss_of_each_token(builder, uses)
+    _context_parallel(builder, uses.get("--context-parallel-size"))
     place_family(builder, launch, uses)
+    place_model(builder, uses)
     place_optimizer(builder, uses)
     place_recompute(builder, uses)
     place_interleaving(builder, uses)
@@ -102,32 +108,9 @@ def _path(builder: Builder, use: OptionUse | None, key: str) -> str | None:
 
 
 def _directory_and_variant(path: str) -> tuple[str, str]:
-    match = re.fullmatch(r"(.*[^/])/+checkpoints/+([A-Za-z0-9][A-Za-z0-9._-]{0,99})", path, re.ASCII)
-    if match:
-        return match.group(1), match.group(2)
-    match = re.fullmatch(r"(.*[^/])/+checkpoints", path)
-    return (match.group(1), "") if match else (path, "")
-
-
-# ----------------------------------------------------------------------------- data
-def _data_path(builder: Builder, use: OptionUse | None) -> None:
-    """`--data-path PREFIX`, or `WEIGHT PREFIX WEIGHT PREFIX ...`."""
-    if use is None:
-        return
-    words = [piece for value in use.values for piece in words_of(unquoted(value))]
-    try:
-        if len(words) == 1:
-            builder.put("data.prefixes", [card_text(words[0])], "--data-path", use.line, words[0].line)
-            return
-        if not words or len(words) % 2:
-            raise ConversionProblem("it is neither one prefix nor pairs of a weight and a prefix")
-        weights = [number([word]) for word in words[::2]]
-        prefixes = [card_text(word) for word in words[1::2]]
-    except ConversionProblem as problem:
-        builder.leave_use(use, LeftReason.DECISION, f"{problem}: fill in [data]", "data.prefixes")
-        return
-    builder.put("data.prefixes", prefixes, "--data-path", use.line, words[1].line)
-    builder.put("data.weights", weights, "--data-path", use.line, words[0].line)
+    """`checkpoints` alone lies in the folder in which the script is started."""
+    match = re.fullmatch(r"(?:(.*[^/])/+)?checkpoints(?:/+([A-Za-z0-9][A-Za-z0-9._-]{0,99}))?", path, re.ASCII)
+    return (match.group(1) or ".", match.group(2) or "") if match else (path, "")
 
 
 # ----------------------------------------------------------------------------- loss scale
@@ -159,3 +142,31 @@ def _power(values: Sequence[Traced]) -> int:
 def _least_scale(values: Sequence[Traced]) -> int:
     text = known(values[0]) if values else ""
     return integer([Traced.of(text.removesuffix(".0"), values[0].line)]) if values else 0
+
+
+# ----------------------------------------------------------------------------- by their value, or beside another
+def _loss_of_each_token(builder: Builder, uses: dict[str, OptionUse]) -> None:
+    """`--calculate-per-token-loss`: each token weighs the same, not each micro batch, as here."""
+    use = uses.get("--calculate-per-token-loss")
+    if use is None:
+        return
+    if "--eod-mask-loss" in uses:
+        why = "each micro batch weighs the same here; with masked tokens that is another mean"
+        builder.leave_use(use, LeftReason.DECISION, why)
+    else:
+        builder.leave_use(use, LeftReason.DROPPED, "with no token masked it is the same mean")
+
+
+def _context_parallel(builder: Builder, use: OptionUse | None) -> None:
+    if use is None:
+        return
+    try:
+        is_one = integer(use.values) == 1
+    except ConversionProblem as problem:
+        builder.leave_use(use, LeftReason.DECISION, str(problem))
+        return
+    if is_one:
+        builder.leave_use(use, LeftReason.ELSEWHERE, "a sequence is not cut over ranks")
+        return
+    why = "a sequence is not cut over ranks here: these ranks become replicas, or parallel.tensor takes them"
+    builder.leave_use(use, LeftReason.DECISION, why)

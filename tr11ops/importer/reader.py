@@ -283,14 +283,18 @@ class _Reader:
             self.script.files.append(WrittenFile(paths[-1], content, command.line))
 
     def launched_shell(self, command: ShellCommand, depth: int) -> None:
-        """`bash -c TEXT` and `eval TEXT` are read in their turn, with the same variables."""
+        """`bash -c TEXT`, `LAUNCHER ... -c TEXT` and `eval TEXT` are read in their turn, with the same variables."""
         texts = [word.text for word in command.words]
         inner: Traced | None = None
         if command.name == "eval":
             inner = Traced.join(command.words[1:], " ")
         for index, text in enumerate(texts[:-2]):
             flag = texts[index + 1]
-            if text.rpartition("/")[2] in _SHELLS and flag.startswith("-") and flag.endswith("c"):
+            name = text.rpartition("/")[2]
+            is_shell = name in _SHELLS and flag.startswith("-") and flag.endswith("c")
+            # Launchers of some clusters take the command so, too. Python's is no shell text.
+            is_passed_on = flag == "-c" and " --" in texts[index + 2] and not name.startswith("python")
+            if is_shell or is_passed_on:
                 inner = command.words[index + 2]
                 break
         if inner is None or not inner.text.strip():

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from tr11ops.importer.traced import placeholder_at
+
 _LINE = re.compile(r"#SBATCH(?=\s|$)(.*)")
 _SHORT = {
     "A": "account", "a": "array", "b": "begin", "C": "constraint", "c": "cpus-per-task", "D": "chdir",
@@ -93,6 +95,9 @@ def _words(text: str) -> list[str]:
             current, started = "", False
         elif character == "#" and not started:
             break
+        elif (end := placeholder_at(text, index)) > index:
+            current, started = current + text[index:end], True
+            index = end - 1
         else:
             current, started = current + character, True
         index += 1

@@ -9,9 +9,25 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+# What a person should have filled in: `<PATH TO VOCAB>`, `<path>/vocab.json`. A shell would read from PATH.
+_PLACEHOLDER = re.compile(r"<[A-Za-z](?:[\w .,:/-]*[\w.])?>(?!/dev/)(?=[\s'\"/_.:,-]|$)", re.ASCII)
+_DESCRIPTOR_AT_END = re.compile(r"\s[0-9]>\Z")  # `<in -k 2> out` is two redirections
 LARGEST_SCRIPT_BYTES = 256 * 1024
 LARGEST_VALUE = 64 * 1024
 DEEPEST_NESTING = 32
+
+
+def placeholder_at(text: str, position: int) -> int:
+    """Where a placeholder that begins at `position` ends; `position` itself when none does."""
+    match = _PLACEHOLDER.match(text, position)
+    if match is None or _DESCRIPTOR_AT_END.search(match.group()):
+        return position
+    return match.end()
+
+
+def is_placeholder(unknown: str) -> bool:
+    """Whether a run of unknown text is a placeholder, which no shell could fill in either."""
+    return unknown.startswith("<")
 
 
 class ScriptError(ValueError):

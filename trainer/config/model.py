@@ -12,6 +12,15 @@ DEFAULT_VOCABULARY_MULTIPLE = 128
 GATED_MULTIPLE = 256
 
 
+def gated_width(hidden_size: int) -> int:
+    """The default width of a feed-forward part with a gate.
+
+    A gate's third matrix would make the part half as large again, so its width is 8/3 in place of 4 (Shazeer,
+    arXiv 2002.05202), rounded up to whole tiles as in Llama: 11,008 for 4,096.
+    """
+    return -(-8 * hidden_size // (3 * GATED_MULTIPLE)) * GATED_MULTIPLE
+
+
 class ParallelSection(Section):
     """[parallel]: degrees of parallelism. The data-parallel degree follows from the number of workers."""
 
@@ -149,16 +158,12 @@ class ModelSection(Section):
 
     @property
     def ffn(self) -> int:
-        """Width between the matrices of the feed-forward part.
-
-        A gate's third matrix would make the part half as large again, so its width is 8/3 in place of 4 (Shazeer,
-        arXiv 2002.05202), rounded up to whole tiles as in Llama: 11,008 for 4,096.
-        """
+        """Width between the matrices of the feed-forward part."""
         if self.ffn_hidden_size is not None:
             return self.ffn_hidden_size
         if not self.is_gated:
             return 4 * self.hidden_size
-        return -(-8 * self.hidden_size // (3 * GATED_MULTIPLE)) * GATED_MULTIPLE
+        return gated_width(self.hidden_size)
 
     @property
     def is_gated(self) -> bool:
