@@ -23,7 +23,7 @@ from tr11ops.twin.twin import Twin
 
 MAILS = ('alerts.recipients=["oncall@example.org"]', 'alerts.smtp_host="127.0.0.1"', "alerts.smtp_port=9")
 CHANGES = (
-    "resume --yes", "kill --yes", "kill --release --yes", "pause --yes", "checkpoint-now", "rollback 5 --yes",
+    "resume --yes", "kill --release --yes", "checkpoint-now", "rollback 5 --yes",
     "launch --array 1-3", "launch --array 1-3 --after {array}", "launch --repair --yes", "launch --replace --yes",
     "nodes exclude {node} --reason doubt --yes", "nodes include {node} --yes",
 )  # fmt: skip
@@ -99,6 +99,37 @@ def test_a_run_directory_that_vanishes_is_unknown_until_it_is_back(
     assert "directory-unseen" not in {one.detector for one in state.open_alerts}
 
 
+@pytest.mark.parametrize("words", ["kill --yes --reason test", "kill --now --yes --reason test"])
+def test_a_stop_asks_the_scheduler(stage: SmallRun, capfd: pytest.CaptureFixture[str], words: str) -> None:
+    """It holds what is queued, says so in the jobs, and ends what runs; when the directory is back the run goes on."""
+    stage.launch(6, *MAILS)
+    attempt = stage.train()
+    inject(stage.twin, "unmounted", path=str(stage.paths.root))
+    capfd.readouterr()
+    assert execute([*shlex.split(words), "--json"]) == 0
+    answer, said = capfd.readouterr()
+    assert json.loads(answer)["action"] == "asked-scheduler" and "no kill switch is set" in said
+    assert ("cancelled: job" if "--now" in words else "was sent USR1") in said
+    stage.wait(lambda: not any(job.state.is_active for job in stage.jobs()), "the attempt's end")
+    assert stage.queued().reason.startswith("JobHeld") and stage.queued().pending_tasks == (2, 3, 4, 5, 6)
+    assert not [healing.error for healing in heal(stage.twin) if healing.error]
+    assert not stage.directory.kill_switch_is_set()
+    assert execute(["resume", "--yes"]) == 0
+    assert stage.train(attempt=1) != attempt
+
+
+def test_a_pause_holds_what_is_queued(stage: SmallRun, capfd: pytest.CaptureFixture[str]) -> None:
+    inject(stage.twin, "partition-down")
+    stage.launch(3, *MAILS)
+    inject(stage.twin, "unmounted", path=str(stage.paths.root))
+    assert execute(["pause", "--yes", "--reason", "test"]) == 0
+    assert "no pause is set" in capfd.readouterr().err
+    assert stage.queued().reason.startswith("JobHeld") and "/switch:test" in stage.queued().comment
+    assert not [healing.error for healing in heal(stage.twin) if healing.error]
+    assert execute(["resume", "--yes"]) == 0
+    stage.train()
+
+
 def test_tasks_that_could_not_begin_are_no_launch_that_never_was(
     stage: SmallRun, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -112,6 +143,9 @@ def test_tasks_that_could_not_begin_are_no_launch_that_never_was(
     status = seen(capfd)
     assert status["verdict"] == "unknown" and "not mounted" in str(status["why"])
     assert "random weights" not in refusal(stage, "launch --array 1-3", capfd)
+    for words in ("kill --yes", "pause --yes"):
+        assert "is not mounted here" in refusal(stage, words, capfd)
+    assert not (stage.paths.root / "kill-switch").exists()
 
 
 def test_a_directory_that_is_not_there_at_all(stage: SmallRun, capfd: pytest.CaptureFixture[str]) -> None:
@@ -125,6 +159,7 @@ def test_a_directory_that_is_not_there_at_all(stage: SmallRun, capfd: pytest.Cap
     try:
         for words in ("launch --array 1-3", "launch --replace --yes", "pulse"):
             assert f"{root} is not there, but job {stage.array}" in refusal(stage, words, capfd), words
+        assert execute(["kill", "--yes"]) == 0 and "no kill switch is set" in capfd.readouterr().err
         assert seen(capfd)["verdict"] == "unknown" and not root.exists()
         assert existing_fallback(stage.directory) is not None
     finally:

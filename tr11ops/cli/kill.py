@@ -26,6 +26,7 @@ from tr11ops.cli.stopping import (
     StopWait,
     fall_back,
     hold_queued,
+    is_all_held,
     put_request,
     queued_lines,
     record,
@@ -73,6 +74,7 @@ def kill(
     with `tr11 resume`. It works for another person's run too: rights to write in the run directory are enough.
 
     With --wait, a job that has not stopped within resilience.stop_within_minutes is cancelled, where you may do that.
+    Where no switch can be set (a read-only disk, or one that is not mounted here) the scheduler itself is asked.
 
     Examples:
       tr11 kill --reason "loss spike, rolling back" --wait
@@ -85,33 +87,39 @@ def kill(
 
     run = run_to_stop(context)
     directory, view = run.directory, run.look(needs_directory=False)
-    require_switch(run, view)
-    before = run.read(lambda: read_request(directory.kill_switch, "kill"))
+    has_switch = require_switch(run, view)
+    before = run.read(lambda: read_request(directory.kill_switch, "kill")) if has_switch else None
     is_new = before is None or (now and before.kind != "kill-now")
     for line in _lines(run, view, before, now):
         say(line)
+    if not has_switch:
+        _say_without_switch(view)
     if dry_run:
         say("nothing was changed (--dry-run)")
         if context.as_json:
             emit(_value("dry-run", directory, view))
         return
     request = before
-    is_set, is_stopped = False, True
+    is_set, is_enough, is_stopped = not is_new, True, True
     held: tuple[str, ...] = ()
     if is_new or to_hold(view.queued, run.user)[0]:
-        agree("End the run now, without saving?" if now else "Set the kill switch?", yes)
+        agree(_question(has_switch, now), yes)
         if is_new:
             request = new_request("kill-now" if now else "kill", run.user, why, directory.root)
-            is_set, is_stopped = _set(run, view, request)
-        held = hold_queued(run, view, why or "kill switch")
+            is_set, is_enough = _set(run, view, request, has_switch)
+        # before anything ends: no file keeps the next task from training where the switch could not be set
+        held = hold_queued(run, view, why or "kill switch", is_set)
+        if not is_enough:
+            is_stopped = stop_without_files(run, view, now)
+        is_stopped = is_stopped and (is_set or is_all_held(run, view, held))
     assert request is not None
     endings: tuple[JobEnding, ...] = ()
     if wait and view.running:
         minutes = NOW_MINUTES if request.kind == "kill-now" else run.card.resilience.stop_within_minutes
-        patience = StopWait(timeout, minutes * 60, lambda: fall_back(run, view.running, request.id, minutes))
+        patience = StopWait(timeout, minutes * 60, lambda: fall_back(run, view, request.id, minutes))
         endings = wait_for_end(directory, view.running, run.edge, patience, lambda text: say(f"  {text}"), request.id)
-    code = max(_report(run, endings, context.as_json), 0 if is_stopped else 1)
-    unknown = view.unread if not is_stopped else (view.read_error or view.unclear) if wait else ""
+    code = max(_report(run, view, endings, context.as_json), 0 if is_stopped else 1)
+    unknown = view.unread or view.unclear if not is_stopped else (view.read_error or view.unclear) if wait else ""
     if (not wait or all(ending.is_over for ending in endings)) and (held or not unknown):
         say(way_on(run, view))
     if context.as_json:
@@ -132,9 +140,8 @@ def _lines(run: StopContext, view: StopView, before: Request | None, now: bool) 
             f"jobs:       unknown, the scheduler did not answer ({view.read_error}); the switch works without it"
         )
     if view.is_idle:
-        lines.append(
-            "jobs:       nothing of this run is running or queued; launches are refused until the switch is released"
-        )
+        rest = "" if view.unmounted else "; launches are refused until the switch is released"
+        lines.append(f"jobs:       nothing of this run is running or queued{rest}")
     lines += standing_lines(view)
     if now:
         lines.append(f"lost:       {_loss(view)}")
@@ -146,7 +153,22 @@ def _lines(run: StopContext, view: StopView, before: Request | None, now: bool) 
     return lines
 
 
+def _say_without_switch(view: StopView) -> None:
+    """What is done in its place. Raises Refusal where the scheduler shows nothing to stop either."""
+    if view.is_idle:
+        raise Refusal(f"nothing was stopped, and no kill switch can be set from here: {view.unmounted}", exit_code=3)
+    say("instead:    no kill switch is set; the scheduler is asked to stop what it shows of this run")
+
+
+def _question(has_switch: bool, now: bool) -> str:
+    if now:
+        return "End the run now, without saving?"
+    return "Set the kill switch?" if has_switch else "Ask the scheduler to stop it?"
+
+
 def _loss(view: StopView) -> str:
+    if view.unmounted:
+        return "not known: the run directory is not mounted here"
     lost = view.lost_iterations
     if lost is None:
         return "not known: no iteration is on record"
@@ -166,23 +188,20 @@ def _answered(run: StopContext, view: StopView, request: Request) -> Acknowledge
         return None
 
 
-def _set(run: StopContext, view: StopView, request: Request) -> tuple[bool, bool]:
-    """Set the kill switch; where the disk does not take it, stop what runs through the scheduler.
-
-    Returns whether it is set, and whether all that runs was asked to stop.
-    """
+def _set(run: StopContext, view: StopView, request: Request, has_switch: bool) -> tuple[bool, bool]:
+    """Set the kill switch, where there is one to set. Returns whether it is set, and whether that stops what runs."""
     directory, now = run.directory, request.kind == "kill-now"
-    is_set, is_whole = put_request(run, directory.kill_switch, request), False
+    is_set, is_whole = has_switch and put_request(run, directory.kill_switch, request), False
     if is_set:
         with suppress(deadline.Late):
             found = deadline.within(deadline.STOP_SECONDS, lambda: read_request(directory.kill_switch, "kill"))
             is_whole = found is not None and found.id == request.id
         say(f"kill switch set: {directory.kill_switch}")
     # an empty switch makes it save and leave, which is all that is wanted but for an end without saving
-    is_stopped = is_whole or (is_set and not now) or stop_without_files(run, view, now)
+    is_enough = is_whole or (is_set and not now)
     data = {"kill_switch": str(directory.kill_switch), "request": request.id, "kind": request.kind, "set": is_set}
-    record(directory, "kill-switch-set" if is_set else "stop-asked", request.why, data, request.who)
-    return is_set, is_stopped
+    record(directory, "kill-switch-set" if is_set else "stop-asked", request.why, data, request.who, view.unmounted)
+    return is_set, is_enough
 
 
 def _release(run: StopContext, why: str, yes: bool, dry_run: bool, as_json: bool) -> None:
@@ -198,13 +217,15 @@ def _release(run: StopContext, why: str, yes: bool, dry_run: bool, as_json: bool
     done.leave(as_json)
 
 
-def _report(run: StopContext, endings: tuple[JobEnding, ...], as_json: bool) -> int:
+def _report(run: StopContext, view: StopView, endings: tuple[JobEnding, ...], as_json: bool) -> int:
     """Say how the jobs ended; returns the exit code."""
     code = 0
     for ending in endings:
         marker = ending.marker
         if not ending.is_over:
             text, fine = f"is still there: it did not end in time; `{run.command('status')}` shows it", False
+        elif marker is None and view.unmounted:
+            text, fine = "ended; what it saved is not known: the run directory is not mounted here", False
         elif marker is None:
             look = run.command("status")
             text, fine = f"ended without a word of the trainer: the last checkpoint is what `{look}` shows", False
@@ -239,7 +260,7 @@ def _value(
         "iteration": view.iteration,
         "checkpoint": view.checkpoint,
         "iterations_at_risk": view.lost_iterations,
-        "unknown": view.read_error or view.unclear or None,
+        "unknown": view.read_error or view.unclear or view.unmounted or None,
         "receipts": None
         if answered is None
         else {

@@ -10,6 +10,7 @@ from tr11ops.cli.stopping import (
     ReasonOption,
     StopContext,
     hold_queued,
+    is_all_held,
     put_request,
     queued_lines,
     record,
@@ -18,7 +19,6 @@ from tr11ops.cli.stopping import (
     standing_lines,
     way_on,
 )
-from tr11ops.queue.held_jobs import to_hold
 from trainer.contract.requests import new_request, read_request
 
 PAUSE_SCHEMA = 1
@@ -40,8 +40,8 @@ def pause(
       tr11 pause --dry-run
     """
     run = run_to_stop(context)
-    paths, view = run.directory.paths, run.look()
-    before = run.read(lambda: read_request(paths.pause, "pause"))
+    paths, view = run.directory.paths, run.look(needs_directory=False)
+    before = None if view.unmounted else run.read(lambda: read_request(paths.pause, "pause"))
     exempt = view.attempts[0] if view.attempts else ""
     lines = [*running_lines(view, "will train to its limit"), *queued_lines(view, run.user)]
     if view.read_error:
@@ -52,6 +52,10 @@ def pause(
         lines.append("jobs:       nothing of this run is running or queued; a launch will leave untrained")
     for line in [*lines, *standing_lines(view)]:
         say(line)
+    if view.unmounted and view.is_idle:
+        raise Refusal(f"nothing was paused: {view.unmounted}", exit_code=3)
+    if view.unmounted:
+        say("instead:    no pause is set; what the scheduler shows as queued of this run is held")
     if before is not None:
         say(f"this run is already paused, by {before}")
     if dry_run:
@@ -62,13 +66,12 @@ def pause(
     is_paused = True
     if before is None:
         request = new_request("pause", run.user, why, run.directory.root, exempt)
-        is_paused = put_request(run, paths.pause, request)
-        record(run.directory, "pause", why, {"request": request.id, "exempt": exempt}, run.user)
+        is_paused = not view.unmounted and put_request(run, paths.pause, request)
+        record(run.directory, "pause", why, {"request": request.id, "exempt": exempt}, run.user, view.unmounted)
         if is_paused:
             say(f"paused: {paths.pause}")
-    held = hold_queued(run, view, why or "pause")
-    mine, others = to_hold(view.queued, run.user)
-    if not is_paused and (others or set(mine) - set(held)):
+    held = hold_queued(run, view, why or "pause", is_paused)
+    if not is_paused and not is_all_held(run, view, held):
         raise Refusal("what is queued is not all held, and no file keeps it from training: hold it where it is queued")
     unknown = view.unread or view.unclear
     if not is_paused and unknown:

@@ -12,13 +12,16 @@ import typer
 
 from tr11ops.base import deadline
 from tr11ops.base.invocation import command_for
-from tr11ops.base.observed import known, observed
+from tr11ops.base.observed import cause, known, observed
 from tr11ops.base.units import counted, duration
 from tr11ops.cli.common import Refusal, in_time, looking, not_mounted, nothing_there, open_scheduler, say
 from tr11ops.cluster.base import SchedulerError
+from tr11ops.cluster.parts import covers
 from tr11ops.cluster.pending_reasons import is_held
-from tr11ops.queue.held_jobs import can_modify, hold, to_hold
-from tr11ops.queue.stop import STOP_SIGNAL, acknowledgements, look, place_request, stop_by_scheduler, without_directory
+from tr11ops.observe.mounted import look_for_directory
+from tr11ops.queue.held_jobs import can_modify, hold, hold_unrecorded, to_hold
+from tr11ops.queue.queued_jobs import mark_held
+from tr11ops.queue.stop import STOP_SIGNAL, acknowledgements, look, place_request, stop_by_scheduler
 from tr11ops.rundir.fallback import write_or_fall_back
 from tr11ops.rundir.journal import Journal, user_name
 from tr11ops.rundir.kill_switch import (
@@ -32,7 +35,7 @@ from tr11ops.rundir.kill_switch import (
 
 if TYPE_CHECKING:
     from tr11ops.cli.context import RunContext
-    from tr11ops.cluster.base import Job, Scheduler
+    from tr11ops.cluster.base import Job, Overview, Scheduler
     from tr11ops.queue.stop import StopView
     from tr11ops.runcard.card import RunCard
     from tr11ops.rundir.paths import RunDirectory
@@ -91,18 +94,20 @@ def run_to_stop(context: RunContext, is_releasing: bool = False) -> StopContext:
     card = in_time(lambda: context.card)
     directory, scheduler = context.directory, context.scheduler
     hint = without_files(card, scheduler)
-    in_time(lambda: guard(directory, is_releasing), hint=hint)
     kind = in_time(lambda: directory.recorded_scheduler() if scheduler == "auto" else None, hint=hint) or scheduler
     edge = looking(open_scheduler(kind))
+    in_time(lambda: guard(directory, edge, is_releasing), hint=hint)
     return StopContext(card, directory, edge, user_name(), context.run or "")
 
 
-def guard(directory: RunDirectory, is_releasing: bool = False) -> None:
+def guard(directory: RunDirectory, scheduler: Overview, is_releasing: bool = False) -> None:
     """Refuse to stop something else than what was meant. Raises Refusal.
 
-    A switch that was set before the first launch is released (`is_releasing`) without a run directory.
+    A switch that was set before the first launch is released (`is_releasing`) without a run directory. And one that is
+    not there is a run's all the same where the scheduler shows what was queued from it.
     """
-    if not directory.exists and not (is_releasing and directory.kill_switch_is_set()):
+    is_set_before = is_releasing and directory.kill_switch_is_set()
+    if not directory.exists and not is_set_before and not look_for_directory(directory, scheduler, time.time()):
         raise nothing_there(directory)
     other = known(observed(lambda: look_at_switch(directory)), SwitchLocation()).other_run
     if other:
@@ -112,38 +117,40 @@ def guard(directory: RunDirectory, is_releasing: bool = False) -> None:
         )
 
 
-def require_switch(run: StopContext, view: StopView, is_releasing: bool = False) -> None:
-    """Refuse to use a switch that is not proven to be the run's, and say how else it is stopped. Raises Refusal."""
-    fault = run.read(lambda: place_fault(run.directory))
+def require_switch(run: StopContext, view: StopView, is_releasing: bool = False) -> bool:
+    """Refuse to use a switch that is not proven to be the run's, and say how else it is stopped. Raises Refusal.
+
+    False where it would lie in a run directory that is not mounted here: the scheduler is asked in its place.
+    """
     if view.unmounted and is_inside(run.directory):
-        fault = view.unmounted
+        return False
+    fault = run.read(lambda: place_fault(run.directory))
     if not fault:
         if run.read(lambda: look_at_switch(run.directory)).note:
             say(f"kill switch: {NEVER_MARKED}")
-        return
+        return True
+    if view.unmounted:
+        return False
     if is_releasing:
         raise Refusal(f"whether the kill switch is set cannot be seen from here ({fault}): type this where it is", 3)
     for line in [*running_lines(view, "trains on"), *queued_lines(view, run.user)]:
         say(line)
     say("to stop the run without its kill switch, type:")
-    for line in _other_ways(run, view):
+    for line in other_ways(run.directory, view.attempts, run.command("pause"), run.edge.name == "slurm"):
         say(f"  {line}")
     raise Refusal(f"the kill switch cannot be set from here ({fault}); nothing was changed, and no folder was made", 3)
 
 
-def _other_ways(run: StopContext, view: StopView) -> tuple[str, ...]:
-    """What stops the run without its kill switch, as commands to type."""
-    is_slurm = run.edge.name == "slurm"
-    if view.unmounted:
-        return without_directory(view.running, view.queued) if is_slurm else ()
-    return other_ways(run.directory, view.attempts, run.command("pause"), is_slurm)
+def record(directory: RunDirectory, kind: str, why: str, data: dict[str, Any], who: str, unmounted: str = "") -> None:
+    """Write to the journal. The request is what counts: a journal that cannot be written is said, and stops nothing.
 
-
-def record(directory: RunDirectory, kind: str, why: str, data: dict[str, Any], who: str) -> None:
-    """Write to the journal. The request is what counts: a journal that cannot be written is said, and stops nothing."""
+    `unmounted`: why the directory is not the run's own; the entry then waits on this machine.
+    """
 
     def write() -> str:
-        return write_or_fall_back(directory, lambda folder: Journal(folder.journal).write(kind, why, data, who))[1]
+        return write_or_fall_back(
+            directory, lambda folder: Journal(folder.journal).write(kind, why, data, who), unmounted
+        )[1]
 
     try:
         elsewhere = deadline.within(deadline.STOP_SECONDS, write)
@@ -182,6 +189,8 @@ def queued_lines(view: StopView, user: str) -> list[str]:
             fate = f"held already ({job.reason})"
         elif can_modify(job, user):
             fate = "held at once"
+        elif view.unmounted:
+            fate = f"{job.user} owns it, and must hold it: no file keeps it from training"
         else:
             fate = f"{job.user} owns it: the run's own controller holds it, else each task leaves untrained"
         lines.append(f"queued:     {tasks} of {job.job_id}: {fate}")
@@ -189,7 +198,12 @@ def queued_lines(view: StopView, user: str) -> list[str]:
 
 
 def standing_lines(view: StopView) -> list[str]:
-    """Where the training stands; not where its records may not be read."""
+    """Where the training stands; not where its records may not be read, or are not the run's."""
+    if view.unmounted:
+        return [
+            f"directory:  {view.unmounted}",
+            "not known:  iteration, checkpoint, what trains in the foreground, and who has stopped it already",
+        ]
     if view.unread:
         return [f"records:    not known, you may not read them ({view.unread})"]
     finished = "" if view.finished is None else ": the training is finished"
@@ -203,26 +217,57 @@ def way_on(run: StopContext, view: StopView) -> str:
     """What to type when the stop is no longer wanted."""
     if view.finished is not None and not view.running:
         return f"nothing is left to train; `{run.command('launch --repair')}` cancels what is queued"
+    if view.unmounted:
+        return f"to let it go on: mount {run.directory.root}, then type {run.command('resume')}"
     return f"to let it go on: {run.command('resume')}"
 
 
-def hold_queued(run: StopContext, view: StopView, why: str) -> tuple[str, ...]:
-    """Hold the queued jobs, as far as this user may; says what was done. Returns the numbers that are held now."""
+def hold_queued(run: StopContext, view: StopView, why: str, has_file: bool) -> tuple[str, ...]:
+    """Hold the queued jobs, as far as this user may; says what was done. Returns the numbers that are held now.
+
+    `has_file`: a switch or a pause is set, which keeps what could not be held from training.
+    """
     mine, others = to_hold(view.queued, run.user)
-    result = hold(run.directory, mine, run.edge, run.user, why, must_record=False)
+    if view.unmounted:
+        result = hold_unrecorded(mine, run.edge, view.unmounted)
+    else:
+        result = hold(run.directory, mine, run.edge, run.user, why, must_record=False)
+    unmarked = _mark_held(run, view, result.done, why) if result.unrecorded else ""
     for number in result.done:
         release = f"`{run.command('resume')}` releases it"
-        if result.unrecorded:
+        if unmarked:
             free = f"`scontrol release {number}`" if run.edge.name == "slurm" else "only its scheduler"
-            release = f"that cannot be recorded ({result.unrecorded}), so {free} releases it"
+            release = f"that cannot be recorded ({result.unrecorded}; {unmarked}), so {free} releases it"
+        elif result.unrecorded:
+            release = f"that cannot be recorded ({result.unrecorded}), but its comment says so, and {release}"
         say(f"held: job {number}; {release}")
+    other_hold = "the run's own controller holds it, else each task leaves untrained"
+    if not has_file:
+        other_hold = "no file keeps it from training: it must be held where it is queued"
     for number, text in result.refused:
-        say(f"not held: job {number} ({text}); the run's own controller holds it, else each task leaves untrained")
+        say(f"not held: job {number} ({text}); {other_hold}")
     if result.done:
-        record(run.directory, "held", why, {"jobs": list(result.done)}, run.user)
+        record(run.directory, "held", why, {"jobs": list(result.done)}, run.user, view.unmounted)
     for job in others:
-        say(f"not held here: job {job.job_id} belongs to {job.user}; the run's own controller holds it")
+        say(f"not held here: job {job.job_id} belongs to {job.user}; {other_hold}")
     return result.done
+
+
+def is_all_held(run: StopContext, view: StopView, held: tuple[str, ...]) -> bool:
+    """Whether all is held that was queued and not held before: `held` is what this user has held of it now."""
+    mine, others = to_hold(view.queued, run.user)
+    return not others and set(mine) <= set(held)
+
+
+def _mark_held(run: StopContext, view: StopView, names: tuple[str, ...], why: str) -> str:
+    """Have held jobs say themselves that tr11 holds them. Returns why that could not be done, or ""."""
+    try:
+        for job in view.queued:
+            if any(covers(name, job) for name in names):
+                mark_held(run.edge, job, why, is_for_fault=False)
+    except SchedulerError as error:
+        return cause(error)
+    return ""
 
 
 def put_request(run: StopContext, path: Path, request: Request) -> bool:
@@ -277,10 +322,10 @@ class StopWait:
         return self.clock() - self._began < self.timeout
 
 
-def fall_back(run: StopContext, jobs: tuple[Job, ...], request: int, minutes: float) -> None:
+def fall_back(run: StopContext, view: StopView, request: int, minutes: float) -> None:
     """Cancel what did not stop, where this user may; else say whom to call. Names the ranks that never answered."""
     late = f"has not stopped within {minutes:g} min"
-    for job in jobs:
+    for job in view.running:
         try:
             now = run.edge.job(job.job_id)
         except SchedulerError as error:
@@ -296,7 +341,8 @@ def fall_back(run: StopContext, jobs: tuple[Job, ...], request: int, minutes: fl
             say(f"tr11: job {job.job_id} {late}: call {job.user}, who owns it, for `{command} {job.job_id}`")
             continue
         say(f"tr11: job {job.job_id} {late}: cancelling it")
-        record(run.directory, "stop-fallback", late, {"job": job.job_id, "answered": answered}, run.user)
+        data = {"job": job.job_id, "answered": answered}
+        record(run.directory, "stop-fallback", late, data, run.user, view.unmounted)
         try:
             run.edge.cancel(job.job_id)
         except SchedulerError as error:

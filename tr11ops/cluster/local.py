@@ -215,6 +215,16 @@ class LocalScheduler:
             raise SchedulerError(f"job {job_id}: {fault}")
         self._change_waiting(job_id, change)
 
+    def set_comment(self, job_id: str, comment: str) -> None:
+        """Set the comment of pending work in place; an array has one for all its tasks, also for those that run."""
+
+        def change(submission: LocalSubmission, reference: JobReference) -> LocalSubmission:
+            if not any(reference.names(task.task_id) for task in submission.waiting):
+                raise SchedulerError(f"job {job_id} is no longer pending")
+            return replace(submission, request=replace(submission.request, comment=comment))
+
+        self._change(job_id, change)
+
     def signal(self, job_id: str, signal_name: str, batch_only: bool = True) -> None:
         """Send a signal (`USR1`, ...) to the running batch scripts, or to all processes of the running tasks."""
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable
 from functools import cached_property
 
@@ -11,6 +12,7 @@ from tr11ops.cluster.base import Job, Overview
 from tr11ops.cluster.parts import array_number
 from tr11ops.cluster.task_marks import is_cell
 from tr11ops.observe.files import read_submissions
+from tr11ops.observe.mounted import why_unmounted
 from tr11ops.rundir.paths import DAMAGED, RunDirectory, Submission, parse_comment
 from trainer.contract.record import Record
 
@@ -104,23 +106,30 @@ class OwnJobs(Record):
     """The jobs of a run that are not over, and others of its name that are not of it.
 
     `why_unclear` says which jobs may be of the run or not, and why that is not known: they are in neither. "" for none.
+    `unmounted`: why the run directory is not the one that the jobs were queued from; "" where it is.
     """
 
     jobs: tuple[Job, ...] = ()
     namesakes: tuple[Job, ...] = ()
     why_unclear: str = ""
+    unmounted: str = ""
 
 
 def read_own_jobs(directory: RunDirectory, scheduler: Overview, array_id: str | None = None) -> OwnJobs:
     """Ask for the run's jobs, and read whose they are. Raises SchedulerError.
 
-    Where submissions cannot be read, a job of the run's name without a mark may be one of them: that is unknown.
+    Where submissions cannot be read, or are on a file system that is not mounted here, a job of the run's name without
+    a mark may be one of them: that is unknown.
     """
     jobs = scheduler.jobs()  # before the records: a job that comes meanwhile is known by its mark
     submissions, faults = read_submissions(directory)
+    unmounted = why_unmounted(directory, jobs, time.time())
+    if unmounted:
+        submissions = Unknown(unmounted)
     ownership = Ownership(directory, known(submissions, ()), array_id=array_id, scheduler=scheduler.name)
     ours, namesakes = ownership.split(job for job in jobs if not job.state.is_final)
-    return OwnJobs(ours, *without_unclear(namesakes, submissions, faults))
+    others, why_unclear = without_unclear(namesakes, submissions, faults)
+    return OwnJobs(ours, others, why_unclear, unmounted)
 
 
 def without_unclear(

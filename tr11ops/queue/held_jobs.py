@@ -134,6 +134,11 @@ def hold(
     return replace(_each(wanted, scheduler.hold, scheduler, True), unrecorded=unrecorded)
 
 
+def hold_unrecorded(numbers: Iterable[str], scheduler: Scheduler, why: str) -> HoldResult:
+    """Hold queued jobs of a run whose directory takes no record, and `why` it does not."""
+    return replace(_each(tuple(numbers), scheduler.hold, scheduler, True), unrecorded=why)
+
+
 def release(directory: RunDirectory, numbers: Iterable[str], scheduler: Scheduler) -> HoldResult:
     """Release what was held, and take it off the record."""
     result = _each(tuple(numbers), scheduler.release, scheduler, False)

@@ -105,15 +105,9 @@ class PendingJobs:
         Raises SchedulerError when that cannot be done, and for what has no comment of its own.
         """
         wanted = tuple(names)
-        if not isinstance(self.scheduler, Commenting):
-            raise SchedulerError(f"scheduler {self.scheduler.name} keeps no comments that can be changed")
         for job in self.retry(self.look):
-            if not is_held(job) or not any(covers(name, job) for name in wanted):
-                continue
-            if is_cell(job.comment):
-                raise SchedulerError(f"job {job.job_id} shares its comment with other runs")
-            [name], comment = names_of([job], [job]), with_mark(job.comment, why, is_for_fault, time.time())
-            self.retry(lambda name=name, text=comment: self.scheduler.set_comment(name, text))  # type: ignore[misc]
+            if is_held(job) and any(covers(name, job) for name in wanted):
+                self.retry(lambda job=job: mark_held(self.scheduler, job, why, is_for_fault))  # type: ignore[misc]
 
     def run_after(self, ordering: Ordering, job_id: str) -> bool:
         """Keep the array's other tasks from starting before job `job_id` has ended; False when it could not be done.
@@ -176,6 +170,16 @@ class PendingJobs:
     def retry(self, action: Callable[[], T]) -> T:
         """Do it, again and again while the scheduler is silent. Raises SchedulerError when it refuses or stays so."""
         return retry(action, self._policy, SchedulerUnreachable, must_end=self._give_up)
+
+
+def mark_held(scheduler: Scheduler, job: Job, why: str, is_for_fault: bool) -> None:
+    """Have a held job say in its comment that tr11 holds it, and why. Raises SchedulerError as `PendingJobs` does."""
+    if not isinstance(scheduler, Commenting):
+        raise SchedulerError(f"scheduler {scheduler.name} keeps no comments that can be changed")
+    if is_cell(job.comment):
+        raise SchedulerError(f"job {job.job_id} shares its comment with other runs")
+    [name] = names_of([job], [job])
+    scheduler.set_comment(name, with_mark(job.comment, why, is_for_fault, time.time()))
 
 
 def _to_hold(queued: tuple[Job, ...]) -> tuple[str, ...]:

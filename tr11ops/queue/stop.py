@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +10,9 @@ from pathlib import Path
 from tr11ops.base.observed import Unknown, cause, known, observed
 from tr11ops.base.units import counted
 from tr11ops.cluster.base import Job, JobState, Overview, Scheduler, SchedulerError
-from tr11ops.cluster.parts import names_of
-from tr11ops.cluster.pending_reasons import is_held
 from tr11ops.observe.derived import finish_time, newest_marker
 from tr11ops.observe.files import ANY_MODEL, read_attempts, read_checkpoints, read_heartbeats, read_steps
 from tr11ops.observe.foreground import foreground_trainings
-from tr11ops.observe.mounted import why_unmounted
 from tr11ops.observe.ownership import OwnJobs, read_own_jobs
 from tr11ops.queue.held_jobs import can_modify
 from tr11ops.runcard.card import RunCard
@@ -103,7 +98,7 @@ def look(card: RunCard | None, directory: RunDirectory, scheduler: Overview) -> 
         unread=unread(directory),
         finished=finish_time(newest_marker(known(read_attempts(directory.paths), ())), iteration),
         unclear="; ".join(unclear),
-        unmounted=why_unmounted(directory, found.jobs, time.time()),
+        unmounted=found.unmounted,
     )
 
 
@@ -164,14 +159,6 @@ def stop_by_scheduler(view: StopView, scheduler: Scheduler, user: str, now: bool
         else:
             asked.append(job.job_id)
     return Signalled(tuple(asked), tuple(refused))
-
-
-def without_directory(running: Iterable[Job], queued: Iterable[Job]) -> tuple[str, ...]:
-    """What stops a run on Slurm without its directory, as commands to type: first that nothing starts after it."""
-    names = names_of(tuple(job for job in queued if not is_held(job)), ())
-    holds = [f"scontrol hold {shlex.quote(name)}   # nothing of it starts" for name in names]
-    signals = [f"scancel --signal={STOP_SIGNAL} --batch {job.raw_id}   # it saves and leaves" for job in running]
-    return (*holds, *signals)
 
 
 # ----------------------------------------------------------------------------- who has answered

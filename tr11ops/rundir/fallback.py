@@ -82,12 +82,17 @@ def require_room(folder: Path) -> None:
         probe.unlink(missing_ok=True)
 
 
-def write_or_fall_back(directory: RunDirectory, write: Callable[[RunDirectory], T]) -> tuple[T, str]:
+def write_or_fall_back(
+    directory: RunDirectory, write: Callable[[RunDirectory], T], unmounted: str = ""
+) -> tuple[T, str]:
     """What `write` returns for the run directory, or else for its fallback; and where it went, "" for the former.
 
+    `unmounted`: why the directory is not the run's own, in which what is written now would be hidden later.
     Raises OSError as the run directory does when neither can be written.
     """
     try:
+        if unmounted:
+            raise OSError(errno.ENODEV, unmounted)
         return write(directory), ""
     except OSError as error:
         try:

@@ -17,6 +17,7 @@ from tests.tr11ops.cli.local_bench import NODES, Answer, LocalBench
 from tests.tr11ops.cron.rounds import job, place, run_directory
 from tests.tr11ops.launch.run_inputs import write_checkpoint
 from tests.twin.runbook_scene import cure
+from tests.twin.small_run import recorded_comment
 from tr11ops.alerts.changes import acknowledge
 from tr11ops.alerts.merging import merged
 from tr11ops.alerts.people import PersonalChange, change_alerts
@@ -268,9 +269,8 @@ class Stage:
 @pytest.fixture
 def stage(bench: LocalBench, disk: Disk) -> Stage:
     directory = run_directory(disk.place)
-    (directory.paths.state / "submissions").mkdir(parents=True)
+    comment = recorded_comment(directory)
     keep_reserve(directory)
-    comment = directory.comment("20260101-000000-00000000")
     script = WAITS.replace("$FOLDER", str(bench.folder))
     number = bench.submit(script, NODES, "small", comment)
     bench.wait(lambda jobs: any(job.raw_id == number and job.state.is_active for job in jobs))
@@ -293,11 +293,13 @@ def test_without_a_reserve_the_switch_alone_stops_it(stage: Stage) -> None:
     said = stage.type("kill", "--yes", "--json")
     assert (said.code, said.json["action"]) == (0, "set") and "could only be made empty" in said.err
     assert stage.directory.kill_switch.read_bytes() == b"" and stage.trains()
-    assert stage.queued().reason == "JobHeldUser" and "that cannot be recorded" in said.err
+    assert stage.queued().reason == "JobHeldUser" and "but its comment says so" in said.err
     stage.disk.free()
     assert stage.type("pulse", "--no-email").code in {0, 1}
     (entry, *_) = read_journal(stage.directory.journal).entries
     assert entry.kind == "kill-switch-set"
+    resumed = stage.type("resume", "--yes", "--json")
+    assert resumed.code == 0 and resumed.json["released"] and not stage.queued().reason.startswith("JobHeld")
 
 
 def test_an_end_without_saving_is_a_cancellation(stage: Stage) -> None:
