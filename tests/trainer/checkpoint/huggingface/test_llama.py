@@ -11,12 +11,13 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tests.trainer.cases import samples
+from tests.trainer.cases import samples, tiny
 from tests.trainer.checkpoint.huggingface.looks import STEP, TOLERANCE, load_and_look, their_losses, train_and_save
 from tests.trainer.checkpoint.huggingface.models import EXTRAS
 from tests.trainer.llama_cases import KINDS, tiny_llama
 from tests.trainer.spawn import run_ranks
 from trainer.checkpoint.commands.import_ import open_for
+from trainer.checkpoint.deepspeed.write import write_deepspeed_layout
 from trainer.checkpoint.huggingface.export import is_export, plan_export, write_export
 from trainer.checkpoint.huggingface.llama import llama_config
 from trainer.checkpoint.huggingface.names import facts_of_card
@@ -196,3 +197,25 @@ def test_a_llama_is_no_bloom_and_the_other_way_round(tmp_path: Path) -> None:
     (tmp_path / "hf" / "config.json").write_text(json.dumps({"model_type": "bloom"}))
     with pytest.raises(CheckpointError, match="model_type = 'bloom': only 'llama' or 'qwen3'"):
         open_for(tmp_path / "hf", card("qwen3"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "model", "key"),
+    [
+        ("llama", {}, r"model\.norm = 'rmsnorm'"),
+        ("gpt", {"key_value_heads": 2}, r"model\.key_value_heads = 2"),
+        ("gpt", {"activation": "swiglu", "linear_biases": False}, r"model\.linear_biases = False"),
+        ("gpt", {"tied_embeddings": False}, r"model\.tied_embeddings = False"),
+    ],
+    ids=str,
+)
+def test_the_original_layout_has_no_place_for_it(tmp_path: Path, kind: str, model: dict[str, Any], key: str) -> None:
+    """Nor is anything left of the try."""
+    config = card("llama", **model) if kind == "llama" else tiny(**model)
+    run_ranks(train_and_save, 1, config, tmp_path / "ours", samples(config, 100, 4))
+    source = open_checkpoint(tmp_path / "ours" / f"global_step{STEP}")
+    with pytest.raises(CheckpointError, match=f"the DeepSpeed layout has no place for {key}; use the tr11 format"):
+        write_deepspeed_layout(
+            tmp_path / "theirs", source, STEP, EXTRAS, CheckpointInfo(source.facts.topology, source.facts.model)
+        )
+    assert not (tmp_path / "theirs").exists() or not list((tmp_path / "theirs").glob("global_step*"))
