@@ -55,6 +55,15 @@ def test_the_differences_are_all_there_are() -> None:
     assert differences(main, main) == ()
 
 
+@pytest.mark.parametrize(("groups", "expected"), [(28, 4), (4, 4), (112, 8)])
+def test_shared_keys_and_values_stay_shared(groups: int, expected: int) -> None:
+    """Of eight heads in place of 112: as many share one as in the card, or a tensor rank of four has one at least."""
+    path, changes = shipped_folder() / "tr11-176B-ml.toml", (f"model.key_value_heads={groups}",)
+    main = load_card(path, changes, VARIABLES)
+    other = load_card(path, (*changes, *as_options(rehearsal_overrides(main))), VARIABLES)
+    assert (other.model.attention_heads, other.model.groups, other.parallel.tensor) == (8, expected, 4)
+
+
 def test_micro_batches_that_grow_stay_only_where_the_ramp_does() -> None:
     path = shipped_folder() / "tr11-176B-ml.toml"
     main = load_card(path, (), VARIABLES)
