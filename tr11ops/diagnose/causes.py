@@ -15,6 +15,7 @@ from tr11ops.diagnose.attribution.log_evidence import evidence_of
 from tr11ops.diagnose.diagnosis import Diagnosis, QuotedLine
 from tr11ops.diagnose.harmless import without_habits
 from tr11ops.diagnose.numbers import Unhealthy, judge_steps
+from tr11ops.diagnose.peers import most_named_peer
 from tr11ops.diagnose.places import LaunchPlaces
 from tr11ops.diagnose.roots import CLEAR, STRONG, Candidates, candidates_of, is_before, root_of, step_of_total
 from tr11ops.diagnose.sighting import LogLaunch, Sighting, WorkerFailure
@@ -27,9 +28,11 @@ WHOLE = 0.65  # for a training that came to its last step and says nothing
 SHOWN = 8
 SILENT = 3  # lines of the watchdog in a row that say that the job runs, and no step
 CAUTIOUS = 0.9  # the most where a signature alone does not prove its class
+MANY_NODES = 3
 MILD = 0.5  # the most for a line that calls itself a warning
 AFTER_THE_END = 0.85  # the most for what fails once the training has come to its end, or may be of two classes
 _LOADER = "dataloader-worker"
+_SETTINGS = "nccl-network-settings"
 _OF_THE_MACHINE = frozenset({FaultClass.STORAGE, FaultClass.HOST_OOM, FaultClass.GCS, FaultClass.CUDA_OOM})
 _CHAIN_LINES = 200  # of what a data loader's worker raised, below the line that says that it did
 
@@ -150,6 +153,15 @@ def _of_root(root: Sighting, launch: LogLaunch, found: Candidates, places: Launc
     roots = [report for report in launch.reports if report.is_root and report.exit_code != -15]
     confidence = _confidence(root, found, launch, len(alike), roots)
     step = signature.step
+    peer = None
+    if signature.fault is FaultClass.NCCL_NETWORK and signature.blame is not NodeBlame.NODE:
+        peer = most_named_peer([root, *_all(found)], places)
+    if signature.id == _SETTINGS and root.progress is not None:
+        step = NextStep.RESUBMIT  # what settings forbid, they forbid from the first step on
+    if peer is not None:
+        quoted = replace(quoted, rank=None, node=peer, gpu=None)
+    elif step is NextStep.EXCLUDE_AND_RESUBMIT and _is_of_many([root, *alike], places):
+        step, quoted = NextStep.PAGE, replace(quoted, node=None)
     if root.is_mild and signature.role in {Role.CAUSE, Role.SYMPTOM}:  # a warning, and no line says more
         confidence = min(confidence, MILD)
         step = NextStep.PAGE if step is NextStep.EXCLUDE_AND_RESUBMIT else step
@@ -166,9 +178,25 @@ def _of_root(root: Sighting, launch: LogLaunch, found: Candidates, places: Launc
         tuple(places.quoted(one) for one in [*backing, *alike][:SHOWN]),
         tuple(places.quoted(one) for one in after[:SHOWN]),
         len(after) + (0 if signature.role is Role.END else len(alike)),
-        _explanation(root, quoted, launch, len(after)),
+        _explanation(root, quoted, launch, len(after)) + _who(root, quoted, peer, places),
         launch.label,
     )
+
+
+def _is_of_many(alike: Sequence[Sighting], places: LaunchPlaces) -> bool:
+    """Whether so many nodes say the same that it is none's own fault: what they share is."""
+    nodes = {places.quoted(one).node for one in alike} - {None}
+    return len(nodes) >= MANY_NODES
+
+
+def _who(root: Sighting, quoted: QuotedLine, peer: str | None, places: LaunchPlaces) -> str:
+    """What a line about a link says of its two ends."""
+    if peer is not None:
+        return f" Several name {peer}: it is the suspect, and they are witnesses."
+    other = places.peer_of(root)
+    if other is None or other == quoted.node:
+        return ""
+    return f" A link has two ends, {quoted.node or 'who says so'} and {other}: neither is accused by this alone."
 
 
 def _original(root: Sighting, causes: Sequence[Sighting]) -> Sighting:

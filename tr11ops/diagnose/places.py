@@ -32,6 +32,9 @@ def worker_of(file: str) -> WorkerLog | None:
     return WorkerLog(match["node"], int(match["rank"])) if match else None
 
 
+_ITSELF = frozenset({"localhost", "localhost.localdomain", "localhost6", "127.0.0.1", "::1"})  # names of no node
+
+
 class LaunchPlaces:
     """Knows the nodes of the ranks of one launch, as far as its log names them."""
 
@@ -54,7 +57,16 @@ class LaunchPlaces:
 
     def host_of(self, report: WorkerFailure) -> str | None:
         """The node of a report as the node list calls it, else as the report does."""
-        return report.host and (self._names.of_host(report.host) or report.host)
+        if report.host is None or report.host in _ITSELF:
+            return None
+        return self._names.of_host(report.host) or report.host
+
+    def peer_of(self, one: Sighting) -> str | None:
+        """The other end that a line names, as the node list calls it, else as the line does."""
+        peer = one.named.get("peer")
+        if peer is None or peer in _ITSELF:
+            return None
+        return self._names.of_host(peer) or peer
 
     def quoted(self, one: Sighting, is_root: bool = False) -> QuotedLine:
         """The line with its place. For the root cause, what the launchers say of the first death counts too."""
@@ -82,6 +94,8 @@ class LaunchPlaces:
             node = self._by_first_exit(rank, origin.task)
         if node is None and len(self._launch.nodes) == 1:
             node = self._launch.nodes[0]
+        if node in _ITSELF:
+            node = None
         gpu = named.get("gpu") or origin.gpu
         if gpu is None and origin.local_rank is not None:
             gpu = str(origin.local_rank)

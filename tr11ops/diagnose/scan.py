@@ -29,6 +29,7 @@ _ORDER = (
     Role.WARNING,
 )  # fmt: skip
 _EXCEPTION = "python-exception"
+_KERNELS = "xid"  # a GPU that fell off the bus is a warning to the kernel
 # Commands, comments, source in boxes and settings name errors and are none.
 _QUOTED = re.compile(
     r"\s*(?:\++ \S|# |#SBATCH\b|\$ |echo |\u2502|[\w-]+ \.{3,} )"
@@ -41,7 +42,7 @@ _RETRIED = re.compile(
 )
 _MILD = re.compile(  # the levels of Python, glog, TensorFlow, NeMo and NCCL; NCCL's WARN is its word for an error
     r"\[(?:INFO|DEBUG)\]|\b(?:INFO|DEBUG)(?::| *[|-] )|- (?:INFO|DEBUG) -|(?<!NCCL )(?<!=)\bWARN(?:ING)?\b|Warning: "
-    r"|\bwarning: |\bNCCL (?:INFO|TRACE) |(?:^|[\s:\[])[IW]\d{4} \d\d:\d\d|\[[IW] [\w./]{1,80}\.\w{1,3}:\d"
+    r"|(?<!kern: )\bwarning: |\bNCCL (?:INFO|TRACE) |(?:^|[\s:\[])[IW]\d{4} \d\d:\d\d|\[[IW] [\w./]{1,80}\.\w{1,3}:\d"
     r"|: [IW] [a-z_]{1,20}/|\[NeMo [IW] |\bfall(?:s|ing)? back (?:to|on)\b"
 )
 LEVEL = 160  # characters in which a line names its level
@@ -202,7 +203,7 @@ class LogScan:
                 progress,
                 raised,
                 _is_retried(text),
-                raised is None and _MILD.search(text[:LEVEL]) is not None,
+                raised is None and signature.family != _KERNELS and _MILD.search(text[:LEVEL]) is not None,
             )
         )
 

@@ -283,20 +283,40 @@ def by_first_exit(evidence: Evidence) -> Attribution | None:
 
 
 def by_lost_peer(evidence: Evidence) -> Attribution | None:
-    """The node that the others lost first, where they name it, its rank or its address: it may be a victim too.
+    """The node that most others name as lost, by name, rank or address; else the first one: it may be a victim too.
 
     Where the one that was named has left a word itself, that counts before what others say of it. It may name another.
+    Two that lost each other are the two ends of a link: where no third one names either, neither is a suspect.
     """
     names = evidence.names
     in_order = sorted(evidence.failures, key=lambda one: one.time)
-    for failure in in_order:
-        named = _peer_named(failure, names)
-        if named is not None and not _is_own(failure):
-            last, accused = _last_accuser(failure, named, in_order, names)
-            fault = f"lost: {signature(last.error)}"
-            said = tuple(dict.fromkeys((str(last), str(failure))))
-            return _weighed("lost-peer", Kind.UNKNOWN, str(last), suspects=(accused,), evidence=said, fault=fault)
-    return None
+    accusing = [one for one in in_order if _peer_named(one, names) is not None and not _is_own(one)]
+    if not accusing:
+        return None
+    named = _most_named(accusing, names)
+    failure = next(one for one in accusing if _peer_named(one, names) == named)
+    last, accused = _last_accuser(failure, named, in_order, names)
+    hosts = {one.host for one in accusing}
+    are_two_ends = len(hosts) == 2 and {_peer_named(one, names) for one in accusing} == hosts
+    said = tuple(dict.fromkeys((str(last), str(failure))))
+    return _weighed(
+        "lost-peer",
+        Kind.UNKNOWN,
+        str(last),
+        suspects=() if are_two_ends else (accused,),
+        evidence=said,
+        fault=f"lost: {signature(last.error)}",
+    )
+
+
+def _most_named(accusing: Sequence[Failure], names: NodeNames) -> str:
+    """The node that most nodes name; of several the one that was named first."""
+    witnesses: dict[str, set[str]] = {}
+    for one in accusing:
+        named = _peer_named(one, names)
+        if named is not None:
+            witnesses.setdefault(named, set()).add(one.host)
+    return max(witnesses, key=lambda node: len(witnesses[node]))
 
 
 def _last_accuser(witness: Failure, named: str, failures: Sequence[Failure], names: NodeNames) -> tuple[Failure, str]:
@@ -311,7 +331,9 @@ def _last_accuser(witness: Failure, named: str, failures: Sequence[Failure], nam
         further = _peer_named(own, names)
         if further is None:
             return word if read_error(own.error).tells_of_peer else own, accused
-        if further in heard:  # they lost each other: the first word stands
+        answer = next((one for one in failures if one.host == further), None)
+        names_back = answer is not None and _peer_named(answer, names) == accused
+        if further in heard or names_back:  # they lost each other: who was named before stands
             break
         word, accused = own, further
     return word, accused

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from tr11ops.diagnose.catalogue import rules
-from tr11ops.diagnose.signature import FaultClass, FaultSignature, NodeBlame, Role
+from tr11ops.diagnose.signature import FaultClass, FaultSignature, NextStep, NodeBlame, Role
 
 ANY_EXCEPTION = "python-exception"  # the signature of whatever has no better one
 PORT_TAKEN = "c10d-port-taken"
@@ -114,6 +114,9 @@ class ErrorText:
     @property
     def is_configuration(self) -> bool:
         """Where several nodes met it alike: whether the program or its card is at fault."""
+        best = self.best
+        if best is not None and best.fault in _NETWORK and best.step is NextStep.FIX_CONFIG:
+            return True
         return self.is_programs_own or (self._is(FaultClass.CUDA_OOM) and "out of memory" in self.text.lower())
 
     def _is(self, fault: FaultClass) -> bool:

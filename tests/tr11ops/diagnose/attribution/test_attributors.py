@@ -291,7 +291,44 @@ def test_who_accuses_whom_is_followed_to_the_last():
     assert (found.suspects, found.summary) == ((THREE,), f"rank 2 on {TWO}: {by_three}")
     by_one = f"RankLost: connection closed by rank 0 on {ONE}"
     mutual = attribute(evidence(failures=(failure(ONE, 0, LOST, 1.0), failure(TWO, 2, by_one, 2.0))))
-    assert mutual.suspects == (TWO,)  # the first word stands
+    assert (mutual.suspects, mutual.summary) == ((), f"rank 0 on {ONE}: {LOST}")  # the two ends of one link
+
+
+def test_the_peer_that_most_nodes_name_is_the_suspect_and_no_witness():
+    def lost(host: str, rank: int, peer: str, time: float) -> Failure:
+        return failure(
+            host, rank, f"NCCL WARN NET/IB : Got completion from peer {peer}<41> with error 12, vendor err 129", time
+        )
+
+    nodes = tuple(f"n{place}" for place in range(1, 6))
+    reports = tuple(NodeReport(node, addresses=(f"10.0.0.{place}",)) for place, node in enumerate(nodes, 1))
+    ring = (
+        lost("n3", 2, "10.0.0.4", 1.0),
+        lost("n1", 0, "10.0.0.2", 2.0),
+        lost("n2", 1, "10.0.0.3", 3.0),
+        lost("n4", 3, "10.0.0.3", 4.0),
+    )
+    found = attribute(evidence(nodes=nodes, failures=ring, reports=reports))
+    assert (found.blamed, found.suspects) == ((), ("n3",))
+    third = (lost("n1", 0, "10.0.0.2", 1.0), lost("n2", 1, "10.0.0.1", 2.0), lost("n5", 4, "10.0.0.2", 3.0))
+    assert attribute(evidence(nodes=nodes, failures=third, reports=reports)).suspects == ("n2",)
+    ends = attribute(evidence(nodes=nodes, failures=third[:2], reports=reports))
+    assert (ends.blamed, ends.suspects) == ((), ())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "NCCL WARN Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory",
+        "NCCL WARN Call to ibv_modify_qp failed with error Network is unreachable",
+        "NCCL WARN Bootstrap : no socket interface found",
+    ],
+)
+def test_a_network_that_is_not_set_up_is_configuration(error):
+    found = attribute(evidence(failures=(failure(ONE, 0, error), failure(TWO, 2, error))))
+    assert (found.kind, found.blamed, found.suspects) == (Kind.CONFIGURATION, (), ())
+    late = attribute(evidence(failures=(failure(ONE, 0, error), failure(TWO, 2, error)), reached=20))
+    assert (late.kind, late.blamed) == (Kind.UNKNOWN, ())  # it has worked with these settings
 
 
 # ----------------------------------------------------------------------------- other causes
