@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
+from tr11ops.base.observed import Unknown
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Snapshot
@@ -17,7 +18,7 @@ NEEDS = ("jobs",)
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """A job carries the directory's mark, and no launch is on record there: nothing that is read there is the run's."""
-    if not snapshot.unmounted:
+    if not snapshot.unmounted or isinstance(snapshot.jobs, Unknown):
         return
     yield Finding(
         NAME,

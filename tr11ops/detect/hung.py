@@ -22,7 +22,7 @@ from trainer.contract.heartbeat import Heartbeat
 BOUND = "k iterations and 2 minutes; other phases as learned"
 SEVERITIES = "CRITICAL"
 NAME = "hung"
-NEEDS = ("jobs", "heartbeats", "steps", "phases", "attempts")
+NEEDS = ("jobs", "heartbeats", "steps", "phases", "attempts", "launch_ends")
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:

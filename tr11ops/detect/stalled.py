@@ -21,7 +21,7 @@ from tr11ops.observe.training import TRAINING_PHASES
 BOUND = "k iterations and 2 minutes, from the end of the last save or evaluation; no life: an hour"
 SEVERITIES = "CRITICAL"
 NAME = "stalled"
-NEEDS = ("jobs", "heartbeats", "steps", "phases", "attempts")
+NEEDS = ("jobs", "heartbeats", "steps", "phases", "attempts", "launch_ends")
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:

@@ -16,7 +16,7 @@ from trainer.contract.end_marker import BAD_REASONS
 BOUND = "one; two in a row"
 SEVERITIES = "WARNING, CRITICAL; less (INFO, WARNING) once a later one trains"
 NAME = "unfinished-end"
-NEEDS = ("jobs", "attempts", "last_end", "heartbeats", "steps")
+NEEDS = ("jobs", "attempts", "last_end", "heartbeats", "steps", "launch_ends")
 MAYBE_DATA = frozenset({"software", "unknown"})  # classes of faults that a sample of the data may bring about
 BEFORE_IT_BEGAN = "before it began"  # stands for the cause where no attempt is on record
 

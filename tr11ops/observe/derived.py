@@ -371,8 +371,9 @@ def patience_in(snapshot: Snapshot, phase: str, stepped: bool) -> float:
 
 
 def hidden_life(snapshot: Snapshot) -> str:
-    """Why a sign of life may have been missed; "" when none was."""
-    return next((value.why for value in (snapshot.heartbeats, snapshot.steps) if isinstance(value, Unknown)), "")
+    """Why a sign of life may have been missed; "" when none was. The end of a launch is one: the next is on its way."""
+    signs = (snapshot.heartbeats, snapshot.steps, snapshot.launch_ends)
+    return next((value.why for value in signs if isinstance(value, Unknown)), "")
 
 
 def may_live_outside(snapshot: Snapshot) -> bool:

@@ -79,6 +79,7 @@ TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
     ("a longer limit", with_facts(snapshot(), time_limit=99 * HOUR), "limit-changed", ["INFO"]),
     ("another directory, queued", idle(jobs=(pending(),), unmounted=HIDDEN), "directory-unseen", ["CRITICAL"]),
     ("another directory, running", snapshot(unmounted=HIDDEN), "directory-unseen", ["WARNING"]),
+    ("another directory, and no word of the scheduler", idle(jobs=UNKNOWN, unmounted=HIDDEN), "directory-unseen", []),
     ("another directory, held", idle(jobs=(pending(reason="JobHeldUser"),), unmounted=HIDDEN), "held", []),
     ("the run's directory", idle(jobs=(pending(),)), "directory-unseen", []),
     ("scheduler silent", idle(jobs=UNKNOWN), "down", []),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.tr11ops.detect.detector_table import TABLE
 from tests.tr11ops.status_cases import snapshot
-from tr11ops.base.observed import Unknown
+from tr11ops.base.observed import Unknown, known
 from tr11ops.detect import registry
 from tr11ops.detect.registry import DETECTORS, Detector
 from tr11ops.detect.runbooks import page_of
@@ -91,6 +91,20 @@ def test_what_cannot_be_seen_makes_no_detector_speak(base: Snapshot, hidden: set
     seen = dataclasses.replace(base, time=base.time + later)
     spoken = {finding.detector for finding in registry.detect_all(seen)}
     assert {finding.detector for finding in registry.detect_all(hide(seen, *hidden))} <= spoken
+
+
+@pytest.mark.parametrize("phase", ["training", "starting", "ended"])
+def test_workers_between_two_launches_are_no_hang_where_the_ends_of_launches_are_hidden(phase: str) -> None:
+    """The end of the last launch is a sign of life: without it the silence of its workers tells nothing."""
+    [base] = [row[1] for row in TABLE if row[0] == "a check fails everywhere"]
+    beats = tuple(dataclasses.replace(beat, phase=phase) for beat in known(base.heartbeats, ()))
+    [end, *_] = known(base.launch_ends, ())
+    late = dataclasses.replace(base, heartbeats=beats, time=end.time + 60)
+    for later in (0.0, 30.0, 100.0, 300.0, 600.0, 1200.0, 6000.0):
+        seen = dataclasses.replace(late, time=late.time + later)
+        spoken = {finding.detector for finding in registry.detect_all(seen)}
+        assert {finding.detector for finding in registry.detect_all(hide(seen, "launch_ends"))} <= spoken
+    assert {"hung", "stalled", "lingering", "unfinished-end"} <= registry.unjudged_detectors(hide(base, "launch_ends"))
 
 
 # ----------------------------------------------------------------------------- the documentation
