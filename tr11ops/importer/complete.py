@@ -157,6 +157,7 @@ def _vocabulary(builder: Builder) -> None:
     line = builder.line("tokenizer.type")
     if builder.value("tokenizer.type") == "gpt2_bpe":
         note = "entries of GPT-2's vocabulary; padded as the original pads it"
+        note = note if line else f"the original's default: {note}"
         builder.put("tokenizer.vocabulary_size", _GPT2_ENTRIES, "--tokenizer-type", line, note=note)
         return
     why = "the size of the vocabulary is the tokenizer's: give --set tokenizer.vocabulary_size=..."

@@ -68,7 +68,8 @@ def node_counts(case: Case) -> Iterator[Defect]:
     workers, gpus = case.card.integer("slurm.workers_per_node"), case.card.integer("slurm.gpus_per_node")
     if workers and gpus and workers != gpus:
         code = "gpus-differ/shared" if workers > gpus else "gpus-differ"
-        line, other = case.card.line("slurm.workers_per_node"), case.card.line("slurm.gpus_per_node")
+        said = case.card.placed["slurm.workers_per_node"]
+        line, other = said.value_line or said.line, case.card.line("slurm.gpus_per_node")
         yield defect(code, line, workers=workers, gpus=gpus, other=other)
     tasks = case.directive("ntasks-per-node")
     if tasks is not None and tasks.value != "1" and case.launch.starts_workers:
@@ -79,9 +80,9 @@ def directives_unread(case: Case) -> Iterator[Defect]:
     """`#SBATCH` lines that Slurm passes by, or that hold a variable."""
     for item in case.directives:
         if not item.read:
-            yield defect("directive-too-late", item.line, name=item.name, value=item.value)
+            yield defect("directive-too-late", item.line, option=item.spelled, value=item.value)
         elif "$" in item.value:
-            yield defect("directive-with-variable", item.line, name=item.name, value=item.value)
+            yield defect("directive-with-variable", item.line, option=item.spelled, value=item.value)
 
 
 def kill_switch(case: Case) -> Iterator[Defect]:

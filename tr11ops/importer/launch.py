@@ -29,7 +29,7 @@ class ParsedLaunch:
     command: ShellCommand
     program: str
     launcher: Mapping[str, Traced]
-    spelled: Mapping[str, str]
+    spelled: Mapping[str, Traced]
     options: tuple[OptionUse, ...]
     strays: tuple[Traced, ...]
 
@@ -88,7 +88,9 @@ def take_apart(command: ShellCommand) -> ParsedLaunch:
     program_at = max((i for i in range(first) if words[i].text.endswith(".py")), default=-1)
     before = words[: program_at if program_at >= 0 else first]
     launcher = _launcher_options(before)
-    spelled = {_launcher_key(word): word.text.partition("=")[0] for word in before if _is_option(word)}
+    spelled = {
+        _launcher_key(word): word.cut(0, len(word.text.partition("=")[0])) for word in before if _is_option(word)
+    }
     options, strays = _options(words[program_at + 1 if program_at >= 0 else first :])
     program = words[program_at].text if program_at >= 0 else ""
     return ParsedLaunch(command, program, launcher, spelled, tuple(options), tuple(strays))

@@ -71,16 +71,28 @@ def _unread(builder: Builder, script: Script) -> None:
 
 
 def place_conditions(builder: Builder, script: Script, launch: ParsedLaunch) -> None:
-    """Tell of values that stand in a condition and were passed by. Run when all keys are placed."""
+    """Tell of values that stand in a condition, passed by or taken. Run when all keys are placed."""
     reached = names_of_launch(script, launch)
+    passed_by = {item.name for item in script.assignments if not item.applied}
     for item in script.assignments:
-        if item.applied or item.name not in reached:
+        said = item.value if item.added is None else item.added
+        if item.name not in reached or not said.text.strip():
             continue
-        lines = {other.line for other in script.assignments if other.name == item.name and other.applied}
-        key = next((key for key, placed in builder.placed.items() if placed.value_line in lines), "")
-        why = "stands in a condition, which is not evaluated; the value before it was taken"
-        why += f": give --set {key}=..." if key else ""
-        builder.leave(item.name, item.value.for_shell(), item.line, LeftReason.DECISION, why, key)
+        key, why = "", "stands in a condition, which is not evaluated; "
+        if not item.applied:
+            key = "" if item.added is not None else _key_of(item.name, builder, script)
+            why += "the value before it was taken" + (f": give --set {key}=..." if key else "")
+        elif item.conditional and item.name not in passed_by:
+            why += "it was taken"
+        else:
+            continue
+        builder.leave(item.name, said.for_shell(), item.line, LeftReason.DECISION, why, key)
+
+
+def _key_of(name: str, builder: Builder, script: Script) -> str:
+    """The key whose value is the one that a variable had before."""
+    lines = {other.line for other in script.assignments if other.name == name and other.applied}
+    return next((key for key, placed in builder.placed.items() if placed.value_line in lines), "")
 
 
 def names_of_launch(script: Script, launch: ParsedLaunch) -> set[str]:
@@ -99,12 +111,14 @@ def names_of_launch(script: Script, launch: ParsedLaunch) -> set[str]:
 def _launcher(builder: Builder, script: Script, launch: ParsedLaunch) -> None:
     for name in ("nproc_per_node", "num_gpus"):
         if name in launch.launcher:
-            value = launch.launcher[name]
-            builder.take("slurm.workers_per_node", (value,), integer, launch.spelled[name], value.line)
+            option = launch.spelled[name]
+            value = (launch.launcher[name],)
+            builder.take("slurm.workers_per_node", value, integer, option.text, option.line)
     nodes = launch.launcher.get("nnodes")
     if nodes is not None and nodes.text and "slurm.nodes" not in builder.placed:
         least = nodes.cut(0, nodes.text.find(":")) if ":" in nodes.text else nodes
-        builder.take("slurm.nodes", (least,), integer, launch.spelled["nnodes"], nodes.line)
+        option = launch.spelled["nnodes"]
+        builder.take("slurm.nodes", (least,), integer, option.text, option.line)
     endpoint = launch.launcher.get("rdzv_endpoint")
     port = launch.launcher.get("master_port")
     if endpoint is not None and ":" in endpoint.text:

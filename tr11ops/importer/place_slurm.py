@@ -59,6 +59,9 @@ def job_variables(directives: Sequence[Directive]) -> dict[str, Traced]:
 
 def place_slurm(builder: Builder, directives: Sequence[Directive], starts_workers: bool = True) -> None:
     """Place every directive, or tell what becomes of it; `starts_workers`: see ParsedLaunch."""
+    if not directives:
+        why = "nothing says which GPUs a node is asked for: give --set slurm.gpus_per_node=..."
+        builder.leave("no #SBATCH line", "", 0, LeftReason.DECISION, why, "slurm.gpus_per_node")
     for item in directives:
         if not item.read:
             why = "stands after the first command, where Slurm no longer looks"
@@ -122,7 +125,7 @@ def _passed(builder: Builder, key: str, item: Directive) -> None:
 
 
 def _shown(item: Directive) -> str:
-    return f"#SBATCH --{item.name}" if item.name else "#SBATCH"
+    return f"#SBATCH {item.spelled}".rstrip()
 
 
 def _run_name(builder: Builder, item: Directive) -> None:

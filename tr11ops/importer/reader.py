@@ -23,7 +23,10 @@ _BREAKS = frozenset({"\n", ";", "&", "&&", "||", "|", "|&", "(", ")", ";;", ";&"
 
 @dataclass(frozen=True)
 class Assignment:
-    """`NAME=value`. `applied` is false where it stands in a condition and the name already had a value."""
+    """`NAME=value`. `applied` is false where it stands in a condition and the name already had a value.
+
+    `added` is what `+=` adds, and `value` the whole then.
+    """
 
     name: str
     value: Traced
@@ -31,6 +34,7 @@ class Assignment:
     exported: bool
     conditional: bool
     applied: bool = True
+    added: Traced | None = None
 
 
 @dataclass(frozen=True)
@@ -92,11 +96,22 @@ class _Context:
     depth: int
 
 
+@dataclass
+class _Branch:
+    """The part of an `if` or `case` that a statement stands in: `number` counts its `then`, `elif`s and `else`."""
+
+    block: int
+    number: int = 0
+
+
 class _Reader:
     def __init__(self, script: Script):
         self.script = script
         self.variables = script.variables
         self.left = False
+        self.branches: list[_Branch] = []  # the `if`s and `case`s around the statement, the innermost last
+        self.begun = 0
+        self.given: dict[tuple[int, str], int] = {}  # `if` and name -> which of its branches gave it a value
 
     def read(self, source: Traced, outer: tuple[Traced, ...], depth: int) -> None:
         lexer = Lexer(source)
@@ -120,6 +135,8 @@ class _Reader:
                 blocks.append(")")
             elif token.text == ")" and blocks and blocks[-1] == ")":
                 blocks.pop()
+            if token.text in {";;", ";&", ";;&"} and self.branches:
+                self.branches[-1].number += 1
             after, start = token.text, index + 1
 
     def statement(self, pieces: Sequence[Token], blocks: list[str], context: _Context) -> None:
@@ -127,6 +144,7 @@ class _Reader:
         rest, conditional = list(pieces), context.conditional
         while rest and isinstance(rest[0], ShellWord):
             keyword = rest[0].bare
+            self.follow(keyword)
             if keyword in _OPENERS:
                 blocks.append(_OPENERS[keyword])
                 conditional = conditional or keyword != "{"
@@ -143,6 +161,20 @@ class _Reader:
                 break
         if rest:
             self.simple(rest, replace(context, conditional=conditional))
+
+    def follow(self, keyword: str) -> None:
+        """Keep account of the branches around the next statement."""
+        if keyword in {"if", "case"}:
+            self.begun += 1
+            self.branches.append(_Branch(self.begun))
+        elif keyword in {"elif", "else"} and self.branches:
+            self.branches[-1].number += 1
+        elif keyword in {"fi", "esac"} and self.branches:
+            self.branches.pop()
+
+    def is_of_another_branch(self, name: str) -> bool:
+        """Whether another branch of an `if` around here has given `name` a value: a shell takes one of them."""
+        return any(self.given.get((branch.block, name), branch.number) != branch.number for branch in self.branches)
 
     def simple(self, rest: list[Token], context: _Context) -> None:
         line = rest[0].line
@@ -189,18 +221,25 @@ class _Reader:
             value = expand_text(rest, self.variables, word.line)
         made_from = set(self.variables.used)
         self.variables.used |= before_used
-        value = self.appended(name, value) if append else value
+        added: Traced | None = None
         if append:
+            added = value if isinstance(value, Traced) else Traced.join(value, " ")
+            value = self.appended(name, value)
             made_from |= {name} | self.variables.origins.get(name, set())
         shown = value if isinstance(value, Traced) else Traced.join(value, " ")
         self.variables.spend(len(shown), word.line)
         # In a condition the value is taken only where there is no other: which branch a shell takes is not known.
-        applied = not (conditional and name in self.variables.values) or append
+        applied = append or not (conditional and name in self.variables.values)
+        applied = applied and not self.is_of_another_branch(name)
         if applied:
             self.variables.assign(name, value, made_from)
+            for branch in self.branches:
+                self.given.setdefault((branch.block, name), branch.number)
         if exported:
             self.variables.exported.add(name)
-        record = Assignment(name, shown, word.line, exported or name in self.variables.exported, conditional, applied)
+        record = Assignment(
+            name, shown, word.line, exported or name in self.variables.exported, conditional, applied, added
+        )
         self.script.assignments.append(record)
         return True
 
@@ -293,7 +332,9 @@ class _Reader:
             name = text.rpartition("/")[2]
             is_shell = name in _SHELLS and flag.startswith("-") and flag.endswith("c")
             # Launchers of some clusters take the command so, too. Python's is no shell text.
-            is_passed_on = flag == "-c" and " --" in texts[index + 2] and not name.startswith("python")
+            is_passed_on = (
+                flag == "-c" and re.search(r"\s--", texts[index + 2]) is not None and not name.startswith("python")
+            )
             if is_shell or is_passed_on:
                 inner = command.words[index + 2]
                 break

@@ -26,12 +26,16 @@ _WITHOUT_VALUE = frozenset(
 
 @dataclass(frozen=True)
 class Directive:
-    """One option of an `#SBATCH` line. `read` is false where Slurm passes it by: it stands after a command."""
+    """One option of an `#SBATCH` line, by its long name, and as it is `spelled` there.
+
+    `read` is false where Slurm passes it by: it stands after a command.
+    """
 
     name: str
     value: str
     line: int
     read: bool = True
+    spelled: str = ""
 
 
 def read_directives(text: str) -> list[Directive]:
@@ -44,13 +48,17 @@ def read_directives(text: str) -> list[Directive]:
             stripped = line.strip()
             commands_begun = commands_begun or (bool(stripped) and not stripped.startswith("#"))
             continue
-        found += [Directive(name, value, number, not commands_begun) for name, value in _options(match.group(1))]
+        found += [
+            Directive(name, value, number, not commands_begun, spelled)
+            for name, value, spelled in _options(match.group(1))
+        ]
     return found
 
 
-def _options(text: str) -> list[tuple[str, str]]:
+def _options(text: str) -> list[tuple[str, str, str]]:
+    """Long name, value, and the option as it is spelled."""
     words = _words(text)
-    found: list[tuple[str, str]] = []
+    found: list[tuple[str, str, str]] = []
     position = 0
     while position < len(words):
         word = words[position]
@@ -58,17 +66,19 @@ def _options(text: str) -> list[tuple[str, str]]:
         following = words[position] if position < len(words) else None
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
+            spelled = f"--{name}"
             if not equals and name not in _WITHOUT_VALUE and following is not None and not following.startswith("-"):
                 value = following
                 position += 1
         elif word.startswith("-") and len(word) > 1:
             name, value = _SHORT.get(word[1], word[1]), word[2:].removeprefix("=")
+            spelled = word[:2]
             if not value and name not in _WITHOUT_VALUE and following is not None and not following.startswith("-"):
                 value = following
                 position += 1
         else:
-            name, value = "", word
-        found.append((name, value))
+            name, value, spelled = "", word, ""
+        found.append((name, value, spelled))
     return found
 
 

@@ -6,21 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.tr11ops.importer.old_scripts import minimal
+from tests.tr11ops.importer.old_scripts import LLAMA, PLACEHOLDERS, minimal
 from tr11ops.importer.importing import import_text
 from tr11ops.importer.results import Imported, LeftReason
 from tr11ops.importer.traced import ScriptError
 from tr11ops.runcard.card import load_card
 from trainer.config.model import ModelSection
-
-LLAMA = (
-    "--position-embedding-type rope --rotary-base 500000 --rotary-percent 1.0 --no-position-embedding --swiglu "
-    "--ffn-hidden-size 192 --normalization RMSNorm --group-query-attention --num-query-groups 2 --disable-bias-linear "
-    "--untie-embeddings-and-output-weights --attention-dropout 0.0 --hidden-dropout 0.0 --use-mcore-models "
-    "--attention-backend fused --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather --manual-gc "
-    "--cross-entropy-loss-fusion --no-mmap-bin-files --apply-layernorm-1p --ckpt-format torch_dist --async-save "
-    "--context-parallel-size 1 --calculate-per-token-loss --distributed-timeout-minutes 60"
-)
 
 
 def reasons(found: Imported) -> dict[str, LeftReason]:
@@ -57,18 +48,6 @@ def test_options_that_say_nothing_without_another() -> None:
 
 
 # ----------------------------------------------------------------------------- placeholders
-PLACEHOLDERS = """#!/bin/bash
-#SBATCH <SITE OPTIONS> --nodes=2 --ntasks-per-node=4 --job-name=small
-#SBATCH --partition=<your_partition> --time=1:00:00
-FIRST="<PATH TO THE FIRST SET>"
-options=" --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --micro-batch-size 1 \\
- --vocab-file <PATH TO vocab.json> --merge-file <PATH TO merges.txt> --data-path 0.2 ${FIRST} 0.8 /d/b \\
- --global-batch-size 8 --train-samples 400 --lr 1e-3 --save <FOLDER> --eval-iters 0 --save-interval 5 \\
- --tensorboard-dir <EVENTS FOLDER> --fp16 --checkpoint-activations "
-srun --kill-on-bad-exit=1 sh -c "python -u pretrain_gpt.py $@ ${options}" 2> errors.txt
-"""
-
-
 def test_a_placeholder_is_one_value_and_swallows_no_flag() -> None:
     found = import_text(PLACEHOLDERS, "x")
     assert found.tables["precision"]["dtype"] == "fp16" and found.tables["checkpoint"]["interval"] == 5
@@ -147,6 +126,15 @@ def test_nodes_that_only_the_launcher_is_told() -> None:
     assert found.tables["slurm"]["nodes"] == 2 and found.exit_code == 0
 
 
+def test_a_script_that_asks_slurm_for_nothing_asks_what_a_node_has() -> None:
+    """Its card would have asked for nodes without GPUs."""
+    script = "\n".join(line for line in minimal().splitlines() if not line.startswith("#SBATCH"))
+    found = import_text(script.replace("--nproc_per_node 2", "--nproc_per_node 2 --nnodes 1"), "x")
+    asked = [item.option for item in found.decisions if item.key == "slurm.gpus_per_node"]
+    assert asked == ["no #SBATCH line"]
+    assert not any(item.key == "slurm.gpus_per_node" for item in import_text(minimal(), "x").decisions)
+
+
 def test_workers_by_what_slurm_tells_the_job() -> None:
     head = "#SBATCH --nodes=2 --gpus-per-node=2"
     script = minimal(head=head).replace("#SBATCH --gres=gpu:2\n", "")
@@ -157,6 +145,7 @@ def test_workers_by_what_slurm_tells_the_job() -> None:
 
 def test_a_launcher_that_takes_its_command_as_text() -> None:
     before, launched = minimal().strip().rsplit("\n", 1)
+    launched = launched.replace(" --", " \\\n--")
     found = import_text(f"{before}\nclusterrun -n 2 --env 'A=1' -c '{launched}'\n", "x")
     assert found.tables["model"]["layers"] == 2 and found.exit_code == 0
 
@@ -171,6 +160,20 @@ def test_the_tokenizer_that_a_program_assumes(program: str, assumed: str) -> Non
     assert found.tables["tokenizer"]["type"] == assumed
     asked = [(item.option, item.value) for item in found.decisions if item.key == "tokenizer.vocabulary_size"]
     assert asked == ([("the tokenizer", assumed)] if program == "bert" else [])
+
+
+def test_options_of_a_condition_are_taken_from_one_branch_and_told() -> None:
+    before = (
+        "MORE=(--seed 1)\nif [[ $KIND == mock ]]; then\n MORE+=(--finetune)\nelse\n MORE+=(--log-params-norm)\nfi\n"
+        "if [ $FAST ]; then EXTRA=--log-num-zeros-in-grad; fi"
+    )
+    found = import_text(minimal("${MORE[@]} $EXTRA", before=before), "x")
+    assert found.tables["checkpoint"]["finetune"] is True and found.tables["logging"]["zeros_in_gradient"] is True
+    assert "params_norm" not in found.tables["logging"]
+    assert [(item.option, item.value, item.why.partition("; ")[2]) for item in found.decisions] == [
+        ("MORE", "--log-params-norm", "the value before it was taken"),
+        ("EXTRA", "--log-num-zeros-in-grad", "it was taken"),
+    ]
 
 
 @pytest.mark.parametrize(

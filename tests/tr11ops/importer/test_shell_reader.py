@@ -168,6 +168,15 @@ def test_conditions_are_not_decided() -> None:
     ]  # fmt: skip
 
 
+def test_one_branch_of_a_condition_gives_a_value() -> None:
+    """Both branches' options were taken one after the other, and the second's silently won."""
+    text = "A=(x)\nif test y; then A+=(--one); B=1; elif test z; then A+=(--two); else A+=(--three); B=2; fi\nuse ${A[@]} $B"
+    script = read_shell(text)
+    assert [word.text for word in script.commands[-1].words] == ["use", "x", "--one", "1"]
+    case = "case $1 in\n a) A+=one;;\n b) A+=two;;\nesac\nif test y; then A+=3; A+=4; fi\nuse $A"
+    assert [word.text for word in read_shell(case).commands[-1].words] == ["use", "one34"]
+
+
 def test_functions_and_what_follows_an_exit_are_not_run() -> None:
     script = read_shell("A=1\nf() {\n A=2\n}\nuse $A\nexit 0\nuse never\n")
     assert [[word.text for word in command.words] for command in script.commands if command.name == "use"] == [
