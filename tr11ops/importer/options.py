@@ -78,11 +78,21 @@ def known(value: Traced) -> str:
 
 def _why_unknown(piece: str, when: str) -> str:
     """What a run of unknown text stands for; `when` a variable or command would be known."""
+    return _for_a_person(piece) or f"{piece[:60]} is only known {when}"
+
+
+def _for_a_person(piece: str) -> str:
     if is_placeholder(piece):
         return f"{piece[:60]} is a placeholder, to be filled in"
     if re.match(r"\$\{[0-9@*]+\}", piece):
         return f"{piece[:60]} is an argument of the script, given where it is started"
-    return f"{piece[:60]} is only known {when}"
+    return ""
+
+
+def only_a_person_knows(values: Sequence[Traced]) -> str:
+    """What no shell of the job could find out in these values: placeholders, arguments of the script; else empty."""
+    found = (_for_a_person(piece) for value in values for piece in value.unknowns)
+    return next((why for why in found if why), "")
 
 
 def integer(values: Sequence[Traced]) -> int:

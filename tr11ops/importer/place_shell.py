@@ -6,7 +6,7 @@ import re
 
 from tr11ops.importer.builder import Builder
 from tr11ops.importer.launch import ParsedLaunch
-from tr11ops.importer.options import IN_THE_JOB, ConversionProblem, card_text, integer
+from tr11ops.importer.options import IN_THE_JOB, ConversionProblem, card_text, integer, only_a_person_knows
 from tr11ops.importer.reader import Assignment, Script, ShellCommand
 from tr11ops.importer.results import LeftReason
 from trainer.contract.secret_shapes import is_secret
@@ -47,6 +47,10 @@ def place_shell(builder: Builder, script: Script, launch: ParsedLaunch) -> None:
         if command.name in _SETUP and not command.outer and command.line <= launch.line:
             if command.conditional:
                 why = "stands in a condition, which is not evaluated: add it to slurm.setup if the nodes need it"
+                builder.leave(command.name, _text(command), command.line, LeftReason.DECISION, why, "slurm.setup")
+                continue
+            if why := only_a_person_knows(command.words):
+                why += ": add the line to slurm.setup"
                 builder.leave(command.name, _text(command), command.line, LeftReason.DECISION, why, "slurm.setup")
                 continue
             setup.append(_text(command))
@@ -156,6 +160,10 @@ def _exported(builder: Builder, item: Assignment) -> str:
     if is_secret(item.name, item.value.text):
         why = f'looks like a secret, and cards are copied: write "${item.name}" there, or source a file in slurm.setup'
         builder.leave(source, "(not shown)", item.line, LeftReason.DECISION, why, "slurm.setup")
+        return ""
+    if why := only_a_person_knows([item.value]):
+        key = f"slurm.environment.{item.name}"
+        builder.leave(source, shown, item.line, LeftReason.DECISION, f"{why}: give --set {key}=...", key)
         return ""
     inside = any(name in item.value.text for name in IN_THE_JOB)
     if item.name in _LISTS_OF_FOLDERS or inside or "${" + item.name + "}" in item.value.unknowns:

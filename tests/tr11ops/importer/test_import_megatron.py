@@ -65,6 +65,17 @@ def test_a_placeholder_is_one_value_and_swallows_no_flag() -> None:
     assert found.tables["slurm"]["nodes"] == 2 and "partition" not in found.tables["slurm"]
 
 
+def test_what_only_a_person_knows_is_no_setup_and_no_environment() -> None:
+    """It went into slurm.setup as it stood, for a shell that would read from a file of that name."""
+    before = "source <path>/activate\nexport HF_HOME=<CACHE FOLDER>\nexport WHERE=$1\nsource $2/more\nexport A=1\nmodule load x"
+    found = import_text(minimal(before=before), "x")
+    assert found.tables["slurm"]["setup"] == ["module load x"] and found.tables["slurm"]["environment"] == {"A": "1"}
+    assert {(item.option, item.key) for item in found.decisions} == {
+        ("source", "slurm.setup"), ("export HF_HOME", "slurm.environment.HF_HOME"),
+        ("export WHERE", "slurm.environment.WHERE"),
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "redirected",
     [
