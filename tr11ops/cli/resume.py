@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,11 +12,12 @@ from tr11ops.cli.common import DryRunOption, Refusal, YesOption, agree, say
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext
 from tr11ops.cli.stopping import ReasonOption, StopContext, record, require_switch, run_to_stop, standing_lines
 from tr11ops.cli.terminal import hanging, plain_text
-from tr11ops.cluster.parts import names_of, split
+from tr11ops.cluster.parts import covered, names_of, split
 from tr11ops.cluster.pending_reasons import Cause, Wait, is_held, reason_of_job
 from tr11ops.launch.queued_cards import refused_starts
 from tr11ops.observe.derived import is_left_over
 from tr11ops.queue.held_jobs import can_modify, held_jobs, record_of, release
+from tr11ops.queue.stop import leaving
 from tr11ops.rundir.hold_store import held_by_tr11, read_holds
 from tr11ops.rundir.paths import remove_stop_file
 from trainer.contract.requests import read_request
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from tr11ops.queue.stop import StopView
 
 RESUME_SCHEMA = 1
+LEAVING_SECONDS = 120.0  # for an attempt whose trainer has ended to hold what is queued, and end
+POLL_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -65,8 +69,11 @@ def resume(
     the checkpoint that it would start from, as `tr11 launch` does it. It says what starts next; and, where tasks were
     held for a fault that the next one would have met again, which one that is.
 
-    Exit code 0: it goes on, or nothing is queued; 1: something stays held, and who must release it is said; 3: the
-    scheduler did not answer, so that what it holds is not released, or the run directory is not mounted here.
+    An attempt that is leaving is waited for, up to two minutes: it may hold what is queued as its last step.
+
+    Exit code 0: it goes on, or nothing is queued; 1: something stays held, or is held again, and who must release it is
+    said; 3: the scheduler did not answer, so that what it holds is not released, or the run directory is not mounted
+    here.
 
     Examples:
       tr11 resume --dry-run
@@ -117,6 +124,8 @@ def let_go_on(run: StopContext, why: str, yes: bool, dry_run: bool) -> ResumeRes
     """Show what keeps the run from going on, ask, and release what tr11 put there. Says what starts next."""
     directory, view = run.directory, run.look()
     require_switch(run, view, is_releasing=True)
+    if not (dry_run or view.unread):
+        view = _after_leaving(run, view)
     if view.unread:
         raise Refusal(f"whether anything keeps the run from going on cannot be seen: {view.unread}", exit_code=3)
     todo = run.read(lambda: _undoing(run, view))
@@ -145,7 +154,41 @@ def let_go_on(run: StopContext, why: str, yes: bool, dry_run: bool) -> ResumeRes
     if directory.exists:
         data = {"switches": [name for name, _ in todo.switches], "jobs": list(result.done)}
         record(directory, "resumed", why, data, run.user)
-    return ResumeResult("resumed", todo, result.done, *_missing(run, view, todo, result.refused))
+    missing = _missing(run, view, todo, result.refused)
+    if not (missing[0] or view.read_error):
+        missing = _held_again(run, result.done)
+    return ResumeResult("resumed", todo, result.done, *missing)
+
+
+def _after_leaving(run: StopContext, view: StopView) -> StopView:
+    """What is seen once the attempts that are leaving have left: they may hold again what was released before."""
+    until, names = time.monotonic() + LEAVING_SECONDS, run.read(lambda: leaving(run.directory, view.running))
+    if names:
+        say(f"waiting:    job {', '.join(names)} is leaving; until it has left, it may hold what is queued")
+    while names and time.monotonic() < until:
+        time.sleep(POLL_SECONDS)
+        view = run.look()
+        running = view.running
+        names = run.read(lambda running=running: leaving(run.directory, running))  # type: ignore[misc]
+    return view
+
+
+def _held_again(run: StopContext, released: tuple[str, ...]) -> tuple[str, int]:
+    """What of the released is held all the same, and the exit code for it; ("", 0) where nothing is."""
+    view = run.look()
+    again = [name for name in released if any(map(is_held, covered(name, view.queued)))]
+    if again:
+        return (
+            f"job {', '.join(again)} is held again, by an attempt that was leaving or by a person: type this again",
+            1,
+        )
+    still = run.read(lambda: leaving(run.directory, view.running))
+    if still and view.queued:
+        return (
+            f"job {', '.join(still)} is still leaving and may hold what is queued: type this again when it has left",
+            1,
+        )
+    return "", 0
 
 
 def _missing(run: StopContext, view: StopView, todo: Undoing, refused: tuple[tuple[str, str], ...]) -> tuple[str, int]:

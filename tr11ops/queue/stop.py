@@ -10,7 +10,7 @@ from pathlib import Path
 from tr11ops.base.observed import Unknown, cause, known, observed
 from tr11ops.base.units import counted
 from tr11ops.cluster.base import Job, JobState, Overview, Scheduler, SchedulerError
-from tr11ops.observe.derived import finish_time, newest_marker
+from tr11ops.observe.derived import ENDED_PHASE, finish_time, newest_marker
 from tr11ops.observe.files import ANY_MODEL, read_attempts, read_checkpoints, read_heartbeats, read_steps
 from tr11ops.observe.foreground import foreground_trainings
 from tr11ops.observe.ownership import OwnJobs, read_own_jobs
@@ -119,6 +119,19 @@ def lease_holder(directory: RunDirectory) -> LeaseClaim | None:
     """Who holds the run's lease; None when no one does, or when it cannot be read: it only adds to what is known."""
     claim = known(observed(lambda: read_lease(directory.paths)), None)
     return claim if claim is not None and claim.held else None
+
+
+def leaving(directory: RunDirectory, running: Iterable[Job]) -> tuple[str, ...]:
+    """Numbers of the jobs whose trainer has ended and was not started again: to hold what is queued is among the last
+    things that such an attempt does."""
+    beats = known(read_heartbeats(directory.paths)[0], ())
+    found = []
+    for job in running:
+        marker = known(observed(lambda job=job: EndMarker.read(directory.paths.end_marker(job.raw_id))), None)  # type: ignore[misc]
+        lives = [beat.time for beat in beats if beat.job_id == job.raw_id and beat.phase != ENDED_PHASE]
+        if isinstance(marker, EndMarker) and marker.time >= max(lives, default=0.0):
+            found.append(job.job_id)
+    return tuple(found)
 
 
 # ----------------------------------------------------------------------------- asking, whatever the disk is like
