@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import calendar
+import json
 import re
 from dataclasses import dataclass, replace
 
@@ -11,13 +12,24 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 _DAY = r"(?P<date>\d{4}[-/]\d\d[-/]\d\d)[T _](?P<clock>\d\d:\d\d:\d\d(?:[.,]\d+)?)(?: ?(?:Z|[+-]\d\d:?\d\d)\b)?"
 _GLOG = r"[IWEFCD](?P<month>\d\d)(?P<day>\d\d) (?P<clock>\d\d:\d\d:\d\d\.\d+)"
+_HOST = r"(?P<node>(?=[\w.-]*[A-Za-z]|\d+\.)\w[\w.-]*)"
+_SERVICE = r"(?:python[\d.]*|bash|sh|docker\w*|containerd|torchrun)\[\d+\]: "
 _PREFIXES = (
+    re.compile(rf"\s*\| {_DAY} \| "),  # CloudWatch's, as a table
+    re.compile(
+        r"[ \t]{1,32}(?=[\w.-]+:\d+:\d+ \[\d+\] |\[(?:rank|default)?\d+\]:|\[?\d{4}-\d\d-\d\d|srun: |slurmstepd: )"
+    ),
+    re.compile(
+        rf"{_HOST}: (?:kern|user|daemon|syslog): +(?:emerg|alert|crit|err|warning|notice|info|debug): \[{_DAY}\]:?\s*"
+    ),  # Talos'
+    re.compile(r"<\d{1,3}>(?=[A-Z][a-z]{2} +\d)"),  # a priority of syslog's
+    re.compile(r"\[\d+,mpirank:(?P<rank>\d+),(?P<node>[\w.-]+)\]<std(?:err|out|diag)>: ?"),  # SageMaker's
     re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d) (?:stdout|stderr) [FP] "),  # a container's runtime
     re.compile(r"\[(?:pod|container|job|task)/[\w./-]{1,200}\] "),
     re.compile(
         r"(?:[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d [\d:]{8} \d{4})?\[\d+,(?P<rank>\d+)\]<std(?:err|out|diag)>: ?"
     ),  # MPI's
-    re.compile(r"\((?:\w{1,60}, )?(?:[\w.]{1,60} )?pid=\d+(?:, ip=[\w.:]+)?\) "),  # Ray's
+    re.compile(r"\((?:\w{1,60}, )?(?:[\w.]{1,60} )?pid=\d+(?:, ip=(?P<node>[\w.:]+))?\) "),  # Ray's
     re.compile(r"[\w.-]{1,60}-\d+ +\| "),  # docker compose's
     re.compile(r"\[default(?P<local_rank>\d+)\]:"),
     re.compile(r"\[rank(?P<rank>\d+)\]:\s?"),
@@ -27,11 +39,14 @@ _PREFIXES = (
     re.compile(rf"{_DAY}[,:]?\s+"),
     re.compile(
         r"(?P<mon>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) +(?P<day>\d{1,2}) (?P<clock>\d\d:\d\d:\d\d)"
-        r" (?P<node>\S+) (?=kernel:|systemd|slurm)"
+        r" (?P<node>\S+) (?=kernel:|systemd|slurm|[\w./-]{1,40}\[\d+\]: )"
     ),
+    re.compile(rf"{_HOST} (?=kernel: |systemd\[|slurm\w*\[|{_SERVICE})"),  # journald's, after its time
+    re.compile(_SERVICE),
     re.compile(rf"\[?{_GLOG}(?= )"),
     re.compile(r"\[[A-Z][a-z]{2} (?P<mon>\w{3}) +(?P<day>\d{1,2}) (?P<clock>[\d:]{8}) \d{4}\]\s*"),
-    re.compile(r"(?P<node>[A-Za-z][\w.-]*\d[\w.-]*):\d+:\d+ \[(?P<local_rank>\d+)\] "),  # NCCL's own
+    re.compile(rf"(?!\d{{4}}-){_HOST}:\d+:\d+ \[(?P<local_rank>\d+)\] "),  # NCCL's own
+    re.compile(r"\[(?P<node>(?:node|host)-?[\w.-]*\d)\] "),
     re.compile(r"\[(?P<node>[A-Za-z][\w.-]*\d[\w.-]*):\d+\] "),  # MPI's
     re.compile(r"(?!tr11:)(?P<node>[a-z][a-z0-9-]*\d[a-z0-9.-]*): (?!task|error)"),  # pdsh's
 )
@@ -42,6 +57,10 @@ _RANK = re.compile(
 _LOCAL_RANK = re.compile(r"\blocal_rank: ?(\d+)")
 _GPU = re.compile(r"\bGPU (?P<a>\d{1,2})\b|\bcuda:(?P<b>\d{1,2})\b|\bdevice[= ](?P<c>\d{1,2})\b")
 _CLOCK = re.compile(_DAY)
+_MESSAGE = re.compile(r'"(?:log|message|msg|MESSAGE|textPayload)": ?"((?:[^"\\]|\\.)*)')
+_JSON_NODE = re.compile(r'"(?:host|hostname|_HOSTNAME|node|node_name|nodename)": ?"(?P<node>[\w.:-]{1,120})"')
+_JSON_RANK = re.compile(r'"(?:rank|global_rank)": ?"?(?P<rank>\d{1,7})\b')
+_JSON_TIME = re.compile(rf'"(?:time|timestamp|@timestamp|ts)": ?"{_DAY}')
 PREFIXES_AT_MOST = 6
 
 
@@ -77,14 +96,35 @@ def plain(text: str) -> str:
 
 
 def split_prefixes(text: str) -> tuple[LineOrigin, str]:
-    """What the prefixes of a plain line say, and the line without them."""
+    """What the prefixes of a plain line say, and the line without them; of a JSON record its fields and its message."""
     origin, at = LineOrigin(), 0
+    if text.startswith("{") and (message := _MESSAGE.search(text)) is not None:
+        origin = _with(origin, _fields(text, message))
+        text = _unescaped(message[1]).rstrip("\n")
     for _ in range(PREFIXES_AT_MOST):
         match = next((found for prefix in _PREFIXES if (found := prefix.match(text, at))), None)
         if match is None or match.end() == at:
             break
         origin, at = _with(origin, match.groupdict()), match.end()
     return origin, text[at:].lstrip() if at and text[at : at + 1] == "]" else text[at:]
+
+
+def _fields(text: str, message: re.Match[str]) -> dict[str, str | None]:
+    """Node, rank and time that a JSON record names beside its message."""
+    beside = text[: message.start()] + text[message.end() :]
+    found: dict[str, str | None] = {}
+    for field in (_JSON_NODE, _JSON_RANK, _JSON_TIME):
+        match = field.search(beside)
+        found |= {} if match is None else match.groupdict()
+    return found
+
+
+def _unescaped(text: str) -> str:
+    """The words of a JSON string, whose end may have been cut."""
+    try:
+        return str(json.loads(f'"{text}"', strict=False))
+    except ValueError:
+        return text
 
 
 def full_origin(text: str) -> LineOrigin:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import codecs
 import gzip
 import lzma
 import re
@@ -18,6 +19,7 @@ BLOCK_BYTES = 2 << 20
 LONGEST_LINE_BYTES = 8 << 20  # a line that is longer goes on in a block of its own
 GZIP, BZIP2, XZ, ZSTANDARD = b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd"
 LONGEST_MAGIC = len(XZ)
+_MARKS = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16", codecs.BOM_UTF8: "utf-8-sig"}
 _ROTATED = re.compile(r"^(?P<stem>.+?)(?:[.-](?P<number>\d{1,4}|\d{8}(?:-\d+)?))?(?:\.(?:gz|bz2|xz|zst))?$")
 
 
@@ -90,7 +92,16 @@ def _unpacked(path: Path) -> tuple[Any, tuple[type[Exception], ...]]:
         from backports import zstd
 
         return zstd.open(path, "rb"), (EOFError, zstd.ZstdError)
-    return path.open("rb"), ()
+    return _in_utf8(path, head), ()
+
+
+def _in_utf8(path: Path, head: bytes) -> Any:
+    """A file that is not packed; one that a shell of Windows wrote, as its first bytes say, in UTF-8."""
+    file = path.open("rb")
+    for mark, encoding in _MARKS.items():
+        if head.startswith(mark):
+            return codecs.EncodedFile(file, "utf-8", encoding, "replace")
+    return file
 
 
 def in_order(paths: Sequence[Path]) -> list[list[Path]]:

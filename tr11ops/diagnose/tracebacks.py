@@ -42,6 +42,7 @@ class _Open:
     frames: list[str] = field(default_factory=list)
     lines: int = 0
     others: int = 0
+    indent: int = 0  # of the whole traceback
 
 
 class TracebackReader:
@@ -66,13 +67,15 @@ class TracebackReader:
         """The exception that this line names, if it ends a traceback."""
         if HEAD in body:
             self._follows = self._follows or _ORIGINAL in body
-            self._open = _Open()
+            self._open = _Open(indent=len(body) - len(body.lstrip()) if body.lstrip().startswith(HEAD) else 0)
             return None
         if self._open is None:
             self._between(body)
             return None
         self._open.lines += 1
-        if not body.strip() or body[:1].isspace():
+        if body[: self._open.indent].isspace():
+            body = body[self._open.indent :]
+        if not body.strip() or body[:1].isspace() or body.startswith('File "'):  # some collectors cut the indentation
             if body.lstrip().startswith('File "'):
                 self._open.where, self._open.source = body.strip(), ""
                 self._open.frames.append(self._open.where)
