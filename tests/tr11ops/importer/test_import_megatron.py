@@ -32,6 +32,23 @@ def test_a_llama_of_megatron_makes_a_sound_card(tmp_path: Path) -> None:
     assert load_card(path, (), {}).model == expected
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        f"{LLAMA} --qk-layernorm",
+        "--lr-decay-style WSD --lr-wsd-decay-samples 40",
+        "--train-data-path 0.3 /d/a 0.7 /d/b --valid-data-path /d/v",
+        "--fp8-format hybrid --fp8-amax-history-len 1024 --fp8-param-gather",
+    ],
+)
+def test_what_newer_options_say_makes_a_sound_card(options: str) -> None:
+    script = minimal(options)
+    if "--train-data-path" in options:
+        script = script.replace("--data-path /d/a --save", "--save")
+    found = import_text(script, "x")
+    assert (found.exit_code, found.decisions, found.problems) == (0, (), ())
+
+
 def test_a_width_that_is_four_times_the_hidden_one_is_kept_beside_a_gate() -> None:
     """Without it the card would mean 8/3 of it."""
     gated = "--swiglu --disable-bias-linear --hidden-size 256 --ffn-hidden-size"
