@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,18 +26,23 @@ STRANGER = 65534
 LOOKS_AT_JOBS = {"status", "handover", "pulse", "launch", "kill", "pause", "resume", "checkpoint-now"}
 
 
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A folder that another user may enter, outside pytest's own: each session that begins closes that one to others."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
 @pytest.fixture(params=["the folder itself", "the folder above it"])
-def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RunDirectory]:
+def directory(request: pytest.FixtureRequest, place: Path) -> Iterator[RunDirectory]:
     """A run directory behind a closed door, seen by a user who is not root."""
-    above = tmp_path / "scratch"
+    above = place / "scratch"
     root = above / "run"
     (root / "state" / "submissions").mkdir(parents=True)
     closed = root if request.param == "the folder itself" else above
     made = RunDirectory(RunPaths(root, "tr11-176B-ml", "main"), root / "kill-switch")
     made.mark  # noqa: B018  worked out while it can be read
-    for folder in (tmp_path, *tmp_path.parents[:3]):
-        if folder != Path("/tmp"):
-            folder.chmod(0o755)
     closed.chmod(0o000)
     before = os.geteuid()
     if before == 0:
