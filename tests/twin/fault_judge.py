@@ -306,6 +306,10 @@ class FaultJudge:
 
         `tasks` were left before, and `last` was the attempt. A task that goes back into the queue is not burned.
         """
+        self.until(
+            lambda: sum(job.state.is_active for job in self.jobs()) <= 1,
+            f"{fault.kind} on {node}: what was started beside the running task is back in the queue",
+        )
         allowed = 0 if fault.target == "spare" else self.run.card.resilience.most_tasks_per_fault
         burned = tasks - tasks_waiting(self.jobs())
         if burned > allowed:
