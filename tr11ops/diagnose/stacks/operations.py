@@ -14,12 +14,14 @@ import pickle
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tr11ops.diagnose.stacks.groups import ranks_words
 
 MOST_ENTRIES = 100_000
+BEHIND = 2  # operations; by one, ranks may differ that see the same end at two moments
+_TOGETHER = re.compile(r"all_?(?:reduce|gather|to_?all)|reduce_?scatter|barrier", re.IGNORECASE)  # no rank ends alone
 # Operations whose ranks may well give other sizes.
 _UNEVEN = re.compile(r"all_?to_?all|gather|scatter|send|recv|barrier|coalesced", re.IGNORECASE)
 
@@ -52,6 +54,8 @@ class OperationsFinding:
     ranks: tuple[int, ...] = ()
     group: str = ""
     number: int | None = None
+    waiting: frozenset[int] = frozenset()  # who is in that operation
+    stuck: frozenset[int] = frozenset()  # of `ranks`, whose own GPU does not end what the others' have ended
 
 
 class _NoCode(pickle.Unpickler):
@@ -101,11 +105,9 @@ def _read(value: Mapping[str, Any], rank: int) -> RankOperations:
 def find_missing(records: Sequence[RankOperations]) -> OperationsFinding | None:
     """Who did not come to which operation. None where no operation is open, or none of the records tells.
 
-    A rank that waits itself, in another group, does so for someone: it is named only where no other one is.
+    A rank that waits itself, in another group, does so for someone: it is named only where no other one is. Who holds
+    up different groups is named together.
     """
-    waiting = {
-        record.rank for record in records if any(found and found[-1].is_pending for found in record.groups.values())
-    }
     findings = [
         finding
         for name in sorted({name for record in records for name in record.groups})
@@ -113,7 +115,18 @@ def find_missing(records: Sequence[RankOperations]) -> OperationsFinding | None:
     ]
     if not findings:
         return None
-    return min(findings, key=lambda one: (not one.ranks, bool(set(one.ranks) & waiting), len(one.ranks)))
+    accused = {rank for one in findings for rank in one.ranks}
+    stuck = {rank for one in findings for rank in one.stuck}
+    excused = {rank for one in findings for rank in one.waiting - stuck if set(one.ranks) - {rank}}
+    guilty = (accused - excused) or accused
+    chosen: list[OperationsFinding] = []
+    for one in sorted(findings, key=lambda one: (bool(set(one.ranks) - guilty), -len(one.ranks), one.group)):
+        if set(one.ranks) - {rank for other in chosen for rank in other.ranks} and set(one.ranks) <= guilty:
+            chosen.append(one)
+    if not chosen:
+        return findings[0]
+    named = tuple(sorted({rank for one in chosen for rank in one.ranks}))
+    return replace(chosen[0], sentence="; ".join(one.sentence for one in chosen), ranks=named)
 
 
 def _in_group(name: str, records: Sequence[RankOperations]) -> OperationsFinding | None:
@@ -126,11 +139,20 @@ def _in_group(name: str, records: Sequence[RankOperations]) -> OperationsFinding
         return None
     what = Counter(_words(last[rank]) for rank in open_at).most_common(1)[0][0]
     place = f"{what} {newest} of group {title}"
-    silent = sorted(_members(name, records) - {record.rank for record in records})
-    late = sorted(rank for rank, operation in last.items() if operation.number < newest)
+    members = _members(name, records)
+    silent = sorted(members - {record.rank for record in records})
+    late = {rank for rank, operation in last.items() if operation.number < newest}
+    without = members - set(present) - set(silent)  # its record has other groups' operations, or none
+    if len(without) <= len(open_at):
+        late |= without
+    stuck = _stuck(present)
+    waiting = frozenset(open_at) - stuck
     if late:
-        text = f"{ranks_words(late)} did not enter {place}; {ranks_words(open_at)} {_wait(open_at)} in it"
-        return OperationsFinding(text, tuple(late), title, newest)
+        text = f"{ranks_words(sorted(late))} did not enter {place}; {ranks_words(open_at)} {_wait(open_at)} in it"
+        return OperationsFinding(text, tuple(sorted(late)), title, newest, waiting, stuck & late)
+    if stuck and not late:
+        text = f"{ranks_words(sorted(stuck))} did not end what the others have ended, before {place}"
+        return OperationsFinding(text, tuple(sorted(stuck)), title, newest, waiting, stuck)
     if other := _mismatching(last, open_at):
         theirs = _words(last[other[0]])
         more = f" with {_sizes(last[other[0]])}" if theirs == what else ""
@@ -140,6 +162,23 @@ def _in_group(name: str, records: Sequence[RankOperations]) -> OperationsFinding
         text = f"{ranks_words(open_at)} {_wait(open_at)} in {place}; of {ranks_words(silent)} there is no record"
         return OperationsFinding(text, tuple(silent) if len(silent) <= len(open_at) else (), title, newest)
     return OperationsFinding(f"{ranks_words(open_at)} are all in {place}: the network or a GPU", (), title, newest)
+
+
+def _stuck(present: Mapping[int, Sequence[Operation]]) -> frozenset[int]:
+    """Ranks whose first open operation is one that the others have ended: then it is their own GPU that stands.
+
+    So only of an operation that no rank ends alone.
+    """
+    first_open = {}
+    behind = set()
+    for rank, operations in present.items():
+        pending = next((one for one in operations if one.is_pending), None)
+        first_open[rank] = operations[-1].number + 1 if pending is None else pending.number
+        if pending is not None and _TOGETHER.search(pending.name):
+            behind.add(rank)
+    furthest = max(first_open.values())
+    behind = {rank for rank in behind if furthest - first_open[rank] >= BEHIND}
+    return frozenset(behind) if 2 * len(behind) <= len(present) else frozenset()
 
 
 def _members(name: str, records: Iterable[RankOperations]) -> set[int]:

@@ -14,6 +14,10 @@ from tr11ops.diagnose.stacks.operations import find_missing, parse
 from tr11ops.diagnose.stacks.records import LARGEST_RECORD, look_at_records
 
 RECORDED = Path(__file__).parents[3] / "data" / "stacks"
+REAL = Path(__file__).parents[5] / "shared" / "data" / "flight-recorder"  # 16 H100 ranks with two injected hangs each
+GUILTY = {
+    "gpu_error_1st": (12, 14), "gpu_error_2nd": (9, 14), "lock_gil_1st": (9, 14), "lock_gil_2nd": (10, 15),
+}  # fmt: skip
 
 
 def entry(
@@ -43,6 +47,16 @@ def test_real_records_name_the_rank_that_did_not_come() -> None:
     assert (look.ranks, look.troubles) == (3, ()) and look.finding is not None
     assert look.finding.sentence == "rank 2 did not enter all-reduce 2 of group default_pg; ranks 0-1 wait in it"
     assert (look.finding.ranks, look.finding.group, look.finding.number) == ((2,), "default_pg", 2)
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="the records of other trainings are not there")
+@pytest.mark.parametrize("name", GUILTY)
+def test_real_records_of_sixteen_ranks_name_both_guilty_ones_and_no_other(name: str) -> None:
+    records = [
+        parse(path.read_bytes(), int(path.name.removeprefix("_dump_"))) for path in (REAL / name).glob("_dump_*")
+    ]
+    finding = find_missing(records)
+    assert finding is not None and finding.ranks == GUILTY[name]
 
 
 def test_a_pickle_and_json_say_the_same() -> None:
@@ -140,3 +154,34 @@ def test_a_record_that_cannot_be_read_is_said(tmp_path: Path) -> None:
     assert (
         "launch-1-rank-1: is not a flight record" in look.troubles[0] and "more than any such file" in look.troubles[1]
     )
+
+
+def test_a_member_without_entries_of_the_group_did_not_come() -> None:
+    """Its record is there, and holds other groups' operations or none at all."""
+    everyone = "[0, 1, 2]"
+    other = entry(3, group="1", state="completed")
+    for silent in (record(members=everyone), record(other, members=everyone)):
+        sentence, ranks = found(record(entry(5), members=everyone), record(entry(5), members=everyone), silent)
+        assert (
+            ranks == (2,) and sentence == "rank 2 did not enter all-reduce 5 of group default_pg; ranks 0-1 wait in it"
+        )
+
+
+def test_who_holds_up_different_groups_is_named_together() -> None:
+    left, right = [entry(9, group="1")], [entry(9, group="2")]
+    late_left, late_right = [entry(8, group="1", state="completed")], [entry(8, group="2", state="completed")]
+    finding = find_missing(
+        [parse(record(*own), rank) for rank, own in enumerate((left, left, late_left, right, late_right, right))]
+    )
+    assert finding is not None and finding.ranks == (2, 4)
+    assert "rank 2 did not enter" in finding.sentence and "rank 4 did not enter" in finding.sentence
+
+
+def test_a_rank_that_does_not_end_what_the_others_have_ended_is_stuck() -> None:
+    ahead, stuck = [entry(7), entry(8)], [entry(number) for number in range(4, 9)]
+    sentence, ranks = found(record(*ahead), record(*stuck), record(*ahead))
+    assert ranks == (1,) and sentence.startswith("rank 1 did not end what the others have ended")
+    by_one = [entry(6), *ahead]  # two ranks may see one end at two moments
+    assert found(record(*ahead), record(*by_one), record(*ahead))[1] == ()
+    sent = [entry(number, "nccl:broadcast") for number in range(4, 9)]  # who sends is done before who receives
+    assert found(record(*sent[-2:]), record(*sent), record(*sent[-2:]))[1] == ()
