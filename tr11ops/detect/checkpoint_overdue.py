@@ -30,14 +30,18 @@ CRITICAL_INTERVALS = 2.5
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """Counts iterations, and minutes of training, since the newest sound checkpoint, while a job is active.
 
-    A save that is under way may take as long as one has taken, and more.
+    Only what that job itself has trained: what an attempt before it left unsaved is lost already, or was given up by
+    a roll-back. A save that is under way may take as long as one has taken, and more.
     """
-    checkpoints, done = snapshot.checkpoints, derived.iteration(snapshot)
-    if isinstance(checkpoints, Unknown) or done is None or not snapshot.active_jobs:
+    checkpoints = snapshot.checkpoints
+    if isinstance(checkpoints, Unknown) or not snapshot.active_jobs:
         return
     sound = checkpoints.newest_sound
     if sound is None and checkpoints.steps:
         return  # checkpoint-unsound has said it
+    saved = sound.step if sound else 0
+    trained = derived.iteration_of(snapshot, snapshot.active_jobs)
+    done = saved if trained is None else trained
     intervals, title = max(_of_iterations(snapshot, sound, done), _of_minutes(snapshot, sound))
     failed = _failed_since(snapshot, sound)
     is_late = intervals > WARN_INTERVALS and not _is_saving(snapshot)
@@ -45,7 +49,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         return
     if not is_late and failed is not None:
         title = f"the save of step {failed.values.get('step')} failed"
-    unsaved, pace = max(0, done - (sound.step if sound else 0)), derived.seconds_per_iteration(snapshot)
+    unsaved, pace = max(0, done - saved), derived.seconds_per_iteration(snapshot)
     at_stake = "" if pace is None else f", {duration(unsaved * pace)} of work"
     since = f"since {sound.step}" if sound else "and none was ever saved"
     save, is_for_room = derived.command(snapshot, "checkpoint-now --wait"), _is_for_want_of_room(snapshot, failed)

@@ -28,7 +28,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     if not pairs or not snapshot.active_jobs:
         return
     first, second = pairs[0]
-    lasts = highs[-1].index == len(steps) - 1
+    lasts = highs[-1].index == len(steps) - 1 and not derived.is_rolled_back(snapshot)
     began = steps[first.index].record.iteration
     peak = max(highs, key=lambda high: high.value)
     evidence = [

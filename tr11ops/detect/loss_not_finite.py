@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from tr11ops.base.observed import known
+from tr11ops.base.observed import Unknown, known
+from tr11ops.detect import series
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.pass_over import iterations, pass_over
 from tr11ops.observe import derived
-from tr11ops.observe.snapshot import Snapshot
+from tr11ops.observe.snapshot import Snapshot, Step
 
 BOUND = "one line"
 SEVERITIES = "CRITICAL"
@@ -18,26 +19,60 @@ NEEDS = ("steps",)
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
-    """Looks at the last step only: a training that recovered by itself has skipped the bad batch."""
+    """Looks at the last step only: a training that recovered by itself has skipped the bad batch.
+
+    Silent once the run was rolled back: what the next launch trains has no loss yet.
+    """
     steps = known(snapshot.steps, ())
-    if not steps or math.isfinite(steps[-1].record.lm_loss):
+    if not steps or math.isfinite(steps[-1].record.lm_loss) or derived.is_rolled_back(snapshot):
         return
-    bad = 0
-    for step in reversed(steps):
-        if math.isfinite(step.record.lm_loss):
-            break
-        bad += 1
-    first, last = steps[-bad].record, steps[-1].record
-    at_least = "" if bad < len(steps) else " at least"
+    began = _first_of_row(steps)
+    first, last = steps[began].record, steps[-1].record
+    at_least = "" if began else " at least"
     evidence = [f"iteration {last.iteration}: lm loss {last.lm_loss}, grad norm {last.grad_norm}"]
+    fix = derived.command(snapshot, "kill") if _may_train(snapshot) else ""
     if not at_least:  # else it is not known where it began
         command = pass_over(snapshot, first.iteration, last.iteration)
         passed = iterations(first.iteration, last.iteration)
-        evidence.append(f"when it has ended, to pass over the data of {passed}: `{command}`")
+        when = "when it has ended, " if fix else ""
+        evidence.append(f"{when}to pass over the data of {passed}: `{command}`")
+        fix = fix or command
     yield Finding(
         NAME,
         Severity.CRITICAL,
         f"the loss is not a number since{at_least} iteration {first.iteration}",
         evidence=tuple(evidence),
-        fix=derived.command(snapshot, "kill"),
+        fix=fix or derived.command(snapshot, "checkpoints list"),
     )
+
+
+def _first_of_row(steps: tuple[Step, ...]) -> int:
+    """The index of the first line of the row of losses that are no numbers, at whose end the last line is.
+
+    A few numbers among them do not end the row: the training has not recovered, and the row would begin elsewhere at
+    each look. What came before a roll-back, or before a launch that began further back, is another row.
+    """
+    earliest = next(reversed(_turns_back(steps)), 0)
+    first, finite = len(steps) - 1, 0
+    for index in range(len(steps) - 1, earliest - 1, -1):
+        if math.isfinite(steps[index].record.lm_loss):
+            finite += 1
+        else:
+            first, finite = index, 0
+        if finite >= series.LEARNING_LINES:
+            break
+    return first
+
+
+def _turns_back(steps: tuple[Step, ...]) -> tuple[int, ...]:
+    """Indices of the first lines after the training went back to an iteration that it had done before."""
+    return tuple(
+        index for index in series.restarts(steps) if steps[index].record.iteration <= steps[index - 1].record.iteration
+    )
+
+
+def _may_train(snapshot: Snapshot) -> bool:
+    """Whether something trains that can be stopped, or may do so unseen."""
+    if isinstance(snapshot.jobs, Unknown) or derived.may_live_outside(snapshot):
+        return True
+    return bool(snapshot.active_jobs) or derived.liveness_outside(snapshot) is not None

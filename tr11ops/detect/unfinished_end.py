@@ -174,6 +174,8 @@ def _if_the_data_are_at_fault(snapshot: Snapshot, attempt: Attempt) -> tuple[str
     reached = max(ends, key=lambda end: end.launch).reached if ends else None
     if not attempt.held_because or attempt.cause not in MAYBE_DATA or reached is None:
         return ()
+    if derived.is_rolled_back(snapshot):
+        return ()  # a person has seen to it
     at = reached + 1
     command = pass_over(snapshot, at, at)
     return (f"to pass over the data of {iterations(at, at)}, if they are at fault: `{command}`",)

@@ -31,6 +31,8 @@ DAY = 86400.0
 STARTING_PHASE = "starting"
 TRAINING_PHASE = "training"
 ENDED_PHASE = "ended"
+ROLL_BACK = "roll-back"  # the note that a trainer or `tr11 rollback` leaves beside the steps
+ROLL_BACK_EVENTS = frozenset({ROLL_BACK, "roll-back-undone"})
 LEAVING_SECONDS = 15 * MINUTE  # from the end marker, or from COMPLETING, to the end of the allocation
 
 
@@ -215,6 +217,31 @@ def iteration(snapshot: Snapshot) -> int | None:
         return steps[-1].record.iteration
     marker = last_marker(snapshot)
     return marker.iteration if marker is not None else None
+
+
+def iteration_of(snapshot: Snapshot, jobs: Iterable[Job]) -> int | None:
+    """The last iteration that the newest launch of these jobs finished, since the last roll-back; None without one.
+
+    A log that does not name attempts is taken to be theirs.
+    """
+    names = frozenset().union(*(identifiers(job) for job in jobs))
+    newest = next(iter(known(snapshot.steps, ())[-1:]), None)
+    if newest is None or newest.job_id not in {"", *names} or is_rolled_back(snapshot):
+        return None
+    began = normal_silence.launch_began(snapshot, names)
+    if began is not None and newest.time is not None and newest.time < began:
+        return None
+    return newest.record.iteration
+
+
+def is_rolled_back(snapshot: Snapshot) -> bool:
+    """Whether the run has gone back since its last step, by a person or the trainer: what that step showed is over."""
+    newest = next(iter(known(snapshot.steps, ())[-1:]), None)
+    turns = [event for event in known(snapshot.events, ()) if event.kind in ROLL_BACK_EVENTS]
+    if newest is None or newest.time is None or not turns:
+        return False
+    last = max(turns, key=lambda event: event.time)
+    return last.kind == ROLL_BACK and last.time >= newest.time
 
 
 def total_iterations(snapshot: Snapshot) -> int | None:

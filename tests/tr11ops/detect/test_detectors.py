@@ -31,7 +31,7 @@ from tr11ops.detect import registry
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Attempt, Snapshot, Step
-from tr11ops.observe.training import LaunchEnd
+from tr11ops.observe.training import LaunchEnd, Phase, TrainingEvent
 from tr11ops.rundir.paths import Submission
 from trainer.contract.end_marker import EndMarker
 
@@ -233,6 +233,70 @@ def test_a_fault_that_came_back_at_one_step_names_the_command_that_passes_over_i
     free = dataclasses.replace(bad, held_because="", failure="SIGSEGV")  # the next task tries it by itself
     (finding,) = found(idle(attempts=(free,), launch_ends=ends), "unfinished-end")
     assert command not in finding.evidence
+
+
+def no_number(step: Step) -> Step:
+    return dataclasses.replace(step, record=dataclasses.replace(step.record, lm_loss=float("nan")))
+
+
+def noted(kind: str, age: float) -> TrainingEvent:
+    return TrainingEvent(kind, NOW - age, "", {"to": 31_200})
+
+
+BACK, UNDONE = noted("roll-back", 60), noted("roll-back-undone", 30)
+BAD_STEPS = (*steps(age=HOUR)[:-3], *map(no_number, steps(age=HOUR)[-3:]))
+
+
+@pytest.mark.parametrize(
+    ("events", "told"),
+    [((), 1), ((noted("roll-back", 2 * HOUR),), 1), ((BACK,), 0), ((BACK, UNDONE), 1), ((UNDONE, BACK), 1)],
+)
+def test_what_was_rolled_back_past_is_over(events: tuple[TrainingEvent, ...], told: int) -> None:
+    for seen in (idle(steps=BAD_STEPS, events=events), snapshot(steps=BAD_STEPS, events=events)):
+        assert len(found(seen, "loss-not-finite")) == told
+
+
+def test_where_nothing_trains_the_roll_back_is_what_helps_and_no_kill() -> None:
+    (finding,) = found(snapshot(steps=BAD_STEPS), "loss-not-finite")
+    assert finding.fix == "tr11 kill"
+    (finding,) = found(idle(steps=BAD_STEPS), "loss-not-finite")
+    assert finding.fix == "tr11 rollback 31200 --skip 31217-31219"
+    assert not any("when it has ended" in line for line in finding.evidence)
+    (finding,) = found(idle(steps=BAD_STEPS[-2:]), "loss-not-finite")
+    assert finding.fix == "tr11 checkpoints list", "where it began is not known"
+
+
+def test_a_row_of_losses_that_are_no_numbers_begins_where_it_began() -> None:
+    """Three numbers in twenty lines are no recovery; a launch that went back begins another row."""
+    lines = steps(60)
+    few = tuple(step if n < 10 or n % 20 > 16 else no_number(step) for n, step in enumerate(lines))
+    for upto in (11, 30, 45, 56):
+        (finding,) = found(snapshot(steps=few[:upto]), "loss-not-finite")
+        assert finding.title == f"the loss is not a number since iteration {lines[10].record.iteration}"
+    many = tuple(step if n < 10 or 20 <= n < 40 else no_number(step) for n, step in enumerate(lines))
+    (finding,) = found(snapshot(steps=many), "loss-not-finite")
+    assert finding.title.endswith(f" {lines[40].record.iteration}"), "it had recovered"
+    again = tuple(dataclasses.replace(step, job_id="1008") for step in (*lines[12:14], *map(no_number, lines[14:20])))
+    (finding,) = found(snapshot(steps=(*few[:56], *again)), "loss-not-finite")
+    assert finding.title.endswith(f" {lines[14].record.iteration}")
+
+
+def test_what_is_not_saved_is_counted_of_the_present_attempt() -> None:
+    """The attempt before it had trained 219 iterations past the checkpoint; this one has begun there again."""
+    saved = checkpoints(31_000)
+    (before,) = found(snapshot(checkpoints=saved), "checkpoint-overdue")
+    assert before.title.startswith("no checkpoint for 219 iterations")
+    after = running(job_id="1000_8", raw_id="1008", task_id=8)
+    assert found(snapshot(jobs=(after,), checkpoints=saved), "checkpoint-overdue") == []
+    own = steps(5, last=31_005, job_id="1008")
+    seen = snapshot(jobs=(after,), checkpoints=saved, steps=(*steps(), *own))
+    assert found(seen, "checkpoint-overdue") == []
+    own = steps(5, last=31_160, job_id="1008")
+    (late,) = found(snapshot(jobs=(after,), checkpoints=saved, steps=own), "checkpoint-overdue")
+    assert late.title.startswith("no checkpoint for 160 iterations")
+    assert found(snapshot(checkpoints=saved, events=(noted("roll-back", 1),)), "checkpoint-overdue") == []
+    launched = (Phase("1007", 2, "starting", 31_000, NOW - 10),)
+    assert found(snapshot(checkpoints=saved, phases=launched), "checkpoint-overdue") == [], "its workers began again"
 
 
 def test_a_loss_that_is_no_number_names_the_command_that_passes_over_its_data() -> None:
