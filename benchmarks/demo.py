@@ -275,6 +275,8 @@ def main() -> int:
     if options.scheduler == "local":  # this machine plays the card's nodes, and a folder of its own says so
         os.environ.setdefault("TR11_LOCAL_SCHEDULER", str(directory.absolute() / "scheduler"))
         os.environ.setdefault("TR11_LOCAL_NODES", "4")
+        folder = os.environ["TR11_LOCAL_SCHEDULER"]
+        console.print(f"to look on from another terminal, type there first: export TR11_LOCAL_SCHEDULER={folder}")
     # A demo starts from nothing but its data; only what the demo itself makes is removed.
     end_earlier(directory, options.scheduler)
     for name in ("checkpoints", "demo-logs", "state", "journal", "kill-switch"):
