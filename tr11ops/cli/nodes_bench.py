@@ -61,8 +61,9 @@ def bench_nodes(
     """Find nodes that are slower than the others: matrix products, copies, all-reduces in pairs, on all nodes at once.
 
     One job holds the nodes for itself. A node is slow when the median of its samples is an outlier below those of
-    the same hardware. Busy nodes are left out. Nothing is excluded: the command to do so is printed.
-    Exit code 0: none is slow; 1: a node is; 3: a node gave no answer, or there was nothing to compare it with.
+    the same hardware, or far below all of them. Busy nodes are left out. Nothing is excluded: the command is printed.
+    Exit code 0: none is slow; 1: a node is; 3: cannot tell: a node gave no answer, had fewer than two others to compare
+    it with, or is far below them by samples that scatter too widely.
 
     Examples:
       tr11 nodes bench
@@ -163,7 +164,11 @@ def _percent(own: Measurement | None) -> str:
 def _result_word(entry: NodeSpeed) -> str:
     if entry.outcome != UNKNOWN:
         return {FINE: "fine", SLOW: "SLOW"}[entry.outcome]
-    return "no answer" if not entry.answer.samples else "part of it" if entry.answer.why else "alone"
+    if not entry.answer.samples:
+        return "no answer"
+    if entry.answer.why:
+        return "part of it"
+    return "unsure" if entry.far_below else "alone"
 
 
 def _usual_lines(found: Sequence[NodeSpeed]) -> Iterator[str]:
@@ -184,6 +189,12 @@ def _node_lines(entry: NodeSpeed) -> Iterator[str]:
         yield (
             f"{entry.node}: {name} at {own.ratio:.0%} of what is usual among {own.peers} nodes: "
             f"{_speed(own.value, unit)}, below {_speed(own.bound, unit)} is slow"
+        )
+    if entry.outcome == UNKNOWN and entry.far_below:
+        name = entry.far_below[0]
+        yield (
+            f"{entry.node}: cannot tell: {name} at {entry.measured[name].ratio:.0%} of what is usual, but the samples "
+            "scatter too widely, or are too few, to call it slow: measure again with more `--repeats`"
         )
     if entry.answer.why:
         yield f"{entry.node}: {entry.answer.why}"

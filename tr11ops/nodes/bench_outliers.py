@@ -12,13 +12,17 @@ outliers", 1993, take 3.5 of it for a single value). Here one fleet has hundreds
 itself is hardly known: hence the larger factor, and the growth for small n. `e_i` is the standard error of a median of
 r samples (1.2533 is sqrt(pi / 2)): a node whose samples scatter is not known well, and two nodes that agree by chance
 must not make a third an outlier. FLOOR: nodes that differ by less are equal, however little they scatter.
+
+Of three or four nodes this bound lies so low that hardly a node can be below it. So a node that is far below, at less
+than FAR of the median, is looked at without it: its best sample is worse than the worst of every peer (APART), in two
+measurements, or in one by half (WIDE_APART): then it is slow. Otherwise its result is unknown: far below is not fine.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from tr11ops.base.robust import error_of_median, robust_sigma
@@ -27,6 +31,10 @@ from tr11ops.nodes.bench_answer import NodeAnswer
 FLOOR = 0.05  # of the logarithm: about 5 %
 NOISE_FACTOR = 6.0
 FEW = 4  # nodes whose spread is hardly known
+FAR = 0.6  # of the median of all
+APART, WIDE_APART = 1.0, 0.5  # at most, its best sample divided by the worst of its peers
+FAR_MEASUREMENTS = 2  # one alone may be chance where samples scatter widely
+MIN_FAR_SAMPLES = 3
 MIN_PEERS = 3  # of two nodes no one knows which is the usual one
 FINE, SLOW, UNKNOWN = "fine", "slow", "unknown"
 
@@ -39,6 +47,7 @@ class Measurement:
     usual: float  # the median of the peers, this node included
     bound: float  # below it a node is slow
     peers: int
+    reach: float = math.inf  # its best sample divided by the worst one of its peers; infinite: too few samples to say
 
     @property
     def ratio(self) -> float:
@@ -47,6 +56,10 @@ class Measurement:
     @property
     def is_slow(self) -> bool:
         return self.value < self.bound
+
+    @property
+    def is_far_below(self) -> bool:
+        return self.ratio < FAR
 
 
 @dataclass(frozen=True)
@@ -67,10 +80,18 @@ class NodeSpeed:
         return tuple(sorted(found, key=lambda name: self.measured[name].ratio))
 
     @property
+    def far_below(self) -> tuple[str, ...]:
+        """In which measurements it is far below the others, slow or not, the slowest first."""
+        found = [name for name, own in self.measured.items() if own.is_far_below]
+        return tuple(sorted(found, key=lambda name: self.measured[name].ratio))
+
+    @property
     def outcome(self) -> str:
         if self.slow:
             return SLOW
-        return FINE if self.measured and not self.answer.why else UNKNOWN
+        if self.answer.why or not self.measured or self.far_below:
+            return UNKNOWN
+        return FINE
 
 
 def judge_speeds(answers: Sequence[NodeAnswer]) -> tuple[NodeSpeed, ...]:
@@ -83,7 +104,19 @@ def judge_speeds(answers: Sequence[NodeAnswer]) -> tuple[NodeSpeed, ...]:
         for name in dict.fromkeys(name for answer in peers for name in answer.samples):
             for node, found in _compared(name, peers).items():
                 measured[node][name] = found
-    return tuple(NodeSpeed(answer, measured[answer.node]) for answer in answers)
+    return tuple(NodeSpeed(answer, _with_far_ones(measured[answer.node])) for answer in answers)
+
+
+def _with_far_ones(measured: Mapping[str, Measurement]) -> dict[str, Measurement]:
+    """The same, with the bound raised where the node is certainly far below, however few its peers are."""
+    apart = [name for name, own in measured.items() if own.is_far_below and own.reach < APART]
+    wide = [name for name in apart if measured[name].reach < WIDE_APART]
+    certain = apart if len(apart) >= FAR_MEASUREMENTS else wide
+    found = dict(measured)
+    for name in certain:
+        own = measured[name]
+        found[name] = replace(own, bound=max(own.bound, FAR * own.usual))
+    return found
 
 
 def _compared(name: str, peers: Sequence[NodeAnswer]) -> dict[str, Measurement]:
@@ -98,8 +131,17 @@ def _compared(name: str, peers: Sequence[NodeAnswer]) -> dict[str, Measurement]:
     for node, value in values.items():
         spread = max(away, typical, errors[node])
         bound = usual * math.exp(-few * max(FLOOR, NOISE_FACTOR * spread))
-        found[node] = Measurement(value, usual, bound, len(values))
+        found[node] = Measurement(value, usual, bound, len(values), _reach(name, node, peers))
     return found
+
+
+def _reach(name: str, node: str, peers: Sequence[NodeAnswer]) -> float:
+    """A node's best sample divided by the worst one of the others; infinite where it has too few samples to say."""
+    samples = {answer.node: own for answer in peers if (own := answer.counted_samples(name))}
+    mine = samples.pop(node)
+    if len(mine) < MIN_FAR_SAMPLES:
+        return math.inf
+    return max(mine) / min(min(own) for own in samples.values())
 
 
 def _error_of_median(samples: Sequence[float]) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -92,6 +93,49 @@ def test_a_node_at_80_percent_is_found(size: int) -> None:
         assert set(slow(speeds)) <= {"n01"}
         found += speeds[1].slow == ("m2",)
     assert found >= 38
+
+
+@pytest.mark.parametrize(("repeats", "most"), [(3, 30), (5, 10)])
+@pytest.mark.parametrize("source", EQUAL, ids=lambda source: source.__name__)
+def test_hardly_a_fleet_of_three_equal_nodes_accuses(
+    source: Source, repeats: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 1000; with three samples of each, on a machine with ten times its work, even a median is hardly known."""
+    monkeypatch.setattr(sys.modules[__name__], "REPEATS", repeats)
+    chance = random.Random(11)
+    wrong = sum(bool(slow(judge_speeds(fleet(source, chance, 3)))) for _ in range(1000))
+    assert wrong <= most
+
+
+def uneven_busy(chance: random.Random) -> list[float]:
+    """Nodes of a busy machine: they differ by some 10 %, and so do their samples."""
+    own = chance.gauss(0, 0.1)
+    return [math.exp(own + chance.gauss(0, 0.1)) for _ in range(3)]
+
+
+@pytest.mark.parametrize("names", [1, 4])
+@pytest.mark.parametrize("size", [3, 4, 8])
+def test_a_node_far_below_the_others_is_named_or_doubted_but_never_fine(size: int, names: int) -> None:
+    chance = random.Random(7)
+    outcomes = []
+    for _ in range(100):
+        answers = fleet(uneven_busy, chance, size, names)
+        for name in answers[1].samples:
+            answers[1] = slower(answers[1], name, 0.3)
+        found = judge_speeds(answers)
+        assert set(slow(found)) <= {"n01"}
+        outcomes.append(found[1].outcome)
+    assert FINE not in outcomes and outcomes.count(SLOW) >= 90
+
+
+def test_far_below_by_a_single_sample_or_by_wide_scatter_is_unknown() -> None:
+    once = [read_answer(f"n{number}", [f"m {value}"]) for number, value in enumerate((100, 130, 30))]
+    assert [entry.outcome for entry in judge_speeds(once)] == [FINE, FINE, UNKNOWN]
+    wide = [read_answer(f"n{number}", ["m 60", "m 100", "m 170"]) for number in range(3)]
+    wide[2] = read_answer("n2", ["m 20", "m 50", "m 90"])
+    assert [entry.outcome for entry in judge_speeds(wide)] == [FINE, FINE, UNKNOWN]
+    two = [read_answer(f"n{number}", [f"m {value}"] * 3) for number, value in enumerate((100, 30))]
+    assert {entry.outcome for entry in judge_speeds(two)} == {UNKNOWN}
 
 
 def test_nodes_that_scatter_no_wider_than_the_floor_are_equal() -> None:
