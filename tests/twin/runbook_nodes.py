@@ -16,9 +16,9 @@ from trainer.contract.files import write_json
 @scenario("exclusion-cap", card=("resilience.exclusion_cap_percent=20",))
 def exclusion_cap(scene: Scene) -> None:
     node = free_node(scene)
-    scene.shell(f"tr11 nodes exclude {node} --yes --reason 'a doubt'")
+    assert exclude(scene.directory, node, why="a doubt", owner="tr11", days=14)  # what a person just did is left alone
     if scene.by_mail:  # what one more may be is no mail
-        scene.shell(f"tr11 nodes exclude {free_node(scene, but=node)} --yes --reason 'a doubt'")
+        assert exclude(scene.directory, free_node(scene, but=node), why="a doubt", owner="tr11", days=14)
     scene.treat("exclusion-cap", NODE=node)
 
 

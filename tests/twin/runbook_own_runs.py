@@ -8,6 +8,7 @@ import time
 from tests.twin.runbook_scenarios import nodes_of, scenario, set_node, submit
 from tests.twin.runbook_scene import Scene, cure
 from tr11ops.detect.runbooks import page_of
+from tr11ops.rundir.exclusions import exclude
 from tr11ops.twin.faults import inject
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.files import write_json
@@ -25,7 +26,8 @@ def queued_too_long(scene: Scene) -> None:
     )
     scene.until(lambda: (job := scene.slurm.job(other)) is not None and bool(job.nodes), "the other job's nodes")
     scene.launch("--array", "1-1")
-    scene.shell(f"tr11 nodes exclude {ours} --yes --reason 'a doubt'")
+    assert exclude(scene.directory, ours, why="a doubt", owner="tr11", days=14)  # what a person just did is left alone
+    scene.shell(f"tr11 nodes exclude {ours} --yes --reason 'a doubt'")  # in the queued job, too
     set_node(scene, theirs, "DRAIN")
     try:
         scene.slurm.cancel(other)

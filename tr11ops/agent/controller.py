@@ -615,9 +615,8 @@ class Controller:
         """Let the next task go on, unless this fault has burned as many as it may."""
         why = self._switch_hold()
         switch = switch_of(self._context.directory) if why else ""
-        refused = self._mitigation.refused
-        if not why and refused:
-            why = f"{compress([node for node, _ in refused])} cannot be excluded: {refused[0][1]}"
+        if not why:
+            why = self._mitigation.why_left_in_use()
         begins_elsewhere = bool(self._outcomes) and self._outcomes[-1].older is not None
         if not why and not verdict.progress and not begins_elsewhere:
             burned = read_burned(self._context.directory, self._job_id, self._context.scheduler)

@@ -102,10 +102,29 @@ class Mitigation:
         for node in done.nodes:
             self._tee.line(f"tr11: {node} is excluded for {resilience.exclusion_days:g} days: {found.summary}")
         for node, fault in done.refused:
-            why = f"{fault}; to exclude it all the same: `{way_past(node)}`" if fault == str(limit) else fault
-            self.refused.append((node, why))
-            self._tee.line(f"tr11: {node} is not excluded: {why}")
+            self.refused.append((node, fault))
+            self._tee.line(f"tr11: {node} is not excluded: {self._with_way_past((node,), fault)}")
         self._tell(done)
+
+    def why_left_in_use(self) -> str:
+        """Which bad nodes could not be excluded and are not on the run's list now, and why; "" where none is.
+
+        A person may have excluded one since. Where the list cannot be read, all of them are named.
+        """
+        if not self.refused:
+            return ""
+        listed = {entry.node for entry in self._listed("whether a bad node was excluded since is not known")}
+        left = {node: fault for node, fault in self.refused if node not in listed}
+        if not left:
+            return ""
+        return f"{compress(left)} cannot be excluded: {self._with_way_past(tuple(left), next(iter(left.values())))}"
+
+    def _with_way_past(self, nodes: Sequence[str], fault: str) -> str:
+        """Why nodes are not excluded; where that is the cap, with the command that excludes them all the same."""
+        if fault != str(self._limit()):
+            return fault
+        them = "it" if len(nodes) == 1 else "them"
+        return f"{fault}; to exclude {them} all the same: `{way_past(','.join(nodes))}`"
 
     def refresh(self) -> None:
         """Put the run's list, and nothing else, on the exclude lists of the queued jobs."""
@@ -121,12 +140,12 @@ class Mitigation:
         """Begin to end the automatic exclusions that rest on health checks which fail everywhere."""
         self._later(lambda: self._include(acquitted(self._listed(), AUTOMATIC_OWNER, checks), why), self._exclusions)
 
-    def _listed(self) -> tuple[Exclusion, ...]:
-        """The run's list, to take nodes off it."""
+    def _listed(self, without: str = "exclusions cannot be taken back") -> tuple[Exclusion, ...]:
+        """The run's list; empty where it cannot be read, and the log says what is not done `without` it."""
         try:
             return read_version(self._attempt.directory.exclusions).exclusions
         except (OSError, ValueError) as error:
-            self._tee.line(f"tr11: exclusions cannot be taken back, the run's list cannot be read: {cause(error)}")
+            self._tee.line(f"tr11: {without}, the run's list cannot be read: {cause(error)}")
             return ()
 
     def _include(self, entries: Sequence[Exclusion], why: str) -> None:

@@ -229,9 +229,12 @@ def _refuse_unfit(nodes_context: NodesContext, results: Sequence[NodeCheck]) -> 
     unmade = sorted({one.name for entry in unknown for one in entry.checks if one.result is CheckOutcome.UNKNOWN})
     if unmade:
         lines.append(f"what this site can never check belongs into resilience.skip_checks: {', '.join(unmade)}")
-    if unknown:
-        nodes = ",".join(entry.node for entry in unknown)
-        lines.append(f"to use it without a check: `tr11 nodes include {nodes} --force --reason REASON`")
+    lost = {node.name for node in nodes_context.nodes if node.is_gone or node.is_silent}
+    there = [entry.node for entry in unknown if entry.node not in lost]
+    if len(there) < len(unknown):
+        lines.append("what is lost to the scheduler stays excluded: no attempt could use it before the site repairs it")
+    if there:
+        lines.append(f"to use it without a check: `tr11 nodes include {','.join(there)} --force --reason REASON`")
     raise Refusal("\n".join(lines))
 
 

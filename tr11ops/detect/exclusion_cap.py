@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from tr11ops.base.observed import Unknown
 from tr11ops.base.units import counted, first_few
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.nodes_left import (
     bad_nodes,
+    cannot_return,
     excluded_nodes,
     exclusion_limit,
     needed_nodes,
@@ -17,17 +18,19 @@ from tr11ops.detect.nodes_left import (
     partition_of,
     spare_nodes,
     take_back,
+    unusable_exclusions,
     usable_nodes,
 )
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Snapshot
-from tr11ops.rundir.exclusion_limit import way_past
+from tr11ops.rundir.exclusion_limit import KEY, way_past
 
 BOUND = "one left; none left"
 SEVERITIES = "INFO, WARNING"
 NAME = "exclusion-cap"
 NEEDS = ("exclusions", "nodes", "jobs", "readmissions")
 NAMED = 6
+NOTE = "note.txt"  # as the runbook's page calls it
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
@@ -81,7 +84,20 @@ def _near(snapshot: Snapshot) -> Iterator[Finding]:
         evidence = (*evidence, f"to exclude one all the same: `{_past(snapshot, 'NODE')}`")
     else:
         title, severity = f"{named} excluded, one more may be", Severity.INFO
-    yield Finding(NAME, severity, title, evidence=evidence, fix=take_back(snapshot, frozenset(names)))
+    fix = take_back(snapshot, names)
+    if not fix:
+        evidence = (*evidence, f"none can come back now: {first_few(cannot_return(snapshot, names), NAMED)}")
+        fix = _note_for_site(snapshot, names)
+    if limit.most < len(in_partition) - limit.needed:
+        evidence = (*evidence, f"so that more may be excluded: a greater {KEY} in the card")
+    yield Finding(NAME, severity, title, evidence=evidence, fix=fix)
+
+
+def _note_for_site(snapshot: Snapshot, names: Collection[str]) -> str:
+    """The command that writes what the site has to repair; "" where all are excluded because someone wants it so."""
+    if not unusable_exclusions(snapshot, names):
+        return ""
+    return derived.command(snapshot, f"nodes list --excluded --report {NOTE}")
 
 
 def _what_may_be_lost(snapshot: Snapshot) -> str:

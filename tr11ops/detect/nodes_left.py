@@ -9,9 +9,12 @@ from tr11ops.cluster.base import Node
 from tr11ops.cluster.node_states import is_loss_alone
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Snapshot
+from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.exclusion_limit import ExclusionLimit, partition_nodes
+from tr11ops.rundir.exclusions import AUTOMATIC_OWNER
 
 TO_BE_REBOOTED = "reboot_requested"  # such a node may get work again, once it is back
+MEANT_SECONDS = 86_400.0  # so long what a person excluded is what that person wants
 
 
 def partition_of(snapshot: Snapshot, otherwise: str = "") -> str:
@@ -101,11 +104,48 @@ def leaving_nodes(snapshot: Snapshot) -> tuple[Node, ...]:
 
 
 def take_back(snapshot: Snapshot, nodes: Collection[str]) -> str:
-    """The command that takes one of these back, which are excluded: the one that was excluded first. It is checked
-    before, whether or not its time is over."""
-    entries = [entry for entry in known(snapshot.exclusions, ()) if entry.node in nodes]
+    """The command that takes one of these back, which are excluded: of those that can come back now, the one that was
+    excluded first; "" where none can. It is checked before, whether or not its time is over."""
+    entries = [entry for entry in _listed(snapshot, nodes) if not _against_return(snapshot, entry)]
     first = min(entries, key=lambda entry: (entry.since or 0.0, entry.node), default=None)
     return "" if first is None else derived.command(snapshot, f"nodes include {first.node}")
+
+
+def cannot_return(snapshot: Snapshot, nodes: Collection[str]) -> tuple[str, ...]:
+    """Which of these, which are excluded, cannot come back now, each with why, by name."""
+    entries = sorted(_listed(snapshot, nodes), key=lambda entry: entry.node)
+    against = [(entry.node, _against_return(snapshot, entry)) for entry in entries]
+    return tuple(f"{node} {why}" for node, why in against if why)
+
+
+def unusable_exclusions(snapshot: Snapshot, nodes: Collection[str]) -> tuple[str, ...]:
+    """Which of these, which tr11 has excluded or a person has a day ago or longer, the scheduler cannot use now."""
+    entries = [entry for entry in _listed(snapshot, nodes) if not is_meant(snapshot, entry)]
+    return tuple(sorted(entry.node for entry in entries if _against_return(snapshot, entry)))
+
+
+def is_meant(snapshot: Snapshot, entry: Exclusion) -> bool:
+    """Whether a person excluded it within the last day: no one is told to take back what was just done on purpose."""
+    is_by_person = entry.owner not in {"", AUTOMATIC_OWNER}
+    return is_by_person and entry.since is not None and snapshot.time - entry.since < MEANT_SECONDS
+
+
+def _listed(snapshot: Snapshot, nodes: Collection[str]) -> list[Exclusion]:
+    return [entry for entry in known(snapshot.exclusions, ()) if entry.node in nodes]
+
+
+def _against_return(snapshot: Snapshot, entry: Exclusion) -> str:
+    """Why an excluded node is not to be taken back now, behind its name; "" where nothing is known against it."""
+    if is_meant(snapshot, entry):
+        return f"was excluded by {entry.owner} within the last day"
+    node = next((one for one in known(snapshot.nodes, ()) if one.name == entry.node), None)
+    if node is None:
+        return "is not known to the scheduler"
+    if node.is_silent:
+        return "does not answer the scheduler"
+    if not node.is_usable:
+        return f"is {'+'.join(sorted(node.states))}"
+    return ""
 
 
 def usable_nodes(snapshot: Snapshot, partition: str = "") -> int | None:

@@ -109,9 +109,41 @@ def test_a_silent_scheduler_lets_a_node_be_excluded(scene: Scene):
     both = replace(FOUND, blamed=("x2", "x3"))
     scene.mitigation.exclude_nodes(both)
     scene.mitigation.wait()
-    assert [node for node, _ in scene.mitigation.refused] == ["x3"] and "x3 --force" in scene.mitigation.refused[0][1]
+    assert [node for node, _ in scene.mitigation.refused] == [
+        "x3"
+    ] and "x3 --force" in scene.mitigation.why_left_in_use()
     assert scene.excluded == ("x2", "x8")
     assert "tr11: queued job 7 will not use x2" in scene.log.read_text()
+
+
+def test_a_node_that_a_person_excluded_since_is_not_left_in_use(scene: Scene):
+    """An attempt outlives a first bad node on a spare, and stops at the next: it is held for that one alone."""
+    for node in ("x2", "x3", "x4"):
+        scene.mitigation.exclude_nodes(replace(FOUND, blamed=(node,)))
+    scene.mitigation.wait()
+    both = scene.mitigation.why_left_in_use()
+    assert (
+        both.startswith("x[3-4] cannot be excluded: ")
+        and "exclude them all the same: `tr11 nodes exclude x3,x4 " in both
+    )
+    assert exclude(scene.directory, "x3", why="lost", owner="ana", days=3)
+    one = scene.mitigation.why_left_in_use()
+    assert (
+        one.startswith("x4 cannot be excluded: ") and "exclude it all the same: `tr11 nodes exclude x4 --force" in one
+    )
+    assert exclude(scene.directory, "x4", why="lost", owner="ana", days=3)
+    assert scene.mitigation.why_left_in_use() == ""
+
+
+def test_where_the_list_cannot_be_read_a_bad_node_counts_as_left_in_use(scene: Scene, monkeypatch: pytest.MonkeyPatch):
+    scene.mitigation.exclude_nodes(replace(FOUND, blamed=("x2", "x3")))
+    scene.mitigation.wait()
+
+    def fail(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("tr11ops.agent.mitigation.read_version", fail)
+    assert scene.mitigation.why_left_in_use().startswith("x3 cannot be excluded: ")
 
 
 @pytest.mark.parametrize("is_refused", [True, False])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -202,6 +202,24 @@ def test_a_node_that_cannot_be_checked_is_looked_at_before_anyone_is_asked(
     bad = nodes("include", ONE, "--yes", "--set", own_script(bench.folder, "exit 1"))
     assert bad.code == 1 and "--force" not in bad.err and asked == []
     assert nodes("include", ONE, "--yes").code == 0 and asked == [f"Include {ONE}?"]
+
+
+@pytest.mark.parametrize("words", ["down", "idle not_responding"])
+def test_a_node_that_is_lost_now_is_not_offered_past_its_check(
+    nodes, bench: LocalBench, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    seen = LocalScheduler.nodes
+
+    def one_is_lost(self: LocalScheduler) -> tuple[Node, ...]:
+        states = {ONE: frozenset(words.split())}
+        return tuple(replace(node, states=states.get(node.name, node.states)) for node in seen(self))
+
+    monkeypatch.setattr(LocalScheduler, "nodes", one_is_lost)
+    exclude(run_directory(bench), ONE, why="lost to the scheduler", owner="ana", days=3)
+    refused = nodes("include", ONE, "--yes", "--set", own_script(bench.folder, "exit 2"))
+    said = " ".join(refused.err.split())
+    assert (refused.code, listed(bench)) == (1, [ONE]), said
+    assert "--force" not in said and "what is lost to the scheduler stays excluded" in said
 
 
 def test_no_node_is_checked_where_no_one_can_be_asked(nodes, bench: LocalBench) -> None:

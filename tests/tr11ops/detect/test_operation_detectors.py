@@ -146,6 +146,51 @@ def test_at_the_cap_it_is_said_how_many_nodes_an_attempt_may_still_lose() -> Non
     assert tight.title == "4 nodes are excluded, no more may be: the next bad node stops the run"
 
 
+WITH_STATE = [
+    ("all answer", "", {}, "tr11 nodes include n01"),
+    ("the first is down", "", {"n01": "down"}, "tr11 nodes include n02"),
+    ("the first is silent", "", {"n01": "idle not_responding"}, "tr11 nodes include n02"),
+    ("the first fails", "", {"n01": "idle fail"}, "tr11 nodes include n02"),
+    ("its state is not known", "", {"n01": "unknown"}, "tr11 nodes include n02"),
+    ("all are down", "", dict.fromkeys(("n01", "n02", "n03", "n04"), "down"), "tr11 nodes list --excluded --report note.txt"),
+    ("a person has just excluded one", "n01", {}, "tr11 nodes include n02"),
+    ("a person has just excluded all", "n01 n02 n03 n04", {}, ""),
+    ("and one of these is down", "n01 n02 n03 n04", {"n01": "down not_responding"}, ""),
+    ("the others are down", "n01 n02", {"n03": "down", "n04": "down"}, "tr11 nodes list --excluded --report note.txt"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("by_person", "states", "fix"), [row[1:] for row in WITH_STATE], ids=[row[0] for row in WITH_STATE]
+)
+def test_at_the_cap_only_what_can_come_back_is_asked_back(by_person: str, states: dict[str, str], fix: str) -> None:
+    """Neither a node that is gone, silent or failing now, nor what a person excluded on purpose within the day."""
+    entries = tuple(
+        dataclasses.replace(entry, owner="ana", since=NOW - 60) if entry.node in by_person.split() else entry
+        for entry in excluded(4)
+    )
+    there = tuple(
+        dataclasses.replace(node, states=frozenset(states.get(node.name, "idle").split())) for node in nodes()
+    )
+    (finding,) = exclusion_cap.detect(operated(exclusions=entries, nodes=there))
+    assert finding.fix == fix
+    why = [line for line in finding.evidence if line.startswith("none can come back now: n01 ")]
+    assert bool(why) is ("include" not in fix)
+
+
+def test_what_a_person_excluded_days_ago_may_be_asked_back() -> None:
+    entries = tuple(dataclasses.replace(entry, owner="ana") for entry in excluded(4))
+    (finding,) = exclusion_cap.detect(operated(exclusions=entries))
+    assert finding.fix == "tr11 nodes include n01"
+
+
+def test_it_is_said_where_a_greater_percentage_would_help() -> None:
+    (finding,) = exclusion_cap.detect(operated(exclusions=excluded(1), facts=facts(exclusion_cap_percent=0)))
+    assert "so that more may be excluded: a greater resilience.exclusion_cap_percent in the card" in finding.evidence
+    (finding,) = exclusion_cap.detect(operated(exclusions=excluded(4)))
+    assert not any("a greater" in line for line in finding.evidence), "a run needs all others"
+
+
 def test_too_few_nodes_do_not_deny_the_attempt_that_trains() -> None:
     (finding,) = nodes_short.detect(operated(exclusions=excluded(2), nodes=nodes(bad=3)))
     assert finding.title.endswith("are needed: no further attempt can start")
