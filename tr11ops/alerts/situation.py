@@ -29,6 +29,7 @@ _BY_ITSELF = {
     "silent-corruption": "The training goes on, with that node until it is excluded.",
     "slow-node": "The training goes on, slower.",
     "slow": "The training goes on, slower.",
+    "waits-for-site": "What is queued starts by itself when the site is done.",
     "checkpoint-unsound": "A resume takes the newest checkpoint that is whole.",
 }
 _NOTHING = "tr11 does nothing about it by itself."

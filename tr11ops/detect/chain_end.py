@@ -20,13 +20,15 @@ NEEDS = ("jobs", "kill_switch", "pause", "steps", "submissions")
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """WARNING when fewer than watch.tasks_left tasks wait behind the one that trains now, or that trains next.
 
-    Silent when those that are left cover the rest of the training.
+    Silent when those that are left cover the rest of the training, and where some of them start when the site is done.
     """
     active, waiting = snapshot.active_jobs, derived.startable_jobs(snapshot)
     if (not active and not waiting) or derived.stop_of(snapshot) is not None:
         return
     if isinstance(snapshot.steps, Unknown) or isinstance(snapshot.submissions, Unknown):
         return  # what is left to train, or to queue, cannot be told
+    if derived.some_wait_for_site(snapshot):
+        return  # another launch would meet the same
     tasks = derived.queued_tasks(waiting) + len(active) + derived.tasks_to_come(snapshot)
     end, covered = end_of(snapshot), derived.queue_coverage_seconds(snapshot)
     remaining = None if end is None else end.earliest

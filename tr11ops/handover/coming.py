@@ -51,7 +51,9 @@ def _queue(snapshot: Snapshot, extra: ExtraObservations) -> Iterator[Happened]:
         if limit is not None and job.start_time is not None and job.start_time + limit < snapshot.time + left:
             moment = max(snapshot.time, job.start_time + limit)
             yield Happened(moment, f"{job.job_id} saves and leaves: its time is over")
-    if covered and covered < left:
+    if covered and covered < left and derived.some_wait_for_site(snapshot):
+        yield Happened(snapshot.time + covered, "what else is queued waits for the site, and starts when it is done")
+    elif covered and covered < left:
         more = derived.launch_more(snapshot)
         yield Happened(snapshot.time + covered, f"the last queued task ends: launch more before (`{more}`)")
 

@@ -74,6 +74,11 @@ def sure_jobs(snapshot: Snapshot) -> tuple[Job, ...]:
     return _waiting_for(snapshot, Wait.PASSES)
 
 
+def some_wait_for_site(snapshot: Snapshot) -> bool:
+    """Whether queued work starts when the site is done: more of it, launched now, would meet the same."""
+    return bool(_waiting_for(snapshot, Wait.SITE))
+
+
 def closed_by_site(snapshot: Snapshot) -> JobReason | None:
     """Why nothing of the run can start before the site lets it; None where something runs, or may start by itself."""
     if snapshot.active_jobs or _waiting_for(snapshot, Wait.PASSES):

@@ -29,6 +29,7 @@ FIRST = "Before you sleep"  # nothing is wrong now, and the night is not safe
 DONE = "Nothing is left to train"
 NO_WATCHDOG, NO_RECIPIENTS, SHORT_QUEUE, STOPPED, SITE = "watchdog", "recipients", "queue", "resume", "site"
 NO_MAIL, NO_ANSWER = "mail", "scheduler"
+ASK_THE_SITE = "ask the site when"
 MAIL_SECONDS = 15 * derived.MINUTE  # a message that waits longer reaches no one: each look tries it again
 NEEDS = {  # each kind of need, in words that name no one: what is published says them too
     NO_WATCHDOG: ALONE,
@@ -136,7 +137,7 @@ def _needs(snapshot: Snapshot, extra: ExtraObservations) -> Iterable[Need]:
         yield Need(NO_WATCHDOG, fault, derived.command(snapshot, snapshot.run.operation.start_of_watchdog))
     closed = derived.closed_by_site(snapshot)
     if closed is not None:
-        yield Need(SITE, f"{NEEDS[SITE]} ({closed.meaning})", "ask the site when")
+        yield Need(SITE, f"{NEEDS[SITE]} ({closed.meaning})", ASK_THE_SITE)
     if not snapshot.run.operation.has_recipients:
         yield Need(NO_RECIPIENTS, NEEDS[NO_RECIPIENTS], "set alerts.recipients in the card")
     stuck = _stuck_mail(snapshot, extra)
@@ -146,12 +147,21 @@ def _needs(snapshot: Snapshot, extra: ExtraObservations) -> Iterable[Need]:
         words = "the run is paused, so nothing trains after this task"
         yield Need(STOPPED, words, derived.command(snapshot, "resume"))
     elif fault or not _resubmits(snapshot) or _is_blocked(snapshot):
-        short = _short_queue(snapshot, extra)
+        short = _short_queue(snapshot, extra) if closed is None else ""  # else the site's need has said it
         if short:
-            spent = ", and the watchdog may not resubmit again today" * (snapshot.run.operation.resubmissions > 0)
-            blocked = ", and what else is queued does not start by itself"
-            more = blocked if _is_blocked(snapshot) else spent * (not fault)
-            yield Need(SHORT_QUEUE, short + more, derived.launch_more(snapshot))
+            why, command = _beyond_the_queue(snapshot, is_watched=not fault)
+            yield Need(SHORT_QUEUE, short + why, command)
+
+
+def _beyond_the_queue(snapshot: Snapshot, is_watched: bool) -> tuple[str, str]:
+    """Why nothing lengthens a queue that is short, and the command that does."""
+    if derived.some_wait_for_site(snapshot):
+        return ", and more starts when the site is done", ASK_THE_SITE
+    if _is_blocked(snapshot):
+        return ", and what else is queued does not start by itself", derived.launch_more(snapshot)
+    if is_watched and snapshot.run.operation.resubmissions > 0:
+        return ", and the watchdog may not resubmit again today", derived.launch_more(snapshot)
+    return "", derived.launch_more(snapshot)
 
 
 def _stuck_mail(snapshot: Snapshot, extra: ExtraObservations) -> str:

@@ -214,7 +214,7 @@ def _queue(status: Status) -> Iterator[Row]:
     sure = covered if sure is None else sure  # a document of before it was told apart
     waits = duration(covered - sure) if sure < covered else ""
     if waits and not sure:
-        yield "queue", f"nothing starts by itself: {waits} of tasks wait for the site", "yellow"
+        yield "queue", f"{waits} of tasks wait for the site, and start when it is done", "yellow"
         return
     remaining = None if status.finish is None else status.finish.earliest_seconds
     against = "" if remaining is None else f" of the {duration(remaining)} left"

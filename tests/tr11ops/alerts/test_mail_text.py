@@ -160,6 +160,11 @@ def test_what_tr11_does_is_said(situation: RunSituation | None, words: str) -> N
     assert said.startswith(words) and bool(said) == bool(words)
 
 
+def test_a_mail_says_that_the_queue_goes_on_when_the_site_is_done() -> None:
+    (alert,) = look(AlertState(), [finding("waits-for-site", WARNING, "15")], frozenset(), POLICY, NOON).alerts
+    assert what_tr11_does(alert, RunSituation()) == "What is queued starts by itself when the site is done."
+
+
 def test_what_the_run_does_by_itself_does_not_calm_critical() -> None:
     for severity, words in (
         (WARNING, "A resume takes the newest"),

@@ -378,6 +378,29 @@ CLOSED = [
 ]
 
 
+@pytest.mark.parametrize("seen", CLOSED)
+def test_where_the_site_starts_what_is_queued_no_one_is_told_to_launch(seen: Snapshot) -> None:
+    """Another launch would meet the same; what starts when the site is done is not said to start never."""
+    given = with_facts(seen, task_seconds=2400.0)
+    findings = detect_all(given)
+    told = answer(given, findings, judge(given, findings))
+    assert not any("launch" in need.fix for need in told.needs), told
+    assert not any("launch" in finding.fix for finding in findings if finding.detector == "chain-end")
+    assert "does not start by itself" not in told.text
+    assert "the queue covers" not in told.text or seen.active_jobs
+    rows = [text for label, text, _ in jobs(status_of(given, findings, judge(given, findings))) if label == "queue"]
+    assert not any("nothing starts by itself" in text for text in rows)
+
+
+def test_a_queue_behind_a_closed_partition_says_when_it_goes_on() -> None:
+    short = dataclasses.replace(SHORT, time_limit_seconds=2400)
+    given = with_facts(snapshot(jobs=(short, pending((8,), reason="PartitionDown"))), task_seconds=2400.0)
+    (need,) = answer(given, (), HEALTHY).needs
+    assert need.kind == "queue" and need.text.endswith(" left, and more starts when the site is done")
+    assert need.fix == "ask the site when"
+    assert not [one for one in detect_all(given) if one.detector == "chain-end"]
+
+
 @pytest.mark.parametrize("seen", [*CLOSED, *(row[1] for row in (*TABLE, *FAULTS, *OPERATION))], ids=lambda _: "")
 def test_word_reason_advice_and_exit_code_agree(seen: Snapshot) -> None:
     """No run is healthy that a person must get up for; who must, is told why by the very sentence of the verdict."""
