@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -84,6 +85,24 @@ def test_wild_numbers_end_where_data_are_skipped(store: FaultStore, worker: Ailm
     environment = {"SLURM_CONF": str(store.folders.slurm_conf)}
     skips = rehearsal_card(tmp_path, ['data.skip_ranges=["40-50"]'])
     assert Ailments(skips, environment).numbers(40, 2.5, 1.0) == (2.5, 1.0)
+
+
+def test_bad_data_end_one_rank_of_the_run_that_trains_them(
+    store: FaultStore, worker: Ailments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(ailments.os, "kill", lambda _pid, number: ended.append(number))
+    fault = broken(store, "bad-sample", str(tmp_path / "another"), iteration="7")
+    worker.die_of_bad_sample(8, rank=1, world=4)
+    assert not ended, "another run's data are bad"
+    store.remove(fault)
+    broken(store, "bad-sample", str(rehearsal_card(tmp_path).paths.root.resolve()), iteration="7")
+    for iteration, rank in ((7, 1), (9, 1), (8, 0), (8, 2)):
+        worker.die_of_bad_sample(iteration, rank, world=4)
+    assert not ended
+    worker.die_of_bad_sample(8, rank=1, world=4)
+    worker.die_of_bad_sample(8, rank=0, world=1)
+    assert ended == [signal.SIGSEGV] * 2
 
 
 def test_records_that_cannot_be_read_change_nothing(store: FaultStore, worker: Ailments) -> None:

@@ -174,6 +174,31 @@ def test_a_black_hole_burns_one_task_and_others_run_elsewhere(
     assert found["action"] == "exclude_and_resubmit"
 
 
+def test_bad_data_are_of_one_run_and_a_roll_back_passes_over_them(
+    stage: SmallRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two runs train beside each other; the mail's cure for the one whose data are bad lets it go on."""
+    beside = tmp_path / "beside"
+    beside.mkdir()
+    stage.paths.root.mkdir()
+    inject(stage.twin, "bad-sample", path=str(stage.paths.root))
+    quick = ("slurm.spare_nodes=0", "rehearsal.step_seconds=40", "checkpoint.interval=5")
+    with monkeypatch.context() as patch:
+        patch.chdir(beside)
+        other = SmallRun(beside, stage.twin)
+        other.launch(1, *quick, "run.name=beside")
+    stage.launch(3, *quick)
+    stage.wait(lambda: stage.queued().reason.startswith("JobHeld"), "the hold")
+    stage.wait(lambda: not any(job.state is JobState.RUNNING for job in stage.living()), "the end of the job")
+    [well] = other.attempts()
+    assert len(other.launches(well)) == 1 and other.iteration() > 8, "the other run was never ended"
+    assert execute(["rollback", "5", "--skip", "8-8", "--yes", "--reason", "bad data"]) == 0
+    assert execute(["resume", "--yes", "--reason", "a test"]) == 0
+    stage.wait(lambda: stage.iteration() > 10, "steps behind the bad data")
+    assert "Skipped iterations 8 to 8" in stage.paths.main_log.read_text()
+    assert 8 not in {step["iteration"] for step in stage.steps()}
+
+
 def test_a_fault_that_follows_the_rank_blames_no_node(stage: SmallRun, capsys: pytest.CaptureFixture[str]) -> None:
     """One rank dies of SIGSEGV at one iteration, on whatever node it is: two tasks see that, and no node is lost."""
     stage.paths.root.mkdir()

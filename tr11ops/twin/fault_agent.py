@@ -11,9 +11,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from tr11ops.twin.fault_effects import black_hole, slow_down, spoil
+from tr11ops.twin.fault_effects import black_hole, slow_down
 from tr11ops.twin.fault_store import FaultStore, InjectedFault
-from tr11ops.twin.fault_training import BadSample
 from tr11ops.twin.faults import heal
 from tr11ops.twin.node_processes import StepWatch
 from tr11ops.twin.plan import TwinError
@@ -28,9 +27,6 @@ def run(root: Path, key: str, identity: str) -> int:
     twin = Twin.find(root.name, root.parent)
     store = FaultStore(twin.folders)
     fault = _mine(store, key, identity)
-    while fault is not None and fault.kind == "bad-sample" and not fault.details:  # it is written in a moment
-        time.sleep(LOOK_SECONDS)
-        fault = _mine(store, key, identity)
     if fault is None:
         return 0
     act = _repeated(twin, fault)
@@ -54,11 +50,6 @@ def run(root: Path, key: str, identity: str) -> int:
 
 def _repeated(twin: Twin, fault: InjectedFault) -> Callable[[], float]:
     """What is done again and again while the fault lasts; it returns the seconds until the next time."""
-    if fault.kind == "bad-sample":
-        sample = BadSample(
-            twin.folders, twin.plan.node_names, Path(fault.target), int(fault.details.get("iteration", 0))
-        )
-        return partial(spoil, sample)
     repeat = {"black-hole": black_hole, "slow-node": slow_down}.get(fault.kind)
     return partial(repeat, StepWatch(twin.folders, fault.target)) if repeat is not None else lambda: LOOK_SECONDS
 

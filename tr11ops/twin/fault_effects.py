@@ -15,8 +15,7 @@ from tr11ops.twin import fault_directories, fault_site, fault_training
 from tr11ops.twin.fault_client import ask_client, retried
 from tr11ops.twin.fault_scripts import TEXTS, restore_script, spoil_script
 from tr11ops.twin.fault_store import FaultStore, InjectedFault
-from tr11ops.twin.fault_training import LOOK_SECONDS as SAMPLE_SECONDS
-from tr11ops.twin.fault_training import SIGNAL, BadSample, Break
+from tr11ops.twin.fault_training import Break
 from tr11ops.twin.node_processes import NodeContents, StepWatch, scan
 from tr11ops.twin.plan import TwinError
 from tr11ops.twin.processes import ProcessRecord, end, send
@@ -222,7 +221,9 @@ def _restore_script(_twin: Twin, _store: FaultStore, fault: InjectedFault) -> st
 
 
 def _end_bad_sample(_twin: Twin, _store: FaultStore, fault: InjectedFault) -> str:
-    return f"iteration {fault.details.get('iteration', '?')} can be trained again"
+    iteration = fault.details.get("iteration", "")
+    trained = str(int(iteration) + 1) if iteration else "?"
+    return f"iteration {trained} can be trained again"
 
 
 def _uncover(twin: Twin, _store: FaultStore, fault: InjectedFault) -> str:
@@ -285,9 +286,3 @@ def slow_down(watch: StepWatch) -> float:
     time.sleep(SLOW_PERIOD_SECONDS * (1 - SLOW_SHARE))
     send(tasks, signal.SIGCONT)
     return SLOW_PERIOD_SECONDS * SLOW_SHARE
-
-
-def spoil(sample: BadSample) -> float:
-    """Kill the rank that has reached the iteration."""
-    send(sample.look(), SIGNAL)
-    return SAMPLE_SECONDS

@@ -83,8 +83,8 @@ _KINDS = (
               "which no Python can live", "puts the script back"),
     FaultKind("batch-killed", "batch host", "kills a job's batch script (SIGKILL)", "nothing is left to heal",
               is_instant=True),
-    FaultKind("bad-sample", "directory", "a rank of the run there dies (SIGSEGV) at one iteration of every launch, on "
-              "any node", "ends the killer", needs_agent=True),
+    FaultKind("bad-sample", "directory", "a rank of the run there dies (SIGSEGV) of one iteration's data, in every "
+              "launch that trains it, on any node; of stand-ins", "makes the data good"),
     FaultKind("step-hang", "busy node", "no step of the node's job ends on it, without a word; of stand-ins",
               "lets the step go on"),
     FaultKind("data-wait", "busy node", "the node's job waits for its data from the next step on; of stand-ins",

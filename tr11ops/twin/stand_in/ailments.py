@@ -1,6 +1,7 @@
 """What the twin's faults do to a stand-in training, while they last: read by each worker from the twin's own records.
 
-The kinds are save-error, step-hang, data-wait, slow-steps, clock-ahead and loss-spike of `tr11ops.twin.fault_kinds`.
+The kinds are bad-sample, save-error, step-hang, data-wait, slow-steps, clock-ahead and loss-spike of
+`tr11ops.twin.fault_kinds`.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import signal
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -19,6 +21,7 @@ from trainer.config.card import TrainerConfig
 from trainer.contract.recovery import read_recovery
 
 LOOK_SECONDS = 0.1  # between two looks at the records
+BAD_SAMPLE_RANK = 1
 # Of so many lines of a wild training these are not as before: a minority of each kind. The detectors learn from the
 # last hundred lines, so what is wild on each line would become the usual within seconds where steps are fast.
 WILD_PERIOD, WILD_NORMS, ORDINARY_LOSSES, WILD_LOSSES = 20, (0, 1, 2), (4, 12), (8,)
@@ -55,6 +58,17 @@ class Ailments:
         """Raises OSError where this worker's node can write no checkpoint, as with a broken file system client."""
         if self._find("save-error", self._node) is not None:
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(folder))
+
+    def die_of_bad_sample(self, iteration: int, rank: int, world: int) -> None:
+        """The end of this process (SIGSEGV) where its run trains the iteration whose data are bad, on one rank alone.
+
+        An iteration that is passed over is not trained, so its data harm no one.
+        """
+        fault = self._find("bad-sample", self._run)
+        if fault is None or rank != min(BAD_SAMPLE_RANK, world - 1):
+            return
+        if iteration == int(fault.details["iteration"]) + 1:
+            os.kill(os.getpid(), signal.SIGSEGV)
 
     def mistake_the_time(self) -> None:
         """From now on this process's time of day is what a fault of the node's clock makes of it."""

@@ -31,7 +31,8 @@ from trainer.contract.lease import Lease
 from trainer.contract.logline import StepRecord, format_step, format_validation
 from trainer.contract.manifest import FileEntry
 from trainer.contract.metrics_record import SAVE_FAILED
-from trainer.contract.paths import newest_step
+from trainer.contract.paths import RunPaths, newest_step
+from trainer.contract.recovery import IterationRange, read_recovery
 from trainer.contract.requests import RequestAnswer, leave_answer, watch_for_kill_now
 from trainer.control.control_signals import Agreed, ControlSignals
 from trainer.control.exits import end_if_asked, end_now, record_failure
@@ -50,6 +51,7 @@ from trainer.schedule.flops import tflops_per_gpu
 from trainer.schedule.learning_rate import plan_of
 from trainer.schedule.path import batch_size_at, path_of
 from trainer.schedule.progress import Progress
+from trainer.schedule.skip import SkipPlan
 
 REFUSALS = (CardError, CheckpointError)
 DATA_LOOK_SECONDS = 1.0  # between two looks for data
@@ -145,6 +147,8 @@ class StandIn:
             decision = self._agree().decision or prepare()
             if decision is not None:
                 return self._end(decision)
+        rolled_back: list[list[int]] = self._on_first("the roll-backs", lambda: _ranges(paths))
+        self.skips = SkipPlan.of(self.config, [IterationRange(first, last) for first, last in rolled_back])
         self._say("training ...")
         return self._end(self._loop())
 
@@ -181,6 +185,8 @@ class StandIn:
                 )
             if agreed.save and self.steps_done:
                 self._save()
+            if self._pass_over():
+                continue
             self._step(total)
             self.control_signals.settle(self._was_saved)
             iteration = self.progress.iteration
@@ -195,6 +201,16 @@ class StandIn:
                     return decision
         return StopDecision("finished", False, f"after training is done: {total} iterations")
 
+    def _pass_over(self) -> bool:
+        """Move every counter over a skipped range that starts here, as the trainer does; True when there was one."""
+        skipped = self.skips.advance(self.progress.position, self.config)
+        if skipped is None:
+            return False
+        self.progress = self.progress.moved_to(skipped.position)
+        for line in skipped.lines:
+            self._say(line)
+        return True
+
     def _step(self, total: int) -> None:
         """One step: a pause, and a meeting of all ranks in place of the gradients' reduction."""
         config, began = self.config, time.perf_counter()
@@ -202,6 +218,7 @@ class StandIn:
         length = sequence_length_at(self.progress.iteration + 1, config.curriculum, config.model.sequence_length)
         self._pass(self.pace.step_seconds, "training")
         own_seconds = time.perf_counter() - began
+        self.ailments.die_of_bad_sample(self.progress.iteration + 1, self.seat.rank, self.seat.world)
         loss: float = self.group.meet("step", _loss(self.progress.consumed_samples), _mean)
         self.progress = self.progress.after_step(samples, length, loss, skipped=False)
         self.chain = checkpoint.next_link(self.chain, self.progress.iteration, self.progress.consumed_samples)
@@ -402,6 +419,11 @@ class StandIn:
     def _say(self, line: str) -> None:
         if self.seat.rank == 0:
             tell(line)
+
+
+def _ranges(paths: RunPaths) -> list[list[int]]:
+    """What the roll-backs of the run pass over, as JSON has it. Raises ValueError when their file is damaged."""
+    return [[skip.first, skip.last] for skip in read_recovery(paths).ranges]
 
 
 def _loss(samples: int) -> float:
