@@ -46,7 +46,8 @@ def look(
     Findings of one cause are one incident, and one alert (`causes.by_cause`).
 
     A fault that nothing sees for `resolve_after` looks in a row ends its incident; a look that could not judge is no
-    look. One that comes back within an hour of that is the same incident. One that has become milder for as many looks
+    look. One that comes back within an hour of that is the same incident, but for a critical one of
+    which people were told that it was over. One that has become milder for as many looks
     is that from then on; when only a remark is left of it, it is over. `trained` is when the last iteration ended: one
     that ended since is proof enough, in one look, that a training stands still no more.
     """
@@ -61,8 +62,12 @@ def look(
         if finding is not None and is_over(alert, now):
             over.append(alert)
             continue
+        if finding is not None and finding.is_to_be_passed and alert.is_open and is_worth_a_message(alert):
+            finding = replace(finding, severity=max(finding.severity, Severity.WARNING))
         if finding is not None and not _is_but_a_remark(finding, alert):
-            after, news = _seen_again(alert, seen.pop(alert.fingerprint), policy, now)
+            if _is_new_to_people(alert, finding):
+                over.append(alert)
+            after, news = _seen_again(alert, finding, policy, now)
         elif alert.is_open and (finding is not None or alert.detector not in blind):
             after, news = _not_seen(alert, policy, now, trained)
         else:
@@ -315,7 +320,7 @@ def _seen_again(alert: Alert, finding: Finding, policy: Policy, now: float) -> t
         last_seen=now,
         clear_looks=0,
         until=None,
-        since=fresh.since if finding.since is not None or not alert.is_open else alert.since,
+        since=_began_again(alert, finding, now),
         milder_looks=0 if is_lower else milder,
         said=severity if is_lower and alert.said is not None else alert.said,
     )
@@ -326,7 +331,25 @@ def _seen_again(alert: Alert, finding: Finding, policy: Policy, now: float) -> t
     # Who took it on may think that it is over, even where the all-clear is still to come.
     remind = after.remind or (after.said is not None and after.is_acknowledged)
     after = _unacknowledged(replace(after, resolved_at=None, resolved_by="", resolved_why="", remind=remind))
+    if _is_new_to_people(alert, finding):
+        after = replace(after, began=now, opened=now, first_since=after.since, first_acknowledged_by="")
     return after, (event_of(after, OPENED, WATCHDOG, f"it is back: {after.title}", now, again=True),)
+
+
+def _is_new_to_people(alert: Alert, finding: Finding) -> bool:
+    """Whether a fault that is back is another incident: it calls for someone, and all were told that it was over."""
+    is_called_over = not alert.is_open and alert.said is None and alert.called_over is not None
+    return is_called_over and finding.severity is Severity.CRITICAL
+
+
+def _began_again(alert: Alert, finding: Finding, now: float) -> float | None:
+    """When the fault of an alert began that is seen again: not before people were told that it was over."""
+    if alert.is_open and finding.since is None:
+        return alert.since
+    since = now if finding.since is None else min(now, finding.since)
+    if alert.called_over is None or since >= alert.called_over:
+        return since
+    return alert.since if alert.is_open else now
 
 
 def _not_seen(alert: Alert, policy: Policy, now: float, trained: float | None) -> tuple[Alert, tuple[AlertEvent, ...]]:

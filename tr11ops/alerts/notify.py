@@ -20,7 +20,7 @@ from tr11ops.alerts.incidents import WATCHDOG, is_worth_a_message
 from tr11ops.alerts.mail_text.alert import alert_message
 from tr11ops.alerts.mail_text.daily_summary import digest_message, finished_message
 from tr11ops.alerts.mail_text.site import site_message
-from tr11ops.alerts.policy import FLAP_SECONDS, Policy, unique
+from tr11ops.alerts.policy import BACK_SECONDS, FLAP_SECONDS, Policy, unique
 from tr11ops.alerts.situation import RunSituation
 from tr11ops.alerts.state import OVER, Alert, AlertState, Message, UndeliveredMessages, elapsed
 from tr11ops.detect.finding import Severity
@@ -100,6 +100,8 @@ def told(part: MessagePart, messages: Iterable[Message], now: float) -> Alert:
         last_sent=now,
         remind=False,
         headline=alert.fingerprint,
+        called_over=now if is_over else alert.called_over,
+        returned=now if part.kind == "reopened" else alert.returned,
         thread=alert.thread or " ".join(identities),
         mails=(*alert.mails, *identities)[-MOST_MAILS_KEPT:],
     )
@@ -142,12 +144,18 @@ def _word(alert: Alert, policy: Policy, now: float) -> MessagePart | None:
 def _first_word(alert: Alert, aware: tuple[str, ...], now: float) -> MessagePart | None:
     """About a fault of which people know nothing, or think that it is over.
 
-    Not within an hour of telling them so, unless it is worse than all that they heard of it.
+    Not within an hour of telling them so, unless it is worse than all that they heard of it. What is critical is said
+    at once, for an all-clear said that all was well; so often, and not more often, as `BACK_SECONDS` lets it.
     """
-    is_worse = alert.severity > (alert.heard or Severity.WARNING)
-    if alert.is_acknowledged or (alert.sends and not is_worse and elapsed(alert.last_sent, now) < FLAP_SECONDS):
+    if alert.is_acknowledged:
         return None
-    return MessagePart(alert, "reopened" if alert.sends else "opened", aware)
+    if not alert.sends:
+        return MessagePart(alert, "opened", aware)
+    is_worse = alert.severity > (alert.heard or Severity.WARNING)
+    is_alarm = alert.severity is Severity.CRITICAL and elapsed(alert.returned, now) >= BACK_SECONDS
+    if is_worse or is_alarm or elapsed(alert.last_sent, now) >= FLAP_SECONDS:
+        return MessagePart(alert, "reopened", aware)
+    return None
 
 
 def _further_word(

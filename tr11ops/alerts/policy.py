@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tr11ops.runcard.card import RunCard
 
 FLAP_SECONDS = 3600.0  # a fault that comes back sooner than this after the all-clear is the same incident
+BACK_SECONDS = 600.0  # how often at most people are told at once that one critical fault is back after its all-clear
 ACKNOWLEDGED_SECONDS = 86_400.0  # an acknowledgement holds so long
 FIRST_MONDAY = date(1970, 1, 5)
 

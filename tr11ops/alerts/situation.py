@@ -35,6 +35,11 @@ _BY_ITSELF = {
 _NOTHING = "tr11 does nothing about it by itself."
 # Faults of a training's speed: while nothing trains no one sees them, and they are not over.
 _OF_SPEED = frozenset({"slow", "slow-node"})
+# Faults that only a training shows: a run that a person has stopped has them as before, until it trains without them.
+_OF_TRAINING = _OF_SPEED | {
+    "down", "hung", "stalled", "log-not-growing", "unfinished-end", "start-failed", "loss-spike", "loss-not-finite",
+    "gradient-norm", "silent-corruption", "counters-jump",
+}  # fmt: skip
 
 
 class Act(Record):
@@ -63,14 +68,16 @@ class Spell(Record):
 class RunCondition(Record):
     """The verdict of a look, as all-clears need it: its `words`, and whether no one needs to get up (`is_well`).
 
-    `trains`: a job trains, or is said to; `is_over`: all is trained (`is_finished`), or a person has stopped the run.
+    `trains`: a job trains, or is said to; `is_finished`: all is trained; `is_stopped`: a person has stopped the run.
+    `resume` is the command without which it does not train on; "" where none is needed.
     """
 
     words: str
     is_well: bool
     trains: bool = False
-    is_over: bool = False
     is_finished: bool = False
+    is_stopped: bool = False
+    resume: str = ""
 
 
 class RunSituation(Record):
@@ -108,7 +115,9 @@ class RunSituation(Record):
             return False
         if condition.trains:
             return self.trained is not None and self.trained > alert.last_seen
-        return condition.is_over or alert.detector not in _OF_SPEED
+        if condition.is_finished:
+            return True
+        return alert.detector not in (_OF_TRAINING if condition.is_stopped else _OF_SPEED)
 
     def cost_of(self, began: float) -> tuple[float, Spell] | None:
         """From when an incident has cost something, and what: a fault that stops the training begins unseen."""

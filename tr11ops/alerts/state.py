@@ -48,6 +48,8 @@ class Alert(Record):
     record of an older tr11. `thread` are the Message-IDs of the incident's first message (one for each group of people
     that got it in a mail of its own), `mails` those of its last messages, by which a reply is known.
 
+    `called_over` is when people were last told that it was over; `returned` when they were last told that it is back.
+
     `then` are the finding's. `consequences` are what follows from the fault; `members` the fingerprints of all findings
     that ever were of this incident: each still names it. `headline` is the fingerprint of what people were last told
     as the cause, "" in a record of an older tr11.
@@ -94,6 +96,8 @@ class Alert(Record):
     since: float | None = None
     until: float | None = None
     first_since: float | None = None
+    called_over: float | None = None
+    returned: float | None = None
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -35,6 +35,9 @@ class Finding(Record):
     system, a step). Two findings of one detector and one identity are one incident. Empty, where a run has at most one
     such incident at a time; ids of jobs are never in it.
 
+    `is_to_be_passed`: a later attempt trains, but has not come past the iteration at which the fault was: an alert of
+    it, if people know of one, is not over.
+
     `since`: when the fault began, by its evidence; None where that is the look.
     """
 
@@ -49,3 +52,4 @@ class Finding(Record):
     then: tuple[str, ...] = ()
     fault: str = ""
     consequences: tuple[Finding, ...] = ()
+    is_to_be_passed: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from tr11ops.base.observed import Unknown, known
 from tr11ops.cluster.base import Job, JobState
@@ -64,24 +65,34 @@ def _bad_ends(snapshot: Snapshot) -> tuple[list[Attempt], list[str]]:
 
 
 def _by_cause(snapshot: Snapshot, row: list[Attempt], alive: list[str], jobs: dict[str, Job]) -> Iterator[Finding]:
-    """The findings of a row of bad ends, newest first. What a later attempt trained past is over, however that one
-    ended, unless it ended by the same cause."""
+    """The findings of a row of bad ends, newest first.
+
+    What a later attempt trained after is no more than a remark, however that one ended, unless it ended by the same
+    cause. The finding says so where it has not come past the iteration of the fault, which may be met again there.
+    """
     groups: dict[str, list[Attempt]] = {}
     for attempt in row:
         groups.setdefault(cause_of_end(attempt, jobs.get(attempt.job_id)), []).append(attempt)
-    trained = _trained(snapshot)
+    trained, furthest = _trained(snapshot), _furthest(snapshot)
     over: set[str] = set()
+    to_be_passed: set[str] = set()  # the same step may fail again: only what comes after it shows that it does not
     for cause, group in groups.items():
         newer = [attempt.job_id for attempt in row[: row.index(group[0])]]
-        if not trained.isdisjoint((*alive, *newer)):
-            over.add(cause)
+        later = trained.intersection((*alive, *newer))
+        if not later:
+            continue
+        over.add(cause)
+        failed_at = furthest.get(group[0].job_id)
+        if failed_at is not None and all(furthest[job_id] <= failed_at for job_id in later):
+            to_be_passed.add(cause)
     standing = sum(len(group) for cause, group in groups.items() if cause not in over)
     for cause, group in groups.items():
         if cause in over:
             severity = Severity.WARNING if len(group) > 1 else Severity.INFO
         else:
             severity = Severity.CRITICAL if standing > 1 else Severity.WARNING
-        yield _finding(snapshot, group, group == row[: len(group)], jobs, severity, cause)
+        finding = _finding(snapshot, group, group == row[: len(group)], jobs, severity, cause)
+        yield replace(finding, is_to_be_passed=cause in to_be_passed)
 
 
 def _trained(snapshot: Snapshot) -> frozenset[str]:
@@ -90,6 +101,18 @@ def _trained(snapshot: Snapshot) -> frozenset[str]:
     ends = known(snapshot.launch_ends, ())
     by_launches = {end.job_id for end in ends if end.reached is not None and end.reached > (end.began_at or 0)}
     return frozenset(by_steps | by_launches)
+
+
+def _furthest(snapshot: Snapshot) -> dict[str, int]:
+    """The last iteration that each attempt finished, or began after; without those of which neither is known."""
+    furthest: dict[str, int] = {}
+    for step in known(snapshot.steps, ()):
+        furthest[step.job_id] = max(step.record.iteration, furthest.get(step.job_id, 0))
+    for end in known(snapshot.launch_ends, ()):
+        for iteration in (end.reached, end.began_at):
+            if iteration is not None:
+                furthest[end.job_id] = max(iteration, furthest.get(end.job_id, 0))
+    return furthest
 
 
 def cause_of_end(attempt: Attempt, job: Job | None) -> str:

@@ -321,7 +321,7 @@ def _situation(
         return situation_of(run.directory, run.card, snapshot, None, expected(), history, may_act, why_not, verdict)
     except Exception as error:  # no fault of the plan or the forecast may keep people from hearing of the run
         notes.append(f"the mails do not say how the run is doing: {cause(error)}")
-        return RunSituation(condition=condition_of(verdict), knows_acts=False)
+        return RunSituation(condition=condition_of(verdict, snapshot), knows_acts=False)
 
 
 def _alert(

@@ -16,7 +16,7 @@ from tr11ops.goodput.timeline import Bucket
 from tr11ops.observe import derived
 from tr11ops.observe.forecast import end_of
 from tr11ops.observe.past_steps import progress_at
-from tr11ops.observe.snapshot import Snapshot
+from tr11ops.observe.snapshot import KillSwitch, Snapshot
 from tr11ops.rundir.action_log import LETS_IT_ACT, ActionHistory, Result
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER
 from tr11ops.rundir.journal import Ledger
@@ -79,19 +79,22 @@ def situation_of(
         planned=tuple(Act(action.name, action.words()) for action in intended.actions),
         withheld=intended.withheld,
         since=since,
-        condition=None if verdict is None else condition_of(verdict),
+        condition=None if verdict is None else condition_of(verdict, snapshot),
         left_out=tuple(entry for entry in known(snapshot.exclusions, ()) if entry.owner == AUTOMATIC_OWNER),
     )
 
 
-def condition_of(verdict: Verdict) -> RunCondition:
+def condition_of(verdict: Verdict, snapshot: Snapshot) -> RunCondition:
     """What an all-clear may say of the run. One that starts has not shown yet that it trains."""
+    is_finished = verdict.word is VerdictWord.FINISHED
+    waits_for_resume = isinstance(derived.stop_of(snapshot), KillSwitch) and not is_finished
     return RunCondition(
         words=f"{verdict.word.value.upper()}: {verdict.why}",
         is_well=verdict.exit_code == 0 and verdict.word is not VerdictWord.STARTING,
         trains=verdict.word in {VerdictWord.HEALTHY, VerdictWord.AT_RISK},
-        is_over=verdict.word in {VerdictWord.FINISHED, VerdictWord.STOPPED},
-        is_finished=verdict.word is VerdictWord.FINISHED,
+        is_finished=is_finished,
+        is_stopped=verdict.word is VerdictWord.STOPPED,
+        resume=derived.command(snapshot, "resume") if waits_for_resume else "",
     )
 
 

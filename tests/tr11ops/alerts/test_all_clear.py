@@ -20,11 +20,17 @@ POLICY = Policy(run="small", directory="/runs/small", typed="tr11.toml", folder=
 HANG = finding("hung", title="job 1007 hangs", fix="tr11 stacks")
 DOWN = finding("down", subject="", title="small is neither running nor queued", fix="tr11 launch --array 1-10")
 SLOW = finding("slow-node", WARNING, "iam05", title="iam05 holds the others back", fix="tr11 nodes check iam05")
+LESS = finding("slow", WARNING, "", title="the training is 62.5 % slower than it was", fix="tr11 nodes check n01")
 DISK = finding("filesystem-filling", WARNING, "/scratch", title="/scratch is full in 3 days", fix="tr11 disk")
 TRAINS = RunCondition("HEALTHY: job 1008 on 4 nodes: training at iteration 266", is_well=True, trains=True)
 STARTS = RunCondition("STARTING: job 1008 on 4 nodes started 3 s ago", is_well=False)
 QUEUED = RunCondition("QUEUED: nothing runs now; job 1008 waits: Resources", is_well=True)
-FINISHED = RunCondition("FINISHED: all 100 iterations are trained", is_well=True, is_over=True, is_finished=True)
+FINISHED = RunCondition("FINISHED: all 100 iterations are trained", is_well=True, is_finished=True)
+STOPPED = RunCondition(
+    "STOPPED: the kill switch was set by ana (slow); what is queued is held", is_well=True, is_stopped=True,
+    resume="tr11 resume",
+)  # fmt: skip
+PAUSED = replace(TRAINS, resume="tr11 resume")
 ENDED = RunCondition("DOWN: nothing runs and nothing is queued", is_well=False)
 UNSEEN = RunCondition("UNKNOWN: scheduler unreachable", is_well=False)
 
@@ -90,6 +96,8 @@ def test_a_slow_node_is_not_over_because_nothing_moves() -> None:
         (HANG, QUEUED, None, True), (HANG, FINISHED, None, True), (HANG, STARTS, None, False),
         (HANG, ENDED, None, False), (HANG, UNSEEN, None, False), (DOWN, QUEUED, None, True),
         (DOWN, STARTS, None, False), (SLOW, TRAINS, 5.0, True), (SLOW, QUEUED, None, False),
+        (SLOW, STOPPED, None, False), (LESS, STOPPED, None, False), (HANG, STOPPED, None, False),
+        (DOWN, STOPPED, None, False), (DISK, STOPPED, None, True), (SLOW, PAUSED, 5.0, True),
         (SLOW, FINISHED, None, True), (DISK, QUEUED, None, True), (DISK, ENDED, None, False),
     ],
 )  # fmt: skip
@@ -107,6 +115,7 @@ def test_an_all_clear_needs_evidence_that_the_run_is_well(
     [
         (HANG, ENDED, "DOWN: nothing runs and nothing is queued"), (HANG, UNSEEN, "UNKNOWN: scheduler unreachable"),
         (SLOW, QUEUED, "QUEUED: nothing runs now; job 1008 waits: Resources"),
+        (LESS, STOPPED, STOPPED.words),
     ],
 )  # fmt: skip
 def test_after_an_hour_it_is_said_what_is_there_instead(fault: Finding, condition: RunCondition, instead: str) -> None:
@@ -119,6 +128,7 @@ def test_after_an_hour_it_is_said_what_is_there_instead(fault: Finding, conditio
     assert (message.kind, message.subject) == ("replaced", f"[NOT OK] small: {shown} (over: {fault.title})")
     assert "Nothing to type" not in flat(message)
     assert f"Now: {instead}." in flat(message)
+    assert ("When it may, type: cd /home/ana tr11 resume" in flat(message)) is (condition is STOPPED)
     assert looks.see(condition=condition) == []
     assert subjects(looks.see(fault, condition=ENDED, after=HOUR)) == [f"[{fault.severity.name}] small: {fault.title}"]
 
@@ -143,6 +153,69 @@ def test_an_all_clear_names_the_lesser_faults_that_stand() -> None:
     assert "Nothing to type" not in flat(message)
     assert "Still open, WARNING: /scratch is full in 3 days, since" in flat(message)
     assert "Type: cd /home/ana tr11 disk" in flat(message)
+
+
+@pytest.mark.parametrize(("condition", "trained"), [(STOPPED, None), (PAUSED, 5.0)])
+def test_an_all_clear_of_a_run_that_waits_to_be_resumed_says_how(condition: RunCondition, trained: float) -> None:
+    looks = Looks()
+    looks.see(DISK, condition=TRAINS, trained=1.0)
+    looks.see(condition=condition, trained=trained)
+    (message,) = looks.see(condition=condition, trained=trained)
+    assert message.kind == "cleared"
+    assert "Nothing to type" not in flat(message)
+    assert "It does not train on before this. When it may, type: cd /home/ana tr11 resume" in flat(message)
+
+
+def test_what_was_slow_before_a_stop_is_over_when_it_trains_again_and_is_not_slow() -> None:
+    looks = Looks()
+    looks.see(LESS, condition=TRAINS, trained=1.0)
+    assert [looks.see(condition=STOPPED) for _ in range(4)] == [[]] * 4
+    assert looks.see(condition=STARTS) == []
+    (message,) = looks.see(condition=TRAINS, trained=1.0)
+    assert (message.kind, message.subject) == ("cleared", f"[OK] small: over: {LESS.title}")
+    assert "Nothing to type." in flat(message)
+
+
+# ----------------------------------------------------------------------------- what comes back
+def test_a_critical_fault_that_comes_back_after_its_all_clear_is_a_new_incident_and_is_said_at_once() -> None:
+    looks = Looks()
+    bad = finding("unfinished-end", CRITICAL, "67_1", title="attempt 67_1 failed", identity=("software",))
+    looks.see(at(bad, MINUTE), condition=ENDED)
+    told = [message for _ in range(2) for message in looks.see(condition=TRAINS, trained=1.0)]
+    assert [message.kind for message in told] == ["cleared"]
+    two = replace(bad, title="the last 2 attempts failed", subject="67_2")  # the first of them ended long ago
+    (message,) = looks.see(at(two, MINUTE), condition=ENDED)
+    assert (message.kind, message.severity) == ("reopened", CRITICAL)
+    assert "The last 2 attempts failed, since 2022-05-02 12:04 UTC (0 s)." in flat(message)
+    assert "Again: this has come back, 1 min after it was called over." in flat(message)
+    looks.see(at(two, MINUTE), condition=ENDED)
+    first, second = looks.state.incidents()
+    assert (first.lasted_from, first.lasted_to) == (NOON + MINUTE, NOON + 2 * MINUTE)
+    assert (second.lasted_from, second.lasted_to) == (NOON + 4 * MINUTE, None)
+    assert second.fingerprint == first.fingerprint
+    assert "it is back" in looks.state.events[-1].why
+
+
+def test_a_critical_fault_that_flaps_is_said_to_be_back_once_in_ten_minutes() -> None:
+    looks = Looks()
+    kinds: list[tuple[int, str]] = []
+    for minute in range(1, 31):
+        ill = minute % 3 == 1  # one look in three sees it
+        found = (HANG,) if ill else ()
+        messages = looks.see(*found, condition=ENDED if ill else TRAINS, trained=None if ill else 1.0)
+        kinds += [(minute, message.kind) for message in messages]
+    back = [minute for minute, kind in kinds if kind == "reopened"]
+    assert [kind for _, kind in kinds] == ["opened", "cleared", *["reopened", "cleared"] * len(back)]
+    assert back == [4, 16, 28]
+
+
+def test_a_warning_that_comes_back_after_its_all_clear_is_not_said_within_the_hour() -> None:
+    looks = Looks()
+    looks.see(DISK, condition=TRAINS, trained=1.0)
+    for _ in range(2):
+        looks.see(condition=TRAINS, trained=1.0)
+    assert looks.see(DISK, condition=TRAINS, trained=1.0) == []
+    assert len(looks.state.incidents()) == 1
 
 
 def test_a_person_who_says_that_it_is_over_is_not_kept_waiting() -> None:

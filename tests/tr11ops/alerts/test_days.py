@@ -151,14 +151,14 @@ def test_a_snooze_ends_with_a_word(office: Make, mailbox: Mailbox) -> None:
     assert [(when, to) for when, to, _ in log] == [("02 16:00", (ANA,))]
 
 
-def test_flapping_is_one_incident_and_one_mail_an_hour(office: Make, mailbox: Mailbox) -> None:
+def test_a_flapping_warning_is_one_incident_and_one_mail_an_hour(office: Make, mailbox: Mailbox) -> None:
     desk = office(*ROTA, "resolve_after=1")
     log = []
     for minute in range(0, 240, 10):  # seen in one look, gone in the next, for four hours
         before = len(mailbox.mails)
-        desk.look(NOON + minute * MINUTE, *([finding()] if minute % 20 == 0 else []))
+        desk.look(NOON + minute * MINUTE, *([finding(severity=WARNING)] if minute % 20 == 0 else []))
         log += [(minute, subject[:4]) for subject in mailbox.subjects[before:]]
-    assert log == [(0, "[CRI"), (10, "[OK]"), (80, "[CRI"), (90, "[OK]"), (160, "[CRI"), (170, "[OK]")]
+    assert log == [(0, "[WAR"), (10, "[OK]"), (80, "[WAR"), (90, "[OK]"), (160, "[WAR"), (170, "[OK]")]
     assert len(desk.alert_state.incidents()) == 1
     assert "has come back" in body(mailbox, 2)
     assert len({str(mail["In-Reply-To"]) for _, mail in mailbox.mails[1:]}) == 1  # one thread

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import defaultdict
 from collections.abc import Iterable
 from datetime import time
@@ -16,7 +17,7 @@ from tr11ops.alerts.changes import acknowledge, assign, resolve, snooze
 from tr11ops.alerts.fingerprint import fingerprint
 from tr11ops.alerts.incidents import OPENED
 from tr11ops.alerts.notify import tell
-from tr11ops.alerts.policy import FLAP_SECONDS, Policy
+from tr11ops.alerts.policy import BACK_SECONDS, FLAP_SECONDS, Policy
 from tr11ops.alerts.state import OVER, Alert, AlertState, Message, event_of
 from tr11ops.detect.finding import Finding, Severity
 
@@ -109,7 +110,7 @@ def test_the_promises_of_the_table(looks: list[dict[str, object]], quiet: bool, 
 
     for messages in said.values():
         believed: list[str] | None = None  # who thinks that it stands
-        last = None
+        last, back = None, -math.inf  # when it was last said to be back
         for message in messages:
             if message.kind in OVER:
                 assert believed is not None, "an all-clear to people who were never told, or a second one"
@@ -118,7 +119,10 @@ def test_the_promises_of_the_table(looks: list[dict[str, object]], quiet: bool, 
             else:
                 if last is not None and last.kind in OVER and message.kind in {"opened", "reopened"}:
                     heard = max(m.severity for m in messages if m.time <= last.time and m.thread == last.thread)
-                    assert message.time - last.time >= FLAP_SECONDS or message.severity > heard
+                    is_alarm = message.severity is CRITICAL and message.time - back >= BACK_SECONDS
+                    assert message.time - last.time >= FLAP_SECONDS or message.severity > heard or is_alarm
+                if message.kind == "reopened":
+                    back = message.time
                 believed = [*(believed or last_told(messages, message)), *message.to]
             last = message
         assert believed is None, "no all-clear"

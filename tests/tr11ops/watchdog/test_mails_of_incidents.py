@@ -100,6 +100,19 @@ FAILED_SAVE = TrainingEvent("save-failed", NOW - 60, "1007", {"step": 31_300, "w
 CAP = tuple(Exclusion(f"n{number}", "Xid 79", "tr11", NOW + HOUR, (), NOW - HOUR) for number in range(50, 56))
 DEAD = (LaunchEnd("1007", 1, NOW - 1800, "n07: lost to the scheduler", "launch 2 starts without it", ("n07",)),)
 
+TWICE = f"the last 2 attempts failed: {told(SAMPLE).removesuffix(', SIGSEGV')} ..."
+FAILED_AT = (LaunchEnd("1007", 1, NOW - 2 * HOUR, reached=31_219, began_at=31_200),)
+BAD_SAMPLE = over("1007", "software", SAMPLE)
+FIRST_BAD = replace(wordless("1007", 2 * HOUR), cause="software", held_because=SAMPLE)
+AGAIN_BAD = replace(wordless("1008", 60.0), cause="software", held_because=SAMPLE)
+DONE_AGAIN = replace(goes_on(attempts=(FIRST_BAD, ended())), steps=steps(8, 31_210, "1008"), launch_ends=FAILED_AT)
+PASSED = replace(DONE_AGAIN, steps=steps(20, 31_220, "1008"))
+BAD_AGAIN = replace(
+    BAD_SAMPLE, jobs=(replace(NEXT, state=JobState.FAILED, end_time=NOW - 60.0, exit_code=1), HELD),
+    attempts=(AGAIN_BAD, FIRST_BAD, ended()), heartbeats=beats(60.0, "ended", job_id="1008"),
+    steps=steps(19, 31_219, "1008", age=120.0), launch_ends=FAILED_AT,
+)  # fmt: skip
+
 # the incident; what is seen one after another; the subjects of all mails
 INCIDENTS: list[tuple[str, tuple[Snapshot, ...], list[str]]] = [
     ("nothing happens", (WELL, goes_on()), []),
@@ -117,6 +130,25 @@ INCIDENTS: list[tuple[str, tuple[Snapshot, ...], list[str]]] = [
         "a bad sample",
         (WELL, over("1007", "software", SAMPLE), goes_on(attempts=(ended("1007"),))),
         [f"{CRITICAL}attempt 1000_7 failed: {told(SAMPLE)}", f"[OK] over: attempt 1000_7 failed: {told(SAMPLE)}"],
+    ),
+    (
+        "a bad sample, and the next task comes past it",
+        (WELL, BAD_SAMPLE, DONE_AGAIN, PASSED),
+        [f"{CRITICAL}attempt 1000_7 failed: {told(SAMPLE)}", f"[OK] over: attempt 1000_7 failed: {told(SAMPLE)}"],
+    ),
+    (
+        "a bad sample, and the next task fails at the same iteration",
+        (WELL, BAD_SAMPLE, DONE_AGAIN, BAD_AGAIN),
+        [f"{CRITICAL}attempt 1000_7 failed: {told(SAMPLE)}", f"{CRITICAL}{TWICE}"],
+    ),
+    (
+        "what a task has come past fails in the task after it",
+        (WELL, BAD_SAMPLE, PASSED, BAD_AGAIN),
+        [
+            f"{CRITICAL}attempt 1000_7 failed: {told(SAMPLE)}",
+            f"[OK] over: attempt 1000_7 failed: {told(SAMPLE)}",
+            f"{CRITICAL}{TWICE}",
+        ],
     ),
     (
         "the disk is full, and a save fails",
@@ -163,7 +195,7 @@ def mails(seen: tuple[Snapshot, ...]) -> list[Message]:
             trained = max((step.time for step in known(moment.steps, ()) if step.time is not None), default=None)
             is_live = trained is not None and NOW - trained < LOOK_SECONDS
             situation = RunSituation(
-                condition=condition_of(verdict), trained=now if is_live else trained, knows_acts=False
+                condition=condition_of(verdict, moment), trained=now if is_live else trained, knows_acts=False
             )
             alert_state = look(alert_state, findings, unjudged_detectors(moment), POLICY, now, situation.trained)
             alert_state, messages = tell(alert_state, POLICY, now, situation=situation)

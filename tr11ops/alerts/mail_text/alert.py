@@ -185,18 +185,22 @@ def _all_clear(
         f"Over: {alert.title}. It lasted {duration(end - alert.start)}, from {moment(alert.start, policy)} to"
         f" {moment(end, policy)} ({by}{alert.resolved_why})."
     )
+    resume = "" if situation is None or situation.condition is None else situation.condition.resume
     if part.kind == "replaced":
         is_ill = bool(standing) and standing[0].severity is Severity.CRITICAL
         but = "But the run is not well" if is_ill else "But that the run is well is not known"
         yield from wrapped(f"{over} {but}. Now: {_instead(situation, standing)}.")
     else:
         words = "" if situation is None or situation.condition is None else f" Now {situation.condition.words}."
-        yield from wrapped(f"{over}{words}" + ("" if standing else " Nothing to type."))
+        yield from wrapped(f"{over}{words}" + ("" if standing or resume else " Nothing to type."))
     for other in standing[:MOST_STANDING]:
         yield from wrapped(
             f"Still open, {other.severity.name}: {other.title}, since {moment(other.start, policy)}.", "", "  "
         )
         yield from _type(other, policy, is_cured(other, situation))
+    if resume:
+        yield "It does not train on before this. When it may, type:"
+        yield from (*enter(policy), f"  {resume}")
 
 
 def _type(alert: Alert, policy: Policy, is_cured: bool) -> Iterator[str]:
@@ -221,6 +225,9 @@ def _news(part: MessagePart, now: float) -> str:
         return f"No one has acknowledged this for {duration(now - (alert.alarmed or alert.began))}."
     if part.kind == "assigned":
         return f"This is now yours ({alert.owner})."
+    if part.kind == "reopened" and alert.called_over is not None:
+        between = max(0.0, alert.start - alert.called_over)
+        return f"Again: this has come back, {duration(between)} after it was called over."
     return _NEWS.get(part.kind, "")
 
 
