@@ -32,6 +32,11 @@ _BY_ITSELF = {
     "waits-for-site": "What is queued starts by itself when the site is done.",
     "checkpoint-unsound": "A resume takes the newest checkpoint that is whole.",
 }
+# The same of a node that is lost while nothing is queued.
+_LOST_WITHOUT_NEXT = (
+    "If the scheduler gives it up, the run goes on only on a spare, and not at all where it ran the batch script:"
+    " nothing is queued."
+)
 _NOTHING = "tr11 does nothing about it by itself."
 # Faults of a training's speed: while nothing trains no one sees them, and they are not over.
 _OF_SPEED = frozenset({"slow", "slow-node"})
@@ -87,7 +92,7 @@ class RunSituation(Record):
     on its `planned` acts; else `why_not` says what keeps it. `withheld` says what it does not do, and why. `since`
     gives the account from a moment (seconds since the epoch) to the look; None where it cannot be told. `condition` is
     None where the look was not judged. `knows_acts`: what the watchdog does could be told. `left_out`: the nodes that
-    tr11 itself has excluded.
+    tr11 itself has excluded. `has_next`: something is queued, as far as that is known.
     """
 
     progress: str = ""
@@ -102,6 +107,7 @@ class RunSituation(Record):
     condition: RunCondition | None = None
     knows_acts: bool = True
     left_out: tuple[Exclusion, ...] = ()
+    has_next: bool = True
 
     def proves_end_of(self, alert: Alert) -> bool:
         """Whether the run is well, by evidence that is newer than the fault: an iteration, where a job trains.
@@ -131,6 +137,8 @@ def what_tr11_does(alert: Alert, situation: RunSituation | None) -> str:
     if situation is None or not situation.knows_acts:
         return ""
     lesser = "" if alert.severity is Severity.CRITICAL else _BY_ITSELF.get(alert.detector, "")
+    if lesser and alert.detector == "node-lost" and not situation.has_next:
+        lesser = _LOST_WITHOUT_NEXT
     return _of_acts(alert, situation) or lesser or _NOTHING
 
 

@@ -8,7 +8,7 @@ from tr11ops.base.observed import Unknown
 from tr11ops.base.units import duration
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe import derived
-from tr11ops.observe.forecast import end_of
+from tr11ops.observe.forecast import end_of, queue_coverage_seconds, trains_on
 from tr11ops.observe.snapshot import Snapshot
 
 BOUND = "`watch.tasks_left` (2)"
@@ -22,15 +22,17 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
 
     Silent when those that are left cover the rest of the training, and where some of them start when the site is done.
     """
-    active, waiting = snapshot.active_jobs, derived.startable_jobs(snapshot)
+    active, waiting = trains_on(snapshot), derived.startable_jobs(snapshot)
     if (not active and not waiting) or derived.stop_of(snapshot) is not None:
         return
     if isinstance(snapshot.steps, Unknown) or isinstance(snapshot.submissions, Unknown):
         return  # what is left to train, or to queue, cannot be told
+    if not snapshot.steps and derived.total_iterations(snapshot) is not None:
+        return  # the first step tells how long all takes
     if derived.some_wait_for_site(snapshot):
         return  # another launch would meet the same
     tasks = derived.queued_tasks(waiting) + len(active) + derived.tasks_to_come(snapshot)
-    end, covered = end_of(snapshot), derived.queue_coverage_seconds(snapshot)
+    end, covered = end_of(snapshot), queue_coverage_seconds(snapshot)
     remaining = None if end is None else end.earliest
     behind = tasks - 1
     if behind >= snapshot.run.operation.tasks_left:

@@ -7,6 +7,7 @@ node works on until its job ends: that is no finding.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from tr11ops.base.observed import known
 from tr11ops.cluster.base import Job, JobState, Node
@@ -57,7 +58,9 @@ def _lost(snapshot: Snapshot, job: Job, node: Node, is_host: bool) -> Finding:
     following = [other.job_id for other in snapshot.active_jobs if other.job_id != job.job_id]
     if following:  # it has nodes already, and sees to this one before it trains
         severity, follows = Severity.WARNING, f"job {following[-1]} ends it before it trains"
-    return _finding(severity, title, job, node, derived.command(snapshot, "launch --repair"), follows)
+    found = _finding(severity, title, job, node, derived.command(snapshot, "launch --repair"), follows)
+    is_last = not following and not snapshot.pending_jobs and derived.stop_of(snapshot) is None
+    return replace(found, then=(derived.command(snapshot, last_launch(snapshot)),)) if is_last else found
 
 
 def _silent(snapshot: Snapshot, job: Job, node: Node, is_host: bool) -> Finding:
@@ -65,7 +68,11 @@ def _silent(snapshot: Snapshot, job: Job, node: Node, is_host: bool) -> Finding:
     follows = ""
     if is_host:
         title = f"{node.name}, which runs the batch script of job {job.job_id}, does not answer the scheduler"
-        follows = "a job does not outlive its batch script's node: if it is lost, the next queued task goes on"
+        dies = "a job does not outlive its batch script's node: if it is lost,"
+        follows = f"{dies} the next queued task goes on"
+        if not snapshot.pending_jobs:
+            more = derived.launch_more(snapshot)
+            follows = f"{dies} nothing goes on, for nothing is queued; `{more}` queues what does"
     return _finding(Severity.WARNING, title, job, node, derived.command(snapshot, "logs"), follows)
 
 

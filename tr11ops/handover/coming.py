@@ -15,7 +15,7 @@ from tr11ops.base.units import duration
 from tr11ops.handover.shift import Happened
 from tr11ops.observe import derived
 from tr11ops.observe.course import EqualSteps, weight_at, work
-from tr11ops.observe.forecast import ForecastEnd, course_seen, end_of, next_checkpoint
+from tr11ops.observe.forecast import ForecastEnd, course_seen, end_of, next_checkpoint, queue_coverage_seconds
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.status.build import forecast_of
 from tr11ops.status.extra_observations import ExtraObservations
@@ -44,7 +44,7 @@ def _saves(snapshot: Snapshot) -> Iterator[Happened]:
 def _queue(snapshot: Snapshot, extra: ExtraObservations) -> Iterator[Happened]:
     if snapshot.kill_switch is not None:
         return
-    end, covered = end_of(snapshot), derived.queue_coverage_seconds(snapshot, only_sure=True)
+    end, covered = end_of(snapshot), queue_coverage_seconds(snapshot, only_sure=True)
     left = math.inf if end is None else end.earliest
     for job in snapshot.active_jobs:
         limit = derived.task_seconds(snapshot, job)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from tr11ops.base.invocation import command_for
 from tr11ops.base.observed import Unknown, known
-from tr11ops.cluster.base import Job, JobState
+from tr11ops.cluster.base import Job
 from tr11ops.cluster.parts import array_number
 from tr11ops.cluster.pending_reasons import JobReason, Wait, reason_of, reason_of_job
 from tr11ops.observe import normal_silence
@@ -285,31 +285,6 @@ def task_seconds(snapshot: Snapshot, job: Job) -> float | None:
         return max(0.0, job.time_limit_seconds - margin)  # it follows the limit that the job has now
     limits = [value for value in (snapshot.run.task_seconds, job.time_limit_seconds) if value is not None]
     return float(min(limits)) if limits else None
-
-
-def queue_coverage_seconds(snapshot: Snapshot, only_sure: bool = False) -> float | None:
-    """Training time that the running task and the queued ones still hold; None where it cannot be told.
-
-    `only_sure` leaves out jobs that wait for the site.
-    """
-    if isinstance(snapshot.jobs, Unknown):
-        return None
-    covered = longest = 0.0
-    known_limits: dict[int | None, float | None] = {}
-    running = tuple(job for job in snapshot.active_jobs if job.state is not JobState.COMPLETING)  # that trains no more
-    for job in (*running, *(sure_jobs if only_sure else startable_jobs)(snapshot)):
-        limit = job.time_limit_seconds
-        if limit not in known_limits:
-            known_limits[limit] = task_seconds(snapshot, job)
-        whole = known_limits[limit]
-        if whole is None:
-            return None
-        if job.state is JobState.PENDING:
-            covered += whole * max(1, len(job.pending_tasks))
-        elif job.start_time is not None:
-            covered += max(0.0, whole - max(0.0, snapshot.time - job.start_time))
-        longest = max(longest, whole)
-    return covered + longest * tasks_to_come(snapshot)
 
 
 # ----------------------------------------------------------------------------- life

@@ -10,9 +10,11 @@ import math
 from collections.abc import Iterable
 from statistics import median
 
-from tr11ops.base.observed import known
+from tr11ops.base.observed import Unknown, known
+from tr11ops.cluster.base import Job, JobState
 from tr11ops.observe import derived
 from tr11ops.observe.course import EqualSteps, fits, steps_left, weight_at, work
+from tr11ops.observe.lost_host import has_lost_its_host
 from tr11ops.observe.snapshot import Snapshot
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.record import Record
@@ -108,6 +110,39 @@ def _first_point(snapshot: Snapshot) -> tuple[float, int] | None:
         if snapshot.time - WINDOW_SECONDS <= time < snapshot.time and 0 < iteration < done
     ]
     return min(inside, default=None)
+
+
+# ----------------------------------------------------------------------------- the queue
+def trains_on(snapshot: Snapshot) -> tuple[Job, ...]:
+    """The running jobs that go on by themselves: not one that has lost the node of its batch script."""
+    return tuple(job for job in snapshot.active_jobs if not has_lost_its_host(snapshot, job))
+
+
+def queue_coverage_seconds(snapshot: Snapshot, only_sure: bool = False) -> float | None:
+    """Training time that the running task and the queued ones still hold; None where it cannot be told.
+
+    A task that has lost the node of its batch script holds none: it ends with its trainers. `only_sure` leaves out
+    jobs that wait for the site.
+    """
+    if isinstance(snapshot.jobs, Unknown):
+        return None
+    queued = derived.sure_jobs(snapshot) if only_sure else derived.startable_jobs(snapshot)
+    covered = longest = 0.0
+    known_limits: dict[int | None, float | None] = {}
+    running = tuple(job for job in trains_on(snapshot) if job.state is not JobState.COMPLETING)  # that trains no more
+    for job in (*running, *queued):
+        limit = job.time_limit_seconds
+        if limit not in known_limits:
+            known_limits[limit] = derived.task_seconds(snapshot, job)
+        whole = known_limits[limit]
+        if whole is None:
+            return None
+        if job.state is JobState.PENDING:
+            covered += whole * max(1, len(job.pending_tasks))
+        elif job.start_time is not None:
+            covered += max(0.0, whole - max(0.0, snapshot.time - job.start_time))
+        longest = max(longest, whole)
+    return covered + longest * derived.tasks_to_come(snapshot)
 
 
 # ----------------------------------------------------------------------------- the next checkpoint

@@ -12,7 +12,7 @@ from tr11ops.detect.cron_dead import ALONE, watchdog_fault
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.periodic_job_failed import is_wanted
 from tr11ops.observe import derived
-from tr11ops.observe.forecast import end_of
+from tr11ops.observe.forecast import end_of, queue_coverage_seconds
 from tr11ops.observe.snapshot import KillSwitch, Snapshot
 from tr11ops.status.extra_observations import ExtraObservations
 from tr11ops.status.parts import Need
@@ -200,7 +200,7 @@ def _short_queue(snapshot: Snapshot, extra: ExtraObservations) -> str:
     """Why the training stops before the morning; "" where the queue lasts the night, or to the end of the training."""
     if derived.liveness_outside(snapshot) is not None and not snapshot.active_jobs:
         return "it trains outside the scheduler, so nothing starts it again"
-    covered, end = derived.queue_coverage_seconds(snapshot, only_sure=True), end_of(snapshot)
+    covered, end = queue_coverage_seconds(snapshot, only_sure=True), end_of(snapshot)
     if covered is None:  # a task without a limit
         return ""
     if covered >= NIGHT_SECONDS or (end is not None and covered >= end.earliest):

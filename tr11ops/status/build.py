@@ -18,7 +18,7 @@ from tr11ops.detect.nodes_left import bad_nodes, leaving_nodes
 from tr11ops.detect.periodic_job_failed import is_wanted
 from tr11ops.detect.runbooks import page_for
 from tr11ops.observe import derived
-from tr11ops.observe.forecast import end_of, next_checkpoint, throughput_of
+from tr11ops.observe.forecast import end_of, next_checkpoint, queue_coverage_seconds, throughput_of
 from tr11ops.observe.operation import CopyStatus
 from tr11ops.observe.snapshot import KillSwitch, Snapshot
 from tr11ops.queue.held_jobs import standing_holds
@@ -76,8 +76,8 @@ def status_of(
         remaining_seconds=None if finish is None else finish.earliest_seconds,
         eta=None if finish is None else finish.earliest,
         finish=finish,
-        queue_coverage_seconds=derived.queue_coverage_seconds(snapshot),
-        queue_sure_seconds=derived.queue_coverage_seconds(snapshot, only_sure=True),
+        queue_coverage_seconds=queue_coverage_seconds(snapshot),
+        queue_sure_seconds=queue_coverage_seconds(snapshot, only_sure=True),
         last_attempts=None if isinstance(snapshot.attempts, Unknown) else tuple(attempts_of(snapshot)),
         last_checkpoint=_checkpoint(snapshot),
         next_checkpoint=_next_checkpoint(snapshot),

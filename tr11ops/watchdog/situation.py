@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
 from tr11ops.alerts.situation import Act, RunCondition, RunSituation, Spell
-from tr11ops.base.observed import known
+from tr11ops.base.observed import Unknown, known
 from tr11ops.base.units import MINUTE, duration, timestamp
 from tr11ops.goodput.account import Goodput, account
 from tr11ops.goodput.history import read_history
@@ -81,6 +81,7 @@ def situation_of(
         since=since,
         condition=None if verdict is None else condition_of(verdict, snapshot),
         left_out=tuple(entry for entry in known(snapshot.exclusions, ()) if entry.owner == AUTOMATIC_OWNER),
+        has_next=isinstance(snapshot.jobs, Unknown) or bool(snapshot.pending_jobs),
     )
 
 

@@ -165,6 +165,13 @@ def test_a_mail_says_that_the_queue_goes_on_when_the_site_is_done() -> None:
     assert what_tr11_does(alert, RunSituation()) == "What is queued starts by itself when the site is done."
 
 
+@pytest.mark.parametrize(("has_next", "words"), [(True, "in the next queued task"), (False, "nothing is queued")])
+def test_a_mail_promises_no_next_task_where_nothing_is_queued(has_next: bool, words: str) -> None:
+    (alert,) = look(AlertState(), [lost(1)], frozenset(), POLICY, NOON).alerts
+    assert (words in what_tr11_does(alert, RunSituation(has_next=has_next))) is True
+    assert ("next queued task" in what_tr11_does(alert, RunSituation(has_next=has_next))) is has_next
+
+
 def test_what_the_run_does_by_itself_does_not_calm_critical() -> None:
     for severity, words in (
         (WARNING, "A resume takes the newest"),

@@ -26,10 +26,11 @@ from tests.tr11ops.status_cases import (
     with_facts,
     wordless,
 )
-from tr11ops.cluster.base import JobState
+from tr11ops.cluster.base import Job, JobState, Node
 from tr11ops.detect import registry
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe import derived
+from tr11ops.observe.forecast import queue_coverage_seconds
 from tr11ops.observe.snapshot import Attempt, Snapshot, Step
 from tr11ops.observe.training import LaunchEnd, Phase, TrainingEvent
 from tr11ops.rundir.paths import Submission
@@ -165,8 +166,45 @@ def test_queue_coverage_counts_what_will_really_train() -> None:
     given = snapshot(
         jobs=(running(), pending((8, 9)), pending((3,), reason="JobHeldUser"), running(state=JobState.COMPLETED))
     )
-    assert derived.queue_coverage_seconds(given) == 359_400.0 - 12 * HOUR + 2 * 359_400.0
-    assert derived.queue_coverage_seconds(snapshot(jobs=UNKNOWN)) is None
+    assert queue_coverage_seconds(given) == 359_400.0 - 12 * HOUR + 2 * 359_400.0
+    assert queue_coverage_seconds(snapshot(jobs=UNKNOWN)) is None
+
+
+HOST_ATTEMPT = dataclasses.replace(wordless("1007"), nodes=tuple(f"n{number:02d}" for number in range(1, 49)))
+
+
+@pytest.mark.parametrize(("queued", "seconds"), [((), 0), ((pending((8,)),), 359_400.0)])
+def test_a_task_without_its_batch_host_covers_nothing_and_is_not_the_last_of_the_queue(
+    queued: tuple[Job, ...], seconds: float
+) -> None:
+    seen = snapshot(jobs=(running(), *queued), nodes=(Node("n01", frozenset({"down"})),), attempts=(HOST_ATTEMPT,))
+    assert queue_coverage_seconds(seen) == seconds
+    assert [one.title for one in found(seen, "chain-end")] == ["the last task of the queue is waiting"] * len(queued)
+
+
+@pytest.mark.parametrize(("queued", "then"), [((), ("tr11 launch --array 1-10",)), ((pending(),), ())])
+def test_a_lost_batch_host_with_nothing_queued_names_the_launch_too(
+    queued: tuple[Job, ...], then: tuple[str, ...]
+) -> None:
+    """The repair cancels the job alone, and nothing would be left."""
+    down = (Node("n01", frozenset({"down"})),)
+    (lost,) = found(snapshot(jobs=(running(), *queued), nodes=down, attempts=(HOST_ATTEMPT,)), "node-lost")
+    assert (lost.fix, lost.then) == ("tr11 launch --repair", then)
+
+
+def test_a_silent_batch_host_with_nothing_queued_promises_no_next_task() -> None:
+    silent = (Node("n01", frozenset({"allocated", "not_responding"})),)
+    (one,) = found(snapshot(jobs=(running(),), nodes=silent), "node-lost")
+    assert "nothing is queued; `tr11 launch --array 1-10 --after 1000`" in one.evidence[1]
+    (one,) = found(snapshot(nodes=silent), "node-lost")
+    assert one.evidence[1].endswith("the next queued task goes on")
+
+
+def test_before_the_first_step_no_one_knows_whether_the_last_task_is_enough() -> None:
+    """It was told, and "over" as soon as a step had shown that the task lasts to the end."""
+    assert found(snapshot(jobs=(running(),), steps=()), "chain-end") == []
+    endless = with_facts(snapshot(jobs=(running(),), steps=()), total_iterations=None)
+    assert len(found(endless, "chain-end")) == 1
 
 
 def test_severities_are_ordered() -> None:
