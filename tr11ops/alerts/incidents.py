@@ -46,10 +46,10 @@ def look(
     Findings of one cause are one incident, and one alert (`causes.by_cause`).
 
     A fault that nothing sees for `resolve_after` looks in a row ends its incident; a look that could not judge is no
-    look. One that comes back within an hour of that is the same incident, but for a critical one of
-    which people were told that it was over. One that has become milder for as many looks
-    is that from then on; when only a remark is left of it, it is over. `trained` is when the last iteration ended: one
-    that ended since is proof enough, in one look, that a training stands still no more.
+    look. One that comes back within an hour of that is the same incident, but for a critical one of which people were
+    told that it was over. One that has become milder for as many looks, or as a later attempt trains, is that from then
+    on; when only a remark is left of it, it is over. `trained` is when the last iteration ended: one that ended since
+    is proof enough, in one look, that a training stands still no more.
     """
     seen = _incidents(findings)
     alert_state = _renamed(alert_state, seen, now)
@@ -303,7 +303,8 @@ def _bounded(evidence: Iterable[str]) -> tuple[str, ...]:
 def _seen_again(alert: Alert, finding: Finding, policy: Policy, now: float) -> tuple[Alert, tuple[AlertEvent, ...]]:
     fresh = _opened(alert.fingerprint, finding, now)
     milder = alert.milder_looks + 1 if finding.severity < alert.severity else 0
-    is_lower = milder >= policy.resolve_after or (milder > 0 and not alert.is_open)  # what is back is what it is now
+    is_sure = finding.is_to_be_passed or not alert.is_open  # an attempt trains; what is back is what it is now
+    is_lower = milder >= policy.resolve_after or (milder > 0 and is_sure)
     severity = finding.severity if is_lower else max(alert.severity, finding.severity)
     after = replace(
         alert,

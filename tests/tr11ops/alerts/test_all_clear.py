@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.tr11ops.alerts.office import ANA, CRITICAL, HOUR, MINUTE, NOON, WARNING, finding
+from tests.tr11ops.alerts.office import ANA, CRITICAL, HOUR, INFO, MINUTE, NOON, WARNING, finding
 from tr11ops.alerts.changes import acknowledge, resolve
 from tr11ops.alerts.incidents import look
 from tr11ops.alerts.notify import tell
@@ -194,6 +194,22 @@ def test_a_critical_fault_that_comes_back_after_its_all_clear_is_a_new_incident_
     assert (second.lasted_from, second.lasted_to) == (NOON + 4 * MINUTE, None)
     assert second.fingerprint == first.fingerprint
     assert "it is back" in looks.state.events[-1].why
+
+
+def test_a_fault_that_a_later_attempt_meets_again_calls_again_who_took_it_on() -> None:
+    """Even where one look alone saw the later attempt train."""
+    looks = Looks()
+    bad = finding("unfinished-end", CRITICAL, "67_1", title="attempt 67_1 failed", identity=("software",))
+    looks.see(bad, condition=ENDED)
+    looks.state = looks.state.with_alert(acknowledge("ana")[0](looks.state.open_alerts[0], looks.now))
+    trains = replace(bad, severity=INFO, is_to_be_passed=True)
+    assert looks.see(trains, condition=TRAINS, trained=1.0) == []
+    assert [alert.severity for alert in looks.state.open_alerts] == [WARNING]
+    (message,) = looks.see(replace(bad, title="the last 2 attempts failed", subject="67_2"), condition=ENDED)
+    assert (message.kind, message.severity) == ("raised", CRITICAL)
+    assert [looks.see(trains, condition=TRAINS, trained=1.0) for _ in range(5)] == [[]] * 5, "no all-clear yet"
+    told = [looks.see(condition=TRAINS, trained=1.0) for _ in range(2)]
+    assert [[message.kind for message in messages] for messages in told] == [[], ["cleared"]]
 
 
 def test_a_critical_fault_that_flaps_is_said_to_be_back_once_in_ten_minutes() -> None:
