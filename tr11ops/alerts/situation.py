@@ -30,6 +30,7 @@ _BY_ITSELF = {
     "slow-node": "The training goes on, slower.",
     "slow": "The training goes on, slower.",
     "waits-for-site": "What is queued starts by itself when the site is done.",
+    "limit-changed": "The attempt saves and leaves in time by itself, unless the limit is too short for a save.",
     "checkpoint-unsound": "A resume takes the newest checkpoint that is whole.",
 }
 # The same of a node that is lost while nothing is queued.

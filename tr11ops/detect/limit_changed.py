@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC
 
-from tr11ops.base.units import duration
+from tr11ops.base.units import duration, timestamp
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Snapshot
@@ -33,12 +33,8 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         yield Finding(
             NAME,
             Severity.WARNING if is_shorter else Severity.INFO,
-            f"{scheduler} ends job {job.job_id} at {_clock(ends)} UTC, the card says {_clock(said)}",
+            f"{scheduler} ends job {job.job_id} at {timestamp(ends, UTC)}, the card says {timestamp(said, UTC)}",
             subject=job.job_id,
             evidence=(f"its time limit is {duration(limit)} now, the card's (slurm.time_limit) is {duration(wanted)}",),
             fix=derived.command(snapshot, "checkpoint-now") if is_shorter else "",
         )
-
-
-def _clock(moment: float) -> str:
-    return f"{datetime.fromtimestamp(moment, UTC):%Y-%m-%d %H:%M}"

@@ -172,6 +172,12 @@ def test_a_mail_promises_no_next_task_where_nothing_is_queued(has_next: bool, wo
     assert ("next queued task" in what_tr11_does(alert, RunSituation(has_next=has_next))) is has_next
 
 
+def test_a_mail_says_that_an_attempt_leaves_in_time_for_a_changed_limit() -> None:
+    (alert,) = look(AlertState(), [finding("limit-changed", WARNING, "35_2")], frozenset(), POLICY, NOON).alerts
+    said = what_tr11_does(alert, RunSituation())
+    assert said.startswith("The attempt saves and leaves in time by itself") and "nothing" not in said
+
+
 def test_what_the_run_does_by_itself_does_not_calm_critical() -> None:
     for severity, words in (
         (WARNING, "A resume takes the newest"),

@@ -207,6 +207,13 @@ def test_before_the_first_step_no_one_knows_whether_the_last_task_is_enough() ->
     assert len(found(endless, "chain-end")) == 1
 
 
+@pytest.mark.parametrize("scheduler", ["slurm", "local"])
+def test_both_ends_of_a_changed_limit_are_told_in_one_form(scheduler: str) -> None:
+    seen = with_facts(snapshot(scheduler=scheduler), time_limit=101 * HOUR)
+    (one,) = found(seen, "limit-changed")
+    assert one.title.endswith("ends job 1000_7 at 2022-05-05 04:00 UTC, the card says 2022-05-05 05:00 UTC")
+
+
 def test_severities_are_ordered() -> None:
     assert Severity.INFO < Severity.WARNING < Severity.CRITICAL
 
