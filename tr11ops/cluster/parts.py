@@ -71,6 +71,20 @@ def without(names: Iterable[str], gone: Iterable[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
+def not_repeated(names: Iterable[str], more: Iterable[str]) -> tuple[str, ...]:
+    """The names less what `more` names again. A whole array stays whole where `more` names some tasks of it."""
+    again = tuple(more)
+    whole = {number for number, tasks in map(_read, again) if tasks is None}
+    found: list[str] = []
+    for name in names:
+        number, tasks = _read(name)
+        if tasks is None and number not in whole:
+            found.append(name)
+        else:
+            found += without((name,), again)
+    return tuple(found)
+
+
 def tasks_of(job: Job) -> tuple[int, ...]:
     """The waiting tasks that a job stands for; none for a job that is no array's."""
     return job.pending_tasks or (() if job.task_id is None else (job.task_id,))

@@ -16,7 +16,7 @@ from tr11ops.base.observed import known, observed
 from tr11ops.base.redact import one_line
 from tr11ops.base.units import number_in
 from tr11ops.cluster.base import Job
-from tr11ops.cluster.parts import without
+from tr11ops.cluster.parts import not_repeated, without
 from tr11ops.rundir.attempts import AttemptVerdict, why_held
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER
 from tr11ops.rundir.hold_marks import marked_holds
@@ -117,12 +117,19 @@ def _still_held(verdict: AttemptVerdict, releases: Iterable[ReleaseRecord]) -> t
 
 # ----------------------------------------------------------------------------- what is written
 def record_holds(directory: RunDirectory, numbers: Iterable[str], who: str, why: str, switch: str = "") -> None:
-    """Put holds on record; `switch`: the kill switch or pause that a controller held them for. Raises OSError."""
+    """Put holds on record; `switch`: the kill switch or pause that a controller held them for. Raises OSError.
+
+    A whole array that is on record stays so when some tasks of it are held again: a command and an attempt's controller
+    may hold at once, and what only the first has named would be no one's.
+    """
     wanted = tuple(numbers)
     value = _read_value(directory.paths)
     more = {"switch": switch} if switch else {}
     fresh = [{"job": number, "who": who, "time": time.time(), "why": why, **more} for number in wanted]
-    _write(directory, [*_less(_entries(value), wanted), *fresh], releases_in(value))
+    before = [
+        {**entry, "job": name} for entry in _entries(value) for name in not_repeated((str(entry["job"]),), wanted)
+    ]
+    _write(directory, [*before, *fresh], releases_in(value))
 
 
 def forget_holds(directory: RunDirectory, numbers: Iterable[str]) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tr11ops.cluster.base import Job, JobState
-from tr11ops.cluster.parts import covers, names_of, split, tasks_of, without
+from tr11ops.cluster.parts import covers, names_of, not_repeated, split, tasks_of, without
 
 TASKS = st.sets(st.integers(0, 12), min_size=1)
 
@@ -56,6 +56,19 @@ def test_a_part_covers_what_it_names_and_leaves_the_rest() -> None:
 )
 def test_names_less_names(names: tuple[str, ...], gone: tuple[str, ...], left: tuple[str, ...]) -> None:
     assert without(names, gone) == left
+
+
+@pytest.mark.parametrize(
+    ("names", "more", "left"),
+    [
+        (("7",), ("7_2",), ("7",)),
+        (("7", "7_3"), ("7_[2-3]",), ("7",)),
+        (("7", "7_3"), ("7",), ()),
+        (("7_[1-5]",), ("7_2", "8"), ("7_[1,3-5]",)),
+    ],
+)
+def test_names_that_are_named_again(names: tuple[str, ...], more: tuple[str, ...], left: tuple[str, ...]) -> None:
+    assert not_repeated(names, more) == left
 
 
 @given(chosen=TASKS, left=TASKS, more=TASKS)

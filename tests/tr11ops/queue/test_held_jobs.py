@@ -130,6 +130,16 @@ def test_an_old_attempts_hold_is_known_to_all(run: tuple[RunCard, RunDirectory])
     assert set(releasers(run, pending(reason="JobHeldUser")).values()) == {True}
 
 
+def test_tasks_that_are_held_again_leave_their_array_on_record(run: tuple[RunCard, RunDirectory]) -> None:
+    """`tr11 kill` holds the array, and the attempt that leaves holds by name what it still sees waiting."""
+    directory = run[1]
+    record_holds(directory, ("1000",), "ana", "a slow node")
+    record_holds(directory, ("1000_[5,13]",), "tr11", "the kill switch is set", "kill-switch")
+    waiting = tuple(replace(pending((task,)), reason="JobHeldUser") for task in (5, 13, 25))
+    held = held_jobs(waiting, held_by_tr11(directory))
+    assert [job.job_id for job in held.ours] == [job.job_id for job in waiting] and not held.others
+
+
 def test_a_long_name_of_tasks_is_read_whole(run: tuple[RunCard, RunDirectory]) -> None:
     tasks = tuple(range(1, 400, 2))
     job = pending(tasks, reason="JobHeldUser")
