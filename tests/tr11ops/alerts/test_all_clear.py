@@ -163,7 +163,7 @@ def test_an_all_clear_of_a_run_that_waits_to_be_resumed_says_how(condition: RunC
     (message,) = looks.see(condition=condition, trained=trained)
     assert message.kind == "cleared"
     assert "Nothing to type" not in flat(message)
-    assert "It does not train on before this. When it may, type: cd /home/ana tr11 resume" in flat(message)
+    assert "It goes on only when it is resumed. When it may, type: cd /home/ana tr11 resume" in flat(message)
 
 
 def test_what_was_slow_before_a_stop_is_over_when_it_trains_again_and_is_not_slow() -> None:

@@ -199,7 +199,7 @@ def _all_clear(
         )
         yield from _type(other, policy, is_cured(other, situation))
     if resume:
-        yield "It does not train on before this. When it may, type:"
+        yield "It goes on only when it is resumed. When it may, type:"
         yield from (*enter(policy), f"  {resume}")
 
 
