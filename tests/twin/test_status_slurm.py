@@ -170,7 +170,7 @@ def test_tasks_moved_to_a_partition_without_their_nodes_are_no_cover(run: Run, t
     assert all(reason_of_job(job).wait is Wait.PASSES for job in seen.pending_jobs), "the reason says nothing of it"
     assert derived.startable_jobs(seen) == ()
     [finding] = [one for one in detect_all(seen) if one.detector == "limit-reached"]
-    assert "asks for 1 nodes with 8 GPUs, partition compil has 0" in finding.evidence[0]
+    assert "asks for 1 node with 8 GPUs, partition compil has 0" in finding.evidence[0]
     control(twin, f"jobid={array}", "partition=gpu_p5")
     run.wait(lambda seen, _: derived.queued_tasks(derived.startable_jobs(seen)) == 2)
 

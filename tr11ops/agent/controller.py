@@ -65,6 +65,7 @@ from tr11ops.agent.traces import (
     read_progress,
 )
 from tr11ops.base.observed import cause
+from tr11ops.base.units import counted
 from tr11ops.cluster.base import JobState, Scheduler
 from tr11ops.cluster.hostlist import compress
 from tr11ops.diagnose.attribution.attributors import attribute
@@ -590,7 +591,8 @@ class Controller:
         """Too many of the allocation's nodes are excluded: the scheduler gave them before it knew."""
         usable = self._surroundings.situation().usable
         barred = [node for node in self._context.allocation.nodes if node not in usable]
-        why = f"{compress(barred)} of this allocation may not be used, and {len(usable)} nodes are too few"
+        left = counted(len(usable), "node is", "nodes are")
+        why = f"{compress(barred)} of this allocation may not be used, and {left} too few"
         self._mitigation.refresh()
         return self._end_task(
             replace(self._failed(why), cause=Kind.NODE.value, fault="excluded nodes in the allocation")

@@ -170,4 +170,13 @@ def _of_acts(alert: Alert, situation: RunSituation) -> str:
         return f"tr11 will now {planned[0].words}."
     if planned:
         return f"tr11 would {planned[0].words}; {situation.why_not}."
-    return f"tr11 did not act: {withheld[0]}." if withheld else ""
+    return _withheld(withheld[0]) if withheld else ""
+
+
+def _withheld(text: str) -> str:
+    """A sentence of what the watchdog's plan leaves out, and why: `ACT: WHY; not done: AGAINST` as the plan has it."""
+    act, divider, against = text.partition("; not done: ")
+    what, colon, why = act.partition(": ")
+    if not divider or not colon or act.startswith("nothing "):
+        return f"tr11 did not act: {text}."
+    return f"tr11 did not {what} ({why}): {against}."

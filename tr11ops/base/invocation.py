@@ -8,6 +8,8 @@ import shlex
 # Commands of two words each, and those that are about no run.
 GROUPS = frozenset({"alerts", "backup", "checkpoints", "config", "cron", "nodes", "data", "perms", "sweep", "twin"})
 WITHOUT_RUN = frozenset({"compare", "data", "import", "init", "list", "runbook", "sweep", "twin"})
+# Commands that change nothing and repair nothing: what they show says what to repair.
+_LOOKS = ("tr11 diagnose", "tr11 logs", "tr11 status", "tr11 nodes list", "tr11 nodes history", "findmnt", "df", "ls")
 # in backquotes within a sentence, or the whole text; a hint such as `tr11 COMMAND --help` is no command
 _QUOTED = re.compile(r"`tr11 ([a-z][^`\n]*)`")
 
@@ -19,6 +21,11 @@ def command_for(card: str, words: str) -> str:
     is_whole = not card or parts[0] in WITHOUT_RUN or "--run" in parts or "--help" in parts
     option = [] if is_whole else ["--run", shlex.quote(card)]
     return " ".join(["tr11", *parts[:name], *option, *parts[name:]])
+
+
+def only_looks(command: str) -> bool:
+    """Whether a command only shows something, and so cannot have helped by itself."""
+    return any(command == look or command.startswith(f"{look} ") for look in _LOOKS)
 
 
 def for_card(card: str, text: str) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tr11ops.base.units import counted
 from tr11ops.cli import completion
 from tr11ops.cli.common import (
     Refusal,
@@ -98,7 +99,7 @@ def list_nodes(
         made.add_row(*map(plain_text, _row_words(row, now)))
     show(made)
     count = sum(1 for row in found if row.exclusion)
-    say(f"{len(found)} nodes, {count} excluded" if found else "no such node")
+    say(f"{counted(len(found), 'node')}, {count} excluded" if found else "no such node")
 
 
 def _row_words(row: NodeRow, now: float) -> tuple[str, ...]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC
 
 from tr11ops.base.observed import Unknown, known
-from tr11ops.base.units import duration
+from tr11ops.base.units import counted, duration, timestamp
 from tr11ops.cluster.base import Job
 from tr11ops.cluster.parts import array_number
 from tr11ops.cluster.pending_reasons import Cause, Wait, reason_of_job
@@ -72,7 +73,8 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         what = "a task of its own array, none of which runs,"
     left = usable_nodes(snapshot, job.partition)
     if left is not None and job.node_count:
-        evidence.append(f"{job.node_count} nodes are asked for, {left} of the partition are usable and not excluded")
+        asked = counted(job.node_count, "node is", "nodes are")
+        evidence.append(f"{asked} asked for, {left} of the partition are usable and not excluded")
     yield Finding(
         NAME,
         Severity.CRITICAL if waited > CRITICAL_FACTOR * limit else Severity.WARNING,
@@ -106,14 +108,14 @@ def _expectation(snapshot: Snapshot, job: Job) -> str:
 
 
 def _expected_late(snapshot: Snapshot, job: Job) -> Finding:
-    wait = duration((job.start_time or snapshot.time) - snapshot.time)
+    start = timestamp(job.start_time or snapshot.time, UTC)
     fix = derived.command(snapshot, "nodes list")
     if job.reason.startswith("BeginTime") and snapshot.scheduler == "slurm":
         fix = f"scontrol update JobId={array_number(job)} StartTime=now"
     return Finding(
         NAME,
         Severity.WARNING,
-        f"nothing trains: job {job.job_id} is not expected to start before {wait} from now",
+        f"nothing trains: job {job.job_id} is not expected to start before {start}",
         subject=array_number(job),
         evidence=(f"reason: {job.reason or 'none given'}", _expectation(snapshot, job)),
         fix=fix,

@@ -7,6 +7,7 @@ partition, and goes on to say that it waits for its turn.
 from __future__ import annotations
 
 from tr11ops.base.observed import known
+from tr11ops.base.units import counted
 from tr11ops.cluster.base import Job, Node
 from tr11ops.cluster.capacity import NodeNeed, lacking
 from tr11ops.observe.snapshot import Snapshot
@@ -32,7 +33,7 @@ def misplaced(snapshot: Snapshot, job: Job) -> str:
         if not nodes or job.node_count <= fits:
             return ""
         with_gpus = f" with {job.gpus_per_node} GPUs" if job.gpus_per_node else ""
-        found.append(f"it asks for {job.node_count} nodes{with_gpus}, partition {name} has {fits}")
+        found.append(f"it asks for {counted(job.node_count, 'node')}{with_gpus}, partition {name} has {fits}")
     return "; ".join(found)
 
 

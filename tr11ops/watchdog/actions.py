@@ -28,7 +28,7 @@ class Action:
 
     def words(self) -> str:
         """What is done, to what, and why, in one line."""
-        return f"{self.name} {self.subject}: {self.why}"
+        return f"{self.name} {self.subject}: {self.why.removeprefix(f'{self.subject}: ')}"
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from tr11ops.base.observed import Unknown, known
-from tr11ops.base.units import duration
+from tr11ops.base.units import counted, duration
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.cluster.parts import covers, names_of
 from tr11ops.cluster.pending_reasons import is_held, reason_of
@@ -356,7 +356,7 @@ def _resubmit(draft: _Draft, array: str, why: str, after: str | None) -> None:
 def _evidence(job: Job) -> tuple[str, ...]:
     reason = f", {job.reason}" if job.reason else ""
     nodes = len(job.nodes) or job.node_count
-    return (f"job {job.job_id} of {job.user}: {job.state.value}{reason}, {nodes} nodes",)
+    return (f"job {job.job_id} of {job.user}: {job.state.value}{reason}, {counted(nodes, 'node')}",)
 
 
 # ----------------------------------------------------------------------------- the rules, in their order

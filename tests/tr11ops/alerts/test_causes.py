@@ -53,10 +53,17 @@ def test_one_mail_with_the_cause_as_its_headline() -> None:
     lines = message.body.splitlines()
     at = lines.index("Type:")
     assert lines[at : at + 7] == [
-        "Type:", "  tr11 diagnose", "When that has helped:", "  tr11 resume", "", "What follows from it:",
+        "Type:", "  tr11 diagnose", "When it is repaired, type:", "  tr11 resume", "", "What follows from it:",
         "- job 20_[4-10%1] is held",
     ]  # fmt: skip
     assert watch.open == ["unfinished-end"] and watch.sees(HELD, FAULT) == ()
+
+
+def test_a_consequence_of_two_lines_is_one_point() -> None:
+    title = f"job 20_[4-10%1] is held: {'x' * 60}"
+    (message,) = Watch().sees(replace(HELD, title=title), FAULT)
+    points = message.body.partition("What follows from it:\n")[2].partition("\n\n")[0].splitlines()
+    assert points == ["- job 20_[4-10%1] is held:", f"  {'x' * 60}"]
 
 
 def test_a_lost_node_and_the_end_of_its_job_are_one_thread() -> None:

@@ -149,7 +149,7 @@ def test_a_person_is_not_told_to_do_what_tr11_does_now() -> None:
         (RunSituation(), "tr11 does nothing about it by itself."),
         (RunSituation(done=(CANCEL,)), "tr11 did: cancel 1007: job 1007 hangs."),
         (RunSituation(planned=(CANCEL,)), "tr11 would cancel 1007: job 1007 hangs; it may not act"),
-        (RunSituation(withheld=("cancel 1007: x; not done: y",)), "tr11 did not act: cancel 1007: x; not done: y."),
+        (RunSituation(withheld=("cancel 1007: x; not done: y",)), "tr11 did not cancel 1007 (x): y."),
         (RunSituation(withheld=("nothing is done, because jobs are unknown",)), "tr11 did not act: nothing is done"),
         (RunSituation(withheld=("resubmit 1-3: x; not done: y",)), "tr11 does nothing about it by itself."),
     ],
@@ -176,6 +176,38 @@ def test_a_mail_says_that_an_attempt_leaves_in_time_for_a_changed_limit() -> Non
     (alert,) = look(AlertState(), [finding("limit-changed", WARNING, "35_2")], frozenset(), POLICY, NOON).alerts
     said = what_tr11_does(alert, RunSituation())
     assert said.startswith("The attempt saves and leaves in time by itself") and "nothing" not in said
+
+
+@pytest.mark.parametrize(
+    ("fix", "after"),
+    [
+        ("findmnt -T /runs/small", "When it is repaired, type:"),
+        ("tr11 diagnose --job 57_1", "When it is repaired, type:"),
+        ("tr11 nodes list", "When it is repaired, type:"),
+        ("tr11 checkpoints prune --keep 2", "When that has helped:"),
+        ("", "When it is repaired, type:"),
+    ],
+)
+def test_what_only_looks_is_not_said_to_help(fix: str, after: str) -> None:
+    said = message_of(finding("unfinished-end", title="attempt 57_1 failed", fix=fix, then=("tr11 resume",)))
+    assert next(line for line in said.splitlines() if line.startswith("When ")) == after
+
+
+def test_a_subject_is_short_and_ends_with_a_whole_word() -> None:
+    why = "n09 cannot be excluded: of the partition's 44 nodes at most 0 may be excluded, for an attempt needs 2"
+    found = finding("unfinished-end", CRITICAL, title=f"attempt 57_1 failed: {why} (resilience.exclusion_cap_percent)")
+    _, (message,) = tell(look(AlertState(), [found], frozenset(), POLICY, NOON), POLICY, NOON)
+    assert len(message.subject) <= 110 and message.subject.endswith(" ...")
+    whole = {word.strip(",:") for word in f"[CRITICAL] small: {found.title}".split()}
+    assert {word.strip(",:") for word in message.subject.removesuffix(" ...").split()} <= whole
+
+
+@pytest.mark.parametrize(("count", "words"), [(1, "1 alert and 1 over"), (2, "2 alerts and 1 over")])
+def test_one_alert_is_one(office: Make, mailbox: Mailbox, count: int, words: str) -> None:
+    desk = office(f'recipients=["{ANA}"]', "resolve_after=1")
+    desk.look(NOON, lost(0))
+    desk.look(NOON + MINUTE, *(lost(number) for number in range(1, count + 1)))
+    assert f"All in this mail: {words}." in mailbox.mails[-1][1].get_content()
 
 
 def test_what_the_run_does_by_itself_does_not_calm_critical() -> None:
@@ -304,8 +336,7 @@ def test_what_stands_in_place_of_a_fault_makes_no_row_of_colons() -> None:
         state, told = tell(look(state, [], frozenset(), policy, later), policy, later, situation=situation)
         subjects += [message.subject for message in told]
     assert subjects == [
-        "[NOT OK] small: DOWN: nothing runs, nothing is queued, the end "
-        "(over: job 1007 hangs, no sign of life for 31 min)"
+        "[NOT OK] small: DOWN: nothing runs, nothing is queued, the end (over: job 1007 hangs, no sign of life for ..."
     ]
 
 

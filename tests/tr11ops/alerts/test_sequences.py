@@ -195,7 +195,7 @@ def test_evidence_is_bounded_and_carries_no_secret() -> None:
     assert "https://***@host/x" in text
     assert len(text) < 8000
     assert "39 lines more" not in text or len(alert_state.open_alerts[0].evidence) == 12
-    assert len(messages[0].subject) <= 160
+    assert len(messages[0].subject) <= 110
     assert "\n" not in messages[0].subject
 
 

@@ -26,7 +26,7 @@ SHUT = tuple(replace(node, shut_partitions=("gpu",)) for node in GPU)
         (SHUT + CPU, {"partition": "gpu,cpu"}, False, ""),  # the other one is open
         (CPU, {"partition": "cpu"}, False, "it asks for 48 nodes, partition cpu has 1"),
         (CPU, {"partition": "cpu", "node_count": 1, "gpus_per_node": 8}, False,
-         "it asks for 1 nodes with 8 GPUs, partition cpu has 0"),
+         "it asks for 1 node with 8 GPUs, partition cpu has 0"),
         (GPU + CPU, {"partition": "cpu,gpu"}, False, ""),
         (GPU, {"partition": "elsewhere"}, False, ""),  # of which nothing is known
         (GPU, {"partition": ""}, False, ""),

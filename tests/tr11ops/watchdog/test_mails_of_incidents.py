@@ -93,6 +93,7 @@ LOST = f"{CRITICAL}job 1000_7 has lost n01, which ran its batch script"
 FULL_CAP = "6 nodes are excluded, no more may be: the next bad node stops the run"
 MOUNT = "the run directory cannot be used: /scratch is not mounted"
 SAMPLE = "software or data, not the nodes: the same fault came back after iteration 31219 on n1 and n2: SIGSEGV"
+CUT = "software or data, not the nodes, the same fault came back ..."  # as a subject has room for it
 ENOSPC = "[Errno 28] No space left on device: '/scratch/tr11/checkpoints/main/global_step31300'"
 FULL = UnwritableDirectory("/scratch/tr11", "no byte is left", is_full=True)
 FAILED_SAVE = TrainingEvent("save-failed", NOW - 60, "1007", {"step": 31_300, "why": ENOSPC, "node": "", "said": ""})
@@ -129,7 +130,7 @@ INCIDENTS: list[tuple[str, tuple[Snapshot, ...], list[str]]] = [
     (
         "a bad sample",
         (WELL, over("1007", "software", SAMPLE), goes_on(attempts=(ended("1007"),))),
-        [f"{CRITICAL}attempt 1000_7 failed: {told(SAMPLE)}", f"[OK] over: attempt 1000_7 failed: {told(SAMPLE)}"],
+        [f"{CRITICAL}attempt 1000_7 failed: {CUT}", f"[OK] over: attempt 1000_7 failed: {CUT}"],
     ),
     (
         "a bad sample, and the next task comes past it",
@@ -161,7 +162,7 @@ INCIDENTS: list[tuple[str, tuple[Snapshot, ...], list[str]]] = [
         ),
         [
             f"{CRITICAL}/scratch/tr11 cannot be written to: no byte is left",
-            "[OK] over: /scratch/tr11 has no room for the next save: 221.2 k bytes are free, the last one has 2.5 T",
+            "[OK] over: /scratch/tr11 has no room for the next save: 221.2 k bytes are free, the last one ...",
         ],
     ),
     (

@@ -314,6 +314,8 @@ def test_a_node_that_was_lost_to_the_scheduler_is_looked_at_now() -> None:
     lost = replace(BLAME, why="n07: lost to the scheduler")
     down = tuple(replace(node, states=frozenset({"down"})) if node.name == "n07" else node for node in SPARE)
     assert words(decide(snapshot(nodes=down), scene=replace(SCENE, blames=(lost,)))) == [("exclude", "n07")]
+    (planned,) = decide(snapshot(nodes=down), scene=replace(SCENE, blames=(lost,))).actions
+    assert planned.words() == "exclude n07: lost to the scheduler", "its name is said once"
     healed = decide(snapshot(nodes=SPARE), scene=replace(SCENE, blames=(lost,)))
     assert healed.is_empty and not healed.withheld
     twice = replace(lost, why="the second time on n07: n07: lost to the scheduler")

@@ -26,9 +26,9 @@ from tr11ops.alerts.mail_text.shared import (
 from tr11ops.alerts.policy import Policy
 from tr11ops.alerts.situation import RunSituation, is_cured, what_tr11_does
 from tr11ops.alerts.state import OVER, Alert, Message, stamp
-from tr11ops.base.invocation import for_card
+from tr11ops.base.invocation import for_card, only_looks
 from tr11ops.base.runbook_pages import page_lines
-from tr11ops.base.units import duration, node_time
+from tr11ops.base.units import counted, duration, node_time
 from tr11ops.detect.finding import Severity
 
 MOST_PARTS = 20  # of one message that are told in full; the others by their title
@@ -99,15 +99,15 @@ def _subject(
 ) -> str:
     first = parts[0]
     more = f" (and {len(parts) - 1} more)" if len(parts) > 1 else ""
-    title = _headline(clean(first.alert.title, LONGEST_SUBJECT - len(policy.run) - len(more) - 24))
+    title = _headline(first.alert.title)
     if first.kind == "cleared":
-        return clean(f"[OK] {policy.run}: over: {title}{more}", LONGEST_SUBJECT)
-    if first.kind == "replaced":  # what stands now comes first: it may be cut off
+        said = f"[OK] {policy.run}: over: {title}"
+    elif first.kind == "replaced":  # what stands now comes first: it may be cut off
         now = _instead(situation, standing)
-        return clean(
-            f"[NOT OK] {policy.run}: {_headline(now)} (over: {title.replace(': ', ', ')}){more}", LONGEST_SUBJECT
-        )
-    return clean(f"[{first.alert.severity.name}] {policy.run}: {title}{more}", LONGEST_SUBJECT)
+        said = f"[NOT OK] {policy.run}: {_headline(now)} (over: {title.replace(': ', ', ')})"
+    else:
+        said = f"[{first.alert.severity.name}] {policy.run}: {title}"
+    return clean(said, LONGEST_SUBJECT - len(more)) + more
 
 
 def _headline(title: str) -> str:
@@ -210,13 +210,14 @@ def _type(alert: Alert, policy: Policy, is_cured: bool) -> Iterator[str]:
         yield "Type nothing now. Only if that fails:" if is_cured else "Type:"
         yield from (*enter(policy), f"  {alert.fix}")
     if after:
-        yield "When that has helped:" if commands else "When it is repaired, type:"
+        is_a_cure = bool(commands) and not only_looks(alert.fix)
+        yield "When that has helped:" if is_a_cure else "When it is repaired, type:"
         yield from (*enter(policy), *(f"  {command}" for command in after))
     if alert.consequences:
         yield ""
         yield "What follows from it:"
         for one in alert.consequences:
-            yield from wrapped(one.title, "- ")
+            yield from wrapped(one.title, "- ", "  ")
 
 
 def _news(part: MessagePart, now: float) -> str:
@@ -281,7 +282,7 @@ def _several(
     news = [part.alert for part in parts if part.kind not in OVER]
     over = len(parts) - len(news)
     yield from _first_lines(parts[0], policy, now, situation, standing)
-    counts = [f"{len(news)} alerts"] * bool(news) + [f"{over} over"] * bool(over)
+    counts = [counted(len(news), "alert")] * bool(news) + [f"{over} over"] * bool(over)
     yield from wrapped(f"All in this mail: {' and '.join(counts)}.")
     if news:
         yield ""

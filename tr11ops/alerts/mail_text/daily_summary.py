@@ -22,6 +22,8 @@ from tr11ops.base.invocation import command_for
 from tr11ops.base.units import counted, duration, node_time
 from tr11ops.detect.finding import Severity
 
+LONGEST_REASON = 160
+
 
 def digest_message(
     alert_state: AlertState,
@@ -103,7 +105,7 @@ def _left_out(situation: RunSituation, since: float, policy: Policy) -> Iterator
     yield ""
     yield from wrapped("Left out by tr11 since the last digest; the run goes on without them:")
     for entry, excluded in fresh:
-        why = clean(entry.why, LONGEST_SUBJECT)
+        why = clean(entry.why, LONGEST_REASON)
         yield from wrapped(f"{entry.node}, since {moment(excluded, policy)}: {why}", "  ")
 
 

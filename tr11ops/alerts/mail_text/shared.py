@@ -13,13 +13,22 @@ from tr11ops.base.redact import redact
 from tr11ops.base.units import timestamp
 
 WIDTH = 78
-LONGEST_SUBJECT = 160
+LONGEST_SUBJECT = 110
 
 
 def clean(text: str, most: int) -> str:
-    """One line of at most `most` characters, without control characters and without what looks like a secret."""
+    """One line of at most `most` characters, without control characters and without what looks like a secret.
+
+    It is cut between two words, where one ends in the second half of what fits.
+    """
     line = redact(plain(text[: 4 * most], unicode=True).strip())
-    return line if len(line) <= most else line[: most - 4].rstrip() + " ..."
+    if len(line) <= most:
+        return line
+    kept = line[: most - 4]
+    end = kept.rfind(" ")
+    if not line[most - 4].isspace() and end > most // 2:
+        kept = kept[:end]
+    return kept.rstrip(" ,:;(") + " ..."
 
 
 def moment(seconds: float, policy: Policy) -> str:
