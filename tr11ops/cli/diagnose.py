@@ -108,7 +108,7 @@ def _last_launch(context: RunContext, job: str | None) -> Diagnosis:
         return found
     found = _by_logs(directory, attempt, is_named=job is not None)
     living = _living(context, found, attempt)
-    return living if living is not None else _with_conclusion(context, found)
+    return living if living is not None else _with_advice(context, _with_conclusion(context, found))
 
 
 def _newest_attempt(directory: RunDirectory) -> str | None:
@@ -162,20 +162,12 @@ def _living(context: RunContext, found: Diagnosis, attempt: str) -> Diagnosis | 
     from tr11ops.diagnose.attribution.conclusion import read_launch
     from tr11ops.diagnose.signature import FaultClass, NextStep
     from tr11ops.observe.derived import identifiers
-    from tr11ops.observe.look import facts_of
-    from tr11ops.status.assessment import assess
-    from tr11ops.status.extra_observations import ExtraObservations
     from tr11ops.watchdog.verdict import VerdictWord
 
     if found.fault is not FaultClass.UNKNOWN or found.root_cause is not None:
         return None
-    card, directory = context.card, context.directory
-
-    def look() -> Assessment:
-        reader = open_reader(directory, context.scheduler)
-        return assess(directory, facts_of(card, context.run or ""), reader, lambda _: ExtraObservations())
-
-    seen = in_time(look)
+    directory = context.directory
+    seen = _assessed(context)
     jobs = [one for one in seen.snapshot.active_jobs if attempt in identifiers(one)]
     if not jobs or seen.verdict.exit_code or seen.verdict.word not in {VerdictWord.HEALTHY, VerdictWord.STARTING}:
         return None
@@ -187,6 +179,34 @@ def _living(context: RunContext, found: Diagnosis, attempt: str) -> Diagnosis | 
         found, fault=FaultClass.RUNNING, step=NextStep.NONE, confidence=1.0, launch=attempt, label=jobs[0].job_id,
         explanation=why,
     )  # fmt: skip
+
+
+def _assessed(context: RunContext) -> Assessment:
+    """How the run stands now."""
+    from tr11ops.observe.look import facts_of
+    from tr11ops.status.assessment import assess
+    from tr11ops.status.extra_observations import ExtraObservations
+
+    card, directory = context.card, context.directory
+
+    def look() -> Assessment:
+        reader = open_reader(directory, context.scheduler)
+        return assess(directory, facts_of(card, context.run or ""), reader, lambda _: ExtraObservations())
+
+    return in_time(look)
+
+
+def _with_advice(context: RunContext, found: Diagnosis) -> Diagnosis:
+    """The same with what can be typed now, where a conclusion is there to act upon."""
+    from tr11ops.cli.diagnose_advice import advice, with_advice
+
+    if found.conclusion is None:
+        return found
+    try:
+        snapshot = _assessed(context).snapshot
+    except Refusal:  # how the run stands is not known now: its end is, and that was asked for
+        return found
+    return with_advice(found, advice(snapshot, found))
 
 
 def _with_conclusion(context: RunContext, found: Diagnosis) -> Diagnosis:

@@ -181,7 +181,7 @@ def _finding(
     for entry in row[:3]:
         when = f", {entry.ended.ago(snapshot.time)}" if len(row) > 1 else ""
         evidence.append(f"{entry.label or entry.job_id}{when}: {how_it_ended(entry, jobs.get(entry.job_id))}")
-    evidence += _if_the_data_are_at_fault(snapshot, newest)
+    evidence += if_the_data_are_at_fault(snapshot, newest)
     fix = derived.command(snapshot, f"diagnose --job {label}")
     since = min(entry.changed for entry in row)  # the end of the first of them
     return Finding(
@@ -190,7 +190,7 @@ def _finding(
     )  # fmt: skip
 
 
-def _if_the_data_are_at_fault(snapshot: Snapshot, attempt: Attempt) -> tuple[str, ...]:
+def if_the_data_are_at_fault(snapshot: Snapshot, attempt: Attempt) -> tuple[str, ...]:
     """How the data after its last iteration are passed over, where that is what a person may have to do: an attempt let
     nothing follow, and its fault may be the data's."""
     ends = [end for end in known(snapshot.launch_ends, ()) if end.job_id == attempt.job_id]

@@ -45,7 +45,8 @@ class Diagnosis:
 
     `launch` and `number`: the attempt (the scheduler's own number) and its launch, where the log says; `label` is the
     attempt as people type it, where that is known. `log_evidence`: what the log says of the
-    launch's nodes. `conclusion`: who is to blame by the attempt's records, where they were asked.
+    launch's nodes. `conclusion`: who is to blame by the attempt's records, where they were asked. `advice`: what can be
+    typed now, by how the run stands; "" where the step says all.
     """
 
     fault: FaultClass
@@ -61,6 +62,7 @@ class Diagnosis:
     number: int | None = None
     log_evidence: Evidence | None = None
     conclusion: Conclusion | None = None
+    advice: str = ""
 
     def document(self) -> Mapping[str, Any]:
         """For --json."""
@@ -78,4 +80,5 @@ class Diagnosis:
             "launch_number": self.number,
             "attribution": None if self.conclusion is None else self.conclusion.document(),
             "explanation": self.explanation,
+            "advice": self.advice,
         }

@@ -16,6 +16,7 @@ WIDTH = 80
 LABEL = 12
 SHOWN = 4
 
+_WITH_COMMAND = frozenset({NextStep.EXCLUDE_AND_RESUBMIT, NextStep.ROLLBACK_AND_SKIP})
 WORDS = {
     FaultClass.GPU_HARDWARE: "broken GPU",
     FaultClass.NCCL_NETWORK: "network between the nodes",
@@ -56,7 +57,7 @@ def lines(found: Diagnosis) -> Iterator[str]:
     yield from _row("verdict", f"{found.fault}: {WORDS[found.fault]} (confidence {found.confidence:.2f})")
     root = found.root_cause
     node = root.node if root is not None and root.node else _blamed(found)
-    yield from _row("what to do", STEPS[found.step].format(node=node))
+    yield from _row("what to do", _what_to_do(found, node), most=8)
     if found.label or found.launch:
         yield from _row("attempt", found.label or found.launch)
     if root is not None:
@@ -70,6 +71,15 @@ def lines(found: Diagnosis) -> Iterator[str]:
     yield from _quoted("evidence", found.evidence)
     if found.consequence_count:
         yield from _quoted("then", found.consequences[:2], found.consequence_count)
+
+
+def _what_to_do(found: Diagnosis, node: str) -> str:
+    if not found.advice:
+        return STEPS[found.step].format(node=node)
+    general = STEPS[found.step]
+    if found.step in _WITH_COMMAND:  # the advice has the command that holds
+        general = f"{general.partition(': tr11 ')[0]}."
+    return f"{general} {found.advice}"
 
 
 def _blamed(found: Diagnosis) -> str:

@@ -7,6 +7,7 @@ nothing, the class is the log's; who is to blame, and so whether a node goes, is
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -17,6 +18,7 @@ from tr11ops.diagnose.matcher import matcher
 from tr11ops.diagnose.signature import FaultClass, FaultSignature, NextStep, Role
 
 CAUTIOUS = 0.9  # the most where the class is the conclusion's and no line tells it
+_SPEAKER = re.compile(r"(?:^|: )rank \d+ on (?P<node>[\w.-]+): ")
 FEWEST_LETTERS = 12  # of words that are the same: what is shorter may be anyone's
 _CLASS: Mapping[Kind, FaultClass] = {
     Kind.NODE: FaultClass.SLURM_NODE_FAIL,
@@ -85,7 +87,9 @@ def joined(found: Diagnosis, conclusion: Conclusion) -> Diagnosis:
     root = found.root_cause
     if root is not None and len(named) == 1 and root.node != named[0] and fault not in _ORDERED:
         # the line is another node's: that of a victim, or of no one in particular
-        root = replace(root, node=named[0], rank=root.rank if root.node is None else None, gpu=None)
+        own = _speaker_of(root.text)
+        rank = root.rank if root.node is None else None
+        root = replace(root, node=own or named[0], rank=rank, gpu=None)
     who = "The agent" if conclusion.by_agent else "The attempt's records"
     rests_on = judged.evidence[0] if judged.evidence and not conclusion.by_agent else ""
     said = f"{who}: {judged.summary}."
@@ -158,6 +162,12 @@ def _is_in(line: str, said: str) -> bool:
     """Whether a line of a log is what the agent quotes."""
     words, line = _without_speaker(said).strip(), line.strip()
     return len(words) >= FEWEST_LETTERS and (words in line or (len(line) >= FEWEST_LETTERS and line in said))
+
+
+def _speaker_of(said: str) -> str:
+    """The node that a conclusion's words name as theirs, also those of an earlier launch; "" where they name none."""
+    named = _SPEAKER.search(said)
+    return "" if named is None else named["node"]
 
 
 def _without_speaker(said: str) -> str:
