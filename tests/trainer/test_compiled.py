@@ -213,7 +213,7 @@ def test_each_block_of_a_t5_is_one_graph(graphs: Graphs) -> None:
     update = {"model": config.model.model_copy(update={"compile_blocks": True})}
     compiler, mesh = Compiler(), ALONE
     family = family_of(config.model)
-    layers = family.layers(config.model_copy(update=update), mesh, family.head(mesh), compiler)
+    layers = family.layers(config.model_copy(update=update), mesh, family.head(config, mesh), compiler)
     encoder, decoder = (next(layer for layer in layers if layer.kind is kind) for kind in (EncoderBlock, DecoderBlock))
     text, answer = config.model.sequence_length, config.model.decoder_sequence_length
     stream = torch.randn(2, text + answer, config.model.hidden_size, requires_grad=True)

@@ -16,6 +16,7 @@ from tr11ops.base.units import counted
 from tr11ops.runcard.secret_references import SECTION, kept_reference
 from trainer.config.card import CardError, Problem, nearest
 from trainer.config.hub_files import is_hub_id
+from trainer.contract.secret_names import names_a_secret
 from trainer.contract.secret_shapes import has_secret, is_secret
 
 Key = tuple[str | int, ...]
@@ -122,13 +123,14 @@ def secret_values(tables: Mapping[str, Any], file_keys: frozenset[Key]) -> list[
     """
     problems: list[Problem] = []
     texts = [(key, value) for key, value in walk(dict(tables)) if isinstance(value, str)]
-    if not any(key in file_keys for key, _ in texts) and not has_secret("\n".join(value for _, value in texts)):
+    together = "\n".join(value for _, value in texts)
+    if not any(key in file_keys for key, _ in texts) and not (has_secret(together) or names_a_secret(together)):
         return problems  # what most cards are, looked at in one go
     for key, value in texts:
         if key in file_keys and ("://" in value or has_secret(value)):
             rule = "is the path of a file, and this holds the secret itself"
             problems.append(Problem(dotted(key), None, rule, "put it into a file that others cannot read"))
-        elif has_secret(value):
+        elif has_secret(value) or (key[:2] == ("backup", "options") and names_a_secret(value)):
             rule = "holds a password, a token or a signed address, and the card is shared with others"
             problems.append(Problem(dotted(key), None, rule, "keep it in a file of its own that others cannot read"))
     return problems

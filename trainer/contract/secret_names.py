@@ -12,14 +12,16 @@ import re
 # compiles each at its first use.
 _WORDS = frozenset(
     {
-        "auth", "bearer", "connstr", "cookie", "cred", "credential", "credentials", "creds", "dsn", "jwt", "key",
+        "auth", "authorization", "bearer", "connstr", "cookie", "cred", "credential", "credentials", "creds", "dsn",
+        "jwt", "key",
         "pass", "passcode", "passphrase", "passwd", "passwort", "password", "pat", "psk", "pw", "pwd", "sas", "secret",
         "secrets", "token", "webhook",
     }
 )  # fmt: skip
 _ENDS = (
     "password", "passwd", "passphrase", "passwort", "secret", "token", "apikey", "accesskey", "accountkey", "authkey",
-    "privatekey", "secretkey", "sharedkey", "signingkey", "credential", "credentials", "connectionstring", "webhook",
+    "accesssignature", "privatekey", "secretkey", "sharedkey", "signingkey",
+    "credential", "credentials", "connectionstring", "webhook",
 )  # fmt: skip
 _SHORT_ENDS = r"(?!(?:com|by)pass$)\w{2,}pass|(?!old)\w{2,}pwd"  # smtppass, mysqlpwd
 # What is asked for by such a name is a place or a number, not the secret.
@@ -46,6 +48,11 @@ def is_secret_name(name: str) -> bool:
     if any(word in _WORDS or word.endswith(_ENDS) or re.fullmatch(_SHORT_ENDS, word) for word in words):
         return True
     return together.endswith(_ENDS) or "connectionstring" in together
+
+
+def names_a_secret(text: str) -> bool:
+    """Whether a text assigns anything to the name of a secret: `Name=...;Key=...`, or a header's `Name: ...`."""
+    return any(is_secret_name(name) for name in re.findall(r"([A-Za-z][A-Za-z0-9_-]{0,100})\s{0,3}[=:]", text))
 
 
 def is_plain(value: str) -> bool:
