@@ -202,6 +202,14 @@ def test_a_subject_is_short_and_ends_with_a_whole_word() -> None:
     assert {word.strip(",:") for word in message.subject.removesuffix(" ...").split()} <= whole
 
 
+def test_a_long_path_leaves_room_for_what_is_wrong_with_it() -> None:
+    path = "/gpfsssd/worksf/projects/rech/six/commun/checkpoints/tr11-176B-ml/checkpoints/run"
+    found = finding("filesystem-full", CRITICAL, title=f"{path} cannot be written to: no byte is left")
+    _, (message,) = tell(look(AlertState(), [found], frozenset(), POLICY, NOON), POLICY, NOON)
+    assert message.subject.endswith(".../checkpoints/run cannot be written to: no byte is left")
+    assert path in message.body.replace("\n", "")
+
+
 @pytest.mark.parametrize(("count", "words"), [(1, "1 alert and 1 over"), (2, "2 alerts and 1 over")])
 def test_one_alert_is_one(office: Make, mailbox: Mailbox, count: int, words: str) -> None:
     desk = office(f'recipients=["{ANA}"]', "resolve_after=1")

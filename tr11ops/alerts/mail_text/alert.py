@@ -6,6 +6,7 @@ Plain text for a telephone: the first lines say all that is needed. The page of 
 from __future__ import annotations
 
 import hashlib
+import re
 import shlex
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -39,6 +40,7 @@ MOST_STANDING = 3  # alerts that an all-clear names as still open
 LEAST_COST_HOURS = 0.1  # node-hours: less is no cost that anyone needs to hear of
 PART_EVIDENCE = 3  # lines of evidence of each of several alerts
 
+_LONG_PATH = re.compile(r"(?<!\S)/\S{24,}?(/[^/\s]+/[^/\s]+)(?=[\s,]|$)")  # in a subject its end says enough
 NAMES_OF_FILES = frozenset({"latest"})
 
 _NEWS = {
@@ -107,6 +109,8 @@ def _subject(
         said = f"[NOT OK] {policy.run}: {_headline(now)} (over: {title.replace(': ', ', ')})"
     else:
         said = f"[{first.alert.severity.name}] {policy.run}: {title}"
+    if len(said) + len(more) > LONGEST_SUBJECT:
+        said = _LONG_PATH.sub(r"...\1", said)
     return clean(said, LONGEST_SUBJECT - len(more)) + more
 
 
