@@ -121,7 +121,7 @@ def held(scene: Scene) -> None:
 def damaged_state(scene: Scene) -> None:
     """What a full disk or a crash of the file server leaves: half a record of the submission that trains."""
     scene.train()
-    path = scene.directory.submission(scene.directory.tags()[-1]).record
+    path = sorted(scene.paths.state.glob("submissions/*/submission.json"))[-1]
     inject(scene.twin, "torn-state", path=str(scene.paths.root))
     scene.treat("damaged-state")
     assert list(path.parent.glob("submission.json.damaged-*"))
