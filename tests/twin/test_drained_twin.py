@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.tr11ops.launch.run_inputs import write_card
-from tests.twin.small_run import enter
+from tests.twin.small_run import enter, recorded_comment
 from tests.waiting import until
 from tr11ops.cli import pulse as pulse_command
 from tr11ops.cli.context import RunContext
@@ -19,7 +19,7 @@ from tr11ops.cluster.base import Job, JobState
 from tr11ops.cluster.pending_reasons import Wait, reason_of_job
 from tr11ops.cluster.slurm import SlurmScheduler
 from tr11ops.runcard.card import load_card
-from tr11ops.rundir.paths import RunDirectory, new_tag
+from tr11ops.rundir.paths import RunDirectory
 from tr11ops.twin.twin import Twin
 from tr11ops.watchdog.pulse import WatchedRun, take_pulse
 
@@ -97,7 +97,7 @@ def test_a_dead_job_is_repaired_while_nodes_are_drained(
     """By a person, and by the watchdog that may act."""
     for act in (False, True):
         made = subprocess.run(
-            ["sbatch", "--parsable", "--job-name=small", f"--comment={run.comment(new_tag())}", "--hold", "--wrap=true"],
+            ["sbatch", "--parsable", "--job-name=small", f"--comment={recorded_comment(run)}", "--hold", "--wrap=true"],
             capture_output=True, text=True, check=True, cwd=run.root.parent,
         )  # fmt: skip
         number = made.stdout.strip()

@@ -276,7 +276,12 @@ def test_nodes_are_measured_in_one_job_and_talk(place: Place) -> None:
         assert set(entry["measurements"]) == {"cpu-fp32", "cpu-bf16", "cpu-copy", "all-reduce"}
         assert len(entry["measurements"]["all-reduce"]["samples"]) == 2, "with both others"
         assert entry["measurements"]["all-reduce"]["usual"] > 0
-    assert code == (1 if document["slow"] else 0)
+    expected = 0
+    if document["slow"]:
+        expected = 1
+    elif document["unknown"]:  # one sample of each, on a machine that does much besides
+        expected = 3
+    assert code == expected
 
 
 def test_a_slow_node_and_a_silent_one_are_told_apart(place: Place) -> None:

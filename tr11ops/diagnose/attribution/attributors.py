@@ -333,7 +333,9 @@ def _last_accuser(witness: Failure, named: str, failures: Sequence[Failure], nam
             return word if read_error(own.error).tells_of_peer else own, accused
         answer = next((one for one in failures if one.host == further), None)
         names_back = answer is not None and _peer_named(answer, names) == accused
-        if further in heard or names_back:  # they lost each other: who was named before stands
+        # What saw the end of one that had waited for it in vain clears itself of nothing.
+        waited = read_error(own.error).tells_of_waiting and (answer is None or answer.time > own.time)
+        if not waited and (further in heard or names_back):  # they lost each other: who was named before stands
             break
         word, accused = own, further
     return word, accused

@@ -74,6 +74,11 @@ class ErrorText:
         return self.best is not None and self.is_consequence
 
     @property
+    def tells_of_waiting(self) -> bool:
+        """Whether it tells of a rank that was waited for in vain; what ends then, ends because of that."""
+        return self._is(FaultClass.NCCL_TIMEOUT)
+
+    @property
     def condemns_node(self) -> bool:
         """Whether it is a text of broken hardware, and of nothing else. A link has two ends: it condemns neither."""
         best = self.best

@@ -603,3 +603,11 @@ def test_whatever_was_left_behind_there_is_one_conclusion(failures, lines, end, 
     assert found.kind is not Kind.NODE or found.blamed or found.suspects
     if any(one.signal is not None for one in failures) and not overdue:
         assert not found.blamed  # a rank that a signal ended condemns no node
+
+
+def test_who_waited_in_vain_is_not_the_suspect_though_all_saw_it_end():
+    waited = failure(ONE, 0, f"RankLost: step timed out after 10 s: no word from rank 2 on {TWO}", 1.0)
+    saw = [failure(node, rank, "RankLost: connection closed by rank 0", 1.1) for rank, node in ((2, TWO), (4, THREE))]
+    found = attribute(evidence(failures=(waited, *saw), ranks={0: ONE, 2: TWO, 4: THREE}))
+    assert (found.kind, found.blamed, found.suspects) == (Kind.UNKNOWN, (), (TWO,))
+    assert "no word from rank 2" in found.summary
