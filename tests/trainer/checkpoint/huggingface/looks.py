@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,3 +71,14 @@ def their_losses(logits: Tensor, tokens: Tensor) -> list[float]:
     return [
         functional.cross_entropy(row.float(), sample[1:]).item() for row, sample in zip(logits, tokens, strict=True)
     ]
+
+
+def require_theirs(looks: Iterable[tuple[list[float], Tensor | None]], model: torch.nn.Module, tokens: Tensor) -> None:
+    """What each rank's `load_and_look` gave equals the logits and losses of transformers' model within the bounds."""
+    with torch.no_grad():
+        theirs = model(tokens[:, :-1]).logits
+    assert theirs.abs().max() > 1.0
+    for losses, logits in looks:
+        torch.testing.assert_close(losses, their_losses(theirs, tokens), atol=TOLERANCE, rtol=0)
+        if logits is not None:
+            torch.testing.assert_close(logits, theirs, atol=TOLERANCE, rtol=0)
