@@ -19,11 +19,14 @@ LLAMA: dict[str, Any] = {
     "tied_embeddings": False,
 }
 QWEN: dict[str, Any] = LLAMA | {"qk_norm": True, "kv_channels": 12, "tied_embeddings": True, "layernorm_epsilon": 1e-6}
-KINDS: dict[str, dict[str, Any]] = {"llama": LLAMA, "qwen3": QWEN}
+STRETCHED: dict[str, Any] = LLAMA | {"rotary_base": 100.0, "rotary_factor": 8.0, "rotary_original_length": 32}
+KINDS: dict[str, dict[str, Any]] = {"llama": LLAMA, "llama31": STRETCHED, "qwen3": QWEN}
 
 
 def tiny_llama(
     pipeline: int = 1, tensor: int = 1, dtype: str = "fp32", kind: str = "llama", **model: Any
 ) -> TrainerConfig:
-    """`tiny` as a Llama: 2 layers, 32 wide, 4 heads on 2 of keys and values; or as a Qwen3, with wider heads."""
+    """`tiny` as a Llama: 2 layers, 32 wide, 4 heads on 2 of keys and values; as a Llama 3.1, with stretched
+    positions (of its four waves one stays, two are stretched, one lies between); or as a Qwen3, with wider heads.
+    """
     return tiny(pipeline, tensor, dtype, **KINDS[kind] | model)

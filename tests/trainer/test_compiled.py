@@ -33,7 +33,7 @@ from trainer.model.documents import DocumentRules, Stream, document_numbers, hid
 from trainer.model.families import family_of
 from trainer.model.family import initialise_stage
 from trainer.model.kernels import CausalKernel, FlexKernel, Kernel, build_kernel
-from trainer.model.positions import Rotary, alibi_slopes
+from trainer.model.positions import Rotary, alibi_slopes, rotary_frequencies
 from trainer.model.t5_parts import DecoderBlock, EncoderBlock
 from trainer.parallel.mesh import Mesh
 
@@ -57,7 +57,7 @@ def blocks(config: TrainerConfig, compiler: Compiler | None, rules: DocumentRule
     """A stage's blocks with the same weights each time."""
     model, rotary = config.model, None
     if model.position_embedding == "rotary":
-        rotary = Rotary(model.head_size, model.rotary_base, CPU, rules is not None)
+        rotary = Rotary(rotary_frequencies(model, CPU), rules is not None)
     kernel = build_kernel(model, ALONE, rules, config.precision.dtype)
     made = [TransformerBlock(model, ALONE, kernel, rotary, part, compiler) for _ in range(model.layers)]
     initialise_stage([(f"blocks.{index}.", block) for index, block in enumerate(made)], 1, ALONE)

@@ -132,7 +132,7 @@ def test_training_equals_transformers(kind: str) -> None:
     config = tiny_llama(kind=kind, clip=0.0)
     config = config.model_copy(update={"batch": config.batch.model_copy(update={"micro_batch_size": 8})})
     model, items = theirs(config), llama_tensors(model_facts(config))
-    assert type(model).__name__ == ("LlamaForCausalLM" if kind == "llama" else "Qwen3ForCausalLM")
+    assert type(model).__name__ == ("Qwen3ForCausalLM" if kind == "qwen3" else "LlamaForCausalLM")
     assert set(model.state_dict()) - set(items) <= {"lm_head.weight"}
 
     def loss_of(step: int) -> Tensor:

@@ -41,6 +41,7 @@ TOGETHER = [
         "model.position_embedding and rotary_base",
         "--use-rotary-position-embeddings --no-position-embedding --rotary-base:1 --rotary-percent:1",
     ),
+    *_left(LeftReason.ELSEWHERE, "model.rotary_factor", "--use-rope-scaling --rope-scaling-factor:1"),
     *_left(LeftReason.ELSEWHERE, "model.key_value_heads", "--group-query-attention --num-query-groups:1"),
     *_left(LeftReason.ELSEWHERE, "model.activation and ffn_hidden_size", "--swiglu"),
     *_left(LeftReason.ELSEWHERE, "model.qk_norm", "--qk-layernorm"),
@@ -150,7 +151,7 @@ _DECISIONS = [
         "it makes another model, for which there is no key",
         (
             "--apply-residual-connection-post-layernorm --openai-gelu --onnx-safe --fp32-residual-connection "
-            "--glu-activation:1 --squared-relu --quick-geglu --use-rope-scaling --rope-scaling-factor:1 "
+            "--glu-activation:1 --squared-relu --quick-geglu "
             "--rotary-seq-len-interpolation-factor:1 --rotary-interleaved --multi-latent-attention --window-size:* "
             "--mtp-num-layers:1 --num-experts:* --moe-router-topk:1 --moe-router-load-balancing-type:1 "
             "--moe-aux-loss-coeff:1 --moe-grouped-gemm --moe-token-dispatcher-type:1 --expert-model-parallel-size:1"

@@ -9,6 +9,7 @@ from tr11ops.importer.options import ConversionProblem, OptionUse, integer, numb
 from tr11ops.importer.results import LeftReason
 
 _POSITIONS = "model.position_embedding"
+_LLAMA_31_FACTOR, _LLAMA_31_LENGTH = 8.0, 8192  # of stretched positions, where no option says another
 _GATED_MULTIPLE = 64  # of the feed-forward width that the original gives a gated block
 _SAME_TWICE = "--encoder-num-layers", "--decoder-num-layers"
 
@@ -35,6 +36,7 @@ def _positions(builder: Builder, uses: Mapping[str, OptionUse]) -> None:
         builder.leave_use(base, LeftReason.NO_EFFECT, "counts only with rotary positions")
     if share is not None:
         _whole_heads(builder, share, is_rotary)
+    _stretch(builder, uses, is_rotary)
     none = uses.get("--no-position-embedding")
     if none is not None and is_rotary:
         builder.leave_use(none, LeftReason.ELSEWHERE, "rotary positions have no table here")
@@ -44,6 +46,22 @@ def _positions(builder: Builder, uses: Mapping[str, OptionUse]) -> None:
         )
     if is_rotary and "model.max_position_embeddings" in builder.placed:
         builder.drop("model.max_position_embeddings", "rotary positions have no table here")
+
+
+def _stretch(builder: Builder, uses: Mapping[str, OptionUse], is_rotary: bool) -> None:
+    """`--rope-scaling-factor` counts with its switch alone; the other numbers are Llama 3.1's there."""
+    switch, factor = uses.get("--use-rope-scaling"), uses.get("--rope-scaling-factor")
+    if switch is None or not is_rotary:
+        for use in (switch, factor):
+            if use is not None:
+                builder.leave_use(use, LeftReason.NO_EFFECT, "counts only with --use-rope-scaling of rotary positions")
+        return
+    note = "the original's own, as Llama 3.1's"
+    builder.put("model.rotary_original_length", _LLAMA_31_LENGTH, switch.option, switch.line, note=note)
+    if factor is not None:
+        builder.take_use("model.rotary_factor", factor, number)
+    else:
+        builder.put("model.rotary_factor", _LLAMA_31_FACTOR, switch.option, switch.line, note=note)
 
 
 def _whole_heads(builder: Builder, share: OptionUse, is_rotary: bool) -> None:

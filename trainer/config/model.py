@@ -107,6 +107,20 @@ class ModelSection(Section):
         default=None, gt=0, le=LARGEST_WIDTH, description="default: sequence_length; not with rotary positions"
     )
     rotary_base: float = Field(default=10_000.0, gt=1, description="base of the rotary wave lengths")
+    rotary_factor: float = Field(
+        default=1.0,
+        ge=1,
+        description="stretches the long rotary wave lengths by this, as Llama 3.1 does for longer texts; 1 is without",
+    )
+    rotary_original_length: int | None = Field(
+        default=None, gt=0, description="with rotary_factor: length of the texts before the stretch (Llama 3.1: 8192)"
+    )
+    rotary_low_factor: float = Field(
+        default=1.0, gt=0, description="with rotary_factor: waves longer than the original length / this are stretched"
+    )
+    rotary_high_factor: float = Field(
+        default=4.0, gt=0, description="with rotary_factor: waves shorter than the original length / this are not"
+    )
     embedding_layernorm: bool = Field(default=False, description="model.norm after the word embedding")
     layernorm_epsilon: float = Field(default=1e-5, gt=0, description="added to the variance, or to the mean square")
     attention_dropout: float = Field(default=0.1, ge=0, lt=1, description="on the attention probabilities")

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from trainer.config.card import MOST_RAMP_LEVELS, BatchSection, Problem, RampSection, TrainerConfig
 from trainer.config.family_rules import family_problems
+from trainer.config.model import ModelSection
 from trainer.config.optimizer_rules import optimizer_problems
 from trainer.config.stage_units import Units, units_of
 
@@ -72,9 +73,26 @@ def _position_problems(config: TrainerConfig) -> Iterator[Problem]:
         if model.head_size % 2:
             rule = "must be even with rotary positions"
             yield Problem("model.kv_channels", model.head_size, rule, "use an even head size")
+        yield from _stretch_problems(model)
+    elif model.rotary_factor > 1.0:
+        rule = f'has no meaning with model.position_embedding = "{model.position_embedding}"'
+        yield Problem("model.rotary_factor", model.rotary_factor, rule, "leave it out, or use rotary positions")
     elif model.positions < model.sequence_length:
         rule = f"must be at least model.sequence_length ({model.sequence_length})"
         yield Problem("model.max_position_embeddings", model.positions, rule, "raise it or leave it out")
+
+
+def _stretch_problems(model: ModelSection) -> Iterator[Problem]:
+    length = model.rotary_original_length
+    if model.rotary_factor == 1.0 and length is not None:
+        rule = "has no meaning without model.rotary_factor"
+        yield Problem("model.rotary_original_length", length, rule, "leave it out, or give the factor of the stretch")
+    if model.rotary_factor > 1.0 and length is None:
+        rule = "needs model.rotary_original_length, the length of the texts before the stretch"
+        yield Problem("model.rotary_factor", model.rotary_factor, rule, "set it: 8192 is Llama 3.1's")
+    if model.rotary_high_factor <= model.rotary_low_factor:
+        rule = f"must be above model.rotary_low_factor ({model.rotary_low_factor:g})"
+        yield Problem("model.rotary_high_factor", model.rotary_high_factor, rule, "use Llama 3.1's 1 and 4")
 
 
 def _sharing_problems(config: TrainerConfig) -> Iterator[Problem]:

@@ -39,6 +39,7 @@ UNNAMED = {
     "model.linear_biases": True,
     "model.qk_norm": False,
     "model.tied_embeddings": True,
+    "model.rotary_factor": 1.0,
 }
 WEIGHTS_ALONE = "it holds weights alone, from which no training resumes"
 
@@ -120,6 +121,11 @@ def model_facts(config: TrainerConfig) -> dict[str, Any]:
         facts["model.max_position_embeddings"] = model.positions
     if model.position_embedding == "rotary":
         facts["model.rotary_base"] = model.rotary_base
+        facts["model.rotary_factor"] = model.rotary_factor
+        if model.rotary_factor > 1.0:
+            facts["model.rotary_original_length"] = model.rotary_original_length
+            facts["model.rotary_low_factor"] = model.rotary_low_factor
+            facts["model.rotary_high_factor"] = model.rotary_high_factor
     return facts
 
 

@@ -21,7 +21,7 @@ from trainer.model.family import Family, Layer, LossParts
 from trainer.model.kernels import build_kernel
 from trainer.model.layers import Dropout, LearnedPositions, VocabularyParallelEmbedding, norm_class
 from trainer.model.loss import LM, LanguageModelHead, Z
-from trainer.model.positions import Rotary
+from trainer.model.positions import Rotary, rotary_frequencies
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.micro_batch import Batch
 
@@ -55,7 +55,7 @@ def gpt_layers(
     rotary = None
     if model.position_embedding == "rotary":
         compiled = compiles_small_parts(mesh.device)
-        rotary = Rotary(model.head_size, model.rotary_base, mesh.device, resets_positions, compiled)
+        rotary = Rotary(rotary_frequencies(model, mesh.device), resets_positions, compiled)
     layers = [Layer(*embedding, tied_key=TIED_KEY if model.tied_embeddings else None)]
     if model.position_embedding == "absolute":
         arguments = (model.positions, model.hidden_size, model.init_std, mesh, documents)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
+from trainer.config.model import ModelSection
 from trainer.model.documents import positions_in_documents
 from trainer.parallel.mesh import Mesh
 
@@ -34,22 +37,48 @@ def _geometric(heads: int) -> list[float]:
     return [ratio ** (index + 1) for index in range(heads)]
 
 
+def rotary_frequencies(model: ModelSection, device: torch.device) -> Tensor:
+    """Radians per position of each plane of a head, fp32 [head size / 2], stretched where the card asks for it.
+
+    Raises ValueError for an odd head size.
+    """
+    plain = plain_frequencies(model.head_size, model.rotary_base, device)
+    if model.rotary_factor == 1.0 or model.rotary_original_length is None:
+        return plain
+    length = model.rotary_original_length
+    return stretched(plain, model.rotary_factor, length, model.rotary_low_factor, model.rotary_high_factor)
+
+
+def plain_frequencies(head_size: int, base: float, device: torch.device) -> Tensor:
+    """base^(-2 i / head size), fp32 [head size / 2] (Su et al. 2021)."""
+    if head_size % 2:
+        raise ValueError(f"rotary positions need an even head size, not {head_size}: change model.kv_channels")
+    exponents = torch.arange(0, head_size, 2, dtype=torch.float64, device=device) / head_size
+    return (base**-exponents).to(torch.float32)
+
+
+def stretched(frequencies: Tensor, factor: float, length: int, low: float, high: float) -> Tensor:
+    """Frequencies for texts longer than `length`, of which the model knew texts (Llama 3.1; Grattafiori et al. 2024).
+
+    A wave that fits more than `high` times into `length` stays as it is; one that fits fewer than `low` times is
+    stretched by `factor`; between them the frequency goes over linearly in the number of times.
+    """
+    times = length * frequencies / (2.0 * math.pi)
+    kept = ((times - low) / (high - low)).clamp(0.0, 1.0)
+    return kept * frequencies + (1.0 - kept) * frequencies / factor
+
+
 class Rotary:
     """Rotates queries and keys by angles that grow with the position (Su et al. 2021; halves as in GPT-NeoX).
 
-    Component i of the first half of a head and component i of the second are one plane, turned by
-    position / base^(2 i / head size). Angles and rotation are fp32 whatever the model's dtype. One object serves all
+    Component i of the first half of a head and component i of the second are one plane, turned by the position times
+    `frequencies[i]`. Angles and rotation are fp32 whatever the model's dtype. One object serves all
     blocks of a worker; `reset_positions` counts positions within documents. `rotate` turns queries and keys: `compiled`
     in one pass over both, else by torch's operations, each over all of them in fp32.
     """
 
-    def __init__(
-        self, head_size: int, base: float, device: torch.device, reset_positions: bool, compiled: bool = False
-    ):
-        if head_size % 2:
-            raise ValueError(f"rotary positions need an even head size, not {head_size}: change model.kv_channels")
-        exponents = torch.arange(0, head_size, 2, dtype=torch.float64, device=device) / head_size
-        self.frequencies = (base**-exponents).to(torch.float32)
+    def __init__(self, frequencies: Tensor, reset_positions: bool, compiled: bool = False):
+        self.frequencies = frequencies
         self.reset_positions = reset_positions
         self.rotate = rotated
         if compiled:

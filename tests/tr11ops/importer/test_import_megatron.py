@@ -58,6 +58,7 @@ def test_a_width_that_is_four_times_the_hidden_one_is_kept_beside_a_gate() -> No
 
 def test_options_that_say_nothing_without_another() -> None:
     options = "--rotary-base 500000 --rotary-percent 0.5 --num-query-groups 2 --lr-wsd-decay-samples 40"
+    options += " --rope-scaling-factor 8"
     found = import_text(minimal(options), "x")
     given = options.split()[::2]
     assert {option: reasons(found)[option] for option in given} == dict.fromkeys(given, LeftReason.NO_EFFECT)

@@ -17,7 +17,7 @@ from trainer.config.card import TrainerConfig
 from trainer.engine import Engine
 from trainer.model.attention import SelfAttention
 from trainer.model.kernels import CausalKernel
-from trainer.model.positions import Rotary, rotated
+from trainer.model.positions import Rotary, plain_frequencies, rotated, stretched
 from trainer.parallel.mesh import Mesh
 
 ALONE = Mesh.single(CPU)
@@ -95,7 +95,7 @@ def test_rotation_equals_transformers() -> None:
     query, key = torch.randn(2, 2, 3, 300, 16, generator=torch.Generator().manual_seed(0))
     cosine, sine = theirs(query, torch.arange(300)[None])
     expected = apply_rotary_pos_emb(query, key, cosine, sine)
-    rotary = Rotary(16, 10_000.0, CPU, False)
+    rotary = Rotary(plain_frequencies(16, 10_000.0, CPU), False)
     both = rotary.rotate(query.transpose(1, 2), key.transpose(1, 2), *rotary.angles(300, None))
     for ours, found, wanted in zip((query, key), both, expected, strict=True):
         turned = found.transpose(1, 2)
@@ -103,9 +103,29 @@ def test_rotation_equals_transformers() -> None:
         torch.testing.assert_close(turned.norm(dim=-1), ours.norm(dim=-1))  # a rotation
 
 
+@pytest.mark.parametrize(("factor", "low", "high"), [(8.0, 1.0, 4.0), (32.0, 1.0, 4.0), (4.0, 2.0, 3.0)])
+def test_stretched_frequencies_equal_transformers(factor: float, low: float, high: float) -> None:
+    """Llama 3.1's: of 64 waves some stay, some are stretched, some lie between."""
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    parameters = {
+        "rope_type": "llama3", "rope_theta": 500_000.0, "factor": factor, "low_freq_factor": low,
+        "high_freq_factor": high, "original_max_position_embeddings": 8192,
+    }  # fmt: skip
+    config = LlamaConfig(head_dim=128, rope_parameters=parameters, max_position_embeddings=131_072)
+    expected, scale = ROPE_INIT_FUNCTIONS["llama3"](config, CPU)
+    plain = plain_frequencies(128, 500_000.0, CPU)
+    ours = stretched(plain, factor, 8192, low, high)
+    torch.testing.assert_close(ours, expected, atol=0, rtol=2e-6)
+    assert scale == 1.0
+    is_kept, is_stretched = ours == plain, (ours * factor - plain).abs() < 1e-6 * plain
+    assert is_kept.any() and is_stretched.any() and not (is_kept | is_stretched).all()
+
+
 def test_scores_depend_on_distances_alone() -> None:
     """Also across documents: with positions reset, the second document is rotated like the first."""
-    rotary = Rotary(8, 100.0, CPU, True)
+    rotary = Rotary(plain_frequencies(8, 100.0, CPU), True)
     tensor = torch.randn(1, 6, 2, 8).repeat(1, 2, 1, 1)
     documents = torch.tensor([[0] * 6 + [1] * 6], dtype=torch.int32)
     reset, _ = rotary.rotate(tensor, tensor, *rotary.angles(12, documents))
@@ -120,7 +140,7 @@ def test_scores_depend_on_distances_alone() -> None:
 def test_compiled_the_rotation_is_one_pass_each_way() -> None:
     """Over queries and keys together, where they lie side by side; with the same numbers."""
     torch._dynamo.reset()
-    rotary = Rotary(16, 10_000.0, CPU, False, compiled=True)
+    rotary = Rotary(plain_frequencies(16, 10_000.0, CPU), False, compiled=True)
     fused = torch.randn(2, 24, 3, 3, 16, generator=torch.Generator().manual_seed(0)).bfloat16()
     grain = torch.randn(2, 24, 3, 32, generator=torch.Generator().manual_seed(1)).bfloat16()
     found = []
@@ -144,7 +164,7 @@ def test_compiled_the_rotation_is_one_pass_each_way() -> None:
 
 def test_odd_heads_cannot_be_rotated() -> None:
     with pytest.raises(ValueError, match="rotary positions need an even head size, not 5"):
-        Rotary(5, 100.0, CPU, False)
+        plain_frequencies(5, 100.0, CPU)
 
 
 def plain_attention(hidden: Tensor, layer: SelfAttention, heads: int, size: int) -> Tensor:

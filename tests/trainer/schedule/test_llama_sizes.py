@@ -132,6 +132,15 @@ def test_operations_are_those_of_the_matrices() -> None:
         (1, {"linear_biases": True}, "model.linear_biases", 'not possible with model.activation = "swiglu"'),
         (1, {"kv_channels": 5}, "model.kv_channels", "must be even with rotary positions"),
         (1, {"max_position_embeddings": 64}, "model.max_position_embeddings", "has no meaning with rotary positions"),
+        (1, {"rotary_factor": 8.0}, "model.rotary_factor", "needs model.rotary_original_length"),
+        (1, {"rotary_original_length": 8192}, "model.rotary_original_length", "no meaning without model.rotary_factor"),
+        (1, {"rotary_high_factor": 1.0}, "model.rotary_high_factor", "must be above model.rotary_low_factor (1)"),
+        (
+            1,
+            {"rotary_factor": 8.0, "position_embedding": "alibi"},
+            "model.rotary_factor",
+            'no meaning with model.position_embedding = "alibi"',
+        ),
     ],
     ids=str,
 )

@@ -31,6 +31,12 @@ _FIXED: dict[str, Any] = {
     "model.embedding_layernorm": False,
 }
 _USUAL_LENGTH = 2048
+_STRETCHED = "llama3"  # their word for positions stretched as Llama 3.1's
+_STRETCH = {
+    "model.rotary_original_length": "original_max_position_embeddings",
+    "model.rotary_low_factor": "low_freq_factor",
+    "model.rotary_high_factor": "high_freq_factor",
+}
 
 
 def is_llama(facts: Mapping[str, Any]) -> bool:
@@ -65,6 +71,7 @@ def llama_config(facts: Mapping[str, Any], dtype: str) -> dict[str, Any]:
     for key, value in _FIXED.items():
         only(facts, key, value, kind.capitalize())
     base = needed_fact(facts, "model.rotary_base")
+    stretch = _stretch_said(facts)
     return {
         "architectures": [MODEL_TYPES[kind]],
         "model_type": kind,
@@ -79,7 +86,9 @@ def llama_config(facts: Mapping[str, Any], dtype: str) -> dict[str, Any]:
         "max_position_embeddings": _USUAL_LENGTH,
         "rms_norm_eps": needed_fact(facts, "model.layernorm_epsilon"),
         "rope_theta": base,
-        "rope_parameters": {"rope_type": "default", "rope_theta": base},  # the same, since transformers 5
+        "rope_scaling": stretch,
+        # The same, since transformers 5.
+        "rope_parameters": {"rope_theta": base, **(stretch or {"rope_type": "default"})},
         "attention_bias": False,
         "attention_dropout": 0.0,
         **({"mlp_bias": False, "pretraining_tp": 1} if kind == "llama" else {"use_sliding_window": False}),
@@ -119,7 +128,7 @@ def facts_of_config(config: Mapping[str, Any], path: str) -> dict[str, Any]:
         "model.kv_channels": size,
         "model.ffn_hidden_size": _count(config, "intermediate_size", path),
         "model.layernorm_epsilon": _number(config, "rms_norm_eps", 1e-6, path),
-        "model.rotary_base": _rotary_base(config, path),
+        **_rotary_facts(config, path),
         "model.tied_embeddings": bool(config.get("tie_word_embeddings", False)),
         ROWS_KEY: _count(config, "vocab_size", path),
     }  # fmt: skip
@@ -132,6 +141,12 @@ def _count(config: Mapping[str, Any], key: str, path: str) -> int:
     return value
 
 
+def _needed_number(config: Mapping[str, Any], key: str, path: str) -> float:
+    if config.get(key) is None:
+        raise CheckpointError(f"{path}: {key} = None: must be a number above 0")
+    return _number(config, key, 1.0, path)
+
+
 def _number(config: Mapping[str, Any], key: str, default: float, path: str) -> float:
     value = config.get(key, default)
     if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
@@ -139,18 +154,34 @@ def _number(config: Mapping[str, Any], key: str, default: float, path: str) -> f
     return float(value)
 
 
-def _rotary_base(config: Mapping[str, Any], path: str) -> float:
-    """Of plain rotary positions, where old files and new ones say it."""
+def _stretch_said(facts: Mapping[str, Any]) -> dict[str, Any] | None:
+    """How config.json says what stretches the rotary positions; None where nothing does."""
+    if facts["model.rotary_factor"] == 1.0:
+        return None
+    said = {theirs: needed_fact(facts, ours) for ours, theirs in _STRETCH.items()}
+    return {"rope_type": _STRETCHED, "factor": facts["model.rotary_factor"], **said}
+
+
+def _rotary_facts(config: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """Of plain rotary positions or of Llama 3.1's stretched ones, where old files and new ones say it."""
+    facts: dict[str, Any] = {"model.rotary_factor": 1.0}
+    base = _number(config, "rope_theta", 10_000.0, path)
     for key in ("rope_parameters", "rope_scaling"):
         said = config.get(key)
         if said is None:
             continue
+        place = f"{path}: {key}"
         kind = said.get("rope_type", said.get("type", "default")) if isinstance(said, Mapping) else said
-        if kind != "default":
+        if kind not in {"default", _STRETCHED} or not isinstance(said, Mapping):
             raise CheckpointError(
-                f"{path}: {key} = {kind!r}: only plain rotary positions ('default') can be imported; this trainer "
-                "does not stretch them for longer texts"
+                f"{place} = {kind!r}: only plain rotary positions ('default') and those stretched as Llama 3.1's "
+                f"({_STRETCHED!r}) can be imported"
             )
-        if "rope_theta" in said:
-            return _number(said, "rope_theta", 10_000.0, f"{path}: {key}")
-    return _number(config, "rope_theta", 10_000.0, path)
+        base = _number(said, "rope_theta", base, place)
+        if kind == _STRETCHED:
+            facts["model.rotary_factor"] = _needed_number(said, "factor", place)
+            for ours, theirs in _STRETCH.items():
+                facts[ours] = _needed_number(said, theirs, place)
+            facts["model.rotary_original_length"] = _count(said, _STRETCH["model.rotary_original_length"], place)
+        break
+    return facts | {"model.rotary_base": base}

@@ -34,6 +34,12 @@ from trainer.checkpoint.rewrite import write_checkpoint
 from trainer.config.card import TrainerConfig
 from trainer.contract.checkpoints import CheckpointError
 
+# As in Llama 3.1's own config.json.
+LLAMA_31 = {
+    "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+    "rope_type": "llama3",
+}  # fmt: skip
+
 
 def card(kind: str, pipeline: int = 1, tensor: int = 1, rows: int | None = None, **model: Any) -> TrainerConfig:
     """Micro batches of one sample, so that a loss is one's. `rows`: of the vocabulary, padding included."""
@@ -79,7 +85,7 @@ def test_exported_logits_and_losses_equal_ours(tmp_path: Path, kind: str, pipeli
     write_export(plan, tmp_path / "hf")
     assert plan.remarks == () and len(plan.shards) > 3 and is_export(tmp_path / "hf")
     model = transformers_model(tmp_path / "hf")
-    assert type(model).__name__ == {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}[kind]
+    assert type(model).__name__ == ("Qwen3ForCausalLM" if kind == "qwen3" else "LlamaForCausalLM")
     assert (model.config.max_position_embeddings, model.config.initializer_range) == (16, 0.2)
     with torch.no_grad():
         theirs = model(tokens[:, :-1]).logits
@@ -136,10 +142,10 @@ def test_a_padded_vocabulary_is_the_same_model(tmp_path: Path, kind: str) -> Non
     larger = made_by_transformers(kind, vocab_size=96)
     with torch.no_grad():
         larger.model.embed_tokens.weight[70:] = 0
-        if kind == "llama":
+        if kind != "qwen3":
             larger.lm_head.weight[80:] = 0
     larger.save_pretrained(tmp_path / "larger")
-    used = 80 if kind == "llama" else 70
+    used = 70 if kind == "qwen3" else 80
     with pytest.raises(CheckpointError, match=rf"row {used - 1} of the vocabulary is not empty"):
         open_for(tmp_path / "larger", card(kind, rows=64))
 
@@ -151,7 +157,12 @@ def test_a_padded_vocabulary_is_the_same_model(tmp_path: Path, kind: str) -> Non
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu': only 'silu'"),
         ({"attention_bias": True}, "attention_bias = True: only False"),
         ({"mlp_bias": True}, "mlp_bias = True: only False"),
-        ({"rope_parameters": {"rope_type": "llama3", "factor": 32.0}}, "rope_parameters = 'llama3': only plain"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 32.0}}, "rope_parameters = 'yarn': only plain"),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 32.0}}, "original_max_position_embeddings = None: must"),
+        (
+            {"rope_parameters": None, "rope_theta": 500_000.0, "rope_scaling": LLAMA_31},
+            r"set model\.rotary_factor = 8\.0",
+        ),
         ({"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling = 'linear'"),
         ({"rope_parameters": None, "rope_theta": 1e4}, r"set model\.rotary_base = 10000\.0"),
         ({"num_hidden_layers": 3}, r"has no tensor model\.layers\.2\."),
