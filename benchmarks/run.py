@@ -20,7 +20,9 @@ WITH_PEERS = {"data_path"}  # run where megatron-core is installed
 
 
 def main() -> int:
-    known = sorted(path.stem for path in HERE.glob("*.py") if path.stem not in NOT_MEASUREMENTS)
+    files = {path.stem: path for path in HERE.glob("*.py") if path.stem not in NOT_MEASUREMENTS}
+    files |= {path.parent.name: path.parent for path in HERE.glob("*/__main__.py")}
+    known = sorted(files)
     wanted = sys.argv[1:] or known
     unknown = [name for name in wanted if name not in known]
     if unknown:
@@ -36,7 +38,7 @@ def main() -> int:
     for name in wanted:
         print(f"\n== {name}", flush=True)
         python = (peers_python() if name in WITH_PEERS else None) or sys.executable
-        if subprocess.run([python, str(HERE / f"{name}.py")], check=False).returncode:
+        if subprocess.run([python, str(files[name])], check=False).returncode:
             failed.append(name)
     if failed:
         print(f"\nnot measured: {', '.join(failed)}", file=sys.stderr)

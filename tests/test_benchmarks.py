@@ -32,7 +32,7 @@ def is_there(module: str, name: str) -> bool:
     return spec.origin is not None and name in set(bound(ast.parse(Path(spec.origin).read_text()).body))
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in FOLDER.glob("*.py")))
+@pytest.mark.parametrize("name", sorted(str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*.py")))
 def test_what_a_benchmark_imports_exists(name: str) -> None:
     wanted = [
         (node.module, alias.name)
