@@ -37,7 +37,7 @@ from tr11ops.observe.snapshot import Attempt
 from tr11ops.rundir import cron_records as periodic
 from tr11ops.rundir.copy_policy import CopyPolicy
 from tr11ops.rundir.disk_usage import read_usage
-from tr11ops.rundir.hold_store import holds_path, read_by_attempts, read_commanded, read_marked
+from tr11ops.rundir.hold_store import holds_changed, read_by_attempts, read_commanded, read_marked
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.checkpoint_names import checkpoint_name, checkpoint_steps
 from trainer.contract.heartbeat import Heartbeat
@@ -137,7 +137,7 @@ def see_operation(
     state = directory.paths.state
     commanded = observed(lambda: read_commanded(directory.paths))
     kept = [attempt.job_id for attempt in known(attempts, ())]
-    changed = observed(holds_path(directory.paths).stat)
+    changed = observed(lambda: holds_changed(directory.paths))
     return OperationObservations(
         ended_jobs=read_ended_jobs(directory.site, name),
         holds=commanded
@@ -147,7 +147,7 @@ def see_operation(
             *read_by_attempts(directory.paths, kept if attempts_of_holds is None else attempts_of_holds),
             *read_marked(directory.paths, queued),
         ),
-        holds_changed=None if isinstance(changed, Unknown) else changed.st_mtime,
+        holds_changed=known(changed, None),
         backup=read_copy(state / "backup" / "status.json"),
         sync=read_copy(state / "sync" / "status.json"),
         periodic_jobs=periodic.read_jobs(directory),

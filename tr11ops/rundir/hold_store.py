@@ -1,17 +1,21 @@
 """What tr11 holds in the queue, on record: by commands, in state/requests/holds.json; by attempts, in their verdicts.
 
+state/requests/holds.json    state/requests/holds.d/NNNNNNNN.json    (see `tr11ops.rundir.versioned`)
+
 An attempt's verdict stays as it was written; what was released since has a record of its own in holds.json.
 """
 
 from __future__ import annotations
 
+import json
+import secrets
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tr11ops.base.newer import replace_json
+from tr11ops.base.newer import NewerFileError, newer_schema
 from tr11ops.base.observed import known, observed
 from tr11ops.base.redact import one_line
 from tr11ops.base.units import number_in
@@ -23,11 +27,13 @@ from tr11ops.rundir.hold_marks import marked_holds
 from tr11ops.rundir.hold_records import HoldRecord, ReleaseRecord
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.rundir.reserve import with_reserve
+from tr11ops.rundir.versioned import VersionedFile
 from trainer.contract.end_marker import BAD_REASONS
 from trainer.contract.paths import RunPaths
 from trainer.contract.state_file import read_json
 
 HOLDS_SCHEMA = 1
+VERSIONS_KEPT = 20
 MOST_RELEASES_KEPT = 100  # an older one matters only to a verdict that is older still
 SWITCHES = frozenset({"kill-switch", "pause"})  # ends of attempts that hold what is queued until `tr11 resume`
 ENDS_IN_ORDER = frozenset({"exit-duration", "exit-interval", "signal"})  # after these only a switch holds anything
@@ -38,9 +44,14 @@ def holds_path(paths: RunPaths) -> Path:
     return paths.requests / "holds.json"
 
 
+def holds_changed(paths: RunPaths) -> float:
+    """When a hold or a release was last put on record, seconds since the epoch. Raises OSError where none ever was."""
+    return max(place.stat().st_mtime for place in _places(paths))
+
+
 def read_commanded(paths: RunPaths) -> tuple[HoldRecord, ...]:
     """What commands and the run's controllers have put in holds.json. Raises OSError, ValueError."""
-    value = read_json(holds_path(paths)) or {}
+    value = _newest(paths)
     return tuple(
         HoldRecord(
             _name(entry["job"]), _text(entry.get("who")), number_in(entry.get("time")), _text(entry.get("why")),
@@ -52,12 +63,12 @@ def read_commanded(paths: RunPaths) -> tuple[HoldRecord, ...]:
 
 def read_by_attempts(paths: RunPaths, attempts: Iterable[str]) -> tuple[HoldRecord, ...]:
     """What these attempts held at their ends, less what tr11 has released since. A damaged verdict holds nothing."""
-    return tuple(_by_attempts(paths, attempts, releases_in(_read_value(paths))))
+    return tuple(_by_attempts(paths, attempts, _releases(paths)))
 
 
 def read_marked(paths: RunPaths, queued: Iterable[Job]) -> tuple[HoldRecord, ...]:
     """What queued jobs of the run say in their own comments that tr11 holds: the run directory was away then."""
-    return tuple(marked_holds(queued, releases_in(_read_value(paths))))
+    return tuple(marked_holds(queued, _releases(paths)))
 
 
 def read_holds(directory: RunDirectory, queued: Iterable[Job] = ()) -> tuple[HoldRecord, ...]:
@@ -115,6 +126,53 @@ def _still_held(verdict: AttemptVerdict, releases: Iterable[ReleaseRecord]) -> t
     return without(map(str, verdict.held), gone)
 
 
+def _versions(paths: RunPaths) -> VersionedFile:
+    return VersionedFile(holds_path(paths), VERSIONS_KEPT, is_signed=True)
+
+
+def _places(paths: RunPaths) -> list[Path]:
+    """The newest version and its copy."""
+    versions = _versions(paths)
+    return [*(versions.file(number) for number in versions.numbers()[-1:]), versions.copy]
+
+
+def _newest(paths: RunPaths) -> dict[str, Any]:
+    """What the newest version holds, where that is damaged its copy. Raises OSError; ValueError where both are."""
+    found: list[dict[str, Any]] = []
+    damage: ValueError | None = None
+    for place in _places(paths):
+        try:
+            value = read_json(place)
+        except ValueError as error:
+            damage = error
+            continue
+        if value is not None:
+            found.append(value)
+    if damage is not None and not found:
+        raise damage
+    return max(found, key=_number, default={})
+
+
+def _releases(paths: RunPaths) -> tuple[ReleaseRecord, ...]:
+    return releases_in(known(observed(lambda: _newest(paths)), {}))
+
+
+def _number(value: dict[str, Any]) -> int:
+    number = value.get("version")
+    return number if isinstance(number, int) else 0
+
+
+def _refuse_newer(paths: RunPaths) -> None:
+    """Raises NewerFileError where a newer tr11 has written the newest version, or its copy."""
+    for place in _places(paths):
+        try:
+            why = newer_schema(place, read_json(place), HOLDS_SCHEMA)
+        except ValueError:
+            continue
+        if why:
+            raise NewerFileError(place, why.removeprefix(f"{place} "))
+
+
 # ----------------------------------------------------------------------------- what is written
 def record_holds(directory: RunDirectory, numbers: Iterable[str], who: str, why: str, switch: str = "") -> None:
     """Put holds on record; `switch`: the kill switch or pause that a controller held them for. Raises OSError.
@@ -123,22 +181,30 @@ def record_holds(directory: RunDirectory, numbers: Iterable[str], who: str, why:
     may hold at once, and what only the first has named would be no one's.
     """
     wanted = tuple(numbers)
-    value = _read_value(directory.paths)
     more = {"switch": switch} if switch else {}
     fresh = [{"job": number, "who": who, "time": time.time(), "why": why, **more} for number in wanted]
-    before = [
-        {**entry, "job": name} for entry in _entries(value) for name in not_repeated((str(entry["job"]),), wanted)
-    ]
-    _write(directory, [*before, *fresh], releases_in(value))
+
+    def change(value: dict[str, Any]) -> dict[str, Any]:
+        kept = [
+            {**entry, "job": name} for entry in _entries(value) for name in not_repeated((str(entry["job"]),), wanted)
+        ]
+        return _value([*kept, *fresh], releases_in(value))
+
+    _commit(directory, change)
 
 
 def forget_holds(directory: RunDirectory, numbers: Iterable[str]) -> None:
     """Take what was released off the record, and put on it when that was. Raises OSError."""
     gone = tuple(numbers)
-    if gone:
-        value = _read_value(directory.paths)
+    if not gone:
+        return
+    fresh = [ReleaseRecord(name, time.time()) for name in gone]
+
+    def change(value: dict[str, Any]) -> dict[str, Any]:
         kept = [one for one in releases_in(value) if one.job not in gone]
-        _write(directory, _less(_entries(value), gone), (*kept, *(ReleaseRecord(name, time.time()) for name in gone)))
+        return _value(_less(_entries(value), gone), (*kept, *fresh))
+
+    _commit(directory, change)
 
 
 def _less(entries: list[dict[str, Any]], gone: tuple[str, ...]) -> list[dict[str, Any]]:
@@ -146,14 +212,41 @@ def _less(entries: list[dict[str, Any]], gone: tuple[str, ...]) -> list[dict[str
     return [{**entry, "job": name} for entry in entries for name in without((str(entry["job"]),), gone)]
 
 
-def _write(directory: RunDirectory, entries: list[dict[str, Any]], releases: Iterable[ReleaseRecord]) -> None:
+def _value(entries: list[dict[str, Any]], releases: Iterable[ReleaseRecord]) -> dict[str, Any]:
     released = [asdict(one) for one in releases][-MOST_RELEASES_KEPT:]
-    value = {"schema": HOLDS_SCHEMA, "holds": entries, **({"released": released} if released else {})}
-    with_reserve(directory, lambda: replace_json(holds_path(directory.paths), value, HOLDS_SCHEMA))
+    return {"holds": entries, **({"released": released} if released else {})}
 
 
-def _read_value(paths: RunPaths) -> dict[str, Any]:
-    return known(observed(lambda: read_json(holds_path(paths))), None) or {}
+def _commit(directory: RunDirectory, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Put in place what `change` makes of the newest version; again, where another machine was faster.
+
+    Raises OSError; NewerFileError where a newer tr11 has written it.
+    """
+    paths = directory.paths
+    versions = _versions(paths)
+
+    def following() -> tuple[int, str, bool]:
+        taken = versions.numbers()  # before it is read: a version that comes in between must not be passed over
+        _refuse_newer(paths)
+        try:
+            value = _newest(paths)
+        except ValueError:
+            value = {}  # what is damaged is replaced; what cannot be read now may hold others' holds
+        number = max([_number(value), *taken]) + 1
+        return number, _text_of(number, change(value)), True
+
+    with_reserve(directory, lambda: versions.commit(following, lambda: _published(paths)))
+
+
+def _published(paths: RunPaths) -> tuple[int, str]:
+    value = _newest(paths)
+    return _number(value), _text_of(_number(value), value)
+
+
+def _text_of(number: int, value: dict[str, Any]) -> str:
+    """One version's text; `by` tells it from one of the same content that another machine writes."""
+    whole = {"by": secrets.token_hex(4), **value, "schema": HOLDS_SCHEMA, "version": number}
+    return json.dumps(whole, indent=1, sort_keys=True) + "\n"
 
 
 def _entries(value: dict[str, Any]) -> list[dict[str, Any]]:

@@ -29,10 +29,15 @@ _LEFTOVER_SECONDS = 3600.0
 
 
 class VersionedFile(Record):
-    """The versions beside `copy`, of which the last `kept` are kept. Every method raises OSError as the file system."""
+    """The versions beside `copy`, of which the last `kept` are kept. Every method raises OSError as the file system.
+
+    `is_signed`: no two writers' texts are the same. Then a file system without hard links will do, where a reader may
+    see a version unfinished.
+    """
 
     copy: Path
     kept: int
+    is_signed: bool = False
 
     @property
     def folder(self) -> Path:
@@ -53,7 +58,7 @@ class VersionedFile(Record):
 
     def put(self, number: int, text: str) -> bool:
         """Put a version in place; False when its number is taken."""
-        if not self._files.make(number, text.encode(), is_signed=False):
+        if not self._files.make(number, text.encode(), is_signed=self.is_signed):
             return False
         if self.numbers()[-1] >= number + self.kept:
             self.file(number).unlink(missing_ok=True)  # we slept so long that the number was used and tidied away

@@ -89,7 +89,7 @@ def test_no_writer_replaces_it(
 
 def test_every_record_that_is_written_again_is_in_the_table() -> None:
     """A kind of state file is either among those above, or is listed here with what keeps it."""
-    numbered = {"state/exclusions.json", "state/exclusions.d/*.json", "state/lease/*.json", "state/acting/*.json",
+    numbered = {"state/exclusions.json", "state/exclusions.d/*.json", "state/requests/holds.d/*.json", "state/lease/*.json", "state/acting/*.json",
                 "state/alerts/book.json", "state/alerts/book.d/*.json", "state/cron/claims/*/*.json"}  # fmt: skip
     written_once = {"state/submissions/*/submission.json", "state/submissions/*/card.json", "state/run.json",
                     "state/submissions/*/versions.json", "state/requests/answer-*.json",
