@@ -200,6 +200,20 @@ def test_the_health_job_runs_on_the_named_node_and_tells(place: Place) -> None:
     until(lambda: all(job.state.is_final for job in place.slurm.jobs() if job.name == "tr11-health"))
 
 
+def test_a_silent_node_is_refused_before_anything_is_previewed(place: Place) -> None:
+    silent = place.nodes[4]
+    assert place.type_in("exclude", silent, "--yes", *CAP)[0] == 0
+    inject(place.twin, "node-dead", node=silent)
+    try:
+        until(lambda: not next(node for node in place.slurm.nodes() if node.name == silent).is_usable)
+        code, _, said = place.type_in("include", silent, "--yes")
+        assert code == 1 and f"include {silent}" not in said and "the scheduler gives it to no one" in said, said
+        assert [entry.node for entry in read_version(place.directory.exclusions).exclusions] == [silent]
+    finally:
+        heal(place.twin)
+        until(lambda: next(node for node in place.slurm.nodes() if node.name == silent).is_usable)
+
+
 def test_busy_nodes_are_checked_and_drained_ones_are_unknown(place: Place) -> None:
     job = place.block(2)
     idle = next(name for name in place.nodes if name not in job.nodes)

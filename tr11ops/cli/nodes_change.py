@@ -18,7 +18,7 @@ from tr11ops.cli.common import (
     timeout_option,
 )
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
-from tr11ops.cli.nodes_check import check_them
+from tr11ops.cli.nodes_check import check_them, never_checked
 from tr11ops.cli.nodes_view import (
     SCHEMA,
     NodesContext,
@@ -205,6 +205,8 @@ def include(
             say(f"{node.name} is {'+'.join(sorted(node.states))}{reason} by the site's hand, and stays so")
     if not names:
         _finish("included", (), (), (), context.as_json)
+    if not force:
+        _refuse_unfit(nodes_context, never_checked(nodes_context, names))
     changes = nodes_context.queue_preview(remove=names)
     for line in (*(f"include {name}{_already(nodes_context, name)}" for name in names), *_queue_lines(changes)):
         say(line)

@@ -32,10 +32,7 @@ def check_them(nodes_context: NodesContext, names: Sequence[str], timeout: float
     """Check nodes at once, say how it goes, and keep the results in the journal. Nothing is left running."""
     folder = shared_folder(nodes_context)
     on_slurm = nodes_context.scheduler.name == "slurm"
-    if on_slurm:
-        planned = checking.ways(names, nodes_context.nodes, nodes_context.jobs, nodes_context.user)
-    else:  # the nodes are this machine, whatever runs on them
-        planned = tuple(checking.Way(name) for name in names)
+    planned = _planned(nodes_context, names)
     try:
         with _progress(len(names)) as advance:
             results = checking.check_nodes(
@@ -59,6 +56,18 @@ def check_them(nodes_context: NodesContext, names: Sequence[str], timeout: float
                 checks=worse,
             )
     return results
+
+
+def never_checked(nodes_context: NodesContext, names: Sequence[str]) -> tuple[NodeCheck, ...]:
+    """The nodes that cannot be checked now, by what the scheduler says of them; nothing is started."""
+    planned = _planned(nodes_context, names)
+    return tuple(checking.NodeCheck(way.node, CheckOutcome.UNKNOWN, way.never) for way in planned if way.never)
+
+
+def _planned(nodes_context: NodesContext, names: Sequence[str]) -> tuple[Way, ...]:
+    # without Slurm the nodes are this machine, whatever runs on them
+    jobs = nodes_context.jobs if nodes_context.scheduler.name == "slurm" else ()
+    return checking.ways(names, nodes_context.nodes, jobs, nodes_context.user)
 
 
 def result_values(entry: NodeCheck) -> dict[str, Any]:
@@ -89,9 +98,7 @@ def planned_folder(nodes_context: NodesContext) -> Path:
 def free_nodes(nodes_context: NodesContext, typed: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
     """The nodes that a job can be given to, and the others with the reason."""
     names = nodes_context.resolve(typed) or tuple(node.name for node in nodes_context.partition_nodes)
-    if nodes_context.scheduler.name != "slurm":  # the nodes are this machine, whatever runs on them
-        return list(names), []
-    planned = checking.ways(names, nodes_context.nodes, nodes_context.jobs, nodes_context.user)
+    planned = _planned(nodes_context, names)
     left = [(way.node, way.never or f"busy with our job {way.inside}") for way in planned if way.never or way.inside]
     return [way.node for way in planned if not way.never and not way.inside], left
 

@@ -205,8 +205,9 @@ def test_a_node_that_cannot_be_checked_is_looked_at_before_anyone_is_asked(
 
 
 @pytest.mark.parametrize("words", ["down", "idle not_responding"])
+@pytest.mark.parametrize("more", ["--yes", "--dry-run"])
 def test_a_node_that_is_lost_now_is_not_offered_past_its_check(
-    nodes, bench: LocalBench, monkeypatch: pytest.MonkeyPatch, words: str
+    nodes, bench: LocalBench, monkeypatch: pytest.MonkeyPatch, words: str, more: str
 ) -> None:
     seen = LocalScheduler.nodes
 
@@ -216,9 +217,10 @@ def test_a_node_that_is_lost_now_is_not_offered_past_its_check(
 
     monkeypatch.setattr(LocalScheduler, "nodes", one_is_lost)
     exclude(run_directory(bench), ONE, why="lost to the scheduler", owner="ana", days=3)
-    refused = nodes("include", ONE, "--yes", "--set", own_script(bench.folder, "exit 2"))
+    refused = nodes("include", ONE, more, "--set", own_script(bench.folder, "exit 2"))
     said = " ".join(refused.err.split())
     assert (refused.code, listed(bench)) == (1, [ONE]), said
+    assert f"include {ONE}" not in said, "a preview of what is refused"
     assert "--force" not in said and "what is lost to the scheduler stays excluded" in said
 
 
