@@ -1,8 +1,10 @@
-"""A real mail server on the loopback, one for each test that asks for it."""
+"""For each test that asks for it: a real mail server on the loopback, and a folder that other users may enter."""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -22,3 +24,11 @@ def server(mailbox: Mailbox) -> Iterator[Server]:
         yield running
     finally:
         running.stop(no_assert=True)
+
+
+@pytest.fixture
+def outside() -> Iterator[Path]:
+    """A folder that another user may enter, outside pytest's own: each session that begins closes that one to others."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)

@@ -272,22 +272,13 @@ def test_one_prune_at_a_time(shelf: Shelf) -> None:
 
 # ----------------------------------------------------------------------------- what will not go
 @pytest.fixture
-def as_nobody(tmp_path: Path) -> Iterator[None]:
-    """Another user's eyes, where root would not be stopped by anything. The folders above are open to them."""
-    if os.geteuid() != 0:
-        yield
-        return
-    opened = []
-    for folder in (*tmp_path.parents, tmp_path):
-        if not folder.stat().st_mode & 0o001:
-            opened.append((folder, folder.stat().st_mode & 0o7777))
-            folder.chmod(0o755)
+def open_shelf(outside: Path) -> Iterator[Shelf]:
+    """A shelf that another user may reach, whose eyes a test takes: root would not be stopped by anything."""
     try:
-        yield
+        yield Shelf(outside)
     finally:
-        os.seteuid(0)
-        for folder, mode in opened:
-            folder.chmod(mode)
+        if os.getuid() == 0:
+            os.seteuid(0)
 
 
 def become_nobody() -> None:
@@ -295,8 +286,8 @@ def become_nobody() -> None:
         os.seteuid(65534)
 
 
-@pytest.mark.usefixtures("as_nobody")
-def test_a_file_that_may_not_go_is_one_line_and_others_go_on(shelf: Shelf) -> None:
+def test_a_file_that_may_not_go_is_one_line_and_others_go_on(open_shelf: Shelf) -> None:
+    shelf = open_shelf
     shelf.save(100, 200, 300, 400)
     for path in (shelf.directory.root, *shelf.directory.root.rglob("*")):
         path.chmod(0o777 if path.is_dir() else 0o666)
@@ -316,8 +307,8 @@ def test_a_file_that_may_not_go_is_one_line_and_others_go_on(shelf: Shelf) -> No
     assert shelf.pruner().run().finished == (again.outcomes[0].name,) and not list_quarantined(shelf.folder)
 
 
-@pytest.mark.usefixtures("as_nobody")
-def test_a_folder_that_is_read_only_loses_nothing(shelf: Shelf) -> None:
+def test_a_folder_that_is_read_only_loses_nothing(open_shelf: Shelf) -> None:
+    shelf = open_shelf
     shelf.save(100, 200, 300, 400)
     for path in (shelf.directory.root, *shelf.directory.root.rglob("*")):
         path.chmod(0o777 if path.is_dir() else 0o666)
@@ -330,8 +321,8 @@ def test_a_folder_that_is_read_only_loses_nothing(shelf: Shelf) -> None:
     assert shelf.steps() == [100, 200, 300, 400]
 
 
-@pytest.mark.usefixtures("as_nobody")
-def test_what_may_not_be_looked_into_is_not_taken_for_damaged(shelf: Shelf) -> None:
+def test_what_may_not_be_looked_into_is_not_taken_for_damaged(open_shelf: Shelf) -> None:
+    shelf = open_shelf
     shelf.save(100, 200, 300, 400)
     for path in (shelf.directory.root, *shelf.directory.root.rglob("*")):
         path.chmod(0o777 if path.is_dir() else 0o666)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,18 +25,10 @@ STRANGER = 65534
 LOOKS_AT_JOBS = {"status", "handover", "pulse", "launch", "kill", "pause", "resume", "checkpoint-now"}
 
 
-@pytest.fixture
-def place() -> Iterator[Path]:
-    """A folder that another user may enter, outside pytest's own: each session that begins closes that one to others."""
-    with tempfile.TemporaryDirectory() as name:
-        Path(name).chmod(0o755)
-        yield Path(name)
-
-
 @pytest.fixture(params=["the folder itself", "the folder above it"])
-def directory(request: pytest.FixtureRequest, place: Path) -> Iterator[RunDirectory]:
+def directory(request: pytest.FixtureRequest, outside: Path) -> Iterator[RunDirectory]:
     """A run directory behind a closed door, seen by a user who is not root."""
-    above = place / "scratch"
+    above = outside / "scratch"
     root = above / "run"
     (root / "state" / "submissions").mkdir(parents=True)
     closed = root if request.param == "the folder itself" else above
