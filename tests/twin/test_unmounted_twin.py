@@ -162,6 +162,18 @@ def test_a_directory_that_is_not_there_at_all(stage: SmallRun, capfd: pytest.Cap
         assert execute(["kill", "--yes"]) == 0 and "no kill switch is set" in capfd.readouterr().err
         assert seen(capfd)["verdict"] == "unknown" and not root.exists()
         assert existing_fallback(stage.directory) is not None
+        for words in ("run --once", "run pulse", "run --once --way crontab"):
+            assert execute(["cron", *words.split(), "--json"]) in {0, 1}, words
+            rounds = {done["job"]: done for done in json.loads(capfd.readouterr().out)["rounds"]}
+            if words != "run --once --way crontab":  # then it is not due
+                assert rounds["pulse"]["result"] == "ran" and rounds["pulse"]["exit_code"] == 3, rounds
+                assert "recorded in" in rounds["pulse"]["why"], rounds
+            assert all(done["result"] == "not recorded" for name, done in rounds.items() if name != "pulse"), rounds
+            assert not root.exists()
+        local = existing_fallback(stage.directory)
+        assert local is not None
+        mails = {entry.message.id: entry.message for entry in waiting_entries(local)}.values()
+        assert [mail for mail in mails if "CRITICAL" in mail.subject and f"findmnt --target {root}" in mail.body]
     finally:
         away.rename(root)
     assert execute(["status"]) == 1 and stage.queued().state is JobState.PENDING

@@ -29,6 +29,7 @@ from tr11ops.cli.cron_rounds import (
     WatchedCell,
     cron_context_of,
     exit_code,
+    is_never_launched,
     run_cell_rounds,
     run_rounds,
     watched_cells,
@@ -119,6 +120,9 @@ def run_jobs(
     The launched cells of a study of this card are watched too (`pulse --no-act`): `tr11 sweep resume` takes them up.
     A cell that shall have a run's other jobs too gets a `tr11 cron run --run CELL/tr11.toml` of its own.
 
+    A run directory that is not mounted, or not there, is what a watchdog is for: `pulse` goes on, tells people, and is
+    recorded on this machine; nothing is made in the directory's place, and the other jobs wait for it.
+
     Several of these, on any hosts and beside the other ways, start each round once.
 
     Exit code of --once and NAME: 1 when a job failed. What a job found is its own.
@@ -143,7 +147,7 @@ def run_jobs(
     def cells() -> Iterator[WatchedCell]:
         return watched_cells(card, context.card_path, way, must_end)
 
-    if not directory_of(card).exists and any(True for _ in cells()):
+    if is_never_launched(directory_of(card)) and any(True for _ in cells()):
         cron_context = None  # the run itself was never launched, a study of its card was
     else:
         cron_context = cron_context_of(card, context.card_path, context.overrides, way, must_end)

@@ -31,6 +31,7 @@ from tr11ops.cron.chain import remove as end_chain
 from tr11ops.cron.drop_ins import every_job
 from tr11ops.cron.jobs import chain_schedule, of_chain
 from tr11ops.cron.placement import NoPartition, Placement, choose_placement
+from tr11ops.cron.runner import WAYS
 from tr11ops.cron.schedule import Every
 from tr11ops.cron.scripts import Invocation
 from tr11ops.cron.table_file import TableError
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
     from tr11ops.rundir.paths import RunDirectory
 
 SCHEMA = 1
-WAYS = ("slurm", "crontab", "scrontab")
 
 WayOption = Annotated[
     str | None,

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tr11ops.base.stop_signals import StopEvent, obeying
-from tr11ops.cli.common import directory_of, nothing_there, read_card
+from tr11ops.cli.common import directory_of, nothing_there, open_reader, read_card
 from tr11ops.cron.drop_ins import script_command
 from tr11ops.cron.jobs import table, wanted
-from tr11ops.cron.runner import CronContext, child_environment, run_due, run_job, tr11_command
+from tr11ops.cron.runner import WAYS, CronContext, child_environment, run_due, run_job, tr11_command
+from tr11ops.observe.mounted import was_never_launched, why_not_there
+from tr11ops.rundir.fallback import existing_fallback
 from tr11ops.sweep.find import studies_in
 from tr11ops.sweep.manifest import CARD
 from trainer.config.card import CardError
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from tr11ops.cron.jobs import PeriodicJob
     from tr11ops.cron.runner import CronRound
     from tr11ops.runcard.card import RunCard
+    from tr11ops.rundir.paths import RunDirectory
 
 WATCHING = "pulse"
 
@@ -30,11 +34,16 @@ WATCHING = "pulse"
 def cron_context_of(
     card: RunCard, path: Path, overrides: Sequence[str] | None, way: str, must_end: StopEvent | None = None
 ) -> CronContext:
-    """Where rounds run. Raises Refusal where the run has no directory."""
+    """Where rounds run. Raises Refusal where nothing was launched.
+
+    One that is not there is watched all the same, unless nothing at all tells that there was one: whoever installed
+    the periodic jobs has seen it.
+    """
     directory = directory_of(card)
-    if not directory.exists:
+    if way not in WAYS and is_never_launched(directory):
         raise nothing_there(directory)
     return CronContext(
+        why_not_there=lambda: why_not_there(directory, open_reader(directory, "auto"), time.time()),
         must_end=must_end or StopEvent(),
         directory=directory,
         way=way,
@@ -44,6 +53,13 @@ def cron_context_of(
             tr11_command(job.words, path, overrides or ()) if job.script is None else script_command(job.script)
         ),
     )
+
+
+def is_never_launched(directory: RunDirectory) -> bool:
+    """Whether nothing tells of a run: the scheduler is asked only where there is no directory, and no rounds of it."""
+    if directory.exists or existing_fallback(directory) is not None:
+        return False
+    return was_never_launched(directory, open_reader(directory, "auto"))
 
 
 @dataclass(frozen=True)

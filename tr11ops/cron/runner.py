@@ -22,7 +22,15 @@ from tr11ops.cron.jobs import PeriodicJob, due, wanted
 from tr11ops.cron.output import RoundOutput, stamp
 from tr11ops.cron.schedule import is_due, next_due
 from tr11ops.rundir.claims import Claim, ClaimFolder
-from tr11ops.rundir.cron_records import PeriodicJobState, cron_folder, fallback_round, job_file, read_job, write_job
+from tr11ops.rundir.cron_records import (
+    PeriodicJobState,
+    cron_folder,
+    fallback_round,
+    job_file,
+    later,
+    read_job,
+    write_job,
+)
 from tr11ops.rundir.fallback import fallback_of, write_or_fall_back
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.state_file import read_json
@@ -33,6 +41,7 @@ OWN_ERROR = "tr11: an error of tr11 itself"
 TRACEBACK = "Traceback (most recent call last)"
 SAID_BY_TR11 = "tr11: "
 FILE_ERRORS = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO, errno.ESTALE)))
+WAYS = ("slurm", "crontab", "scrontab")  # what `tr11 cron install` makes
 BY_HAND = ("hand", "once")  # rounds in between, which do not change what runs the job regularly
 SHOWN_LINES = 20
 CUT_OFF = "what ran it was killed"
@@ -65,7 +74,8 @@ class CronContext:
     """Where and how rounds run: `command` gives the whole command line of a job, `folder` is where it is typed.
 
     `must_end` turns true when a running job has to be ended, `seconds_left` is how long this process may go on.
-    `fallback` is where claims and records go while the run directory cannot be written.
+    `fallback` is where claims and records go while the run directory cannot be written. `why_not_there` says why what
+    is seen in its place is not it; "" where it is: nothing is made there then.
     """
 
     directory: RunDirectory
@@ -77,6 +87,7 @@ class CronContext:
     must_end: StopEvent = field(default_factory=StopEvent)
     seconds_left: Callable[[], float] = lambda: float("inf")
     fallback: RunDirectory | None = None
+    why_not_there: Callable[[], str] = str
 
     @property
     def records(self) -> RunDirectory:
@@ -123,12 +134,10 @@ def run_due(context: CronContext, jobs: tuple[PeriodicJob, ...]) -> tuple[CronRo
 
 def _last(context: CronContext, name: str) -> PeriodicJobState | None:
     """The last round, wherever it is on record. Raises OSError, but not where the fallback stands in for it."""
-    try:
+    if context.fallback is None:
         return _read_last(context.directory, name)
-    except OSError:
-        if context.fallback is None:
-            raise
-        return known(observed(lambda: fallback_round(context.directory, name)), None)
+    in_directory = known(observed(lambda: _read_last(context.directory, name)), None)
+    return later(in_directory, known(observed(lambda: fallback_round(context.directory, name)), None))
 
 
 def _read_last(directory: RunDirectory, name: str) -> PeriodicJobState | None:
@@ -151,19 +160,27 @@ def run_job(context: CronContext, job: PeriodicJob, forced: bool = False) -> Cro
     round is the next point of the schedule. Where that cannot be recorded in the run directory, what watches is claimed
     and recorded in this machine's fallback directory: once for each host.
     """
+    lack = context.why_not_there()
+    if lack:
+        return _run_elsewhere(context, job, forced, lack)
     try:
         return _run_if_due(context, job, forced)
     except OSError as error:
-        why = f"nothing is run that cannot be recorded: {cause(error)}"
-        if not job.watches:
-            return CronRound(job.name, "not recorded", why)
-        try:
-            with fallback_of(context.directory) as local:
-                done = _run_if_due(replace(context, fallback=local), job, forced)
-        except OSError as second:
-            return CronRound(job.name, "not recorded", f"{why}; nor on this machine: {cause(second)}")
-        kept = f"the run directory cannot be written ({cause(error)}): recorded in {local.root}"
-        return replace(done, why=f"{done.why}; {kept}" if done.why else kept)
+        return _run_elsewhere(context, job, forced, f"the run directory cannot be written ({cause(error)})")
+
+
+def _run_elsewhere(context: CronContext, job: PeriodicJob, forced: bool, lack: str) -> CronRound:
+    """A round where the run directory takes no record, by reason of `lack`: what watches is recorded here."""
+    why = f"nothing is run that cannot be recorded: {lack}"
+    if not job.watches:
+        return CronRound(job.name, "not recorded", why)
+    try:
+        with fallback_of(context.directory) as local:
+            done = _run_if_due(replace(context, fallback=local), job, forced)
+    except OSError as error:
+        return CronRound(job.name, "not recorded", f"{why}; nor on this machine: {cause(error)}")
+    kept = f"{lack}: recorded in {local.root}"
+    return replace(done, why=f"{done.why}; {kept}" if done.why else kept)
 
 
 def _run_if_due(context: CronContext, job: PeriodicJob, forced: bool) -> CronRound:

@@ -41,6 +41,25 @@ def look_for_directory(directory: RunDirectory, scheduler: Overview | Unknown, n
         return ""  # nothing is known of jobs, which is said where they are looked at
 
 
+def why_not_there(directory: RunDirectory, scheduler: Overview | Unknown, now: float) -> str:
+    """Why nothing may be made in the directory's place: it is not mounted, or not there at all; "" where it may."""
+    why = look_for_directory(directory, scheduler, now)
+    if not why and not known(observed(lambda: directory.exists), True):
+        why = f"{directory.root} is not there: its file system is not mounted here, or it was removed"
+    return why
+
+
+def was_never_launched(directory: RunDirectory, scheduler: Overview | Unknown) -> bool:
+    """Whether nothing at all tells of the run: no directory, and a scheduler that answers and shows no job of it."""
+    if isinstance(scheduler, Unknown) or known(observed(lambda: directory.exists), True):
+        return False
+    try:
+        marks = [parse_comment(job.comment) for job in scheduler.jobs()]
+    except SchedulerError:
+        return False
+    return not any(mark is not None and mark[1] == directory.mark for mark in marks)
+
+
 def ways_to_see(directory: RunDirectory) -> str:
     """What a person types to see what is mounted."""
     return f"`findmnt --target {directory.root}` and `ls {directory.root}` show what is there"

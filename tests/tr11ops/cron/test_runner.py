@@ -21,6 +21,7 @@ from tr11ops.cron.output import HEAD_BYTES, LARGEST_LOG_BYTES, TAIL_BYTES
 from tr11ops.cron.runner import CUT_OFF, failure, run_due, run_job
 from tr11ops.rundir.claims import Claim, ClaimFolder
 from tr11ops.rundir.cron_records import PeriodicJobState, job_file, read_job, write_job
+from tr11ops.rundir.fallback import VARIABLE
 
 NOW = 1_795_289_822.25
 HOUR = 3600.0
@@ -113,6 +114,28 @@ def test_what_a_job_leaves_behind_is_ended(tmp_path: Path) -> None:
     run_job(place(tmp_path, "sleep 600 & echo $! > child"), job())
     assert state_of(tmp_path).exit_code == 0
     until(lambda: mark(int((tmp_path / "child").read_text())).start == "gone")
+
+
+def test_a_directory_that_is_not_there_is_watched_from_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What watches runs when due, is recorded here, and makes nothing in the directory's place; the rest waits."""
+    away = tmp_path / "machine"
+    away.mkdir()
+    monkeypatch.setenv(VARIABLE, str(away))
+    clock = Clock()
+    there = replace(place(tmp_path, "echo x >> runs", clock=clock), why_not_there=lambda: "it is not mounted")
+    root = run_directory(tmp_path).root
+    root.rmdir()
+    jobs = (job("pulse", watches=True), job("backup"))
+    watched, other = run_due(there, jobs)
+    assert (watched.name, watched.result) == ("pulse", "ran") and "it is not mounted: recorded in" in watched.why
+    assert (other.result, other.why) == ("not recorded", "nothing is run that cannot be recorded: it is not mounted")
+    assert not root.exists() and (tmp_path / "runs").read_text() == "x\n"
+    assert "pulse" not in {done.name for done in run_due(there, jobs)}, "it is not due again at once"
+    clock.now += HOUR
+    assert [done.result for done in run_due(there, (jobs[0],))] == ["ran"]
+    assert not root.exists() and (tmp_path / "runs").read_text() == "x\nx\n"
 
 
 def test_little_time_left_is_left_for_the_next_round(tmp_path: Path) -> None:
