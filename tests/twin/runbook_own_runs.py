@@ -89,6 +89,21 @@ def switch_unseen(scene: Scene) -> None:
     scene.train()
 
 
+@scenario("hung", alone=True)
+def stopped_worker(scene: Scene) -> None:
+    """One rank is stopped, and the others wait for it: nothing can be saved. Its node is named, and by mail left out."""
+    job = scene.train()
+    node = job.nodes[-1]
+    inject(scene.twin, "worker-stop", node=node)
+    scene.until_still()
+    scene.age(900)
+    scene.shell("tr11 pulse", (0, 1, 3))
+    (told,) = [one for one in json.loads(scene.status("--json"))["findings"] if one["severity"] == "critical"]
+    assert told["detector"] == "hung" and node in told["title"], told
+    scene.treat("hung")
+    assert node not in scene.train().nodes or not scene.by_mail
+
+
 @scenario("limit-changed", alone=True)
 def limit_changed(scene: Scene) -> None:
     """Someone leaves the running job little of its time: it is told, and the attempt leaves with a save."""

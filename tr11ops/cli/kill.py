@@ -24,6 +24,7 @@ from tr11ops.cli.stopping import (
     ReasonOption,
     StopContext,
     StopWait,
+    all_may_be_cancelled,
     fall_back,
     hold_queued,
     is_all_held,
@@ -117,7 +118,10 @@ def kill(
     if wait and view.running:
         minutes = NOW_MINUTES if request.kind == "kill-now" else run.card.resilience.stop_within_minutes
         patience = StopWait(timeout, minutes * 60, lambda: fall_back(run, view, request.id, minutes))
-        endings = wait_for_end(directory, view.running, run.edge, patience, lambda text: say(f"  {text}"), request.id)
+        endings = wait_for_end(
+            directory, view.running, run.edge, patience, lambda text: say(f"  {text}"), request.id,
+            _unsaved_end(run, view, request.kind, minutes),
+        )  # fmt: skip
     code = max(_report(run, view, endings, context.as_json), 0 if is_stopped else 1)
     unknown = view.unread or view.unclear if not is_stopped else (view.read_error or view.unclear) if wait else ""
     if (not wait or all(ending.is_over for ending in endings)) and (held or not unknown):
@@ -178,6 +182,15 @@ def _loss(view: StopView) -> str:
     return f"{lost} iterations since {since}{pace}"
 
 
+def _unsaved_end(run: StopContext, view: StopView, kind: str, minutes: float) -> str:
+    """What ends a job that cannot save: a command, and this one by itself where it may."""
+    late = f"what has not ended after {minutes:g} min is cancelled" if all_may_be_cancelled(run, view) else ""
+    if kind == "kill-now":
+        return late
+    now = f"to end it unsaved, type Ctrl-C, then: {run.command('kill --now --wait')}"
+    return f"{now} ({late})" if late else now
+
+
 def _answered(run: StopContext, view: StopView, request: Request) -> Acknowledgements | None:
     """Who has honoured the request; None where the files do not answer, which undoes nothing of the stop."""
     try:
@@ -231,7 +244,7 @@ def _report(run: StopContext, view: StopView, endings: tuple[JobEnding, ...], as
             text, fine = f"ended without a word of the trainer: the last checkpoint is what `{look}` shows", False
         else:
             step = marker.checkpoint_step
-            saved = "nothing to save" if step is None else f"checkpoint global_step{step}"
+            saved = "no checkpoint was made" if step is None else f"checkpoint global_step{step}"
             text, fine = f"ended ({marker.reason}) at iteration {marker.iteration}: {saved}", marker.reason != "error"
         code = code if fine else 1
         print(f"job {ending.job_id} {text}", file=sys.stderr if as_json else sys.stdout)

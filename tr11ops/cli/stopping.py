@@ -322,6 +322,11 @@ class StopWait:
         return self.clock() - self._began < self.timeout
 
 
+def all_may_be_cancelled(run: StopContext, view: StopView) -> bool:
+    """Whether this user may cancel what runs."""
+    return all(can_modify(job, run.user) for job in view.running)
+
+
 def fall_back(run: StopContext, view: StopView, request: int, minutes: float) -> None:
     """Cancel what did not stop, where this user may; else say whom to call. Names the ranks that never answered."""
     late = f"has not stopped within {minutes:g} min"

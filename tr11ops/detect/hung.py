@@ -13,7 +13,8 @@ from tr11ops.base.units import duration
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.detect import ranks
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.detect.kept_stacks import culprit, stacks_since, way_out
+from tr11ops.detect.kept_stacks import culprit, names_culprit, stacks_since, way_out
+from tr11ops.detect.stalled import standstill
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.observe.training import TRAINING_PHASES
@@ -57,6 +58,22 @@ def _of_job(snapshot: Snapshot, job: Job) -> Iterator[Finding]:
         )
         found = ranks.RankProgress(beats, still)
         yield _finding(snapshot, job, how, ranks.describe(found, snapshot.time), since)
+        return
+    yield from _by_stacks(snapshot, job, liveness)
+
+
+def _by_stacks(snapshot: Snapshot, job: Job, liveness: derived.Liveness) -> Iterator[Finding]:
+    """A job that finishes no iteration, and whose stacks surely name who holds all up: its other ranks show life only
+    because they have waited for a shorter time than they may."""
+    found = standstill(snapshot, job, liveness)
+    if found is None or not names_culprit(stacks_since(snapshot, job, found.since)):
+        return
+    how = (
+        f"no iteration after {found.iteration} for {duration(snapshot.time - found.since)}"
+        f" (normal: up to {duration(found.patience)})"
+    )
+    standing = ranks.standing(derived.beats_of(snapshot, job), found.pace)
+    yield _finding(snapshot, job, how, ranks.describe(standing, snapshot.time), found.since)
 
 
 def left_behind(snapshot: Snapshot, beats: tuple[Heartbeat, ...], patience: float) -> tuple[Heartbeat, ...]:

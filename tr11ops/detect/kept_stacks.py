@@ -25,12 +25,17 @@ def culprit(kept: KeptStacks | None) -> str:
     return "" if kept is None or not kept.ranks else kept.sentence.partition(";")[0]
 
 
+def names_culprit(kept: KeptStacks | None) -> bool:
+    """Whether one look at the stacks is enough to say that the ranks of one node hold all others up."""
+    return kept is not None and kept.is_certain and bool(kept.ranks) and len(kept.nodes) == 1
+
+
 def way_out(snapshot: Snapshot, job: Job, kept: KeptStacks | None) -> tuple[str, ...]:
     """What to type, one command after another: a look while nothing was kept of the hang; to leave out the node that
-    surely causes it; to end the job."""
-    end = derived.scheduler_command(snapshot, "scancel", job) or derived.command(snapshot, "kill --now --wait --yes")
+    surely causes it; to end the job, which cannot save; to go on."""
+    end = derived.command(snapshot, "kill --now --wait"), *derived.go_on(snapshot)
     if kept is None:
-        return derived.command(snapshot, f"stacks --job {job.job_id}"), end
-    if not kept.is_certain or not kept.ranks or len(kept.nodes) != 1:
-        return (end,)
-    return exclude_command(snapshot, kept.nodes[0], culprit(kept)), end
+        return derived.command(snapshot, f"stacks --job {job.job_id}"), *end
+    if not names_culprit(kept):
+        return end
+    return exclude_command(snapshot, kept.nodes[0], culprit(kept)), *end

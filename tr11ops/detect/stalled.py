@@ -10,13 +10,14 @@ from collections import Counter
 from collections.abc import Iterator
 
 from tr11ops.base.observed import Unknown, known
-from tr11ops.base.units import duration
+from tr11ops.base.units import counted, duration
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.kept_stacks import culprit, stacks_since
 from tr11ops.observe import derived, normal_silence
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.observe.training import TRAINING_PHASES
+from trainer.contract.record import Record
 
 BOUND = "k iterations and 2 minutes, from the end of the last save or evaluation; no life: an hour"
 SEVERITIES = "CRITICAL"
@@ -32,7 +33,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         liveness = derived.liveness_of(snapshot, job)
         if liveness is None:
             yield from _without_liveness(snapshot, job)
-        elif liveness.is_fresh(snapshot.time) and liveness.phase in TRAINING_PHASES:
+        else:
             yield from _without_progress(snapshot, job, liveness)
 
 
@@ -46,35 +47,51 @@ def _without_liveness(snapshot: Snapshot, job: Job) -> Iterator[Finding]:
         yield _finding(snapshot, job, title, (), job.start_time)
 
 
-def _without_progress(snapshot: Snapshot, job: Job, liveness: derived.Liveness) -> Iterator[Finding]:
+class Standstill(Record):
+    """That no iteration was finished after `iteration`, since a moment, for longer than `patience` seconds; `pace` is
+    the usual length of one."""
+
+    iteration: int
+    since: float
+    patience: float
+    pace: float
+
+
+def standstill(snapshot: Snapshot, job: Job, liveness: derived.Liveness) -> Standstill | None:
+    """Whether a job whose ranks show life in training finishes no iteration; None where it does, or may."""
+    if not liveness.is_fresh(snapshot.time) or liveness.phase not in TRAINING_PHASES:
+        return None
     names = derived.identifiers(job)
     pace, finished = derived.seconds_per_iteration(snapshot), derived.step_times(snapshot, names)
     if isinstance(snapshot.phases, Unknown) or pace is None or not finished:
-        return  # a first step that takes too long is silent: it hangs
+        return None  # a first step that takes too long is silent: it hangs
     last, facts = known(snapshot.steps, ())[-1].record.iteration, snapshot.run.training
     if liveness.iteration is not None and liveness.iteration > last + facts.log_interval:
-        return  # it trains on, and the log does not tell: log-not-growing
+        return None  # it trains on, and the log does not tell: log-not-growing
     since = normal_silence.trains_since(snapshot, names)
     patience = normal_silence.training_patience(snapshot, pace, facts.log_interval)
     if since is None:  # an older trainer, which keeps no phases: there may have been a save or an evaluation
         since, patience = max(finished), max(patience, normal_silence.UNLEARNED_SECONDS)
     since = max(since, *finished)
-    silent = snapshot.time - since
-    if silent <= patience:
+    return Standstill(last, since, patience, pace) if snapshot.time - since > patience else None
+
+
+def _without_progress(snapshot: Snapshot, job: Job, liveness: derived.Liveness) -> Iterator[Finding]:
+    found = standstill(snapshot, job, liveness)
+    if found is None:
         return
     title = (
-        f"job {job.job_id}: no iteration after {last} for {duration(silent)}, though its ranks show life"
-        f" (normal: up to {duration(patience)})"
+        f"job {job.job_id}: no iteration after {found.iteration} for {duration(snapshot.time - found.since)}, though"
+        f" its ranks show life (normal: up to {duration(found.patience)})"
     )
     beats = derived.beats_of(snapshot, job)
     phases = Counter(beat.phase for beat in beats)
     where = ", ".join(f"{count} in {phase}" for phase, count in phases.most_common(3))
-    evidence = [f"{facts.stall_iterations:g} iterations of {pace:.3g} s are normal"]
+    evidence = [f"{snapshot.run.training.stall_iterations:g} iterations of {found.pace:.3g} s are normal"]
     if where:
-        evidence.append(
-            f"{len(beats)} ranks: {where}; last sign of life {duration(liveness.silent_for(snapshot.time))} ago"
-        )
-    yield _finding(snapshot, job, title, tuple(evidence), since)
+        silence = duration(liveness.silent_for(snapshot.time))
+        evidence.append(f"{counted(len(beats), 'rank')}: {where}; last sign of life {silence} ago")
+    yield _finding(snapshot, job, title, tuple(evidence), found.since)
 
 
 def _finding(snapshot: Snapshot, job: Job, title: str, evidence: tuple[str, ...], since: float | None) -> Finding:
@@ -85,5 +102,5 @@ def _finding(snapshot: Snapshot, job: Job, title: str, evidence: tuple[str, ...]
         evidence = (f"the workers' stacks: {kept.sentence}", *evidence)
     if who:
         evidence, title = (title, *evidence), f"job {job.job_id} finishes no iteration: {who}"
-    fix, then = derived.command(snapshot, "kill --wait"), (derived.command(snapshot, "resume"),)
+    fix, then = derived.command(snapshot, "kill --wait"), derived.go_on(snapshot)
     return Finding(NAME, Severity.CRITICAL, title, job.job_id, evidence, fix, since=since, then=then)

@@ -18,4 +18,4 @@ def start_again(snapshot: Snapshot, node: str) -> tuple[str, ...]:
     if not any(node in job.nodes for job in snapshot.active_jobs):
         return ()
     reason = shlex.quote(f"to go on without {node}")
-    return derived.command(snapshot, f"kill --wait --reason {reason}"), derived.command(snapshot, "resume")
+    return derived.command(snapshot, f"kill --wait --reason {reason}"), *derived.go_on(snapshot)

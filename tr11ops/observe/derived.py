@@ -159,6 +159,12 @@ def launch_more(snapshot: Snapshot) -> str:
     return command(snapshot, "launch --array 1-10" + (f" --after {after}" if after else ""))
 
 
+def go_on(snapshot: Snapshot) -> tuple[str, ...]:
+    """What lets a run train again that a kill switch has stopped: what is queued, or, where nothing is, a launch."""
+    more = () if snapshot.pending_jobs else (command(snapshot, "launch --array 1-10"),)
+    return command(snapshot, "resume"), *more
+
+
 def tasks_to_come(snapshot: Snapshot) -> int:
     """Attempts that a chain of self-submitting jobs has still to queue, beyond what the queue shows."""
     living = {array_number(job) for job in (*snapshot.active_jobs, *startable_jobs(snapshot))}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from tr11ops.base.observed import Unknown, cause, known, observed
-from tr11ops.base.units import counted
+from tr11ops.base.units import counted, duration
 from tr11ops.cluster.base import Job, JobState, Overview, Scheduler, SchedulerError
 from tr11ops.observe.derived import ENDED_PHASE, finish_time, newest_marker
 from tr11ops.observe.files import ANY_MODEL, read_attempts, read_checkpoints, read_heartbeats, read_steps
@@ -27,6 +28,7 @@ from trainer.contract.sharing import make_shared, open_shared
 
 STOP_SIGNAL = "USR1"
 MISSING_NAMED = 3  # ranks that are named; the rest is counted
+QUIET_SECONDS = 20.0  # without a change, after which a wait says whom it waits for
 
 
 @dataclass(frozen=True)
@@ -224,14 +226,16 @@ def wait_for_end(
     pause: Callable[[], bool],
     progress: Callable[[str], None],
     request: int = 0,
+    unsaved_end: str = "",
 ) -> tuple[JobEnding, ...]:
     """Wait until each of `jobs` is over, or `pause` returns False. `progress` gets a line whenever something changes.
 
-    `request`: number of the request whose receipts are shown; 0 for none.
+    `request`: number of the request whose receipts are shown; 0 for none. `unsaved_end`: what to type where the workers
+    cannot save; where nothing changes for `QUIET_SECONDS`, that and whom it waits for is said, once for each change.
 
     A scheduler that does not answer is asked again: its silence ends nothing.
     """
-    said = ""
+    said, changed, is_explained = "", time.monotonic(), False
     while True:
         endings = tuple(_ending(directory, job, scheduler) for job in jobs)
         if all(ending.is_over for ending in endings):
@@ -241,9 +245,32 @@ def wait_for_end(
         text = f"{text}; {answered}" if answered else text
         if text != said:
             progress(text)
-            said = text
+            said, changed, is_explained = text, time.monotonic(), False
+        elif not is_explained and time.monotonic() - changed >= QUIET_SECONDS:
+            waiting = [job.raw_id for job, ending in zip(jobs, endings, strict=True) if ending.marker is None]
+            for line in _waits_for(directory, waiting, request, time.time(), unsaved_end):
+                progress(line)
+            is_explained = True
         if not pause():
             return endings
+
+
+def _waits_for(
+    directory: RunDirectory, attempts: Iterable[str], request: int, now: float, unsaved_end: str
+) -> Iterator[str]:
+    """Which ranks a stop waits for, those that are silent for longest first, and what ends them all the same."""
+    wanted = set(attempts)
+    beats = [beat for beat in known(read_heartbeats(directory.paths)[0], ()) if beat.job_id in wanted]
+    missing = [beat for beat in beats if beat.request != request] or beats
+    if not wanted:
+        return  # the trainers have ended: nothing is left to save
+    for beat in sorted(missing, key=lambda beat: (beat.time, beat.rank))[:MISSING_NAMED]:
+        age = duration(max(0.0, now - beat.time))
+        yield f"it waits for rank {beat.rank} on {beat.host}: {beat.phase} at iteration {beat.iteration}, {age} ago"
+    if not missing:
+        yield "it waits for workers that have shown no sign of life"
+    if unsaved_end:
+        yield f"a rank that hangs cannot save; {unsaved_end}"
 
 
 def _ending(directory: RunDirectory, job: Job, scheduler: Scheduler) -> JobEnding:

@@ -270,6 +270,24 @@ def test_receipts_name_the_ranks_that_are_missing(bench: LocalBench) -> None:
     assert str(some) == "1 of 385 ranks have answered; missing: rank 0 on n, rank 1 on n, rank 2 on n and 381 more"
 
 
+def test_a_wait_says_for_whom_and_what_ends_a_job_that_cannot_save(
+    bench: LocalBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = running(bench, "exec sleep 600")
+    directory = run_directory(bench)
+    request = new_request("kill", "ana", "", directory.root)
+    write_json(directory.kill_switch, asdict(request))
+    write_beats(bench, number, 2, request.id)
+    monkeypatch.setattr("tr11ops.queue.stop.QUIET_SECONDS", 0.0)
+    said = tr11(bench, "kill", "--wait", "--timeout", "3").err
+    assert said.count("it waits for rank 2 on node-1: ") == said.count("it waits for rank 3 on node-1: ") == 1
+    assert "it waits for rank 0" not in said and "it waits for rank 1" not in said
+    assert f"a rank that hangs cannot save; to end it unsaved, type Ctrl-C, then: tr11 kill --run {bench.card}" in said
+    assert "--now --wait (what has not ended after 30 min is cancelled)" in said
+    now = tr11(bench, "kill", "--yes", "--now", "--wait", "--timeout", "3").err
+    assert "a rank that hangs cannot save; what has not ended after 1 min is cancelled" in now and "Ctrl-C" not in now
+
+
 def test_what_does_not_stop_in_time_is_cancelled_by_who_may(bench: LocalBench) -> None:
     number = running(bench, "exec sleep 600")
     answer = tr11(bench, "kill", "--yes", "--wait", "--set", "resilience.stop_within_minutes=0.0001")

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.tr11ops.detect.training_course import Course, Over, at, findings, later, moved, names, only
 from tests.tr11ops.status_cases import HOUR, NOW, record, snapshot
 from tr11ops.detect import registry
+from tr11ops.detect.causes import by_cause
 from tr11ops.observe import normal_silence
 from tr11ops.observe.snapshot import Snapshot, Step
 from tr11ops.observe.training import LaunchEnd, Phase, TrainingEvent
@@ -87,10 +88,10 @@ def test_a_hang_bears_the_name_that_the_stacks_gave() -> None:
         "no sign of life for 18 min while training (normal: up to 17 min)",
         f"the workers' stacks: {STOPPED}; 7 ranks wait for it in all-reduce",
     )
-    end = "scancel 1000_1"
-    assert (finding.fix, finding.then) == (f"tr11 nodes exclude n02 --reason '{STOPPED}'", (end,))
+    end, go_on = "tr11 kill --now --wait", ("tr11 resume",)
+    assert (finding.fix, finding.then) == (f"tr11 nodes exclude n02 --reason '{STOPPED}'", (end, *go_on))
     doubtful = only(kept(seen, is_certain=False), "hung")
-    assert (doubtful.fix, doubtful.then) == (end, ()), "a wait may end in the next second"
+    assert (doubtful.fix, doubtful.then) == (end, go_on), "a wait may end in the next second"
     silent = only(kept(seen, "n02 does not answer", ranks=()), "hung")
     assert "n02" not in silent.title and "the workers' stacks: n02 does not answer" in silent.evidence[0]
     assert silent.fix == end
@@ -197,6 +198,20 @@ def test_ranks_that_live_and_finish_nothing_stall() -> None:
     assert finding.title.startswith("job 1000_1: no iteration after 250 for 18 min, though its ranks show life")
     assert finding.evidence[1] == "8 ranks: 8 in data-wait; last sign of life 1 s ago"
     assert judge(seen, registry.detect_all(seen)).word is VerdictWord.STALLED
+
+
+def test_a_rank_that_is_stopped_is_one_incident_from_the_first_look() -> None:
+    """The others still show life: it is told as the hang that it is, with the same commands as when they do no more."""
+    course = at(250)
+    living = tuple(dataclasses.replace(beat, time=course.clock + 1100) for beat in course.see().heartbeats)  # type: ignore[union-attr]
+    seen = later(course, 1101, heartbeats=living)
+    assert names(seen) == ["stalled"]
+    (told,) = [one for one in by_cause(registry.detect_all(kept(seen))) if one.subject == "1000_1"]
+    assert (told.detector, told.title) == ("hung", f"job 1000_1 hangs: {STOPPED}")
+    assert told.evidence[0] == "no iteration after 250 for 18 min (normal: up to 17 min)"
+    silent = only(kept(later(at(250), 18 * 60)), "hung")
+    assert (told.fix, told.then) == (silent.fix, silent.then)
+    assert names(kept(seen, is_certain=False)) == ["stalled"], "it may come back, and save"
 
 
 @pytest.mark.parametrize("phase", ["saving", "evaluating"])

@@ -215,7 +215,7 @@ def _type(alert: Alert, policy: Policy, is_cured: bool) -> Iterator[str]:
         yield from (*enter(policy), f"  {alert.fix}")
     if after:
         is_a_cure = bool(commands) and not only_looks(alert.fix)
-        yield "When that has helped:" if is_a_cure else "When it is repaired, type:"
+        yield "Then:" if is_a_cure else "When it is repaired, type:"
         yield from (*enter(policy), *(f"  {command}" for command in after))
     if alert.consequences:
         yield ""
