@@ -20,6 +20,7 @@ from tr11ops.diagnose.places import LaunchPlaces
 from tr11ops.diagnose.roots import CLEAR, STRONG, Candidates, candidates_of, is_before, root_of, step_of_total
 from tr11ops.diagnose.sighting import LogLaunch, Sighting, WorkerFailure
 from tr11ops.diagnose.signature import FaultClass, NextStep, NodeBlame, Role
+from tr11ops.diagnose.starts import explained
 from tr11ops.diagnose.topics import FAMILY as TOPICS
 
 HIGHEST = 0.97
@@ -33,6 +34,8 @@ MILD = 0.5  # the most for a line that calls itself a warning
 AFTER_THE_END = 0.85  # the most for what fails once the training has come to its end, or may be of two classes
 _LOADER = "dataloader-worker"
 _SETTINGS = "nccl-network-settings"
+_CONTAINER = "container-start"
+ONE_OF_MANY = 0.7  # the most for a node of which nothing else is known than that its container alone did not start
 _OF_THE_MACHINE = frozenset({FaultClass.STORAGE, FaultClass.HOST_OOM, FaultClass.GCS, FaultClass.CUDA_OOM})
 _CHAIN_LINES = 200  # of what a data loader's worker raised, below the line that says that it did
 
@@ -49,7 +52,7 @@ def judge(launches: Sequence[LogLaunch], earlier: Sequence[LogLaunch] = ()) -> D
 
 
 def _judge(merged: LogLaunch, candidates: Candidates, places: LaunchPlaces) -> Diagnosis:
-    root = root_of(candidates)
+    root = explained(root_of(candidates), merged)
     if root is not None and root.signature.role is Role.SYMPTOM and _left_quietly(root, candidates, merged):
         root = None
     if root is None:
@@ -162,6 +165,9 @@ def _of_root(root: Sighting, launch: LogLaunch, found: Candidates, places: Launc
         quoted = replace(quoted, rank=None, node=peer, gpu=None)
     elif step is NextStep.EXCLUDE_AND_RESUBMIT and _is_of_many([root, *alike], places):
         step, quoted = NextStep.PAGE, replace(quoted, node=None)
+    if signature.id == _CONTAINER and _is_of_one_of_many(root, alike, launch, places):
+        signature, step = replace(signature, fault=FaultClass.SLURM_NODE_FAIL), NextStep.PAGE
+        confidence = min(confidence, ONE_OF_MANY)
     if root.is_mild and signature.role in {Role.CAUSE, Role.SYMPTOM}:  # a warning, and no line says more
         confidence = min(confidence, MILD)
         step = NextStep.PAGE if step is NextStep.EXCLUDE_AND_RESUBMIT else step
@@ -187,6 +193,14 @@ def _is_of_many(alike: Sequence[Sighting], places: LaunchPlaces) -> bool:
     """Whether so many nodes say the same that it is none's own fault: what they share is."""
     nodes = {places.quoted(one).node for one in alike} - {None}
     return len(nodes) >= MANY_NODES
+
+
+def _is_of_one_of_many(root: Sighting, alike: Sequence[Sighting], launch: LogLaunch, places: LaunchPlaces) -> bool:
+    """Whether one task alone says it, and it is not the only one: what all tasks share is not broken then."""
+    writers = {one.origin.task for one in [root, *alike]}
+    nodes = {places.quoted(one).node for one in [root, *alike]} - {None}
+    task = root.origin.task
+    return len(writers) == 1 and task is not None and len(nodes) <= 1 and (task > 0 or len(launch.nodes) > 1)
 
 
 def _who(root: Sighting, quoted: QuotedLine, peer: str | None, places: LaunchPlaces) -> str:

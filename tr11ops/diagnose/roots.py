@@ -8,18 +8,24 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tr11ops.diagnose.sighting import LogLaunch, Sighting
-from tr11ops.diagnose.signature import SURE_END, FaultClass, NextStep, Role
+from tr11ops.diagnose.signature import SURE_END, FaultClass, NextStep, NodeBlame, Role
 
 STRONG = 0.75  # a cause with this confidence says more than a bare exception
 PLAIN = 0.65  # the least of an exception; a line that only holds the words of an error has less
 CLEAR = 0.7  # a symptom with this confidence says as much as a death
+SURELY_BROKEN = 0.88
 AGAIN = 5  # seconds in which a warning is repeated where it is more than that
 SECOND = len("MM-DD HH:MM:SS")
+_NO_DEVICE = "invalid device ordinal"
+_OF_A_LOST_GPU = frozenset({"cuda-illegal-access", "cuda-launch-failed", "cuda-library", "cuda-start-oom"})
+_CREDENTIALS = "slurm-auth"
+_OF_REFUSED_CREDENTIALS = frozenset({"slurm-launch", "slurm-submit", "slurm-submit-error", "slurm-empty-answer"})
 _LOOP = "end-loop"
 _FINISHED = frozenset({"end-finished", _LOOP})
 _STEP_OF = re.compile(r"^(?!\W*[Ee]poch).*?\b(\d+)/ *(\d+)\b")
 _STEP_CANCELLED = "step-cancelled"
 _TOLD = frozenset({"elastic-signal", "end-signal", "told-to-go"})
+_CLOSED = re.compile(r"RendezvousClosed|closed rendezvous|rendezvous.{0,80} has been closed")
 _GOING = _TOLD | {"srun-ending"}
 _ORDERED_ENDS = frozenset({FaultClass.SLURM_TIME_LIMIT, FaultClass.SLURM_PREEMPTED})
 _CANCELLED: Any = {  # what a step's end is where nothing came before it
@@ -58,6 +64,7 @@ def candidates_of(launches: Sequence[LogLaunch]) -> Candidates:
     )
     left = [one for one in left if not _is_outdone(one, left)]
     left = [one for one in left if not (one.is_retried and _may_fail_once(one) and one.signature.confidence < surest)]
+    left = [one for one in left if not _is_closed_by_order(one, left)]
     short = tuple(one for one in left if one.signature.role is Role.END and _is_short(one))
     left = [one for one in left if one not in short]
     ends = tuple(one for one in left if one.signature.role is Role.END)
@@ -106,6 +113,13 @@ def _is_outdone(one: Sighting, left: Sequence[Sighting]) -> bool:
         return False
     failed = any(other.signature.role in {Role.SUMMARY, Role.CONSEQUENCE} for other in left)
     return bool(graver) or not (failed or _comes_again(one, left))
+
+
+def _is_closed_by_order(one: Sighting, left: Sequence[Sighting]) -> bool:
+    """Whether a launcher left its rendezvous closed because it had been told to go, which others only see."""
+    if one.signature.fault is not FaultClass.RENDEZVOUS or _CLOSED.search(one.text) is None:
+        return False
+    return any(is_before(other, one) for other in left if other.signature.id in _TOLD)
 
 
 def _comes_again(one: Sighting, left: Sequence[Sighting]) -> bool:
@@ -172,7 +186,14 @@ def _end(found: Candidates, stop: Sighting | None) -> Sighting | None:
 
 
 def _plainest(strong: Sighting, causes: Sequence[Sighting]) -> Sighting:
-    """The first strong cause; in place of what NCCL saw of it, an error of the same class that says it more surely."""
+    """The first strong cause; in place of what NCCL saw of it, an error of the same class that says it more surely.
+
+    A program that does not find its GPU, or whose kernel fails, says what a GPU that is lost does to it; a step that
+    Slurm does not start, what daemons do that refuse each other's credentials. Which line comes first is by chance.
+    """
+    deeper = _deeper(strong, causes)
+    if deeper is not None:
+        return deeper
     if strong.raised is not None or "Cuda failure" not in strong.text:
         return strong
     return next(
@@ -185,6 +206,19 @@ def _plainest(strong: Sighting, causes: Sequence[Sighting]) -> Sighting:
         ),
         strong,
     )
+
+
+def _deeper(strong: Sighting, causes: Sequence[Sighting]) -> Sighting | None:
+    if strong.signature.id in _OF_A_LOST_GPU or _NO_DEVICE in strong.text:
+        return first_of([one for one in causes if _is_lost_gpu(one)])
+    if strong.signature.id in _OF_REFUSED_CREDENTIALS:
+        return first_of([one for one in causes if one.signature.id == _CREDENTIALS])
+    return None
+
+
+def _is_lost_gpu(one: Sighting) -> bool:
+    is_surely = one.signature.confidence >= SURELY_BROKEN and not one.is_mild
+    return one.signature.fault is FaultClass.GPU_HARDWARE and one.signature.blame is NodeBlame.NODE and is_surely
 
 
 def _failed_after(end: Sighting, found: Candidates) -> Sighting | None:

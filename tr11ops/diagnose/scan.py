@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from tr11ops.cluster.hostlist import HostlistError, expand
 from tr11ops.diagnose.elastic import HEADS, ReportReader
+from tr11ops.diagnose.gpu_memory import is_absurd, is_held_by_others
 from tr11ops.diagnose.lines import full_origin, plain, split_prefixes
 from tr11ops.diagnose.matcher import CandidateLine, Matcher, text_of
 from tr11ops.diagnose.sighting import LogLaunch, ProgressMark, Sighting, TrainingStep
@@ -29,6 +30,9 @@ _ORDER = (
     Role.WARNING,
 )  # fmt: skip
 _EXCEPTION = "python-exception"
+_NO_MEMORY = "cuda-oom"
+_HELD = "memory-held"
+_ABSURD = "memory-absurd"
 _KERNELS = "xid"  # a GPU that fell off the bus is a warning to the kernel
 # Commands, comments, source in boxes and settings name errors and are none.
 _QUOTED = re.compile(
@@ -59,9 +63,8 @@ class LogScan:
     def __init__(self, file: str, matcher: Matcher) -> None:
         self._file = file
         self._matcher = matcher
-        self._exception = next(
-            rule.signature for rule in matcher.rules if rule.signature is not None and rule.signature.id == _EXCEPTION
-        )
+        self._exception = _signature_with(matcher, _EXCEPTION)
+        self._held, self._absurd = _signature_with(matcher, _HELD), _signature_with(matcher, _ABSURD)
         self._launch = LogLaunch(file)
         self._past: list[LogLaunch] = []
         self._line = 1  # number of the first line of the block, then of the line at the cursor
@@ -151,12 +154,20 @@ class LogScan:
         """What a line means by its words where no signature says more; None where it means nothing."""
         if signature is UNTOLD:
             return of_line(body)
+        if signature.id == _NO_MEMORY:
+            return self._by_memory(signature, body)
         if signature is not self._exception:
             return signature
         if raised is None:
             name, _, said = body.partition(":")
             return of_exception(name, said, ()) or signature
         return of_exception(raised.name, raised.said, raised.frames) or signature
+
+    def _by_memory(self, signature: FaultSignature, body: str) -> FaultSignature:
+        """What a lack of GPU memory is, by the numbers beside it."""
+        if is_absurd(body):
+            return self._absurd
+        return self._held if is_held_by_others(body) else signature
 
     def _is_in_frame(self, writer: Writer, body: str) -> bool:
         """Whether the line is source code that a traceback quotes."""
@@ -270,6 +281,10 @@ class LogScan:
         """What this launch said last, up to the end of the line at an offset: it may have begun in earlier blocks."""
         here = block[max(self._begin, at - TAIL_BYTES) : _line_end(block, at)]
         return here if len(here) >= TAIL_BYTES else (self._before + here)[-TAIL_BYTES:]
+
+
+def _signature_with(matcher: Matcher, name: str) -> FaultSignature:
+    return next(rule.signature for rule in matcher.rules if rule.signature is not None and rule.signature.id == name)
 
 
 def _is_another(launch: LogLaunch, named: dict[str, str]) -> bool:

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from tr11ops.diagnose.diagnosis import Diagnosis
+from tr11ops.diagnose.look import diagnose_files
+
+SHORT_STEPS = "step: 10 loss: 2.31\nstep: 11 loss: 2.30\n"
+HEAD = 'Traceback (most recent call last):\n  File "/code/train.py", line 211, in <module>\n    main()\n'
+
 STEP = (
     "[default1]: iteration %8d/      40 | consumed samples:          128 | elapsed time per iteration (s): 0.07 | "
     "learning rate: 6.000E-05 | global batch size:   128 | lm loss: 1.025863E+01 | grad norm: 1.200 |\n"
@@ -38,3 +46,11 @@ Root Cause (first observed failure):
 ============================================================
 """
 FAILED = STEP % 1 + STEP % 2 + RAISED + REPORT
+
+
+def of_text(folder: Path, text: str) -> Diagnosis:
+    """The diagnosis of a log with this text."""
+    log = folder / "main_log.txt"
+    log.write_text(text, encoding="utf-8")
+    [found] = diagnose_files([log])
+    return found

@@ -1,0 +1,127 @@
+"""Ends that another line explains: a start that came to nothing, memory that others hold, a launcher told to go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.tr11ops.diagnose.diagnose_logs import HEAD, SHORT_STEPS, of_text
+from tr11ops.diagnose.gpu_memory import is_absurd, is_held_by_others
+from tr11ops.diagnose.signature import FaultClass, NextStep
+
+LIMIT = "slurmstepd: error: *** JOB 4711 ON n1 CANCELLED AT 2024-04-03T22:14:51 DUE TO TIME LIMIT ***\n"
+MEMBER = "Initializing distributed: GLOBAL_RANK: %d, MEMBER: %d/%d\n"
+TOKENS = "Running tokenizer on dataset:  87%|####| 379000/433643 [29:40<03:28, 2630.11 examples/s]\n"
+TIMED_OUT = (
+    "torch.distributed.DistBackendError: [2] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via "
+    "c10d key-value store by key '0', but store->get('0') got error: Socket Timeout\n"
+)
+
+
+def members(started: int, expected: int) -> str:
+    return "".join(MEMBER % (rank, rank + 1, expected) for rank in range(started))
+
+
+@pytest.mark.parametrize(("started", "expected"), [(2, 4), (1, 2), (8, 16), (12, 16)])
+def test_fewer_processes_than_expected_wait_for_ever(tmp_path: Path, started: int, expected: int) -> None:
+    found = of_text(tmp_path, members(started, expected) + LIMIT)
+    assert (found.fault, found.step) == (FaultClass.RENDEZVOUS, NextStep.FIX_CONFIG)
+    assert found.root_cause is not None and "MEMBER" in found.root_cause.text
+
+
+def test_all_processes_came_or_trained_and_the_time_was_up(tmp_path: Path) -> None:
+    for text in (members(4, 4), members(32, 32), members(2, 4) + SHORT_STEPS):
+        assert of_text(tmp_path, text + LIMIT).fault is FaultClass.SLURM_TIME_LIMIT
+
+
+def test_ranks_that_wait_for_one_that_prepares_the_data_need_another_setting(tmp_path: Path) -> None:
+    turn = HEAD + '  File "/x/training_args.py", line 2035, in main_process_first\n    dist.barrier()\n'
+    for text in (TOKENS + HEAD + TIMED_OUT, turn + TIMED_OUT):
+        found = of_text(tmp_path, text)
+        assert (found.fault, found.step) == (FaultClass.NCCL_TIMEOUT, NextStep.FIX_CONFIG)
+    done = TOKENS.replace(" 87%", "100%")
+    for text in (HEAD + TIMED_OUT, TOKENS + done + HEAD + TIMED_OUT, TOKENS + SHORT_STEPS + HEAD + TIMED_OUT):
+        assert of_text(tmp_path, text).step is NextStep.RESUBMIT
+
+
+HELD = [
+    ("GPU 1 has a total capacity of 79.11 GiB of which 1.02 GiB is free. Process 22058 has 77.03 GiB memory in use. "
+     "Including non-PyTorch memory, this process has 1.05 GiB memory in use.", True),
+    ("Process 81713 has 19.33 GiB memory in use. Process 90112 has 900.00 MiB memory in use. Of the allocated memory "
+     "600.10 MiB is allocated by PyTorch, and 1.10 MiB is reserved by PyTorch but unallocated.", True),
+    ("Process 411 has 77.58 GiB memory in use. Of the allocated memory 74.02 GiB is allocated by PyTorch.", False),
+    ("Including non-PyTorch memory, this process has 77.58 GiB memory in use. Of the allocated memory 74.02 GiB.", False),
+    ("Process 12 has 520.00 MiB memory in use. Process 13 has 520.00 MiB memory in use. Including non-PyTorch memory, "
+     "this process has 76.10 GiB memory in use.", False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("said", "is_held"), HELD)
+def test_who_holds_the_memory_is_told_by_its_numbers(said: str, is_held: bool) -> None:
+    assert is_held_by_others(f"CUDA out of memory. Tried to allocate 2.32 GiB. {said}") is is_held
+
+
+def test_a_size_that_no_tensor_has() -> None:
+    for size in ("14629365.00 GiB", "16.00 PiB", "more than 1EB memory."):
+        assert is_absurd(f"CUDA out of memory. Tried to allocate {size} (GPU 0; 79.15 GiB total capacity)")
+    for size in ("290.00 MiB", "1024.00 GiB", "2.50 TiB"):
+        assert not is_absurd(f"CUDA out of memory. Tried to allocate {size}. GPU 0 has a total capacity of 79.10 GiB")
+
+
+def test_an_absurd_size_after_a_watchdog_is_no_lack_of_memory(tmp_path: Path) -> None:
+    watchdog = (
+        "[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12, OpType=ALLREDUCE, NumelIn=1, "
+        "Timeout(ms)=600000) ran for 600123 milliseconds before timing out.\n"
+    )
+    absurd = (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 14629365.00 GiB. GPU 3 has a total capacity "
+    )
+    absurd += "of 79.10 GiB of which 60.00 GiB is free.\n"
+    found = of_text(tmp_path, SHORT_STEPS + watchdog + HEAD + absurd)
+    assert found.fault is FaultClass.NCCL_TIMEOUT
+    assert of_text(tmp_path, SHORT_STEPS + HEAD + absurd).fault is FaultClass.USER_CODE
+
+
+def test_a_closed_rendezvous_follows_from_the_order_to_go(tmp_path: Path) -> None:
+    told = (
+        "[node-1] W0409 07:28:49.5 1359 torch/distributed/elastic/agent/server/api.py:719] Received 15 death signal\n"
+    )
+    closed = "[node-0] " + HEAD.replace("\n", "\n[node-0] ")
+    closed += "torch.distributed.elastic.rendezvous.api.RendezvousClosedError\n"
+    found = of_text(tmp_path, SHORT_STEPS + told + closed)
+    assert found.root_cause is not None and "death signal" in found.root_cause.text
+    assert of_text(tmp_path, closed).fault is FaultClass.RENDEZVOUS
+
+
+def test_a_container_that_does_not_start_on_one_node_of_many_is_that_nodes(tmp_path: Path) -> None:
+    failed = "%d: slurmstepd: error: pyxis: container start failed with error code: 1\n"
+    exits = "srun: error: n%d: task %d: Exited with exit code 1\n"
+    one = of_text(tmp_path, failed % 22 + exits % (6, 22))
+    assert (one.fault, one.step) == (FaultClass.SLURM_NODE_FAIL, NextStep.PAGE)
+    many = of_text(tmp_path, "".join(failed % task for task in range(4)) + "".join(exits % (n, n) for n in range(4)))
+    assert many.step is NextStep.FIX_CONFIG
+
+
+LOST = "NVRM: Xid (PCI:0000:48:00): 79, pid=22884, GPU has fallen off the bus."
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["CUDA error: invalid device ordinal", "CUDA error: an illegal memory access was encountered",
+     "CUDA error: unspecified launch failure"],
+)  # fmt: skip
+def test_what_a_lost_gpu_does_to_a_program_is_the_gpus(tmp_path: Path, said: str) -> None:
+    found = of_text(tmp_path, f"{SHORT_STEPS}{HEAD}RuntimeError: {said}\nNov 23 05:25:41 n7 kernel: {LOST}\n")
+    assert found.fault is FaultClass.GPU_HARDWARE
+    assert found.root_cause is not None and (found.root_cause.node, "Xid" in found.root_cause.text) == ("n7", True)
+    alone = of_text(tmp_path, f"{SHORT_STEPS}{HEAD}RuntimeError: {said}\n")
+    assert alone.step is not NextStep.EXCLUDE_AND_RESUBMIT or "launch failure" in said
+
+
+def test_refused_credentials_explain_what_slurm_does_not_start(tmp_path: Path) -> None:
+    start = "srun: error: Task launch for StepId=4711.0 failed on node n7: Communication connection failure\n"
+    munge = "slurmd: error: Munge decode failed: Expired credential\n"
+    for text in (start + munge, munge + start):
+        assert of_text(tmp_path, text).fault is FaultClass.SLURM_AUTH
+    assert of_text(tmp_path, start).fault is FaultClass.SLURM_NODE_FAIL

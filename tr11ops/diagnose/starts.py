@@ -1,0 +1,70 @@
+"""A launch that came to no step: what its start says of the end. Pure.
+
+Processes that wait for others that were never started hang until the time is up, and would the next time. Ranks that
+wait for one that still prepares the data time out, however well the network is.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Final
+
+from tr11ops.diagnose.sighting import LogLaunch, Sighting
+from tr11ops.diagnose.signature import FaultClass, NextStep, NodeBlame, Role
+
+_JOINED: Final = "members-joined"
+_PREPARES: Final = "data-preparation"
+_PREPARED: Final = "data-prepared"
+_NEAR_END = 30  # lines in which a log ends that tells of a wait and of nothing else
+_ORDERS = frozenset({FaultClass.SLURM_TIME_LIMIT, FaultClass.SLURM_USER_CANCEL})
+_WAITS = frozenset({FaultClass.NCCL_TIMEOUT, FaultClass.NCCL_NETWORK, FaultClass.RENDEZVOUS})
+_TIMED_OUT = re.compile(r"[Tt]imed? ?out|[Tt]imeout|TIMEOUT")
+_TURNS = re.compile(r"in \w*(?:process_first|zero_first|rank_first|main_process_first)\w*$")
+FEWER: Final = 0.8
+STILL_PREPARES: Final = 0.7
+
+
+def explained(root: Sighting | None, launch: LogLaunch) -> Sighting | None:
+    """The root cause, or what the start of the launch says in its place where no step came."""
+    if launch.progress is not None:
+        return root
+    if root is None or (root.signature.role is Role.STOP and root.signature.fault in _ORDERS):
+        return _fewer_than_expected(launch, root) or root
+    if root.signature.role is Role.SYMPTOM and root.signature.fault in _WAITS and _waits_for_data(root, launch):
+        meaning = "the ranks waited for one that still prepared the data: prepare it once before, or wait longer"
+        signature = replace(
+            root.signature,
+            fault=FaultClass.NCCL_TIMEOUT,
+            step=NextStep.FIX_CONFIG,
+            blame=NodeBlame.PROGRAM,
+            confidence=STILL_PREPARES,
+            meaning=meaning,
+        )
+        return replace(root, signature=signature)
+    return root
+
+
+def _fewer_than_expected(launch: LogLaunch, root: Sighting | None) -> Sighting | None:
+    """The last process that said how many are expected, where fewer came."""
+    said = [one for one in launch.sightings if one.signature.id == _JOINED]
+    if not said or (root is None and launch.last_line - said[-1].line_number > _NEAR_END):
+        return None
+    expected = max(int(one.named["members"]) for one in said)
+    came = max(int(one.named["joined"]) for one in said)
+    came = max(came, launch.counts.get(_JOINED, 0) if len(said) < launch.counts.get(_JOINED, 0) else came)
+    if came >= expected:
+        return None
+    meaning = f"only {came} of {expected} processes came to the start: fewer are started than expected, or one is lost"
+    signature = replace(said[-1].signature, role=Role.CAUSE, confidence=FEWER, meaning=meaning)
+    return replace(said[-1], signature=signature, is_mild=False)
+
+
+def _waits_for_data(root: Sighting, launch: LogLaunch) -> bool:
+    if _TIMED_OUT.search(root.text) is None:
+        return False
+    frames = () if root.raised is None else root.raised.frames
+    if any(_TURNS.search(frame) for frame in frames):
+        return True
+    seen = {one.signature.id for one in launch.sightings}
+    return _PREPARES in seen and _PREPARED not in seen
