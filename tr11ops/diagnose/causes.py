@@ -17,7 +17,7 @@ from tr11ops.diagnose.harmless import without_habits
 from tr11ops.diagnose.numbers import Unhealthy, judge_steps
 from tr11ops.diagnose.peers import most_named_peer
 from tr11ops.diagnose.places import LaunchPlaces
-from tr11ops.diagnose.roots import CLEAR, STRONG, Candidates, candidates_of, is_before, root_of, step_of_total
+from tr11ops.diagnose.roots import CLEAR, STRONG, Candidates, candidates_of, is_before, root_of
 from tr11ops.diagnose.sighting import LogLaunch, Sighting, WorkerFailure
 from tr11ops.diagnose.signature import FaultClass, NextStep, NodeBlame, Role
 from tr11ops.diagnose.starts import explained
@@ -109,6 +109,7 @@ def merged_launch(launches: Sequence[LogLaunch]) -> LogLaunch:
     together.reports = [report for launch in launches for report in launch.reports]
     together.progress, together.steps = main.progress, main.steps
     together.last_line = main.last_line
+    together.trainer = next((launch.trainer for launch in launches if launch.trainer), None)
     return together
 
 
@@ -273,7 +274,7 @@ def _explanation(root: Sighting, quoted: QuotedLine, launch: LogLaunch, after: i
     done = root.progress.iteration if root.progress is not None else None
     if done is not None and signature.role is not Role.START:
         said += f" The last step before it was {done}."
-    elif launch.progress is None and signature.role not in {Role.END, Role.STOP}:
+    elif launch.progress is None and launch.trainer is not None and signature.role not in {Role.END, Role.STOP}:
         said += " No step came before it."
     if signature.role is Role.SYMPTOM:
         said += " No line says why; this is the earliest sign."
@@ -339,15 +340,17 @@ def _by_last_step(
     launch: LogLaunch, found: Candidates, places: LaunchPlaces, evidence: tuple[QuotedLine, ...]
 ) -> Diagnosis | None:
     """What the last step says of the end, where it names the training's last one too."""
-    steps = None if launch.progress is None else step_of_total(launch.progress.text)
-    if steps is not None and found.short_ends and steps[0] < steps[1]:
+    last = launch.progress
+    if last is None or last.is_last is None:
+        return None
+    if found.short_ends and not last.is_last:
         line = places.quoted(found.short_ends[0])
-        why = f"The loop of the training ended at step {steps[0]} of {steps[1]}, and no line says why."
+        why = f"The loop of the training ended at step {last.iteration} of {last.total}, and no line says why."
         return Diagnosis(FaultClass.UNKNOWN, NextStep.PAGE, 0.5, line, evidence, (), 0, why, launch.label)
-    if launch.progress is not None and steps is not None and steps[0] == steps[1]:
-        last = QuotedLine(launch.file, launch.progress.line_number, launch.progress.text.strip())
-        why = f"It came to its last step, {steps[0]}, and nothing says that anything went wrong."
-        return Diagnosis(FaultClass.CLEAN_EXIT, NextStep.NONE, WHOLE, last, evidence, (), 0, why, launch.label)
+    if last.is_last:
+        quoted = QuotedLine(launch.file, last.line_number, last.text.strip())
+        why = f"It came to its last step, {last.iteration}, and nothing says that anything went wrong."
+        return Diagnosis(FaultClass.CLEAN_EXIT, NextStep.NONE, WHOLE, quoted, evidence, (), 0, why, launch.label)
     return None
 
 

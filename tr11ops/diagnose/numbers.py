@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from tr11ops.diagnose.sighting import LogLaunch, TrainingStep
 from tr11ops.diagnose.signature import FaultClass, NextStep
+from tr11ops.dialects.reading import StepNumbers
 
 WITHOUT_LOSS = 2  # steps in a row
 SPIKE = 1.35  # times the median of the losses before: with a norm that rose too
@@ -17,9 +19,19 @@ SPIKE_NORM = 4.0
 BASE = 100
 FEWEST = 3
 NEAR = 3  # lines between a spike and the first loss that is not finite: one event
-SLOW = 0.97  # times the median of TFLOPs before, for three steps and to the end
+SLOW = 0.97  # times the median of Megatron's TFLOPs before, which vary little, for three steps and to the end
 SLOW_STEPS = 3
 SLOW_BASE = 8
+SLOWER = 0.8  # the same of a speed that varies: every step below all before, for more of them
+SLOWER_STEPS = {"bar": 20}  # its speed is a mean that lags behind
+SLOWER_STEPS_USUAL = 5
+HALF = 0.5  # times the speed before: more than one slow GPU makes of it
+ZERO_STEPS = 3  # in a row whose loss is exactly 0
+SMALL = 0.05  # a loss that may have come to 0 by itself
+_UNITS = {
+    "tflops": "TFLOPs", "tokens_per_second": "tokens/s", "samples_per_second": "samples/s",
+    "iterations_per_second": "steps/s",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -37,17 +49,33 @@ class Unhealthy:
 
 def judge_steps(launch: LogLaunch) -> Unhealthy | None:
     """None where the steps are fine, or too few."""
-    steps = [step for step in launch.steps if step.is_whole]
+    whole = [step for step in launch.steps if step.numbers.is_whole]
+    steps = [step for step in whole if _tells_health(step.numbers)]
     spike, broken = _spike(steps), _without_loss(steps)
     if spike is not None and broken is not None and broken.line_number - spike.line_number <= NEAR:
         return broken
-    return spike or broken or _slower(steps)
+    return spike or broken or _zero(steps) or _slower(whole)
+
+
+def _tells_health(numbers: StepNumbers) -> bool:
+    """Whether a line says how the numbers do: a bar that only counts says nothing of them."""
+    return numbers.loss is not None or numbers.grad_norm is not None or numbers.lacks_loss
 
 
 def _is_finite(step: TrainingStep) -> bool:
     """A loss can be 0 or 40 where the gradients are NaN; an infinite norm is a step that was skipped."""
-    has_norm = step.grad_norm is None or not math.isnan(step.grad_norm)
-    return step.loss is not None and math.isfinite(step.loss) and has_norm
+    numbers = step.numbers
+    if numbers.grad_norm is not None and math.isnan(numbers.grad_norm):
+        return False
+    return not numbers.lacks_loss if numbers.loss is None else math.isfinite(numbers.loss)
+
+
+def _loss(step: TrainingStep) -> float:
+    return step.numbers.loss or 0.0
+
+
+def _norm(step: TrainingStep) -> float:
+    return step.numbers.grad_norm or 0.0
 
 
 def _without_loss(steps: Sequence[TrainingStep]) -> Unhealthy | None:
@@ -65,25 +93,25 @@ def _without_loss(steps: Sequence[TrainingStep]) -> Unhealthy | None:
 
 
 def _is_nan(step: TrainingStep) -> bool:
-    return step.loss is not None and not _is_finite(step)
+    return not step.numbers.lacks_loss and not _is_finite(step)
 
 
 def _spike(steps: Sequence[TrainingStep]) -> Unhealthy | None:
     """The first step whose loss is far above those before it, and whether it came back."""
     for number, step in enumerate(steps):
         before = [other for other in steps[max(0, number - BASE) : number] if _is_finite(other)]
-        if len(before) < FEWEST or not _is_finite(step):
+        if len(before) < FEWEST or not _is_finite(step) or step.numbers.may_be_zero:
             continue
-        usual = median(other.loss or 0.0 for other in before)
-        ratio = (step.loss or 0.0) / usual if usual > 0 else 0.0
-        norms = [other.grad_norm for other in before if other.grad_norm is not None and other.grad_norm > 0]
+        usual = median(_loss(other) for other in before)
+        ratio = _loss(step) / usual if usual > 0 else 0.0
+        norms = [_norm(other) for other in before if _norm(other) > 0]
         usual_norm = median(norms) if norms else 0.0
-        norm = max((other.grad_norm or 0.0 for other in steps[max(0, number - FEWEST) : number + 1]), default=0.0)
+        norm = max((_norm(other) for other in steps[max(0, number - FEWEST) : number + 1]), default=0.0)
         if not (ratio > HIGH_SPIKE or (ratio > SPIKE and usual_norm > 0 and norm > SPIKE_NORM * usual_norm)):
             continue
-        last = next((other.loss for other in reversed(steps) if _is_finite(other)), None) or 0.0
+        last = next((_loss(other) for other in reversed(steps) if _is_finite(other)), 0.0)
         is_back = _is_finite(steps[-1]) and last < SPIKE * usual
-        why = f"The loss rose from {usual:.3g} to {step.loss:.3g} at iteration {step.iteration}"
+        why = f"The loss rose from {usual:.3g} to {_loss(step):.3g} at iteration {step.iteration}"
         why += f", and came back to {last:.3g}." if is_back else " and did not come back."
         next_step = NextStep.NONE if is_back else NextStep.ROLLBACK_AND_SKIP
         confidence = 0.75 if is_back else 0.85
@@ -93,15 +121,54 @@ def _spike(steps: Sequence[TrainingStep]) -> Unhealthy | None:
     return None
 
 
+def _zero(steps: Sequence[TrainingStep]) -> Unhealthy | None:
+    """Steps at the end whose loss is exactly 0, which no mean over words is: masked labels, or numbers that broke."""
+    count = 0
+    while count < len(steps) and steps[-1 - count].numbers.loss == 0.0 and not steps[-1 - count].numbers.may_be_zero:
+        count += 1
+    if count < ZERO_STEPS:
+        return None
+    first = steps[-count]
+    before = [_loss(step) for step in steps[:-count]]
+    if before and before[-1] < SMALL:
+        return None
+    if before:
+        why = f"The last {count} steps have a loss of exactly 0, from iteration {first.iteration} on; before it was"
+        why += f" {before[-1]:.3g}: the numbers broke."
+        step, confidence = NextStep.ROLLBACK_AND_SKIP, 0.8
+    else:
+        why = f"All {count} steps have a loss of exactly 0: every label is masked, or the numbers broke at once."
+        step, confidence = NextStep.FIX_CONFIG, 0.65
+    return Unhealthy(FaultClass.NUMERICS, step, confidence, why, first.text, first.line_number, is_grave=True)
+
+
 def _slower(steps: Sequence[TrainingStep]) -> Unhealthy | None:
     """A loss of speed in the middle of a launch that lasts to its end: mostly one slow GPU."""
-    speeds = [(step, step.tflops) for step in steps if step.tflops]
-    for number in range(SLOW_BASE, len(speeds) - SLOW_STEPS + 1):
-        usual = median(speed for _, speed in speeds[max(0, number - BASE) : number])
+    speeds, unit, is_even, steps_after = _speeds(steps)
+    bound = SLOW if is_even else SLOWER
+    for number in range(SLOW_BASE, len(speeds) - steps_after + 1):
+        before = [speed for _, speed in speeds[max(0, number - BASE) : number]]
         after = [speed for _, speed in speeds[number:]]
-        if median(after) < SLOW * usual and max(after) < 0.985 * usual:
+        usual = median(before)
+        highest = 0.985 * usual if is_even else min(before)
+        if median(after) < bound * usual and max(after) < highest:
             step = speeds[number][0]
-            why = f"From iteration {step.iteration} on it ran at {median(after):.4g} TFLOPs in place of {usual:.4g}: "
+            why = f"From iteration {step.iteration} on it ran at {median(after):.4g} {unit} in place of {usual:.4g}: "
+            if median(after) < HALF * usual:
+                why += "data or storage that come late, a network, or a GPU."
+                return Unhealthy(FaultClass.UNKNOWN, NextStep.PAGE, 0.5, why, step.text, step.line_number)
             why += "mostly one slow GPU. tr11 profile --phases shows who waits for whom."
             return Unhealthy(FaultClass.GPU_HARDWARE, NextStep.PAGE, 0.5, why, step.text, step.line_number)
     return None
+
+
+def _speeds(steps: Sequence[TrainingStep]) -> tuple[list[tuple[TrainingStep, float]], str, bool, int]:
+    """The speeds that most of the steps tell in one unit, whether they vary little, and how many slow ones count."""
+    told = [(step, step.numbers.dialect.name, *speed) for step in steps if (speed := step.numbers.speed()) is not None]
+    if not told:
+        return [], "", False, 1
+    [((dialect, name), _)] = Counter((dialect, name) for _, dialect, name, _ in told).most_common(1)
+    speeds = [(step, value) for step, *kind, value in told if kind == [dialect, name]]
+    is_even = (dialect, name) == ("megatron", "tflops")
+    fewest = SLOW_STEPS if is_even else SLOWER_STEPS.get(dialect, SLOWER_STEPS_USUAL)
+    return speeds, _UNITS[name], is_even, fewest

@@ -22,7 +22,6 @@ _CREDENTIALS = "slurm-auth"
 _OF_REFUSED_CREDENTIALS = frozenset({"slurm-launch", "slurm-submit", "slurm-submit-error", "slurm-empty-answer"})
 _LOOP = "end-loop"
 _FINISHED = frozenset({"end-finished", _LOOP})
-_STEP_OF = re.compile(r"^(?!\W*[Ee]poch).*?\b(\d+)/ *(\d+)\b")
 _STEP_CANCELLED = "step-cancelled"
 _TOLD = frozenset({"elastic-signal", "end-signal", "told-to-go"})
 _CLOSED = re.compile(r"RendezvousClosed|closed rendezvous|rendezvous.{0,80} has been closed")
@@ -88,18 +87,11 @@ def candidates_of(launches: Sequence[LogLaunch]) -> Candidates:
     )
 
 
-def step_of_total(text: str) -> tuple[int, int] | None:
-    """The step that a line tells of and the last one of the training; None where it does not name both."""
-    match = _STEP_OF.search(text)
-    return None if match is None else (int(match[1]), int(match[2]))
-
-
 def _is_short(end: Sighting) -> bool:
     """Whether it is the end of a loop, and the step before it was not the last one of the training."""
     if end.signature.id != _LOOP or end.progress is None:
         return False
-    steps = step_of_total(end.progress.text)
-    return steps is not None and steps[0] < steps[1]
+    return end.progress.is_last is False
 
 
 def _is_outdone(one: Sighting, left: Sequence[Sighting]) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 from tr11ops.cluster.hostlist import HostlistError, expand
 from tr11ops.diagnose.elastic import HEADS, ReportReader
@@ -13,15 +12,17 @@ from tr11ops.diagnose.lines import full_origin, plain, split_prefixes
 from tr11ops.diagnose.matcher import CandidateLine, Matcher, text_of
 from tr11ops.diagnose.sighting import LogLaunch, ProgressMark, Sighting, TrainingStep
 from tr11ops.diagnose.signature import SURE_END, FaultSignature, Role
-from tr11ops.diagnose.steps import PROGRESS_WORDS, step_of
 from tr11ops.diagnose.topics import UNTOLD, of_exception, of_line
 from tr11ops.diagnose.tracebacks import HEAD, RaisedException, TracebackReader
+from tr11ops.dialects.reading import StepReader, step_of, total_in, trainer_in
+from tr11ops.dialects.table import progress_words
 
 KEPT = 8  # sightings of one signature in a launch, and as many of each further writer
 WRITERS = 64
 LAUNCHES = 40  # the newest ones
 TAIL_BYTES = 256 << 10  # of the steps before the end of a launch
 END_BYTES = 64 << 10
+HEAD_BLOCKS, HEAD_BYTES = 4, 256 << 10  # where a trainer names itself before its first step
 SEQUENTIAL_LINES = 3000  # read one by one after a traceback or a report begins
 TEXT = 1000  # characters of a line that are kept
 TRIES = 8  # lines that hold a word of a step and are none, before a part is given up
@@ -72,7 +73,11 @@ class LogScan:
         self._reports = ReportReader()
         self._sequential = 0
         self._forgotten: dict[str, int] = {}  # signature: line of the last step when its sightings were looked through
-        self._word: bytes | None = None  # that lines of steps hold in this log
+        self._words = progress_words()  # that lines of steps may hold in this log: up to the one that they held
+        self._words_here: tuple[bytes, ...] = ()  # of these, what the block holds
+        self._trainer: str | None = None  # that the file names
+        self._total: int | None = None  # steps that the training has, by its own words before the first one
+        self._heads = 0  # blocks in which these were looked for
         self._step_block = b""  # up to the last step
         self._before = b""  # the end of what this launch said in earlier blocks
         self._begin = 0  # where in the block it goes on
@@ -85,7 +90,10 @@ class LogScan:
 
     def feed(self, block: bytes) -> None:
         """The next block of whole lines."""
-        candidates = iter(self._matcher.candidates(block))
+        self._read_head(block)
+        lines, held = self._matcher.look(block)
+        self._words_here = tuple(word for word in self._words if word in held)
+        candidates = iter(lines)
         candidate = next(candidates, None)
         self._begin = cursor = searched = 0  # self._line is the number of the line at the cursor
         while cursor < len(block):
@@ -111,6 +119,15 @@ class LogScan:
         self._line += block.count(b"\n", cursor)
         self._find_progress(block, tail, len(block))
         self._before = (self._before + block[max(self._begin, len(block) - TAIL_BYTES) :])[-TAIL_BYTES:]
+
+    def _read_head(self, block: bytes) -> None:
+        """Which trainer it is, and how many steps it is to do, before the first of them."""
+        if self._heads == HEAD_BLOCKS:
+            return
+        self._heads += 1
+        head = block[:HEAD_BYTES]
+        self._trainer = self._trainer or trainer_in(head)
+        self._total = self._total or total_in(head)
 
     def launches(self) -> list[LogLaunch]:
         """All launches, the oldest first; at least one."""
@@ -252,6 +269,7 @@ class LogScan:
         self._reports = ReportReader()
         if launch.progress is not None:
             launch.steps = tuple(_steps(self._step_block, launch.progress.line_number))
+        launch.trainer = self._trainer
         self._step_block = self._before = b""
         self._begin = self._start_of_line
         self._past = [*self._past, launch][-LAUNCHES:]
@@ -260,19 +278,21 @@ class LogScan:
 
     def _find_progress(self, block: bytes, start: int, end: int) -> None:
         """Take note of the last step in a part of the block. The line at `end` has the number self._line."""
-        for word in PROGRESS_WORDS if self._word is None else (self._word,):
+        for word in self._words_here:
             at = end
             for _ in range(TRIES):
                 at = block.rfind(word, start, at)
                 if at < 0:
                     break
                 line = max(block.rfind(b"\n", start, at), block.rfind(b"\r", start, at), start - 1) + 1
-                text = plain(block[line : min(_line_end(block, at), at + TEXT)].decode("utf-8", "replace"))
-                step = step_of(text)
+                raw = block[line : min(_piece_end(block, at), at + TEXT)].decode("utf-8", "replace")
+                step = step_of(raw)
                 if step is not None:
-                    self._word = word
-                    number = self._line - block.count(b"\n", line, end)
-                    self._launch.progress = ProgressMark(number, step.iteration, text)
+                    self._words = self._words[: self._words.index(word) + 1]
+                    self._words_here = self._words_here[: self._words_here.index(word) + 1]
+                    self._trainer = step.dialect.name
+                    where = self._line - block.count(b"\n", line, end)
+                    self._launch.progress = ProgressMark(where, step.iteration, plain(raw), step.total or self._total)
                     self._step_block = self._up_to(block, at)
                     return
                 at = line
@@ -302,12 +322,10 @@ def _is_retried(text: str) -> bool:
 
 def _steps(tail: bytes, last_line: int) -> Iterator[TrainingStep]:
     """The steps in the bytes that end with the line of this number."""
-    lines = tail.decode("utf-8", "replace").split("\n")
+    lines, reader = tail.decode("utf-8", "replace").split("\n"), StepReader()
     for number, line in enumerate(lines, start=last_line - len(lines) + 1):
-        for part in line.split("\r"):
-            step = step_of(plain(part))
-            if step is not None:
-                yield replace(step, line_number=number, text=line[-TEXT:])
+        for step in reader.feed(line):
+            yield TrainingStep(step, number, plain(line)[-TEXT:])
 
 
 def _goes_on(before: LogLaunch, newest: LogLaunch) -> bool:
@@ -328,6 +346,13 @@ def _join(launch: LogLaunch, rest: LogLaunch) -> None:
 def _line_end(block: bytes, at: int) -> int:
     found = block.find(b"\n", at)
     return found if found >= 0 else len(block)
+
+
+def _piece_end(block: bytes, at: int) -> int:
+    """Where a line ends, or what a carriage return leaves of it."""
+    end = _line_end(block, at)
+    found = block.find(b"\r", at, end)
+    return found if found >= 0 else end
 
 
 def _best(

@@ -8,28 +8,35 @@ from dataclasses import dataclass, field
 from tr11ops.diagnose.lines import LineOrigin
 from tr11ops.diagnose.signature import FaultSignature
 from tr11ops.diagnose.tracebacks import RaisedException
+from tr11ops.dialects.reading import StepNumbers
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingStep:
-    """A line of a step. `loss` is None where the line has none, as for a NaN in older trainings."""
+    """What a line of a log says of a step, and where it stands."""
 
-    iteration: int | None
-    loss: float | None = None
-    line_number: int = 0
-    text: str = ""
-    grad_norm: float | None = None
-    tflops: float | None = None
-    is_whole: bool = True
+    numbers: StepNumbers
+    line_number: int
+    text: str
+
+    @property
+    def iteration(self) -> int | None:
+        return self.numbers.iteration
 
 
 @dataclass(frozen=True, slots=True)
 class ProgressMark:
-    """The last line of a step before some place: its line and iteration."""
+    """The last line of a step before some place: its line, its iteration, and the training's last one where it says."""
 
     line_number: int
     iteration: int | None
     text: str
+    total: int | None = None
+
+    @property
+    def is_last(self) -> bool | None:
+        """Whether it is the training's last step; None where that is not known."""
+        return None if self.iteration is None or self.total is None else self.iteration >= self.total
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +96,7 @@ class LogLaunch:
     last_line: int = 0
     world_size: int | None = None
     is_sure: bool = True  # whether a line says that it began here
+    trainer: str | None = None  # the dialect of its steps, or of the trainer that the log names
 
     def has_overcome(self, one: Sighting) -> bool:
         """Whether the training went on after this line."""

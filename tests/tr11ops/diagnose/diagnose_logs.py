@@ -6,6 +6,9 @@ from pathlib import Path
 
 from tr11ops.diagnose.diagnosis import Diagnosis
 from tr11ops.diagnose.look import diagnose_files
+from tr11ops.diagnose.matcher import matcher
+from tr11ops.diagnose.scan import scan
+from tr11ops.diagnose.sighting import LogLaunch
 
 SHORT_STEPS = "step: 10 loss: 2.31\nstep: 11 loss: 2.30\n"
 HEAD = 'Traceback (most recent call last):\n  File "/code/train.py", line 211, in <module>\n    main()\n'
@@ -54,3 +57,13 @@ def of_text(folder: Path, text: str) -> Diagnosis:
     log.write_text(text, encoding="utf-8")
     [found] = diagnose_files([log])
     return found
+
+
+def launches_of(text: str | bytes, size: int = 1 << 20) -> list[LogLaunch]:
+    data = text.encode() if isinstance(text, str) else text
+    lines, blocks = data.splitlines(keepends=True), [b""]
+    for line in lines:
+        if len(blocks[-1]) >= size:
+            blocks.append(b"")
+        blocks[-1] += line
+    return scan("log", blocks, matcher())

@@ -6,22 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.tr11ops.diagnose.diagnose_logs import RAISED, REPORT, STEP
+from tests.tr11ops.diagnose.diagnose_logs import RAISED, REPORT, STEP, launches_of
 from tr11ops.diagnose.look import diagnose_files
-from tr11ops.diagnose.matcher import matcher
-from tr11ops.diagnose.scan import scan
 from tr11ops.diagnose.sighting import LogLaunch
 from tr11ops.diagnose.signature import FaultClass, NextStep
-
-
-def launches_of(text: str | bytes, size: int = 1 << 20) -> list[LogLaunch]:
-    data = text.encode() if isinstance(text, str) else text
-    lines, blocks = data.splitlines(keepends=True), [b""]
-    for line in lines:
-        if len(blocks[-1]) >= size:
-            blocks.append(b"")
-        blocks[-1] += line
-    return scan("log", blocks, matcher())
 
 
 def ids(launch: LogLaunch) -> list[tuple[int, str]]:

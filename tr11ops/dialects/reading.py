@@ -1,0 +1,208 @@
+"""Lines of steps read, of any trainer in the table: the one answer to what a line says of a step. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from tr11ops.dialects.table import StepDialect, dialects, number_of, whole_number_of
+from trainer.contract.logline import LOSS_SUFFIX, StepRecord
+
+INNER_BAR = "\x1b[A"  # the cursor goes up again: a bar inside another one, such as that of an evaluation
+_COLOUR = re.compile(r"\x1b\[[0-9;:]*[A-Za-z]")
+_OTHER_LOSS = re.compile(r"(?<=\| )(?!lm\b)(\w+) loss: *([-+]?(?:\d[.\d]*(?:[eE][-+]?\d+)?|nan|inf)) (?=\|)")
+_COUNTS = frozenset({
+    "consumed_samples", "consumed_tokens", "global_batch_size", "curriculum_length", "skipped_iterations",
+    "nan_iterations",
+})  # fmt: skip
+_RATES = ("tflops", "tokens_per_second", "samples_per_second", "iterations_per_second")
+
+
+@dataclass(frozen=True, slots=True)
+class StepNumbers:
+    """What a line says of a step. `values`: numbers by the names of the table; what it does not say is not there.
+
+    `iteration` is None where the line has no number; `total` is the training's last step, not an epoch's. `is_whole`:
+    whether the line has its end.
+    """
+
+    dialect: StepDialect
+    iteration: int | None
+    total: int | None
+    values: Mapping[str, float]
+    is_whole: bool = True
+    may_be_zero: bool = False  # its loss is no mean over words
+
+    @property
+    def loss(self) -> float | None:
+        return self.values.get("lm_loss")
+
+    @property
+    def grad_norm(self) -> float | None:
+        return self.values.get("grad_norm")
+
+    @property
+    def lacks_loss(self) -> bool:
+        """Whether it ought to tell a loss and does not, as some trainers do where it is no number."""
+        return self.loss is None and self.dialect.omits_nan
+
+    def speed(self) -> tuple[str, float] | None:
+        """How fast it was, more being faster, and by which number; None where the line does not say."""
+        for name in _RATES:
+            value = self.values.get(name, math.nan)
+            if math.isfinite(value) and value > 0:
+                return name, value
+        seconds = self.values.get("seconds_per_iteration", math.nan)
+        if not (math.isfinite(seconds) and seconds > 0):
+            return None
+        batch = self.values.get("global_batch_size", 0.0)
+        return ("samples_per_second", batch / seconds) if batch > 0 else ("iterations_per_second", 1.0 / seconds)
+
+
+def step_of(line: str) -> StepNumbers | None:
+    """What a line says of a step, or goes on to say of the one before; None for any other line.
+
+    The line may have colours, and the prefixes of its launcher. Of what a carriage return overprinted see `StepReader`.
+    """
+    if INNER_BAR in line:
+        return None
+    text = _COLOUR.sub("", line) if "\x1b" in line else line
+    for dialect in dialects():
+        if dialect.holds_word(text):
+            head = dialect.step_pattern.search(text)
+            if head is not None:
+                never = dialect.never_pattern
+                return None if never is not None and never.search(text) else _numbers(dialect, head, text)
+        if dialect.more and dialect.holds_more(text):
+            return StepNumbers(dialect, None, None, _values(dialect, text))
+    return None
+
+
+def iteration_of(line: str) -> int | None:
+    """The step that a line is of; None where it names none."""
+    found = step_of(line)
+    return None if found is None else found.iteration
+
+
+def step_record(line: str) -> StepRecord | None:
+    """A line of a step as a record; None for a line of no step, or without its number.
+
+    A missing loss is NaN, for a trainer may leave the field out exactly then. Counts that it does not tell are 0, other
+    numbers NaN or None.
+    """
+    found = step_of(line)
+    return None if found is None else record_of(found, line)
+
+
+def record_of(found: StepNumbers, line: str = "") -> StepRecord | None:
+    """The record of what was read of a step; of `line` the losses beside that of the words. None without a number, or
+    of a line that was cut, which says nothing sure.
+    """
+    if found.iteration is None or not found.is_whole:
+        return None
+    values = found.values
+    optional = ("loss_scale", "params_norm")
+    others = _OTHER_LOSS.findall(line) if f" {LOSS_SUFFIX[1:]}: " in line else []
+    return StepRecord(
+        iteration=found.iteration,
+        total_iterations=found.total or 0,
+        consumed_samples=_count(values, "consumed_samples"),
+        consumed_tokens=_count(values, "consumed_tokens"),
+        seconds_per_iteration=values.get("seconds_per_iteration", math.nan),
+        learning_rate=values.get("learning_rate", math.nan),
+        global_batch_size=_count(values, "global_batch_size"),
+        lm_loss=values.get("lm_loss", math.nan),
+        grad_norm=values.get("grad_norm"),
+        samples_per_second=values.get("samples_per_second", math.nan),
+        tflops=values.get("tflops", math.nan),
+        num_zeros=values.get("num_zeros", 0.0),
+        curriculum_length=_count(values, "curriculum_length") if "curriculum_length" in values else None,
+        skipped_iterations=_count(values, "skipped_iterations"),
+        nan_iterations=_count(values, "nan_iterations"),
+        other_losses=tuple((name, float(value)) for name, value in others),
+        **{name: values.get(name) for name in optional},
+    )
+
+
+class StepReader:
+    """Reads the lines of one log in their order. A line without the number of its step has that of the last one."""
+
+    def __init__(self) -> None:
+        self._last: StepNumbers | None = None
+
+    def feed(self, line: str) -> Iterator[StepNumbers]:
+        """What one line says of steps; also what it said before a carriage return overprinted it."""
+        for part in line.split("\r") if "\r" in line else (line,):
+            found = step_of(part)
+            if found is None:
+                continue
+            if found.iteration is not None:
+                self._last = found
+            elif self._last is not None:
+                found = replace(found, iteration=self._last.iteration, total=self._last.total)
+            yield found
+
+
+def trainer_in(text: bytes) -> str | None:
+    """The dialect of the trainer that a part of a log names, be there a step in it or not; None where none is named."""
+    for dialect in dialects():
+        if any(word.encode() in text for word in dialect.told):
+            return dialect.name
+    return None
+
+
+def total_in(text: bytes) -> int | None:
+    """How many steps a part of a log says that the training has, before any step; None where it does not say."""
+    for dialect in dialects():
+        for word in dialect.steps:
+            at = text.find(word.encode())
+            match = _LEADING.match(text, at + len(word)) if at >= 0 else None
+            if match is not None:
+                return whole_number_of(match[0].decode())
+    return None
+
+
+_LEADING = re.compile(rb"\d{1,3}(?:,\d{3})+|\d{1,15}")
+
+
+def _numbers(dialect: StepDialect, head: re.Match[str], text: str) -> StepNumbers:
+    named = {name: whole_number_of(value) for name, value in head.groupdict().items() if value is not None}
+    is_whole = dialect.end_pattern is None or dialect.end_pattern.search(text, head.end()) is not None
+    values = _values(dialect, text, is_whole)
+    iteration, total = named.get("iteration", named.get("global")), named.get("total")
+    if "iteration" in values:
+        iteration = int(values.pop("iteration"))
+    elif "epoch" in named and iteration is not None and total is not None:
+        iteration += named["epoch"] * total
+    if "epoch" in named:
+        total = _last_step(named)
+    if "total_iterations" in values:
+        total = int(values.pop("total_iterations"))
+    may_be_zero = any(word in text for word in dialect.zero)
+    return StepNumbers(dialect, iteration, total, values, is_whole, may_be_zero)
+
+
+def _last_step(named: Mapping[str, int]) -> int | None:
+    """The training's last step where a line counts the steps of an epoch, and may say which epoch is the last one."""
+    total = named.get("total")
+    if "epochs" in named:
+        return None if total is None or named["epochs"] < 0 else (named["epochs"] + 1) * total
+    return None
+
+
+def _values(dialect: StepDialect, text: str, is_whole: bool = True) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name, pattern in dialect.field_patterns.items():
+        match = pattern.search(text)
+        if match is not None and (is_whole or match.end() < len(text.rstrip())):
+            found[name] = number_of(match)
+    if "milliseconds_per_iteration" in found:
+        found.setdefault("seconds_per_iteration", found.pop("milliseconds_per_iteration") / 1000.0)
+    return found
+
+
+def _count(values: Mapping[str, float], name: str) -> int:
+    value = values.get(name, 0.0)
+    return int(value) if math.isfinite(value) else 0

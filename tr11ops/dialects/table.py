@@ -1,0 +1,118 @@
+"""The table of step dialects, `steps.toml`: what each trainer prints of a step. Loaded once, when a line is read."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+FILE = Path(__file__).with_name("steps.toml")
+_INT = r"(?:\d{1,3}(?:,\d{3})+|\d{1,15})"
+_WRAPPED = r"(?:['\"]|np\.float\d+\(|tensor\()?"
+_NUM = (
+    rf"{_WRAPPED}(?P<value>[-+]?(?:\d{{1,3}}(?:,\d{{3}})+(?:\.\d+)?|(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+    r"|(?i:nan|inf(?:inity)?)(?![A-Za-z])))(?P<unit>[KMBT](?![A-Za-z]))?"
+)
+_UNITS = {None: 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+
+
+@dataclass(frozen=True)
+class StepDialect:
+    """How one trainer prints its steps. The fields are told at the head of `steps.toml`."""
+
+    name: str
+    source: str
+    words: tuple[str, ...]
+    step: str
+    fields: Mapping[str, str]
+    never: str = ""
+    end: str = ""
+    more: tuple[str, ...] = ()
+    told: tuple[str, ...] = ()
+    steps: tuple[str, ...] = ()
+    omits_nan: bool = False
+    zero: tuple[str, ...] = ()
+
+    @cached_property
+    def step_pattern(self) -> re.Pattern[str]:
+        return re.compile(self.step.replace("INT", _INT))
+
+    @cached_property
+    def step_bytes(self) -> re.Pattern[bytes]:
+        """As `step_pattern`, to find such lines in the blocks of a file."""
+        return re.compile(self.step.replace("INT", _INT).encode())
+
+    @cached_property
+    def never_pattern(self) -> re.Pattern[str] | None:
+        return re.compile(self.never) if self.never else None
+
+    @cached_property
+    def end_pattern(self) -> re.Pattern[str] | None:
+        return re.compile(self.end) if self.end else None
+
+    @cached_property
+    def field_patterns(self) -> Mapping[str, re.Pattern[str]]:
+        return {name: re.compile(pattern.replace("NUM", _NUM)) for name, pattern in self.fields.items()}
+
+    def holds_word(self, text: str) -> bool:
+        """Whether a line may be one of a step."""
+        return any(word in text for word in self.words)
+
+    def holds_more(self, text: str) -> bool:
+        """Whether a line goes on with the step before it."""
+        return any(word in text for word in self.more)
+
+
+@cache
+def progress_words() -> tuple[bytes, ...]:
+    """The words of all dialects, in the order in which a log is searched for its last step."""
+    return tuple(dict.fromkeys(word.encode() for dialect in dialects() for word in dialect.words))
+
+
+def number_of(match: re.Match[str]) -> float:
+    """The value of a NUM, in full: `1,234`, `1.02M`, `-Infinity`."""
+    return float(match["value"].replace(",", "")) * _UNITS[match["unit"]]
+
+
+def whole_number_of(text: str) -> int:
+    """The value of an INT."""
+    return int(text.replace(",", ""))
+
+
+@cache
+def dialects() -> tuple[StepDialect, ...]:
+    """All dialects, in the order in which they are tried."""
+    return tuple(_dialect(entry) for entry in entries())
+
+
+@cache
+def dialect_named(name: str) -> StepDialect:
+    """Raises KeyError."""
+    return {dialect.name: dialect for dialect in dialects()}[name]
+
+
+def entries() -> list[dict[str, Any]]:
+    """The table as it stands in the file."""
+    found: list[dict[str, Any]] = tomllib.loads(FILE.read_text(encoding="utf-8"))["dialect"]
+    return found
+
+
+def _dialect(entry: Mapping[str, Any]) -> StepDialect:
+    return StepDialect(
+        name=entry["name"],
+        source=entry["source"],
+        words=tuple(entry["words"]),
+        step=entry["step"],
+        fields=entry["fields"],
+        never=entry.get("never", ""),
+        end=entry.get("end", ""),
+        more=tuple(entry.get("more", ())),
+        told=tuple(entry.get("told", ())),
+        steps=tuple(entry.get("steps", ())),
+        omits_nan=entry.get("omits_nan", False),
+        zero=tuple(entry.get("zero", ())),
+    )
