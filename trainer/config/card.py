@@ -110,6 +110,11 @@ class TrainerConfig(Section):
         return Path(self.run.kill_switch) if self.run.kill_switch else Path(self.run.directory) / "kill-switch"
 
     @property
+    def ordered_samples(self) -> int:
+        """Length of the training that the order of its samples is made for."""
+        return self.data.order_samples or self.batch.train_samples
+
+    @property
     def tests_at_end(self) -> bool:
         """Whether the card names test data, a group or a share of `data.split`, and evaluates at all."""
         if self.evaluation.iterations == 0:

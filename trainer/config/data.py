@@ -154,6 +154,13 @@ class DataSection(Section):
     order: Literal["single", "cyclic"] = Field(
         default="single", description="one pass in the order of the maps, or epochs that are shuffled again"
     )
+    order_samples: int | None = Field(
+        default=None,
+        gt=0,
+        le=MOST_SAMPLES,
+        description="length of the training that the order of the samples is made for; default: batch.train_samples. "
+        "Where epochs repeat, a shorter branch goes on with the data of its trunk only with the trunk's value",
+    )
     on_resume: Literal["match", "switch"] = Field(
         default="match", description="where the data is not the checkpoint's: refuse, or go on with the card's"
     )

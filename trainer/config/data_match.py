@@ -27,6 +27,7 @@ MASKING_KEYS = {
     "bert": (*_MASKING, "data.binary_head"),
     "t5": (*_MASKING, "model.decoder_sequence_length", "data.extra_ids"),
 }
+ORDERED = "batch.train_samples"  # that the order is made for; the key's name since before data.order_samples
 MOST_SETS = 3  # that are told of by name
 _LONGEST = 60
 
@@ -99,7 +100,7 @@ def data_facts(config: TrainerConfig) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "run.seed": config.run.seed,
         "model.sequence_length": config.model.sequence_length,
-        "batch.train_samples": config.batch.train_samples,
+        ORDERED: config.ordered_samples,
         "data.order": data.order,
         "tokenizer.path": config.tokenizer.path or config.tokenizer.vocabulary_file,
         **{key: attrgetter(key)(config) for key in masking},
@@ -112,11 +113,15 @@ def data_facts(config: TrainerConfig) -> dict[str, Any]:
 def fact_differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
     """Keys on which two cards' facts differ, each with a few words that say how."""
     keys = dict.fromkeys((*saved, *now))
-    return {
+    found = {
         key: f"{key} was {_shown(saved.get(key))}, is {_shown(now.get(key))}"
         for key in keys
         if saved.get(key) != now.get(key)
     }
+    before, after = saved.get(ORDERED), now.get(ORDERED)
+    if ORDERED in found and isinstance(before, int) and isinstance(after, int) and before > after:
+        found[ORDERED] += f" (data.order_samples = {before} keeps the order)"
+    return found
 
 
 def decisive_differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -129,6 +129,9 @@ def _order_problems(config: TrainerConfig) -> Iterator[Problem]:
     if config.batch.micro_batch_ramp and config.data.order == "cyclic":
         rule = "changes the order of the data with data.order = cyclic"
         yield Problem("batch.micro_batch_ramp", None, rule, 'set data.order = "single", or leave it out')
+    if config.ordered_samples < config.batch.train_samples:
+        rule = f"must be at least batch.train_samples ({config.batch.train_samples})"
+        yield Problem("data.order_samples", config.ordered_samples, rule, "raise it, or leave it out")
 
 
 def _multiples(value: int, factor: int) -> str:

@@ -44,13 +44,13 @@ class WantedData:
 def wanted_data(config: TrainerConfig, test: bool = False) -> WantedData:
     """What a card asks for; the test data too when `test`.
 
-    Samples: `batch.train_samples`; of every validation and test set `evaluation.iterations` global batches, the same
-    ones at each evaluation, so that its losses can be compared. Raises DataError: groups that cannot be parsed, data
-    without weights that cannot be opened.
+    Samples: those that the order of the training is made for; of every validation and test set `evaluation.iterations`
+    global batches, the same ones at each evaluation, so that its losses can be compared. Raises DataError: groups that
+    cannot be parsed, data without weights that cannot be opened.
     """
     data = config.data
     evaluated = config.evaluation.iterations * config.batch.global_batch_size
-    samples = {"train": config.batch.train_samples, "valid": evaluated, "test": evaluated if test else 0}
+    samples = {"train": config.ordered_samples, "valid": evaluated, "test": evaluated if test else 0}
     if data.uses_groups or data.validate_each:
         read = _groups_of if data.uses_groups else _groups_of_split
         groups = {role: read(data, role) if samples[role] else () for role in SPLITS}
