@@ -16,11 +16,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from labels import Incident, LabelError, read_set
-from programs import PROGRAMS, TITLES, Unmeasured
+from programs import OWN_SETS, PROGRAMS, TITLES, Unmeasured
 from scores import Judged, Scores, judge, total
 
-OWN = Path(__file__).parents[2] / "tests" / "data" / "diagnose"
-USUAL = (OWN, OWN / "blind")
 HEAD = ("program", "class", "line", "node", "restart", "go/stop", "excl", "named", ">0.9", "ms/log")
 WIDE = (16, 13, 13, 11, 13, 13, 5, 6, 5, 7)
 
@@ -33,7 +31,7 @@ def main() -> int:
         print(f"--only {unknown[0]}: there are {', '.join(PROGRAMS)}", file=sys.stderr)
         return 2
     found = {}
-    for folder in options.set or USUAL:
+    for folder in options.set or OWN_SETS:
         try:
             incidents = read_set(folder)
         except (LabelError, OSError) as error:

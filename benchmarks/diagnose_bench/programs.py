@@ -17,9 +17,11 @@ from typing import Any
 
 from labels import Incident
 
+from tr11ops.diagnose.diagnosis import Diagnosis
 from tr11ops.diagnose.look import diagnose_files
 
 NVRX = "nvidia-resiliency-ext==0.7.0"
+OWN_SETS = tuple(Path(__file__).parents[2] / "tests" / "data" / name for name in ("diagnose", "diagnose/blind"))
 WORKER = Path(__file__).with_name("nvrx_worker.py")
 NOT_HERE = ("--python-version", "3.12", "--platform", "manylinux_2_39_x86_64", "--only-binary=:all:", "--no-deps")
 LONGEST_SECONDS = 1800
@@ -30,13 +32,15 @@ _ERROR = re.compile(r"error|exception|fatal|fail|abort|killed|traceback|panic|se
 class Answer:
     """What a program says. None: it says nothing of that.
 
-    `nodes`: who is at fault, or may be; `excluded`: those of them that it says must not be used again. `restart`: one
-    of the labels' words, or `go` or `stop` of a program that knows no more. `confidence`: of what, who and restart.
+    `place`: the node of the line. `nodes`: who is at fault, or may be; `excluded`: those of them that it says must not
+    be used again. `restart`: one of the labels' words, or `go` or `stop` of a program that knows no more. `confidence`:
+    of what, who and restart.
     """
 
     fault: str | None = None
     file: str | None = None
     line: int | None = None
+    place: str | None = None
     nodes: frozenset[str] = frozenset()
     excluded: frozenset[str] = frozenset()
     restart: str | None = None
@@ -55,27 +59,24 @@ def tr11(incidents: Sequence[Incident]) -> dict[str, Answer]:
     for incident in incidents:
         began = time.perf_counter()
         [one] = diagnose_files(incident.files)
-        found[incident.name] = _of_document(one.document(), time.perf_counter() - began)
+        found[incident.name] = of_diagnosis(one, time.perf_counter() - began)
     return found
 
 
-_RESTART_OF_ACTION = {
-    "exclude_and_resubmit": "elsewhere", "resubmit": "plain", "fix_config": "change", "fix_storage": "change",
-    "rollback_and_skip": "change", "page": "unknown", "none": "none",
-}  # fmt: skip
-
-
-def _of_document(said: Mapping[str, Any], seconds: float) -> Answer:
-    root = said["root_cause"] or {}
-    named = frozenset({root["node"]} if root.get("node") else ())
+def of_diagnosis(found: Diagnosis, seconds: float) -> Answer:
+    """The answer of its document, which is all that others see."""
+    said = found.document()
+    root, who, restart = said["root_cause"] or {}, said["who"], said["restart"]
+    named = frozenset(who["nodes"])
     return Answer(
         fault=said["verdict"],
         file=Path(root["file"]).name if root else None,
         line=root.get("line_number"),
+        place=root.get("node"),
         nodes=named,
         excluded=named if said["action"] == "exclude_and_resubmit" else frozenset(),
-        restart=_RESTART_OF_ACTION[said["action"]],
-        confidence={"what": said["confidence"]},
+        restart=restart["answer"],
+        confidence={"what": said["confidence"], "who": who["confidence"], "restart": restart["confidence"]},
         seconds=seconds,
     )
 
@@ -136,6 +137,7 @@ def _of_nvrx(said: Mapping[str, Any], places: Sequence[tuple[str, int]]) -> Answ
     return Answer(
         file=file,
         line=line,
+        place=said["node"],
         nodes=frozenset({said["node"]} if said["node"] else ()),
         restart="go" if said["decision"] == "RESTART" else "stop",
         seconds=said["seconds"],

@@ -55,7 +55,8 @@ class Judged:
             at = "none" if answer.line is None else f"{answer.file}:{answer.line}"
             found.append(f"line {at}, is {_words(f'{file}:{line}' for file, line in label.lines)}")
         if self.node is False:
-            found.append(f"node {_words(answer.nodes)}, is {label.node}{_sure(answer, 'who')}")
+            said = answer.nodes if label.is_guilty else {answer.place or "none"}
+            found.append(f"node {_words(said)}, is {label.node}{_sure(answer, 'who')}")
         if self.innocent:
             found.append(f"excludes {_words(self.innocent)}, innocent{_sure(answer, 'who')}")
         elif self.misnamed and self.node is None:
@@ -84,7 +85,7 @@ def judge(incident: Incident, answer: Answer) -> Judged:
         name=incident.name,
         fault=None if answer.fault is None else answer.fault in incident.faults,
         line=(answer.file, answer.line) in incident.lines if incident.lines else None,
-        node={_short(node) for node in answer.nodes} == wanted if incident.node else None,
+        node=_node(incident, answer),
         restart=restart,
         goes_on=_goes_on(incident, answer),
         innocent=_not_in(answer.excluded, guilty) if incident.judges_nodes else frozenset(),
@@ -92,6 +93,15 @@ def judge(incident: Incident, answer: Answer) -> Judged:
         answer=answer,
         label=incident,
     )
+
+
+def _node(incident: Incident, answer: Answer) -> bool | None:
+    """Whether the guilty node is accused, and no other; where the label has it as the line's place alone, that."""
+    if incident.node is None:
+        return None
+    if incident.is_guilty:
+        return {_short(node) for node in answer.nodes} == {_short(incident.node)}
+    return answer.place is not None and _short(answer.place) == _short(incident.node)
 
 
 def _goes_on(incident: Incident, answer: Answer) -> bool | None:
@@ -190,13 +200,13 @@ def total(judged: Sequence[Judged]) -> Scores:
 def _said_and_right(judged: Sequence[Judged], part: str) -> list[tuple[float, bool]]:
     pairs = []
     for one in judged:
-        is_right = {"what": one.fault, "who": _who(one), "restart": one.restart}[part]
+        is_right = {"what": one.fault, "who": who_is_right(one), "restart": one.restart}[part]
         if is_right is not None and part in one.answer.confidence:
             pairs.append((one.answer.confidence[part], is_right))
     return pairs
 
 
-def _who(one: Judged) -> bool | None:
+def who_is_right(one: Judged) -> bool | None:
     """Whether what it says of who is right: the guilty node, or no one."""
     if not (one.label.judges_nodes and one.label.is_guilty):
         return None

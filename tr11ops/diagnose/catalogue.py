@@ -15,11 +15,11 @@ FOLDER = Path(__file__).parent / "signatures"
 _KEYS = frozenset(
     {
         "id", "pattern", "role", "class", "action", "node", "confidence", "meaning", "source", "lasting", "own",
-        "restart", "match", "no_match",
+        "restart", "helps", "match", "no_match",
     }
 )  # fmt: skip
 _LOOKUP_KEYS = frozenset({"id", "pattern", "source", "example", "no_match", "group"})
-_GROUP_KEYS = frozenset({"role", "class", "action", "node", "confidence", "meaning", "codes", "others"})
+_GROUP_KEYS = frozenset({"role", "class", "action", "node", "confidence", "helps", "meaning", "codes", "others"})
 
 
 @cache

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tr11ops.base.units import counted
+from tr11ops.diagnose.answers import Signs
 from tr11ops.diagnose.attribution.log_evidence import evidence_of
 from tr11ops.diagnose.diagnosis import Diagnosis, QuotedLine
 from tr11ops.diagnose.harmless import without_habits
@@ -19,7 +20,7 @@ from tr11ops.diagnose.peers import most_named_peer
 from tr11ops.diagnose.places import LaunchPlaces
 from tr11ops.diagnose.roots import CLEAR, STRONG, Candidates, candidates_of, is_before, root_of
 from tr11ops.diagnose.sighting import LogLaunch, Sighting, WorkerFailure
-from tr11ops.diagnose.signature import FaultClass, NextStep, NodeBlame, Role
+from tr11ops.diagnose.signature import FaultClass, FaultSignature, NextStep, NodeBlame, Role
 from tr11ops.diagnose.starts import explained
 from tr11ops.diagnose.topics import FAMILY as TOPICS
 
@@ -27,6 +28,8 @@ HIGHEST = 0.97
 AFTER_STEPS = 0.55  # for what the training seems to have overcome
 WHOLE = 0.65  # for a training that came to its last step and says nothing
 SHOWN = 8
+LOOKED_BACK = 4  # earlier launches, of which the newest are asked whether they ended alike
+NEAR = 1  # steps: the one in which it fails is logged, or just not
 SILENT = 3  # lines of the watchdog in a row that say that the job runs, and no step
 CAUTIOUS = 0.9  # the most where a signature alone does not prove its class
 MANY_NODES = 3
@@ -48,7 +51,30 @@ def judge(launches: Sequence[LogLaunch], earlier: Sequence[LogLaunch] = ()) -> D
     found = _judge(merged, candidates_of(launches), places)
     if found.fault is FaultClass.UNKNOWN and found.root_cause is not None:
         found = _printed_early(merged, places) or found
-    return replace(found, number=merged.number, log_evidence=evidence_of(merged, places))
+    signs = replace(found.signs, trained=merged.progress is not None, times=_times(merged, earlier))
+    return replace(found, number=merged.number, log_evidence=evidence_of(merged, places), signs=signs)
+
+
+def _times(last: LogLaunch, earlier: Sequence[LogLaunch]) -> int:
+    """How many launches in a row one fault has ended at one step, as far as these logs tell."""
+    root = root_of(candidates_of([last]))
+    times = 1
+    for launch in reversed(earlier[-LOOKED_BACK:]):
+        before = root_of(candidates_of([launch]))
+        if root is None or before is None or before.signature.id != root.signature.id:
+            break
+        if not _is_same_step(before, root):
+            break
+        times += 1
+    return times
+
+
+def _is_same_step(before: Sighting, root: Sighting) -> bool:
+    """Whether two faults came at the same step, or both before any."""
+    if before.progress is None or root.progress is None:
+        return before.progress is root.progress
+    steps = before.progress.iteration, root.progress.iteration
+    return steps[0] is not None and steps[1] is not None and abs(steps[0] - steps[1]) <= NEAR
 
 
 def _judge(merged: LogLaunch, candidates: Candidates, places: LaunchPlaces) -> Diagnosis:
@@ -142,8 +168,14 @@ def _of_root(root: Sighting, launch: LogLaunch, found: Candidates, places: Launc
     if cited.signature.fault in _OF_THE_MACHINE and cited.signature.family != TOPICS:  # it is not the loader's own
         signature = cited.signature
     quoted = places.quoted(cited, is_root=signature.role not in {Role.END, Role.STOP})
+    silent_rank = int(root.named["rank"]) if _names_absent_rank(root) else None
     if signature.fault is FaultClass.NCCL_TIMEOUT and "rank" not in root.named:
-        quoted = places.without_witness(quoted, [one for one in found.symptoms if one.signature.id == signature.id])
+        witnesses = [one for one in found.symptoms if one.signature.id == signature.id]
+        silent_rank = places.silent_rank(witnesses)
+        quoted = places.without_witness(quoted, witnesses)
+    if _is_told_by_scheduler(signature):
+        told = [one for one in [root, *_all(found)] if _is_told_by_scheduler(one.signature)]
+        quoted = replace(quoted, node=places.lost_node(told), rank=None, gpu=None)
     alike = [one for one in _all(found) if one is not root and one is not cited and one.signature.id == signature.id]
     backing = [
         one
@@ -187,7 +219,20 @@ def _of_root(root: Sighting, launch: LogLaunch, found: Candidates, places: Launc
         len(after) + (0 if signature.role is Role.END else len(alike)),
         _explanation(root, quoted, launch, len(after)) + _who(root, quoted, peer, places),
         launch.label,
+        signs=Signs(
+            signature.role, signature.blame, signature.helps, peer, _ends(root, quoted, peer, places), silent_rank
+        ),
     )
+
+
+def _names_absent_rank(root: Sighting) -> bool:
+    """Whether a line about a hang names the rank that did not come, not the one that waited."""
+    return root.signature.fault is FaultClass.NCCL_TIMEOUT and root.named.get("rank", "").isdigit()
+
+
+def _is_told_by_scheduler(signature: FaultSignature) -> bool:
+    """Whether it is the scheduler's word that a node was lost: then the one that it names is, and no other."""
+    return signature.fault is FaultClass.SLURM_NODE_FAIL and signature.family.startswith("slurm")
 
 
 def _is_of_many(alike: Sequence[Sighting], places: LaunchPlaces) -> bool:
@@ -208,10 +253,18 @@ def _who(root: Sighting, quoted: QuotedLine, peer: str | None, places: LaunchPla
     """What a line about a link says of its two ends."""
     if peer is not None:
         return f" Several name {peer}: it is the suspect, and they are witnesses."
-    other = places.peer_of(root)
-    if other is None or other == quoted.node:
+    ends = _ends(root, quoted, peer, places)
+    if not ends:
         return ""
-    return f" A link has two ends, {quoted.node or 'who says so'} and {other}: neither is accused by this alone."
+    return f" A link has two ends, {ends[0]} and {ends[1]}: neither is accused by this alone."
+
+
+def _ends(root: Sighting, quoted: QuotedLine, peer: str | None, places: LaunchPlaces) -> tuple[str, ...]:
+    """The two ends of the link that a line tells of, where neither is named by more; empty for any other line."""
+    other = places.peer_of(root)
+    if peer is not None or other is None or other == quoted.node:
+        return ()
+    return (quoted.node or "who says so", other)
 
 
 def _original(root: Sighting, causes: Sequence[Sighting]) -> Sighting:

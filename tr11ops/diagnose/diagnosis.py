@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tr11ops.diagnose.answers import (
+    Accused,
+    EndFacts,
+    Place,
+    RestartAnswer,
+    Signs,
+    accused_by_log,
+    accused_by_records,
+    restart_of,
+)
 from tr11ops.diagnose.signature import FaultClass, NextStep
 
 if TYPE_CHECKING:
@@ -46,7 +56,8 @@ class Diagnosis:
     `launch` and `number`: the attempt (the scheduler's own number) and its launch, where the log says; `label` is the
     attempt as people type it, where that is known. `log_evidence`: what the log says of the
     launch's nodes. `conclusion`: who is to blame by the attempt's records, where they were asked. `advice`: what can be
-    typed now, by how the run stands; "" where the step says all.
+    typed now, by how the run stands; "" where the step says all. `signs`: what else speaks for who it was and whether a
+    restart helps.
     """
 
     fault: FaultClass
@@ -63,6 +74,29 @@ class Diagnosis:
     log_evidence: Evidence | None = None
     conclusion: Conclusion | None = None
     advice: str = ""
+    signs: Signs = field(default_factory=Signs)
+
+    @property
+    def accused(self) -> Accused:
+        """Who is to blame: by the attempt's records where they were asked, else by the log."""
+        if self.conclusion is not None:
+            judged = self.conclusion.found
+            return accused_by_records(judged.confidence, judged.blamed, judged.named_suspects, judged.is_no_nodes)
+        root = self.root_cause
+        place = Place() if root is None else Place(root.node, root.rank, root.gpu)
+        return accused_by_log(self._end(), place)
+
+    @property
+    def restart(self) -> RestartAnswer:
+        """Whether a plain restart helps: the agent's own answer where it left one."""
+        if self.conclusion is not None and self.conclusion.found.restart is not None:
+            return self.conclusion.found.restart
+        accused = self.accused
+        proved = accused.nodes if accused.is_proved else ()
+        return restart_of(self._end(proved))
+
+    def _end(self, proved: tuple[str, ...] = ()) -> EndFacts:
+        return EndFacts(self.fault, self.step, self.confidence, self.signs, proved)
 
     def document(self) -> Mapping[str, Any]:
         """For --json."""
@@ -71,6 +105,8 @@ class Diagnosis:
             "verdict": self.fault.value,
             "action": self.step.value,
             "confidence": round(self.confidence, 2),
+            "who": self.accused.document(),
+            "restart": self.restart.document(),
             "root_cause": None if self.root_cause is None else self.root_cause.document(),
             "evidence": [{**line.document(), "meaning": line.meaning} for line in self.evidence],
             "consequences": [{**line.document(), "meaning": line.meaning} for line in self.consequences],

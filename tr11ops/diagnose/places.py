@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tr11ops.cluster.hostlist import HostlistError, expand
-from tr11ops.diagnose.attribution.names import NodeNames
+from tr11ops.diagnose.attribution.names import NodeNames, without_interface
 from tr11ops.diagnose.diagnosis import QuotedLine
 from tr11ops.diagnose.sighting import LogLaunch, Sighting, WorkerFailure
 from tr11ops.diagnose.signature import Role
@@ -59,7 +59,7 @@ class LaunchPlaces:
         """The node of a report as the node list calls it, else as the report does."""
         if report.host is None or report.host in _ITSELF:
             return None
-        return self._names.of_host(report.host) or report.host
+        return self._names.of_host(report.host) or without_interface(report.host)
 
     def peer_of(self, one: Sighting) -> str | None:
         """The other end that a line names, as the node list calls it, else as the line does."""
@@ -105,13 +105,29 @@ class LaunchPlaces:
 
     def without_witness(self, quoted: QuotedLine, alike: Sequence[Sighting]) -> QuotedLine:
         """Where several ranks say that a collective did not end: the one rank that says nothing, or none of them."""
-        speakers = {one.origin.rank for one in alike if one.origin.rank is not None}
-        if len(speakers) < WITNESSES:
+        if len(_speakers(alike)) < WITNESSES:
             return quoted
-        silent = set(range(self._launch.world_size or max(speakers) + 1)) - speakers
-        rank = silent.pop() if len(silent) == 1 else None
+        rank = self.silent_rank(alike)
         node = None if rank is None else self._of_rank.get(rank) or self._by_number(rank)
         return replace(quoted, rank=rank, node=node, gpu=None)
+
+    def lost_node(self, told: Sequence[Sighting]) -> str | None:
+        """The one node that the scheduler names as lost; None where it names none, or several.
+
+        Who prints such a line, or whose tasks it ended, is not the lost one: `*** JOB 7 ON n1 ... DUE TO NODE FAILURE`.
+        """
+        named = {
+            self._names.of_host(node) or node for one in told if "node" in one.named and (node := _node_named(one))
+        }
+        return named.pop() if len(named) == 1 else None
+
+    def silent_rank(self, alike: Sequence[Sighting]) -> int | None:
+        """The one rank that does not say what several others do; None where there is none, or more than one."""
+        speakers = _speakers(alike)
+        if len(speakers) < WITNESSES:
+            return None
+        silent = set(range(self._launch.world_size or max(speakers) + 1)) - speakers
+        return silent.pop() if len(silent) == 1 else None
 
     def _spawned(self, one: Sighting) -> int | None:
         """The process that torch.multiprocessing names before its traceback."""
@@ -169,6 +185,10 @@ def _node_named(one: Sighting) -> str | None:
     except HostlistError:
         return named
     return nodes[0] if len(nodes) == 1 else None
+
+
+def _speakers(alike: Sequence[Sighting]) -> set[int]:
+    return {one.origin.rank for one in alike if one.origin.rank is not None}
 
 
 def _only_task(tasks: str | None) -> int | None:

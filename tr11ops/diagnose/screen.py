@@ -6,12 +6,11 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import PurePath
 
-from tr11ops.diagnose.attribution.evidence import Kind
+from tr11ops.diagnose.answers import Accused, Culprit
 from tr11ops.diagnose.diagnosis import Diagnosis, QuotedLine
 from tr11ops.diagnose.places import worker_of
-from tr11ops.diagnose.signature import FaultClass, NextStep
+from tr11ops.diagnose.signature import FaultClass, NextStep, Restart
 
-_MAY_BE_A_NODES = frozenset({Kind.NODE, Kind.PORT, Kind.UNKNOWN})
 WIDTH = 80
 LABEL = 12
 SHOWN = 4
@@ -50,6 +49,13 @@ STEPS = {
     NextStep.PAGE: "A person has to look at this.",
     NextStep.NONE: "Nothing.",
 }
+RESTARTS = {
+    Restart.PLAIN: "yes",
+    Restart.ELSEWHERE: "yes, on other nodes",
+    Restart.CHANGE: "no, change something first",
+    Restart.UNKNOWN: "cannot say",
+    Restart.NONE: "nothing to restart",
+}
 
 
 def lines(found: Diagnosis) -> Iterator[str]:
@@ -57,6 +63,9 @@ def lines(found: Diagnosis) -> Iterator[str]:
     yield from _row("verdict", f"{found.fault}: {WORDS[found.fault]} (confidence {found.confidence:.2f})")
     root = found.root_cause
     node = root.node if root is not None and root.node else _blamed(found)
+    yield from _row("to blame", _blame(found))
+    helps = found.restart
+    yield from _row("restart", f"{RESTARTS[helps.answer]} (confidence {helps.confidence:.2f}): {helps.why}")
     yield from _row("what to do", _what_to_do(found, node), most=8)
     if found.label or found.launch:
         yield from _row("attempt", found.label or found.launch)
@@ -66,7 +75,6 @@ def lines(found: Diagnosis) -> Iterator[str]:
         where = _place(root)
         if where:
             yield from _row("where", where)
-    yield from _row("to blame", _blame(found)) if found.conclusion is not None else ()
     yield from _row("why", found.explanation, most=8)
     yield from _quoted("evidence", found.evidence)
     if found.consequence_count:
@@ -89,15 +97,29 @@ def _blamed(found: Diagnosis) -> str:
 
 
 def _blame(found: Diagnosis) -> str:
-    """Who is to blame, by the attempt's records."""
-    assert found.conclusion is not None
-    judged = found.conclusion.found
-    sure = f"({judged.kind}, confidence {judged.confidence:.2f})"
-    if judged.blamed:
-        return f"{', '.join(judged.blamed)} {sure}"
-    if judged.suspects and judged.kind in _MAY_BE_A_NODES:
-        return f"{', '.join(judged.suspects)}, only suspected {sure}"
-    return f"no node {sure}"
+    """Who is to blame, and how sure that is."""
+    accused = found.accused
+    who = _who(accused)
+    if accused.nodes and not accused.is_proved:
+        who += ", only suspected"
+    kind = "" if found.conclusion is None else f"{found.conclusion.found.kind}, "
+    return f"{who} ({kind}confidence {accused.confidence:.2f})"
+
+
+def _who(accused: Accused) -> str:
+    nodes = ", ".join(accused.nodes)
+    match accused.kind:
+        case Culprit.NODE:
+            return nodes
+        case Culprit.GPU:
+            return f"GPU {accused.gpu} of {nodes}"
+        case Culprit.RANK:
+            return f"rank {accused.rank} on {nodes}" if nodes else f"rank {accused.rank}"
+        case Culprit.LINK:
+            return "a link, and neither of its ends alone"
+        case Culprit.NO_ONE:
+            return "no node"
+    return "cannot tell"
 
 
 def _place(line: QuotedLine) -> str:

@@ -48,6 +48,16 @@ class NextStep(StrEnum):
     NONE = "none"
 
 
+class Restart(StrEnum):
+    """Whether a plain restart helps: the same program with the same settings, from the newest checkpoint."""
+
+    PLAIN = "plain"
+    ELSEWHERE = "elsewhere"  # on other nodes
+    CHANGE = "change"  # not until something is changed
+    UNKNOWN = "unknown"
+    NONE = "none"  # there is nothing to restart
+
+
 class NodeBlame(StrEnum):
     """What an error text says of the node that printed it."""
 
@@ -133,6 +143,7 @@ class FaultSignature:
     lasting: bool = False  # counts although the training went on after it
     own: bool = False  # of the network, and yet of the very process that says it, not of a peer
     restart: bool = False  # a first launch says it too: it counts only where an earlier one has trained
+    helps: Restart | None = None  # whether a plain restart does, where the step does not tell
     examples: tuple[str, ...] = ()
     counterexamples: tuple[str, ...] = ()
 
@@ -155,6 +166,7 @@ def signature_of(name: str, family: str, entry: Mapping[str, Any]) -> FaultSigna
             lasting=bool(entry.get("lasting", False)),
             own=bool(entry.get("own", False)),
             restart=bool(entry.get("restart", False)),
+            helps=Restart(entry["helps"]) if "helps" in entry else None,
             examples=tuple(entry["match"]),
             counterexamples=tuple(entry.get("no_match", ())),
         )

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from tr11ops.diagnose.answers import RestartAnswer
 from tr11ops.diagnose.attribution.names import NodeNames, unshared
 from tr11ops.diagnose.attribution.srun import SrunLine
 from trainer.contract.end_marker import EndMarker
@@ -28,6 +29,9 @@ class Kind(StrEnum):
     OPERATOR = "operator"
     HEALTH_CHECK = "health-check"  # one that fails everywhere: cured by leaving it out
     UNKNOWN = "unknown"
+
+
+MAY_BE_A_NODES = frozenset({Kind.NODE, Kind.PORT, Kind.UNKNOWN})
 
 
 @dataclass(frozen=True)
@@ -148,7 +152,7 @@ class Attribution:
 
     `fault` names the fault itself, free of hosts and numbers that change from time to time: two launches with the same
     `fault` on different nodes met the same fault, and the nodes are innocent. `rule`: which weight it has; "" where it
-    is a fact and no guess.
+    is a fact and no guess. `restart`: whether a plain restart helps, where that was asked.
     """
 
     kind: Kind
@@ -159,6 +163,17 @@ class Attribution:
     evidence: tuple[str, ...] = ()
     fault: str = ""
     rule: str = ""
+    restart: RestartAnswer | None = None
+
+    @property
+    def named_suspects(self) -> tuple[str, ...]:
+        """The suspects, where a node may be at fault at all."""
+        return self.suspects if self.kind in MAY_BE_A_NODES else ()
+
+    @property
+    def is_no_nodes(self) -> bool:
+        """Whether no node is at fault: what all of them share is, or an order."""
+        return self.kind not in MAY_BE_A_NODES
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,15 @@ _RANK_ON = re.compile(r"\brank \d+ on ([^\s,:;()]+)")
 _RANK = re.compile(r"\brank (?:#)?(\d+)\b")
 
 
+# what names of a node's addresses on a fast network end with
+_INTERFACE = re.compile(r"(?<=[\w])-(?:ib|hsn|opa|eth|en|bond|roce|mlx)\d*$", re.IGNORECASE)
+
+
+def without_interface(host: str) -> str:
+    """A node's name without that of one of its interfaces: `n7-ib0` is n7."""
+    return _INTERFACE.sub("", host)
+
+
 @dataclass(frozen=True)
 class NodeNames:
     """The names of a launch's nodes. `ranks`: node by global rank. `addresses`: node by its own network address."""
@@ -24,7 +33,7 @@ class NodeNames:
         """The node that a host name means, be it short or with its domain; None where it is no node's or several's."""
         if host in self.nodes:
             return host
-        short = host.partition(".")[0].lower()
+        short = without_interface(host.partition(".")[0].lower())
         found = [node for node in self.nodes if node.partition(".")[0].lower() == short]
         return found[0] if len(found) == 1 else None
 

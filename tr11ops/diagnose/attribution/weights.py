@@ -17,7 +17,7 @@ def weights() -> Mapping[str, float]:
 
 
 @cache
-def read_weights() -> Mapping[str, Mapping[str, float]]:
+def read_weights(file: Path = FILE) -> Mapping[str, Mapping[str, float]]:
     """For each rule `prior`, `cases` and `right` of the fit, and `confidence`, which came of them."""
-    found: Mapping[str, Mapping[str, float]] = tomllib.loads(FILE.read_text(encoding="utf-8"))
+    found: Mapping[str, Mapping[str, float]] = tomllib.loads(file.read_text(encoding="utf-8"))
     return found

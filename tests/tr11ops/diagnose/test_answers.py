@@ -1,0 +1,147 @@
+"""Who is to blame, and whether a plain restart helps: apart from what happened, each with its own confidence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tr11ops.cli.main import execute
+from tr11ops.diagnose.answers import FILE, Culprit, EndFacts, Place, Signs, accused_by_log, restart_of, weights
+from tr11ops.diagnose.attribution.weights import read_weights
+from tr11ops.diagnose.diagnosis import Diagnosis
+from tr11ops.diagnose.look import diagnose_files
+from tr11ops.diagnose.signature import FaultClass, NextStep, Restart
+
+STEPS = "".join(f"step={number} loss={3 - number / 100}\n" for number in range(10, 16))
+
+
+def diagnosed(tmp_path: Path, text: str) -> Diagnosis:
+    log = tmp_path / "train.log"
+    log.write_text(text)
+    return diagnose_files([log])[0]
+
+
+def judged(tmp_path: Path, *parts: str) -> Diagnosis:
+    return diagnosed(tmp_path, STEPS + "\n".join(parts) + "\n")
+
+
+# ----------------------------------------------------------------------------- who
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("slurmstepd: error: *** STEP 4410.0 ON n31 CANCELLED AT 2025-05-08T00:00:31 DUE TO NODE FAILURE, SEE SLURMCTLD LOG ***",
+         "srun: error: n31: tasks 0-3: Terminated"),
+        ("srun: error: n31: tasks 0-7: Killed", "JobId=1888 JobState=NODE_FAIL Reason=NodeDown Dependency=(null) BatchHost=n31"),
+        ("31822         NODE_FAIL         0:0  n[31-34]",),
+    ],
+)  # fmt: skip
+def test_who_tells_of_a_lost_node_is_not_the_lost_one(tmp_path: Path, lines: tuple[str, ...]) -> None:
+    found = judged(tmp_path, *lines)
+    assert found.fault is FaultClass.SLURM_NODE_FAIL
+    assert found.accused.nodes == () and found.root_cause is not None and found.root_cause.node is None
+    assert found.restart.answer is Restart.ELSEWHERE
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["srun: error: Node failure on n32", "slurmctld: requeue job JobId=1888 due to failure of node n32"],
+)
+def test_the_lost_node_is_the_one_that_is_named(tmp_path: Path, line: str) -> None:
+    told = "slurmstepd: error: *** JOB 119 ON n31 CANCELLED AT 2024-09-17T23:11:02 DUE TO NODE FAILURE, SEE SLURMCTLD LOG ***"
+    found = judged(tmp_path, told, line, "srun: error: n31: tasks 0-7: Killed")
+    assert found.accused.nodes == ("n32",) and found.accused.is_proved
+    assert found.restart.answer is Restart.ELSEWHERE and "n32" in found.restart.why
+
+
+def test_a_node_is_called_by_its_own_name_not_by_that_of_an_interface(tmp_path: Path) -> None:
+    report = (
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\n"
+        "============================================================\n"
+        "train.py FAILED\n------------------------------------------------------------\n"
+        "Root Cause (first observed failure):\n[0]:\n  time      : 2024-01-16_03:02:58\n  host      : n37-ib0\n"
+        "  rank      : 11 (local_rank: 3)\n  exitcode  : 1 (pid: 901226)\n  error_file: <N/A>\n"
+        "============================================================"
+    )
+    error = "[default3]:RuntimeError: CUDA error: uncorrectable ECC error encountered"
+    found = judged(tmp_path, error, report)
+    assert found.accused.nodes == ("n37",)
+
+
+def test_a_program_accuses_no_one_and_a_link_neither_end(tmp_path: Path) -> None:
+    assert judged(tmp_path, "Traceback (most recent call last):", "KeyError: 'a'").accused.kind is Culprit.NO_ONE
+    end = EndFacts(FaultClass.NCCL_NETWORK, NextStep.RESUBMIT, 0.85, Signs(ends=("n1", "n2")))
+    link = accused_by_log(end, Place(node="n1"))
+    assert link.kind is Culprit.LINK and link.nodes == ()
+
+
+# ----------------------------------------------------------------------------- restart
+@pytest.mark.parametrize(
+    ("line", "answer"),
+    [
+        ("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2022-03-21T13:34:11 DUE TO TIME LIMIT ***", Restart.PLAIN),
+        ("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2022-03-21T13:34:11 DUE TO PREEMPTION ***", Restart.PLAIN),
+        ("OSError: [Errno 28] No space left on device: '/scratch/a'", Restart.CHANGE),
+        ("torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", Restart.CHANGE),
+        ("[rank3]: RuntimeError: CUDA error: uncorrectable ECC error encountered", Restart.ELSEWHERE),
+        ("scancel: Terminating job 4711", Restart.NONE),
+    ],
+)
+def test_what_follows_from_the_cause(tmp_path: Path, line: str, answer: Restart) -> None:
+    assert judged(tmp_path, line).restart.answer is answer
+
+
+def test_a_death_without_words_passes_where_it_had_trained_and_is_not_known_where_it_had_not(tmp_path: Path) -> None:
+    killed = "srun: error: n1: task 3: Killed\n"
+    assert judged(tmp_path, killed).restart.answer is Restart.PLAIN
+    assert diagnosed(tmp_path, f"starting\n{killed}").restart.answer is Restart.UNKNOWN
+
+
+def test_what_comes_again_at_the_same_step_needs_a_change(tmp_path: Path) -> None:
+    def launch(number: int, last: int) -> str:
+        steps = "".join(f"step={step} loss=2.{step}\n" for step in range(10, last + 1))
+        return f"tr11: attempt 77 launch {number} on 2 nodes\n{steps}NCCL WARN Call to connect returned Connection timed out\n"
+
+    once = diagnosed(tmp_path, launch(1, 15))
+    assert once.restart.answer is Restart.PLAIN
+    again = diagnosed(tmp_path, launch(1, 15) + launch(2, 15))
+    assert again.restart.answer is Restart.CHANGE and "2 times" in again.restart.why
+    elsewhere = diagnosed(tmp_path, launch(1, 15) + launch(2, 40))
+    assert elsewhere.restart.answer is Restart.PLAIN
+
+
+def test_a_signature_may_tell_what_its_step_does_not() -> None:
+    end = EndFacts(FaultClass.STORAGE, NextStep.FIX_STORAGE, 0.9, Signs(helps=Restart.PLAIN))
+    assert restart_of(end).answer is Restart.PLAIN
+    assert restart_of(end._replace(signs=Signs())).answer is Restart.CHANGE
+
+
+# ----------------------------------------------------------------------------- how sure, and how it is shown
+def test_no_guess_is_surer_than_nine_tenths() -> None:
+    certain = {
+        name for name, entry in read_weights(FILE).items() if entry["prior"] > 0.9 and entry["right"] == entry["cases"]
+    }
+    assert {name for name, weight in weights().items() if weight > 0.9} <= certain
+
+
+def test_a_guess_about_what_happened_leaves_less() -> None:
+    end = EndFacts(FaultClass.STORAGE, NextStep.FIX_STORAGE, 0.9, Signs())
+    assert restart_of(end._replace(sure=0.4)).confidence < restart_of(end).confidence
+
+
+def test_three_answers_on_the_screen_and_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "a.log"
+    log.write_text(
+        STEPS + "Nov 20 03:12:44 n17 kernel: NVRM: Xid (PCI:0000:4e:00): 79, pid=4711, GPU has fallen off the bus.\n"
+    )
+    assert execute(["diagnose", "--json", str(log)]) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert said["verdict"] == "gpu_hardware" and said["who"]["kind"] == "gpu" and said["who"]["nodes"] == ["n17"]
+    assert said["who"]["proved"] and said["restart"]["answer"] == "elsewhere"
+    assert 0 < said["who"]["confidence"] <= 1 and 0 < said["restart"]["confidence"] <= 1
+    assert execute(["diagnose", str(log)]) == 1
+    shown = capsys.readouterr().out
+    assert "to blame  GPU 0000:4e:00 of n17 (confidence" in shown
+    assert "restart  yes, on other nodes (confidence" in shown
+    assert max(map(len, shown.splitlines())) <= 80
