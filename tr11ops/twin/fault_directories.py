@@ -10,6 +10,7 @@ import os
 import re
 import stat
 import subprocess
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -125,12 +126,24 @@ class _Seen:
 def _listing(folder: Path) -> dict[str, _Seen]:
     """All files and links below a folder, by their path below it."""
     found = {}
-    for path in folder.rglob("*"):
-        with suppress(FileNotFoundError):  # it went away at this moment
-            status = path.lstat()
-            if not stat.S_ISDIR(status.st_mode):
-                found[str(path.relative_to(folder))] = _Seen(status.st_size, status.st_mtime_ns)
+    for above, folders, files in _walk(folder):
+        for path in (above / name for name in (*folders, *files)):
+            with suppress(FileNotFoundError):  # it went away at this moment
+                status = path.lstat()
+                if not stat.S_ISDIR(status.st_mode):
+                    found[str(path.relative_to(folder))] = _Seen(status.st_size, status.st_mtime_ns)
     return found
+
+
+def _walk(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
+    """Each folder from here on, with its folders and files; one that goes away at this moment is left out."""
+
+    def unless_gone(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):
+            raise error
+
+    for above, folders, files in os.walk(folder, onerror=unless_gone):
+        yield Path(above), folders, files
 
 
 def _take_changes(target: Path, disk: Path) -> None:
@@ -146,7 +159,7 @@ def _take_changes(target: Path, disk: Path) -> None:
             done = _run(["cp", "-a", "--remove-destination", "--", str(disk / "copy" / name), str(target / name)])
             if done.returncode != 0:
                 raise TwinError(f"{target / name} cannot be kept: {done.stderr.strip()}; try again")
-    for folder in sorted((path for path in target.rglob("*") if path.is_dir()), reverse=True):
+    for folder in sorted((above for above, _, _ in _walk(target) if above != target), reverse=True):
         if not (disk / "copy" / folder.relative_to(target)).exists():
             with suppress(OSError):  # something came into it below
                 folder.rmdir()
