@@ -130,16 +130,75 @@ def test_a_pause_holds_what_is_queued(stage: SmallRun, capfd: pytest.CaptureFixt
     stage.train()
 
 
+def test_a_task_that_starts_without_the_directory_holds_the_others(
+    stage: SmallRun, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """No task of the array trains, and one is lost, not all of them: the batch script itself looks before it begins."""
+    root = stage.paths.root
+    inject(stage.twin, "partition-down")
+    stage.launch(8, *MAILS)
+    inject(stage.twin, "unmounted", path=str(root))
+    heal(stage.twin, kind="partition-down")
+    stage.wait(lambda: stage.queued().reason.startswith("JobHeld"), "the hold by the first task")
+    stage.wait(lambda: not any(job.state.is_active for job in stage.jobs()), "its end")
+    assert stage.queued().pending_tasks == (2, 3, 4, 5, 6, 7, 8) and not list(root.iterdir())
+    [ended] = [job for job in stage.jobs() if job.state.is_final and job.array_id == stage.array]
+    assert ended.exit_code == 3 and ended.reason != "JobLaunchFailure"
+    status = seen(capfd)
+    assert status["verdict"] == "unknown" and "not mounted" in str(status["why"])
+    assert "random weights" not in refusal(stage, "launch --array 1-3", capfd)
+
+    assert not [healing.error for healing in heal(stage.twin) if healing.error]
+    assert execute(["pulse"]) == 1
+    mails = {entry.message.id: entry.message for entry in waiting_entries(stage.directory)}.values()
+    [told] = [mail for mail in mails if not mail.id.startswith("directory-unseen")]
+    assert told.detector == "held" and f"{root} is not mounted" in " ".join(told.body.split()), told.body
+    capfd.readouterr()
+    assert execute(["resume", "--yes"]) == 0
+    stage.train()
+
+
+def as_older_tr11(stage: SmallRun, tasks: int) -> None:
+    """Queue an array whose output Slurm itself must open, in a folder that is missing, in place of what is queued."""
+    [queued] = stage.living()
+    stage.slurm.cancel(stage.array)
+    words = ("sbatch", f"--array=1-{tasks}%1", "--nodes=3", f"--job-name={stage.card.run.name}", "--wrap=true")
+    output = stage.directory.submissions / "none" / "%j.out"
+    ask_client(
+        stage.twin, *words, f"--output={output}", f"--comment={queued.comment}", f"--partition={queued.partition}"
+    )
+    stage.array = next(job.array_id or job.raw_id for job in stage.living())
+
+
+def test_a_watchdog_holds_what_slurm_itself_burns(stage: SmallRun, capfd: pytest.CaptureFixture[str]) -> None:
+    inject(stage.twin, "partition-down")
+    stage.launch(3, *MAILS)
+    as_older_tr11(stage, 200)
+    heal(stage.twin, kind="partition-down")
+    stage.wait(lambda: sum(job.reason == "JobLaunchFailure" for job in stage.jobs()) >= 2, "two burned tasks")
+
+    def is_held() -> bool:  # not while a task is just being burned
+        execute(["pulse", "--act"])
+        return stage.queued().reason.startswith("JobHeld")
+
+    stage.wait(is_held, "the hold")
+    assert "tasks ended before they began to work (FAILED JobLaunchFailure)" in capfd.readouterr().out
+    assert len(stage.queued().pending_tasks) > 100
+    assert execute(["resume", "--yes", "--dry-run"]) == 0
+    assert f"job {stage.array}, by tr11: will be released" in capfd.readouterr().err
+
+
 def test_tasks_that_could_not_begin_are_no_launch_that_never_was(
     stage: SmallRun, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Slurm ends each task that cannot open its output, before anything of tr11 begins."""
+    """Slurm ends each task that cannot open its output, before anything of tr11 begins: scripts of an older tr11."""
     inject(stage.twin, "partition-down")
     stage.launch(3, *MAILS)
+    as_older_tr11(stage, 3)
     inject(stage.twin, "unmounted", path=str(stage.paths.root))
     heal(stage.twin, kind="partition-down")
     stage.wait(lambda: all(job.state.is_final for job in stage.jobs()), "the end of all tasks")
-    assert {job.reason for job in stage.jobs() if job.array_id == stage.array} == {"JobLaunchFailure"}
+    assert "JobLaunchFailure" in {job.reason for job in stage.jobs()}
     status = seen(capfd)
     assert status["verdict"] == "unknown" and "not mounted" in str(status["why"])
     assert "random weights" not in refusal(stage, "launch --array 1-3", capfd)

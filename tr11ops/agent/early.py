@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from tr11ops.agent.allocation import read_allocation
 from tr11ops.agent.attempt_context import AttemptContext
@@ -30,7 +30,7 @@ from tr11ops.diagnose.attribution.evidence import Attribution, Kind
 from tr11ops.launch.software import identify_code
 from trainer.contract.files import write_json
 
-What = Literal["setup", "late", "agent", "node"]
+What = Literal["setup", "late", "agent", "node", "unmounted"]
 LINES_KEPT = 10
 MOST_BYTES = 64 << 10
 _OWN = re.compile(r"^(tr11: |START TIME: )|: line \d+: +\d+ .*start_agent")  # the script's lines, and its shell's
@@ -42,8 +42,9 @@ class EarlyEnd:
     """How far an attempt came.
 
     `what`: its set-up failed (`setup`), had not ended in time (`late`); it had ended and the agent did not begin
-    (`agent`); or what failed on `host` works on another node (`node`). `line`: of the set-up's text, from 1, None where
-    it is not known. `said`: the last lines that the job printed.
+    (`agent`); or what failed on `host` works on another node (`node`), which sees the run directory, as `host` does not
+    (`unmounted`). `line`: of the set-up's text, from 1, None where it is not known. `said`: the last lines that the job
+    printed.
     """
 
     what: What
@@ -61,6 +62,9 @@ def judge(end: EarlyEnd, setup: Sequence[str], setup_minutes: float) -> Attribut
     if end.what == "node":
         why = f"{end.host}: the agent cannot start there, and can on another node of the job{last}"
         return Attribution(Kind.NODE, why, 0.95, (end.host,), evidence=end.said, fault=f"node {end.host}")
+    if end.what == "unmounted":
+        why = f"{end.host}: the run directory is not mounted there, and is on another node of the job"
+        return Attribution(Kind.NODE, why, 0.95, (end.host,), fault=f"node {end.host}")
     if end.what == "setup":
         return _of_card(f"{named} {how}", f"setup: {named}", end)
     if end.what == "late":
@@ -128,7 +132,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tr11ops.agent.early", description=__doc__.split("\n")[0])
     parser.add_argument("--card", type=Path, required=True)
     parser.add_argument("--submission", required=True)
-    parser.add_argument("--what", choices=("setup", "late", "agent", "node"), required=True)
+    parser.add_argument("--what", choices=get_args(What), required=True)
     parser.add_argument("--host", required=True)
     parser.add_argument("--status", type=int, required=True)
     parser.add_argument("--line", default="")

@@ -26,7 +26,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         "the run directory is not mounted here: where the run stands is not known",
         evidence=(
             snapshot.unmounted,
-            "a task that starts on a node without it fails at once, before tr11 begins; what is held stays held",
+            "a task that starts on a node without it ends at once and holds the rest; what is held stays held",
             "nothing was changed, and `tr11 launch` and `tr11 resume` refuse until it is there again",
         ),
         fix=f"findmnt --target {shlex.quote(str(snapshot.run.directory))}",

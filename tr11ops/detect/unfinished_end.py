@@ -212,14 +212,9 @@ def why_it_ended(snapshot: Snapshot, attempt: Attempt) -> str:
 
 
 def _never_began(snapshot: Snapshot, jobs: dict[str, Job]) -> Iterator[Finding]:
-    """Jobs that got nodes and ended before they left anything in the run directory."""
-    attempts = {attempt.job_id for attempt in known(snapshot.attempts, ())}
     oldest = min((attempt.changed for attempt in known(snapshot.attempts, ())), default=0.0)
     for job in dict.fromkeys(jobs.values()):
-        if not job.state.is_final or job.start_time is None or job.state is JobState.CANCELLED:
-            continue
-        ended = job.end_time if job.end_time is not None else job.start_time
-        if ended > oldest and not derived.identifiers(job) & attempts:
+        if is_unbegun(snapshot, job) and ended_at(job) > oldest and not _has_held(snapshot, job):
             code = "" if job.exit_code is None else f", exit code {job.exit_code}"
             yield Finding(
                 NAME,
@@ -227,7 +222,27 @@ def _never_began(snapshot: Snapshot, jobs: dict[str, Job]) -> Iterator[Finding]:
                 f"job {job.job_id} ended before it began to work: {job.state.value}{code}",
                 subject=job.job_id,
                 identity=(BEFORE_IT_BEGAN,),
-                since=ended,
-                evidence=(job.output,) if job.output else (),
+                since=ended_at(job),
+                evidence=(job.output,) if job.output not in {"", "/dev/null"} else (),
                 fix=derived.command(snapshot, "logs"),
             )
+
+
+def is_unbegun(snapshot: Snapshot, job: Job) -> bool:
+    """Whether a job got nodes and ended before it left anything in the run directory, and no one wanted that end."""
+    if not job.state.is_final or job.start_time is None or job.state in {JobState.CANCELLED, JobState.PREEMPTED}:
+        return False
+    return not derived.identifiers(job) & {attempt.job_id for attempt in known(snapshot.attempts, ())}
+
+
+def ended_at(job: Job) -> float:
+    """When a job was over, as far as the scheduler says it; seconds since the epoch."""
+    found = job.start_time if job.end_time is None else job.end_time
+    return 0.0 if found is None else found
+
+
+def _has_held(snapshot: Snapshot, job: Job) -> bool:
+    """Whether a job held the tasks behind it for a fault: the finding about them says what it met."""
+    began = job.start_time or 0.0
+    holds = [hold for hold in standing_holds(snapshot) if hold.job.partition("_")[0] == job.array_id]
+    return any(hold.is_for_fault and hold.time is not None and hold.time >= began for hold in holds)

@@ -17,13 +17,17 @@ from tr11ops.runcard.exit_duration import ExitPlan, exit_plan, resolved_with_exi
 from tr11ops.runcard.speed import RunHistory
 from tr11ops.rundir.paths import RunDirectory, nearest_folder
 
+NO_OUTPUT = "/dev/null"  # the script opens its own: Slurm ends a job whose output cannot be opened
 DEFAULT_OUTPUT = "%x-%A_%a.out"
 SINGLE_OUTPUT = "%x-%j.out"
 
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """One submission, complete. `card` is the resolved card, as the trainer will read it."""
+    """One submission, complete. `card` is the resolved card, as the trainer will read it.
+
+    `output`: where the batch script writes, with sbatch's codes in it.
+    """
 
     tag: str
     directory: RunDirectory
@@ -31,11 +35,7 @@ class LaunchPlan:
     tasks: int
     card: dict[str, Any]
     variant: str
-
-    @property
-    def output(self) -> Path:
-        """Where the scheduler writes the batch script's output, patterns included."""
-        return self.request.working_directory / self.request.output
+    output: Path
 
     @property
     def test_request(self) -> BatchRequest:
@@ -63,7 +63,7 @@ def plan_launch(
         name=card.run.name,
         nodes=slurm.allocated_nodes,
         time_limit_seconds=card.time_limit_seconds,
-        output=str(paths.folder.relative_to(directory.root) / output),
+        output=NO_OUTPUT,
         working_directory=directory.root,
         array=request.array,
         gpus_per_node=slurm.gpus_per_node,
@@ -92,6 +92,8 @@ def plan_launch(
         environment=slurm.environment,
         silence=paths.folder / "agent-silent",
         attempts=directory.paths.attempts,
+        folder=paths.folder,
+        output=str(paths.folder / output),
     )
     return LaunchPlan(
         tag,
@@ -100,6 +102,7 @@ def plan_launch(
         request.tasks,
         resolved_card(card, exit_plan(card, history)),
         card.run.variant,
+        paths.folder / output,
     )
 
 

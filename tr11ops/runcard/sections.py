@@ -54,7 +54,7 @@ class SlurmSection(Section):
         default="%x-%A_%a.out",
         pattern=r"^[^\s]+$",
         max_length=1000,
-        description="Slurm's log: %x name, %j job, %A array, %a task",
+        description="the batch script's log, which it opens itself: %x name, %j job, %A array, %a task",
     )
     exclude: list[NodeList] = Field(default=[], description="nodes never to be used, as names or ranges")
     master_port: int | None = Field(

@@ -29,6 +29,12 @@ def with_mark(comment: str, why: str, is_for_fault: bool, now: float) -> str:
     return f"{_MARK.sub('', comment)[: LONGEST_COMMENT - len(mark) - 1]} {mark}".strip()
 
 
+def unmarked(comment: str) -> str:
+    """A job's comment without a mark, as far as the longest mark fits behind it."""
+    room = LONGEST_COMMENT - LONGEST_WHY - len(" held-by-tr11@123456789012/switch:")
+    return _MARK.sub("", comment)[:room]
+
+
 def marked_holds(jobs: Iterable[Job], releases: Iterable[ReleaseRecord]) -> Iterator[HoldRecord]:
     """What these jobs say of themselves that tr11 holds, less what it has released since."""
     gone = tuple(releases)

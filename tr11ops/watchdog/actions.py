@@ -128,6 +128,7 @@ class ActionLimits:
     resubmissions: int = 4
     exclusions: int = 4
     cancellations: int = 4
+    tasks_per_fault: int = 2  # array tasks that one fault may burn
 
     def of(self, action: str) -> int | None:
         """A day's budget; None for what costs nothing."""

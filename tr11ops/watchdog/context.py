@@ -32,6 +32,7 @@ def limits_of(card: RunCard) -> ActionLimits:
         resubmissions=card.watch.resubmissions_per_day,
         exclusions=card.watch.exclusions_per_day,
         cancellations=card.watch.cancellations_per_day,
+        tasks_per_fault=card.resilience.most_tasks_per_fault,
     )
 
 

@@ -18,6 +18,7 @@ from tr11ops.cluster.pending_reasons import is_held, reason_of
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.kept_stacks import stacks_since
 from tr11ops.detect.nodes_left import blame_stands, excluded_nodes, exclusion_limit
+from tr11ops.detect.unfinished_end import ended_at, is_unbegun
 from tr11ops.observe import derived
 from tr11ops.observe.lost_host import batch_host, has_lost_its_host, is_zombie, seconds_to_wait
 from tr11ops.observe.snapshot import Snapshot
@@ -309,6 +310,25 @@ def _hold_doomed(draft: _Draft) -> None:
         draft.propose(Hold(name, why, f"hold:{name}", _evidence(job), "`tr11 resume`"), job)
 
 
+def _hold_unbegun(draft: _Draft) -> None:
+    """Tasks ended one after another before anything of tr11 ran in them, which would have counted them itself."""
+    snapshot = draft.snapshot
+    if snapshot.active_jobs:
+        return
+    began = max((attempt.changed for attempt in known(snapshot.attempts, ())), default=0.0)
+    ended = [job for job in known(snapshot.jobs, ()) if is_unbegun(snapshot, job) and ended_at(job) > began]
+    unbegun = [job for job in ended if job.state is not JobState.COMPLETED]  # which left in order, with nothing to do
+    if len(unbegun) < draft.limits.tasks_per_fault:
+        return
+    last = max(map(ended_at, unbegun))
+    reasons = sorted({f"{job.state.value} {job.reason}".strip() for job in unbegun})
+    doomed = [job for job in derived.startable_jobs(snapshot) if (job.submit_time or 0.0) < last]
+    for name in names_of(doomed, filter(is_held, snapshot.pending_jobs)):
+        job = next(job for job in doomed if covers(name, job))
+        why = f"{len(unbegun)} tasks ended before they began to work ({', '.join(reasons)}), and it would meet the same"
+        draft.propose(Hold(name, why, f"hold:{name}", _evidence(job), "`tr11 resume`"), job)
+
+
 def _start_again(draft: _Draft) -> None:
     """Nothing runs and nothing waits: the launch of the card's [watch], unless the last attempt forbids it."""
     snapshot = draft.snapshot
@@ -431,6 +451,17 @@ RULES = (
             Power(
                 "the next attempts would fail as the last one did, and are not held",
                 "holds them for a person",
+                "tr11 resume",
+                (Hold,),
+            ),
+        ),
+    ),
+    _Rule(
+        _hold_unbegun,
+        (
+            Power(
+                "tasks end one after another before anything of tr11 runs in them",
+                "holds the others for a person, after resilience.most_tasks_per_fault",
                 "tr11 resume",
                 (Hold,),
             ),

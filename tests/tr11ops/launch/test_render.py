@@ -17,10 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tr11ops.cluster.base import BatchRequest
+from tr11ops.cluster.base import BatchRequest, Job, JobState
 from tr11ops.cluster.sbatch_options import script_options
 from tr11ops.launch.render import render_script
 from tr11ops.rundir.attempts import AttemptVerdict
+from tr11ops.rundir.hold_marks import marked_holds
 
 HOSTILE = [
     "a b",
@@ -387,3 +388,96 @@ def test_what_works_on_another_node_alone_is_recorded_there(tmp_path: Path) -> N
     assert done.returncode == 1 and "RECORDED node n1" in done.stdout, done.stdout + done.stderr
     assert "--nodelist=n2" in (tmp_path / "nodes").read_text() and not (tmp_path / "told").exists()
     assert "left no verdict" not in done.stdout and list((tmp_path / "silent").iterdir()) == []
+
+
+# ----------------------------------------------------------------------------- a run directory that is not there
+MISSING_HERE = """#!/bin/bash
+# the other nodes see the folder away/, as where the run directory's file system is mounted
+node=""
+while [ "${1#--}" != "$1" ]; do case "$1" in --nodelist=*) node="${1#*=}";; esac; shift; done
+echo "$node $*" >> told
+[ "$1" = /bin/sh ] || { mkdir -p away/attempts/7; : > away/attempts/7/verdict.json; exit 1; }
+[ "$node" = n3 ] || exit 1
+[ "$5" = "$PWD/run/submission" ] || [ -e "away${5#"$PWD/run"}" ]
+"""
+
+
+def waiting(comment: str) -> Job:
+    return Job(job_id="6_[2-9]", raw_id="6", name="run", user="ana", state=JobState.PENDING, reason="JobHeldUser",
+               comment=comment, array_id="6", task_id=None, pending_tasks=(2, 3))  # fmt: skip
+
+
+def unmounted(folder: Path, srun: str) -> tuple[int, list[str], list[str]]:
+    """The script's status, what it told `scontrol`, and what it ran on other nodes, where the directory is missing."""
+    tools = folder / "tools"
+    tools.mkdir()
+    (tools / "scontrol").write_text('#!/bin/bash\n[ "$1" = show ] && printf "n1\\nn2\\nn3\\n" || echo "$*" >> held\n')
+    (tools / "srun").write_text(srun)
+    (tools / "sleep").write_text("#!/bin/bash\n")
+    for tool in tools.iterdir():
+        tool.chmod(0o755)
+    run = folder / "run"
+    text = render_script(
+        request(folder, comment="tr11:tag@mark its own"), variant="main", tag="t", setup=[], environment={},
+        command=[sys.executable, "-c", "print('TRAINED')"], early=["recorder"], attempts=run / "attempts",
+        silence=run / "silent", folder=run / "submission", output=f"{run}/submission/%x-%A_%a.out",
+    )  # fmt: skip
+    environment = {
+        **os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "6",
+        "SLURM_JOB_NUM_NODES": "3", "SLURM_JOB_NODELIST": "n[1-3]", "SLURMD_NODENAME": "n1",
+    }  # fmt: skip
+    environment.pop("TR11_SCHEDULER", None)
+    path = write(folder, text)
+    done = subprocess.run(["bash", str(path)], env=environment, stdout=subprocess.DEVNULL, cwd=folder, check=False)
+    assert not run.exists(), "nothing is made in its place"
+    found = [(folder / name).read_text().splitlines() if (folder / name).exists() else [] for name in ("held", "told")]
+    return done.returncode, found[0], found[1]
+
+
+def test_a_directory_that_no_node_sees_has_the_array_held(tmp_path: Path) -> None:
+    status, held, told = unmounted(tmp_path, '#!/bin/bash\necho "$*" >> told\nexit 1\n')
+    assert status == 3 and held[0] == "hold 6" and len(held) == 2 and len(told) == 2
+    comment = held[1].removeprefix("update JobId=6 Comment=")
+    [hold] = marked_holds([waiting(comment)], ())
+    assert comment.startswith("tr11:tag@mark its own held-by-tr11@") and hold.is_for_fault
+    assert hold.why == f"n1: {tmp_path} is not mounted, or is not what this job was queued from"
+
+
+def test_a_directory_that_another_node_sees_is_this_nodes_fault(tmp_path: Path) -> None:
+    status, held, told = unmounted(tmp_path, MISSING_HERE)
+    assert status == 1 and held == [], told
+    assert [line for line in told if "recorder" in line] == ["n3 recorder --host n1 --status 3 --what unmounted"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path"),
+    [
+        ("%x-%A_%a.out", "a b-6_3.out"), ("%5a-%j.txt", "00003-7.txt"), ("%N %u $HOME %q 100%%", "n1 ana $HOME %q 100%"),
+        ("it's", "it's"), ("back\\%x", "back%x"), ("%", "%"),
+    ],
+)  # fmt: skip
+def test_the_script_writes_where_sbatch_would(tmp_path: Path, pattern: str, path: str) -> None:
+    (tmp_path / "folder").mkdir()
+    text = render_script(
+        request(tmp_path), variant="main", tag="t", command=["true"], setup=[], environment={},
+        folder=tmp_path / "folder", output=f"{tmp_path}/folder/{pattern}",
+    )  # fmt: skip
+    environment = {
+        **os.environ, "SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "6", "SLURM_ARRAY_TASK_ID": "3",
+        "SLURM_JOB_NAME": "a b", "SLURM_JOB_USER": "ana", "SLURMD_NODENAME": "n1",
+    }  # fmt: skip
+    done = subprocess.run(["bash", str(write(tmp_path, text))], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    [made] = (tmp_path / "folder").iterdir()
+    assert made.name == path and made.read_text().startswith("START TIME: ")
+
+
+def test_an_output_that_cannot_be_opened_costs_no_attempt(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    text = render_script(
+        request(tmp_path), variant="main", tag="t", command=["echo", "TRAINED"], setup=[], environment={},
+        folder=tmp_path / "folder", output=f"{tmp_path}/none/%x.out",
+    )  # fmt: skip
+    environment = {**os.environ, "SLURM_JOB_ID": "7"}
+    subprocess.run(["bash", str(write(tmp_path, text))], env=environment, check=True)
+    assert "TRAINED" in (tmp_path / "folder" / "tr11-7.out").read_text()

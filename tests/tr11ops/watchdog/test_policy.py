@@ -26,7 +26,7 @@ from tests.tr11ops.status_cases import (
 )
 from tests.tr11ops.watchdog.site_events import without_restart
 from tr11ops.base.observed import Unknown
-from tr11ops.cluster.base import Node
+from tr11ops.cluster.base import Job, JobState, Node
 from tr11ops.detect.registry import detect_all
 from tr11ops.observe.lease import LeaseHolder
 from tr11ops.observe.snapshot import Attempt, KillSwitch, Snapshot
@@ -340,6 +340,25 @@ def test_queued_jobs_that_an_attempt_did_not_hold_are_held() -> None:
     assert words(decide(beside, scene=replace(SCENE, endings=(ending,)))) == [("hold", "1000_[9-10]")]
     fresh = idle(jobs=(pending(submit_time=NOW - 30),), submissions=(SENT,))
     assert decide(fresh, scene=replace(SCENE, endings=(ending,))).is_empty
+
+
+def test_tasks_that_end_before_they_begin_have_the_others_held() -> None:
+    """Slurm itself ends a task whose output it cannot open: nothing of tr11 runs that would count it."""
+
+    def burned(task: int, **changes: Any) -> Job:
+        state = {"state": JobState.FAILED, "reason": "JobLaunchFailure", "start_time": NOW - 20, "end_time": NOW - 10}
+        return running(job_id=f"1000_{task}", raw_id=f"10{task:02d}", task_id=task, **{**state, **changes})
+
+    found = decide(idle(jobs=(burned(8), burned(9), pending((10, 11))), submissions=(SENT,)))
+    assert words(found) == [("hold", "1000")]
+    assert "2 tasks ended before they began to work (FAILED JobLaunchFailure)" in found.actions[0].why
+    for few in (
+        (burned(9),), (burned(8), burned(9, state=JobState.CANCELLED)), (burned(8), burned(9, state=JobState.COMPLETED)),
+        (burned(8), burned(9), running(job_id="1000_10", raw_id="1010", task_id=10)), (burned(8), burned(9, start_time=NOW - 2 * DAY, end_time=NOW - DAY)),
+    ):  # fmt: skip
+        assert not decide(idle(jobs=(*few, pending((11, 12))), submissions=(SENT,))).actions, few
+    three = replace(LIMITS, tasks_per_fault=3)
+    assert not decide(idle(jobs=(burned(8), burned(9), pending((10,))), submissions=(SENT,)), limits=three).actions
 
 
 def test_what_is_launched_again_never_waits_for_a_dead_job() -> None:
