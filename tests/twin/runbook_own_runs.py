@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 
-from tests.twin.runbook_scenarios import nodes_of, scenario, set_node, submit
+from tests.twin.runbook_scenarios import mail_scenario, nodes_of, saved_now, scenario, set_node, submit
 from tests.twin.runbook_scene import Scene, cure
 from tr11ops.detect.runbooks import page_of
 from tr11ops.rundir.exclusions import exclude
@@ -102,6 +102,32 @@ def stopped_worker(scene: Scene) -> None:
     assert told["detector"] == "hung" and node in told["title"], told
     scene.treat("hung")
     assert node not in scene.train().nodes or not scene.by_mail
+
+
+@mail_scenario("unfinished-end")
+def bad_sample(scene: Scene) -> None:
+    """A rank dies of the data of one iteration on every node: the mail has them passed over, from a checkpoint."""
+    scene.launch("--array", "1-9")
+    dies_of_its_data(scene, saved_now(scene))
+
+
+@mail_scenario("unfinished-end")
+def bad_sample_before_the_first_save(scene: Scene) -> None:
+    """The same where there is nothing to go back to: it begins again, without these data."""
+    scene.launch("--array", "1-9")
+    scene.train()
+    dies_of_its_data(scene, 0)
+
+
+def dies_of_its_data(scene: Scene, saved: int) -> None:
+    inject(scene.twin, "bad-sample", path=str(scene.paths.root))
+    scene.until(lambda: all(job.reason.startswith("JobHeld") for job in scene.jobs()), "the hold")
+    scene.until(lambda: "unfinished-end" in scene.findings(above="info"), "the finding")
+    ended = scene.steps()[-1]["iteration"]
+    scene.treat("unfinished-end")
+    scene.train()
+    scene.until(lambda: scene.steps()[-1]["iteration"] > ended + 5, "steps beyond the bad data")
+    assert saved <= ended and ended + 1 not in {step["iteration"] for step in scene.steps()}
 
 
 @scenario("limit-changed", alone=True)

@@ -24,6 +24,7 @@ class Scenario:
 
 
 SCENARIOS: list[Scenario] = []
+MAIL_SCENARIOS: list[Scenario] = []  # of faults whose page says more than the one cure that their mail has
 
 
 def scenario(
@@ -33,6 +34,18 @@ def scenario(
 
     def register(play: Callable[[Scene], None]) -> Callable[[Scene], None]:
         SCENARIOS.append(Scenario(detectors, play, card, alone))
+        return play
+
+    return register
+
+
+def mail_scenario(
+    *detectors: str, card: tuple[str, ...] = ()
+) -> Callable[[Callable[[Scene], None]], Callable[[Scene], None]]:
+    """Registers a fault, in a run of its own, that is cured by its mail alone."""
+
+    def register(play: Callable[[Scene], None]) -> Callable[[Scene], None]:
+        MAIL_SCENARIOS.append(Scenario(detectors, play, card, is_alone=True))
         return play
 
     return register

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from tests.twin.runbook_scenarios import SCENARIOS
+from tests.twin.runbook_scenarios import MAIL_SCENARIOS, SCENARIOS, Scenario
 from tests.twin.runbook_scene import Scene
 
 
-@pytest.mark.parametrize("scene", SCENARIOS, ids=lambda asked: "+".join(asked.detectors), indirect=True)
+def named(asked: Scenario) -> str:
+    return asked.play.__name__ if asked in MAIL_SCENARIOS else "+".join(asked.detectors)
+
+
+@pytest.mark.parametrize("scene", [*MAIL_SCENARIOS, *SCENARIOS], ids=named, indirect=True)
 def test_the_mail_cures_its_fault(scene: Scene, request: pytest.FixtureRequest) -> None:
     scene.by_mail = True
     request.node.callspec.params["scene"].play(scene)

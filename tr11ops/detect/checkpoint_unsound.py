@@ -14,7 +14,7 @@ from tr11ops.observe.snapshot import Checkpoint, Snapshot
 from trainer.contract.checkpoint_names import checkpoint_name
 
 BOUND = "manifest, sizes, the last reading of all bytes; launches that fail at one step after it"
-SEVERITIES = "WARNING, CRITICAL when none is whole"
+SEVERITIES = "WARNING, CRITICAL when none is whole; INFO while an older one is tried"
 NAME = "checkpoint-unsound"
 NEEDS = ("checkpoints", "checkpoints.latest", "jobs", "heartbeats", "launch_ends")
 
@@ -55,7 +55,11 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def _doubted(snapshot: Snapshot, sound: Checkpoint | None) -> Iterator[Finding]:
-    """The checkpoint that launches failed after again and again, until one is saved beyond where they ended."""
+    """The checkpoint that launches failed after again and again, until one is saved beyond where they ended.
+
+    INFO until the older one has come past that iteration: only then was it the checkpoint. Silent where the training
+    fails there from the older one too: then it was not.
+    """
     ends = [one for one in known(snapshot.launch_ends, ()) if one.older_checkpoint is not None]
     last = max(ends, key=lambda one: one.time, default=None)
     if last is None or last.began_at is None:
@@ -63,10 +67,15 @@ def _doubted(snapshot: Snapshot, sound: Checkpoint | None) -> Iterator[Finding]:
     passed = max(last.began_at, last.reached or 0)
     if sound is not None and sound.step > passed and (sound.created or 0.0) > last.time:
         return
+    later = [one for one in known(snapshot.launch_ends, ()) if one.time > last.time]
+    if any(one.reached == last.reached and one.began_at != last.began_at for one in later):
+        return
+    steps = [step for step in known(snapshot.steps, ()) if step.time is not None and step.time > last.time]
+    is_proven = any(step.record.iteration > passed for step in steps)
     name, older = checkpoint_name(last.began_at), checkpoint_name(last.older_checkpoint or 0)
     yield Finding(
         NAME,
-        Severity.WARNING,
+        Severity.WARNING if is_proven else Severity.INFO,
         f"{name} is doubted: what begins from it ends at iteration {last.reached}; {older} is tried",
         subject=str(last.began_at),
         identity=(f"doubted-{last.began_at}",),

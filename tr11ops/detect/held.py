@@ -9,16 +9,18 @@ from tr11ops.base.observed import known
 from tr11ops.cluster.parts import array_number, covers, names_of
 from tr11ops.cluster.pending_reasons import Cause, reason_of_job
 from tr11ops.detect.finding import HELD_FOR_FAULT, Finding, Severity
-from tr11ops.detect.unfinished_end import is_bad
+from tr11ops.detect.unfinished_end import is_bad, passes_over_the_data
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.queue.held_jobs import held_jobs, record_of
+from tr11ops.rundir.hold_records import HoldRecord
 
 BOUND = "the scheduler's reason"
 SEVERITIES = (
-    "INFO where tr11 holds it for a kill switch or a pause, or all is trained, else WARNING (also for the "
-    "tasks of an array that a person holds beside that); CRITICAL when nothing else can run"
+    "INFO where tr11 holds it for a kill switch or a pause, while its attempt leaves, or where all is trained, else "
+    "WARNING (also for the tasks of an array that a person holds beside that); CRITICAL when nothing else can run"
 )
+LEAVING_SECONDS = 300.0  # of an attempt whose last act was to hold what is queued
 NAME = "held"
 NEEDS = ("jobs", "kill_switch", "pause")
 
@@ -51,6 +53,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
             jobs = [job for job in chosen if covers(name, job)]
             by = record_of(jobs[0], records) if chosen is held.ours else None
             is_fault = by is not None and by.is_for_fault and not finished
+            is_leaving = is_fault and by is not None and _is_leaving(snapshot, by)
             shown = jobs[0].job_id if len(jobs) == 1 else name
             usual = Severity.INFO if by is not None and stop is not None else Severity.WARNING
             release = f"scontrol release {shlex.quote(name)}" if snapshot.scheduler == "slurm" else ""
@@ -66,14 +69,28 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
                 title = f"{by.why}: job {shown} is held, it would meet the same"
             yield Finding(
                 NAME,
-                Severity.INFO if finished else Severity.CRITICAL if idle else usual,
+                _severity(idle, finished or is_leaving, usual),
                 title,
                 subject=name,
                 evidence=() if by is None else (f"by {by.who or 'tr11'}" + (f", because: {by.why}" if by.why else ""),),
                 fix=_what_helps(snapshot, cancel, release, finished, is_fault),
-                then=(release,) if is_fault else (),
+                then=(release,) if is_fault and not _is_queued_anew(snapshot) else (),
                 fault=HELD_FOR_FAULT if is_fault else "",
             )
+
+
+def _severity(idle: bool, needs_no_one: bool, usual: Severity) -> Severity:
+    if needs_no_one:
+        return Severity.INFO
+    return Severity.CRITICAL if idle else usual
+
+
+def _is_leaving(snapshot: Snapshot, by: HoldRecord) -> bool:
+    """Whether the attempt that held what is queued for its fault is still on its way out: its end says why, in a
+    moment, and what helps."""
+    if by.time is None or snapshot.time - by.time > LEAVING_SECONDS:
+        return False
+    return any(job.start_time is not None and job.start_time < by.time for job in snapshot.active_jobs)
 
 
 def _what_helps(snapshot: Snapshot, cancel: str, release: str, finished: bool, is_fault: bool) -> str:
@@ -86,6 +103,12 @@ def _what_helps(snapshot: Snapshot, cancel: str, release: str, finished: bool, i
             snapshot, "logs" if newest is None else f"diagnose --job {newest.label or newest.job_id}"
         )
     return release
+
+
+def _is_queued_anew(snapshot: Snapshot) -> bool:
+    """Whether what helps with the attempt's fault cancels what is held, and launches in its place."""
+    newest = derived.last_attempt(snapshot)
+    return newest is not None and "--replace" in passes_over_the_data(snapshot, newest).split()
 
 
 def _is_told_by_its_attempt(snapshot: Snapshot) -> bool:

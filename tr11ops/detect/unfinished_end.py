@@ -181,27 +181,59 @@ def _finding(
     for entry in row[:3]:
         when = f", {entry.ended.ago(snapshot.time)}" if len(row) > 1 else ""
         evidence.append(f"{entry.label or entry.job_id}{when}: {how_it_ended(entry, jobs.get(entry.job_id))}")
-    evidence += if_the_data_are_at_fault(snapshot, newest)
-    fix = derived.command(snapshot, f"diagnose --job {label}")
+    fix, then = derived.command(snapshot, f"diagnose --job {label}"), tuple[str, ...]()
+    passing = passes_over_the_data(snapshot, newest)
+    if passing and came_back(snapshot, newest):
+        evidence.append(f"if it is the program or the card, and not the data, `{fix}` says where")
+        fix, then = passing, _after_passing(snapshot, passing)
+    else:
+        evidence += if_the_data_are_at_fault(snapshot, newest)
     since = min(entry.changed for entry in row)  # the end of the first of them
     return Finding(
         NAME, severity, title, subject=label, evidence=tuple(evidence), fix=fix, fault=newest.cause, since=since,
-        identity=(cause,),
+        identity=(cause,), then=then,
     )  # fmt: skip
 
 
 def if_the_data_are_at_fault(snapshot: Snapshot, attempt: Attempt) -> tuple[str, ...]:
-    """How the data after its last iteration are passed over, where that is what a person may have to do: an attempt let
-    nothing follow, and its fault may be the data's."""
-    ends = [end for end in known(snapshot.launch_ends, ()) if end.job_id == attempt.job_id]
-    reached = max(ends, key=lambda end: end.launch).reached if ends else None
-    if not attempt.held_because or attempt.cause not in MAYBE_DATA or reached is None:
+    """How the data after its last iteration are passed over, for who finds that they are at fault."""
+    reached, command = _reached(snapshot, attempt), passes_over_the_data(snapshot, attempt)
+    if not command or reached is None:
         return ()
-    if derived.is_rolled_back(snapshot):
-        return ()  # a person has seen to it
     at = reached + 1
-    command = pass_over(snapshot, at, at)
     return (f"to pass over the data of {iterations(at, at)}, if they are at fault: `{command}`",)
+
+
+def passes_over_the_data(snapshot: Snapshot, attempt: Attempt) -> str:
+    """The command that passes over the data after an attempt's last iteration, where that is what a person may have to
+    do: the attempt let nothing follow, and its fault may be the data's. Else ""."""
+    reached = _reached(snapshot, attempt)
+    if not attempt.held_because or attempt.cause not in MAYBE_DATA or reached is None:
+        return ""
+    if derived.is_rolled_back(snapshot):
+        return ""  # a person has seen to it
+    return pass_over(snapshot, reached + 1, reached + 1)
+
+
+def _after_passing(snapshot: Snapshot, passing: str) -> tuple[str, ...]:
+    """What lets it train on after a roll-back; a launch that leaves the data out needs nothing more."""
+    if "rollback" not in passing.split():
+        return ()
+    return (derived.command(snapshot, "resume" if snapshot.pending_jobs else "launch --array 1-10"),)
+
+
+def came_back(snapshot: Snapshot, attempt: Attempt) -> bool:
+    """Whether launches on several nodes, this attempt's last one among them, ended in the same way at one iteration: by
+    what they train on, the data, as likely as by the program."""
+    reached = _reached(snapshot, attempt)
+    same = [end for end in known(snapshot.launch_ends, ()) if reached is not None and end.reached == reached]
+    return attempt.cause == "software" and len(same) > 1
+
+
+def _reached(snapshot: Snapshot, attempt: Attempt) -> int | None:
+    """The last iteration that the last launch of an attempt finished; None where that is not known."""
+    ends = [end for end in known(snapshot.launch_ends, ()) if end.job_id == attempt.job_id]
+    return max(ends, key=lambda end: end.launch).reached if ends else None
 
 
 def why_it_ended(snapshot: Snapshot, attempt: Attempt) -> str:

@@ -33,6 +33,7 @@ from tr11ops.observe import derived
 from tr11ops.observe.forecast import queue_coverage_seconds
 from tr11ops.observe.snapshot import Attempt, Snapshot, Step
 from tr11ops.observe.training import LaunchEnd, Phase, TrainingEvent
+from tr11ops.rundir.hold_records import HoldRecord
 from tr11ops.rundir.paths import Submission
 from trainer.contract.end_marker import EndMarker
 
@@ -280,6 +281,41 @@ def test_a_fault_that_came_back_at_one_step_names_the_command_that_passes_over_i
     assert command not in finding.evidence
 
 
+def test_a_fault_that_followed_the_data_over_the_nodes_has_the_cure_as_its_command() -> None:
+    """What its mail says to type is what lets the run go on, and not only where to look."""
+    bad = failed("1007", HOUR, "software", "the same fault came back after iteration 31350 on n1 and n2")
+    ends = tuple(LaunchEnd("1007", launch, NOW - HOUR, reached=31_350) for launch in (1, 2))
+    held = pending(reason="JobHeldAdmin")
+    seen = idle(attempts=(bad,), launch_ends=ends, jobs=(held,))
+    (finding,) = found(seen, "unfinished-end")
+    assert (finding.fix, finding.then) == ("tr11 rollback 31200 --skip 31351-31351", ("tr11 resume",))
+    assert any("`tr11 diagnose --job 1000_7` says where" in line for line in finding.evidence)
+    unsaved = dataclasses.replace(seen, checkpoints=checkpoints(steps=(), latest=None, examined=()))
+    (finding,) = found(unsaved, "unfinished-end")
+    assert finding.fix == "tr11 launch --replace --set 'data.skip_ranges=[\"31351-31351\"]'"
+    (once,) = found(dataclasses.replace(seen, launch_ends=ends[:1]), "unfinished-end")
+    assert once.fix == "tr11 diagnose --job 1000_7", "one end alone is no sign of the data"
+
+
+def test_what_a_leaving_attempt_holds_for_its_fault_is_told_with_its_end() -> None:
+    job, queued = running(start_time=NOW - HOUR), pending(reason="JobHeldAdmin")
+    hold = HoldRecord("1000", "tr11", NOW - 20, "the same fault came back", is_for_fault=True)
+    (leaving,) = found(snapshot(jobs=(job, queued), holds=(hold,)), "held")
+    assert leaving.severity is Severity.INFO
+    (stays,) = found(snapshot(jobs=(job, queued), holds=(dataclasses.replace(hold, time=NOW - HOUR / 2),)), "held")
+    assert stays.severity is Severity.WARNING
+
+
+def test_a_checkpoint_is_doubted_by_mail_once_the_older_one_came_past_the_iteration() -> None:
+    tried = LaunchEnd(
+        "1007", 2, NOW - 600, "SIGSEGV", "again", reached=31_215, began_at=31_200, older_checkpoint=31_100
+    )
+    (proven,) = found(snapshot(launch_ends=(tried,)), "checkpoint-unsound")
+    assert proven.severity is Severity.WARNING
+    again = LaunchEnd("1007", 3, NOW - 300, "SIGSEGV", reached=31_215, began_at=31_100)
+    assert found(snapshot(launch_ends=(tried, again)), "checkpoint-unsound") == [], "it was not the checkpoint"
+
+
 def no_number(step: Step) -> Step:
     return dataclasses.replace(step, record=dataclasses.replace(step.record, lm_loss=float("nan")))
 
@@ -354,4 +390,10 @@ def test_a_loss_that_is_no_number_names_the_command_that_passes_over_its_data() 
     (finding,) = found(snapshot(steps=(bad,)), "loss-not-finite")
     assert not any("--skip" in line for line in finding.evidence), "where it began is not known"
     (finding,) = found(snapshot(steps=(good, bad), checkpoints=checkpoints(at)), "loss-not-finite")
+    assert any(f"`tr11 rollback {at - 100} --skip {at}-{at}`" in line for line in finding.evidence)
+    (finding,) = found(snapshot(steps=(good, bad), checkpoints=checkpoints(at, steps=(at,))), "loss-not-finite")
     assert any(f"`tr11 rollback STEP --skip {at}-{at}`" in line for line in finding.evidence)
+    unsaved = checkpoints(steps=(), latest=None, examined=())
+    (finding,) = found(snapshot(steps=(good, bad), checkpoints=unsaved), "loss-not-finite")
+    anew = f"tr11 launch --replace --set 'data.skip_ranges=[\"{at}-{at}\"]'"
+    assert any(anew in line for line in finding.evidence)
