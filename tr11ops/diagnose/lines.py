@@ -14,6 +14,8 @@ _DAY = r"(?P<date>\d{4}[-/]\d\d[-/]\d\d)[T _](?P<clock>\d\d:\d\d:\d\d(?:[.,]\d+)
 _GLOG = r"[IWEFCD](?P<month>\d\d)(?P<day>\d\d) (?P<clock>\d\d:\d\d:\d\d\.\d+)"
 _HOST = r"(?P<node>(?=[\w.-]*[A-Za-z]|\d+\.)\w[\w.-]*)"
 _SERVICE = r"(?:python[\d.]*|bash|sh|docker\w*|containerd|torchrun)\[\d+\]: "
+_OTHER_SERVICE = r"(?!kernel|systemd|slurm|earlyoom|nvidia|nv-|oom|kubelet|munged|dcgm)[\w./@-]{1,40}\[\d{1,7}\]: "
+_CONTAINER = r"(?:pytorch|tensorflow|trainer|train(?:ing)?|main|worker|master|launcher|node|mpi|app|ray-\w{2,12})"
 _PREFIXES = (
     re.compile(rf"\s*\| {_DAY} \| "),  # CloudWatch's, as a table
     re.compile(
@@ -29,17 +31,30 @@ _PREFIXES = (
     re.compile(
         r"(?:[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d [\d:]{8} \d{4})?\[\d+,(?P<rank>\d+)\]<std(?:err|out|diag)>: ?"
     ),  # MPI's
-    re.compile(r"\((?:\w{1,60}, )?(?:[\w.]{1,60} )?pid=\d+(?:, ip=(?P<node>[\w.:]+))?\) "),  # Ray's
-    re.compile(r"[\w.-]{1,60}-\d+ +\| "),  # docker compose's
-    re.compile(r"\[default(?P<local_rank>\d+)\]:"),
+    re.compile(r"\[prterun-(?P<node>[\w.-]+?)-\d+@\d+,(?P<rank>\d+)\]<std(?:err|out|diag)>: ?"),  # Open MPI 5's
+    re.compile(
+        r"\((?:[\w-]{1,60}, )?(?:rank=\d+, )?(?:[\w.]{1,60} )?pid=\d+(?:, ip=(?P<node>[\w.:]+))?\) "
+    ),  # Ray's and SkyPilot's
+    re.compile(r"\((?:raylet|gcs_server|autoscaler(?: \+[\dhms]{1,12})?)(?:, ip=(?P<node>[\w.:]+))?\) "),
+    re.compile(r"[\w.-]{1,80}@(?P<node>[\w.-]{1,64}) +\| "),  # docker swarm's
+    re.compile(r"[\w.-]{1,60}(?:[-_]\d+|\d) +\| "),  # docker compose's
+    re.compile(rf"[a-z][a-z0-9-]{{1,80}}-[a-z0-9]{{1,10}} (?:\u203a )?{_CONTAINER} (?=.)"),  # stern's
+    re.compile(r"\[(?!rank|node|host|gpu|cuda)[a-z]{3,12}(?P<local_rank>\d+)\]:"),  # torchrun's: the role
     re.compile(r"\[rank(?P<rank>\d+)\]:\s?"),
+    re.compile(r"\[rank[:=] ?(?P<rank>\d+)\] "),  # Lightning's and Determined's
+    re.compile(r"\[ *\d{1,9}\.\d{3,6}\] "),  # the kernel's time since it began
+    re.compile(r"(?P<node>\d{1,3}(?:\.\d{1,3}){3}):(?: (?=\S)|(?=\[))"),  # pdsh's, where hosts are addresses
+    re.compile(r"\[(?P<node>[a-z][\w.-]*\d)\] (?=\[(?:rank|default)\d)"),
     re.compile(r"\[(?P<local_rank>\d+)\]:\s?(?=\S)"),
     re.compile(r"\s{0,4}(?P<task>\d{1,5}): "),
     re.compile(rf"\[{_DAY}\]:?\s*(?:\[(?:INFO|WARNING|ERROR|CRITICAL|DEBUG)\]\s*)?"),
     re.compile(rf"{_DAY}[,:]?\s+"),
     re.compile(
+        rf"<\d{{1,3}}>1 {_DAY} (?P<node>\S+) (?=\S+ \S+ \S+ )(?:\S+ ){{3}}(?:- |\[.{{0,200}}?\] )?"
+    ),  # RFC 5424's
+    re.compile(
         r"(?P<mon>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) +(?P<day>\d{1,2}) (?P<clock>\d\d:\d\d:\d\d)"
-        r" (?P<node>\S+) (?=kernel:|systemd|slurm|[\w./-]{1,40}\[\d+\]: )"
+        rf" (?P<node>\S+) (?:(?=kernel:|systemd|slurm)|{_OTHER_SERVICE}|(?=[\w./-]{{1,40}}\[\d+\]: ))"
     ),
     re.compile(rf"{_HOST} (?=kernel: |systemd\[|slurm\w*\[|{_SERVICE})"),  # journald's, after its time
     re.compile(_SERVICE),
@@ -49,6 +64,8 @@ _PREFIXES = (
     re.compile(r"\[(?P<node>(?:node|host)-?[\w.-]*\d)\] "),
     re.compile(r"\[(?P<node>[A-Za-z][\w.-]*\d[\w.-]*):\d+\] "),  # MPI's
     re.compile(r"(?!tr11:)(?P<node>[a-z][a-z0-9-]*\d[a-z0-9.-]*): (?!task|error)"),  # pdsh's
+    re.compile(r'\{(?:[^}:]*?\b(?:host|node|hostname|node_name)="(?P<node>[\w.-]+)")?[^}:]*\} '),  # Loki's labels
+    re.compile(r"\S.{0,160}? (?=\[rank[\d:=])"),  # a collector's, whatever it is: the rank's own comes behind it
 )
 _MONTHS = {name: number for number, name in enumerate(calendar.month_abbr)}
 _RANK = re.compile(
@@ -57,11 +74,16 @@ _RANK = re.compile(
 _LOCAL_RANK = re.compile(r"\blocal_rank: ?(\d+)")
 _GPU = re.compile(r"\bGPU (?P<a>\d{1,2})\b|\bcuda:(?P<b>\d{1,2})\b|\bdevice[= ](?P<c>\d{1,2})\b")
 _CLOCK = re.compile(_DAY)
-_MESSAGE = re.compile(r'"(?:log|message|msg|MESSAGE|textPayload)": ?"((?:[^"\\]|\\.)*)')
+_MESSAGE = re.compile(r'"(?:log|message|msg|MESSAGE|textPayload)"(?:: ?|=>)"((?:[^"\\]|\\.)*)')
+# What Fluentd and Fluent Bit put before a record: its time and its tag.
+_RECORD = re.compile(
+    rf"(?:{_DAY}\S* (?:[+-]\d{{4}} )?[\w.*-]{{1,200}}: "
+    r"|\[\d+\] [\w.*-]{1,200}: \[{1,2}[\d.]+, (?:\{\}\], )?)(?={)"
+)
 _JSON_NODE = re.compile(r'"(?:host|hostname|_HOSTNAME|node|node_name|nodename)": ?"(?P<node>[\w.:-]{1,120})"')
 _JSON_RANK = re.compile(r'"(?:rank|global_rank)": ?"?(?P<rank>\d{1,7})\b')
 _JSON_TIME = re.compile(rf'"(?:time|timestamp|@timestamp|ts)": ?"{_DAY}')
-PREFIXES_AT_MOST = 6
+PREFIXES_AT_MOST = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +120,9 @@ def plain(text: str) -> str:
 def split_prefixes(text: str) -> tuple[LineOrigin, str]:
     """What the prefixes of a plain line say, and the line without them; of a JSON record its fields and its message."""
     origin, at = LineOrigin(), 0
+    record = _RECORD.match(text)
+    if record is not None:
+        origin, text = _with(origin, record.groupdict()), text[record.end() :]
     if text.startswith("{") and (message := _MESSAGE.search(text)) is not None:
         origin = _with(origin, _fields(text, message))
         text = _unescaped(message[1]).rstrip("\n")

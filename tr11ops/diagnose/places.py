@@ -32,7 +32,16 @@ def worker_of(file: str) -> WorkerLog | None:
     return WorkerLog(match["node"], int(match["rank"])) if match else None
 
 
-_ITSELF = frozenset({"localhost", "localhost.localdomain", "localhost6", "127.0.0.1", "::1"})  # names of no node
+_ITSELF = re.compile(  # names that every machine has for itself: of no node
+    r"\[?(?:(?:ip6-)?localhost\d?(?:\.local\w*)?|(?:ip6-)?loopback|127(?:\.\d{1,3}){1,3}|0\.0\.0\.0|(?:::ffff:127[\d.]+)|::1?|0(?::0){6}:1)"
+    r"\]?(?:[:<]\d+>?)?\.?",
+    re.IGNORECASE,
+)
+
+
+def is_this_machine(name: str) -> bool:
+    """Whether this is a name that each machine has for itself."""
+    return _ITSELF.fullmatch(name) is not None
 
 
 class LaunchPlaces:
@@ -57,14 +66,14 @@ class LaunchPlaces:
 
     def host_of(self, report: WorkerFailure) -> str | None:
         """The node of a report as the node list calls it, else as the report does."""
-        if report.host is None or report.host in _ITSELF:
+        if report.host is None or is_this_machine(report.host):
             return None
         return self._names.of_host(report.host) or without_interface(report.host)
 
     def peer_of(self, one: Sighting) -> str | None:
         """The other end that a line names, as the node list calls it, else as the line does."""
         peer = one.named.get("peer")
-        if peer is None or peer in _ITSELF:
+        if peer is None or is_this_machine(peer):
             return None
         return self._names.of_host(peer) or peer
 
@@ -94,7 +103,7 @@ class LaunchPlaces:
             node = self._by_first_exit(rank, origin.task)
         if node is None and len(self._launch.nodes) == 1:
             node = self._launch.nodes[0]
-        if node in _ITSELF:
+        if node is not None and is_this_machine(node):
             node = None
         gpu = named.get("gpu") or origin.gpu
         if gpu is None and origin.local_rank is not None:

@@ -18,6 +18,7 @@ AGAIN = 5  # seconds in which a warning is repeated where it is more than that
 SECOND = len("MM-DD HH:MM:SS")
 _NO_DEVICE = "invalid device ordinal"
 _OF_A_LOST_GPU = frozenset({"cuda-illegal-access", "cuda-launch-failed", "cuda-library", "cuda-start-oom"})
+_WRAPPER = "checkpoint-wrapper"
 _CREDENTIALS = "slurm-auth"
 _OF_REFUSED_CREDENTIALS = frozenset({"slurm-launch", "slurm-submit", "slurm-submit-error", "slurm-empty-answer"})
 _LOOP = "end-loop"
@@ -182,6 +183,7 @@ def _plainest(strong: Sighting, causes: Sequence[Sighting]) -> Sighting:
 
     A program that does not find its GPU, or whose kernel fails, says what a GPU that is lost does to it; a step that
     Slurm does not start, what daemons do that refuse each other's credentials. Which line comes first is by chance.
+    Who gathers the errors of all ranks says less than theirs.
     """
     deeper = _deeper(strong, causes)
     if deeper is not None:
@@ -203,6 +205,8 @@ def _plainest(strong: Sighting, causes: Sequence[Sighting]) -> Sighting:
 def _deeper(strong: Sighting, causes: Sequence[Sighting]) -> Sighting | None:
     if strong.signature.id in _OF_A_LOST_GPU or _NO_DEVICE in strong.text:
         return first_of([one for one in causes if _is_lost_gpu(one)])
+    if strong.signature.id == _WRAPPER:
+        return first_of([one for one in causes if is_before(strong, one) and one.signature.confidence >= STRONG])
     if strong.signature.id in _OF_REFUSED_CREDENTIALS:
         return first_of([one for one in causes if one.signature.id == _CREDENTIALS])
     return None

@@ -21,6 +21,8 @@ _ORDERS = frozenset({FaultClass.SLURM_TIME_LIMIT, FaultClass.SLURM_USER_CANCEL})
 _WAITS = frozenset({FaultClass.NCCL_TIMEOUT, FaultClass.NCCL_NETWORK, FaultClass.RENDEZVOUS})
 _TIMED_OUT = re.compile(r"[Tt]imed? ?out|[Tt]imeout|TIMEOUT")
 _TURNS = re.compile(r"in \w*(?:process_first|zero_first|rank_first|main_process_first)\w*$")
+_STORE = re.compile(r"\bstore\b|[Rr]endezvous|\brdzv\b")
+_NO_STORE = "the store through which workers find each other was lost before the first step"
 FEWER: Final = 0.8
 STILL_PREPARES: Final = 0.7
 
@@ -31,7 +33,9 @@ def explained(root: Sighting | None, launch: LogLaunch) -> Sighting | None:
         return root
     if root is None or (root.signature.role is Role.STOP and root.signature.fault in _ORDERS):
         return _fewer_than_expected(launch, root) or root
-    if root.signature.role is Role.SYMPTOM and root.signature.fault in _WAITS and _waits_for_data(root, launch):
+    if root.signature.role is not Role.SYMPTOM:
+        return root
+    if root.signature.fault in _WAITS and _waits_for_data(root, launch):
         meaning = "the ranks waited for one that still prepared the data: prepare it once before, or wait longer"
         signature = replace(
             root.signature,
@@ -42,6 +46,8 @@ def explained(root: Sighting | None, launch: LogLaunch) -> Sighting | None:
             meaning=meaning,
         )
         return replace(root, signature=signature)
+    if root.signature.fault is FaultClass.NCCL_NETWORK and _STORE.search(root.text) is not None:
+        return replace(root, signature=replace(root.signature, fault=FaultClass.RENDEZVOUS, meaning=_NO_STORE))
     return root
 
 
