@@ -12,6 +12,7 @@ T = TypeVar("T")
 SCHEDULER_SECONDS = (
     12.0  # of one question of a look, or of a stop: a controller that is silent for longer is unreachable
 )
+ADVICE_SECONDS = 5.0  # of one question that only betters an answer; after one silence no other is asked
 LOOK_SECONDS = 60.0  # of one look, its files and the scheduler together
 PASS_SECONDS = 600.0  # of one pass of the watchdog, which may launch and deliver mails
 STOP_SECONDS = 15.0  # of each step of a stop in the run directory: reading what is there, setting the switch

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from tr11ops.base.observed import known, observed
-from tr11ops.cli.common import Refusal, in_time, kind_to_watch, looking, open_reader, open_scheduler
+from tr11ops.base.observed import Unknown, cause, known, observed
+from tr11ops.cli.common import Refusal, in_time, open_reader, say
 from tr11ops.cli.context import JSON, RunContext
 from tr11ops.cli.logs_print import byte_progress
 from tr11ops.cli.logs_sources import attempt_named
+from tr11ops.cluster.slurm_command import PatientOnce
 from tr11ops.rundir.attempts import read_attempt_label
 
 if TYPE_CHECKING:
-    from tr11ops.cluster.base import Job
+    from tr11ops.cluster.base import Job, Scheduler
     from tr11ops.diagnose.attribution.conclusion import JobWord
     from tr11ops.diagnose.diagnosis import Diagnosis
     from tr11ops.rundir.paths import RunDirectory
@@ -43,7 +45,8 @@ def diagnose(
 
     Without FILE it judges the last launch of the run's newest attempt, with --job that of another. What the attempt's
     agent concluded leads; of the logs only the lines of this launch count. Of a run that trains and is well it says so;
-    --all judges every launch in the run's log.
+    --all judges every launch in the run's log; what to type now follows the last. A scheduler that is silent for 5 s
+    is not asked again, and what to do is said in general.
     Any training's logs will do: Megatron's, torchrun's, Slurm's, the kernel's; several files are judged together.
 
     Exit code 0 where nothing is to be done, 1 where something is, 3 where a log could not be read.
@@ -56,16 +59,69 @@ def diagnose(
     """
     if files and job is not None:
         raise Refusal("--job names an attempt of a run: give it, or files", exit_code=2)
+    sight = _Sight(context)
     if files:
         found = _judged(_given(files), every)
     elif every:
-        found = [_with_conclusion(context, one) for one in _every_launch(context, job)]
+        *before, last = (_with_conclusion(sight, one) for one in _every_launch(context, job))
+        found = [*before, _with_advice(sight, last)]
     else:
-        found = [_last_launch(context, job)]
+        found = [_last_launch(sight, job)]
+    if sight.silence:
+        say(f"tr11: {sight.silence}: how the run stands now is not known, and what to do is said in general")
     more = {"launches": [one.document() for one in found]} if every else {}
     context.emit({**found[-1].document(), **more}, _lines(found))
     if any(one.step.value != "none" for one in found[-1:]):
         raise typer.Exit(NEEDS_PERSON)
+
+
+class _Sight:
+    """How the run stands now, looked at once, and only where that is asked for. A silent scheduler costs seconds."""
+
+    def __init__(self, context: RunContext) -> None:
+        self.context = context
+        self.silence = ""  # why it could not be seen; "" where it was, or was not asked for
+
+    @cached_property
+    def scheduler(self) -> Scheduler | Unknown:
+        """The scheduler, which is not asked again after one silence."""
+        from tr11ops.base.deadline import ADVICE_SECONDS
+        from tr11ops.cluster.slurm import SlurmScheduler
+
+        found = open_reader(self.context.directory, self.context.scheduler)
+        if isinstance(found, SlurmScheduler):
+            return SlurmScheduler(runner=PatientOnce(ADVICE_SECONDS))
+        return found
+
+    @cached_property
+    def assessment(self) -> Assessment | None:
+        """None where the run directory, or the scheduler, does not answer."""
+        from tr11ops.observe.look import facts_of
+        from tr11ops.status.assessment import assess
+        from tr11ops.status.extra_observations import ExtraObservations
+
+        card, directory = self.context.card, self.context.directory
+        facts = facts_of(card, self.context.run or "")
+        try:
+            seen = in_time(lambda: assess(directory, facts, self.scheduler, lambda _: ExtraObservations()))
+        except Refusal as error:
+            self.silence = str(error)
+            return None
+        if isinstance(seen.snapshot.jobs, Unknown):
+            self.silence = seen.snapshot.jobs.why
+        return seen
+
+    def job(self, number: str) -> Job | None:
+        """The job by the scheduler's records; None where it has none, or does not answer."""
+        from tr11ops.cluster.base import SchedulerError
+
+        if isinstance(self.scheduler, Unknown):
+            return None
+        try:
+            return self.scheduler.job(number)
+        except SchedulerError as error:
+            self.silence = cause(error)
+            return None
 
 
 def _lines(found: list[Diagnosis]) -> Iterator[str]:
@@ -99,16 +155,16 @@ def _every_launch(context: RunContext, job: str | None) -> list[Diagnosis]:
     return found
 
 
-def _last_launch(context: RunContext, job: str | None) -> Diagnosis:
+def _last_launch(sight: _Sight, job: str | None) -> Diagnosis:
     """The last launch of an attempt: of the one that is named, else of the run's newest."""
-    _, directory = context.seen()
+    _, directory = sight.context.seen()
     attempt = attempt_named(directory, job) if job is not None else _newest_attempt(directory)
     if attempt is None:  # a log without any attempt's folder
         [found] = _judged([_main_log(directory)], every=False)
         return found
     found = _by_logs(directory, attempt, is_named=job is not None)
-    living = _living(context, found, attempt)
-    return living if living is not None else _with_advice(context, _with_conclusion(context, found))
+    living = _living(sight, found, attempt)
+    return living if living is not None else _with_advice(sight, _with_conclusion(sight, found))
 
 
 def _newest_attempt(directory: RunDirectory) -> str | None:
@@ -157,7 +213,7 @@ def _main_log(directory: RunDirectory) -> Path:
     return main_log
 
 
-def _living(context: RunContext, found: Diagnosis, attempt: str) -> Diagnosis | None:
+def _living(sight: _Sight, found: Diagnosis, attempt: str) -> Diagnosis | None:
     """The answer for an attempt that trains and is well now, where its log tells of no fault; None for any other."""
     from tr11ops.diagnose.attribution.conclusion import read_launch
     from tr11ops.diagnose.signature import FaultClass, NextStep
@@ -166,13 +222,14 @@ def _living(context: RunContext, found: Diagnosis, attempt: str) -> Diagnosis | 
 
     if found.fault is not FaultClass.UNKNOWN or found.root_cause is not None:
         return None
-    directory = context.directory
-    seen = _assessed(context)
+    seen = sight.assessment
+    if seen is None:
+        return None
     jobs = [one for one in seen.snapshot.active_jobs if attempt in identifiers(one)]
     if not jobs or seen.verdict.exit_code or seen.verdict.word not in {VerdictWord.HEALTHY, VerdictWord.STARTING}:
         return None
     why = f"{seen.verdict.why[:1].upper()}{seen.verdict.why[1:]}. Its log tells of no fault."
-    before = read_launch(directory.paths.attempt(attempt), (found.number or 1) - 1)
+    before = read_launch(sight.context.directory.paths.attempt(attempt), (found.number or 1) - 1)
     if before is not None and before.summary:
         why += f" Launch {before.launch}, the one before, ended: {before.summary}."
     return replace(
@@ -181,40 +238,24 @@ def _living(context: RunContext, found: Diagnosis, attempt: str) -> Diagnosis | 
     )  # fmt: skip
 
 
-def _assessed(context: RunContext) -> Assessment:
-    """How the run stands now."""
-    from tr11ops.observe.look import facts_of
-    from tr11ops.status.assessment import assess
-    from tr11ops.status.extra_observations import ExtraObservations
-
-    card, directory = context.card, context.directory
-
-    def look() -> Assessment:
-        reader = open_reader(directory, context.scheduler)
-        return assess(directory, facts_of(card, context.run or ""), reader, lambda _: ExtraObservations())
-
-    return in_time(look)
-
-
-def _with_advice(context: RunContext, found: Diagnosis) -> Diagnosis:
+def _with_advice(sight: _Sight, found: Diagnosis) -> Diagnosis:
     """The same with what can be typed now, where a conclusion is there to act upon."""
     from tr11ops.cli.diagnose_advice import advice, with_advice
 
     if found.conclusion is None:
         return found
-    try:
-        snapshot = _assessed(context).snapshot
-    except Refusal:  # how the run stands is not known now: its end is, and that was asked for
+    seen = sight.assessment
+    if seen is None:  # how the run stands is not known now: its end is, and that was asked for
         return found
-    return with_advice(found, advice(snapshot, found))
+    return with_advice(found, advice(seen.snapshot, found))
 
 
-def _with_conclusion(context: RunContext, found: Diagnosis) -> Diagnosis:
+def _with_conclusion(sight: _Sight, found: Diagnosis) -> Diagnosis:
     """The same with what the records of its attempt say of cause, node and blame, where there are any."""
     from tr11ops.diagnose.attribution.conclusion import conclude
     from tr11ops.diagnose.attribution.joined import joined
 
-    directory = context.directory
+    directory = sight.context.directory
     attempt = found.launch
     if not attempt:
         return found
@@ -223,28 +264,18 @@ def _with_conclusion(context: RunContext, found: Diagnosis) -> Diagnosis:
         directory.paths.attempt(attempt),
         found.number,
         found.log_evidence,
-        lambda: _step_code(context, directory, attempt),
-        lambda: _job_word(context, directory, attempt),
+        lambda: _step_code(sight, attempt),
+        lambda: _job_word(sight, directory, attempt),
     )
     return found if conclusion is None else joined(found, conclusion)
 
 
-def _job(context: RunContext, directory: RunDirectory, attempt: str) -> Job | None:
-    """The job by the scheduler's records; None where it has none, or does not answer."""
-    from tr11ops.cluster.base import SchedulerError
-
-    try:
-        return looking(open_scheduler(kind_to_watch(directory, context.scheduler))).job(attempt)
-    except SchedulerError:
-        return None
-
-
-def _step_code(context: RunContext, directory: RunDirectory, attempt: str) -> int | None:
-    job = _job(context, directory, attempt)
+def _step_code(sight: _Sight, attempt: str) -> int | None:
+    job = sight.job(attempt)
     return None if job is None else job.derived_exit_code
 
 
-def _job_word(context: RunContext, directory: RunDirectory, attempt: str) -> JobWord:
+def _job_word(sight: _Sight, directory: RunDirectory, attempt: str) -> JobWord:
     """What the scheduler, or an alert, says of an attempt's job: is it over, had it lost its batch script's node?"""
     from tr11ops.cluster.base import JobState
     from tr11ops.diagnose.attribution.conclusion import JobWord
@@ -252,7 +283,7 @@ def _job_word(context: RunContext, directory: RunDirectory, attempt: str) -> Job
     from tr11ops.observe.files import read_details
     from tr11ops.rundir.journal import read_journal
 
-    job, label = _job(context, directory, attempt), read_attempt_label(directory.paths, attempt)
+    job, label = sight.job(attempt), read_attempt_label(directory.paths, attempt)
     is_over = job is not None and not job.state.is_active
     nodes = read_details(directory.paths.attempt(attempt) / "attempt.json").get("nodes") or [""]
     if job is not None and job.state is JobState.NODE_FAIL:

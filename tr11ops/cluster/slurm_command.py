@@ -69,6 +69,40 @@ def run_command(
         return CommandResult(process.returncode, stdout, stderr)
 
 
+class PatientOnce:
+    """A runner for what only betters an answer: `seconds` for one command, and after one silence no other is asked.
+
+    `silence`: what was not answered; "" while all was.
+    """
+
+    def __init__(self, seconds: float, runner: CommandRunner = run_command) -> None:
+        self._seconds = seconds
+        self._runner = runner
+        self.silence = ""
+
+    def __call__(
+        self,
+        arguments: Sequence[str],
+        *,
+        standard_input: str,
+        environment: Mapping[str, str],
+        timeout_seconds: float,
+        directory: Path | None = None,
+        until: str | None = None,
+    ) -> CommandResult:
+        """As `CommandRunner` says."""
+        if self.silence:
+            raise SchedulerUnreachable(self.silence)
+        try:
+            return self._runner(
+                arguments, standard_input=standard_input, environment=environment,
+                timeout_seconds=min(timeout_seconds, self._seconds), directory=directory, until=until,
+            )  # fmt: skip
+        except SchedulerUnreachable as error:
+            self.silence = str(error)
+            raise
+
+
 def ask_about_site(
     arguments: Sequence[str],
     environment: Mapping[str, str] | None,

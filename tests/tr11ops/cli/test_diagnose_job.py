@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -14,8 +15,10 @@ import pytest
 from tests.tr11ops.cli.local_bench import LocalBench
 from tests.tr11ops.cli.run_folder import run_directory
 from tests.tr11ops.cli.trainings import running
+from tr11ops.base import deadline
 from tr11ops.launch.plan import resolved_card
 from tr11ops.runcard.card import load_card
+from tr11ops.rundir.exclusions import exclude
 from trainer.contract.files import write_json
 from trainer.contract.heartbeat import Heartbeat, write_heartbeat
 
@@ -138,3 +141,32 @@ def step_line(step: int) -> str:
         f"[default0]: iteration {step:8}/     100 | consumed samples: {8 * step:12} | elapsed time per iteration (s):"
         f" 0.20 | learning rate: 6.000E-05 | global batch size:     8 | lm loss: {9 - step / 10:E} | grad norm: 1.000 |\n"
     )
+
+
+# ----------------------------------------------------------------------------- what can be typed now
+def test_the_last_of_all_launches_has_the_advice_of_this_moment(bench: LocalBench, failed: str) -> None:
+    [blamed] = recorded(bench, failed)["blamed"]
+    exclude(run_directory(bench), blamed, why="ECC", owner="tr11", days=3)
+    expected = f"{blamed} is excluded already: `tr11 resume` releases what is held."
+    every = diagnosed(bench, "--all")
+    assert diagnosed(bench)["advice"] == every["advice"] == every["launches"][-1]["advice"] == expected
+    assert {launch["advice"] for launch in every["launches"][:-1]} <= {""}
+
+
+@pytest.mark.parametrize("more", [[], ["--all"], ["--job"]])
+def test_a_silent_scheduler_is_asked_once(
+    bench: LocalBench, failed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: list[str]
+) -> None:
+    """The answer is there all the same, with general advice, and a line that says why."""
+    tools = tmp_path / "silent"
+    tools.mkdir()
+    for name in ("squeue", "sinfo", "scontrol", "sacct", "sbatch"):
+        (tools / name).write_text(f'#!/bin/sh\necho "{name} $*" >> {tools}/asked\nexec sleep 600\n')
+        (tools / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    monkeypatch.setattr(deadline, "ADVICE_SECONDS", 1.0)
+    words = [*more, failed] if more == ["--job"] else more
+    found = bench.tr11("diagnose", "--run", str(bench.card), "--scheduler", "slurm", "--json", *words)
+    assert found.code == 1 and found.json["attribution"]["blamed"] == recorded(bench, failed)["blamed"], found.err
+    assert found.json["advice"] == "" and len((tools / "asked").read_text().splitlines()) == 1
+    assert "did not answer within 1 s: how the run stands now is not known" in found.err
