@@ -31,9 +31,10 @@ class Incident:
     """One incident, and what a good on-call engineer says of it.
 
     `lines`: (file's name, number from 1) of each line that tells of the first cause; empty where none does. `node`: the
-    one that the label names, `is_guilty` whether as the guilty one; None where the label names none. `judges_nodes`:
-    whether a node that is said to be excluded and is not named is innocent. `restarts`: the answers that count as
-    right; `tells_restart`: whether the label has them, else they follow from its actions.
+    one that the label names, `is_guilty` whether as the guilty one; None where the label names none. `may_be_no_one`:
+    whether to accuse no one is right too. `judges_nodes`: whether a node that is accused and is not named is innocent.
+    `restarts`: the answers that count as right; `tells_restart`: whether the label has them, else they follow from its
+    actions.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Incident:
     lines: frozenset[tuple[str, int]]
     node: str | None
     is_guilty: bool
+    may_be_no_one: bool
     judges_nodes: bool
     restarts: frozenset[str]
     tells_restart: bool
@@ -91,6 +93,7 @@ def _incident(folder: Path, name: str, label: Mapping[str, Any], has_nodes: bool
         lines=frozenset(_lines(label, files)),
         node=label.get("node"),
         is_guilty=is_guilty,
+        may_be_no_one="restart" not in label and not is_exclusion,
         judges_nodes=has_nodes and not (is_exclusion and "node" not in label),
         restarts=frozenset(told or _restarts(actions, label["verdict"])),
         tells_restart=bool(told),
@@ -124,6 +127,7 @@ def _of_jsonl(path: Path) -> Iterator[Incident]:
                 lines=frozenset(lines),
                 node=label["node"],
                 is_guilty=True,
+                may_be_no_one=False,
                 judges_nodes=True,
                 restarts=frozenset(told or _restarts(label["sensible_actions"], label["right_classes"][0])),
                 tells_restart=bool(told),

@@ -89,7 +89,7 @@ def judge(incident: Incident, answer: Answer) -> Judged:
         restart=restart,
         goes_on=_goes_on(incident, answer),
         innocent=_not_in(answer.excluded, guilty) if incident.judges_nodes else frozenset(),
-        misnamed=_not_in(answer.nodes, wanted) if incident.judges_nodes and incident.is_guilty else frozenset(),
+        misnamed=_not_in(answer.nodes, wanted) if incident.judges_nodes else frozenset(),
         answer=answer,
         label=incident,
     )
@@ -207,10 +207,14 @@ def _said_and_right(judged: Sequence[Judged], part: str) -> list[tuple[float, bo
 
 
 def who_is_right(one: Judged) -> bool | None:
-    """Whether what it says of who is right: the guilty node, or no one."""
-    if not (one.label.judges_nodes and one.label.is_guilty):
+    """Whether what it says of who is right: the guilty node, or no one. None where the label does not judge nodes."""
+    label = one.label
+    if not label.judges_nodes:
         return None
-    return one.node if one.node is not None else not one.misnamed
+    if not one.answer.nodes and label.may_be_no_one:
+        return True
+    guilty = {_short(label.node)} if label.node is not None and label.is_guilty else set()
+    return {_short(node) for node in one.answer.nodes} == guilty
 
 
 def _brier(pairs: Sequence[tuple[float, bool]]) -> float:

@@ -71,6 +71,7 @@ from tr11ops.cluster.hostlist import compress
 from tr11ops.diagnose.attribution.attributors import attribute
 from tr11ops.diagnose.attribution.evidence import Attribution, Evidence, Kind
 from tr11ops.diagnose.attribution.records import all_failures, read_marker, read_ranks, read_reports
+from tr11ops.diagnose.attribution.restart import restart_after
 from tr11ops.diagnose.attribution.srun import parse_lines
 from tr11ops.queue.queued_jobs import PendingJobs
 from tr11ops.runcard.rules import SIGNAL_SLACK_SECONDS
@@ -288,12 +289,13 @@ class Controller:
         found = self._across_attempts(record, self._whose_fault(record, watch, end, marker))
         repeated = self._repetition(record, found)
         older = self._older_checkpoint(found, repeated) if self._over is None else None
+        restart = restart_after(found, trained=reached is not None, times=repeated.times)
         self._outcomes.append(
             FailedLaunch(
                 nodes, found.kind, found.blamed, found.suspects, found.fault, after.is_beyond(before),
                 checks=_resting_on(found, checks), failing_checks=tuple(self._failing_checks),
                 began_at=before.checkpoint, times=repeated.times, tried_older=repeated.tried_older,
-                newest_tried=repeated.newest_tried, older=older,
+                newest_tried=repeated.newest_tried, older=older, restart=restart.answer,
             )
         )  # fmt: skip
         record = replace(
@@ -304,6 +306,7 @@ class Controller:
             srun_lines=tuple(watch.srun_lines[:40]),
             iteration_after=after.iteration, checkpoint_after=after.checkpoint,
             checked=checks.is_known, failing_checks=tuple(self._failing_checks), older_checkpoint=older,
+            restart=restart.answer.value, restart_confidence=restart.confidence, restart_why=restart.why,
             failed_checks={name: list(failed) for name, failed in checks.failed.items()},
             passed_checks={name: list(passed) for name, passed in checks.passed.items()},
         )  # fmt: skip

@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from tr11ops.diagnose.attribution.evidence import Kind
+from tr11ops.diagnose.attribution.restart import MOST_AT_ONE_STEP
+from tr11ops.diagnose.signature import Restart
 
-# the next launch would meet the same
-NO_RETRY = frozenset({Kind.CONFIGURATION, Kind.STORAGE, Kind.SOFTWARE})
-MOST_AT_ONE_STEP = 3  # launches in a row that one fault ends at one step
 # suspects give way to a spare at once
 _SWAPPED = frozenset({Kind.NODE, Kind.PORT})
 
@@ -24,6 +23,7 @@ class FailedLaunch:
     a row, of earlier attempts too, the same fault has ended at the same step. `tried_older`: whether one of these began
     from an older checkpoint than one before it; `newest_tried`: the newest checkpoint that one of these began from.
     `older`: the step of an older sound one, where the fault makes it worth a try (see `recurrence.may_try_older`).
+    `restart`: whether a plain restart helps (see `attribution.restart`).
     """
 
     nodes: tuple[str, ...]
@@ -39,6 +39,7 @@ class FailedLaunch:
     tried_older: bool = False
     newest_tried: int | None = None
     older: int | None = None
+    restart: Restart = Restart.UNKNOWN
 
 
 @dataclass(frozen=True)
@@ -136,13 +137,18 @@ def _why_stop(history: Sequence[FailedLaunch]) -> str:
     came_back = last.times > 1
     if last.kind in {Kind.UNKNOWN, Kind.NUMERICS, Kind.SOFTWARE} and came_back and last.tried_older:
         return "the same fault came back at the same step, from an older checkpoint too"
-    if last.kind in NO_RETRY:
-        return f"{last.kind}: another launch would end the same way"
-    if last.kind is Kind.NUMERICS and (last.began_at is None or came_back):
-        return f"{last.kind}: another launch would end the same way"
-    if last.kind is Kind.UNKNOWN and last.times >= MOST_AT_ONE_STEP:
-        return f"the same fault came back at the same step, {last.times} times"
+    if last.restart is Restart.CHANGE and not _is_worth_a_try(last):
+        again = f"the same fault came back at the same step, {last.times} times"
+        return again if last.kind is Kind.UNKNOWN else f"{last.kind}: another launch would end the same way"
     return "the same fault came back on other nodes: it is not the nodes" if _is_not_the_nodes(history) else ""
+
+
+def _is_worth_a_try(last: FailedLaunch) -> bool:
+    """Whether one more launch is the cheapest way to know: where the cause is not known, or the numbers broke once
+    after a checkpoint, which a fault of memory does too."""
+    if last.kind is Kind.UNKNOWN:
+        return last.times < MOST_AT_ONE_STEP
+    return last.kind is Kind.NUMERICS and last.began_at is not None and last.times == 1
 
 
 def _next(history: Sequence[FailedLaunch], situation: AllocationState) -> Decision:

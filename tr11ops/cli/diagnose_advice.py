@@ -32,9 +32,10 @@ def advice(snapshot: Snapshot, found: Diagnosis) -> str:
 
 def with_advice(found: Diagnosis, said: str) -> Diagnosis:
     """The diagnosis with that advice: a run that a person stopped while its losses were no numbers had no clean end."""
-    is_stopped = found.conclusion is not None and found.conclusion.found.kind is Kind.OPERATOR
-    if said and is_stopped:
-        found = replace(found, fault=FaultClass.NUMERICS, step=NextStep.ROLLBACK_AND_SKIP)
+    conclusion = found.conclusion
+    if said and conclusion is not None and conclusion.found.kind is Kind.OPERATOR:
+        conclusion = replace(conclusion, found=replace(conclusion.found, restart=None))  # it knew of no fault
+        found = replace(found, fault=FaultClass.NUMERICS, step=NextStep.ROLLBACK_AND_SKIP, conclusion=conclusion)
     return replace(found, advice=said)
 
 

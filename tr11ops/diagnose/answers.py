@@ -50,7 +50,8 @@ class Signs:
     `role`: of the line that tells of the first cause, None where none does. `helps`: what the signature itself says of
     a restart. `peer`: whom several witnesses of a broken link name; `ends`: the two ends of a link of which neither is
     named by more. `silent_rank`: the one that did not come to a collective. `trained`: whether this launch made steps.
-    `times`: launches in a row that this fault ended at this step.
+    `runs_on`: whether the log's last line is a whole step. `times`: launches in a row that this fault ended at this
+    step.
     """
 
     role: Role | None = None
@@ -60,6 +61,7 @@ class Signs:
     ends: tuple[str, ...] = ()
     silent_rank: int | None = None
     trained: bool = False
+    runs_on: bool = False
     times: int = 1
 
 
@@ -142,6 +144,8 @@ def restart_of(end: EndFacts) -> RestartAnswer:
 def _where_nothing_failed(end: EndFacts) -> _Because | None:
     if end.step is not NextStep.NONE:
         return None
+    if end.fault is FaultClass.UNKNOWN and end.signs.runs_on:
+        return _Because("runs-on", Restart.NONE, "it made steps to the last line, and may run still")
     if end.fault is FaultClass.UNKNOWN:
         return _Because("nothing-told", Restart.UNKNOWN, "nothing says that it ended, or why")
     return _Because("ended", Restart.NONE, "it ended as it should, or someone wanted it")

@@ -37,6 +37,7 @@ MILD = 0.5  # the most for a line that calls itself a warning
 AFTER_THE_END = 0.85  # the most for what fails once the training has come to its end, or may be of two classes
 _LOADER = "dataloader-worker"
 _SETTINGS = "nccl-network-settings"
+_NO_SUCH_HOST = "c10d-no-such-host"
 _CONTAINER = "container-start"
 ONE_OF_MANY = 0.7  # the most for a node of which nothing else is known than that its container alone did not start
 _OF_THE_MACHINE = frozenset({FaultClass.STORAGE, FaultClass.HOST_OOM, FaultClass.GCS, FaultClass.CUDA_OOM})
@@ -51,8 +52,20 @@ def judge(launches: Sequence[LogLaunch], earlier: Sequence[LogLaunch] = ()) -> D
     found = _judge(merged, candidates_of(launches), places)
     if found.fault is FaultClass.UNKNOWN and found.root_cause is not None:
         found = _printed_early(merged, places) or found
-    signs = replace(found.signs, trained=merged.progress is not None, times=_times(merged, earlier))
+    signs = replace(
+        found.signs,
+        trained=merged.progress is not None,
+        runs_on=_runs_on(merged),
+        times=_times(merged, earlier),
+    )
     return replace(found, number=merged.number, log_evidence=evidence_of(merged, places), signs=signs)
+
+
+def _runs_on(launch: LogLaunch) -> bool:
+    """Whether nothing stands below the last step, and that is whole."""
+    if launch.progress is None or not launch.steps:
+        return False
+    return launch.last_line - launch.progress.line_number <= 1 and launch.steps[-1].numbers.is_whole
 
 
 def _times(last: LogLaunch, earlier: Sequence[LogLaunch]) -> int:
@@ -194,6 +207,8 @@ def _of_root(root: Sighting, launch: LogLaunch, found: Candidates, places: Launc
         peer = most_named_peer([root, *_all(found)], places)
     if signature.id == _SETTINGS and root.progress is not None:
         step = NextStep.RESUBMIT  # what settings forbid, they forbid from the first step on
+    if signature.fault is FaultClass.RENDEZVOUS and any(one.signature.id == _NO_SUCH_HOST for one in launch.sightings):
+        step = NextStep.FIX_CONFIG  # a name that no one knows is not known the next time either
     if peer is not None:
         quoted = replace(quoted, rank=None, node=peer, gpu=None)
     elif step is NextStep.EXCLUDE_AND_RESUBMIT and _is_of_many([root, *alike], places):

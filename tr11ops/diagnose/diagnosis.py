@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tr11ops.diagnose.answers import (
@@ -84,19 +84,20 @@ class Diagnosis:
             return accused_by_records(judged.confidence, judged.blamed, judged.named_suspects, judged.is_no_nodes)
         root = self.root_cause
         place = Place() if root is None else Place(root.node, root.rank, root.gpu)
-        return accused_by_log(self._end(), place)
+        return accused_by_log(EndFacts(self.fault, self.step, self.confidence, self.signs), place)
 
     @property
     def restart(self) -> RestartAnswer:
         """Whether a plain restart helps: the agent's own answer where it left one."""
-        if self.conclusion is not None and self.conclusion.found.restart is not None:
-            return self.conclusion.found.restart
+        signs = self.signs
+        if self.conclusion is not None:
+            judged = self.conclusion.found
+            if judged.restart is not None:
+                return judged.restart
+            signs = replace(signs, peer=", ".join(judged.named_suspects) or signs.peer)
         accused = self.accused
         proved = accused.nodes if accused.is_proved else ()
-        return restart_of(self._end(proved))
-
-    def _end(self, proved: tuple[str, ...] = ()) -> EndFacts:
-        return EndFacts(self.fault, self.step, self.confidence, self.signs, proved)
+        return restart_of(EndFacts(self.fault, self.step, self.confidence, signs, proved))
 
     def document(self) -> Mapping[str, Any]:
         """For --json."""

@@ -61,7 +61,8 @@ class LaunchRecord(Record):
     how their health checks ended; `failed_checks`, `passed_checks`: nodes by check, for each that failed anywhere;
     `left_out_checks`: those that were not run, because they fail everywhere; `failing_checks`: those,
     and what this launch has shown to fail everywhere. `older_checkpoint`: the step of an older checkpoint from which
-    the training then was to go on, because this fault came at one step again.
+    the training then was to go on, because this fault came at one step again. `restart`: whether a plain restart helps
+    (plain, elsewhere, change, unknown, none), how sure that is, and why; "" where an older tr11 wrote it.
     """
 
     launch: int
@@ -90,6 +91,9 @@ class LaunchRecord(Record):
     left_out_checks: tuple[str, ...] = ()
     failing_checks: tuple[str, ...] = ()
     older_checkpoint: int | None = None
+    restart: str = ""
+    restart_confidence: float | None = None
+    restart_why: str = ""
 
     @staticmethod
     def path(attempt: Path, launch: int) -> Path:

@@ -20,6 +20,7 @@ from tr11ops.agent.relaunch import (
     first_nodes,
 )
 from tr11ops.diagnose.attribution.evidence import Kind
+from tr11ops.diagnose.signature import Restart
 
 ALL = tuple(f"x{number}" for number in range(1, 7))
 BUDGET = RelaunchBudget(launches=20, without_progress=3)
@@ -72,7 +73,16 @@ def test_more_bad_nodes_than_spares_end_the_task():
 
 @pytest.mark.parametrize("kind", [Kind.CONFIGURATION, Kind.STORAGE, Kind.NUMERICS])
 def test_what_other_nodes_would_meet_too_burns_no_launch(kind):
-    assert isinstance(decide([FailedLaunch(FIRST, kind, progress=True)], SITUATION, BUDGET), Stop)
+    last = FailedLaunch(FIRST, kind, progress=True, restart=Restart.CHANGE)
+    assert isinstance(decide([last], SITUATION, BUDGET), Stop)
+
+
+def test_storage_that_comes_back_by_itself_is_tried_again():
+    passing = FailedLaunch(FIRST, Kind.STORAGE, fault="evicted", progress=True, restart=Restart.PLAIN)
+    again = decide([passing], SITUATION, BUDGET)
+    assert (relaunched(again), again.why) == (FIRST, "storage: once more on the same nodes")
+    came_back = replace(passing, times=2, restart=Restart.CHANGE)
+    assert isinstance(decide([passing, came_back], SITUATION, BUDGET), Stop)
 
 
 def test_an_unknown_cause_is_tried_on_the_nodes_then_on_others():
@@ -122,7 +132,7 @@ def test_a_taken_port_is_cured_by_another_or_by_another_node():
 def test_a_fault_that_comes_back_at_one_step_is_bounded_and_tries_an_older_checkpoint():
     again = unknown(began_at=20, times=2, progress=False)
     assert relaunched(decide([unknown(began_at=20, progress=True), again], SITUATION, BUDGET))  # on other nodes
-    third = [unknown(began_at=20, progress=True), again, replace(again, times=3)]
+    third = [unknown(began_at=20, progress=True), again, replace(again, times=3, restart=Restart.CHANGE)]
     assert "3 times" in decide(third, SITUATION, RelaunchBudget(20, 9)).why
     for kind in (Kind.UNKNOWN, Kind.NUMERICS, Kind.SOFTWARE):
         older = replace(again, kind=kind, older=10, suspects=("x2",))
@@ -135,7 +145,7 @@ def test_a_fault_that_comes_back_at_one_step_is_bounded_and_tries_an_older_check
 
 
 def test_numbers_that_are_not_finite_get_a_second_try_after_a_checkpoint_alone():
-    first = FailedLaunch(FIRST, Kind.NUMERICS, fault="nan", progress=True)
+    first = FailedLaunch(FIRST, Kind.NUMERICS, fault="nan", progress=True, restart=Restart.CHANGE)
     assert isinstance(decide([first], SITUATION, BUDGET), Stop)
     assert relaunched(decide([replace(first, began_at=20)], SITUATION, BUDGET)) == FIRST
     assert isinstance(decide([replace(first, began_at=20, times=2)], SITUATION, BUDGET), Stop)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from tr11ops.diagnose.answers import RestartAnswer
 from tr11ops.diagnose.attribution.attributors import attribute
 from tr11ops.diagnose.attribution.evidence import AgentsWord, Attribution, Conclusion, Evidence, Kind
 from tr11ops.diagnose.attribution.records import (
@@ -17,6 +18,7 @@ from tr11ops.diagnose.attribution.records import (
     read_ranks,
     read_reports,
 )
+from tr11ops.diagnose.signature import Restart
 from tr11ops.rundir.attempts import VERDICT_FILE, AttemptVerdict, LaunchRecord
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.record import Record
@@ -148,7 +150,15 @@ def of_record(record: LaunchRecord) -> Attribution | None:
         record.suspects,
         record.evidence,
         record.fault,
+        restart=_restart_of(record),
     )
+
+
+def _restart_of(record: LaunchRecord) -> RestartAnswer | None:
+    """Whether a plain restart helps, as the agent said; None where it did not."""
+    if record.restart not in set(Restart):
+        return None
+    return RestartAnswer(Restart(record.restart), record.restart_confidence or 0.5, record.restart_why, "agent")
 
 
 def evidence_left(attempt: Path, record: LaunchRecord, log_evidence: Evidence | None) -> Evidence:

@@ -139,3 +139,10 @@ def read_error(error: str) -> ErrorText:
         if signature is not None and signature.id != ANY_EXCEPTION:
             found.setdefault(signature.id, signature)
     return ErrorText(text, tuple(found.values()))
+
+
+def without_speaker(said: str) -> str:
+    """The words of a worker without `rank 3 on n2: ` or `n2: `; what srun says is left as it is."""
+    who, colon, words = said.partition(": ")
+    is_speaker = colon and (" on " in who or " " not in who) and who not in {"srun", "slurmstepd", "tr11"}
+    return words if is_speaker else said

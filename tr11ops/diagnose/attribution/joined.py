@@ -12,7 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
+from tr11ops.diagnose.attribution.error_text import without_speaker
 from tr11ops.diagnose.attribution.evidence import Attribution, Conclusion, Kind
+from tr11ops.diagnose.attribution.restart import CLASS, STEP
 from tr11ops.diagnose.diagnosis import Diagnosis, QuotedLine
 from tr11ops.diagnose.matcher import matcher
 from tr11ops.diagnose.signature import FaultClass, FaultSignature, NextStep, Role
@@ -20,22 +22,6 @@ from tr11ops.diagnose.signature import FaultClass, FaultSignature, NextStep, Rol
 CAUTIOUS = 0.9  # the most where the class is the conclusion's and no line tells it
 _SPEAKER = re.compile(r"(?:^|: )rank \d+ on (?P<node>[\w.-]+): ")
 FEWEST_LETTERS = 12  # of words that are the same: what is shorter may be anyone's
-_CLASS: Mapping[Kind, FaultClass] = {
-    Kind.NODE: FaultClass.SLURM_NODE_FAIL,
-    Kind.CONFIGURATION: FaultClass.USER_CODE,
-    Kind.SOFTWARE: FaultClass.USER_CODE,
-    Kind.STORAGE: FaultClass.STORAGE,
-    Kind.NUMERICS: FaultClass.NUMERICS,
-    Kind.PORT: FaultClass.RENDEZVOUS,
-    Kind.OPERATOR: FaultClass.CLEAN_EXIT,
-}
-_STEP: Mapping[Kind, NextStep] = {
-    Kind.CONFIGURATION: NextStep.FIX_CONFIG,
-    Kind.SOFTWARE: NextStep.FIX_CONFIG,
-    Kind.STORAGE: NextStep.FIX_STORAGE,
-    Kind.NUMERICS: NextStep.ROLLBACK_AND_SKIP,
-    Kind.OPERATOR: NextStep.NONE,
-}
 _ORDERED = frozenset(
     {
         FaultClass.CLEAN_EXIT, FaultClass.SLURM_TIME_LIMIT, FaultClass.SLURM_PREEMPTED, FaultClass.SLURM_USER_CANCEL,
@@ -81,7 +67,7 @@ def joined(found: Diagnosis, conclusion: Conclusion) -> Diagnosis:
         found = _led(found, conclusion)
     fault, confidence = found.fault, found.confidence
     if _overrules(judged, found):
-        fault, confidence = _CLASS[judged.kind], min(judged.confidence, CAUTIOUS)
+        fault, confidence = CLASS[judged.kind], min(judged.confidence, CAUTIOUS)
     step = _step(judged, replace(found, fault=fault))
     named = judged.blamed or judged.suspects
     root = found.root_cause
@@ -129,11 +115,11 @@ def _led(found: Diagnosis, conclusion: Conclusion) -> Diagnosis:
     rest = tuple(one for one in (found.root_cause, *found.evidence) if one is not None and one is not line)
     fault = words.fault
     if fault is None or (fault is FaultClass.UNKNOWN and judged.kind is not Kind.NODE):
-        fault = _CLASS.get(judged.kind, FaultClass.UNKNOWN)
+        fault = CLASS.get(judged.kind, FaultClass.UNKNOWN)
     return replace(
         found,
         fault=fault,
-        step=_STEP.get(judged.kind, NextStep.RESUBMIT),
+        step=STEP.get(judged.kind, NextStep.RESUBMIT),
         confidence=min(judged.confidence, CAUTIOUS),
         root_cause=line,
         evidence=rest,
@@ -145,7 +131,7 @@ def _words(judged: Attribution) -> _Words:
     """The first of the agent's words that a signature knows, else the first ones."""
     quoted = (*judged.evidence, judged.summary)
     for text in quoted:
-        hits = (*matcher().match_text(text), *matcher().match_text(_without_speaker(text)))
+        hits = (*matcher().match_text(text), *matcher().match_text(without_speaker(text)))
         known = [one for one, _ in hits if _tells(one)]
         if known:
             return _Words(text, max(known, key=attrgetter("confidence")).fault)
@@ -160,7 +146,7 @@ def _tells(signature: FaultSignature) -> bool:
 
 def _is_in(line: str, said: str) -> bool:
     """Whether a line of a log is what the agent quotes."""
-    words, line = _without_speaker(said).strip(), line.strip()
+    words, line = without_speaker(said).strip(), line.strip()
     return len(words) >= FEWEST_LETTERS and (words in line or (len(line) >= FEWEST_LETTERS and line in said))
 
 
@@ -170,13 +156,6 @@ def _speaker_of(said: str) -> str:
     return "" if named is None else named["node"]
 
 
-def _without_speaker(said: str) -> str:
-    """The words of a worker without `rank 3 on n2: ` or `n2: `; what srun says is left as it is."""
-    who, colon, words = said.partition(": ")
-    is_speaker = colon and (" on " in who or " " not in who) and who not in {"srun", "slurmstepd", "tr11"}
-    return words if is_speaker else said
-
-
 # ----------------------------------------------------------------------------- class and step
 def _overrules(judged: Attribution, found: Diagnosis) -> bool:
     """Whether the class is to be the conclusion's: the log told none, or took an ordered end for a fault."""
@@ -184,18 +163,19 @@ def _overrules(judged: Attribution, found: Diagnosis) -> bool:
         return judged.confidence > CAUTIOUS and found.fault not in _ORDERED
     if judged.kind is Kind.NODE and not judged.blamed:
         return False
-    return judged.kind in _CLASS and found.fault in {FaultClass.UNKNOWN, FaultClass.CLEAN_EXIT}
+    return judged.kind in CLASS and found.fault in {FaultClass.UNKNOWN, FaultClass.CLEAN_EXIT}
 
 
 def _step(judged: Attribution, found: Diagnosis) -> NextStep:
     if judged.blamed:
         return NextStep.EXCLUDE_AND_RESUBMIT
-    if found.step is NextStep.EXCLUDE_AND_RESUBMIT:  # whom it accuses is not condemned: a spare takes its place
-        return _STEP.get(judged.kind, NextStep.RESUBMIT)
+    if judged.kind is Kind.PORT or found.step is NextStep.EXCLUDE_AND_RESUBMIT:
+        # another launch takes another port; whom the log accuses is not condemned: a spare takes its place
+        return STEP.get(judged.kind, NextStep.RESUBMIT)
     if judged.kind is Kind.OPERATOR:
         return found.step if found.fault in _ORDERED - {FaultClass.CLEAN_EXIT} else NextStep.NONE
-    if judged.kind in _STEP and found.step in {NextStep.RESUBMIT, NextStep.PAGE, NextStep.NONE}:
-        return _STEP[judged.kind]
+    if judged.kind in STEP and found.step in {NextStep.RESUBMIT, NextStep.PAGE, NextStep.NONE}:
+        return STEP[judged.kind]
     if judged.kind is Kind.NODE and found.step in {NextStep.PAGE, NextStep.NONE}:
         return NextStep.RESUBMIT
     return found.step

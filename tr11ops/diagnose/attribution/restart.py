@@ -1,0 +1,58 @@
+"""Whether a plain restart helps after a launch, by what was concluded of it. Pure.
+
+The agent and `tr11 diagnose` both ask the same rules (`tr11ops.diagnose.answers`). The agent acts on the answer: where
+something has to be changed first, nothing more is started (`tr11ops.agent.relaunch`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tr11ops.diagnose.answers import EndFacts, RestartAnswer, Signs, restart_of
+from tr11ops.diagnose.attribution.error_text import read_error, without_speaker
+from tr11ops.diagnose.attribution.evidence import Attribution, Kind
+from tr11ops.diagnose.signature import FaultClass, FaultSignature, NextStep
+
+CLASS: Mapping[Kind, FaultClass] = {
+    Kind.NODE: FaultClass.SLURM_NODE_FAIL,
+    Kind.CONFIGURATION: FaultClass.USER_CODE,
+    Kind.SOFTWARE: FaultClass.USER_CODE,
+    Kind.STORAGE: FaultClass.STORAGE,
+    Kind.NUMERICS: FaultClass.NUMERICS,
+    Kind.PORT: FaultClass.RENDEZVOUS,
+    Kind.OPERATOR: FaultClass.CLEAN_EXIT,
+}
+STEP: Mapping[Kind, NextStep] = {
+    Kind.CONFIGURATION: NextStep.FIX_CONFIG,
+    Kind.SOFTWARE: NextStep.FIX_CONFIG,
+    Kind.STORAGE: NextStep.FIX_STORAGE,
+    Kind.NUMERICS: NextStep.ROLLBACK_AND_SKIP,
+    Kind.PORT: NextStep.RESUBMIT,  # each launch takes another one
+    Kind.OPERATOR: NextStep.NONE,
+}
+MOST_AT_ONE_STEP = 3  # launches in a row that a fault of unknown cause ends at one step; fewer may be chance
+
+
+def restart_after(found: Attribution, trained: bool, times: int = 1) -> RestartAnswer:
+    """Whether a plain restart helps after this launch. `trained`: whether it made steps. `times`: how many launches in
+    a row this fault has ended at this step."""
+    known = _known(found)
+    fault, step = CLASS.get(found.kind, FaultClass.UNKNOWN), STEP.get(found.kind, NextStep.RESUBMIT)
+    if found.kind is Kind.UNKNOWN:
+        fault = FaultClass.UNKNOWN if known is None else known.fault
+        step = NextStep.PAGE if known is None else known.step
+        times = times if times >= MOST_AT_ONE_STEP else 1
+    signs = Signs(
+        role=None if known is None else known.role,
+        helps=None if known is None or found.kind not in {Kind.STORAGE, Kind.UNKNOWN} else known.helps,
+        peer=", ".join(found.named_suspects) or None,
+        trained=trained,
+        times=times,
+    )
+    return restart_of(EndFacts(fault, step, found.confidence, signs, found.blamed))
+
+
+def _known(found: Attribution) -> FaultSignature | None:
+    """The signature of what the conclusion rests on."""
+    texts = found.evidence or (found.summary,)
+    return read_error(without_speaker(texts[0])).best
