@@ -13,6 +13,7 @@ from typing import Any
 
 from tests.twin.operation import Operation, tasks_waiting
 from tr11ops.cluster.base import Job, SchedulerError
+from tr11ops.dialects.reading import step_record
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER, EXCLUDED, INCLUDED
 from tr11ops.rundir.journal import JournalEntry, read_journal
 from tr11ops.rundir.paths import RunDirectory
@@ -23,7 +24,6 @@ from tr11ops.twin.stand_in import checkpoint
 from tr11ops.twin.twin import Twin
 from trainer.contract.checkpoint_names import read_latest
 from trainer.contract.end_marker import EndMarker
-from trainer.contract.logline import parse_step
 
 SAVED = re.compile(r"successfully saved checkpoint at iteration +(\d+)")
 LOADED = re.compile(r"successfully loaded checkpoint from .* at iteration +(\d+)")
@@ -375,7 +375,7 @@ class FaultJudge:
         for line in self.run.log().splitlines():
             if found := SAVED.search(line):
                 saved = int(found[1])
-            elif (step := parse_step(line)) is not None:
+            elif (step := step_record(line)) is not None:
                 reached = step.iteration
             elif found := LOADED.search(line):
                 most = max(most, reached - int(found[1]))

@@ -21,6 +21,7 @@ from tests.waiting import PATIENCE_SECONDS, until
 from tr11ops.agent.allocation import free_port
 from tr11ops.agent.node import NodeTask
 from tr11ops.cluster.rehearsal import is_rehearsal, rehearsal_refusal
+from tr11ops.dialects.reading import step_record
 from tr11ops.runcard.card import RunCard, load_card, shipped_cards, shipped_folder
 from tr11ops.twin.faults import inject
 from tr11ops.twin.plan import TwinFolders, TwinPlan, TwinPorts, slurm_conf, twin_record
@@ -31,7 +32,6 @@ from trainer.config.card import CardError
 from trainer.contract.checkpoint_names import read_latest
 from trainer.contract.checkpoints import CheckpointError
 from trainer.contract.end_marker import EndMarker
-from trainer.contract.logline import parse_step
 from trainer.contract.manifest import FileEntry, Manifest, manifest_faults
 from trainer.schedule.progress import Progress
 
@@ -333,7 +333,7 @@ def test_no_step_is_lost_through_a_crash_a_stop_and_two_resumes(twin: Twin, tmp_
     out = third.communicate(timeout=PATIENCE_SECONDS)[0]
     end = place.end("c")
     assert third.returncode == 0 and end is not None and (end.reason, end.iteration) == ("finished", STEPS), out
-    lines = [record for line in out.splitlines() if (record := parse_step(line)) is not None]
+    lines = [record for line in out.splitlines() if (record := step_record(line)) is not None]
     assert lines[0].iteration == place.end("b").iteration + 1  # type: ignore[union-attr]
     steps = steps_of(place.card.paths)
     assert {step["iteration"] for step in steps} == set(range(1, STEPS + 1))

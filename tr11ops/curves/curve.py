@@ -86,7 +86,7 @@ def curve_of(
         x.append(spent if axis == "hours" else _place(record, axis))
         y.append(math.nan if own is None else float(own))
         inside.append(within.has(record.iteration, record.consumed_samples, record.consumed_tokens))
-    kept = [index for index, own in enumerate(y) if inside[index] and math.isfinite(own)]
+    kept = [index for index, own in enumerate(y) if inside[index] and math.isfinite(own) and math.isfinite(x[index])]
     return RunCurve(name, [x[index] for index in kept], [y[index] for index in kept])
 
 
@@ -104,6 +104,8 @@ def _measured(record: StepRecord, value: CurveValue) -> float | None:
 
 
 def _place(record: StepRecord, axis: str) -> float:
-    if axis == "samples":
-        return float(record.consumed_samples)
-    return float(record.consumed_tokens if axis == "tokens" else record.iteration)
+    """NaN where the log does not count what the axis is of."""
+    if axis == "iteration":
+        return float(record.iteration)
+    count = record.consumed_samples if axis == "samples" else record.consumed_tokens
+    return float(count) if count or not record.iteration else math.nan

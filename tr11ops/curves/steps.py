@@ -1,18 +1,21 @@
-"""The steps that a log of any trainer holds: `metrics.jsonl`, `main_log.txt`, a Megatron log, a job's output."""
+"""The steps that a log of any trainer holds: `metrics.jsonl`, `main_log.txt`, a log of any dialect, a job's output."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from tr11ops.diagnose.reading import opened
-from tr11ops.logs.lines import ATTEMPT_BYTES, START, STEP_BYTES, body
-from trainer.contract.logline import StepRecord, parse_step
+from tr11ops.dialects.reading import StepReader, record_of
+from tr11ops.logs.lines import ATTEMPT_BYTES, START, body
+from trainer.contract.logline import StepRecord
 from trainer.contract.metrics_record import LONGEST_LINE, parse_record
 
 START_WORDS = (b"using world size: ", b"tr11: attempt ")  # in every line that START can match
+WRITERS = 64  # steps back to which another output may be late
 METRICS_DECIMALS, LOG_DECIMALS = 17, 3  # of a gradient norm
 
 
@@ -37,7 +40,13 @@ def logged_steps(path: Path) -> Iterator[LoggedStep]:
     with opened(path) as stream:
         first = stream.readline(LONGEST_LINE)
         lines = _numbered(first, stream)
-        yield from _metrics(lines) if first.lstrip().startswith(b"{") else _log(lines)
+        yield from _metrics(lines) if _is_metrics(first) else _log(lines)
+
+
+def _is_metrics(line: bytes) -> bool:
+    """Whether a file that begins with this line is a `metrics.jsonl`, and no other trainer's log of JSON lines."""
+    record = parse_record(line) if line.lstrip().startswith(b"{") else None
+    return record is not None and not record.values.keys().isdisjoint({"kind", "iteration"})
 
 
 def _numbered(first: bytes, stream: IO[bytes]) -> Iterator[tuple[int, bytes]]:
@@ -58,15 +67,22 @@ def _metrics(lines: Iterator[tuple[int, bytes]]) -> Iterator[LoggedStep]:
 
 
 def _log(lines: Iterator[tuple[int, bytes]]) -> Iterator[LoggedStep]:
-    starts, attempt, before = 0, "", None
+    starts, attempt, reader = 0, "", StepReader()
+    before: deque[tuple[int, float]] = deque(maxlen=WRITERS)
     for number, line in lines:
         if any(words in line for words in START_WORDS):
             named = ATTEMPT_BYTES.search(line)
             if named is not None:
                 attempt = named[1].decode("utf-8", "replace")
             starts += START.match(body(line.decode("utf-8", "replace"))) is not None
-        elif STEP_BYTES.search(line):
-            record = parse_step(line.decode("utf-8", "replace"))
-            if record is not None and record != before:  # a line that two outputs hold is one step
-                yield LoggedStep(record, number, f"{attempt}/{starts}", LOG_DECIMALS)
-                before = record
+            before.clear()
+        elif reader.takes(line):
+            text = line.decode("utf-8", "replace")
+            for found in reader.feed(text):
+                record = record_of(found, text)
+                if record is None or (found.loss is None and not found.lacks_loss):
+                    continue  # a bar, or another line that only counts
+                step = (record.iteration, record.lm_loss)
+                if step not in before:  # a line that two outputs hold, or that every rank prints, is one step
+                    yield LoggedStep(record, number, f"{attempt}/{starts}", LOG_DECIMALS)
+                    before.append(step)

@@ -288,8 +288,9 @@ class LogScan:
                 raw = block[line : min(_piece_end(block, at), at + TEXT)].decode("utf-8", "replace")
                 step = step_of(raw)
                 if step is not None:
-                    self._words = self._words[: self._words.index(word) + 1]
-                    self._words_here = self._words_here[: self._words_here.index(word) + 1]
+                    if not step.dialect.guess:
+                        self._words = self._words[: self._words.index(word) + 1]
+                        self._words_here = self._words_here[: self._words_here.index(word) + 1]
                     self._trainer = step.dialect.name
                     where = self._line - block.count(b"\n", line, end)
                     self._launch.progress = ProgressMark(where, step.iteration, plain(raw), step.total or self._total)

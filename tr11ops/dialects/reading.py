@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tr11ops.dialects.table import StepDialect, dialects, number_of, whole_number_of
-from trainer.contract.logline import LOSS_SUFFIX, StepRecord
+from tr11ops.dialects.table import (
+    DialectWord,
+    StepDialect,
+    all_words,
+    dialects,
+    number_of,
+    whole_number_of,
+    words_of,
+)  # fmt: skip
+from trainer.contract.logline import StepRecord
 
 INNER_BAR = "\x1b[A"  # the cursor goes up again: a bar inside another one, such as that of an evaluation
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*[A-Za-z]")
@@ -17,6 +25,9 @@ _COUNTS = frozenset({
     "consumed_samples", "consumed_tokens", "global_batch_size", "curriculum_length", "skipped_iterations",
     "nan_iterations",
 })  # fmt: skip
+_PLACE = frozenset({"iteration", "total_iterations"})
+_END = 80  # characters in which a whole line shows its end
+_TRIES = 8  # lines that hold a word of a step and are none
 _RATES = ("tflops", "tokens_per_second", "samples_per_second", "iterations_per_second")
 
 
@@ -61,39 +72,47 @@ class StepNumbers:
         return ("samples_per_second", batch / seconds) if batch > 0 else ("iterations_per_second", 1.0 / seconds)
 
 
-def step_of(line: str) -> StepNumbers | None:
+def step_of(
+    line: str, words: Sequence[DialectWord] | None = None, wanted: frozenset[str] | None = None
+) -> StepNumbers | None:
     """What a line says of a step, or goes on to say of the one before; None for any other line.
 
     The line may have colours, and the prefixes of its launcher. Of what a carriage return overprinted see `StepReader`.
+    `words`: those of the dialects that it may be of, if not all. `wanted`: the values that are read, if not all.
     """
     if INNER_BAR in line:
         return None
     text = _COLOUR.sub("", line) if "\x1b" in line else line
-    for dialect in dialects():
-        if dialect.holds_word(text):
-            head = dialect.step_pattern.search(text)
-            if head is not None:
-                never = dialect.never_pattern
-                return None if never is not None and never.search(text) else _numbers(dialect, head, text)
-        if dialect.more and dialect.holds_more(text):
-            return StepNumbers(dialect, None, None, _values(dialect, text))
+    for word in all_words() if words is None else words:
+        if word.text not in text:
+            continue
+        dialect = word.dialect
+        if word.goes_on:
+            return StepNumbers(dialect, None, None, _values(dialect, text, wanted))
+        head = dialect.step_pattern.search(text)
+        if head is not None:
+            never = dialect.never_pattern
+            return None if never is not None and never.search(text) else _numbers(dialect, head, text, wanted)
     return None
 
 
 def iteration_of(line: str) -> int | None:
-    """The step that a line is of; None where it names none."""
-    found = step_of(line)
-    return None if found is None else found.iteration
+    """The step that a line is of, the last one where carriage returns overprinted others; None where it names none."""
+    for part in reversed(line.split("\r")) if "\r" in line else (line,):
+        found = step_of(part, None, _PLACE)
+        if found is not None and found.iteration is not None:
+            return found.iteration
+    return None
 
 
 def step_record(line: str) -> StepRecord | None:
-    """A line of a step as a record; None for a line of no step, or without its number.
+    """A line of a step as a record; None for a line of no step, without its number, or that only may be of one.
 
     A missing loss is NaN, for a trainer may leave the field out exactly then. Counts that it does not tell are 0, other
     numbers NaN or None.
     """
     found = step_of(line)
-    return None if found is None else record_of(found, line)
+    return None if found is None or found.dialect.guess else record_of(found, line)
 
 
 def record_of(found: StepNumbers, line: str = "") -> StepRecord | None:
@@ -103,8 +122,7 @@ def record_of(found: StepNumbers, line: str = "") -> StepRecord | None:
     if found.iteration is None or not found.is_whole:
         return None
     values = found.values
-    optional = ("loss_scale", "params_norm")
-    others = _OTHER_LOSS.findall(line) if f" {LOSS_SUFFIX[1:]}: " in line else []
+    others = _OTHER_LOSS.findall(line) if line.count(" loss: ") > 1 else []
     return StepRecord(
         iteration=found.iteration,
         total_iterations=found.total or 0,
@@ -117,32 +135,80 @@ def record_of(found: StepNumbers, line: str = "") -> StepRecord | None:
         grad_norm=values.get("grad_norm"),
         samples_per_second=values.get("samples_per_second", math.nan),
         tflops=values.get("tflops", math.nan),
+        loss_scale=values.get("loss_scale"),
+        params_norm=values.get("params_norm"),
         num_zeros=values.get("num_zeros", 0.0),
         curriculum_length=_count(values, "curriculum_length") if "curriculum_length" in values else None,
         skipped_iterations=_count(values, "skipped_iterations"),
         nan_iterations=_count(values, "nan_iterations"),
         other_losses=tuple((name, float(value)) for name, value in others),
-        **{name: values.get(name) for name in optional},
     )
 
 
 class StepReader:
-    """Reads the lines of one log in their order. A line without the number of its step has that of the last one."""
+    """Reads the lines of one log in their order. A line without the number of its step has that of the last one.
+
+    Once a step was read for certain, no dialect is tried that comes later in the table, but for one whose lines have no
+    numbers.
+    """
 
     def __init__(self) -> None:
         self._last: StepNumbers | None = None
+        self._among = dialects()
+        self._words = all_words()
+        self._bytes = _bytes_of(self._words)
+
+    def takes(self, line: bytes) -> bool:
+        """Whether a line may be one of a step: quick to ask."""
+        for word in self._bytes:  # noqa: SIM110  # half the time of any(), in a log of millions of lines
+            if word in line:
+                return True
+        return False
 
     def feed(self, line: str) -> Iterator[StepNumbers]:
         """What one line says of steps; also what it said before a carriage return overprinted it."""
         for part in line.split("\r") if "\r" in line else (line,):
-            found = step_of(part)
+            found = step_of(part, self._words)
             if found is None:
                 continue
             if found.iteration is not None:
                 self._last = found
+                self._narrow(found.dialect)
             elif self._last is not None:
                 found = replace(found, iteration=self._last.iteration, total=self._last.total)
             yield found
+
+    def _narrow(self, dialect: StepDialect) -> None:
+        if dialect.guess or dialect not in self._among:
+            return
+        later = self._among[self._among.index(dialect) + 1 :]
+        among = self._among[: self._among.index(dialect) + 1] + tuple(one for one in later if not one.has_numbers)
+        if among != self._among:
+            self._among, self._words = among, words_of(among)
+            self._bytes = _bytes_of(self._words)
+
+
+def _bytes_of(words: Sequence[DialectWord]) -> tuple[bytes, ...]:
+    return tuple(dict.fromkeys(word.text.encode() for word in words))
+
+
+def dialect_in(text: bytes) -> StepDialect | None:
+    """The dialect of the numbered steps in a part of a log; None where it holds none."""
+    for dialect in dialects():
+        for word in dialect.words:
+            at = text.find(word.encode())
+            for _ in range(_TRIES):
+                if at < 0:
+                    break
+                start = max(text.rfind(b"\n", 0, at), text.rfind(b"\r", 0, at)) + 1
+                end = text.find(b"\n", at)
+                found = step_of(
+                    text[start : end if end >= 0 else len(text)].decode("utf-8", "replace"), words_of((dialect,))
+                )
+                if found is not None and found.iteration is not None:
+                    return dialect
+                at = text.find(word.encode(), at + 1)
+    return None
 
 
 def trainer_in(text: bytes) -> str | None:
@@ -167,19 +233,22 @@ def total_in(text: bytes) -> int | None:
 _LEADING = re.compile(rb"\d{1,3}(?:,\d{3})+|\d{1,15}")
 
 
-def _numbers(dialect: StepDialect, head: re.Match[str], text: str) -> StepNumbers:
+def _numbers(dialect: StepDialect, head: re.Match[str], text: str, wanted: frozenset[str] | None) -> StepNumbers:
     named = {name: whole_number_of(value) for name, value in head.groupdict().items() if value is not None}
-    is_whole = dialect.end_pattern is None or dialect.end_pattern.search(text, head.end()) is not None
-    values = _values(dialect, text, is_whole)
+    last = max(head.end(), len(text) - _END)
+    is_whole = dialect.end_pattern is None or dialect.end_pattern.search(text, last) is not None
+    values = _values(dialect, text, wanted, is_whole)
     iteration, total = named.get("iteration", named.get("global")), named.get("total")
     if "iteration" in values:
-        iteration = int(values.pop("iteration"))
+        iteration = _count(values, "iteration")
+        del values["iteration"]
     elif "epoch" in named and iteration is not None and total is not None:
         iteration += named["epoch"] * total
     if "epoch" in named:
         total = _last_step(named)
     if "total_iterations" in values:
-        total = int(values.pop("total_iterations"))
+        total = _count(values, "total_iterations") or None
+        del values["total_iterations"]
     may_be_zero = any(word in text for word in dialect.zero)
     return StepNumbers(dialect, iteration, total, values, is_whole, may_be_zero)
 
@@ -192,12 +261,16 @@ def _last_step(named: Mapping[str, int]) -> int | None:
     return None
 
 
-def _values(dialect: StepDialect, text: str, is_whole: bool = True) -> dict[str, float]:
+def _values(dialect: StepDialect, text: str, wanted: frozenset[str] | None, is_whole: bool = True) -> dict[str, float]:
     found: dict[str, float] = {}
-    for name, pattern in dialect.field_patterns.items():
-        match = pattern.search(text)
-        if match is not None and (is_whole or match.end() < len(text.rstrip())):
-            found[name] = number_of(match)
+    for name, patterns in dialect.field_patterns:
+        if wanted is not None and name not in wanted:
+            continue
+        for pattern in patterns:
+            match = pattern.search(text)
+            if match is not None and (is_whole or match.end() < len(text.rstrip())):
+                found[name] = number_of(match)
+                break
     if "milliseconds_per_iteration" in found:
         found.setdefault("seconds_per_iteration", found.pop("milliseconds_per_iteration") / 1000.0)
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -17,10 +17,11 @@ _NUM = (
     rf"{_WRAPPED}(?P<value>[-+]?(?:\d{{1,3}}(?:,\d{{3}})+(?:\.\d+)?|(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
     r"|(?i:nan|inf(?:inity)?)(?![A-Za-z])))(?P<unit>[KMBT](?![A-Za-z]))?"
 )
+_WORD_OR_COLOUR = r"(?:\b|(?<=\dm))"
 _UNITS = {None: 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StepDialect:
     """How one trainer prints its steps. The fields are told at the head of `steps.toml`."""
 
@@ -28,14 +29,20 @@ class StepDialect:
     source: str
     words: tuple[str, ...]
     step: str
-    fields: Mapping[str, str]
+    fields: Mapping[str, Sequence[str]]
     never: str = ""
     end: str = ""
     more: tuple[str, ...] = ()
     told: tuple[str, ...] = ()
     steps: tuple[str, ...] = ()
+    guess: bool = False
     omits_nan: bool = False
     zero: tuple[str, ...] = ()
+
+    @property
+    def has_numbers(self) -> bool:
+        """Whether its lines name their step."""
+        return "(?P<iteration>" in self.step
 
     @cached_property
     def step_pattern(self) -> re.Pattern[str]:
@@ -43,8 +50,8 @@ class StepDialect:
 
     @cached_property
     def step_bytes(self) -> re.Pattern[bytes]:
-        """As `step_pattern`, to find such lines in the blocks of a file."""
-        return re.compile(self.step.replace("INT", _INT).encode())
+        """As `step_pattern`, to find such lines in the blocks of a file, where a colour may end before a word."""
+        return re.compile(self.step.replace("INT", _INT).replace(r"\b", _WORD_OR_COLOUR).encode())
 
     @cached_property
     def never_pattern(self) -> re.Pattern[str] | None:
@@ -55,16 +62,36 @@ class StepDialect:
         return re.compile(self.end) if self.end else None
 
     @cached_property
-    def field_patterns(self) -> Mapping[str, re.Pattern[str]]:
-        return {name: re.compile(pattern.replace("NUM", _NUM)) for name, pattern in self.fields.items()}
+    def field_patterns(self) -> tuple[tuple[str, tuple[re.Pattern[str], ...]], ...]:
+        return tuple(
+            (name, tuple(re.compile(pattern.replace("NUM", _NUM)) for pattern in patterns))
+            for name, patterns in self.fields.items()
+        )
 
-    def holds_word(self, text: str) -> bool:
-        """Whether a line may be one of a step."""
-        return any(word in text for word in self.words)
 
-    def holds_more(self, text: str) -> bool:
-        """Whether a line goes on with the step before it."""
-        return any(word in text for word in self.more)
+@dataclass(frozen=True)
+class DialectWord:
+    """A word that lines of a dialect hold: of a step, or of what goes on with one."""
+
+    text: str
+    dialect: StepDialect
+    goes_on: bool = False
+
+
+@cache
+def words_of(among: tuple[StepDialect, ...]) -> tuple[DialectWord, ...]:
+    """The words of these dialects, in the order in which they are tried."""
+    found: list[DialectWord] = []
+    for dialect in among:
+        found += [DialectWord(word, dialect) for word in dialect.words]
+        found += [DialectWord(word, dialect, goes_on=True) for word in dialect.more]
+    return tuple(found)
+
+
+@cache
+def all_words() -> tuple[DialectWord, ...]:
+    """The words of the whole table."""
+    return words_of(dialects())
 
 
 @cache
@@ -107,12 +134,13 @@ def _dialect(entry: Mapping[str, Any]) -> StepDialect:
         source=entry["source"],
         words=tuple(entry["words"]),
         step=entry["step"],
-        fields=entry["fields"],
+        fields={name: (told,) if isinstance(told, str) else tuple(told) for name, told in entry["fields"].items()},
         never=entry.get("never", ""),
         end=entry.get("end", ""),
         more=tuple(entry.get("more", ())),
         told=tuple(entry.get("told", ())),
         steps=tuple(entry.get("steps", ())),
+        guess=entry.get("guess", False),
         omits_nan=entry.get("omits_nan", False),
         zero=tuple(entry.get("zero", ())),
     )

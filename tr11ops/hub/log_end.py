@@ -6,9 +6,10 @@ import math
 from dataclasses import dataclass
 from statistics import median
 
+from tr11ops.dialects.reading import step_record
 from tr11ops.logs.lines import STAMP_BYTES
 from tr11ops.rundir.step_time import usual_step_seconds
-from trainer.contract.logline import StepRecord, parse_step
+from trainer.contract.logline import StepRecord
 
 RECENT_STEPS = 20  # of the throughput
 STEPS_SHOWN = 100
@@ -71,6 +72,6 @@ def end_of_log(data: bytes, size: int, is_whole: bool) -> LogEnd:
 
 def _step(line: bytes) -> StepRecord | None:
     try:
-        return parse_step(line.decode("utf-8", "replace"))
+        return step_record(line.decode("utf-8", "replace"))
     except (ValueError, OverflowError):  # numbers that no training has
         return None

@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tr11ops.logs.lines import ATTEMPT, ERROR, PREFIX, PULSE, START, STEP, TRACEBACK, body, plain, severity
+from tr11ops.dialects.reading import iteration_of
+from tr11ops.logs.lines import ATTEMPT, ERROR, PREFIX, PULSE, START, TRACEBACK, body, plain, severity
 from tr11ops.logs.reader import LONGEST_LINE_BYTES
 
 SEPARATOR = "--"
@@ -86,7 +87,7 @@ class LineFilter:
             self._passed_over = self._passed_over or len(lines) > context
             for line in lines[-context:]:
                 text = line.decode("utf-8", "replace")
-                if self._is_in_place(plain(text)):
+                if self._is_in_place(text, plain(text)):
                     self._put_aside(text)
 
     def feed(self, line: str) -> Iterator[str]:
@@ -95,7 +96,7 @@ class LineFilter:
             yield line
             return
         text = plain(line)
-        if not self._is_in_place(text):
+        if not self._is_in_place(line, text):
             return
         is_severe = self._is_severe(text)  # asked in any case: it follows the tracebacks
         pattern = self._wanted.pattern
@@ -117,8 +118,11 @@ class LineFilter:
         self._passed_over = self._passed_over or len(self._before) == self._before.maxlen
         self._before.append(line)
 
-    def _is_in_place(self, text: str) -> bool:
-        """Whether the line is of a wanted attempt and iteration (one without is of the last step before it)."""
+    def _is_in_place(self, line: str, text: str) -> bool:
+        """Whether a line is of a wanted attempt and iteration (one without is of the last step before it).
+
+        `text` is what a terminal shows of it.
+        """
         if match := ATTEMPT.match(text):
             self._attempt = match[1]
         if self._wanted.attempt is not None and self._attempt != self._wanted.attempt:
@@ -128,8 +132,9 @@ class LineFilter:
         wanted = self._wanted.iterations
         if wanted is None:
             return True
-        if match := STEP.search(text):
-            self._iteration = int(match[1])
+        iteration = iteration_of(line)
+        if iteration is not None:
+            self._iteration = iteration
         elif START.match(text):
             self._iteration = None  # a restart: what it prints before its first step is of no iteration
         return self._iteration is not None and wanted[0] <= self._iteration <= wanted[1]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import datetime
+import math
 import re
 import textwrap
 from collections.abc import Mapping
 
 from tr11ops.diagnose.lines import CONTROL, ESCAPE
 from tr11ops.diagnose.lines import plain as without_escapes
+from tr11ops.dialects.reading import StepNumbers, step_of
 
 LEVELS: Mapping[str, int] = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 INFO, WARNING, ERROR, CRITICAL = 20, 30, 40, 50
@@ -18,10 +20,7 @@ NARROWEST = 20  # characters; less is not folded for
 PREFIX = re.compile(r"^(?:\[default\d+\]:|\s*\d+: )")  # torchrun's, or srun's --label
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m\Z")
 
-STEP = re.compile(r"\biteration\s+(\d{1,15})/\s*(\d{1,15}) \|")
-LOSS = re.compile(r"\blm loss: *([-+]?\d[.\d]*(?:[Ee][-+]?\d+)?) \|")  # the historical trainings left a NaN out
-# These two begin with a plain word, which makes them fifteen and ninety times as fast.
-STEP_BYTES = re.compile(rb"iteration\s+(\d{1,15})/\s*\d{1,15} \|")
+# It begins with a plain word, which makes it ninety times as fast.
 STAMP_BYTES = re.compile(rb"20\d\d-\d\d-\d\d[ T]\d\d:\d\d:\d\d")
 ATTEMPT = re.compile(r"^tr11: attempt (\S+) launch (\d+) on ")
 ATTEMPT_WORDS = b"tr11: attempt "
@@ -30,6 +29,7 @@ START = re.compile(r"^using world size: \d+|^tr11: attempt \S+ launch \d+ on ")
 PULSE = re.compile(r"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] (?:PULSE: |\*\*\*ALERT)")
 TRACEBACK = "Traceback (most recent call last):"
 
+_LOSS = frozenset({"lm_loss"})
 _LABEL = re.compile(r"(?:^|[\[\s|:(])(CRITICAL|FATAL|ERROR|WARNING|WARN|INFO|DEBUG)(?=[\]\s|:)]|$)")
 _LABEL_LEVEL = {
     "CRITICAL": CRITICAL, "FATAL": CRITICAL, "ERROR": ERROR,
@@ -84,20 +84,24 @@ def body(line: str) -> str:
     return line[match.end() :] if match else line
 
 
-def is_step(text: str) -> bool:
-    """Whether this is a whole line of a step: one that a crash or a full disk cut says nothing sure."""
-    return STEP.search(text) is not None and "consumed samples" in text and text.rstrip().endswith("|")
+def _level_of_step(step: StepNumbers) -> int:
+    """A step whose loss is no finite number is a warning."""
+    is_sound = not step.lacks_loss if step.loss is None else math.isfinite(step.loss)
+    return INFO if is_sound else WARNING
 
 
 def severity(line: str) -> int:
     """The level of one plain line: its own label, or what it is known to mean; INFO for all else."""
     text = body(line)
-    if is_step(text):
-        return INFO if LOSS.search(text) else WARNING
+    step = step_of(text, None, _LOSS)
+    if step is not None and step.is_whole and not step.dialect.guess:
+        return _level_of_step(step)
     if _CRITICAL.search(text):
         return CRITICAL
     label = _LABEL.search(text)
     found = _LABEL_LEVEL[label[1]] if label else INFO
+    if step is not None and step.is_whole:
+        found = max(found, _level_of_step(step))
     if _ERROR.search(text):
         return max(found, ERROR)
     return max(found, WARNING) if found < WARNING and _WARNING.search(text) else found

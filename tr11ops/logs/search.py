@@ -15,12 +15,16 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from tr11ops.logs.lines import ATTEMPT_BYTES, ATTEMPT_WORDS, STAMP_BYTES, STEP_BYTES, moment
+from tr11ops.dialects.reading import dialect_in, iteration_of
+from tr11ops.dialects.table import dialect_named
+from tr11ops.logs.lines import ATTEMPT_BYTES, ATTEMPT_WORDS, STAMP_BYTES, moment
 from tr11ops.logs.reader import BLOCK_BYTES, LONGEST_LINE_BYTES, LogReader, whole_blocks
 
 LEAF_BYTES = 256 << 10  # parts that are not divided any further
 SHORTEST_STEP_LINE = 60  # where no line of a step was seen whole
 LARGEST_BLOCK_BYTES = 4 << 20
+SAMPLE_BYTES = 256 << 10  # in which a log shows its dialect
+USUAL = "megatron"  # the dialect of our own logs, which may be large
 NEWLINE = ord("\n")
 
 
@@ -40,8 +44,24 @@ class Region:
     end: int
 
 
-def step_value(match: re.Match[bytes]) -> float | None:
-    return float(match[1])
+def step_marks(reader: LogReader, size: int) -> Marks:
+    """The lines of steps, in the dialect of the log's last ones, or of its first."""
+    samples = [reader.read(max(0, size - SAMPLE_BYTES), SAMPLE_BYTES), reader.read(0, min(size, SAMPLE_BYTES))]
+    found = next((dialect for sample in samples if (dialect := dialect_in(sample)) is not None), None)
+    dialect = found or dialect_named(USUAL)
+    return Marks(reader, size, dialect.step_bytes, _plain_step_value if dialect.name == USUAL else _step_value)
+
+
+def _plain_step_value(match: re.Match[bytes]) -> float | None:
+    return float(match["iteration"])
+
+
+def _step_value(match: re.Match[bytes]) -> float | None:
+    """The line is read as all readers of it do: its number may be that of a step of an epoch."""
+    block = match.string
+    start, end = block.rfind(b"\n", 0, match.start()) + 1, block.find(b"\n", match.end())
+    found = iteration_of(block[start : end if end >= 0 else len(block)].decode("utf-8", "replace"))
+    return None if found is None else float(found)
 
 
 def stamp_value(match: re.Match[bytes]) -> float | None:
@@ -148,7 +168,7 @@ def step_regions(reader: LogReader, size: int, first: int, last: int) -> list[Re
 
     A part may hold other steps too, so the lines have to be looked at one by one.
     """
-    marks = Marks(reader, size, STEP_BYTES, step_value)
+    marks = step_marks(reader, size)
     newest = marks.last()
     if newest is None:
         return []

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tr11ops.logs.line_filter import LineFilter, LineQuery
-from tr11ops.logs.lines import STEP_BYTES
 from tr11ops.logs.reader import LogReader, line_start, tail_offset, whole_blocks
-from tr11ops.logs.search import Marks, Region, attempt_regions, offset_since, step_regions, step_value
+from tr11ops.logs.search import Region, attempt_regions, offset_since, step_marks, step_regions
 from tr11ops.logs.skip import may_hold
 
 FIRST_WINDOW_BYTES = 1 << 20
@@ -91,7 +90,7 @@ class Beginning:
         """The earlier of what the stamps and the steps say."""
         found = [offset_since(self.reader, self.size, moment)]
         if self.query.steps_since:
-            mark = Marks(self.reader, self.size, STEP_BYTES, step_value).back(self.query.steps_since)
+            mark = step_marks(self.reader, self.size).back(self.query.steps_since)
             found.append(mark.offset if mark else None)
         return min((offset for offset in found if offset is not None), default=None)
 

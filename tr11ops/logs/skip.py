@@ -16,7 +16,15 @@ SEVERE_WORDS = (
     b"compute capability", b"is not equal to", b"is not divisible", b"uncorrectable ECC", b"Traceback",
     b"unhandled system error",
 )  # fmt: skip
-_WITHOUT_LOSS = re.compile(rb"consumed samples(?![^\n]*\blm loss: *[-+]?\d)")
+# Each begins with a plain word, which is sought first. What is no finite loss, in any dialect of `dialects/steps.toml`.
+_NO_NUMBER = rb"[^\s\d,|]{0,24}\s{0,8}['\"]?(?:np\.float\d+\(|tensor\()?[-+]?(?:[nN][aA][nN]|[iI][nN][fF])"
+_WITHOUT_LOSS = (
+    re.compile(rb"consumed samples(?![^\n]*\blm loss: *[-+]?\d)"),
+    re.compile(rb"elapsed time per iteration(?![^\n]*\blm loss: *[-+]?\d)"),
+    re.compile(rb"loss" + _NO_NUMBER),
+    re.compile(rb"Loss" + _NO_NUMBER),
+    re.compile(rb"LOSS" + _NO_NUMBER),
+)
 # What looks around itself, or does not go back, may fail in a block where it matches in a line of it.
 _LOOKS_AROUND = re.compile(r"\\[AZBb]|\(\?(?:[!>=(]|<[!=])|[*+?}]\+")
 
@@ -34,7 +42,7 @@ def may_hold(wanted: LineQuery) -> Callable[[bytes], bool] | None:
 
 
 def _may_be_severe(block: bytes) -> bool:
-    return any(word in block for word in SEVERE_WORDS) or _WITHOUT_LOSS.search(block) is not None
+    return any(word in block for word in SEVERE_WORDS) or any(pattern.search(block) for pattern in _WITHOUT_LOSS)
 
 
 def _may_match(pattern: re.Pattern[str]) -> Callable[[bytes], bool] | None:

@@ -15,6 +15,7 @@ from tr11ops.diagnose.catalogue import rules
 from tr11ops.diagnose.lines import split_prefixes
 from tr11ops.diagnose.matcher import Matcher, text_of
 from tr11ops.diagnose.signature import Role, Rule
+from tr11ops.dialects.reading import StepReader
 from tr11ops.logs.reader import LONGEST_LINE_BYTES, LogReader
 
 SCAN_BYTES = 4 << 20
@@ -24,7 +25,8 @@ SILENT_PULSES = 3
 _VALIDATION = re.compile(r"(\S+) loss at iteration (\d{1,15}) \| lm loss value: *([-+.\dEe]+|nan|-?inf) \|")
 _STAMP = re.compile(r"^\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\] ")
 _CONSUMED, _LOSS = b" | consumed samples", b" lm loss: "
-StepColumns = tuple[list[int], list[int], list[float]]  # iterations, totals, losses; a loss that is missing is NaN
+# Iterations, totals (0 where it is not told), losses; a loss that is missing is NaN.
+StepColumns = tuple[list[int], list[int], list[float]]
 _HEAD, _BAR = b"iteration %8d/%8d", ord("|")
 _HEAD_BYTES = len(_HEAD % (1, 1))  # of numbers of up to eight digits
 _EVALUATION = re.compile(rb" loss at iteration \d{1,15} \| lm loss value: ")
@@ -139,15 +141,31 @@ class _Scan:
         self._ended: str | None = None
         self._running: list[str] = []  # first and last stamp of the pulses since the last step
         self._running_count = 0
+        self._is_usual = False  # whether it is a log of Megatron's form
+        self._reader = StepReader()
 
     def block(self, block: bytes) -> None:
         """The next block of whole lines: its steps and its other lines, in order."""
+        self._is_usual = self._is_usual or _CONSUMED in block
         position = 0
         for at, line, ids in self._others(block):
-            self._steps(_step_lines(block, position, at))
+            self._steps(self._lines(block, position, at))
             self._other(line, ids)
             position = at
-        self._steps(_step_lines(block, position, len(block)))
+        self._steps(self._lines(block, position, len(block)))
+
+    def _lines(self, block: bytes, start: int, end: int) -> StepColumns:
+        """The steps in a part of a block of whole lines, in whatever form the log has them."""
+        if self._is_usual:
+            return _step_lines(block, start, end)
+        found = [
+            (step.iteration, step.total or 0, math.nan if step.loss is None else step.loss)
+            for line in block[start:end].split(b"\n")
+            if self._reader.takes(line)
+            for step in self._reader.feed(line.decode("utf-8", "replace"))
+            if step.is_whole and step.iteration is not None and (step.loss is not None or step.lacks_loss)
+        ]
+        return [one[0] for one in found], [one[1] for one in found], [one[2] for one in found]
 
     def _others(self, block: bytes) -> list[tuple[int, str, tuple[int, ...]]]:
         """Offset and text of the lines that are no step, and which rules may match them."""

@@ -15,6 +15,7 @@ from typing import Any
 from tr11ops.base.observed import Observed, Unknown, cause, known, observed
 from tr11ops.base.tail import tail_lines
 from tr11ops.base.units import number_in
+from tr11ops.dialects.reading import step_record
 from tr11ops.observe.snapshot import Attempt, Checkpoint, Checkpoints, KillSwitch, Step
 from tr11ops.rundir.attempt_end import told_end
 from tr11ops.rundir.attempts import SUPERSEDED, attempt_label
@@ -25,7 +26,6 @@ from tr11ops.rundir.software import code_of, versions_of
 from trainer.contract.checkpoint_names import checkpoint_steps, read_latest
 from trainer.contract.end_marker import BAD_REASONS, EndMarker
 from trainer.contract.heartbeat import Heartbeat
-from trainer.contract.logline import parse_step
 from trainer.contract.manifest import manifest_faults
 from trainer.contract.metrics_record import parse_record
 from trainer.contract.paths import RunPaths
@@ -81,7 +81,7 @@ def _metrics_step(line: str) -> Step | None:
 def _log_step(line: str) -> Step | None:
     if "iteration" not in line:
         return None
-    record = parse_step(line)
+    record = step_record(line)
     return None if record is None else Step(record)
 
 

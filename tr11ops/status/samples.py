@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 
 from tr11ops.base.observed import Observed, observed
-from trainer.contract.logline import parse_step
+from tr11ops.dialects.reading import step_record
 from trainer.contract.metrics_record import parse_record
 from trainer.contract.paths import RunPaths
 from trainer.contract.state_file import descriptor_of
@@ -67,7 +67,7 @@ def _of_metrics(line: str) -> Rates | None:
 
 
 def _of_log(line: str) -> Rates | None:
-    record = parse_step(line) if "iteration" in line else None
+    record = step_record(line) if "iteration" in line else None
     return None if record is None else (_positive(record.tflops), _positive(record.samples_per_second))
 
 

@@ -1,4 +1,6 @@
-"""The lines of a step and of an evaluation in `main_log.txt`: how they are written, and how any training's are read.
+"""The lines of a step and of an evaluation in `main_log.txt`: how they are written.
+
+They are read by `tr11ops/dialects`, the one table of how trainers print their steps.
 
 Part of the run-directory contract, as `trainer.contract.paths` is. Standard library only.
 """
@@ -6,10 +8,8 @@ Part of the run-directory contract, as `trainer.contract.paths` is. Standard lib
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import fields
-from functools import cache
 from typing import Any
 
 from trainer.contract.record import Record
@@ -83,68 +83,6 @@ def format_step(record: StepRecord) -> str:
 
 def _scientific(value: float) -> str:
     return f"{value:.6E}" if math.isfinite(value) else f"{value}"
-
-
-_ITERATION = re.compile(r"\biteration\s+(\d+)/\s*(\d+) \|")
-_NUMBER = r"([-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf))"
-_FIELDS: dict[str, tuple[str, type]] = {
-    "consumed_samples": (r"consumed samples:\s*(\d+) \|", int),
-    "consumed_tokens": (r"consumed tokens:\s*(\d+) \|", int),
-    "seconds_per_iteration": (rf"elapsed time per iteration \(s\):\s*{_NUMBER} \|", float),
-    "milliseconds_per_iteration": (rf"elapsed time per iteration \(ms\):\s*{_NUMBER} \|", float),
-    "learning_rate": (rf"learning rate:\s*{_NUMBER} \|", float),
-    "global_batch_size": (r"global batch size:\s*(\d+) \|", int),
-    "lm_loss": (rf"lm loss:\s*{_NUMBER} \|", float),
-    "loss_scale": (rf"loss scale:\s*{_NUMBER} \|", float),
-    "grad_norm": (rf"grad norm:\s*{_NUMBER} \|", float),
-    "num_zeros": (rf"num zeros:\s*{_NUMBER} \|", float),
-    "params_norm": (rf"params norm:\s*{_NUMBER} \|", float),
-    "curriculum_length": (r"curriculum seqlen:\s*(\d+) \|", int),
-    "skipped_iterations": (r"number of skipped iterations:\s*(\d+) \|", int),
-    "nan_iterations": (r"number of nan iterations:\s*(\d+) \|", int),
-    "samples_per_second": (rf"samples per second:\s*{_NUMBER} \|", float),
-    "tflops": (rf"TFLOPs:\s*{_NUMBER} \|", float),
-}
-
-
-@cache
-def _compiled_fields() -> tuple[tuple[str, re.Pattern[str], type], ...]:
-    """Compiled by the first who reads a line: most who import this read metrics or write lines."""
-    return tuple((name, re.compile(pattern), kind) for name, (pattern, kind) in _FIELDS.items())
-
-
-@cache
-def _other_loss() -> re.Pattern[str]:
-    return re.compile(rf"(?<=\| )(?!lm\b)(\w+) loss:\s*{_NUMBER} (?=\|)")
-
-
-def parse_step(line: str) -> StepRecord | None:
-    """Read one per-iteration line of this or of an older training; None if the line is not one.
-
-    Accepts launcher prefixes (`[default7]:`), the millisecond form, and lines without tokens or throughput.
-    A missing `lm loss` is read as NaN, because the original omitted the field exactly then.
-    """
-    head = _ITERATION.search(line)
-    if head is None:
-        return None
-    found: dict[str, Any] = {}
-    for name, pattern, kind in _compiled_fields():
-        match = pattern.search(line)
-        if match:
-            found[name] = kind(match.group(1))
-    if "consumed_samples" not in found or "learning_rate" not in found:
-        return None
-    milliseconds = found.pop("milliseconds_per_iteration", None)
-    if milliseconds is not None:
-        found.setdefault("seconds_per_iteration", milliseconds / 1000.0)
-    for name in ("seconds_per_iteration", "lm_loss", "samples_per_second", "tflops"):
-        found.setdefault(name, math.nan)
-    found.setdefault("consumed_tokens", 0)
-    found.setdefault("global_batch_size", 0)
-    found.setdefault("grad_norm", None)
-    if others := _other_loss().findall(line):
-        found["other_losses"] = tuple((name, float(value)) for name, value in others)
-    return StepRecord(iteration=int(head.group(1)), total_iterations=int(head.group(2)), **found)
 
 
 def perplexity_of(loss: float) -> float:

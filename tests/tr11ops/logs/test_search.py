@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tr11ops.logs.log_cases import CountingReader, EndlessLog, log_of
+from tr11ops.dialects.reading import iteration_of
 from tr11ops.logs import search
-from tr11ops.logs.lines import STEP_BYTES
 from tr11ops.logs.reader import line_start, tail_offset, whole_lines
 from tr11ops.logs.search import attempt_regions, offset_since, step_regions
 
@@ -27,9 +27,9 @@ def steps_within(reader: CountingReader, first: int, last: int) -> list[int]:
     found = []
     for region in step_regions(reader, len(reader.data), first, last):
         for line in whole_lines(reader, region.start, region.end):
-            match = STEP_BYTES.search(line)
-            if match and first <= int(match[1]) <= last:
-                found.append(int(match[1]))
+            iteration = iteration_of(line.decode())
+            if iteration is not None and first <= iteration <= last:
+                found.append(iteration)
     return found
 
 
@@ -89,7 +89,7 @@ def test_a_log_of_two_gibibytes_is_not_read_whole() -> None:
         line
         for region in step_regions(log, log.size, wanted, wanted)
         for line in whole_lines(log, region.start, region.end)
-        if (match := STEP_BYTES.search(line)) and int(match[1]) == wanted
+        if iteration_of(line.decode()) == wanted
     ]
     expected = [number for number in range(log.size // log.STEP_BYTES) if log.iteration(number) == wanted]
     assert len(found) == len(expected) == 2

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from tests.tr11ops.status_cases import record
 from tr11ops.base.observed import Unknown, known
 from tr11ops.base.tail import tail_lines
+from tr11ops.dialects.reading import step_record
 from tr11ops.goodput.history import read_history
 from tr11ops.observe.files import LONGEST_TAIL_BYTES, TAIL_BYTES, read_heartbeats, read_steps
 from tr11ops.rundir.paths import RunDirectory
-from trainer.contract.logline import StepRecord, format_step, parse_step
+from trainer.contract.logline import StepRecord, format_step
 from trainer.contract.paths import RunPaths
 
 LOGS = Path(__file__).parents[2] / "data" / "logs"
@@ -33,7 +34,7 @@ def paths(tmp_path: Path) -> RunPaths:
 
 
 def only_step(name: str) -> StepRecord:
-    found = [step for line in (LOGS / name).read_text().splitlines() if (step := parse_step(line)) is not None]
+    found = [step for line in (LOGS / name).read_text().splitlines() if (step := step_record(line)) is not None]
     assert len(found) == 1
     return found[0]
 
@@ -75,7 +76,7 @@ def test_what_is_written_is_read_back(  # hypothesis calls it by name
     """Reading gives the values as printed: printing what was read gives the very same line."""
     written = record(iteration, consumed_samples=samples, lm_loss=loss, grad_norm=norm, seconds_per_iteration=seconds)
     line = format_step(written)
-    read = parse_step(prefix + line)
+    read = step_record(prefix + line)
     assert read is not None
     assert format_step(read) == line
     assert (read.iteration, read.consumed_samples) == (iteration, samples)
@@ -83,8 +84,8 @@ def test_what_is_written_is_read_back(  # hypothesis calls it by name
 
 @given(st.text(max_size=200))
 def test_no_text_breaks_the_parser(text: str) -> None:
-    parse_step(text)
-    parse_step(f" iteration 5/ 10 | {text} | consumed samples: 4 |")
+    step_record(text)
+    step_record(f" iteration 5/ 10 | {text} | consumed samples: 4 |")
 
 
 # ----------------------------------------------------------------------------- files

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tr11ops.dialects.reading import step_record
 from trainer.contract.checkpoint_names import checkpoint_step, checkpoint_steps, read_latest
 from trainer.contract.end_marker import END_REASONS, EndMarker
 from trainer.contract.files import append_line, write_atomically, write_json
 from trainer.contract.heartbeat import Heartbeat, write_heartbeat
-from trainer.contract.logline import StepRecord, format_step, format_validation, parse_step
+from trainer.contract.logline import StepRecord, format_step, format_validation
 from trainer.contract.manifest import FileEntry, Manifest, file_digest, manifest_faults
 
 RECORD = StepRecord(
@@ -46,7 +47,7 @@ def test_optional_fields_stand_where_the_original_put_them():
 def test_nan_loss_is_printed_and_read_back():
     line = format_step(dataclasses.replace(RECORD, lm_loss=math.nan))
     assert "| lm loss: nan |" in line
-    assert math.isnan(parse_step(line).lm_loss)
+    assert math.isnan(step_record(line).lm_loss)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +71,7 @@ def test_nan_loss_is_printed_and_read_back():
     ],
 )  # fmt: skip
 def test_older_lines_are_read(line, iteration, loss, seconds):
-    record = parse_step(line)
+    record = step_record(line)
     assert record.iteration == iteration
     assert record.lm_loss == pytest.approx(loss, nan_ok=True)
     assert record.seconds_per_iteration == pytest.approx(seconds)
@@ -86,7 +87,7 @@ def test_older_lines_are_read(line, iteration, loss, seconds):
     ],
 )
 def test_other_lines_are_not_steps(line):
-    assert parse_step(line) is None
+    assert step_record(line) is None
 
 
 finite = st.floats(min_value=0, max_value=1e9, allow_nan=False)
@@ -106,7 +107,7 @@ finite = st.floats(min_value=0, max_value=1e9, allow_nan=False)
     st.sampled_from(["", "[default7]:", "[x01] [default0]:"]),
 )  # fmt: skip
 def test_every_line_reads_back_to_what_it_prints(record, prefix):
-    read = parse_step(prefix + format_step(record))
+    read = step_record(prefix + format_step(record))
     assert format_step(read) == format_step(record)
     assert read.other_losses == record.other_losses
 
