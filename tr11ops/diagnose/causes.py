@@ -15,12 +15,13 @@ from tr11ops.diagnose.answers import Signs
 from tr11ops.diagnose.attribution.log_evidence import evidence_of
 from tr11ops.diagnose.diagnosis import Diagnosis, QuotedLine
 from tr11ops.diagnose.harmless import without_habits
-from tr11ops.diagnose.numbers import Unhealthy, judge_steps
+from tr11ops.diagnose.numbers import Unhealthy, judge_data, judge_steps
 from tr11ops.diagnose.peers import most_named_peer
 from tr11ops.diagnose.places import LaunchPlaces
 from tr11ops.diagnose.roots import CLEAR, STRONG, Candidates, candidates_of, is_before, root_of
 from tr11ops.diagnose.sighting import LogLaunch, Sighting, WorkerFailure
 from tr11ops.diagnose.signature import FaultClass, FaultSignature, NextStep, NodeBlame, Role
+from tr11ops.diagnose.silence import with_silence
 from tr11ops.diagnose.starts import explained
 from tr11ops.diagnose.topics import FAMILY as TOPICS
 
@@ -91,12 +92,15 @@ def _is_same_step(before: Sighting, root: Sighting) -> bool:
 
 
 def _judge(merged: LogLaunch, candidates: Candidates, places: LaunchPlaces) -> Diagnosis:
-    root = explained(root_of(candidates), merged)
+    root = with_silence(explained(root_of(candidates), merged), merged)
     if root is not None and root.signature.role is Role.SYMPTOM and _left_quietly(root, candidates, merged):
         root = None
     if root is None:
         unhealthy = judge_steps(merged)
         return _from_steps(merged, unhealthy, places) if unhealthy else _nothing(merged, candidates, places)
+    late = judge_data(merged) if root.signature.fault is FaultClass.SLURM_USER_CANCEL else None
+    if late is not None:  # that is why someone ended it
+        return _from_steps(merged, late, places, root)
     if _may_follow_numbers(root):
         unhealthy = judge_steps(merged)
         if unhealthy is not None and unhealthy.is_grave:

@@ -28,6 +28,9 @@ SLOWER_STEPS_USUAL = 5
 HALF = 0.5  # times the speed before: more than one slow GPU makes of it
 ZERO_STEPS = 3  # in a row whose loss is exactly 0
 SMALL = 0.05  # a loss that may have come to 0 by itself
+DATA_LATE = 10  # times what a step waited for its data before
+DATA_SECONDS = 0.5
+DATA_STEPS = 3
 _UNITS = {
     "tflops": "TFLOPs", "tokens_per_second": "tokens/s", "samples_per_second": "samples/s",
     "iterations_per_second": "steps/s",
@@ -54,7 +57,23 @@ def judge_steps(launch: LogLaunch) -> Unhealthy | None:
     spike, broken = _spike(steps), _without_loss(steps)
     if spike is not None and broken is not None and broken.line_number - spike.line_number <= NEAR:
         return broken
-    return spike or broken or _zero(steps) or _slower(whole)
+    return spike or broken or _zero(steps) or judge_data(launch) or _slower(whole)
+
+
+def judge_data(launch: LogLaunch) -> Unhealthy | None:
+    """Steps up to the end that wait for their data many times longer than those before; None where none do."""
+    waits = [
+        (step, seconds) for step in launch.steps if (seconds := step.numbers.values.get("data_seconds")) is not None
+    ]
+    for number in range(DATA_STEPS, len(waits) - DATA_STEPS + 1):
+        usual = median(seconds for _, seconds in waits[max(0, number - BASE) : number])
+        after = [seconds for _, seconds in waits[number:]]
+        if min(after) > max(DATA_SECONDS, DATA_LATE * usual):
+            first = waits[number][0]
+            why = f"From iteration {first.iteration} on each step waited {median(after):.3g} s for its data in place of"
+            why += f" {usual:.3g} s: storage or the data loader is late."
+            return Unhealthy(FaultClass.DATALOADER, NextStep.PAGE, 0.75, why, first.text, first.line_number)
+    return None
 
 
 def _tells_health(numbers: StepNumbers) -> bool:

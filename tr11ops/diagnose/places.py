@@ -15,6 +15,7 @@ from tr11ops.diagnose.signature import Role
 HEAD_LINES = 200
 WITNESSES = 2
 _WORKER_LOG = re.compile(r"(?:^|/)workers/(?P<node>[^/]+)/rank-(?P<rank>\d+)\.log$")
+_FILE_NAME = re.compile(r"[/\\]")
 _ANY_NUMBER = re.compile(r"\d+")
 
 
@@ -101,8 +102,8 @@ class LaunchPlaces:
             node = self._by_number(rank)
         if node is None and is_root:
             node = self._by_first_exit(rank, origin.task)
-        if node is None and len(self._launch.nodes) == 1:
-            node = self._launch.nodes[0]
+        if node is None:
+            node = self._by_file(one.file) or self._only_node()
         if node is not None and is_this_machine(node):
             node = None
         gpu = named.get("gpu") or origin.gpu
@@ -153,6 +154,20 @@ class LaunchPlaces:
         roots = [report for report in roots if local_rank is None or report.local_rank == local_rank]
         roots = [report for report in roots if node is None or report.host == node]
         return min(roots, key=lambda report: report.time or "~", default=None)
+
+    def _only_node(self) -> str | None:
+        return self._launch.nodes[0] if len(self._launch.nodes) == 1 else None
+
+    def _by_file(self, file: str) -> str | None:
+        """The node whose name the file has, such as `dmesg-n3.txt`, where the launch knows a node of that name."""
+        known = {*self._launch.nodes, *self._of_rank.values()}
+        known |= {report.host for report in self._reports if report.host}
+        known |= {node for one in self._launch.sightings if (node := _node_named(one))}
+        name = _FILE_NAME.split(file)[-1]
+        found = {
+            node for node in known if re.search(rf"(?<![\w-]){re.escape(node)}(?![\w-])|-{re.escape(node)}\.", name)
+        }
+        return found.pop() if len(found) == 1 else None
 
     def _by_number(self, rank: int) -> str | None:
         """By the node list, where ranks fill the nodes one after another."""

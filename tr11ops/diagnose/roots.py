@@ -14,10 +14,13 @@ STRONG = 0.75  # a cause with this confidence says more than a bare exception
 PLAIN = 0.65  # the least of an exception; a line that only holds the words of an error has less
 CLEAR = 0.7  # a symptom with this confidence says as much as a death
 SURELY_BROKEN = 0.88
+SURELY_OWN = 0.85
 AGAIN = 5  # seconds in which a warning is repeated where it is more than that
 SECOND = len("MM-DD HH:MM:SS")
 _NO_DEVICE = "invalid device ordinal"
 _OF_A_LOST_GPU = frozenset({"cuda-illegal-access", "cuda-launch-failed", "cuda-library", "cuda-start-oom"})
+_OF_A_LOST_PEER = frozenset({"nccl-peer", "nccl-connect", "network-slingshot"})
+_OF_OTHERS = frozenset({FaultClass.NCCL_NETWORK, FaultClass.NCCL_TIMEOUT, FaultClass.RENDEZVOUS, FaultClass.UNKNOWN})
 _WRAPPER = "checkpoint-wrapper"
 _CREDENTIALS = "slurm-auth"
 _OF_REFUSED_CREDENTIALS = frozenset({"slurm-launch", "slurm-submit", "slurm-submit-error", "slurm-empty-answer"})
@@ -183,7 +186,7 @@ def _plainest(strong: Sighting, causes: Sequence[Sighting]) -> Sighting:
 
     A program that does not find its GPU, or whose kernel fails, says what a GPU that is lost does to it; a step that
     Slurm does not start, what daemons do that refuse each other's credentials. Which line comes first is by chance.
-    Who gathers the errors of all ranks says less than theirs.
+    Who gathers the errors of all ranks says less than theirs, and who lost a peer less than the peer.
     """
     deeper = _deeper(strong, causes)
     if deeper is not None:
@@ -205,11 +208,18 @@ def _plainest(strong: Sighting, causes: Sequence[Sighting]) -> Sighting:
 def _deeper(strong: Sighting, causes: Sequence[Sighting]) -> Sighting | None:
     if strong.signature.id in _OF_A_LOST_GPU or _NO_DEVICE in strong.text:
         return first_of([one for one in causes if _is_lost_gpu(one)])
+    if strong.signature.id in _OF_A_LOST_PEER:
+        return first_of([one for one in causes if one.raised is not None and _is_surely_its_own(one)])
     if strong.signature.id == _WRAPPER:
         return first_of([one for one in causes if is_before(strong, one) and one.signature.confidence >= STRONG])
     if strong.signature.id in _OF_REFUSED_CREDENTIALS:
         return first_of([one for one in causes if one.signature.id == _CREDENTIALS])
     return None
+
+
+def _is_surely_its_own(one: Sighting) -> bool:
+    """Whether what ended a process has nothing to do with others: they lose it, and say so at once."""
+    return one.signature.confidence >= SURELY_OWN and one.signature.fault not in _OF_OTHERS
 
 
 def _is_lost_gpu(one: Sighting) -> bool:

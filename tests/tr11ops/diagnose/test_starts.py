@@ -8,6 +8,7 @@ import pytest
 
 from tests.tr11ops.diagnose.diagnose_logs import HEAD, SHORT_STEPS, of_text
 from tr11ops.diagnose.gpu_memory import is_absurd, is_held_by_others
+from tr11ops.diagnose.look import diagnose_files
 from tr11ops.diagnose.signature import FaultClass, NextStep
 
 LIMIT = "slurmstepd: error: *** JOB 4711 ON n1 CANCELLED AT 2024-04-03T22:14:51 DUE TO TIME LIMIT ***\n"
@@ -125,3 +126,50 @@ def test_refused_credentials_explain_what_slurm_does_not_start(tmp_path: Path) -
     for text in (start + munge, munge + start):
         assert of_text(tmp_path, text).fault is FaultClass.SLURM_AUTH
     assert of_text(tmp_path, start).fault is FaultClass.SLURM_NODE_FAIL
+
+
+STEP_AT = "[2024-04-03 %02d:%02d:00] step %d/1000 | loss=2.31\n"
+
+
+@pytest.mark.parametrize(
+    ("hour", "minute", "is_odd"), [(3, 10, True), (21, 40, True), (22, 13, False), (20, 14, False)]
+)
+def test_a_long_silence_before_the_time_limit_is_said(tmp_path: Path, hour: int, minute: int, is_odd: bool) -> None:
+    steps = "".join(STEP_AT % (hour, minute - 4 + number, number) for number in range(5))
+    found = of_text(tmp_path, steps + LIMIT)
+    assert found.fault is FaultClass.SLURM_TIME_LIMIT
+    assert (("no step came" in found.explanation), found.confidence < 0.9) == (is_odd, is_odd)
+
+
+DATA = "2023-10-24,11:%02d:10 | INFO | Train Epoch: 0 [ %d/400000 (0%%)] Data (t): %.3f Batch (t): %.3f, 1.1/s, Loss: 8.9\n"
+CANCELLED = "slurmstepd: error: *** JOB 551220 ON n4 CANCELLED AT 2023-10-24T11:50:02 ***\n"
+
+
+def test_data_that_come_late_are_why_someone_ended_it(tmp_path: Path) -> None:
+    well = [DATA % (number, number * 1000, 0.02, 0.61) for number in range(4)]
+    late = [DATA % (number, number * 1000, 5.1, 5.7) for number in range(4, 8)]
+    for end in (CANCELLED, ""):
+        found = of_text(tmp_path, "".join(well + late) + end)
+        assert (found.fault, found.step) == (FaultClass.DATALOADER, NextStep.PAGE)
+        assert found.root_cause is not None and found.root_cause.line_number == 5
+    assert of_text(tmp_path, "".join(well + late[:2] + well) + CANCELLED).fault is FaultClass.SLURM_USER_CANCEL
+
+
+PEER = "ip-10-0-1-7:1:2 [3] NCCL WARN NET/IB : Got completion from peer 10.0.3.4<47011> with error 12, opcode 0\n"
+NO_MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 5 has 79.11 GiB\n"
+
+
+def test_who_lost_a_peer_says_less_than_the_peer(tmp_path: Path) -> None:
+    assert of_text(tmp_path, SHORT_STEPS + PEER + HEAD + NO_MEMORY).fault is FaultClass.CUDA_OOM
+    assert of_text(tmp_path, SHORT_STEPS + PEER + HEAD + "KeyError: 'x'\n").fault is FaultClass.NCCL_NETWORK
+
+
+def test_the_name_of_a_file_names_a_node_that_the_launch_knows(tmp_path: Path) -> None:
+    main, kernel = tmp_path / "main_log.txt", tmp_path / "dmesg-n7.txt"
+    main.write_text(SHORT_STEPS + "srun: error: n7: task 3: Exited with exit code 1\n")
+    kernel.write_text(f"[Tue May 12 17:05:40 2026] {LOST}\n")
+    [found] = diagnose_files([main, kernel])
+    assert found.root_cause is not None and found.root_cause.node == "n7"
+    main.write_text(SHORT_STEPS)
+    [found] = diagnose_files([main, kernel])
+    assert found.root_cause is not None and found.root_cause.node is None
