@@ -18,7 +18,7 @@ from tr11ops.hub.asking import TRIES, remote_retries
 from tr11ops.hub.base import HubPermanentError, HubUnavailable
 from tr11ops.hub.credentials import find_credentials
 from tr11ops.hub.remote_log import RemoteFollower, RemoteLog
-from tr11ops.logs.lines import coloured, folded, plain
+from tr11ops.logs.lines import as_typed, coloured, folded, plain
 from tr11ops.logs.reader import FileReader
 from tr11ops.logs.show import NoSuchAttempt
 from tr11ops.logs.summary import summarise
@@ -42,6 +42,7 @@ def print_line(line: str, flush: bool) -> None:
     """One line of a log; on a terminal folded between words, elsewhere as it is."""
     is_terminal = sys.stdout.isatty()
     encoding = sys.stdout.encoding or "utf-8"
+    line = as_typed(line)
     shown = coloured(line) if is_terminal and "NO_COLOR" not in os.environ else plain(line)
     if is_terminal:
         shown = folded(shown, get_terminal_size().columns)

@@ -23,6 +23,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;:]*m\Z")
 # It begins with a plain word, which makes it ninety times as fast.
 STAMP_BYTES = re.compile(rb"20\d\d-\d\d-\d\d[ T]\d\d:\d\d:\d\d")
 ATTEMPT = re.compile(r"^tr11: attempt (\S+) launch (\d+) on ")
+_OF_ARRAY = re.compile(r"^(tr11: attempt )\S+( launch \d+ on .*) \((\d+_\d+)\)$")
 ATTEMPT_WORDS = b"tr11: attempt "
 ATTEMPT_BYTES = re.compile(rb"tr11: attempt (\S{1,200}) launch \d+ on ")
 START = re.compile(r"^using world size: \d+|^tr11: attempt \S+ launch \d+ on ")
@@ -50,6 +51,18 @@ _WARNING = re.compile(r"\w*Warning: |OVERFLOW! Rank \d+ Skipping step|Connection
 def plain(line: str) -> str:
     """The line without escapes and other characters that a terminal obeys; tabs stay."""
     return without_escapes(_last_overprint(line))
+
+
+def task_of(line: str) -> str:
+    """The task of an array that a launch's first line tells of, as people type it ("70_3"); "" for any other line."""
+    match = _OF_ARRAY.match(line)
+    return "" if match is None else match[3]
+
+
+def as_typed(line: str) -> str:
+    """A launch's first line with its task in place of the scheduler's own number; any other line as it is."""
+    match = _OF_ARRAY.match(line)
+    return line if match is None else f"{match[1]}{match[3]}{match[2]}"
 
 
 def folded(line: str, width: int) -> str:

@@ -16,6 +16,7 @@ from tr11ops.diagnose.lines import split_prefixes
 from tr11ops.diagnose.matcher import Matcher, text_of
 from tr11ops.diagnose.signature import Role, Rule
 from tr11ops.dialects.reading import StepReader
+from tr11ops.logs.lines import task_of
 from tr11ops.logs.reader import LONGEST_LINE_BYTES, LogReader
 
 SCAN_BYTES = 4 << 20
@@ -218,7 +219,7 @@ class _Scan:
             if signature.id == _TRACEBACK:
                 self._summary.tracebacks += 1
             elif signature.role is Role.START:
-                self._begin(match.groupdict().get("attempt") or "")
+                self._begin(task_of(text) or match.groupdict().get("attempt") or "")
             elif signature.id in _ENDS:
                 self._end(_ENDS[signature.id])
 

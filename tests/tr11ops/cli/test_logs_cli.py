@@ -309,3 +309,11 @@ def test_a_reader_that_has_enough_is_no_error(tmp_path: Path) -> None:
         assert process.stdout.readline() == "a line\n"
         process.stdout.close()
         assert process.stderr.read() == "" and process.wait(60.0) == 0
+
+
+def test_a_launch_is_shown_by_its_task(bench: LocalBench) -> None:
+    directory = run_directory(bench)
+    directory.paths.main_log.parent.mkdir(parents=True)
+    line = "tr11: attempt 75 launch 1 on 2 nodes: n[1-2]"
+    directory.paths.main_log.write_text(f"{line} (70_3)\n{line}\n")
+    assert logs(bench).out.splitlines() == ["tr11: attempt 70_3 launch 1 on 2 nodes: n[1-2]", line]

@@ -127,3 +127,9 @@ def test_a_start_is_one_although_two_lines_tell_of_it() -> None:
 def test_the_watchdogs_own_states_are_pulses() -> None:
     words = ("x is STOPPED: the kill switch was set", "x: resubmit 1-3: nothing runs", "x is HUNG: no step for 2 h")
     assert of(b"".join(pulse(hour, text) for hour, text in enumerate(words))).pulses == {"other": 3}
+
+
+def test_an_attempt_goes_by_its_task() -> None:
+    """The scheduler's own number is no one's: status and alerts say 70_3."""
+    mark = b"tr11: attempt 75 launch 1 on 2 nodes: n[1-2] (70_3)\n"
+    assert of(mark + log_of(range(1, 4))).starts == [Restart(None, 1, "70_3")]
