@@ -27,6 +27,12 @@ CHANGES = (
     "launch --array 1-3", "launch --array 1-3 --after {array}", "launch --repair --yes", "launch --replace --yes",
     "nodes exclude {node} --reason doubt --yes", "nodes include {node} --yes",
 )  # fmt: skip
+COPIES = ('backup.store="copies"', 'hub.repository="group/logs"', "backup.prune=true")
+LOOKS = (
+    "backup run", "backup run --dry-run", "backup verify", "backup plan", "backup status", "checkpoints list",
+    "checkpoints prune --yes", "checkpoints remove 5 --yes", "checkpoints verify --all", "checkpoints pin 5",
+    "checkpoints unpin 5", "sync", "sync --dry-run", "backup restore 5 --output {root}/again",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +46,7 @@ def refusal(stage: SmallRun, words: str, capfd: pytest.CaptureFixture[str]) -> s
     """What a command says that must not go on."""
     capfd.readouterr()
     node = stage.twin.plan.node_names[0]
-    assert execute(shlex.split(words.format(array=stage.array, node=node))) == 3, words
+    assert execute(shlex.split(words.format(array=stage.array, node=node, root=stage.paths.root))) == 3, words
     return "".join(capfd.readouterr())
 
 
@@ -54,7 +60,7 @@ def seen(capfd: pytest.CaptureFixture[str]) -> dict[str, object]:
 def test_a_run_directory_that_vanishes_is_unknown_until_it_is_back(
     stage: SmallRun, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    stage.launch(6, *MAILS)
+    stage.launch(6, *MAILS, *COPIES)
     attempt = stage.train()
     root = stage.paths.root
     inject(stage.twin, "unmounted", path=str(root))
@@ -66,11 +72,19 @@ def test_a_run_directory_that_vanishes_is_unknown_until_it_is_back(
     assert execute(["status"]) == 3
     screen = capfd.readouterr().out
     assert "none yet" not in screen and "nothing was launched" not in screen and "directory-unseen" in screen
-    for words in CHANGES:
+    left = sorted(root.rglob("*"))  # by the attempt
+    for words in (*CHANGES, *LOOKS):
         said = refusal(stage, words, capfd)
         assert f"{root} holds no record of any launch" in said and "is not mounted here" in said, (words, said)
-        assert "random weights" not in said and "never launched" not in said and "Traceback" not in said, (words, said)
+        assert words not in LOOKS or len(said.splitlines()) == 1, said
+        assert (
+            "random weights" not in said
+            and "does not exist" not in said
+            and "never launched" not in said
+            and "Traceback" not in said
+        ), (words, said)
     assert stage.queued().reason.startswith("JobHeld") and stage.queued().pending_tasks == (2, 3, 4, 5, 6)
+    assert sorted(root.rglob("*")) == left and not (stage.folder / "copies").exists()
 
     assert execute(["pulse", "--act"]) == 3
     local = existing_fallback(stage.directory)
@@ -211,12 +225,12 @@ def test_a_directory_that_is_not_there_at_all(stage: SmallRun, capfd: pytest.Cap
     """Where nothing at all lies in its place, the jobs tell too; and without a job nothing was launched."""
     root = stage.paths.root
     inject(stage.twin, "partition-down")
-    stage.launch(3, *MAILS)
+    stage.launch(3, *MAILS, *COPIES)
     ask_client(stage.twin, "scontrol", "hold", stage.array)
     away = root.with_name("away")
     root.rename(away)
     try:
-        for words in ("launch --array 1-3", "launch --replace --yes", "pulse"):
+        for words in ("launch --array 1-3", "launch --replace --yes", "pulse", "report", "diagnose", *LOOKS):
             assert f"{root} is not there, but job {stage.array}" in refusal(stage, words, capfd), words
         assert execute(["kill", "--yes"]) == 0 and "no kill switch is set" in capfd.readouterr().err
         assert seen(capfd)["verdict"] == "unknown" and not root.exists()

@@ -52,7 +52,9 @@ def plan(
       tr11 backup plan 12300 --to store
     """
     card, _ = context.seen(missing=None)
-    show_plan(card, asked_of(steps, kind), require_archives(card, to, steps), context.as_json)
+    archives = require_archives(card, to, steps)
+    context.require_mounted()
+    show_plan(card, asked_of(steps, kind), archives, context.as_json)
 
 
 app.command("run")(run_copies)

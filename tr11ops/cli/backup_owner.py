@@ -103,6 +103,7 @@ def adopt(
     """
     card, directory = context.seen(missing=None)
     require_archives(card, [archive], None, "ARCHIVE")
+    context.require_mounted()
     require_directory(directory)
     try:
         with open_backup(card, False) as backup, closing(backup.opened(archive)) as opened:

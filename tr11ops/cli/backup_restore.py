@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import closing, suppress
 from dataclasses import asdict
@@ -105,6 +106,8 @@ def restore(
         return
     into = _given(into)
     card = context.card
+    if Path(os.path.realpath(into)).is_relative_to(os.path.realpath(context.directory.root)):
+        context.require_mounted()  # else it would lie below what is mounted later
     asked = asked_of([step], kind)
     if file is not None and (latest or values):
         other = "--latest" if latest else "--values"

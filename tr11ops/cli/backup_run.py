@@ -89,6 +89,7 @@ def run_copies(
     card = _changed(card, limit, parallel)
     asked = asked_of(steps, kind)
     archives = require_archives(card, to, steps)
+    context.require_mounted()
     require_directory(directory)
     if dry_run:
         show_plan(card, asked, archives, context.as_json)
@@ -132,6 +133,7 @@ def read_back(
         raise Refusal("STEP, --all and --due: give one of them", exit_code=2)
     card, directory = context.seen(missing=None)
     archives = require_archives(card, source, (1,), "--from")
+    context.require_mounted()
     require_directory(directory)
     reading: Any = "share" if due else "all"
     request = RoundRequest(archives, asked_of(steps, None), copies=False, logs=False, reading=reading)

@@ -50,6 +50,7 @@ def status(
     """
     card, directory = context.seen(missing=None)
     archives = require_archives(card, None, None, option=None)
+    context.require_mounted()
     require_directory(directory)
     code = _rebuild(card, archives, context.as_json) if rebuild else 0
     try:

@@ -50,6 +50,7 @@ def list_checkpoints(
       tr11 checkpoints list --run demo
     """
     card, _ = context.seen(missing=None)
+    context.require_mounted()
     catalogue = in_time_for_all(lambda: open_catalogue(card))
     if context.as_json:
         emit(_document(catalogue), indent=None)
@@ -140,6 +141,7 @@ def pin(
       tr11 checkpoints pin 31200 --reason "before the April spike"
     """
     card, directory = context.seen(missing=None)
+    context.require_mounted()
     catalogue = in_time_for_all(lambda: open_catalogue(card))
     entry = find_checkpoint(catalogue, step)
     who = user_name()
@@ -166,6 +168,7 @@ def unpin(
       tr11 checkpoints unpin 31200
     """
     card, directory = context.seen(missing=None)
+    context.require_mounted()
     catalogue = in_time_for_all(lambda: open_catalogue(card))
     number = step_number(step, catalogue)
     try:

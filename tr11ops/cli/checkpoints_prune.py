@@ -49,6 +49,7 @@ def prune(
       tr11 checkpoints prune --keep 5 --yes --reason "SCRATCH is full"
     """
     card = context.card
+    context.require_mounted()
     pruner = Pruner.of(card, user_name(), reason, keep, set_aside=set_aside)
     _carry_out(pruner, _planned(pruner), everything, dry_run, yes, context.as_json)
 
@@ -76,6 +77,7 @@ def remove(
       tr11 checkpoints remove 31200 --reason "its weights rotted, restored elsewhere"
       tr11 checkpoints remove global_step31300.superseded --dry-run
     """
+    context.require_mounted()
     pruner = Pruner.of(context.card, user_name(), reason or "checkpoints remove", LEAST_KEPT)
     catalogue = _planned(pruner).catalogue
     pruner = replace(pruner, only=frozenset(find_folder(catalogue, text) for text in steps))

@@ -66,6 +66,7 @@ def verify(
     if bool(steps) + everything + (stale is not None) != 1:
         raise Refusal("verify what? Give steps, or --all, or --stale DAYS", exit_code=2)
     card = context.card
+    context.require_mounted()
     catalogue = open_catalogue(card)
     chosen = _chosen(catalogue, steps, stale)
     try:

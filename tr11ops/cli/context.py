@@ -10,6 +10,7 @@ import functools
 import inspect
 import json
 import math
+import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +28,10 @@ from tr11ops.cli.common import (
     directory_of,
     has_card,
     in_time,
+    looking,
+    not_mounted,
     nothing_there,
+    open_reader,
     read_card,
 )
 from trainer.contract.record import Record
@@ -80,8 +84,29 @@ class RunContext(Record):
         """
         is_there = in_time(lambda: self.directory.exists)
         if missing is not None and not is_there:
+            self.require_mounted()
             raise nothing_there(self.directory, missing)
         return self.card, self.directory
+
+    def require_mounted(self) -> None:
+        """Raises Refusal, with exit code 3, where what is seen is not the directory that the run's jobs came from.
+
+        There nothing is missing, nothing is new, and nothing may be removed. The scheduler is asked only where no
+        launch is on record.
+        """
+        why = self.why_unmounted()
+        if why:
+            raise not_mounted(self.directory, why)
+
+    def why_unmounted(self) -> str:
+        """Why what is seen is not the directory that the run's jobs were queued from; "" where it is."""
+        from tr11ops.base.observed import Unknown
+        from tr11ops.observe.mounted import look_for_directory
+
+        reader = open_reader(self.directory, self.scheduler)
+        return look_for_directory(
+            self.directory, reader if isinstance(reader, Unknown) else looking(reader), time.time()
+        )
 
     def emit(self, document: Mapping[str, Any], lines: Iterable[str] = (), indent: int | None = 1) -> None:
         """The command's answer: the document with --json, else the lines."""

@@ -92,8 +92,9 @@ def sync(
         _revoked(card)
         return
     if interval is not None:
-        _follow(card, interval, rebuild, context.as_json, public)
+        _follow(context, interval, rebuild, public)
         return
+    context.require_mounted()
     with _one_line():
         if not directory_of(card).paths.published.is_dir():
             _nothing_yet(card, context.as_json)
@@ -206,8 +207,8 @@ def _bar(sends: tuple[Send, ...], shown: ExitStack, as_json: bool) -> Progress |
 
 
 # ----------------------------------------------------------------------------- on and on
-def _follow(card: RunCard, interval: float, rebuild: bool, as_json: bool, public: bool) -> None:
-
+def _follow(context: RunContext, interval: float, rebuild: bool, public: bool) -> None:
+    card, as_json = context.card, context.as_json
     stop, running = StopEvent(), RunningDigests()
     pending = [rebuild]
 
@@ -222,6 +223,9 @@ def _follow(card: RunCard, interval: float, rebuild: bool, as_json: bool, public
         stop.set()
 
     def one_round() -> SyncOutcome:
+        why = context.why_unmounted()
+        if why:
+            raise HubUnavailable(why)  # the next round looks again
         with ExitStack() as shown:
             try:
                 setting = _setting(card, shown, as_json, sleep)  # a token that was replaced is found
