@@ -6,13 +6,14 @@ import shlex
 from collections.abc import Iterator
 
 from tr11ops.base.observed import known
-from tr11ops.base.units import duration, quantity
+from tr11ops.base.units import counted, duration, quantity
 from tr11ops.detect.filesystem_rules import full, with_limits
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe import derived
 from tr11ops.observe.operation import FilesystemRule
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.rundir.disk_usage import Usage, newest
+from trainer.contract.units import size
 
 BOUND = "the card's shares and `least_free`; 97 %; nothing left (read-only, no room for a save: WARNING)"
 SEVERITIES = "WARNING, CRITICAL"
@@ -20,6 +21,7 @@ NAME = "filesystem-full"
 NEEDS = ("usage", "shut_folders", "save_room")
 
 CRITICAL_PERCENT = 97.0
+KEPT = 2  # checkpoints: the newest, and the one that a resume takes if that fails
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
@@ -37,7 +39,10 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
             f"{folder.path} cannot be written to: {folder.why}",
             subject=folder.path,
             identity=(folder.path,),
-            evidence=("alerts, requests and the trainer's own records are kept there",),
+            evidence=(
+                "alerts, requests and the trainer's own records are kept there",
+                *(what_fills_it(snapshot, folder.path) if folder.is_full else ()),
+            ),
             fix=make_room(snapshot) if folder.is_full else shlex.join(["df", "-h", folder.path]),
         )
     yield from _no_room_for_a_save(snapshot, {folder.path for folder in shut})
@@ -74,13 +79,42 @@ def _no_room_for_a_save(snapshot: Snapshot, shut: set[str]) -> Iterator[Finding]
             f"{room.path} has no room for the next save: {free} bytes are free, the last one has {needed}",
             subject=room.path,
             identity=(room.path,),
+            evidence=what_fills_it(snapshot, room.path),
             fix=make_room(snapshot),
         )
 
 
+def what_fills_it(snapshot: Snapshot, path: str) -> tuple[str, ...]:
+    """How much of a file system the run's checkpoints are, of which `path` is the run's first folder; what becomes of
+    the training; what the command does. Nothing where its checkpoints are elsewhere."""
+    room, checkpoints = known(snapshot.save_room, None), known(snapshot.checkpoints, None)
+    if room is None or room.path != path or checkpoints is None:
+        return ()
+    count, sound = len(checkpoints.steps), checkpoints.newest_sound
+    each = None if sound is None else sound.bytes
+    goes_on = "the training goes on meanwhile, and saves again by itself once there is room"
+    if not count or each is None:
+        return (goes_on,)
+    held = min(count * each, room.total_bytes) if room.total_bytes else count * each
+    share = f" of the {size(room.total_bytes)} there" if room.total_bytes else ""
+    lines = [f"the run's {counted(count, 'checkpoint')} {'are' if count > 1 else 'is'} about {size(held)}{share}"]
+    if room.total_bytes:
+        others = max(0, room.total_bytes - room.free_bytes - held)
+        lines.append(f"{size(others)} are other files, of this run or of others")
+    if count > KEPT:
+        lines.append("the command shows which checkpoints would go, and asks; with `--dry-run` it only shows them")
+    else:
+        lines.append(f"a resume needs {'them' if count > 1 else 'it'}: other files must go, or be moved")
+    return (*lines, goes_on)
+
+
 def make_room(snapshot: Snapshot) -> str:
-    """The command that removes checkpoints which the run does not need."""
-    return derived.command(snapshot, "checkpoints prune --keep 2")
+    """The command that removes checkpoints which the run does not need; where it needs all, the one that shows what
+    else is in its directory."""
+    checkpoints = known(snapshot.checkpoints, None)
+    if checkpoints is not None and len(checkpoints.steps) <= KEPT:
+        return shlex.join(["du", "-xhd", "2", str(snapshot.run.directory)])
+    return derived.command(snapshot, f"checkpoints prune --keep {KEPT}")
 
 
 def severity(usage: Usage, rule: FilesystemRule) -> Severity:

@@ -122,10 +122,14 @@ class UnwritableDirectory(Record):
 
 
 class FolderRoom(Record):
-    """How many bytes the run may still write to a file system; `path`: the first of its folders that are on it."""
+    """How many bytes the run may still write to a file system; `path`: the first of its folders that are on it.
+
+    `total_bytes` is its size, 0 where it has none.
+    """
 
     path: str
     free_bytes: int
+    total_bytes: int = 0
 
 
 class ClockReading(Record):

@@ -178,7 +178,7 @@ def read_save_room(paths: RunPaths) -> Observed[FolderRoom | None]:
         except FileNotFoundError:  # not made yet
             return None
         first = next(folder for folder in _own_folders(paths) if folder.exists() and folder.stat().st_dev == device)
-        return FolderRoom(str(first), room.f_bavail * room.f_frsize)
+        return FolderRoom(str(first), room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize)
 
     return observed(read)
 

@@ -50,7 +50,7 @@ from tr11ops.detect import (
 from tr11ops.detect.causes import by_cause
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe.operation import FolderRoom, LeastUsed, UnwritableDirectory
-from tr11ops.observe.snapshot import Snapshot
+from tr11ops.observe.snapshot import Checkpoint, Checkpoints, Snapshot
 from tr11ops.observe.training import TrainingEvent
 from tr11ops.rundir.hold_records import HoldRecord
 from tr11ops.status.build import status_of
@@ -107,6 +107,27 @@ def test_the_disk_is_not_well_before_the_next_save_fits() -> None:
     assert first.identity == second.identity == ("/run",)
     assert second.title == "/run has no room for the next save: 221.2 k bytes are free, the last one has 2.5 T"
     assert "checkpoints prune --keep 2" in first.fix and first.fix == second.fix
+
+
+@pytest.mark.parametrize(("kept", "helps"), [(3, "tr11 checkpoints prune --keep 2"), (2, "du -xhd 2 /run")])
+def test_a_full_disk_names_what_fills_it_and_what_makes_room(kept: int, helps: str) -> None:
+    """Where a resume needs all checkpoints that there are, pruning them would free nothing."""
+    newest = Checkpoint(300, True, NOW - 60, 2 * 2**30, "sizes")
+    seen = operated(
+        checkpoints=Checkpoints(tuple(range(300, 300 - kept, -1))[::-1], 300, (newest,)),
+        shut_folders=(UnwritableDirectory("/run", "no byte is left", True),),
+        save_room=FolderRoom("/run", 0, 8 * 2**30),
+    )
+    (told,) = filesystem_full.detect(
+        dataclasses.replace(seen, run=dataclasses.replace(seen.run, directory=Path("/run")))
+    )
+    assert told.fix == helps
+    share, others = f"{2 * kept}.0 GiB of the 8.0 GiB there", f"{8 - 2 * kept}.0 GiB are other files"
+    assert f"the run's {kept} checkpoints are about {share}" in told.evidence
+    assert any(line.startswith(others) for line in told.evidence)
+    assert "the training goes on meanwhile, and saves again by itself once there is room" in told.evidence
+    (elsewhere,) = filesystem_full.detect(dataclasses.replace(seen, save_room=FolderRoom("/fast", 2**40, 2**41)))
+    assert not any("checkpoints" in line for line in elsewhere.evidence)
 
 
 def test_a_save_that_a_full_disk_has_cost_follows_from_the_disk() -> None:

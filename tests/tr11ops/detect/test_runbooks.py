@@ -123,7 +123,7 @@ def test_every_command_that_a_finding_shows_exists() -> None:
         if words[0] == "tr11":
             parse(fix)
         else:
-            assert words[0] in {"df", "find", "findmnt", "scancel", "scontrol", "touch"}, fix
+            assert words[0] in {"df", "du", "find", "findmnt", "scancel", "scontrol", "touch"}, fix
 
 
 def test_every_word_that_people_use_finds_a_page_and_hides_none() -> None:

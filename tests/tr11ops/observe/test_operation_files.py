@@ -117,9 +117,9 @@ def test_the_room_for_the_next_save_is_that_of_the_checkpoints_folder(
 ) -> None:
     assert reading.read_save_room(directory.paths) is None
     directory.paths.checkpoints.mkdir(parents=True)
-    room = SimpleNamespace(f_bavail=7, f_frsize=4096)
+    room = SimpleNamespace(f_bavail=7, f_blocks=64, f_frsize=4096)
     monkeypatch.setattr(os, "statvfs", lambda path: room)
-    assert reading.read_save_room(directory.paths) == FolderRoom(str(directory.root), 7 * 4096)
+    assert reading.read_save_room(directory.paths) == FolderRoom(str(directory.root), 7 * 4096, 64 * 4096)
 
 
 GARBAGE = [
