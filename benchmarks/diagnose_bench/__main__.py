@@ -4,7 +4,8 @@
 
 Each set is a folder with logs and labels (README.md beside this file). Printed are, for each set and program: class
 (right, or accepted by the label), line, guilty node (right, innocent ones that it would exclude, innocent ones that it
-names), restart (of five words; and go on or stop), mistakes of which it was more than 0.9 sure, and the time.
+names), the line's node, restart (of five words; and go on or stop), mistakes of which it was more than 0.9 sure, and
+the time.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from labels import Incident, LabelError, read_set
 from programs import OWN_SETS, PROGRAMS, TITLES, Unmeasured
 from scores import Judged, Scores, judge, total
 
-HEAD = ("program", "class", "line", "node", "restart", "go/stop", "excl", "named", ">0.9", "ms/log")
-WIDE = (16, 13, 13, 11, 13, 13, 5, 6, 5, 7)
+HEAD = ("program", "class", "line", "node", "place", "restart", "go/stop", "excl", "named", ">0.9", "ms/log")
+WIDE = (16, 13, 13, 10, 10, 13, 13, 5, 6, 5, 7)
 
 
 def main() -> int:
@@ -92,7 +93,7 @@ def screen(
 def _cells(score: Scores) -> tuple[str, ...]:
     milliseconds = 1000 * score.seconds / max(score.incidents, 1)
     return (
-        str(score.fault), str(score.line), str(score.node), str(score.restart), str(score.goes_on),
+        str(score.fault), str(score.line), str(score.node), str(score.place), str(score.restart), str(score.goes_on),
         str(score.excluded_innocent), str(score.named_innocent), str(score.confident_mistakes), f"{milliseconds:.1f}",
     )  # fmt: skip
 

@@ -21,14 +21,16 @@ _FIVE = frozenset({"plain", "elsewhere", "change", "unknown", "none"})
 class Judged:
     """One answer beside its label. None: the label does not tell, or the program does not say.
 
-    `goes_on`: whether it rightly goes on or stops; `restart`: whether its word of five is right. `innocent`: nodes that
-    it would exclude and that are innocent; `misnamed`: nodes that it names as at fault, or maybe so, and that are not.
+    `node`: of who is accused; `place`: of the line. `goes_on`: whether it rightly goes on or stops; `restart`: whether
+    its word of five is right. `innocent`: nodes that it would exclude and that are innocent; `misnamed`: nodes that it
+    names as at fault, or maybe so, and that are not.
     """
 
     name: str
     fault: bool | None
     line: bool | None
     node: bool | None
+    place: bool | None
     restart: bool | None
     goes_on: bool | None
     innocent: frozenset[str]
@@ -55,8 +57,9 @@ class Judged:
             at = "none" if answer.line is None else f"{answer.file}:{answer.line}"
             found.append(f"line {at}, is {_words(f'{file}:{line}' for file, line in label.lines)}")
         if self.node is False:
-            said = answer.nodes if label.is_guilty else {answer.place or "none"}
-            found.append(f"node {_words(said)}, is {label.node}{_sure(answer, 'who')}")
+            found.append(f"node {_words(answer.nodes)}, is {label.node}{_sure(answer, 'who')}")
+        elif self.place is False:
+            found.append(f"place {answer.place or 'none'}, is {label.node}")
         if self.innocent:
             found.append(f"excludes {_words(self.innocent)}, innocent{_sure(answer, 'who')}")
         elif self.misnamed and self.node is None:
@@ -86,6 +89,7 @@ def judge(incident: Incident, answer: Answer) -> Judged:
         fault=None if answer.fault is None else answer.fault in incident.faults,
         line=(answer.file, answer.line) in incident.lines if incident.lines else None,
         node=_node(incident, answer),
+        place=_place(incident, answer),
         restart=restart,
         goes_on=_goes_on(incident, answer),
         innocent=_not_in(answer.excluded, guilty) if incident.judges_nodes else frozenset(),
@@ -96,11 +100,17 @@ def judge(incident: Incident, answer: Answer) -> Judged:
 
 
 def _node(incident: Incident, answer: Answer) -> bool | None:
-    """Whether the guilty node is accused, and no other; where the label has it as the line's place alone, that."""
+    """Whether the guilty node is accused, and no other; None where the label has none, or allows to accuse no one."""
+    is_spared = incident.may_be_no_one and not answer.nodes
+    if incident.node is None or not incident.is_guilty or is_spared:
+        return None
+    return {_short(node) for node in answer.nodes} == {_short(incident.node)}
+
+
+def _place(incident: Incident, answer: Answer) -> bool | None:
+    """Whether the line's node is the label's, guilty or not."""
     if incident.node is None:
         return None
-    if incident.is_guilty:
-        return {_short(node) for node in answer.nodes} == {_short(incident.node)}
     return answer.place is not None and _short(answer.place) == _short(incident.node)
 
 
@@ -148,6 +158,7 @@ class Scores:
     fault: Count
     line: Count
     node: Count
+    place: Count
     restart: Count
     goes_on: Count
     excluded_innocent: int
@@ -159,7 +170,7 @@ class Scores:
 
     def document(self) -> dict[str, Any]:
         """For --json."""
-        counts = {name: getattr(self, name) for name in ("fault", "line", "node", "restart", "goes_on")}
+        counts = {name: getattr(self, name) for name in ("fault", "line", "node", "place", "restart", "goes_on")}
         return {
             "incidents": self.incidents,
             **{name: {"right": count.right, "of": count.total} for name, count in counts.items()},
@@ -186,6 +197,7 @@ def total(judged: Sequence[Judged]) -> Scores:
         fault=Count.of(one.fault for one in judged),
         line=Count.of(one.line for one in judged),
         node=Count.of(one.node for one in judged),
+        place=Count.of(one.place for one in judged),
         restart=Count.of(one.restart for one in judged),
         goes_on=Count.of(one.goes_on for one in judged),
         excluded_innocent=sum(bool(one.innocent) for one in judged),

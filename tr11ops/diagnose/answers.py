@@ -220,6 +220,8 @@ def _of_what_must_change(end: EndFacts) -> _Because | None:
 
 
 def _of_what_a_person_must_see(end: EndFacts) -> _Because:
+    if end.fault is FaultClass.SLURM_AUTH:
+        return _Because("auth", Restart.CHANGE, "the daemons' keys or clocks have to be set right first")
     if end.fault is FaultClass.UNKNOWN:
         return _Because("untold", Restart.UNKNOWN, "no line says why it ended")
     return _Because("person", Restart.UNKNOWN, "a person has to look first")

@@ -49,6 +49,7 @@ STEPS = {
     NextStep.PAGE: "A person has to look at this.",
     NextStep.NONE: "Nothing.",
 }
+UNNAMED = "Submit again without the node that failed, which this log does not name: sinfo -R, sacct or its own log may."
 RESTARTS = {
     Restart.PLAIN: "yes",
     Restart.ELSEWHERE: "yes, on other nodes",
@@ -82,6 +83,8 @@ def lines(found: Diagnosis) -> Iterator[str]:
 
 
 def _what_to_do(found: Diagnosis, node: str) -> str:
+    if found.step is NextStep.EXCLUDE_AND_RESUBMIT and not node:
+        return UNNAMED
     if not found.advice:
         return STEPS[found.step].format(node=node)
     general = STEPS[found.step]
@@ -91,9 +94,9 @@ def _what_to_do(found: Diagnosis, node: str) -> str:
 
 
 def _blamed(found: Diagnosis) -> str:
-    """The nodes that the records blame, as a command takes them."""
+    """The nodes that the records blame, as a command takes them; "" where they blame none."""
     blamed = () if found.conclusion is None else found.conclusion.found.blamed
-    return ",".join(blamed) or "NODE"
+    return ",".join(blamed)
 
 
 def _blame(found: Diagnosis) -> str:

@@ -84,9 +84,13 @@ def test_a_job_is_judged_as_its_agent_did(bench: LocalBench, failed: str) -> Non
         assert judged["summary"] == record["summary"]
         assert (found["verdict"], found["action"]) == ("gpu_hardware", "exclude_and_resubmit")
         assert found["root_cause"]["node"] == record["blamed"][0]
+        assert (found["who"]["kind"], found["who"]["nodes"], found["who"]["proved"]) == ("node", record["blamed"], True)
+        assert found["restart"]["answer"] == record["restart"] == "elsewhere"
+        assert found["restart"]["why"] == record["restart_why"]
     assert of_job["root_cause"]["rank"] == 1
     shown = bench.tr11("diagnose", "--run", str(bench.card), "--job", failed)
     assert f"to blame  {record['blamed'][0]} (node, confidence" in shown.out
+    assert "restart  yes, on other nodes (confidence" in shown.out
     assert all(len(line) <= 80 for line in shown.out.splitlines())
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from tr11ops.cli.main import execute
+from tr11ops.diagnose import answers
 from tr11ops.diagnose.answers import FILE, Culprit, EndFacts, Place, Signs, accused_by_log, restart_of, weights
 from tr11ops.diagnose.attribution.weights import read_weights
 from tr11ops.diagnose.diagnosis import Diagnosis
@@ -111,6 +113,32 @@ def test_what_comes_again_at_the_same_step_needs_a_change(tmp_path: Path) -> Non
     assert elsewhere.restart.answer is Restart.PLAIN
 
 
+def test_a_name_that_no_one_knows_is_not_known_the_next_time(tmp_path: Path) -> None:
+    timed_out = "[E socket.cpp:860] [c10d] The client socket has timed out after 900s while trying to connect to (n07x, 6000).\n"
+    unknown = "[W socket.cpp:601] [c10d] The {} network addresses of (n07x, 6000) cannot be retrieved (gai error: -2 - Name or service not known).\n"
+    late = diagnosed(tmp_path, unknown.format("IPv6") + timed_out)
+    assert (late.step, late.restart.answer) == (NextStep.RESUBMIT, Restart.PLAIN)
+    found = diagnosed(tmp_path, unknown.format("IPv6") + unknown.format("IPv4") + timed_out)
+    assert (found.fault, found.step, found.restart.answer) == (
+        FaultClass.RENDEZVOUS,
+        NextStep.FIX_CONFIG,
+        Restart.CHANGE,
+    )
+
+
+def test_a_log_that_ends_with_a_step_may_be_of_a_run_that_goes_on(tmp_path: Path) -> None:
+    assert diagnosed(tmp_path, STEPS).restart.answer is Restart.NONE
+    assert diagnosed(tmp_path, STEPS + "saving a checkpoint\nEpo").restart.answer is Restart.UNKNOWN
+
+
+def test_a_node_that_is_not_named_is_not_to_be_typed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "a.log"
+    log.write_text(f"{STEPS}31822         NODE_FAIL         0:0  n[31-34]\n")
+    assert execute(["diagnose", str(log)]) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "which this log does not name" in shown and "exclude" not in shown
+
+
 def test_a_signature_may_tell_what_its_step_does_not() -> None:
     end = EndFacts(FaultClass.STORAGE, NextStep.FIX_STORAGE, 0.9, Signs(helps=Restart.PLAIN))
     assert restart_of(end).answer is Restart.PLAIN
@@ -118,6 +146,14 @@ def test_a_signature_may_tell_what_its_step_does_not() -> None:
 
 
 # ----------------------------------------------------------------------------- how sure, and how it is shown
+def test_every_rule_has_a_weight_and_no_other() -> None:
+    source = Path(answers.__file__).read_text(encoding="utf-8")
+    named = {f"restart-{rule}" for rule in re.findall(r'_Because\("([a-z-]+)"', source)}
+    named |= {f"restart-own-{helps}" for helps in (Restart.PLAIN, Restart.ELSEWHERE, Restart.CHANGE, Restart.UNKNOWN)}
+    named |= {f"who-{rule}" for rule in re.findall(r'_accused\(\s*Culprit\.[A-Z_]+, "([a-z-]+)"', source)}
+    assert named | {"who-hardware", "who-suspect"} == set(weights())
+
+
 def test_no_guess_is_surer_than_nine_tenths() -> None:
     certain = {
         name for name, entry in read_weights(FILE).items() if entry["prior"] > 0.9 and entry["right"] == entry["cases"]
