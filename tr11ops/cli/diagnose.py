@@ -41,7 +41,9 @@ def diagnose(
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Judge every launch in the logs, not the last alone.")] = False,
 ) -> None:
-    """Say what ended a training: the first cause apart from what followed from it, where it was, and what to do.
+    """Say what ended a training, who is to blame, whether a restart helps, each with its confidence, and what to do.
+
+    The first cause is told apart from what followed from it, with the line that says so.
 
     Without FILE it judges the last launch of the run's newest attempt, with --job that of another. What the attempt's
     agent concluded leads; of the logs only the lines of this launch count. Of a run that trains and is well it says so;
