@@ -20,7 +20,7 @@ from tr11ops.diagnose.peers import most_named_peer
 from tr11ops.diagnose.places import LaunchPlaces
 from tr11ops.diagnose.roots import CLEAR, STRONG, Candidates, candidates_of, is_before, root_of
 from tr11ops.diagnose.sighting import LogLaunch, Sighting, WorkerFailure
-from tr11ops.diagnose.signature import FaultClass, FaultSignature, NextStep, NodeBlame, Role
+from tr11ops.diagnose.signature import FaultClass, FaultSignature, NextStep, NodeBlame, Restart, Role
 from tr11ops.diagnose.silence import with_silence
 from tr11ops.diagnose.starts import explained
 from tr11ops.diagnose.topics import FAMILY as TOPICS
@@ -40,6 +40,7 @@ _LOADER = "dataloader-worker"
 _SETTINGS = "nccl-network-settings"
 _NO_SUCH_HOST = "c10d-no-such-host"
 _CONTAINER = "container-start"
+_NOT_STARTED = "slurm-launch"
 ONE_OF_MANY = 0.7  # the most for a node of which nothing else is known than that its container alone did not start
 _OF_THE_MACHINE = frozenset({FaultClass.STORAGE, FaultClass.HOST_OOM, FaultClass.GCS, FaultClass.CUDA_OOM})
 _CHAIN_LINES = 200  # of what a data loader's worker raised, below the line that says that it did
@@ -51,7 +52,7 @@ def judge(launches: Sequence[LogLaunch], earlier: Sequence[LogLaunch] = ()) -> D
     merged = merged_launch(launches)
     places = LaunchPlaces(merged, merged.reports)
     found = _judge(merged, candidates_of(launches), places)
-    if found.fault is FaultClass.UNKNOWN and found.root_cause is not None:
+    if found.fault is FaultClass.UNKNOWN and found.root_cause is not None and found.confidence < STRONG:
         found = _printed_early(merged, places) or found
     signs = replace(
         found.signs,
@@ -215,10 +216,11 @@ def _of_root(root: Sighting, launch: LogLaunch, found: Candidates, places: Launc
         step = NextStep.FIX_CONFIG  # a name that no one knows is not known the next time either
     if peer is not None:
         quoted = replace(quoted, rank=None, node=peer, gpu=None)
-    elif step is NextStep.EXCLUDE_AND_RESUBMIT and _is_of_many([root, *alike], places):
+    elif step is NextStep.EXCLUDE_AND_RESUBMIT and _is_of_many([root, *alike], places, signature):
         step, quoted = NextStep.PAGE, replace(quoted, node=None)
     if signature.id == _CONTAINER and _is_of_one_of_many(root, alike, launch, places):
-        signature, step = replace(signature, fault=FaultClass.SLURM_NODE_FAIL), NextStep.PAGE
+        signature = replace(signature, fault=FaultClass.SLURM_NODE_FAIL, helps=Restart.ELSEWHERE)
+        step = NextStep.PAGE
         confidence = min(confidence, ONE_OF_MANY)
     if root.is_mild and signature.role in {Role.CAUSE, Role.SYMPTOM}:  # a warning, and no line says more
         confidence = min(confidence, MILD)
@@ -254,10 +256,13 @@ def _is_told_by_scheduler(signature: FaultSignature) -> bool:
     return signature.fault is FaultClass.SLURM_NODE_FAIL and signature.family.startswith("slurm")
 
 
-def _is_of_many(alike: Sequence[Sighting], places: LaunchPlaces) -> bool:
-    """Whether so many nodes say the same that it is none's own fault: what they share is."""
+def _is_of_many(alike: Sequence[Sighting], places: LaunchPlaces, signature: FaultSignature) -> bool:
+    """Whether so many nodes say the same that it is none's own fault: what they share is.
+
+    Where tasks could not be started on two, Slurm or the network is what they share.
+    """
     nodes = {places.quoted(one).node for one in alike} - {None}
-    return len(nodes) >= MANY_NODES
+    return len(nodes) >= (2 if signature.id == _NOT_STARTED else MANY_NODES)
 
 
 def _is_of_one_of_many(root: Sighting, alike: Sequence[Sighting], launch: LogLaunch, places: LaunchPlaces) -> bool:

@@ -63,6 +63,7 @@ _PREFIXES = (
     re.compile(rf"(?!\d{{4}}-){_HOST}:\d+:\d+ \[(?P<local_rank>\d+)\] "),  # NCCL's own
     re.compile(r"\[(?P<node>(?:node|host)-?[\w.-]*\d)\] "),
     re.compile(r"\[(?P<node>[A-Za-z][\w.-]*\d[\w.-]*):\d+\] "),  # MPI's
+    re.compile(r"slurmstepd-(?P<node>[\w.-]+): (?:error: )?"),
     re.compile(r"(?!tr11:)(?P<node>[a-z][a-z0-9-]*\d[a-z0-9.-]*): (?!task|error)"),  # pdsh's
     re.compile(r'\{(?:[^}:]*?\b(?:host|node|hostname|node_name)="(?P<node>[\w.-]+)")?[^}:]*\} '),  # Loki's labels
     re.compile(r"\S.{0,160}? (?=\[rank[\d:=])"),  # a collector's, whatever it is: the rank's own comes behind it

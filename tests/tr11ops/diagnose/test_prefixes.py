@@ -41,6 +41,7 @@ PREFIXED = [
     ("a node in brackets", f"[node-1] {BODY}", "node-1", None, BODY),
     ("a host without a number", f"zkti:702444:702444 [0] {BODY}", "zkti", None, BODY),
     ("an address", f"10.0.0.7:702444:702444 [0] {BODY}", "10.0.0.7", None, BODY),
+    ("slurmstepd with its node", f"slurmstepd-sp-0016: error: pyxis: {BODY}", "sp-0016", None, f"pyxis: {BODY}"),
     ("a time is no node", f"12:34:56 [3] {BODY}", None, None, f"12:34:56 [3] {BODY}"),
     ("a rank is no node", f"[rank-1] {BODY}", None, None, f"[rank-1] {BODY}"),
     ("stern", f"train-worker-3 pytorch [rank7]: {FAULT}", None, 7, FAULT),

@@ -9,7 +9,7 @@ import pytest
 from tests.tr11ops.diagnose.diagnose_logs import HEAD, SHORT_STEPS, of_text
 from tr11ops.diagnose.gpu_memory import is_absurd, is_held_by_others
 from tr11ops.diagnose.look import diagnose_files
-from tr11ops.diagnose.signature import FaultClass, NextStep
+from tr11ops.diagnose.signature import FaultClass, NextStep, Restart
 
 LIMIT = "slurmstepd: error: *** JOB 4711 ON n1 CANCELLED AT 2024-04-03T22:14:51 DUE TO TIME LIMIT ***\n"
 MEMBER = "Initializing distributed: GLOBAL_RANK: %d, MEMBER: %d/%d\n"
@@ -173,3 +173,16 @@ def test_the_name_of_a_file_names_a_node_that_the_launch_knows(tmp_path: Path) -
     main.write_text(SHORT_STEPS)
     [found] = diagnose_files([main, kernel])
     assert found.root_cause is not None and found.root_cause.node is None
+
+
+def test_where_no_task_could_be_started_no_node_is_accused(tmp_path: Path) -> None:
+    launch = "srun: error: Task launch for StepId=96.0 failed on node n%d: No such process\n"
+    assert of_text(tmp_path, launch % 2 + launch % 3).step is NextStep.PAGE
+    assert of_text(tmp_path, launch % 2).step is NextStep.EXCLUDE_AND_RESUBMIT
+
+
+def test_who_holds_a_gpu_holds_it_on_one_node(tmp_path: Path) -> None:
+    held = "RuntimeError: synStatus=20 [Device already acquired] Device acquire failed.\n"
+    left = "E1016 torch/distributed/elastic/multiprocessing/api.py:874] failed (exitcode: 1) local_rank: 0 (pid: 5)\n"
+    found = of_text(tmp_path, HEAD + held + left)
+    assert (found.step, found.restart.answer) == (NextStep.PAGE, Restart.ELSEWHERE)
