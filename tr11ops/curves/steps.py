@@ -67,22 +67,32 @@ def _metrics(lines: Iterator[tuple[int, bytes]]) -> Iterator[LoggedStep]:
 
 
 def _log(lines: Iterator[tuple[int, bytes]]) -> Iterator[LoggedStep]:
+    """The last line of a step counts: a bar is drawn again. Later ones of other outputs or ranks are the same step."""
+    waiting: LoggedStep | None = None
+    before: deque[tuple[str, int, float]] = deque(maxlen=WRITERS)
+    for step in _log_lines(lines):
+        key = (step.start, step.record.iteration, step.record.lm_loss)
+        if key in before:
+            continue
+        before.append(key)
+        if waiting is not None and (waiting.start, waiting.record.iteration) != key[:2]:
+            yield waiting
+        waiting = step
+    if waiting is not None:
+        yield waiting
+
+
+def _log_lines(lines: Iterator[tuple[int, bytes]]) -> Iterator[LoggedStep]:
     starts, attempt, reader = 0, "", StepReader()
-    before: deque[tuple[int, float]] = deque(maxlen=WRITERS)
     for number, line in lines:
         if any(words in line for words in START_WORDS):
             named = ATTEMPT_BYTES.search(line)
             if named is not None:
                 attempt = named[1].decode("utf-8", "replace")
             starts += START.match(body(line.decode("utf-8", "replace"))) is not None
-            before.clear()
         elif reader.takes(line):
             text = line.decode("utf-8", "replace")
             for found in reader.feed(text):
                 record = record_of(found, text)
-                if record is None or (found.loss is None and not found.lacks_loss):
-                    continue  # a bar, or another line that only counts
-                step = (record.iteration, record.lm_loss)
-                if step not in before:  # a line that two outputs hold, or that every rank prints, is one step
+                if record is not None and (found.loss is not None or found.lacks_loss):
                     yield LoggedStep(record, number, f"{attempt}/{starts}", LOG_DECIMALS)
-                    before.append(step)

@@ -393,7 +393,9 @@ def _nothing(launch: LogLaunch, found: Candidates, places: LaunchPlaces) -> Diag
         elif found.summaries:
             root = places.quoted(found.summaries[0])
         return Diagnosis(FaultClass.UNKNOWN, NextStep.PAGE, 0.5, root, evidence, (), 0, why, launch.label)
-    done = "" if launch.progress is None else f" It ends after step {launch.progress.iteration}."
+    done = ""
+    if launch.progress is not None and launch.progress.iteration is not None:
+        done = f" It ends after step {launch.progress.iteration}."
     hang = _hang(launch, found)
     if hang is not None:
         return Diagnosis(

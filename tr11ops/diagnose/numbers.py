@@ -18,6 +18,7 @@ HIGH_SPIKE = 2.0  # by itself
 SPIKE_NORM = 4.0
 BASE = 100
 FEWEST = 3
+SETTLED = 20  # finite losses after a spike, as low as before it
 NEAR = 3  # lines between a spike and the first loss that is not finite: one event
 SLOW = 0.97  # times the median of Megatron's TFLOPs before, which vary little, for three steps and to the end
 SLOW_STEPS = 3
@@ -55,8 +56,9 @@ def judge_steps(launch: LogLaunch) -> Unhealthy | None:
     whole = [step for step in launch.steps if step.numbers.is_whole]
     steps = [step for step in whole if _tells_health(step.numbers)]
     spike, broken = _spike(steps), _without_loss(steps)
-    if spike is not None and broken is not None and broken.line_number - spike.line_number <= NEAR:
-        return broken
+    if spike is not None and broken is not None:
+        is_one = not spike.is_grave or broken.line_number - spike.line_number <= NEAR
+        return broken if is_one else spike  # a spike that had come back is another event
     return spike or broken or _zero(steps) or judge_data(launch) or _slower(whole)
 
 
@@ -89,6 +91,15 @@ def _is_finite(step: TrainingStep) -> bool:
     return not numbers.lacks_loss if numbers.loss is None else math.isfinite(numbers.loss)
 
 
+def _at(step: TrainingStep) -> str:
+    """Where a step is; nothing of one without a number."""
+    return "" if step.iteration is None else f" at iteration {step.iteration}"
+
+
+def _from(step: TrainingStep) -> str:
+    return "From some iteration on" if step.iteration is None else f"From iteration {step.iteration} on"
+
+
 def _loss(step: TrainingStep) -> float:
     return step.numbers.loss or 0.0
 
@@ -105,7 +116,7 @@ def _without_loss(steps: Sequence[TrainingStep]) -> Unhealthy | None:
     if count < WITHOUT_LOSS or (count == len(steps) and not any(_is_nan(step) for step in steps)):
         return None
     first = steps[-count]
-    why = f"The last {count} steps have no finite loss or gradients: the numbers broke at iteration {first.iteration}."
+    why = f"The last {count} steps have no finite loss or gradients: the numbers broke{_at(first)}."
     return Unhealthy(
         FaultClass.NUMERICS, NextStep.ROLLBACK_AND_SKIP, 0.88, why, first.text, first.line_number, is_grave=True
     )
@@ -129,8 +140,10 @@ def _spike(steps: Sequence[TrainingStep]) -> Unhealthy | None:
         if not (ratio > HIGH_SPIKE or (ratio > SPIKE and usual_norm > 0 and norm > SPIKE_NORM * usual_norm)):
             continue
         last = next((_loss(other) for other in reversed(steps) if _is_finite(other)), 0.0)
-        is_back = _is_finite(steps[-1]) and last < SPIKE * usual
-        why = f"The loss rose from {usual:.3g} to {_loss(step):.3g} at iteration {step.iteration}"
+        quiet = [_loss(other) for other in steps[number + 1 :] if _is_finite(other)][-SETTLED:]
+        is_settled = len(quiet) == SETTLED and max(quiet) < SPIKE * usual  # whatever broke later
+        is_back = is_settled or (_is_finite(steps[-1]) and last < SPIKE * usual)
+        why = f"The loss rose from {usual:.3g} to {_loss(step):.3g}{_at(step)}"
         why += f", and came back to {last:.3g}." if is_back else " and did not come back."
         next_step = NextStep.NONE if is_back else NextStep.ROLLBACK_AND_SKIP
         confidence = 0.75 if is_back else 0.85
@@ -152,8 +165,8 @@ def _zero(steps: Sequence[TrainingStep]) -> Unhealthy | None:
     if before and before[-1] < SMALL:
         return None
     if before:
-        why = f"The last {count} steps have a loss of exactly 0, from iteration {first.iteration} on; before it was"
-        why += f" {before[-1]:.3g}: the numbers broke."
+        why = f"The last {count} steps have a loss of exactly 0; before it was {before[-1]:.3g}: the numbers broke"
+        why += f"{_at(first)}."
         step, confidence = NextStep.ROLLBACK_AND_SKIP, 0.8
     else:
         why = f"All {count} steps have a loss of exactly 0: every label is masked, or the numbers broke at once."
@@ -172,7 +185,7 @@ def _slower(steps: Sequence[TrainingStep]) -> Unhealthy | None:
         highest = 0.985 * usual if is_even else min(before)
         if median(after) < bound * usual and max(after) < highest:
             step = speeds[number][0]
-            why = f"From iteration {step.iteration} on it ran at {median(after):.4g} {unit} in place of {usual:.4g}: "
+            why = f"{_from(step)} it ran at {median(after):.4g} {unit} in place of {usual:.4g}: "
             if median(after) < HALF * usual:
                 why += "data or storage that come late, a network, or a GPU."
                 return Unhealthy(FaultClass.UNKNOWN, NextStep.PAGE, 0.5, why, step.text, step.line_number)

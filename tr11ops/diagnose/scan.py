@@ -325,8 +325,9 @@ def _steps(tail: bytes, last_line: int) -> Iterator[TrainingStep]:
     """The steps in the bytes that end with the line of this number."""
     lines, reader = tail.decode("utf-8", "replace").split("\n"), StepReader()
     for number, line in enumerate(lines, start=last_line - len(lines) + 1):
-        for step in reader.feed(line):
-            yield TrainingStep(step, number, plain(line)[-TEXT:])
+        for part in line.split("\r"):
+            for step in reader.feed(part):
+                yield TrainingStep(step, number, plain(part)[-TEXT:])
 
 
 def _goes_on(before: LogLaunch, newest: LogLaunch) -> bool:

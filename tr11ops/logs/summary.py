@@ -108,6 +108,7 @@ class Summary:
     lowest_loss: float | None = None
     lowest_at: int | None = None
     without_loss: int = 0
+    unnumbered: int = 0  # lines of steps that do not name their step
     starts: list[Restart] = field(default_factory=list)
     gaps: list[tuple[int, int]] = field(default_factory=list)
     ends: list[CleanEnd] = field(default_factory=list)
@@ -159,13 +160,21 @@ class _Scan:
         """The steps in a part of a block of whole lines, in whatever form the log has them."""
         if self._is_usual:
             return _step_lines(block, start, end)
-        found = [
-            (step.iteration, step.total or 0, math.nan if step.loss is None else step.loss)
-            for line in block[start:end].split(b"\n")
-            if self._reader.takes(line)
-            for step in self._reader.feed(line.decode("utf-8", "replace"))
-            if step.is_whole and step.iteration is not None and (step.loss is not None or step.lacks_loss)
-        ]
+        found: list[tuple[int, int, float]] = []
+        for line in block[start:end].split(b"\n"):
+            if not self._reader.takes(line):
+                continue
+            for step in self._reader.feed(line.decode("utf-8", "replace")):
+                if not step.is_whole or (step.loss is None and not step.lacks_loss):
+                    continue  # a bar, or another line that only counts
+                if step.iteration is None:
+                    self._summary.unnumbered += 1
+                    continue
+                one = step.iteration, step.total or 0, math.nan if step.loss is None else step.loss
+                if found and found[-1][0] == step.iteration:  # a bar that is drawn again, another rank
+                    found[-1] = one
+                elif found or self._start is not None or step.iteration != self._previous:
+                    found.append(one)
         return [one[0] for one in found], [one[1] for one in found], [one[2] for one in found]
 
     def _others(self, block: bytes) -> list[tuple[int, str, tuple[int, ...]]]:

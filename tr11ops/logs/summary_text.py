@@ -22,7 +22,9 @@ def lines(summary: Summary, name: str) -> Iterator[str]:
 
 def _rows(found: Summary, name: str) -> Iterator[tuple[str, str]]:
     yield "log", f"{name} ({size(found.bytes)})"
-    if found.steps == 0:
+    if found.steps == 0 and found.unnumbered:
+        yield "iterations", f"none: no line of a step has its number (lines: {found.unnumbered:,})"
+    elif found.steps == 0:
         yield "iterations", "none: no line of a step was found"
     else:
         total = f" of {found.total:,}" if found.total else ""

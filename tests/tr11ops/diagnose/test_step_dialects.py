@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.tr11ops.diagnose.diagnose_logs import launches_of
@@ -10,6 +12,7 @@ from tr11ops.diagnose.causes import judge
 from tr11ops.diagnose.diagnosis import Diagnosis
 from tr11ops.diagnose.signature import FaultClass, NextStep
 
+REAL = Path(__file__).parents[2] / "data" / "dialects"
 RAISED = "\nTraceback (most recent call last):\n  File \"train.py\", line 1, in <module>\n    main()\nKeyError: 'input_ids'\n"
 
 
@@ -37,6 +40,13 @@ def test_losses_that_are_no_numbers(name: str, size: int) -> None:
         assert found.fault is FaultClass.NUMERICS and found.step is NextStep.ROLLBACK_AND_SKIP, found.explanation
         if name not in WITHOUT_NUMBERS:
             assert "the numbers broke at iteration 120." in found.explanation
+
+
+def test_a_spike_that_had_come_back_is_not_why_the_numbers_broke() -> None:
+    losses = [*healthy(20), "9.1", "8.2", *healthy(40), *["nan"] * 4]
+    assert "the numbers broke at iteration 162." in judged(log(LINES["torchtitan"], losses)).explanation
+    diverged = [*healthy(20), "9.1", "12.2", "9.0", "7.0", *["nan"] * 4]
+    assert "to 9.1 at iteration 120 and did not come back" in judged(log(LINES["torchtitan"], diverged)).explanation
 
 
 @pytest.mark.parametrize("name", LINES)
@@ -119,3 +129,15 @@ def test_bars_of_other_work_are_no_steps() -> None:
     [launch] = launches_of(log(LINES["huggingface"], healthy(20)) + evaluation)
     assert launch.progress is not None and (launch.progress.iteration, launch.progress.total) == (119, 900)
     assert judge([launch]).fault is FaultClass.UNKNOWN
+
+
+@pytest.mark.parametrize(("name", "last", "total", "broke"), [("huggingface", 24, 24, 20), ("lightning", 40, None, 34)])
+def test_logs_of_real_trainings(name: str, last: int, total: int | None, broke: int) -> None:
+    """Bars that overprint themselves, bars of evaluations inside them, and NaN as each prints it."""
+    text = (REAL / f"{name}.log").read_text(encoding="utf-8")
+    for part in (text, text.rstrip("\n")):
+        [launch] = launches_of(part)
+        assert launch.progress is not None and (launch.progress.iteration, launch.progress.total) == (last, total)
+        found = judge([launch])
+        assert found.fault is FaultClass.NUMERICS and f"broke at iteration {broke}." in found.explanation
+        assert found.root_cause is not None and found.root_cause.text.count("nan") in {1, 2}

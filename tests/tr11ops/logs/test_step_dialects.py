@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -19,8 +20,10 @@ from tr11ops.logs.lines import INFO, WARNING, plain, severity
 from tr11ops.logs.show import Beginning, Query
 from tr11ops.logs.skip import may_hold
 from tr11ops.logs.summary import Summary, summarise
+from tr11ops.logs.summary_text import lines
 from trainer.contract.logline import format_step
 
+REAL = Path(__file__).parents[2] / "data" / "dialects"
 NUMBERED = sorted(LINES.keys() - WITHOUT_NUMBERS)
 LINEWISE = sorted(LINES.keys() - {"lightning", "huggingface"})  # the others overprint their lines
 NOISE = "node07:41230:41544 [3] NCCL INFO Channel 01/02 : 3[b2000] -> 4[1b000] via P2P/IPC\n"
@@ -49,8 +52,8 @@ def shown(text: str, wanted: LineQuery) -> Iterator[str]:
 def test_a_range_of_iterations(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "LEAF_BYTES", 2048)
     text = log(LINES[name], healthy(300))
-    lines = [line for line in shown(text, LineQuery(iterations=(150, 159))) if line]
-    assert [iteration_of(line) for line in lines] == list(range(150, 160))
+    found = [line for line in shown(text, LineQuery(iterations=(150, 159))) if line]
+    assert [iteration_of(line) for line in found] == list(range(150, 160))
 
 
 @pytest.mark.parametrize("name", LINEWISE)
@@ -78,10 +81,26 @@ def test_a_label_counts_where_a_line_only_looks_like_a_step() -> None:
 def test_the_quick_reading_of_megatrons_lines_is_that_of_the_table(steps: list[tuple[int, float, int]]) -> None:
     """The summary reads them without the table's expressions; a line may be cut."""
     whole = [format_step(record(iteration, lm_loss=loss)) for iteration, loss, _ in steps]
-    lines = [line[: len(line) - cut] if cut < 40 else line for line, (_, _, cut) in zip(whole, steps, strict=True)]
-    found = of("[default7]:" + "\n[default7]:".join([whole[0], *lines]) + "\n")
-    read = [step for line in [whole[0], *lines] if (step := step_of(line)) is not None and step.is_whole]
+    parts = [line[: len(line) - cut] if cut < 40 else line for line, (_, _, cut) in zip(whole, steps, strict=True)]
+    found = of("[default7]:" + "\n[default7]:".join([whole[0], *parts]) + "\n")
+    read = [step for line in [whole[0], *parts] if (step := step_of(line)) is not None and step.is_whole]
     losses = [step.loss for step in read if step.loss is not None and math.isfinite(step.loss)]
     assert (found.steps, found.last) == (len(read), read[-1].iteration)
     assert found.without_loss == len(read) - len(losses)
     assert found.last_loss == (losses[-1] if losses else None)
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "first", "last", "without"), [("huggingface", 12, 2, 24, 3), ("lightning", 40, 1, 40, 7)]
+)
+def test_the_summary_of_real_trainings(name: str, steps: int, first: int, last: int, without: int) -> None:
+    """A bar that is drawn again is one step, and no start."""
+    found = of((REAL / f"{name}.log").read_text(encoding="utf-8"))
+    assert (found.steps, found.first, found.last, found.without_loss) == (steps, first, last, without)
+    assert len(found.starts) == 1 and found.gaps == []
+
+
+def test_lines_of_steps_without_their_number_are_told() -> None:
+    found = of(log(LINES["huggingface-dicts"], healthy(30)))
+    assert (found.steps, found.unnumbered) == (0, 30)
+    assert "no line of a step has its number (lines: 30)" in "\n".join(lines(found, "x"))
