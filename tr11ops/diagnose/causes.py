@@ -41,6 +41,8 @@ _SETTINGS = "nccl-network-settings"
 _NO_SUCH_HOST = "c10d-no-such-host"
 _CONTAINER = "container-start"
 _NOT_STARTED = "slurm-launch"
+_ABSENT = "flight-recorder-missing"
+_SCHEDULERS = frozenset({"slurm", "slurm_reasons", "ray", "kubernetes"})
 ONE_OF_MANY = 0.7  # the most for a node of which nothing else is known than that its container alone did not start
 _OF_THE_MACHINE = frozenset({FaultClass.STORAGE, FaultClass.HOST_OOM, FaultClass.GCS, FaultClass.CUDA_OOM})
 _CHAIN_LINES = 200  # of what a data loader's worker raised, below the line that says that it did
@@ -186,14 +188,16 @@ def _of_root(root: Sighting, launch: LogLaunch, found: Candidates, places: Launc
     if cited.signature.fault in _OF_THE_MACHINE and cited.signature.family != TOPICS:  # it is not the loader's own
         signature = cited.signature
     quoted = places.quoted(cited, is_root=signature.role not in {Role.END, Role.STOP})
-    silent_rank = int(root.named["rank"]) if _names_absent_rank(root) else None
-    if signature.fault is FaultClass.NCCL_TIMEOUT and "rank" not in root.named:
+    silent_rank = _absent_rank([root, *found.symptoms])
+    if silent_rank is not None and signature.fault is FaultClass.NCCL_TIMEOUT:
+        quoted = places.of_absent_rank(quoted, silent_rank)
+    elif signature.fault is FaultClass.NCCL_TIMEOUT:
         witnesses = [one for one in found.symptoms if one.signature.id == signature.id]
         silent_rank = places.silent_rank(witnesses)
         quoted = places.without_witness(quoted, witnesses)
     if _is_told_by_scheduler(signature):
         told = [one for one in [root, *_all(found)] if _is_told_by_scheduler(one.signature)]
-        quoted = replace(quoted, node=places.lost_node(told), rank=None, gpu=None)
+        quoted = replace(quoted, node=places.lost_node(told), rank=None, gpu=None, is_guess=False)
     alike = [one for one in _all(found) if one is not root and one is not cited and one.signature.id == signature.id]
     backing = [
         one
@@ -215,7 +219,7 @@ def _of_root(root: Sighting, launch: LogLaunch, found: Candidates, places: Launc
     if signature.fault is FaultClass.RENDEZVOUS and any(one.signature.id == _NO_SUCH_HOST for one in launch.sightings):
         step = NextStep.FIX_CONFIG  # a name that no one knows is not known the next time either
     if peer is not None:
-        quoted = replace(quoted, rank=None, node=peer, gpu=None)
+        quoted = replace(quoted, rank=None, node=peer, gpu=None, is_guess=False)
     elif step is NextStep.EXCLUDE_AND_RESUBMIT and _is_of_many([root, *alike], places, signature):
         step, quoted = NextStep.PAGE, replace(quoted, node=None)
     if signature.id == _CONTAINER and _is_of_one_of_many(root, alike, launch, places):
@@ -246,14 +250,15 @@ def _of_root(root: Sighting, launch: LogLaunch, found: Candidates, places: Launc
     )
 
 
-def _names_absent_rank(root: Sighting) -> bool:
-    """Whether a line about a hang names the rank that did not come, not the one that waited."""
-    return root.signature.fault is FaultClass.NCCL_TIMEOUT and root.named.get("rank", "").isdigit()
+def _absent_rank(sightings: Sequence[Sighting]) -> int | None:
+    """The one rank that lines about a hang name as the one that did not come; None where they name none, or several."""
+    named = {int(one.named["rank"]) for one in sightings if one.signature.id == _ABSENT and "rank" in one.named}
+    return named.pop() if len(named) == 1 else None
 
 
 def _is_told_by_scheduler(signature: FaultSignature) -> bool:
     """Whether it is the scheduler's word that a node was lost: then the one that it names is, and no other."""
-    return signature.fault is FaultClass.SLURM_NODE_FAIL and signature.family.startswith("slurm")
+    return signature.fault is FaultClass.SLURM_NODE_FAIL and signature.family in _SCHEDULERS
 
 
 def _is_of_many(alike: Sequence[Sighting], places: LaunchPlaces, signature: FaultSignature) -> bool:

@@ -26,7 +26,10 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class QuotedLine:
-    """A line of a log, and where it came from as far as that is known. `line_number` counts from 1."""
+    """A line of a log, and where it came from as far as that is known. `line_number` counts from 1.
+
+    `is_guess`: the node is where the first failure was seen, and another may be the line's own: it accuses no one.
+    """
 
     file: str
     line_number: int
@@ -36,6 +39,7 @@ class QuotedLine:
     gpu: str | None = None
     time: str | None = None
     meaning: str = ""
+    is_guess: bool = False
 
     def document(self) -> dict[str, Any]:
         return {
@@ -83,7 +87,7 @@ class Diagnosis:
             judged = self.conclusion.found
             return accused_by_records(judged.confidence, judged.blamed, judged.named_suspects, judged.is_no_nodes)
         root = self.root_cause
-        place = Place() if root is None else Place(root.node, root.rank, root.gpu)
+        place = Place() if root is None else Place(None if root.is_guess else root.node, root.rank, root.gpu)
         return accused_by_log(EndFacts(self.fault, self.step, self.confidence, self.signs), place)
 
     @property

@@ -45,8 +45,17 @@ _PREFIXES = (
     re.compile(r"\[ *\d{1,9}\.\d{3,6}\] "),  # the kernel's time since it began
     re.compile(r"(?P<node>\d{1,3}(?:\.\d{1,3}){3}):(?: (?=\S)|(?=\[))"),  # pdsh's, where hosts are addresses
     re.compile(r"\[(?P<node>[a-z][\w.-]*\d)\] (?=\[(?:rank|default)\d)"),
+    re.compile(
+        r"(?P<node>(?!rank|gpu\d|default)[a-z][\w.-]*\d[\w.-]*)(?<!-worker-\d)(?<!-master-\d):? "
+        r"(?=\[(?:rank|default)\d)"
+    ),  # a column of hosts
     re.compile(r"\[(?P<local_rank>\d+)\]:\s?(?=\S)"),
     re.compile(r"\s{0,4}(?P<task>\d{1,5}): "),
+    re.compile(r"<(?P<task>\d{1,5})> (?=\S)"),  # prun's and mpiexec's
+    re.compile(
+        r"(?!(?:rank|gpu|cuda|python|layer|stage|worker|device|step|epoch|mlx|nvidia|pid)\w*\[)"
+        r"(?P<node>[a-z][a-z-]*\d[\w-]*)\[(?P<rank>\d{1,6})\](?::| ) ?(?=\S)"
+    ),  # a column of hosts and ranks
     re.compile(rf"\[{_DAY}\]:?\s*(?:\[(?:INFO|WARNING|ERROR|CRITICAL|DEBUG)\]\s*)?"),
     re.compile(rf"{_DAY}[,:]?\s+"),
     re.compile(

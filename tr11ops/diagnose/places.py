@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from tr11ops.cluster.hostlist import HostlistError, expand
@@ -14,9 +14,24 @@ from tr11ops.diagnose.signature import Role
 
 HEAD_LINES = 200
 WITNESSES = 2
+RANKS_OF_A_NODE = (4, 8, 16)
+HEAD_CHARACTERS = 90  # in which the host of a line stands
 _WORKER_LOG = re.compile(r"(?:^|/)workers/(?P<node>[^/]+)/rank-(?P<rank>\d+)\.log$")
-_FILE_NAME = re.compile(r"[/\\]")
 _ANY_NUMBER = re.compile(r"\d+")
+_DAEMONS = (
+    r"(?:dmesg|syslog|kern(?:el)?(?:\.log)?|messages|journal(?:ctl)?|slurmd|console|nvidia-bug-report|node-?monitor)"
+)
+_DAEMON_LOG = re.compile(
+    rf"(?:^|[._/-]){_DAEMONS}[._-](?P<node>(?=[\w-]*[A-Za-z])[A-Za-z0-9][\w-]*?\d[\w-]*?)"
+    rf"(?:[._-]{_DAEMONS})?(?:\.(?:txt|log|out|err|gz|zst|bz2|xz|\d{{1,4}}))*$"
+)
+_OF_DAEMONS = re.compile(rf"(?:^|[._-]){_DAEMONS}(?:[._-]|$)")
+_NAME = re.compile(r"(?<![\w./-])[A-Za-z0-9][\w.-]*(?<![.-])")
+_HEAD = re.compile(  # what may stand before a host in a line: times, numbers, tags of ranks, levels, who watches it
+    r"(?:[^A-Za-z]|(?<=\d)[TZ]|\b(?:rank|default|[Rr]ank|Mon|Tue|Wed|Thu|Fri|Sat|Sun|Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct"
+    r"|Nov|Dec|INFO|WARNING|WARN|ERROR|DEBUG|CRITICAL|UTC|kernel|dmesg|epilog|prolog|nhc|NHC|dcgm\w*|node|host|health|check"
+    r"|agent|monitor)(?![A-Za-z]))*"
+)
 
 
 @dataclass(frozen=True)
@@ -31,6 +46,21 @@ def worker_of(file: str) -> WorkerLog | None:
     """The worker whose own log this is in a run directory, `workers/NODE/rank-R.log`; None for another file."""
     match = _WORKER_LOG.search(file)
     return WorkerLog(match["node"], int(match["rank"])) if match else None
+
+
+def node_of_daemons_log(file: str, nodes: Collection[str]) -> str | None:
+    """The node whose kernel or daemon wrote this log, by its path: `dmesg-n7.txt`, `n7.syslog`; None for another log.
+
+    `nodes`: names of nodes that are known otherwise; without one among them the name has to follow that of the daemon.
+    """
+    name = file.rpartition("/")[2]
+    if _OF_DAEMONS.search(name) is None:
+        return None
+    known = {node for node in nodes if re.search(rf"(?<![A-Za-z0-9]){re.escape(node)}(?![A-Za-z0-9])", name)}
+    if known:
+        return max(known, key=len)
+    match = _DAEMON_LOG.search(name)
+    return match["node"] if match else None
 
 
 _ITSELF = re.compile(  # names that every machine has for itself: of no node
@@ -52,12 +82,15 @@ class LaunchPlaces:
         self._launch = launch
         self._names = NodeNames(launch.nodes)
         self._reports = [replace(report, host=self.host_of(report)) for report in reports]
+        self._hosts = {node for one in launch.sightings if (node := _node_named(one)) is not None}
+        self._hosts |= {report.host for report in self._reports if report.host} | set(launch.nodes)
+        self._hosts = {host for host in self._hosts if not is_this_machine(host)}
         self._of_rank: dict[int, str] = {}
         for report in self._reports:
             if report.rank is not None and report.host:
                 self._of_rank[report.rank] = report.host
         for one in launch.sightings:
-            node = _node_named(one)
+            node = self._own_node(one)
             if node and one.origin.rank is not None:
                 self._of_rank.setdefault(one.origin.rank, node)
         self._has_launcher = bool(reports) or any(
@@ -85,7 +118,8 @@ class LaunchPlaces:
         rank = int(named["rank"]) if named.get("rank", "").isdigit() else origin.rank
         if writer is not None and rank is None:
             rank = writer.rank
-        node = _node_named(one) or (self._of_rank.get(rank) if rank is not None else None)
+        node = self._own_node(one) or (self._of_rank.get(rank) if rank is not None else None)
+        is_guess = False
         if node is None and writer is not None and writer.rank == rank:
             node = writer.node
         if node is None and origin.task is not None and origin.local_rank is not None:
@@ -95,31 +129,49 @@ class LaunchPlaces:
         if is_root and rank is None:
             rank = self._spawned(one)
         if is_root and rank is None:
-            report = self._report_of(origin.local_rank, node)
-            if report is not None:
-                rank, node = report.rank, node or report.host
-        if node is None and rank is not None:
-            node = self._by_number(rank)
-        if node is None and is_root:
-            node = self._by_first_exit(rank, origin.task)
+            fitting = self._reports_of(origin.local_rank, node)
+            if fitting:
+                is_guess = node is None and len({report.host for report in fitting}) > 1
+                rank, node = fitting[0].rank, node or fitting[0].host
         if node is None:
-            node = self._by_file(one.file) or self._only_node()
+            node = self._by_exit(rank, origin.task) or self._by_other_ranks(rank)
+        if node is None and is_root:
+            node = self._by_first_exit()
+            is_guess = len({_node_named(one) for one in self._exits if one.signature.role is not Role.CONSEQUENCE}) > 1
+        if node is None:
+            node = self._only_node()
         if node is not None and is_this_machine(node):
             node = None
         gpu = named.get("gpu") or origin.gpu
         if gpu is None and origin.local_rank is not None:
             gpu = str(origin.local_rank)
         return QuotedLine(
-            one.file, one.line_number, one.text.strip(), rank, node, gpu, origin.stamp, one.signature.meaning
-        )
+            one.file, one.line_number, one.text.strip(), rank, node, gpu, origin.stamp, one.signature.meaning,
+            is_guess and node is not None,
+        )  # fmt: skip
+
+    def _own_node(self, one: Sighting) -> str | None:
+        """The node that a line is of by its own words, by whose kernel wrote the log, or by a column of hosts in it."""
+        return _node_named(one) or node_of_daemons_log(one.file, self._hosts) or self._in_column(one.text)
+
+    def _in_column(self, text: str) -> str | None:
+        """The host that stands before the words of a line, where this launch names it elsewhere too."""
+        for name in _NAME.finditer(text[:HEAD_CHARACTERS]):
+            if name[0] in self._hosts and _HEAD.fullmatch(text, 0, name.start()):
+                return name[0]
+        return None
 
     def without_witness(self, quoted: QuotedLine, alike: Sequence[Sighting]) -> QuotedLine:
         """Where several ranks say that a collective did not end: the one rank that says nothing, or none of them."""
         if len(_speakers(alike)) < WITNESSES:
             return quoted
         rank = self.silent_rank(alike)
-        node = None if rank is None else self._of_rank.get(rank) or self._by_number(rank)
-        return replace(quoted, rank=rank, node=node, gpu=None)
+        return replace(quoted, rank=None, node=None, gpu=None) if rank is None else self.of_absent_rank(quoted, rank)
+
+    def of_absent_rank(self, quoted: QuotedLine, rank: int) -> QuotedLine:
+        """A line of others with the place of the rank for which they waited."""
+        node = self._of_rank.get(rank) or self._by_other_ranks(rank)
+        return replace(quoted, rank=rank, node=node, gpu=None, is_guess=False)
 
     def lost_node(self, told: Sequence[Sighting]) -> str | None:
         """The one node that the scheduler names as lost; None where it names none, or several.
@@ -148,26 +200,15 @@ class LaunchPlaces:
         ]
         return int(heads[-1].named["rank"]) if heads else None
 
-    def _report_of(self, local_rank: int | None, node: str | None) -> WorkerFailure | None:
-        """The first failure that torchrun reports, where it can be that of this writer."""
+    def _reports_of(self, local_rank: int | None, node: str | None) -> list[WorkerFailure]:
+        """The first failures that torchrun's launchers report, where they can be this writer's; the earliest first."""
         roots = [report for report in self._reports if report.is_root and report.exit_code not in (-15, None)]
         roots = [report for report in roots if local_rank is None or report.local_rank == local_rank]
         roots = [report for report in roots if node is None or report.host == node]
-        return min(roots, key=lambda report: report.time or "~", default=None)
+        return sorted(roots, key=lambda report: report.time or "~")
 
     def _only_node(self) -> str | None:
         return self._launch.nodes[0] if len(self._launch.nodes) == 1 else None
-
-    def _by_file(self, file: str) -> str | None:
-        """The node whose name the file has, such as `dmesg-n3.txt`, where the launch knows a node of that name."""
-        known = {*self._launch.nodes, *self._of_rank.values()}
-        known |= {report.host for report in self._reports if report.host}
-        known |= {node for one in self._launch.sightings if (node := _node_named(one))}
-        name = _FILE_NAME.split(file)[-1]
-        found = {
-            node for node in known if re.search(rf"(?<![\w-]){re.escape(node)}(?![\w-])|-{re.escape(node)}\.", name)
-        }
-        return found.pop() if len(found) == 1 else None
 
     def _by_number(self, rank: int) -> str | None:
         """By the node list, where ranks fill the nodes one after another."""
@@ -175,6 +216,22 @@ class LaunchPlaces:
         if not nodes or not world or world % len(nodes) or rank >= world:
             return None
         return nodes[rank // (world // len(nodes))]
+
+    def _by_other_ranks(self, rank: int | None) -> str | None:
+        return None if rank is None else self._by_number(rank) or self._by_blocks(rank)
+
+    def _by_blocks(self, rank: int) -> str | None:
+        """By the nodes of other ranks, where so many to a node agree with all that is known of them."""
+        found = set()
+        for size in RANKS_OF_A_NODE:
+            nodes_of: dict[int, set[str]] = {}
+            for known, node in self._of_rank.items():
+                nodes_of.setdefault(known // size, set()).add(node)
+            nodes = [node for block in nodes_of.values() for node in block]
+            is_told = len(nodes_of) > 1  # of one block it is not known how long it is
+            if is_told and len(nodes) == len(nodes_of) == len(set(nodes)):  # a node a block, and no node in two
+                found |= nodes_of.get(rank // size, set())
+        return found.pop() if len(found) == 1 else None
 
     def _by_task(self, task: int, local_rank: int, rank: int | None) -> tuple[str | None, int | None]:
         """Node and rank by srun's label and torchrun's prefix, where each task is the launcher of a node."""
@@ -185,14 +242,19 @@ class LaunchPlaces:
             rank = task * (world // len(nodes)) + local_rank
         return nodes[task], rank
 
-    def _by_first_exit(self, rank: int | None, task: int | None) -> str | None:
-        """The node of the first task that srun saw fail, where it is the only one or that of this rank."""
-        nodes = self._launch.nodes
-        if task is not None and task < len(nodes):
-            return nodes[task]
+    def _by_exit(self, rank: int | None, task: int | None) -> str | None:
+        """The node on which srun saw this task end; without a launcher in it a task is a rank."""
+        if task is None and not self._has_launcher:
+            task = rank
         for one in self._exits:
-            if rank is not None and rank in _numbers(one.named["tasks"]):
+            if task is not None and task in _numbers(one.named["tasks"]):
                 return _node_named(one)
+        nodes = self._launch.nodes
+        is_one_a_node = self._has_launcher or self._launch.world_size in {None, len(nodes)}
+        return nodes[task] if task is not None and task < len(nodes) and is_one_a_node else None
+
+    def _by_first_exit(self) -> str | None:
+        """The node of the first task that srun saw fail: a guess, where several nodes are told of."""
         firsts = {_node_named(one) for one in self._exits}
         if self._exits and (len(firsts) == 1 or self._exits[0].signature.role is not Role.CONSEQUENCE):
             return _node_named(self._exits[0])

@@ -31,6 +31,10 @@ _TOLD = frozenset({"elastic-signal", "end-signal", "told-to-go"})
 _CLOSED = re.compile(r"RendezvousClosed|closed rendezvous|rendezvous.{0,80} has been closed")
 _GOING = _TOLD | {"srun-ending"}
 _ORDERED_ENDS = frozenset({FaultClass.SLURM_TIME_LIMIT, FaultClass.SLURM_PREEMPTED})
+_OF_PEERS = frozenset({FaultClass.NCCL_NETWORK, FaultClass.NCCL_TIMEOUT, FaultClass.RENDEZVOUS})
+_NEVER_ENDED = re.compile("Kill task failed|NOT ENDING")  # a node that is lost because a job hung
+_KERNELS = "xid"
+_LINK_BACK = "link-back"
 _CANCELLED: Any = {  # what a step's end is where nothing came before it
     "role": Role.STOP,
     "fault": FaultClass.SLURM_USER_CANCEL,
@@ -65,7 +69,8 @@ def candidates_of(launches: Sequence[LogLaunch]) -> Candidates:
         (one.signature.confidence for one in left if not one.is_retried and one.signature.role in _MAY_BE_ROOTS),
         default=0.0,
     )
-    left = [one for one in left if not _is_outdone(one, left)]
+    left = [one for one in left if not _is_link_that_came_back(one, left)]
+    left = [one for one in left if not _is_outdone(one, left) and one.signature.id != _LINK_BACK]
     left = [one for one in left if not (one.is_retried and _may_fail_once(one) and one.signature.confidence < surest)]
     left = [one for one in left if not _is_closed_by_order(one, left)]
     short = tuple(one for one in left if one.signature.role is Role.END and _is_short(one))
@@ -111,6 +116,17 @@ def _is_outdone(one: Sighting, left: Sequence[Sighting]) -> bool:
     return bool(graver) or not (failed or _comes_again(one, left))
 
 
+def _is_link_that_came_back(one: Sighting, left: Sequence[Sighting]) -> bool:
+    """Whether a link was up again after a node's kernel told of its end: links come up late at each boot, and flap.
+
+    One that broke just before peers missed it, in the log of the training, broke the training all the same.
+    """
+    if not _is_own_link(one) or any(other.file == one.file and _is_of_peers(other) for other in left):
+        return False
+    later = [other for other in left if other.signature.id == _LINK_BACK and other.file == one.file]
+    return any(other.line_number > one.line_number and other.origin.node == one.origin.node for other in later)
+
+
 def _is_closed_by_order(one: Sighting, left: Sequence[Sighting]) -> bool:
     """Whether a launcher left its rendezvous closed because it had been told to go, which others only see."""
     if one.signature.fault is not FaultClass.RENDEZVOUS or _CLOSED.search(one.text) is None:
@@ -130,6 +146,8 @@ def _may_fail_once(one: Sighting) -> bool:
 
 def root_of(found: Candidates) -> Sighting | None:
     """The first cause; None where no line tells of one."""
+    if _has_lost_a_node(found):
+        found = _without_words_of_peers(found)
     strong = first_of([one for one in found.causes if one.signature.confidence >= STRONG])
     cause = strong and _plainest(strong, found.causes)
     cause = cause or first_of([one for one in found.causes if one.signature.confidence >= PLAIN])
@@ -163,6 +181,27 @@ def root_of(found: Candidates) -> Sighting | None:
         if one is not None and (begun is None or is_before(one, begun)):
             return one
     return stop or cause or _earlier(died, vague) or lost
+
+
+def _has_lost_a_node(found: Candidates) -> bool:
+    """Whether a scheduler says that it lost a node of the job, or took one away."""
+    told = [one for one in (*found.causes, *found.deaths) if one.signature.fault is FaultClass.SLURM_NODE_FAIL]
+    taken = [one for one in found.stops if one.signature.fault is FaultClass.SLURM_PREEMPTED]
+    return bool(taken) or any(not _NEVER_ENDED.search(one.text) and not one.is_mild for one in told)
+
+
+def _without_words_of_peers(found: Candidates) -> Candidates:
+    """Without what ranks see of one that is gone: they see it before the scheduler does, and say it first."""
+    return replace(
+        found,
+        causes=tuple(one for one in found.causes if not _is_of_peers(one)),
+        symptoms=tuple(one for one in found.symptoms if not _is_of_peers(one)),
+    )
+
+
+def _is_of_peers(one: Sighting) -> bool:
+    """Whether a line tells of another one that did not answer, and not of a fault of who prints it."""
+    return one.signature.fault in _OF_PEERS and one.signature.blame is not NodeBlame.NODE and not one.signature.own
 
 
 def _is_first(one: Sighting, others: Sequence[Sighting]) -> bool:
@@ -206,20 +245,37 @@ def _plainest(strong: Sighting, causes: Sequence[Sighting]) -> Sighting:
 
 
 def _deeper(strong: Sighting, causes: Sequence[Sighting]) -> Sighting | None:
-    if strong.signature.id in _OF_A_LOST_GPU or _NO_DEVICE in strong.text:
-        return first_of([one for one in causes if _is_lost_gpu(one)])
-    if strong.signature.id in _OF_A_LOST_PEER:
-        return first_of([one for one in causes if one.raised is not None and _is_surely_its_own(one)])
-    if strong.signature.id == _WRAPPER:
-        return first_of([one for one in causes if is_before(strong, one) and one.signature.confidence >= STRONG])
-    if strong.signature.id in _OF_REFUSED_CREDENTIALS:
-        return first_of([one for one in causes if one.signature.id == _CREDENTIALS])
-    return None
+    return first_of([one for one in causes if one is not strong and _says_more(one, strong)])
+
+
+def _says_more(one: Sighting, strong: Sighting) -> bool:
+    """Whether a line tells of what the strong one only had of it."""
+    signature = strong.signature
+    is_deeper = False
+    if signature.id in _OF_A_LOST_GPU or _NO_DEVICE in strong.text:
+        is_deeper = _is_lost_gpu(one)
+    elif signature.id in _OF_A_LOST_PEER and one.raised is not None and _is_surely_its_own(one):
+        is_deeper = True
+    elif signature.id == _WRAPPER:
+        is_deeper = is_before(strong, one) and one.signature.confidence >= STRONG
+    elif signature.id in _OF_REFUSED_CREDENTIALS:
+        is_deeper = one.signature.id == _CREDENTIALS
+    elif signature.fault is FaultClass.GPU_HARDWARE and signature.family != _KERNELS:
+        is_deeper = one.signature.family == _KERNELS and _is_lost_gpu(one)
+    elif _is_of_peers(strong):
+        is_deeper = _is_own_link(one)
+    return is_deeper
 
 
 def _is_surely_its_own(one: Sighting) -> bool:
     """Whether what ended a process has nothing to do with others: they lose it, and say so at once."""
     return one.signature.confidence >= SURELY_OWN and one.signature.fault not in _OF_OTHERS
+
+
+def _is_own_link(one: Sighting) -> bool:
+    """Whether a node tells of its own broken link to the others, and no one of another's."""
+    is_nodes = one.signature.fault is FaultClass.NCCL_NETWORK and one.signature.blame is NodeBlame.NODE
+    return is_nodes and not one.is_mild
 
 
 def _is_lost_gpu(one: Sighting) -> bool:

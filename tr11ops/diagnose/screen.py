@@ -63,7 +63,7 @@ def lines(found: Diagnosis) -> Iterator[str]:
     """The screen, line by line."""
     yield from _row("verdict", f"{found.fault}: {WORDS[found.fault]} (confidence {found.confidence:.2f})")
     root = found.root_cause
-    node = root.node if root is not None and root.node else _blamed(found)
+    node = root.node if root is not None and root.node and not root.is_guess else _blamed(found)
     yield from _row("to blame", _blame(found))
     helps = found.restart
     yield from _row("restart", f"{RESTARTS[helps.answer]} (confidence {helps.confidence:.2f}): {helps.why}")

@@ -165,7 +165,7 @@ def test_who_lost_a_peer_says_less_than_the_peer(tmp_path: Path) -> None:
 
 
 def test_the_name_of_a_file_names_a_node_that_the_launch_knows(tmp_path: Path) -> None:
-    main, kernel = tmp_path / "main_log.txt", tmp_path / "dmesg-n7.txt"
+    main, kernel = tmp_path / "main_log.txt", tmp_path / "n7-of-today.dmesg.txt"
     main.write_text(SHORT_STEPS + "srun: error: n7: task 3: Exited with exit code 1\n")
     kernel.write_text(f"[Tue May 12 17:05:40 2026] {LOST}\n")
     [found] = diagnose_files([main, kernel])

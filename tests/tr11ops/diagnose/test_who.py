@@ -1,0 +1,165 @@
+"""Who is to blame: a node with evidence of its own fault, not the one on which a failure was seen first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.tr11ops.diagnose.diagnose_logs import STEP
+from tr11ops.diagnose.diagnosis import Diagnosis
+from tr11ops.diagnose.look import diagnose_files
+from tr11ops.diagnose.screen import lines as screen_of
+from tr11ops.diagnose.signature import FaultClass, Restart
+
+STEPS = STEP % 1 + STEP % 2
+DEAD = "torch.AcceleratorError: CUDA error: unspecified launch failure\n"
+ENDS = "srun: error: b12: task 27: Aborted\nsrun: error: b11: task 21: Aborted (core dumped)\n"
+XID = "NVRM: Xid (PCI:0000:bb:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.\n"
+PEER = (
+    "{0}:4123:4567 [3] NCCL WARN NET/IB : Got completion from peer {1}<47011> with status=12 opcode 0 vendor err 129\n"
+)
+
+
+def of_files(folder: Path, **texts: str) -> Diagnosis:
+    """The diagnosis of files by name, with `__` for what no name of Python may hold."""
+    paths = []
+    for name, text in texts.items():
+        paths.append(folder / name.replace("__", "."))
+        paths[-1].write_text(text, encoding="utf-8")
+    [found] = diagnose_files(paths)
+    return found
+
+
+# ----------------------------------------------------------------------------- where a line comes from
+@pytest.mark.parametrize(
+    "name", ["dmesg-b11.txt", "run.dmesg-b11.txt", "b11.syslog.1", "kern.log-b11", "journalctl_b11.log"]
+)
+def test_a_kernels_file_is_its_hosts(tmp_path: Path, name: str) -> None:
+    paths = [tmp_path / "main.log", tmp_path / name]
+    paths[0].write_text(f"{STEPS}2: b11 [rank21]: {DEAD}{ENDS}")
+    paths[1].write_text(f"[1822911.098110] {XID}")
+    [found] = diagnose_files(paths)
+    assert found.fault is FaultClass.GPU_HARDWARE
+    assert found.accused.nodes == ("b11",) and found.root_cause and found.root_cause.file.endswith(name)
+
+
+def test_the_kernels_word_counts_before_the_programs(tmp_path: Path) -> None:
+    lost = "RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution\n"
+    ends = "srun: error: q7: task 3: Exited with exit code 1\nsrun: error: q2: task 2: Exited with exit code 1\n"
+    fatal = (
+        "kernel: NVRM: Xid (PCI:0000:b9:00): 74, pid=51230, name=python, NVLink: fatal error detected on link 12(0x0)\n"
+    )
+    found = of_files(
+        tmp_path, train__log=f"{STEPS}[default6]:[rank22]: {lost}{ends}", q2__syslog=f"Jul 21 14:27:51 q2 {fatal}"
+    )
+    assert found.accused.nodes == ("q2",)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "RuntimeError: CUDA error: uncorrectable ECC error encountered\n",
+        "RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution\n",
+        "NVRM: Xid (PCI:0000:bb:00): 79, pid=1, GPU has fallen off the bus.\n",
+        "rocm: HSA_STATUS_ERROR_OUT_OF_RESOURCES: HW Exception by GPU node-3 (Agent handle: 0x55) reason :GPU Hang\n",
+    ],
+)
+@pytest.mark.parametrize(
+    "ends", [ENDS, "srun: error: b12: task 3: Exited with exit code 1\nsrun: error: b11: task 2: Killed\n"]
+)
+def test_the_first_task_that_ended_is_no_culprit(tmp_path: Path, error: str, ends: str) -> None:
+    found = of_files(tmp_path, train__log=f"{STEPS}[default6]:{error}{ends}")
+    assert found.accused.nodes == ()
+    assert "exclude b1" not in "\n".join(screen_of(found))
+
+
+def test_srun_tells_on_which_node_a_task_was(tmp_path: Path) -> None:
+    error = "21: RuntimeError: CUDA error: uncorrectable ECC error encountered\n"
+    assert of_files(tmp_path, train__log=f"{STEPS}{error}{ENDS}").accused.nodes == ("b11",)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "2: b11 [rank21]: ",
+        "2026-05-19T03:14:10Z b11 [rank21]:",
+        "<21> b11 ",
+        "b11[21]: ",
+        "2026-05-19 03:14:10 b11[21] ERROR ",
+        "epilog b11: [181.2] ",
+        "kernel: [b11] ",
+    ],
+)
+def test_a_column_of_hosts_names_the_node(tmp_path: Path, head: str) -> None:
+    found = of_files(
+        tmp_path, train__log=f"{STEPS}{head}RuntimeError: CUDA error: uncorrectable ECC error encountered\n{ENDS}"
+    )
+    assert found.accused.nodes == ("b11",)
+
+
+def test_a_host_among_the_words_of_a_line_is_not_its_own(tmp_path: Path) -> None:
+    line = "[rank21]: RuntimeError: lost b12 after CUDA error: uncorrectable ECC error encountered\n"
+    assert of_files(tmp_path, train__log=f"{STEPS}{line}{ENDS}").accused.nodes == ("b11",)
+
+
+def test_the_node_of_a_silent_rank_is_known_by_its_neighbours(tmp_path: Path) -> None:
+    hung = "h{1} [rank{0}]:[E519 ProcessGroupNCCL.cpp:685] [Rank {0}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=66210)\n"
+    waiting = "".join(hung.format(rank, 29 + rank // 8) for rank in (0, 4, 8, 15, 16, 22, 24, 31))
+    missing = "h29 fr_trace: missing ranks {23} (expected {0, 1}), sequence 66210\n"
+    found = of_files(tmp_path, train__log=STEPS + waiting + missing)
+    assert (found.accused.rank, found.accused.nodes) == (23, ("h31",))
+
+
+# ----------------------------------------------------------------------------- what explains what peers say
+@pytest.mark.parametrize(
+    ("told", "fault", "nodes"),
+    [
+        ("srun: error: Node failure on n2\n", FaultClass.SLURM_NODE_FAIL, ("n2",)),
+        ("slurmctld: error: Nodes n2 not responding, setting DOWN\n", FaultClass.SLURM_NODE_FAIL, ("n2",)),
+        ("event: Node n2 status is now: NodeNotReady\n", FaultClass.SLURM_NODE_FAIL, ("n2",)),
+        ("slurmstepd: error: *** JOB 4711 ON n1 CANCELLED AT 2022-03-21T13:34:11 DUE TO PREEMPTION ***\n", FaultClass.SLURM_PREEMPTED, ()),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "seen",
+    [
+        PEER.format("n1", "n3") + PEER.format("n3", "n1"),
+        "n1:4:5 [3] misc/socket.cc:49 NCCL WARN socketProgress: Connection closed by remote peer n3<41109>\n",
+        "[rank3]: [Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1234, OpType=ALLREDUCE)\n",
+    ],
+)
+def test_peers_see_a_lost_node_before_the_scheduler_does(
+    tmp_path: Path, told: str, fault: FaultClass, nodes: tuple[str, ...], seen: str
+) -> None:
+    found = of_files(tmp_path, train__log=STEPS + seen + told)
+    assert (found.fault, found.accused.nodes) == (fault, nodes)
+
+
+def test_a_node_that_is_drained_because_a_job_hung_did_not_make_it_hang(tmp_path: Path) -> None:
+    hung = "[rank3]: [Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1234, OpType=ALLREDUCE)\n"
+    drained = "slurmctld: node n2 reason set to: Kill task failed\n"
+    assert of_files(tmp_path, train__log=STEPS + hung + drained).fault is not FaultClass.NCCL_NETWORK
+
+
+# ----------------------------------------------------------------------------- links
+@pytest.mark.parametrize(
+    "own",
+    [
+        "n4:4410:4502 [4] transport/net_ib.cc:240 NCCL WARN NET/IB : mlx5_4:1 Got async error event: port error\n",
+        "<8> n4:4410:4502 [4] transport/net_ib.cc:240 NCCL WARN NET/IB : mlx5_4:1 Got async fatal event: local QP operation error\n",
+        "n4: kernel: cxi_core 0000:d9:00.0: cxi2[hsn2] link down (remote fault), retrying\n",
+        "Jun  3 10:00:00 n4 kernel: bnxt_en 0000:21:00.0 ens2f0np0: NIC Link is Down\n",
+        "n4: kernel: hfi1 0000:3b:00.0: hfi1_0: Link went offline\n",
+    ],
+)
+def test_who_tells_of_its_own_link_is_the_suspect(tmp_path: Path, own: str) -> None:
+    found = of_files(tmp_path, train__log=STEPS + PEER.format("n1", "10.0.0.4") + PEER.format("n3", "10.0.0.4") + own)
+    assert (found.fault, found.accused.nodes) == (FaultClass.NCCL_NETWORK, ("n4",))
+    assert found.restart.answer is Restart.ELSEWHERE
+
+
+def test_a_link_that_came_back_before_is_no_suspect(tmp_path: Path) -> None:
+    kernel = "[10.1] mlx5_core 0000:9c:00.0 ib0: Link down\n[12.5] mlx5_core 0000:9c:00.0 ib0: Link up\n"
+    found = of_files(tmp_path, train__log=STEPS + PEER.format("n1", "n3"), dmesg__n4__txt=kernel)
+    assert found.accused.nodes == ()
