@@ -24,9 +24,9 @@ from tests.plugins.command_server import tr11_command
 from tests.plugins.twin_fixture import require_slurm
 from tests.waiting import PATIENCE_SECONDS, until
 from tr11ops.backup.remote import open_remote
-from tr11ops.cluster.base import BatchRequest, JobState
+from tr11ops.cluster.base import BatchRequest, JobState, SchedulerError
 from tr11ops.cluster.grants import read_grants
-from tr11ops.cluster.pending_reasons import Cause, reason_of_job
+from tr11ops.cluster.pending_reasons import Cause, reason_of, reason_of_job
 from tr11ops.cluster.process_marks import boot_mark
 from tr11ops.cluster.site import read_site
 from tr11ops.cluster.slurm import SlurmScheduler
@@ -411,6 +411,7 @@ def limits_of_qualities(twin: Twin, user: str, slurm: SlurmScheduler, request: B
     slurm.cancel(waiting)
     client(twin, "scontrol", "update", f"PartitionName={twin.plan.partition}", "QOS=part")
     until(lambda: limits()[:1] == ["QoS part of the partition cpu=4"], "the limit of the partition's QoS")
+    limits_of_each_user(twin, user, slurm, request)
     database = twin.process("slurmdbd").pid
     os.kill(database, signal.SIGSTOP)
     try:
@@ -419,6 +420,36 @@ def limits_of_qualities(twin: Twin, user: str, slurm: SlurmScheduler, request: B
         assert limits() == ["QoS part of the partition cpu=4"]  # what is asked of the database is not waited for long
     finally:
         os.kill(database, signal.SIGCONT)
+
+
+def limits_of_each_user(twin: Twin, user: str, slurm: SlurmScheduler, request: BatchRequest) -> None:
+    """What a QoS gives each user, and one that comes before the partition's: by tr11's reading, and by Slurm itself."""
+    rules = read_site(user, twin.environment)
+    over, below = ("Flags=OverPartQOS", "MaxTRESPerUser=node=1"), ("MaxTRESPerAccount=node=1", "MaxJobsPerUser=3")
+    for name, words in (("over", (*over, "GrpTRES=cpu=64")), ("below", below), ("few", ("MaxSubmitJobsPerUser=2",))):
+        client(twin, "sacctmgr", "-i", "add", "qos", name, "set", *words)
+        client(twin, "sacctmgr", "-i", "modify", "user", user, "where", f"account={ACCOUNT}", "set", f"qos+={name}")
+
+    def limits(quality: str) -> list[str]:
+        found = read_grants(rules, user, None, quality, None, twin.environment).limits
+        return [f"{one.owner} {one.resource}={one.limit} {one.of_each}".strip() for one in found]
+
+    expected = {
+        "over": ["QoS over cpu=64", "QoS over node=1 user"],
+        "below": ["QoS part of the partition cpu=4", "QoS below node=1 account", "QoS below job=3 user"],
+        "few": ["QoS part of the partition cpu=4", "QoS few queued job=2 user"],
+    }
+    for quality, found in expected.items():
+        until(lambda quality=quality, found=found: limits(quality) == found, f"the limits of {quality}")  # type: ignore[misc]
+    client(twin, "scontrol", "update", f"PartitionName={twin.plan.partition}", "QOS=")
+    for quality, reason in (("over", "QOSMaxNodePerUserLimit"), ("below", "MaxNodePerAccount")):
+        waiting = slurm.submit(replace(request, name=quality, nodes=2, quality_of_service=quality))
+        until(lambda job=waiting, why=reason: getattr(slurm.job(job), "reason", "") == why, reason)  # type: ignore[misc]
+        assert reason_of(reason).cause is Cause.LIMIT
+        slurm.cancel(waiting)
+    with pytest.raises(SchedulerError):
+        slurm.submit(replace(request, name="few", array="1-3", quality_of_service="few"))
+    client(twin, "scontrol", "update", f"PartitionName={twin.plan.partition}", "QOS=part")
 
 
 def test_hub_and_store_stand_beside_it(home: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -14,6 +14,8 @@ from tr11ops.cluster.slurm_text import limit_seconds, node_names, records, time_
 
 _BUDGET = re.compile(r"(?P<resource>[^=,]+)=(?P<limit>\d+)\((?P<used>\d+)\)")  # an unlimited one is `cpu=N(12)`
 _LIMIT = re.compile(r"(?P<resource>[^=,]+)=(?P<limit>\d+)(\(\d+\))?(?=,|$)")  # `node=4(2)`; of one job `node=4`
+
+_COUNT = re.compile(r"(\d+)(\(\d+\))?$")  # `3(1)` and `3`; one without a limit is `N(1)` or nothing
 
 USUAL_QUALITY = "normal"  # that Slurm makes for each cluster
 Level: TypeAlias = tuple[str, Mapping[str, str]]  # who owns a limit, and the record that has it
@@ -50,20 +52,23 @@ class ResourceBudget:
 class ResourceLimit:
     """How much of a resource (`cpu`, `node`, `gres/gpu`) jobs of an account or QoS may have at one time.
 
-    `is_of_one_job`: each job by itself may have so much; else all of them together.
+    `job` and `queued job` stand for how many may run, and may be queued or run. `is_of_one_job`: each job by itself may
+    have so much; else all of them together, or those of each "user" or "account" (`of_each`).
     """
 
     owner: str
     resource: str
     limit: int
     is_of_one_job: bool
+    of_each: str = ""
 
 
 @dataclass(frozen=True)
 class Grants:
     """`reservation` is None where none was asked for, or there is none of that name.
 
-    Limits are those that Slurm goes by: of the partition's QoS, else of the job's, else of the associations.
+    Limits are those that Slurm goes by: of the partition's QoS, else of the job's, else of the associations. A job's
+    QoS with the flag OverPartQOS comes before the partition's.
 
     `longest_job`: seconds, None for no limit. `is_safe`: a job that asks for more than is left is not started either.
     """
@@ -88,7 +93,7 @@ def read_grants(
     """Ask `scontrol`; only for what the card names and the site enforces. None: the user's default, or the site's.
 
     Raises SchedulerError where it refuses, SchedulerUnreachable where it does not answer. An accounting database that
-    is silent keeps the user's default QoS untold: its limits are left out.
+    is silent keeps the user's default QoS untold, and what a QoS gives each user and account: they are left out.
     """
 
     def ask(*words: str) -> str:
@@ -104,7 +109,10 @@ def read_grants(
     text = ask("assoc_mgr", "flags=assoc,qos")
     associations = list(_associations(text, user, account))
     wanted = quality or _default_quality(rules, user, associations, environment, runner)
-    qualities = list(_qualities(text, _partition_quality(ask("partition"), partition), wanted))
+    of_partition = _partition_quality(ask("partition"), partition)
+    told = _told_qualities(rules, {of_partition, wanted}, environment, runner)
+    qualities = list(_qualities(text, of_partition, wanted, "OverPartQOS" in told.get(wanted, {}).get("Flags", "")))
+    with_told = [(owner, told.get(row["QOS"].partition("(")[0], {})) for owner, row in qualities]
     walls = [row.get("MaxWallPJ", "") for _, row in (*qualities, *associations)]
     longest = next((wall for text in walls if (wall := limit_seconds(text)) is not None), None)
     budgets = tuple(
@@ -119,7 +127,13 @@ def read_grants(
         )
         for owner, match in told
     )
-    return Grants(found, budgets, longest, rules.is_safe, limits)
+    of_each = tuple(
+        ResourceLimit(owner, match["resource"], int(match["limit"]), False, each)
+        for each, key in (("user", "MaxTRESPU"), ("account", "MaxTRESPA"))
+        for owner, match in _nearest(with_told, key)
+    )
+    counts = tuple(_job_counts(qualities, associations, with_told))
+    return Grants(found, budgets, longest, rules.is_safe, (*limits, *of_each, *counts))
 
 
 def _reservation(text: str, name: str) -> Reservation | None:
@@ -148,13 +162,63 @@ def _associations(text: str, user: str, account: str | None) -> Iterator[Level]:
         wanted = above[0].get("ParentAccount", "").partition("(")[0] if above else ""
 
 
-def _qualities(text: str, of_partition: str, of_job: str) -> Iterator[Level]:
-    """The partition's QoS, then the job's, in the order in which Slurm goes by them."""
+def _qualities(text: str, of_partition: str, of_job: str, job_comes_first: bool) -> Iterator[Level]:
+    """The partition's QoS and the job's, in the order in which Slurm goes by them."""
     rows = {row["QOS"].partition("(")[0]: row for row in records(text, "QOS")}
+    found = []
     if of_partition in rows:
-        yield f"QoS {of_partition} of the partition", rows[of_partition]
+        found.append((f"QoS {of_partition} of the partition", rows[of_partition]))
     if of_job in rows and of_job != of_partition:
-        yield f"QoS {of_job}", rows[of_job]
+        found.insert(0 if job_comes_first else len(found), (f"QoS {of_job}", rows[of_job]))
+    yield from found
+
+
+_TOLD = ("Name", "Flags", "MaxTRESPU", "MaxTRESPA", "MaxJobsPU", "MaxJobsPA", "MaxSubmitPU", "MaxSubmitPA")
+
+
+def _told_qualities(
+    rules: SiteRules, names: Collection[str], environment: Mapping[str, str] | None, runner: CommandRunner
+) -> dict[str, Mapping[str, str]]:
+    """What the accounting database alone tells of these QoS, by name; the controller shows it of those in use only.
+
+    Empty where it does not say.
+    """
+    if rules.untold or not any(names):
+        return {}
+    asked = ("sacctmgr", "-nP", "show", "qos", f"format={','.join(_TOLD)}")
+    try:
+        result = ask_about_site(asked, environment, runner, ACCOUNTING_SECONDS)
+    except SchedulerUnreachable:
+        return {}
+    rows = [line.split("|") for line in result.stdout.splitlines() if line.count("|") == len(_TOLD) - 1]
+    found = [dict(zip(_TOLD, row, strict=True)) for row in rows if result.returncode == 0]
+    return {row["Name"]: row for row in found if row["Name"] in names}
+
+
+def _job_counts(
+    qualities: Sequence[Level], associations: Sequence[Level], with_told: Sequence[Level]
+) -> Iterator[ResourceLimit]:
+    """How many jobs may run, and be queued, at one time: by the first level that says one; of the accounts above, where
+    no QoS says one for all together, by each."""
+    for resource, group, own, per_user, per_account in (
+        ("job", "GrpJobs", "MaxJobs", "MaxJobsPU", "MaxJobsPA"),
+        ("queued job", "GrpSubmitJobs", "MaxSubmitJobs", "MaxSubmitPU", "MaxSubmitPA"),
+    ):
+        of_user = [*_counts(with_told, per_user), *_counts(associations[:1], own)]
+        for told, each in (
+            (list(_counts(qualities, group))[:1] or list(_counts(associations, group)), ""),
+            (of_user[:1], "user"),
+            (list(_counts(with_told, per_account))[:1], "account"),
+        ):
+            for owner, count in told:
+                yield ResourceLimit(owner, resource, count, False, each)
+
+
+def _counts(levels: Sequence[Level], key: str) -> Iterator[tuple[str, int]]:
+    for owner, row in levels:
+        match = _COUNT.match(row.get(key, ""))
+        if match is not None:
+            yield owner, int(match[1])
 
 
 def _partition_quality(text: str, name: str | None) -> str:

@@ -27,7 +27,7 @@ def grant_checks(
         rule = f"{card.slurm.time_limit} is above {duration(grants.longest_job)}, the most that the account gives a job"
         yield refused("slurm.time_limit", rule, "lower it, and run.exit_duration_minutes with it", 2)
     for limit in grants.limits:
-        yield from _limit_checks(card, limit)
+        yield from _limit_checks(card, tasks, limit)
     for budget in grants.budgets:
         yield _budget_check(card, tasks, budget, grants.is_safe, nodes)
 
@@ -50,20 +50,32 @@ def _reservation_check(card: RunCard, tasks: int, found: Reservation | None, now
     return ok("reservation", f"{name} ends in {duration(left)}, {tasks} x {duration(limit)} fit")
 
 
-_NAMES = {"node": "node", "gres/gpu": "GPU", "cpu": "core"}
+_NAMES = {"node": "node", "gres/gpu": "GPU", "cpu": "core", "job": "running job", "queued job": "queued job"}
 
 
-def _limit_checks(card: RunCard, limit: ResourceLimit) -> Iterator[PreflightCheck]:
-    """A limit below what one task asks for, which the scheduler tells as if other jobs used it up."""
-    slurm = card.slurm
-    asked = {"node": 1, "gres/gpu": slurm.gpus_per_node, "cpu": slurm.cpus_per_task}.get(limit.resource, 0)
-    need = slurm.allocated_nodes * asked
-    if need > limit.limit:
-        name, whose = _NAMES[limit.resource], "one job" if limit.is_of_one_job else "all jobs together"
-        rule = (
-            f"{limit.owner} gives {whose} {counted(limit.limit, name)} at most, one task takes {need}: none would start"
-        )
-        yield refused("account", rule, "ask for fewer, set another slurm.account or QoS, or ask the site for more")
+def _limit_checks(card: RunCard, tasks: int, limit: ResourceLimit) -> Iterator[PreflightCheck]:
+    """A limit below what one task asks for, which the scheduler tells as if other jobs used it up; or below what all of
+    them are, so that it would not take them."""
+    slurm, nodes = card.slurm, card.slurm.allocated_nodes
+    needs = {
+        "node": nodes, "gres/gpu": nodes * slurm.gpus_per_node, "cpu": nodes * slurm.cpus_per_task, "job": 1,
+        "queued job": tasks,
+    }  # fmt: skip
+    need = needs.get(limit.resource, 0)
+    if need <= limit.limit:
+        return
+    most = f"{limit.owner} gives {_whose(limit)} {counted(limit.limit, _NAMES[limit.resource])} at most"
+    if limit.resource == "queued job":
+        rule = f"{most}, and these are {need}: the site would not take them"
+    else:
+        rule = f"{most}, one task takes {need}: none would start"
+    yield refused("account", rule, "ask for fewer, set another slurm.account or QoS, or ask the site for more")
+
+
+def _whose(limit: ResourceLimit) -> str:
+    if limit.is_of_one_job:
+        return "one job"
+    return f"all jobs of one {limit.of_each} together" if limit.of_each else "all jobs together"
 
 
 def minutes_of_task(card: RunCard, resource: str, nodes: tuple[Node, ...]) -> float | None:

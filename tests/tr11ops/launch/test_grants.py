@@ -98,6 +98,50 @@ def test_the_default_qos_and_that_of_the_partition_count_as_slurm_has_them(
     assert unnamed == found
 
 
+TOLD = """part||node=5|||||
+small|DenyOnLimit,OverPartQOS|node=1,gres/gpu=3|cpu=7|2||9|
+long||node=1||||
+"""
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_what_each_user_and_account_may_have_and_which_qos_comes_first(is_told: bool) -> None:
+    def told(arguments: Sequence[str], **_: Any) -> CommandResult:
+        if arguments[0] == "sacctmgr":
+            return CommandResult(0, TOLD, "") if is_told else CommandResult(1, "", "refused")
+        if arguments[3] == "partition":
+            return CommandResult(0, PARTITIONS.format(quality="part"), "")
+        counts = "UsageRaw=0 GrpJobs=4(1) GrpSubmitJobs=N(0)"
+        return CommandResult(0, LIMITS + QUALITIES.replace("UsageRaw=0", counts), "")
+
+    found = read_grants(ENFORCED, "ana", None, "small", None, {}, told, "gpu")
+    said = [f"{one.owner} {one.resource}={one.limit} {one.of_each}".strip() for one in found.limits]
+    if not is_told:
+        assert "QoS part of the partition node=8" in said and not any(one.of_each for one in found.limits)
+        return
+    assert found.longest_job == 30 * 60 and "QoS small node=2" in said and "QoS part of the partition cpu=64" in said
+    assert said[-6:] == [
+        "QoS small node=1 user", "QoS small gres/gpu=3 user", "QoS small cpu=7 account",
+        "QoS small job=4", "QoS small job=2 user", "QoS small queued job=9 user",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("limit", "words"),
+    [
+        (ResourceLimit("QoS q", "node", 1, False, "user"), "QoS q gives all jobs of one user together 1 node at most"),
+        (ResourceLimit("QoS q", "node", 2, False, "user"), ""),
+        (ResourceLimit("user ana", "job", 0, False, "user"), "together 0 running jobs at most, one task takes 1"),
+        (ResourceLimit("user ana", "job", 1, False, "user"), ""),
+        (ResourceLimit("QoS q", "queued job", 9, False), "all jobs together 9 queued jobs at most, and these are 10"),
+        (ResourceLimit("QoS q", "queued job", 10, False), ""),
+    ],
+)
+def test_limits_of_each_user_are_told_before_a_launch(tmp_path: Path, limit: ResourceLimit, words: str) -> None:
+    found = checks(tmp_path, Grants(limits=(limit,)))
+    assert [words in check for check in found] == [True] * bool(words), found
+
+
 def test_a_flexible_reservation_gives_other_nodes_too() -> None:
     def flexible(*_: Any, **__: Any) -> CommandResult:
         return CommandResult(0, RESERVATIONS.format(flags="FLEX,SPEC_NODES"), "")
