@@ -58,8 +58,9 @@ def same_elsewhere(last: NodeFault, before: Iterable[NodeFault]) -> tuple[NodeFa
         if is_same and one.nodes and not nodes & set(one.nodes):
             found.append(one)
             nodes |= set(one.nodes)
-    needed = ENOUGH_BEFORE_A_STEP if last.reached is None else ENOUGH
-    return tuple(found) if last.nodes and len(found) + 1 >= needed else ()
+    after_a_step = sum(one.reached is not None for one in (*found, last))
+    is_enough = after_a_step >= ENOUGH or len(found) + 1 >= ENOUGH_BEFORE_A_STEP
+    return tuple(found) if last.nodes and is_enough else ()
 
 
 def of_software(found: Attribution, last: NodeFault, others: Sequence[NodeFault]) -> Attribution:
@@ -124,7 +125,13 @@ def repetition(last: NodeFault, before: Iterable[NodeFault]) -> Repetition:
     """How often the fault of `last` came in a row. `before`: newest first, of any kind. Before a first step: once."""
     row = [last]
     for one in before:
-        if last.reached is None or not last.fault or one.fault != last.fault or not _is_near(one, last):
+        if (
+            last.reached is None
+            or one.reached is None
+            or not last.fault
+            or one.fault != last.fault
+            or not _is_near(one, last)
+        ):
             break
         row.append(one)
     return Repetition(tuple(one.began_at for one in row))
@@ -155,7 +162,9 @@ def without_recurring(faults: Sequence[NodeFault]) -> tuple[NodeFault, ...]:
 
 def _is_near(one: NodeFault, other: NodeFault) -> bool:
     """Whether both were at the same place of the training. Before a first step that is where they began: what fails at
-    the start of a later checkpoint, after days of training, is another fault."""
-    if one.reached is None or other.reached is None:
-        return one.reached is other.reached and one.began_at == other.began_at
-    return abs(one.reached - other.reached) <= NEAR
+    the start of a later checkpoint, after days of training, is another fault. So one that saved and died is at the same
+    place as those that begin there."""
+    if one.reached is None and other.reached is None:
+        return one.began_at == other.began_at
+    place, other_place = (fault.began_at if fault.reached is None else fault.reached for fault in (one, other))
+    return place is not None and other_place is not None and abs(place - other_place) <= NEAR

@@ -50,6 +50,23 @@ def test_before_a_first_step_three_nodes_are_needed():
     assert same_elsewhere(last, [early, third]) == (early, third)
 
 
+def test_what_saved_and_died_is_at_one_place_with_those_that_begin_there():
+    """A bad sample just after a save: one launch logs a step and dies, those after it begin there and log none."""
+    first = replace(FIRST, reached=2205, began_at=2190, is_suspicion=True)
+    early = [
+        replace(first, job_id="12", launch=number, reached=None, began_at=2205, nodes=(node,))
+        for number, node in enumerate(("x5", "x9"), start=1)
+    ]
+    assert same_elsewhere(early[0], [first]) == (), "two may die alike"
+    assert same_elsewhere(early[1], [early[0], first]) == (early[0], first)
+    assert without_recurring([early[1], early[0], first]) == ()
+    other = replace(first, job_id="13", fault="died: the worker was ended by sigkill at 2", reached=2215)
+    assert suspected_before(other, [*reversed(early), first]) is None, "the first one was the software's"
+    apart = replace(first, reached=2190)
+    assert same_elsewhere(early[1], [early[0], apart]) == ()
+    assert repetition(replace(first, reached=2206), early).times == 1
+
+
 def test_before_a_first_step_a_new_checkpoint_is_a_new_fault():
     # three bad nodes weeks apart: the run trained in between
     faults = [replace(FIRST, reached=None, nodes=(f"x{step}",), began_at=step) for step in (1000, 9000, 30_000)]
