@@ -14,7 +14,7 @@ from tr11ops.observe.snapshot import Snapshot
 BOUND = "`watch.tasks_left` (2)"
 SEVERITIES = "WARNING"
 NAME = "chain-end"
-NEEDS = ("jobs", "kill_switch", "pause", "steps", "submissions")
+NEEDS = ("jobs", "kill_switch", "pause", "steps", "submissions", "attempts", "nodes")
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
@@ -25,8 +25,9 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     active, waiting = trains_on(snapshot), derived.startable_jobs(snapshot)
     if (not active and not waiting) or derived.stop_of(snapshot) is not None:
         return
-    if isinstance(snapshot.steps, Unknown) or isinstance(snapshot.submissions, Unknown):
-        return  # what is left to train, or to queue, cannot be told
+    unseen = (snapshot.steps, snapshot.submissions, snapshot.attempts, snapshot.nodes)
+    if any(isinstance(seen, Unknown) for seen in unseen):
+        return  # what is left to train, or to queue, how long that takes, or whether the site lets it, cannot be told
     if not snapshot.steps and derived.total_iterations(snapshot) is not None:
         return  # the first step tells how long all takes
     if derived.some_wait_for_site(snapshot):
