@@ -68,7 +68,9 @@ def test_a_crash_is_relaunched_on_the_spare_and_finishes(stage: SmallRun, capsys
     entry = next(entry for entry in read_journal(stage.directory.journal).entries if entry.kind == "launch-failed")
     assert (entry.data["blamed"], entry.data["suspects"]) == ([], [NODES[1]])
     assert stage.attempts() == [attempt]
-    judged = [one["attribution"] for one in diagnosed(capsys, 0, "--all")["launches"]]
+    told = diagnosed(capsys, 0, "--all")["launches"]
+    assert [one["restart"]["answer"] for one in told] == [first["restart"], second["restart"]] == ["elsewhere", "none"]
+    judged = [one["attribution"] for one in told]
     assert [(one["by"], one["blamed"], one["suspects"]) for one in judged] == [
         ("agent", [], [NODES[1]]),
         ("agent", [], []),
@@ -213,6 +215,7 @@ def test_a_fault_that_follows_the_rank_blames_no_node(stage: SmallRun, capsys: p
     assert (zero["cause"], zero["suspects"], zero["fault"]) == ("node", one["blamed"], two["fault"])
     assert (one["cause"], one["reached"], one["fault"]) == ("node", 7, two["fault"])
     assert (two["cause"], two["blamed"], two["suspects"] == one["blamed"]) == ("software", [], False)
+    assert [launch["restart"] for launch in (zero, one, two)] == ["elsewhere", "elsewhere", "change"]
     assert stage.verdict(second)["held"] == [stage.array] and stage.queued().pending_tasks == (3, 4, 5)
     said = f"the same fault came back after iteration 7 on {one['blamed'][0]} and {two['suspects'][0]}"
     assert said in stage.verdict(second)["message"]

@@ -55,7 +55,7 @@ while rank == 1 and not ready.exists():
 if rank == 1 and "error" in part:
     host = os.environ["TR11_NODE_NAME"]
     write_json(attempt / "failures" / "rank-1.json", {"rank": 1, "host": host, "time": time.time(), "launch": launch,
-               "error": "RuntimeError: something"})
+               "error": part.partition(": ")[2] or "RuntimeError: something"})
     sys.exit(1)
 if "error" in part:
     time.sleep(600)
@@ -220,6 +220,23 @@ def test_bad_input_is_not_tried_again(stage: Stage):
     status, _ = stage.play("refuse")
     assert (status, len(stage.launches()), stage.verdict()["cause"]) == (2, 1, "configuration")
     assert stage.verdict()["restart"] is False
+
+
+def test_storage_that_comes_back_is_tried_again_and_a_full_one_is_not(stage: Stage):
+    """What is started follows from whether a plain restart helps, and the record says so."""
+    evicted = "OSError: [Errno 108] Cannot send after transport endpoint shutdown: '/lustre/x'"
+    status, shown = stage.play(f"error: {evicted}", "finish")
+    first, second = stage.launches()
+    assert (status, first["cause"], first["restart"]) == (0, "storage", "plain"), shown
+    assert (first["decision"], first["nodes"]) == (
+        "starting again: storage: once more on the same nodes",
+        second["nodes"],
+    )
+    assert 0 < first["restart_confidence"] < 0.9 and "passes" in first["restart_why"]
+    status, shown = stage.play("error: OSError: [Errno 28] No space left on device: '/lustre/x'", job_id="2")
+    [only] = stage.launches("2")
+    assert (status, only["cause"], only["restart"]) == (EXIT_HELD, "storage", "change"), shown
+    assert only["decision"] == "stopping: storage: another launch would end the same way"
 
 
 WRONG = "NotFiniteError: the last 5 steps were not finite"
