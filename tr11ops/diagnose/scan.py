@@ -46,8 +46,9 @@ _RETRIED = re.compile(
     r"|\b(?:[Rr]etry|[Aa]ttempt)[ :#]*(?P<try>\d+) ?(?:/|of) ?(?P<tries>\d+)"
 )
 _MILD = re.compile(  # the levels of Python, glog, TensorFlow, NeMo and NCCL; NCCL's WARN is its word for an error
-    r"\[(?:INFO|DEBUG)\]|\b(?:INFO|DEBUG)(?::| *[|-] )|- (?:INFO|DEBUG) -|(?<!NCCL )(?<!=)\bWARN(?:ING)?\b|Warning: "
-    r"|(?<!kern: )\bwarning: |\bNCCL (?:INFO|TRACE) |(?:^|[\s:\[])[IW]\d{4} \d\d:\d\d|\[[IW] [\w./]{1,80}\.\w{1,3}:\d"
+    r"\[(?:INFO|DEBUG)\]|\b(?:INFO|DEBUG)(?::(?! task \S+ blocked)| *[|-] )|- (?:INFO|DEBUG) -"
+    r"|(?<!NCCL )(?<!=)\bWARN(?:ING)?\b|Warning: |(?<!kern: )\bwarning: |\bNCCL (?:INFO|TRACE) "
+    r"|(?:^|[\s:\[])[IW]\d{4} \d\d:\d\d|\[[IW] [\w./]{1,80}\.\w{1,3}:\d"
     r"|: [IW] [a-z_]{1,20}/|\[NeMo [IW] |\bfall(?:s|ing)? back (?:to|on)\b"
 )
 LEVEL = 160  # characters in which a line names its level

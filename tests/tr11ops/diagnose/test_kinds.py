@@ -13,7 +13,11 @@ from tests.tr11ops.diagnose.diagnose_logs import HEAD, SHORT_STEPS, of_text
 from tr11ops.diagnose.diagnosis import Diagnosis
 
 FILE = Path(__file__).parents[2] / "data" / "diagnose" / "kinds" / "lines.toml"
-LINES: list[dict[str, Any]] = tomllib.loads(FILE.read_text(encoding="utf-8"))["line"]
+LINES: list[dict[str, Any]] = [
+    {**group, "text": text}
+    for group in tomllib.loads(FILE.read_text(encoding="utf-8"))["group"]
+    for text in group["texts"]
+]
 KINDS = sorted({line["kind"] for line in LINES})
 DEBRIS = """\
 W1016 18:20:31.2 2210 torch/distributed/elastic/multiprocessing/api.py:900] Sending process 51 closing signal SIGTERM
