@@ -1,6 +1,7 @@
 """The training is slower than it was, without a restart in between: one slow GPU holds all the others back.
 
-What to do: `tr11 nodes check`; when no node is found, leave nodes out at the next restart, a few at a time.
+What to do: stop, `tr11 nodes bench`, go on; when no node is found, leave nodes out at the next restart, a few at a
+time.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe import derived, normal_silence
 from tr11ops.observe.forecast import LAST_LINES, last_lines
 from tr11ops.observe.snapshot import Snapshot, Step
+from trainer.contract.compute_record import EVERY_STEPS
 from trainer.contract.logline import StepRecord
 from trainer.contract.record import Record
 
 BOUND = "`watch.slow_percent` (3 %), and 4 times the spread of the lines"
-SEVERITIES = "WARNING"
+SEVERITIES = "WARNING; INFO until the ranks' own compute times cover the slow steps"
 NAME = "slow"
-NEEDS = ("jobs", "steps", "phases")
+NEEDS = ("jobs", "steps", "phases", "compute_times")
 
 HISTORY_LINES = 100
 LEAST_HISTORY = 20  # lines of the same launch before its speed is known
@@ -40,6 +42,7 @@ class Slowdown(Record):
     lines: int
     first: int  # iterations
     final: int
+    began: int  # the first iteration of the row of slow lines
 
     @property
     def percent(self) -> float:
@@ -56,17 +59,49 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     nodes = [node for job in snapshot.active_jobs for node in job.nodes]
     each = ", ".join(f"{value:.4g}" for value in found.last)
     shown = each if len(found.last) <= LAST_LINES else f"{fmean(found.last):.4g} on average"
+    fix, *then = _what_finds_it(snapshot, nodes)
     yield Finding(
         NAME,
-        Severity.WARNING,
+        Severity.INFO if is_measured_still(snapshot, found) else Severity.WARNING,
         f"the training is {found.percent:.1f} % slower than it was",
         evidence=(
             f"{found.unit} of iterations {found.first} to {found.final}: {shown}",
             f"the median of {found.lines} lines before them was {found.usual:.4g}; below {found.bound:.4g} is slow",
+            *_what_ranks_say(snapshot, found),
             *_togetherness(snapshot),
         ),
-        fix=derived.command(snapshot, f"nodes check {compress(nodes)}" if nodes else "logs"),
+        fix=fix,
+        then=tuple(then),
     )
+
+
+def is_measured_still(snapshot: Snapshot, found: Slowdown) -> bool:
+    """Whether the ranks' own compute times do not cover the slow steps yet: they may name a node in a few more.
+
+    They are written every ten steps; what has none after twenty is not waited for.
+    """
+    newest = max((times.iteration for times in known(snapshot.compute_times, ())), default=None)
+    if newest is None or found.final >= found.began + 2 * EVERY_STEPS:
+        return False
+    return newest < found.began + EVERY_STEPS
+
+
+def _what_ranks_say(snapshot: Snapshot, found: Slowdown) -> Iterator[str]:
+    if not known(snapshot.compute_times, ()):
+        return
+    if is_measured_still(snapshot, found):
+        yield f"whether it is one node, the ranks' own compute times say from iteration {found.began + EVERY_STEPS} on"
+    else:
+        yield "the ranks' own compute times name no node: all compute for longer, or wait for network, files or data"
+
+
+def _what_finds_it(snapshot: Snapshot, nodes: list[str]) -> tuple[str, ...]:
+    """What to type: with Slurm the nodes are measured against each other while none of them trains; `nodes bench` has
+    the command that leaves out a slow one."""
+    if snapshot.scheduler != "slurm" or not nodes:
+        return (derived.command(snapshot, f"nodes check {compress(nodes)}" if nodes else "logs"),)
+    stop = derived.command(snapshot, "kill --wait --reason 'to measure the nodes'")
+    return stop, derived.command(snapshot, "nodes bench"), *derived.go_on(snapshot)
 
 
 def _togetherness(snapshot: Snapshot) -> Iterator[str]:
@@ -97,8 +132,19 @@ def slowdown(snapshot: Snapshot) -> Slowdown | None:
         bound = _bound(snapshot, window, usual)
         if max(fmean(values), median(values)) < bound:
             first, final = last[0][0].record.iteration, last[-1][0].record.iteration
-            return Slowdown(values, usual, bound, _speed(last[-1][0].record)[1], len(window), first, final)
+            began = _row_began(pairs, bound, first)
+            return Slowdown(values, usual, bound, _speed(last[-1][0].record)[1], len(window), first, final, began)
     return None
+
+
+def _row_began(pairs: list[tuple[Step, float]], bound: float, otherwise: int) -> int:
+    """The iteration of the first of the last lines that are all below a bound."""
+    began = otherwise
+    for step, value in reversed(pairs):
+        if value >= bound:
+            break
+        began = min(began, step.record.iteration)
+    return began
 
 
 def _bound(snapshot: Snapshot, window: list[float], usual: float) -> float:

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from statistics import median_high
 
 from tr11ops.base.observed import known
+from tr11ops.base.units import counted
 from tr11ops.cluster.base import JobState
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.detect.slow import slowdown
+from tr11ops.detect.slow import is_measured_still, slowdown
 from tr11ops.detect.slow_ranks import SlowRank, slow_ranks
 from tr11ops.detect.without_node import exclude_command, start_again
 from tr11ops.observe import derived
@@ -32,17 +33,26 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """A node with a rank that computes for longer than its peers; one whose ranks are all iterations behind; or, in a
     slow training, one that a health check has warned of."""
     running = [job for job in snapshot.active_jobs if job.state is JobState.RUNNING]
-    slow, pace = slowdown(snapshot) is not None, derived.seconds_per_iteration(snapshot)
+    slow, pace = _may_be_suspected(snapshot), derived.seconds_per_iteration(snapshot)
     for job in running:
         beats = derived.beats_of(snapshot, job)
         sure: dict[str, list[str]] = {}
         for node, line in (*_computing(snapshot, {*job.nodes, *(beat.host for beat in beats)}), *_behind(beats, pace)):
             sure.setdefault(node, []).append(line)
-        suspected: dict[str, list[str]] = {}
+        warned: dict[str, list[str]] = {}
         for node, line in _warned(snapshot, job.nodes) if slow else ():
-            (sure if node in sure else suspected).setdefault(node, []).append(line)
+            warned.setdefault(node, []).append(line)
+        for node, lines in warned.items():
+            sure.get(node, []).extend(lines)
+        suspected = warned if len(warned) == 1 and not sure else {}  # of several none is told apart by a warning
         yield from (_finding(snapshot, node, "holds the others back", lines, True) for node, lines in sure.items())
         yield from (_finding(snapshot, node, "may be the slow node", lines, False) for node, lines in suspected.items())
+
+
+def _may_be_suspected(snapshot: Snapshot) -> bool:
+    """Whether the training is slow, and the ranks' own compute times have said what they can say of it."""
+    found = slowdown(snapshot)
+    return found is not None and not is_measured_still(snapshot, found)
 
 
 def _finding(snapshot: Snapshot, node: str, what: str, evidence: list[str], is_sure: bool) -> Finding:
@@ -78,7 +88,8 @@ def _computing(snapshot: Snapshot, nodes: set[str]) -> Iterator[tuple[str, str]]
     for node, found_here in by_node.items():
         worst = max(found_here, key=lambda found: found.factor)
         more = f" (and {len(found_here) - 1} more of its ranks)" if len(found_here) > 1 else ""
-        yield node, f"its rank {worst.times.rank} computes {worst.factor:.2f} times as long as its peers{more}"
+        than = "at first, and the others as long as ever" if worst.by_past else "its peers"
+        yield node, f"its rank {worst.times.rank} computes {worst.factor:.2f} times as long as {than}{more}"
         seconds = f"{worst.seconds:.3g} s a step, {worst.usual:.3g} s is usual in stage {worst.times.stage}"
         yield node, f"{seconds} ({worst.steps} steps up to iteration {worst.times.iteration})"
 
@@ -92,8 +103,9 @@ def _behind(beats: tuple[Heartbeat, ...], pace: float | None) -> Iterator[tuple[
     usual = median_high(min(done) for done in by_node.values()) if by_node else 0
     for node, iterations in by_node.items():
         lag = usual - max(iterations)
+        ranks = counted(len(iterations), "rank is", "ranks are")
         if lag >= BEHIND_ITERATIONS and lag * pace > BEHIND_SECONDS:
-            yield node, f"its {len(iterations)} ranks are at iteration {max(iterations)}, the others at {usual}"
+            yield node, f"its {ranks} at iteration {max(iterations)}, the others at {usual}"
 
 
 def _warned(snapshot: Snapshot, nodes: tuple[str, ...]) -> Iterator[tuple[str, str]]:

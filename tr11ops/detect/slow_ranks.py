@@ -1,6 +1,7 @@
 """Which ranks compute for longer than others that do the same work, by their own records. Pure.
 
-Ranks of one pipeline stage and tensor position do equal work, one in each replica; ranks of other places do not. A
+Ranks of one pipeline stage and tensor position do equal work, one in each replica; ranks of other places do not. Where
+there is one replica alone, each is compared with its own first steps, and the change with that of all others. A
 record leaves waiting out, so that those who wait for a slow rank are never taken for it. From when on a value is an
 outlier is in `step_statistics`.
 """
@@ -8,6 +9,7 @@ outlier is in `step_statistics`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from statistics import median
 
 from tr11ops.detect.step_statistics import (
@@ -24,6 +26,7 @@ from trainer.contract.compute_record import EVERY_STEPS, RECENT_STEPS, ComputeTi
 from trainer.contract.record import Record
 
 MIN_STEPS = 5  # of a record: fewer may be the first ones, in which kernels are chosen and compiled
+PAST_PERCENT = 25.0  # of a rank without peers: stages do unlike work, and need not become longer alike
 MAX_BEHIND = 20  # iterations of a record: who is further behind the newest has written none since
 
 _Seconds = Callable[[ComputeTimes], float]  # of a step, from a record
@@ -31,13 +34,17 @@ _Judge = Callable[[Sequence[ComparedRank], float], list[bool]]
 
 
 class SlowRank(Record):
-    """A rank that takes `factor` times as long as is usual among `peers` ranks (itself included) of its place."""
+    """A rank that takes `factor` times as long as is usual among `peers` ranks (itself included) of its place.
+
+    `by_past`: it has no peers, and takes so many times as long as at first, by which the other ranks did not change.
+    """
 
     times: ComputeTimes
     seconds: float  # of a step, over the last `steps`
     usual: float
     peers: int
     steps: int
+    by_past: bool = False
 
     @property
     def factor(self) -> float:
@@ -59,10 +66,26 @@ def slow_ranks(records: Sequence[ComputeTimes], percent: float) -> tuple[SlowRan
             place = (times.stage, times.part, times.iteration, times.steps, len(times.recent))
             by_place.setdefault(place, []).append(times)
     found: dict[int, SlowRank] = {}
-    for entry in _slow([peers for peers in by_place.values() if len(peers) > 1], percent):
+    alone = [peers[0] for peers in by_place.values() if len(peers) == 1]
+    slow = _slow([peers for peers in by_place.values() if len(peers) > 1], percent)
+    for entry in (*slow, *_slower_than_before(alone, max(percent, PAST_PERCENT))):
         known = found.get(entry.times.rank)
         found[entry.times.rank] = entry if known is None else max(known, entry, key=lambda each: each.factor)
     return tuple(found[rank] for rank in sorted(found))
+
+
+def _slower_than_before(alone: Sequence[ComputeTimes], percent: float) -> Iterator[SlowRank]:
+    """Ranks without peers, in units of what was usual on each at first: in these all of them are peers."""
+    by_steps: dict[tuple[int, int], list[ComputeTimes]] = {}
+    given = {times.rank: times for times in alone}
+    for times in alone:
+        if times.usual and len(times.recent) >= MIN_STEPS:
+            relative = replace(times, recent=tuple(seconds / times.usual for seconds in times.recent))
+            by_steps.setdefault((times.iteration, len(times.recent)), []).append(relative)
+    for found in _slow([peers for peers in by_steps.values() if len(peers) > 1], percent):
+        times = given[found.times.rank]
+        usual = times.usual or 0.0
+        yield replace(found, times=times, seconds=found.seconds * usual, usual=found.usual * usual, by_past=True)
 
 
 def _slow(places: Sequence[Sequence[ComputeTimes]], percent: float) -> Iterator[SlowRank]:

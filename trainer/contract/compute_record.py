@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, field
 from pathlib import Path
+from statistics import median
 
 from trainer.contract.attempt import AttemptIdentity, tell
 from trainer.contract.files import host_name, write_unflushed
@@ -18,6 +19,8 @@ from trainer.contract.state_file import read_json
 
 EVERY_STEPS = 10
 RECENT_STEPS = 20
+FIRST_STEPS = 10  # of a launch: in them kernels are chosen and compiled
+USUAL_STEPS = 40  # after those: what is usual on this rank
 LARGEST_BYTES = 16 << 10
 
 
@@ -40,6 +43,8 @@ class ComputeTimes(Record):
     mean seconds of a step that processors worked for this rank's process, all its threads; far below `seconds` on a CPU
     where others use it too, or the process is stopped. The four are None in a file of an earlier version. `recent`:
     seconds of each of the last steps, 20 at most, in all parts, oldest first; empty in a file of an earlier version.
+    `usual`: median seconds of steps 11 to 50 of the launch, in all parts; None before, and in a file of an earlier
+    version.
     """
 
     rank: int
@@ -54,6 +59,7 @@ class ComputeTimes(Record):
     part: int | None = None
     processor: float | None = None
     recent: tuple[float, ...] = ()
+    usual: float | None = None
 
     @classmethod
     def read(cls, path: Path) -> ComputeTimes | None:
@@ -75,10 +81,18 @@ class ComputeTimes(Record):
                 part=None if value.get("part") is None else int(value["part"]),
                 processor=None if value.get("processor") is None else float(value["processor"]),
                 recent=tuple(float(seconds) for seconds in value.get("recent") or ()),
+                usual=None if value.get("usual") is None else float(value["usual"]),
             )
         except (KeyError, TypeError, AttributeError, OverflowError, ValueError) as error:
             raise ValueError(f"{path} is no record of compute times: {error}") from None
-        times = (found.time, found.total, found.longest or 0.0, found.processor or 0.0, *found.recent)
+        times = (
+            found.time,
+            found.total,
+            found.longest or 0.0,
+            found.processor or 0.0,
+            found.usual or 0.0,
+            *found.recent,
+        )
         if not all(map(math.isfinite, times)):
             raise ValueError(f"{path} holds a time that is no number")
         return found
@@ -108,6 +122,7 @@ class ComputeRecord:
         self._steps: deque[Mapping[str, float]] = deque(maxlen=EVERY_STEPS)
         self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
         self._processor: deque[float] = deque(maxlen=EVERY_STEPS)
+        self._skipped, self._early = 0, list[float]()
         self._is_first = True
         self._complained = False
 
@@ -129,6 +144,11 @@ class ComputeRecord:
         self._steps.extend(steps)
         self._recent.extend(round(math.fsum(step.values()), 6) for step in steps)
         self._processor.extend(processor)
+        for step in steps:
+            if self._skipped < FIRST_STEPS:
+                self._skipped += 1
+            elif len(self._early) < USUAL_STEPS:
+                self._early.append(math.fsum(step.values()))
         if not self.is_due(iteration):
             return
         self._is_first = False
@@ -141,6 +161,7 @@ class ComputeRecord:
             self._rank, self._host, self._launch, time.time(), iteration, count, mean, longest,
             position.stage, position.part,
             round(math.fsum(worked) / len(worked), 6) if worked else None, tuple(self._recent),
+            round(median(self._early), 6) if len(self._early) == USUAL_STEPS else None,
         )  # fmt: skip
         try:
             write_unflushed(self._path, asdict(found), os.getpid())

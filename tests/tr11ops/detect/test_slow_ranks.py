@@ -87,6 +87,30 @@ def test_what_cannot_be_compared_is_not_judged() -> None:
     assert named([]) == []
 
 
+def alone(factors: dict[int, float], usual: float | None = 1.0, ranks: int = 4) -> list[ComputeTimes]:
+    """One replica: each rank is a stage of its own, and takes so many times as long as at first."""
+    chance, found = random.Random(5), []
+    for rank in range(ranks):
+        first = (1 + rank) * (usual or 1.0)
+        recent = tuple(first * factors.get(rank, 1.0) * (1 + abs(chance.gauss(0, 0.01))) for _ in range(20))
+        mean, longest = {"forward": sum(recent[-10:]) / 10}, max(recent[-10:])
+        given = first if usual is not None else None
+        found.append(ComputeTimes(rank, f"n{rank}", 1, 0.0, 200, 10, mean, longest, rank, 0, None, recent, given))
+    return found
+
+
+def test_a_rank_without_peers_is_compared_with_its_own_first_steps() -> None:
+    """One replica alone: stages differ, and only how much longer each takes than at first tells one from the others."""
+    assert named(alone({})) == []
+    (slow,) = slow_ranks(alone({2: 3.0}), PERCENT)
+    assert (slow.times.rank, slow.by_past, slow.peers) == (2, True, 4)
+    assert slow.factor == pytest.approx(3.0, rel=0.05) and slow.usual == pytest.approx(3.0, rel=0.05)
+    assert named(alone({1: 3.0}, ranks=2)) == [1]
+    assert named(alone(dict.fromkeys(range(4), 2.0))) == [], "all take longer: it is none of them"
+    assert named(alone({2: 1.15})) == [], "the work of stages may change unlike by so much"
+    assert named(alone({2: 3.0}, usual=None)) == [], "what was usual is not known"
+
+
 def test_the_node_of_a_slow_rank_is_named_with_its_numbers() -> None:
     course = at(700, begin=401)  # 8 ranks on 2 nodes
     slow = tuple(changed(records(2, 2, 2, per_node=4, noise=0.0), {5, 6}, 5.0))

@@ -15,6 +15,7 @@ from tr11ops.detect.finding import Severity
 from tr11ops.observe.snapshot import Checkpoint, Snapshot, Step
 from tr11ops.observe.training import LaunchEnd, LogFile, NodeWarning, Phase, TrainingEvent
 from tr11ops.watchdog.verdict import VerdictWord, judge
+from trainer.contract.compute_record import ComputeTimes
 from trainer.contract.logline import StepRecord
 
 
@@ -47,7 +48,8 @@ def test_the_slow_gpu_of_april_is_seen() -> None:
     }
     assert finding.evidence[0].startswith("TFLOPs of iterations 42782 to 42784: 14")
     assert finding.evidence[1].startswith("the median of 100 lines before them was 14")
-    assert finding.fix == "tr11 nodes check n[01-02]"
+    assert finding.fix == "tr11 kill --wait --reason 'to measure the nodes'"
+    assert finding.then == ("tr11 nodes bench", "tr11 resume"), "it names the slow one, with the command"
     assert names(look(42_950)) == ["slow"], "it does not become the new normal within a day"
 
 
@@ -104,6 +106,24 @@ def test_a_node_with_a_warning_is_suspected_only_while_slow() -> None:
     slow = at(700, begin=401, change=slower(690, 0.8)).see(node_warnings=warned)
     assert only(slow, "slow-node").evidence == ("health check throttling said at the start: GPU 3 runs at 900 MHz",)
     assert findings(at(700, begin=401).see(node_warnings=warned)) == []
+    both = (*warned, NodeWarning("n01", "throttling", "warning", "GPU 3 runs at 900 MHz"))
+    assert names(dataclasses.replace(slow, node_warnings=both)) == ["slow"], "what both have tells neither"
+
+
+@pytest.mark.parametrize(
+    ("written", "severity", "said"),
+    [(680, "INFO", "compute times say from iteration 700 on"), (700, "WARNING", "compute times name no node")],
+)
+def test_a_slow_training_waits_for_the_ranks_own_times(written: int, severity: str, said: str) -> None:
+    """They are written every ten steps: people hear of the node, and not first that none is known."""
+    times = ComputeTimes(0, "n01", 1, 0.0, written, 10, {"forward": 1.0}, 1.0, 0, 0)
+    slow = at(700, begin=401, change=slower(690, 0.8)).see(compute_times=(times,))
+    finding = only(slow, "slow")
+    assert finding.severity.name == severity and any(said in line for line in finding.evidence)
+    late = at(711, begin=401, change=slower(690, 0.8)).see(compute_times=(times,))
+    assert only(late, "slow").severity is Severity.WARNING, "records that do not come are not waited for"
+    warned = dataclasses.replace(slow, node_warnings=(NodeWarning("n02", "throttling", "warning", "hot"),))
+    assert ("slow-node" in names(warned)) is (severity == "WARNING"), "no one is suspected while the times are to come"
 
 
 # ----------------------------------------------------------------------------- spikes
