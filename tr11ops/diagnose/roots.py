@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tr11ops.diagnose.sighting import LogLaunch, Sighting
 from tr11ops.diagnose.signature import SURE_END, FaultClass, NextStep, NodeBlame, Role
+from tr11ops.diagnose.topics import FAMILY as TOPICS
 
 STRONG = 0.75  # a cause with this confidence says more than a bare exception
 PLAIN = 0.65  # the least of an exception; a line that only holds the words of an error has less
@@ -59,6 +60,7 @@ class Candidates:
     short_ends: tuple[Sighting, ...] = ()  # of a loop that had not come to its last step
 
 
+_FAILED = frozenset({Role.CAUSE, Role.SYMPTOM, Role.DEATH})
 _MAY_BE_ROOTS = frozenset({Role.CAUSE, Role.SYMPTOM, Role.STOP, Role.DEATH, Role.END})
 
 
@@ -73,11 +75,12 @@ def candidates_of(launches: Sequence[LogLaunch]) -> Candidates:
     left = [one for one in left if not _is_outdone(one, left) and one.signature.id != _LINK_BACK]
     left = [one for one in left if not (one.is_retried and _may_fail_once(one) and one.signature.confidence < surest)]
     left = [one for one in left if not _is_closed_by_order(one, left)]
+    last = {launch.file: launch.progress.line_number for launch in launches if launch.progress is not None}
+    left = [one for one in left if not _is_vague_and_passed(one, left, last)]
     short = tuple(one for one in left if one.signature.role is Role.END and _is_short(one))
     left = [one for one in left if one not in short]
     ends = tuple(one for one in left if one.signature.role is Role.END)
     if any(end.signature.id in _FINISHED for end in ends):  # then one step more is enough to have overcome it
-        last = {launch.file: launch.progress.line_number for launch in launches if launch.progress is not None}
         left = [one for one in left if one.signature.lasting or one.line_number > last.get(one.file, 0)]
 
     def of(role: Role) -> tuple[Sighting, ...]:
@@ -125,6 +128,16 @@ def _is_link_that_came_back(one: Sighting, left: Sequence[Sighting]) -> bool:
         return False
     later = [other for other in left if other.signature.id == _LINK_BACK and other.file == one.file]
     return any(other.line_number > one.line_number and other.origin.node == one.origin.node for other in later)
+
+
+def _is_vague_and_passed(one: Sighting, left: Sequence[Sighting], last: Mapping[str, int]) -> bool:
+    """Whether it is a mere line with the words of an error, a step was made after it, and something else failed."""
+    if one.signature.family != TOPICS or one.raised is not None or one.line_number >= last.get(one.file, 0):
+        return False
+    return any(
+        other.signature.role in _FAILED and (other.signature.family != TOPICS or other.raised is not None)
+        for other in left
+    )
 
 
 def _is_closed_by_order(one: Sighting, left: Sequence[Sighting]) -> bool:

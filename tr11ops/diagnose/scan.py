@@ -37,7 +37,7 @@ _ABSURD = "memory-absurd"
 _KERNELS = "xid"  # a GPU that fell off the bus is a warning to the kernel
 # Commands, comments, source in boxes and settings name errors and are none.
 _QUOTED = re.compile(
-    r"\s*(?:\++ \S|# |#SBATCH\b|\$ |echo |\u2502|[\w-]+ \.{3,} )"
+    r"\s*(?:\++ \S|# |#SBATCH\b|\$ |echo |export |declare -x |\u2502|[\w-]+ \.{3,} )"
     r"|\s{2,}(?:(?:raise|if|elif|return|assert|except|with|for|while)\b|print\(|self\.|(?!what\()[\w.]+\()"
 )
 _RETRIED = re.compile(

@@ -186,3 +186,12 @@ def test_who_holds_a_gpu_holds_it_on_one_node(tmp_path: Path) -> None:
     left = "E1016 torch/distributed/elastic/multiprocessing/api.py:874] failed (exitcode: 1) local_rank: 0 (pid: 5)\n"
     found = of_text(tmp_path, HEAD + held + left)
     assert (found.step, found.restart.answer) == (NextStep.PAGE, Restart.ELSEWHERE)
+
+
+def test_a_vague_line_that_a_step_followed_is_not_why_a_collective_hung(tmp_path: Path) -> None:
+    vague = "licence cache: connect to cache-3 failed with error 7\n"
+    watchdog = "[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12, OpType=ALLREDUCE)\n"
+    found = of_text(tmp_path, vague + SHORT_STEPS + watchdog)
+    assert found.root_cause is not None and "Watchdog" in found.root_cause.text
+    found = of_text(tmp_path, vague + SHORT_STEPS)
+    assert found.root_cause is not None and "licence" in found.root_cause.text
