@@ -193,5 +193,5 @@ def test_a_vague_line_that_a_step_followed_is_not_why_a_collective_hung(tmp_path
     watchdog = "[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12, OpType=ALLREDUCE)\n"
     found = of_text(tmp_path, vague + SHORT_STEPS + watchdog)
     assert found.root_cause is not None and "Watchdog" in found.root_cause.text
-    found = of_text(tmp_path, vague + SHORT_STEPS)
+    found = of_text(tmp_path, SHORT_STEPS + vague + watchdog)
     assert found.root_cause is not None and "licence" in found.root_cause.text
