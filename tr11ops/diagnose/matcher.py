@@ -17,7 +17,6 @@ from tr11ops.diagnose.lines import plain
 from tr11ops.diagnose.literals import required_words
 from tr11ops.diagnose.signature import FaultSignature, Rule
 from tr11ops.diagnose.topics import error_lines
-from tr11ops.dialects.table import progress_words
 
 SHOWN_BYTES = 4096  # of a line, on either side of the word that was found in it
 WORD_HITS = 2000  # of one word in one block; what is beyond repeats itself
@@ -36,39 +35,23 @@ class CandidateLine:
 
 
 class Matcher:
-    """Finds the lines that rules may match, and which rule does.
+    """Finds the lines that rules may match, and which rule does."""
 
-    `others`: words that are looked for beside, to say whether a block holds them.
-    """
-
-    def __init__(self, wanted: Sequence[Rule], others: Sequence[bytes] = ()) -> None:
+    def __init__(self, wanted: Sequence[Rule]) -> None:
         self.rules = tuple(wanted)
-        self._others = tuple(others)
         users: dict[tuple[str, bool], list[int]] = {}
         for number, rule in enumerate(self.rules):
             ignores_case = bool(rule.pattern.flags & re.IGNORECASE)
             for word in required_words(rule.pattern):
                 users.setdefault((word, ignores_case), []).append(number)
         self._users = list(users.values())
-        self._search = WordSearch(list(users), [word.decode() for word in self._others])
+        self._search = WordSearch(list(users))
 
     def candidates(self, block: bytes) -> list[CandidateLine]:
         """The lines of a block of whole lines that some rule may match, in order."""
-        return self.look(block)[0]
-
-    def look(self, block: bytes) -> tuple[list[CandidateLine], tuple[bytes, ...]]:
-        """The lines of a block of whole lines that some rule may match, in order, and which other words it holds."""
-        count = len(self._users)
-        hits = self._search.hits(block)
-        held = {word - count for word, _ in hits if word >= count}
-        if held:
-            hits = [hit for hit in hits if hit[0] < count]
-        return self._lines(block, hits), tuple(word for number, word in enumerate(self._others) if number in held)
-
-    def _lines(self, block: bytes, hits: list[tuple[int, int]]) -> list[CandidateLine]:
         found: list[CandidateLine] = []
         start, end, numbers = 0, -1, set[int]()
-        for word, at in _few_of_each(hits):
+        for word, at in _few_of_each(self._search.hits(block)):
             if at <= end:
                 numbers.update(self._users[word])
                 continue
@@ -122,5 +105,5 @@ def text_of(block: bytes, candidate: CandidateLine) -> str:
 
 @cache
 def matcher() -> Matcher:
-    """The matcher of the whole catalogue, which also says which words of steps a block holds; built once."""
-    return Matcher((*rules(), *error_lines()), progress_words())
+    """The matcher of the whole catalogue; built once."""
+    return Matcher((*rules(), *error_lines()))

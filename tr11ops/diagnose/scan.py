@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import cache
 
+from tr11ops.base.word_search import WordPresence
 from tr11ops.cluster.hostlist import HostlistError, expand
 from tr11ops.diagnose.elastic import HEADS, ReportReader
 from tr11ops.diagnose.gpu_memory import is_absurd, is_held_by_others
@@ -22,6 +24,7 @@ WRITERS = 64
 LAUNCHES = 40  # the newest ones
 TAIL_BYTES = 256 << 10  # of the steps before the end of a launch
 END_BYTES = 64 << 10
+FEW_WORDS = 3  # are sought one by one
 HEAD_BLOCKS, HEAD_BYTES = 4, 256 << 10  # where a trainer names itself before its first step
 SEQUENTIAL_LINES = 3000  # read one by one after a traceback or a report begins
 TEXT = 1000  # characters of a line that are kept
@@ -92,9 +95,8 @@ class LogScan:
     def feed(self, block: bytes) -> None:
         """The next block of whole lines."""
         self._read_head(block)
-        lines, held = self._matcher.look(block)
-        self._words_here = tuple(word for word in self._words if word in held)
-        candidates = iter(lines)
+        self._words_here = self._held_words(block)
+        candidates = iter(self._matcher.candidates(block))
         candidate = next(candidates, None)
         self._begin = cursor = searched = 0  # self._line is the number of the line at the cursor
         while cursor < len(block):
@@ -120,6 +122,13 @@ class LogScan:
         self._line += block.count(b"\n", cursor)
         self._find_progress(block, tail, len(block))
         self._before = (self._before + block[max(self._begin, len(block) - TAIL_BYTES) :])[-TAIL_BYTES:]
+
+    def _held_words(self, block: bytes) -> tuple[bytes, ...]:
+        """The words of steps that the block may hold."""
+        if len(self._words) <= FEW_WORDS:
+            return self._words
+        held = _progress_search().held(block)
+        return tuple(word for word in self._words if word in held)
 
     def _read_head(self, block: bytes) -> None:
         """Which trainer it is, and how many steps it is to do, before the first of them."""
@@ -349,6 +358,11 @@ def _join(launch: LogLaunch, rest: LogLaunch) -> None:
 def _line_end(block: bytes, at: int) -> int:
     found = block.find(b"\n", at)
     return found if found >= 0 else len(block)
+
+
+@cache
+def _progress_search() -> WordPresence:
+    return WordPresence(progress_words())
 
 
 def _piece_end(block: bytes, at: int) -> int:
