@@ -163,17 +163,21 @@ def test_a_black_hole_burns_one_task_and_others_run_elsewhere(
     verdict = stage.verdict(first)
     assert (verdict["cause"], verdict["blamed"], verdict["restart"], verdict["exit_status"]) == (
         "node",
-        [NODES[1]],
+        [],
         True,
         1,
     )
-    assert [launch["suspects"] for launch in stage.launches(first)] == [[NODES[1]], []]  # the second time counts
+    assert [launch["suspects"] for launch in stage.launches(first)] == [[NODES[1]], [NODES[1]]]
+    assert [launch["avoided"] for launch in stage.launches(first)] == [[], [NODES[1]]]  # the second time counts
+    [entry] = read_version(stage.directory.exclusions).exclusions
+    assert (entry.node, entry.state) == (NODES[1], "avoid")
     assert NODES[1] not in stage.launches(second)[0]["nodes"]
     assert stage.queued().excluded == (NODES[1],)
     assert stage.queued().pending_tasks == (3, 4, 5)
     found = diagnosed(capsys, 1, "--job", first)
-    assert (found["attribution"]["by"], found["attribution"]["blamed"]) == ("agent", [NODES[1]])
-    assert found["action"] == "exclude_and_resubmit"
+    told = found["attribution"]
+    assert (told["by"], told["blamed"], told["suspects"]) == ("agent", [], [NODES[1]])
+    assert found["action"] == "resubmit" and "avoided while enough others are free" in found["explanation"]
 
 
 def test_bad_data_are_of_one_run_and_a_roll_back_passes_over_them(
@@ -212,19 +216,20 @@ def test_a_fault_that_follows_the_rank_blames_no_node(stage: SmallRun, capsys: p
     first, second = stage.attempts()
     stage.wait_for_verdict(second)
     [zero, one], [two] = stage.launches(first), stage.launches(second)
-    assert (zero["cause"], zero["suspects"], zero["fault"]) == ("node", one["blamed"], two["fault"])
+    assert (zero["cause"], zero["suspects"], zero["fault"]) == ("node", one["avoided"], two["fault"])
     assert (one["cause"], one["reached"], one["fault"]) == ("node", 7, two["fault"])
-    assert (two["cause"], two["blamed"], two["suspects"] == one["blamed"]) == ("software", [], False)
+    assert (two["cause"], two["blamed"], two["suspects"] == one["avoided"]) == ("software", [], False)
     assert [launch["restart"] for launch in (zero, one, two)] == ["elsewhere", "elsewhere", "change"]
     assert stage.verdict(second)["held"] == [stage.array] and stage.queued().pending_tasks == (3, 4, 5)
-    said = f"the same fault came back after iteration 7 on {one['blamed'][0]} and {two['suspects'][0]}"
+    said = f"the same fault came back after iteration 7 on {one['avoided'][0]} and {two['suspects'][0]}"
     assert said in stage.verdict(second)["message"]
     assert stage.queued().excluded == ()
     assert not read_version(stage.directory.exclusions).exclusions
     kinds = [(entry.kind, entry.data.get("node")) for entry in read_journal(stage.directory.journal).entries]
     assert [kind for kind in kinds if kind[0] in {EXCLUDED, INCLUDED}] == [
-        (EXCLUDED, one["blamed"][0]), (INCLUDED, one["blamed"][0]),
+        (EXCLUDED, one["avoided"][0]), (INCLUDED, one["avoided"][0]),
     ]  # fmt: skip
+    stage.wait(lambda: not any(job.state is JobState.RUNNING for job in stage.living()), "the end of the job")
     capsys.readouterr()
     execute(["status", "--scheduler", "slurm"])
     assert "software or data, not the nodes" in capsys.readouterr().out

@@ -12,16 +12,17 @@ from tr11ops.agent.job_watch import JobWatch
 from tr11ops.agent.peers import Peers
 from tr11ops.agent.relaunch import AllocationState
 from tr11ops.agent.step import LineTee
-from tr11ops.base.observed import Unknown
+from tr11ops.base.observed import Unknown, observed
 from tr11ops.cluster.base import Job, JobState, Scheduler, SchedulerError
 from tr11ops.cluster.node_states import StateAnswer, is_gone, is_silent, may_start
-from tr11ops.observe.files import read_exclusions
 from tr11ops.queue.queued_jobs import Ordering
 from tr11ops.runcard.card import RunCard
 from tr11ops.runcard.exit_duration import JobTime, exit_time, too_short
 from tr11ops.runcard.rules import SIGNAL_SLACK_SECONDS
 from tr11ops.runcard.speed import RunHistory
+from tr11ops.rundir.exclusions import read_version
 from tr11ops.rundir.paths import RunDirectory
+from tr11ops.rundir.shared_exclusions import SharedWord, read_shared
 from trainer.contract.exit_time import ExitTime
 
 LAUNCH_SECONDS = 60.0  # a launch that has less than this cannot do much
@@ -85,6 +86,7 @@ class AttemptObservations:
         self._tee = tee
         self.started = time.time()
         self._step_code: int | None = None
+        self._told: set[str] = set()
         self.states: Mapping[str, frozenset[str]] | None = None  # the nodes' flags at the last look, None: unknown
 
     def look(self) -> None:
@@ -118,7 +120,7 @@ class AttemptObservations:
         context = self._context
         nodes = context.allocation.nodes
         words = {node: (self.states or {}).get(node, frozenset()) for node in nodes}
-        barred = self._excluded() if context.swaps_nodes else frozenset()
+        barred, watched = self._on_record() if context.swaps_nodes else (frozenset(), frozenset())
         barred |= frozenset(context.peers.lost() if context.peers is not None else ())
         barred |= frozenset(self.lost_nodes())
         lost = frozenset(node for node in nodes if is_gone(words[node]) or is_silent(words[node]))
@@ -128,17 +130,30 @@ class AttemptObservations:
             needed=context.config.slurm.nodes if context.swaps_nodes else min(context.config.slurm.nodes, len(nodes)),
             seconds_left=self._seconds_left(),
             seconds_needed=LAUNCH_SECONDS,
-            reluctant=frozenset(node for node in usable if may_start(words[node]) is StateAnswer.NO),
+            reluctant=frozenset(node for node in usable if node in watched or may_start(words[node]) is StateAnswer.NO),
             may_reuse=not context.swaps_nodes,
         )
 
-    def _excluded(self) -> frozenset[str]:
-        """The nodes on the run's list. One that cannot be read keeps no one from training: it is said."""
-        listed = read_exclusions(self._context.directory.exclusions)
-        if isinstance(listed, Unknown):
-            self._tee.line(f"tr11: the list of excluded nodes cannot be read: {listed.why}")
-            return frozenset()
-        return frozenset(entry.node for entry in listed)
+    def _on_record(self) -> tuple[frozenset[str], frozenset[str]]:
+        """The nodes on the run's list, and those to be used after the others: suspects, what came back, and what other
+        runs have on record. A list that cannot be read keeps no one from training: it is said."""
+        directory = self._context.directory
+        version = observed(lambda: read_version(directory.exclusions))
+        if isinstance(version, Unknown):
+            self._tee.line(f"tr11: the list of excluded nodes cannot be read: {version.why}")
+            return frozenset(), frozenset()
+        shared = self.shared()
+        watched = frozenset(entry.node for entry in (*version.suspects, *shared.entries))
+        return frozenset(entry.node for entry in version.exclusions), watched
+
+    def shared(self) -> SharedWord:
+        """What other runs of the site have on record of nodes now; what cannot be read is said once."""
+        found = read_shared(self._context.config.resilience.shared_exclusions, self._context.directory)
+        for line in found.faults:
+            if line not in self._told:
+                self._told.add(line)
+                self._tee.line(f"tr11: {line}")
+        return found
 
     def _seconds_left(self) -> float | None:
         """Seconds until the trainer of a new launch would be told to leave; None without any limit."""

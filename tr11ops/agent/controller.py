@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
 from itertools import takewhile
@@ -39,11 +40,13 @@ from tr11ops.agent.recurrence import (
     NodeFault,
     Repetition,
     may_try_older,
-    of_node,
     of_software,
+    of_standing,
+    of_trial,
     repetition,
     same_elsewhere,
     suspected_before,
+    suspects_to_try_without,
 )
 from tr11ops.agent.relaunch import (
     Decision,
@@ -60,11 +63,12 @@ from tr11ops.agent.step import LaunchResult, LaunchWatch, LineTee, StopFlag, Wor
 from tr11ops.agent.traces import (
     last_iteration_since,
     read_faults,
+    read_good_use,
     read_launch_checks,
     read_node_faults,
     read_progress,
 )
-from tr11ops.base.observed import cause
+from tr11ops.base.observed import cause, known, observed
 from tr11ops.base.units import counted
 from tr11ops.cluster.base import JobState, Scheduler
 from tr11ops.cluster.hostlist import compress
@@ -84,6 +88,9 @@ from tr11ops.rundir.attempts import (
     of_marker,
     without_restart,
 )
+from tr11ops.rundir.exclusion import Exclusion, NodeStanding
+from tr11ops.rundir.exclusions import Version, read_version
+from tr11ops.rundir.node_standing import after_attribution, family, is_broad
 from trainer.contract.attempt import request_stop
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.files import host_name, write_json
@@ -121,6 +128,7 @@ class Controller:
             self._job_id,
             context.submission,
             context.environment.get("SLURM_JOB_PARTITION", ""),
+            context.allocation.nodes,
         )
         self._attempt = attempt
         waiting = None
@@ -157,6 +165,7 @@ class Controller:
         self._follower.follow(self._nodes)
         if self._context.swaps_nodes:
             self._mitigation.prepare()
+            self._end_trial_of_before()
         nodes = first_nodes(self._surroundings.situation())
         if nodes is None:
             return self._leave_for_want_of_nodes()
@@ -286,23 +295,24 @@ class Controller:
         after = read_progress(self._paths)
         reached = last_iteration_since(self._paths, self._job_id, record.start)
         record = replace(record, reached=reached)
-        found = self._across_attempts(record, self._whose_fault(record, watch, end, marker))
+        is_beyond = after.is_beyond(before)
+        found = self._across_attempts(record, self._whose_fault(record, watch, end, marker), is_beyond)
         repeated = self._repetition(record, found)
         older = self._older_checkpoint(found, repeated) if self._over is None else None
         restart = restart_after(found, trained=reached is not None, times=repeated.times)
         self._outcomes.append(
             FailedLaunch(
-                nodes, found.kind, found.blamed, found.suspects, found.fault, after.is_beyond(before),
+                nodes, found.kind, found.blamed, found.suspects, found.fault, is_beyond,
                 checks=_resting_on(found, checks), failing_checks=tuple(self._failing_checks),
                 began_at=before.checkpoint, times=repeated.times, tried_older=repeated.tried_older,
-                newest_tried=repeated.newest_tried, older=older, restart=restart.answer,
+                newest_tried=repeated.newest_tried, older=older, restart=restart.answer, avoided=found.avoided,
             )
         )  # fmt: skip
         record = replace(
             record,
             start=end.start, end=end.end, first_sign=watch.first_sign, exit_status=end.status,
             cause=found.kind.value, summary=found.summary, confidence=found.confidence, blamed=found.blamed,
-            suspects=found.suspects, evidence=found.evidence, fault=found.fault,
+            suspects=found.suspects, avoided=found.avoided, evidence=found.evidence, fault=found.fault,
             srun_lines=tuple(watch.srun_lines[:40]),
             iteration_after=after.iteration, checkpoint_after=after.checkpoint,
             checked=checks.is_known, failing_checks=tuple(self._failing_checks), older_checkpoint=older,
@@ -311,7 +321,31 @@ class Controller:
             passed_checks={name: list(passed) for name, passed in checks.passed.items()},
         )  # fmt: skip
         self._write(record)
+        if is_beyond and self._context.swaps_nodes:
+            self._note_progress(record, found)
         return record, marker, found
+
+    def _note_progress(self, record: LaunchRecord, found: Attribution) -> None:
+        """A launch has trained: that speaks for its nodes, and against those that were left out to tell."""
+        accused = {*found.blamed, *found.suspects}
+        seconds = (record.end or record.start) - record.start
+        self._mitigation.note_good_use([node for node in record.nodes if node not in accused], seconds)
+        self._step_up(self._mitigation.trial())
+
+    def _step_up(self, tried: Sequence[Exclusion]) -> None:
+        if tried:
+            names = compress(entry.node for entry in tried)
+            self._mitigation.step_up(tried, f"without {names} the training went on, which had not before")
+
+    def _end_trial_of_before(self) -> None:
+        """A task that ran without suspects may have been killed before it could say that it trained."""
+        tried = self._mitigation.trial()
+        if not tried:
+            return
+        failed = {
+            burned.job_id for burned in read_burned(self._context.directory, self._job_id, self._context.scheduler)
+        }
+        self._step_up([entry for entry in tried if entry.job_id not in failed])
 
     def _run(self, number: int, nodes: tuple[str, ...], watch: LaunchWatch) -> LaunchResult:
         slurm = self._config.slurm
@@ -412,27 +446,60 @@ class Controller:
         code = self._surroundings.step_code() if failed else None  # each time: the next launch's is to be told apart
         return attribute(replace(evidence, derived_exit_code=code) if evidence.needs_step_code else evidence)
 
-    def _across_attempts(self, record: LaunchRecord, found: Attribution) -> Attribution:
+    def _across_attempts(self, record: LaunchRecord, found: Attribution, is_beyond: bool) -> Attribution:
         """What `found` is once earlier launches are looked at.
 
         A fault that follows the training is no node's: the exclusions that rest on its earlier appearances are taken
-        back. A node that is suspected the second time is blamed.
+        back. A node that is suspected again is avoided, then blamed. `is_beyond`: the launch has trained.
         """
-        if found.kind is not Kind.NODE or not self._context.swaps_nodes:
+        if not self._context.swaps_nodes:
+            return found
+        tried = self._mitigation.trial()
+        if tried and not is_beyond and not found.blamed and family(found.fault) == tried[0].fault:
+            better = of_trial(found, record.nodes, tried)
+            self._mitigation.end_trial(better.summary, [entry.node for entry in tried])
+            return better
+        if found.kind is not Kind.NODE:
             return found
         last = NodeFault(
             self._job_id, record.launch, found.fault, record.reached, found.blamed or found.suspects,
-            found.summary, record.checkpoint_before, is_suspicion=not found.blamed,
+            found.summary, record.checkpoint_before, is_suspicion=not found.blamed, start=record.start,
         )  # fmt: skip
         earlier = [folder for folder, _ in attempts_before(self._context.directory, self._job_id)]
         before = read_node_faults((self._folder, *earlier))
         others = same_elsewhere(last, before)
+        if not others and last.is_suspicion:
+            good = read_good_use((self._folder, *earlier))
+            return self._once_more(record, found, last, suspected_before(last, before, good))
         if not others:
-            first = suspected_before(last, before) if last.is_suspicion else None
-            return found if first is None else of_node(found, last, first)
+            return found
         better = of_software(found, last, others)
         self._mitigation.take_back(others, better.summary)
         return better
+
+    def _once_more(
+        self, record: LaunchRecord, found: Attribution, last: NodeFault, before: Sequence[NodeFault]
+    ) -> Attribution:
+        """What a suspicion is beside those just before it, the run's list and the other runs' word."""
+        version = known(observed(lambda: read_version(self._context.directory.exclusions)), Version(0, ()))
+        shared = self._surroundings.shared()
+        states, told = [], []
+        for node in last.nodes:
+            own, others = version.on_record(node), shared.of(node)
+            faults = [one.fault for one in before]
+            broad = is_broad(len(last.nodes), len(record.nodes))
+            states.append(after_attribution(found.fault, faults, own, others, broad))
+            told += [*others, *([own] if own is not None and own.state != NodeStanding.SUSPECT else [])]
+        steps = list(NodeStanding)
+        state = min(states, key=steps.index)
+        if state is NodeStanding.SUSPECT:
+            return found
+        if state is NodeStanding.AVOID:
+            why_not = self._mitigation.why_not_leave_out(last.nodes, self._surroundings.states)
+            if why_not:
+                self._tee.line(f"tr11: {compress(last.nodes)} is suspected again and used on: {why_not}")
+                return found
+        return of_standing(found, last, before, state, told)
 
     def _repetition(self, record: LaunchRecord, found: Attribution) -> Repetition:
         """How often in a row this fault came at this step, since a person last let go what was held for one."""
@@ -607,9 +674,12 @@ class Controller:
         message = found.summary
         if self._stop.received and isinstance(decision, Relaunch):
             message = f"{found.summary}; no further launch: {signal.Signals(self._stop.received[0]).name} received"
-        is_sure = bool(found.blamed) and found.confidence >= SURE and self._context.swaps_nodes
-        fault = f"node {', '.join(found.blamed)}" if is_sure else found.fault  # who is excluded cannot do it again
+        left_out = found.blamed or found.avoided
+        is_sure = bool(left_out) and found.confidence >= SURE and self._context.swaps_nodes
+        fault = f"node {', '.join(left_out)}" if is_sure else found.fault  # who is left out cannot do it again
         verdict = replace(self._failed(message), cause=found.kind.value, fault=fault)
+        if isinstance(decision, Stop) and self._tries_without_suspects(verdict):
+            return self._mitigation.finish(verdict)
         if isinstance(decision, Stop):
             return self._mitigation.finish(without_restart(verdict), hold=f"{decision.why}: {found.summary}")
         if self._stop.received or found.kind is Kind.OPERATOR:
@@ -626,8 +696,30 @@ class Controller:
         if not why and not verdict.progress and not begins_elsewhere:
             burned = read_burned(self._context.directory, self._job_id, self._context.scheduler)
             why = must_hold(verdict.fault, burned, self._config.resilience.most_tasks_per_fault)
+            if why and self._tries_without_suspects(verdict):
+                why = ""
         is_over = why and not switch
         return self._mitigation.finish(without_restart(verdict) if is_over else verdict, hold=why, switch=switch)
+
+    def _tries_without_suspects(self, verdict: AttemptVerdict) -> bool:
+        """Whether the next task runs without the nodes that may be at fault, before anything is held for this fault.
+
+        One such task tells: where it fails the same way, it is not the nodes. Only while enough others are free.
+        """
+        may_be_a_nodes = verdict.cause in {Kind.NODE.value, Kind.UNKNOWN.value}
+        if not self._context.swaps_nodes or not may_be_a_nodes or self._mitigation.trial():
+            return False
+        burned = read_burned(self._context.directory, self._job_id, self._context.scheduler)
+        folders = [self._folder, *(self._paths.attempt(one.job_id) for one in burned)]
+        suspects = suspects_to_try_without(read_faults(folders), verdict.fault)
+        if not suspects:
+            return False
+        self._surroundings.look()
+        why_not = self._mitigation.why_not_leave_out(suspects, self._surroundings.states)
+        if why_not:
+            self._tee.line(f"tr11: no task can be tried without {compress(suspects)}, which may be at fault: {why_not}")
+            return False
+        return self._mitigation.try_without(suspects, verdict.fault, verdict.message, [verdict.message])
 
     def _switch_hold(self) -> str:
         switch = switch_of(self._context.directory)

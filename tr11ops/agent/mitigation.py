@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +20,8 @@ from tr11ops.agent.step import LineTee
 from tr11ops.base.observed import cause
 from tr11ops.cluster.base import JobState, Scheduler, SchedulerError
 from tr11ops.cluster.hostlist import compress
-from tr11ops.diagnose.attribution.evidence import Attribution
+from tr11ops.diagnose.attribution.evidence import Attribution, Kind
+from tr11ops.nodes.leave_out import why_not_leave_out
 from tr11ops.nodes.names import card_exclusions
 from tr11ops.nodes.queue_exclusions import (
     ExclusionResult,
@@ -36,12 +37,14 @@ from tr11ops.queue.given_nodes import known_names
 from tr11ops.queue.queued_jobs import Ordering, PendingChanges, PendingJobs
 from tr11ops.runcard.card import RunCard
 from tr11ops.rundir.attempts import SUPERSEDED, AttemptVerdict, read_attempt_label
-from tr11ops.rundir.exclusion import Exclusion
+from tr11ops.rundir.exclusion import Exclusion, NodeStanding
 from tr11ops.rundir.exclusion_limit import ExclusionLimit, partition_nodes, way_past
-from tr11ops.rundir.exclusions import AUTOMATIC_OWNER, read_version
+from tr11ops.rundir.exclusions import AUTOMATIC_OWNER, Version, read_version, revise
 from tr11ops.rundir.hold_store import forget_holds, record_holds
 from tr11ops.rundir.journal import Journal
+from tr11ops.rundir.node_standing import after_good_use, family, is_trial
 from tr11ops.rundir.paths import RunDirectory, Submission
+from tr11ops.rundir.shared_exclusions import publish
 from trainer.contract.end_marker import EXIT_FINE
 
 
@@ -54,6 +57,7 @@ class ActingAttempt:
     job_id: str
     submission: str
     partition: str = ""
+    nodes: tuple[str, ...] = ()  # of its allocation
 
     @property
     def folder(self) -> Path:
@@ -84,14 +88,112 @@ class Mitigation:
         self._exclusions = ThreadPoolExecutor(max_workers=1, thread_name_prefix="exclusions")
         self._pending: list[Future[object]] = []
         self._held: Future[PendingChanges] | None = None
+        self._counted: Future[object] | None = None
         self._partition_nodes: tuple[str, ...] | None = None
         self.refused: list[tuple[str, str]] = []  # bad nodes that are not excluded, and why not
 
     # ------------------------------------------------------------------ nodes
     def exclude_nodes(self, found: Attribution) -> None:
-        """Begin to exclude the blamed nodes from this run: on its list, and in its queued jobs."""
+        """Begin to exclude the blamed nodes from this run: on its list, and in its queued jobs; what is only suspected
+        goes on record, and is left out too where it is to be avoided."""
         if found.blamed:
             self._later(lambda: self._exclude(found), self._exclusions)
+        elif found.avoided:
+            self._later(lambda: self._avoid(found), self._exclusions)
+        elif found.kind is Kind.NODE and found.suspects:
+            self._later(lambda: self._suspect(found), self._exclusions)
+
+    def _avoid(self, found: Attribution) -> None:
+        done = self._leave_out(found.avoided, NodeStanding.AVOID, found.fault, found.summary, found.evidence)
+        for node in done.nodes:
+            self._tee.line(f"tr11: {node} is avoided while enough others are free: {found.summary}")
+        for node, fault in done.refused:
+            self._tee.line(f"tr11: {node} is not avoided: {fault}")
+
+    def _leave_out(
+        self, nodes: Sequence[str], state: NodeStanding, fault: str, why: str, evidence: Sequence[str]
+    ) -> ExclusionResult:
+        done = exclude_nodes(
+            self._attempt.directory, nodes, self._queue(), why=why, owner=AUTOMATIC_OWNER, evidence=tuple(evidence),
+            days=self._attempt.config.resilience.exclusion_days, job_id=self._attempt.job_id, limit=self._limit(),
+            state=state, fault=family(fault),
+        )  # fmt: skip
+        self._tell(done)
+        return done
+
+    def _suspect(self, found: Attribution) -> None:
+        """Keep on record that nodes are suspected; they are used on, after the others."""
+        now, fault = time.time(), family(found.fault)
+
+        def change(version: Version) -> Version:
+            for node in found.suspects:
+                if version.on_record(node) is None:
+                    fresh = Exclusion(
+                        node, found.summary, AUTOMATIC_OWNER, None, found.evidence, now, self._attempt.job_id,
+                        NodeStanding.SUSPECT.value, fault,
+                    )  # fmt: skip
+                    version = replace(version, suspects=(*version.suspects, fresh))
+            return version
+
+        self._revise(change)
+
+    def _revise(self, change: Callable[[Version], Version]) -> None:
+        try:
+            revise(self._attempt.directory, change)
+        except (OSError, ValueError) as error:
+            self._tee.line(f"tr11: what is suspected of nodes cannot be put on record: {cause(error)}")
+
+    def note_good_use(self, nodes: Sequence[str], seconds: float) -> None:
+        """Begin to put on record that nodes have trained well: it clears suspects, and takes the others a step back."""
+        self._later(lambda: self._note_good_use(nodes, seconds), self._exclusions)
+
+    def _note_good_use(self, nodes: Sequence[str], seconds: float) -> None:
+        listed = self._listed("good use of nodes cannot be put on record")
+        back = [entry.node for entry in listed if _is_trusted_again(entry, nodes, seconds)]
+        if back:
+            done = include_nodes(
+                self._attempt.directory, back, self._queue(), why="it has trained well: a suspect again",
+                owner=AUTOMATIC_OWNER, then=NodeStanding.SUSPECT,
+            )  # fmt: skip
+            self._tell(done)
+        self._revise(lambda version: _after_use(version, [node for node in nodes if node not in back], seconds))
+
+    def why_not_leave_out(self, nodes: Sequence[str], states: Mapping[str, frozenset[str]] | None) -> str:
+        """Why nodes that are only suspected cannot be left out now; "" where they can. `states`: of all nodes."""
+        if self._counted is not None:
+            self._counted.exception()
+        listed = [entry.node for entry in self._listed("nodes cannot be left out")]
+        return why_not_leave_out(nodes, listed, self._limit(), states, self._attempt.nodes)
+
+    def try_without(self, nodes: Sequence[str], fault: str, why: str, evidence: Sequence[str]) -> bool:
+        """Leave suspects out of the next task, which tells whether they are at fault; whether it runs without them."""
+        done = self._leave_out(nodes, NodeStanding.SUSPECT, fault, why, evidence)
+        if not done.refused and not done.failed and done.unread is None:
+            self._tee.line(
+                f"tr11: the next task runs without {compress(nodes)}, to tell whether it is the nodes: {why}"
+            )
+            return True
+        self.end_trial("the next task could not be kept off them", done.nodes)
+        return False
+
+    def end_trial(self, why: str, nodes: Sequence[str]) -> None:
+        """Use nodes again that were left out for one try, with nothing on record against them."""
+        if nodes:
+            back = [entry for entry in self._listed() if entry.node in nodes and is_trial(entry)]
+            self._include(back, why)
+
+    def step_up(self, tried: Sequence[Exclusion], why: str) -> None:
+        """Begin to avoid the nodes without which the training went on."""
+        self._later(lambda: self._step_up(tried, why), self._exclusions)
+
+    def _step_up(self, tried: Sequence[Exclusion], why: str) -> None:
+        for entry in tried:
+            self._leave_out((entry.node,), NodeStanding.AVOID, entry.fault, why, ())
+            self._tee.line(f"tr11: {entry.node} is avoided while enough others are free: {why}")
+
+    def trial(self) -> tuple[Exclusion, ...]:
+        """The nodes that this task runs without, to tell whether they are at fault."""
+        return tuple(entry for entry in self._listed("whether suspects are left out is not known") if is_trial(entry))
 
     def _exclude(self, found: Attribution) -> None:
         resilience, limit = self._attempt.config.resilience, self._limit()
@@ -133,8 +235,16 @@ class Mitigation:
             self._tell(sync_queue_exclusions(self._attempt.directory, queue))
 
     def take_back(self, others: Sequence[NodeFault], why: str) -> None:
-        """Begin to end the automatic exclusions that rest on these faults: on the run's list, in the queued jobs."""
+        """Begin to end the automatic exclusions that rest on these faults: on the run's list, in the queued jobs; and
+        the suspicions."""
         self._later(lambda: self._include(innocent(self._listed(), AUTOMATIC_OWNER, others), why), self._exclusions)
+        cleared = {(node, family(one.fault)) for one in others for node in one.nodes}
+
+        def change(version: Version) -> Version:
+            left = tuple(entry for entry in version.suspects if (entry.node, entry.fault) not in cleared)
+            return replace(version, suspects=left)
+
+        self._later(lambda: self._revise(change), self._exclusions)
 
     def take_back_of_checks(self, checks: Sequence[FailingCheck], why: str) -> None:
         """Begin to end the automatic exclusions that rest on health checks which fail everywhere."""
@@ -183,7 +293,8 @@ class Mitigation:
 
     def prepare(self) -> None:
         """Ask now what the scheduler may be too dead to say later: how many nodes there are."""
-        self._later(self._count_nodes, self._exclusions)
+        self._counted = self._exclusions.submit(self._count_nodes)
+        self._pending.append(self._counted)
 
     def _count_nodes(self) -> None:
         if self._scheduler is None:
@@ -333,6 +444,9 @@ class Mitigation:
         detail = f": {verdict.message}" if verdict.exit_status != EXIT_FINE else ""
         self._tee.line(f"tr11: attempt {self._attempt.label} ended: {verdict.reason}{where}{detail}")
         self.wait()
+        untold = publish(self._attempt.config.resilience.shared_exclusions, self._attempt.directory)
+        if untold:
+            self._tee.line(f"tr11: {untold}")
         for thread in (self._beside, self._exclusions):
             thread.shutdown()
         return verdict.exit_status
@@ -367,6 +481,23 @@ class Mitigation:
             self._note("array-held", why, data)
         restart = verdict.restart and bool(switch)
         return replace(verdict, restart=restart, held=held, hold_failed=not complete, held_because=why, held_for=switch)
+
+
+def _is_trusted_again(entry: Exclusion, nodes: Sequence[str], seconds: float) -> bool:
+    """Whether a node on the list is off it after so much more good training."""
+    better = after_good_use(entry, seconds) if entry.node in nodes else entry
+    return better is None or better.state != entry.state
+
+
+def _after_use(version: Version, nodes: Sequence[str], seconds: float) -> Version:
+    """What is on record after these nodes have trained well for so long; none leaves the list here."""
+    exclusions = [after_good_use(entry, seconds) if entry.node in nodes else entry for entry in version.exclusions]
+    suspects = [after_good_use(entry, seconds) if entry.node in nodes else entry for entry in version.suspects]
+    return replace(
+        version,
+        exclusions=tuple(entry for entry in exclusions if entry is not None),
+        suspects=tuple(entry for entry in suspects if entry is not None),
+    )
 
 
 def forbidding_verdict(attempt: ActingAttempt) -> AttemptVerdict | None:

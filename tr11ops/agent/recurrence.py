@@ -2,7 +2,8 @@
 
 A launch names the node that its fault showed itself on. When the same fault shows itself at the same place of the
 training on other nodes, the software or the data have it: the nodes are innocent, also those that were excluded before.
-A node that was only suspected is at fault when it is suspected again, and no other node was in between.
+A node that was only suspected goes a step further each time it is suspected again, and no other node was in between
+(`rundir.node_standing` has the steps).
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from tr11ops.diagnose.attribution.evidence import Attribution, Kind
-from tr11ops.rundir.exclusion import Exclusion
+from tr11ops.rundir.exclusion import Exclusion, NodeStanding
+from tr11ops.rundir.node_standing import GOOD_SECONDS, family
 
 NEAR = 1  # iterations: the step in which a rank dies is logged, or just not
 ENOUGH, ENOUGH_BEFORE_A_STEP = 2, 3  # nodes; two may die alike side by side before a step is done, three hardly do
 SURE = 0.9
+ALMOST_SURE = 0.8
 # what a checkpoint that is whole and wrong may lead to
 _MAY_BE_CHECKPOINTS = frozenset({Kind.UNKNOWN, Kind.NUMERICS, Kind.SOFTWARE})
 
@@ -39,6 +42,8 @@ class NodeFault:
     began_at: int | None = None
     is_suspicion: bool = False
     label: str = ""  # the attempt's number as people type it, where it is another than the scheduler's own
+    start: float = 0.0  # of the launch, seconds since the epoch
+    may_be: tuple[str, ...] = ()  # nodes that may be at fault, also where the cause is unknown
 
     @property
     def place(self) -> str:
@@ -79,22 +84,73 @@ def of_software(found: Attribution, last: NodeFault, others: Sequence[NodeFault]
     )
 
 
-def suspected_before(last: NodeFault, before: Sequence[NodeFault]) -> NodeFault | None:
-    """The suspicion just before `last`, where it was of the same nodes; None where it was of others, or there is none.
+@dataclass(frozen=True)
+class GoodUse:
+    """Training that added something on these nodes. `start`: of the launch, seconds since the epoch."""
 
-    `before`: newest first. A suspicion that proved to be the software's does not count.
+    nodes: tuple[str, ...]
+    start: float
+    seconds: float
+
+
+def suspected_before(
+    last: NodeFault, before: Sequence[NodeFault], good: Sequence[GoodUse] = ()
+) -> tuple[NodeFault, ...]:
+    """The suspicions just before `last` that were all of its nodes, newest first, up to the first one of others.
+
+    `before`: newest first. A suspicion that proved to be the software's does not count, nor does one after which the
+    nodes have trained well for long enough.
     """
-    standing = (one for one in without_recurring(before) if one.is_suspicion)
-    newest = next(standing, None)
-    return newest if newest is not None and set(last.nodes) <= set(newest.nodes) else None
+    found: list[NodeFault] = []
+    for one in without_recurring(before):
+        if not one.is_suspicion:
+            continue
+        if not set(last.nodes) <= set(one.nodes) or _trained_well(last.nodes, one.start, good):
+            break
+        found.append(one)
+    return tuple(found)
 
 
-def of_node(found: Attribution, last: NodeFault, before: NodeFault) -> Attribution:
-    """The conclusion about `last` in place of `found`, where `before` makes it the second time: nodes are blamed."""
+def _trained_well(nodes: Iterable[str], since: float, good: Sequence[GoodUse]) -> bool:
+    """Whether each of these has trained well for long enough since then."""
+    return all(
+        sum(one.seconds for one in good if node in one.nodes and one.start > since) >= GOOD_SECONDS for node in nodes
+    )
+
+
+def of_standing(
+    found: Attribution, last: NodeFault, before: Sequence[NodeFault], state: NodeStanding, known: Sequence[Exclusion]
+) -> Attribution:
+    """The conclusion about a suspicion in place of `found`, where `before` and what is `known` make more of it.
+
+    `state`: how its nodes stand now; excluded nodes are blamed, and what is avoided is a suspect still.
+    """
+    nodes = ", ".join(last.nodes)
+    times = {1: "the second time", 2: "the third time"}.get(len(before), "not the first time")
+    told = tuple(f"{one.place}: {one.summary}" for one in before)
+    told += tuple(f"{one.node} is known: {one.state}: {one.why}" for one in known)
+    better = replace(found, summary=f"{times} on {nodes}: {found.summary}", evidence=(*found.evidence, *told))
+    if state is NodeStanding.EXCLUDE:
+        return replace(better, confidence=SURE, blamed=last.nodes, suspects=())
+    return replace(better, confidence=ALMOST_SURE, avoided=last.nodes)
+
+
+def suspects_to_try_without(faults: Iterable[NodeFault], fault: str) -> tuple[str, ...]:
+    """The nodes that may be at fault for what these launches of one family met; empty where it may be no node's."""
+    same = [one for one in faults if family(one.fault) == family(fault)]
+    if any(not one.may_be for one in same):
+        return ()  # once it came without any sign of a node
+    return tuple(dict.fromkeys(node for one in same for node in one.may_be))
+
+
+def of_trial(found: Attribution, nodes: Sequence[str], left_out: Sequence[Exclusion]) -> Attribution:
+    """The conclusion in place of `found`, once the same fault came on these nodes without those that were left out."""
+    names = ", ".join(entry.node for entry in left_out)
+    summary = f"software or data, not the nodes: the same fault came back without {names}: {found.summary}"
+    said = (*found.evidence, f"it ran on {', '.join(nodes)}", *(line for one in left_out for line in one.evidence[:1]))
     return replace(
-        found, summary=f"the second time on {', '.join(last.nodes)}: {found.summary}", confidence=SURE,
-        blamed=last.nodes, suspects=(), evidence=(*found.evidence, f"{before.place}: {before.summary}"),
-    )  # fmt: skip
+        found, kind=Kind.SOFTWARE, summary=summary, confidence=SURE, blamed=(), avoided=(), suspects=(), evidence=said
+    )
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ class FailedLaunch:
     from an older checkpoint than one before it; `newest_tried`: the newest checkpoint that one of these began from.
     `older`: the step of an older sound one, where the fault makes it worth a try (see `recurrence.may_try_older`).
     `restart`: whether a plain restart helps (see `attribution.restart`).
+    `avoided`: suspects that are not used any more, since enough others are free.
     """
 
     nodes: tuple[str, ...]
@@ -40,6 +41,7 @@ class FailedLaunch:
     newest_tried: int | None = None
     older: int | None = None
     restart: Restart = Restart.UNKNOWN
+    avoided: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,8 @@ def _next(history: Sequence[FailedLaunch], situation: AllocationState) -> Decisi
     """The nodes of the next launch, if there are enough."""
     last = history[-1]
     blamed = set() if situation.may_reuse else set(blamed_nodes(history))
+    if not situation.may_reuse:
+        blamed |= {node for outcome in history for node in outcome.avoided}
     suspected = {node for outcome in history if outcome.kind in _SWAPPED for node in outcome.suspects}
     if last.older is not None:
         suspected |= set(last.suspects)
@@ -191,6 +195,8 @@ def _why_no_nodes(last: FailedLaunch, situation: AllocationState) -> str:
     if situation.may_reuse:  # machines that joined this one, and nothing can replace
         return f"{', '.join(last.blamed) or 'a node'} is gone: start all nodes again to go on"
     named = f"{', '.join(last.blamed)} may not be used again, and " if last.blamed else ""
+    if last.avoided:
+        named = f"{', '.join(last.avoided)} is left out while enough others are free, and "
     return f"{named}no spare node is left"
 
 
@@ -201,6 +207,8 @@ def _why_again(last: FailedLaunch, again: tuple[str, ...], situation: Allocation
         return "on the same machine"
     if last.blamed:
         return f"without {', '.join(last.blamed)}"
+    if last.avoided:
+        return f"without {', '.join(last.avoided)}, while enough others are free"
     named = ", ".join(last.suspects)
     if set(last.suspects) & set(again):
         return f"no spare node is left for {named}, which is only suspected"

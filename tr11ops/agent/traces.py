@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tr11ops.agent.check_faults import LaunchChecks
-from tr11ops.agent.recurrence import NodeFault
+from tr11ops.agent.recurrence import GoodUse, NodeFault
 from tr11ops.base.observed import Unknown, known
 from tr11ops.diagnose.attribution.evidence import Kind
 from tr11ops.diagnose.attribution.records import read_objects
@@ -73,6 +73,24 @@ def read_launch_checks(folders: Iterable[Path]) -> tuple[LaunchChecks, ...]:
     return tuple(found)
 
 
+def read_good_use(folders: Iterable[Path]) -> tuple[GoodUse, ...]:
+    """On which nodes the launches of these attempts' folders have trained, and for how long."""
+    values = (value for folder in folders for value in read_objects(folder / "launches"))
+    return tuple(use for value in values if (use := good_use(value)) is not None)
+
+
+def good_use(record: Mapping[str, Any]) -> GoodUse | None:
+    """A launch's record as the good use of its nodes that it is; None where it added no iteration."""
+    start, end, reached = record.get("start"), record.get("end"), record.get("iteration_after")
+    if not isinstance(start, int | float) or not isinstance(end, int | float) or not isinstance(reached, int):
+        return None
+    if reached <= (record.get("iteration_before") or 0):
+        return None
+    accused = {*(record.get("blamed") or ()), *(record.get("suspects") or ())}
+    nodes = tuple(node for node in map(str, record.get("nodes") or ()) if node not in accused)
+    return GoodUse(nodes, start, end - start)
+
+
 def read_faults(folders: Iterable[Path]) -> tuple[NodeFault, ...]:
     """The launches of these attempts' folders that a fault ended, of whatever kind, in the order of the folders."""
     return tuple(
@@ -111,4 +129,6 @@ def launch_fault(job_id: str, record: Mapping[str, Any]) -> NodeFault | None:
         str(record.get("summary") or ""),
         began_at if isinstance(began_at, int) else None,
         is_suspicion=is_node and not blamed,
+        start=float(record.get("start") or 0.0),
+        may_be=(blamed or suspects) if cause in {Kind.NODE.value, Kind.UNKNOWN.value} else (),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,6 +26,7 @@ from tr11ops.cli.nodes_view import (
     exclusion_values,
     expiry,
     open_nodes_context,
+    tell_other_runs,
     write_note,
 )
 from tr11ops.cli.terminal import local_time, plain_text, show, table
@@ -32,9 +34,11 @@ from tr11ops.cluster.hostlist import expand
 from tr11ops.health.base import CheckOutcome
 from tr11ops.nodes.note import short_reason
 from tr11ops.nodes.view import rows
+from tr11ops.rundir.exclusion import NodeStanding
 from tr11ops.rundir.exclusions import history as events_of
 from tr11ops.rundir.exclusions import read_version
 from tr11ops.rundir.journal import read_journal
+from tr11ops.rundir.node_standing import what_comes_next
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,7 +77,7 @@ def list_nodes(
     everything: Annotated[bool, typer.Option("--all", help="Also nodes of other partitions.")] = False,
     report: ReportOption = None,
 ) -> None:
-    """Nodes with their state, this run's exclusions, and the jobs that hold them.
+    """Nodes with their state, this run's exclusions and suspicions, and the jobs that hold them.
 
     Examples:
       tr11 nodes list --excluded
@@ -88,7 +92,9 @@ def list_nodes(
     now = time.time()
     found = [
         row
-        for row in rows(chosen, nodes_context.exclusions, nodes_context.jobs)
+        for row in rows(
+            chosen, nodes_context.exclusions, nodes_context.jobs, nodes_context.suspects, nodes_context.shared.entries
+        )
         if (not wanted or row.name in wanted) and (row.exclusion is not None or not excluded)
     ]
     if context.as_json:
@@ -98,15 +104,40 @@ def list_nodes(
     for row in found:
         made.add_row(*map(plain_text, _row_words(row, now)))
     show(made)
-    count = sum(1 for row in found if row.exclusion)
-    say(f"{counted(len(found), 'node')}, {count} excluded" if found else "no such node")
+    for row in found:
+        for line in _standing_lines(row):
+            print(textwrap.fill(plain_text(line), 80, subsequent_indent="  "))
+    say(_count(found))
+
+
+def _count(found: Sequence[NodeRow]) -> str:
+    if not found:
+        return "no such node"
+    listed = [row.exclusion.state for row in found if row.exclusion is not None]
+    parts = [counted(len(found), "node"), f"{listed.count(NodeStanding.EXCLUDE)} excluded"]
+    watched = sum(row.suspicion is not None for row in found)
+    avoided = len(listed) - listed.count(NodeStanding.EXCLUDE)
+    parts += [f"{avoided} avoided"] if avoided else []
+    parts += [f"{watched} watched"] if watched else []
+    return ", ".join(parts)
+
+
+def _standing_lines(row: NodeRow) -> list[str]:
+    """How a node stands that is suspected or avoided, here or in another run: what was seen, what comes next."""
+    entry = row.suspicion or row.exclusion
+    lines = []
+    if entry is not None and entry.state != NodeStanding.EXCLUDE:
+        lines += [f"{row.name}: {entry.state}: {entry.why}", f"  {what_comes_next(entry)}"]
+    lines += [f"{row.name}: another run has it as {one.state}: {one.why}" for one in row.elsewhere]
+    return lines
 
 
 def _row_words(row: NodeRow, now: float) -> tuple[str, ...]:
     state = row.state or "not known to the scheduler"
     jobs = ",".join(row.jobs)
     if row.exclusion is None:
-        return row.name, state, jobs, "", "", row.reason and f"(site) {row.reason}"
+        standing = row.suspicion.state if row.suspicion is not None else ""
+        return row.name, state, jobs, "", standing, row.reason and f"(site) {row.reason}"
     why = "; ".join(filter(None, (short_reason(row.exclusion), row.reason and f"(site) {row.reason}")))
     return row.name, state, jobs, row.exclusion.owner or "?", expiry(row.exclusion, now), why
 
@@ -118,6 +149,8 @@ def _row_values(row: NodeRow, now: float) -> dict[str, Any]:
         "site_reason": row.reason,
         "jobs": list(row.jobs),
         "exclusion": None if row.exclusion is None else exclusion_values(row.exclusion, now),
+        "suspicion": None if row.suspicion is None else exclusion_values(row.suspicion, now),
+        "elsewhere": [exclusion_values(entry, now) for entry in row.elsewhere],
     }
 
 
@@ -169,6 +202,7 @@ def check(
     failed = (
         readmit(nodes_context, readmitted, "its time was over, and it passed the health checks") if readmitted else []
     )
+    tell_other_runs(nodes_context)
     if context.as_json:
         values = [result_values(entry) for entry in results]
         found = {"schema": SCHEMA, "nodes": values, "readmitted": readmitted, "prolonged": prolonged, "failed": failed}

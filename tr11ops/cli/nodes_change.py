@@ -25,11 +25,13 @@ from tr11ops.cli.nodes_view import (
     ReasonOption,
     ReportOption,
     open_nodes_context,
+    tell_other_runs,
     write_note,
 )
 from tr11ops.cli.terminal import plain_text
 from tr11ops.health.base import CheckOutcome
 from tr11ops.nodes.queue_exclusions import exclude_nodes, include_nodes
+from tr11ops.rundir.exclusion import NodeStanding
 from tr11ops.rundir.exclusion_limit import ExclusionLimit, way_past
 
 if TYPE_CHECKING:
@@ -103,6 +105,7 @@ def exclude(
             evidence=tuple(evidence or ()), days=lasting, limit=limit, forced=force,
         )  # fmt: skip
         failed += done.failures
+        tell_other_runs(nodes_context)
         if report is not None:
             write_note(nodes_context, names, report)
     _finish("would-exclude" if dry_run else "excluded", names, changes, failed, context.as_json)
@@ -184,9 +187,10 @@ def include(
     dry_run: DryRunOption = False,
     yes: YesOption = False,
 ) -> None:
-    """Let the run use excluded nodes again, once they have passed the health checks.
+    """Let the run use excluded or avoided nodes again, once they have passed the health checks.
 
-    What the site has drained stays drained: tr11 resumes no node.
+    Each is used as a spare first, until it has trained well for a day. What the site has drained stays drained: tr11
+    resumes no node.
 
     Examples:
       tr11 nodes include jean-zay-iam07 --reason "GPU replaced"
@@ -217,6 +221,7 @@ def include(
         _refuse_unfit(nodes_context, check_them(nodes_context, names, timeout))
     agree(f"Include {len(names)} nodes?" if len(names) > 1 else f"Include {names[0]}?", yes)
     failed = readmit(nodes_context, names, why)
+    tell_other_runs(nodes_context)
     _finish("included", names, changes, failed, context.as_json)
 
 
@@ -243,5 +248,8 @@ def _refuse_unfit(nodes_context: NodesContext, results: Sequence[NodeCheck]) -> 
 def readmit(nodes_context: NodesContext, names: Sequence[str], why: str) -> list[str]:
     """Take nodes off the ledger and off the queued work's lists; returns what could not be done."""
     return list(
-        include_nodes(nodes_context.directory, names, nodes_context.queue, why=why, owner=nodes_context.user).failures
-    )
+        include_nodes(
+            nodes_context.directory, names, nodes_context.queue, why=why, owner=nodes_context.user,
+            then=NodeStanding.RETURNED,
+        ).failures
+    )  # fmt: skip

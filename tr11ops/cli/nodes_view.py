@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +12,7 @@ import typer
 
 from tr11ops.base.observed import known
 from tr11ops.base.units import duration
-from tr11ops.cli.common import Refusal, kind_to_watch, not_mounted, open_scheduler
+from tr11ops.cli.common import Refusal, kind_to_watch, not_mounted, open_scheduler, say
 from tr11ops.launch.preflight import chosen_partition
 from tr11ops.nodes.names import NodeNameError, card_exclusions, resolve
 from tr11ops.nodes.note import support_note
@@ -21,9 +21,12 @@ from tr11ops.nodes.view import queue_changes
 from tr11ops.observe.files import read_submissions
 from tr11ops.observe.mounted import why_unmounted
 from tr11ops.observe.ownership import own_jobs
+from tr11ops.rundir.exclusion import NodeStanding
 from tr11ops.rundir.exclusion_limit import partition_nodes
 from tr11ops.rundir.exclusions import read_version
 from tr11ops.rundir.journal import user_name
+from tr11ops.rundir.node_standing import what_comes_next
+from tr11ops.rundir.shared_exclusions import SharedWord, publish, read_shared
 from trainer.contract.files import now
 
 if TYPE_CHECKING:
@@ -55,6 +58,8 @@ class NodesContext:
     partition: Partition | None
     jobs: tuple[Job, ...]
     exclusions: tuple[Exclusion, ...]
+    suspects: tuple[Exclusion, ...] = ()  # used on, after the others
+    shared: SharedWord = field(default_factory=SharedWord)  # what other runs of the site have on record
 
     @property
     def names(self) -> frozenset[str]:
@@ -111,9 +116,12 @@ def open_nodes_context(context: RunContext) -> NodesContext:
     (card, directory), kind = context.seen(missing=None), context.scheduler
     scheduler = open_scheduler(kind_to_watch(directory, kind))
     try:
-        exclusions = read_version(directory.exclusions).exclusions
+        version = read_version(directory.exclusions)
     except (OSError, ValueError) as error:
         raise Refusal(f"the list of excluded nodes cannot be read: {error}", exit_code=3) from None
+    shared = read_shared(card.resilience.shared_exclusions, directory)
+    for line in shared.faults:
+        say(f"tr11: {line}")
     return NodesContext(
         card=card,
         directory=directory,
@@ -122,12 +130,23 @@ def open_nodes_context(context: RunContext) -> NodesContext:
         nodes=scheduler.nodes(),
         partition=chosen_partition(card, scheduler.partitions()),
         jobs=scheduler.jobs(),
-        exclusions=exclusions,
+        exclusions=version.exclusions,
+        suspects=version.suspects,
+        shared=shared,
     )
 
 
+def tell_other_runs(nodes_context: NodesContext) -> None:
+    """Let the other runs of the site know what this one has on record of nodes."""
+    untold = publish(nodes_context.card.resilience.shared_exclusions, nodes_context.directory)
+    if untold:
+        say(f"tr11: {untold}")
+
+
 def expiry(entry: Exclusion, now: float) -> str:
-    """When an exclusion is due for a check, in words."""
+    """When an exclusion is due for a check, in words; what is no exclusion has its state before it."""
+    if entry.state != NodeStanding.EXCLUDE:
+        return entry.state if entry.until is None else f"{entry.state}, {duration(max(0.0, entry.until - now))}"
     if entry.until is None:
         return "no expiry"
     if entry.until <= now:
@@ -146,6 +165,8 @@ def exclusion_values(entry: Exclusion, now: float) -> dict[str, Any]:
         "is_due": entry.until is not None and entry.until <= now,
         "evidence": list(entry.evidence),
         "job_id": entry.job_id or None,
+        "state": entry.state,
+        "next": what_comes_next(entry),
     }
 
 

@@ -14,6 +14,7 @@ from tr11ops.cluster.base import Job, JobState, Scheduler, SchedulerError
 from tr11ops.cluster.parts import covered
 from tr11ops.nodes.view import QueueChange, queue_changes
 from tr11ops.queue.given_nodes import given_to_scheduler
+from tr11ops.rundir.exclusion import NodeStanding
 from tr11ops.rundir.exclusion_limit import ExclusionLimit
 from tr11ops.rundir.exclusions import ExclusionError, exclude, include, read_version
 from tr11ops.rundir.paths import RunDirectory
@@ -78,6 +79,8 @@ def exclude_nodes(
     job_id: str = "",
     limit: ExclusionLimit | None = None,
     forced: bool = False,
+    state: NodeStanding = NodeStanding.EXCLUDE,
+    fault: str = "",
 ) -> ExclusionResult:
     """Exclude nodes from a run as far as `limit` allows, now and in what is queued. Never raises.
 
@@ -88,7 +91,7 @@ def exclude_nodes(
     def put_on(node: str) -> str:
         done = exclude(
             directory, node, why=why, owner=owner, evidence=evidence, days=days, job_id=job_id, limit=limit,
-            forced=forced,
+            forced=forced, state=state, fault=fault,
         )  # fmt: skip
         return "" if done else str(limit)
 
@@ -96,12 +99,18 @@ def exclude_nodes(
 
 
 def include_nodes(
-    directory: RunDirectory, nodes: Iterable[str], queue: RunQueue | None, *, why: str, owner: str
+    directory: RunDirectory,
+    nodes: Iterable[str],
+    queue: RunQueue | None,
+    *,
+    why: str,
+    owner: str,
+    then: NodeStanding | None = None,
 ) -> ExclusionResult:
-    """Let a run use nodes again, now and in what is queued. Never raises."""
+    """Let a run use nodes again, now and in what is queued. `then`: see `exclusions.include`. Never raises."""
 
     def take_off(node: str) -> str:
-        include(directory, node, why=why, owner=owner)
+        include(directory, node, why=why, owner=owner, then=then)
         return ""
 
     return _change(directory, nodes, take_off, queue, is_back=True)

@@ -20,10 +20,20 @@ class NodeRow:
     reason: str
     exclusion: Exclusion | None
     jobs: tuple[str, ...]
+    suspicion: Exclusion | None = None  # it is used on, after the others
+    elsewhere: tuple[Exclusion, ...] = ()  # what other runs have on record of it
 
 
-def rows(nodes: Iterable[Node], exclusions: Iterable[Exclusion], jobs: Iterable[Job]) -> tuple[NodeRow, ...]:
+def rows(
+    nodes: Iterable[Node],
+    exclusions: Iterable[Exclusion],
+    jobs: Iterable[Job],
+    suspects: Iterable[Exclusion] = (),
+    elsewhere: Iterable[Exclusion] = (),
+) -> tuple[NodeRow, ...]:
     """A row for each node, and for each excluded one that is not among them, by name."""
+    suspected = {entry.node: entry for entry in suspects}
+    others = tuple(elsewhere)
     by_name = {node.name: node for node in nodes}
     excluded = {entry.node: entry for entry in exclusions}
     holders = holders_of(jobs)
@@ -37,6 +47,8 @@ def rows(nodes: Iterable[Node], exclusions: Iterable[Exclusion], jobs: Iterable[
                 reason=node.reason if node else "",
                 exclusion=entry,
                 jobs=tuple(job.job_id for job in holders.get(name, ())),
+                suspicion=suspected.get(name),
+                elsewhere=tuple(one for one in others if one.node == name),
             )
         )
     return tuple(found)

@@ -134,6 +134,10 @@ class ResilienceSection(Section):
         default=None, ge=0, le=100,
         description="of the partition's nodes, never below the nodes needed; unset: 10, or half of what is idle",
     )  # fmt: skip
+    shared_exclusions: str | None = Field(
+        default=None, pattern=r"^/",
+        description="a folder in which the runs of a site tell each other of nodes: another run's suspicion counts",
+    )  # fmt: skip
     check_scripts: list[CheckScript] = Field(
         default=[],
         description="own health checks: executables that exit with 0 fine, 1 bad node, 3 unknown (text), or tables",

@@ -63,6 +63,7 @@ class LaunchRecord(Record):
     and what this launch has shown to fail everywhere. `older_checkpoint`: the step of an older checkpoint from which
     the training then was to go on, because this fault came at one step again. `restart`: whether a plain restart helps
     (plain, elsewhere, change, unknown, none), how sure that is, and why; "" where an older tr11 wrote it.
+    `avoided`: those of the suspects that are not used any more while enough others are free.
     """
 
     launch: int
@@ -94,6 +95,7 @@ class LaunchRecord(Record):
     restart: str = ""
     restart_confidence: float | None = None
     restart_why: str = ""
+    avoided: tuple[str, ...] = ()
 
     @staticmethod
     def path(attempt: Path, launch: int) -> Path:

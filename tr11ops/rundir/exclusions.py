@@ -16,7 +16,7 @@ from typing import Any
 
 from tr11ops.base.newer import newer_schema
 from tr11ops.base.units import number_in
-from tr11ops.rundir.exclusion import Exclusion
+from tr11ops.rundir.exclusion import Exclusion, NodeStanding
 from tr11ops.rundir.exclusion_limit import ExclusionLimit
 from tr11ops.rundir.journal import Journal, Ledger
 from tr11ops.rundir.paths import RunDirectory
@@ -41,15 +41,30 @@ class ExclusionError(ValueError):
 class Version(Record):
     """The ledger at one moment. `number` counts changes; 0 is the empty ledger, or a file written by hand.
 
+    `exclusions` are nodes that are not used; `suspects` are used, after the others. No node is in both.
     `newer`: why this tr11 must not replace it, "" where it may.
     """
 
     number: int
     exclusions: tuple[Exclusion, ...]
     newer: str = ""
+    suspects: tuple[Exclusion, ...] = ()
 
     def find(self, node: str) -> Exclusion | None:
+        """What keeps the run off a node; None where it may be used."""
         return next((entry for entry in self.exclusions if entry.node == node), None)
+
+    def on_record(self, node: str) -> Exclusion | None:
+        """What is known of a node: that it is excluded, avoided or suspected, or came back."""
+        return next((entry for entry in (*self.exclusions, *self.suspects) if entry.node == node), None)
+
+    def without(self, node: str) -> Version:
+        """The same, with nothing on record of a node."""
+        return replace(
+            self,
+            exclusions=tuple(entry for entry in self.exclusions if entry.node != node),
+            suspects=tuple(entry for entry in self.suspects if entry.node != node),
+        )
 
 
 # ----------------------------------------------------------------------------- questions
@@ -99,10 +114,13 @@ def exclude(
     job_id: str = "",
     limit: ExclusionLimit | None = None,
     forced: bool = False,
+    state: NodeStanding = NodeStanding.EXCLUDE,
+    fault: str = "",
 ) -> bool:
     """Put a node on the ledger, due for a check after `days` (None: never); False when the limit forbids it.
 
-    `forced`: a person wants it whatever the limit says, which is kept in the journal.
+    `forced`: a person wants it whatever the limit says, which is kept in the journal. `state`: how sure it is, `fault`
+    of which family; who is excluded already is not made less than that.
     A node that is on it already stays there: the later expiry holds, evidence is added, who was first stays the owner.
     Raises ExclusionError for an impossible name or number, OSError as the file system does.
     """
@@ -111,15 +129,15 @@ def exclude(
         raise ExclusionError(f"days = {days:g}: must be above 0 and at most 36500")
     now = time.time()
     until = None if days is None else now + days * DAY_SECONDS
-    fresh = Exclusion(node, why, owner, until, _bounded(evidence), now, job_id)
+    fresh = Exclusion(node, why, owner, until, _bounded(evidence), now, job_id, state.value, fault)
 
-    def change(version: Version) -> tuple[Exclusion, ...] | None:
+    def change(version: Version) -> Version | None:
         old = version.find(node)
-        others = tuple(entry for entry in version.exclusions if entry.node != node)
-        full = limit is not None and limit.forbids([node], (entry.node for entry in others))
+        others = version.without(node)
+        full = limit is not None and limit.forbids([node], (entry.node for entry in others.exclusions))
         if old is None and full and not forced:
             return None
-        return (*others, fresh if old is None else _renewed(old, fresh))
+        return replace(others, exclusions=(*others.exclusions, fresh if old is None else _renewed(old, fresh)))
 
     done = _commit(directory.exclusions, change)
     if done is None:
@@ -127,22 +145,44 @@ def exclude(
     entry = done.find(node) or fresh
     data = {"node": node, "until": entry.until, "evidence": list(fresh.evidence), "job_id": job_id, "owner": owner}
     data |= {"forced": True} if forced else {}
+    data |= {} if entry.state == NodeStanding.EXCLUDE else {"state": entry.state}
     _note(directory, EXCLUDED, why, data, owner)
     return True
 
 
-def include(directory: RunDirectory, node: str, *, why: str, owner: str) -> bool:
-    """Take a node off the ledger; False when it is not on it. Raises OSError as the file system does."""
+def include(directory: RunDirectory, node: str, *, why: str, owner: str, then: NodeStanding | None = None) -> bool:
+    """Take a node off the ledger; False when it is not on it. Raises OSError as the file system does.
 
-    def change(version: Version) -> tuple[Exclusion, ...] | None:
-        if version.find(node) is None:
+    `then`: as what it stays on record, as a node that came back or is a suspect still; None: it is innocent.
+    """
+
+    def change(version: Version) -> Version | None:
+        old = version.find(node)
+        if old is None:
             return None
-        return tuple(entry for entry in version.exclusions if entry.node != node)
+        others = version.without(node)
+        if then is None:
+            return others
+        kept = replace(old, state=then.value, until=None, since=time.time(), good_seconds=0.0)
+        return replace(others, suspects=(*others.suspects, kept))
 
     if _commit(directory.exclusions, change) is None:
         return False
     _note(directory, INCLUDED, why, {"node": node, "owner": owner}, owner)
     return True
+
+
+def revise(directory: RunDirectory, change: Callable[[Version], Version]) -> bool:
+    """Change what is on record of nodes by a pure rule; whether that changed anything.
+
+    Raises OSError, ExclusionError, ValueError as the ledger does. What takes a node off the list is for `include`.
+    """
+
+    def changed(version: Version) -> Version | None:
+        made = change(version)
+        return None if made == version else made
+
+    return _commit(directory.exclusions, changed) is not None
 
 
 def record_check(
@@ -183,7 +223,11 @@ def _renewed(old: Exclusion, fresh: Exclusion) -> Exclusion:
     until = None if old.until is None or fresh.until is None else max(old.until, fresh.until)
     reason = () if fresh.why == old.why else (fresh.why,)
     lines = tuple(dict.fromkeys((*old.evidence, *_bounded(reason), *fresh.evidence)))[-MOST_EVIDENCE:]
-    return replace(old, until=until, evidence=lines, job_id=fresh.job_id or old.job_id)
+    renewed = replace(old, until=until, evidence=lines, job_id=fresh.job_id or old.job_id)
+    steps = list(NodeStanding)
+    if steps.index(NodeStanding(fresh.state)) <= steps.index(NodeStanding(old.state)):
+        return renewed
+    return replace(renewed, state=fresh.state, why=fresh.why, owner=fresh.owner, fault=fresh.fault or old.fault)
 
 
 def _bounded(evidence: Iterable[str]) -> tuple[str, ...]:
@@ -203,7 +247,8 @@ def _version(path: Path, value: Mapping[str, Any]) -> Version:
     """Raises ValueError when the object is no ledger."""
     try:
         entries = tuple(_exclusion(entry) for entry in value["exclusions"])
-        return Version(int(value.get("version", 0)), entries)
+        suspects = tuple(_exclusion(entry) for entry in value.get("suspects") or ())
+        return Version(int(value.get("version", 0)), entries, suspects=suspects)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not a list of exclusions: {error!r}") from None
 
@@ -218,10 +263,18 @@ def _exclusion(entry: Mapping[str, Any]) -> Exclusion:
         evidence=tuple(map(str, lines if isinstance(lines, list) else (lines,))),
         since=number_in(entry.get("since")),
         job_id=str(entry.get("job_id") or ""),
+        state=_state(entry.get("state")),
+        fault=str(entry.get("fault") or ""),
+        good_seconds=number_in(entry.get("good_seconds")) or 0.0,
     )
 
 
-def _commit(path: Path, change: Callable[[Version], tuple[Exclusion, ...] | None]) -> Version | None:
+def _state(value: Any) -> str:
+    """What an entry says of itself; one of an older tr11, or with a word of a newer one, is an exclusion."""
+    return value if value in set(NodeStanding) else NodeStanding.EXCLUDE.value
+
+
+def _commit(path: Path, change: Callable[[Version], Version | None]) -> Version | None:
     """Apply `change` to the newest version and publish the result; None when `change` returns None.
 
     Raises OSError as the file system does, TimeoutError when others were always faster, ExclusionError where a newer
@@ -234,24 +287,33 @@ def _commit(path: Path, change: Callable[[Version], tuple[Exclusion, ...] | None
         version = read_version(path)
         if version.newer:
             raise ExclusionError(version.newer)
-        entries = change(version)
-        if entries is None:
+        changed = change(version)
+        if changed is None:
             return None
         number = max([version.number, *taken]) + 1  # beyond one that a power cut left empty
-        made = Version(number, tuple(sorted(entries, key=lambda entry: entry.node)))
-        return number, _text(made), made
+        made = Version(number, _by_name(changed.exclusions), suspects=_by_name(changed.suspects))
+        return number, ledger_text(made), made
 
     return versions.commit(following, lambda: _published(path))
 
 
-def _text(version: Version) -> str:
-    entries = [asdict(entry) for entry in version.exclusions]
-    return json.dumps({"schema": SCHEMA, "version": version.number, "exclusions": entries}, indent=1) + "\n"
+def _by_name(entries: Iterable[Exclusion]) -> tuple[Exclusion, ...]:
+    return tuple(sorted(entries, key=lambda entry: entry.node))
+
+
+def ledger_text(version: Version) -> str:
+    """The ledger as it is written."""
+    value: dict[str, Any] = {
+        "schema": SCHEMA, "version": version.number,
+        "exclusions": [asdict(entry) for entry in version.exclusions],
+        "suspects": [asdict(entry) for entry in version.suspects],
+    }  # fmt: skip
+    return json.dumps(value, indent=1) + "\n"
 
 
 def _published(path: Path) -> tuple[int, str]:
     newest = read_version(path)
-    return newest.number, _text(newest)
+    return newest.number, ledger_text(newest)
 
 
 def _note(directory: RunDirectory, kind: str, why: str, data: Mapping[str, Any], who: str) -> None:

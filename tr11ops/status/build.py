@@ -91,7 +91,7 @@ def status_of(
         pause=_stop_file(snapshot.pause, RunPaths(facts.directory, facts.name, facts.variant).pause),
         holds=_holds(snapshot),
         exclusions=None if isinstance(snapshot.exclusions, Unknown) else tuple(
-            parts.ShownExclusion(entry.node, entry.why, entry.owner, Instant.of(entry.until))
+            parts.ShownExclusion(entry.node, entry.why, entry.owner, Instant.of(entry.until), entry.state)
             for entry in snapshot.exclusions
         ),
         findings=tuple(_finding(finding, findings) for finding in findings),

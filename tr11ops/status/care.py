@@ -46,7 +46,7 @@ def nodes(status: Status) -> Iterator[Row]:
 
 
 def _named(excluded: Sequence[ShownExclusion]) -> str:
-    named = ", ".join(entry.node + (f" ({entry.why})" if entry.why else "") for entry in excluded[:NODES_SHOWN])
+    named = ", ".join(map(_shown, excluded[:NODES_SHOWN]))
     return named + (f" and {len(excluded) - NODES_SHOWN} more" if len(excluded) > NODES_SHOWN else "")
 
 
@@ -185,3 +185,10 @@ def alerts(status: Status) -> Iterator[Row]:
         )
     if len(seen) > ALERTS_SHOWN:
         yield "", f"and {len(seen) - ALERTS_SHOWN} more ({status.command('alerts list')})", ""
+
+
+def _shown(entry: ShownExclusion) -> str:
+    """A node with why it is not used; what is less than an exclusion says so."""
+    words = {"avoid": "avoided while others are free", "suspect": "left out for one task"}.get(entry.state, "")
+    why = ": ".join(filter(None, (words, entry.why)))
+    return f"{entry.node} ({why})" if why else entry.node

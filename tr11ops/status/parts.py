@@ -222,12 +222,13 @@ class ShownHold(NamedTuple):
 
 
 class ShownExclusion(NamedTuple):
-    """A node that must not be used."""
+    """A node that must not be used. `state`: exclude; avoid, while enough others are free; suspect, for one task."""
 
     node: str
     why: str
     owner: str
     until: Instant | None
+    state: str = "exclude"
 
 
 class LeavingNode(NamedTuple):

@@ -23,7 +23,7 @@ class Action:
 
     @property
     def name(self) -> str:
-        """As in the journal and in budgets: resubmit, exclude, cancel, hold, release."""
+        """As in the journal and in budgets: resubmit, exclude, include, cancel, hold, release."""
         return type(self).__name__.lower()
 
     def words(self) -> str:
@@ -57,6 +57,11 @@ class Exclude(Action):
 
     job_id: str = ""
     limit: ExclusionLimit = ExclusionLimit(0)  # noqa: RUF009  frozen
+
+
+@dataclass(frozen=True)
+class Include(Action):
+    """Use a node again that was only avoided, since not enough others are free."""
 
 
 @dataclass(frozen=True)

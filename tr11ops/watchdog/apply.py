@@ -18,16 +18,27 @@ from tr11ops.base.observed import Unknown, cause, known, observed
 from tr11ops.cluster.base import Job, JobState, Scheduler, SchedulerError, SchedulerUnreachable
 from tr11ops.cluster.parts import covers
 from tr11ops.cluster.pending_reasons import is_held as job_is_held
-from tr11ops.nodes.queue_exclusions import RunQueue, exclude_nodes
+from tr11ops.nodes.queue_exclusions import RunQueue, exclude_nodes, include_nodes
 from tr11ops.observe.ownership import read_own_jobs
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.queue.held_jobs import hold, release
 from tr11ops.rundir.action_log import INTENT, OUTCOME, ActionRecord, ProgressRecord, Result, intent_data, outcome_data
+from tr11ops.rundir.exclusion import NodeStanding
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER
 from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import RunDirectory, new_tag
 from tr11ops.rundir.submissions import is_superseded, job_of_tag, read_traces
-from tr11ops.watchdog.actions import Action, Cancel, Exclude, Hold, Release, ReplacementLaunch, Resubmit, Stacks
+from tr11ops.watchdog.actions import (
+    Action,
+    Cancel,
+    Exclude,
+    Hold,
+    Include,
+    Release,
+    ReplacementLaunch,
+    Resubmit,
+    Stacks,
+)
 from tr11ops.watchdog.stacks import keep_stacks
 
 if TYPE_CHECKING:
@@ -163,6 +174,7 @@ def _what_became(action_record: ActionRecord, snapshot: Snapshot, directory: Run
     seen = {
         "stacks": (is_kept, "they are kept", "there are none"),
         "exclude": (is_listed, "it is excluded", "it is not on the list"),
+        "include": (not is_listed, "it may be used again", "it is still on the list"),
         "cancel": (not living, "it is gone", "it is still there"),
         "hold": (is_held or not waiting, "it is held", "it is not held"),
         "release": (not is_held, "it is released", "it is still held"),
@@ -222,6 +234,8 @@ class RunEffects:
                 return self._resubmit(action, tag)
             if isinstance(action, Exclude):
                 return self._exclude(action)
+            if isinstance(action, Include):
+                return self._include(action)
             if isinstance(action, Cancel):
                 self._prove_relaunch(action.relaunch)
                 self.scheduler.cancel(action.subject)
@@ -272,6 +286,15 @@ class RunEffects:
         if done.refused:
             raise NotDone(done.refused[0][1])
         return "; ".join(("excluded", *done.failures))
+
+    def _include(self, action: Include) -> str:
+        queue = RunQueue(self.scheduler, self.own_jobs, lambda: self.nodes, user=self.user)
+        done = include_nodes(
+            self.directory, [action.subject], queue, why=action.why, owner=AUTOMATIC_OWNER, then=NodeStanding.SUSPECT
+        )
+        if done.refused:
+            raise NotDone(done.refused[0][1])
+        return "; ".join(("may be used again", *done.failures))
 
     def _hold_or_release(self, action: Action) -> str:
         numbers = [action.subject]

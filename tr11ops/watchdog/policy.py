@@ -12,18 +12,26 @@ from dataclasses import dataclass, field, replace
 
 from tr11ops.base.observed import Unknown, known
 from tr11ops.base.units import counted, duration
-from tr11ops.cluster.base import Job, JobState
+from tr11ops.cluster.base import Job, JobState, Node
 from tr11ops.cluster.parts import covers, names_of
 from tr11ops.cluster.pending_reasons import is_held, reason_of
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.kept_stacks import stacks_since
-from tr11ops.detect.nodes_left import blame_stands, excluded_nodes, exclusion_limit
+from tr11ops.detect.nodes_left import (
+    blame_stands,
+    excluded_nodes,
+    exclusion_limit,
+    needed_nodes,
+    nodes_of_partition,
+    partition_of,
+)
 from tr11ops.detect.unfinished_end import ended_at, is_unbegun
 from tr11ops.observe import derived
 from tr11ops.observe.lost_host import batch_host, has_lost_its_host, is_zombie, seconds_to_wait
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.queue.repair import plan_repair
 from tr11ops.rundir.action_log import LETS_IT_ACT, ActionHistory, ProgressRecord
+from tr11ops.rundir.exclusion import NodeStanding
 from tr11ops.rundir.exclusion_limit import ExclusionLimit, way_past
 from tr11ops.watchdog.actions import (
     Action,
@@ -32,6 +40,7 @@ from tr11ops.watchdog.actions import (
     Cancel,
     Exclude,
     Hold,
+    Include,
     Plan,
     PolicyContext,
     Power,
@@ -282,6 +291,28 @@ def _exclude_blamed(draft: _Draft) -> None:
             _exclude(draft, blame)
 
 
+def _use_avoided(draft: _Draft) -> None:
+    """Nodes that are only avoided are used again where an attempt would wait for them."""
+    snapshot = draft.snapshot
+    if snapshot.active_jobs or not derived.startable_jobs(snapshot):
+        return
+    needed = needed_nodes(snapshot)
+    free = {node.name for node in nodes_of_partition(snapshot, partition_of(snapshot)) if _is_free(node)}
+    listed = {entry.node: entry for entry in known(snapshot.exclusions, ())}
+    avoided = [entry for entry in listed.values() if entry.state == NodeStanding.AVOID and entry.node in free]
+    missing = (needed or 0) - len(free - set(listed))
+    if not 0 < missing <= len(avoided):
+        return
+    for entry in sorted(avoided, key=lambda entry: (entry.since or 0.0, entry.node))[:missing]:
+        why = f"only {len(free - set(listed))} others are free, an attempt needs {needed}"
+        incident = f"include:{entry.node}:{entry.job_id}"
+        draft.propose(Include(entry.node, why, incident, entry.evidence, f"`tr11 nodes exclude {entry.node}`"))
+
+
+def _is_free(node: Node) -> bool:
+    return node.is_usable and "idle" in node.states
+
+
 def _exclude(draft: _Draft, blame: Blame) -> None:
     listed = excluded_nodes(draft.snapshot)
     planned = {action.subject for action in draft.actions if isinstance(action, Exclude)}
@@ -442,6 +473,17 @@ RULES = (
                 "excludes it, within the cap",
                 "tr11 nodes include NODE",
                 (Exclude,),
+            ),
+        ),
+    ),
+    _Rule(
+        _use_avoided,
+        (
+            Power(
+                "queued jobs wait for nodes while some are free that are only avoided",
+                "lets the run use as many of these again as are missing",
+                "tr11 nodes exclude NODE",
+                (Include,),
             ),
         ),
     ),

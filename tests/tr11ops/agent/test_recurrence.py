@@ -8,20 +8,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tr11ops.agent.recurrence import (
+    GoodUse,
     NodeFault,
     Repetition,
     innocent,
     may_try_older,
-    of_node,
     of_software,
+    of_standing,
+    of_trial,
     repetition,
     same_elsewhere,
     suspected_before,
+    suspects_to_try_without,
     without_recurring,
 )
 from tr11ops.agent.traces import node_fault
 from tr11ops.diagnose.attribution.evidence import Attribution, Kind
-from tr11ops.rundir.exclusion import Exclusion
+from tr11ops.rundir.exclusion import Exclusion, NodeStanding
 
 FIRST = NodeFault("11", 1, "died: the worker was ended by sigsegv at 3", 7, ("x2",), "rank 3 on x2: ended by SIGSEGV")
 LAST = replace(FIRST, job_id="12", nodes=("x5",), summary="rank 3 on x5: ended by SIGSEGV")
@@ -90,15 +93,20 @@ def test_the_conclusion_says_where_and_blames_no_one():
 def test_a_second_suspicion_of_one_node_counts():
     first = replace(FIRST, is_suspicion=True)
     again = replace(first, job_id="12", reached=40, fault="a device-side assert at 3")
-    assert suspected_before(again, [first]) == first
-    assert suspected_before(again, [replace(first, is_suspicion=False)]) is None
-    assert suspected_before(again, []) is None
+    assert suspected_before(again, [first]) == (first,)
+    assert suspected_before(again, [replace(first, is_suspicion=False)]) == ()
+    assert suspected_before(again, []) == ()
     other = replace(first, nodes=("x9",), reached=20, fault="died: sigkill at 1")
-    assert suspected_before(again, [other, first]) is None  # another node is not fine
-    assert suspected_before(again, [first, other]) == first
+    assert suspected_before(again, [other, first]) == ()  # another node is not fine
+    assert suspected_before(again, [first, other]) == (first,)
+    well = GoodUse(("x2", "x9"), first.start + 1, 90_000.0)
+    assert suspected_before(again, [first], [well]) == ()  # it has trained well since
+    assert suspected_before(again, [first], [replace(well, seconds=3600.0), replace(well, nodes=("x9",))]) == (first,)
     found = Attribution(Kind.NODE, "rank 3 on x2: died", 0.78, suspects=("x2",), evidence=("srun",), fault="f")
-    told = of_node(found, again, first)
+    told = of_standing(found, again, [first], NodeStanding.EXCLUDE, ())
     assert (told.kind, told.blamed, told.suspects, told.fault) == (Kind.NODE, ("x2",), (), "f")
+    wary = of_standing(found, again, [first], NodeStanding.AVOID, ())
+    assert (wary.kind, wary.blamed, wary.suspects, wary.avoided) == (Kind.NODE, (), ("x2",), ("x2",))
     assert told.summary == "the second time on x2: rank 3 on x2: died"
     assert told.evidence == ("srun", "attempt 11, launch 1: rank 3 on x2: ended by SIGSEGV")
 
@@ -107,7 +115,23 @@ def test_a_suspicion_that_the_software_had_does_not_count():
     first = replace(FIRST, is_suspicion=True)
     cleared = replace(LAST, is_suspicion=False)  # the same fault on another node: cause software
     later = replace(first, job_id="13", reached=90, fault="died: sigkill at 1")
-    assert suspected_before(later, [cleared, first]) is None
+    assert suspected_before(later, [cleared, first]) == ()
+
+
+def test_whom_the_next_task_does_without():
+    one = NodeFault("11", 1, "died: sigabrt", None, (), may_be=("x1", "x2"))
+    assert suspects_to_try_without([one, replace(one, job_id="12", may_be=("x2",))], one.fault) == ("x1", "x2")
+    assert suspects_to_try_without([one, replace(one, may_be=())], one.fault) == ()  # once without any node
+    assert suspects_to_try_without([one, replace(one, may_be=(), fault="refused")], one.fault) == ("x1", "x2")
+    assert suspects_to_try_without([replace(one, fault="died: sigabrt at 3")], "died: sigabrt at 7") == ("x1", "x2")
+
+
+def test_what_came_without_the_suspects_too_is_the_softwares():
+    left_out = [Exclusion(node, "", "tr11", evidence=("rank 1 died",), state="suspect") for node in ("x1", "x2")]
+    found = Attribution(Kind.UNKNOWN, "ended by SIGABRT", 0.6, suspects=("x5",), fault="died: sigabrt")
+    told = of_trial(found, ("x4", "x5"), left_out)
+    assert (told.kind, told.blamed, told.suspects) == (Kind.SOFTWARE, (), ())
+    assert told.summary.startswith("software or data, not the nodes: the same fault came back without x1, x2")
 
 
 def test_only_automatic_exclusions_are_taken_back():
@@ -120,12 +144,12 @@ def test_only_automatic_exclusions_are_taken_back():
 
 def test_a_launchs_record_tells_the_nodes_of_its_fault():
     record = {"launch": 2, "cause": "node", "fault": "f", "blamed": ["x1"], "suspects": ["x7"], "reached": 4}
-    assert node_fault("11", record) == NodeFault("11", 2, "f", 4, ("x1",), "")
+    assert node_fault("11", record) == NodeFault("11", 2, "f", 4, ("x1",), "", may_be=("x1",))
     assert node_fault("11", {**record, "cause": "software"}) == NodeFault("11", 2, "f", 4, ("x7",), "")
     suspicion = node_fault("11", {**record, "blamed": []})
-    assert suspicion == NodeFault("11", 2, "f", 4, ("x7",), "", is_suspicion=True)
+    assert suspicion == NodeFault("11", 2, "f", 4, ("x7",), "", is_suspicion=True, may_be=("x7",))
     bare = {"launch": 1, "cause": "node", "blamed": ["x1"], "reached": None}
-    assert node_fault("11", bare) == NodeFault("11", 1, "", None, ("x1",))
+    assert node_fault("11", bare) == NodeFault("11", 1, "", None, ("x1",), may_be=("x1",))
     for cause in ("unknown", "operator", None, 7):
         assert node_fault("11", {**record, "cause": cause}) is None
 

@@ -19,8 +19,8 @@ from tr11ops.nodes.health_job import HealthRequest, results_of
 from tr11ops.nodes.names import NodeNameError, resolve
 from tr11ops.nodes.note import support_note
 from tr11ops.nodes.view import queue_changes
-from tr11ops.rundir.exclusion import Exclusion
-from tr11ops.rundir.exclusions import exclude, read_version
+from tr11ops.rundir.exclusion import Exclusion, NodeStanding
+from tr11ops.rundir.exclusions import exclude, read_version, revise
 
 ONE, TWO, THREE = "local-node1", "local-node2", "local-node3"
 
@@ -53,13 +53,32 @@ def test_list_shows_every_node_once(nodes, bench: LocalBench) -> None:
     assert found["schema"] == 1
     rows = {row["node"]: row for row in found["nodes"]}
     assert set(rows) == {ONE, TWO, THREE, "local-node4", "gone07"}
-    assert rows[ONE] == {"node": ONE, "state": "idle", "site_reason": "", "jobs": [], "exclusion": None}
+    innocent = {"exclusion": None, "suspicion": None, "elsewhere": []}
+    assert rows[ONE] == {"node": ONE, "state": "idle", "site_reason": "", "jobs": [], **innocent}
     assert rows[TWO]["exclusion"]["owner"] == "tr11" and not rows[TWO]["exclusion"]["is_due"]
     assert rows["gone07"]["state"] is None and rows["gone07"]["exclusion"]["until"] is None
     shown = nodes("list").out
     assert "for 3 d" in shown and "no expiry" in shown and "\x1b" not in shown
     assert [row["node"] for row in nodes("list", "--excluded", "--json").json["nodes"]] == ["gone07", TWO]
     assert [row["node"] for row in nodes("list", ONE, "--json").json["nodes"]] == [ONE]
+
+
+def test_list_shows_how_a_node_stands_and_what_comes_next(nodes, bench: LocalBench) -> None:
+    directory = run_directory(bench)
+    exclude(directory, TWO, why="it died again", owner="tr11", days=3.5, state=NodeStanding.AVOID, fault="died")
+    seen = Exclusion(ONE, "it died", "tr11", evidence=("rank 3: SIGSEGV",), state="suspect", fault="died")
+    revise(directory, lambda version: replace(version, suspects=(seen,)))
+    rows = {row["node"]: row for row in nodes("list", "--json").json["nodes"]}
+    assert rows[ONE]["exclusion"] is None and rows[TWO]["suspicion"] is None
+    assert (rows[ONE]["suspicion"]["state"], rows[ONE]["suspicion"]["evidence"]) == ("suspect", ["rank 3: SIGSEGV"])
+    assert rows[TWO]["exclusion"]["state"] == "avoid" and "exclude" in rows[TWO]["exclusion"]["next"]
+    shown = nodes("list")
+    said = " ".join(shown.out.split())
+    assert "one more fault: avoid" in said and "one more of this kind: exclude" in said
+    assert max(map(len, shown.out.splitlines())) <= 80
+    assert nodes("include", TWO, "--force", "--yes", "--reason", "repaired").code == 0
+    rows = {row["node"]: row for row in nodes("list", "--json").json["nodes"]}
+    assert rows[TWO]["exclusion"] is None and rows[TWO]["suspicion"]["state"] == "returned"
 
 
 @pytest.mark.parametrize(

@@ -332,6 +332,25 @@ def test_the_cap_holds_and_never_cuts_into_what_the_run_needs() -> None:
     assert len(tight.actions) == 1 and len(tight.withheld) == 7  # 48 of 49 are needed
 
 
+def test_what_is_only_avoided_is_used_again_where_an_attempt_would_wait() -> None:
+    """48 are needed: with 47 others free one comes back, the first that was avoided; with 48, or while it runs, none."""
+    listed = tuple(
+        Exclusion(f"n{number:02d}", "it died", "tr11", since=NOW - number, state=state)
+        for number, state in ((1, "avoid"), (2, "avoid"), (3, "exclude"), (4, "suspect"))
+    )
+    waits = {"jobs": (pending(),), "submissions": (SENT,), "exclusions": listed}
+
+    def free(count: int) -> tuple[Node, ...]:
+        return tuple(Node(f"n{number:02d}", frozenset({"idle"})) for number in range(1, count + 1))
+
+    assert words(decide(idle(nodes=free(51), **waits))) == [("include", "n02")]
+    assert words(decide(idle(nodes=free(50), **waits))) == [("include", "n02"), ("include", "n01")]
+    for count in (49, 52):  # both would be too few; enough others are free
+        assert words(decide(idle(nodes=free(count), **waits))) == []
+    busy = (Node("n05", frozenset({"allocated"})), *(node for node in free(51) if node.name != "n05"))
+    assert words(decide(idle(nodes=busy, **waits))) == [("include", "n02"), ("include", "n01")]
+
+
 def test_queued_jobs_that_an_attempt_did_not_hold_are_held() -> None:
     ending = without_restart("1006", NOW - 60, "the data is gone", hold_failed=True)
     waiting = idle(jobs=(pending(),), submissions=(SENT,))

@@ -154,7 +154,8 @@ def by_death(evidence: Evidence) -> Attribution | None:
             fault = f"died: {signature(first.error)}"
             said = tuple(str(one) for one in died[:4])
             summary = f"{first.error}, on {len(together)} nodes at once"
-            return _weighed("death-everywhere", Kind.UNKNOWN, summary, evidence=said, fault=fault)
+            apart = _ordered(together, evidence) if len(together) < len(evidence.nodes) else ()
+            return _weighed("death-everywhere", Kind.UNKNOWN, summary, suspects=apart, evidence=said, fault=fault)
         fault = f"died: {signature(first.error)} at {first.rank}"
         rule = "death" if len({one.host for one in died}) == 1 else "death-several"
         return _weighed(

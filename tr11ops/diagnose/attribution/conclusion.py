@@ -151,6 +151,7 @@ def of_record(record: LaunchRecord) -> Attribution | None:
         record.evidence,
         record.fault,
         restart=_restart_of(record),
+        avoided=record.avoided,
     )
 
 

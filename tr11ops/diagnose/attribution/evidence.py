@@ -147,6 +147,7 @@ class Evidence:
 @dataclass(frozen=True)
 class Attribution:
     """A conclusion. `blamed` are nodes that must not be used again; `suspects` may be at fault, and are only swapped.
+    `avoided`: those of the suspects that are not used any more while enough others are free.
 
     The death or the error of one rank makes a suspect and no more: see `recurrence` for the second time.
 
@@ -164,6 +165,7 @@ class Attribution:
     fault: str = ""
     rule: str = ""
     restart: RestartAnswer | None = None
+    avoided: tuple[str, ...] = ()
 
     @property
     def named_suspects(self) -> tuple[str, ...]:

@@ -42,6 +42,8 @@ def restart_after(found: Attribution, trained: bool, times: int = 1) -> RestartA
         fault = FaultClass.UNKNOWN if known is None else known.fault
         step = NextStep.PAGE if known is None else known.step
         times = times if times >= MOST_AT_ONE_STEP else 1
+    if found.avoided:
+        times = 1  # on one node again and again, which is left out now: that is no sign against other nodes
     signs = Signs(
         role=None if known is None else known.role,
         helps=None if known is None or found.kind not in {Kind.STORAGE, Kind.UNKNOWN} else known.helps,

@@ -1,0 +1,75 @@
+"""Before an array is held for a fault that may be a node's, one task runs without the suspects: real Slurm, seven nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.plugins.twin_fixture import require_slurm
+from tests.twin.small_run import SmallRun
+from tr11ops.rundir.exclusions import read_version
+from tr11ops.twin.plan import TwinPlan
+from tr11ops.twin.twin import Twin
+
+NODES = tuple(f"jean-zay-iam0{number}" for number in range(1, 8))
+FOUR = ("slurm.nodes=4", "slurm.spare_nodes=0", "batch.global_batch_size=16")
+
+
+@pytest.fixture(scope="module")
+def small_twin(twin_home: Path) -> Iterator[Twin]:
+    """Seven nodes of its own, of which a run of three leaves two in peace that may be bad."""
+    require_slurm()
+    with Twin.up(TwinPlan(name="suspects", nodes=7, gpus=0, cpu_nodes=0), twin_home) as made:
+        yield made
+
+
+def with_abort(stage: SmallRun, values: tuple[str, ...], variable: str = "SLURMD_NODENAME") -> str:
+    """A change of the card: each worker where the variable has one of these values aborts when it starts."""
+    folder = stage.folder / "broken-library"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(
+        "import os, sys\n"
+        f"if os.environ.get({variable!r}) in {values!r} and 'tr11ops.twin.stand_in' in sys.orig_argv:\n"
+        "    os.register_at_fork(after_in_child=os.abort)\n"
+    )
+    return f'slurm.environment={{PYTHONPATH="{folder}"}}'
+
+
+def test_two_nodes_that_abort_are_left_out_and_the_training_goes_on(stage: SmallRun) -> None:
+    """Two of four die at one moment, so that nothing but a task without them tells whether they are at fault."""
+    stage.launch(8, *FOUR, with_abort(stage, NODES[:2]))
+    stage.wait(lambda: stage.iteration() > 5 or stage.queued().reason.startswith("JobHeld"), "steps, or a hold")
+    assert stage.iteration() > 5, stage.paths.main_log.read_text()
+    trains = stage.attempts()[-1]
+    assert len(stage.attempts()) == 3, "most_tasks_per_fault, and the one task that tells"
+    assert not set(stage.launches(trains)[-1]["nodes"]) & set(NODES[:2])
+    assert {entry.node for entry in read_version(stage.directory.exclusions).exclusions} == set(NODES[:2])
+    assert set(stage.queued().excluded) == set(NODES[:2])
+
+
+def test_the_same_abort_on_all_nodes_is_the_softwares(stage: SmallRun) -> None:
+    """Nothing helps: the array is held, and no node is left out or under suspicion."""
+    stage.launch(8, *FOUR, with_abort(stage, NODES))
+    stage.wait(lambda: stage.queued().reason.startswith("JobHeld"), "the hold")
+    last = stage.attempts()[-1]
+    stage.wait_for_verdict(last)
+    assert len(stage.attempts()) <= 3 and stage.verdict(last)["blamed"] == []
+    known = read_version(stage.directory.exclusions)
+    assert (known.exclusions, known.suspects) == ((), ())
+    assert stage.queued().excluded == ()
+
+
+def test_an_abort_that_follows_to_other_nodes_clears_the_suspects(stage: SmallRun) -> None:
+    """It is of the first two places of a launch, on whatever nodes: the task without the suspects fails the same way."""
+    stage.launch(8, *FOUR, with_abort(stage, ("0", "1"), "SLURM_NODEID"))
+    stage.wait(lambda: stage.queued().reason.startswith("JobHeld"), "the hold")
+    last = stage.attempts()[-1]
+    stage.wait_for_verdict(last)
+    assert len(stage.attempts()) == 3 and not set(stage.launches(last)[0]["nodes"]) & set(NODES[:2])
+    verdict = stage.verdict(last)
+    assert (verdict["cause"], verdict["blamed"], verdict["held"]) == ("software", [], [stage.array])
+    assert f"the same fault came back without {NODES[0]}, {NODES[1]}" in verdict["message"]
+    known = read_version(stage.directory.exclusions)
+    assert (known.exclusions, known.suspects) == ((), ()) and stage.queued().excluded == ()
