@@ -265,7 +265,8 @@ def _says_more(one: Sighting, strong: Sighting) -> bool:
     """Whether a line tells of what the strong one only had of it."""
     signature = strong.signature
     is_deeper = False
-    if signature.id in _OF_A_LOST_GPU or _NO_DEVICE in strong.text:
+    is_programs_xid = signature.family == _KERNELS and signature.blame is NodeBlame.PROGRAM
+    if signature.id in _OF_A_LOST_GPU or is_programs_xid or _NO_DEVICE in strong.text:
         is_deeper = _is_lost_gpu(one)
     elif signature.id in _OF_A_LOST_PEER and one.raised is not None and _is_surely_its_own(one):
         is_deeper = True

@@ -18,7 +18,7 @@ _PREPARES: Final = "data-preparation"
 _PREPARED: Final = "data-prepared"
 _NEAR_END = 30  # lines in which a log ends that tells of a wait and of nothing else
 _ORDERS = frozenset({FaultClass.SLURM_TIME_LIMIT, FaultClass.SLURM_USER_CANCEL})
-_WAITS = frozenset({FaultClass.NCCL_TIMEOUT, FaultClass.NCCL_NETWORK, FaultClass.RENDEZVOUS})
+_WAITS = frozenset({FaultClass.NCCL_TIMEOUT, FaultClass.NCCL_NETWORK})
 _TIMED_OUT = re.compile(r"[Tt]imed? ?out|[Tt]imeout|TIMEOUT")
 _TURNS = re.compile(r"in \w*(?:process_first|zero_first|rank_first|main_process_first)\w*$")
 _STORE = re.compile(r"\bstore\b|[Rr]endezvous|\brdzv\b")
@@ -33,9 +33,9 @@ def explained(root: Sighting | None, launch: LogLaunch) -> Sighting | None:
         return root
     if root is None or (root.signature.role is Role.STOP and root.signature.fault in _ORDERS):
         return _fewer_than_expected(launch, root) or root
-    if root.signature.role is not Role.SYMPTOM:
-        return root
-    if root.signature.fault in _WAITS and _waits_for_data(root, launch):
+    is_symptom = root.signature.role is Role.SYMPTOM
+    is_wait = root.signature.fault is FaultClass.RENDEZVOUS or (is_symptom and root.signature.fault in _WAITS)
+    if is_wait and not root.signature.own and _waits_for_data(root, launch):
         meaning = "the ranks waited for one that still prepared the data: prepare it once before, or wait longer"
         signature = replace(
             root.signature,
@@ -46,7 +46,7 @@ def explained(root: Sighting | None, launch: LogLaunch) -> Sighting | None:
             meaning=meaning,
         )
         return replace(root, signature=signature)
-    if root.signature.fault is FaultClass.NCCL_NETWORK and _STORE.search(root.text) is not None:
+    if is_symptom and root.signature.fault is FaultClass.NCCL_NETWORK and _STORE.search(root.text) is not None:
         return replace(root, signature=replace(root.signature, fault=FaultClass.RENDEZVOUS, meaning=_NO_STORE))
     return root
 

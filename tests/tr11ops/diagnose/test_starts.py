@@ -189,9 +189,18 @@ def test_who_holds_a_gpu_holds_it_on_one_node(tmp_path: Path) -> None:
 
 
 def test_a_vague_line_that_a_step_followed_is_not_why_a_collective_hung(tmp_path: Path) -> None:
-    vague = "licence cache: connect to cache-3 failed with error 7\n"
+    vague = "licence cache: error: storage node 3 is unreachable\n"
     watchdog = "[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12, OpType=ALLREDUCE)\n"
     found = of_text(tmp_path, vague + SHORT_STEPS + watchdog)
     assert found.root_cause is not None and "Watchdog" in found.root_cause.text
     found = of_text(tmp_path, SHORT_STEPS + vague + watchdog)
     assert found.root_cause is not None and "licence" in found.root_cause.text
+
+
+def test_a_gpu_that_has_to_be_reset_is_more_than_the_programs_fault_before_it(tmp_path: Path) -> None:
+    xid = "Nov 23 05:25:41 n7 kernel: NVRM: Xid (PCI:0000:48:00): %s\n"
+    fault = xid % "31, pid=4121, name=python, Ch 00000008, intr 00000000. MMU Fault: ENGINE GRAPHICS"
+    reset = xid % "154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)"
+    found = of_text(tmp_path, SHORT_STEPS + fault + reset)
+    assert (found.fault, found.root_cause and found.root_cause.node) == (FaultClass.GPU_HARDWARE, "n7")
+    assert of_text(tmp_path, SHORT_STEPS + fault).fault is FaultClass.USER_CODE
