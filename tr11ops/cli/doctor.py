@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tr11ops.base.observed import known
+from tr11ops.base.units import counted
 from tr11ops.cli.common import open_scheduler
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
 from tr11ops.cli.launch import prepare
@@ -90,4 +91,7 @@ def _answers(kind: str) -> PreflightCheck:
     except SchedulerError as error:
         return unknown("scheduler", str(error))
     usable = sum(node.is_usable for node in nodes)
-    return ok("scheduler", f"{edge.name}: {len(partitions)} partitions, {usable} of {len(nodes)} nodes usable")
+    return ok(
+        "scheduler",
+        f"{edge.name}: {counted(len(partitions), 'partition')}, {usable} of {counted(len(nodes), 'node')} usable",
+    )

@@ -187,7 +187,7 @@ def _node_lines(entry: NodeSpeed) -> Iterator[str]:
     for name in entry.slow:
         own, unit = entry.measured[name], units.get(name, "")
         yield (
-            f"{entry.node}: {name} at {own.ratio:.0%} of what is usual among {own.peers} nodes: "
+            f"{entry.node}: {name} at {own.ratio:.0%} of what is usual among {counted(own.peers, 'node')}: "
             f"{_speed(own.value, unit)}, below {_speed(own.bound, unit)} is slow"
         )
     if entry.outcome == UNKNOWN and entry.far_below:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tr11ops.base.units import counted
 from tr11ops.cli.common import JsonOption, Refusal, say
 from tr11ops.cli.context import emit
 from tr11ops.cli.terminal import drawing_console
@@ -116,7 +117,7 @@ def up(
     began = time.monotonic()
     with _refusals():
         twin = Twin.up(plan, directory, lambda text: say(f"{time.monotonic() - began:5.1f} s  {text}"))
-    say(f"twin {name} is up after {time.monotonic() - began:.1f} s: {len(plan.node_names)} nodes idle")
+    say(f"twin {name} is up after {time.monotonic() - began:.1f} s: {counted(len(plan.node_names), 'node')} idle")
     use = twin.command("env")
     say(f'use it: eval "$({use})"')
     for line in advice(plan, twin.ports):

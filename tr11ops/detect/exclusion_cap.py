@@ -9,6 +9,7 @@ from tr11ops.base.observed import Unknown
 from tr11ops.base.units import counted, first_few
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.nodes_left import (
+    are_all_meant,
     bad_nodes,
     cannot_return,
     excluded_nodes,
@@ -26,7 +27,7 @@ from tr11ops.observe.snapshot import Snapshot
 from tr11ops.rundir.exclusion_limit import KEY, way_past
 
 BOUND = "one left; none left"
-SEVERITIES = "INFO, WARNING"
+SEVERITIES = "INFO, WARNING; INFO where people excluded all of them within the last day"
 NAME = "exclusion-cap"
 NEEDS = ("exclusions", "nodes", "jobs", "readmissions")
 NAMED = 6
@@ -76,11 +77,11 @@ def _near(snapshot: Snapshot) -> Iterator[Finding]:
     named = counted(len(names), "node is", "nodes are")
     evidence: tuple[str, ...] = (
         f"excluded: {first_few(names, NAMED)}",
-        f"{len(in_partition)} nodes, {usable} usable, {needed} needed; at most {limit.most} may be excluded",
+        f"{counted(len(in_partition), 'node')}, {usable} usable, {needed} needed; at most {limit.most} may be excluded",
     )
     if left < 1:
         title = f"{named} excluded, no more may be: {_what_may_be_lost(snapshot)}"
-        severity = Severity.WARNING
+        severity = Severity.INFO if are_all_meant(snapshot, names) else Severity.WARNING
         evidence = (*evidence, f"to exclude one all the same: `{_past(snapshot, 'NODE')}`")
     else:
         title, severity = f"{named} excluded, one more may be", Severity.INFO

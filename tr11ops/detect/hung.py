@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tr11ops.base.units import duration
+from tr11ops.base.units import counted, duration
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.detect import ranks
 from tr11ops.detect.finding import Finding, Severity
@@ -53,7 +53,7 @@ def _of_job(snapshot: Snapshot, job: Job) -> Iterator[Finding]:
     if still:
         since = max(beat.time for beat in still)
         how = (
-            f"{len(still)} of {len(beats)} ranks, on {ranks.nodes_of(still)}, stand still for"
+            f"{len(still)} of {counted(len(beats), 'rank')}, on {ranks.nodes_of(still)}, stand still for"
             f" {duration(snapshot.time - since)} (normal: up to {duration(liveness.patience)})"
         )
         found = ranks.RankProgress(beats, still)

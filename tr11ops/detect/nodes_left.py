@@ -130,6 +130,12 @@ def is_meant(snapshot: Snapshot, entry: Exclusion) -> bool:
     return is_by_person and entry.since is not None and snapshot.time - entry.since < MEANT_SECONDS
 
 
+def are_all_meant(snapshot: Snapshot, nodes: Collection[str]) -> bool:
+    """Whether all of these were excluded by people within the last day, whom the command told what is left."""
+    entries = _listed(snapshot, nodes)
+    return bool(entries) and all(is_meant(snapshot, entry) for entry in entries)
+
+
 def _listed(snapshot: Snapshot, nodes: Collection[str]) -> list[Exclusion]:
     return [entry for entry in known(snapshot.exclusions, ()) if entry.node in nodes]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tr11ops.base.observed import Unknown, known
-from tr11ops.base.units import first_few
+from tr11ops.base.units import counted, first_few
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.nodes_left import needed_nodes, nodes_of_partition, partition_of, take_back, usable_nodes
 from tr11ops.observe import derived
@@ -37,14 +37,17 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     listed = {entry.node for entry in excluded}
     gone = [f"{node.name} ({' '.join(sorted(node.states))})" for node in nodes if not node.is_usable]
     kept_off = sorted(node.name for node in nodes if node.is_usable and node.name in listed)
-    evidence = [f"{len(nodes)} nodes{f' in {partition}' if partition else ''}, {usable} usable, {needed} needed"]
+    total, where = counted(len(nodes), "node"), f" in {partition}" if partition else ""
+    evidence = [f"{total}{where}, {usable} usable, {needed} needed"]
     evidence += [f"not usable: {first_few(gone, NAMES_SHOWN)}"] if gone else []
     evidence += [f"excluded by the run: {first_few(kept_off, NAMES_SHOWN)}"] if kept_off else []
     trains = bool(snapshot.active_jobs)
+    is_closed = derived.closed_by_site(snapshot) is not None
+    need, further = counted(needed, "is", "are"), "further " if trains else ""
     yield Finding(
         NAME,
-        Severity.WARNING if trains or derived.closed_by_site(snapshot) is not None else Severity.CRITICAL,
-        f"{usable} of {len(nodes)} nodes can be used, {needed} are needed: no {'further ' * trains}attempt can start",
+        Severity.WARNING if trains or is_closed else Severity.CRITICAL,
+        f"{usable} of {total} can be used, {need} needed: no {further}attempt can start",
         subject=partition,
         evidence=tuple(evidence),
         fix=take_back(snapshot, kept_off) or derived.command(snapshot, "nodes list"),

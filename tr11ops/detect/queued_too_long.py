@@ -82,6 +82,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         subject=array_number(job),
         evidence=tuple(evidence),
         fix=derived.command(snapshot, "launch --replace" if job.reason.startswith(BEHIND_ANOTHER) else "nodes list"),
+        since=since,
     )
 
 

@@ -91,7 +91,7 @@ def _computing(snapshot: Snapshot, nodes: set[str]) -> Iterator[tuple[str, str]]
         than = "at first, and the others as long as ever" if worst.by_past else "its peers"
         yield node, f"its rank {worst.times.rank} computes {worst.factor:.2f} times as long as {than}{more}"
         seconds = f"{worst.seconds:.3g} s a step, {worst.usual:.3g} s is usual in stage {worst.times.stage}"
-        yield node, f"{seconds} ({worst.steps} steps up to iteration {worst.times.iteration})"
+        yield node, f"{seconds} ({counted(worst.steps, 'step')} up to iteration {worst.times.iteration})"
 
 
 def _behind(beats: tuple[Heartbeat, ...], pace: float | None) -> Iterator[tuple[str, str]]:

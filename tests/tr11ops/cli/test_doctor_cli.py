@@ -60,9 +60,7 @@ def test_a_long_check_is_broken_between_words(monkeypatch: pytest.MonkeyPatch) -
 
 def test_without_a_card_machine_and_scheduler_are_looked_at(bench: LocalBench) -> None:
     answer = bench.tr11("doctor", *SCHEDULER)
-    assert (
-        answer.code == 0 and "local: 1 partitions, 2 of 2 nodes usable" in answer.out and "  card: " not in answer.out
-    )
+    assert answer.code == 0 and "local: 1 partition, 2 of 2 nodes usable" in answer.out and "  card: " not in answer.out
 
 
 def test_what_the_machine_lacks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ from tests.tr11ops.status_cases import (
     snapshot,
     wordless,
 )
-from tr11ops.cluster.base import Job, JobState
+from tr11ops.cluster.base import Job, JobState, Node
 from tr11ops.detect import (
     checkpoint_overdue,
     clock_skew,
@@ -52,6 +52,7 @@ from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe.operation import FolderRoom, LeastUsed, UnwritableDirectory
 from tr11ops.observe.snapshot import Checkpoint, Checkpoints, Snapshot
 from tr11ops.observe.training import TrainingEvent
+from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.hold_records import HoldRecord
 from tr11ops.status.build import status_of
 from tr11ops.status.care import nodes as row_of_nodes
@@ -344,3 +345,17 @@ def test_an_end_that_slurm_has_forgotten_is_told_from_its_log() -> None:
     assert [found.evidence for found in registry.detect_all(wordy) if found.detector == "unfinished-end"] == [
         finding.evidence
     ]
+
+
+@pytest.mark.parametrize(
+    ("owner", "hours", "severity"), [("ana", 1, "INFO"), ("ana", 25, "WARNING"), ("tr11", 1, "WARNING")]
+)
+def test_what_people_have_just_excluded_is_no_mail(owner: str, hours: int, severity: str) -> None:
+    """The command has told them what is left; a day later, and of what tr11 excluded, it is a warning."""
+    entry = Exclusion("n4", since=NOW - hours * HOUR, owner=owner, why="a doubt")
+    nodes = tuple(Node(f"n{number}", frozenset({"idle"})) for number in range(5))
+    given = operated(nodes=nodes, exclusions=(entry,), readmissions=())
+    facts = dataclasses.replace(given.run.operation, exclusion_cap_percent=20, allocated_nodes=2, partition="")
+    seen = dataclasses.replace(given, run=dataclasses.replace(given.run, nodes=2, operation=facts))
+    (told,) = exclusion_cap.detect(seen)
+    assert told.severity.name == severity
