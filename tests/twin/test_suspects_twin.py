@@ -9,7 +9,9 @@ import pytest
 
 from tests.plugins.twin_fixture import require_slurm
 from tests.twin.small_run import SmallRun
-from tr11ops.rundir.exclusions import read_version
+from tr11ops.rundir.exclusion import Exclusion
+from tr11ops.rundir.exclusions import Version, ledger_text, read_version
+from tr11ops.twin.faults import inject
 from tr11ops.twin.plan import TwinPlan
 from tr11ops.twin.twin import Twin
 
@@ -73,3 +75,22 @@ def test_an_abort_that_follows_to_other_nodes_clears_the_suspects(stage: SmallRu
     assert f"the same fault came back without {NODES[0]}, {NODES[1]}" in verdict["message"]
     known = read_version(stage.directory.exclusions)
     assert (known.exclusions, known.suspects) == ((), ()) and stage.queued().excluded == ()
+
+
+def test_what_another_run_suspects_is_avoided_with_the_first_suspicion_here(stage: SmallRun, tmp_path: Path) -> None:
+    """The two runs share a folder of the site. Before that the node is used, after the others: here there is none."""
+    site = tmp_path / "site"
+    site.mkdir()
+    known = Exclusion(NODES[1], "it died", "tr11", state="suspect", fault="died: the worker was ended by sigkill")
+    other = site / f"{'1' * 32}.json"
+    other.write_text(ledger_text(Version(1, (), suspects=(known,))))
+    stage.launch(3, *FOUR, f"resilience.shared_exclusions={site}")
+    first = stage.train()
+    inject(stage.twin, "worker-crash", node=NODES[1])
+    second = stage.train(attempt=1)
+    assert [launch["avoided"] for launch in stage.launches(first)] == [[NODES[1]]]
+    assert NODES[1] not in stage.launches(second)[0]["nodes"]
+    [entry] = read_version(stage.directory.exclusions).exclusions
+    assert (entry.node, entry.state) == (NODES[1], "avoid")
+    [ours] = [path for path in site.glob("*.json") if path != other]
+    assert [entry.node for entry in read_version(ours).exclusions] == [NODES[1]]

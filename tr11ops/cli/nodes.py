@@ -35,10 +35,10 @@ from tr11ops.health.base import CheckOutcome
 from tr11ops.nodes.note import short_reason
 from tr11ops.nodes.view import rows
 from tr11ops.rundir.exclusion import NodeStanding
+from tr11ops.rundir.exclusions import EXCLUDED, read_version
 from tr11ops.rundir.exclusions import history as events_of
-from tr11ops.rundir.exclusions import read_version
 from tr11ops.rundir.journal import read_journal
-from tr11ops.rundir.node_standing import what_comes_next
+from tr11ops.rundir.node_standing import kept_off, what_comes_next
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -266,7 +266,8 @@ def history(
         return
     made = table("WHEN", "NODE", "WHAT", "WHO", "WHY")
     for event in events:
-        what = event["kind"].removeprefix("node-") + (f": {event['result']}" if event.get("result") else "")
+        kind = kept_off(event.get("state")) if event["kind"] == EXCLUDED else event["kind"].removeprefix("node-")
+        what = kind + (f": {event['result']}" if event.get("result") else "")
         node, why = str(event["node"]), str(event["why"])
         words = (local_time(event["time"]), node, what, str(event["who"]), why.removeprefix(f"{node}: "))
         made.add_row(*map(plain_text, words))

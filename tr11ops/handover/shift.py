@@ -21,6 +21,7 @@ from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER
 from tr11ops.rundir.journal import JournalEntry
 from tr11ops.rundir.journal_lines import JournalLine, lines_of
+from tr11ops.rundir.node_standing import kept_off
 from tr11ops.rundir.paths import Submission
 from tr11ops.rundir.software import version_words
 from tr11ops.status.assessment import Assessment
@@ -363,4 +364,4 @@ def _exclusions(exclusions: Iterable[Exclusion], now: float) -> Iterator[Happene
         if entry.until is not None:
             due = ", due for a check" if entry.until <= now else f", for another {duration(entry.until - now)}"
         owner = "" if entry.owner == AUTOMATIC_OWNER else entry.owner
-        yield Happened(entry.since or now, f"{entry.node} is excluded{due}", owner, entry.why)
+        yield Happened(entry.since or now, f"{entry.node} is {kept_off(entry.state)}{due}", owner, entry.why)

@@ -9,6 +9,7 @@ from typing import Any
 from tr11ops.rundir.action_log import INTENT, OUTCOME
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER, CHECKED, EXCLUDED, INCLUDED
 from tr11ops.rundir.journal import JournalEntry
+from tr11ops.rundir.node_standing import kept_off
 
 Data = Mapping[str, Any]
 
@@ -82,7 +83,7 @@ SENTENCES: Mapping[str, Callable[[Data], str]] = {
     "checkpoints-prune": lambda _: "pruned checkpoints",
     "rollback": _rollback,
     "rollback-withdrawn": lambda _: "withdrew the roll-back, because a training had started",
-    EXCLUDED: lambda data: f"{data.get('node')} excluded",
+    EXCLUDED: lambda data: f"{data.get('node')} {kept_off(data.get('state'))}",
     INCLUDED: lambda data: f"{data.get('node')} may be used again",
     CHECKED: lambda data: f"{data.get('node')} checked: {data.get('result')}",
     OUTCOME: lambda data: f"{data.get('action', 'acted')} {data.get('subject', '')}: {data.get('result') or 'begun'}",

@@ -82,6 +82,12 @@ def what_comes_next(entry: Exclusion) -> str:
     return words[NodeStanding(entry.state)]
 
 
+def kept_off(state: str | None) -> str:
+    """What is done with a node on the list, in a word or a few."""
+    words = {NodeStanding.AVOID.value: "avoided", NodeStanding.SUSPECT.value: "left out for one task"}
+    return words.get(state or "", "excluded")
+
+
 def is_trial(entry: Exclusion) -> bool:
     """Whether a node on the list is a suspect that one task runs without, to tell whether it is at fault."""
     return entry.state == NodeStanding.SUSPECT

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tr11ops.base.units import counted, duration
+from tr11ops.rundir.exclusion import NodeStanding
+from tr11ops.rundir.node_standing import kept_off
 from tr11ops.status.document import Status
 from tr11ops.status.extra_observations import SYNC
 from tr11ops.status.parts import LastCopy, ShownExclusion, ShownFilesystem, ShownPeriodicJob
@@ -189,6 +191,6 @@ def alerts(status: Status) -> Iterator[Row]:
 
 def _shown(entry: ShownExclusion) -> str:
     """A node with why it is not used; what is less than an exclusion says so."""
-    words = {"avoid": "avoided while others are free", "suspect": "left out for one task"}.get(entry.state, "")
+    words = "" if entry.state == NodeStanding.EXCLUDE else kept_off(entry.state)
     why = ": ".join(filter(None, (words, entry.why)))
     return f"{entry.node} ({why})" if why else entry.node

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,13 @@ import pytest
 
 from tr11ops.agent.allocation import Allocation, SchedulerKind
 from tr11ops.agent.attempt_context import AttemptContext, AttemptObservations
+from tr11ops.agent.relaunch import first_nodes
 from tr11ops.agent.step import LineTee
 from tr11ops.cluster.base import Node, SchedulerError
 from tr11ops.runcard.card import load_card, shipped_folder
+from tr11ops.rundir.exclusion import Exclusion, NodeStanding
+from tr11ops.rundir.exclusions import Version, exclude, include, ledger_text
+from tr11ops.rundir.paths import RunDirectory
 
 NODES = tuple(f"n{number}" for number in range(1, 6))
 
@@ -61,6 +66,30 @@ def test_what_a_nodes_state_means_for_the_next_launch(
     found = seen.situation()
     assert ("n2" in found.usable, "n2" in found.reluctant) == (usable, reluctant)
     assert {"n1", "n3"} <= set(found.usable) - found.reluctant  # of n3 nothing was told
+
+
+def test_what_is_on_record_is_used_after_the_others(tmp_path: Path) -> None:
+    """A suspect, a node that came back and one that another run suspects train only where there are no others: they
+    are the spares. A list of another run that cannot be read says nothing, and is told of once."""
+    site = tmp_path / "site"
+    site.mkdir()
+    changes = [f"run.directory={tmp_path / 'run'}", f"resilience.shared_exclusions={site}"]
+    card = load_card(shipped_folder() / "demo.toml", changes, {})
+    directory = RunDirectory(card.paths, card.kill_switch)
+    other = Version(1, (Exclusion("n3", "Xid 79", "tr11"),))
+    (site / f"{'1' * 32}.json").write_text(ledger_text(other))
+    (site / f"{'2' * 32}.json").write_text("{")
+    exclude(directory, "n1", why="it died", owner="tr11", days=14)
+    exclude(directory, "n2", why="Xid 79", owner="tr11", days=14)
+    include(directory, "n2", why="repaired", owner="ana", then=NodeStanding.RETURNED)
+    log = tmp_path / "log.txt"
+    seen = AttemptObservations(AttemptContext(card, Allocation("slurm", "7", None, None, NODES), {}, "t"), LineTee(log))
+    for _ in range(2):
+        found = seen.situation()
+        assert (found.usable, found.reluctant) == (NODES[1:], {"n2", "n3"})
+    assert first_nodes(replace(found, needed=2)) == ("n4", "n5")
+    assert first_nodes(replace(found, needed=3)) == ("n2", "n4", "n5")
+    assert log.read_text().count(f"what another run knows of nodes is unknown: {site}") == 1
 
 
 class Steps:

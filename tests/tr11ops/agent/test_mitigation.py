@@ -23,9 +23,10 @@ from tr11ops.queue.held_jobs import held_jobs
 from tr11ops.queue.queued_jobs import PendingJobs
 from tr11ops.runcard.card import load_card
 from tr11ops.rundir.attempts import of_failure
-from tr11ops.rundir.exclusions import AUTOMATIC_OWNER, INCLUDED, exclude, read_version
+from tr11ops.rundir.exclusions import AUTOMATIC_OWNER, INCLUDED, exclude, include, read_version
 from tr11ops.rundir.hold_store import forget_holds, held_by_tr11, read_holds
 from tr11ops.rundir.journal import read_journal
+from tr11ops.rundir.node_standing import GOOD_SECONDS
 from tr11ops.rundir.paths import RunDirectory, parse_comment
 
 FOUND = Attribution(Kind.NODE, "rank 3 on x2: ended by SIGSEGV", 0.85, ("x2",), fault="died at 3")
@@ -57,6 +58,68 @@ def test_a_bad_node_is_on_the_list_and_in_the_queue(scene: Scene):
     scene.mitigation.exclude_nodes(FOUND)
     scene.mitigation.wait()
     assert scene.excluded == ("x2", "x8") and not scene.mitigation.refused
+
+
+SUSPECTED = replace(FOUND, blamed=(), suspects=("x2",))
+
+
+def test_a_suspect_is_on_record_and_used_on_until_it_is_avoided(scene: Scene):
+    scene.mitigation.exclude_nodes(SUSPECTED)
+    scene.mitigation.wait()
+    version = read_version(scene.directory.exclusions)
+    assert (version.exclusions, scene.excluded) == ((), ("x8",))
+    [entry] = version.suspects
+    assert (entry.node, entry.state, entry.fault, entry.why) == ("x2", "suspect", "died", FOUND.summary)
+    scene.mitigation.exclude_nodes(replace(SUSPECTED, avoided=("x2",)))
+    scene.mitigation.wait()
+    version = read_version(scene.directory.exclusions)
+    assert [(one.node, one.state) for one in version.exclusions] == [("x2", "avoid")] and not version.suspects
+    assert scene.excluded == ("x2", "x8")
+
+
+def test_good_training_gives_an_avoided_node_back_and_clears_a_suspect(scene: Scene):
+    scene.mitigation.exclude_nodes(replace(SUSPECTED, avoided=("x2",)))
+    for seconds, states, excluded in (
+        (GOOD_SECONDS / 2, ["avoid"], ("x2", "x8")), (GOOD_SECONDS / 2, ["suspect"], ("x8",)),
+        (GOOD_SECONDS - 1, ["suspect"], ("x8",)), (1.0, [], ("x8",)),
+    ):  # fmt: skip
+        scene.mitigation.note_good_use(["x1", "x2"], seconds)
+        scene.mitigation.wait()
+        version = read_version(scene.directory.exclusions)
+        assert [one.state for one in (*version.exclusions, *version.suspects)] == states
+        assert scene.excluded == excluded
+    scene.mitigation.exclude_nodes(FOUND)
+    scene.mitigation.note_good_use(["x2"], 10 * GOOD_SECONDS)
+    scene.mitigation.wait()
+    assert scene.excluded == ("x2", "x8")  # an exclusion ends by a check
+
+
+def test_the_task_without_the_suspects_tells(scene: Scene):
+    """It trains: they are avoided. It fails the same way: nothing is left against them. The queue follows."""
+    found = []
+    scene.mitigation.prepare()
+    for trains in (True, False):
+        assert scene.mitigation.try_without(("x2",), "died at 3", "2 tasks", ["died"])
+        assert [(entry.node, entry.fault) for entry in scene.mitigation.trial()] == [("x2", "died")]
+        assert scene.excluded == ("x2", "x8")
+        if trains:
+            scene.mitigation.step_up(scene.mitigation.trial(), "it trained")
+        else:
+            scene.mitigation.end_trial("it failed", ["x2"])
+        scene.mitigation.wait()
+        version = read_version(scene.directory.exclusions)
+        found.append(([(one.node, one.state) for one in version.exclusions], version.suspects, scene.excluded))
+        include(scene.directory, "x2", why="for the next try", owner="ana")
+    assert found == [([("x2", "avoid")], (), ("x2", "x8")), ([], (), ("x8",))]
+
+
+def test_where_the_queue_cannot_be_kept_off_them_no_task_is_tried(scene: Scene, monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_: object) -> None:
+        raise SchedulerError("no")
+
+    monkeypatch.setattr(scene.queue, "exclude", refuse)
+    assert not scene.mitigation.try_without(("x2",), "died at 3", "2 tasks", ["died"])
+    assert not scene.mitigation.trial()
 
 
 def test_an_exclusion_waits_for_no_hold(scene: Scene, monkeypatch: pytest.MonkeyPatch):
