@@ -293,7 +293,9 @@ def test_nodes_are_measured_in_one_job_and_talk(place: Place) -> None:
     expected = 0
     if document["slow"]:
         expected = 1
-    elif document["unknown"]:  # one sample of each, on a machine that does much besides
+    elif any(
+        entry["result"] == "unknown" for entry in document["nodes"]
+    ):  # one sample of each, on a machine that does much besides
         expected = 3
     assert code == expected
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tr11ops.base.observed import Unknown
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe import derived
@@ -41,9 +40,12 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def _still_looks(snapshot: Snapshot, job: Job, first: Job) -> bool:
-    """Whether a job has just begun as the next task of the first one's array, and no trainer of it has shown life."""
+    """Whether a job has just begun as the next task of the first one's array, and no trainer of it is seen to live.
+
+    Where heartbeats cannot be seen it has the same time: that it trains is not concluded from not seeing.
+    """
     if job is first or job.array_id is None or job.array_id != first.array_id or job.start_time is None:
         return False
-    if isinstance(snapshot.heartbeats, Unknown) or derived.beats_of(snapshot, job):
+    if derived.beats_of(snapshot, job):
         return False
     return snapshot.time - job.start_time < LOOKING_SECONDS

@@ -214,7 +214,8 @@ TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
         "two-attempts",
         ["CRITICAL"],
     ),
-    ("trainers unknown", snapshot(jobs=beside(age=60), heartbeats=UNKNOWN), "two-attempts", ["CRITICAL"]),
+    ("trainers unknown", snapshot(jobs=beside(age=60), heartbeats=UNKNOWN), "two-attempts", []),
+    ("it stays, trainers unknown", snapshot(jobs=beside(age=130), heartbeats=UNKNOWN), "two-attempts", ["CRITICAL"]),
     (
         "one leaving, one running",
         snapshot(jobs=(running(state=JobState.COMPLETING), running(job_id="1001"))),
