@@ -19,6 +19,7 @@ from tr11ops.dialects.table import (
 from trainer.contract.logline import StepRecord
 
 INNER_BAR = "\x1b[A"  # the cursor goes up again: a bar inside another one, such as that of an evaluation
+LONGEST = 16 << 10  # characters; no trainer prints a longer line of a step
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*[A-Za-z]")
 _OTHER_LOSS = re.compile(r"(?<=\| )(?!lm\b)(\w+) loss: *([-+]?(?:\d[.\d]*(?:[eE][-+]?\d+)?|nan|inf)) (?=\|)")
 _COUNTS = frozenset({
@@ -80,7 +81,7 @@ def step_of(
     The line may have colours, and the prefixes of its launcher. Of what a carriage return overprinted see `StepReader`.
     `words`: those of the dialects that it may be of, if not all. `wanted`: the values that are read, if not all.
     """
-    if INNER_BAR in line:
+    if INNER_BAR in line or len(line) > LONGEST:
         return None
     text = _COLOUR.sub("", line) if "\x1b" in line else line
     for word in all_words() if words is None else words:

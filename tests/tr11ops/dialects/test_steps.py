@@ -175,3 +175,14 @@ def test_what_our_own_trainer_prints_is_read_back() -> None:
 ])  # fmt: skip
 def test_what_a_log_says_before_its_first_step(text: str, trainer: str | None, total: int | None) -> None:
     assert (trainer_in(text.encode()), total_in(text.encode())) == (trainer, total)
+
+
+@pytest.mark.parametrize("piece", [
+    "Epoch 3: 1 ", "step 5 ", "| train | ", "iteration 5/ 10 | ", "{'loss': ", "loss step: ", "| 1/2 [0:0", "\x1b[31m", "step: 1,", '"step": 1, loss": ',
+])  # fmt: skip
+def test_no_line_takes_long(piece: str) -> None:
+    """What is nearly a step, again and again: the work grows with the line, and what is too long is none."""
+    line = (piece * 8000)[:16000] + " loss it/s tps: Epoch num_updates consumed samples"
+    steps = list(StepReader().feed(line))
+    assert len(steps) <= 1
+    assert step_of(line * 2) is None
