@@ -16,7 +16,7 @@ from tr11ops.diagnose.sighting import LogLaunch, ProgressMark, Sighting, Trainin
 from tr11ops.diagnose.signature import SURE_END, FaultSignature, Role
 from tr11ops.diagnose.topics import UNTOLD, of_exception, of_line
 from tr11ops.diagnose.tracebacks import HEAD, RaisedException, TracebackReader
-from tr11ops.dialects.reading import StepReader, step_of, total_in, trainer_in
+from tr11ops.dialects.reading import PLACE, StepReader, step_of, total_in, trainer_in
 from tr11ops.dialects.table import progress_words
 
 KEPT = 8  # sightings of one signature in a launch, and as many of each further writer
@@ -296,7 +296,7 @@ class LogScan:
                     break
                 line = max(block.rfind(b"\n", start, at), block.rfind(b"\r", start, at), start - 1) + 1
                 raw = block[line : min(_piece_end(block, at), at + TEXT)].decode("utf-8", "replace")
-                step = step_of(raw)
+                step = step_of(raw, None, PLACE)
                 if step is not None:
                     if not step.dialect.guess:
                         self._words = self._words[: self._words.index(word) + 1]

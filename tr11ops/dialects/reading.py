@@ -26,7 +26,7 @@ _COUNTS = frozenset({
     "consumed_samples", "consumed_tokens", "global_batch_size", "curriculum_length", "skipped_iterations",
     "nan_iterations",
 })  # fmt: skip
-_PLACE = frozenset({"iteration", "total_iterations"})
+PLACE = frozenset({"iteration", "total_iterations"})  # all that says where a step is
 _END = 80  # characters in which a whole line shows its end
 _TRIES = 8  # lines that hold a word of a step and are none
 _RATES = ("tflops", "tokens_per_second", "samples_per_second", "iterations_per_second")
@@ -100,7 +100,7 @@ def step_of(
 def iteration_of(line: str) -> int | None:
     """The step that a line is of, the last one where carriage returns overprinted others; None where it names none."""
     for part in reversed(line.split("\r")) if "\r" in line else (line,):
-        found = step_of(part, None, _PLACE)
+        found = step_of(part, None, PLACE)
         if found is not None and found.iteration is not None:
             return found.iteration
     return None
