@@ -128,22 +128,28 @@ def _is_nan(step: TrainingStep) -> bool:
 
 def _spike(steps: Sequence[TrainingStep]) -> Unhealthy | None:
     """The first step whose loss is far above those before it, and whether it came back."""
-    for number, step in enumerate(steps):
-        before = [other for other in steps[max(0, number - BASE) : number] if _is_finite(other)]
-        if len(before) < FEWEST or not _is_finite(step) or step.numbers.may_be_zero:
+    losses = [_loss(step) if _is_finite(step) else None for step in steps]  # read once: each is looked at often
+    norms = [_norm(step) for step in steps]
+    for number, (step, loss) in enumerate(zip(steps, losses, strict=True)):
+        first = max(0, number - BASE)
+        before = [other for other in losses[first:number] if other is not None]
+        if loss is None or len(before) < FEWEST or step.numbers.may_be_zero:
             continue
-        usual = median(_loss(other) for other in before)
-        ratio = _loss(step) / usual if usual > 0 else 0.0
-        norms = [_norm(other) for other in before if _norm(other) > 0]
-        usual_norm = median(norms) if norms else 0.0
-        norm = max((_norm(other) for other in steps[max(0, number - FEWEST) : number + 1]), default=0.0)
-        if not (ratio > HIGH_SPIKE or (ratio > SPIKE and usual_norm > 0 and norm > SPIKE_NORM * usual_norm)):
+        usual = median(before)
+        ratio = loss / usual if usual > 0 else 0.0
+        if ratio <= SPIKE:
             continue
-        last = next((_loss(other) for other in reversed(steps) if _is_finite(other)), 0.0)
-        quiet = [_loss(other) for other in steps[number + 1 :] if _is_finite(other)][-SETTLED:]
+        near = zip(norms[first:number], losses[first:number], strict=True)
+        known = [norm for norm, other in near if other is not None and norm > 0]
+        usual_norm = median(known) if known else 0.0
+        norm = max(norms[max(0, number - FEWEST) : number + 1])
+        if not (ratio > HIGH_SPIKE or (usual_norm > 0 and norm > SPIKE_NORM * usual_norm)):
+            continue
+        last = next((other for other in reversed(losses) if other is not None), 0.0)
+        quiet = [other for other in losses[number + 1 :] if other is not None][-SETTLED:]
         is_settled = len(quiet) == SETTLED and max(quiet) < SPIKE * usual  # whatever broke later
-        is_back = is_settled or (_is_finite(steps[-1]) and last < SPIKE * usual)
-        why = f"The loss rose from {usual:.3g} to {_loss(step):.3g}{_at(step)}"
+        is_back = is_settled or (losses[-1] is not None and last < SPIKE * usual)
+        why = f"The loss rose from {usual:.3g} to {loss:.3g}{_at(step)}"
         why += f", and came back to {last:.3g}." if is_back else " and did not come back."
         next_step = NextStep.NONE if is_back else NextStep.ROLLBACK_AND_SKIP
         confidence = 0.75 if is_back else 0.85
