@@ -47,11 +47,11 @@ class Culprit(StrEnum):
 class Signs:
     """What a log or an attempt's records tell beside the class of the fault and the step to take.
 
-    `role`: of the line that tells of the first cause, None where none does. `helps`: what the signature itself says of
-    a restart. `peer`: whom several witnesses of a broken link name; `ends`: the two ends of a link of which neither is
-    named by more. `silent_rank`: the one that did not come to a collective. `trained`: whether this launch made steps.
-    `runs_on`: whether the log's last line is a whole step. `times`: launches in a row that this fault ended at this
-    step.
+    `signature`, `role`: of the line that tells of the first cause, "" and None where none does. `helps`: what the
+    signature itself says of a restart. `peer`: whom several witnesses of a broken link name; `ends`: the two ends of a
+    link of which neither is named by more. `silent_rank`: the one that did not come to a collective. `trained`: whether
+    this launch made steps. `runs_on`: whether the log's last line is a whole step. `times`: launches in a row that this
+    fault ended at this step.
     """
 
     role: Role | None = None
@@ -63,6 +63,7 @@ class Signs:
     trained: bool = False
     runs_on: bool = False
     times: int = 1
+    signature: str = ""
 
 
 @dataclass(frozen=True)
@@ -204,6 +205,8 @@ def _of_what_passes(end: EndFacts) -> _Because | None:
         return _Because("death-at-start", Restart.UNKNOWN, "it died before its first step, and no line says why")
     if signs.role is Role.DEATH:
         return _Because("death", Restart.PLAIN, "it had trained before a process died, and no line says why")
+    if signs.role is Role.SYMPTOM:
+        return _Because("lost-peer", Restart.PLAIN, "a peer was lost or late, and no line says why: it may pass")
     return _Because("passes", Restart.PLAIN, "such a fault mostly passes")
 
 
@@ -253,7 +256,8 @@ def _a_node(end: EndFacts, place: Place) -> Accused | None:
         return _accused(Culprit.NODE, "peer", end.sure, (end.signs.peer,))
     if end.step is NextStep.EXCLUDE_AND_RESUBMIT and nodes:
         is_gpus = end.fault is FaultClass.GPU_HARDWARE and place.gpu is not None
-        rule = "hardware" if end.signs.blame is NodeBlame.NODE else "suspect"
+        is_proof = end.signs.blame is NodeBlame.NODE and end.fault is not FaultClass.NCCL_NETWORK  # a link has two ends
+        rule = "hardware" if is_proof else "suspect"
         return _accused(Culprit.GPU if is_gpus else Culprit.NODE, rule, end.sure, nodes, place)
     if end.step is NextStep.EXCLUDE_AND_RESUBMIT:
         return _accused(Culprit.UNKNOWN, "unnamed", end.sure)

@@ -245,7 +245,13 @@ def _of_root(root: Sighting, launch: LogLaunch, found: Candidates, places: Launc
         _explanation(root, quoted, launch, len(after)) + _who(root, quoted, peer, places),
         launch.label,
         signs=Signs(
-            signature.role, signature.blame, signature.helps, peer, _ends(root, quoted, peer, places), silent_rank
+            signature.role,
+            signature.blame,
+            signature.helps,
+            peer,
+            _ends(root, quoted, peer, places),
+            silent_rank,
+            signature=root.signature.id,
         ),
     )
 
@@ -257,8 +263,8 @@ def _absent_rank(sightings: Sequence[Sighting]) -> int | None:
 
 
 def _is_told_by_scheduler(signature: FaultSignature) -> bool:
-    """Whether it is the scheduler's word that a node was lost: then the one that it names is, and no other."""
-    return signature.fault is FaultClass.SLURM_NODE_FAIL and signature.family in _SCHEDULERS
+    """Whether it is the scheduler's word that a node was lost, or a guess that it is: only who is named is lost."""
+    return signature.fault is FaultClass.SLURM_NODE_FAIL and signature.family in (*_SCHEDULERS, TOPICS)
 
 
 def _is_of_many(alike: Sequence[Sighting], places: LaunchPlaces, signature: FaultSignature) -> bool:
