@@ -195,8 +195,28 @@ class Mitigation:
         """The nodes that this task runs without, to tell whether they are at fault."""
         return tuple(entry for entry in self._listed("whether suspects are left out is not known") if is_trial(entry))
 
+    def _make_room(self, nodes: Sequence[str], limit: ExclusionLimit) -> None:
+        """Use nodes again that are only avoided, where the cap has no room for these, which are surely bad."""
+        listed = self._listed("room on the list cannot be made")
+        avoided = [entry for entry in listed if entry.state == NodeStanding.AVOID and entry.node not in nodes]
+        avoided.sort(key=lambda entry: entry.since or 0.0)
+        left = {entry.node for entry in listed}
+        back: list[str] = []
+        while avoided and limit.forbids(nodes, left):
+            back.append(avoided.pop(0).node)
+            left.discard(back[-1])
+        if back and not limit.forbids(nodes, left):
+            why = f"the cap has room for one that is surely bad alone: {', '.join(nodes)}"
+            done = include_nodes(
+                self._attempt.directory, back, self._queue(), why=why, owner=AUTOMATIC_OWNER, then=NodeStanding.SUSPECT
+            )
+            for node in done.nodes:
+                self._tee.line(f"tr11: {node} is not avoided any more: {why}")
+            self._tell(done)
+
     def _exclude(self, found: Attribution) -> None:
         resilience, limit = self._attempt.config.resilience, self._limit()
+        self._make_room(found.blamed, limit)
         done = exclude_nodes(
             self._attempt.directory, found.blamed, self._queue(), why=found.summary, owner=AUTOMATIC_OWNER,
             evidence=found.evidence, days=resilience.exclusion_days, job_id=self._attempt.job_id, limit=limit,

@@ -10,6 +10,7 @@ from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.rundir.exclusions import due_for_recheck
+from tr11ops.rundir.node_standing import kept_off
 
 BOUND = "a day"
 SEVERITIES = "INFO"
@@ -28,7 +29,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     word = "an excluded node waits" if len(late) == 1 else f"{len(late)} excluded nodes wait"
     evidence = tuple(
         f"{entry.node}: due for {duration(snapshot.time - (entry.until or snapshot.time))}"
-        + (f", excluded because {entry.why}" if entry.why else "")
+        + (f", {kept_off(entry.state)} because {entry.why}" if entry.why else "")
         for entry in late[:NAMED]
     )
     yield Finding(

@@ -30,6 +30,7 @@ from tr11ops.rundir.fallback import existing_fallback
 from tr11ops.rundir.journal import Journal, Ledger, read_journal
 from tr11ops.rundir.journal_heads import lost_heads, next_heads, read_heads, words_of, write_heads
 from tr11ops.rundir.paths import RunDirectory
+from tr11ops.rundir.shared_exclusions import publish
 from tr11ops.rundir.state_files import set_damage_aside
 from tr11ops.watchdog.actions import Plan
 from tr11ops.watchdog.apply import Done, RunEffects, carry_out, own_pending, settle
@@ -218,6 +219,8 @@ def _pass(
     if not dry_run and is_there:
         _log(directory.paths.main_log, second, notes)
         _keep_journal_heads(directory, now, notes)
+        untold = publish(run.card.resilience.shared_exclusions, directory)
+        notes += [untold] if untold else []
     return Pulse(
         snapshot, findings, verdict, reported, intended, (*first, *second), watchdog_lock is not None, done, settled,
         tuple(dict.fromkeys(notes)), alerts,

@@ -77,6 +77,20 @@ def test_a_suspect_is_on_record_and_used_on_until_it_is_avoided(scene: Scene):
     assert scene.excluded == ("x2", "x8")
 
 
+def test_a_node_that_is_surely_bad_takes_the_place_of_one_that_is_avoided(scene: Scene):
+    """Where it is not known how many nodes there are, one may be excluded."""
+    scene.mitigation.exclude_nodes(replace(SUSPECTED, suspects=("x1",), avoided=("x1",)))
+    scene.mitigation.exclude_nodes(FOUND)
+    scene.mitigation.wait()
+    version = read_version(scene.directory.exclusions)
+    assert [(one.node, one.state) for one in version.exclusions] == [("x2", "exclude")]
+    assert [(one.node, one.state) for one in version.suspects] == [("x1", "suspect")]
+    assert scene.excluded == ("x2", "x8") and not scene.mitigation.refused
+    scene.mitigation.exclude_nodes(replace(FOUND, blamed=("x3",)))
+    scene.mitigation.wait()
+    assert scene.excluded == ("x2", "x8") and scene.mitigation.refused  # an exclusion gives way to none
+
+
 def test_good_training_gives_an_avoided_node_back_and_clears_a_suspect(scene: Scene):
     scene.mitigation.exclude_nodes(replace(SUSPECTED, avoided=("x2",)))
     for seconds, states, excluded in (

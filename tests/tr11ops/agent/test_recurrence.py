@@ -64,7 +64,7 @@ def test_what_saved_and_died_is_at_one_place_with_those_that_begin_there():
     assert same_elsewhere(early[1], [early[0], first]) == (early[0], first)
     assert without_recurring([early[1], early[0], first]) == ()
     other = replace(first, job_id="13", fault="died: the worker was ended by sigkill at 2", reached=2215)
-    assert suspected_before(other, [*reversed(early), first]) is None, "the first one was the software's"
+    assert suspected_before(other, [*reversed(early), first]) == (), "the first one was the software's"
     apart = replace(first, reached=2190)
     assert same_elsewhere(early[1], [early[0], apart]) == ()
     assert repetition(replace(first, reached=2206), early).times == 1
