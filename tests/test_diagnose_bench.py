@@ -31,6 +31,18 @@ def test_tr11_and_the_last_error_line_on_the_tiny_set() -> None:
     assert "line 001-key.log:10, is 001-key.log:9" in plain["mistakes"]["001-key"]
 
 
+def test_on_the_corpus_no_innocent_node_is_excluded_and_nothing_wrong_is_said_with_certainty() -> None:
+    done = bench("--only", "tr11", "--json")
+    assert done.returncode == 0, done.stderr
+    sets = json.loads(done.stdout)
+    assert len(sets) == 2
+    for folder, programs in sets.items():
+        found = programs["tr11"]
+        assert found["excluded_innocent"] == found["confident_mistakes"] == 0, folder
+        for part in ("fault", "line", "restart", "goes_on"):
+            assert found[part]["right"] >= 0.94 * found[part]["of"] > 0, (folder, part)
+
+
 def test_mistakes_are_listed_by_program_and_incident() -> None:
     done = bench("--set", str(TINY), "--only", PROGRAMS, "--mistakes")
     assert done.returncode == 0, done.stderr
