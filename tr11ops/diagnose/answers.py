@@ -49,9 +49,9 @@ class Signs:
 
     `signature`, `role`: of the line that tells of the first cause, "" and None where none does. `helps`: what the
     signature itself says of a restart. `peer`: whom several witnesses of a broken link name; `ends`: the two ends of a
-    link of which neither is named by more. `silent_rank`: the one that did not come to a collective. `trained`: whether
-    this launch made steps. `runs_on`: whether the log's last line is a whole step. `times`: launches in a row that this
-    fault ended at this step.
+    link of which neither is named by more. `silent_rank`: the one that did not come to a collective. `lone_node`: whose
+    machine alone is not in order. `trained`: whether this launch made steps. `runs_on`: whether the log's last line is
+    a whole step. `times`: launches in a row that this fault ended at this step.
     """
 
     role: Role | None = None
@@ -60,6 +60,7 @@ class Signs:
     peer: str | None = None
     ends: tuple[str, ...] = ()
     silent_rank: int | None = None
+    lone_node: str | None = None
     trained: bool = False
     runs_on: bool = False
     times: int = 1
@@ -223,6 +224,8 @@ def _of_what_must_change(end: EndFacts) -> _Because | None:
 
 
 def _of_what_a_person_must_see(end: EndFacts) -> _Because:
+    if end.signs.lone_node is not None:
+        return _Because("lone-node", Restart.ELSEWHERE, f"{end.signs.lone_node} alone is not in order")
     if end.fault is FaultClass.SLURM_AUTH:
         return _Because("auth", Restart.CHANGE, "the daemons' keys or clocks have to be set right first")
     if end.fault is FaultClass.UNKNOWN:
@@ -254,6 +257,8 @@ def _a_node(end: EndFacts, place: Place) -> Accused | None:
     nodes = () if place.node is None else (place.node,)
     if end.signs.peer is not None:
         return _accused(Culprit.NODE, "peer", end.sure, (end.signs.peer,))
+    if end.signs.lone_node is not None:
+        return _accused(Culprit.NODE, "suspect", end.sure, (end.signs.lone_node,))
     if end.step is NextStep.EXCLUDE_AND_RESUBMIT and nodes:
         is_gpus = end.fault is FaultClass.GPU_HARDWARE and place.gpu is not None
         is_proof = end.signs.blame is NodeBlame.NODE and end.fault is not FaultClass.NCCL_NETWORK  # a link has two ends

@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parent / "signatures"
 _KEYS = frozenset(
     {
         "id", "pattern", "role", "class", "action", "node", "confidence", "meaning", "source", "lasting", "own",
-        "restart", "helps", "match", "no_match",
+        "restart", "ordered", "helps", "match", "no_match",
     }
 )  # fmt: skip
 _LOOKUP_KEYS = frozenset({"id", "pattern", "source", "example", "no_match", "group"})

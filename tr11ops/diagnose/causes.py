@@ -16,7 +16,7 @@ from tr11ops.diagnose.attribution.log_evidence import evidence_of
 from tr11ops.diagnose.diagnosis import Diagnosis, QuotedLine
 from tr11ops.diagnose.harmless import without_habits
 from tr11ops.diagnose.numbers import Unhealthy, judge_data, judge_steps
-from tr11ops.diagnose.peers import most_named_peer
+from tr11ops.diagnose.peers import lone_node, most_named_peer
 from tr11ops.diagnose.places import LaunchPlaces
 from tr11ops.diagnose.roots import CLEAR, STRONG, Candidates, candidates_of, is_before, root_of
 from tr11ops.diagnose.sighting import LogLaunch, Sighting, WorkerFailure
@@ -152,6 +152,7 @@ def merged_launch(launches: Sequence[LogLaunch]) -> LogLaunch:
     together.nodes = next((launch.nodes for launch in launches if launch.nodes), ())
     together.world_size = next((launch.world_size for launch in launches if launch.world_size), None)
     together.sightings = [one for launch in launches for one in launch.sightings]
+    together.said_hosts = {host for launch in launches for host in launch.said_hosts}
     together.reports = [report for launch in launches for report in launch.reports]
     together.progress, together.steps = main.progress, main.steps
     together.last_line = main.last_line
@@ -251,6 +252,7 @@ def _of_root(root: Sighting, launch: LogLaunch, found: Candidates, places: Launc
             peer,
             _ends(root, quoted, peer, places),
             silent_rank,
+            lone_node(cited, alike, places),
             signature=root.signature.id,
         ),
     )

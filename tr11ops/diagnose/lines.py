@@ -56,6 +56,10 @@ _PREFIXES = (
         r"(?!(?:rank|gpu|cuda|python|layer|stage|worker|device|step|epoch|mlx|nvidia|pid)\w*\[)"
         r"(?P<node>[a-z][a-z-]*\d[\w-]*)\[(?P<rank>\d{1,6})\](?::| ) ?(?=\S)"
     ),  # a column of hosts and ranks
+    re.compile(
+        r"(?P<node>(?!rank|gpu\d|step|epoch)[a-z][a-z-]*\d[\w-]*) (?P<rank>\d{1,6}) +"
+        r"(?:DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL) "
+    ),  # the same before a level
     re.compile(rf"\[{_DAY}\]:?\s*(?:\[(?:INFO|WARNING|ERROR|CRITICAL|DEBUG)\]\s*)?"),
     re.compile(rf"{_DAY}[,:]?\s+"),
     re.compile(

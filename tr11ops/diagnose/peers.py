@@ -1,4 +1,4 @@
-"""Whom the lines about broken links name. Pure.
+"""Whom the lines about broken links name, and whose machine alone is not in order. Pure.
 
 Who prints such a line is a witness: a link has two ends. The peer that several of them name, and more than any other,
 is the suspect; one word, or two ends that name each other, accuse no one.
@@ -6,12 +6,19 @@ is the suspect; one word, or two ends that name each other, accuse no one.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from tr11ops.diagnose.places import LaunchPlaces
 from tr11ops.diagnose.sighting import Sighting
+from tr11ops.diagnose.signature import FaultClass
 
 FEWEST_WITNESSES = 2
+_OF_ONE_MACHINE = frozenset({"memory-held", "nvls-memory"})
+_OWN_DISK = re.compile(r"/tmp\b|/local(?:_?scratch)?\b|/scratch_local\b|/nvme\w*/|/raid\d*/|\btmpfs\b")
+_OWN_MOUNT = re.compile(
+    r"Transport endpoint is not connected|Errno 10[78]\b|Cannot send after transport endpoint shutdown"
+)
 
 
 def most_named_peer(sightings: Sequence[Sighting], places: LaunchPlaces) -> str | None:
@@ -29,3 +36,26 @@ def most_named_peer(sightings: Sequence[Sighting], places: LaunchPlaces) -> str 
     if len(by_count) > 1 and len(witnesses[by_count[1]]) == len(witnesses[by_count[0]]):
         return None
     return by_count[0]
+
+
+def lone_node(root: Sighting, alike: Sequence[Sighting], places: LaunchPlaces) -> str | None:
+    """The node whose own machine is not in order, where only it says so; None where none is, or others share it.
+
+    A GPU that someone else holds, a full disk of its own, a mount or credentials that it alone has lost.
+    """
+    if root.is_mild or not _is_of_a_machine(root, places):
+        return None
+    said = [places.quoted(one, is_root=one is root) for one in [root, *alike]]
+    nodes = {quoted.node for quoted in said if not quoted.is_guess} - {None}
+    return nodes.pop() if len(nodes) == 1 else None
+
+
+def _is_of_a_machine(root: Sighting, places: LaunchPlaces) -> bool:
+    signature = root.signature
+    if signature.fault is FaultClass.SLURM_AUTH:
+        return "node" in root.named or places.is_of_a_daemon(root)
+    if signature.fault is not FaultClass.STORAGE:
+        return signature.id in _OF_ONE_MACHINE
+    if _OWN_DISK.search(root.text):
+        return True
+    return _OWN_MOUNT.search(root.text) is not None and places.has_other_nodes

@@ -15,6 +15,7 @@ from tr11ops.diagnose.signature import Role
 HEAD_LINES = 200
 WITNESSES = 2
 RANKS_OF_A_NODE = (4, 8, 16)
+GPUS_OF_A_NODE = 8
 HEAD_CHARACTERS = 90  # in which the host of a line stands
 _WORKER_LOG = re.compile(r"(?:^|/)workers/(?P<node>[^/]+)/rank-(?P<rank>\d+)\.log$")
 _ANY_NUMBER = re.compile(r"\d+")
@@ -103,6 +104,15 @@ class LaunchPlaces:
         if report.host is None or is_this_machine(report.host):
             return None
         return self._names.of_host(report.host) or without_interface(report.host)
+
+    @property
+    def has_other_nodes(self) -> bool:
+        """Whether the launch is known to have more than one node."""
+        return len(self._hosts) > 1
+
+    def is_of_a_daemon(self, one: Sighting) -> bool:
+        """Whether the kernel or a daemon of one node wrote the log of a line."""
+        return node_of_daemons_log(one.file, self._hosts) is not None
 
     def peer_of(self, one: Sighting) -> str | None:
         """The other end that a line names, as the node list calls it, else as the line does."""
@@ -208,7 +218,15 @@ class LaunchPlaces:
         return sorted(roots, key=lambda report: report.time or "~")
 
     def _only_node(self) -> str | None:
-        return self._launch.nodes[0] if len(self._launch.nodes) == 1 else None
+        """The node of a launch that has no other: by its list, or where the log names one and no rank of a second."""
+        if self._launch.nodes:
+            return self._launch.nodes[0] if len(self._launch.nodes) == 1 else None
+        origins = [one.origin for one in self._launch.sightings]
+        ranks = {origin.rank for origin in origins} | {origin.task for origin in origins}
+        is_small = max((rank for rank in ranks if rank is not None), default=0) < GPUS_OF_A_NODE
+        is_small = is_small and (self._launch.world_size or 1) <= GPUS_OF_A_NODE
+        said = self._launch.said_hosts
+        return min(said) if is_small and len(said) == 1 and self._hosts <= said else None
 
     def _by_number(self, rank: int) -> str | None:
         """By the node list, where ranks fill the nodes one after another."""

@@ -37,21 +37,24 @@ _EXCEPTION = "python-exception"
 _NO_MEMORY = "cuda-oom"
 _HELD = "memory-held"
 _ABSURD = "memory-absurd"
-_KERNELS = "xid"  # a GPU that fell off the bus is a warning to the kernel
+_NEVER_MILD = frozenset(
+    {"xid", "replays"}
+)  # a GPU that fell off the bus, or computes wrongly, is but a warning to some
 # Commands, comments, source in boxes and settings name errors and are none.
 _QUOTED = re.compile(
     r"\s*(?:\++ \S|# |#SBATCH\b|\$ |echo |export |declare -x |\u2502|[\w-]+ \.{3,} )"
     r"|\s{2,}(?:(?:raise|if|elif|return|assert|except|with|for|while)\b|print\(|self\.|(?!what\()[\w.]+\()"
 )
 _RETRIED = re.compile(
-    r"\b(?:[Rr]etrying|will (?:be )?retr(?:y|ied)|[Tt]rying again|will try again|entering retry|backing off)\b"
+    r"\bretry \d+: "
+    r"|\b(?:[Rr]etrying|will (?:be )?retr(?:y|ied)|[Tt]rying again|will try again|entering retry|backing off)\b"
     r"|\bthrown while requesting\b"
     r"|\b(?:[Rr]etry|[Aa]ttempt)[ :#]*(?P<try>\d+) ?(?:/|of) ?(?P<tries>\d+)"
 )
 _MILD = re.compile(  # the levels of Python, glog, TensorFlow, NeMo and NCCL; NCCL's WARN is its word for an error
     r"\[(?:INFO|DEBUG)\]|\b(?:INFO|DEBUG)(?::(?! task \S+ blocked)| *[|-] )|- (?:INFO|DEBUG) -"
     r"|(?<!NCCL )(?<!=)\bWARN(?:ING)?\b|Warning: |(?<!kern: )\bwarning: |\bNCCL (?:INFO|TRACE) "
-    r"|(?:^|[\s:\[])[IW]\d{4} \d\d:\d\d|\[[IW] [\w./]{1,80}\.\w{1,3}:\d"
+    r"|(?:^|[\s:\[])[IW]\d{4} (?:[\w.-]{1,40} )?\d\d:\d\d|\[[IW] [\w./]{1,80}\.\w{1,3}:\d"
     r"|: [IW] [a-z_]{1,20}/|\[NeMo [IW] |\bfall(?:s|ing)? back (?:to|on)\b"
 )
 LEVEL = 160  # characters in which a line names its level
@@ -218,6 +221,8 @@ class LogScan:
 
     def _add(self, text: str, signature: FaultSignature, named: dict[str, str], raised: RaisedException | None) -> None:
         if signature.role is Role.BENIGN:
+            if "host" in named:
+                self._launch.said_hosts.add(named["host"])
             return
         if signature.role is Role.START:
             self._start(signature, named)
@@ -241,7 +246,7 @@ class LogScan:
                 progress,
                 raised,
                 _is_retried(text),
-                raised is None and signature.family != _KERNELS and _MILD.search(text[:LEVEL]) is not None,
+                raised is None and signature.family not in _NEVER_MILD and _MILD.search(text[:LEVEL]) is not None,
             )
         )
 
@@ -352,6 +357,7 @@ def _join(launch: LogLaunch, rest: LogLaunch) -> None:
     launch.sightings += rest.sightings
     launch.reports += rest.reports
     launch.last_line = rest.last_line
+    launch.said_hosts |= rest.said_hosts
     launch.world_size = launch.world_size or rest.world_size
 
 

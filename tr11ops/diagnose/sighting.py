@@ -73,6 +73,7 @@ class WorkerFailure:
 
 
 STEPS_AFTER = 3  # a training that goes on for so many steps has overcome what was before
+STEPS_AFTER_ORDER, LINES_AFTER_ORDER = 12, 20  # and has outlived an order to end: until it is killed it makes some more
 LINES_AFTER = 40  # the same where steps have no numbers
 
 
@@ -96,6 +97,7 @@ class LogLaunch:
     last_line: int = 0
     world_size: int | None = None
     is_sure: bool = True  # whether a line says that it began here
+    said_hosts: set[str] = field(default_factory=set)  # on which it says that it runs
     trainer: str | None = None  # the dialect of its steps, or of the trainer that the log names
 
     def has_overcome(self, one: Sighting) -> bool:
@@ -109,6 +111,9 @@ class LogLaunch:
         if is_counted and len(after) != 1:  # a bar is drawn once more when a training ends
             assert last.iteration is not None and before is not None and before.iteration is not None
             ahead = last.iteration - before.iteration
+            if one.signature.ordered:
+                is_long = last.line_number - one.line_number > LINES_AFTER_ORDER
+                return ahead < 0 or (is_long and len(after) > STEPS_AFTER_ORDER)
             if ahead >= STEPS_AFTER or ahead < 0:
                 return True
         if not self.steps:

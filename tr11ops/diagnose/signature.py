@@ -142,6 +142,7 @@ class FaultSignature:
     source: str
     lasting: bool = False  # counts although the training went on after it
     own: bool = False  # of the network, and yet of the very process that says it, not of a peer
+    ordered: bool = False  # an order that is carried out though a training makes steps until then
     restart: bool = False  # a first launch says it too: it counts only where an earlier one has trained
     helps: Restart | None = None  # whether a plain restart does, where the step does not tell
     examples: tuple[str, ...] = ()
@@ -165,6 +166,7 @@ def signature_of(name: str, family: str, entry: Mapping[str, Any]) -> FaultSigna
             source=entry["source"],
             lasting=bool(entry.get("lasting", False)),
             own=bool(entry.get("own", False)),
+            ordered=bool(entry.get("ordered", False)),
             restart=bool(entry.get("restart", False)),
             helps=Restart(entry["helps"]) if "helps" in entry else None,
             examples=tuple(entry["match"]),

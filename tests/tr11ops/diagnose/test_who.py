@@ -163,3 +163,123 @@ def test_a_link_that_came_back_before_is_no_suspect(tmp_path: Path) -> None:
     kernel = "[10.1] mlx5_core 0000:9c:00.0 ib0: Link down\n[12.5] mlx5_core 0000:9c:00.0 ib0: Link up\n"
     found = of_files(tmp_path, train__log=STEPS + PEER.format("n1", "n3"), dmesg__n4__txt=kernel)
     assert found.accused.nodes == ()
+
+
+# ----------------------------------------------------------------------------- one machine alone
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[n7:4] OSError: [Errno 28] No space left on device: '/tmp/torchinductor_mk/tmpq0x_77'\n",
+        "n7[18] ERROR OSError: [Errno 107] Transport endpoint is not connected: '/mnt/data/shard.01190.mds'\n",
+        "n7: OSError: [Errno 108] Cannot send after transport endpoint shutdown: '/lustre/x.tar'\n",
+        "n7 [rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 4.94 GiB. GPU 3 has a total capacity of 63.43 GiB "
+        "of which 3.80 GiB is free. Process 2210412 has 59.56 GiB memory in use. Including non-PyTorch memory, this process has 60.00 MiB memory in use.\n",
+        "srun: error: Task launch for 36.0 failed on node n7: Job credential expired\n",
+        "n7:713:803 [3] transport/nvls.cc:254 NCCL WARN Failed to bind NVLink SHARP (NVLS) Multicast memory of size 2097152\n",
+    ],
+)
+def test_the_machine_that_alone_is_not_in_order_is_the_suspect(tmp_path: Path, line: str) -> None:
+    other = "srun: error: n8: tasks 0-3: Terminated\n"
+    assert of_files(tmp_path, train__log=line + other).accused.nodes == ("n7",)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{0}: OSError: [Errno 28] No space left on device: '/gpfs/scratch/run/ckpt.pt'\n",
+        "{0}: OSError: [Errno 116] Stale file handle: '/nfs/data/a.bin'\n",
+        "{0}: OSError: [Errno 28] No space left on device: '/tmp/cache/x'\n{1}: OSError: [Errno 28] No space left on device: '/tmp/y'\n",
+        "{0}: OSError: [Errno 107] Transport endpoint is not connected: '/mnt/a'\n"
+        "{1}: OSError: [Errno 107] Transport endpoint is not connected: '/mnt/b'\n",
+        "{0} [rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 4.94 GiB. GPU 3 has a total capacity of 63.43 GiB.\n",
+        "{0}: KeyError: 'input_ids'\n",
+    ],
+)
+def test_what_nodes_share_and_what_the_program_does_is_no_nodes_fault(tmp_path: Path, line: str) -> None:
+    found = of_files(tmp_path, train__log=STEPS + line.format("n7", "n8"))
+    assert found.accused.nodes == ()
+
+
+def test_the_clocks_of_slurms_daemons_are_named_by_their_own_log(tmp_path: Path) -> None:
+    refused = "srun: error: Task launch for StepId=5120077.0 failed on node n14: Invalid job credential\n"
+    daemon = "2026-09-01T07:12:44.902 slurmd: error: Munge decode failed: Rewound credential\n"
+    found = of_files(tmp_path, **{"train__log": refused, "slurmd-n14__log": daemon})
+    assert (found.fault, found.accused.nodes) == (FaultClass.SLURM_AUTH, ("n14",))
+
+
+@pytest.mark.parametrize(
+    "head", ["Job 632652 running on g713\n", "[setup] host: g713  image: torch\n", "SLURM_JOB_NODELIST=g713\n"]
+)
+def test_the_only_machine_of_a_log(tmp_path: Path, head: str) -> None:
+    error = "RuntimeError: CUDA error: uncorrectable ECC error encountered\n"
+    assert of_files(tmp_path, train__log=head + STEPS + error).accused.nodes == ("g713",)
+    far = of_files(tmp_path, train__log=f"{head}{STEPS}[rank17]: {error}")  # of a second machine, at least
+    assert far.accused.nodes == ()
+    two = of_files(tmp_path, train__log=head + head.replace("713", "714") + STEPS + error)
+    assert two.accused.nodes == ()
+
+
+# ----------------------------------------------------------------------------- who says so
+@pytest.mark.parametrize(
+    "line",
+    [
+        "(gcs_server) [2026-04-14 22:31:07,220 W 101 120] gcs_health_check_manager.cc:145: Node 5be0d1 (10.1.0.23) is dead because the "
+        "health check failed, failure count exceeded: Deadline Exceeded\n",
+        "(raylet) The node with node id: 5be0d1 and address: 10.1.0.23 and node name: 10.1.0.23 has been marked dead because the "
+        "detector has missed too many heartbeats from it.\n",
+        "The actor is dead because its owner has died. Owner Ip address: 10.1.0.23 Owner worker exit type: SYSTEM_ERROR Worker exit "
+        "detail: Owner's node has crashed.\n",
+    ],
+)
+def test_a_node_that_ray_lost(tmp_path: Path, line: str) -> None:
+    seen = "(Trainer pid=411, ip=10.1.0.20) ray.exceptions.ActorUnavailableError: The actor 9ad1 is unavailable\n"
+    found = of_files(tmp_path, train__log=STEPS + line + seen)
+    assert (found.fault, found.accused.nodes) == (FaultClass.SLURM_NODE_FAIL, ("10.1.0.23",))
+
+
+def test_a_replay_on_another_gpu_names_the_one_that_computes_wrongly(tmp_path: Path) -> None:
+    line = (
+        "WARNING:megatron.core.rerun_state_machine:Possible persistent error! Problem on rank 37, node p5, device 5 (GPU-77f0) : "
+        "results differ\nsrun: error: p1: task 0: Exited with exit code 17\nsrun: error: p5: task 37: Exited with exit code 17\n"
+    )
+    found = of_files(tmp_path, train__log=STEPS + line)
+    assert (found.accused.nodes, found.accused.rank, found.accused.gpu) == (("p5",), 37, "5")
+    assert found.restart.answer is Restart.ELSEWHERE
+
+
+# ----------------------------------------------------------------------------- orders, and counts of nothing
+@pytest.mark.parametrize(
+    ("order", "fault"),
+    [
+        ("slurmstepd: error: *** STEP 5.0 ON m1 CANCELLED AT 2025-01-10T15:27:25 DUE TO TIME LIMIT ***\n", FaultClass.SLURM_TIME_LIMIT),
+        ('imds: {"action": "terminate", "time": "2026-08-08T19:42:00Z"} spot instance-action received\n', FaultClass.SLURM_PREEMPTED),
+    ],
+)  # fmt: skip
+def test_steps_until_it_is_killed_do_not_outlive_an_order(tmp_path: Path, order: str, fault: FaultClass) -> None:
+    more = "".join(STEP % number for number in range(3, 9))
+    assert of_files(tmp_path, train__log=STEPS + order + more + "srun: error: m1: task 0: Killed\n").fault is fault
+    long = "".join(STEP % number for number in range(3, 30))
+    assert of_files(tmp_path, train__log=f"{STEPS}{order}{long}KeyError: 'x'\n").fault is not fault
+
+
+@pytest.mark.parametrize(
+    "killed",
+    ["0 Workers (tasks / actors) killed due to memory pressure (OOM), 8 Workers crashed due to other reasons\n"],
+)
+def test_no_worker_that_was_killed_is_no_cause(tmp_path: Path, killed: str) -> None:
+    raised = 'Traceback (most recent call last):\n  File "/code/reward.py", line 48, in score\n    gold = info["a"]\nKeyError: \'a\'\n'
+    assert of_files(tmp_path, train__log=STEPS + raised + killed).fault is FaultClass.USER_CODE
+    memory = of_files(tmp_path, train__log=STEPS + killed.replace("0 W", "3 W"))
+    assert memory.fault is FaultClass.HOST_OOM
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        'audit user=dev@corp verb=delete resource=pytorchjobs/sft reason="wrong rate"\n',
+        "event: MPIJob sft was deleted by user ops@corp\n",
+    ],
+)
+def test_a_job_that_was_deleted_was_cancelled(tmp_path: Path, said: str) -> None:
+    after = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 1 got signal: 15\n"
+    assert of_files(tmp_path, train__log=STEPS + said + after).fault is FaultClass.SLURM_USER_CANCEL
