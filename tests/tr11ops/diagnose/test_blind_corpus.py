@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tr11ops.diagnose.diagnosis import Diagnosis
 from tr11ops.diagnose.look import diagnose_files
+from tr11ops.diagnose.signature import NextStep
 
 FOLDER = Path(__file__).parents[2] / "data" / "diagnose" / "blind"
 CERTAIN = 0.9
@@ -29,3 +33,35 @@ def test_classes_lines_and_no_false_certainty(labels: str) -> None:
     assert len(wrong) <= 0.02 * len(known), wrong
     assert len(elsewhere) <= 0.03 * lines, elsewhere
     assert certain == []
+
+
+def test_incidents_of_a_stranger_with_nodes_and_restarts() -> None:
+    """Class, line, who and restart of incidents of several files each; what they are now, they stay at least."""
+    folder = FOLDER / "one"
+    known = tomllib.loads((folder / "labels.toml").read_text(encoding="utf-8"))
+    assert len(known) == 91
+    wrong, elsewhere, accused, excluded, restarts, certain = [], [], [], [], [], []
+    for name, label in known.items():
+        found = diagnose_files([folder / file for file in label["files"]])[0]
+        is_wrong = found.fault.value not in {label["verdict"], *label["accepted_verdicts"]}
+        wrong += [name] if is_wrong else []
+        certain += [name] if is_wrong and found.confidence > CERTAIN else []
+        elsewhere += [] if _is_at_a_line_of(label, found) else [name]
+        guilty = {label["node"]} if "node" in label else set()
+        accused += [] if set(found.accused.nodes) <= guilty else [name]
+        is_exclusion = found.step is NextStep.EXCLUDE_AND_RESUBMIT
+        excluded += [name] if is_exclusion and not set(found.accused.nodes) <= guilty else []
+        restarts += [] if found.restart.answer.value in {label["restart"], *label["accepted_restarts"]} else [name]
+    assert excluded == [] and accused == [] and certain == []
+    assert len(wrong) <= 3, wrong
+    assert len(elsewhere) <= 4, elsewhere
+    assert len(restarts) <= 3, restarts
+
+
+def _is_at_a_line_of(label: Mapping[str, Any], found: Diagnosis) -> bool:
+    root, first = found.root_cause, label.get("root_cause")
+    if first is None:
+        return True
+    lines = {(first["file"], first["line_number"])}
+    lines |= {(file, line) for file, numbers in label.get("accepted_lines", {}).items() for line in numbers}
+    return root is not None and (Path(root.file).name, root.line_number) in lines
