@@ -33,6 +33,9 @@ _CLOSED = re.compile(r"RendezvousClosed|closed rendezvous|rendezvous.{0,80} has 
 _GOING = _TOLD | {"srun-ending"}
 _ORDERED_ENDS = frozenset({FaultClass.SLURM_TIME_LIMIT, FaultClass.SLURM_PREEMPTED})
 _OF_PEERS = frozenset({FaultClass.NCCL_NETWORK, FaultClass.NCCL_TIMEOUT, FaultClass.RENDEZVOUS})
+_ENDS_OF_JOBS = _ORDERED_ENDS | {FaultClass.SLURM_NODE_FAIL, FaultClass.SLURM_USER_CANCEL}
+_OF_SUBMISSIONS = frozenset({FaultClass.SLURM_SUBMIT, FaultClass.SLURM_AUTH})
+_SUBMITS = re.compile(r"\b(?:sbatch|bsub|qsub)\b|[Jj]ob submission failed|SUBMIT_BATCH_JOB")
 _NEVER_ENDED = re.compile("Kill task failed|NOT ENDING")  # a node that is lost because a job hung
 _KERNELS = "xid"
 _LINK_BACK = "link-back"
@@ -75,6 +78,7 @@ def candidates_of(launches: Sequence[LogLaunch]) -> Candidates:
     left = [one for one in left if not _is_outdone(one, left) and one.signature.id != _LINK_BACK]
     left = [one for one in left if not (one.is_retried and _may_fail_once(one) and one.signature.confidence < surest)]
     left = [one for one in left if not _is_closed_by_order(one, left)]
+    left = [one for one in left if not _is_of_an_earlier_job(one, left)]
     last = {launch.file: launch.progress.line_number for launch in launches if launch.progress is not None}
     left = [one for one in left if not _is_vague_and_passed(one, left, last)]
     short = tuple(one for one in left if one.signature.role is Role.END and _is_short(one))
@@ -147,6 +151,17 @@ def _is_closed_by_order(one: Sighting, left: Sequence[Sighting]) -> bool:
     return any(is_before(other, one) for other in left if other.signature.id in _TOLD)
 
 
+def _is_of_an_earlier_job(one: Sighting, left: Sequence[Sighting]) -> bool:
+    """Whether it is how a job before ended, in the log of one that was never accepted."""
+    if one.signature.fault not in _ENDS_OF_JOBS or one.progress is not None:
+        return False
+    return any(_is_refused_submission(other) and is_before(one, other) for other in left)
+
+
+def _is_refused_submission(one: Sighting) -> bool:
+    return one.progress is None and _SUBMITS.search(one.text) is not None and one.signature.fault in _OF_SUBMISSIONS
+
+
 def _comes_again(one: Sighting, left: Sequence[Sighting]) -> bool:
     """Whether a warning is repeated for a while: what it tells of is tried again and again, and does not succeed."""
     alike = [other for other in left if other.signature.id == one.signature.id and other.origin.time is not None]
@@ -189,7 +204,9 @@ def root_of(found: Candidates) -> Sighting | None:
     vague = first_of([one for one in found.causes if one.signature.fault is not FaultClass.UNKNOWN])
     if begun is not None:  # a process that dies when it was told to go is no cause
         going = first_of([one for one in found.consequences if one.signature.id in _GOING])
-        died = died if died is not None and is_before(died, _earlier(begun, going) or begun) else None
+        first_order = _earlier(begun, going) or begun
+        died = died if died is not None and is_before(died, first_order) else None
+        lost = lost if lost is not None and is_before(lost, first_order) else None
     for one in (cause, died if stop is not None else _earlier(died, vague), lost if stop is not None else vague, lost):
         if one is not None and (begun is None or is_before(one, begun)):
             return one

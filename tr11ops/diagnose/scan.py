@@ -47,7 +47,8 @@ _QUOTED = re.compile(
 )
 _RETRIED = re.compile(
     r"\bretry \d+: "
-    r"|\b(?:[Rr]etrying|will (?:be )?retr(?:y|ied)|[Tt]rying again|will try again|entering retry|backing off)\b"
+    r"|\b(?:[Rr]etrying|will (?:be )?retr(?:y|ied)|[Tt]rying again|will try again|[Pp]olling again)\b"
+    r"|\b(?:entering retry|backing off)\b"
     r"|\bthrown while requesting\b"
     r"|\b(?:[Rr]etry|[Aa]ttempt)[ :#]*(?P<try>\d+) ?(?:/|of) ?(?P<tries>\d+)"
 )

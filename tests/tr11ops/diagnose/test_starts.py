@@ -204,3 +204,56 @@ def test_a_gpu_that_has_to_be_reset_is_more_than_the_programs_fault_before_it(tm
     found = of_text(tmp_path, SHORT_STEPS + fault + reset)
     assert (found.fault, found.root_cause and found.root_cause.node) == (FaultClass.GPU_HARDWARE, "n7")
     assert of_text(tmp_path, SHORT_STEPS + fault).fault is FaultClass.USER_CODE
+
+
+REFUSED = "sbatch: error: Batch job submission failed: Invalid qos specification\n"
+EXPIRED = (
+    "sbatch: error: Munge decode failed: Expired credential\n"
+    "sbatch: error: Batch job submission failed: Protocol authentication error\n"
+)
+
+
+@pytest.mark.parametrize(("refused", "fault"), [(REFUSED, FaultClass.SLURM_SUBMIT), (EXPIRED, FaultClass.SLURM_AUTH)])
+@pytest.mark.parametrize(
+    "before",
+    [
+        "9917        finetune        gpu      proj    TIMEOUT 2-00:00:00\n9918        finetune        gpu      proj  CANCELLED 0:10\n",
+        "4711|train|PREEMPTED|01:00:02\n4712|train|NODE_FAIL|00:20:00\n",
+        "submit.sh: part 3: job 91 ended PREEMPTED 03:11:09, queued again\n",
+        "loop: job 12 State: NODE_FAIL, next one\n",
+        "squeue: slurm_load_jobs error: Socket timed out on send/recv operation (polling again)\n",
+    ],
+)
+def test_how_earlier_jobs_ended_is_not_why_the_next_one_was_refused(
+    tmp_path: Path, before: str, refused: str, fault: FaultClass
+) -> None:
+    found = of_text(tmp_path, before + refused)
+    assert (found.fault, found.restart.answer) == (fault, Restart.CHANGE)
+
+
+def test_a_job_that_ran_ended_by_its_own_limit_whatever_was_refused_after_it(tmp_path: Path) -> None:
+    assert of_text(tmp_path, SHORT_STEPS + LIMIT + REFUSED).fault is FaultClass.SLURM_TIME_LIMIT
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        'audit: {"verb":"delete","user":"bob","objectRef":{"resource":"jobs","name":"ft"}}\n',
+        'job.batch "ft" deleted\n',
+        "Job 'raysubmit_9' was stopped\n",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "lost",
+    [
+        "[rank9]: torch.distributed.DistNetworkError: failed to recv, got 0 bytes\n",
+        "[rank3]: ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.\n",
+        "n1:4:5 [3] misc/socket.cc:49 NCCL WARN socketProgress: Connection closed by remote peer n3<41109>\n",
+    ],
+)
+def test_peers_that_are_lost_after_the_order_to_go_are_no_cause(tmp_path: Path, order: str, lost: str) -> None:
+    told = (
+        "W1003 15:22:40.1 torch/distributed/elastic/agent/server/api.py:719] Received 15 death signal, shutting down\n"
+    )
+    found = of_text(tmp_path, SHORT_STEPS + told + lost + order)
+    assert (found.fault, found.restart.answer) == (FaultClass.SLURM_USER_CANCEL, Restart.NONE)
