@@ -38,7 +38,7 @@ _PREFIXES = (
     re.compile(r"\((?:raylet|gcs_server|autoscaler(?: \+[\dhms]{1,12})?)(?:, ip=(?P<node>[\w.:]+))?\) "),
     re.compile(r"[\w.-]{1,80}@(?P<node>[\w.-]{1,64}) +\| "),  # docker swarm's
     re.compile(r"[\w.-]{1,60}(?:[-_]\d+|\d) +\| "),  # docker compose's
-    re.compile(rf"[a-z][a-z0-9-]{{1,80}}-[a-z0-9]{{1,10}} (?:\u203a )?{_CONTAINER} (?=.)"),  # stern's
+    re.compile(rf"(?=[a-z0-9-]*\d)[a-z][a-z0-9-]{{1,80}}-[a-z0-9]{{1,10}} (?:\u203a )?{_CONTAINER} (?=.)"),  # stern's
     re.compile(r"\[(?!rank|node|host|gpu|cuda)[a-z]{3,12}(?P<local_rank>\d+)\]:"),  # torchrun's: the role
     re.compile(r"\[rank(?P<rank>\d+)\]:\s?"),
     re.compile(r"\[rank[:=] ?(?P<rank>\d+)\] "),  # Lightning's and Determined's
