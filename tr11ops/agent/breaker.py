@@ -99,6 +99,19 @@ def read_burned(directory: RunDirectory, job_id: str, scheduler: Scheduler | Non
     return tuple(found)
 
 
+def has_trained_since(directory: RunDirectory, job_id: str, since: str) -> bool:
+    """Whether an attempt after `since` and before `job_id` has added an iteration or a checkpoint, as far as records
+    tell; also one that was killed."""
+    newest = _newest_checkpoint(directory.paths) or 0
+    for attempt, verdict in attempts_before(directory, job_id):
+        if attempt.name == since:
+            return False
+        began = checkpoint_before(attempt)
+        if (verdict is not None and verdict.progress) or (began is not None and newest > began):
+            return True
+    return False
+
+
 def fault_of_end(state: JobState, nodes: Sequence[str]) -> str:
     """What ended an attempt on these nodes, by how its job ended; a batch host that is lost is a fault of its own."""
     if state is JobState.TIMEOUT:

@@ -20,6 +20,7 @@ from tr11ops.agent.breaker import (
     OUT_OF_TIME,
     attempts_before,
     checkpoint_before,
+    has_trained_since,
     must_hold,
     read_burned,
     why_not_begin,
@@ -339,13 +340,9 @@ class Controller:
 
     def _end_trial_of_before(self) -> None:
         """A task that ran without suspects may have been killed before it could say that it trained."""
+        directory = self._context.directory
         tried = self._mitigation.trial()
-        if not tried:
-            return
-        failed = {
-            burned.job_id for burned in read_burned(self._context.directory, self._job_id, self._context.scheduler)
-        }
-        self._step_up([entry for entry in tried if entry.job_id not in failed])
+        self._step_up([entry for entry in tried if has_trained_since(directory, self._job_id, entry.job_id)])
 
     def _run(self, number: int, nodes: tuple[str, ...], watch: LaunchWatch) -> LaunchResult:
         slurm = self._config.slurm

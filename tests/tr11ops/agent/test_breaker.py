@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tr11ops.agent.queues import Queue, job
-from tr11ops.agent.breaker import NO_VERDICT, TIMED_OUT, Burned, must_hold, read_burned, why_not_begin
+from tr11ops.agent.breaker import (
+    NO_VERDICT,
+    TIMED_OUT,
+    Burned,
+    has_trained_since,
+    must_hold,
+    read_burned,
+    why_not_begin,
+)
 from tr11ops.cluster.base import Job, JobState, SchedulerUnreachable
 from tr11ops.queue.queued_jobs import PendingChanges, PendingJobs
 from tr11ops.rundir.attempts import AttemptVerdict, LaunchRecord, of_failure, without_restart
@@ -59,6 +67,24 @@ def verdict(directory: RunDirectory, job_id: str, order: float, **changes: objec
     folder = directory.paths.attempt(job_id)
     replace(of_failure("words", 5, 5), fault="a", job_id=job_id, **changes).write(folder)  # type: ignore[arg-type]
     os.utime(folder / "verdict.json", (order, order))
+
+
+def test_a_task_that_was_tried_has_trained_where_its_records_or_the_checkpoint_say_so(directory: RunDirectory):
+    verdict(directory, "1", 1.0, progress=True)
+    verdict(directory, "2", 2.0)  # the one that left suspects out of the next
+    assert not has_trained_since(directory, "4", "2")
+    verdict(directory, "3", 3.0, held=("7",))  # another fault, and a person released it
+    assert not has_trained_since(directory, "4", "2")
+    assert has_trained_since(directory, "4", "0")
+    verdict(directory, "5", 5.0, progress=True)
+    assert has_trained_since(directory, "9", "2")
+    killed = directory.paths.attempt("6")
+    LaunchRecord(1, ("x1",), 0.0, checkpoint_before=10).write(killed)
+    os.utime(killed, (6.0, 6.0))
+    assert not has_trained_since(directory, "9", "5")
+    directory.paths.checkpoints.mkdir(parents=True)
+    (directory.paths.checkpoints / "latest").write_text("global_step15")
+    assert has_trained_since(directory, "9", "5")
 
 
 def test_the_count_ends_at_progress_a_good_end_and_a_release(directory: RunDirectory):
