@@ -30,7 +30,6 @@ from tr11ops.diagnose.matcher import Matcher
 from tr11ops.diagnose.reading import blocks
 from tr11ops.diagnose.scan import LogScan
 from tr11ops.diagnose.topics import error_lines
-from tr11ops.dialects.table import progress_words
 
 STRENGTH = 10.0
 RULES_OF = frozenset(one.id for rule in rules() for one in (rule.signature, *rule.codes.values()) if one is not None)
@@ -66,7 +65,7 @@ def _matcher_without(signature: str) -> Matcher:
         other = None if rule.signature is not None and rule.signature.id == signature else rule.signature
         if other is not None or codes:
             known.append(replace(rule, signature=other, codes=codes))
-    return Matcher((*known, *error_lines()), progress_words())
+    return Matcher((*known, *error_lines()))
 
 
 def _diagnosed_without(signature: str, incident: Incident) -> Diagnosis:

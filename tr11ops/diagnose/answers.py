@@ -202,10 +202,10 @@ def _of_what_passes(end: EndFacts) -> _Because | None:
         return None
     if signs.peer is not None:
         return _Because("peer", Restart.ELSEWHERE, f"{signs.peer} is suspected")
+    if end.fault is FaultClass.UNKNOWN:
+        return _Because("death-untold", Restart.UNKNOWN, "something ended it, and no line says why: one try tells")
     if signs.role is Role.DEATH and not signs.trained:
-        return _Because("death-at-start", Restart.UNKNOWN, "it died before its first step, and no line says why")
-    if signs.role is Role.DEATH:
-        return _Because("death", Restart.PLAIN, "it had trained before a process died, and no line says why")
+        return _Because("death-at-start", Restart.UNKNOWN, "it failed before its first step, and no line says why")
     if signs.role is Role.SYMPTOM:
         return _Because("lost-peer", Restart.PLAIN, "a peer was lost or late, and no line says why: it may pass")
     return _Because("passes", Restart.PLAIN, "such a fault mostly passes")

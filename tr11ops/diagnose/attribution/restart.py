@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from tr11ops.diagnose.answers import EndFacts, RestartAnswer, Signs, restart_of
 from tr11ops.diagnose.attribution.error_text import read_error, without_speaker
 from tr11ops.diagnose.attribution.evidence import Attribution, Kind
-from tr11ops.diagnose.signature import FaultClass, FaultSignature, NextStep
+from tr11ops.diagnose.signature import FaultClass, FaultSignature, NextStep, Restart
 
 CLASS: Mapping[Kind, FaultClass] = {
     Kind.NODE: FaultClass.SLURM_NODE_FAIL,
@@ -44,9 +44,12 @@ def restart_after(found: Attribution, trained: bool, times: int = 1) -> RestartA
         times = times if times >= MOST_AT_ONE_STEP else 1
     if found.avoided:
         times = 1  # on one node again and again, which is left out now: that is no sign against other nodes
+    helps = known.helps if known is not None and found.kind in {Kind.STORAGE, Kind.UNKNOWN} else None
+    if found.kind is Kind.HEALTH_CHECK:  # the next launch leaves the check out
+        helps = Restart.PLAIN
     signs = Signs(
         role=None if known is None else known.role,
-        helps=None if known is None or found.kind not in {Kind.STORAGE, Kind.UNKNOWN} else known.helps,
+        helps=helps,
         peer=", ".join(found.named_suspects) or None,
         trained=trained,
         times=times,
