@@ -39,6 +39,7 @@ AFTER_THE_END = 0.85  # the most for what fails once the training has come to it
 _LOADER = "dataloader-worker"
 _SETTINGS = "nccl-network-settings"
 _NO_SUCH_HOST = "c10d-no-such-host"
+_SET_UP = "ibv_modify_qp"  # by which two cards are connected, before any data
 _CONTAINER = "container-start"
 _NOT_STARTED = "slurm-launch"
 _ABSENT = "flight-recorder-missing"
@@ -209,16 +210,15 @@ def _of_root(root: Sighting, launch: LogLaunch, found: Candidates, places: Launc
         and one.signature.fault is signature.fault
         and _is_proof(one)
     ]
+    if quoted.node is None and signature.step is NextStep.EXCLUDE_AND_RESUBMIT:
+        quoted = _placed_by([*alike, *backing], quoted, places)
     roots = [report for report in launch.reports if report.is_root and report.exit_code != -15]
     confidence = _confidence(root, found, launch, len(alike), roots)
     step = signature.step
     peer = None
     if signature.fault is FaultClass.NCCL_NETWORK and signature.blame is not NodeBlame.NODE:
         peer = most_named_peer([root, *_all(found)], places)
-    if signature.id == _SETTINGS and root.progress is not None:
-        step = NextStep.RESUBMIT  # what settings forbid, they forbid from the first step on
-    if signature.fault is FaultClass.RENDEZVOUS and any(one.signature.id == _NO_SUCH_HOST for one in launch.sightings):
-        step = NextStep.FIX_CONFIG  # a name that no one knows is not known the next time either
+    step = _step_of_network(root, alike, launch, places, step)
     if peer is not None:
         quoted = replace(quoted, rank=None, node=peer, gpu=None, is_guess=False)
     elif step is NextStep.EXCLUDE_AND_RESUBMIT and _is_of_many([root, *alike], places, signature):
@@ -256,6 +256,31 @@ def _of_root(root: Sighting, launch: LogLaunch, found: Candidates, places: Launc
             signature=root.signature.id,
         ),
     )
+
+
+def _step_of_network(
+    root: Sighting, alike: Sequence[Sighting], launch: LogLaunch, places: LaunchPlaces, usual: NextStep
+) -> NextStep:
+    """What to do about a network or a rendezvous, where more than the line tells it."""
+    signature = root.signature
+    if signature.id == _SETTINGS and root.progress is not None:
+        return NextStep.RESUBMIT  # what settings forbid, they forbid from the first step on
+    if _SET_UP in root.text and usual is NextStep.RESUBMIT and _is_of_many([root, *alike], places, signature):
+        return NextStep.FIX_CONFIG  # a path that none of many nodes finds is one that is not there
+    if signature.fault is FaultClass.RENDEZVOUS and any(one.signature.id == _NO_SUCH_HOST for one in launch.sightings):
+        return NextStep.FIX_CONFIG  # a name that no one knows is not known the next time either
+    return usual
+
+
+def _placed_by(others: Sequence[Sighting], quoted: QuotedLine, places: LaunchPlaces) -> QuotedLine:
+    """The line with the place that others give which tell of the same fault, and of their own node; if they agree."""
+    told = [places.quoted(one) for one in others if one.signature.blame is NodeBlame.NODE and not one.is_mild]
+    nodes = {one.node for one in told} - {None}
+    if len(nodes) != 1:
+        return quoted
+    ranks = {one.rank for one in told} - {None}
+    rank = next(iter(ranks)) if quoted.rank is None and len(ranks) == 1 else quoted.rank
+    return replace(quoted, node=next(iter(nodes)), rank=rank, is_guess=False)
 
 
 def _absent_rank(sightings: Sequence[Sighting]) -> int | None:

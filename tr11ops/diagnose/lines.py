@@ -79,11 +79,15 @@ _PREFIXES = (
     re.compile(r"slurmstepd-(?P<node>[\w.-]+): (?:error: )?"),
     re.compile(r"(?!tr11:)(?P<node>[a-z][a-z0-9-]*\d[a-z0-9.-]*): (?!task|error)"),  # pdsh's
     re.compile(r'\{(?:[^}:]*?\b(?:host|node|hostname|node_name)="(?P<node>[\w.-]+)")?[^}:]*\} '),  # Loki's labels
+    re.compile(
+        r"(?P<node>(?!rank|gpu\d|step|epoch|layer)[a-z][a-z0-9-]*\d[\w-]*)(?::(?P<rank>\d{1,6}))?\| (?=\S)"
+    ),  # a column of hosts, with ranks or without
     re.compile(r"\S.{0,160}? (?=\[rank[\d:=])"),  # a collector's, whatever it is: the rank's own comes behind it
 )
 _MONTHS = {name: number for number, name in enumerate(calendar.month_abbr)}
 _RANK = re.compile(
     r"\[[Rr]ank (?P<a>\d+)\]|\brank(?: +| ?[:=] ?)(?P<b>\d+)\b|\[rank(?P<c>\d+)\]|\bglobal_rank[ :=]+(?P<d>\d+)"
+    r"|\b[Rr]ank_?(?:ID|id)[ :=]+(?P<e>\d+)\b"
 )
 _LOCAL_RANK = re.compile(r"\blocal_rank: ?(\d+)")
 _GPU = re.compile(r"\bGPU (?P<a>\d{1,2})\b|\bcuda:(?P<b>\d{1,2})\b|\bdevice[= ](?P<c>\d{1,2})\b")

@@ -16,6 +16,7 @@ WITHOUT_LOSS = 2  # steps in a row
 SPIKE = 1.35  # times the median of the losses before: with a norm that rose too
 HIGH_SPIKE = 2.0  # by itself
 SPIKE_NORM = 4.0
+RISE = 1.15  # times the same, of steps right before a spike, with a norm that rose too: it began with them
 BASE = 100
 FEWEST = 3
 SETTLED = 20  # finite losses after a spike, as low as before it
@@ -149,14 +150,29 @@ def _spike(steps: Sequence[TrainingStep]) -> Unhealthy | None:
         quiet = [other for other in losses[number + 1 :] if other is not None][-SETTLED:]
         is_settled = len(quiet) == SETTLED and max(quiet) < SPIKE * usual  # whatever broke later
         is_back = is_settled or (losses[-1] is not None and last < SPIKE * usual)
-        why = f"The loss rose from {usual:.3g} to {loss:.3g}{_at(step)}"
+        begun = _onset(steps[:number], step, usual, usual_norm)
+        why = f"The loss rose from {usual:.3g} to {_loss(begun):.3g}{_at(begun)}"
         why += f", and came back to {last:.3g}." if is_back else " and did not come back."
         next_step = NextStep.NONE if is_back else NextStep.ROLLBACK_AND_SKIP
         confidence = 0.75 if is_back else 0.85
         return Unhealthy(
-            FaultClass.NUMERICS, next_step, confidence, why, step.text, step.line_number, is_grave=not is_back
+            FaultClass.NUMERICS, next_step, confidence, why, begun.text, begun.line_number, is_grave=not is_back
         )
     return None
+
+
+def _onset(before: Sequence[TrainingStep], spike: TrainingStep, usual: float, usual_norm: float) -> TrainingStep:
+    """The first of the steps right before a spike that had left what was usual: their loss and their norm rise."""
+    for step in reversed(before):
+        if (
+            not _is_finite(step)
+            or _loss(step) < RISE * usual
+            or _norm(step) < SPIKE_NORM * usual_norm
+            or not usual_norm
+        ):
+            break
+        spike = step
+    return spike
 
 
 def _zero(steps: Sequence[TrainingStep]) -> Unhealthy | None:

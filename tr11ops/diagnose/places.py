@@ -27,6 +27,13 @@ _DAEMON_LOG = re.compile(
     rf"(?:[._-]{_DAEMONS})?(?:\.(?:txt|log|out|err|gz|zst|bz2|xz|\d{{1,4}}))*$"
 )
 _OF_DAEMONS = re.compile(rf"(?:^|[._-]){_DAEMONS}(?:[._-]|$)")
+_RANK_HOST = re.compile(  # `rank 37 (host n6, local 5)`, `rank 3 on n7`
+    r"\b[Rr]ank ?#?(?P<rank>\d+),? ?\(?(?:on |at |(?:running )?on (?:host|node) |(?:host|node|hostname)[ =:]+)"
+    r"(?P<node>[A-Za-z][\w.-]*\d[\w-]*)"
+)
+_OWN_HOST = re.compile(
+    r"(?<!to )(?<!from )(?<!by )(?<!peer )(?<!remote )\b(?:host|hostname)=(?P<node>[A-Za-z][\w.-]*\d[\w-]*)"
+)
 _NAME = re.compile(r"(?<![\w./-])[A-Za-z0-9][\w.-]*(?<![.-])")
 _HEAD = re.compile(  # what may stand before a host in a line: times, numbers, tags of ranks, levels, who watches it
     r"(?:[^A-Za-z]|(?<=\d)[TZ]|\b(?:rank|default|[Rr]ank|Mon|Tue|Wed|Thu|Fri|Sat|Sun|Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct"
@@ -90,6 +97,9 @@ class LaunchPlaces:
         for report in self._reports:
             if report.rank is not None and report.host:
                 self._of_rank[report.rank] = report.host
+        for one in launch.sightings:
+            for said in _RANK_HOST.finditer(one.text):
+                self._of_rank.setdefault(int(said["rank"]), said["node"])
         for one in launch.sightings:
             node = self._own_node(one)
             if node and one.origin.rank is not None:
@@ -162,7 +172,13 @@ class LaunchPlaces:
 
     def _own_node(self, one: Sighting) -> str | None:
         """The node that a line is of by its own words, by whose kernel wrote the log, or by a column of hosts in it."""
-        return _node_named(one) or node_of_daemons_log(one.file, self._hosts) or self._in_column(one.text)
+        said = _OWN_HOST.search(one.text)
+        return (
+            _node_named(one)
+            or node_of_daemons_log(one.file, self._hosts)
+            or self._in_column(one.text)
+            or (said["node"] if said else None)
+        )
 
     def _in_column(self, text: str) -> str | None:
         """The host that stands before the words of a line, where this launch names it elsewhere too."""

@@ -17,10 +17,13 @@ CLEAR = 0.7  # a symptom with this confidence says as much as a death
 SURELY_BROKEN = 0.88
 SURELY_OWN = 0.85
 AGAIN = 5  # seconds in which a warning is repeated where it is more than that
+DAYS = 1
 SECOND = len("MM-DD HH:MM:SS")
 _NO_DEVICE = "invalid device ordinal"
 _OF_A_LOST_GPU = frozenset({"cuda-illegal-access", "cuda-launch-failed", "cuda-library", "cuda-start-oom"})
 _OF_A_LOST_PEER = frozenset({"nccl-peer", "nccl-connect", "network-slingshot"})
+_SAID_BELOW = {"hub-unavailable": "hub-denied", "nccl-usage": "nccl-same-gpu"}  # whose reason stands in the next lines
+NEXT_LINES = 6
 _OF_OTHERS = frozenset({FaultClass.NCCL_NETWORK, FaultClass.NCCL_TIMEOUT, FaultClass.RENDEZVOUS, FaultClass.UNKNOWN})
 _WRAPPER = "checkpoint-wrapper"
 _CREDENTIALS = "slurm-auth"
@@ -79,6 +82,8 @@ def candidates_of(launches: Sequence[LogLaunch]) -> Candidates:
     left = [one for one in left if not (one.is_retried and _may_fail_once(one) and one.signature.confidence < surest)]
     left = [one for one in left if not _is_closed_by_order(one, left)]
     left = [one for one in left if not _is_of_an_earlier_job(one, left)]
+    ended = {launch.file: launch.last_time for launch in launches if launch.progress is None}
+    left = [one for one in left if not _is_of_an_earlier_day(one, left, ended.get(one.file))]
     last = {launch.file: launch.progress.line_number for launch in launches if launch.progress is not None}
     left = [one for one in left if not _is_vague_and_passed(one, left, last)]
     short = tuple(one for one in left if one.signature.role is Role.END and _is_short(one))
@@ -156,6 +161,23 @@ def _is_of_an_earlier_job(one: Sighting, left: Sequence[Sighting]) -> bool:
     if one.signature.fault not in _ENDS_OF_JOBS or one.progress is not None:
         return False
     return any(_is_refused_submission(other) and is_before(one, other) for other in left)
+
+
+def _is_of_an_earlier_day(one: Sighting, left: Sequence[Sighting], end: str | None) -> bool:
+    """Whether a log without steps, as a kernel's, went on for days after this line, and another tells of a failure.
+
+    A GPU that had an error two weeks ago, and a program that fails today, have nothing to do with each other.
+    """
+    time = one.origin.time
+    if end is None or time is None or one.signature.role not in _FAILED:
+        return False
+    failed = any(other.file != one.file and other.signature.role in _FAILED and not other.is_mild for other in left)
+    return failed and _day(end) - _day(time) > DAYS
+
+
+def _day(time: str) -> int:
+    """The day of a time `MM-DD ...`, as one of a year in which each month has 31."""
+    return 31 * int(time[:2]) + int(time[3:5])
 
 
 def _is_refused_submission(one: Sighting) -> bool:
@@ -267,6 +289,7 @@ def _plainest(strong: Sighting, causes: Sequence[Sighting]) -> Sighting:
             one
             for one in causes
             if "Cuda failure" not in one.text
+            and "what():" not in one.text  # which repeats the same at the end of a process
             and one.signature.fault is strong.signature.fault
             and one.signature.confidence >= strong.signature.confidence
         ),
@@ -289,6 +312,8 @@ def _says_more(one: Sighting, strong: Sighting) -> bool:
         is_deeper = True
     elif signature.id == _WRAPPER:
         is_deeper = is_before(strong, one) and one.signature.confidence >= STRONG
+    elif signature.id in _SAID_BELOW:
+        is_deeper = one.signature.id == _SAID_BELOW[signature.id] and 0 < _lines_below(one, strong) <= NEXT_LINES
     elif signature.id in _OF_REFUSED_CREDENTIALS:
         is_deeper = one.signature.id == _CREDENTIALS
     elif signature.fault is FaultClass.GPU_HARDWARE and signature.family != _KERNELS:
@@ -296,6 +321,11 @@ def _says_more(one: Sighting, strong: Sighting) -> bool:
     elif _is_of_peers(strong):
         is_deeper = _is_own_link(one)
     return is_deeper
+
+
+def _lines_below(one: Sighting, other: Sighting) -> int:
+    """How many lines a line of the same file stands below another; 0 in another file."""
+    return one.line_number - other.line_number if one.file == other.file else 0
 
 
 def _is_surely_its_own(one: Sighting) -> bool:
@@ -317,7 +347,8 @@ def _is_lost_gpu(one: Sighting) -> bool:
 def _failed_after(end: Sighting, found: Candidates) -> Sighting | None:
     """What the program raised once the training had come to its end: a copy, an upload, an evaluation that failed."""
     raised = [one for one in found.causes if one.raised is not None and one.signature.confidence >= STRONG]
-    return first_of([one for one in raised if is_before(end, one)])
+    failed = first_of([one for one in raised if is_before(end, one)])
+    return failed and (_deeper(failed, found.causes) or failed)
 
 
 def _earlier(one: Sighting | None, other: Sighting | None) -> Sighting | None:

@@ -24,6 +24,7 @@ WRITERS = 64
 LAUNCHES = 40  # the newest ones
 TAIL_BYTES = 256 << 10  # of the steps before the end of a launch
 END_BYTES = 64 << 10
+LAST_BYTES, LAST_LINES = 8 << 10, 5  # in which the time of the end is sought
 FEW_WORDS = 3  # are sought one by one
 HEAD_BLOCKS, HEAD_BYTES = 4, 256 << 10  # where a trainer names itself before its first step
 SEQUENTIAL_LINES = 3000  # read one by one after a traceback or a report begins
@@ -286,6 +287,7 @@ class LogScan:
         if launch.progress is not None:
             launch.steps = tuple(_steps(self._step_block, launch.progress.line_number))
         launch.trainer = self._trainer
+        launch.last_time = _last_time(self._before)
         self._step_block = self._before = b""
         self._begin = self._start_of_line
         self._past = [*self._past, launch][-LAUNCHES:]
@@ -360,6 +362,15 @@ def _join(launch: LogLaunch, rest: LogLaunch) -> None:
     launch.last_line = rest.last_line
     launch.said_hosts |= rest.said_hosts
     launch.world_size = launch.world_size or rest.world_size
+
+
+def _last_time(tail: bytes) -> str | None:
+    """The time of the last of a launch's lines that has one."""
+    for line in reversed(tail[-LAST_BYTES:].decode("utf-8", "replace").splitlines()[-LAST_LINES:]):
+        time = full_origin(line[:TEXT]).time
+        if time is not None:
+            return time
+    return None
 
 
 def _line_end(block: bytes, at: int) -> int:

@@ -95,6 +95,7 @@ class LogLaunch:
     progress: ProgressMark | None = None
     steps: tuple[TrainingStep, ...] = ()
     last_line: int = 0
+    last_time: str | None = None  # of the last line that has one, as those of origins
     world_size: int | None = None
     is_sure: bool = True  # whether a line says that it began here
     said_hosts: set[str] = field(default_factory=set)  # on which it says that it runs

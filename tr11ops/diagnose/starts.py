@@ -14,6 +14,9 @@ from tr11ops.diagnose.sighting import LogLaunch, Sighting
 from tr11ops.diagnose.signature import FaultClass, NextStep, NodeBlame, Role
 
 _JOINED: Final = "members-joined"
+_STARTED: Final = "members-started"
+_MEMBERS: Final = re.compile(r"\b(?P<joined>\d+) ?(?:/|of) ?(?P<members>\d+) (?:\w+ )?joined")
+_TOO_FEW: Final = "all processes that the launcher starts had come: it starts fewer than the program waits for"
 _PREPARES: Final = "data-preparation"
 _PREPARED: Final = "data-prepared"
 _NEAR_END = 30  # lines in which a log ends that tells of a wait and of nothing else
@@ -33,6 +36,8 @@ def explained(root: Sighting | None, launch: LogLaunch) -> Sighting | None:
         return root
     if root is None or (root.signature.role is Role.STOP and root.signature.fault in _ORDERS):
         return _fewer_than_expected(launch, root) or root
+    if root.signature.fault is FaultClass.RENDEZVOUS and _never_started(launch):
+        return replace(root, signature=replace(root.signature, step=NextStep.FIX_CONFIG, meaning=_TOO_FEW))
     is_symptom = root.signature.role is Role.SYMPTOM
     is_wait = root.signature.fault is FaultClass.RENDEZVOUS or (is_symptom and root.signature.fault in _WAITS)
     if is_wait and not root.signature.own and _waits_for_data(root, launch):
@@ -64,6 +69,16 @@ def _fewer_than_expected(launch: LogLaunch, root: Sighting | None) -> Sighting |
     meaning = f"only {came} of {expected} processes came to the start: fewer are started than expected, or one is lost"
     signature = replace(said[-1].signature, role=Role.CAUSE, confidence=FEWER, meaning=meaning)
     return replace(said[-1], signature=signature, is_mild=False)
+
+
+def _never_started(launch: LogLaunch) -> bool:
+    """Whether all came that the launcher says it starts, and they wait for more."""
+    started = {int(one.named["started"]) for one in launch.sightings if one.signature.id == _STARTED}
+    joined = [_MEMBERS.search(one.text) for one in launch.sightings if one.signature.fault is FaultClass.RENDEZVOUS]
+    return any(
+        found is not None and int(found["joined"]) in started and int(found["joined"]) < int(found["members"])
+        for found in joined
+    )
 
 
 def _waits_for_data(root: Sighting, launch: LogLaunch) -> bool:

@@ -15,6 +15,7 @@ _NOT_ONE = re.compile(r"^(?:INFO|WARNING|WARN|ERROR|DEBUG|srun|slurmstepd|Epoch|
 _KNOWN = re.compile(r"(?:Error|Exception|Interrupt|Exit|Warning|Expired|Empty|Full|Fail\w*|Iteration|Timeout)\d*$")
 LINES_AT_MOST = 400  # of one traceback, its own and those of others between them
 OTHERS_AT_MOST = 60
+LEAD_AT_MOST = 80  # characters
 FRAMES = 60  # the innermost ones
 
 
@@ -43,6 +44,15 @@ class _Open:
     lines: int = 0
     others: int = 0
     indent: int = 0  # of the whole traceback
+    lead: str = ""  # what stands before each of its lines: a collector's words, whatever they are
+
+
+def _opened(body: str) -> _Open:
+    """A traceback that begins with this line."""
+    lead = body[: body.index(HEAD)]
+    if not lead.strip():
+        return _Open(indent=len(lead))
+    return _Open(lead="" if _ORIGINAL in body or len(lead) > LEAD_AT_MOST else lead)
 
 
 class TracebackReader:
@@ -67,12 +77,20 @@ class TracebackReader:
         """The exception that this line names, if it ends a traceback."""
         if HEAD in body:
             self._follows = self._follows or _ORIGINAL in body
-            self._open = _Open(indent=len(body) - len(body.lstrip()) if body.lstrip().startswith(HEAD) else 0)
+            self._open = _opened(body)
             return None
         if self._open is None:
             self._between(body)
             return None
         self._open.lines += 1
+        if self._open.lead:
+            if body.startswith(self._open.lead):
+                body = body[len(self._open.lead) :]
+            elif self._open.lines == 1:  # it was of that line alone
+                self._open.lead = ""
+            else:
+                self._pass_over()
+                return None
         if body[: self._open.indent].isspace():
             body = body[self._open.indent :]
         if not body.strip() or body[:1].isspace() or body.startswith('File "'):  # some collectors cut the indentation
@@ -85,10 +103,15 @@ class TracebackReader:
         match = _EXCEPTION.match(body)
         if match and self._is_name(match["name"], body):
             return self._closed(match)
+        self._pass_over()
+        return None
+
+    def _pass_over(self) -> None:
+        """A line that is no part of the traceback."""
+        assert self._open is not None
         self._open.others += 1
         if self._open.others > OTHERS_AT_MOST or self._open.lines > LINES_AT_MOST:
             self._open = None
-        return None
 
     def _between(self, body: str) -> None:
         self._quiet += 1 if body.strip() else 0

@@ -257,3 +257,51 @@ def test_peers_that_are_lost_after_the_order_to_go_are_no_cause(tmp_path: Path, 
     )
     found = of_text(tmp_path, SHORT_STEPS + told + lost + order)
     assert (found.fault, found.restart.answer) == (FaultClass.SLURM_USER_CANCEL, Restart.NONE)
+
+
+CLIENTS = "torch.distributed.DistStoreError: Timed out after 1801 seconds waiting for clients. {}/{} clients joined.\n"
+
+
+@pytest.mark.parametrize(
+    "said", ["n1: [INFO] [launch.py:163:main] dist_world_size={}\n", "launch: mpirun --hostfile h -np {} python t.py\n"]
+)
+@pytest.mark.parametrize(("started", "answer"), [(31, Restart.CHANGE), (32, Restart.PLAIN)])
+def test_a_launcher_that_starts_fewer_than_are_waited_for_does_so_again(
+    tmp_path: Path, said: str, started: int, answer: Restart
+) -> None:
+    found = of_text(tmp_path, said.format(started) + HEAD + CLIENTS.format(31, 32))
+    assert (found.fault, found.restart.answer) == (FaultClass.RENDEZVOUS, answer)
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3, 4])
+def test_a_path_that_none_of_many_nodes_finds_is_one_that_is_not_there(tmp_path: Path, nodes: int) -> None:
+    line = (
+        "hgx-0{0}:41922:42810 [2] ibvwrap.c:262 NCCL WARN Call to ibv_modify_qp failed with 110 Connection timed out\n"
+    )
+    found = of_text(tmp_path, SHORT_STEPS + "".join(line.format(node) for node in range(nodes)))
+    assert found.restart.answer is (Restart.CHANGE if nodes > 2 else Restart.PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("first", "reason"),
+    [
+        ("huggingface_hub.errors.HfHubHTTPError: (Request ID: Root=1-69aa;0f)\n\n", "403 Forbidden: You don't have the rights to create a dataset.\n"),
+        ("huggingface_hub.errors.HfHubHTTPError: \n", "Make sure your token has the correct permissions.\n"),
+        ("torch.distributed.DistBackendError: NCCL error in: x.cpp:1, invalid usage, NCCL version 2.19.3\nLast error:\n", "Duplicate GPU detected : rank 7 and rank 1 both on CUDA device 8000\n"),
+    ],
+)  # fmt: skip
+def test_the_reason_of_an_exception_may_stand_in_the_next_lines(tmp_path: Path, first: str, reason: str) -> None:
+    for before in (SHORT_STEPS, "{'train_runtime': 15022.1, 'epoch': 3.0}\n"):
+        found = of_text(tmp_path, before + HEAD + first + reason)
+        assert found.root_cause is not None and found.root_cause.text == reason.strip()
+        assert found.restart.answer is Restart.CHANGE
+
+
+def test_a_divergence_began_where_the_loss_and_the_norm_left_what_was_usual(tmp_path: Path) -> None:
+    line = '{{"step": {}, "loss": {}, "grad_norm": {}}}\n'
+    steps = "".join(line.format(step, 1.84 + step % 3 / 100, 0.22) for step in range(30))
+    rise = "".join(line.format(30 + step, 2.2 + step / 4, 4.0 + 9 * step) for step in range(8))
+    for end in ("", "".join(line.format(40 + step, '"NaN"', '"NaN"') for step in range(4))):
+        found = of_text(tmp_path, steps + rise + end)
+        assert found.fault is FaultClass.NUMERICS
+        assert found.root_cause is not None and found.root_cause.line_number == 31

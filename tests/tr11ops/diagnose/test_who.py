@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tr11ops.diagnose.diagnose_logs import STEP
+from tests.tr11ops.diagnose.diagnose_logs import HEAD, STEP
 from tr11ops.diagnose.diagnosis import Diagnosis
 from tr11ops.diagnose.look import diagnose_files
 from tr11ops.diagnose.screen import lines as screen_of
@@ -283,3 +283,74 @@ def test_no_worker_that_was_killed_is_no_cause(tmp_path: Path, killed: str) -> N
 def test_a_job_that_was_deleted_was_cancelled(tmp_path: Path, said: str) -> None:
     after = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 1 got signal: 15\n"
     assert of_files(tmp_path, train__log=STEPS + said + after).fault is FaultClass.SLURM_USER_CANCEL
+
+
+# ----------------------------------------------------------------------------- what a line says of its own place
+ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered\n"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"n7:11| {ECC}",
+        f"n7| {ECC}",
+        f"[rank11]: {ECC.strip()}, host=n7\n",
+        f"[rank11]: {ECC}[check] ERROR: rank 11 (host n7, local 3) stopped\n",
+        f"[rank11]: {ECC}launcher ERROR: rank 11 on n7 failed first\n",
+    ],
+)
+def test_the_place_that_a_line_gives_itself(tmp_path: Path, line: str) -> None:
+    assert of_files(tmp_path, train__log=STEPS + line).accused.nodes == ("n7",)
+
+
+@pytest.mark.parametrize("words", ["lost connection to host=n3", "reset by peer host=n3", "timeout from host=n3"])
+def test_the_host_that_a_line_has_lost_is_not_its_own(tmp_path: Path, words: str) -> None:
+    assert of_files(tmp_path, train__log=f"{STEPS}[rank11]: {ECC.strip()}; {words}\n").accused.nodes == ()
+
+
+def test_the_rank_that_a_reader_of_dumps_misses_is_on_the_host_that_it_names(tmp_path: Path) -> None:
+    hung = "[rank{0}]:[E604 ProcessGroupNCCL.cpp:683] [Rank {0}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=91)\n"
+    missing = (
+        "fr: seq 91 (reduce_scatter): 63 ranks started, 1 rank missing: [37]; rank 37 (host d6, local 5) enqueued 90\n"
+    )
+    found = of_files(tmp_path, train__log=STEPS + "".join(hung.format(rank) for rank in (0, 5, 12)) + missing)
+    assert (found.accused.rank, found.accused.nodes) == (37, ("d6",))
+
+
+@pytest.mark.parametrize("fails", ["k9", "k8"])
+def test_other_lines_of_the_same_fault_name_the_node(tmp_path: Path, fails: str) -> None:
+    nameless = "EZ9999: [PID: 40112] 2025-07-21-05:11:09.120.001 Inner Error, HBM multi bit ECC error, device_id=6\n"
+    named = f"RuntimeError: [rank22] UCE ERROR. rtStreamSynchronize execute failed, host={fails}\n"
+    assert of_files(tmp_path, train__log=STEPS + nameless + named).accused.nodes == (fails,)
+    others = named.replace(fails, "k1").replace("rank22", "rank3")
+    assert of_files(tmp_path, train__log=STEPS + nameless + named + others).accused.nodes == ()
+
+
+@pytest.mark.parametrize("lead", ["n3 rank17 | ", "[lab-b] ", "trainer(3) >> ", "worker/host-x/17: "])
+def test_what_stands_before_each_line_of_a_traceback_is_no_part_of_it(tmp_path: Path, lead: str) -> None:
+    raised = f"{HEAD}AttributeError: 'list' object has no attribute 'lower'\n"
+    found = of_files(tmp_path, train__log=STEPS + "".join(f"{lead}{line}\n" for line in raised.splitlines()))
+    assert found.fault is FaultClass.USER_CODE and found.root_cause and "'lower'" in found.root_cause.text
+
+
+def test_a_gpu_that_had_an_error_weeks_ago_did_not_end_what_fails_today(tmp_path: Path) -> None:
+    old = f"[Tue Sep  2 03:14:22 2025] {XID}"
+    today = "[Thu Sep 18 08:00:07 2025] perf: interrupt took too long, lowering the sample rate\n"
+    raised = f"{HEAD}AttributeError: 'list' object has no attribute 'lower'\n"
+    found = of_files(tmp_path, train__log=STEPS + raised, dmesg_b11__txt=old + today)
+    assert (found.fault, found.accused.nodes) == (FaultClass.USER_CODE, ())
+    alone = of_files(tmp_path, train__log=STEPS, dmesg_b11__txt=old + today)
+    fresh = of_files(tmp_path, train__log=STEPS + raised, dmesg_b11__txt=today + old.replace("Sep  2", "Sep 18"))
+    assert alone.fault is fresh.fault is FaultClass.GPU_HARDWARE
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[rank21]: ERROR:megatron.core.rerun_state_machine:Rank 21, node w42, device 5, iteration 4410: Possible transient error!\n",
+        "[rank21]: rerun: rank 21, node w42, device 5: unexpected result is not reproducible within the tolerance (7.2 in place of nan)\n",
+    ],
+)
+def test_a_gpu_whose_result_differs_when_it_is_made_again_is_suspected(tmp_path: Path, line: str) -> None:
+    found = of_files(tmp_path, train__log=STEPS + line + "srun: error: w1: task 0: Exited with exit code 16\n")
+    assert (found.fault, found.accused.nodes, found.accused.is_proved) == (FaultClass.GPU_HARDWARE, ("w42",), False)
