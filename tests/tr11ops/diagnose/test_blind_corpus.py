@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -15,6 +15,15 @@ from tr11ops.diagnose.signature import NextStep
 
 FOLDER = Path(__file__).parents[2] / "data" / "diagnose" / "blind"
 CERTAIN = 0.9
+
+
+class Most(NamedTuple):
+    """How many incidents of a set may be wrong; accused: with someone accused who is not the guilty one."""
+
+    wrong: int
+    elsewhere: int
+    accused: int
+    restarts: int
 
 
 @pytest.mark.parametrize("labels", ["set1.toml", "set2.toml", "set3.toml"])
@@ -35,11 +44,12 @@ def test_classes_lines_and_no_false_certainty(labels: str) -> None:
     assert certain == []
 
 
-def test_incidents_of_a_stranger_with_nodes_and_restarts() -> None:
+@pytest.mark.parametrize(("author", "count", "most"), [("one", 91, Most(3, 4, 0, 3)), ("two", 75, Most(2, 1, 1, 1))])
+def test_incidents_of_a_stranger_with_nodes_and_restarts(author: str, count: int, most: Most) -> None:
     """Class, line, who and restart of incidents of several files each; what they are now, they stay at least."""
-    folder = FOLDER / "one"
+    folder = FOLDER / author
     known = tomllib.loads((folder / "labels.toml").read_text(encoding="utf-8"))
-    assert len(known) == 91
+    assert len(known) == count
     wrong, elsewhere, accused, excluded, restarts, certain = [], [], [], [], [], []
     for name, label in known.items():
         found = diagnose_files([folder / file for file in label["files"]])[0]
@@ -52,10 +62,11 @@ def test_incidents_of_a_stranger_with_nodes_and_restarts() -> None:
         is_exclusion = found.step is NextStep.EXCLUDE_AND_RESUBMIT
         excluded += [name] if is_exclusion and not set(found.accused.nodes) <= guilty else []
         restarts += [] if found.restart.answer.value in {label["restart"], *label["accepted_restarts"]} else [name]
-    assert excluded == [] and accused == [] and certain == []
-    assert len(wrong) <= 3, wrong
-    assert len(elsewhere) <= 4, elsewhere
-    assert len(restarts) <= 3, restarts
+    assert excluded == [] and certain == []
+    assert len(wrong) <= most.wrong, wrong
+    assert len(elsewhere) <= most.elsewhere, elsewhere
+    assert len(accused) <= most.accused, accused  # a pod's name is not yet its node's
+    assert len(restarts) <= most.restarts, restarts
 
 
 def _is_at_a_line_of(label: Mapping[str, Any], found: Diagnosis) -> bool:

@@ -60,8 +60,10 @@ def test_corpus_names_no_machine_of_its_makers() -> None:
     for path in sorted(path for path in FOLDER.rglob("*") if path.is_file()):
         text = path.read_text() if path.suffix == ".toml" else "\n".join(lines_of(str(path.relative_to(FOLDER))))
         assert not private.search(text), path.name
-        assert "/root/" not in text or path.parent.name == "one", path.name  # the home of a public report is no maker's
+        assert "/root/" not in text or path.parent.name in {"one", "two"}, (
+            path.name
+        )  # the home of a public report is no maker's
 
 
 def test_corpus_stays_small() -> None:
-    assert sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file()) < 3_000_000
+    assert sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file()) < 3_500_000
