@@ -43,6 +43,7 @@ _SET_UP = "ibv_modify_qp"  # by which two cards are connected, before any data
 _CONTAINER = "container-start"
 _NOT_STARTED = "slurm-launch"
 _ABSENT = "flight-recorder-missing"
+_KERNELS = "xid"
 _SCHEDULERS = frozenset({"slurm", "slurm_reasons", "ray", "kubernetes"})
 ONE_OF_MANY = 0.7  # the most for a node of which nothing else is known than that its container alone did not start
 _OF_THE_MACHINE = frozenset({FaultClass.STORAGE, FaultClass.HOST_OOM, FaultClass.GCS, FaultClass.CUDA_OOM})
@@ -297,10 +298,14 @@ def _is_told_by_scheduler(signature: FaultSignature) -> bool:
 def _is_of_many(alike: Sequence[Sighting], places: LaunchPlaces, signature: FaultSignature) -> bool:
     """Whether so many nodes say the same that it is none's own fault: what they share is.
 
-    Where tasks could not be started on two, Slurm or the network is what they share.
+    Two are as many where it is the program that says so, where tasks could not be started and where links broke: it
+    may be the program's own, Slurm's, or what is between them. What kernels say of GPUs is each node's own.
     """
     nodes = {places.quoted(one).node for one in alike} - {None}
-    return len(nodes) >= (2 if signature.id == _NOT_STARTED else MANY_NODES)
+    may_be_shared = signature.fault in {FaultClass.GPU_HARDWARE, FaultClass.NCCL_NETWORK}
+    may_be_shared = may_be_shared and signature.blame is NodeBlame.NODE and signature.family != _KERNELS
+    may_be_shared = may_be_shared or signature.id == _NOT_STARTED
+    return len(nodes) >= (2 if may_be_shared else MANY_NODES)
 
 
 def _is_of_one_of_many(root: Sighting, alike: Sequence[Sighting], launch: LogLaunch, places: LaunchPlaces) -> bool:

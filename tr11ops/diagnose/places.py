@@ -151,7 +151,8 @@ class LaunchPlaces:
         if is_root and rank is None:
             fitting = self._reports_of(origin.local_rank, node)
             if fitting:
-                is_guess = node is None and len({report.host for report in fitting}) > 1
+                is_its_own = origin.local_rank is not None and len({report.host for report in fitting}) == 1
+                is_guess = node is None and self.has_other_nodes and not is_its_own
                 rank, node = fitting[0].rank, node or fitting[0].host
         if node is None:
             node = self._by_exit(rank, origin.task) or self._by_other_ranks(rank)

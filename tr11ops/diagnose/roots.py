@@ -77,7 +77,7 @@ def candidates_of(launches: Sequence[LogLaunch]) -> Candidates:
         (one.signature.confidence for one in left if not one.is_retried and one.signature.role in _MAY_BE_ROOTS),
         default=0.0,
     )
-    left = [one for one in left if not _is_link_that_came_back(one, left)]
+    left = [one for one in left if not _is_link_that_came_back(one, left) and not _is_missed_by_no_one(one, left)]
     left = [one for one in left if not _is_outdone(one, left) and one.signature.id != _LINK_BACK]
     left = [one for one in left if not (one.is_retried and _may_fail_once(one) and one.signature.confidence < surest)]
     left = [one for one in left if not _is_closed_by_order(one, left)]
@@ -149,6 +149,15 @@ def _is_vague_and_passed(one: Sighting, left: Sequence[Sighting], last: Mapping[
     )
 
 
+def _is_missed_by_no_one(one: Sighting, left: Sequence[Sighting]) -> bool:
+    """Whether a link broke of which no rank speaks, while something else failed: links that are not used break too."""
+    if not _is_own_link(one):
+        return False
+    others = [other for other in left if other.signature.role in _MAY_BE_ROOTS and not _is_own_link(other)]
+    others = [other for other in others if other.signature.role is not Role.END and not other.is_mild]
+    return bool(others) and not any(other.signature.fault in _OF_PEERS for other in others)
+
+
 def _is_closed_by_order(one: Sighting, left: Sequence[Sighting]) -> bool:
     """Whether a launcher left its rendezvous closed because it had been told to go, which others only see."""
     if one.signature.fault is not FaultClass.RENDEZVOUS or _CLOSED.search(one.text) is None:
@@ -196,6 +205,9 @@ def _may_fail_once(one: Sighting) -> bool:
 
 def root_of(found: Candidates) -> Sighting | None:
     """The first cause; None where no line tells of one."""
+    hung = [one for one in found.symptoms if one.signature.fault is FaultClass.NCCL_TIMEOUT]
+    if hung:  # what cannot be ended then, hangs; that Slurm drains its node comes of it
+        found = replace(found, causes=tuple(one for one in found.causes if not _NEVER_ENDED.search(one.text)))
     if _has_lost_a_node(found):
         found = _without_words_of_peers(found)
     strong = first_of([one for one in found.causes if one.signature.confidence >= STRONG])

@@ -10,7 +10,7 @@ from tests.tr11ops.diagnose.diagnose_logs import HEAD, STEP
 from tr11ops.diagnose.diagnosis import Diagnosis
 from tr11ops.diagnose.look import diagnose_files
 from tr11ops.diagnose.screen import lines as screen_of
-from tr11ops.diagnose.signature import FaultClass, Restart
+from tr11ops.diagnose.signature import FaultClass, NextStep, Restart
 
 STEPS = STEP % 1 + STEP % 2
 DEAD = "torch.AcceleratorError: CUDA error: unspecified launch failure\n"
@@ -138,8 +138,9 @@ def test_peers_see_a_lost_node_before_the_scheduler_does(
 
 def test_a_node_that_is_drained_because_a_job_hung_did_not_make_it_hang(tmp_path: Path) -> None:
     hung = "[rank3]: [Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1234, OpType=ALLREDUCE)\n"
-    drained = "slurmctld: node n2 reason set to: Kill task failed\n"
-    assert of_files(tmp_path, train__log=STEPS + hung + drained).fault is not FaultClass.NCCL_NETWORK
+    drained = "slurmctld: error: node n2 reason set to: Kill task failed\n"
+    found = of_files(tmp_path, train__log=STEPS + hung + drained)
+    assert (found.fault, found.accused.nodes) == (FaultClass.NCCL_TIMEOUT, ())
 
 
 # ----------------------------------------------------------------------------- links
@@ -354,3 +355,44 @@ def test_a_gpu_that_had_an_error_weeks_ago_did_not_end_what_fails_today(tmp_path
 def test_a_gpu_whose_result_differs_when_it_is_made_again_is_suspected(tmp_path: Path, line: str) -> None:
     found = of_files(tmp_path, train__log=STEPS + line + "srun: error: w1: task 0: Exited with exit code 16\n")
     assert (found.fault, found.accused.nodes, found.accused.is_proved) == (FaultClass.GPU_HARDWARE, ("w42",), False)
+
+
+# ----------------------------------------------------------------------------- innocent
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{0}: RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized\n",
+        "{0}: RuntimeError: CUDA error: no CUDA-capable device is detected\n",
+        "{0}:1:2 [0] NCCL WARN NET/IB : mlx5_0:1 Got async event : port error\n",
+    ],
+)
+def test_what_two_nodes_say_alike_is_neithers_own_fault(tmp_path: Path, line: str) -> None:
+    found = of_files(tmp_path, train__log=STEPS + line.format("n1") + line.format("n2"))
+    assert found.accused.nodes == () and found.step is not NextStep.EXCLUDE_AND_RESUBMIT
+
+
+def test_the_first_report_of_a_launcher_need_not_be_the_writers(tmp_path: Path) -> None:
+    report = (
+        "Root Cause (first observed failure):\n[0]:\n  time      : 2026-11-23_04:42:20\n  host      : n2\n"
+        "  rank      : 12 (local_rank: 4)\n  exitcode  : -6 (pid: 8787)\n  error_file: <N/A>\n"
+    )
+    error, other = (
+        "RuntimeError: CUDA error: uncorrectable ECC error encountered\n",
+        "srun: error: n1: task 0: Terminated\n",
+    )
+    assert of_files(tmp_path, train__log=STEPS + error + report + other).accused.nodes == ()
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [
+        "ValueError: bad shape\n",
+        "KeyError: 'x'\n",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n",
+    ],
+)
+def test_a_broken_link_that_no_rank_misses_is_no_cause(tmp_path: Path, raised: str) -> None:
+    trace = 'n3 [rank5]: Traceback (most recent call last):\nn3 [rank5]:   File "/c/t.py", line 3, in f\nn3 [rank5]: '
+    kernel = "[10.1] mlx5_core 0000:9c:00.0 ib0: Link down\n"
+    found = of_files(tmp_path, **{"train__log": STEPS + trace + raised, "dmesg-n9__txt": kernel})
+    assert found.fault in {FaultClass.USER_CODE, FaultClass.CUDA_OOM} and found.accused.nodes == ()
