@@ -117,7 +117,7 @@ def test_a_fault_at_the_first_the_middle_and_the_last_node(
 def test_a_black_hole_burns_one_task_of_an_array_of_ten(
     stage: Twin, tmp_path: Path, report: Callable[[str, Any], None]
 ) -> None:
-    """No spare, and the bad node is the batch host, where the next task would go again."""
+    """No spare, and the bad node is the batch host, where the next task would go again: it is avoided then."""
     inject(stage, "black-hole", node=NODES[0])
     run = Operation(stage, tmp_path, nodes=4, spares=0)
     run.launch("--array", "1-10")
@@ -125,7 +125,7 @@ def test_a_black_hole_burns_one_task_of_an_array_of_ten(
     launches = run.launches()
     report("black hole, array of 10", {"burned": len(run.attempts()) - 1, "left": run.tasks_left()})
     assert run.tasks_left() >= 8
-    assert launches[0]["suspects"] == launches[1]["blamed"] == [NODES[0]] and NODES[0] not in launches[-1]["nodes"]
+    assert launches[0]["suspects"] == launches[1]["avoided"] == [NODES[0]] and NODES[0] not in launches[-1]["nodes"]
     assert run.excluded() == {NODES[0]}
     assert run.log().count(f"tr11: {NODES[0]} is excluded") <= 1
     run.check_nothing_is_lost()
