@@ -61,9 +61,10 @@ def timestamp(time: float, zone: tzinfo | None, form: str = ZONED) -> str:
         return "never"
 
 
-def counted(count: int, noun: str, nouns: str = "") -> str:
-    """A count with its noun, whose plural takes an s where none is given: `1 step`, `3 steps`, `12,800 samples`."""
-    return f"{count:,} {noun if count == 1 else nouns or f'{noun}s'}"
+def counted(count: float, noun: str, nouns: str = "") -> str:
+    """A count with its noun, whose plural takes an s where none is given: `1 step`, `3.5 days`, `12,800 samples`."""
+    number = f"{int(count):,}" if count == int(count) else f"{count:g}"
+    return f"{number} {noun if count == 1 else nouns or f'{noun}s'}"
 
 
 def first_few(words: Iterable[object], most: int = 4) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tr11ops.base.units import counted
 from tr11ops.cli import completion
 from tr11ops.cli.common import (
     DryRunOption,
@@ -88,18 +89,20 @@ def exclude(
         raise Refusal("--force: say why with --reason, it is kept in the journal", exit_code=2)
     if not force:
         _refuse_too_many(nodes_context, names, limit)
+    left = limit.left({*names, *(entry.node for entry in nodes_context.exclusions)})
     changes = nodes_context.queue_preview(add=names)
-    lines = [f"exclude {name} for {lasting:g} days{_already(nodes_context, name)}" for name in names]
+    lines = [f"exclude {name} for {counted(lasting, 'day')}{_already(nodes_context, name)}" for name in names]
     lines += [
         *_queue_lines(changes),
         *_running_lines(nodes_context, names),
         *(_left_lines(nodes_context, names, limit) if force else ()),
+        _more_line(limit, left),
     ]
     for line in lines:
         say(line)
     failed: list[str] = []
     if not dry_run:
-        agree(f"Exclude {len(names)} nodes?" if len(names) > 1 else f"Exclude {names[0]}?", yes)
+        agree(f"Exclude {_shown(names)}?", yes)
         done = exclude_nodes(
             nodes_context.directory, names, nodes_context.queue, why=why, owner=nodes_context.user,
             evidence=tuple(evidence or ()), days=lasting, limit=limit, forced=force,
@@ -108,7 +111,7 @@ def exclude(
         tell_other_runs(nodes_context)
         if report is not None:
             write_note(nodes_context, names, report)
-    _finish("would-exclude" if dry_run else "excluded", names, changes, failed, context.as_json)
+    _finish("would-exclude" if dry_run else "excluded", names, changes, failed, context.as_json, may_exclude=left)
 
 
 def _limit(nodes_context: NodesContext) -> ExclusionLimit:
@@ -124,9 +127,8 @@ def _refuse_too_many(nodes_context: NodesContext, names: Sequence[str], limit: E
     ours = {entry.node for entry in nodes_context.exclusions}
     if limit.forbids(names, ours):
         total, fresh = limit.counted(ours.union(names)), [name for name in names if name not in ours]
-        raise Refusal(
-            f"{total} nodes would be excluded: {limit}; include others first, or `{way_past(','.join(fresh))}`"
-        )
+        past = way_past(",".join(fresh))
+        raise Refusal(f"{counted(total, 'node')} would be excluded: {limit}; include others first, or `{past}`")
 
 
 def _left_lines(nodes_context: NodesContext, names: Sequence[str], limit: ExclusionLimit) -> list[str]:
@@ -134,7 +136,18 @@ def _left_lines(nodes_context: NodesContext, names: Sequence[str], limit: Exclus
     usable = [node.name for node in nodes_context.partition_nodes if node.is_usable]
     left = len(set(usable) - {entry.node for entry in nodes_context.exclusions} - set(names))
     short = f", too few for an attempt, which needs {limit.needed}: it waits" if left < limit.needed else ""
-    return [f"--force: {limit}; {left} usable nodes are left{short}"]
+    return [f"--force: {limit}; {counted(left, 'usable node is', 'usable nodes are')} left{short}"]
+
+
+def _shown(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else counted(len(names), "node")
+
+
+def _more_line(limit: ExclusionLimit, left: int) -> str:
+    """How many more nodes may be excluded, and what it means that none may."""
+    if left:
+        return f"after this {counted(left, 'more node')} may be excluded: {limit}"
+    return f"after this no more may be excluded: {limit}; tr11 excludes no bad node by itself"
 
 
 def _already(nodes_context: NodesContext, name: str) -> str:
@@ -161,16 +174,23 @@ def _running_lines(nodes_context: NodesContext, names: Sequence[str]) -> list[st
 
 
 def _finish(
-    action: str, names: Sequence[str], changes: Sequence[QueueChange], failed: Sequence[str], as_json: bool
-) -> None:
-    """Say what was done and leave: exit code 1 when a part of it could not be done."""
+    action: str, names: Sequence[str], changes: Sequence[QueueChange], failed: Sequence[str], as_json: bool,
+    may_exclude: int | None = None,
+) -> None:  # fmt: skip
+    """Say what was done and leave: exit code 1 when a part of it could not be done.
+
+    `may_exclude`: how many more nodes may be excluded then.
+    """
     for line in failed:
         say(f"tr11: {line}")
     if as_json:
         queue = [
             {"job_id": change.job_id, "before": list(change.before), "after": list(change.after)} for change in changes
         ]
-        found = {"schema": SCHEMA, "action": action, "nodes": list(names), "queue": queue, "failed": list(failed)}
+        found: dict[str, Any] = {"schema": SCHEMA, "action": action, "nodes": list(names), "queue": queue}
+        found["failed"] = list(failed)
+        if may_exclude is not None:
+            found["may_exclude"] = may_exclude
         emit(found)
     else:
         say(f"{action}: {','.join(names) or 'nothing'}")
@@ -219,7 +239,7 @@ def include(
     require_answer(yes)
     if not force:
         _refuse_unfit(nodes_context, check_them(nodes_context, names, timeout))
-    agree(f"Include {len(names)} nodes?" if len(names) > 1 else f"Include {names[0]}?", yes)
+    agree(f"Include {_shown(names)}?", yes)
     failed = readmit(nodes_context, names, why)
     tell_other_runs(nodes_context)
     _finish("included", names, changes, failed, context.as_json)

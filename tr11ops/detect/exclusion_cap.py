@@ -24,7 +24,7 @@ from tr11ops.detect.nodes_left import (
 )
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Snapshot
-from tr11ops.rundir.exclusion_limit import KEY, way_past
+from tr11ops.rundir.exclusion_limit import KEY, percent_for, way_past
 
 BOUND = "one left; none left"
 SEVERITIES = "INFO, WARNING; INFO where people excluded all of them within the last day"
@@ -89,9 +89,17 @@ def _near(snapshot: Snapshot) -> Iterator[Finding]:
     if not fix:
         evidence = (*evidence, f"none can come back now: {first_few(cannot_return(snapshot, names), NAMED)}")
         fix = _note_for_site(snapshot, names)
-    if limit.most < len(in_partition) - limit.needed:
-        evidence = (*evidence, f"so that more may be excluded: a greater {KEY} in the card")
+    evidence = (*evidence, _how_more_may_be(snapshot, len(in_partition), limit.needed, len(names)))
     yield Finding(NAME, severity, title, evidence=evidence, fix=fix)
+
+
+def _how_more_may_be(snapshot: Snapshot, partition_nodes: int, needed: int, excluded: int) -> str:
+    """What a person may do so that tr11 excludes by itself again, the queued tasks among it; or that nothing does."""
+    percent = percent_for(partition_nodes, needed, excluded + 1)
+    if percent is None:
+        return f"a greater {KEY} would not help: an attempt needs all others"
+    command = derived.command(snapshot, f"launch --replace --set {KEY}={percent}")
+    return f"so that more may be: {KEY} = {percent} in the card; for what is queued now, `{command}`"
 
 
 def _note_for_site(snapshot: Snapshot, names: Collection[str]) -> str:

@@ -131,7 +131,8 @@ def is_meant(snapshot: Snapshot, entry: Exclusion) -> bool:
 
 
 def are_all_meant(snapshot: Snapshot, nodes: Collection[str]) -> bool:
-    """Whether all of these were excluded by people within the last day, whom the command told what is left."""
+    """Whether all of these were excluded by people within the last day: `tr11 nodes exclude` told them how
+    many more may be."""
     entries = _listed(snapshot, nodes)
     return bool(entries) and all(is_meant(snapshot, entry) for entry in entries)
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Iterable
 from typing import Self
 
+from tr11ops.base.units import counted
 from tr11ops.cluster.base import Node
 from trainer.contract.record import Record
 
@@ -23,6 +24,13 @@ def most_exclusions(partition_nodes: int, needed_nodes: int, percent: float | No
     if percent is None:
         share = max(share, min(math.ceil(idle / 2), needed_nodes))
     return min(share, idle)
+
+
+def percent_for(partition_nodes: int, needed_nodes: int, count: int) -> int | None:
+    """The least whole percentage that lets `count` nodes be excluded; None where a run needs the others."""
+    if not 0 < count <= partition_nodes - needed_nodes:
+        return None
+    return min(100, (count - 1) * 100 // partition_nodes + 1)
 
 
 def partition_nodes(nodes: Iterable[Node], *named: str | None) -> tuple[Node, ...]:
@@ -60,6 +68,10 @@ class ExclusionLimit(Record):
         names = set(excluded)
         return len(names if self.names is None else names & self.names)
 
+    def left(self, excluded: Iterable[str]) -> int:
+        """How many more may be excluded beside these."""
+        return max(0, self.most - self.counted(excluded))
+
     def forbids(self, nodes: Iterable[str], excluded: Iterable[str]) -> bool:
         """Whether these would be too many beside those that are excluded; one that is excluded already may stay."""
         before = frozenset(excluded)
@@ -69,7 +81,7 @@ class ExclusionLimit(Record):
     def __str__(self) -> str:
         if self.names is None:
             return f"{self.most} may be excluded while it is not known how many nodes there are"
-        of = f"of the partition's {len(self.names)} nodes at most {self.most} may be excluded"
+        of = f"of the partition's {counted(len(self.names), 'node')} at most {self.most} may be excluded"
         return f"{of}, for an attempt needs {self.needed} ({KEY})"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -11,8 +12,10 @@ import pytest
 
 from tests.tr11ops.cli.local_bench import Answer, LocalBench
 from tests.tr11ops.cli.run_folder import run_directory
+from tests.tr11ops.detect.operation_cases import operated
 from tr11ops.cluster.base import Job, JobState, Node
 from tr11ops.cluster.local import LocalScheduler
+from tr11ops.detect import exclusion_cap
 from tr11ops.health.base import CheckOutcome, CheckResult
 from tr11ops.nodes.check import DIED, NodeCheck, check_nodes, judge, told, ways, without_failing_checks
 from tr11ops.nodes.health_job import HealthRequest, results_of
@@ -144,13 +147,48 @@ def test_never_below_what_the_run_needs(nodes, bench: LocalBench) -> None:
     assert listed(bench) == [ONE]
 
 
+def test_exclude_tells_how_many_more_may_be_and_that_tr11_stops_at_the_cap(nodes, bench: LocalBench) -> None:
+    preview = nodes("exclude", ONE, "--dry-run", *CAP)
+    assert "after this 1 more node may be excluded: of the partition's 4 nodes at most 2" in preview.err
+    assert nodes("exclude", ONE, "--dry-run", "--json", *CAP).json["may_exclude"] == 1
+    assert nodes("exclude", ONE, "--yes", "--json", *CAP).json["may_exclude"] == 1
+    done = nodes("exclude", TWO, "--yes", *CAP)
+    assert "after this no more may be excluded" in done.err and "tr11 excludes no bad node by itself" in done.err
+    beyond = nodes("exclude", THREE, "--dry-run", "--json", "--force", "--reason", "smoke", *CAP)
+    assert beyond.json["may_exclude"] == 0
+
+
+def test_what_the_cap_names_where_all_excluded_nodes_are_dead_helps(
+    nodes, bench: LocalBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The note for the site is written; the percentage lets one more be excluded, in the queue too."""
+    exclude(run_directory(bench), ONE, why="lost to the scheduler", owner="tr11", days=3)
+    dead = {ONE: frozenset({"down"})}
+    there = tuple(replace(one, states=dead.get(one.name, one.states)) for one in bench.scheduler.nodes())
+    entries = read_version(run_directory(bench).exclusions).exclusions
+    given = operated(nodes=there, exclusions=entries, readmissions=())
+    facts = replace(given.run.operation, exclusion_cap_percent=None, allocated_nodes=2, partition="")
+    (told,) = exclusion_cap.detect(replace(given, run=replace(given.run, nodes=2, operation=facts)))
+    monkeypatch.chdir(tmp_path)
+    of_run = ("--run", str(bench.card), "--scheduler", "local")
+    assert bench.tr11(*shlex.split(told.fix)[1:], *of_run).code == 0
+    assert ONE in (tmp_path / exclusion_cap.NOTE).read_text()
+    (line,) = (line for line in told.evidence if line.startswith("so that more may be"))
+    launch = shlex.split(line.split("`")[1])[1:]
+    setting = launch[launch.index("--set") :]
+    assert nodes("exclude", TWO, "--dry-run").code == 1
+    assert nodes("exclude", TWO, "--dry-run", *setting).code == 0
+    bench.launch("--array", "1-2")
+    assert bench.tr11(*launch, *of_run, "--yes").code == 0
+
+
 def test_a_person_may_exclude_more_with_a_reason_which_is_kept(nodes, bench: LocalBench) -> None:
     assert nodes("exclude", ONE, "--yes").code == 0
     refused = nodes("exclude", TWO, "--yes")
     assert refused.code == 1 and f"`tr11 nodes exclude --run {bench.card} {TWO} --force --reason REASON`" in refused.err
     assert nodes("exclude", TWO, "--yes", "--force").code == 2, "not without a reason"
     preview = nodes("exclude", f"{TWO},{THREE}", "--force", "--reason", "smoke", "--dry-run")
-    assert preview.code == 0 and "1 usable nodes are left, too few for an attempt, which needs 2" in preview.err
+    assert preview.code == 0 and "1 usable node is left, too few for an attempt, which needs 2" in preview.err
     assert nodes("exclude", TWO, "--yes", "--force", "--reason", "smoke").code == 0
     assert listed(bench) == [ONE, TWO]
     (event,) = nodes("history", TWO, "--json").json["events"]

@@ -208,9 +208,13 @@ def test_what_a_person_excluded_days_ago_may_be_asked_back() -> None:
 
 def test_it_is_said_where_a_greater_percentage_would_help() -> None:
     (finding,) = exclusion_cap.detect(operated(exclusions=excluded(1), facts=facts(exclusion_cap_percent=0)))
-    assert "so that more may be excluded: a greater resilience.exclusion_cap_percent in the card" in finding.evidence
+    assert (
+        "so that more may be: resilience.exclusion_cap_percent = 2 in the card; for what is queued now,"
+        " `tr11 launch --replace --set resilience.exclusion_cap_percent=2`"
+    ) in finding.evidence
     (finding,) = exclusion_cap.detect(operated(exclusions=excluded(4)))
-    assert not any("a greater" in line for line in finding.evidence), "a run needs all others"
+    needed = "a greater resilience.exclusion_cap_percent would not help: an attempt needs all others"
+    assert needed in finding.evidence
 
 
 def test_too_few_nodes_do_not_deny_the_attempt_that_trains() -> None:
@@ -351,7 +355,7 @@ def test_an_end_that_slurm_has_forgotten_is_told_from_its_log() -> None:
     ("owner", "hours", "severity"), [("ana", 1, "INFO"), ("ana", 25, "WARNING"), ("tr11", 1, "WARNING")]
 )
 def test_what_people_have_just_excluded_is_no_mail(owner: str, hours: int, severity: str) -> None:
-    """The command has told them what is left; a day later, and of what tr11 excluded, it is a warning."""
+    """The command has told them how many more may be; a day later, and of what tr11 excluded, it is a warning."""
     entry = Exclusion("n4", since=NOW - hours * HOUR, owner=owner, why="a doubt")
     nodes = tuple(Node(f"n{number}", frozenset({"idle"})) for number in range(5))
     given = operated(nodes=nodes, exclusions=(entry,), readmissions=())

@@ -20,7 +20,7 @@ from tr11ops.cluster.local import LocalScheduler
 from tr11ops.detect.nodes_left import exclusion_limit
 from tr11ops.observe.operation_files import operation_facts
 from tr11ops.runcard.card import load_card
-from tr11ops.rundir.exclusion_limit import ExclusionLimit, most_exclusions, partition_nodes
+from tr11ops.rundir.exclusion_limit import ExclusionLimit, most_exclusions, partition_nodes, percent_for
 from tr11ops.rundir.paths import RunDirectory
 
 
@@ -97,3 +97,12 @@ def test_everyone_who_asks_gets_the_same_answer(tmp_path: Path, of_card: str, of
 def test_the_default_partition_counts_where_none_is_named() -> None:
     assert len(partition_nodes(CLUSTER, "", None, "gpu_p6")) == 5
     assert len(partition_nodes(CLUSTER, "closed", "")) == 13, "a partition that no node has says nothing"
+
+
+@pytest.mark.parametrize("partition", [1, 3, 7, 44, 433])
+def test_the_percentage_that_lets_so_many_be_excluded_is_the_least_one(partition: int) -> None:
+    for count in range(1, partition):
+        percent = percent_for(partition, 1, count)
+        assert percent is not None and most_exclusions(partition, 1, percent) >= count
+        assert most_exclusions(partition, 1, percent - 1) < count
+    assert percent_for(partition, 1, partition) is None  # an attempt needs one
