@@ -10,6 +10,8 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+from trainer.contract.record import Record
+
 FILE = Path(__file__).with_name("steps.toml")
 _INT = r"(?:\d{1,3}(?:,\d{3})+|\d{1,15})"
 _WRAPPED = r"(?:['\"]|np\.float\d+\(|tensor\()?"
@@ -69,8 +71,7 @@ class StepDialect:
         )
 
 
-@dataclass(frozen=True)
-class DialectWord:
+class DialectWord(Record):
     """A word that lines of a dialect hold: of a step, or of what goes on with one."""
 
     text: str

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,7 +18,6 @@ from tests.tr11ops.cli.trainings import END, running, trainer_script
 from tests.tr11ops.cli.typed_commands import held, tr11, write_beats
 from tests.tr11ops.launch.preflight_bench import MODEL
 from tests.tr11ops.launch.run_inputs import write_checkpoint
-from tr11ops.base.newer import replace_json
 from tr11ops.cluster.base import Job, JobState, SchedulerError
 from tr11ops.cluster.local import LocalScheduler
 from tr11ops.queue.stop import Acknowledgements, acknowledgements
@@ -27,6 +25,7 @@ from tr11ops.rundir.attempts import AttemptVerdict
 from tr11ops.rundir.hold_store import held_by_tr11
 from tr11ops.rundir.journal import read_journal
 from tr11ops.rundir.reserve import RESERVE_FILE, keep_reserve
+from tr11ops.rundir.versioned import VersionedFile
 from trainer.contract.files import write_json
 from trainer.contract.requests import new_request, read_request
 
@@ -102,12 +101,14 @@ def test_what_is_released_on_a_full_disk_comes_off_the_record(
     keep_reserve(run_directory(bench))
     reserve = run_directory(bench).paths.state / RESERVE_FILE
 
-    def write(path: Path, value: Any, schema: int) -> None:
-        if reserve.exists():
-            raise OSError(errno.ENOSPC, "No space left on device", str(path))
-        replace_json(path, value, schema)
+    whole = VersionedFile.put
 
-    monkeypatch.setattr("tr11ops.rundir.hold_store.replace_json", write)
+    def put(self: VersionedFile, number: int, text: str) -> bool:
+        if reserve.exists():
+            raise OSError(errno.ENOSPC, "No space left on device", str(self.file(number)))
+        return whole(self, number, text)
+
+    monkeypatch.setattr(VersionedFile, "put", put)
     done = tr11(bench, "resume", "--yes", "--json")
     assert (done.code, done.json["released"], held(bench)) == (0, ["2"], [])
     assert held_by_tr11(run_directory(bench)) == frozenset()
