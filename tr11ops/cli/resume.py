@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,11 +21,14 @@ from tr11ops.queue.held_jobs import can_modify, held_jobs, record_of, release
 from tr11ops.queue.stop import leaving
 from tr11ops.rundir.hold_store import held_by_tr11, read_holds
 from tr11ops.rundir.paths import remove_stop_file
+from trainer.contract.recovery import IterationRange, read_recovery
 from trainer.contract.requests import read_request
 
 if TYPE_CHECKING:
     from tr11ops.cluster.base import Job
     from tr11ops.queue.stop import StopView
+    from tr11ops.rundir.hold_records import HoldRecord
+    from tr11ops.rundir.paths import RunDirectory
 
 RESUME_SCHEMA = 1
 LEAVING_SECONDS = 120.0  # for an attempt whose trainer has ended to hold what is queued, and end
@@ -45,6 +49,7 @@ class Undoing:
     refused: tuple[tuple[Job, str], ...] = ()
     is_led: bool = False  # an attempt runs, whose controller releases what it held when the switch is gone
     faults: tuple[str, ...] = ()  # what the tasks to be released were held for, where the next would have met it too
+    skipped_since: tuple[IterationRange, ...] = ()  # what roll-backs after these holds pass over
 
     @property
     def is_empty(self) -> bool:
@@ -229,7 +234,7 @@ def _undoing(run: StopContext, view: StopView) -> Undoing:
     kept = (*held.others, *left_over, *(job for job, _ in refused))
     others = tuple(job for job in ours if not can_modify(job, run.user))
     mine = tuple(job for job in ours if can_modify(job, run.user))
-    reasons = (record_of(job, records) for job in mine)
+    held_for = [one for job in mine if (one := record_of(job, records)) is not None and one.is_for_fault]
     return Undoing(
         switches=tuple((name, str(request)) for name, request in found.items() if request is not None),
         holds=names_of(mine, (*kept, *others)),
@@ -238,8 +243,22 @@ def _undoing(run: StopContext, view: StopView) -> Undoing:
         left_over=left_over,
         refused=refused,
         is_led=bool(view.running),
-        faults=tuple(dict.fromkeys(one.why for one in reasons if one is not None and one.is_for_fault and one.why)),
+        faults=tuple(dict.fromkeys(one.why for one in held_for if one.why)),
+        skipped_since=_skipped_since(directory, held_for),
     )
+
+
+def _skipped_since(directory: RunDirectory, holds: Sequence[HoldRecord]) -> tuple[IterationRange, ...]:
+    """What roll-backs that were made after the newest of these holds pass over; nothing where that is not known."""
+    times = [one.time for one in holds]
+    if not times or None in times:
+        return ()
+    last = max(time for time in times if time is not None)
+    try:
+        events = read_recovery(directory.paths).events
+    except (OSError, ValueError):
+        return ()
+    return tuple(event.skip for event in events if event.time > last and not event.skips_nothing)
 
 
 def _lines(todo: Undoing) -> list[str]:
@@ -261,7 +280,13 @@ def _fault_lines(run: StopContext, todo: Undoing) -> list[str]:
     space = " " * len("because:    ")
     lines = [f"because:    {hanging(plain_text(why), len(space))}" for why in todo.faults]
     look = f"`{run.command('diagnose')}` has the evidence, `tr11 runbook array-held` what helps"
-    return [*lines, space + hanging(f"The same fault will return unless its cause is gone: {look}", len(space))]
+    text = f"The same fault will return unless its cause is gone: {look}"
+    if todo.skipped_since:
+        ranges = ", ".join(str(one) for one in todo.skipped_since)
+        text = (
+            f"Since then a roll-back passes over iterations {ranges}: what their data had brought about is gone. {look}"
+        )
+    return [*lines, space + hanging(text, len(space))]
 
 
 def _next(run: StopContext, view: StopView, todo: Undoing) -> str:

@@ -27,6 +27,7 @@ from tr11ops.rundir.journal import read_journal
 from tr11ops.rundir.reserve import RESERVE_FILE, keep_reserve
 from tr11ops.rundir.versioned import VersionedFile
 from trainer.contract.files import write_json
+from trainer.contract.recovery import RecoveryEvent, RecoveryRecord, write_recovery
 from trainer.contract.requests import new_request, read_request
 
 
@@ -151,6 +152,12 @@ def test_resume_says_that_the_fault_for_which_it_is_held_will_return(bench: Loca
     assert "The same fault will return unless its cause is gone:" in shown
     assert "diagnose" in shown and "runbook array-held" in shown
     assert asked.json["faults"] == [why]
+    write_recovery(directory.paths, RecoveryRecord((RecoveryEvent("by-hand", 0, 0, 8, 8, 5, 9, 9, 0.5),)))
+    before = " ".join(tr11(bench, "resume", "--dry-run").err.split())
+    assert "will return unless" in before, "a roll-back from before the hold did not help"
+    write_recovery(directory.paths, RecoveryRecord((RecoveryEvent("by-hand", 0, 0, 8, 8, 5, 9, 9, 2.0),)))
+    since = " ".join(tr11(bench, "resume", "--dry-run").err.split())
+    assert "Since then a roll-back passes over iterations 9-9" in since and "will return" not in since
     assert tr11(bench, "resume", "--yes", "--json").json["released"] == ["2"]
     assert tr11(bench, "resume", "--dry-run", "--json").json["faults"] == []
 
