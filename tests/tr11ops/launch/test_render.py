@@ -481,3 +481,24 @@ def test_an_output_that_cannot_be_opened_costs_no_attempt(tmp_path: Path) -> Non
     environment = {**os.environ, "SLURM_JOB_ID": "7"}
     subprocess.run(["bash", str(write(tmp_path, text))], env=environment, check=True)
     assert "TRAINED" in (tmp_path / "folder" / "tr11-7.out").read_text()
+
+
+def test_an_output_that_takes_no_line_costs_no_attempt(tmp_path: Path) -> None:
+    """A file that opens on a full disk: the first line that could not be written ended three tasks of an array."""
+    (tmp_path / "folder").mkdir()
+    text = render_script(
+        request(tmp_path), variant="main", tag="t", command=["bash", "-c", "echo TRAINED && touch trained"],
+        setup=["echo set up"], environment={}, folder=tmp_path / "folder", output="/dev/full",
+    )  # fmt: skip
+    environment = {**os.environ, "SLURM_JOB_ID": "7"}
+    subprocess.run(["bash", str(write(tmp_path, text))], env=environment, cwd=tmp_path, check=True)
+    assert (tmp_path / "trained").exists()
+
+
+def test_a_disk_that_fills_up_later_does_not_change_how_the_attempt_ends(tmp_path: Path) -> None:
+    """The last line of the script cannot be written."""
+    text = render_script(
+        request(tmp_path), variant="main", tag="t", command=["bash", "-c", "exit 0"], setup=[], environment={}
+    )
+    path = write(tmp_path, text.replace('say "END TIME', 'exec >/dev/full; say "END TIME'))
+    subprocess.run(["bash", str(path)], check=True, stdout=subprocess.DEVNULL)
