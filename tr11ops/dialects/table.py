@@ -17,10 +17,10 @@ _INT = r"(?:\d{1,3}(?:,\d{3})+|\d{1,15})"
 _WRAPPED = r"(?:['\"]|np\.float\d+\(|tensor\()?"
 _NUM = (
     rf"{_WRAPPED}(?P<value>[-+]?(?:\d{{1,3}}(?:,\d{{3}})+(?:\.\d+)?|(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
-    r"|(?i:nan|inf(?:inity)?)(?![A-Za-z])))(?P<unit>[KMBT](?![A-Za-z]))?"
+    r"|(?i:nan|inf(?:inity)?)(?![A-Za-z])))(?P<unit>(?-i:[KkMBT])(?![A-Za-z]))?"
 )
 _WORD_OR_COLOUR = r"(?:\b|(?<=\dm))"
-_UNITS = {None: 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+_UNITS = {None: 1.0, "K": 1e3, "k": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
 
 @dataclass(frozen=True, eq=False)
