@@ -52,6 +52,7 @@ class Signs:
     link of which neither is named by more. `silent_rank`: the one that did not come to a collective. `lone_node`: whose
     machine alone is not in order. `trained`: whether this launch made steps. `runs_on`: whether the log's last line is
     a whole step. `times`: launches in a row that this fault ended at this step.
+    `missing`: what would tell whether it comes again, where the log does not.
     """
 
     role: Role | None = None
@@ -65,6 +66,7 @@ class Signs:
     runs_on: bool = False
     times: int = 1
     signature: str = ""
+    missing: str = ""
 
 
 @dataclass(frozen=True)
@@ -196,6 +198,13 @@ def _of_hardware(end: EndFacts) -> _Because | None:
     return _Because("hardware", Restart.ELSEWHERE, "the hardware of a node failed, so far as this log tells")
 
 
+def _of_what_is_not_shown(end: EndFacts) -> _Because | None:
+    signs = end.signs
+    if end.step is not NextStep.RESUBMIT or signs.peer is not None or not signs.missing:
+        return None
+    return _Because("not-shown", Restart.UNKNOWN, f"whether it comes again is not told: {signs.missing}")
+
+
 def _of_what_passes(end: EndFacts) -> _Because | None:
     signs = end.signs
     if end.step is not NextStep.RESUBMIT:
@@ -218,14 +227,20 @@ def _of_what_must_change(end: EndFacts) -> _Because | None:
         return _Because("numbers", Restart.CHANGE, "the same data would break the numbers again")
     if end.step is not NextStep.FIX_CONFIG:
         return None
+    if end.signs.lone_node is not None:
+        return _lone(end.signs.lone_node)
     if end.signs.trained:  # what had trained for a while is not set up wrongly, yet may meet the same again
         return _Because("settings-after-steps", Restart.CHANGE, "the same program meets it again at the same place")
     return _Because("settings", Restart.CHANGE, "the same program with the same settings fails again")
 
 
+def _lone(node: str) -> _Because:
+    return _Because("lone-node", Restart.ELSEWHERE, f"{node} alone is not in order")
+
+
 def _of_what_a_person_must_see(end: EndFacts) -> _Because:
     if end.signs.lone_node is not None:
-        return _Because("lone-node", Restart.ELSEWHERE, f"{end.signs.lone_node} alone is not in order")
+        return _lone(end.signs.lone_node)
     if end.fault is FaultClass.SLURM_AUTH:
         return _Because("auth", Restart.CHANGE, "the daemons' keys or clocks have to be set right first")
     if end.fault is FaultClass.UNKNOWN:
@@ -234,7 +249,8 @@ def _of_what_a_person_must_see(end: EndFacts) -> _Because:
 
 
 _RULES: tuple[Callable[[EndFacts], _Because | None], ...] = (
-    _where_nothing_failed, _of_a_node, _again, _of_an_order, _by_its_signature, _of_hardware, _of_what_passes,
+    _where_nothing_failed, _of_a_node, _again, _of_an_order, _by_its_signature, _of_hardware,
+    _of_what_is_not_shown, _of_what_passes,
     _of_what_must_change, _of_what_a_person_must_see,
 )  # fmt: skip
 

@@ -7,6 +7,7 @@ order of the scheduler or of a person is the cause unless something had failed b
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -24,6 +25,7 @@ from tr11ops.diagnose.signature import FaultClass, FaultSignature, NextStep, Nod
 from tr11ops.diagnose.silence import with_silence
 from tr11ops.diagnose.starts import explained
 from tr11ops.diagnose.topics import FAMILY as TOPICS
+from tr11ops.diagnose.waits import helps_where_ranks_parted, what_is_missing
 
 HIGHEST = 0.97
 AFTER_STEPS = 0.55  # for what the training seems to have overcome
@@ -40,6 +42,11 @@ _LOADER = "dataloader-worker"
 _SETTINGS = "nccl-network-settings"
 _NO_SUCH_HOST = "c10d-no-such-host"
 _SET_UP = "ibv_modify_qp"  # by which two cards are connected, before any data
+_FORBIDDEN = re.compile(
+    r"Function not implemented|Operation not (?:permitted|supported)|Permission denied"
+    r"|Protocol not (?:supported|available)|Address family not supported"
+    r"|Cannot assign requested address|No such interface"
+)
 _CONTAINER = "container-start"
 _NOT_STARTED = "slurm-launch"
 _ABSENT = "flight-recorder-missing"
@@ -249,14 +256,27 @@ def _of_root(root: Sighting, launch: LogLaunch, found: Candidates, places: Launc
         signs=Signs(
             signature.role,
             signature.blame,
-            signature.helps,
+            _helps(signature, found, backing),
             peer,
             _ends(root, quoted, peer, places),
             silent_rank,
-            lone_node(cited, alike, places),
+            lone_node(cited, alike, places, launch.sightings),
             signature=root.signature.id,
+            missing=what_is_missing(root, found.symptoms),
         ),
     )
+
+
+def _helps(signature: FaultSignature, found: Candidates, backing: Sequence[Sighting]) -> Restart | None:
+    """What a line says of a restart; of a file system's error what its client says, of a time-out what ranks say."""
+    if signature.helps is not None:
+        return signature.helps
+    if signature.fault is FaultClass.STORAGE:
+        said = {one.signature.helps for one in backing} - {None}
+        return said.pop() if len(said) == 1 else None
+    if signature.fault is FaultClass.NCCL_TIMEOUT:
+        return helps_where_ranks_parted(found.symptoms)
+    return None
 
 
 def _step_of_network(
@@ -266,6 +286,9 @@ def _step_of_network(
     signature = root.signature
     if signature.id == _SETTINGS and root.progress is not None:
         return NextStep.RESUBMIT  # what settings forbid, they forbid from the first step on
+    is_refused = signature.fault is FaultClass.NCCL_NETWORK and _FORBIDDEN.search(root.text) is not None
+    if is_refused and root.progress is None and usual is NextStep.RESUBMIT:
+        return NextStep.FIX_CONFIG  # a refusal at the start is no weather: nothing was on its way yet
     if _SET_UP in root.text and usual is NextStep.RESUBMIT and _is_of_many([root, *alike], places, signature):
         return NextStep.FIX_CONFIG  # a path that none of many nodes finds is one that is not there
     if signature.fault is FaultClass.RENDEZVOUS and any(one.signature.id == _NO_SUCH_HOST for one in launch.sightings):

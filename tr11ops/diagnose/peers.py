@@ -15,6 +15,9 @@ from tr11ops.diagnose.signature import FaultClass
 
 FEWEST_WITNESSES = 2
 _OF_ONE_MACHINE = frozenset({"memory-held", "nvls-memory"})
+_SETTINGS = "nccl-network-settings"
+_UNLIMITED = "memlock-unlimited"
+_OF_LOCKED_MEMORY = re.compile(r"Cannot allocate memory|RLIMIT_MEMLOCK|max locked memory")
 _OWN_DISK = re.compile(r"/tmp\b|/local(?:_?scratch)?\b|/scratch_local\b|/nvme\w*/|/raid\d*/|\btmpfs\b")
 _OWN_MOUNT = re.compile(
     r"Transport endpoint is not connected|Errno 10[78]\b|Cannot send after transport endpoint shutdown"
@@ -38,12 +41,15 @@ def most_named_peer(sightings: Sequence[Sighting], places: LaunchPlaces) -> str 
     return by_count[0]
 
 
-def lone_node(root: Sighting, alike: Sequence[Sighting], places: LaunchPlaces) -> str | None:
+def lone_node(
+    root: Sighting, alike: Sequence[Sighting], places: LaunchPlaces, sightings: Sequence[Sighting]
+) -> str | None:
     """The node whose own machine is not in order, where only it says so; None where none is, or others share it.
 
-    A GPU that someone else holds, a full disk of its own, a mount or credentials that it alone has lost.
+    A GPU that someone else holds, a full disk of its own, a mount or credentials that it alone has lost;
+    a limit on locked memory, where another node says that it has none.
     """
-    if root.is_mild or not _is_of_a_machine(root, places):
+    if root.is_mild or not (_is_of_a_machine(root, places) or _is_locked_here_alone(root, places, sightings)):
         return None
     said = [places.quoted(one, is_root=one is root) for one in [root, *alike]]
     nodes = {quoted.node for quoted in said if not quoted.is_guess} - {None}
@@ -59,3 +65,12 @@ def _is_of_a_machine(root: Sighting, places: LaunchPlaces) -> bool:
     if _OWN_DISK.search(root.text):
         return True
     return _OWN_MOUNT.search(root.text) is not None and places.has_other_nodes
+
+
+def _is_locked_here_alone(root: Sighting, places: LaunchPlaces, sightings: Sequence[Sighting]) -> bool:
+    """Whether it is a limit on locked memory of a node, and at least one other says that it has no such limit."""
+    if root.signature.id != _SETTINGS or _OF_LOCKED_MEMORY.search(root.text) is None:
+        return False
+    own = places.quoted(root, is_root=True).node
+    free = {places.quoted(one).node for one in sightings if one.signature.id == _UNLIMITED} - {None}
+    return own is not None and bool(free) and own not in free

@@ -102,7 +102,7 @@ class LaunchPlaces:
                 self._of_rank.setdefault(int(said["rank"]), said["node"])
         for one in launch.sightings:
             node = self._own_node(one)
-            if node and one.origin.rank is not None:
+            if node and one.origin.rank is not None and "rank" not in one.named:  # that is of whom it speaks
                 self._of_rank.setdefault(one.origin.rank, node)
         self._has_launcher = bool(reports) or any(
             one.origin.local_rank is not None or one.signature.id.startswith("elastic-") for one in launch.sightings

@@ -146,6 +146,109 @@ def test_a_signature_may_tell_what_its_step_does_not() -> None:
     assert restart_of(end._replace(signs=Signs())).answer is Restart.CHANGE
 
 
+# ----------------------------------------------------------------------------- what settings, waits and machines tell
+def begun(tmp_path: Path, *lines: str) -> Diagnosis:
+    """Of a log without steps."""
+    return diagnosed(tmp_path, "starting\n" + "\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[rank2]: ncclSocketInit: connecting to address  with family 28416 is neither AF_INET(2) nor AF_INET6(10)",
+        "a1:9:11 [0] ibvwrap.cc:262 NCCL WARN Call to ibv_modify_qp failed with error Connection timed out, on dev rocep1:1, "
+        "local GID index 0, local GID fe80::5e25, remote GID fe80::5e26",
+        "libfabric:611:176::cxi:core:cxip_gen_auth_key():402<warn> cxip_gen_auth_key failed: -95",
+        "srun: error: switch/hpe_slingshot: job 71: no VNIs for this step",
+        "a1:9:11 [0] NCCL WARN NET/OFI Couldn't open a fabric access domain. RC: -1, ERROR: Operation not permitted",
+    ],
+)
+def test_a_network_that_is_set_up_wrongly_is_so_the_next_time(tmp_path: Path, line: str) -> None:
+    found = begun(
+        tmp_path, "RuntimeError: NCCL error: internal error", "ncclInternalError: Internal check failed.", line
+    )
+    assert (found.fault, found.step) == (FaultClass.NCCL_NETWORK, NextStep.FIX_CONFIG)
+    assert found.restart.answer is Restart.CHANGE and found.accused.nodes == ()
+
+
+def stuck(rank: int, number: int, operation: str, group: str = "[PG ID 0 PG GUID 0(default_pg) ") -> str:
+    head = f"[rank{rank}]:[E1203 06:40:00.1 ProcessGroupNCCL.cpp:616] {group}Rank {rank}] Watchdog caught collective operation"
+    return f"{head} timeout: WorkNCCL(SeqNum={number}, OpType={operation}, NumelIn=64, Timeout(ms)=600000) ran for 600080 milliseconds"
+
+
+@pytest.mark.parametrize(
+    ("lines", "answer"),
+    [
+        ((stuck(0, 71, "BROADCAST"), stuck(1, 71, "ALLREDUCE")), Restart.CHANGE),
+        ((stuck(0, 71, "BROADCAST"), stuck(1, 74, "ALLREDUCE")), Restart.UNKNOWN),
+        ((stuck(0, 71, "ALLREDUCE"), stuck(1, 71, "ALLREDUCE")), Restart.PLAIN),
+        ((stuck(0, 71, "ALLREDUCE", "[PG ID 4 PG GUID 9 "), stuck(1, 71, "ALLGATHER", "[PG ID 4 PG GUID 12 ")), Restart.PLAIN),
+    ],
+)  # fmt: skip
+def test_ranks_that_do_not_do_the_same(tmp_path: Path, lines: tuple[str, ...], answer: Restart) -> None:
+    found = judged(tmp_path, *lines)
+    assert (found.fault, found.restart.answer) == (FaultClass.NCCL_TIMEOUT, answer)
+    assert ("stacks" in found.restart.why) == (answer is Restart.UNKNOWN)
+
+
+@pytest.mark.parametrize(
+    ("line", "answer"),
+    [
+        ("torch.distributed.DistStoreError: Timed out after 3601 seconds waiting for clients. 5/8 clients joined.", Restart.UNKNOWN),
+        ("[E socket.cpp:1011] [c10d] The client socket has timed out after 2400s while trying to connect to (n7, 6000).", Restart.UNKNOWN),
+        ("[E socket.cpp:1011] [c10d] The client socket has timed out after 300000ms while trying to connect to (n7, 6000).", Restart.PLAIN),
+    ],
+)  # fmt: skip
+def test_who_does_not_come_for_so_long_is_not_only_late(tmp_path: Path, line: str, answer: Restart) -> None:
+    found = begun(tmp_path, line)
+    assert (found.fault, found.restart.answer) == (FaultClass.RENDEZVOUS, answer)
+    assert ("missing" in found.restart.why) == (answer is Restart.UNKNOWN)
+
+
+@pytest.mark.parametrize("end", ["wrapper: train.py exited with status 0", "epilog: sacct -j 88: COMPLETED 0:0"])
+def test_what_a_process_says_after_it_returned_nothing_is_no_failure(tmp_path: Path, end: str) -> None:
+    late = ("terminate called without an active exception", "BrokenPipeError: [Errno 32] Broken pipe")
+    found = judged(tmp_path, end, *late)
+    assert (found.fault, found.restart.answer) == (FaultClass.CLEAN_EXIT, Restart.NONE)
+    failed = judged(tmp_path, "KeyError: 'a'", *late)
+    assert failed.restart.answer is Restart.CHANGE
+
+
+def test_a_limit_on_locked_memory_of_one_node_is_that_nodes(tmp_path: Path) -> None:
+    failed = "k3:31:64 [2] misc/ibvwrap.cc:192 NCCL WARN Call to ibv_reg_mr failed with error Cannot allocate memory"
+    alone = begun(tmp_path, "k1: memlock=unlimited", "k2: memlock=unlimited", failed)
+    assert (alone.accused.nodes, alone.accused.is_proved) == (("k3",), False)
+    assert (alone.step, alone.restart.answer) == (NextStep.FIX_CONFIG, Restart.ELSEWHERE)
+    shared = begun(tmp_path, failed, failed.replace("k3", "k2"))
+    assert (shared.accused.nodes, shared.restart.answer) == ((), Restart.CHANGE)
+
+
+def test_a_node_that_alone_takes_no_credentials_is_named(tmp_path: Path) -> None:
+    line = "srun: error: Task launch for StepId=88.0 failed on node {}: Protocol authentication error"
+    found = begun(tmp_path, line.format("k3"))
+    assert (found.fault, found.accused.nodes, found.restart.answer) == (
+        FaultClass.SLURM_AUTH,
+        ("k3",),
+        Restart.ELSEWHERE,
+    )
+    both = begun(tmp_path, line.format("k3"), line.format("k4"))
+    assert (both.accused.nodes, both.restart.answer) == ((), Restart.CHANGE)
+
+
+def test_who_reports_that_a_rank_is_missing_is_not_on_its_node(tmp_path: Path) -> None:
+    late = [f"k{number} {stuck(8 * number, 71, 'ALLREDUCE')}" for number in range(3)]
+    told = "k0 flight-recorder: seq 71 ALLREDUCE: 31 ranks scheduled, missing rank [29]; rank 29 last seq 70 completed"
+    found = judged(tmp_path, *late, told)
+    assert (found.accused.rank, found.accused.nodes) == (29, ())
+
+
+def test_a_client_that_its_file_server_dropped_is_let_in_again(tmp_path: Path) -> None:
+    broken = "3: OSError: [Errno 5] Input/output error: '/lus/tok/part_7.bin'"
+    dropped = "3: OSError: [Errno 108] Cannot send after transport endpoint shutdown: '/lus/tok/part_8.bin'"
+    assert judged(tmp_path, broken).restart.answer is Restart.CHANGE
+    assert judged(tmp_path, broken, dropped).restart.answer is Restart.PLAIN
+
+
 # ----------------------------------------------------------------------------- how sure, and how it is shown
 def test_every_rule_has_a_weight_and_no_other() -> None:
     source = Path(answers.__file__).read_text(encoding="utf-8")
