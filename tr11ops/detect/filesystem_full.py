@@ -100,12 +100,20 @@ def what_fills_it(snapshot: Snapshot, path: str) -> tuple[str, ...]:
     lines = [f"the run's {counted(count, 'checkpoint')} {'are' if count > 1 else 'is'} about {size(held)}{share}"]
     if room.total_bytes:
         others = max(0, room.total_bytes - room.free_bytes - held)
-        lines.append(f"{size(others)} are other files, of this run or of others")
+        lines.append(_others(others, held, path))
     if count > KEPT:
         lines.append("the command shows which checkpoints would go, and asks; with `--dry-run` it only shows them")
     else:
         lines.append(f"a resume needs {'them' if count > 1 else 'it'}: other files must go, or be moved")
     return (*lines, goes_on)
+
+
+def _others(others: int, held: int, path: str) -> str:
+    """Of what is no checkpoint; where that is most of it, to remove checkpoints helps for a while alone."""
+    if others <= held:
+        return f"{size(others)} are other files, of this run or of others"
+    show = shlex.join(["du", "-xhd", "2", path])
+    return f"{size(others)}, most of it, are other files, and without them checkpoints help only a while: `{show}`"
 
 
 def make_room(snapshot: Snapshot) -> str:

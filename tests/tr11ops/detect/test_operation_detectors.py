@@ -131,6 +131,20 @@ def test_a_full_disk_names_what_fills_it_and_what_makes_room(kept: int, helps: s
     assert not any("checkpoints" in line for line in elsewhere.evidence)
 
 
+def test_where_most_of_a_full_disk_is_no_checkpoint_the_mail_shows_how_to_find_it() -> None:
+    """Pruning alone was mailed as the cure, and the disk was full again six minutes later."""
+    newest = Checkpoint(300, True, NOW - 60, 2**30, "sizes")
+    seen = operated(
+        checkpoints=Checkpoints((298, 299, 300), 300, (newest,)),
+        shut_folders=(UnwritableDirectory("/run", "no byte is left", True),),
+        save_room=FolderRoom("/run", 0, 8 * 2**30),
+    )
+    (told,) = filesystem_full.detect(seen)
+    [line] = [line for line in told.evidence if "other files" in line]
+    assert line.startswith("5.0 GiB, most of it, are other files") and line.endswith("`du -xhd 2 /run`")
+    assert "prune --keep 2" in told.fix
+
+
 def test_a_save_that_a_full_disk_has_cost_follows_from_the_disk() -> None:
     why = "[Errno 28] No space left on device: '/run/checkpoints/main/global_step31300/weights/0.bin'"
     event = TrainingEvent("save-failed", NOW - 60, "1007", {"step": 31_300, "why": why, "node": "", "said": ""})
