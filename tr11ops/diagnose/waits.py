@@ -20,11 +20,15 @@ LONG_SECONDS = 1800  # who is only late, as a machine that boots, comes sooner
 
 
 class Stuck(NamedTuple):
-    """The collective of the group of all ranks in which a rank waits, and its number there."""
+    """The collective in which a rank waits, and its number there.
+
+    `is_of_all`: whether the line says that it is of the group of all ranks; older watchdogs name no group.
+    """
 
     rank: int
     number: int
     operation: str
+    is_of_all: bool
 
 
 def what_is_missing(root: Sighting, symptoms: Sequence[Sighting]) -> str:
@@ -49,21 +53,21 @@ def _has_waited_long(text: str) -> bool:
 def helps_where_ranks_parted(symptoms: Sequence[Sighting]) -> Restart | None:
     """CHANGE where ranks do different collectives under one number: the program's doing, which it does again."""
     by_number: dict[int, list[Stuck]] = {}
-    for one in stuck_ranks(symptoms):
+    for one in [one for one in stuck_ranks(symptoms) if one.is_of_all]:
         by_number.setdefault(one.number, []).append(one)
     parted = any(len(_operations(ones)) > 1 for ones in by_number.values())
     return Restart.CHANGE if parted else None
 
 
 def stuck_ranks(symptoms: Sequence[Sighting]) -> list[Stuck]:
-    """Of each rank, the first collective that its watchdog gave up, of the group that all ranks are of."""
+    """Of each rank, the first collective that its watchdog gave up, if not of a group that only some are of."""
     first: dict[int, Stuck] = {}
     for one in symptoms:
         found, group = _STUCK.search(one.text), _GROUP.search(one.text)
         if found is None or (group is not None and group["group"] != _EVERY_RANK):
             continue
         rank = int(found["rank"])
-        first.setdefault(rank, Stuck(rank, int(found["number"]), found["operation"]))
+        first.setdefault(rank, Stuck(rank, int(found["number"]), found["operation"], group is not None))
     return list(first.values())
 
 

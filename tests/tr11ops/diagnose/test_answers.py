@@ -181,6 +181,7 @@ def stuck(rank: int, number: int, operation: str, group: str = "[PG ID 0 PG GUID
     [
         ((stuck(0, 71, "BROADCAST"), stuck(1, 71, "ALLREDUCE")), Restart.CHANGE),
         ((stuck(0, 71, "BROADCAST"), stuck(1, 74, "ALLREDUCE")), Restart.UNKNOWN),
+        ((stuck(0, 71, "BROADCAST", "["), stuck(1, 71, "ALLREDUCE", "[")), Restart.UNKNOWN),
         ((stuck(0, 71, "ALLREDUCE"), stuck(1, 71, "ALLREDUCE")), Restart.PLAIN),
         ((stuck(0, 71, "ALLREDUCE", "[PG ID 4 PG GUID 9 "), stuck(1, 71, "ALLGATHER", "[PG ID 4 PG GUID 12 ")), Restart.PLAIN),
     ],
