@@ -50,6 +50,7 @@ STEPS = {
     NextStep.NONE: "Nothing.",
 }
 UNNAMED = "Submit again without the node that failed, which this log does not name: sinfo -R, sacct or its own log may."
+IN_VAIN = "A person has to look first: the same again would end the same way."
 RESTARTS = {
     Restart.PLAIN: "yes",
     Restart.ELSEWHERE: "yes, on other nodes",
@@ -85,6 +86,8 @@ def lines(found: Diagnosis) -> Iterator[str]:
 def _what_to_do(found: Diagnosis, node: str) -> str:
     if found.step is NextStep.EXCLUDE_AND_RESUBMIT and not node:
         return UNNAMED
+    if found.step is NextStep.RESUBMIT and found.restart.answer is Restart.CHANGE:
+        return f"{IN_VAIN} {found.advice}".strip()
     if not found.advice:
         return STEPS[found.step].format(node=node)
     general = STEPS[found.step]

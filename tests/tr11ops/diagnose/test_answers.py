@@ -286,3 +286,15 @@ def test_three_answers_on_the_screen_and_for_programs(tmp_path: Path, capsys: py
     assert "to blame  GPU 0000:4e:00 of n17 (confidence" in shown
     assert "restart  yes, on other nodes (confidence" in shown
     assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_what_to_do_agrees_with_whether_a_restart_helps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`Submit again` stood below `no, change something first`, where the same death came at one step again."""
+    death = "tr11: worker 1 (process 4711) failed: ended by SIGSEGV\n"
+    again = [f"tr11: attempt 9 launch {number} on 2 nodes: n[1-2] (8_1)\n{STEPS}{death}" for number in (1, 2, 3)]
+    log = tmp_path / "a.log"
+    log.write_text("".join(again))
+    execute(["diagnose", "--all", str(log)])
+    *_, last = capsys.readouterr().out.split("verdict")
+    assert "restart  no, change something first" in last
+    assert "Submit again" not in last and "A person has to look first" in last

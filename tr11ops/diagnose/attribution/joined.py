@@ -83,7 +83,7 @@ def joined(found: Diagnosis, conclusion: Conclusion) -> Diagnosis:
         said = f"{who}: {judged.summary}: {rests_on}."
     if judged.avoided:
         said += f" {', '.join(judged.avoided)} is suspected again: avoided while enough others are free, not excluded."
-    elif judged.kind is Kind.NODE and not judged.blamed:
+    elif judged.kind is Kind.NODE and judged.suspects and not judged.blamed:
         said += f" {', '.join(judged.suspects)} is only suspected: the first time it is swapped out, not excluded."
     return replace(
         found, fault=fault, step=step, confidence=confidence, root_cause=root, conclusion=conclusion,
