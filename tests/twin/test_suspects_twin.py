@@ -28,13 +28,24 @@ def small_twin(twin_home: Path) -> Iterator[Twin]:
 
 
 def with_abort(stage: SmallRun, values: tuple[str, ...], variable: str = "SLURMD_NODENAME") -> str:
-    """A change of the card: each worker where the variable has one of these values aborts when it starts."""
+    """A change of the card: the workers where the variable has one of these values abort, all at one moment: none is
+    ended by the death of another before it has died itself.
+    """
     folder = stage.folder / "broken-library"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(
-        "import os, sys\n"
+        "import os, pathlib, sys, time\n"
+        "def abort_together():\n"
+        "    step = os.environ['SLURM_JOB_ID'] + '.' + os.environ['SLURM_STEP_ID']\n"
+        f"    place = pathlib.Path({str(folder)!r}) / step\n"
+        "    place.mkdir(exist_ok=True)\n"
+        "    (place / (os.environ['SLURM_NODEID'] + '-' + str(os.getpid()))).touch()\n"
+        "    until = time.monotonic() + 20\n"
+        f"    while len(os.listdir(place)) < {2 * min(len(values), 4)} and time.monotonic() < until:\n"
+        "        time.sleep(0.005)\n"
+        "    os.abort()\n"
         f"if os.environ.get({variable!r}) in {values!r} and 'tr11ops.twin.stand_in' in sys.orig_argv:\n"
-        "    os.register_at_fork(after_in_child=os.abort)\n"
+        "    os.register_at_fork(after_in_child=abort_together)\n"
     )
     return f'slurm.environment={{PYTHONPATH="{folder}"}}'
 

@@ -40,6 +40,7 @@ from tr11ops.agent.older_checkpoint import older_sound, point_back, point_to
 from tr11ops.agent.recurrence import (
     NodeFault,
     Repetition,
+    is_everywhere,
     may_try_older,
     of_software,
     of_standing,
@@ -456,6 +457,8 @@ class Controller:
             better = of_trial(found, record.nodes, tried)
             self._mitigation.end_trial(better.summary, [entry.node for entry in tried])
             return better
+        if is_everywhere(found, record.nodes):
+            self._mitigation.clear_suspects(found.fault)
         if found.kind is not Kind.NODE:
             return found
         last = NodeFault(

@@ -266,6 +266,15 @@ class Mitigation:
 
         self._later(lambda: self._revise(change), self._exclusions)
 
+    def clear_suspects(self, fault: str) -> None:
+        """Begin to end the suspicions that rest on a fault which most nodes of one launch have met at once."""
+        kind = family(fault)
+
+        def change(version: Version) -> Version:
+            return replace(version, suspects=tuple(entry for entry in version.suspects if entry.fault != kind))
+
+        self._later(lambda: self._revise(change), self._exclusions)
+
     def take_back_of_checks(self, checks: Sequence[FailingCheck], why: str) -> None:
         """Begin to end the automatic exclusions that rest on health checks which fail everywhere."""
         self._later(lambda: self._include(acquitted(self._listed(), AUTOMATIC_OWNER, checks), why), self._exclusions)

@@ -51,6 +51,13 @@ class NodeFault:
         return f"attempt {self.label or self.job_id}, launch {self.launch}"
 
 
+def is_everywhere(found: Attribution, nodes: Sequence[str]) -> bool:
+    """Whether most nodes of one launch met one death at once: no node that had it alone before is at fault."""
+    if found.rule != "death-everywhere":
+        return False
+    return not found.suspects or 2 * len(found.suspects) > len(nodes)
+
+
 def same_elsewhere(last: NodeFault, before: Iterable[NodeFault]) -> tuple[NodeFault, ...]:
     """The earlier faults that show that `last` is not its nodes' own, in the order given; empty where they do not.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +13,7 @@ from tr11ops.agent.recurrence import (
     NodeFault,
     Repetition,
     innocent,
+    is_everywhere,
     may_try_older,
     of_software,
     of_standing,
@@ -196,3 +198,18 @@ def test_an_older_checkpoint_is_worth_one_try():
     tried = Repetition((10, 20, 20))
     assert (tried.tried_older, tried.newest_tried, tried.times) == (True, 20, 3)
     assert not may_try_older(Kind.UNKNOWN, tried)
+
+
+@pytest.mark.parametrize(
+    ("rule", "suspects", "everywhere"),
+    [
+        ("death-everywhere", (), True),  # all of them
+        ("death-everywhere", ("n1", "n2", "n3"), True),
+        ("death-everywhere", ("n1", "n2"), False),  # it may be those two's
+        ("death", ("n1",), False),
+    ],
+)
+def test_a_death_on_most_nodes_at_once_is_no_one_nodes(rule: str, suspects: tuple[str, ...], *, everywhere: bool):
+    """A node on which alone it had come before stayed under suspicion, though the array was held for software."""
+    found = Attribution(Kind.UNKNOWN, "the worker was ended by SIGABRT", 0.5, suspects=suspects, rule=rule)
+    assert is_everywhere(found, ("n1", "n2", "n3", "n4")) is everywhere
