@@ -32,8 +32,9 @@ _FIXED: dict[str, Any] = {
 }
 _USUAL_LENGTH = 2048
 _STRETCHED = "llama3"  # their word for positions stretched as Llama 3.1's
+_LENGTH = "model.rotary_original_length"
 _STRETCH = {
-    "model.rotary_original_length": "original_max_position_embeddings",
+    _LENGTH: "original_max_position_embeddings",
     "model.rotary_low_factor": "low_freq_factor",
     "model.rotary_high_factor": "high_freq_factor",
 }
@@ -141,13 +142,8 @@ def _count(config: Mapping[str, Any], key: str, path: str) -> int:
     return value
 
 
-def _needed_number(config: Mapping[str, Any], key: str, path: str) -> float:
-    if config.get(key) is None:
-        raise CheckpointError(f"{path}: {key} = None: must be a number above 0")
-    return _number(config, key, 1.0, path)
-
-
-def _number(config: Mapping[str, Any], key: str, default: float, path: str) -> float:
+def _number(config: Mapping[str, Any], key: str, default: float | None, path: str) -> float:
+    """`default`: where the key is missing; None where it must not be."""
     value = config.get(key, default)
     if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
         raise CheckpointError(f"{path}: {key} = {value!r}: must be a number above 0")
@@ -179,9 +175,9 @@ def _rotary_facts(config: Mapping[str, Any], path: str) -> dict[str, Any]:
             )
         base = _number(said, "rope_theta", base, place)
         if kind == _STRETCHED:
-            facts["model.rotary_factor"] = _needed_number(said, "factor", place)
-            for ours, theirs in _STRETCH.items():
-                facts[ours] = _needed_number(said, theirs, place)
-            facts["model.rotary_original_length"] = _count(said, _STRETCH["model.rotary_original_length"], place)
+            facts["model.rotary_factor"] = _number(said, "factor", None, place)
+            facts[_LENGTH] = _count(said, _STRETCH[_LENGTH], place)
+            for ours in ("model.rotary_low_factor", "model.rotary_high_factor"):
+                facts[ours] = _number(said, _STRETCH[ours], None, place)
         break
     return facts | {"model.rotary_base": base}
