@@ -17,9 +17,9 @@ from tr11ops.diagnose.attribution.log_evidence import evidence_of
 from tr11ops.diagnose.diagnosis import Diagnosis, QuotedLine
 from tr11ops.diagnose.harmless import without_habits
 from tr11ops.diagnose.numbers import Unhealthy, judge_data, judge_steps
-from tr11ops.diagnose.peers import lone_node, most_named_peer
+from tr11ops.diagnose.peers import SETTINGS, lone_node, most_named_peer
 from tr11ops.diagnose.places import LaunchPlaces
-from tr11ops.diagnose.roots import CLEAR, STRONG, Candidates, candidates_of, is_before, root_of
+from tr11ops.diagnose.roots import CLEAR, KERNELS, STRONG, Candidates, candidates_of, is_before, root_of
 from tr11ops.diagnose.sighting import LogLaunch, Sighting, WorkerFailure
 from tr11ops.diagnose.signature import FaultClass, FaultSignature, NextStep, NodeBlame, Restart, Role
 from tr11ops.diagnose.silence import with_silence
@@ -39,7 +39,6 @@ MANY_NODES = 3
 MILD = 0.5  # the most for a line that calls itself a warning
 AFTER_THE_END = 0.85  # the most for what fails once the training has come to its end, or may be of two classes
 _LOADER = "dataloader-worker"
-_SETTINGS = "nccl-network-settings"
 _NO_SUCH_HOST = "c10d-no-such-host"
 _SET_UP = "ibv_modify_qp"  # by which two cards are connected, before any data
 _FORBIDDEN = re.compile(
@@ -50,7 +49,6 @@ _FORBIDDEN = re.compile(
 _CONTAINER = "container-start"
 _NOT_STARTED = "slurm-launch"
 _ABSENT = "flight-recorder-missing"
-_KERNELS = "xid"
 _SCHEDULERS = frozenset({"slurm", "slurm_reasons", "ray", "kubernetes"})
 ONE_OF_MANY = 0.7  # the most for a node of which nothing else is known than that its container alone did not start
 _OF_THE_MACHINE = frozenset({FaultClass.STORAGE, FaultClass.HOST_OOM, FaultClass.GCS, FaultClass.CUDA_OOM})
@@ -83,6 +81,8 @@ def _runs_on(launch: LogLaunch) -> bool:
 
 def _times(last: LogLaunch, earlier: Sequence[LogLaunch]) -> int:
     """How many launches in a row one fault has ended at one step, as far as these logs tell."""
+    if not earlier:
+        return 1
     root = root_of(candidates_of([last]))
     times = 1
     for launch in reversed(earlier[-LOOKED_BACK:]):
@@ -284,7 +284,7 @@ def _step_of_network(
 ) -> NextStep:
     """What to do about a network or a rendezvous, where more than the line tells it."""
     signature = root.signature
-    if signature.id == _SETTINGS and root.progress is not None:
+    if signature.id == SETTINGS and root.progress is not None:
         return NextStep.RESUBMIT  # what settings forbid, they forbid from the first step on
     is_refused = signature.fault is FaultClass.NCCL_NETWORK and _FORBIDDEN.search(root.text) is not None
     if is_refused and root.progress is None and usual is NextStep.RESUBMIT:
@@ -326,7 +326,7 @@ def _is_of_many(alike: Sequence[Sighting], places: LaunchPlaces, signature: Faul
     """
     nodes = {places.quoted(one).node for one in alike} - {None}
     may_be_shared = signature.fault in {FaultClass.GPU_HARDWARE, FaultClass.NCCL_NETWORK}
-    may_be_shared = may_be_shared and signature.blame is NodeBlame.NODE and signature.family != _KERNELS
+    may_be_shared = may_be_shared and signature.blame is NodeBlame.NODE and signature.family != KERNELS
     may_be_shared = may_be_shared or signature.id == _NOT_STARTED
     return len(nodes) >= (2 if may_be_shared else MANY_NODES)
 

@@ -15,7 +15,7 @@ from tr11ops.diagnose.signature import FaultClass
 
 FEWEST_WITNESSES = 2
 _OF_ONE_MACHINE = frozenset({"memory-held", "nvls-memory"})
-_SETTINGS = "nccl-network-settings"
+SETTINGS = "nccl-network-settings"
 _UNLIMITED = "memlock-unlimited"
 _OF_LOCKED_MEMORY = re.compile(r"Cannot allocate memory|RLIMIT_MEMLOCK|max locked memory")
 _OWN_DISK = re.compile(r"/tmp\b|/local(?:_?scratch)?\b|/scratch_local\b|/nvme\w*/|/raid\d*/|\btmpfs\b")
@@ -69,7 +69,7 @@ def _is_of_a_machine(root: Sighting, places: LaunchPlaces) -> bool:
 
 def _is_locked_here_alone(root: Sighting, places: LaunchPlaces, sightings: Sequence[Sighting]) -> bool:
     """Whether it is a limit on locked memory of a node, and at least one other says that it has no such limit."""
-    if root.signature.id != _SETTINGS or _OF_LOCKED_MEMORY.search(root.text) is None:
+    if root.signature.id != SETTINGS or _OF_LOCKED_MEMORY.search(root.text) is None:
         return False
     own = places.quoted(root, is_root=True).node
     free = {places.quoted(one).node for one in sightings if one.signature.id == _UNLIMITED} - {None}

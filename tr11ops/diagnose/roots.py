@@ -40,7 +40,7 @@ _ENDS_OF_JOBS = _ORDERED_ENDS | {FaultClass.SLURM_NODE_FAIL, FaultClass.SLURM_US
 _OF_SUBMISSIONS = frozenset({FaultClass.SLURM_SUBMIT, FaultClass.SLURM_AUTH})
 _SUBMITS = re.compile(r"\b(?:sbatch|bsub|qsub)\b|[Jj]ob submission failed|SUBMIT_BATCH_JOB")
 _NEVER_ENDED = re.compile("Kill task failed|NOT ENDING")  # a node that is lost because a job hung
-_KERNELS = "xid"
+KERNELS = "xid"
 _LINK_BACK = "link-back"
 _CANCELLED: Any = {  # what a step's end is where nothing came before it
     "role": Role.STOP,
@@ -317,7 +317,7 @@ def _says_more(one: Sighting, strong: Sighting) -> bool:
     """Whether a line tells of what the strong one only had of it."""
     signature = strong.signature
     is_deeper = False
-    is_programs_xid = signature.family == _KERNELS and signature.blame is NodeBlame.PROGRAM
+    is_programs_xid = signature.family == KERNELS and signature.blame is NodeBlame.PROGRAM
     if signature.id in _OF_A_LOST_GPU or is_programs_xid or _NO_DEVICE in strong.text:
         is_deeper = _is_lost_gpu(one)
     elif signature.id in _OF_A_LOST_PEER and one.raised is not None and _is_surely_its_own(one):
@@ -328,8 +328,8 @@ def _says_more(one: Sighting, strong: Sighting) -> bool:
         is_deeper = one.signature.id == _SAID_BELOW[signature.id] and 0 < _lines_below(one, strong) <= NEXT_LINES
     elif signature.id in _OF_REFUSED_CREDENTIALS:
         is_deeper = one.signature.id == _CREDENTIALS
-    elif signature.fault is FaultClass.GPU_HARDWARE and signature.family != _KERNELS:
-        is_deeper = one.signature.family == _KERNELS and _is_lost_gpu(one)
+    elif signature.fault is FaultClass.GPU_HARDWARE and signature.family != KERNELS:
+        is_deeper = one.signature.family == KERNELS and _is_lost_gpu(one)
     elif _is_of_peers(strong):
         is_deeper = _is_own_link(one)
     return is_deeper
