@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.twin.innocence import InnocenceJudge
 from tests.twin.operation import Operation, tasks_waiting
 from tr11ops.cluster.base import Job, SchedulerError
 from tr11ops.dialects.reading import step_record
-from tr11ops.rundir.exclusions import AUTOMATIC_OWNER, EXCLUDED, INCLUDED
-from tr11ops.rundir.journal import JournalEntry, read_journal
+from tr11ops.rundir.journal import read_journal
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.twin.fault_training import last_step
 from tr11ops.twin.faults import heal, inject
@@ -105,6 +105,7 @@ class FaultJudge:
 
     def __post_init__(self) -> None:
         self.directory = RunDirectory(self.run.paths, self.run.card.kill_switch)
+        self.innocence = InnocenceJudge(self.directory.exclusions)
 
     def iteration(self) -> int:
         """The last step that was logged; 0 where the log cannot be seen. Half a line, of a full disk, is none."""
@@ -140,14 +141,16 @@ class FaultJudge:
             self._exclude_as_its_page_says(target)
         held = self.trains_beyond(max(before, self.iteration()) + MORE_STEPS, fault)
         node = target if "node" in where else ""
+        avoided = len(self.innocence.avoided)
         self._judge(fault, node, launches)
         self._judge_tasks(fault, node, tasks, last)
         self._heal()
         back = sorted(self.run.excluded())
         for name in back:
             self._include(name)
-        seconds = round(time.time() - began, 1)
-        self.done.append({"kind": fault.kind, "node": node, "began": began, "seconds": seconds, "held": held})
+        seconds, newly_avoided = round(time.time() - began, 1), self.innocence.avoided[avoided:]
+        done = {"kind": fault.kind, "node": node, "began": began, "seconds": seconds, "held": held}
+        self.done.append({**done, "avoided": newly_avoided})
 
     def _inject(self, fault: DrawnFault, where: dict[str, Any]) -> str:
         """Returns what was broken, such as a node's name."""
@@ -319,41 +322,28 @@ class FaultJudge:
 
     def _judge(self, fault: DrawnFault, node: str, launches: int) -> None:
         now = self.run.launches()
-        excluded = self.run.excluded()
         if fault.is_guilty and node in now[-1]["nodes"]:
             self.wrong.append(f"{fault.kind} on {node}: it trains on it again")
         if fault.kind == SAVE_ERROR and f"{node} alone could not write the save" not in now[launches - 1]["summary"]:
             self.wrong.append(
                 f"{fault.kind} on {node}: the launch ended by another word: {now[launches - 1]['summary']}"
             )
-        if not fault.is_guilty and node in excluded:
-            self.wrong.append(f"{fault.kind} on {node}: an innocent node is excluded")
-        # while a controller that was started again refuses changes, an exclusion may come after its node's repair
-        others = excluded - {node} - {one["node"] for one in self.done if one["kind"] in GUILTY}
-        if others:
-            self.wrong.append(f"{fault.kind} on {node}: others are excluded: {sorted(others)}")
+        # an exclusion may come after its node's repair
+        guilty = {one["node"] for one in self.done[-1:] if one["kind"] in GUILTY}
+        guilty |= {node} if fault.is_guilty else set()
+        self._judge_innocents(f"{fault.kind} on {node}", guilty)
         if not fault.ends_launch and not fault.is_guilty and not fault.may_hold and len(now) != launches:
             self.wrong.append(f"{fault.kind} on {node}: a launch ended: {now[launches - 1]['summary']}")
 
-    def exclusions(self) -> list[JournalEntry]:
-        """What the journal has of exclusions made and ended, in order."""
-        entries = read_journal(self.directory.journal).entries
-        return sorted((one for one in entries if one.kind in {EXCLUDED, INCLUDED}), key=lambda one: one.time)
+    def _judge_innocents(self, what: str, guilty: set[str]) -> None:
+        if excluded := self.innocence.excluded(guilty):
+            self.wrong.append(f"{what}: innocent nodes were excluded, if only for a while: {excluded}")
+        if named := self.innocence.blamed(self.run.launches(), guilty):
+            self.wrong.append(f"{what}: innocent nodes were blamed for a launch: {named}")
 
-    def check_journal(self) -> None:
-        """Every exclusion that tr11 made was of a node with a guilty fault then, or was taken back by itself."""
-        entries = self.exclusions()
-        for place, entry in enumerate(entries):
-            if entry.kind != EXCLUDED or entry.data["owner"] != AUTOMATIC_OWNER:
-                continue
-            node = entry.data["node"]
-            at_fault = any(
-                one["node"] == node and one["kind"] in GUILTY and one["began"] <= entry.time for one in self.done
-            )
-            back = next((one for one in entries[place + 1 :] if one.data["node"] == node), None)
-            taken_back = back is not None and back.kind == INCLUDED and back.data["owner"] == AUTOMATIC_OWNER
-            if not at_fault and not taken_back:
-                self.wrong.append(f"journal: {node} was excluded and had no fault: {entry.why}")
+    def check_the_rest(self) -> None:
+        """Since the last fault nothing else was held against a node."""
+        self._judge_innocents("after the last fault", set())
 
     def check_chain(self, samples: int) -> None:
         """No step was lost, repeated or changed: the chain of the last checkpoint is that of a run without faults."""

@@ -56,14 +56,14 @@ def test_random_faults_under_a_rehearsal(twin_home: Path, tmp_path: Path, capsys
                     print(f"{number + 1}/{FAULTS} {json.dumps(judge.done[-1:])} {judge.wrong}", flush=True)
             seconds = time.monotonic() - began
             run.until(lambda: any(end.reason == "finished" for end in run.ends()), "the end of the training")
-            judge.check_journal()
+            judge.check_the_rest()
             judge.check_chain(BATCH)
             again = judge.check_resumes()
             figures = {
                 "seed": seed, "faults": len(judge.done), "kinds": dict(Counter(one["kind"] for one in judge.done)),
                 "seconds_per_fault": round(seconds / max(1, len(judge.done)), 1), "launches": len(run.launches()),
-                "tasks": len(run.attempts()), "asked_a_person": judge.resumed, "miscounted_arrays": judge.replaced, "zombies": judge.zombies, "most_steps_done_again": again,
-                "wrong": judge.wrong,
+                "tasks": len(run.attempts()), "asked_a_person": judge.resumed, "miscounted_arrays": judge.replaced, "zombies": judge.zombies,
+                "most_steps_done_again": again, "innocents_avoided": judge.innocence.avoided, "wrong": judge.wrong,
             }  # fmt: skip
             with capsys.disabled():
                 print(f"\nrandom faults: {json.dumps(figures)}")
