@@ -185,7 +185,9 @@ def _once_more_or_elsewhere(
     if _tries(history) < 2:
         unknown = "the cause is unknown" if last.kind is Kind.UNKNOWN else f"{last.kind}"
         return Relaunch(again, f"{unknown}: once more on the same nodes")
-    swapped = _choose(situation, _without(last.nodes, last.suspects, situation, blamed), avoid=blamed)
+    # of two that are only to be used last, the one that was named now
+    wary = replace(situation, reluctant=situation.reluctant | set(last.suspects))
+    swapped = _choose(wary, _without(last.nodes, last.suspects, situation, blamed), avoid=blamed)
     if swapped is None or set(swapped) == set(last.nodes):
         return EndTask("it failed again, and there is no spare node to try instead")
     return Relaunch(swapped, "it failed again: on other nodes")

@@ -175,6 +175,13 @@ def test_a_node_that_someone_drains_is_used_only_when_needed():
     assert first_nodes(draining) == ("x1", "x3", "x4", "x6")
 
 
+def test_who_is_named_twice_gives_way_to_spares_that_are_only_to_be_used_last():
+    named = unknown(suspects=("x2",))
+    watched = replace(SITUATION, reluctant=frozenset({"x5", "x6"}))
+    assert relaunched(decide([named, named], watched, BUDGET)) == ("x1", "x3", "x4", "x5")
+    assert isinstance(decide([unknown(), unknown()], watched, BUDGET), EndTask)  # no one is named
+
+
 def test_too_few_nodes_at_the_start():
     assert first_nodes(replace(SITUATION, usable=ALL[:3])) is None
 
