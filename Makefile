@@ -15,7 +15,7 @@ help:
 	@echo "make soak    the tests that take long: a hundred kills in mid-save"
 	@echo "make chaos   a hundred random faults of nodes, site, disk and controller under a rehearsal on a twin; prints a report"
 	@echo "make walk    ten minutes of a random walk through saves, copies, damage and prunes: nothing may be lost"
-	@echo "make check   lint, types, import contract"
+	@echo "make check   lint, types, import contract, and how dense the code is"
 	@echo "make docs    the documentation as a site in site/, with every link checked"
 	@echo "make bench   the measurements of benchmarks/"
 	@echo "make gpu     on the first GPU at hand, 8 minutes: right against the processor, how fast; into benchmarks/RESULTS.md"
@@ -63,6 +63,7 @@ check: $(VENV)/.installed
 	@$(BIN)/ruff format --check tr11ops trainer tests benchmarks
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/python .ci/grain
 
 docs: $(VENV)/.installed
 	@test -x $(BIN)/mkdocs || $(BIN)/pip install --quiet --disable-pip-version-check --editable ".[docs]"

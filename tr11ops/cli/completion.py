@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,9 +26,12 @@ def _offered(find: Callable[[], Iterable[str]], incomplete: str) -> list[str]:
 
 def _directory(ctx: typer.Context) -> RunDirectory:
     """That of the run which the line names so far. Raises CardError."""
-    from tr11ops.cli.context import RunContext
+    from tr11ops.runcard.card import find_card, load_card
+    from tr11ops.rundir.paths import RunDirectory
 
-    return RunContext(ctx.params.get("run"), tuple(ctx.params.get("overrides") or ())).directory
+    path = find_card(ctx.params.get("run"), os.environ, Path.cwd())
+    card = load_card(path, ctx.params.get("overrides") or (), os.environ)
+    return RunDirectory(card.paths, card.kill_switch)
 
 
 def cards(incomplete: str) -> list[str]:
@@ -68,9 +72,9 @@ def nodes(ctx: typer.Context, incomplete: str) -> list[str]:
     """The nodes of the scheduler."""
 
     def find() -> Iterable[str]:
-        from tr11ops.cli.common import open_scheduler
+        from tr11ops.cluster.select import choose_scheduler
 
-        return [node.name for node in open_scheduler(ctx.params.get("scheduler") or "auto").nodes()]
+        return [node.name for node in choose_scheduler(ctx.params.get("scheduler") or "auto").nodes()]
 
     return _offered(find, incomplete)
 

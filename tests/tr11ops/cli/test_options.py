@@ -124,5 +124,5 @@ def test_what_cannot_be_read_is_not_offered(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.delenv("TR11_RUN", raising=False)
     assert values("checkpoints pin", "STEP", "") == []
     assert values("nodes include", "NODE...", "") == []
-    monkeypatch.setattr("tr11ops.cli.common.open_scheduler", lambda kind: 1 / 0)
+    monkeypatch.setattr("tr11ops.cluster.select.choose_scheduler", lambda kind: 1 / 0)
     assert completion.nodes(typer.Context(main.load("status")), "") == []
