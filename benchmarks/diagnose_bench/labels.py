@@ -14,12 +14,16 @@ _RESTARTS_OF_ACTION: Mapping[str, tuple[str, ...]] = {  # where a label tells wh
     "exclude_and_resubmit": ("elsewhere",),
     "resubmit": ("plain",),
     "fix_config": ("change",),
-    "fix_storage": ("change",),
+    "fix_storage": ("change", "unknown"),  # who has to look does not know yet whether it came back
     "rollback_and_skip": ("change",),
     "page": ("unknown", "change"),
     "none": ("none",),
 }
-_PAGED_UNKNOWN = ("unknown",)  # of a fault that no one knows
+_RESTARTS_OF: Mapping[tuple[str, str], tuple[str, ...]] = {  # by action and verdict, where both together tell more
+    ("page", "unknown"): ("unknown",),
+    ("resubmit", "slurm_node_fail"): ("plain", "elsewhere"),  # Slurm itself keeps the lost node away
+    ("resubmit", "nccl_timeout"): ("plain", "unknown"),  # to try is what is done about a hang without a reason
+}
 
 
 class LabelError(Exception):
@@ -140,7 +144,4 @@ def _of_jsonl(path: Path) -> Iterator[Incident]:
 
 def _restarts(actions: Iterable[str], verdict: str) -> Iterator[str]:
     for action in actions:
-        if action == "page" and verdict == "unknown":
-            yield from _PAGED_UNKNOWN
-        else:
-            yield from _RESTARTS_OF_ACTION[action]
+        yield from _RESTARTS_OF.get((action, verdict), _RESTARTS_OF_ACTION[action])

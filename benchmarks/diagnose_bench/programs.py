@@ -21,7 +21,8 @@ from tr11ops.diagnose.diagnosis import Diagnosis
 from tr11ops.diagnose.look import diagnose_files
 
 NVRX = "nvidia-resiliency-ext==0.7.0"
-OWN_SETS = tuple(Path(__file__).parents[2] / "tests" / "data" / name for name in ("diagnose", "diagnose/blind"))
+_CORPUS = Path(__file__).parents[2] / "tests" / "data" / "diagnose"
+OWN_SETS = (_CORPUS, *(_CORPUS / "blind" / name for name in ("", "one", "two", "three")))
 WORKER = Path(__file__).with_name("nvrx_worker.py")
 NOT_HERE = ("--python-version", "3.12", "--platform", "manylinux_2_39_x86_64", "--only-binary=:all:", "--no-deps")
 LONGEST_SECONDS = 1800

@@ -14,7 +14,8 @@ CONFIDENT = 0.9
 BINS = (0.0, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 GOES_ON = frozenset({"plain", "elsewhere", "go"})
 STOPS = frozenset({"change", "none", "stop"})
-_FIVE = frozenset({"plain", "elsewhere", "change", "unknown", "none"})
+UNKNOWN = "unknown"
+_FIVE = frozenset({"plain", "elsewhere", "change", UNKNOWN, "none"})
 
 
 @dataclass(frozen=True)
@@ -115,9 +116,10 @@ def _place(incident: Incident, answer: Answer) -> bool | None:
 
 
 def _goes_on(incident: Incident, answer: Answer) -> bool | None:
-    """Whether it rightly starts again or stops; None where a label allows both, or neither."""
+    """Whether it rightly starts again or stops; None where a label allows both, or neither, or not to know."""
     may_go, may_stop = bool(incident.restarts & GOES_ON), bool(incident.restarts & STOPS)
-    if answer.restart is None or may_go == may_stop:
+    is_rightly_unknown = answer.restart == UNKNOWN and UNKNOWN in incident.restarts
+    if answer.restart is None or may_go == may_stop or is_rightly_unknown:
         return None
     return answer.restart in (GOES_ON if may_go else STOPS)
 

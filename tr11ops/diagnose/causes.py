@@ -15,6 +15,7 @@ from tr11ops.base.units import counted
 from tr11ops.diagnose.answers import Signs
 from tr11ops.diagnose.attribution.log_evidence import evidence_of
 from tr11ops.diagnose.diagnosis import Diagnosis, QuotedLine
+from tr11ops.diagnose.file_servers import helps_where_dropped
 from tr11ops.diagnose.harmless import without_habits
 from tr11ops.diagnose.numbers import Unhealthy, judge_data, judge_steps
 from tr11ops.diagnose.peers import SETTINGS, lone_node, most_named_peer
@@ -194,7 +195,7 @@ def _may_follow_numbers(root: Sighting) -> bool:
 # ----------------------------------------------------------------------------- answers
 def _of_root(root: Sighting, launch: LogLaunch, found: Candidates, places: LaunchPlaces) -> Diagnosis:
     signature = root.signature
-    cited = _original(root, found.causes)
+    cited = _unknown_host(root, launch) or _original(root, found.causes)
     if cited.signature.fault in _OF_THE_MACHINE and cited.signature.family != TOPICS:  # it is not the loader's own
         signature = cited.signature
     quoted = places.quoted(cited, is_root=signature.role not in {Role.END, Role.STOP})
@@ -256,7 +257,7 @@ def _of_root(root: Sighting, launch: LogLaunch, found: Candidates, places: Launc
         signs=Signs(
             signature.role,
             signature.blame,
-            _helps(signature, found, backing),
+            _helps(signature, [cited, *alike, *backing], found, launch),
             peer,
             _ends(root, quoted, peer, places),
             silent_rank,
@@ -267,13 +268,12 @@ def _of_root(root: Sighting, launch: LogLaunch, found: Candidates, places: Launc
     )
 
 
-def _helps(signature: FaultSignature, found: Candidates, backing: Sequence[Sighting]) -> Restart | None:
+def _helps(signature: FaultSignature, told: Sequence[Sighting], found: Candidates, launch: LogLaunch) -> Restart | None:
     """What a line says of a restart; of a file system's error what its client says, of a time-out what ranks say."""
+    if signature.fault is FaultClass.STORAGE:
+        return helps_where_dropped(told, launch.sightings) or signature.helps
     if signature.helps is not None:
         return signature.helps
-    if signature.fault is FaultClass.STORAGE:
-        said = {one.signature.helps for one in backing} - {None}
-        return said.pop() if len(said) == 1 else None
     if signature.fault is FaultClass.NCCL_TIMEOUT:
         return helps_where_ranks_parted(found.symptoms)
     return None
@@ -291,7 +291,7 @@ def _step_of_network(
         return NextStep.FIX_CONFIG  # a refusal at the start is no weather: nothing was on its way yet
     if _SET_UP in root.text and usual is NextStep.RESUBMIT and _is_of_many([root, *alike], places, signature):
         return NextStep.FIX_CONFIG  # a path that none of many nodes finds is one that is not there
-    if signature.fault is FaultClass.RENDEZVOUS and any(one.signature.id == _NO_SUCH_HOST for one in launch.sightings):
+    if _unknown_host(root, launch) is not None:
         return NextStep.FIX_CONFIG  # a name that no one knows is not known the next time either
     return usual
 
@@ -371,6 +371,13 @@ def _original(root: Sighting, causes: Sequence[Sighting]) -> Sighting:
         and 0 < one.line_number - root.line_number < _CHAIN_LINES
     ]
     return inner[0] if inner else root
+
+
+def _unknown_host(root: Sighting, launch: LogLaunch) -> Sighting | None:
+    """The first line that says that no one knows the host of a rendezvous; None where none does."""
+    if root.signature.fault is not FaultClass.RENDEZVOUS:
+        return None
+    return next((one for one in launch.sightings if one.signature.id == _NO_SUCH_HOST), None)
 
 
 def _all(found: Candidates) -> list[Sighting]:

@@ -40,6 +40,7 @@ _ENDS_OF_JOBS = _ORDERED_ENDS | {FaultClass.SLURM_NODE_FAIL, FaultClass.SLURM_US
 _OF_SUBMISSIONS = frozenset({FaultClass.SLURM_SUBMIT, FaultClass.SLURM_AUTH})
 _SUBMITS = re.compile(r"\b(?:sbatch|bsub|qsub)\b|[Jj]ob submission failed|SUBMIT_BATCH_JOB")
 _NEVER_ENDED = re.compile("Kill task failed|NOT ENDING")  # a node that is lost because a job hung
+_NO_PLACE = "kubernetes-no-place"
 KERNELS = "xid"
 _LINK_BACK = "link-back"
 _CANCELLED: Any = {  # what a step's end is where nothing came before it
@@ -82,6 +83,8 @@ def candidates_of(launches: Sequence[LogLaunch]) -> Candidates:
     left = [one for one in left if not (one.is_retried and _may_fail_once(one) and one.signature.confidence < surest)]
     left = [one for one in left if not _is_closed_by_order(one, left)]
     left = [one for one in left if not _is_of_an_earlier_job(one, left)]
+    if any(launch.progress is not None for launch in launches):  # a pod that found no place at first has found one
+        left = [one for one in left if one.signature.id != _NO_PLACE or one.progress is not None]
     ended = {launch.file: launch.last_time for launch in launches if launch.progress is None}
     left = [one for one in left if not _is_of_an_earlier_day(one, left, ended.get(one.file))]
     last = {launch.file: launch.progress.line_number for launch in launches if launch.progress is not None}

@@ -243,11 +243,41 @@ def test_who_reports_that_a_rank_is_missing_is_not_on_its_node(tmp_path: Path) -
     assert (found.accused.rank, found.accused.nodes) == (29, ())
 
 
-def test_a_client_that_its_file_server_dropped_is_let_in_again(tmp_path: Path) -> None:
+def test_a_client_that_its_file_server_dropped_is_let_in_again_where_a_line_says_so(tmp_path: Path) -> None:
     broken = "3: OSError: [Errno 5] Input/output error: '/lus/tok/part_7.bin'"
-    dropped = "3: OSError: [Errno 108] Cannot send after transport endpoint shutdown: '/lus/tok/part_8.bin'"
+    dropped = "n3 kernel: LustreError: 167-0: lus-OST0002-osc-ff: This client was evicted by lus-OST0002; in progress operations using this service will fail."
+    refused = "3: OSError: [Errno 108] Cannot send after transport endpoint shutdown: '/lus/tok/part_8.bin'"
+    back = "n3 kernel: Lustre: lus-OST0002-osc-ff: Connection restored to 10.0.0.3@o2ib (at 10.0.0.3@o2ib)"
+    servers = (
+        "n3 kernel: LustreError: 11-0: lus-OST0002-osc-ff: operation ost_read to node 10.0.0.3@o2ib failed: rc = -5"
+    )
     assert judged(tmp_path, broken).restart.answer is Restart.CHANGE
-    assert judged(tmp_path, broken, dropped).restart.answer is Restart.PLAIN
+    assert judged(tmp_path, broken, refused).restart.answer is Restart.PLAIN
+    assert judged(tmp_path, dropped, broken).restart.answer is Restart.UNKNOWN
+    assert judged(tmp_path, dropped, back, broken).restart.answer is Restart.PLAIN
+    assert judged(tmp_path, back, dropped, broken).restart.answer is Restart.UNKNOWN
+    assert judged(tmp_path, broken, servers).restart.answer is Restart.CHANGE
+
+
+def test_a_pod_that_found_no_place_at_first_has_found_one_where_it_trained(tmp_path: Path) -> None:
+    no_place = "40m Warning FailedScheduling pod/train-0 0/5 nodes are available: 5 Insufficient nvidia.com/gpu."
+    evicted = (
+        "9s Warning Evicted pod/train-0 Pod ephemeral local storage usage exceeds the total limit of containers 5Gi."
+    )
+    (tmp_path / "events.txt").write_text(f"{no_place}\n{evicted}\n")
+    (tmp_path / "steps.log").write_text(STEPS)
+    found = diagnose_files([tmp_path / "steps.log", tmp_path / "events.txt"])[0]
+    assert (found.fault, found.restart.answer) == (FaultClass.STORAGE, Restart.CHANGE)
+    waits = begun(tmp_path, no_place)
+    assert (waits.fault, waits.restart.answer) == (FaultClass.SLURM_SUBMIT, Restart.UNKNOWN)
+
+
+def test_the_line_that_says_that_no_one_knows_the_host_is_quoted(tmp_path: Path) -> None:
+    unknown = "[W socket.cpp:663] [c10d] The IPv4 network addresses of (m-0, 23456) cannot be retrieved (gai error: -2 - Name or service not known)."
+    late = "torch.distributed.DistNetworkError: The client socket has timed out after 900s while trying to connect to (m-0, 23456)."
+    found = begun(tmp_path, unknown, late)
+    assert found.root_cause is not None and found.root_cause.line_number == 2
+    assert (found.step, found.restart.answer) == (NextStep.FIX_CONFIG, Restart.CHANGE)
 
 
 # ----------------------------------------------------------------------------- how sure, and how it is shown

@@ -1,0 +1,39 @@
+"""What a client of a file system tells of the next time. Pure.
+
+A server that drops a client takes it back by itself, mostly in seconds. Where the client's own log is there, a later
+line says so. An error that the server's own disks gave comes again until they are mended.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from tr11ops.diagnose.sighting import Sighting
+from tr11ops.diagnose.signature import Restart
+
+_CLIENTS = frozenset({"storage-lustre", "storage-client"})  # their own words, in the log of a node's kernel
+_BACK = "storage-back"
+_SERVERS_OWN = re.compile(r"operation \w+ to node \S+ failed: rc = -(?:5|28|30|122)\b")  # EIO, ENOSPC, EROFS, EDQUOT
+
+
+def helps_where_dropped(told: Sequence[Sighting], sightings: Sequence[Sighting]) -> Restart | None:
+    """PLAIN where a server took the client back, UNKNOWN where its client does not say so; None where no client speaks
+    and no error means that it was dropped.
+
+    `told`: the lines of the first cause. `sightings`: all of the launch.
+    """
+    clients = [one for one in told if one.signature.id in _CLIENTS]
+    if any(_SERVERS_OWN.search(one.text) for one in clients):
+        return Restart.CHANGE
+    if not clients:
+        return next((one.signature.helps for one in told if one.signature.helps is not None), None)
+    last = {one.file: one.line_number for one in sorted(clients, key=_line_number)}
+    is_back = any(
+        one.signature.id == _BACK and one.line_number > last.get(one.file, one.line_number) for one in sightings
+    )
+    return Restart.PLAIN if is_back else Restart.UNKNOWN
+
+
+def _line_number(one: Sighting) -> int:
+    return one.line_number
