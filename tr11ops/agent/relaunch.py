@@ -163,7 +163,10 @@ def _next(history: Sequence[FailedLaunch], situation: AllocationState) -> Decisi
     if last.older is not None:
         suspected |= set(last.suspects)
     wary = replace(situation, reluctant=situation.reluctant | suspected)
-    again = _choose(wary, (node for node in last.nodes if node not in suspected), avoid=blamed)
+    kept = [node for node in last.nodes if node not in suspected]
+    named_now = suspected & set(last.suspects)
+    others = [node for node in situation.usable if node not in named_now]
+    again = _choose(wary, dict.fromkeys((*kept, *others)), avoid=blamed)
     if again is None:
         return EndTask(_why_no_nodes(last, situation))
     if last.older is not None:

@@ -64,6 +64,14 @@ def test_a_suspect_is_swapped_and_comes_back_when_no_other_is_left():
     assert alone.why == "no spare node is left for x2, which is only suspected"
 
 
+def test_the_last_suspect_comes_after_all_that_are_to_be_used_last():
+    course = [suspect("x4"), suspect("x5", ("x1", "x2", "x3", "x5")), suspect("x1", ("x1", "x2", "x3", "x6"))]
+    third = decide(course, SITUATION, RelaunchBudget(20, 9))
+    assert relaunched(third) == ("x2", "x3", "x4", "x6")
+    watched = replace(SITUATION, reluctant=frozenset({"x5", "x6"}))
+    assert relaunched(decide([suspect("x2")], watched, BUDGET)) == ("x1", "x3", "x4", "x5")
+
+
 def test_more_bad_nodes_than_spares_end_the_task():
     history = [bad("x1"), bad("x2", ("x2", "x3", "x4", "x5"))]
     assert relaunched(decide(history, SITUATION, BUDGET)) == ("x3", "x4", "x5", "x6")
