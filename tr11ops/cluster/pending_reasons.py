@@ -15,9 +15,13 @@ from trainer.contract.record import Record
 
 
 class Wait(StrEnum):
-    """What ends the wait: `PASSES` time or other jobs; `NEVER` nothing, the request itself must be another one."""
+    """What ends the wait: `PASSES` time or other jobs; `NEVER` nothing, the request itself must be another one.
+
+    No reason of the scheduler's means `NODES`: what the nodes are now does (see observe/placement.py).
+    """
 
     PASSES = "passes by itself"
+    NODES = "needs nodes that can be used"
     SITE = "needs the site"
     PERSON = "needs a person"
     NEVER = "never runs as asked"

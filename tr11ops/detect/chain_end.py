@@ -8,11 +8,12 @@ from tr11ops.base.observed import Unknown
 from tr11ops.base.units import duration
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe import derived
-from tr11ops.observe.forecast import end_of, queue_coverage_seconds, trains_on
+from tr11ops.observe.forecast import end_of, no_cover, queue_coverage_seconds, trains_on
 from tr11ops.observe.snapshot import Snapshot
 
 BOUND = "`watch.tasks_left` (2)"
 SEVERITIES = "WARNING"
+SHOWN = 3  # of what is no cover
 NAME = "chain-end"
 NEEDS = ("jobs", "kill_switch", "pause", "steps", "submissions", "attempts", "nodes")
 
@@ -21,8 +22,9 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """WARNING when fewer than watch.tasks_left tasks wait behind the one that trains now, or that trains next.
 
     Silent when those that are left cover the rest of the training, and where some of them start when the site is done.
+    Tasks for which too few nodes can be used cover nothing; nodes-short tells of them.
     """
-    active, waiting = trains_on(snapshot), derived.startable_jobs(snapshot)
+    active, waiting = trains_on(snapshot), derived.sure_jobs(snapshot)
     if (not active and not waiting) or derived.stop_of(snapshot) is not None:
         return
     unseen = (snapshot.steps, snapshot.submissions, snapshot.attempts, snapshot.nodes)
@@ -30,10 +32,10 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         return  # what is left to train, or to queue, how long that takes, or whether the site lets it, cannot be told
     if not snapshot.steps and derived.total_iterations(snapshot) is not None:
         return  # the first step tells how long all takes
-    if derived.some_wait_for_site(snapshot):
+    if derived.some_wait_for_site(snapshot) or derived.some_wait_for_nodes(snapshot):
         return  # another launch would meet the same
     tasks = derived.queued_tasks(waiting) + len(active) + derived.tasks_to_come(snapshot)
-    end, covered = end_of(snapshot), queue_coverage_seconds(snapshot)
+    end, covered = end_of(snapshot), queue_coverage_seconds(snapshot, only_sure=True)
     remaining = None if end is None else end.earliest
     behind = tasks - 1
     if behind >= snapshot.run.operation.tasks_left:
@@ -47,6 +49,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     if remaining is not None:
         held = "" if covered is None else f", the queue holds {duration(covered)}"
         evidence.append(f"{duration(remaining)} of training are left{held}")
+    evidence += [f"no cover is {one}" for one in no_cover(snapshot)[:SHOWN]]
     yield Finding(
         NAME,
         Severity.WARNING,

@@ -15,13 +15,22 @@ from tr11ops.base.units import duration
 from tr11ops.handover.shift import Happened
 from tr11ops.observe import derived
 from tr11ops.observe.course import EqualSteps, weight_at, work
-from tr11ops.observe.forecast import ForecastEnd, course_seen, end_of, next_checkpoint, queue_coverage_seconds
+from tr11ops.observe.forecast import (
+    ForecastEnd,
+    course_seen,
+    end_of,
+    next_checkpoint,
+    no_cover,
+    queue_coverage_seconds,
+)
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.status.build import forecast_of
 from tr11ops.status.extra_observations import ExtraObservations
 
 if TYPE_CHECKING:
     from tr11ops.runcard.card import RunCard
+
+NO_COVER_SHOWN = 3
 
 
 def coming_events(snapshot: Snapshot, extra: ExtraObservations, card: RunCard, seconds: float) -> Iterator[Happened]:
@@ -51,8 +60,10 @@ def _queue(snapshot: Snapshot, extra: ExtraObservations) -> Iterator[Happened]:
         if limit is not None and job.start_time is not None and job.start_time + limit < snapshot.time + left:
             moment = max(snapshot.time, job.start_time + limit)
             yield Happened(moment, f"{job.job_id} saves and leaves: its time is over")
-    if covered and covered < left and derived.some_wait_for_site(snapshot):
-        yield Happened(snapshot.time + covered, "what else is queued waits for the site, and starts when it is done")
+    idle_work = no_cover(snapshot)
+    if covered is not None and covered < left and idle_work:
+        reasons = "; ".join(map(str, idle_work[:NO_COVER_SHOWN]))
+        yield Happened(snapshot.time + covered, f"what else is queued cannot start as things are: {reasons}")
     elif covered and covered < left:
         more = derived.launch_more(snapshot)
         yield Happened(snapshot.time + covered, f"the last queued task ends: launch more before (`{more}`)")

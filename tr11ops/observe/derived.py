@@ -14,7 +14,7 @@ from tr11ops.cluster.base import Job
 from tr11ops.cluster.parts import array_number
 from tr11ops.cluster.pending_reasons import JobReason, Wait, reason_of, reason_of_job
 from tr11ops.observe import normal_silence
-from tr11ops.observe.placement import is_shut, misplaced
+from tr11ops.observe.placement import is_shut, misplaced, too_few_usable
 from tr11ops.observe.snapshot import Attempt, KillSwitch, Snapshot, newest_attempt
 from tr11ops.observe.training import TRAINING_PHASES
 from tr11ops.rundir.paths import parse_comment
@@ -65,18 +65,32 @@ def is_dead(job: Job) -> bool:
 
 
 def startable_jobs(snapshot: Snapshot) -> tuple[Job, ...]:
-    """Pending jobs that will start without a person of the run: by themselves, or when the site lets them."""
-    return _waiting_for(snapshot, Wait.PASSES, Wait.SITE)
+    """Pending jobs that will start without a person of the run: by themselves, or when site or nodes let them."""
+    return _waiting_for(snapshot, Wait.PASSES, Wait.NODES, Wait.SITE)
 
 
 def sure_jobs(snapshot: Snapshot) -> tuple[Job, ...]:
-    """Pending jobs that start by themselves, whatever the site and people do."""
+    """Pending jobs that start by themselves, whatever the site and people do: they cover what is left to train."""
     return _waiting_for(snapshot, Wait.PASSES)
 
 
 def some_wait_for_site(snapshot: Snapshot) -> bool:
     """Whether queued work starts when the site is done: more of it, launched now, would meet the same."""
     return bool(_waiting_for(snapshot, Wait.SITE))
+
+
+def some_wait_for_nodes(snapshot: Snapshot) -> bool:
+    """Whether too few nodes can be used for queued work: more of it, launched now, would meet the same."""
+    return bool(_waiting_for(snapshot, Wait.NODES))
+
+
+def why_not_starting(snapshot: Snapshot, job: Job) -> str:
+    """Why a pending job that is none of `sure_jobs` does not start by itself, in words."""
+    row = reason_of_job(job)
+    if row.wait is not Wait.PASSES:
+        return f"{row.meaning} ({job.reason})" if job.reason else row.meaning
+    shut = SHUT.meaning if is_shut(snapshot, job) else ""
+    return misplaced(snapshot, job) or shut or too_few_usable(snapshot, job) or "it waits for a job that cannot start"
 
 
 def closed_by_site(snapshot: Snapshot) -> JobReason | None:
@@ -100,11 +114,11 @@ def is_idle(snapshot: Snapshot) -> bool:
 def _waiting_for(snapshot: Snapshot, *waits: Wait) -> tuple[Job, ...]:
     """Pending jobs by what ends their wait; one that is queued behind another waits for what that one waits for."""
     waiting = snapshot.pending_jobs  # thousands may share a few reasons and places: each is looked at once
-    kinds = {_kind(job): job for job in waiting}
+    kinds = {kind_of_wait(job): job for job in waiting}
     judged = {kind: _wait_of(snapshot, job) for kind, job in kinds.items()}
     if set(judged.values()) <= {Wait.PASSES}:
         return waiting if Wait.PASSES in waits else ()
-    own = [(job, judged[_kind(job)]) for job in waiting]
+    own = [(job, judged[kind_of_wait(job)]) for job in waiting]
     stuck = {
         number: wait for job, wait in own if wait is not Wait.PASSES for number in (job.array_id or "", job.raw_id)
     }
@@ -127,9 +141,9 @@ def _waiting_for(snapshot: Snapshot, *waits: Wait) -> tuple[Job, ...]:
     )
 
 
-def _kind(job: Job) -> tuple[object, ...]:
+def kind_of_wait(job: Job) -> tuple[object, ...]:
     """What a job's wait is judged by: equal for thousands."""
-    return job.reason, job.priority == 0, job.partition, job.node_count, job.gpus_per_node
+    return job.reason, job.priority == 0, job.partition, job.node_count, job.gpus_per_node, job.excluded
 
 
 def _wait_of(snapshot: Snapshot, job: Job) -> Wait:
@@ -139,6 +153,8 @@ def _wait_of(snapshot: Snapshot, job: Job) -> Wait:
         return Wait.PERSON
     if wait is Wait.PASSES and is_shut(snapshot, job):
         return Wait.SITE
+    if wait is Wait.PASSES and too_few_usable(snapshot, job):
+        return Wait.NODES
     return wait
 
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from statistics import median
+from typing import NamedTuple
 
 from tr11ops.base.observed import Unknown, known
 from tr11ops.cluster.base import Job, JobState
+from tr11ops.cluster.parts import array_number
 from tr11ops.observe import derived
 from tr11ops.observe.course import EqualSteps, fits, steps_left, weight_at, work
-from tr11ops.observe.lost_host import has_lost_its_host
+from tr11ops.observe.lost_host import batch_host, has_lost_its_host, silent_host
 from tr11ops.observe.snapshot import Snapshot
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.record import Record
@@ -113,16 +115,64 @@ def _first_point(snapshot: Snapshot) -> tuple[float, int] | None:
 
 
 # ----------------------------------------------------------------------------- the queue
+class NoCover(NamedTuple):
+    """What runs or is queued and covers none of the training that is left, as things are now, and why.
+
+    `job`: as people type it. `seconds`: the training time that its `tasks` would hold, None where no limit says it.
+    """
+
+    job: str
+    tasks: int
+    seconds: float | None
+    why: str
+
+    def __str__(self) -> str:
+        tasks = f" ({self.tasks} tasks)" if self.tasks > 1 else ""
+        return f"job {self.job}{tasks}: {self.why}"
+
+
+def no_cover(snapshot: Snapshot) -> tuple[NoCover, ...]:
+    """Running jobs that may have no batch script any more, and queued ones that do not start by themselves.
+
+    The tasks of an array that have one reason are one.
+    """
+    running = [(job, why) for job in snapshot.active_jobs if (why := _lost_script(snapshot, job))]
+    sure = {job.job_id for job in derived.sure_jobs(snapshot)}
+    stuck = [job for job in snapshot.pending_jobs if job.job_id not in sure]
+    reasons = {derived.kind_of_wait(job): job for job in stuck}  # thousands may share a few
+    words = {kind: derived.why_not_starting(snapshot, job) for kind, job in reasons.items()}
+    groups: dict[tuple[str, str], list[Job]] = {}
+    for job, why in running:
+        groups.setdefault((job.job_id, why), []).append(job)
+    for job in stuck:
+        groups.setdefault((array_number(job), words[derived.kind_of_wait(job)]), []).append(job)
+    return tuple(_without_cover(snapshot, name, why, jobs) for (name, why), jobs in groups.items())
+
+
+def _without_cover(snapshot: Snapshot, name: str, why: str, jobs: list[Job]) -> NoCover:
+    tasks, each = derived.queued_tasks(tuple(jobs)), derived.task_seconds(snapshot, jobs[0])
+    shown = jobs[0].job_id if len(jobs) == 1 else name
+    return NoCover(shown, tasks, None if each is None else tasks * each, why)
+
+
+def _lost_script(snapshot: Snapshot, job: Job) -> str:
+    """Why a running job may not go on by itself: its batch script is lost, or cannot be seen to live; else ""."""
+    if has_lost_its_host(snapshot, job):
+        return f"it has lost {batch_host(snapshot, job)}, which ran its batch script"
+    silent = silent_host(snapshot, job)
+    return f"{silent}, which runs its batch script, does not answer the scheduler" if silent else ""
+
+
 def trains_on(snapshot: Snapshot) -> tuple[Job, ...]:
-    """The running jobs that go on by themselves: not one that has lost the node of its batch script."""
-    return tuple(job for job in snapshot.active_jobs if not has_lost_its_host(snapshot, job))
+    """The running jobs that go on by themselves: not one whose batch script's node is lost, or does not answer."""
+    return tuple(job for job in snapshot.active_jobs if not _lost_script(snapshot, job))
 
 
 def queue_coverage_seconds(snapshot: Snapshot, only_sure: bool = False) -> float | None:
     """Training time that the running task and the queued ones still hold; None where it cannot be told.
 
-    A task that has lost the node of its batch script holds none: it ends with its trainers. `only_sure` leaves out
-    jobs that wait for the site.
+    A task that may have lost the node of its batch script holds none: it ends with its trainers. `only_sure` leaves out
+    what waits for the site, or for nodes that can be used (see `no_cover`).
     """
     if isinstance(snapshot.jobs, Unknown):
         return None

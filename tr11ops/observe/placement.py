@@ -37,6 +37,26 @@ def misplaced(snapshot: Snapshot, job: Job) -> str:
     return "; ".join(found)
 
 
+def too_few_usable(snapshot: Snapshot, job: Job) -> str:
+    """Why no partition that the job is queued in could start it as its nodes are now, in words; "" where one could.
+
+    Nodes at work count, as they will be free; so does what is not known: a node that the scheduler itself cannot judge,
+    a partition without nodes. What is down, drained, silent or excluded does not.
+    """
+    excluded = {entry.node for entry in known(snapshot.exclusions, ())} | set(job.excluded)
+    found = []
+    for name in _partitions(job):
+        nodes = _nodes_of(snapshot, name)
+        lacks = lacking(NodeNeed(gpus=job.gpus_per_node), nodes)
+        fits = [node for node in nodes if node.name not in lacks]
+        usable = [node for node in fits if (node.is_usable or node.is_unknown) and node.name not in excluded]
+        if not nodes or job.node_count <= len(usable):
+            return ""
+        total = counted(len(fits), "node")
+        found.append(f"{len(usable)} of {total} of {name} can be used, it asks for {job.node_count}")
+    return "; ".join(found)
+
+
 def _partitions(job: Job) -> tuple[str, ...]:
     return tuple(filter(None, job.partition.split(",")))
 

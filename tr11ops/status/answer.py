@@ -12,7 +12,7 @@ from tr11ops.detect.cron_dead import ALONE, watchdog_fault
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.periodic_job_failed import is_wanted
 from tr11ops.observe import derived
-from tr11ops.observe.forecast import end_of, queue_coverage_seconds
+from tr11ops.observe.forecast import end_of, no_cover, queue_coverage_seconds
 from tr11ops.observe.snapshot import KillSwitch, Snapshot
 from tr11ops.status.extra_observations import ExtraObservations
 from tr11ops.status.parts import Need
@@ -155,10 +155,14 @@ def _needs(snapshot: Snapshot, extra: ExtraObservations) -> Iterable[Need]:
 
 def _beyond_the_queue(snapshot: Snapshot, is_watched: bool) -> tuple[str, str]:
     """Why nothing lengthens a queue that is short, and the command that does."""
+    idle_work = no_cover(snapshot)
+    first = f" ({idle_work[0]})" if idle_work else ""
     if derived.some_wait_for_site(snapshot):
-        return ", and more starts when the site is done", ASK_THE_SITE
+        return f", and more starts when the site is done{first}", ASK_THE_SITE
+    if derived.some_wait_for_nodes(snapshot):
+        return f", and more starts when its nodes can be used{first}", derived.command(snapshot, "nodes list")
     if _is_blocked(snapshot):
-        return ", and what else is queued does not start by itself", derived.launch_more(snapshot)
+        return f", and what else is queued does not start by itself{first}", derived.launch_more(snapshot)
     if is_watched and snapshot.run.operation.resubmissions > 0:
         return ", and the watchdog may not resubmit again today", derived.launch_more(snapshot)
     return "", derived.launch_more(snapshot)

@@ -18,7 +18,7 @@ from tr11ops.detect.nodes_left import bad_nodes, leaving_nodes
 from tr11ops.detect.periodic_job_failed import is_wanted
 from tr11ops.detect.runbooks import page_for
 from tr11ops.observe import derived
-from tr11ops.observe.forecast import end_of, next_checkpoint, queue_coverage_seconds, throughput_of
+from tr11ops.observe.forecast import end_of, next_checkpoint, no_cover, queue_coverage_seconds, throughput_of
 from tr11ops.observe.operation import CopyStatus
 from tr11ops.observe.snapshot import KillSwitch, Snapshot
 from tr11ops.queue.held_jobs import standing_holds
@@ -78,6 +78,7 @@ def status_of(
         finish=finish,
         queue_coverage_seconds=queue_coverage_seconds(snapshot),
         queue_sure_seconds=queue_coverage_seconds(snapshot, only_sure=True),
+        no_cover=no_cover(snapshot),
         last_attempts=None if isinstance(snapshot.attempts, Unknown) else tuple(attempts_of(snapshot)),
         last_checkpoint=_checkpoint(snapshot),
         next_checkpoint=_next_checkpoint(snapshot),

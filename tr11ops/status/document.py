@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from tr11ops.base.invocation import command_for
 from tr11ops.base.units import finite, iso_time
+from tr11ops.observe.forecast import NoCover
 from tr11ops.status import parts
 from tr11ops.status.parts import Instant
 from tr11ops.watchdog.verdict import VerdictWord
@@ -53,6 +54,7 @@ class Status(NamedTuple):
     finish: parts.Finish | None = None
     queue_coverage_seconds: float | None = None
     queue_sure_seconds: float | None = None
+    no_cover: tuple[NoCover, ...] = ()
     last_attempts: tuple[parts.ShownAttempt, ...] | None = None
     last_checkpoint: parts.ShownCheckpoint | None = None
     next_checkpoint: parts.NextSave | None = None

@@ -207,20 +207,26 @@ def jobs(status: Status) -> Iterator[Row]:
 
 
 def _queue(status: Status) -> Iterator[Row]:
-    """For how much of what is left the tasks that start by themselves are enough, and what waits for the site."""
+    """For how much of what is left the tasks that go on by themselves are enough; what else there is, and why not."""
     covered, sure = status.queue_coverage_seconds, status.queue_sure_seconds
-    if covered is None:
-        return
     sure = covered if sure is None else sure  # a document of before it was told apart
-    waits = duration(covered - sure) if sure < covered else ""
-    if waits and not sure:
-        yield "queue", f"{waits} of tasks wait for the site, and start when it is done", "yellow"
-        return
+    label = "queue"
+    if sure is not None:
+        yield label, *_cover(status, sure)
+        label = ""
+    for one in status.no_cover[:JOBS_SHOWN]:
+        held = "" if one.seconds is None else f", {duration(one.seconds)}"
+        yield label, f"no cover{held}: {one}", "yellow"
+        label = ""
+
+
+def _cover(status: Status, sure: float) -> tuple[str, str]:
     remaining = None if status.finish is None else status.finish.earliest_seconds
     against = "" if remaining is None else f" of the {duration(remaining)} left"
+    if sure == 0 and status.no_cover:
+        return f"covers nothing{against}", "yellow"
     enough = "all" if remaining is not None and sure >= remaining else duration(sure)
-    more = f"; {waits} more wait for the site" if waits else ""
-    yield "queue", f"covers {enough}{against}{more}", ""
+    return f"covers {enough}{against}", ""
 
 
 def _job_line(job: ShownJob, now: float) -> str:

@@ -396,7 +396,9 @@ def test_a_queue_behind_a_closed_partition_says_when_it_goes_on() -> None:
     short = dataclasses.replace(SHORT, time_limit_seconds=2400)
     given = with_facts(snapshot(jobs=(short, pending((8,), reason="PartitionDown"))), task_seconds=2400.0)
     (need,) = answer(given, (), HEALTHY).needs
-    assert need.kind == "queue" and need.text.endswith(" left, and more starts when the site is done")
+    assert (
+        need.kind == "queue" and " left, and more starts when the site is done (job 1000_8: the site has " in need.text
+    )
     assert need.fix == "ask the site when"
     assert not [one for one in detect_all(given) if one.detector == "chain-end"]
 
@@ -416,7 +418,7 @@ def test_word_reason_advice_and_exit_code_agree(seen: Snapshot) -> None:
     assert published.partition(":")[0] in SAID_BESIDE[verdict.exit_code] or verdict.word is VerdictWord.STOPPED
     queue = " ".join(text for label, text, _ in jobs(status_of(seen, findings, verdict)) if label == "queue")
     if derived.closed_by_site(seen) is not None and queue:
-        assert "covers" not in queue and "wait for the site" in queue and " for the site" in verdict.why
+        assert queue.startswith("covers nothing") and " for the site" in verdict.why
     if verdict.exit_code == 1 and verdict.word in CALM | {VerdictWord.AT_RISK}:
         worst = by_cause(findings)[0]
         assert worst.severity is Severity.CRITICAL and worst.title in verdict.why
