@@ -18,6 +18,7 @@ from tr11ops.agent.check_faults import FailingCheck, acquitted
 from tr11ops.agent.recurrence import NodeFault, innocent
 from tr11ops.agent.step import LineTee
 from tr11ops.base.observed import cause
+from tr11ops.base.units import counted
 from tr11ops.cluster.base import JobState, Scheduler, SchedulerError
 from tr11ops.cluster.hostlist import compress
 from tr11ops.diagnose.attribution.evidence import Attribution, Kind
@@ -222,7 +223,7 @@ class Mitigation:
             evidence=found.evidence, days=resilience.exclusion_days, job_id=self._attempt.job_id, limit=limit,
         )  # fmt: skip
         for node in done.nodes:
-            self._tee.line(f"tr11: {node} is excluded for {resilience.exclusion_days:g} days: {found.summary}")
+            self._tee.line(f"tr11: {node} is excluded for {counted(resilience.exclusion_days, 'day')}: {found.summary}")
         for node, fault in done.refused:
             self.refused.append((node, fault))
             self._tee.line(f"tr11: {node} is not excluded: {self._with_way_past((node,), fault)}")

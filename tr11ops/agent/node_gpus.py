@@ -6,6 +6,7 @@ import socket
 from collections.abc import Mapping, Sequence
 
 from tr11ops.base.nvidia import uuids, visible
+from tr11ops.base.units import counted
 from tr11ops.cluster.gpu_claims import claim_free
 from tr11ops.cluster.local_environment import DEVICES_VARIABLE
 from tr11ops.cluster.local_machine import look_at_gpus
@@ -36,5 +37,6 @@ def claim_gpus(count: int, environment: Mapping[str, str]) -> tuple[dict[str, st
     if len(chosen) < count:
         for uuid in chosen:
             held[uuid].close()
-        raise RuntimeError(f"{count} GPUs are needed, {len(chosen)} of {len(seen)} are free: other runs have the rest")
+        needed = counted(count, "GPU is", "GPUs are")
+        raise RuntimeError(f"{needed} needed, free of {len(seen)}: {len(chosen)}; other runs have the rest")
     return {**environment, DEVICES_VARIABLE: ",".join(chosen)}, [held[uuid] for uuid in chosen]

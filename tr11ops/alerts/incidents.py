@@ -297,7 +297,7 @@ def _bounded(evidence: Iterable[str]) -> tuple[str, ...]:
     lines = tuple(clean(line, LONGEST_EVIDENCE) for line in evidence)
     if len(lines) <= MOST_EVIDENCE:
         return lines
-    return (*lines[: MOST_EVIDENCE - 1], f"... and {len(lines) - MOST_EVIDENCE + 1} lines more")
+    return (*lines[: MOST_EVIDENCE - 1], f"... and {counted(len(lines) - MOST_EVIDENCE + 1, 'more line')}")
 
 
 def _seen_again(alert: Alert, finding: Finding, policy: Policy, now: float) -> tuple[Alert, tuple[AlertEvent, ...]]:

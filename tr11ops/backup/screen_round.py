@@ -27,12 +27,12 @@ def lines(done: RoundResult, pruned: RoundPruning | None) -> Iterator[str]:
         for fault in tally.faults[:FAULTS_SHOWN]:
             yield f"{tally.archive}: FAILED: {fault}"
         if len(tally.faults) > FAULTS_SHOWN:
-            yield f"{tally.archive}: and {len(tally.faults) - FAULTS_SHOWN} faults more"
+            yield f"{tally.archive}: and {counted(len(tally.faults) - FAULTS_SHOWN, 'more fault')}"
         if tally.is_stopped:
             yield f"{tally.archive}: stopped before it was done; the next round goes on from there"
     if pruned is not None:
         early = f"; {pruned.ended_early}" if pruned.ended_early else ""
-        yield f"pruned: {len(pruned.steps)} checkpoints, {size(pruned.bytes)}{early}"
+        yield f"pruned: {counted(len(pruned.steps), 'checkpoint')}, {size(pruned.bytes)}{early}"
 
 
 def _done(tally: ArchiveTally) -> Iterator[str]:

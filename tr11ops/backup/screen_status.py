@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tr11ops.backup.due import Due
 from tr11ops.backup.ledger import ArchiveState, DrillRecord, damage_line, standing
 from tr11ops.backup.screen_data import data_summary
-from tr11ops.base.units import duration, first_few, size
+from tr11ops.base.units import counted, duration, first_few, size
 from tr11ops.rundir.copies import CopyRecord
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def _reread(view: ArchiveView, screen: BackupStatus) -> str:
         return "not known yet"
     age = max(0.0, screen.now - view.state.unread)
     late = " - LATE" if age > screen.reread_days * DAY_SECONDS else ""
-    return f"oldest byte {duration(age)} ago, within {screen.reread_days:g} days is wanted{late}"
+    return f"oldest byte {duration(age)} ago, within {counted(screen.reread_days, 'day')} is wanted{late}"
 
 
 def _due(due: tuple[Due, ...]) -> str:

@@ -91,7 +91,7 @@ def verify(
         if not values and any(reading.result == "fine" for reading in readings):
             say(NOT_LOOKED_AT)
     else:
-        print("nothing to read" + ("" if stale is None else f": all were read in the last {stale:g} days"))
+        print("nothing to read" + ("" if stale is None else f": all were read in the last {counted(stale, 'day')}"))
     is_sound = all(found.is_sound for found in numbers.values())
     raise typer.Exit(_verdict(readings, named=bool(steps)) if is_sound else 1)
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tr11ops.base.units import counted
 from tr11ops.cli.common import (
     DryRunOption,
     Refusal,
@@ -66,7 +67,7 @@ def drill(
     if not margin:
         raise Refusal("slurm.signal_seconds_before_limit is not set, so no signal comes before the kill", exit_code=2)
     changes = [*(context.overrides), *overrides_for(place, phases, time_limit)]
-    say(f"rehearsal: {card.slurm.nodes} nodes, {len(phases)} tasks, in {place}")
+    say(f"rehearsal: {counted(card.slurm.nodes, 'node')}, {counted(len(phases), 'task')}, in {place}")
     for phase in phases:
         say(f"  {NAMES[phase]}: USR1 to the batch script; a whole checkpoint within {margin} s")
     for phase, why in left_out.items():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tr11ops.base.units import duration, size
+from tr11ops.base.units import counted, duration, size
 from tr11ops.cli.common import Refusal, say
 from tr11ops.cli.context import JSON, RunContext, emit
 from tr11ops.cluster.local_view import this_machine
@@ -143,7 +143,11 @@ def _step_rows(found: Estimate) -> list[Row]:
         ("samples", f"{found.trained_samples:,}", f"of {found.train_samples:,} asked for"),
         ("tokens", f"{found.tokens:,}", ""),
         *_first_loss(found),
-        ("global batch", f"{first.global_batch_size:,} to {full.global_batch_size:,}", f"{len(found.levels)} levels"),
+        (
+            "global batch",
+            f"{first.global_batch_size:,} to {full.global_batch_size:,}",
+            counted(len(found.levels), "level"),
+        ),
         ("accumulation steps", f"{first.gradient_accumulation_steps:,} to {full.gradient_accumulation_steps:,}", ""),
         ("pipeline bubble", f"{first.bubble_share:.1%} to {full.bubble_share:.1%}", "of a step"),
         ("model FLOPs a step", f"{found.model_flops_per_iteration:.4e}", f"{found.total_model_flops:.4e} in all"),
@@ -259,7 +263,7 @@ def _time_rows(found: Duration | None, why_unknown: str) -> list[Row]:
             f"{duration(found.attempt_hours * 3600)} each: {found.array}",
         ),
         (
-            f"{found.asked_attempts:,} tasks train for",
+            counted(found.asked_attempts, "task trains for", "tasks train for"),
             duration(found.asked_days * 86400),
             f"{found.asked_share:.1%} of the training",
         ),

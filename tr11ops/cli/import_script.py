@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tr11ops.base.units import counted
 from tr11ops.cli.common import JsonOption, Refusal, SetOption, say
 from tr11ops.cli.context import emit
 from tr11ops.importer.importing import import_script as read
@@ -130,7 +131,7 @@ def _printable(text: str) -> str:
 
 
 def _verdict(imported: Imported, output: Path | None) -> str:
-    count = f"{len(imported.placed)} keys placed"
+    count = f"{counted(len(imported.placed), 'key')} placed"
     place = f" in {os.fspath(output)}" if output else ""
     open_questions = len(imported.decisions) + len(imported.errors) + len(imported.problems)
     if not open_questions:

@@ -212,12 +212,13 @@ def check(
         for name in readmitted:
             print(f"{name}: may be used again")
         for name in prolonged:
-            print(f"{name}: stays excluded for another {nodes_context.card.resilience.exclusion_days:g} days")
+            print(f"{name}: stays excluded for {counted(nodes_context.card.resilience.exclusion_days, 'more day')}")
         for line in failed:
             print(line)
     unjudged = sum(not entry.is_judged for entry in results)
     if unjudged:
-        say(f"{unjudged} of {len(results)} nodes are not known to be fine; what a site cannot check: {SKIP}")
+        doubtful = counted(unjudged, "node is", "nodes are")
+        say(f"{doubtful} not known to be fine, of {len(results)}; what a site cannot check: {SKIP}")
     bad = bool(failed) or any(entry.result is CheckOutcome.BAD for entry in results)
     raise typer.Exit(1 if bad else 3 if unjudged else 0)
 

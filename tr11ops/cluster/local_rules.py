@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from enum import Enum
 
 from tr11ops.base.nvidia import uuids
+from tr11ops.base.units import counted
 from tr11ops.cluster.arrays import ArraySpec, ArraySyntaxError, named_tasks, parse_array
 from tr11ops.cluster.base import BatchRequest, JobState, SchedulerError
 from tr11ops.cluster.hostlist import compress
@@ -207,8 +208,10 @@ def _resource_fault(request: BatchRequest, nodes: Sequence[LocalNode]) -> str | 
     if request.gpus_per_node > most:
         fault = nodes[0].gpu_fault
         if fault:
-            return f"{request.gpus_per_node} GPUs per node asked for, how many are there is not known: {fault}"
-        return f"{request.gpus_per_node} GPUs per node asked for, {most} there"
+            return (
+                f"{counted(request.gpus_per_node, 'GPU')} per node asked for, how many are there is not known: {fault}"
+            )
+        return f"{counted(request.gpus_per_node, 'GPU')} per node asked for, {most} there"
     return None
 
 
@@ -219,11 +222,11 @@ def placement_fault(node_count: int, excluded: Collection[str], names: Sequence[
         there = compress(names)
         return f"invalid node name {unknown[0]!r} among the excluded: the nodes are {there}"
     if node_count < 1:
-        return f"{node_count} nodes asked for: it must be 1 or more"
+        return f"{counted(node_count, 'node')} asked for: it must be 1 or more"
     usable = len(names) - len(set(excluded))
     if node_count > usable:
-        there = "1 node" if len(names) == 1 else f"{len(names)} nodes"
-        return f"{node_count} nodes asked for, {usable} can be had ({there}, {len(set(excluded))} excluded)"
+        there = counted(len(names), "node")
+        return f"{counted(node_count, 'node')} asked for, {usable} can be had ({there}, {len(set(excluded))} excluded)"
     return None
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tr11ops.base.observed import known
-from tr11ops.base.units import duration
+from tr11ops.base.units import counted, duration
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Snapshot
@@ -41,7 +41,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
             f"{entry.what} {when}",
             subject=entry.what,
             identity=(entry.what,),
-            evidence=(f"{entry.path}: untouched for {duration(age)}; the site deletes after {days:g} days",),
+            evidence=(f"{entry.path}: untouched for {duration(age)}; the site deletes after {counted(days, 'day')}",),
             fix=f"find {shlex.quote(str(_folder_of(snapshot, Path(entry.path))))} -type f -exec touch -a -c {{}} +",
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tr11ops.base.units import duration, first_few
+from tr11ops.base.units import counted, duration, first_few
 from trainer.contract.heartbeat import Heartbeat
 from trainer.contract.record import Record
 
@@ -49,11 +49,12 @@ def describe(found: RankProgress, now: float, most: int = 3) -> tuple[str, ...]:
     shown = found.odd or found.beats
     if found.odd:
         count, rest = len(found.odd), found.rest
-        who = f"rank {found.odd[0].rank} is" if count == 1 else f"{count} of {len(found.beats)} ranks are"
+        who = f"rank {found.odd[0].rank} is" if count == 1 else f"{count} of {counted(len(found.beats), 'rank')} are"
         first = f"{who} the odd one{'s' * (count > 1)} out, on {nodes_of(found.odd)}; the other {len(rest)}: "
         lines = [first + _place(rest)]
     elif len(found.beats) > 1:
-        lines = [f"all {len(found.beats)} ranks stand together ({_place(found.beats)}): their heartbeats name no node"]
+        every = f"all {counted(len(found.beats), 'rank')}"
+        lines = [f"{every} stand together ({_place(found.beats)}): their heartbeats name no node"]
     else:
         lines = []
     oldest = sorted(shown, key=lambda beat: (beat.iteration, beat.time))[:most]

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tr11ops.base.observed import Observed, Unknown
-from tr11ops.base.units import quantity, size
+from tr11ops.base.units import counted, quantity, size
 from tr11ops.detect.filesystem_rules import filling, full, when
 from tr11ops.filesystems.look import FilesystemResult
 from tr11ops.filesystems.rights import Drift
@@ -128,7 +128,8 @@ def _rights(drift: Observed[Drift] | None) -> Iterator[str]:
         yield f"Rights of the run's files are unknown: {drift.why}"
     elif drift is not None and drift.wrong:
         looked = f"{drift.entries:,}" if drift.complete else f"the first {drift.entries:,}"
-        yield f"{drift.wrong:,} of {looked} files are not usable for the run's group: tr11 perms check"
+        wrong = counted(drift.wrong, "file is", "files are")
+        yield f"{wrong} not usable for the run's group, of {looked}: tr11 perms check"
 
 
 # ----------------------------------------------------------------------------- for programs

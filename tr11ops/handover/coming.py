@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from tr11ops.base.observed import known
-from tr11ops.base.units import duration
+from tr11ops.base.units import counted, duration
 from tr11ops.handover.shift import Happened
 from tr11ops.observe import derived
 from tr11ops.observe.course import EqualSteps, weight_at, work
@@ -145,6 +145,6 @@ def _operation(snapshot: Snapshot, extra: ExtraObservations) -> Iterator[Happene
         if purge is not None:
             moment = used.time + purge * derived.DAY
             words = "may be purged" if moment > now else f"may have been purged {duration(now - moment)} ago"
-            yield Happened(max(now, moment), f"{used.what} {words}: no one touched it for {purge:g} days")
+            yield Happened(max(now, moment), f"{used.what} {words}: no one touched it for {counted(purge, 'day')}")
     for chain in known(snapshot.chains, ()):
         yield Happened(max(now, chain.next_due), f"the {chain.name} periodic jobs run (job {chain.job_id})")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tr11ops.base.probes import Commands
+from tr11ops.base.units import counted
 
 EXIT_BAD_NODE = 75  # how the node agent ends when its node must not be used; no worker was started
 
@@ -140,5 +141,5 @@ def summary(results: Sequence[CheckResult]) -> str:
     unknown = [entry for entry in results if entry.result is CheckOutcome.UNKNOWN]
     if outcome is CheckOutcome.UNKNOWN:
         return "; ".join(f"{entry.name}: {entry.why}" for entry in unknown) or "no check was run"
-    told = f"{len(results) - len(unknown)} checks fine"
+    told = f"{counted(len(results) - len(unknown), 'check')} fine"
     return f"{told}, {len(unknown)} unknown ({', '.join(entry.name for entry in unknown)})" if unknown else told

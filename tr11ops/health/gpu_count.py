@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tr11ops.base.nvidia import LOST, list_gpus
 from tr11ops.base.probes import Unanswered
+from tr11ops.base.units import counted
 from tr11ops.health.base import Answer, CheckOutcome, NodeRequirements, System
 
 
@@ -16,5 +17,5 @@ def check(system: System, wanted: NodeRequirements) -> Answer:
             return CheckOutcome.BAD, str(error)
         raise
     if found < wanted.gpus:
-        return CheckOutcome.BAD, f"{found} of {wanted.gpus} GPUs answer"
-    return CheckOutcome.FINE, f"{found} GPUs"
+        return CheckOutcome.BAD, f"{found} of {counted(wanted.gpus, 'GPU')} answer{'s' if found == 1 else ''}"
+    return CheckOutcome.FINE, counted(found, "GPU")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 
-from tr11ops.base.units import size
+from tr11ops.base.units import counted, size
 from tr11ops.health.base import Answer, CheckOutcome, NodeRequirements, System
 
 PLACE = "/dev/shm"
@@ -28,7 +28,7 @@ def check(system: System, wanted: NodeRequirements) -> Answer:
     if space.free < LEAST_BYTES and space.free < space.total // 10:
         return CheckOutcome.BAD, f"{PLACE} is full: {told}"
     if space.free < wanted.workers * BYTES_PER_WORKER:
-        return CheckOutcome.WARNING, f"{PLACE} is small for {wanted.workers} workers: {told}"
+        return CheckOutcome.WARNING, f"{PLACE} is small for {counted(wanted.workers, 'worker')}: {told}"
     return CheckOutcome.FINE, told
 
 

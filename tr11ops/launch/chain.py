@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from tr11ops.base.units import duration
+from tr11ops.base.units import counted, duration
 from tr11ops.cluster.arrays import ArraySpec
 from tr11ops.cluster.site import SiteRules
 from tr11ops.observe.course import course_of, weight_at, work
@@ -34,7 +34,7 @@ class QueueChain:
     fault: str = ""
 
     def __str__(self) -> str:
-        text = WORDS[self.kind] if self.kind == "single" else f"{self.tasks} attempts: {WORDS[self.kind]}"
+        text = WORDS[self.kind] if self.kind == "single" else f"{counted(self.tasks, 'attempt')}: {WORDS[self.kind]}"
         return f"{text} ({self.why})" if self.why else text
 
 
@@ -73,7 +73,7 @@ def _array_fault(array: ArraySpec, rules: SiteRules) -> str:
 def _crowd_fault(jobs: int, rules: SiteRules) -> str:
     for limit, name in ((rules.submitted_jobs, "MaxSubmitJobs"), (rules.jobs, "MaxJobCount")):
         if limit is not None and jobs > limit:
-            return f"{jobs} queued jobs are above the site's limit of {limit} ({name})"
+            return f"{counted(jobs, 'queued job is', 'queued jobs are')} above the site's limit of {limit} ({name})"
     return ""
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from tr11ops.base.observed import Observed, Unknown
+from tr11ops.base.units import counted
 from tr11ops.runcard.card import RunCard
 from tr11ops.runcard.check import PreflightCheck, ok, refused, warning
 from tr11ops.rundir.paths import RunDirectory
@@ -79,7 +80,7 @@ def container_checks(
         yield warning(f"{key}.runtime", f"here {lacking}; a node without it ends every launch", "ask the site")
     elif not faults:
         seen = "is there" if facts.image_is_there else "is an address, which the nodes must reach"
-        yield ok("container", f"{section.image} {seen}; {section.runtime}, {len(section.mounts)} mounts")
+        yield ok("container", f"{section.image} {seen}; {section.runtime}, {counted(len(section.mounts), 'mount')}")
 
 
 def _faults(card: RunCard, directory: RunDirectory, facts: ContainerFacts) -> Iterator[PreflightCheck]:

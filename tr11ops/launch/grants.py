@@ -45,7 +45,9 @@ def _reservation_check(card: RunCard, tasks: int, found: Reservation | None, now
         rule = f"{name} ends in {duration(max(0.0, left))}, one task asks for {duration(limit)}: none would start"
         return refused(key, rule, fix)
     if fits < tasks:
-        rule = f"{name} ends in {duration(left)}: {fits} of {tasks} tasks fit, the others would be held at its end"
+        fitting = counted(fits, "task fits", "tasks fit")
+        others = counted(tasks - fits, "other", "others")
+        rule = f"{name} ends in {duration(left)}: {fitting}, the {others} would be held at its end"
         return warning(key, rule, f"launch --array 1-{fits}, or have it extended")
     return ok("reservation", f"{name} ends in {duration(left)}, {tasks} x {duration(limit)} fit")
 
@@ -102,5 +104,5 @@ def _budget_check(
         text = f"{what}, one task takes {need / 60:,.0f}"
         return refused("account", f"{text}: none would start", fix) if is_safe else warning("account", text, fix)
     if fits < tasks:
-        return warning("account", f"{what}, enough for {fits} of {tasks} tasks ({need / 60:,.0f} each)", fix)
-    return ok("account", f"{what}, {tasks} tasks take {tasks * need / 60:,.0f}")
+        return warning("account", f"{what}, enough for {fits} of {counted(tasks, 'task')} ({need / 60:,.0f} each)", fix)
+    return ok("account", f"{what}, {counted(tasks, 'task takes', 'tasks take')} {tasks * need / 60:,.0f}")

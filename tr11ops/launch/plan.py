@@ -124,12 +124,12 @@ def plan_lines(
 ) -> list[tuple[str, str]]:
     """The plan for a person: (word, value) pairs. `missing_parents`: folders above the run directory that it makes."""
     request = plan.request
-    count = "1 task" if plan.tasks == 1 else f"{plan.tasks} tasks, one after another"
+    count = counted(plan.tasks, "task", "tasks, one after another")
     tasks = f"array {request.array}: {count}" if request.array else "one job"
     nodes = counted(card.slurm.nodes, "node")
     spares = f", {card.slurm.spare_nodes} spare" if card.slurm.spare_nodes else ""
     workers = f"{nodes} x {counted(card.slurm.workers, 'worker')}"
-    gpus = f", {request.gpus_per_node} GPUs each" if request.gpus_per_node else ""
+    gpus = f", {counted(request.gpus_per_node, 'GPU')} each" if request.gpus_per_node else ""
     minutes = plan.card["run"]["exit_duration_minutes"]
     derived = "" if card.run.exit_duration_minutes else " (derived)"
     leaves = f", the trainer leaves after {minutes:g} min{derived}" if minutes else ""

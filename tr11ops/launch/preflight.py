@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from tr11ops.base.observed import Unknown, known
-from tr11ops.base.units import duration
+from tr11ops.base.units import counted, duration
 from tr11ops.cluster.base import Node, Partition
 from tr11ops.cluster.capacity import Lack, NodeNeed, lacking
 from tr11ops.cluster.grants import Reservation
@@ -60,7 +60,7 @@ def preflight(
 def _checks(
     card: RunCard, directory: RunDirectory, request: LaunchRequest, facts: LaunchFacts
 ) -> Iterator[PreflightCheck]:
-    workers = f"{card.slurm.nodes} x {card.slurm.workers} workers"
+    workers = f"{card.slurm.nodes} x {counted(card.slurm.workers, 'worker')}"
     shape = f"tensor {card.parallel.tensor} x pipeline {card.parallel.pipeline} x data {card.data_parallel_degree}"
     yield ok("card", f"{card.run.name}/{card.run.variant}: {workers} = {shape}")
     if facts.unmounted:  # nothing that would be read there is the run's
@@ -288,16 +288,16 @@ def _capacity_checks(card: RunCard, nodes: list[Node], scheduler: str) -> Iterat
     for lack in dict.fromkeys(lacks.values()):
         names = short([name for name, found in lacks.items() if found is lack])
         if lack is Lack.FEATURES:
-            rule = f"{wanted} nodes with {need.constraint} are needed, {names} have not got it"
+            rule = f"{counted(wanted, 'node')} with {need.constraint}: {names} have not got it"
             yield refused("slurm.constraint", rule, "change it, or choose another partition", 2)
         elif lack is Lack.MEMORY:
             rule = f"{need.memory_megabytes} MB of memory a node are needed, {names} have less"
             yield refused("slurm.options.mem", rule, "lower it, or choose another partition", 2)
         elif lack is Lack.CORES:
-            rule = f"{need.cpus} cores a node are needed, {names} have fewer"
+            rule = f"{counted(need.cpus, 'core')} a node: {names} have fewer"
             yield refused("slurm.cpus_per_task", rule, "lower it, or choose another partition", 2)
         else:
-            rule = f"{need.gpus} GPUs a node are needed, {names} have fewer"
+            rule = f"{counted(need.gpus, 'GPU')} a node: {names} have fewer"
             yield refused("slurm.gpus_per_node", rule, "lower it, or choose another partition", 2)
 
 
@@ -333,7 +333,8 @@ def _data_checks(card: RunCard, facts: LaunchFacts) -> Iterator[PreflightCheck]:
         tokens += dataset.tokens
         documents += dataset.documents
     if not any(dataset.fault or dataset.unreadable for dataset in facts.datasets):
-        yield ok("data", f"{len(facts.datasets)} indexed dataset(s), {documents:,} documents, {tokens:,} tokens")
+        sizes = f"{counted(documents, 'document')}, {counted(tokens, 'token')}"
+        yield ok("data", f"{counted(len(facts.datasets), 'indexed dataset')}, {sizes}")
 
 
 def _size_checks(card: RunCard, dataset: DatasetFacts) -> Iterator[PreflightCheck]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from tr11ops.base.units import counted
 from tr11ops.cluster.base import Node, Partition
 from tr11ops.cluster.sbatch_options import format_time_limit
 from tr11ops.cluster.site import SiteRules
@@ -52,10 +53,11 @@ class PartitionChoice:
     gpu_memory_megabytes: int = 0
 
     def __str__(self) -> str:
-        gpus = f" with {self.gpus} GPUs" if self.gpus else ""
+        gpus = f" with {counted(self.gpus, 'GPU')}" if self.gpus else ""
         limit = self.partition.max_time_seconds
         most = f", at most {format_time_limit(limit)}" if limit else ""
-        return f"{self.partition.name}: {self.usable} of {self.nodes} nodes{gpus}, {self.cpus} cores each{most}"
+        nodes, cores = counted(self.nodes, "node"), counted(self.cpus, "core")
+        return f"{self.partition.name}: {self.usable} of {nodes}{gpus}, {cores} each{most}"
 
 
 def partition_choices(partitions: Iterable[Partition], nodes: Iterable[Node]) -> tuple[PartitionChoice, ...]:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from tr11ops.base.observed import cause, known
+from tr11ops.base.units import counted
 from tr11ops.cluster.base import Scheduler, SchedulerError, SchedulerUnreachable
 from tr11ops.launch.facts import LaunchRequest
 from tr11ops.launch.history import read_history
@@ -153,7 +154,9 @@ def queue_successor(job: BatchJob, record: Submission) -> Submission:
             chain="self",
             left=record.left - 1,
         )
-    job.say(f"tr11: job {done.job_id} is queued behind this one; {done.left} more are to follow it")
+    job.say(
+        f"tr11: job {done.job_id} is queued behind this one; {counted(done.left, 'more is', 'more are')} to follow it"
+    )
     return done
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from threading import Semaphore
 from typing import Any, Protocol
 
+from tr11ops.base.units import counted
 from tr11ops.cluster.base import Job, JobState, Node, Scheduler, SchedulerError
 from tr11ops.cluster.passed_options import Options, of_chosen_nodes, with_gpus
 from tr11ops.cluster.slurm_command import client_environment
@@ -188,7 +189,7 @@ def without_failing_checks(results: tuple[NodeCheck, ...]) -> tuple[NodeCheck, .
 
 
 def _unmade(one: CheckResult, count: int) -> CheckResult:
-    why = f"it failed on {count} nodes, so that it is not the nodes: {one.why}"
+    why = f"it failed on {counted(count, 'node')}, so that it is not the nodes: {one.why}"
     return replace(one, result=CheckOutcome.UNKNOWN, why=why)
 
 
@@ -199,7 +200,7 @@ def told(node: str, checks: tuple[CheckResult, ...]) -> NodeCheck:
     if not unmade or outcome in {CheckOutcome.BAD, CheckOutcome.UNKNOWN}:
         return NodeCheck(node, outcome, summary(checks), checks)
     names = ", ".join(entry.name for entry in unmade)
-    could_not = f"{len(unmade)} of {len(checks)} checks could not be made ({names}): {unmade[0].why}"
+    could_not = f"{len(unmade)} of {counted(len(checks), 'check')} could not be made ({names}): {unmade[0].why}"
     if outcome is CheckOutcome.WARNING:
         return NodeCheck(node, outcome, f"{summary(checks)}; {could_not}", checks)
     return NodeCheck(node, CheckOutcome.UNKNOWN, could_not, checks)

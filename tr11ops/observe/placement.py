@@ -32,7 +32,7 @@ def misplaced(snapshot: Snapshot, job: Job) -> str:
         fits = len(nodes) - len(lacking(NodeNeed(gpus=job.gpus_per_node), nodes))
         if not nodes or job.node_count <= fits:
             return ""
-        with_gpus = f" with {job.gpus_per_node} GPUs" if job.gpus_per_node else ""
+        with_gpus = f" with {counted(job.gpus_per_node, 'GPU')}" if job.gpus_per_node else ""
         found.append(f"it asks for {counted(job.node_count, 'node')}{with_gpus}, partition {name} has {fits}")
     return "; ".join(found)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tr11ops.base.typed_fields import read_typed, typed_fields
+from tr11ops.base.units import counted
 from trainer.contract.end_marker import EXIT_ERROR, EXIT_HELD, EndMarker, exit_code
 from trainer.contract.files import write_json
 from trainer.contract.paths import RunPaths
@@ -49,7 +50,7 @@ def label_in(folder: Path) -> str:
 
 def launch_line(job_id: str, launch: int, node_count: int) -> str:
     """How a launch begins in the main log and in each worker's own, which later launches of the attempt write on."""
-    return f"tr11: attempt {job_id} launch {launch} on {node_count} nodes"
+    return f"tr11: attempt {job_id} launch {launch} on {counted(node_count, 'node')}"
 
 
 class LaunchRecord(Record):

@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from tr11ops.base.units import counted
 from tr11ops.rundir.checkpoint_digests import DigestRecord, digest_of, read_digest, write_digest
 from tr11ops.rundir.journal import Journal, user_name
 from tr11ops.rundir.paths import RunDirectory
@@ -20,7 +21,8 @@ def put_on_record(directory: RunDirectory, record: DigestRecord, why: str = "") 
     """Keep a reading; damage goes into the journal too. Raises OSError."""
     write_digest(directory, record)
     if record.bad:
-        text = f"{checkpoint_name(record.step)}: {len(record.bad)} files differ: {record.bad[0]}"
+        files = counted(len(record.bad), "file differs", "files differ")
+        text = f"{checkpoint_name(record.step)}: {files}: {record.bad[0]}"
         said = {"step": record.step, "identity": record.identity, "bad": record.bad[:20]}
         Journal(directory.journal).write("checkpoint-damaged", f"{why}: {text}" if why else text, said)
 

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from tr11ops.base.units import counted
 from tr11ops.rundir.copies import identity_of
 from trainer.contract.checkpoint_names import checkpoint_name, checkpoint_step
 from trainer.contract.manifest import Manifest
@@ -280,7 +281,7 @@ def _size_faults(place: Path, manifest: Manifest, sizes: Mapping[str, int]) -> I
 def _shortened(faults: Sequence[str]) -> tuple[str, ...]:
     if len(faults) <= FAULTS_KEPT:
         return tuple(faults)
-    return (*faults[: FAULTS_KEPT - 1], f"and {len(faults) - FAULTS_KEPT + 1} files more")
+    return (*faults[: FAULTS_KEPT - 1], f"and {counted(len(faults) - FAULTS_KEPT + 1, 'more file')}")
 
 
 def _layout(tree: Tree) -> Layout:

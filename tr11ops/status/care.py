@@ -153,7 +153,9 @@ def _alive_or_ill(jobs: Sequence[ShownPeriodicJob], now: float) -> Iterator[Row]
     words = []
     for job in ill[:JOBS_SHOWN]:
         late = f"late by {duration(now - job.next_due)}" if job.late else ""
-        failed = f"failed {job.failures_in_a_row} times: {job.message or ''}" if job.failures_in_a_row else ""
+        failed = (
+            f"failed {counted(job.failures_in_a_row, 'time')}: {job.message or ''}" if job.failures_in_a_row else ""
+        )
         words.append(f"{job.name} {', '.join(filter(None, (late, failed)))}")
     more = f"; and {len(ill) - JOBS_SHOWN} more" if len(ill) > JOBS_SHOWN else ""
     yield "periodic", "; ".join(words) + more, "red"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from tr11ops.base.units import counted
 from tr11ops.status.rows import SEVERITY_STYLES, Row, ShownIncident, incident_rows
 
 LEAST_DETAILS = 7  # lines of the state of things that are worth more than a third finding
@@ -65,7 +66,7 @@ def _counted(incidents: Sequence[ShownIncident]) -> Row:
 
 
 def _more(count: int) -> Row:
-    return "", f"{count} more rows: in a taller window, or by `tr11 status | less`", "dim"
+    return "", f"{counted(count, 'more row')}: in a taller window, or by `tr11 status | less`", "dim"
 
 
 def _by_worth(rows: Sequence[Row]) -> list[Row]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 
+from tr11ops.base.units import counted
 from tr11ops.twin.plan import TwinError, TwinPlan
 
 INSTALL_FIX = "apt-get install slurm-wlm munge"
@@ -62,8 +63,8 @@ def check_memory(plan: TwinPlan) -> None:
     available = psutil.virtual_memory().available // 2**20
     if available < plan.memory_needed_megabytes:
         raise TwinError(
-            f"{len(plan.node_names)} nodes need {plan.memory_needed_megabytes} MB of memory and this machine has "
-            f"{available} MB free: ask for fewer --nodes or end other programs"
+            f"{counted(len(plan.node_names), 'node needs', 'nodes need')} {plan.memory_needed_megabytes} MB of memory,"
+            f" this machine has {available} MB free: ask for fewer --nodes or end other programs"
         )
 
 

@@ -19,6 +19,7 @@ from types import TracebackType
 
 import psutil
 
+from tr11ops.base.units import counted
 from tr11ops.twin import accounting, services
 from tr11ops.twin.fault_directories import uncover
 from tr11ops.twin.fault_store import FaultStore
@@ -267,7 +268,7 @@ class Twin:
     def _start(self, programs: Mapping[str, str], progress: Progress, deadline: float) -> None:
         user = _user()
         self._write_files(user, slurm_version(programs["slurmctld"]))
-        progress(f"twin {self.plan.name}: {len(self.plan.node_names)} nodes, ports from {self.ports.first}")
+        progress(f"twin {self.plan.name}: {counted(len(self.plan.node_names), 'node')}, ports from {self.ports.first}")
         munged = self._spawn(programs, "munged")
         _await(self.folders.munge_socket.exists, munged, self.folders, deadline)
         if self.plan.accounting:
@@ -298,14 +299,16 @@ class Twin:
                     accounting.add_account(self.client_environment, user)
                 return
             if len(waiting) < waiting_before:
-                progress(f"{len(self.plan.node_names) - len(waiting)} of {len(self.plan.node_names)} nodes idle")
+                progress(
+                    f"{len(self.plan.node_names) - len(waiting)} of {counted(len(self.plan.node_names), 'node')} idle"
+                )
                 waiting_before = len(waiting)
             dead = [record for record in self.processes() if not record.is_alive]
             if dead:
                 raise _died(dead[0], self.folders)
             if time.monotonic() > deadline:
                 raise TwinError(
-                    f"twin {self.plan.name!r}: {len(waiting)} nodes not idle in time, such as {waiting[0]} "
+                    f"twin {self.plan.name!r}: {counted(len(waiting), 'node')} not idle in time, such as {waiting[0]} "
                     f"({states.get(waiting[0], 'unknown')}): read {self.folders.logs}, {controller.name} first"
                 )
             time.sleep(0.1)

@@ -304,7 +304,7 @@ def _use_avoided(draft: _Draft) -> None:
     if not 0 < missing <= len(avoided):
         return
     for entry in sorted(avoided, key=lambda entry: (entry.since or 0.0, entry.node))[:missing]:
-        why = f"only {len(free - set(listed))} others are free, an attempt needs {needed}"
+        why = f"only {counted(len(free - set(listed)), 'other is', 'others are')} free, an attempt needs {needed}"
         incident = f"include:{entry.node}:{entry.job_id}"
         draft.propose(Include(entry.node, why, incident, entry.evidence, f"`tr11 nodes exclude {entry.node}`"))
 
@@ -356,7 +356,8 @@ def _hold_unbegun(draft: _Draft) -> None:
     doomed = [job for job in derived.startable_jobs(snapshot) if (job.submit_time or 0.0) < last]
     for name in names_of(doomed, filter(is_held, snapshot.pending_jobs)):
         job = next(job for job in doomed if covers(name, job))
-        why = f"{len(unbegun)} tasks ended before they began to work ({', '.join(reasons)}), and it would meet the same"
+        tasks = counted(len(unbegun), "task")
+        why = f"{tasks} ended before they began to work ({', '.join(reasons)}), and it would meet the same"
         draft.propose(Hold(name, why, f"hold:{name}", _evidence(job), "`tr11 resume`"), job)
 
 

@@ -1,0 +1,58 @@
+"""A count is shown with its noun by `counted`: `1 nodes` is read as a fault of the tool."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import tr11ops
+from tr11ops.base.units import counted
+
+NOUNS = (
+    "alerts|attempts|cells|checkpoints|checks|cores|days|documents|faults|files|GPUs|iterations|jobs|launches|lines"
+    "|messages|nodes|ranks|steps|tasks|workers"
+)
+FOLLOWS = re.compile(rf"^ (?:more |other |queued |usable )?(?:{NOUNS})\b")
+OTHERS = {  # that are no sentence of ours, or never about one
+    "checkpoints/quarantine.py",  # an identity
+    "detect/slow.py",  # 20 lines at least
+    "diagnose/numbers.py",  # several steps in a row
+    "sweep/grid.py",
+    "sweep/submit.py",
+    "goodput/advise.py",  # a fraction of nodes
+    "hub/model_card.py",
+    "report/sections/head.py",
+    "twin/stand_in/worker.py",  # the trainer's own line
+}
+ROOT = Path(tr11ops.__file__).parent
+
+
+def test_one_takes_the_singular() -> None:
+    assert (counted(1, "node"), counted(2, "node")) == ("1 node", "2 nodes")
+    assert (counted(1, "task takes", "tasks take"), counted(0, "task")) == ("1 task takes", "0 tasks")
+
+
+def _uncounted(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Where an f-string puts a number before a plural, outside a choice between singular and plural."""
+    chosen = {id(part) for node in ast.walk(tree) if isinstance(node, ast.IfExp) for part in ast.walk(node)}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.JoinedStr) or id(node) in chosen:
+            continue
+        for number, text in zip(node.values, node.values[1:], strict=False):
+            if not isinstance(number, ast.FormattedValue) or not isinstance(text, ast.Constant):
+                continue
+            shown = ast.unparse(number.value)
+            if FOLLOWS.match(str(text.value)) and not shown.isupper():  # a constant of ours is never one
+                yield node.lineno, f"{{{shown}}}{str(text.value)[:30]}"
+
+
+def test_no_sentence_puts_a_number_before_a_plural_by_hand() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {words}"
+        for path in sorted(ROOT.rglob("*.py"))
+        if str(path.relative_to(ROOT)) not in OTHERS
+        for line, words in _uncounted(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+    assert not found, "write these with tr11ops.base.units.counted:\n" + "\n".join(found)
