@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 MAILS = ('alerts.recipients=["oncall@example.org"]', 'alerts.smtp_host="127.0.0.1"', "alerts.smtp_port=9")
 LOOKS = {  # detectors whose mail can only say where to look, and why nothing more
     "slow": "which node it is, is not known: slow-node has the cure",
-    "loss-not-finite": "it stops the run: which data to pass over is a person's choice, as the page says",
     "loss-spike": "a spike that comes back needs nothing",
     "gradient-norm": "a spike that comes back needs nothing",
     "limit-changed": "it saves; who changed the limit may change it back",

@@ -61,6 +61,16 @@ class SkippedData:
 
 
 @dataclass(frozen=True)
+class SkipFrom:
+    """That everything from an iteration on is passed over, as far as the training had come."""
+
+    first: int
+
+
+Skip = IterationRange | SkipFrom | int  # iterations to pass over, or how many after the step
+
+
+@dataclass(frozen=True)
 class RollbackPlan:
     """What is to be done. `record` is what the run's record of roll-backs becomes; its `pending` are the renames.
 
@@ -89,7 +99,7 @@ def plan_rollback(
     record: RecoveryRecord,
     config: TrainerConfig,
     step: int,
-    skip: IterationRange | int | None,
+    skip: Skip | None,
     who: str,
     last: int,
 ) -> RollbackPlan:
@@ -98,7 +108,7 @@ def plan_rollback(
     Raises NotPossible.
     """
     target = _target(catalogue, record, config, step)
-    first, end = (step + 1, step) if skip is None else _range(step, skip)
+    first, end = (step + 1, step) if skip is None else _range(step, skip, last)
     data = None if skip is None else _skipped_data(config, target, first, end)
     moves = moves_of(catalogue.folder, step + 1)
     before = "" if catalogue.latest is None else checkpoint_name(catalogue.latest)
@@ -162,12 +172,16 @@ def _refuse_unfinished_prune(catalogue: Catalogue) -> None:
         raise NotPossible(f"a prune was cut off and still hides {hidden[0]}; finish it first (tr11 checkpoints prune)")
 
 
-def _range(step: int, skip: IterationRange | int) -> tuple[int, int]:
+def _range(step: int, skip: Skip, last: int) -> tuple[int, int]:
     if isinstance(skip, int):
         return step + 1, step + skip
     if skip.first <= step:
-        raise NotPossible(f"--skip {skip}: iteration {skip.first} is part of step {step} already; begin at {step + 1}")
-    return skip.first, skip.last
+        raise NotPossible(f"--skip: iteration {skip.first} is part of step {step} already; begin at {step + 1}")
+    if isinstance(skip, IterationRange):
+        return skip.first, skip.last
+    if last < skip.first:
+        raise NotPossible(f"--skip {skip.first}-: the last iteration trained is {last}; say which ones: FIRST-LAST")
+    return skip.first, last
 
 
 def _skipped_data(config: TrainerConfig, target: CatalogueEntry, first: int, last: int) -> SkippedData:

@@ -9,6 +9,7 @@ import typer
 from tr11ops.base.units import counted
 from tr11ops.checkpoints.rollback import (
     NotPossible,
+    SkipFrom,
     TrainerAlive,
     carry_out,
     claimed,
@@ -32,9 +33,9 @@ from trainer.schedule.skip import RangeError, parse_range
 
 if TYPE_CHECKING:
     from tr11ops.checkpoints.catalogue import Catalogue
-    from tr11ops.checkpoints.rollback import RollbackPlan
+    from tr11ops.checkpoints.rollback import RollbackPlan, Skip
     from tr11ops.queue.stop import StopView
-    from trainer.contract.recovery import IterationRange, RecoveryRecord
+    from trainer.contract.recovery import RecoveryRecord
 
 SCHEMA = 1
 FILES_AT_ONCE = 8
@@ -55,7 +56,11 @@ def rollback(
     *,
     skip: Annotated[
         str | None,
-        typer.Option("--skip", metavar="N|FIRST-LAST", help="Pass over N iterations after STEP, or over these."),
+        typer.Option(
+            "--skip",
+            metavar="N|FIRST-LAST|FIRST-",
+            help="Pass over N iterations after STEP; over these; or from FIRST to the last one trained.",
+        ),
     ] = None,
     undo: Annotated[bool, typer.Option("--undo", help="Put back what the last roll-back changed.")] = False,
     why: ReasonOption = "",
@@ -71,6 +76,7 @@ def rollback(
     Examples:
       tr11 rollback 31200 --dry-run
       tr11 rollback 31200 --skip 31216-31227 --reason "the April spike"
+      tr11 rollback 31200 --skip 31216- --reason "the loss is NaN since then"
       tr11 rollback --undo
     """
     if step is not None and undo:
@@ -110,9 +116,10 @@ def rollback(
     context.emit(_document(run, view, plan, "rolled-back" if plan.action == "roll-back" else "undone"))
 
 
-def _parse_skip(text: str) -> IterationRange | int:
-    if text.isascii() and text.isdecimal() and 0 < int(text) < 10**12:
-        return int(text)
+def _parse_skip(text: str) -> Skip:
+    number = text.removesuffix("-")
+    if number.isascii() and number.isdecimal() and 0 < int(number) < 10**12:
+        return int(number) if number == text else SkipFrom(int(number))
     try:
         return parse_range(text)
     except RangeError as error:
@@ -141,7 +148,7 @@ def _read_record(run: StopContext) -> RecoveryRecord:
 
 
 def _plan(
-    run: StopContext, view: StopView, record: RecoveryRecord, step: int | None, skip: IterationRange | int | None,
+    run: StopContext, view: StopView, record: RecoveryRecord, step: int | None, skip: Skip | None,
     catalogue: Catalogue,
 ) -> RollbackPlan:  # fmt: skip
     """Raises Refusal where it cannot be."""
@@ -175,7 +182,7 @@ def _verify(run: StopContext, step: int) -> None:
 
 
 def _apply(
-    run: StopContext, view: StopView, record: RecoveryRecord, step: int | None, skip: IterationRange | int | None,
+    run: StopContext, view: StopView, record: RecoveryRecord, step: int | None, skip: Skip | None,
     shown: RollbackPlan, why: str,
 ) -> None:  # fmt: skip
     """Look once more, and do what was shown. Raises Refusal: what stands then is in its text."""
@@ -227,7 +234,9 @@ def _lines(plan: RollbackPlan) -> list[str]:
         lines.append(f"latest:     names step {plan.to_step}; it named {before}")
     if plan.skip is not None:
         data = plan.skip
-        lines.append(f"skip:       iterations {data.range}, {data.samples} samples, {data.tokens} tokens")
+        lines.append(
+            f"skip:       iterations {data.range}, {counted(data.samples, 'sample')}, {counted(data.tokens, 'token')}"
+        )
     elif plan.action == "undo":
         lines.append("skip:       what that roll-back skipped is trained on again")
     return lines

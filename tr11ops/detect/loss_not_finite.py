@@ -1,4 +1,7 @@
-"""The last logged loss is not a number: every step from here on is wasted."""
+"""The last logged loss is not a number: every step from here on is wasted.
+
+What to do: end it at once, go back to a checkpoint from before, and pass over the data since.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from collections.abc import Iterator
 from tr11ops.base.observed import Unknown, known
 from tr11ops.detect import series
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.detect.pass_over import iterations, pass_over
+from tr11ops.detect.pass_over import after_passing, is_rollback, iterations, pass_over
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Snapshot, Step
 
@@ -16,6 +19,7 @@ BOUND = "one line"
 SEVERITIES = "CRITICAL"
 NAME = "loss-not-finite"
 NEEDS = ("steps",)
+LOOK = "checkpoints list"  # where it began is not known: which checkpoint is from before?
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
@@ -30,20 +34,34 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     first, last = steps[began].record, steps[-1].record
     at_least = "" if began else " at least"
     evidence = [f"iteration {last.iteration}: lm loss {last.lm_loss}, grad norm {last.grad_norm}"]
-    fix = derived.command(snapshot, "kill") if _may_train(snapshot) else ""
+    stop = derived.command(snapshot, "kill --now --wait") if _may_train(snapshot) else ""
+    fix, then = derived.command(snapshot, LOOK), tuple[str, ...]()
     if not at_least:  # else it is not known where it began
-        command = pass_over(snapshot, first.iteration, last.iteration)
+        fix = pass_over(snapshot, first.iteration, last.iteration, lasts=True)
         passed = iterations(first.iteration, last.iteration)
-        when = "when it has ended, " if fix else ""
-        evidence.append(f"{when}to pass over the data of {passed}: `{command}`")
-        fix = fix or command
+        is_open = bool(stop) and is_rollback(fix)
+        more = ", and of those that follow until it stops" if is_open else ""
+        evidence.append(f"`{fix}` passes over the data of {passed}{more}")
+        then = after_passing(snapshot, fix)
+    if stop:
+        fix, then = stop, _after_stop(snapshot, fix)
     yield Finding(
         NAME,
         Severity.CRITICAL,
         f"the loss is not a number since{at_least} iteration {first.iteration}",
         evidence=tuple(evidence),
-        fix=fix or derived.command(snapshot, "checkpoints list"),
+        fix=fix,
+        then=then,
     )
+
+
+def _after_stop(snapshot: Snapshot, command: str) -> tuple[str, ...]:
+    """What is typed behind a kill: the command that helps, and what lifts the stop."""
+    if is_rollback(command):
+        return command, *derived.go_on(snapshot)
+    if command == derived.command(snapshot, LOOK):
+        return (command,)
+    return derived.command(snapshot, "kill --release"), command  # a launch, which a kill switch would refuse
 
 
 def _first_of_row(steps: tuple[Step, ...]) -> int:

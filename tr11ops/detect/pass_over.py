@@ -9,9 +9,12 @@ from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Snapshot
 
 
-def pass_over(snapshot: Snapshot, first: int, last: int) -> str:
+def pass_over(snapshot: Snapshot, first: int, last: int, lasts: bool = False) -> str:
     """`tr11 rollback STEP --skip FIRST-LAST`, to the newest checkpoint before `first`; with the word STEP where there
     is none, or it is not known. Where nothing was saved as yet, a launch that leaves the data out from the start.
+
+    `lasts`: more may follow until the command is typed, so that it names no end, `--skip FIRST-`: the roll-back finds
+    how far the training had come. (A launch cannot; its range is that of the look.)
 
     An older one than the newest sound one was not looked into: the roll-back does that, and refuses one that is not
     whole.
@@ -23,7 +26,19 @@ def pass_over(snapshot: Snapshot, first: int, last: int) -> str:
     sound = None if checkpoints is None else checkpoints.newest_sound
     steps = () if checkpoints is None or sound is None else (step for step in checkpoints.steps if step <= sound.step)
     step = max((step for step in steps if step < first), default="STEP")
-    return derived.command(snapshot, f"rollback {step} --skip {first}-{last}")
+    return derived.command(snapshot, f"rollback {step} --skip {first}-{'' if lasts else last}")
+
+
+def is_rollback(passing: str) -> bool:
+    """Whether a command that passes over data goes back to a checkpoint; else it launches from the start."""
+    return "rollback" in passing.split()
+
+
+def after_passing(snapshot: Snapshot, passing: str) -> tuple[str, ...]:
+    """What lets it train on after a roll-back; a launch that leaves the data out needs nothing more."""
+    if not is_rollback(passing):
+        return ()
+    return (derived.command(snapshot, "resume" if snapshot.pending_jobs else "launch --array 1-10"),)
 
 
 def iterations(first: int, last: int) -> str:

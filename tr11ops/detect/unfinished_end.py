@@ -8,14 +8,14 @@ from dataclasses import replace
 from tr11ops.base.observed import Unknown, known
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.detect.finding import NO_CAUSE, Finding, Severity
-from tr11ops.detect.pass_over import iterations, pass_over
+from tr11ops.detect.pass_over import after_passing, iterations, pass_over
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Attempt, Snapshot
 from tr11ops.queue.held_jobs import standing_holds
 from trainer.contract.end_marker import BAD_REASONS
 
 BOUND = "one; two in a row"
-SEVERITIES = "WARNING, CRITICAL; less (INFO, WARNING) once a later one trains"
+SEVERITIES = "WARNING, CRITICAL; less (INFO, WARNING) once a later one trains, INFO once it came past"
 NAME = "unfinished-end"
 NEEDS = ("jobs", "attempts", "last_end", "heartbeats", "steps", "launch_ends")
 MAYBE_DATA = frozenset({"software", "unknown"})  # classes of faults that a sample of the data may bring about
@@ -68,7 +68,8 @@ def _by_cause(snapshot: Snapshot, row: list[Attempt], alive: list[str], jobs: di
     """The findings of a row of bad ends, newest first.
 
     What a later attempt trained after is no more than a remark, however that one ended, unless it ended by the same
-    cause. The finding says so where it has not come past the iteration of the fault, which may be met again there.
+    cause. The finding says so where it has not come past the iteration of the fault, which may be met again there: of
+    several ends that is a warning still.
     """
     groups: dict[str, list[Attempt]] = {}
     for attempt in row:
@@ -82,13 +83,13 @@ def _by_cause(snapshot: Snapshot, row: list[Attempt], alive: list[str], jobs: di
         if not later:
             continue
         over.add(cause)
-        failed_at = furthest.get(group[0].job_id)
+        failed_at = max((furthest[attempt.job_id] for attempt in group if attempt.job_id in furthest), default=None)
         if failed_at is not None and all(furthest[job_id] <= failed_at for job_id in later):
             to_be_passed.add(cause)
     standing = sum(len(group) for cause, group in groups.items() if cause not in over)
     for cause, group in groups.items():
-        if cause in over:
-            severity = Severity.WARNING if len(group) > 1 else Severity.INFO
+        if cause in over:  # several ends at one iteration are still a fault until a later attempt has come past it
+            severity = Severity.WARNING if cause in to_be_passed and len(group) > 1 else Severity.INFO
         else:
             severity = Severity.CRITICAL if standing > 1 else Severity.WARNING
         finding = _finding(snapshot, group, group == row[: len(group)], jobs, severity, cause)
@@ -185,7 +186,7 @@ def _finding(
     passing = passes_over_the_data(snapshot, newest)
     if passing and came_back(snapshot, newest):
         evidence.append(f"if it is the program or the card, and not the data, `{fix}` says where")
-        fix, then = passing, _after_passing(snapshot, passing)
+        fix, then = passing, after_passing(snapshot, passing)
     else:
         evidence += if_the_data_are_at_fault(snapshot, newest)
     since = min(entry.changed for entry in row)  # the end of the first of them
@@ -213,13 +214,6 @@ def passes_over_the_data(snapshot: Snapshot, attempt: Attempt) -> str:
     if derived.is_rolled_back(snapshot):
         return ""  # a person has seen to it
     return pass_over(snapshot, reached + 1, reached + 1)
-
-
-def _after_passing(snapshot: Snapshot, passing: str) -> tuple[str, ...]:
-    """What lets it train on after a roll-back; a launch that leaves the data out needs nothing more."""
-    if "rollback" not in passing.split():
-        return ()
-    return (derived.command(snapshot, "resume" if snapshot.pending_jobs else "launch --array 1-10"),)
 
 
 def came_back(snapshot: Snapshot, attempt: Attempt) -> bool:

@@ -67,9 +67,20 @@ def test_plan_apply_and_undo(bench: LocalBench) -> None:
     assert rollback(bench, "--undo", "--yes").code == 1
 
 
+def test_a_skip_without_an_end_goes_as_far_as_the_training_had_come_when_it_is_typed(bench: LocalBench) -> None:
+    directory = saved(bench)
+    assert rollback(bench, "4", "--skip", "5-", "--dry-run", "--json").json["skip"]["last"] == 6
+    write_checkpoint(directory.paths.checkpoints, 7)
+    done = rollback(bench, "4", "--skip", "5-", "--yes", "--json")
+    assert (done.code, done.json["skip"]["first"], done.json["skip"]["last"]) == (0, 5, 7)
+
+
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
+        (("4", "--skip", "7-"), 1, "the last iteration trained is 6"),
+        (("4", "--skip", "4-"), 1, "begin at 5"),
+        (("4", "--skip", "0-"), 2, "is not a range"),
         ((), 2, "go back to which step?"),
         (("4", "--undo"), 2, "not both"),
         (("--skip", "3"), 2, "--skip needs a STEP"),

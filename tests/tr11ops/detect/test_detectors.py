@@ -258,6 +258,24 @@ def test_a_fault_that_a_later_attempt_trained_past_is_over_whatever_ended_that_o
     assert severities == {("software",): Severity.WARNING, ("node",): Severity.INFO}
 
 
+@pytest.mark.parametrize(
+    ("reached", "severity"), [(31_215, Severity.WARNING), (31_220, Severity.WARNING), (31_221, Severity.INFO)]
+)
+def test_several_ends_are_over_once_a_later_attempt_has_come_past_the_last_of_them(
+    reached: int, severity: Severity
+) -> None:
+    first = failed("1005", 3 * HOUR, "software", "SIGSEGV")
+    second = failed("1006", 2 * HOUR, "software", "SIGSEGV")
+    ends = (
+        LaunchEnd("1005", 1, NOW - 3 * HOUR, "SIGSEGV", reached=31_220, began_at=31_200),
+        LaunchEnd("1006", 1, NOW - 2 * HOUR, "SIGSEGV", reached=31_210, began_at=31_200),
+        LaunchEnd("1007", 1, NOW - HOUR, reached=reached, began_at=31_200),
+    )
+    living = Attempt("1007", NOW - HOUR, None)
+    (finding,) = found(snapshot(attempts=(first, second, living), launch_ends=ends, steps=()), "unfinished-end")
+    assert (finding.severity, finding.is_to_be_passed) == (severity, severity is Severity.WARNING)
+
+
 def test_a_cause_that_the_scheduler_alone_knows_tells_incidents_apart() -> None:
     job = running(raw_id="1006", job_id="1000_6", task_id=6, state=JobState.NODE_FAIL, end_time=NOW - 2 * HOUR)
     two = found(idle(jobs=(job,), attempts=(wordless("1006", 2 * HOUR), wordless("1007"))), "unfinished-end")
@@ -339,10 +357,14 @@ def test_what_was_rolled_back_past_is_over(events: tuple[TrainingEvent, ...], to
 
 def test_where_nothing_trains_the_roll_back_is_what_helps_and_no_kill() -> None:
     (finding,) = found(snapshot(steps=BAD_STEPS), "loss-not-finite")
-    assert finding.fix == "tr11 kill"
+    back = "tr11 rollback 31200 --skip 31217-"
+    assert (finding.fix, finding.then) == ("tr11 kill --now --wait", (back, "tr11 resume"))
+    assert f"`{back}` passes over the data of iterations 31217 to 31219, and of those that follow until it stops" in (
+        finding.evidence
+    )
     (finding,) = found(idle(steps=BAD_STEPS), "loss-not-finite")
-    assert finding.fix == "tr11 rollback 31200 --skip 31217-31219"
-    assert not any("when it has ended" in line for line in finding.evidence)
+    assert (finding.fix, finding.then) == (back, ("tr11 launch --array 1-10",))
+    assert finding.evidence[-1] == f"`{back}` passes over the data of iterations 31217 to 31219"
     (finding,) = found(idle(steps=BAD_STEPS[-2:]), "loss-not-finite")
     assert finding.fix == "tr11 checkpoints list", "where it began is not known"
 
@@ -385,15 +407,15 @@ def test_a_loss_that_is_no_number_names_the_command_that_passes_over_its_data() 
     bad = dataclasses.replace(bad, record=dataclasses.replace(bad.record, lm_loss=float("nan")))
     at = bad.record.iteration
     (finding,) = found(snapshot(steps=(good, bad)), "loss-not-finite")
-    command = f"`tr11 rollback 31200 --skip {at}-{at}`"
-    assert f"when it has ended, to pass over the data of iteration {at}: {command}" in finding.evidence
+    command = f"tr11 rollback 31200 --skip {at}-"
+    assert finding.then[0] == command, "without an end: more iterations follow until it is typed"
     (finding,) = found(snapshot(steps=(bad,)), "loss-not-finite")
     assert not any("--skip" in line for line in finding.evidence), "where it began is not known"
     (finding,) = found(snapshot(steps=(good, bad), checkpoints=checkpoints(at)), "loss-not-finite")
-    assert any(f"`tr11 rollback {at - 100} --skip {at}-{at}`" in line for line in finding.evidence)
+    assert finding.then[0] == f"tr11 rollback {at - 100} --skip {at}-"
     (finding,) = found(snapshot(steps=(good, bad), checkpoints=checkpoints(at, steps=(at,))), "loss-not-finite")
-    assert any(f"`tr11 rollback STEP --skip {at}-{at}`" in line for line in finding.evidence)
+    assert finding.then[0] == f"tr11 rollback STEP --skip {at}-"
     unsaved = checkpoints(steps=(), latest=None, examined=())
     (finding,) = found(snapshot(steps=(good, bad), checkpoints=unsaved), "loss-not-finite")
     anew = f"tr11 launch --replace --set 'data.skip_ranges=[\"{at}-{at}\"]'"
-    assert any(anew in line for line in finding.evidence)
+    assert finding.then == ("tr11 kill --release", anew), "a kill switch would refuse the launch"
