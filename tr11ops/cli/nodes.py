@@ -17,7 +17,7 @@ from tr11ops.cli.common import (
 )
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
 from tr11ops.cli.nodes_bench import bench_nodes
-from tr11ops.cli.nodes_change import exclude, include, readmit
+from tr11ops.cli.nodes_change import exclude, include, let_in, readmit
 from tr11ops.cli.nodes_check import check_them, result_values
 from tr11ops.cli.nodes_search import search_nodes
 from tr11ops.cli.nodes_view import (
@@ -186,8 +186,10 @@ def check(
         names = tuple(node.name for node in nodes_context.partition_nodes)
     results = check_them(nodes_context, names, timeout) if names else ()
     readmitted, prolonged = [], []
+    may_come = let_in(nodes_context, results) if due else frozenset()
     for entry in results if due else ():
-        if entry.is_judged and entry.result is not CheckOutcome.BAD:
+        is_fit = entry.is_judged and entry.result is not CheckOutcome.BAD
+        if is_fit or entry.node in may_come:
             readmitted.append(entry.node)
         elif entry.result is CheckOutcome.BAD:
             days = nodes_context.card.resilience.exclusion_days
@@ -215,7 +217,7 @@ def check(
             print(f"{name}: stays excluded for {counted(nodes_context.card.resilience.exclusion_days, 'more day')}")
         for line in failed:
             print(line)
-    unjudged = sum(not entry.is_judged for entry in results)
+    unjudged = sum(not entry.is_judged and entry.node not in may_come for entry in results)
     if unjudged:
         doubtful = counted(unjudged, "node is", "nodes are")
         say(f"{doubtful} not known to be fine, of {len(results)}; what a site cannot check: {SKIP}")

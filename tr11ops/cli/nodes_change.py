@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tr11ops.base.observed import cause
 from tr11ops.base.units import counted
 from tr11ops.cli import completion
 from tr11ops.cli.common import (
@@ -32,6 +33,7 @@ from tr11ops.cli.nodes_view import (
 from tr11ops.cli.terminal import plain_text
 from tr11ops.health.base import CheckOutcome
 from tr11ops.nodes.queue_exclusions import exclude_nodes, include_nodes
+from tr11ops.nodes.unmade_checks import let_in_without, never_made, read_outcomes
 from tr11ops.rundir.exclusion import NodeStanding
 from tr11ops.rundir.exclusion_limit import ExclusionLimit, way_past
 
@@ -209,8 +211,8 @@ def include(
 ) -> None:
     """Let the run use excluded or avoided nodes again, once they have passed the health checks.
 
-    Each is used as a spare first, until it has trained well for a day. What the site has drained stays drained: tr11
-    resumes no node.
+    Each is used as a spare first, until it has trained well for a day. A check that no node of the last attempt could
+    make is held against none. What the site has drained stays drained: tr11 resumes no node.
 
     Examples:
       tr11 nodes include jean-zay-iam07 --reason "GPU replaced"
@@ -238,7 +240,9 @@ def include(
         _finish("would-include", names, changes, (), context.as_json)
     require_answer(yes)
     if not force:
-        _refuse_unfit(nodes_context, check_them(nodes_context, names, timeout))
+        results = check_them(nodes_context, names, timeout)
+        may_come = let_in(nodes_context, results)
+        _refuse_unfit(nodes_context, [entry for entry in results if entry.node not in may_come])
     agree(f"Include {_shown(names)}?", yes)
     failed = readmit(nodes_context, names, why)
     tell_other_runs(nodes_context)
@@ -263,6 +267,25 @@ def _refuse_unfit(nodes_context: NodesContext, results: Sequence[NodeCheck]) -> 
     if there:
         lines.append(f"to use it without a check: `tr11 nodes include {','.join(there)} --force --reason REASON`")
     raise Refusal("\n".join(lines))
+
+
+def let_in(nodes_context: NodesContext, results: Sequence[NodeCheck]) -> frozenset[str]:
+    """The nodes that may be used again though checks of them could not be made, as on all others; says which ones."""
+    if all(entry.result is not CheckOutcome.UNKNOWN for entry in results):
+        return frozenset()
+    try:
+        outcomes = read_outcomes(nodes_context.directory)
+    except (OSError, ValueError) as error:
+        say(f"which checks can be made elsewhere is not known: {cause(error)}")
+        return frozenset()
+    found = []
+    for entry in results:
+        nowhere = never_made(outcomes, entry.node)
+        without = let_in_without(entry, nowhere, nodes_context.find(entry.node))
+        if entry.result is CheckOutcome.UNKNOWN and without:
+            say(f"{entry.node}: not checked, as on no other node of the last attempt: {', '.join(without)}")
+            found.append(entry.node)
+    return frozenset(found)
 
 
 def readmit(nodes_context: NodesContext, names: Sequence[str], why: str) -> list[str]:

@@ -261,6 +261,41 @@ def test_a_node_that_cannot_be_checked_is_looked_at_before_anyone_is_asked(
     assert nodes("include", ONE, "--yes").code == 0 and asked == [f"Include {ONE}?"]
 
 
+def on_record(bench: LocalBench, **outcomes: str) -> None:
+    """What the nodes of the last attempt said at its start to the site's own script."""
+    folder = run_directory(bench).paths.attempt("7") / "nodes"
+    folder.mkdir(parents=True)
+    for node, result in outcomes.items():
+        checks = [
+            {"name": "system", "result": "fine", "why": ""},
+            {"name": "script:own.sh", "result": result, "why": ""},
+        ]
+        (folder / f"{node.replace('_', '-')}.json").write_text(json.dumps({"checks": checks}))
+
+
+def test_a_check_that_no_other_node_could_make_either_keeps_no_node_out(nodes, bench: LocalBench) -> None:
+    """The command that a mail names works on a site without nvidia-smi; what was not checked is said."""
+    unsure = ("--set", own_script(bench.folder, "exit 3"))
+    exclude(run_directory(bench), ONE, why="Xid 79", owner="tr11", days=1e-9)
+    on_record(bench, local_node1="unknown", local_node2="unknown")
+    back = nodes("include", ONE, "--yes", *unsure)
+    assert (back.code, listed(bench)) == (0, [])
+    assert f"{ONE}: not checked, as on no other node of the last attempt: script:own.sh" in back.err
+    exclude(run_directory(bench), ONE, why="Xid 79", owner="tr11", days=1e-9)
+    due = nodes("check", "--due", "--json", *unsure)
+    assert (due.code, due.json["readmitted"], listed(bench)) == (0, [ONE], [])
+    exclude(run_directory(bench), ONE, why="health check script:own.sh: smoke", owner="tr11", days=1e-9)
+    assert nodes("include", ONE, "--yes", *unsure).code == 1, "it is what the node was excluded for"
+
+
+def test_a_check_that_another_node_could_make_must_be_made(nodes, bench: LocalBench) -> None:
+    exclude(run_directory(bench), ONE, why="Xid 79", owner="tr11", days=1e-9)
+    on_record(bench, local_node1="unknown", local_node2="fine")
+    unsure = ("--set", own_script(bench.folder, "exit 3"))
+    assert nodes("include", ONE, "--yes", *unsure).code == 1
+    assert nodes("check", "--due", *unsure).code == 3 and listed(bench) == [ONE]
+
+
 @pytest.mark.parametrize("words", ["down", "idle not_responding"])
 @pytest.mark.parametrize("more", ["--yes", "--dry-run"])
 def test_a_node_that_is_lost_now_is_not_offered_past_its_check(
@@ -325,7 +360,7 @@ def test_checks_that_cannot_be_made_are_no_pass(nodes, bench: LocalBench) -> Non
     unsure = own_script(bench.folder, "echo 'no such tool'; exit 3")
     answer = nodes("check", ONE, "--set", unsure)
     assert answer.code == 3 and "UNKNOWN" in answer.out and "1 of 8 checks could not be made" in answer.out
-    assert "1 of 1 nodes are not known to be fine" in answer.err and "resilience.skip_checks" in answer.err
+    assert "1 node is not known to be fine, of 1" in answer.err and "resilience.skip_checks" in answer.err
     exclude(run_directory(bench), ONE, why="Xid 79", owner="tr11", days=1e-9)
     due = nodes("check", "--due", "--json", "--set", unsure)
     assert (due.code, due.json["readmitted"], due.json["prolonged"]) == (3, [], []) and listed(bench) == [ONE]
