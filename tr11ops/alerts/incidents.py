@@ -24,11 +24,13 @@ RESOLVED = "alert-resolved"
 CAUSE_FOUND = "alert-cause-found"
 WATCHDOG = "tr11"  # who does what no one typed
 
+STANDSTILLS = frozenset({"hung", "stalled"})  # of one job, the one becomes the other as its ranks fall silent
 NO_TRAINING = frozenset({"down", "hung", "stalled", "suspended"})  # faults that say that no iteration is finished
 LOSSES = frozenset({"node-lost", "zombie"})  # of a node; what ends the job then is the same incident
 MOST_EVIDENCE = 12
 LONGEST_EVIDENCE = 240
 LONGEST_TITLE = 160
+LONGEST_FIX = 2000
 RESOLVED_KEPT_SECONDS = 2 * 86_400.0  # as a whole alert: so long it may be asked for by its fingerprint
 
 
@@ -52,7 +54,7 @@ def look(
     is proof enough, in one look, that a training stands still no more.
     """
     seen = _incidents(findings)
-    alert_state = _renamed(alert_state, seen, now)
+    alert_state = _with_one_standstill(_renamed(alert_state, seen, now), seen)
     seen = _without_standing(alert_state, seen, blind, policy)
     alert_state, events = _joined(alert_state, seen, now)
     changed: list[Alert] = []
@@ -114,6 +116,33 @@ def _renamed(alert_state: AlertState, seen: dict[str, Finding], now: float) -> A
             continued.add(old.fingerprint)
     gone = continued - seen.keys()
     return replace(alert_state, alerts=tuple(alert for alert in alert_state.alerts if alert.fingerprint not in gone))
+
+
+def _with_one_standstill(alert_state: AlertState, seen: dict[str, Finding]) -> AlertState:
+    """The alert state in which a stall that became a hang, or the other way round, goes on as the same incident.
+
+    People hear of it once more, in the same thread, where another command helps than the one that they were told.
+    """
+    for name, finding in seen.items():
+        known = alert_state.find(name)
+        if finding.detector not in STANDSTILLS or (known is not None and known.is_open):
+            continue
+        before = next((alert for alert in alert_state.open_alerts if _is_same_standstill(alert, finding, seen)), None)
+        if before is None:
+            continue
+        after = _as_its_cause(before, name, finding)
+        if name in before.names or clean(finding.fix, LONGEST_FIX) == before.fix:
+            after = replace(after, headline=name)
+        kept = tuple(alert for alert in alert_state.alerts if alert.fingerprint not in {name, before.fingerprint})
+        closed = () if known is None else (incident_of(known),)
+        alert_state = replace(alert_state, alerts=(*kept, after), closed=(*alert_state.closed, *closed))
+    return alert_state
+
+
+def _is_same_standstill(alert: Alert, finding: Finding, seen: dict[str, Finding]) -> bool:
+    if alert.detector not in STANDSTILLS - {finding.detector} or alert.fingerprint in seen:
+        return False
+    return alert.subject == clean(finding.subject, LONGEST_TITLE)
 
 
 def _mentions(alert: Alert, finding: Finding) -> bool:
@@ -272,10 +301,10 @@ def _opened(name: str, finding: Finding, now: float) -> Alert:
         severity=finding.severity,
         title=clean(finding.title, LONGEST_TITLE),
         evidence=_bounded(finding.evidence),
-        fix=clean(finding.fix, 2000),
+        fix=clean(finding.fix, LONGEST_FIX),
         runbook=page_for(finding, finding.consequences),
         identity=finding.identity,
-        then=tuple(clean(command, 2000) for command in finding.then),
+        then=tuple(clean(command, LONGEST_FIX) for command in finding.then),
         consequences=tuple(map(_consequence, finding.consequences)),
         members=tuple(map(_name_of, finding.consequences)),
         began=now,
@@ -289,7 +318,7 @@ def _opened(name: str, finding: Finding, now: float) -> Alert:
 def _consequence(finding: Finding) -> Consequence:
     return Consequence(
         _name_of(finding), finding.detector, finding.severity, clean(finding.title, LONGEST_TITLE),
-        tuple(clean(command, 2000) for command in finding.then),
+        tuple(clean(command, LONGEST_FIX) for command in finding.then),
     )  # fmt: skip
 
 
@@ -348,6 +377,8 @@ def _began_again(alert: Alert, finding: Finding, now: float) -> float | None:
     if alert.is_open and finding.since is None:
         return alert.since
     since = now if finding.since is None else min(now, finding.since)
+    if alert.is_open and alert.detector in STANDSTILLS and not alert.clear_looks:
+        return min(alert.start, since)  # a stall that became a hang began with the stall
     if alert.called_over is None or since >= alert.called_over:
         return since
     return alert.since if alert.is_open else now

@@ -87,7 +87,8 @@ def _without_progress(snapshot: Snapshot, job: Job, liveness: derived.Liveness) 
     beats = derived.beats_of(snapshot, job)
     phases = Counter(beat.phase for beat in beats)
     where = ", ".join(f"{count} in {phase}" for phase, count in phases.most_common(3))
-    evidence = [f"normal are {counted(snapshot.run.training.stall_iterations, 'iteration')} of {found.pace:.3g} s"]
+    iterations = counted(snapshot.run.training.stall_iterations, "iteration")
+    evidence = [f"normal: up to {iterations} of {found.pace:.3g} s"]
     if where:
         silence = duration(liveness.silent_for(snapshot.time))
         evidence.append(f"{counted(len(beats), 'rank')}: {where}; last sign of life {silence} ago")

@@ -14,7 +14,6 @@ from fnmatch import fnmatchcase
 from posixpath import splitext
 from typing import Any, Literal, TypeAlias, get_args
 
-from tr11ops.base.units import counted
 from tr11ops.hub.base import HubFile
 from tr11ops.hub.masking import Mask
 
@@ -191,7 +190,7 @@ def commit_message(sends: Sequence[Send]) -> str:
     if len(sends) == 1:
         return f"{sends[0].path}: {sends[0].reason}"
     counts = ((reason, sum(send.reason == reason for send in sends)) for reason in get_args(Reason))
-    return f"{counted(len(sends), 'file')}: " + ", ".join(f"{count} {reason}" for reason, count in counts if count)
+    return f"{len(sends)} files: " + ", ".join(f"{count} {reason}" for reason, count in counts if count)
 
 
 def material(status: bytes) -> str:

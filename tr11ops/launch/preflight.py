@@ -288,16 +288,17 @@ def _capacity_checks(card: RunCard, nodes: list[Node], scheduler: str) -> Iterat
     for lack in dict.fromkeys(lacks.values()):
         names = short([name for name, found in lacks.items() if found is lack])
         if lack is Lack.FEATURES:
-            rule = f"{counted(wanted, 'node')} with {need.constraint}: {names} have not got it"
+            of_kind = counted(wanted, f"node with {need.constraint} is", f"nodes with {need.constraint} are")
+            rule = f"{of_kind} needed, {names} have not got it"
             yield refused("slurm.constraint", rule, "change it, or choose another partition", 2)
         elif lack is Lack.MEMORY:
             rule = f"{need.memory_megabytes} MB of memory a node are needed, {names} have less"
             yield refused("slurm.options.mem", rule, "lower it, or choose another partition", 2)
         elif lack is Lack.CORES:
-            rule = f"{counted(need.cpus, 'core')} a node: {names} have fewer"
+            rule = f"{counted(need.cpus, 'core a node is', 'cores a node are')} needed, {names} have fewer"
             yield refused("slurm.cpus_per_task", rule, "lower it, or choose another partition", 2)
         else:
-            rule = f"{counted(need.gpus, 'GPU')} a node: {names} have fewer"
+            rule = f"{counted(need.gpus, 'GPU a node is', 'GPUs a node are')} needed, {names} have fewer"
             yield refused("slurm.gpus_per_node", rule, "lower it, or choose another partition", 2)
 
 

@@ -184,7 +184,7 @@ def alerts(status: Status) -> Iterator[Row]:
         style = "red" if alert.severity == "critical" else "yellow"
         yield (
             "alerts" if index == 0 else "",
-            f"{alert.severity.upper()} {alert.title}, since {age}; {owner}",
+            f"{alert.severity.upper()} {alert.title} ({age}); {owner}",
             style,
         )
     if len(seen) > ALERTS_SHOWN:

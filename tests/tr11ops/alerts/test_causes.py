@@ -92,7 +92,7 @@ def test_a_cause_that_is_found_later_goes_on_with_the_alert_of_its_consequence()
     watch.alert_state = apply(watch.alert_state, watch.alert.fingerprint, change, ACKNOWLEDGED, "ana", "", watch.now)
     (second,) = watch.sees(HELD, FAULT)
     assert second.kind == "cause" and "SIGSEGV" in second.subject
-    assert "This is the cause of what you were told before." in second.body
+    assert "This is the cause of what you were told before," in second.body
     assert (watch.open, watch.alert.began, watch.alert.acknowledged_by) == (["unfinished-end"], began, "ana")
     assert second.thread == first.message_id
     assert resolve_prefix(watch.alert_state, fingerprint("held", ())) == watch.alert  # as the first mail named it

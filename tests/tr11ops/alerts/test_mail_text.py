@@ -122,7 +122,7 @@ def test_the_first_lines_say_all_that_a_telephone_shows() -> None:
     assert (
         " ".join(text.splitlines()[:6]).split()
         == (
-            "Job 1007 hangs: no sign of life for 31 min, since 2022-05-02 12:00 UTC (5 min)."
+            "Job 1007 hangs: no sign of life for 31 min. This began at 2022-05-02 12:00 UTC, 5 min ago."
             " tr11 will now cancel 1007: job 1007 hangs. Type: cd /home/ana tr11 logs --run tr11.toml --rank 17"
         ).split()
     )

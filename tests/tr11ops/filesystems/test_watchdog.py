@@ -128,7 +128,7 @@ def test_every_measure_with_debug_and_json_that_parses() -> None:
     report = replace(judge("r", [RULE, FilesystemRule("X")], looks, [], NOW), drift=Drift(100, 7, True))
     text = "\n".join(lines(report, debug=True))
     assert "0.2% (1.0 TiB of 400.0 TiB)" in text and "too few samples yet" in text and "SCRATCH: a note" in text
-    assert "7 of 100 files are not usable for the run's group: tr11 perms check" in text
+    assert "7 files are not usable for the run's group, of 100: tr11 perms check" in text
     assert all(len(line) <= 80 for line in text.splitlines())
     document = json.loads(json.dumps(value(report), allow_nan=False))
     assert (document["schema"], document["exit_code"], document["rights"]["wrong"]) == (1, 0, 7)

@@ -106,7 +106,7 @@ def test_a_launch_says_what_the_image_lacks(tmp_path: Path) -> None:
     ]  # fmt: skip
     seen = ContainerFacts(True, True)
     bench.changes = {"scheduler": "slurm", "container": seen}
-    assert bench.faults() == [] and f"container: {image} is there; apptainer, 1 mounts" in bench.text()
+    assert bench.faults() == [] and f"container: {image} is there; apptainer, 1 mount" in bench.text()
     bench.changes["container"] = ContainerFacts(None, True)
     assert "is an address, which the nodes must reach" in bench.text()
     bench.changes["container"] = ContainerFacts(True, False)

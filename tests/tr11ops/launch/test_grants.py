@@ -173,7 +173,7 @@ def checks(folder: Path, grants: Any, tasks: int = 10, reservation: bool = False
     [
         (None, "ok: reservation: r1, without an end"),
         (NOW + 21 * HOUR, "ok: reservation: r1 ends in 21 h 00 min"),
-        (NOW + 5 * HOUR, "warning: slurm.reservation: r1 ends in 5 h 00 min: 2 of 10 tasks fit"),
+        (NOW + 5 * HOUR, "warning: slurm.reservation: r1 ends in 5 h 00 min: 2 tasks fit, the 8 others"),
         (
             NOW + HOUR,
             "refused: slurm.reservation: r1 ends in 1 h 00 min, one task asks for 2 h 00 min: none would start",

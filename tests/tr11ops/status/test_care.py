@@ -318,7 +318,7 @@ def test_every_open_alert_says_who_has_it() -> None:
         alert("spike", snoozed_until=NOW + HOUR),
     )
     told = [text for _, text, _ in alerts(shown(snapshot(), ExtraObservations(seen)))]
-    assert told[0].endswith(f"since 1 h 00 min; unassigned: tr11 alerts ack {seen[0].fingerprint}")
+    assert told[0].endswith(f"(1 h 00 min); unassigned: tr11 alerts ack {seen[0].fingerprint}")
     assert [text.rpartition("; ")[2] for text in told[1:]] == ["eva has it", "ben has it", "snoozed for 1 h 00 min"]
     many = tuple(alert(f"d{number}") for number in range(9))
     assert [text for _, text, _ in alerts(shown(snapshot(), ExtraObservations(many)))][

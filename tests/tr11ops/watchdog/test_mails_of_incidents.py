@@ -90,6 +90,8 @@ AFTER_CANCEL = replace(LOST_HOST, jobs=(CANCELLED, REST), attempts=(ENDED_BY_IT,
 AFTER_LOST_HOST = goes_on(nodes=without("n01"), attempts=(ENDED_BY_IT, ended()))
 CRITICAL = "[CRITICAL] "
 LOST = f"{CRITICAL}job 1000_7 has lost n01, which ran its batch script"
+STALLED = f"{CRITICAL}job 1000_7: no iteration after 31219 for 2 h 00 min, though its ranks show life ..."
+HANGS = f"{CRITICAL}job 1000_7 hangs: no sign of life for 1 h 00 min while training (normal, up to 17 ..."
 FULL_CAP = "6 nodes are excluded, no more may be: the next bad node stops the run"
 MOUNT = "the run directory cannot be used: /scratch is not mounted"
 SAMPLE = "software or data, not the nodes: the same fault came back after iteration 31219 on n1 and n2: SIGSEGV"
@@ -114,6 +116,9 @@ BAD_AGAIN = replace(
     steps=steps(19, 31_219, "1008", age=120.0), launch_ends=FAILED_AT,
 )  # fmt: skip
 
+STALL = replace(WELL, heartbeats=beats(30.0), steps=steps(age=2 * HOUR))
+SILENT = replace(WELL, heartbeats=beats(HOUR), steps=steps(age=2 * HOUR))
+
 # the incident; what is seen one after another; the subjects of all mails
 INCIDENTS: list[tuple[str, tuple[Snapshot, ...], list[str]]] = [
     ("nothing happens", (WELL, goes_on()), []),
@@ -121,6 +126,11 @@ INCIDENTS: list[tuple[str, tuple[Snapshot, ...], list[str]]] = [
         "the batch host dies",
         (WELL, LOST_HOST, AFTER_CANCEL, AFTER_LOST_HOST),
         [LOST, f"[OK] over: {LOST.removeprefix(CRITICAL)}, and has ended"],
+    ),
+    (
+        "a stall becomes a hang, shows life once more, and the next task trains",
+        (WELL, STALL, SILENT, STALL, SILENT, goes_on(attempts=(ended("1007"),))),
+        [STALLED, HANGS, f"[OK] over: {HANGS.removeprefix(CRITICAL)}"],
     ),
     (
         "the directory was unmounted",
@@ -207,3 +217,9 @@ def mails(seen: tuple[Snapshot, ...]) -> list[Message]:
 @pytest.mark.parametrize(("seen", "subjects"), [row[1:] for row in INCIDENTS], ids=[row[0] for row in INCIDENTS])
 def test_an_incident_is_one_mail_and_its_all_clear(seen: tuple[Snapshot, ...], subjects: list[str]) -> None:
     assert [message.subject.replace(" tr11-176B-ml:", "") for message in mails(seen)] == subjects
+
+
+def test_a_stall_that_becomes_a_hang_is_told_again_in_its_thread_for_the_other_command() -> None:
+    first, second, over = mails((WELL, STALL, SILENT, STALL, SILENT, goes_on(attempts=(ended("1007"),))))
+    assert (second.kind, second.thread, over.thread) == ("cause", first.message_id, first.message_id)
+    assert "This began at 2022-05-01 10:00 UTC" in second.body, "with the stall"

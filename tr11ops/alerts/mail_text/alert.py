@@ -46,9 +46,9 @@ NAMES_OF_FILES = frozenset({"latest"})
 _NEWS = {
     "raised": "This has become worse.",
     "reopened": "This has come back.",
-    "cause": "This is the cause of what you were told before.",
-    "repeated": "This still stands, and no one has acknowledged it.",
-    "again": "This still stands: its acknowledgement or its snooze is over.",
+    "cause": "This is the cause of what you were told before, and its commands take the place of those.",
+    "repeated": "This is still so, and no one has acknowledged it.",
+    "again": "This is still so, and its acknowledgement or snooze has run out.",
 }
 _SHORT = {
     "opened": "new", "raised": "worse", "reopened": "back", "cause": "the cause", "again": "still stands",
@@ -173,9 +173,15 @@ def _first_lines(
     if part.kind in OVER:
         yield from _all_clear(part, policy, now, situation, standing)
         return
-    what = f"{_sentence(alert.title)}, since {moment(alert.start, policy)} ({duration(now - alert.start)})."
+    what = f"{_sentence(alert.title)}. {_since(alert.start, policy, now)}"
     yield from wrapped(for_card(policy.typed, f"{what} {what_tr11_does(alert, situation)}".rstrip()))
     yield from _type(alert, policy, is_cured(alert, situation))
+
+
+def _since(start: float, policy: Policy, now: float) -> str:
+    """A sentence of its own: a title may say "for 31 min" or "since iteration 5" of what it is about."""
+    ago = f"{duration(now - start)} ago" if now - start >= 1 else "just now"
+    return f"This began at {moment(start, policy)}, {ago}."
 
 
 def _all_clear(
@@ -199,7 +205,7 @@ def _all_clear(
         yield from wrapped(f"{over}{words}" + ("" if standing or resume else " Nothing to type."))
     for other in standing[:MOST_STANDING]:
         yield from wrapped(
-            f"Still open, {other.severity.name}: {other.title}, since {moment(other.start, policy)}.", "", "  "
+            f"Still open, {other.severity.name}: {other.title} (since {moment(other.start, policy)}).", "", "  "
         )
         yield from _type(other, policy, is_cured(other, situation))
     if resume:
@@ -232,7 +238,7 @@ def _news(part: MessagePart, now: float) -> str:
         return f"This is now yours ({alert.owner})."
     if part.kind == "reopened" and alert.called_over is not None:
         between = max(0.0, alert.start - alert.called_over)
-        return f"Again: this has come back, {duration(between)} after it was called over."
+        return f"This came back {duration(between)} after its all-clear."
     return _NEWS.get(part.kind, "")
 
 
