@@ -52,7 +52,7 @@ def must_hold(fault: str, before: Sequence[Burned], most: int) -> str:
         what = f" ({fault})" if fault in UNTOLD else ""
         return f"{counted(same, 'task was', 'tasks were')} ended by the same fault without progress{what}"
     if len(before) + 1 >= 2 * most:
-        return f"{counted(len(before) + 1, 'task')} in a row ended without progress"
+        return f"{len(before) + 1} tasks in a row ended without progress"
     return ""
 
 

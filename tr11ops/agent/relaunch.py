@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from tr11ops.base.units import counted
 from tr11ops.diagnose.attribution.evidence import Kind
 from tr11ops.diagnose.attribution.restart import MOST_AT_ONE_STEP
 from tr11ops.diagnose.signature import Restart
@@ -126,9 +125,9 @@ def _end(history: Sequence[FailedLaunch], situation: AllocationState, budget: Re
     if last.kind is Kind.OPERATOR:
         why = "it was asked for"
     elif len(history) >= budget.launches:
-        why = f"{counted(budget.launches, 'launch', 'launches')} in this allocation: no more are allowed"
+        why = f"{budget.launches} launches in this allocation are the most allowed"
     elif fruitless >= budget.without_progress:
-        why = f"{counted(fruitless, 'launch', 'launches')} in a row added no iteration"
+        why = f"{fruitless} launches in a row added no iteration"
     elif left is not None and left < situation.seconds_needed:
         why = f"{max(left, 0.0):.0f} s of the allocation are left to train in"
     return EndTask(why) if why else None
@@ -141,7 +140,7 @@ def _why_stop(history: Sequence[FailedLaunch]) -> str:
     if last.kind in {Kind.UNKNOWN, Kind.NUMERICS, Kind.SOFTWARE} and came_back and last.tried_older:
         return "the same fault came back at the same step, from an older checkpoint too"
     if last.restart is Restart.CHANGE and not _is_worth_a_try(last):
-        again = f"the same fault came back at the same step, {counted(last.times, 'time')}"
+        again = f"the same fault came back at the same step, {last.times} times"
         return again if last.kind is Kind.UNKNOWN else f"{last.kind}: another launch would end the same way"
     return "the same fault came back on other nodes: it is not the nodes" if _is_not_the_nodes(history) else ""
 

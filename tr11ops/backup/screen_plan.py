@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tr11ops.backup.source import read_source
 from tr11ops.backup.transfer import CopyError
-from tr11ops.base.units import counted, duration, size
+from tr11ops.base.units import duration, size
 from trainer.contract.checkpoint_names import checkpoint_name
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _steps(steps: list[int]) -> str:
     names = [str(step) for step in sorted(set(steps))]
     if len(names) <= STEPS_NAMED:
         return ", ".join(names)
-    return f"{counted(len(names), 'step')}, {names[0]} ... {', '.join(names[-3:])}"
+    return f"{len(names)} steps, {names[0]} ... {', '.join(names[-3:])}"
 
 
 def value(

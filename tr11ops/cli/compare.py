@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from tr11ops.base.units import counted, finite, timestamp
+from tr11ops.base.units import finite, timestamp
 from tr11ops.cli.common import JsonOption, Refusal, require_file, say
 from tr11ops.cli.context import answer
 from tr11ops.cli.courses import FromOption, NamedCourse, ToOption, course_named, range_of_options
@@ -97,7 +97,7 @@ def _screen(
     value: str,
     within: CurveRange,
 ) -> Iterator[str]:
-    yield " ".join(filter(None, (f"{value} by {axis}, means of {counted(compared.lines, 'line')}", str(within))))
+    yield " ".join(filter(None, (f"{value} by {axis}, means of {compared.lines} lines", str(within))))
     for letter, course in zip(ascii_uppercase, courses, strict=False):
         yield f"  {letter}  {course.name}"
     yield ""

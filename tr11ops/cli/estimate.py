@@ -143,11 +143,7 @@ def _step_rows(found: Estimate) -> list[Row]:
         ("samples", f"{found.trained_samples:,}", f"of {found.train_samples:,} asked for"),
         ("tokens", f"{found.tokens:,}", ""),
         *_first_loss(found),
-        (
-            "global batch",
-            f"{first.global_batch_size:,} to {full.global_batch_size:,}",
-            counted(len(found.levels), "level"),
-        ),
+        ("global batch", f"{first.global_batch_size:,} to {full.global_batch_size:,}", f"{len(found.levels)} levels"),
         ("accumulation steps", f"{first.gradient_accumulation_steps:,} to {full.gradient_accumulation_steps:,}", ""),
         ("pipeline bubble", f"{first.bubble_share:.1%} to {full.bubble_share:.1%}", "of a step"),
         ("model FLOPs a step", f"{found.model_flops_per_iteration:.4e}", f"{found.total_model_flops:.4e} in all"),

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tr11ops.base import deadline
-from tr11ops.base.units import counted
 from tr11ops.cli.common import (
     DryRunOption,
     Refusal,
@@ -180,7 +179,7 @@ def _loss(view: StopView) -> str:
     since = "the start" if view.checkpoint is None else f"global_step{view.checkpoint}"
     seconds = view.seconds_per_iteration
     pace = f", about {max(1, round(lost * seconds / 60))} min of training" if lost and seconds else ""
-    return f"{counted(lost, 'iteration')} since {since}{pace}"
+    return f"{lost} iterations since {since}{pace}"
 
 
 def _unsaved_end(run: StopContext, view: StopView, kind: str, minutes: float) -> str:

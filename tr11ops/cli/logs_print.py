@@ -11,7 +11,6 @@ from pathlib import Path
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING
 
-from tr11ops.base.units import counted
 from tr11ops.cli.common import Refusal, is_terminal, say
 from tr11ops.cli.context import emit
 from tr11ops.hub.address import repo_of
@@ -55,10 +54,7 @@ def print_line(line: str, flush: bool) -> None:
 def no_attempt(attempt: str | None, launches: int) -> Refusal:
     if not launches:
         return Refusal(f"--attempt {attempt}: this log does not say where an attempt begins", exit_code=2)
-    return Refusal(
-        f"--attempt {attempt}: the log has {counted(launches, 'launch', 'launches')}, but none of this attempt",
-        exit_code=2,
-    )
+    return Refusal(f"--attempt {attempt}: the log has {launches} launches, but none of this attempt", exit_code=2)
 
 
 def show_summary(path: Path, as_json: bool) -> None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tr11ops.base.units import counted
 from tr11ops.cli.common import Refusal, is_terminal
 from tr11ops.cli.context import JSON, RunContext, emit
 from tr11ops.launch.extra_observations import user_of
@@ -145,7 +144,7 @@ def _progress(root: Path) -> Iterator[Callable[[PermissionTally], None]]:
         task = bar.add_task(_shown(str(root)), total=1, text="")
 
         def show(tally: PermissionTally) -> None:
-            text = f"{counted(tally.entries, 'entry', 'entries')}, {tally.wrong:,} wrong"
+            text = f"{tally.entries:,} entries, {tally.wrong:,} wrong"
             bar.update(task, total=tally.folders_found, completed=tally.folders, text=text)
 
         yield show
@@ -153,8 +152,7 @@ def _progress(root: Path) -> Iterator[Callable[[PermissionTally], None]]:
 
 def _lines(root: Path, group: int, tally: PermissionTally, repair: bool, dry_run: bool, user: int) -> Iterator[str]:
     name = _group_name(group)
-    entries = counted(tally.entries, "file or folder", "files and folders")
-    yield f"{_shown(str(root))}: {entries}, group {name}: {tally.wrong:,} wrong"
+    yield f"{_shown(str(root))}: {tally.entries:,} files and folders, group {name}: {tally.wrong:,} wrong"
     for fault in tally.examples[:SHOWN]:
         whose = "" if fault.owner == user else f", of {user_of(fault.owner)}"
         error = f": {fault.error}" if fault.error else ""

@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import typer
 
-from tr11ops.base.units import counted, size
+from tr11ops.base.units import size
 from tr11ops.cli.common import (
     Refusal,
     in_time_for_all,
@@ -73,7 +73,7 @@ def report(
     _write(output, text)
     for line in material.read_errors:
         say(f"unknown: {line}")
-    say(f"{output}: {size(len(text))}, {counted(len(page.sections), 'part')}")
+    say(f"{output}: {size(len(text))}, {len(page.sections)} parts")
 
 
 def _zone(name: str) -> ZoneInfo:

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from tr11ops.base.units import counted, timestamp
+from tr11ops.base.units import timestamp
 from tr11ops.cli.common import JsonOption, Refusal, SchedulerOption, require_file, say
 from tr11ops.cli.compare import PLOT_LINES, WIDTH, comparison_document, comparison_lines
 from tr11ops.cli.context import answer
@@ -100,7 +100,7 @@ def _screen(result: StudyResult, count: int, within: str) -> Iterator[str]:
     for axis, compared in result.compared.items():
         curves = result.curves[axis]
         yield ""
-        yield " ".join(filter(None, (f"{result.value} by {axis}, means of {counted(compared.lines, 'line')}", within)))
+        yield " ".join(filter(None, (f"{result.value} by {axis}, means of {compared.lines} lines", within)))
         for letter, curve in zip(ascii_uppercase, curves, strict=False):
             yield f"  {letter}  {curve.name}"
         yield ""
@@ -109,7 +109,7 @@ def _screen(result: StudyResult, count: int, within: str) -> Iterator[str]:
         yield from comparison_lines(compared, axis)
     if count > MOST_CURVES:
         yield ""
-        yield f"{counted(count - MOST_CURVES, 'cell is', 'cells are')} not drawn: choose with --cell"
+        yield f"{count - MOST_CURVES} cells are not drawn: choose with --cell"
 
 
 def _document(result: StudyResult) -> dict[str, object]:

@@ -237,7 +237,7 @@ def _show(seen: TwinStatus, faults: tuple[InjectedFault, ...]) -> None:
     state = "[green]healthy[/]" if seen.is_healthy else "[red]not healthy[/]" if seen.answers else "[yellow]silent[/]"
     console.print(
         f"twin [bold]{escape(seen.name)}[/]: {state}, port {seen.controller_port}, "
-        f"{counted(len(seen.daemons), 'daemon')}, {seen.memory_megabytes} MB"
+        f"{len(seen.daemons)} daemons, {seen.memory_megabytes} MB"
     )
     console.print(escape(str(seen.directory)), style="dim", soft_wrap=True)
     table = Table("state", "nodes", "names", box=None, header_style="bold", pad_edge=False)

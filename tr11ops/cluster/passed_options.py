@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from tr11ops.base.units import counted
 from tr11ops.cluster.gres import gpu_kind_of, parse_gres
 
 Options = tuple[tuple[str, str], ...]
@@ -111,7 +110,7 @@ def gpu_fault(options: Options, gpus: int) -> tuple[str, str, str] | None:
         return named[1][0], "names the GPUs a second time", f"keep slurm.options.{named[0][0]} alone"
     if named and named[0][1] != gpus:
         name, count = named[0]
-        return name, f"asks for {counted(count, 'GPU')} a node, slurm.gpus_per_node for {gpus}", "make the two equal"
+        return name, f"asks for {count} GPUs a node, slurm.gpus_per_node for {gpus}", "make the two equal"
     return None
 
 

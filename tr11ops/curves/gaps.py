@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from tr11ops.base.units import counted
 from tr11ops.curves.anomaly import NumberAnomaly, span
 from tr11ops.curves.steps import LoggedStep
 
@@ -48,7 +47,7 @@ class MissingLosses:
 
     def anomalies(self) -> Iterator[NumberAnomaly]:
         for one in self._found:
-            lines = counted(one.count, "line")
+            lines = "1 line" if one.count == 1 else f"{one.count:,} lines"
             text = f"no finite loss {span(one.first, one.last)} ({lines}): it was NaN or infinite"
             yield NumberAnomaly("missing-loss", one.first, one.last, one.line, text)
 
@@ -74,8 +73,9 @@ class RepeatedNorms:
     def anomalies(self) -> Iterator[NumberAnomaly]:
         self._close()
         for one, norm in self._found:
-            lines = counted(one.count, "line")
-            text = f"the gradient norm is {norm:.6g} in {lines} after one another, {span(one.first, one.last)}"
+            text = (
+                f"the gradient norm is {norm:.6g} in {one.count:,} lines after one another, {span(one.first, one.last)}"
+            )
             yield NumberAnomaly("repeated-norm", one.first, one.last, one.line, text)
 
     def _close(self) -> None:
@@ -115,7 +115,7 @@ class DroppedUpdates:
             if is_wrong
             else ""
         )
-        text = f"{counted(self._all, 'update was', 'updates were')} dropped in {counted(self._lines, 'line')}{row}"
+        text = f"{self._all:,} updates were dropped in {self._lines:,} lines{row}"
         first = self._first.record.iteration
         yield NumberAnomaly("dropped-steps", first, self._last, self._first.line, text, is_wrong)
 

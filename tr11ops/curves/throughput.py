@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tr11ops.base.units import counted
 from tr11ops.curves.anomaly import NumberAnomaly
 from tr11ops.curves.steps import LoggedStep
 from tr11ops.curves.windows import RunningMedian
@@ -74,7 +73,7 @@ class ThroughputFalls:
             return
         first = fall.first.record.iteration
         low, unit = fall.sum / fall.lines, _unit(fall.first)
-        span = until or f"for {counted(fall.last - first + 1, 'iteration')}"
+        span = until or f"for {fall.last - first + 1:,} iterations"
         change = f"{fall.usual:.1f} to {low:.1f} {unit} ({low / fall.usual - 1:+.1%})"
         text = f"throughput falls from {change} at iteration {first:,}, {span}"
         self._found.append(NumberAnomaly("throughput-fall", first, fall.last, fall.first.line, text))

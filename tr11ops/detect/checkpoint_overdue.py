@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tr11ops.base.observed import Unknown, known
-from tr11ops.base.units import counted, duration
+from tr11ops.base.units import duration
 from tr11ops.detect.filesystem_full import make_room
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe import derived, normal_silence
@@ -94,7 +94,7 @@ def _of_iterations(snapshot: Snapshot, sound: Checkpoint | None, done: int) -> t
     if interval is None:
         return 0.0, ""
     unsaved = done - (sound.step if sound else 0)
-    return unsaved / interval, f"no checkpoint for {counted(unsaved, 'iteration')} (the interval is {interval})"
+    return unsaved / interval, f"no checkpoint for {unsaved} iterations (the interval is {interval})"
 
 
 def _of_minutes(snapshot: Snapshot, sound: Checkpoint | None) -> tuple[float, str]:

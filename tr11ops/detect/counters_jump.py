@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from tr11ops.base.observed import Unknown, known
-from tr11ops.base.units import counted
 from tr11ops.detect import series
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe import derived
@@ -96,7 +95,7 @@ def _samples(base: StepRecord, after: StepRecord, count: int) -> Iterator[str]:
     moved = after.consumed_samples - base.consumed_samples
     if low > 0 and not count * low <= moved <= count * (high + 1):
         yield (
-            f"consumed samples {after.consumed_samples}, {moved:+d} after {counted(count, 'iteration')}"
+            f"consumed samples {after.consumed_samples}, {moved:+d} after {count} iterations"
             f" of {low if low == high else f'{low} to {high}'}"
         )
 

@@ -12,7 +12,6 @@ from statistics import fmean, median
 
 from tr11ops.base.observed import known
 from tr11ops.base.robust import robust_sigma
-from tr11ops.base.units import counted
 from tr11ops.cluster.hostlist import compress
 from tr11ops.detect import series
 from tr11ops.detect.finding import Finding, Severity
@@ -110,7 +109,7 @@ def _togetherness(snapshot: Snapshot) -> Iterator[str]:
     for job in snapshot.active_jobs:
         beats = derived.beats_of(snapshot, job)
         if len(beats) > 1 and len({beat.iteration for beat in beats}) == 1:
-            yield f"which node it is cannot be told from the heartbeats: all {counted(len(beats), 'rank')} keep step"
+            yield f"which node it is cannot be told from the heartbeats: all {len(beats)} ranks keep step"
 
 
 def slowdown(snapshot: Snapshot) -> Slowdown | None:

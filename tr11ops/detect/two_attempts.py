@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tr11ops.base.units import counted
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe import derived
@@ -33,7 +32,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     yield Finding(
         NAME,
         Severity.CRITICAL,
-        f"{counted(len(running), 'job')} of this run are running at once: {names}",
+        f"{len(running)} jobs of this run are running at once: {names}",
         subject=names,
         evidence=tuple(f"{job.job_id} of {job.user}: {job.comment or 'no comment'}" for job in running),
         fix=derived.scheduler_command(snapshot, "scancel", running[-1]),

@@ -193,7 +193,7 @@ def _interval(found: MeasuredCosts, goodput: Goodput, situation: CardSettings) -
         launches = list(recorded_launches(goodput))
         saved = replay(launches, present, found.save) - replay(launches, every * found.step, found.save)
     yield Advice(
-        "save interval", _now(situation), f"{counted(every, 'iteration')} ({duration(every * found.step)})", tuple(why),
+        "save interval", _now(situation), f"{every} iterations ({duration(every * found.step)})", tuple(why),
         f"checkpoint.interval = {every}", saved,
         {"young_seconds": young_interval(rate.mtbf, found.save), "daly_seconds": best, "save_seconds": found.save,
          "mtbf_seconds": rate.mtbf, "mtbf_low": rate.low, "mtbf_high": rate.high if math.isfinite(rate.high) else None,
@@ -202,7 +202,7 @@ def _interval(found: MeasuredCosts, goodput: Goodput, situation: CardSettings) -
 
 
 def _now(situation: CardSettings) -> str:
-    return "none" if situation.save_every is None else counted(situation.save_every, "iteration")
+    return "none" if situation.save_every is None else f"{situation.save_every} iterations"
 
 
 def recorded_launches(goodput: Goodput) -> Iterator[ReplayedLaunch]:
@@ -277,17 +277,16 @@ def _array(found: MeasuredCosts, situation: CardSettings) -> Iterator[Advice]:
     tasks = math.ceil(training / found.useful_rate / situation.task_seconds)
     per_100 = math.ceil(training / found.useful_rate / 360_000)
     rate = f"{100 * found.useful_rate:.1f} % of the time with nodes trains what is kept"
-    left_over = counted(situation.remaining, "iteration remains", "iterations remain")
     why = [
-        f"{left_over}, {duration(training)} by the recent {found.step:,.1f} s; {rate}",
-        f"that makes {counted(tasks, 'task')} of {duration(situation.task_seconds)}, or {per_100} of 100 h",
+        f"{situation.remaining:,} iterations remain, {duration(training)} by the recent {found.step:,.1f} s; {rate}",
+        f"that makes {tasks} tasks of {duration(situation.task_seconds)}, or {per_100} of 100 h",
     ]
     if found.queue is not None:
         share = found.queue / (found.queue + situation.task_seconds)
         why.append(
             f"a task waits {duration(found.queue)} in the queue, {100 * share:.1f} % of the time: longer ones less"
         )
-    better = counted(tasks, "more task") if tasks else "nothing remains"
+    better = "nothing remains" if not tasks else f"{tasks} more tasks" if tasks > 1 else "1 more task"
     change = f"tr11 launch --array 1-{tasks}" if tasks else ""
     yield Advice("array", "", better, tuple(why), change, None, {"tasks": tasks, "tasks_of_100_hours": per_100})
 

@@ -88,7 +88,7 @@ def progress_sentence(given: ShiftProgress) -> str:
     before, now = given.loss_before, given.loss_now
     loss = "" if now is None else f"; loss {now:.4f}" if before is None else f"; loss {before:.4f} -> {now:.4f}"
     useful = "" if given.useful is None else f"; {100 * given.useful:.0f} % of {node_time(given.node_hours)} counted"
-    return f"{counted(given.iterations, 'iteration')} ({given.first:,} to {given.last:,}){tokens}{loss}{useful}."
+    return f"{given.iterations:,} iterations ({given.first:,} to {given.last:,}){tokens}{loss}{useful}."
 
 
 def trouble_sentence(given: Trouble) -> str:

@@ -6,7 +6,7 @@ import re
 
 from tr11ops.base.nvidia import ask, words_of
 from tr11ops.base.probes import Unanswered
-from tr11ops.base.units import counted, first_few
+from tr11ops.base.units import first_few
 from tr11ops.health.base import Answer, CheckOutcome, NodeRequirements, System
 
 _GPU = re.compile(r"GPU (\d+):")
@@ -40,4 +40,4 @@ def check(system: System, wanted: NodeRequirements) -> Answer:
     slow = [f"GPU {name}: {min(found):g} GB/s" for name, found in links.items() if min(found) < 0.9 * fastest]
     if slow:
         return CheckOutcome.BAD, f"links slower than {fastest:g} GB/s: {first_few(slow)}"
-    return CheckOutcome.FINE, f"{counted(most, 'link')} up on each of {counted(len(links), 'GPU')}"
+    return CheckOutcome.FINE, f"{most} links up on each of {len(links)} GPUs"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from tr11ops.base.units import counted
 from tr11ops.importer.builder import Builder
 from tr11ops.importer.place_slurm import RUN_NAME
 from tr11ops.importer.results import LeftReason
@@ -66,9 +65,7 @@ def correct(builder: Builder) -> None:
     if minutes is not None and limit and minutes * 60 >= limit:
         advised = advised_exit_minutes(limit)
         value = int(advised) if advised.is_integer() else advised
-        builder.change(
-            "run.exit_duration_minutes", value, f"is not below the time limit of {counted(limit / 60, 'minute')}"
-        )
+        builder.change("run.exit_duration_minutes", value, f"is not below the time limit of {limit / 60:g} minutes")
     ramp = builder.value("batch.ramp")
     if isinstance(ramp, dict) and ramp["start"] == builder.integer("batch.global_batch_size"):
         builder.drop(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from tr11ops.base.units import counted
 from tr11ops.cluster.node_states import StateAnswer, may_start
 from tr11ops.rundir.exclusion_limit import ExclusionLimit
 
@@ -33,5 +32,5 @@ def why_not_leave_out(
         and (node in own or "idle" in states[node])
     }
     if len(free) < limit.needed:
-        return f"only {counted(len(free), 'other is', 'others are')} free, an attempt needs {limit.needed}"
+        return f"only {len(free)} others are free, an attempt needs {limit.needed}"
     return ""

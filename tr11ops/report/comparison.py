@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from tr11ops.base.units import counted
 from tr11ops.curves.compare import CurveComparison, axis_text
 from tr11ops.curves.curve import RunCurve, wants_logarithm
 from tr11ops.report.charts.lines import Curve, Panel, Readout, line_chart, number
@@ -57,7 +56,7 @@ def comparison_section(
 
 
 def _means(compared: CurveComparison) -> str:
-    return f"Means of the last {counted(compared.lines, 'line')} up to each place."
+    return f"Means of the last {compared.lines} lines up to each place."
 
 
 def comparison_table(compared: CurveComparison, axis: str) -> Table | None:

@@ -12,7 +12,6 @@ from typing import Any
 
 from pydantic import Field
 
-from tr11ops.base.units import counted
 from tr11ops.runcard.addresses import expand_addresses
 from tr11ops.runcard.containers import KubernetesSection
 from tr11ops.runcard.copies import BackupSection, HubSection
@@ -292,9 +291,7 @@ def broken_rules(card: RunCard, is_whole: bool = True) -> list[Problem]:
 
 def _raise_if(problems: Sequence[Problem], source: str) -> None:
     if len(problems) > MOST_PROBLEMS:
-        more = Problem(
-            "card", None, f"has {counted(len(problems) - MOST_PROBLEMS, 'more problem')}", "repair these first"
-        )
+        more = Problem("card", None, f"has {len(problems) - MOST_PROBLEMS} more problems", "repair these first")
         problems = [*problems[:MOST_PROBLEMS], more]
     if problems:
         raise CardError(source, [_without_private(problem) for problem in problems])

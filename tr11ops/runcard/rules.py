@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tr11ops.base.units import counted
 from tr11ops.cluster.passed_options import gpu_fault, option_fault, options_of
 from trainer.config.card import ModelSection, ParallelSection, Problem
 from trainer.config.initial_std import WHAT_IT_COST, too_large
@@ -45,8 +44,7 @@ def operation_rules(card: RunCard) -> tuple[Rule, ...]:
 def _exit_problems(card: RunCard) -> Iterator[Problem]:
     minutes, limit = card.run.exit_duration_minutes, card.time_limit_seconds
     if minutes is not None and minutes * 60 >= limit:
-        allowed = f"{card.slurm.time_limit} = {counted(limit / 60, 'minute')}"
-        rule = f"must be below slurm.time_limit ({allowed}), or nothing is saved"
+        rule = f"must be below slurm.time_limit ({card.slurm.time_limit} = {limit / 60:g} minutes), or nothing is saved"
         yield Problem("run.exit_duration_minutes", minutes, rule, f"use {advised_exit_minutes(limit):g} or less")
 
 
@@ -148,7 +146,7 @@ def _exit_warnings(card: RunCard) -> list[Problem]:
     wanted = MARGIN_WITH_EVALUATION_SECONDS if evaluates else MARGIN_SECONDS
     if margin >= wanted:
         return []
-    rule = f"leaves {counted(margin / 60, 'minute')} before the time limit"
+    rule = f"leaves {margin / 60:g} minutes before the time limit"
     rule += ", less than one evaluation may take" if evaluates else ", less than a save may take"
     return [Problem("run.exit_duration_minutes", minutes, rule, f"use {advised_exit_minutes(limit):g}")]
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import field
 from statistics import median
 
-from tr11ops.base.units import counted
 from tr11ops.cluster.passed_options import gpu_kind_asked, options_of
 from tr11ops.runcard.card import RunCard
 from trainer.contract.record import Record
@@ -154,7 +153,7 @@ def measured_speed(card: RunCard, path: TrainingPath, steps: Iterable[tuple[int,
     last = max(measured)
     (weight,) = step_weights(card, [path.segments[last]])
     count = sum(len(found[number]) for number in measured)
-    basis = f"{counted(count, 'step')} of this run, up to a batch of {path.segments[last].batch_size:,}"
+    basis = f"{count:,} steps of this run, up to a batch of {path.segments[last].batch_size:,}"
     return Speed(measured[last] / weight, basis, measured)
 
 

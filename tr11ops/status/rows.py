@@ -233,7 +233,7 @@ def _job_line(job: ShownJob, now: float) -> str:
     parts = [f"{job.id_} of {job.user}" if job.user else job.id_, job.state, counted(job.node_count, "node")]
     if job.state == JobState.PENDING:
         if job.tasks > 1:
-            parts.append(counted(job.tasks, "task"))
+            parts.append(f"{job.tasks} tasks")
         if job.reason:
             parts.append(f"({job.reason})")
         if job.start is not None and job.start > now:

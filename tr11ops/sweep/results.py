@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tr11ops.base.units import counted, finite
+from tr11ops.base.units import finite
 from tr11ops.curves.compare import LINES, CurveComparison, compare
 from tr11ops.curves.curve import CurveAxis, RunCurve, curve_of
 from tr11ops.curves.ranges import WHOLE, CurveRange
@@ -155,8 +155,7 @@ def best_sentence(rows: Sequence[CellResult]) -> str:
     if not trained:
         return "No cell has trained yet."
     best = trained[0]
-    after = f"{best.loss:.4f} after {counted(best.samples, 'sample')}"
-    return f"{best.name} has the lowest loss, {after}, of {counted(len(trained), 'cell')}."
+    return f"{best.name} has the lowest loss, {best.loss:.4f} after {best.samples:,} samples, of {len(trained)} cells."
 
 
 def page_of_study(result: StudyResult, made: str) -> Page:

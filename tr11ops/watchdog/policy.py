@@ -356,8 +356,7 @@ def _hold_unbegun(draft: _Draft) -> None:
     doomed = [job for job in derived.startable_jobs(snapshot) if (job.submit_time or 0.0) < last]
     for name in names_of(doomed, filter(is_held, snapshot.pending_jobs)):
         job = next(job for job in doomed if covers(name, job))
-        tasks = counted(len(unbegun), "task")
-        why = f"{tasks} ended before they began to work ({', '.join(reasons)}), and it would meet the same"
+        why = f"{len(unbegun)} tasks ended before they began to work ({', '.join(reasons)}), and it would meet the same"
         draft.propose(Hold(name, why, f"hold:{name}", _evidence(job), "`tr11 resume`"), job)
 
 

@@ -105,8 +105,7 @@ def _without_scheduler(snapshot: Snapshot, why: str) -> Verdict:
     )
     if over and marker is not None and derived.is_finished(snapshot):
         return Verdict(
-            VerdictWord.FINISHED,
-            f"all {counted(marker.iteration, 'iteration is', 'iterations are')} trained (scheduler unreachable: {why})",
+            VerdictWord.FINISHED, f"all {marker.iteration} iterations are trained (scheduler unreachable: {why})"
         )
     if not over and liveness is not None and liveness.phase != derived.ENDED_PHASE and liveness.is_fresh(snapshot.time):
         word = VerdictWord.STARTING if liveness.phase in STARTING_PHASES else VerdictWord.HEALTHY

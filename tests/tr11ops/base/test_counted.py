@@ -11,21 +11,19 @@ import tr11ops
 from tr11ops.base.units import counted
 
 NOUNS = (
-    "alerts|attempts|cells|checkpoints|checks|cores|days|documents|faults|files|GPUs|iterations|jobs|launches|lines"
-    "|messages|nodes|ranks|steps|tasks|workers"
+    "alerts|checkpoints|checks|datasets|days|faults|files|keys|nodes|ranks|tasks|workers"  # of which there is often one
 )
 FOLLOWS = re.compile(rf"^ (?:more |other |queued |usable )?(?:{NOUNS})\b")
-OTHERS = {  # that are no sentence of ours, or never about one
-    "checkpoints/quarantine.py",  # an identity
-    "detect/slow.py",  # 20 lines at least
-    "diagnose/numbers.py",  # several steps in a row
-    "sweep/grid.py",
-    "sweep/submit.py",
-    "goodput/advise.py",  # a fraction of nodes
-    "hub/model_card.py",
-    "hub/sync_plan.py",  # one file has another sentence
-    "report/sections/head.py",
-    "twin/stand_in/worker.py",  # the trainer's own line
+OTHERS = {  # never about one, or no sentence of ours
+    "agent/breaker.py",
+    "checkpoints/quarantine.py",
+    "cli/perms.py",
+    "detect/slow.py",
+    "diagnose/attribution/attributors.py",
+    "goodput/advise.py",
+    "hub/sync_plan.py",
+    "status/rows.py",
+    "watchdog/policy.py",
 }
 ROOT = Path(tr11ops.__file__).parent
 

@@ -122,7 +122,7 @@ def _training(situation: RunSituation, since: float, policy: Policy) -> Iterator
 
 
 def _spell(spell: Spell) -> str:
-    parts = [counted(spell.iterations, "iteration")]
+    parts = [f"{spell.iterations:,} iterations"]
     if spell.loss_now is not None:
         before = f"{spell.loss_before:.4f} -> " if spell.loss_before is not None else ""
         parts.append(f"loss {before}{spell.loss_now:.4f}")

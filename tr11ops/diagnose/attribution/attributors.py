@@ -10,7 +10,6 @@ import re
 import signal
 from collections.abc import Callable, Iterable, Sequence
 
-from tr11ops.base.units import counted
 from tr11ops.cluster.node_states import is_gone, is_silent, lost_words
 from tr11ops.diagnose.attribution.error_text import read_error
 from tr11ops.diagnose.attribution.evidence import Attribution, Evidence, Failure, Kind
@@ -154,7 +153,7 @@ def by_death(evidence: Evidence) -> Attribution | None:
         if 1 < len(together) >= len(evidence.nodes) / 2:  # everywhere at once: no node's own fault
             fault = f"died: {signature(first.error)}"
             said = tuple(str(one) for one in died[:4])
-            summary = f"{first.error}, on {counted(len(together), 'node')} at once"
+            summary = f"{first.error}, on {len(together)} nodes at once"
             apart = _ordered(together, evidence) if len(together) < len(evidence.nodes) else ()
             return _weighed("death-everywhere", Kind.UNKNOWN, summary, suspects=apart, evidence=said, fault=fault)
         fault = f"died: {signature(first.error)} at {first.rank}"

@@ -8,7 +8,7 @@ from datetime import tzinfo
 from itertools import pairwise
 
 from tr11ops.base.observed import Unknown, known
-from tr11ops.base.units import MINUTE, counted, quantity, timestamp
+from tr11ops.base.units import MINUTE, quantity, timestamp
 from tr11ops.detect.finding import Severity
 from tr11ops.report.charts.lines import Curve, IncidentMarker, Panel, Readout, line_chart, number
 from tr11ops.report.charts.scale import Scale, time_ticks
@@ -43,7 +43,7 @@ def course(material: ReportMaterial, zone: tzinfo, with_charts: bool) -> ReportS
         where = "yet" if material.within.is_whole else "there"
         return ReportSection("course", title, empty=f"no step is logged {where}")
     markers = incident_markers(material)
-    lines = [f"{counted(series.total, 'step')}; dotted lines are incidents, shaded until they were over."]
+    lines = [f"{series.total:,} steps; dotted lines are incidents, shaded until they were over."]
     if len(series.points) < series.total:
         lines.append(f"{len(series.points):,} of them are drawn, with every stretch's extremes.")
     charts: tuple[str, ...] = ()
