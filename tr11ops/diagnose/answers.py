@@ -221,14 +221,14 @@ def _of_what_passes(end: EndFacts) -> _Because | None:
 
 
 def _of_what_must_change(end: EndFacts) -> _Because | None:
-    if end.step is NextStep.FIX_STORAGE:
-        return _Because("storage", Restart.CHANGE, "the storage has to be freed or repaired first")
     if end.step is NextStep.ROLLBACK_AND_SKIP:
         return _Because("numbers", Restart.CHANGE, "the same data would break the numbers again")
-    if end.step is not NextStep.FIX_CONFIG:
+    if end.step not in {NextStep.FIX_STORAGE, NextStep.FIX_CONFIG}:
         return None
     if end.signs.lone_node is not None:
         return _lone(end.signs.lone_node)
+    if end.step is NextStep.FIX_STORAGE:
+        return _Because("storage", Restart.CHANGE, "the storage has to be freed or repaired first")
     if end.signs.trained:  # what had trained for a while is not set up wrongly, yet may meet the same again
         return _Because("settings-after-steps", Restart.CHANGE, "the same program meets it again at the same place")
     return _Because("settings", Restart.CHANGE, "the same program with the same settings fails again")

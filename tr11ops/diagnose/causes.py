@@ -47,6 +47,9 @@ _FORBIDDEN = re.compile(
     r"|Protocol not (?:supported|available)|Address family not supported"
     r"|Cannot assign requested address|No such interface"
 )
+_NOT_BETWEEN_NODES = re.compile(  # a loopback, Docker's own bridge, a link without an address
+    r"[Cc]onnect(?:ing|ion)? to (?:\S+\()?(?:127\.|localhost\b|::1\b|172\.17\.0\.1\b|169\.254\.)"
+)
 _CONTAINER = "container-start"
 _NOT_STARTED = "slurm-launch"
 _ABSENT = "flight-recorder-missing"
@@ -286,7 +289,7 @@ def _step_of_network(
     signature = root.signature
     if signature.id == SETTINGS and root.progress is not None:
         return NextStep.RESUBMIT  # what settings forbid, they forbid from the first step on
-    is_refused = signature.fault is FaultClass.NCCL_NETWORK and _FORBIDDEN.search(root.text) is not None
+    is_refused = signature.fault is FaultClass.NCCL_NETWORK and _is_of_settings(root.text)
     if is_refused and root.progress is None and usual is NextStep.RESUBMIT:
         return NextStep.FIX_CONFIG  # a refusal at the start is no weather: nothing was on its way yet
     if _SET_UP in root.text and usual is NextStep.RESUBMIT and _is_of_many([root, *alike], places, signature):
@@ -294,6 +297,11 @@ def _step_of_network(
     if _unknown_host(root, launch) is not None:
         return NextStep.FIX_CONFIG  # a name that no one knows is not known the next time either
     return usual
+
+
+def _is_of_settings(text: str) -> bool:
+    """Whether a network refuses what it was asked for, or was sought where no other node is."""
+    return _FORBIDDEN.search(text) is not None or _NOT_BETWEEN_NODES.search(text) is not None
 
 
 def _placed_by(others: Sequence[Sighting], quoted: QuotedLine, places: LaunchPlaces) -> QuotedLine:

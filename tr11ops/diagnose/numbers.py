@@ -150,6 +150,8 @@ def _spike(steps: Sequence[TrainingStep]) -> Unhealthy | None:
         quiet = [other for other in losses[number + 1 :] if other is not None][-SETTLED:]
         is_settled = len(quiet) == SETTLED and max(quiet) < SPIKE * usual  # whatever broke later
         is_back = is_settled or (losses[-1] is not None and last < SPIKE * usual)
+        if is_back and step.numbers.dialect.guess:  # a batch that is harder than others, in a log of one's own
+            continue
         begun = _onset(steps[:number], step, usual, usual_norm)
         why = f"The loss rose from {usual:.3g} to {_loss(begun):.3g}{_at(begun)}"
         why += f", and came back to {last:.3g}." if is_back else " and did not come back."

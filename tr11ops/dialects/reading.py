@@ -84,8 +84,9 @@ def step_of(
     if INNER_BAR in line or len(line) > LONGEST:
         return None
     text = _COLOUR.sub("", line) if "\x1b" in line else line
+    tried: StepDialect | None = None
     for word in all_words() if words is None else words:
-        if word.text not in text:
+        if word.text not in text or word.dialect is tried:
             continue
         dialect = word.dialect
         if word.goes_on:
@@ -94,6 +95,7 @@ def step_of(
         if head is not None:
             never = dialect.never_pattern
             return None if never is not None and never.search(text) else _numbers(dialect, head, text, wanted)
+        tried = dialect
     return None
 
 
@@ -244,7 +246,7 @@ def _numbers(dialect: StepDialect, head: re.Match[str], text: str, wanted: froze
         iteration = _count(values, "iteration")
         del values["iteration"]
     elif "epoch" in named and iteration is not None and total is not None:
-        iteration += named["epoch"] * total
+        iteration += (named["epoch"] - dialect.first_epoch) * total
     if "epoch" in named:
         total = _last_step(named)
     if "total_iterations" in values:

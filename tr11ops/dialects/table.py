@@ -40,6 +40,7 @@ class StepDialect:
     guess: bool = False
     omits_nan: bool = False
     zero: tuple[str, ...] = ()
+    first_epoch: int = 0
 
     @property
     def has_numbers(self) -> bool:
@@ -144,4 +145,5 @@ def _dialect(entry: Mapping[str, Any]) -> StepDialect:
         guess=entry.get("guess", False),
         omits_nan=entry.get("omits_nan", False),
         zero=tuple(entry.get("zero", ())),
+        first_epoch=entry.get("first_epoch", 0),
     )
