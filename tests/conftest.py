@@ -27,6 +27,7 @@ pytest_plugins = [
     "tests.plugins.hub_fixture",
     "tests.plugins.disk_fixture",
     "tests.plugins.memory_fixture",
+    "tests.plugins.golden_fixture",
 ]
 
 

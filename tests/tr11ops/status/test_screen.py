@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.plugins.golden_fixture import Golden
 from tests.tr11ops.status.care_cases import alert, look
 from tests.tr11ops.status.screens import SCREENS, full, keys_below
 from tests.tr11ops.status_cases import (
@@ -70,9 +71,9 @@ def drawn(
 
 
 @pytest.mark.parametrize("name", SCREENS)
-def test_golden(name: str) -> None:
+def test_golden(name: str, golden: Golden) -> None:
     """`tests/data/status/NAME.txt` is what a person agreed to see; a change of the screen is a change there."""
-    assert drawn(*SCREENS[name]) == (GOLDEN / f"{name}.txt").read_text(encoding="utf-8")
+    golden(GOLDEN / f"{name}.txt", drawn(*SCREENS[name]))
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 132])
