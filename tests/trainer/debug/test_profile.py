@@ -7,6 +7,7 @@ import json
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from tests.trainer.cases import CPU
 from tests.trainer.control.trainers import Processes, at, card
 from tests.trainer.spawn import run_ranks
+from tests.waiting import until
 from tr11ops.detect.slow_ranks import slow_ranks
 from trainer.contract.attempt import AttemptIdentity
 from trainer.contract.compute_record import ComputeRecord, ComputeTimes, RankPosition
@@ -24,7 +26,9 @@ from trainer.control.control_signals import ControlSignals
 from trainer.control.lifecycle import HeartbeatWriter, SignalFlag, StopConditions
 from trainer.debug import profile
 from trainer.debug.profile import StepProfiler
+from trainer.metrics import compute_clock
 from trainer.metrics.compute_clock import ComputeClock
+from trainer.parallel import waits
 from trainer.parallel.comm import start_all_reduce
 from trainer.parallel.mesh import Mesh
 
@@ -118,28 +122,56 @@ def test_a_profiler_that_fails_does_not_end_the_training(tmp_path: Path, monkeyp
     assert "RuntimeError: CUPTI is busy" in str(answer_of(tmp_path, 1))
 
 
-def computed_together() -> list[Any]:
+class SharedTime:
+    """The `time` of all ranks. It stands still, but for the 0.6 s in which the slow rank is held up.
+
+    Each look of a rank at the clock leaves a file, so that another can go on when it has begun to wait.
+    """
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self.folder, self.rank = folder, rank
+        self.looks = 0
+        self.worked = iter((5.0, 5.25))
+
+    def perf_counter(self) -> float:
+        self.looks += 1
+        seconds = 0.6 if (self.folder / "moved").exists() else 0.0
+        (self.folder / f"rank-{self.rank}-look-{self.looks}").touch()
+        return seconds
+
+    def process_time(self) -> float:
+        return next(self.worked)
+
+    def hold_up(self) -> None:
+        """Let time pass when rank 1 has looked as its forward pass began, and again as it began to wait."""
+        until((self.folder / "rank-1-look-2").exists, "rank 1 waits")
+        (self.folder / "moved").touch()
+
+
+def computed_together(folder: Path) -> list[Any]:
     """A forward pass of two ranks, in which rank 0 is slow: as one that is stopped, or whose processor others use."""
-    clock = ComputeClock(CPU)
+    shared = SharedTime(folder, dist.get_rank())
 
     def forward() -> None:
-        time.sleep(0.6 if dist.get_rank() == 0 else 0.0)
+        if dist.get_rank() == 0:
+            shared.hold_up()
         start_all_reduce(torch.ones(3), dist.group.WORLD)()  # type: ignore[arg-type]
         dist.barrier()
 
-    clock.begin_step()
-    clock.timed("forward", forward)()
-    clock.timed("backward", lambda: sum(range(1_000)))()
-    clock.end_step()
-    return [*clock.take(), *clock.take(), *clock.take_processor(), *clock.take_processor()]
+    with patch.object(compute_clock, "time", shared), patch.object(waits, "time", shared):
+        clock = ComputeClock(CPU)
+        clock.begin_step()
+        clock.timed("forward", forward)()
+        clock.timed("backward", lambda: None)()
+        clock.end_step()
+        return [*clock.take(), *clock.take_processor()]
 
 
-def test_who_waits_for_a_slow_rank_does_not_compute() -> None:
+def test_who_waits_for_a_slow_rank_does_not_compute(tmp_path: Path) -> None:
     """And what took the slow one longer was no work of its processor."""
-    (slow, worked), (quick, _) = run_ranks(computed_together, 2)
-    assert worked < slow["forward"] - 0.3
-    assert slow["forward"] > 0.5 and quick["forward"] < 0.3
-    assert slow["backward"] > 0
+    (slow, worked), (quick, _) = run_ranks(computed_together, 2, tmp_path)
+    assert slow == {"forward": 0.6, "backward": 0.0} and worked == 0.25
+    assert quick == {"forward": 0.0, "backward": 0.0}
 
 
 def test_on_a_gpu_events_are_read_once_all_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
