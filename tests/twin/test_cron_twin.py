@@ -125,3 +125,47 @@ def test_a_shipped_script_runs_its_job(place: Place) -> None:
     place.until(has_ended, "the job's round")
     state = read_job(place.directory, "nodes-check")
     assert isinstance(state, PeriodicJobState) and (state.way, state.exit_code) == ("slurm", 0)
+
+
+@pytest.mark.parametrize("lost", ["run", "all"])
+def test_a_chain_outlives_what_is_not_mounted(place: Place, lost: str) -> None:
+    """Without the run directory the next link is queued all the same; without the card's folder the link itself is."""
+    code, said = place.cron("install", "--way", "slurm", "--yes", "--round-seconds", "3600")
+    assert code == 0, said
+
+    def rests() -> list[Link]:
+        """The one link that waits for its time, while none runs."""
+        links = place.waiting()
+        return list(links) if [link.job.reason for link in links] == ["BeginTime"] else []
+
+    def begin() -> Link:
+        place.until(rests, "a link that waits for its time")
+        (link,) = rests()
+        subprocess.run(["scontrol", "update", f"JobId={link.job.raw_id}", "StartTime=now"], env=place.environment)
+        return link
+
+    place.until(rests, "the first link is over")
+    gone = place.directory.root if lost == "run" else place.folder
+    hidden = gone.rename(gone.with_name(f"{gone.name}-hidden"))
+    try:
+        if lost == "run":
+            gone.mkdir()  # the mount point
+        first = begin()
+        place.until(lambda: rests() and (rests()[0].number != first.number or restarts(place, first)), "it has looked")
+        (second,) = rests()
+        assert (second.number == first.number) is (lost == "all")
+        assert second.token == first.token
+        if lost == "run":
+            assert not list(gone.iterdir()), "nothing is made in its place"
+            gone.rmdir()
+    finally:
+        hidden.rename(gone)
+    begin()
+    place.until(lambda: rests() and rests()[0].number > second.number, "the chain goes on")
+    assert rests()[0].token == first.token
+
+
+def restarts(place: Place, link: Link) -> int:
+    command = ["scontrol", "show", "job", link.job.raw_id]
+    shown = subprocess.run(command, env=place.environment, capture_output=True, text=True).stdout
+    return int(shown.partition("Restarts=")[2].split()[0]) if "Restarts=" in shown else 0

@@ -14,7 +14,7 @@ from tests.tr11ops.launch.run_inputs import write_card
 from tests.twin.small_run import enter
 from tests.waiting import until
 from tr11ops.cli.main import execute
-from tr11ops.cluster.base import BatchRequest, Job
+from tr11ops.cluster.base import BatchRequest, Job, JobState
 from tr11ops.cluster.slurm import SlurmScheduler
 from tr11ops.rundir.paths import parse_comment
 from tr11ops.twin.twin import Twin
@@ -97,7 +97,9 @@ def test_a_task_runs_its_own_cells_script(
     done = document(capsys, "sweep", "--run", "small.toml", "--grid", f"{BATCH}=8,16", "--directory", "study", *WHOLE)
     scripts = {path.parents[3].name: path for path in place.glob("study/*/state/submissions/*/train.sbatch")}
     for name, path in scripts.items():
-        path.write_text(f'#!/bin/bash\necho "{name} ${{SLURM_ARRAY_JOB_ID:-none}} $SLURM_JOB_ID $PWD"\n')
+        output = f"{path.parent}/$SLURM_JOB_NAME-$SLURM_JOB_ID.out"  # as the cell's own script opens it
+        line = f'echo "{name} ${{SLURM_ARRAY_JOB_ID:-none}} $SLURM_JOB_ID $PWD" >{output}'
+        path.write_text(f"#!/bin/bash\n{line}\n")
     [blocker] = [job for job in slurm.jobs() if job.name == "block" and not job.state.is_final]
     slurm.cancel(blocker.raw_id)
     until(lambda: not living(slurm))
@@ -110,3 +112,31 @@ def test_a_task_runs_its_own_cells_script(
     }
     states = [cell["state"] for cell in document(capsys, "sweep", "status", "study")["cells"]]
     assert states == ["not begun", "not begun"]
+
+
+@pytest.mark.parametrize("lost", ["the study", "its outputs"])
+def test_no_cell_is_burned_where_the_study_is_not_seen(
+    place: Path, slurm: SlurmScheduler, capsys: pytest.CaptureFixture[str], lost: str
+) -> None:
+    """A cell has one task: one that cannot begin goes back into the queue, and trains when the study is there again."""
+    typed(capsys, "sweep", "--run", "small.toml", "--grid", f"{BATCH}=8,16", "--directory", "study", *WHOLE)
+    for path in place.glob("study/*/state/submissions/*/train.sbatch"):
+        path.write_text(f"#!/bin/bash\ntouch {place}/ran-$SLURM_JOB_ID\n")
+    study = place / "study"
+    gone = study if lost == "the study" else study / "arrays"
+    hidden = gone.rename(place / "hidden")
+    [blocker] = [job for job in slurm.jobs() if job.name == "block" and not job.state.is_final]
+    slurm.cancel(blocker.raw_id)
+    if lost == "the study":
+
+        def is_back() -> bool:
+            jobs = [job for job in slurm.jobs() if job.name == "small-sweep"]
+            return len(jobs) == 2 and all(job.state is JobState.PENDING and job.reason == "BeginTime" for job in jobs)
+
+        until(is_back, "both tasks are queued again", context=lambda: slurm.jobs())
+        assert not list(place.glob("ran-*")) and not study.exists()
+        hidden.rename(gone)
+        for job in living(slurm).values():
+            subprocess.run(["scontrol", "update", f"JobId={job.job_id}", "StartTime=now"], check=True)
+    until(lambda: len(list(place.glob("ran-*"))) == 2, "both cells ran", context=lambda: slurm.jobs())
+    until(lambda: not living(slurm))

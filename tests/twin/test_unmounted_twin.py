@@ -32,6 +32,7 @@ LOOKS = (
     "backup run", "backup run --dry-run", "backup verify", "backup plan", "backup status", "checkpoints list",
     "checkpoints prune --yes", "checkpoints remove 5 --yes", "checkpoints verify --all", "checkpoints pin 5",
     "checkpoints unpin 5", "sync", "sync --dry-run", "backup restore 5 --output {root}/again",
+    "upload latest --to group/model --yes", "upload 5 --to group/model --dry-run",
 )  # fmt: skip
 
 

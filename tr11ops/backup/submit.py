@@ -75,7 +75,7 @@ def request_of(submit_context: SubmitContext) -> BatchRequest:
         name=JOB_NAME,
         nodes=1,
         time_limit_seconds=parse_time_limit(backup.time_limit),
-        output=str(folder / "%x-%j.out"),
+        output="/dev/null",  # the script opens its own: Slurm ends a job whose output cannot be opened
         working_directory=submit_context.invocation.folder,
         partition=backup.partition or cron.partition,
         account=backup.account or cron.account,
@@ -86,12 +86,8 @@ def request_of(submit_context: SubmitContext) -> BatchRequest:
         requeue=True,
         options=of_any_job(options_of(submit_context.invocation.card.slurm.options)),
     )
-    return replace(
-        request,
-        script=script_of(
-            TEMPLATE, submit_context.invocation, request, submit_context.invocation.command(submit_context.words)
-        ),
-    )
+    command = submit_context.invocation.command(submit_context.words)
+    return replace(request, script=script_of(TEMPLATE, submit_context.invocation, request, command, folder))
 
 
 def submit(submit_context: SubmitContext) -> Queued:

@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -26,7 +26,9 @@ from tr11ops.rundir.cron_records import cron_folder
 from trainer.contract.state_file import read_json
 
 if TYPE_CHECKING:
+    from tr11ops.cron.chain import Begun
     from tr11ops.cron.jobs import PeriodicJob
+    from tr11ops.cron.runner import CronContext
     from tr11ops.rundir.paths import RunDirectory
 
 LINK_MARGIN_SECONDS = 60.0  # of a link's time limit, for its own end
@@ -41,11 +43,12 @@ def link(
     round_seconds: RoundSecondsOption = None,
     kept_card: Annotated[Path | None, typer.Option("--kept-card")] = None,
 ) -> None:
-    """What one link of a chain runs; the batch script of `tr11 cron install --way slurm` calls it."""
+    """What one link of a chain runs; the batch script of `tr11 cron install --way slurm` calls it.
+
+    A run directory that is not mounted here ends no chain: exit code 3, and the next link looks again.
+    """
     began = time.monotonic()
     invocation, directory, jobs = _opened_or_kept(context, kept_card)
-    if not directory.exists:
-        raise Refusal(f"{directory.root} does not exist: this chain ends here")
     number = os.environ.get("SLURM_JOB_ID", "")
     if chain not in {"hourly", "daily"} or not number.isdigit():
         raise Refusal("only the batch script of a chain calls this; see tr11 cron install", exit_code=2)
@@ -62,13 +65,15 @@ def link(
     if begun.leave:
         say(f"leaving: {begun.leave}")
         return
+    rounds = replace(
+        cron_context_of(invocation.card, invocation.card_path, context.overrides, "slurm"), seconds_left=seconds_left
+    )
+    if begun.unseen:
+        _watch_unseen(replace(rounds, why_not_there=lambda: begun.unseen), begun, of_chain(jobs, own.name))
     try:
         keep_card(invocation, directory)
     except OSError as error:
         say(f"the card could not be kept: {error}")
-    rounds = replace(
-        cron_context_of(invocation.card, invocation.card_path, context.overrides, "slurm"), seconds_left=seconds_left
-    )
     done = run_rounds(rounds, of_chain(jobs, own.name))
     for one in done:
         say(one.line)
@@ -85,6 +90,13 @@ def link(
         begun = begin_link(own, token, due, number)
     prune_outputs(directory, time.time())
     raise typer.Exit(1 if begun.owed else max((exit_code(one) for one in done), default=0))
+
+
+def _watch_unseen(rounds: CronContext, begun: Begun, jobs: tuple[PeriodicJob, ...]) -> NoReturn:
+    """What only looks and tells is run, and recorded on this machine; nothing else is begun. Raises Refusal."""
+    run_rounds(rounds, tuple(job for job in jobs if job.watches))
+    follows = f"the next link is job {begun.successor}" if begun.successor else "the next link is not queued"
+    raise Refusal(f"{begun.unseen}; {follows}", exit_code=3)
 
 
 def prune_outputs(directory: RunDirectory, now: float, days: float = 14) -> None:

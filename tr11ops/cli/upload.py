@@ -103,6 +103,7 @@ def upload(
         raise Refusal("--revision and --branch-per-step: leave one out", exit_code=2)
     if dtype is not None and dtype not in BYTES_OF:
         raise Refusal(f"--dtype {dtype!r}: must be one of {', '.join(BYTES_OF)}", exit_code=2)
+    context.require_mounted()
     card = context.card
     with _one_line():
         job = job_of(card, step, to, dtype, revision, branch_per_step, public, message, tokenizer, work)

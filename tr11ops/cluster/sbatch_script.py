@@ -8,6 +8,8 @@ import sysconfig
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tr11ops.base.shipped import read_shipped
+
 if TYPE_CHECKING:
     import jinja2
 
@@ -24,11 +26,19 @@ def code_root() -> Path | None:
     return None if str(root) in {str(Path(path).resolve()) for path in installed if path} else root
 
 
+def _shared_part(name: str) -> str:
+    return read_shipped("slurm", name)
+
+
 def script_engine() -> jinja2.Environment:
-    """The template engine of scripts: what is undefined is an error, and `| sh` quotes a value for the shell."""
+    """The template engine of scripts: what is undefined is an error, and `| sh` quotes a value for the shell.
+
+    `{% include NAME %}` takes in a part that scripts share, from slurm/.
+    """
     import jinja2  # here: most commands that may submit do not
 
     engine = jinja2.Environment(
+        loader=jinja2.FunctionLoader(_shared_part),
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,

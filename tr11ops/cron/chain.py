@@ -130,8 +130,9 @@ def must_leave(links: Iterable[Link], token: str, due: int, number: int) -> Link
 def _request(context: ChainContext, token: str, due: int, begin: float | None) -> BatchRequest:
     section = context.invocation.card.cron
     folder = cron_folder(context.directory) / "slurm"
-    with suppress(OSError):  # then its output is lost, and nothing else
-        make_shared(folder)
+    if cron_folder(context.directory).is_dir():  # else the run directory is not mounted: nothing is made in its place
+        with suppress(OSError):  # then its output is lost, and nothing else
+            make_shared(folder)
     words = ("cron", "link", context.name, "--token", token, "--due", str(due), *context.words)
     request = BatchRequest(
         script="",
@@ -273,17 +274,24 @@ def _cancel(context: ChainContext, number: str) -> bool:
 # ----------------------------------------------------------------------------- what a link does first
 @dataclass(frozen=True)
 class Begun:
-    """`leave` says why this link must leave at once, "" when it goes on; `owed`: the next link is not queued yet."""
+    """`leave` says why this link must leave at once, "" when it goes on; `owed`: the next link is not queued yet.
+
+    `unseen` says why the run directory seen here is not the one in which the chain was installed, "" where it is.
+    """
 
     leave: str = ""
     owed: bool = False
     successor: str = ""
     next_due: int | None = None
+    unseen: str = ""
 
 
 def begin_link(context: ChainContext, token: str, due: int, number: str) -> Begun:
-    """Queue the next link, before anything else can fail. Never raises for a scheduler that is silent or refuses."""
-    leave = _why_leave(context, token)
+    """Queue the next link, before anything else can fail. Never raises for a scheduler that is silent or refuses.
+
+    Where the run directory is not mounted the chain goes on, and nothing is made in its place.
+    """
+    leave, unseen = _why_leave(context, token), _why_unseen(context)
     if leave:
         return Begun(leave)
     try:
@@ -299,17 +307,30 @@ def begin_link(context: ChainContext, token: str, due: int, number: str) -> Begu
             job_id = queue_link(context, token, next_point, next_point, number)
     except (SchedulerError, OSError, ValueError) as error:
         context.say(f"the next link is not queued yet: {cause(error)}")
-        return Begun(owed=True)
+        return Begun(owed=True, unseen=unseen)
     leave = _why_leave(context, token)  # it may have been removed meanwhile
     if leave:
         _cancel(context, job_id)
         return Begun(leave)
+    if not unseen:
+        try:
+            _record(context, job_id, next_point)
+        except OSError as error:
+            context.say(f"the next link, job {job_id}, cannot be recorded: {cause(error)}")
+        context.say(f"the next link is job {job_id}, at {stamp(next_point)}")
+    return Begun(successor=job_id, next_due=next_point, unseen=unseen)
+
+
+def _why_unseen(context: ChainContext) -> str:
+    """A chain has a claim as long as its run directory is there: its removal leaves one too."""
+    root = context.directory.root
     try:
-        _record(context, job_id, next_point)
-    except OSError as error:
-        context.say(f"the next link, job {job_id}, cannot be recorded: {cause(error)}")
-    context.say(f"the next link is job {job_id}, at {stamp(next_point)}")
-    return Begun(successor=job_id, next_due=next_point)
+        if context.claims.newest() is not None:
+            return ""
+    except OSError:
+        return ""
+    lack = "holds no record of this chain" if root.is_dir() else "is not there"
+    return f"{root} {lack}: its file system is not mounted here, or it was removed (`tr11 cron remove` ends the chain)"
 
 
 def _why_leave(context: ChainContext, token: str) -> str:
@@ -318,6 +339,6 @@ def _why_leave(context: ChainContext, token: str) -> str:
     except OSError as error:
         context.say(f"whether this chain still counts is unknown, it goes on: {cause(error)}")
         return ""
-    if newest is not None and newest.token in {token, ""}:  # "": a claim that cannot be read
+    if newest is None or newest.token in {token, ""}:  # None: not this directory; "": a claim that cannot be read
         return ""
-    return "this chain was removed" if newest is None or not newest.held else f"{newest} has installed another chain"
+    return f"{newest} has installed another chain" if newest.held else "this chain was removed"

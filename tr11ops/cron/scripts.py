@@ -68,9 +68,12 @@ def link_script(invocation: Invocation, chain: str, request: BatchRequest, comma
     return _rendered(LINK, invocation, command, chain=chain, output=f"{folder}/", options=script_options(request))
 
 
-def script_of(template: tuple[str, ...], invocation: Invocation, request: BatchRequest, command: Sequence[str]) -> str:
-    """The batch script of a job. Raises ValueError for what none can hold."""
-    return _rendered(template, invocation, command, options=script_options(request))
+def script_of(
+    template: tuple[str, ...], invocation: Invocation, request: BatchRequest, command: Sequence[str], folder: Path
+) -> str:
+    """The batch script of a job, whose output goes to `folder` if that can be written. Raises ValueError for what none
+    can hold."""
+    return _rendered(template, invocation, command, output=f"{folder}/", options=script_options(request))
 
 
 def _rendered(

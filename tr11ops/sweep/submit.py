@@ -150,7 +150,6 @@ def array_request(folder: Path, name: str, plans: Mapping[int, LaunchPlan], at_o
         script="",
         name=name,
         array=format_ranges(sorted(plans)) + (f"%{at_once}" if at_once else ""),
-        output="%A_%a.out",
         working_directory=folder / "arrays",
         comment=comment,
         exclude=tuple(dict.fromkeys(node for plan in plans.values() for node in plan.request.exclude)),
@@ -175,9 +174,9 @@ def _script(request: BatchRequest, name: str, plans: Mapping[int, LaunchPlan]) -
             "number": number,
             "root": str(plan.directory.root),
             "script": str(plan.directory.submission(plan.tag).script),
-            "output": str(plan.directory.submission(plan.tag).folder / plan.request.name),
         }
         for number, plan in sorted(plans.items())
     ]
     engine = script_engine().from_string(read_shipped(*TEMPLATE))
-    return str(engine.render(sweep=name, options=script_options(request), cells=cells))
+    folder = str(request.working_directory)
+    return str(engine.render(sweep=name, options=script_options(request), cells=cells, folder=folder))

@@ -286,6 +286,33 @@ def test_claims_that_cannot_be_read_do_not_end_a_chain(scene: Scene) -> None:
     assert scene.begin(number).successor == "2"
 
 
+@pytest.mark.parametrize("is_mount_point", [True, False])
+def test_a_chain_outlives_a_run_directory_that_is_not_mounted(scene: Scene, is_mount_point: bool) -> None:
+    """It ended, as if someone had removed it; nothing is made in the directory's place."""
+    number = install(scene.place).job_id
+    token, due = scene.link(number)
+    root = scene.directory.root
+    hidden = root.rename(root.with_name("hidden"))
+    if is_mount_point:
+        root.mkdir()
+    scene.queue.run(number)
+    begun = begin_link(scene.place, token, due, number)
+    assert not begun.leave and scene.queue.waiting() == [begun.successor]
+    assert str(root) in begun.unseen and "not mounted here" in begun.unseen and "tr11 cron remove" in begun.unseen
+    assert not list(root.glob("*"))
+    if is_mount_point:
+        root.rmdir()
+    hidden.rename(root)
+    again = scene.begin(begun.successor)
+    assert not again.leave and not again.unseen and again.successor
+
+
+def test_a_chain_without_its_directory_can_be_removed(scene: Scene) -> None:
+    number = install(scene.place).job_id
+    scene.directory.root.rename(scene.directory.root.with_name("hidden"))
+    assert remove(scene.place) == (number,) and scene.queue.waiting() == []
+
+
 # ----------------------------------------------------------------------------- what is submitted
 def test_a_link_is_the_cards_and_no_job_of_the_training(scene: Scene) -> None:
     scene.begin(install(scene.place).job_id)
