@@ -22,7 +22,7 @@ from tests.waiting import PATIENCE_SECONDS, until
 from tr11ops.cli.main import execute
 from tr11ops.cluster.base import BatchRequest
 from tr11ops.cluster.slurm import SlurmScheduler
-from tr11ops.twin.fault_directories import check_directory
+from tr11ops.twin.fault_directories import CORE_DUMP, check_directory
 from tr11ops.twin.fault_effects import EFFECTS, FOREIGN_REASON
 from tr11ops.twin.fault_kinds import KINDS, find_kind
 from tr11ops.twin.fault_store import FaultStore, InjectedFault, new_fault
@@ -324,12 +324,16 @@ def test_a_full_and_a_read_only_directory(here: Twin, tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No space left"):
         (run / "new").write_text("new")
     assert (run / "old").read_text() == "old"
+    dump = run / CORE_DUMP  # `du` shows it, and it is nothing of the run's
+    shown = subprocess.run(["du", "-xhd", "2", str(run)], capture_output=True, text=True).stdout
+    assert dump.stat().st_size > 8 << 20 and f"16M\t{dump.parent}\n" in shown
     (run / "large").unlink()  # what is removed is room, and is gone afterwards too
     (run / "new").write_text("it fits now")
     with pytest.raises(TwinError, match="mounted there already"):
         inject(here, "read-only", path=str(run))
     heal(here)
     assert (run / "new").read_text() == "it fits now" and not (run / "large").exists()
+    assert not dump.parent.exists(), "it was the fault's own"
     (run / "old").write_text("changed")
     inject(here, "read-only", path=str(run), seconds=3600)
     with pytest.raises(OSError, match="Read-only"):

@@ -20,7 +20,8 @@ from tr11ops.twin.plan import TwinError, TwinFolders
 from trainer.contract.files import write_json
 from trainer.contract.state_file import read_json
 
-_FREE_KIBIBYTES = 64  # that are then filled
+CORE_DUMP = Path("core-dumps/core.python.4711")  # what fills the disk: a file that no run needs, which `du` shows
+_LEAST_DUMP_BYTES, _MOST_DUMP_BYTES = 16 << 20, 256 << 20
 _MOST_BYTES = 1 << 30
 _PAGE = 4096
 
@@ -51,8 +52,9 @@ def check_directory(text: str, folders: TwinFolders) -> Path:
 def fill(fault: InjectedFault, folders: TwinFolders) -> None:
     """Put the directory on a disk of its own that is full to the last byte: what is removed there is room again.
 
-    A copy of it is laid over it; what is changed there comes back when the disk is taken away. Raises TwinError where
-    this user may not mount, or where the copy would not fit into memory.
+    A copy of it is laid over it, and CORE_DUMP in it takes the rest: as much as the directory holds, so that there is
+    room for a save when it is gone. What is changed there comes back when the disk is taken away, but for CORE_DUMP.
+    Raises TwinError where this user may not mount, or where the copy would not fit into memory.
     """
     disk, target = _disk(fault, folders), Path(fault.target)
     before = _listing(target)
@@ -61,7 +63,8 @@ def fill(fault: InjectedFault, folders: TwinFolders) -> None:
         most = _MOST_BYTES >> 20
         raise TwinError(f"--path {target}: holds {size >> 20} MiB, and a copy is kept in memory: at most {most} MiB")
     disk.mkdir(parents=True, exist_ok=True)
-    kibibytes = (size >> 10) + _FREE_KIBIBYTES
+    dump = min(max(size, _LEAST_DUMP_BYTES), _MOST_DUMP_BYTES)
+    kibibytes = (size + dump) >> 10
     _mount(["-t", "tmpfs", "-o", f"size={kibibytes}k,mode=0755", "tmpfs", str(disk)], fault)
     done = _run(["cp", "-a", "--", str(target), str(disk / "copy")])
     faults = [line for line in done.stderr.splitlines() if not line.endswith(os.strerror(errno.ENOENT))]
@@ -69,7 +72,9 @@ def fill(fault: InjectedFault, folders: TwinFolders) -> None:
         raise TwinError(f"{target} cannot be copied: {done.stderr.strip()}")
     write_json(_list_file(disk), {name: asdict(entry) for name, entry in before.items()})
     _mount(["--bind", str(disk / "copy"), fault.target], fault)
-    with suppress(OSError), (disk / "ballast").open("wb", buffering=0) as ballast:
+    place = disk / "copy" / CORE_DUMP
+    place.parent.mkdir(exist_ok=True)
+    with suppress(OSError), place.open("wb", buffering=0) as ballast:
         while ballast.write(bytes(_PAGE)):
             pass  # until the disk says that it is full
 
@@ -150,6 +155,7 @@ def _take_changes(target: Path, disk: Path) -> None:
     """Do below what was done on the copy, but for files that changed below too: what had them open went on there."""
     before = {name: _Seen(**value) for name, value in (read_json(_list_file(disk)) or {}).items()}
     copy, below = _listing(disk / "copy"), _listing(target)
+    copy.pop(str(CORE_DUMP), None)
     for name, entry in before.items():
         if name not in copy and below.get(name) == entry:
             (target / name).unlink()
