@@ -41,6 +41,12 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     evidence = [f"{total}{where}, {usable} usable, {needed} needed"]
     evidence += [f"not usable: {first_few(gone, NAMES_SHOWN)}"] if gone else []
     evidence += [f"excluded by the run: {first_few(kept_off, NAMES_SHOWN)}"] if kept_off else []
+    fewer = _with_fewer_spares(snapshot, usable)
+    evidence += (
+        ["what is queued starts by itself when its nodes are back; the command queues it with fewer spares"]
+        if fewer
+        else []
+    )
     trains = bool(snapshot.active_jobs)
     is_closed = derived.closed_by_site(snapshot) is not None
     need, further = counted(needed, "is", "are"), "further " if trains else ""
@@ -50,5 +56,17 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         f"{usable} of {total} can be used, {need} needed: no {further}attempt can start",
         subject=partition,
         evidence=tuple(evidence),
-        fix=take_back(snapshot, kept_off) or derived.command(snapshot, "nodes list"),
+        fix=take_back(snapshot, kept_off) or fewer or derived.command(snapshot, "nodes list"),
     )
+
+
+def _with_fewer_spares(snapshot: Snapshot, usable: int) -> str:
+    """The command that queues the waiting attempts again with as many spares as there are; "" where those that train
+    would not fit, or where nothing of the run's waits that may start now."""
+    training = snapshot.run.nodes
+    is_closed = derived.some_wait_for_site(snapshot) or derived.stop_of(snapshot) is not None
+    if training is None or training > usable or snapshot.active_jobs or is_closed:
+        return ""
+    if not derived.some_wait_for_nodes(snapshot):
+        return ""
+    return derived.command(snapshot, f"launch --replace --set slurm.spare_nodes={usable - training}")

@@ -8,21 +8,25 @@ from tr11ops.cluster.parts import array_number
 from tr11ops.cluster.pending_reasons import Wait, reason_of_job
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe import derived
+from tr11ops.observe.forecast import queue_coverage_seconds
 from tr11ops.observe.placement import is_shut
 from tr11ops.observe.snapshot import Snapshot
 
-BOUND = "the scheduler's reason"
-SEVERITIES = "INFO, WARNING when nothing runs"
+BOUND = "the scheduler's reason; 12 h"
+SEVERITIES = "INFO, WARNING when nothing runs, or when what runs and starts by itself lasts less than 12 h"
+NIGHT_SECONDS = 12 * derived.HOUR
 NAME = "waits-for-site"
 NEEDS = ("jobs", "nodes", "kill_switch", "pause")
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
-    """One finding for each array: a WARNING when nothing of the run runs or starts by itself, else INFO.
+    """One finding for each array: a WARNING when nothing of the run runs or starts by itself, or will soon, else INFO.
 
     It goes on by itself when the site is done, so it is never critical.
     """
-    waits = derived.closed_by_site(snapshot) is not None and derived.stop_of(snapshot) is None
+    covered = queue_coverage_seconds(snapshot, only_sure=True)
+    is_soon = covered is not None and covered < NIGHT_SECONDS
+    waits = (derived.closed_by_site(snapshot) is not None or is_soon) and derived.stop_of(snapshot) is None
     told = [job for job in snapshot.pending_jobs if reason_of_job(job).wait is Wait.SITE]
     shut = [job for job in snapshot.pending_jobs if reason_of_job(job).wait is Wait.PASSES and is_shut(snapshot, job)]
     titles = {array_number(job): f"job {job.job_id} waits for the site: {job.reason}" for job in told}
@@ -37,6 +41,9 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
             Severity.WARNING if waits else Severity.INFO,
             titles[number],
             subject=number,
-            evidence=(f"{derived.site_reason(job).meaning}: it starts by itself when the site is done",),
+            evidence=(
+                f"{derived.site_reason(job).meaning}: it starts by itself when the site is done",
+                "only the site can change that: ask when; the command shows how it stands now",
+            ),
             fix=f"scontrol show partition {job.partition}" if snapshot.scheduler == "slurm" and job.partition else "",
         )

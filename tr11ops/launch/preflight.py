@@ -245,7 +245,11 @@ def _node_checks(
     elif len(usable) < wanted:
         gone = short(sorted(node.name for node in open_to_us if not node.is_usable))
         now = f"{len(usable)} can be used now ({gone} cannot)"
-        yield warning("nodes", f"{_wanted_nodes(card)} are needed, {now}: the job will wait")
+        fewer = ""
+        if card.slurm.nodes <= len(usable):
+            spares = len(usable) - card.slurm.nodes
+            fewer = f"; `--set slurm.spare_nodes={spares}` needs no more than there are"
+        yield warning("nodes", f"{_wanted_nodes(card)} are needed, {now}: the job will wait{fewer}")
     else:
         spare = len(usable) - wanted
         yield ok("nodes", f"{_wanted_nodes(card)} of {len(usable)} usable ({spare} to spare, {len(excluded)} excluded)")

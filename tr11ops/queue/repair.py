@@ -217,9 +217,12 @@ def _left_alone(
         if has_lost_its_host(snapshot, job) and not is_zombie(snapshot, job):
             wait, host = seconds_to_wait(snapshot, job), batch_host(snapshot, job)
             yield f"job {job.job_id} has lost its batch host {host}, but was alive: look again in {duration(wait)}"
+    sure = derived.sure_jobs(snapshot)
     for job in pending:
         row, number = reason_of_job(job), array_number(job)
-        if row.wait is Wait.SITE:
+        if row.wait is Wait.PASSES and job not in sure:
+            yield f"job {number} cannot start as things are: {derived.why_not_starting(snapshot, job)}"
+        elif row.wait is Wait.SITE:
             yield f"job {number} waits for the site ({job.reason}): it starts by itself when the site is done"
         elif row.wait is Wait.PERSON and row.cause is not Cause.HOLD:
             yield f"job {number} waits for a person ({job.reason}): {way_out(job)}"

@@ -75,6 +75,8 @@ CLUSTER: list[tuple[dict[str, Any], list[str], int, str]] = [
      "nodes: 8 are needed, there are 4 of partition p after 0 excluded; ask for fewer with --nodes"),
     ({"nodes": tuple(node(f"n{k}", "down" if k > 1 else "idle") for k in range(1, 5))}, [], 0,
      "warning: nodes: 2 are needed, 1 can be used now (n2, n3, n4 cannot): the job will wait"),
+    ({"nodes": tuple(node(f"n{k}", "down" if k > 2 else "idle") for k in range(1, 5))}, ["slurm.spare_nodes=1"], 0,
+     "2 can be used now (n3, n4 cannot): the job will wait; `--set slurm.spare_nodes=0` needs no more than there are"),
     ({"partitions": (replace(PARTITION, is_up=False),)}, [], 0, "warning: partition: p is down: the job will wait"),
     ({"nodes": tuple(node(f"n{k}", "idle", gpus=4) for k in range(1, 5))}, ["slurm.gpus_per_node=8"], 2,
      "slurm.gpus_per_node: 8 GPUs a node are needed, n1, n2, n3, n4 have fewer"),

@@ -9,10 +9,12 @@ import pytest
 
 from tests.tr11ops.status_cases import HOUR, NOW, pending, running, snapshot, with_facts, wordless
 from tr11ops.cluster.base import Node
-from tr11ops.detect import chain_end
+from tr11ops.detect import chain_end, nodes_short, waits_for_site
+from tr11ops.detect.finding import Severity
 from tr11ops.handover.coming import coming_events
 from tr11ops.observe.forecast import no_cover, queue_coverage_seconds
 from tr11ops.observe.snapshot import Snapshot
+from tr11ops.queue.repair import plan_repair
 from tr11ops.runcard.card import load_card, shipped_folder
 from tr11ops.status.answer import answer
 from tr11ops.status.build import status_of
@@ -99,3 +101,32 @@ def test_thousands_of_single_tasks_with_one_reason_are_one() -> None:
     )
     (one,) = no_cover(snapshot(jobs=queued, nodes=NODES))
     assert (one.job, one.tasks, one.why) == ("1000", 3000, "it is held (JobHeldUser)")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "allocated", "fix"),
+    [
+        (first("down"), 48, "tr11 launch --replace --set slurm.spare_nodes=3"),  # 44 train, 47 are left
+        (first("down"), 47, "tr11 nodes list"),  # enough: another shape of the queue is at fault
+        (tuple(replace(node, states=frozenset({"down"})) for node in NODES[:5]) + NODES[5:], 48, "tr11 nodes list"),
+    ],
+)
+def test_where_those_that_train_fit_the_cure_is_fewer_spares(nodes: tuple[Node, ...], allocated: int, fix: str) -> None:
+    """The site alone mends nodes; without its spares the run goes on now."""
+    queued = pending(**QUEUED)
+    given = with_facts(snapshot(jobs=(queued,), nodes=nodes), nodes=44)
+    given = replace(given, run=replace(given.run, operation=replace(given.run.operation, allocated_nodes=allocated)))
+    assert [one.fix for one in nodes_short.detect(given)] == ([] if allocated == 47 else [fix])
+
+
+def test_a_repair_says_why_what_is_queued_cannot_start() -> None:
+    given = snapshot(jobs=(pending(**QUEUED),), nodes=first("down"))
+    assert plan_repair(given, ()).left_alone == (f"job 1000 cannot start as things are: {FEW}",)
+
+
+@pytest.mark.parametrize(("left", "severity"), [(400.0, Severity.WARNING), (20 * HOUR, Severity.INFO)])
+def test_a_closed_partition_is_told_before_the_running_task_ends(left: float, severity: Severity) -> None:
+    now_ends = replace(SHORT, time_limit_seconds=int(1000 + left))
+    given = with_facts(snapshot(jobs=(now_ends, pending(**QUEUED)), nodes=CLOSED, attempts=(HOST,)), task_seconds=None)
+    (finding,) = waits_for_site.detect(given)
+    assert finding.severity is severity and "only the site can change that" in finding.evidence[1]
