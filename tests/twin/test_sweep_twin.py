@@ -133,10 +133,10 @@ def test_no_cell_is_burned_where_the_study_is_not_seen(
             jobs = [job for job in slurm.jobs() if job.name == "small-sweep"]
             return len(jobs) == 2 and all(job.state is JobState.PENDING and job.reason == "BeginTime" for job in jobs)
 
-        until(is_back, "both tasks are queued again", context=lambda: slurm.jobs())
+        until(is_back, "both tasks are queued again", context=slurm.jobs)
         assert not list(place.glob("ran-*")) and not study.exists()
         hidden.rename(gone)
         for job in living(slurm).values():
             subprocess.run(["scontrol", "update", f"JobId={job.job_id}", "StartTime=now"], check=True)
-    until(lambda: len(list(place.glob("ran-*"))) == 2, "both cells ran", context=lambda: slurm.jobs())
+    until(lambda: len(list(place.glob("ran-*"))) == 2, "both cells ran", context=slurm.jobs)
     until(lambda: not living(slurm))
