@@ -87,7 +87,7 @@ def request_of(submit_context: SubmitContext) -> BatchRequest:
         options=of_any_job(options_of(submit_context.invocation.card.slurm.options)),
     )
     command = submit_context.invocation.command(submit_context.words)
-    return replace(request, script=script_of(TEMPLATE, submit_context.invocation, request, command, folder))
+    return replace(request, script=script_of(TEMPLATE, submit_context.invocation, request, command, folder=folder))
 
 
 def submit(submit_context: SubmitContext) -> Queued:

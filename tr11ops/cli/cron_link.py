@@ -69,7 +69,7 @@ def link(
         cron_context_of(invocation.card, invocation.card_path, context.overrides, "slurm"), seconds_left=seconds_left
     )
     if begun.unseen:
-        _watch_unseen(replace(rounds, why_not_there=lambda: begun.unseen), begun, of_chain(jobs, own.name))
+        _watch_unseen(rounds, begun, of_chain(jobs, own.name))
     try:
         keep_card(invocation, directory)
     except OSError as error:
@@ -94,7 +94,11 @@ def link(
 
 def _watch_unseen(rounds: CronContext, begun: Begun, jobs: tuple[PeriodicJob, ...]) -> NoReturn:
     """What only looks and tells is run, and recorded on this machine; nothing else is begun. Raises Refusal."""
-    run_rounds(rounds, tuple(job for job in jobs if job.watches))
+
+    def why_not_there() -> str:
+        return begun.unseen
+
+    run_rounds(replace(rounds, why_not_there=why_not_there), tuple(job for job in jobs if job.watches))
     follows = f"the next link is job {begun.successor}" if begun.successor else "the next link is not queued"
     raise Refusal(f"{begun.unseen}; {follows}", exit_code=3)
 
