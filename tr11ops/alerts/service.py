@@ -27,7 +27,7 @@ from tr11ops.alerts.policy import Policy
 from tr11ops.alerts.reading import waiting
 from tr11ops.alerts.replies import Reply, apply_replies, put_away, read_replies
 from tr11ops.alerts.sending import SENT, about, flush, policy_for, routes, routes_of, send_waiting
-from tr11ops.alerts.situation import RunSituation
+from tr11ops.alerts.situation import RunSituation, watchdog_says
 from tr11ops.alerts.state import Alert, AlertEvent, AlertState, Message, UndeliveredMessages, stamp
 from tr11ops.alerts.store import NewerSchema, alerts_folder, commit, read_alert_state
 from tr11ops.base.observed import Unknown, cause, known
@@ -121,8 +121,13 @@ class AlertInput:
     def of(self, alert_state: AlertState, policy: Policy) -> AlertState:
         """The alert state with this look taken in."""
         blind = _blind(alert_state, self.blind, self.observed)
-        trained = None if self.situation is None else self.situation.trained
-        return look(alert_state, self.found, blind, policy, self.time, trained)
+        situation = self.situation
+        trained = None if situation is None else situation.trained
+        looked = look(alert_state, self.found, blind, policy, self.time, trained)
+        if situation is None or not situation.knows_acts:
+            return looked
+        said = (replace(alert, watchdog=watchdog_says(alert, situation)) for alert in looked.alerts)
+        return replace(looked, alerts=tuple(said))
 
 
 def _recorded(

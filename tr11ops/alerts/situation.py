@@ -140,7 +140,7 @@ def what_tr11_does(alert: Alert, situation: RunSituation | None) -> str:
     lesser = "" if alert.severity is Severity.CRITICAL else _BY_ITSELF.get(alert.detector, "")
     if lesser and alert.detector == "node-lost" and not situation.has_next:
         lesser = _LOST_WITHOUT_NEXT
-    return _of_acts(alert, situation) or lesser or _NOTHING
+    return watchdog_says(alert, situation) or lesser or _NOTHING
 
 
 def is_cured(alert: Alert, situation: RunSituation | None) -> bool:
@@ -150,6 +150,7 @@ def is_cured(alert: Alert, situation: RunSituation | None) -> bool:
     typed = {word for command in (alert.fix, *alert.commands_after) for word in command.split()}
     names = [name for name in _acts(alert) if set(_SAME.get(name, ())) & typed]
     did = any(act.name in names and act.time >= alert.began for act in situation.done)
+    did = did and not _against(tuple(names), situation)
     return did or (situation.may_act and any(act.name in names for act in situation.planned))
 
 
@@ -158,19 +159,27 @@ def _acts(alert: Alert) -> tuple[str, ...]:
     return tuple(dict.fromkeys(act for detector in alert.detectors for act in _ACTS.get(detector, ())))
 
 
-def _of_acts(alert: Alert, situation: RunSituation) -> str:
-    """What the watchdog did, will do, or does not do; "" where its plan says nothing of such a fault."""
+def watchdog_says(alert: Alert, situation: RunSituation) -> str:
+    """What the watchdog does not do about an alert, and why; else what it will do, or did; "" where its plan says
+    nothing of such a fault. What it did before is no help where it does not do it again."""
     names = _acts(alert)
+    against = _against(names, situation)
     done = [act for act in situation.done if act.name in names and act.time >= alert.began]
     planned = [act for act in situation.planned if act.name in names]
-    withheld = [text for text in situation.withheld if text.split(" ", 1)[0] in {*names, "nothing"}] if names else []
-    if done:
-        return f"tr11 did: {done[-1].words}."
     if planned and situation.may_act:
         return f"tr11 will now {planned[0].words}."
-    if planned:
-        return f"tr11 would {planned[0].words}; {situation.why_not}."
-    return _withheld(withheld[0]) if withheld else ""
+    if against:
+        return _withheld(next((text for text in against if alert.subject and alert.subject in text), against[0]))
+    if done:
+        return f"tr11 did: {done[-1].words}."
+    return f"tr11 would {planned[0].words}; {situation.why_not}." if planned else ""
+
+
+def _against(names: tuple[str, ...], situation: RunSituation) -> list[str]:
+    """What the plan withholds of acts of these names, or that it withholds all."""
+    if not names:
+        return []
+    return [text for text in situation.withheld if text.partition(" ")[0] in {*names, "nothing"}]
 
 
 def _withheld(text: str) -> str:

@@ -50,6 +50,8 @@ class Alert(Record):
 
     `called_over` is when people were last told that it was over; `returned` when they were last told that it is back.
 
+    `watchdog` is what the watchdog did about it, will do, or does not do and why, a sentence of the last look.
+
     `then` are the finding's. `consequences` are what follows from the fault; `members` the fingerprints of all findings
     that ever were of this incident: each still names it. `headline` is the fingerprint of what people were last told
     as the cause, "" in a record of an older tr11.
@@ -98,6 +100,7 @@ class Alert(Record):
     first_since: float | None = None
     called_over: float | None = None
     returned: float | None = None
+    watchdog: str = ""
 
     @property
     def names(self) -> tuple[str, ...]:

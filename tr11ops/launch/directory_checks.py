@@ -52,10 +52,21 @@ def directory_checks(card: RunCard, directory: RunDirectory, facts: LaunchFacts)
     yield from _clock_checks(facts)
 
 
-def _space_checks(card: RunCard, directory: RunDirectory, facts: LaunchFacts) -> Iterator[PreflightCheck]:
+def bytes_of_a_save(card: RunCard, directory: RunDirectory, facts: LaunchFacts) -> int:
+    """Bytes that one checkpoint takes: as many as the run's newest; else what a stand-in is told to write, or what the
+    card's model has to."""
+    seen = known(facts.checkpoints, None)
+    if seen is not None and seen.found.manifest is not None and seen.source.folder == directory.paths.checkpoints:
+        return seen.found.manifest.total_bytes
+    if card.rehearsal is not None:
+        return card.rehearsal.bytes_per_rank * card.world_size
     count = count_parameters(card.model, card.tokenizer.padded_vocabulary_size)
-    each = checkpoint_bytes(count.total, card.precision, card.optimizer)
-    needed, free = CHECKPOINTS_OF_ROOM * each, facts.directory.free_bytes
+    return checkpoint_bytes(count.total, card.precision, card.optimizer)
+
+
+def _space_checks(card: RunCard, directory: RunDirectory, facts: LaunchFacts) -> Iterator[PreflightCheck]:
+    each, free = bytes_of_a_save(card, directory, facts), facts.directory.free_bytes
+    needed = CHECKPOINTS_OF_ROOM * each
     if isinstance(free, Unknown):
         yield warning("space", f"the free space below {directory.root} could not be read ({free.why})")
     elif free < needed:

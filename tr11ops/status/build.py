@@ -264,7 +264,7 @@ def _alerts(extra: ExtraObservations) -> tuple[parts.ShownAlert, ...] | None:
         parts.ShownAlert(
             alert.fingerprint, alert.detector, alert.subject, alert.severity.name.lower(), alert.title,
             Instant(alert.start), alert.owner or None, alert.acknowledged_by or None, Instant.of(alert.snoozed_until),
-            alert.runbook or None,
+            alert.runbook or None, alert.watchdog or None,
         )
         for alert in extra.alerts
     )  # fmt: skip

@@ -187,6 +187,8 @@ def alerts(status: Status) -> Iterator[Row]:
             f"{alert.severity.upper()} {alert.title} ({age}); {owner}",
             style,
         )
+        if alert.watchdog:
+            yield "", alert.watchdog, ""
     if len(seen) > ALERTS_SHOWN:
         yield "", f"and {len(seen) - ALERTS_SHOWN} more ({status.command('alerts list')})", ""
 

@@ -271,6 +271,7 @@ class ShownAlert(NamedTuple):
     acknowledged_by: str | None
     snoozed_until: Instant | None
     runbook: str | None
+    watchdog: str | None = None
 
 
 class ShownPeriodicJob(NamedTuple):

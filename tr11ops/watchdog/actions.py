@@ -125,6 +125,9 @@ class Plan:
 
 
 # ----------------------------------------------------------------------------- what a plan rests on
+BUDGETS = {"resubmit": "resubmissions_per_day", "exclude": "exclusions_per_day", "cancel": "cancellations_per_day"}
+
+
 @dataclass(frozen=True)
 class ActionLimits:
     """What the card allows ([watch], [resilience]): most actions in 24 hours, and what is launched when all is gone."""

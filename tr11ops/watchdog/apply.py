@@ -34,6 +34,7 @@ from tr11ops.watchdog.actions import (
     Exclude,
     Hold,
     Include,
+    Plan,
     Release,
     ReplacementLaunch,
     Resubmit,
@@ -248,17 +249,35 @@ class RunEffects:
         except (SchedulerError, OSError, ValueError) as error:
             raise NotDone(cause(error)) from None
 
-    def _prove_relaunch(self, relaunch: ReplacementLaunch | None) -> None:
-        """A queue is not emptied for a launch that would be refused. Raises NotDone with what refuses it."""
+    def refusal(self, action: Action) -> str:
+        """Why a launch, or a cancellation for the sake of one, would be refused now; "" where it would not. Changes
+        nothing."""
+        try:
+            if isinstance(action, Cancel):
+                self._prove_relaunch(action.relaunch)
+            elif isinstance(action, Resubmit):
+                self._prove(self.prepare(action.subject, action.after))
+        except (NotDone, SchedulerError, OSError, ValueError) as error:
+            return cause(error)
+        return ""
+
+    def _prove(self, job: LaunchJob) -> None:
+        """Raises NotDone with what refuses a launch."""
         from tr11ops.launch.session import check_launch
 
+        view = check_launch(job)
+        if view.exit_code:
+            raise NotDone("; ".join(str(check) for check in view.faults))
+
+    def _prove_relaunch(self, relaunch: ReplacementLaunch | None) -> None:
+        """A queue is not emptied for a launch that would be refused. Raises NotDone with what refuses it."""
         if relaunch is None:
             return
         job = self.prepare(relaunch.array, relaunch.after)
-        view = check_launch(replace(job, request=replace(job.request, replaces=relaunch.replaces)))
-        if view.exit_code:
-            faults = "; ".join(str(check) for check in view.faults)
-            raise NotDone(f"the launch that would take its place is refused: {faults}")
+        try:
+            self._prove(replace(job, request=replace(job.request, replaces=relaunch.replaces)))
+        except NotDone as error:
+            raise NotDone(f"the launch that would take its place is refused: {error}") from None
 
     def _resubmit(self, action: Resubmit, tag: str) -> str:
         from tr11ops.launch.session import carry_out, check_launch
@@ -309,6 +328,22 @@ class RunEffects:
         if result.refused:
             raise NotDone("; ".join(why for _, why in result.refused))
         return "held" if isinstance(action, Hold) else "released"
+
+
+def as_it_would_go(intended: Plan, effects: RunEffects) -> Plan:
+    """What people are told of a plan before it is carried out: the launches that would be refused are withheld.
+
+    A launch behind cancellations cannot be tried before these.
+    """
+    actions, withheld = list[Action](), list(intended.withheld)
+    for action in intended.actions:
+        is_behind = isinstance(action, Resubmit) and any(isinstance(one, Cancel) for one in intended.actions)
+        against = "" if is_behind else effects.refusal(action)
+        if against:
+            withheld.append(f"{action.words()}; not done: {against}")
+        else:
+            actions.append(action)
+    return Plan(tuple(actions), tuple(withheld))
 
 
 def own_pending(directory: RunDirectory, scheduler: Scheduler) -> tuple[Job, ...]:

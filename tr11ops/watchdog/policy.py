@@ -34,6 +34,7 @@ from tr11ops.rundir.action_log import LETS_IT_ACT, ActionHistory, ProgressRecord
 from tr11ops.rundir.exclusion import NodeStanding
 from tr11ops.rundir.exclusion_limit import ExclusionLimit, way_past
 from tr11ops.watchdog.actions import (
+    BUDGETS,
     Action,
     ActionLimits,
     Blame,
@@ -98,7 +99,7 @@ class _Draft:
         budget = self.limits.of(action.name)
         spent = self.history.spent(action.name, now) + sum(one.name == action.name for one in self.actions)
         if budget is not None and spent >= budget:
-            return f"{spent} of {budget} in 24 hours are spent ([watch])"
+            return f"{spent} of {budget} in 24 hours are spent: raise watch.{BUDGETS[action.name]}, or do it by hand"
         return ""
 
 
@@ -121,7 +122,7 @@ def plan(
         return Plan()  # a person has stopped it: whatever is wrong may stay so
     foreign = _foreign(snapshot, policy_context)
     if foreign:
-        return Plan(withheld=(foreign,) if verdict.exit_code else ())
+        return Plan(withheld=(f"nothing is done: {foreign}",) if verdict.exit_code else ())
     draft = _Draft(snapshot, findings, verdict, history, policy_context, limits)
     for rule in RULES:
         rule.apply(draft)

@@ -33,7 +33,7 @@ from tr11ops.rundir.paths import RunDirectory
 from tr11ops.rundir.shared_exclusions import publish
 from tr11ops.rundir.state_files import set_damage_aside
 from tr11ops.watchdog.actions import Plan
-from tr11ops.watchdog.apply import Done, RunEffects, carry_out, own_pending, settle
+from tr11ops.watchdog.apply import Done, RunEffects, as_it_would_go, carry_out, own_pending, settle
 from tr11ops.watchdog.bring_back import bring_back
 from tr11ops.watchdog.context import limits_of, read_policy_context
 from tr11ops.watchdog.lock import WatchdogLock, acquire_lock
@@ -195,10 +195,15 @@ def _pass(
     if not dry_run and is_there:
         _log(directory.paths.main_log, first, notes)
     if not dry_run and (is_there or snapshot.unmounted):
+
+        def expected() -> Plan:
+            found = plan(snapshot, findings, verdict, history, policy_context, limits_of(run.card))
+            if actuator is None or watchdog_lock is None:
+                return found
+            return as_it_would_go(found, _effects(run, actuator, snapshot))
+
         situation = _situation(
-            run, snapshot,
-            lambda: plan(snapshot, findings, verdict, history, policy_context, limits_of(run.card)), history,
-            watchdog_lock is not None, why_not, verdict, notes,
+            run, snapshot, expected, history, watchdog_lock is not None, why_not, verdict, notes
         )  # fmt: skip
         alerts = _alert(run, findings, snapshot, verdict, email, notes, situation)
     if watchdog_lock is not None:

@@ -140,6 +140,9 @@ def test_a_person_is_not_told_to_do_what_tr11_does_now() -> None:
     acting = message_of(gone, RunSituation(planned=(again,), may_act=True))
     assert "Type nothing now. Only if that fails:" in acting and "\nType:" not in acting
     assert "\nType:" in message_of(gone, RunSituation(planned=(again,), may_act=False))
+    did = Act("resubmit", "resubmit 1-3: nothing runs", NOON)
+    spent = RunSituation(done=(did,), withheld=("resubmit 1-3: x; not done: y",), may_act=True)
+    assert "\nType:" in message_of(gone, spent), "it did so once, and does not do it again"
 
 
 @pytest.mark.parametrize(
@@ -152,6 +155,15 @@ def test_a_person_is_not_told_to_do_what_tr11_does_now() -> None:
         (RunSituation(withheld=("cancel 1007: x; not done: y",)), "tr11 did not cancel 1007 (x): y."),
         (RunSituation(withheld=("nothing is done, because jobs are unknown",)), "tr11 did not act: nothing is done"),
         (RunSituation(withheld=("resubmit 1-3: x; not done: y",)), "tr11 does nothing about it by itself."),
+        (RunSituation(done=(CANCEL,), withheld=("cancel 1007: x; not done: y",)), "tr11 did not cancel 1007 (x): y."),
+        (
+            RunSituation(withheld=("cancel 1: x; not done: y", "cancel 1007: x; not done: z")),
+            "tr11 did not cancel 1007 (x): z.",
+        ),
+        (
+            RunSituation(withheld=("nothing is done: job 5 trains elsewhere",)),
+            "tr11 did not act: nothing is done: job 5",
+        ),
     ],
 )
 def test_what_tr11_does_is_said(situation: RunSituation | None, words: str) -> None:

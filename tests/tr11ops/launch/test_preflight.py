@@ -13,17 +13,18 @@ import pytest
 
 from tests.forks import exit_code, forked
 from tests.tr11ops.launch.preflight_bench import PARTITION, Bench, cut
-from tests.tr11ops.launch.run_inputs import write_dataset
+from tests.tr11ops.launch.run_inputs import write_checkpoint, write_dataset
 from tr11ops.base.observed import Unknown, known
 from tr11ops.cluster.base import JobState, Node
 from tr11ops.cluster.grants import Grants, Reservation
 from tr11ops.cluster.site import SiteRules
-from tr11ops.launch.directory_checks import files_of_checkpoint
+from tr11ops.launch.directory_checks import bytes_of_a_save, files_of_checkpoint
 from tr11ops.launch.extra_observations import AccessFault, ClockFacts, read_access
 from tr11ops.launch.facts import look_at_directory
 from tr11ops.launch.preflight import excluded_nodes
 from tr11ops.observe.lease import LeaseHolder
 from tr11ops.queue.given_nodes import Given
+from tr11ops.runcard.sections import RehearsalSection
 from tr11ops.runcard.speed import RunHistory
 from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.kill_switch import mark_of
@@ -205,6 +206,22 @@ def test_too_little_space(bench: Bench) -> None:
     assert "refused: space: 999 B free below" in bench.faults()[0] and bench.code() == 1
     bench.changes = {"directory": replace(bench.facts().directory, free_bytes=Unknown("no such device"))}
     assert "warning: space" in bench.faults()[0] and bench.code() == 0
+
+
+def test_the_room_is_measured_by_what_the_runs_own_saves_take(bench: Bench) -> None:
+    """Not by what the card's model would write: a stand-in writes little, and was refused its resubmission."""
+    bench.changes = {"directory": replace(bench.facts().directory, free_bytes=5000)}
+    assert "refused: space: 4.9 KiB free" in bench.faults()[0]
+    write_checkpoint(bench.directory.paths.checkpoints, 4, size=2000)
+    assert not any("space" in line for line in bench.faults()) and "a checkpoint takes 2.0 KiB" in bench.text()
+    write_checkpoint(bench.directory.paths.checkpoints, 6, size=3000)
+    assert "two checkpoints need 6.0 KiB" in bench.faults()[0]
+
+
+def test_a_stand_in_that_has_saved_nothing_is_measured_by_what_it_is_told_to_write(bench: Bench) -> None:
+    stand_in = bench.card.model_copy(update={"rehearsal": RehearsalSection(bytes_per_rank=300)})
+    assert bytes_of_a_save(stand_in, bench.directory, bench.facts()) == 300 * bench.card.world_size
+    assert bytes_of_a_save(bench.card, bench.directory, bench.facts()) > 100_000
 
 
 PLACE: list[tuple[dict[str, Any], str, int]] = [

@@ -14,10 +14,13 @@ from typing import Any
 import pytest
 
 from tests.tr11ops.cli.local_bench import NODES, LocalBench
+from tests.tr11ops.cli.run_folder import run_directory
 from tests.tr11ops.disk_scheduler import DiskScheduler
 from tests.tr11ops.launch.run_inputs import write_card
 from tests.tr11ops.watchdog.counting import slurm_commands
+from tr11ops.alerts.outbox import waiting_entries
 from tr11ops.alerts.service import AlertOutcome
+from tr11ops.alerts.store import read_alert_state
 from tr11ops.base import deadline
 from tr11ops.base.observed import Unknown
 from tr11ops.cluster.base import Job, JobState
@@ -307,6 +310,29 @@ def test_a_launch_beside_a_namesake_is_repeated_beside_it(bench: LocalBench) -> 
     bench.wait(lambda jobs: all(one.raw_id != mine.raw_id or one.state.is_final for one in jobs))
     done = bench.tr11("pulse", "--run", str(bench.card), "--no-email", "--act", "--json").json
     assert [(one["action"], one["result"]) for one in done["actions"]] == [("resubmit", "done")], done["actions"]
+
+
+def test_a_launch_that_would_be_refused_is_told_in_the_alert_that_it_belongs_to(bench: LocalBench) -> None:
+    """It stood in the watchdog's log alone, while the mail said that tr11 will launch now, and to type nothing."""
+    bench.block()
+    assert bench.launch("--array", "1-2").code == 0
+    (job,) = [job for job in bench.living() if job.name == "small"]
+    bench.scheduler.cancel(job.array_id or job.raw_id)
+    bench.wait(lambda jobs: not any(one.name == "small" and not one.state.is_final for one in jobs))
+    gone = bench.folder / "data" / "corpus.idx"
+    gone.rename(bench.folder / "elsewhere.idx")
+    mails = ("--set", 'alerts.recipients=["oncall@example.org"]', "--set", "alerts.smtp_port=9")
+    bench.tr11("pulse", "--run", str(bench.card), "--act", *mails)
+    directory = run_directory(bench)
+    (alert,) = [one for one in read_alert_state(directory).alert_state.open_alerts if one.detector == "down"]
+    why = f"tr11 did not resubmit 1-3 (nothing runs and nothing is queued): data.prefixes: {gone}"
+    assert alert.watchdog.startswith(why)
+    body = " ".join(waiting_entries(directory)[0].message.body.split())
+    assert why in body and "Type nothing now" not in body
+    shown = bench.tr11("status", "--run", str(bench.card))
+    assert "tr11 did not resubmit 1-3" in shown.out
+    (document,) = bench.tr11("status", "--run", str(bench.card), "--json").json["alerts"]
+    assert document["watchdog"] == alert.watchdog
 
 
 def test_an_array_that_is_none_is_said_in_one_line(bench: LocalBench) -> None:
