@@ -18,7 +18,6 @@ from tr11ops.backup.ownership import owner_of
 from tr11ops.backup.receipts import TAR_SUFFIX
 from tr11ops.backup.restore import RestoreError
 from tr11ops.backup.source import OPTIMIZER_PREFIXES
-from tr11ops.base.units import counted
 from tr11ops.rundir.copies import CHECKPOINT_KINDS, FOLDERS, CopiedFile, Kind, Receipt
 from trainer.contract.checkpoint_names import checkpoint_name, checkpoint_step
 from trainer.contract.paths import MANIFEST_FILE
@@ -102,8 +101,7 @@ def cautions(receipt: Receipt) -> tuple[str, ...]:
     unknown = sum(1 for file in receipt.files if not file.digest and file.path != MANIFEST_FILE)
     found = [f"{receipt.location} has no receipt: no one read it back when it was copied"]
     if unknown:
-        files = counted(unknown, "file has", "files have")
-        found.append(f"{files} no digest, of {len(receipt.files)}: only sizes are compared there")
+        found.append(f"{unknown} of {len(receipt.files)} files have no digest: their sizes alone are compared")
     elif all(file.path != MANIFEST_FILE for file in receipt.files):
         found.append(f"{receipt.location} has no {MANIFEST_FILE}: whether all files are there is not known")
     return tuple(found)

@@ -13,14 +13,17 @@ from tr11ops.base.units import counted
 from tr11ops.cluster.base import JobState
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.slow import is_measured_still, slowdown
-from tr11ops.detect.slow_ranks import SlowRank, slow_ranks
+from tr11ops.detect.slow_ranks import SlowRank, slow_ranks, windows_to_last
 from tr11ops.detect.without_node import exclude_command, start_again
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.observe.training import TRAINING_PHASES
 from trainer.contract.heartbeat import Heartbeat
 
-BOUND = "`watch.slow_percent` (3 %) and 6 times the spread of ranks and steps, 100 % at most; 2 iterations, worth 4 s"
+BOUND = (
+    "`watch.slow_percent` (3 %) and 6 times the spread of ranks and steps, 100 % at most; below 25 % what lasts for 60"
+    " steps and 10 minutes; 2 iterations, worth 4 s"
+)
 SEVERITIES = "WARNING; INFO where all nodes are one machine"
 NAME = "slow-node"
 NEEDS = ("jobs", "heartbeats", "steps", "phases", "node_warnings", "compute_times")
@@ -82,7 +85,8 @@ def _finding(snapshot: Snapshot, node: str, what: str, evidence: list[str], is_s
 def _computing(snapshot: Snapshot, nodes: set[str]) -> Iterator[tuple[str, str]]:
     """Nodes with slow ranks, and the slowest of them."""
     by_node: dict[str, list[SlowRank]] = {}
-    for found in slow_ranks(known(snapshot.compute_times, ()), snapshot.run.training.slow_percent):
+    windows = windows_to_last(derived.seconds_per_iteration(snapshot))
+    for found in slow_ranks(known(snapshot.compute_times, ()), snapshot.run.training.slow_percent, windows):
         if found.times.host in nodes:
             by_node.setdefault(found.times.host, []).append(found)
     for node, found_here in by_node.items():

@@ -3,14 +3,16 @@
 Ranks of one pipeline stage and tensor position do equal work, one in each replica; ranks of other places do not. Where
 there is one replica alone, each is compared with its own first steps, and the change with that of all others. A
 record leaves waiting out, so that those who wait for a slow rank are never taken for it. From when on a value is an
-outlier is in `step_statistics`.
+outlier is in `step_statistics`. One that is slower by less than a quarter is named only where it lasts: in each of the
+last windows it was slower than 95 of 100 windows of other nodes' ranks.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from statistics import median
+from statistics import median, median_low
 
 from tr11ops.detect.step_statistics import (
     ALWAYS_SLOW,
@@ -22,10 +24,14 @@ from tr11ops.detect.step_statistics import (
     step_ratio,
     without_longest,
 )
-from trainer.contract.compute_record import EVERY_STEPS, RECENT_STEPS, ComputeTimes
+from trainer.contract.compute_record import EVERY_STEPS, RECENT_STEPS, WINDOWS, ComputeTimes
 from trainer.contract.record import Record
 
 MIN_STEPS = 5  # of a record: fewer may be the first ones, in which kernels are chosen and compiled
+CLEAR_FACTOR = 1.25  # what is slower than its peers by less must have been so in all of the last windows
+MIN_WINDOWS = 6  # of ten steps
+MIN_SECONDS = 600.0  # that they last: a machine that others use too is slow for minutes, now here, now there
+USUAL_SHARE = 0.95  # of the windows of other nodes' ranks: so much slower than usual is nothing
 PAST_PERCENT = 25.0  # of a rank without peers: stages do unlike work, and need not become longer alike
 MAX_BEHIND = 20  # iterations of a record: who is further behind the newest has written none since
 
@@ -51,8 +57,16 @@ class SlowRank(Record):
         return self.seconds / self.usual
 
 
-def slow_ranks(records: Sequence[ComputeTimes], percent: float) -> tuple[SlowRank, ...]:
+def windows_to_last(pace: float | None) -> int:
+    """In how many windows of ten steps a small slowness must show, where a step takes `pace` seconds."""
+    if not pace:
+        return MIN_WINDOWS
+    return max(MIN_WINDOWS, min(WINDOWS, math.ceil(MIN_SECONDS / (EVERY_STEPS * pace))))
+
+
+def slow_ranks(records: Sequence[ComputeTimes], percent: float, windows: int = MIN_WINDOWS) -> tuple[SlowRank, ...]:
     """The ranks of one launch that are an outlier above their peers, by rank. `percent`: less than that is not slow.
+    `windows`: see `windows_to_last`.
 
     The spread is that of all ranks around the median of their place: with two replicas a place alone tells none. Of
     two ranks the quicker one is what is usual.
@@ -71,7 +85,28 @@ def slow_ranks(records: Sequence[ComputeTimes], percent: float) -> tuple[SlowRan
     for entry in (*slow, *_slower_than_before(alone, max(percent, PAST_PERCENT))):
         known = found.get(entry.times.rank)
         found[entry.times.rank] = entry if known is None else max(known, entry, key=lambda each: each.factor)
-    return tuple(found[rank] for rank in sorted(found))
+    factors = {times.rank: _window_factors(times, peers) for peers in by_place.values() for times in peers}
+    hosts = {times.rank: times.host for times in records}
+    return tuple(found[rank] for rank in sorted(found) if _lasts(found[rank], factors, hosts, windows))
+
+
+def _window_factors(own: ComputeTimes, peers: Sequence[ComputeTimes]) -> list[float]:
+    """How many times as long as the usual one of its peers a rank took in each window that all have, newest first."""
+    found = []
+    for seconds, *others in zip(reversed(own.windows), *(reversed(peer.windows) for peer in peers), strict=False):
+        usual = median_low(others)
+        found.append(seconds / usual if usual > 0 else 1.0)
+    return found
+
+
+def _lasts(found: SlowRank, factors: dict[int, list[float]], hosts: dict[int, str], windows: int) -> bool:
+    """Whether a rank is slow by much, or was so in each of the last windows. An earlier trainer's records have none."""
+    if found.by_past or found.factor > CLEAR_FACTOR or not any(factors.values()):
+        return True
+    own = factors[found.times.rank][:windows]
+    others = [each for rank, every in factors.items() if hosts[rank] != found.times.host for each in every]
+    usual = sorted(others)[int(USUAL_SHARE * (len(others) - 1))] if others else 1.0
+    return len(own) == windows and min(own) > usual
 
 
 def _slower_than_before(alone: Sequence[ComputeTimes], percent: float) -> Iterator[SlowRank]:

@@ -21,6 +21,7 @@ EVERY_STEPS = 10
 RECENT_STEPS = 20
 FIRST_STEPS = 10  # of a launch: in them kernels are chosen and compiled
 USUAL_STEPS = 40  # after those: what is usual on this rank
+WINDOWS = 60  # of EVERY_STEPS, whose medians are kept
 LARGEST_BYTES = 16 << 10
 
 
@@ -44,7 +45,8 @@ class ComputeTimes(Record):
     where others use it too, or the process is stopped. The four are None in a file of an earlier version. `recent`:
     seconds of each of the last steps, 20 at most, in all parts, oldest first; empty in a file of an earlier version.
     `usual`: median seconds of steps 11 to 50 of the launch, in all parts; None before, and in a file of an earlier
-    version.
+    version. `windows`: median seconds of a step in each of the last whole tens of steps, 60 at most, oldest first;
+    empty in a file of an earlier version.
     """
 
     rank: int
@@ -60,6 +62,7 @@ class ComputeTimes(Record):
     processor: float | None = None
     recent: tuple[float, ...] = ()
     usual: float | None = None
+    windows: tuple[float, ...] = ()
 
     @classmethod
     def read(cls, path: Path) -> ComputeTimes | None:
@@ -82,6 +85,7 @@ class ComputeTimes(Record):
                 processor=None if value.get("processor") is None else float(value["processor"]),
                 recent=tuple(float(seconds) for seconds in value.get("recent") or ()),
                 usual=None if value.get("usual") is None else float(value["usual"]),
+                windows=tuple(float(seconds) for seconds in value.get("windows") or ()),
             )
         except (KeyError, TypeError, AttributeError, OverflowError, ValueError) as error:
             raise ValueError(f"{path} is no record of compute times: {error}") from None
@@ -92,6 +96,7 @@ class ComputeTimes(Record):
             found.processor or 0.0,
             found.usual or 0.0,
             *found.recent,
+            *found.windows,
         )
         if not all(map(math.isfinite, times)):
             raise ValueError(f"{path} holds a time that is no number")
@@ -121,6 +126,7 @@ class ComputeRecord:
         self._position, self._host = position, host_name()
         self._steps: deque[Mapping[str, float]] = deque(maxlen=EVERY_STEPS)
         self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
+        self._windows: deque[float] = deque(maxlen=WINDOWS)
         self._processor: deque[float] = deque(maxlen=EVERY_STEPS)
         self._skipped, self._early = 0, list[float]()
         self._is_first = True
@@ -130,6 +136,7 @@ class ComputeRecord:
         """Leave out a step that was traced, and all before it: what follows is compared with its like alone."""
         self._steps.clear()
         self._recent.clear()
+        self._windows.clear()
         self._processor.clear()
 
     def is_due(self, iteration: int) -> bool:
@@ -152,6 +159,8 @@ class ComputeRecord:
         if not self.is_due(iteration):
             return
         self._is_first = False
+        if len(self._steps) == EVERY_STEPS:
+            self._windows.append(round(median(math.fsum(step.values()) for step in self._steps), 6))
         parts = sorted({part for step in self._steps for part in step})
         count = len(self._steps)
         mean = {part: round(math.fsum(step.get(part, 0.0) for step in self._steps) / count, 6) for part in parts}
@@ -161,7 +170,7 @@ class ComputeRecord:
             self._rank, self._host, self._launch, time.time(), iteration, count, mean, longest,
             position.stage, position.part,
             round(math.fsum(worked) / len(worked), 6) if worked else None, tuple(self._recent),
-            round(median(self._early), 6) if len(self._early) == USUAL_STEPS else None,
+            round(median(self._early), 6) if len(self._early) == USUAL_STEPS else None, tuple(self._windows),
         )  # fmt: skip
         try:
             write_unflushed(self._path, asdict(found), os.getpid())

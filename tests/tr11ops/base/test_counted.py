@@ -16,6 +16,7 @@ NOUNS = (
 FOLLOWS = re.compile(rf"^ (?:more |other |queued |usable )?(?:{NOUNS})\b")
 OTHERS = {  # never about one, or no sentence of ours
     "agent/breaker.py",
+    "backup/restorable.py",
     "checkpoints/quarantine.py",
     "cli/perms.py",
     "detect/slow.py",

@@ -29,7 +29,7 @@ from trainer.contract.files import write_json
 from trainer.contract.state_file import read_json
 
 DRY_RUN = """\
-      ok  card: small/main: 2 x 1 workers = tensor 1 x pipeline 1 x data 2
+      ok  card: small/main: 2 x 1 worker = tensor 1 x pipeline 1 x data 2
       ok  partition: local, 00:10:00 (no maximum)
       ok  nodes: 2 of 2 usable (0 to spare, 0 excluded)
       ok  chain: 3 attempts: a job array, one task at a time

@@ -6,12 +6,13 @@ import dataclasses
 import math
 import random
 from collections.abc import Callable, Iterator
+from statistics import median
 
 import pytest
 
 from tests.tr11ops.detect.training_course import at, findings, only
 from tr11ops.base.observed import Unknown
-from tr11ops.detect.slow_ranks import slow_ranks
+from tr11ops.detect.slow_ranks import slow_ranks, windows_to_last
 from trainer.contract.compute_record import ComputeTimes, RankPosition
 
 PERCENT = 3.0
@@ -246,3 +247,59 @@ def test_a_launch_of_few_steps_is_judged_by_their_median() -> None:
     steps = [[1.0, 1.01, 0.99, 1.0, 1.0, 1.02, 1.0] for _ in range(8)]
     steps[4] = [each * 1.3 for each in steps[4]]
     assert named(recorded(steps, 1, 8, 1, 2)) == [4]
+
+
+# ----------------------------------------------------------------------------- what lasts, and what comes and goes
+def over_time(own: Callable[[int, int], float], ranks: int = 8, steps: int = 600, seed: int = 11) -> list[list[float]]:
+    """Steps that scatter by 1 %; `own` says how many times as long a rank takes at a step."""
+    chance = random.Random(seed)
+    return [[own(rank, step) * math.exp(chance.gauss(0, 0.01)) for step in range(steps)] for rank in range(ranks)]
+
+
+def seen_at(course: list[list[float]], step: int) -> list[ComputeTimes]:
+    """What the records say after a step: the last twenty steps, and the median of each ten before."""
+    found = recorded([own[step - 20 : step] for own in course], 1, len(course), 1, 2)
+    windows = [
+        tuple(median(own[begin : begin + 10]) for begin in range(max(0, step - 600), step, 10)) for own in course
+    ]
+    return [dataclasses.replace(times, windows=kept) for times, kept in zip(found, windows, strict=True)]
+
+
+def busy_neighbours(seed: int) -> Callable[[int, int], float]:
+    """A machine that others use too: now and then a rank is 5 to 8 % slower for one to three minutes of 1 s steps."""
+    chance, slow = random.Random(seed), dict[tuple[int, int], float]()
+    for rank in range(8):
+        step = chance.randrange(200)
+        while step < 600:
+            factor, lasts = 1 + chance.uniform(0.05, 0.08), chance.randrange(60, 180)
+            slow.update({(rank, each): factor for each in range(step, step + lasts)})
+            step += lasts + chance.randrange(120, 400)
+    return lambda rank, step: slow.get((rank, step), 1.0)
+
+
+def test_what_comes_and_goes_on_a_shared_machine_is_no_slow_node() -> None:
+    without_windows, named_there = 0, []
+    for seed in range(6):
+        course = over_time(busy_neighbours(seed), seed=seed)
+        for step in range(100, 601, 100):
+            given = seen_at(course, step)
+            without_windows += bool(named([dataclasses.replace(times, windows=()) for times in given]))
+            named_there += [found.times.rank for found in slow_ranks(given, PERCENT, windows_to_last(1.0))]
+    assert without_windows > 6, "the last twenty steps alone accuse someone"
+    assert named_there == []
+
+
+def test_six_percent_that_last_are_named_and_a_quarter_at_once() -> None:
+    lasting = over_time(lambda rank, step: 1.06 if rank == 3 else 1.0)
+    needed = windows_to_last(5.0)
+    assert needed == 12
+    assert [found.times.rank for found in slow_ranks(seen_at(lasting, 100), PERCENT, needed)] == [], "not known yet"
+    assert [found.times.rank for found in slow_ranks(seen_at(lasting, 120), PERCENT, needed)] == [3]
+    sudden = over_time(lambda rank, step: 1.4 if rank == 3 and step >= 80 else 1.0)
+    assert [found.times.rank for found in slow_ranks(seen_at(sudden, 100), PERCENT, needed)] == [3]
+    over = over_time(lambda rank, step: 1.06 if rank == 3 and step < 500 else 1.0)
+    assert [found.times.rank for found in slow_ranks(seen_at(over, 520), PERCENT, needed)] == []
+
+
+def test_small_slowness_lasts_for_ten_minutes_and_sixty_steps() -> None:
+    assert [windows_to_last(pace) for pace in (None, 105.0, 10.0, 5.0, 1.0, 0.01)] == [6, 6, 6, 12, 60, 60]
