@@ -35,7 +35,7 @@ DRY_RUN = """\
       ok  chain: 3 attempts: a job array, one task at a time
       ok  directory: DIR/run: SPACE free, a checkpoint takes 404.2 KiB
       ok  kill switch: not set
-      ok  data: 1 indexed dataset(s), 3 documents, 1,500 tokens
+      ok  data: 1 indexed dataset, 3 documents, 1,500 tokens
       ok  index maps: 1 of 1 data sets have none yet: built at the start, in about 1 s
       ok  tokenizer: 100 tokens in 128 rows
       ok  queue: nothing of this run is queued or running
