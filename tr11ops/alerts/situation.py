@@ -167,12 +167,18 @@ def watchdog_says(alert: Alert, situation: RunSituation) -> str:
     done = [act for act in situation.done if act.name in names and act.time >= alert.began]
     planned = [act for act in situation.planned if act.name in names]
     if planned and situation.may_act:
-        return f"tr11 will now {planned[0].words}."
+        return f"tr11 will now {_act(planned[0].words, alert)}."
     if against:
-        return _withheld(next((text for text in against if alert.subject and alert.subject in text), against[0]))
+        text = next((text for text in against if alert.subject and alert.subject in text), against[0])
+        return _withheld(text, alert)
     if done:
         return f"tr11 did: {done[-1].words}."
-    return f"tr11 would {planned[0].words}; {situation.why_not}." if planned else ""
+    return f"tr11 would {_act(planned[0].words, alert)}, but {situation.why_not}." if planned else ""
+
+
+def _act(words: str, alert: Alert) -> str:
+    """An act and why, less the alert's own title, which the mail has said already."""
+    return words.removesuffix(f": {alert.title}")
 
 
 def _against(names: tuple[str, ...], situation: RunSituation) -> list[str]:
@@ -182,10 +188,11 @@ def _against(names: tuple[str, ...], situation: RunSituation) -> list[str]:
     return [text for text in situation.withheld if text.partition(" ")[0] in {*names, "nothing"}]
 
 
-def _withheld(text: str) -> str:
+def _withheld(text: str, alert: Alert) -> str:
     """A sentence of what the watchdog's plan leaves out, and why: `ACT: WHY; not done: AGAINST` as the plan has it."""
     act, divider, against = text.partition("; not done: ")
     what, colon, why = act.partition(": ")
     if not divider or not colon or act.startswith("nothing "):
         return f"tr11 did not act: {text}."
-    return f"tr11 did not {what} ({why}): {against}."
+    reason = "" if why == alert.title else f" ({why})"
+    return f"tr11 did not {what}{reason}: {against}."

@@ -142,7 +142,7 @@ def clock(time: float, zone: tzinfo | None, far: bool) -> str:
 
 
 def _since(seconds: float) -> str:
-    return "" if seconds < 1 else f", since {duration(seconds)}"
+    return "" if seconds < 1 else f", for {duration(seconds)} so far"
 
 
 # ----------------------------------------------------------------------------- for programs

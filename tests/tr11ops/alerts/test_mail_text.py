@@ -151,7 +151,7 @@ def test_a_person_is_not_told_to_do_what_tr11_does_now() -> None:
         (None, ""),
         (RunSituation(), "tr11 does nothing about it by itself."),
         (RunSituation(done=(CANCEL,)), "tr11 did: cancel 1007: job 1007 hangs."),
-        (RunSituation(planned=(CANCEL,)), "tr11 would cancel 1007: job 1007 hangs; it may not act"),
+        (RunSituation(planned=(CANCEL,)), "tr11 would cancel 1007: job 1007 hangs, but it may not act"),
         (RunSituation(withheld=("cancel 1007: x; not done: y",)), "tr11 did not cancel 1007 (x): y."),
         (RunSituation(withheld=("nothing is done, because jobs are unknown",)), "tr11 did not act: nothing is done"),
         (RunSituation(withheld=("resubmit 1-3: x; not done: y",)), "tr11 does nothing about it by itself."),
