@@ -188,7 +188,6 @@ _OWN: Mapping[Restart, str] = {
     Restart.ELSEWHERE: "it is one node's, and others will do",
     Restart.CHANGE: "it fails again until that is mended",
     Restart.UNKNOWN: "what this means cannot be told from here",
-    Restart.NONE: "nothing has to go on",
 }
 
 
@@ -253,6 +252,14 @@ _RULES: tuple[Callable[[EndFacts], _Because | None], ...] = (
     _of_what_is_not_shown, _of_what_passes,
     _of_what_must_change, _of_what_a_person_must_see,
 )  # fmt: skip
+
+
+AGREED: Mapping[tuple[NextStep, Restart], NextStep] = {  # the step to take, where the answer has another
+    (NextStep.RESUBMIT, Restart.CHANGE): NextStep.PAGE,  # the same again would end the same way
+    (NextStep.FIX_CONFIG, Restart.PLAIN): NextStep.RESUBMIT,
+    (NextStep.FIX_STORAGE, Restart.PLAIN): NextStep.RESUBMIT,
+    (NextStep.FIX_CONFIG, Restart.UNKNOWN): NextStep.PAGE,
+}
 
 
 # ----------------------------------------------------------------------------- who is to blame

@@ -42,13 +42,11 @@ AFTER_THE_END = 0.85  # the most for what fails once the training has come to it
 _LOADER = "dataloader-worker"
 _NO_SUCH_HOST = "c10d-no-such-host"
 _SET_UP = "ibv_modify_qp"  # by which two cards are connected, before any data
-_FORBIDDEN = re.compile(
+_FORBIDDEN = re.compile(  # or sought where no other node is: at a loopback, at Docker's own bridge
     r"Function not implemented|Operation not (?:permitted|supported)|Permission denied"
     r"|Protocol not (?:supported|available)|Address family not supported"
     r"|Cannot assign requested address|No such interface"
-)
-_NOT_BETWEEN_NODES = re.compile(  # a loopback, Docker's own bridge, a link without an address
-    r"[Cc]onnect(?:ing|ion)? to (?:\S+\()?(?:127\.|localhost\b|::1\b|172\.17\.0\.1\b|169\.254\.)"
+    r"|[Cc]onnect(?:ing|ion)? to (?:\S+\()?(?:127\.|localhost\b|::1\b|172\.17\.0\.1\b|169\.254\.)"
 )
 _CONTAINER = "container-start"
 _NOT_STARTED = "slurm-launch"
@@ -247,6 +245,7 @@ def _of_root(root: Sighting, launch: LogLaunch, found: Candidates, places: Launc
         for one in _all(found)
         if one is not root and one not in backing and one not in alike and one.signature.role is not Role.WARNING
     ]
+    waits = [one.text for one in [root, *found.symptoms]]
     return Diagnosis(
         signature.fault,
         step,
@@ -260,25 +259,27 @@ def _of_root(root: Sighting, launch: LogLaunch, found: Candidates, places: Launc
         signs=Signs(
             signature.role,
             signature.blame,
-            _helps(signature, [cited, *alike, *backing], found, launch),
+            _helps(signature, [cited, *alike, *backing], waits, launch),
             peer,
             _ends(root, quoted, peer, places),
             silent_rank,
             lone_node(cited, alike, places, launch.sightings),
             signature=root.signature.id,
-            missing=what_is_missing(root, found.symptoms),
+            missing=what_is_missing(root.signature.fault, root.progress is not None, waits),
         ),
     )
 
 
-def _helps(signature: FaultSignature, told: Sequence[Sighting], found: Candidates, launch: LogLaunch) -> Restart | None:
+def _helps(
+    signature: FaultSignature, told: Sequence[Sighting], waits: Sequence[str], launch: LogLaunch
+) -> Restart | None:
     """What a line says of a restart; of a file system's error what its client says, of a time-out what ranks say."""
     if signature.fault is FaultClass.STORAGE:
         return helps_where_dropped(told, launch.sightings) or signature.helps
     if signature.helps is not None:
         return signature.helps
     if signature.fault is FaultClass.NCCL_TIMEOUT:
-        return helps_where_ranks_parted(found.symptoms)
+        return helps_where_ranks_parted(waits)
     return None
 
 
@@ -289,7 +290,7 @@ def _step_of_network(
     signature = root.signature
     if signature.id == SETTINGS and root.progress is not None:
         return NextStep.RESUBMIT  # what settings forbid, they forbid from the first step on
-    is_refused = signature.fault is FaultClass.NCCL_NETWORK and _is_of_settings(root.text)
+    is_refused = signature.fault is FaultClass.NCCL_NETWORK and _FORBIDDEN.search(root.text) is not None
     if is_refused and root.progress is None and usual is NextStep.RESUBMIT:
         return NextStep.FIX_CONFIG  # a refusal at the start is no weather: nothing was on its way yet
     if _SET_UP in root.text and usual is NextStep.RESUBMIT and _is_of_many([root, *alike], places, signature):
@@ -297,11 +298,6 @@ def _step_of_network(
     if _unknown_host(root, launch) is not None:
         return NextStep.FIX_CONFIG  # a name that no one knows is not known the next time either
     return usual
-
-
-def _is_of_settings(text: str) -> bool:
-    """Whether a network refuses what it was asked for, or was sought where no other node is."""
-    return _FORBIDDEN.search(text) is not None or _NOT_BETWEEN_NODES.search(text) is not None
 
 
 def _placed_by(others: Sequence[Sighting], quoted: QuotedLine, places: LaunchPlaces) -> QuotedLine:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tr11ops.diagnose.answers import (
+    AGREED,
     Accused,
     EndFacts,
     Place,
@@ -103,12 +104,17 @@ class Diagnosis:
         proved = accused.nodes if accused.is_proved else ()
         return restart_of(EndFacts(self.fault, self.step, self.confidence, signs, proved))
 
+    @property
+    def action(self) -> NextStep:
+        """The step to take, as whether a restart helps has it."""
+        return AGREED.get((self.step, self.restart.answer), self.step)
+
     def document(self) -> Mapping[str, Any]:
         """For --json."""
         return {
             "schema": SCHEMA,
             "verdict": self.fault.value,
-            "action": self.step.value,
+            "action": self.action.value,
             "confidence": round(self.confidence, 2),
             "who": self.accused.document(),
             "restart": self.restart.document(),

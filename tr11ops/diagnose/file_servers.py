@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from tr11ops.diagnose.roots import is_before
 from tr11ops.diagnose.sighting import Sighting
 from tr11ops.diagnose.signature import Restart
 
@@ -28,12 +29,5 @@ def helps_where_dropped(told: Sequence[Sighting], sightings: Sequence[Sighting])
         return Restart.CHANGE
     if not clients:
         return next((one.signature.helps for one in told if one.signature.helps is not None), None)
-    last = {one.file: one.line_number for one in sorted(clients, key=_line_number)}
-    is_back = any(
-        one.signature.id == _BACK and one.line_number > last.get(one.file, one.line_number) for one in sightings
-    )
-    return Restart.PLAIN if is_back else Restart.UNKNOWN
-
-
-def _line_number(one: Sighting) -> int:
-    return one.line_number
+    back = [one for one in sightings if one.signature.id == _BACK]
+    return Restart.PLAIN if any(is_before(clients[-1], one) for one in back) else Restart.UNKNOWN

@@ -84,14 +84,15 @@ def lines(found: Diagnosis) -> Iterator[str]:
 
 
 def _what_to_do(found: Diagnosis, node: str) -> str:
-    if found.step is NextStep.EXCLUDE_AND_RESUBMIT and not node:
+    action = found.action
+    if action is NextStep.EXCLUDE_AND_RESUBMIT and not node:
         return UNNAMED
-    if found.step is NextStep.RESUBMIT and found.restart.answer is Restart.CHANGE:
+    if found.step is NextStep.RESUBMIT and action is NextStep.PAGE:
         return f"{IN_VAIN} {found.advice}".strip()
     if not found.advice:
-        return STEPS[found.step].format(node=node)
-    general = STEPS[found.step]
-    if found.step in _WITH_COMMAND:  # the advice has the command that holds
+        return STEPS[action].format(node=node)
+    general = STEPS[action]
+    if action in _WITH_COMMAND:  # the advice has the command that holds
         general = f"{general.partition(': tr11 ')[0]}."
     return f"{general} {found.advice}"
 

@@ -328,3 +328,18 @@ def test_what_to_do_agrees_with_whether_a_restart_helps(tmp_path: Path, capsys: 
     *_, last = capsys.readouterr().out.split("verdict")
     assert "restart  no, change something first" in last
     assert "Submit again" not in last and "A person has to look first" in last
+    execute(["diagnose", "--json", str(log)])
+    said = json.loads(capsys.readouterr().out)
+    assert (said["restart"]["answer"], said["action"]) == ("change", "page")
+
+
+def test_the_action_follows_the_answer(tmp_path: Path) -> None:
+    """`Make room, or repair the file system` stood beside `yes`, where the server had taken its client back."""
+    dropped = "OSError: [Errno 108] Cannot send after transport endpoint shutdown: '/lus/tok/part_8.bin'"
+    found = judged(tmp_path, dropped)
+    assert (found.step, found.restart.answer, found.action) == (
+        NextStep.FIX_STORAGE,
+        Restart.PLAIN,
+        NextStep.RESUBMIT,
+    )
+    assert found.document()["action"] == "resubmit"

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from tr11ops.diagnose.answers import EndFacts, RestartAnswer, Signs, restart_of
 from tr11ops.diagnose.attribution.error_text import read_error, without_speaker
 from tr11ops.diagnose.attribution.evidence import Attribution, Kind
-from tr11ops.diagnose.signature import FaultClass, FaultSignature, NextStep, Restart
+from tr11ops.diagnose.signature import FaultClass, NextStep, Restart
+from tr11ops.diagnose.waits import helps_where_ranks_parted, what_is_missing
 
 CLASS: Mapping[Kind, FaultClass] = {
     Kind.NODE: FaultClass.SLURM_NODE_FAIL,
@@ -36,7 +37,8 @@ MOST_AT_ONE_STEP = 3  # launches in a row that a fault of unknown cause ends at 
 def restart_after(found: Attribution, trained: bool, times: int = 1) -> RestartAnswer:
     """Whether a plain restart helps after this launch. `trained`: whether it made steps. `times`: how many launches in
     a row this fault has ended at this step."""
-    known = _known(found)
+    texts = [without_speaker(text) for text in found.evidence or (found.summary,)]
+    known = read_error(texts[0]).best  # the signature of what the conclusion rests on
     fault, step = CLASS.get(found.kind, FaultClass.UNKNOWN), STEP.get(found.kind, NextStep.RESUBMIT)
     if found.kind is Kind.UNKNOWN:
         fault = FaultClass.UNKNOWN if known is None else known.fault
@@ -45,6 +47,8 @@ def restart_after(found: Attribution, trained: bool, times: int = 1) -> RestartA
     if found.avoided:
         times = 1  # on one node again and again, which is left out now: that is no sign against other nodes
     helps = known.helps if known is not None and found.kind in {Kind.STORAGE, Kind.UNKNOWN} else None
+    if fault is FaultClass.NCCL_TIMEOUT:
+        helps = helps or helps_where_ranks_parted(texts)
     if found.kind is Kind.HEALTH_CHECK:  # the next launch leaves the check out
         helps = Restart.PLAIN
     signs = Signs(
@@ -53,11 +57,6 @@ def restart_after(found: Attribution, trained: bool, times: int = 1) -> RestartA
         peer=", ".join(found.named_suspects) or None,
         trained=trained,
         times=times,
+        missing=what_is_missing(fault, trained, texts),
     )
     return restart_of(EndFacts(fault, step, found.confidence, signs, found.blamed))
-
-
-def _known(found: Attribution) -> FaultSignature | None:
-    """The signature of what the conclusion rests on."""
-    texts = found.evidence or (found.summary,)
-    return read_error(without_speaker(texts[0])).best

@@ -52,3 +52,25 @@ def test_a_fault_of_unknown_cause_may_come_twice_by_chance() -> None:
 
 def test_a_node_that_fails_twice_at_one_step_is_still_the_nodes() -> None:
     assert restart_after(concluded(Kind.NODE, blamed=("n2",)), trained=True, times=2).answer is Restart.ELSEWHERE
+
+
+def stuck(rank: int, number: int, operation: str) -> str:
+    return (
+        f"rank {rank} on n{rank}: [PG ID 0 PG GUID 0(default_pg) Rank {rank}] Watchdog caught collective operation timeout: "
+        f"WorkNCCL(SeqNum={number}, OpType={operation}, NumelIn=64, Timeout(ms)=600000) ran for 600080 milliseconds"
+    )
+
+
+@pytest.mark.parametrize(
+    ("evidence", "answer", "why"),
+    [
+        ((stuck(0, 71, "BROADCAST"), stuck(1, 71, "ALLREDUCE")), Restart.CHANGE, "mended"),
+        ((stuck(0, 71, "BROADCAST"), stuck(1, 74, "ALLREDUCE")), Restart.UNKNOWN, "stacks"),
+        ((stuck(0, 71, "ALLREDUCE"), stuck(1, 71, "ALLREDUCE")), Restart.PLAIN, "no line says why"),
+        (("rank 0 on n1: DistStoreError: Timed out after 1801 seconds waiting for clients. 8/16 clients joined.",), Restart.UNKNOWN, "missing"),
+        (("rank 0 on n1: DistStoreError: Timed out after 301 seconds waiting for clients. 8/16 clients joined.",), Restart.PLAIN, "passes"),
+    ],
+)  # fmt: skip
+def test_what_is_missing_is_said_as_by_diagnose(evidence: tuple[str, ...], answer: Restart, why: str) -> None:
+    found = restart_after(Attribution(Kind.UNKNOWN, evidence[0], 0.9, evidence=evidence), trained=False)
+    assert found.answer is answer and why in found.why
