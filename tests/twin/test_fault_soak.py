@@ -51,9 +51,11 @@ def test_random_faults_under_a_rehearsal(twin_home: Path, tmp_path: Path, capsys
         began = time.monotonic()
         try:
             for number in range(FAULTS):
+                before = len(judge.done)
                 judge.next()
+                told = json.dumps(judge.done[before:] or "could not be made")
                 with capsys.disabled():
-                    print(f"{number + 1}/{FAULTS} {json.dumps(judge.done[-1:])} {judge.wrong}", flush=True)
+                    print(f"{number + 1}/{FAULTS} {told} {judge.wrong}", flush=True)
             seconds = time.monotonic() - began
             run.until(lambda: any(end.reason == "finished" for end in run.ends()), "the end of the training")
             judge.check_the_rest()
