@@ -105,3 +105,15 @@ def test_what_another_run_suspects_is_avoided_with_the_first_suspicion_here(stag
     assert (entry.node, entry.state) == (NODES[1], "avoid")
     [ours] = [path for path in site.glob("*.json") if path != other]
     assert [entry.node for entry in read_version(ours).exclusions] == [NODES[1]]
+
+
+def test_a_node_that_two_launches_wait_for_in_vain_is_used_last_by_the_next_task(stage: SmallRun) -> None:
+    """Whether the one that was waited for or the one that waited is at fault is not known: nothing is left out."""
+    stage.launch(3, *FOUR, "rehearsal.collective_seconds=10")
+    first = stage.train()
+    inject(stage.twin, "step-hang", node=NODES[1])
+    stage.train(attempt=1)
+    assert [launch["suspects"] for launch in stage.launches(first)] == [[NODES[1]], [NODES[1]]]
+    known = read_version(stage.directory.exclusions)
+    assert ([entry.node for entry in known.suspects], known.exclusions) == ([NODES[1]], ())
+    assert stage.queued().excluded == ()

@@ -20,6 +20,7 @@ from tr11ops.runcard.card import RunCard
 from tr11ops.runcard.exit_duration import JobTime, exit_time, too_short
 from tr11ops.runcard.rules import SIGNAL_SLACK_SECONDS
 from tr11ops.runcard.speed import RunHistory
+from tr11ops.rundir.exclusion import Exclusion, NodeStanding
 from tr11ops.rundir.exclusions import read_version
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.rundir.shared_exclusions import SharedWord, read_shared
@@ -120,7 +121,8 @@ class AttemptObservations:
         context = self._context
         nodes = context.allocation.nodes
         words = {node: (self.states or {}).get(node, frozenset()) for node in nodes}
-        barred, watched = self._on_record() if context.swaps_nodes else (frozenset(), frozenset())
+        barred, entries = self._on_record() if context.swaps_nodes else (frozenset(), ())
+        watched = {entry.node for entry in entries}
         barred |= frozenset(context.peers.lost() if context.peers is not None else ())
         barred |= frozenset(self.lost_nodes())
         lost = frozenset(node for node in nodes if is_gone(words[node]) or is_silent(words[node]))
@@ -131,20 +133,19 @@ class AttemptObservations:
             seconds_left=self._seconds_left(),
             seconds_needed=LAUNCH_SECONDS,
             reluctant=frozenset(node for node in usable if node in watched or may_start(words[node]) is StateAnswer.NO),
+            suspected=frozenset(entry.node for entry in entries if entry.state != NodeStanding.RETURNED),
             may_reuse=not context.swaps_nodes,
         )
 
-    def _on_record(self) -> tuple[frozenset[str], frozenset[str]]:
-        """The nodes on the run's list, and those to be used after the others: suspects, what came back, and what other
-        runs have on record. A list that cannot be read keeps no one from training: it is said."""
+    def _on_record(self) -> tuple[frozenset[str], tuple[Exclusion, ...]]:
+        """The nodes on the run's list, and what is on record of those to be used after the others: suspects, what came
+        back, and what other runs have. A list that cannot be read keeps no one from training: it is said."""
         directory = self._context.directory
         version = observed(lambda: read_version(directory.exclusions))
         if isinstance(version, Unknown):
             self._tee.line(f"tr11: the list of excluded nodes cannot be read: {version.why}")
-            return frozenset(), frozenset()
-        shared = self.shared()
-        watched = frozenset(entry.node for entry in (*version.suspects, *shared.entries))
-        return frozenset(entry.node for entry in version.exclusions), watched
+            return frozenset(), ()
+        return frozenset(entry.node for entry in version.exclusions), (*version.suspects, *self.shared().entries)
 
     def shared(self) -> SharedWord:
         """What other runs of the site have on record of nodes now; what cannot be read is said once."""

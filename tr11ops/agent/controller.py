@@ -60,6 +60,7 @@ from tr11ops.agent.relaunch import (
     blamed_nodes,
     decide,
     first_nodes,
+    named_twice,
 )
 from tr11ops.agent.step import LaunchResult, LaunchWatch, LineTee, StopFlag, WorkerLaunch, run_launch
 from tr11ops.agent.traces import (
@@ -184,6 +185,7 @@ class Controller:
             self._choose_checkpoint(record)
             if self._context.swaps_nodes:
                 self._mitigation.exclude_nodes(found)
+                self._mitigation.suspect(replace(found, suspects=named_twice(self._outcomes)))
             if not isinstance(decision, Relaunch) or self._stop.received:
                 return self._give_up(found, decision)
             if self._stopping():
@@ -396,8 +398,7 @@ class Controller:
         are_machines = self._context.swaps_nodes or self._context.peers is not None
         if not checks.failed or not are_machines:
             return checks
-        earlier = [folder for folder, _ in attempts_before(self._context.directory, self._job_id)]
-        failing = failing_everywhere(checks, read_launch_checks((self._folder, *earlier)))
+        failing = failing_everywhere(checks, read_launch_checks(self._folders()))
         if failing:
             self._failing_checks |= {check.name: str(check) for check in failing}
             why = f"{'; '.join(map(str, failing))}: it is not the nodes"
@@ -444,6 +445,16 @@ class Controller:
         code = self._surroundings.step_code() if failed else None  # each time: the next launch's is to be told apart
         return attribute(replace(evidence, derived_exit_code=code) if evidence.needs_step_code else evidence)
 
+    def _folders(self) -> tuple[Path, ...]:
+        """Of this attempt and of those before it, newest first."""
+        return (self._folder, *(folder for folder, _ in attempts_before(self._context.directory, self._job_id)))
+
+    def _node_fault(self, record: LaunchRecord, found: Attribution) -> NodeFault:
+        return NodeFault(
+            self._job_id, record.launch, found.fault, record.reached, found.blamed or found.suspects,
+            found.summary, record.checkpoint_before, is_suspicion=not found.blamed, start=record.start,
+        )  # fmt: skip
+
     def _across_attempts(self, record: LaunchRecord, found: Attribution, is_beyond: bool) -> Attribution:
         """What `found` is once earlier launches are looked at.
 
@@ -461,15 +472,12 @@ class Controller:
             self._mitigation.clear_suspects(found.fault)
         if found.kind is not Kind.NODE:
             return found
-        last = NodeFault(
-            self._job_id, record.launch, found.fault, record.reached, found.blamed or found.suspects,
-            found.summary, record.checkpoint_before, is_suspicion=not found.blamed, start=record.start,
-        )  # fmt: skip
-        earlier = [folder for folder, _ in attempts_before(self._context.directory, self._job_id)]
-        before = read_node_faults((self._folder, *earlier))
+        last = self._node_fault(record, found)
+        folders = self._folders()
+        before = read_node_faults(folders)
         others = same_elsewhere(last, before)
         if not others and last.is_suspicion:
-            good = read_good_use((self._folder, *earlier))
+            good = read_good_use(folders)
             return self._once_more(record, found, last, suspected_before(last, before, good))
         if not others:
             return found
@@ -503,10 +511,7 @@ class Controller:
 
     def _repetition(self, record: LaunchRecord, found: Attribution) -> Repetition:
         """How often in a row this fault came at this step, since a person last let go what was held for one."""
-        last = NodeFault(
-            self._job_id, record.launch, found.fault, record.reached, found.blamed or found.suspects,
-            found.summary, record.checkpoint_before,
-        )  # fmt: skip
+        last = self._node_fault(record, found)
         earlier = attempts_before(self._context.directory, self._job_id)
         unheld = takewhile(lambda entry: entry[1] is None or not entry[1].held, earlier)
         before = read_faults((self._folder, *(folder for folder, _ in unheld)))

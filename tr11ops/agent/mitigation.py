@@ -98,11 +98,16 @@ class Mitigation:
         """Begin to exclude the blamed nodes from this run: on its list, and in its queued jobs; what is only suspected
         goes on record, and is left out too where it is to be avoided."""
         if found.blamed:
-            self._later(lambda: self._exclude(found), self._exclusions)
+            self._on_list(self._exclude, found)
         elif found.avoided:
-            self._later(lambda: self._avoid(found), self._exclusions)
-        elif found.kind is Kind.NODE and found.suspects:
-            self._later(lambda: self._suspect(found), self._exclusions)
+            self._on_list(self._avoid, found)
+        elif found.kind is Kind.NODE:
+            self.suspect(found)
+
+    def suspect(self, found: Attribution) -> None:
+        """Begin to put suspects on record: they are used on, after the others."""
+        if found.suspects:
+            self._on_list(self._suspect, found)
 
     def _avoid(self, found: Attribution) -> None:
         done = self._leave_out(found.avoided, NodeStanding.AVOID, found.fault, found.summary, found.evidence)
@@ -123,7 +128,6 @@ class Mitigation:
         return done
 
     def _suspect(self, found: Attribution) -> None:
-        """Keep on record that nodes are suspected; they are used on, after the others."""
         now, fault = time.time(), family(found.fault)
 
         def change(version: Version) -> Version:
@@ -146,17 +150,13 @@ class Mitigation:
 
     def note_good_use(self, nodes: Sequence[str], seconds: float) -> None:
         """Begin to put on record that nodes have trained well: it clears suspects, and takes the others a step back."""
-        self._later(lambda: self._note_good_use(nodes, seconds), self._exclusions)
+        self._on_list(self._note_good_use, nodes, seconds)
 
     def _note_good_use(self, nodes: Sequence[str], seconds: float) -> None:
         listed = self._listed("good use of nodes cannot be put on record")
         back = [entry.node for entry in listed if _is_trusted_again(entry, nodes, seconds)]
         if back:
-            done = include_nodes(
-                self._attempt.directory, back, self._queue(), why="it has trained well: a suspect again",
-                owner=AUTOMATIC_OWNER, then=NodeStanding.SUSPECT,
-            )  # fmt: skip
-            self._tell(done)
+            self._give_back(back, "it has trained well: a suspect again", then=NodeStanding.SUSPECT)
         self._revise(lambda version: _after_use(version, [node for node in nodes if node not in back], seconds))
 
     def why_not_leave_out(self, nodes: Sequence[str], states: Mapping[str, frozenset[str]] | None) -> str:
@@ -185,7 +185,7 @@ class Mitigation:
 
     def step_up(self, tried: Sequence[Exclusion], why: str) -> None:
         """Begin to avoid the nodes without which the training went on."""
-        self._later(lambda: self._step_up(tried, why), self._exclusions)
+        self._on_list(self._step_up, tried, why)
 
     def _step_up(self, tried: Sequence[Exclusion], why: str) -> None:
         for entry in tried:
@@ -208,26 +208,18 @@ class Mitigation:
             left.discard(back[-1])
         if back and not limit.forbids(nodes, left):
             why = f"the cap has room for one that is surely bad alone: {', '.join(nodes)}"
-            done = include_nodes(
-                self._attempt.directory, back, self._queue(), why=why, owner=AUTOMATIC_OWNER, then=NodeStanding.SUSPECT
-            )
-            for node in done.nodes:
+            for node in self._give_back(back, why, then=NodeStanding.SUSPECT).nodes:
                 self._tee.line(f"tr11: {node} is not avoided any more: {why}")
-            self._tell(done)
 
     def _exclude(self, found: Attribution) -> None:
-        resilience, limit = self._attempt.config.resilience, self._limit()
-        self._make_room(found.blamed, limit)
-        done = exclude_nodes(
-            self._attempt.directory, found.blamed, self._queue(), why=found.summary, owner=AUTOMATIC_OWNER,
-            evidence=found.evidence, days=resilience.exclusion_days, job_id=self._attempt.job_id, limit=limit,
-        )  # fmt: skip
+        days = counted(self._attempt.config.resilience.exclusion_days, "day")
+        self._make_room(found.blamed, self._limit())
+        done = self._leave_out(found.blamed, NodeStanding.EXCLUDE, "", found.summary, evidence=found.evidence)
         for node in done.nodes:
-            self._tee.line(f"tr11: {node} is excluded for {counted(resilience.exclusion_days, 'day')}: {found.summary}")
+            self._tee.line(f"tr11: {node} is excluded for {days}: {found.summary}")
         for node, fault in done.refused:
             self.refused.append((node, fault))
             self._tee.line(f"tr11: {node} is not excluded: {self._with_way_past((node,), fault)}")
-        self._tell(done)
 
     def why_left_in_use(self) -> str:
         """Which bad nodes could not be excluded and are not on the run's list now, and why; "" where none is.
@@ -258,14 +250,14 @@ class Mitigation:
     def take_back(self, others: Sequence[NodeFault], why: str) -> None:
         """Begin to end the automatic exclusions that rest on these faults: on the run's list, in the queued jobs; and
         the suspicions."""
-        self._later(lambda: self._include(innocent(self._listed(), AUTOMATIC_OWNER, others), why), self._exclusions)
+        self._on_list(lambda: self._include(innocent(self._listed(), AUTOMATIC_OWNER, others), why))
         cleared = {(node, family(one.fault)) for one in others for node in one.nodes}
 
         def change(version: Version) -> Version:
             left = tuple(entry for entry in version.suspects if (entry.node, entry.fault) not in cleared)
             return replace(version, suspects=left)
 
-        self._later(lambda: self._revise(change), self._exclusions)
+        self._on_list(self._revise, change)
 
     def clear_suspects(self, fault: str) -> None:
         """Begin to end the suspicions that rest on a fault which most nodes of one launch have met at once."""
@@ -274,11 +266,11 @@ class Mitigation:
         def change(version: Version) -> Version:
             return replace(version, suspects=tuple(entry for entry in version.suspects if entry.fault != kind))
 
-        self._later(lambda: self._revise(change), self._exclusions)
+        self._on_list(self._revise, change)
 
     def take_back_of_checks(self, checks: Sequence[FailingCheck], why: str) -> None:
         """Begin to end the automatic exclusions that rest on health checks which fail everywhere."""
-        self._later(lambda: self._include(acquitted(self._listed(), AUTOMATIC_OWNER, checks), why), self._exclusions)
+        self._on_list(lambda: self._include(acquitted(self._listed(), AUTOMATIC_OWNER, checks), why))
 
     def _listed(self, without: str = "exclusions cannot be taken back") -> tuple[Exclusion, ...]:
         """The run's list; empty where it cannot be read, and the log says what is not done `without` it."""
@@ -288,14 +280,18 @@ class Mitigation:
             self._tee.line(f"tr11: {without}, the run's list cannot be read: {cause(error)}")
             return ()
 
+    def _give_back(self, nodes: Sequence[str], why: str, *, then: NodeStanding | None = None) -> ExclusionResult:
+        """Take nodes off the list; as what they stay on record: `then`."""
+        done = include_nodes(self._attempt.directory, nodes, self._queue(), why=why, owner=AUTOMATIC_OWNER, then=then)
+        self._tell(done)
+        return done
+
     def _include(self, entries: Sequence[Exclusion], why: str) -> None:
-        back = [entry.node for entry in entries]
-        done = include_nodes(self._attempt.directory, back, self._queue(), why=why, owner=AUTOMATIC_OWNER)
+        done = self._give_back([entry.node for entry in entries], why)
         for node in done.nodes:
             self._tee.line(f"tr11: {node} is not excluded any more: {why}")
         for node, fault in done.refused:
             self._tee.line(f"tr11: {node} stays excluded: {fault}")
-        self._tell(done)
 
     def _queue(self) -> RunQueue | None:
         """The run's queued jobs, asked for as long as a silent scheduler may come back."""
@@ -446,8 +442,12 @@ class Mitigation:
         except OSError as error:
             self._tee.line(f"tr11: the journal cannot be written: {error}")
 
-    def _later(self, action: Callable[[], object], thread: ThreadPoolExecutor | None = None) -> None:
-        self._pending.append((thread or self._beside).submit(action))
+    def _later(self, action: Callable[[], object]) -> None:
+        self._pending.append(self._beside.submit(action))
+
+    def _on_list(self, action: Callable[..., object], *given: object) -> None:
+        """Begin a change of the run's list, after those that were begun before."""
+        self._pending.append(self._exclusions.submit(action, *given))
 
     def wait(self) -> None:
         """Wait for everything that was begun. A bug in it must not hide how the attempt ended."""

@@ -9,6 +9,7 @@ from typing import TypeAlias
 from tr11ops.diagnose.attribution.evidence import Kind
 from tr11ops.diagnose.attribution.restart import MOST_AT_ONE_STEP
 from tr11ops.diagnose.signature import Restart
+from tr11ops.rundir.node_standing import is_broad
 
 # suspects give way to a spare at once
 _SWAPPED = frozenset({Kind.NODE, Kind.PORT})
@@ -57,8 +58,9 @@ class AllocationState:
     """The allocation now.
 
     `usable` are its nodes that may be started on, in the allocation's order; `reluctant` those of them to be used only
-    when there are no others (the site wants them back). `needed`: nodes of one launch. `may_reuse`: the nodes are
-    one machine's, so that none can be replaced by another. `seconds_left` is None without a limit.
+    when there are no others (the site wants them back, or something is on record of them), `suspected` those that
+    come last of all. `needed`: nodes of one launch. `may_reuse`: the nodes are one machine's, so that none can be
+    replaced by another. `seconds_left` is None without a limit.
     """
 
     usable: tuple[str, ...]
@@ -66,6 +68,7 @@ class AllocationState:
     seconds_left: float | None
     seconds_needed: float
     reluctant: frozenset[str] = frozenset()
+    suspected: frozenset[str] = frozenset()
     may_reuse: bool = False
 
 
@@ -115,6 +118,14 @@ def blamed_nodes(history: Sequence[FailedLaunch]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(node for outcome in guilty for node in outcome.blamed))
 
 
+def named_twice(history: Sequence[FailedLaunch]) -> tuple[str, ...]:
+    """The suspects whom the last two launches have both named, where the cause of both is unknown."""
+    last = history[-1]
+    named = tuple(node for before in history[-2:-1] for node in before.suspects if node in last.suspects)
+    is_known = any(outcome.kind is not Kind.UNKNOWN for outcome in history[-2:])
+    return () if is_known or is_broad(len(named), len(last.nodes)) else named
+
+
 def _end(history: Sequence[FailedLaunch], situation: AllocationState, budget: RelaunchBudget) -> Decision | None:
     """Why no other launch may follow, whatever nodes there are; None when one may."""
     last, fruitless, left = history[-1], _fruitless(history), situation.seconds_left
@@ -156,16 +167,15 @@ def _is_worth_a_try(last: FailedLaunch) -> bool:
 def _next(history: Sequence[FailedLaunch], situation: AllocationState) -> Decision:
     """The nodes of the next launch, if there are enough."""
     last = history[-1]
-    blamed = set() if situation.may_reuse else set(blamed_nodes(history))
+    blamed: set[str] = set()
     if not situation.may_reuse:
-        blamed |= {node for outcome in history for node in outcome.avoided}
+        blamed = {*blamed_nodes(history), *(node for outcome in history for node in outcome.avoided)}
     suspected = {node for outcome in history if outcome.kind in _SWAPPED for node in outcome.suspects}
     if last.older is not None:
         suspected |= set(last.suspects)
-    wary = replace(situation, reluctant=situation.reluctant | suspected)
+    wary = replace(situation, suspected=situation.suspected | suspected)
     kept = [node for node in last.nodes if node not in suspected]
-    named_now = suspected & set(last.suspects)
-    others = [node for node in situation.usable if node not in named_now]
+    others = [node for node in situation.usable if node not in last.suspects]
     again = _choose(wary, dict.fromkeys((*kept, *others)), avoid=blamed)
     if again is None:
         return EndTask(_why_no_nodes(last, situation))
@@ -189,7 +199,7 @@ def _once_more_or_elsewhere(
         unknown = "the cause is unknown" if last.kind is Kind.UNKNOWN else f"{last.kind}"
         return Relaunch(again, f"{unknown}: once more on the same nodes")
     # of two that are only to be used last, the one that was named now
-    wary = replace(situation, reluctant=situation.reluctant | set(last.suspects))
+    wary = replace(situation, suspected=situation.suspected | set(last.suspects))
     swapped = _choose(wary, _without(last.nodes, last.suspects, situation, blamed), avoid=blamed)
     if swapped is None or set(swapped) == set(last.nodes):
         return EndTask("it failed again, and there is no spare node to try instead")
@@ -244,14 +254,15 @@ def _without(
 
 
 def _choose(situation: AllocationState, preferred: Iterable[str], avoid: Iterable[str]) -> tuple[str, ...] | None:
-    """`needed` nodes in the allocation's order: the preferred ones first, the reluctant ones last."""
+    """`needed` nodes in the allocation's order: the preferred ones first, the reluctant ones late, suspects last."""
     preferred, barred = tuple(preferred), set(avoid)
     able = [node for node in situation.usable if node not in barred]
     if len(able) < situation.needed:
         return None
     order = {node: place for place, node in enumerate(situation.usable)}
     rank = {node: place for place, node in enumerate(preferred)}
-    able.sort(key=lambda node: (node in situation.reluctant, rank.get(node, len(rank)), order[node]))
+    late, last = situation.reluctant, situation.suspected
+    able.sort(key=lambda node: (node in last, node in late, rank.get(node, len(rank)), order[node]))
     return tuple(sorted(able[: situation.needed], key=order.__getitem__))
 
 

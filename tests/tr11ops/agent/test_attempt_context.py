@@ -86,9 +86,10 @@ def test_what_is_on_record_is_used_after_the_others(tmp_path: Path) -> None:
     seen = AttemptObservations(AttemptContext(card, Allocation("slurm", "7", None, None, NODES), {}, "t"), LineTee(log))
     for _ in range(2):
         found = seen.situation()
-        assert (found.usable, found.reluctant) == (NODES[1:], {"n2", "n3"})
+        assert (found.usable, found.reluctant, found.suspected) == (NODES[1:], {"n2", "n3"}, {"n3"})
     assert first_nodes(replace(found, needed=2)) == ("n4", "n5")
     assert first_nodes(replace(found, needed=3)) == ("n2", "n4", "n5")
+    assert first_nodes(replace(found, usable=("n3", "n2", "n4"), needed=2)) == ("n2", "n4")  # the suspect comes last
     assert log.read_text().count(f"what another run knows of nodes is unknown: {site}") == 1
 
 

@@ -18,6 +18,7 @@ from tr11ops.agent.relaunch import (
     Stop,
     decide,
     first_nodes,
+    named_twice,
 )
 from tr11ops.diagnose.attribution.evidence import Kind
 from tr11ops.diagnose.signature import Restart
@@ -64,12 +65,23 @@ def test_a_suspect_is_swapped_and_comes_back_when_no_other_is_left():
     assert alone.why == "no spare node is left for x2, which is only suspected"
 
 
+def test_whom_two_launches_in_a_row_named_for_an_unknown_cause():
+    named = unknown(suspects=("x2",))
+    assert named_twice([named, named]) == ("x2",)
+    assert named_twice([named]) == named_twice([named, unknown(suspects=("x3",))]) == ()
+    assert named_twice([named, bad("x2"), named]) == ()
+    half = unknown(suspects=("x2", "x3"))
+    assert named_twice([half, half]) == ()  # a broad set tells nothing of any one
+
+
 def test_the_last_suspect_comes_after_all_that_are_to_be_used_last():
     course = [suspect("x4"), suspect("x5", ("x1", "x2", "x3", "x5")), suspect("x1", ("x1", "x2", "x3", "x6"))]
     third = decide(course, SITUATION, RelaunchBudget(20, 9))
     assert relaunched(third) == ("x2", "x3", "x4", "x6")
     watched = replace(SITUATION, reluctant=frozenset({"x5", "x6"}))
     assert relaunched(decide([suspect("x2")], watched, BUDGET)) == ("x1", "x3", "x4", "x5")
+    known = replace(watched, suspected=frozenset({"x5"}))
+    assert relaunched(decide([suspect("x2")], known, BUDGET)) == ("x1", "x3", "x4", "x6")
 
 
 def test_more_bad_nodes_than_spares_end_the_task():
