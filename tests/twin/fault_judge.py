@@ -174,7 +174,8 @@ class FaultJudge:
         if fault.target == "batch host":
             return job.nodes[0]
         if fault.target == "spare":
-            return self.draw.choice([name for name in job.nodes if name not in used])
+            # the first runs the batch script, whether workers run on it or not
+            return self.draw.choice([name for name in job.nodes[1:] if name not in used])
         if fault.target == "elsewhere":
             return self.draw.choice([name for name in self.twin.plan.gpu_node_names if name not in job.nodes])
         suspected: list[str] = next(
