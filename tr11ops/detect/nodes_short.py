@@ -24,7 +24,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
 
     A maintenance gives the nodes back by itself: WARNING too.
     """
-    usable, needed = usable_nodes(snapshot), needed_nodes(snapshot)
+    usable, needed = usable_nodes(snapshot), _needed_next(snapshot)
     if isinstance(snapshot.jobs, Unknown) or usable is None or needed is None or usable >= needed:
         return
     partition = partition_of(snapshot)
@@ -58,6 +58,12 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         evidence=tuple(evidence),
         fix=take_back(snapshot, kept_off) or fewer or derived.command(snapshot, "nodes list"),
     )
+
+
+def _needed_next(snapshot: Snapshot) -> int | None:
+    """What the next attempt asks for: what is queued may be of another shape than the card is now."""
+    queued = [job.node_count for job in derived.startable_jobs(snapshot) if job.node_count]
+    return max(queued) if queued else needed_nodes(snapshot)
 
 
 def _with_fewer_spares(snapshot: Snapshot, usable: int) -> str:

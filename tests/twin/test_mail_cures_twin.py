@@ -1,0 +1,138 @@
+"""The site's and the machines' faults as a person meets them who only reads mails: the first command of the mail, typed
+as it stands there, is enough. The watchdog only looks (`watch.act` is off, as in every new card)."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.plugins.twin_fixture import require_slurm
+from tests.twin.runbook_mails import ASKS, MAILS, commands_of
+from tests.twin.small_run import SmallRun
+from tr11ops.alerts.outbox import waiting_entries
+from tr11ops.alerts.state import Message
+from tr11ops.alerts.store import read_alert_state
+from tr11ops.cli.main import execute
+from tr11ops.cluster.base import BatchRequest
+from tr11ops.rundir.fallback import existing_fallback
+from tr11ops.rundir.paths import RunDirectory
+from tr11ops.twin.faults import heal, inject
+from tr11ops.twin.plan import TwinPlan
+from tr11ops.twin.twin import Twin
+
+
+@pytest.fixture(scope="module")
+def small_twin(twin_home: Path) -> Iterator[Twin]:
+    require_slurm()
+    plan = TwinPlan(name="mail-cures", nodes=4, gpus=0, cpu_nodes=0, slurmd_timeout_seconds=10)
+    with Twin.up(plan, twin_home) as made:
+        yield made
+
+
+class Reader:
+    """The person on call: reads what was mailed, and types."""
+
+    def __init__(self, stage: SmallRun, capture: pytest.CaptureFixture[str]) -> None:
+        self.stage, self.capture = stage, capture
+
+    @property
+    def directory(self) -> RunDirectory:
+        """Where alerts are kept at this moment: on this machine's own disk while the run's is full."""
+        return existing_fallback(self.stage.directory) or self.stage.directory
+
+    def mails(self) -> list[Message]:
+        return list({entry.message.id: entry.message for entry in waiting_entries(self.directory)}.values())
+
+    def wait_for(self, subject: str, detector: str = "") -> Message:
+        """The mail that the watchdog's looks bring, of a subject that begins so, about this detector's finding."""
+        found: list[Message] = []
+
+        def has_come() -> bool:
+            execute(["pulse"])
+            alerts = read_alert_state(self.directory).alert_state.alerts
+            names = {alert.fingerprint for alert in alerts if detector in {"", *alert.detectors}}
+            found[:] = [mail for mail in self.mails() if mail.subject.startswith(subject) and names & set(mail.alerts)]
+            return bool(found)
+
+        self.stage.wait(has_come, f"the mail {subject} of {detector}")
+        return found[-1]
+
+    def first_command(self, mail: Message) -> str:
+        """The folder that the mail names, and the first command to type there."""
+        alerts = read_alert_state(self.directory).alert_state.alerts
+        (alert,) = [one for one in alerts if one.fingerprint in mail.alerts][:1]
+        folder, command, *_ = commands_of(mail.body, alert, is_alone=len(mail.alerts) == 1)
+        assert folder == f"cd {self.stage.folder}"
+        return command
+
+    def types(self, command: str, expect: int = 0) -> str:
+        """Typed once; where it shows its plan and asks, the answer is yes."""
+        self.capture.readouterr()
+        words = command.split()
+        if words[0] != "tr11":
+            return subprocess.run(words, check=True, capture_output=True, text=True).stdout
+        code = execute(words[1:])
+        out, err = self.capture.readouterr()
+        if ASKS in err + out:
+            code = execute([*words[1:], "--yes"])
+            out, err = self.capture.readouterr()
+        assert code == expect, (command, out, err)
+        return out
+
+
+@pytest.fixture
+def reader(stage: SmallRun, capsys: pytest.CaptureFixture[str]) -> Reader:
+    return Reader(stage, capsys)
+
+
+def test_a_batch_host_that_dies_is_one_typing(stage: SmallRun, reader: Reader) -> None:
+    """Its slurmd, its agent and its workers die at one moment; the other nodes' job has no script any more."""
+    stage.launch(4, *MAILS)
+    first = stage.train()
+    inject(stage.twin, "batch-host-dead", node=stage.running().nodes[0])
+    mail = reader.wait_for("[CRITICAL]", "node-lost")
+    assert reader.first_command(mail) == "tr11 launch --repair"
+
+    def is_ended() -> bool:  # at once, or when its trainers have been silent long enough, as the answer says
+        return "look again in" not in reader.types("tr11 launch --repair")
+
+    stage.wait(is_ended, "the end of the job without a host")
+    heal(stage.twin)  # the run needs all four nodes: who repairs the machine is not the one who types
+    second = stage.train(attempt=1)
+    assert second != first and stage.launches(second)[0]["checkpoint_before"] is not None
+
+
+def test_a_partition_that_is_down_names_the_site_and_goes_on(stage: SmallRun, reader: Reader) -> None:
+    stage.launch(4, *MAILS)
+    first = stage.train()
+    inject(stage.twin, "partition-down")
+    mail = reader.wait_for("[WARNING]", "waits-for-site")  # its task has half an hour left, and nothing starts after it
+    assert "cannot start" in mail.subject
+    assert "scontrol update" not in mail.body and "ask when" in " ".join(mail.body.split())
+    assert "State=DOWN" in reader.types(reader.first_command(mail))
+    stage.slurm.cancel(first)
+    stage.wait(lambda: not any(job.state.is_active for job in stage.jobs()), "the task's end")
+    heal(stage.twin)
+    stage.train(attempt=1)
+    assert set(reader.wait_for("[OK]", "waits-for-site").alerts) & set(mail.alerts)
+
+
+def test_a_dead_node_that_the_queue_waits_for_is_one_typing(stage: SmallRun, reader: Reader) -> None:
+    """Four nodes are asked for, one of them as a spare: the run goes on with three."""
+    alone = (("exclusive", ""),)
+    request = BatchRequest("#!/bin/bash\nsleep 600\n", "other", 4, 900, "/dev/null", stage.folder, options=alone)
+    blocker = stage.slurm.submit(request)
+    stage.wait(lambda: (job := stage.slurm.job(blocker)) is not None and job.state.is_active, "the other job")
+    stage.launch(4, *MAILS)
+    dead = stage.twin.plan.node_names[3]
+    inject(stage.twin, "node-dead", node=dead)
+    stage.wait(lambda: any(node.name == dead and node.is_gone for node in stage.slurm.nodes()), "Slurm's notice")
+    stage.wait(lambda: (job := stage.slurm.job(blocker)) is None or job.state.is_final, "the other job's end")
+    mail = reader.wait_for("[CRITICAL]", "nodes-short")
+    assert "no attempt can start" in mail.body.replace("\n", " ")
+    reader.types(reader.first_command(mail))
+    stage.train()
+    assert len(stage.running().nodes) == 3 and dead not in stage.running().nodes
