@@ -20,7 +20,7 @@ HOST_SYNCS = ("_local_scalar_dense", "nonzero", "equal", "masked_select")
 NO_TRAFFIC = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "detach", "_unsafe_view")
 COMPILED = "tr11_tests"  # stands for what torch compiles to one kernel
 NAMESPACES = ("aten", "c10d", COMPILED)
-ATTENTION = "_scaled_dot_product_efficient_attention"
+ATTENTION = ("_scaled_dot_product_efficient_attention", "flex_attention")
 ONLY_WRITES = ("copy", "fill", "zero", "zeros_like", "ones_like", "full_like")  # the first tensor they are given
 TAKES = ("gather", "index_select", "embedding")
 SCATTERS = ("scatter", "scatter_add")
@@ -33,8 +33,8 @@ class Counts(TorchDispatchMode):
     as if nothing stayed in a cache: every tensor that goes in is read once, every one that comes out is written once.
     Of what is indexed only the places that are taken or set count, at 8 bytes each. `collectives`: bytes handed to each
     kind of message. `product_flops`: two for each multiplication and addition, in attention over the full window; what
-    its kernel computes again for itself in the backward pass is left out. `peak`: most bytes held at once of what was
-    made meanwhile.
+    its kernel computes again for itself in the backward pass is left out, as is flex attention's second pass for dropout,
+    which mixes no whole values. `peak`: most bytes held at once of what was made meanwhile.
     """
 
     def __init__(self) -> None:
@@ -123,7 +123,9 @@ def _changed(func: Any, args: Any) -> list[Tensor]:
 
 def _attention_flops(name: str, given: list[Tensor]) -> int:
     """Two products forward; four backward, of which the gradient is the first that is given."""
-    query, key = given[1:3] if name.endswith("backward") else given[:2]
+    query, key, value = given[1:4] if name.endswith("backward") else given[:3]
+    if value.shape[3] != query.shape[3]:
+        return 0
     each = 2 * query.numel() * key.shape[2]
     return 4 * each if name.endswith("backward") else 2 * each
 

@@ -25,6 +25,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.trainer.counting import Counts
+from tests.trainer.flex_counted import take_flex
 from tests.trainer.softmax_ways import COUNTED, take
 from trainer.config.card import TrainerConfig
 from trainer.config.kernel_choice import Device
@@ -104,6 +105,7 @@ def _world(rank: int, size: int) -> Iterator[_Alone]:
         patch.setattr(kernels, "device_facts", lambda _: A100)
         patch.setattr(kernels, "_attend", _efficient)
         take(COUNTED, patch)
+        take_flex(patch)
         patch.setattr("torch.nn.functional.dropout", _dropout)
         for sizes in (pieces.PIECE_ELEMENTS, pieces.SOFTMAX_ELEMENTS):
             patch.setitem(sizes, "meta", sizes["cuda"])

@@ -178,6 +178,20 @@ def test_a_block_with_flex_attention_is_one_graph(options: dict[str, Any], has_d
         assert forward.count("flex_attention") == 1 and backward.count("flex_attention_backward") == 1
 
 
+def test_dropout_of_flex_attention_is_in_the_graph(graphs: Graphs) -> None:
+    """Recomputed, it drops what it dropped."""
+    config = tiny(layers=2, hidden_size=32, attention_heads=2, attention_dropout=0.2)
+
+    def found(part: Any) -> list[Tensor]:
+        stage = with_kernel(blocks(config, Compiler(), None, part), flex(config, None))
+        return results(stage, None, part == "block", (16,), False)
+
+    kept, recomputed = found("nothing"), found("block")
+    assert all(torch.equal(one, other) for one, other in zip(kept, recomputed, strict=True))
+    for forward, backward in zip(graphs.forward, graphs.backward, strict=True):
+        assert forward.count("flex_attention") == 2 and backward.count("flex_attention_backward") == 2
+
+
 def flex(config: TrainerConfig, rules: DocumentRules | None) -> FlexKernel:
     slopes = torch.tensor(alibi_slopes(config.model.attention_heads))
     kernel = FlexKernel(

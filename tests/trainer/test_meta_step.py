@@ -46,10 +46,10 @@ class Budget:
 
 
 BUDGETS = {
-    "first": Budget(375, 90_696_628_624, 145, 50_784_874_018, 2_320_109_584),
-    "middle": Budget(430, 93_796_438_496, 156, 47_183_804_538, 2_290_614_288),
-    "last": Budget(427, 93_099_195_616, 148, 47_188_258_334, 3_450_546_188),
-    "1.7B": Budget(1203, 121_892_852_948, 335, 65_451_547_710, 19_071_633_804),
+    "first": Budget(410, 86_921_099_344, 145, 50_784_874_018, 2_353_598_464),
+    "middle": Budget(472, 89_265_803_360, 156, 47_183_804_538, 2_324_103_168),
+    "last": Budget(462, 89_323_666_336, 148, 47_188_258_334, 3_450_546_188),
+    "1.7B": Budget(1395, 110_605_980_308, 335, 65_451_547_710, 19_990_185_996),
 }
 
 
@@ -144,7 +144,7 @@ def test_estimate_states_no_less_than_the_peak(name: str) -> None:
     replicas, vocabulary = REPLICAS if name in STAGES else 1, config.tokenizer.padded_vocabulary_size
     shape = MemoryShape(
         config.model, config.parallel, config.batch, config.precision, config.optimizer, vocabulary, replicas,
-        "efficient", "cuda",
+        "flex", "cuda",
     )  # fmt: skip
     stages = flops.stage_layout(config.model, config.parallel, vocabulary)
     assert stages is not None

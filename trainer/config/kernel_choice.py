@@ -1,8 +1,8 @@
 """Which attention kernel serves a model on a device: a pure rule, asked at launch and on the node. Free of torch.
 
-What torch's kernels can do was read in its `sdp_utils`: the flash kernel takes no mask, flex attention no dropout; the
-memory-efficient kernel takes both a mask and dropout; the math kernel takes everything and keeps the scores
-[batch, heads, sequence, sequence] in memory for the backward pass.
+What torch's kernels can do was read in its `sdp_utils`: the flash kernel takes no mask; the memory-efficient kernel
+takes a mask, and computes what it hides, too; the math kernel takes everything and keeps the scores [batch, heads,
+sequence, sequence] in memory for the backward pass. What flex attention lacks for dropout, `FlexKernel` adds.
 """
 
 from __future__ import annotations
@@ -104,8 +104,6 @@ def flex_obstacle(model: ModelSection, device: Device) -> str | None:
         return "flex attention needs the triton package"
     if model.looks_ahead:
         return "flex attention is not used for padded samples"
-    if model.attention_dropout > 0.0:
-        return f"flex attention knows no dropout, {_dropout(model)}"
     if model.head_size < SMALLEST_FLEX_HEAD:
         return f"flex attention needs heads of {SMALLEST_FLEX_HEAD} or more, {_head(model)}"
     return None

@@ -49,6 +49,8 @@ class _Attention(nn.Module):
     @property
     def draws_apart(self) -> bool:
         """Whether its dropout has random numbers of its own on each tensor rank, which no compiled code can draw."""
+        if self.kernel.tells_heads_apart:
+            return False
         return self.training and self.dropout > 0.0 and self.mesh.tensor > 1 and not self.mesh.sequence_parallel
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Any) -> Tensor:

@@ -2,8 +2,8 @@
 
 Three kernels compute the same of causal attention; `kernel_choice` says which. `CausalKernel` needs no mask in memory,
 on any device, but knows neither ALiBi nor documents. `FlexKernel` knows both and computes them where they are used, on
-a GPU, without dropout. `DenseKernel` knows all and adds a mask that lies in memory: [heads, sequence, sequence] once
-per worker, or once per micro batch with documents. `PaddedKernel` is for attention that looks ahead.
+a GPU. `DenseKernel` does it anywhere, and adds a mask that lies in memory: [heads, sequence, sequence] once per worker,
+or once per micro batch with documents. `PaddedKernel` is for attention that looks ahead.
 
 On a GPU torch may take only the kernels that were chosen: it would fall back on its math kernel without a word.
 """
@@ -22,12 +22,22 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from trainer.config.card import CardError, ModelSection, Problem
-from trainer.config.kernel_choice import DROP_IT, Device, KernelChoice, KernelName, choose_kernel, flash_obstacle
+from trainer.config.kernel_choice import (
+    DROP_IT,
+    SMALLEST_FLEX_HEAD,
+    Device,
+    KernelChoice,
+    KernelName,
+    choose_kernel,
+    flash_obstacle,
+)
 from trainer.model.documents import DocumentRules
+from trainer.model.dropout_mask import draw_seed, is_kept, least_kept, scale_of_kept
 from trainer.model.matmul import compute_dtype
 from trainer.model.positions import local_alibi_slopes
 from trainer.parallel.mesh import Mesh
 
+DROPPED = -math.inf  # a score without weight
 STRIP, MOST_STRIPS = 64, 8
 HALF_STRIP = 256  # in bf16 and fp16: lower ones cost torch's kernel, which packs the keys for each, more than they save
 
@@ -36,7 +46,11 @@ class Kernel(Protocol):
     """Mixes values: query, key, value [batch, heads, sequence, head size] -> the queries' shape.
 
     Keys and values may have fewer heads: the first is for the first so many heads of queries, and so on.
+
+    `tells_heads_apart`: from the same random numbers its dropout makes other masks for the heads of each tensor rank.
     """
+
+    tells_heads_apart: bool
 
     def mask(self, hidden: Tensor, length: int, documents: Tensor | None) -> Any:
         """What it needs beside the heads of sequences of `length`, in the dtype and on the device of `hidden`.
@@ -88,7 +102,8 @@ def build_kernel(model: ModelSection, mesh: Mesh, documents: DocumentRules | Non
     slopes = local_alibi_slopes(model.attention_heads, mesh) if model.position_embedding == "alibi" else None
     stays_inside = documents is not None and documents.reset_attention
     if choice.name == "flex":
-        return FlexKernel(slopes, stays_inside, compiled=True)
+        first_head = mesh.tensor_rank * (model.attention_heads // mesh.tensor)
+        return FlexKernel(slopes, stays_inside, compiled=True, first_head=first_head)
     if slopes is None and not stays_inside:
         return CausalKernel(backends)
     return DenseKernel(slopes, stays_inside, mesh.device, backends)
@@ -116,6 +131,8 @@ def build_causal_kernel(model: ModelSection, mesh: Mesh, dtype: str) -> CausalKe
 class CausalKernel:
     """Causal attention without any bias: torch's own fused kernels. `backends`: the only ones it may take."""
 
+    tells_heads_apart = False
+
     def __init__(self, backends: Sequence[SDPBackend] = ()):
         self.backends = backends
 
@@ -133,6 +150,8 @@ class DenseKernel:
     position under the softmax and stays exact in bf16 where it matters. `slopes` None: no ALiBi. `backends`: the only
     ones of torch's kernels that may be taken.
     """
+
+    tells_heads_apart = False
 
     def __init__(
         self, slopes: Tensor | None, stays_inside: bool, device: torch.device, backends: Sequence[SDPBackend] = ()
@@ -180,6 +199,8 @@ class DenseKernel:
 class PaddedKernel:
     """Attention to all tokens before and behind, but to no padding: tokens whose mark is 0."""
 
+    tells_heads_apart = False
+
     def __init__(self, backends: Sequence[SDPBackend] = ()):
         self.backends = backends
         self._last: tuple[Tensor, Tensor] | None = None
@@ -203,30 +224,56 @@ class PaddedKernel:
 
 
 class FlexKernel:
-    """The same through torch's flex attention: bias and borders are computed inside the kernel, tile by tile.
+    """The same through torch's flex attention: bias, borders and dropout are computed inside the kernel, tile by tile.
 
-    Not `compiled` it runs anywhere, slowly and without gradients on the CPU: that is for tests.
+    Flex attention changes scores before the soft-max; dropout changes weights behind it. So what is dropped gets no
+    score, which makes the rest sum to one; then the result is scaled by the share that the rest has of all weights, the
+    ratio of both sums of exponentials. A second pass, without dropout, is for its sum alone.
+
+    `first_head`: the number in the model of this worker's first head, by which dropout's mask is the same however heads
+    are dealt to tensor ranks. Not `compiled` it runs anywhere, slowly and without gradients on the CPU: for tests.
     """
 
-    def __init__(self, slopes: Tensor | None, stays_inside: bool, compiled: bool):
+    tells_heads_apart = True
+
+    def __init__(self, slopes: Tensor | None, stays_inside: bool, compiled: bool, first_head: int = 0):
         from torch.nn.attention import flex_attention
 
         self._attention: Any = flex_attention.flex_attention
         self._block_mask: Any = flex_attention.create_block_mask
+        self._with_sum = {"return_aux": flex_attention.AuxRequest(lse=True)}
+        self._attend: Any = self._attend_as_is
         if compiled:
-            self._attention = torch.compile(self._attention)
+            self._attend = torch.compile(self._attend_as_is)
             self._block_mask = torch.compile(self._block_mask)
         self.stays_inside = stays_inside
+        self.first_head = first_head
         self._score = None if slopes is None else _alibi_score(slopes)
         self._made: dict[int, Any] = {}
         self._last: tuple[Tensor, Any] | None = None
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Any, dropout: float) -> Tensor:
-        if dropout > 0.0:
-            raise ValueError("flex attention knows no dropout")
-        grouped = query.shape[1] != key.shape[1]
-        mixed: Tensor = self._attention(query, key, value, score_mod=self._score, block_mask=mask, enable_gqa=grouped)
+        drawn = (draw_seed(query.device), least_kept(dropout)) if dropout > 0.0 else None
+        mixed: Tensor = self._attend(query, key, value, mask, drawn)
         return mixed
+
+    def _attend_as_is(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Any, drawn: tuple[Tensor, int] | None
+    ) -> Tensor:
+        """`drawn`: seed and threshold of the weights that are kept. Of dropout's own number, a float, torch would make
+        a tensor.
+        """
+        options = {"block_mask": mask, "enable_gqa": query.shape[1] != key.shape[1]}
+        if drawn is None:
+            whole: Tensor = self._attention(query, key, value, score_mod=self._score, **options)
+            return whole
+        seed, least = drawn
+        kept_score = _kept_score(self._score, seed, self.first_head, least)
+        mixed, kept = self._attention(query, key, value, score_mod=kept_score, **options, **self._with_sum)
+        few = value[..., :SMALLEST_FLEX_HEAD].detach()  # no one asks for what they would be mixed to
+        _, every = self._attention(query, key, few, score_mod=self._score, **options, **self._with_sum)
+        share = torch.exp(kept.lse - every.lse) * scale_of_kept(least)
+        return (mixed * share.unsqueeze(3)).to(query.dtype)
 
     def mask(self, hidden: Tensor, length: int, documents: Tensor | None) -> Any:
         """Which tiles of the scores are needed; made once per length, or once per micro batch with documents."""
@@ -247,6 +294,16 @@ def _alibi_score(slopes: Tensor) -> Callable[..., Tensor]:
         return value + slopes[head] * (key - query)
 
     return score
+
+
+def _kept_score(
+    score: Callable[..., Tensor] | None, seed: Tensor, first_head: int, least: int
+) -> Callable[..., Tensor]:
+    def kept(value: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        scored = value if score is None else score(value, batch, head, query, key)
+        return torch.where(is_kept(seed, batch, head + first_head, query, key, least), scored, DROPPED)
+
+    return kept
 
 
 def _is_behind(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trainer.config.data import BatchSection
-from trainer.config.kernel_choice import KernelName
+from trainer.config.kernel_choice import SMALLEST_FLEX_HEAD, KernelName
 from trainer.config.model import ModelSection, OptimizerSection, ParallelSection, PrecisionSection
 from trainer.config.recompute_choice import recomputed_between, recomputed_part
 from trainer.config.tensor_shares import sends_shares
@@ -240,10 +240,13 @@ def _inside_attention(shape: MemoryShape, tokens: int, keys: int) -> int:
         columns += heads // parts  # queries, taken out of their groups: what the norm reads, or attention itself
     if is_grouped and shape.attention == "efficient":
         columns += 2 * heads // parts  # keys and values, repeated for each head
+    passes = 2 if shape.attention == "flex" and model.attention_dropout > 0.0 else 1
+    if passes > 1:  # values as they were mixed, before they are scaled; and the few that the second pass mixes
+        columns += (heads + SMALLEST_FLEX_HEAD * model.attention_heads) // parts
     if shape.kind == "cpu":
         columns += heads // parts  # strips are joined to a second copy of the mixed values
     kept = tokens * columns * shape.width
-    kept += 4 * tokens * (model.attention_heads // parts)  # statistics of the soft-max, fp32
+    kept += 4 * tokens * (model.attention_heads // parts) * passes  # statistics of the soft-max, fp32
     if model.qk_norm:
         kept += 4 * tokens * ((model.attention_heads + model.groups) // parts)
     if shape.attention == "math":

@@ -327,7 +327,7 @@ def test_unnamed_gpus_are_not_taken_for_a100(capsys: pytest.CaptureFixture[str])
     assert leaves.minutes is not None and "a step" not in leaves.why
     assert execute(["estimate", "--run", str(MAIN), *(part for text in nameless for part in ("--set", text))]) == 0
     screen = " ".join(capsys.readouterr().out.split())
-    assert "attention kernel unknown set slurm.gpu_kind; on an A100: efficient" in screen
+    assert "attention kernel unknown set slurm.gpu_kind; on an A100: flex" in screen
     assert "the kind of GPU is unknown: set slurm.gpu_kind" in screen and "of unknown" in screen
     assert ("attention", Level.WARNING) in [(check.name, check.level) for check in attention_checks(card)]
 

@@ -41,7 +41,7 @@ def test_the_parts_of_the_176b_training() -> None:
     assert parts["fp32 master weights"] + parts["moments"] == pytest.approx(12 * parameters / 8)
     unit = 2 * 2048 * 14336 * 2  # the residual stream of a micro batch
     assert parts["activations"] == pytest.approx(12 * (5 + 1.75) * unit)  # blocks; norm, mask, the output's share
-    assert parts["attention bias"] == 112 // 4 * 2048**2 * 2
+    assert "attention bias" not in parts  # it is computed in the kernel, and dropout too
     assert 40 * GIB < found.total < 55 * GIB
 
 
@@ -83,7 +83,7 @@ def test_the_fewest_recomputed_blocks_fit_and_one_fewer_not(granularity: str) ->
         return
     assert least is not None and 0 < least < whole.model.layers
     assert checked(*recomputing, f"model.recompute_blocks={least}").level is Level.OK
-    assert checked(*recomputing, f"model.recompute_blocks={least - 1}").level is Level.WARNING
+    assert checked(*recomputing, f"model.recompute_blocks={least - 1}").level is not Level.OK
     assert least_recomputed(card("slurm.gpu_memory_gb=200")) == 0
     assert least_recomputed(card("slurm.gpu_memory_gb=2")) is None
 

@@ -39,8 +39,8 @@ def chosen(device: Device, dtype: str = "bf16", resets: bool = False, **model: A
     [
         (A100, {}, "flex", ""),
         (H100, {"dtype": "fp32"}, "flex", ""),
-        (A100, {"attention_dropout": 0.1}, "efficient", "no dropout, model.attention_dropout is 0.1"),
-        (A100, {"attention_dropout": 0.1, "dtype": "fp32"}, "efficient", "no dropout"),
+        (A100, {"attention_dropout": 0.1}, "flex", ""),
+        (A100, {"attention_dropout": 0.1, "dtype": "fp32"}, "flex", ""),
         (NO_TRITON, {}, "efficient", "triton"),
         (V100, {"dtype": "fp16"}, "efficient", "capability 8.0, this is 7.0"),
         (V100, {"dtype": "bf16"}, "math", "needs compute capability 8.0 for bf16, this is 7.0"),
@@ -57,7 +57,7 @@ def chosen(device: Device, dtype: str = "bf16", resets: bool = False, **model: A
         (H100, {"position_embedding": "rotary", "kv_channels": 60}, "causal", ""),
         (MI300, {"position_embedding": "rotary"}, "causal", ""),
         (A100, {"position_embedding": "rotary", "resets": True}, "flex", ""),
-        (A100, {"position_embedding": "rotary", "resets": True, "attention_dropout": 0.1}, "efficient", "no dropout"),
+        (A100, {"position_embedding": "rotary", "resets": True, "attention_dropout": 0.1}, "flex", ""),
         (A100, {"position_embedding": "rotary", "kv_channels": 300, "dtype": "fp32"}, "causal", ""),
         (A100, {"position_embedding": "rotary", "kv_channels": 300}, "math", "heads of 256 or less"),
         (CPU_, {}, "dense", ""),
@@ -77,9 +77,9 @@ def shipped(name: str, *overrides: str) -> RunCard:
 @pytest.mark.parametrize(
     ("card", "name"),
     [
-        ("tr11-176B-ml", "efficient"),
-        ("tr11-176B-ml-24n", "efficient"),
-        ("setup-test-n2", "efficient"),
+        ("tr11-176B-ml", "flex"),
+        ("tr11-176B-ml-24n", "flex"),
+        ("setup-test-n2", "flex"),
         ("rehearsal", "efficient"),
         ("demo", "dense"),
         ("bert-4l", "efficient"),
@@ -124,8 +124,9 @@ def test_what_a_node_would_refuse_is_refused_at_launch(monkeypatch: pytest.Monke
     ("capability", "dtype", "options", "documents", "kind", "allowed"),
     [
         ((8, 0), "bf16", {}, None, FlexKernel, None),
-        ((8, 0), "bf16", {"attention_dropout": 0.1}, None, DenseKernel, (SDPBackend.EFFICIENT_ATTENTION,)),
-        ((8, 0), "bf16", {"attention_dropout": 0.1}, RULES, DenseKernel, (SDPBackend.EFFICIENT_ATTENTION,)),
+        ((8, 0), "bf16", {"attention_dropout": 0.1}, RULES, FlexKernel, None),
+        ((7, 0), "fp16", {"attention_dropout": 0.1}, None, DenseKernel, (SDPBackend.EFFICIENT_ATTENTION,)),
+        ((7, 0), "fp16", {"attention_dropout": 0.1}, RULES, DenseKernel, (SDPBackend.EFFICIENT_ATTENTION,)),
         ((7, 0), "bf16", {"attention_dropout": 0.1}, None, DenseKernel, (SDPBackend.MATH,)),
         (
             (8, 0), "bf16", {"position_embedding": "rotary"}, None,

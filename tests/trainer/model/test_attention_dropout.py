@@ -1,0 +1,210 @@
+"""Dropout in flex attention: against plain attention under the same mask, which is computed here by other means.
+
+On a CPU flex attention is plain arithmetic by the formulas of its GPU kernels, gradients too, which torch offers on
+GPUs alone: so the refusal is taken away.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from tests.trainer.cases import tiny
+from trainer.model import kernels
+from trainer.model.attention import SelfAttention
+from trainer.model.dropout_mask import draw_seed, is_kept, least_kept
+from trainer.model.kernels import FlexKernel
+from trainer.model.positions import alibi_slopes
+from trainer.parallel.mesh import Mesh
+
+CPU = torch.device("cpu")
+BATCH, HEADS, LENGTH, SIZE = 2, 4, 40, 16
+pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without")
+
+
+@pytest.fixture(autouse=True)
+def gradients_on_a_processor(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)
+    torch.manual_seed(1)
+    yield
+
+
+# ----------------------------------------------------------------------------- the mask, by numpy
+def lowbias32(bits: np.ndarray) -> np.ndarray:
+    bits = (bits ^ (bits >> np.uint32(16))) * np.uint32(0x7FEB352D)
+    bits = (bits ^ (bits >> np.uint32(15))) * np.uint32(0x846CA68B)
+    return bits ^ (bits >> np.uint32(16))
+
+
+def plain_mask(seed: Tensor, heads: range, dropout: float, batch: int = BATCH, length: int = LENGTH) -> Tensor:
+    """The definition, in unsigned numbers: True where a weight stays, [batch, heads, length, length]."""
+    first, second = seed.numpy().view(np.uint32)
+    rows = [np.arange(batch), np.asarray(heads), np.arange(length), np.arange(length)]
+    grid = np.meshgrid(*(row.astype(np.uint32) for row in rows), indexing="ij", sparse=True)
+    sample, head, query, key = grid
+    row = lowbias32(lowbias32(lowbias32(first ^ sample) ^ head) ^ query)
+    other = lowbias32(lowbias32(lowbias32(second ^ query) ^ head) ^ sample)
+    bits = row ^ (key * np.uint32(0x9E3779B1))
+    bits = (bits ^ (bits >> np.uint32(16))) * np.uint32(0x7FEB352D) + other
+    bits = (bits ^ (bits >> np.uint32(15))) * np.uint32(0x846CA68B)
+    signed = np.ascontiguousarray(bits).view(np.int32).astype(np.int64)
+    return torch.from_numpy(signed >= round(dropout * 2**32) - 2**31)
+
+
+def drawn_mask(seed: Tensor, dropout: float, batch: int = BATCH, heads: int = HEADS, length: int = LENGTH) -> Tensor:
+    places = torch.meshgrid(*(torch.arange(n) for n in (batch, heads, length, length)), indexing="ij")
+    return is_kept(seed, *places, least_kept(dropout))
+
+
+def test_the_mask_is_the_definition_in_unsigned_numbers() -> None:
+    for number in range(20):
+        seed, dropout = draw_seed(CPU), (0.1, 0.5, 0.9)[number % 3]
+        assert torch.equal(drawn_mask(seed, dropout), plain_mask(seed, range(HEADS), dropout))
+
+
+@pytest.mark.parametrize("dropout", [0.01, 0.1, 0.5])
+def test_as_many_are_dropped_as_the_card_says_and_no_two_of_them_together(dropout: float) -> None:
+    """In each row and column, head, sample and draw; neighbours in each direction, and draws that differ by one bit."""
+    batch, heads, length = 4, 4, 128
+    masks = torch.stack([drawn_mask(seed, dropout, batch, heads, length) for seed in map(torch.tensor, (
+        [5, 7], [4, 7], [5, 6], [5 ^ -(2**31), 7], [7, 5],
+    )) for seed in [seed.int()]]).double() - (1 - dropout)  # fmt: skip
+    spread = math.sqrt(dropout * (1 - dropout))
+    for axis in range(5):
+        means = masks.mean(dim=[other for other in range(5) if other != axis])
+        places = masks.numel() / masks.shape[axis]
+        assert float(means.abs().max()) < 5 * spread / math.sqrt(places)
+    for axis in range(5):
+        for distance in (1, 2, 3, 7, 64):
+            if distance >= masks.shape[axis]:
+                continue
+            one, other = masks.narrow(axis, 0, masks.shape[axis] - distance), masks.roll(-distance, axis)
+            other = other.narrow(axis, 0, masks.shape[axis] - distance)
+            assert abs(float((one * other).mean())) < 5 * spread**2 / math.sqrt(one.numel()), (axis, distance)
+
+
+# ----------------------------------------------------------------------------- attention under it
+def plain(heads: list[Tensor], slopes: Tensor | None, hidden: Tensor, kept: Tensor, dropout: float) -> Tensor:
+    """Soft-max, then dropout, then the values, in fp64."""
+    query, key, value = (each.double() for each in heads)
+    shared = query.shape[1] // key.shape[1]
+    key, value = (each.repeat_interleave(shared, dim=1) for each in (key, value))
+    scores = query @ key.transpose(2, 3) / math.sqrt(query.shape[3])
+    place = torch.arange(query.shape[2])
+    if slopes is not None:
+        scores = scores + slopes.double()[:, None, None] * (place[None, :] - place[:, None])
+    weights = scores.masked_fill(hidden, -math.inf).softmax(dim=3)
+    return (weights * kept / (1 - dropout)) @ value
+
+
+@pytest.mark.parametrize("dropout", [0.1, 0.9])
+@pytest.mark.parametrize("case", ["alibi", "documents", "groups"])
+def test_it_computes_what_plain_attention_does_under_the_same_mask(case: str, dropout: float) -> None:
+    """Also of the first tokens, all of whose few weights are dropped at times."""
+    slopes = torch.tensor(alibi_slopes(HEADS)) if case == "alibi" else None
+    documents = torch.arange(LENGTH).div(15, rounding_mode="floor").expand(BATCH, LENGTH).contiguous()
+    kernel = FlexKernel(slopes, case == "documents", compiled=False)
+    heads = [torch.randn(BATCH, HEADS, LENGTH, SIZE) for _ in "qkv"]
+    if case == "groups":
+        heads[1:] = [each[:, ::2].contiguous() for each in heads[1:]]
+    heads = [each.requires_grad_() for each in heads]
+    mask = kernel.mask(heads[0], LENGTH, documents)
+    state = torch.get_rng_state()
+    found = kernel(*heads, mask, dropout)
+    torch.set_rng_state(state)
+    kept = plain_mask(draw_seed(CPU), range(HEADS), dropout)
+    hidden = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
+    if case == "documents":
+        hidden = hidden | (documents[0][None, :] != documents[0][:, None])
+    assert (kept & ~hidden).any(dim=3).logical_not().any(), "no row without a weight: the case is not looked at"
+    grain = torch.randn_like(found)
+    expected = plain(heads, slopes, hidden, kept, dropout)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=2e-6)
+    ours, theirs = torch.autograd.grad(found, heads, grain), torch.autograd.grad(expected, heads, grain.double())
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_its_mean_over_draws_is_attention_without_dropout() -> None:
+    kernel, draws = FlexKernel(torch.tensor(alibi_slopes(HEADS)), False, compiled=False), 1000
+    heads = [
+        torch.randn(1, HEADS, 8, SIZE).expand(draws, -1, -1, -1) for _ in "qkv"
+    ]  # each sample has a mask of its own
+    mask = kernel.mask(heads[0], 8, None)
+    found = kernel(*heads, mask, 0.3).double()
+    error = found.std(dim=0) / math.sqrt(draws)
+    off = (found.mean(dim=0) - kernel(*heads, mask, 0.0)[0]).abs()
+    assert float((off / error).max()) < 5.0
+
+
+# ----------------------------------------------------------------------------- who draws what
+def test_tensor_ranks_draw_the_mask_of_the_whole() -> None:
+    """Each for its own heads, from the random numbers that all of them have in common."""
+    slopes = torch.tensor(alibi_slopes(HEADS))
+    heads = [torch.randn(BATCH, HEADS, LENGTH, SIZE) for _ in "qkv"]
+
+    def attended(first: int, count: int) -> Tensor:
+        torch.manual_seed(3)
+        kernel = FlexKernel(slopes[first : first + count], False, compiled=False, first_head=first)
+        own = [each[:, first : first + count] for each in heads]
+        return kernel(*own, kernel.mask(own[0], LENGTH, None), 0.2)
+
+    parts = [attended(first, 2) for first in (0, 2)]
+    assert torch.equal(torch.cat(parts, dim=1), attended(0, HEADS))
+
+
+def test_a_worker_knows_its_first_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (8, 0))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    monkeypatch.setattr(kernels, "local_alibi_slopes", lambda heads, mesh: torch.ones(heads))
+    monkeypatch.setattr("torch.compile", lambda function: function)
+    model = tiny(hidden_size=256, attention_dropout=0.1).model
+    for rank in (0, 1):
+        mesh = Mesh(1, 1, 2, rank, torch.device("cuda", 0))
+        built = kernels.build_kernel(model, mesh, None, "bf16")
+        assert isinstance(built, FlexKernel) and built.first_head == rank * model.attention_heads // 2
+        attention = SelfAttention(model, Mesh(1, 1, 2, rank, CPU), built, None).train()
+        assert not attention.draws_apart
+
+
+def test_recomputation_draws_it_again_and_the_next_pass_another() -> None:
+    kernel = FlexKernel(torch.tensor(alibi_slopes(HEADS)), False, compiled=False)
+    kernel._attend = torch.compile(kernel._attend_as_is, backend="aot_eager")
+    heads = [torch.randn(BATCH, HEADS, LENGTH, SIZE, requires_grad=True) for _ in "qkv"]
+    mask = kernel.mask(heads[0], LENGTH, None)
+
+    def passes(recomputes: bool) -> list[Tensor]:
+        def attend(*parts: Tensor) -> Tensor:
+            return kernel(*parts, mask, 0.3)
+
+        torch.manual_seed(4)
+        one = checkpoint(attend, *heads, use_reentrant=False) if recomputes else attend(*heads)
+        other = attend(*heads)
+        return [one, other, *torch.autograd.grad(one.square().sum(), heads)]
+
+    kept, again = passes(False), passes(True)
+    assert all(torch.equal(one, other) for one, other in zip(kept, again, strict=True))
+    assert not torch.equal(kept[0], kept[1])
+
+
+def test_another_draw_makes_no_other_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        made.append(graph)
+        return graph.forward
+
+    kernel = FlexKernel(torch.tensor(alibi_slopes(HEADS)), False, compiled=False)
+    kernel._attend = torch.compile(kernel._attend_as_is, backend=backend, fullgraph=True)
+    heads = [torch.randn(BATCH, HEADS, LENGTH, SIZE) for _ in "qkv"]
+    mask = kernel.mask(heads[0], LENGTH, None)
+    found = [kernel(*heads, mask, 0.3) for _ in range(3)]
+    assert not torch.equal(found[0], found[1]) and not torch.equal(found[1], found[2])
+    assert len(made) == 1
