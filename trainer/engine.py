@@ -48,7 +48,7 @@ from trainer.pipeline.early_loss import EarlyLoss
 from trainer.pipeline.interleaved import InterleavedEngine, Links
 from trainer.pipeline.library import PipelineEngine, TorchBackend, deepspeed, get_accelerator, instructions, quiet
 from trainer.pipeline.partial_losses import Measured, PartialLosses
-from trainer.pipeline.stages import stage_module, sum_copied_gradients, sum_over_replicas
+from trainer.pipeline.stages import average_over_replicas, stage_module, sum_copied_gradients
 
 SCALER_FIELDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
@@ -189,7 +189,7 @@ class Engine:
             pipeline._INSTRUCTION_MAP = own | {
                 instructions.ReduceTiedGrads: sum_copied_gradients,
                 instructions.ReduceGrads: (
-                    sum_over_replicas if pipeline.using_bf16_optimizer else own[instructions.ReduceGrads]
+                    average_over_replicas if pipeline.using_bf16_optimizer else own[instructions.ReduceGrads]
                 ),
             }
             if optimizer is not None:  # nothing takes the times of an engine that only evaluates

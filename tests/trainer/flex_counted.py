@@ -76,7 +76,7 @@ _forward.register_autograd(_attention_gradients, setup_context=_keep)
 _scaled.register_autograd(_scale_gradients, setup_context=_keep)
 
 
-def _attend(kernel: FlexKernel, query: Tensor, key: Tensor, value: Tensor, mask: None, drawn: Any) -> Tensor:
+def _attend(kernel: FlexKernel, query: Tensor, key: Tensor, value: Tensor, mask: None, *, drawn: Any) -> Tensor:
     mixed: Tensor
     mixed, kept = _forward(query, key, value)
     if drawn is None:

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from trainer.config.card import ModelSection
 from trainer.model.initial import output_projection_std
-from trainer.model.kernels import Kernel
+from trainer.model.kernels import FlexKernel, Kernel
 from trainer.model.layers import ColumnParallelLinear, RMSNorm, RowParallelLinear
 from trainer.model.positions import Rotary
 from trainer.model.random import tensor_region
@@ -49,7 +49,7 @@ class _Attention(nn.Module):
     @property
     def draws_apart(self) -> bool:
         """Whether its dropout has random numbers of its own on each tensor rank, which no compiled code can draw."""
-        if self.kernel.tells_heads_apart:
+        if isinstance(self.kernel, FlexKernel):  # its masks are by the head's number
             return False
         return self.training and self.dropout > 0.0 and self.mesh.tensor > 1 and not self.mesh.sequence_parallel
 

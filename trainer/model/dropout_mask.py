@@ -36,7 +36,7 @@ def scale_of_kept(least: int) -> float:
     return WHOLE / (HALF - least)
 
 
-def is_kept(seed: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor, least: int) -> Tensor:
+def is_kept(seed: Tensor, least: int, *, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
     """Whether a weight stays. `seed`: as `draw_seed` gives it; `least`: as `least_kept` does.
 
     Of integers of any width and shape that fit together. What depends on the query alone is computed for it alone:

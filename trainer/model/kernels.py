@@ -37,7 +37,6 @@ from trainer.model.matmul import compute_dtype
 from trainer.model.positions import local_alibi_slopes
 from trainer.parallel.mesh import Mesh
 
-DROPPED = -math.inf  # a score without weight
 STRIP, MOST_STRIPS = 64, 8
 HALF_STRIP = 256  # in bf16 and fp16: lower ones cost torch's kernel, which packs the keys for each, more than they save
 
@@ -46,11 +45,7 @@ class Kernel(Protocol):
     """Mixes values: query, key, value [batch, heads, sequence, head size] -> the queries' shape.
 
     Keys and values may have fewer heads: the first is for the first so many heads of queries, and so on.
-
-    `tells_heads_apart`: from the same random numbers its dropout makes other masks for the heads of each tensor rank.
     """
-
-    tells_heads_apart: bool
 
     def mask(self, hidden: Tensor, length: int, documents: Tensor | None) -> Any:
         """What it needs beside the heads of sequences of `length`, in the dtype and on the device of `hidden`.
@@ -131,8 +126,6 @@ def build_causal_kernel(model: ModelSection, mesh: Mesh, dtype: str) -> CausalKe
 class CausalKernel:
     """Causal attention without any bias: torch's own fused kernels. `backends`: the only ones it may take."""
 
-    tells_heads_apart = False
-
     def __init__(self, backends: Sequence[SDPBackend] = ()):
         self.backends = backends
 
@@ -150,8 +143,6 @@ class DenseKernel:
     position under the softmax and stays exact in bf16 where it matters. `slopes` None: no ALiBi. `backends`: the only
     ones of torch's kernels that may be taken.
     """
-
-    tells_heads_apart = False
 
     def __init__(
         self, slopes: Tensor | None, stays_inside: bool, device: torch.device, backends: Sequence[SDPBackend] = ()
@@ -199,8 +190,6 @@ class DenseKernel:
 class PaddedKernel:
     """Attention to all tokens before and behind, but to no padding: tokens whose mark is 0."""
 
-    tells_heads_apart = False
-
     def __init__(self, backends: Sequence[SDPBackend] = ()):
         self.backends = backends
         self._last: tuple[Tensor, Tensor] | None = None
@@ -234,8 +223,6 @@ class FlexKernel:
     are dealt to tensor ranks. Not `compiled` it runs anywhere, slowly and without gradients on the CPU: for tests.
     """
 
-    tells_heads_apart = True
-
     def __init__(self, slopes: Tensor | None, stays_inside: bool, compiled: bool, first_head: int = 0):
         from torch.nn.attention import flex_attention
 
@@ -248,13 +235,13 @@ class FlexKernel:
             self._block_mask = torch.compile(self._block_mask)
         self.stays_inside = stays_inside
         self.first_head = first_head
-        self._score = None if slopes is None else _alibi_score(slopes)
+        self.slopes = slopes
         self._made: dict[int, Any] = {}
         self._last: tuple[Tensor, Any] | None = None
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Any, dropout: float) -> Tensor:
         drawn = (draw_seed(query.device), least_kept(dropout)) if dropout > 0.0 else None
-        mixed: Tensor = self._attend(query, key, value, mask, drawn)
+        mixed: Tensor = self._attend(query, key, value, mask, drawn=drawn)
         return mixed
 
     def _attend_as_is(
@@ -263,16 +250,16 @@ class FlexKernel:
         """`drawn`: seed and threshold of the weights that are kept. Of dropout's own number, a float, torch would make
         a tensor.
         """
-        options = {"block_mask": mask, "enable_gqa": query.shape[1] != key.shape[1]}
+        whole = _score(self.slopes, None, 0)
+        options = {"score_mod": whole, "block_mask": mask, "enable_gqa": query.shape[1] != key.shape[1]}
         if drawn is None:
-            whole: Tensor = self._attention(query, key, value, score_mod=self._score, **options)
-            return whole
-        seed, least = drawn
-        kept_score = _kept_score(self._score, seed, self.first_head, least)
-        mixed, kept = self._attention(query, key, value, score_mod=kept_score, **options, **self._with_sum)
+            mixed: Tensor = self._attention(query, key, value, **options)
+            return mixed
         few = value[..., :SMALLEST_FLEX_HEAD].detach()  # no one asks for what they would be mixed to
-        _, every = self._attention(query, key, few, score_mod=self._score, **options, **self._with_sum)
-        share = torch.exp(kept.lse - every.lse) * scale_of_kept(least)
+        _, every = self._attention(query, key, few, **options, **self._with_sum)
+        options["score_mod"] = _score(self.slopes, drawn, self.first_head)
+        mixed, kept = self._attention(query, key, value, **options, **self._with_sum)
+        share = torch.exp(kept.lse - every.lse) * scale_of_kept(drawn[1])
         return (mixed * share.unsqueeze(3)).to(query.dtype)
 
     def mask(self, hidden: Tensor, length: int, documents: Tensor | None) -> Any:
@@ -289,21 +276,19 @@ class FlexKernel:
         return self._last[1]
 
 
-def _alibi_score(slopes: Tensor) -> Callable[..., Tensor]:
+def _score(slopes: Tensor | None, drawn: tuple[Tensor, int] | None, first_head: int) -> Callable[..., Tensor] | None:
+    if slopes is None and drawn is None:
+        return None
+
     def score(value: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return value + slopes[head] * (key - query)
+        if slopes is not None:
+            value = value + slopes[head] * (key - query)
+        if drawn is None:
+            return value
+        is_in = is_kept(*drawn, batch=batch, head=head + first_head, query=query, key=key)
+        return torch.where(is_in, value, -math.inf)
 
     return score
-
-
-def _kept_score(
-    score: Callable[..., Tensor] | None, seed: Tensor, first_head: int, least: int
-) -> Callable[..., Tensor]:
-    def kept(value: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        scored = value if score is None else score(value, batch, head, query, key)
-        return torch.where(is_kept(seed, batch, head + first_head, query, key, least), scored, DROPPED)
-
-    return kept
 
 
 def _is_behind(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainer.config.card import TrainerConfig
@@ -124,17 +125,21 @@ def sum_copied_gradients(engine: Any) -> None:
     engine.module.sum_copies(engine.using_bf16_optimizer)
 
 
-def sum_over_replicas(engine: Any) -> None:
-    """Takes the place of DeepSpeed's instruction to reduce gradients, for bf16: each flat buffer is summed in place.
+def average_over_replicas(engine: Any) -> None:
+    """Takes the place of DeepSpeed's instruction to reduce gradients, for bf16: each flat buffer is averaged in place.
 
-    The library joins buffers of less than 500 million elements first, a copy of all gradients, 4 bytes a parameter; and
-    copies each buffer onto itself behind the sum.
+    The library joins buffers of less than 500 million elements first, a copy of all gradients, 4 bytes a parameter; it
+    divides the sums in a pass of their own, 8 bytes a parameter; and copies each buffer onto itself behind that. NCCL
+    divides as it adds.
     """
-    group = engine.mpu.get_data_parallel_group()
+    group, replicas = engine.mpu.get_data_parallel_group(), engine.mpu.get_data_parallel_world_size()
+    divides = dist.get_backend(group) != "gloo"
     for gradients in engine.optimizer.get_grads_for_reduction()[0]:
-        summed = engine.allreduce_bucket([gradients], group, engine.mpu.get_data_parallel_world_size())
-        if summed.data_ptr() != gradients.data_ptr():
-            gradients.copy_(summed.view_as(gradients))
+        if divides:
+            dist.all_reduce(gradients, op=dist.ReduceOp.AVG, group=group)
+        else:
+            dist.all_reduce(gradients, group=group)
+            gradients.mul_(1.0 / replicas)
 
 
 def stage_module(config: TrainerConfig, mesh: Mesh, layers: list[Layer]) -> StageModule:

@@ -59,8 +59,8 @@ def plain_mask(seed: Tensor, heads: range, dropout: float, batch: int = BATCH, l
 
 
 def drawn_mask(seed: Tensor, dropout: float, batch: int = BATCH, heads: int = HEADS, length: int = LENGTH) -> Tensor:
-    places = torch.meshgrid(*(torch.arange(n) for n in (batch, heads, length, length)), indexing="ij")
-    return is_kept(seed, *places, least_kept(dropout))
+    sample, head, query, key = torch.meshgrid(*(torch.arange(n) for n in (batch, heads, length, length)), indexing="ij")
+    return is_kept(seed, least_kept(dropout), batch=sample, head=head, query=query, key=key)
 
 
 def test_the_mask_is_the_definition_in_unsigned_numbers() -> None:
