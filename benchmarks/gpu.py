@@ -44,6 +44,7 @@ from trainer.contract.paths import RunPaths
 from trainer.contract.requests import ProfileAsk, RequestAnswer
 from trainer.debug.profile import StepProfiler
 from trainer.engine import Engine, init_distributed
+from trainer.model.dropout_mask import draw_seed, is_kept, least_kept, scale_of_kept
 from trainer.model.kernels import BACKENDS, CausalKernel, DenseKernel, FlexKernel, Kernel, device_facts
 from trainer.model.positions import alibi_slopes
 from trainer.parallel.mesh import Mesh, worker_device
@@ -55,6 +56,7 @@ SPARE_SECONDS = 5.0  # a section must end by itself, or all of its rows are lost
 RESULTS = Path(__file__).with_name("RESULTS.md")
 BEGIN, END = "<!-- make gpu: begin -->", "<!-- make gpu: end -->"
 STEPS = 8
+DROPOUT = 0.1
 
 
 @dataclass(frozen=True)
@@ -68,15 +70,35 @@ class Row:
 
 
 # ----------------------------------------------------------------------------- attention kernels
-def reference(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor | None) -> Tensor:
-    """Attention as arithmetic, in fp64."""
+def reference(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor | None, kept: Tensor | float = 1.0) -> Tensor:
+    """Attention as arithmetic, in fp64; its weights times `kept`."""
     query, key, value = query.double(), key.double(), value.double()
     place = torch.arange(query.shape[2], device=query.device)
     distance = place[None, :] - place[:, None]
     scores = query @ key.transpose(2, 3) / math.sqrt(query.shape[3])
     if slopes is not None:
         scores = scores + slopes.double()[:, None, None] * distance
-    return scores.masked_fill(distance > 0, -math.inf).softmax(dim=3) @ value
+    return (scores.masked_fill(distance > 0, -math.inf).softmax(dim=3) * kept) @ value
+
+
+def drops_the_same(device: torch.device, kernel: FlexKernel, slopes: Tensor, length: int, dtype: torch.dtype) -> Row:
+    """Relative error of output and gradients with dropout, under the mask that its seed makes on this device."""
+    heads = [torch.randn(2, 4, length, 64, device=device, dtype=dtype, requires_grad=True) for _ in "qkv"]
+    grain = torch.randn(2, 4, length, 64, device=device, dtype=dtype)
+    torch.manual_seed(1)
+    mixed = kernel(heads[0], heads[1], heads[2], kernel.mask(heads[0], length, None), DROPOUT)
+    found = [mixed, *torch.autograd.grad(mixed, heads, grain)]
+    torch.manual_seed(1)
+    seed, least, place = draw_seed(device), least_kept(DROPOUT), partial(torch.arange, device=device)
+    sample, head, query, key = torch.meshgrid(*map(place, (2, 4, length, length)), indexing="ij")
+    kept = is_kept(seed, least, batch=sample, head=head, query=query, key=key) * scale_of_kept(least)
+    plain = [each.detach().double().requires_grad_() for each in heads]
+    expected = reference(plain[0], plain[1], plain[2], slopes, kept)
+    wanted = [expected, *torch.autograd.grad(expected, plain, grain.double())]
+    errors = [_relative(mine, theirs) for mine, theirs in zip(found, wanted, strict=True)]
+    bound = 2e-2 if dtype == torch.bfloat16 else 1e-5
+    text = f"{errors[0]:.1e} forward, {max(errors[1:]):.1e} backward, of {bound:g} allowed ({dtype})"
+    return Row(f"attention kernel flex with dropout {DROPOUT:g}", text, max(errors) <= bound)
 
 
 def kernels(device: torch.device) -> Iterator[Row]:
@@ -108,6 +130,8 @@ def kernels(device: torch.device) -> Iterator[Row]:
         errors = [_relative(mine, theirs) for mine, theirs in zip(found, wanted, strict=True)]
         text = f"{errors[0]:.1e} forward, {max(errors[1:]):.1e} backward, of {bound:g} allowed ({dtype})"
         yield Row(f"attention kernel {name}", text, max(errors) <= bound)
+    if on_gpu:
+        yield drops_the_same(device, FlexKernel(slopes, False, compiled=True), slopes, length, dtype)
     chosen = choose_kernel(card(small()).model, False, "bf16" if on_gpu else "fp32", device_facts(device))
     yield Row("kernel of the benchmark's card", str(chosen), chosen.is_fused)
 
@@ -192,12 +216,18 @@ def resume(device: torch.device) -> Iterator[Row]:
     yield Row(f"{STEPS - half} steps after a save and a load", text, resumed == straight)
 
 
+LLAMA: dict[str, Any] = {
+    "norm": "rmsnorm", "activation": "swiglu", "key_value_heads": 4, "linear_biases": False, "tied_embeddings": False,
+    "embedding_layernorm": False, "position_embedding": "rotary", "rotary_base": 5e5, "rotary_factor": 8.0,
+    "rotary_original_length": 8192,
+}  # fmt: skip
 GPT = (
     # what it is called, other keys of the card, and the peer that it is compared with
     ("gpt", (), "torch.compile"),
     ("compiled blocks", (("model", "compile_blocks", True),), "tr11 gpt"),
     ("rotary", (("model", "position_embedding", "rotary"),), "tr11 gpt"),
-    ("dropout 0.1", (("model", "attention_dropout", 0.1), ("model", "hidden_dropout", 0.1)), "tr11 gpt"),
+    ("llama, positions stretched", tuple(("model", key, value) for key, value in LLAMA.items()), "tr11 gpt"),
+    ("dropout 0.1", (("model", "attention_dropout", DROPOUT), ("model", "hidden_dropout", DROPOUT)), "tr11 gpt"),
     ("fp16", (("precision", "dtype", "fp16"),), "tr11 gpt"),
     ("float8", (("precision", "float8", True),), "tr11 gpt"),
     ("float8, compiled blocks", (("precision", "float8", True), ("model", "compile_blocks", True)), "tr11 gpt"),

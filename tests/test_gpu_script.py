@@ -54,6 +54,29 @@ def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
 
 
+@pytest.mark.usefixtures("benchmarks")
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+def test_dropout_in_flex_attention_is_compared_with_its_own_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU; on a processor torch offers no gradients of it. Another mask than the seed's fails."""
+    import gpu
+
+    monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)
+    device, slopes = torch.device("cpu"), torch.tensor([0.5, 0.25, 0.1, 0.05])
+    kernel = gpu.FlexKernel(slopes, False, compiled=False)
+    row = gpu.drops_the_same(device, kernel, slopes, 40, torch.float32)
+    assert row.fine, row.found
+    monkeypatch.setattr(gpu, "draw_seed", lambda device: torch.tensor([1, 2], dtype=torch.int32))
+    assert gpu.drops_the_same(device, kernel, slopes, 40, torch.float32).fine is False
+
+
+@pytest.mark.usefixtures("benchmarks")
+def test_every_case_is_a_sound_card() -> None:
+    import gpu
+
+    names = [name for name, shape, _ in gpu.cases(True) if gpu.card(shape)]
+    assert {"rotary", "dropout 0.1", "llama, positions stretched", "bert", "t5"} <= set(names)
+
+
 # ----------------------------------------------------------------------------- what a GPU would refuse, without one
 @pytest.mark.usefixtures("benchmarks")
 def test_each_micro_batch_is_pinned_and_comes_to_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
